@@ -1,0 +1,55 @@
+//! THE seam: everything the engine cannot do by itself goes through [`Backend`].
+//!
+//! Production has one on io_uring (`uring.rs`), the simulator has one with virtual time and
+//! faults. All code above this trait is the same in both worlds.
+
+use std::time::Duration;
+
+use crate::op::{Device, DeviceId, Done, Op, Ticket};
+
+/// A moment, in nanoseconds since the reactor's world began. Virtual in the simulator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Instant(u64);
+
+impl Instant {
+    pub const fn from_ns(ns: u64) -> Instant {
+        Instant(ns)
+    }
+
+    pub const fn as_ns(self) -> u64 {
+        self.0
+    }
+
+    /// Time passed since `earlier`; zero if that is in the future.
+    pub const fn since(self, earlier: Instant) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    #[must_use]
+    pub fn after(self, wait: Duration) -> Instant {
+        Instant(self.0.saturating_add(u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX)))
+    }
+}
+
+/// The world under the engine: clock, drives and sleep.
+pub trait Backend {
+    fn now(&self) -> Instant;
+
+    /// Takes a device over; its id is valid until `unregister`.
+    fn register(&mut self, device: Device) -> DeviceId;
+
+    /// Lets a device go. No operation on it is in flight.
+    fn unregister(&mut self, device: DeviceId);
+
+    /// Starts `op`. The caller keeps `op` and its buffers alive and in place until the [`Done`]
+    /// with this ticket was reaped. Must not complete it before returning.
+    fn submit(&mut self, ticket: Ticket, op: &Op);
+
+    /// Appends what has completed since the last call.
+    fn reap(&mut self, done: &mut Vec<Done>);
+
+    /// Nothing can run: sleep (or jump the clock) until something completes or `until` is
+    /// reached. Returns false if nothing is in flight and there is no `until`: nothing will
+    /// ever happen again.
+    fn idle(&mut self, until: Option<Instant>) -> bool;
+}

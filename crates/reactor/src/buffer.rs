@@ -1,0 +1,358 @@
+//! Registered, aligned, counted buffers, and guest memory seen through the same type.
+//!
+//! A [`Buffer`] is a counted view of a [`Region`]. Regions are either engine memory, taken from a
+//! [`BufferPool`] and given back to it when the last view is dropped, or foreign memory (a guest's),
+//! which can change at any time and is therefore never lent out as a slice.
+//!
+//! Invariants:
+//! - a region outlives every view of it, so the kernel may write into a view that a slot holds;
+//! - slices of engine memory are only lent while no operation is filling that region
+//!   (`Region::filling`), so nobody reads bytes that the kernel is writing.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::rc::{Rc, Weak};
+
+use smallvec::SmallVec;
+
+/// Alignment of engine memory in bytes: enough for O_DIRECT on every drive with 4 KiB sectors.
+pub const BUFFER_ALIGN: usize = 4096;
+/// Largest pooled buffer in bytes; one chunk of the largest size.
+pub const BUFFER_BYTES_MAX: usize = 1 << 20;
+/// Free buffers kept for each size; more are returned to the allocator.
+const FREE_PER_CLASS_MAX: usize = 256;
+const CLASS_SMALLEST_LOG2: u32 = 12;
+const CLASSES: usize = 9; // 4 KiB, 8 KiB, … 1 MiB
+const _: () = assert!(BUFFER_BYTES_MAX == 1 << (CLASS_SMALLEST_LOG2 as usize + CLASSES - 1));
+
+enum Owner {
+    Pool { pool: Weak<BufferPool>, class: usize },
+    Foreign { _keep: Rc<dyn Any> },
+}
+
+/// A piece of memory that views are counted on.
+struct Region {
+    start: NonNull<u8>,
+    len: usize,
+    filling: Cell<u32>,
+    owner: Owner,
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        match self.owner {
+            Owner::Pool { .. } => {
+                // SAFETY: `start` came from `alloc_zeroed` with this layout in `BufferPool::take`,
+                // and the region, its only owner, is being dropped.
+                unsafe { dealloc(self.start.as_ptr(), region_layout(self.len)) }
+            }
+            Owner::Foreign { .. } => {}
+        }
+    }
+}
+
+fn region_layout(len: usize) -> Layout {
+    Layout::from_size_align(len, BUFFER_ALIGN).expect("pool sizes are powers of two up to 1 MiB")
+}
+
+/// Free engine memory of one reactor, by power-of-two size.
+#[derive(Default)]
+pub struct BufferPool {
+    free: RefCell<[Vec<Rc<Region>>; CLASSES]>,
+}
+
+impl BufferPool {
+    pub fn new() -> Rc<BufferPool> {
+        Rc::default()
+    }
+
+    /// A buffer of `len` bytes, aligned to [`BUFFER_ALIGN`]. Its content is whatever was there.
+    pub fn take(self: &Rc<Self>, len: usize) -> Buffer {
+        assert!(len > 0 && len <= BUFFER_BYTES_MAX, "buffer of {len} bytes");
+        let size = len.next_power_of_two().max(1 << CLASS_SMALLEST_LOG2);
+        let class = (size.trailing_zeros() - CLASS_SMALLEST_LOG2) as usize;
+        let pooled = self.free.borrow_mut()[class].pop();
+        let region = pooled.unwrap_or_else(|| {
+            let layout = region_layout(size);
+            // SAFETY: the layout has a size above zero.
+            let start = unsafe { alloc_zeroed(layout) };
+            let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+            let owner = Owner::Pool { pool: Rc::downgrade(self), class };
+            Rc::new(Region { start, len: size, filling: Cell::new(0), owner })
+        });
+        Buffer { start: region.start, len, region }
+    }
+}
+
+/// A counted view of memory. Cloning shares the memory, it does not copy it.
+#[derive(Clone)]
+pub struct Buffer {
+    start: NonNull<u8>,
+    len: usize,
+    region: Rc<Region>,
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if Rc::strong_count(&self.region) > 1 {
+            return;
+        }
+        if let Owner::Pool { pool, class } = &self.region.owner
+            && let Some(pool) = pool.upgrade()
+        {
+            let free = &mut pool.free.borrow_mut()[*class];
+            if free.len() < FREE_PER_CLASS_MAX {
+                free.push(self.region.clone());
+            }
+        }
+    }
+}
+
+impl Buffer {
+    /// A view of memory that this process does not own alone, such as a guest's.
+    ///
+    /// # Safety
+    /// `start..start + len` must stay mapped, readable and writable, while `keep` lives.
+    pub unsafe fn foreign(start: NonNull<u8>, len: usize, keep: Rc<dyn Any>) -> Buffer {
+        let owner = Owner::Foreign { _keep: keep };
+        let region = Rc::new(Region { start, len, filling: Cell::new(0), owner });
+        Buffer { start, len, region }
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Whether the bytes can change under us (guest memory).
+    pub fn is_foreign(&self) -> bool {
+        matches!(self.region.owner, Owner::Foreign { .. })
+    }
+
+    /// A view of a part of this view. Panics if the range is outside it.
+    pub fn slice(&self, range: Range<usize>) -> Buffer {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        // SAFETY: the range is inside this view, which is inside the region.
+        let start = unsafe { self.start.add(range.start) };
+        Buffer { start, len: range.len(), region: self.region.clone() }
+    }
+
+    /// The bytes, of engine memory that no operation is filling.
+    pub fn bytes(&self) -> &[u8] {
+        assert!(!self.is_foreign(), "guest memory has no stable bytes");
+        assert!(self.region.filling.get() == 0, "an operation is filling this buffer");
+        // SAFETY: engine memory, inside a live region; the assertion above, kept by `Slots`
+        // through `fill_started` and `fill_ended`, excludes the kernel, and views of it live on
+        // one thread whose code takes `bytes_mut` only of buffers that it has just made.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to be changed. The caller holds the only view that anyone will use meanwhile.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        assert!(!self.is_foreign(), "guest memory has no stable bytes");
+        assert!(self.region.filling.get() == 0, "an operation is filling this buffer");
+        // SAFETY: as in `bytes`; `&mut self` and the rule in the doc comment exclude other views.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+
+    /// Copies `from` here. Works on guest memory too; both must have one length.
+    pub fn copy_from(&self, from: &Buffer) {
+        assert!(self.len == from.len, "copy of {} bytes into {}", from.len, self.len);
+        // SAFETY: both ranges are mapped while their views live. `ptr::copy` allows overlap. A
+        // guest that races with this copy can only make its own bytes a mixture.
+        unsafe { std::ptr::copy(from.start.as_ptr(), self.start.as_ptr(), self.len) }
+    }
+
+    /// Copies a slice of the same length here.
+    pub fn copy_from_slice(&self, from: &[u8]) {
+        assert!(self.len == from.len(), "copy of {} bytes into {}", from.len(), self.len);
+        // SAFETY: as in `copy_from`.
+        unsafe { std::ptr::copy(from.as_ptr(), self.start.as_ptr(), self.len) }
+    }
+
+    /// Copies the bytes out to a slice of the same length.
+    pub fn copy_to_slice(&self, to: &mut [u8]) {
+        assert!(self.len == to.len(), "copy of {} bytes into {}", self.len, to.len());
+        // SAFETY: as in `copy_from`.
+        unsafe { std::ptr::copy(self.start.as_ptr(), to.as_mut_ptr(), self.len) }
+    }
+
+    pub fn fill_zero(&self) {
+        // SAFETY: as in `copy_from`.
+        unsafe { std::ptr::write_bytes(self.start.as_ptr(), 0, self.len) }
+    }
+
+    pub(crate) fn fill_started(&self) {
+        self.region.filling.set(self.region.filling.get() + 1);
+    }
+
+    pub(crate) fn fill_ended(&self) {
+        self.region.filling.set(self.region.filling.get() - 1);
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} bytes)", self.len)
+    }
+}
+
+/// Pieces of memory that one operation fills or empties, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Buffers {
+    pieces: SmallVec<[Buffer; 2]>,
+    len: usize,
+}
+
+impl From<Buffer> for Buffers {
+    fn from(buffer: Buffer) -> Buffers {
+        let mut buffers = Buffers::default();
+        buffers.push(buffer);
+        buffers
+    }
+}
+
+impl Buffers {
+    pub fn push(&mut self, piece: Buffer) {
+        if !piece.is_empty() {
+            self.len += piece.len();
+            self.pieces.push(piece);
+        }
+    }
+
+    pub fn pieces(&self) -> &[Buffer] {
+        &self.pieces
+    }
+
+    /// Total length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A view of a byte range of the whole. Panics if the range is outside it.
+    pub fn slice(&self, range: Range<usize>) -> Buffers {
+        assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        let mut out = Buffers::default();
+        let mut at = 0;
+        for piece in &self.pieces {
+            let from = range.start.clamp(at, at + piece.len());
+            let to = range.end.clamp(at, at + piece.len());
+            if from < to {
+                out.push(piece.slice(from - at..to - at));
+            }
+            at += piece.len();
+        }
+        out
+    }
+
+    /// Copies all of `from` over all of this; both must have one length.
+    pub fn copy_from(&self, from: &Buffers) {
+        assert!(self.len == from.len, "copy of {} bytes into {}", from.len, self.len);
+        let mut at = 0;
+        for piece in &self.pieces {
+            let mut done = 0;
+            for source in &from.slice(at..at + piece.len()).pieces {
+                piece.slice(done..done + source.len()).copy_from(source);
+                done += source.len();
+            }
+            at += piece.len();
+        }
+    }
+
+    /// Copies everything out to a slice of the same length.
+    pub fn copy_to_slice(&self, to: &mut [u8]) {
+        assert!(self.len == to.len());
+        let mut at = 0;
+        for piece in &self.pieces {
+            piece.copy_to_slice(&mut to[at..at + piece.len()]);
+            at += piece.len();
+        }
+    }
+
+    /// Copies a slice of the same length here.
+    pub fn copy_from_slice(&self, from: &[u8]) {
+        assert!(self.len == from.len());
+        let mut at = 0;
+        for piece in &self.pieces {
+            piece.copy_from_slice(&from[at..at + piece.len()]);
+            at += piece.len();
+        }
+    }
+
+    pub fn fill_zero(&self) {
+        self.pieces.iter().for_each(Buffer::fill_zero);
+    }
+
+    /// Whether address and length of every piece are multiples of `align` bytes.
+    pub fn is_aligned(&self, align: usize) -> bool {
+        self.pieces.iter().all(|p| (p.as_ptr().addr() | p.len()).is_multiple_of(align))
+    }
+
+    pub(crate) fn fill_started(&self) {
+        self.pieces.iter().for_each(Buffer::fill_started);
+    }
+
+    pub(crate) fn fill_ended(&self) {
+        self.pieces.iter().for_each(Buffer::fill_ended);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_buffer_is_taken_again() {
+        let pool = BufferPool::new();
+        let first = pool.take(4096);
+        let place = first.as_ptr();
+        let view = first.slice(512..1024);
+        drop(first);
+        assert_ne!(pool.take(4096).as_ptr(), place, "a view still holds it");
+        drop(view);
+        let again = [pool.take(4096), pool.take(4096)];
+        assert!(again.iter().any(|buffer| buffer.as_ptr() == place));
+    }
+
+    #[test]
+    fn slices_cross_pieces() {
+        let pool = BufferPool::new();
+        let mut all = Buffers::default();
+        for value in [1u8, 2, 3] {
+            let piece = pool.take(512);
+            piece.copy_from_slice(&[value; 512]);
+            all.push(piece);
+        }
+        let middle = all.slice(500..1030);
+        let mut out = vec![0; 530];
+        middle.copy_to_slice(&mut out);
+        assert_eq!((out[0], out[11], out[12], out[523], out[524]), (1, 1, 2, 2, 3));
+        let copy = Buffers::from(pool.take(530));
+        copy.copy_from(&middle);
+        let mut copied = vec![0; 530];
+        copy.copy_to_slice(&mut copied);
+        assert_eq!(out, copied);
+    }
+
+    #[test]
+    #[should_panic(expected = "filling")]
+    fn bytes_being_filled_are_not_lent() {
+        let buffer = BufferPool::new().take(512);
+        buffer.fill_started();
+        let _ = buffer.bytes();
+    }
+}

@@ -1,0 +1,425 @@
+//! The reactor: a run-to-completion executor for one core.
+//!
+//! Tasks are woken by id, not by `Waker`: a wait list, a timer or a slot remembers the id of the
+//! task that polls it. So a wake-up is a push to a queue, with no atomics. A wake-up may be
+//! spurious; whoever waits looks again.
+//!
+//! Rules: futures are polled only by their reactor, and are never cancelled by dropping while an
+//! operation's buffers matter (the slot owns those). The executor's only freedom is which ready
+//! task runs next: first come first served, or drawn by seed in the simulator.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use crate::backend::{Backend, Instant};
+use crate::buffer::{Buffer, BufferPool};
+use crate::op::{Device, DeviceId, Done, Op, Outcome, Ticket};
+use crate::prng::Prng;
+use crate::slots::Slots;
+use crate::timer::Timers;
+
+/// Polls in a row without any completion, timer or poller finding work: a spin, and so a bug.
+const POLLS_WITHOUT_PROGRESS_MAX: u32 = 1_000_000;
+/// Tasks run between two looks at the backend, so that completions are not starved.
+const TASKS_PER_TURN_MAX: usize = 256;
+
+/// Names a task of one reactor. Reused after the task has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TaskId(u32);
+
+/// Which ready task runs next.
+pub enum Order {
+    Fifo,
+    Seeded(Prng),
+}
+
+/// Something that must be looked at to find work, such as a ring in guest memory.
+pub trait Poller {
+    /// Looks for work and starts it. True if there was some.
+    fn poll(&self) -> bool;
+    /// The reactor is about to sleep: ask the other side for wake-ups (that reach an fd some task
+    /// waits for). True if work arrived meanwhile, and sleeping would miss it.
+    fn arm(&self) -> bool;
+    /// The reactor is awake: wake-ups are not needed.
+    fn disarm(&self);
+}
+
+type TaskFuture = Pin<Box<dyn Future<Output = ()>>>;
+
+struct Task {
+    /// Out while it is being polled, and after it has ended.
+    future: Option<TaskFuture>,
+    queued: bool,
+    ended: bool,
+}
+
+#[derive(Default)]
+struct Tasks {
+    tasks: Vec<Task>,
+    free: Vec<TaskId>,
+    ready: VecDeque<TaskId>,
+}
+
+struct Inner {
+    tasks: RefCell<Tasks>,
+    order: RefCell<Order>,
+    current: Cell<TaskId>,
+    slots: RefCell<Slots>,
+    timers: RefCell<Timers>,
+    pollers: RefCell<Vec<Rc<dyn Poller>>>,
+    pool: Rc<BufferPool>,
+    done: RefCell<Vec<Done>>,
+    poll_window: Cell<Duration>,
+    polls_without_progress: Cell<u32>,
+    stopping: Cell<bool>,
+    // Last, so that everything that may still point into the backend is dropped before it.
+    backend: RefCell<Box<dyn Backend>>,
+}
+
+/// A handle to the reactor of this core. Cloning is cheap; all clones are one reactor.
+#[derive(Clone)]
+pub struct Reactor {
+    inner: Rc<Inner>,
+}
+
+impl Reactor {
+    pub fn new(backend: Box<dyn Backend>, order: Order) -> Reactor {
+        let inner = Inner {
+            tasks: RefCell::default(),
+            order: RefCell::new(order),
+            current: Cell::new(TaskId(u32::MAX)),
+            slots: RefCell::default(),
+            timers: RefCell::default(),
+            pollers: RefCell::default(),
+            pool: BufferPool::new(),
+            done: RefCell::default(),
+            poll_window: Cell::new(Duration::ZERO),
+            polls_without_progress: Cell::new(0),
+            stopping: Cell::new(false),
+            backend: RefCell::new(backend),
+        };
+        Reactor { inner: Rc::new(inner) }
+    }
+
+    /// How long to keep looking for work before sleeping.
+    pub fn set_poll_window(&self, window: Duration) {
+        self.inner.poll_window.set(window);
+    }
+
+    pub fn now(&self) -> Instant {
+        self.inner.backend.borrow().now()
+    }
+
+    /// An aligned buffer of engine memory with arbitrary content.
+    pub fn buffer(&self, len: usize) -> Buffer {
+        self.inner.pool.take(len)
+    }
+
+    pub fn register(&self, device: Device) -> DeviceId {
+        self.inner.backend.borrow_mut().register(device)
+    }
+
+    /// Lets a device go; no operation on it may be in flight.
+    pub fn unregister(&self, device: DeviceId) {
+        self.inner.backend.borrow_mut().unregister(device);
+    }
+
+    /// Starts `op` now; the returned future only waits for it. Several may be started before the
+    /// first is awaited, and then run at the same time.
+    pub fn submit(&self, op: Op) -> Io {
+        let mut slots = self.inner.slots.borrow_mut();
+        let (ticket, op) = slots.start(op);
+        self.inner.backend.borrow_mut().submit(ticket, op);
+        Io { reactor: self.clone(), ticket: Some(ticket) }
+    }
+
+    /// Operations that were submitted and have not completed.
+    pub fn in_flight(&self) -> usize {
+        self.inner.slots.borrow().in_flight()
+    }
+
+    pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
+        let mut tasks = self.inner.tasks.borrow_mut();
+        let task = Task { future: Some(Box::pin(future)), queued: true, ended: false };
+        let id = match tasks.free.pop() {
+            Some(id) => {
+                tasks.tasks[id.0 as usize] = task;
+                id
+            }
+            None => {
+                tasks.tasks.push(task);
+                TaskId(u32::try_from(tasks.tasks.len() - 1).expect("fewer than 2^32 tasks"))
+            }
+        };
+        tasks.ready.push_back(id);
+    }
+
+    /// The task that is being polled. Panics outside a task.
+    pub fn current_task(&self) -> TaskId {
+        let id = self.inner.current.get();
+        assert!(id.0 != u32::MAX, "not inside a task of this reactor");
+        id
+    }
+
+    /// Lets a task look again at what it waits for.
+    pub fn wake(&self, id: TaskId) {
+        let mut tasks = self.inner.tasks.borrow_mut();
+        let task = &mut tasks.tasks[id.0 as usize];
+        if !task.queued && !task.ended {
+            task.queued = true;
+            tasks.ready.push_back(id);
+        }
+    }
+
+    /// Lets every other ready task run first.
+    pub async fn yield_now(&self) {
+        let mut yielded = false;
+        std::future::poll_fn(|_| {
+            if std::mem::replace(&mut yielded, true) {
+                return Poll::Ready(());
+            }
+            self.wake(self.current_task());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Ends at `deadline`.
+    pub fn sleep_until(&self, deadline: Instant) -> Sleep {
+        Sleep { reactor: self.clone(), deadline, entry: None }
+    }
+
+    pub fn sleep(&self, wait: Duration) -> Sleep {
+        self.sleep_until(self.now().after(wait))
+    }
+
+    pub fn add_poller(&self, poller: Rc<dyn Poller>) {
+        self.inner.pollers.borrow_mut().push(poller);
+    }
+
+    pub fn remove_poller(&self, poller: &Rc<dyn Poller>) {
+        self.inner.pollers.borrow_mut().retain(|known| !Rc::ptr_eq(known, poller));
+    }
+
+    /// Makes `run` return after the current turn.
+    pub fn stop(&self) {
+        self.inner.stopping.set(true);
+    }
+
+    /// Runs tasks until `stop`, or until nothing can ever happen again.
+    pub fn run(&self) {
+        self.inner.stopping.set(false);
+        let mut last_work = self.now();
+        while !self.inner.stopping.get() {
+            if self.turn() {
+                last_work = self.now();
+                continue;
+            }
+            // A task may have asked to stop in this very turn.
+            if self.inner.stopping.get() {
+                return;
+            }
+            if self.has_ready() || self.now().since(last_work) < self.inner.poll_window.get() {
+                std::hint::spin_loop();
+                continue;
+            }
+            if !self.sleep_for_work() {
+                return;
+            }
+            last_work = self.now();
+        }
+    }
+
+    /// Runs until `future` has ended and returns its output; `None` if it never will.
+    pub fn block_on<T: 'static>(&self, future: impl Future<Output = T> + 'static) -> Option<T> {
+        let output = Rc::new(RefCell::new(None));
+        let (slot, reactor) = (output.clone(), self.clone());
+        self.spawn(async move {
+            let value = future.await;
+            *slot.borrow_mut() = Some(value);
+            reactor.stop();
+        });
+        self.run();
+        output.borrow_mut().take()
+    }
+
+    /// One look at everything. True if any completion, timer or poller brought work.
+    fn turn(&self) -> bool {
+        self.run_ready();
+        let progress = self.reap() | self.fire_timers() | self.poll_pollers();
+        if progress {
+            self.inner.polls_without_progress.set(0);
+        }
+        progress
+    }
+
+    fn has_ready(&self) -> bool {
+        !self.inner.tasks.borrow().ready.is_empty()
+    }
+
+    fn run_ready(&self) {
+        for _ in 0..TASKS_PER_TURN_MAX {
+            let Some((id, mut future)) = self.next_ready() else { return };
+            let polls = self.inner.polls_without_progress.get() + 1;
+            assert!(polls < POLLS_WITHOUT_PROGRESS_MAX, "task {id:?} spins");
+            self.inner.polls_without_progress.set(polls);
+            let outer = self.inner.current.replace(id);
+            let poll = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            self.inner.current.set(outer);
+            match poll {
+                Poll::Pending => {
+                    self.inner.tasks.borrow_mut().tasks[id.0 as usize].future = Some(future);
+                }
+                Poll::Ready(()) => {
+                    // Dropped before the id is free: its drops may still wake it.
+                    drop(future);
+                    let mut tasks = self.inner.tasks.borrow_mut();
+                    tasks.tasks[id.0 as usize].ended = true;
+                    if !tasks.tasks[id.0 as usize].queued {
+                        tasks.free.push(id);
+                    }
+                }
+            }
+        }
+    }
+
+    fn next_ready(&self) -> Option<(TaskId, TaskFuture)> {
+        let mut tasks = self.inner.tasks.borrow_mut();
+        loop {
+            let id = match &mut *self.inner.order.borrow_mut() {
+                Order::Fifo => tasks.ready.pop_front()?,
+                Order::Seeded(prng) => {
+                    let count = tasks.ready.len();
+                    if count == 0 {
+                        return None;
+                    }
+                    tasks.ready.swap_remove_back(prng.index(count)).expect("an index below count")
+                }
+            };
+            let task = &mut tasks.tasks[id.0 as usize];
+            task.queued = false;
+            match task.future.take() {
+                Some(future) => return Some((id, future)),
+                // It ended while a wake-up for it was queued; now nothing refers to it.
+                None => tasks.free.push(id),
+            }
+        }
+    }
+
+    fn reap(&self) -> bool {
+        let mut done = self.inner.done.take();
+        self.inner.backend.borrow_mut().reap(&mut done);
+        let any = !done.is_empty();
+        for done in done.drain(..) {
+            let waiter = self.inner.slots.borrow_mut().complete(done);
+            if let Some(task) = waiter {
+                self.wake(task);
+            }
+        }
+        *self.inner.done.borrow_mut() = done;
+        any
+    }
+
+    fn fire_timers(&self) -> bool {
+        if self.inner.timers.borrow().is_empty() {
+            return false;
+        }
+        let now = self.now();
+        let mut any = false;
+        loop {
+            let Some(task) = self.inner.timers.borrow_mut().pop_due(now) else { return any };
+            self.wake(task);
+            any = true;
+        }
+    }
+
+    fn poll_pollers(&self) -> bool {
+        let count = self.inner.pollers.borrow().len();
+        let mut any = false;
+        for index in 0..count {
+            // Cloned out: a poller may spawn tasks, and must not hold the list.
+            let poller = self.inner.pollers.borrow().get(index).cloned();
+            any |= poller.is_some_and(|poller| poller.poll());
+        }
+        any
+    }
+
+    /// Sleeps in the backend. False if nothing can ever wake it.
+    fn sleep_for_work(&self) -> bool {
+        let pollers = self.inner.pollers.borrow().clone();
+        let missed = pollers.iter().fold(false, |missed, poller| missed | poller.arm());
+        let alive = missed || {
+            let until = self.inner.timers.borrow().next_deadline();
+            self.inner.backend.borrow_mut().idle(until)
+        };
+        pollers.iter().for_each(|poller| poller.disarm());
+        alive
+    }
+}
+
+/// Waits for one operation that is already under way.
+#[must_use = "an operation that nobody waits for may fail unseen"]
+pub struct Io {
+    reactor: Reactor,
+    ticket: Option<Ticket>,
+}
+
+impl Future for Io {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Outcome> {
+        let ticket = self.ticket.expect("not polled after completion");
+        let task = self.reactor.current_task();
+        let outcome = self.reactor.inner.slots.borrow_mut().take(ticket, task);
+        match outcome {
+            Some(outcome) => {
+                self.ticket = None;
+                Poll::Ready(outcome)
+            }
+            None => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Io {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket {
+            self.reactor.inner.slots.borrow_mut().abandon(ticket);
+        }
+    }
+}
+
+/// Waits for a moment.
+pub struct Sleep {
+    reactor: Reactor,
+    deadline: Instant,
+    entry: Option<u64>,
+}
+
+impl Future for Sleep {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        if self.reactor.now() >= self.deadline {
+            return Poll::Ready(());
+        }
+        if self.entry.is_none() {
+            let task = self.reactor.current_task();
+            let entry = self.reactor.inner.timers.borrow_mut().add(self.deadline, task);
+            self.entry = Some(entry);
+        }
+        Poll::Pending
+    }
+}
+
+impl Drop for Sleep {
+    fn drop(&mut self) {
+        if let Some(entry) = self.entry {
+            self.reactor.inner.timers.borrow_mut().remove(self.deadline, entry);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Goal: tasks, timers, locks and real files work on one reactor, in the order promised.
+//! Method: small programs on the io_uring backend, with RAM and file devices.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::cell::{Cell, RefCell};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_reactor::executor::{Order, Reactor};
+use ashlar_reactor::mailbox::mailbox;
+use ashlar_reactor::op::{Device, Errno, Op};
+use ashlar_reactor::range_lock::{Mode, RangeLock};
+use ashlar_reactor::uring::UringBackend;
+
+fn reactor() -> Reactor {
+    Reactor::new(Box::new(UringBackend::new().unwrap()), Order::Fifo)
+}
+
+fn write_read_back(device: Device) {
+    let reactor = reactor();
+    let r = reactor.clone();
+    reactor
+        .block_on(async move {
+            let device = r.register(device);
+            let from = r.buffer(8192);
+            from.copy_from_slice(&[7; 8192]);
+            let first = r.submit(Op::Write { device, offset: 4096, from: from.clone().into() });
+            let second = r.submit(Op::Write { device, offset: 16384, from: from.into() });
+            assert_eq!((first.await, second.await), (Ok(8192), Ok(8192)));
+            assert_eq!(r.submit(Op::Flush { device }).await, Ok(0));
+            let zeroes = Op::WriteZeroes { device, offset: 16384, len: 4096, unmap: true };
+            assert!(r.submit(zeroes).await.is_ok());
+            let into = r.buffer(24576);
+            let read = Op::Read { device, offset: 0, into: into.clone().into() };
+            assert_eq!(r.submit(read).await, Ok(24576));
+            let sums: Vec<u32> =
+                into.bytes().chunks(4096).map(|c| c.iter().map(|b| u32::from(*b)).sum()).collect();
+            assert_eq!(sums, [0, 28672, 28672, 0, 0, 28672]);
+            let beyond = Op::Read { device, offset: 1 << 30, into: into.into() };
+            assert!(matches!(r.submit(beyond).await, Ok(0) | Err(Errno(_))));
+        })
+        .unwrap();
+}
+
+#[test]
+fn ram_keeps_what_was_written() {
+    write_read_back(Device::Ram { bytes: 1 << 20 });
+}
+
+#[test]
+fn a_file_keeps_what_was_written() {
+    let path = std::env::temp_dir().join(format!("ashlar-reactor-{}", std::process::id()));
+    let file = std::fs::File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .open(&path)
+        .unwrap();
+    file.set_len(1 << 20).unwrap();
+    write_read_back(Device::File { fd: OwnedFd::from(file), block_device: false });
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn timers_fire_in_order_of_deadline() {
+    let reactor = reactor();
+    let order = Rc::new(RefCell::new(Vec::new()));
+    for ms in [3, 1, 2] {
+        let (r, order) = (reactor.clone(), order.clone());
+        reactor.spawn(async move {
+            r.sleep(Duration::from_millis(ms)).await;
+            order.borrow_mut().push(ms);
+        });
+    }
+    let r = reactor.clone();
+    reactor.block_on(async move { r.sleep(Duration::from_millis(5)).await }).unwrap();
+    assert_eq!(*order.borrow(), [1, 2, 3]);
+}
+
+#[test]
+fn locks_are_granted_in_order_and_shared_ones_together() {
+    let reactor = reactor();
+    let lock = RangeLock::new(&reactor, 16);
+    let log = Rc::new(RefCell::new(Vec::new()));
+    let inside = Rc::new(Cell::new(0));
+    for (name, range, mode) in [
+        ("a", 0..10, Mode::Exclusive),
+        ("b", 5..15, Mode::Shared),
+        ("c", 7..8, Mode::Shared),
+        ("d", 0..20, Mode::Exclusive),
+        ("e", 30..40, Mode::Exclusive),
+    ] {
+        let (r, lock, log, inside) = (reactor.clone(), lock.clone(), log.clone(), inside.clone());
+        reactor.spawn(async move {
+            let _guard = lock.lock(range, mode).await;
+            inside.set(inside.get() + 1);
+            r.yield_now().await;
+            r.yield_now().await;
+            log.borrow_mut().push(format!("{name}{}", inside.get()));
+            inside.set(inside.get() - 1);
+        });
+    }
+    let (r, done) = (reactor.clone(), lock.clone());
+    reactor
+        .block_on(async move {
+            while !done.is_idle() {
+                r.yield_now().await;
+            }
+        })
+        .unwrap();
+    assert_eq!(*log.borrow(), ["a2", "e1", "b2", "c1", "d1"]);
+}
+
+#[test]
+fn letters_reach_a_sleeping_reactor() {
+    let reactor = reactor();
+    let (sender, receiver) = mailbox().unwrap();
+    reactor.spawn(receiver.serve(reactor.clone()));
+    let thread = std::thread::spawn(move || sender.send(Reactor::stop).unwrap());
+    reactor.run();
+    thread.join().unwrap();
+}
