@@ -1,1 +1,15 @@
-//! Placeholder.
+//! Units, and every structure Ashlar puts on a drive. Pure: no I/O, no async.
+//!
+//! A structure is a `repr(C)` struct of little-endian fields that begins with a
+//! [`record::Header`], which says what it is, whose it is, where it lives and how new it is.
+//! Bytes from a drive are opened, never trusted: every decoder returns an error and none panics.
+//!
+//! Modules from lowest to highest; a module uses only those above it in this list.
+
+pub mod array_superblock;
+pub mod dirty_map;
+pub mod drive_label;
+pub mod record;
+pub mod units;
+pub mod upgrade;
+pub mod volume_table;
