@@ -1,1 +1,3 @@
-//! Placeholder.
+//! Drives become one reliable array.
+
+pub mod parity;
