@@ -1,1 +1,8 @@
-//! Placeholder.
+//! A drive, as the engine sees it: reads and writes that are retried, flushes that are shared, and
+//! what its errors mean.
+//!
+//! Modules from lowest to highest; a module uses only those above it in this list.
+
+pub mod drive;
+pub mod error;
+pub mod health;

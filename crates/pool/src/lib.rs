@@ -1,1 +1,8 @@
-//! Placeholder.
+//! Volumes on arrays: what front ends hold.
+//!
+//! Modules from lowest to highest; a module uses only those above it in this list.
+
+pub mod error;
+pub mod pool;
+pub mod thick;
+pub mod volume;

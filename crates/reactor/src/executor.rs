@@ -19,6 +19,7 @@ use crate::backend::{Backend, Instant};
 use crate::buffer::{Buffer, BufferPool};
 use crate::op::{Device, DeviceId, Done, Op, Outcome, Ticket};
 use crate::prng::Prng;
+use crate::registry::{Key, Registry};
 use crate::slots::Slots;
 use crate::timer::Timers;
 
@@ -71,6 +72,7 @@ struct Inner {
     slots: RefCell<Slots>,
     timers: RefCell<Timers>,
     pollers: RefCell<Vec<Rc<dyn Poller>>>,
+    registry: Registry,
     pool: Rc<BufferPool>,
     done: RefCell<Vec<Done>>,
     poll_window: Cell<Duration>,
@@ -95,6 +97,7 @@ impl Reactor {
             slots: RefCell::default(),
             timers: RefCell::default(),
             pollers: RefCell::default(),
+            registry: Registry::default(),
             pool: BufferPool::new(),
             done: RefCell::default(),
             poll_window: Cell::new(Duration::ZERO),
@@ -117,6 +120,21 @@ impl Reactor {
     /// An aligned buffer of engine memory with arbitrary content.
     pub fn buffer(&self, len: usize) -> Buffer {
         self.inner.pool.take(len)
+    }
+
+    /// Keeps `thing` on this reactor under a key that other threads may hold.
+    pub fn publish<T: 'static>(&self, thing: Rc<T>) -> Key<T> {
+        self.inner.registry.publish(thing)
+    }
+
+    /// What `key` names; `None` once it was withdrawn.
+    pub fn get<T: 'static>(&self, key: Key<T>) -> Option<Rc<T>> {
+        self.inner.registry.get(key)
+    }
+
+    /// Forgets `key`.
+    pub fn withdraw<T: 'static>(&self, key: Key<T>) -> Option<Rc<T>> {
+        self.inner.registry.withdraw(key)
     }
 
     pub fn register(&self, device: Device) -> DeviceId {

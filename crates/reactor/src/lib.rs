@@ -16,6 +16,7 @@ pub mod op;
 pub mod prng;
 pub mod ram;
 pub mod range_lock;
+pub mod registry;
 mod slots;
 pub mod timer;
 pub mod uring;

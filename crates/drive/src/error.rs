@@ -1,0 +1,34 @@
+//! What can be wrong with an operation on a drive, in the words the layers above decide by.
+
+use ashlar_reactor::op::Errno;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DriveError {
+    /// These blocks cannot be read; others may.
+    #[error("the drive cannot read these blocks")]
+    Media,
+    /// The drive does not answer any more, or was pulled.
+    #[error("the drive is gone")]
+    Gone,
+    /// A file-backed drive whose file system is full. The drive itself is well.
+    #[error("no space left under the drive")]
+    NoSpace,
+    /// The drive does not know this operation.
+    #[error("the drive cannot do this")]
+    Unsupported,
+    /// Anything else, after retries.
+    #[error("{0}")]
+    Io(Errno),
+}
+
+impl From<Errno> for DriveError {
+    fn from(errno: Errno) -> DriveError {
+        match errno.0 {
+            libc::EIO | libc::EILSEQ | libc::ENODATA | libc::EREMOTEIO => DriveError::Media,
+            libc::ENODEV | libc::ENXIO | libc::ESHUTDOWN | libc::EBADF => DriveError::Gone,
+            libc::ENOSPC | libc::EDQUOT => DriveError::NoSpace,
+            libc::EOPNOTSUPP => DriveError::Unsupported,
+            _ => DriveError::Io(errno),
+        }
+    }
+}

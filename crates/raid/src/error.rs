@@ -1,0 +1,58 @@
+//! What an array can answer instead of data.
+
+use ashlar_format::units::MemberIndex;
+
+/// Why a read, write or flush was not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ArrayError {
+    #[error("beyond the end of the array, or not a multiple of 512 bytes")]
+    Range,
+    /// More members are lost than the level can do without; other blocks may be fine.
+    #[error("these blocks are lost: too many members are missing")]
+    Lost,
+    #[error("no space left under a member")]
+    NoSpace,
+    #[error("the array was stopped")]
+    Stopped,
+}
+
+/// Why a change of an array was refused. Nothing was changed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    #[error("{0}")]
+    Spec(String),
+    #[error("drive {drive} has {has} bytes; {needs} are needed")]
+    DriveTooSmall { drive: String, has: u64, needs: u64 },
+    #[error("drive {drive}: {error}")]
+    Drive { drive: String, error: ashlar_drive::error::DriveError },
+    #[error("there is no member {0}")]
+    NoMember(MemberIndex),
+    #[error("member {0} is in use; pull its drive first")]
+    MemberInUse(MemberIndex),
+    #[error("{0} is already running")]
+    Busy(&'static str),
+    #[error("the array cannot do this now: {0}")]
+    Array(#[from] ArrayError),
+}
+
+/// Why drives could not be put together to an array.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AssembleError {
+    #[error("none of these drives has an array's label")]
+    NoLabel,
+    #[error("the drives belong to more than one array")]
+    Mixed,
+    #[error("two drives say that they are member {0}; detach the one that is wrong")]
+    Twice(MemberIndex),
+    #[error("no superblock can be read")]
+    NoSuperblock,
+    #[error("{present} of {needed} members that are needed are here; attach the others")]
+    TooFew { present: usize, needed: usize },
+    #[error(
+        "the absent members may hold newer data than those that are here; attach them, or use \
+         --force to go on without them and lose what only they hold"
+    )]
+    MaybeOld,
+    #[error("drive {drive}: {error}")]
+    Drive { drive: String, error: ashlar_drive::error::DriveError },
+}

@@ -1,0 +1,108 @@
+//! What an array says about itself.
+
+use std::rc::Rc;
+
+use ashlar_drive::drive::Drive;
+use ashlar_format::array_superblock::{Level, MemberState};
+use ashlar_format::units::MemberIndex;
+
+/// How much of its redundancy an array has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArrayState {
+    Optimal,
+    /// Members are missing, stale or being rebuilt; all blocks can be read and written.
+    Degraded,
+    /// Some blocks are lost; the others are served.
+    Failed,
+}
+
+impl ArrayState {
+    pub fn name(self) -> &'static str {
+        match self {
+            ArrayState::Optimal => "optimal",
+            ArrayState::Degraded => "degraded",
+            ArrayState::Failed => "failed",
+        }
+    }
+}
+
+/// One member as it is now.
+#[derive(Clone)]
+pub struct MemberStatus {
+    pub index: MemberIndex,
+    pub drive_uuid: [u8; 16],
+    /// `None`: absent since the array was started.
+    pub drive: Option<Rc<Drive>>,
+    pub state: MemberState,
+    pub rebuilt_stripes: u64,
+}
+
+/// Long work on an array: rebuild, resync or scrub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub stripes_done: u64,
+    pub stripes_total: u64,
+    /// Since the work began or was taken up again.
+    pub elapsed_ms: u64,
+    /// Expected time left; `None` while nothing is known.
+    pub remaining_ms: Option<u64>,
+}
+
+/// What a scrub found so far, or in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ScrubReport {
+    /// Stripes where parity or copies did not agree.
+    pub mismatched_stripes: u64,
+    /// First of them.
+    pub first_mismatch: Option<u64>,
+    /// Stripes whose parity or copies were written anew.
+    pub repaired_stripes: u64,
+    /// Stripes that could not be read well enough to be checked.
+    pub unreadable_stripes: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum ScrubState {
+    Never,
+    Running { progress: Progress, report: ScrubReport },
+    Finished { report: ScrubReport },
+}
+
+/// Requests served since the array was started.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ArrayCounters {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub flushes: u64,
+    /// Reads that were reconstructed from the other members.
+    pub reconstructed: u64,
+    /// Blocks rewritten because their member could not read them.
+    pub repaired: u64,
+}
+
+/// Everything at one moment.
+#[derive(Clone)]
+pub struct ArrayStatus {
+    pub uuid: [u8; 16],
+    pub name: String,
+    pub level: Level,
+    pub copies: u8,
+    pub data_chunks: u8,
+    pub parity_chunks: u8,
+    pub chunk_bytes: u32,
+    pub stripes: u64,
+    /// Bytes for volumes.
+    pub capacity: u64,
+    pub generation: u64,
+    pub state: ArrayState,
+    pub members: Vec<MemberStatus>,
+    /// Regions whose dirty bit is set.
+    pub dirty_regions: u64,
+    /// Stripes whose parity or copies may not agree yet, after a crash.
+    pub resync: Option<Progress>,
+    pub rebuild: Option<Progress>,
+    pub scrub: ScrubState,
+    pub counters: ArrayCounters,
+}
