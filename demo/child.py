@@ -8,13 +8,14 @@ import ctypes
 import os
 import signal
 import subprocess
+from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def start(command: list[str], **options) -> subprocess.Popen:
-    """Like Popen. Call it from the main thread: the kernel ends the child with the calling *thread*."""
+def start(command: Sequence[str], **options) -> subprocess.Popen:
+    """Like Popen, for the main thread: a child ends with the *thread* that started it."""
     parent = os.getpid()
 
     def in_child():

@@ -2,13 +2,13 @@
 
     guest = guest_image.build(cache)     # at once, if it is there
 
-No image is downloaded and no maintainer script runs: mmdebstrap extracts the packages, this file adds
-the few files that scripts would have written, and mke2fs makes a file system of the directory. So it
-needs no root, no chroot and no mount, and nothing is left behind when it is stopped half-way.
+No image is downloaded and no maintainer script runs: mmdebstrap extracts the packages, this file
+adds the few files that scripts would have written, and mke2fs makes a file system of the directory.
+So it needs no root, no chroot and no mount, and leaves nothing behind when it is stopped half-way.
 
-Three files come out. `vmlinux` is the stock kernel unpacked: a stock `vmlinuz` unpacks itself inside
-the guest, which costs three seconds of each boot under emulation. `initrd` holds the modules that the
-root disk needs. `root.img` is the file system, read-only, shared by all guests at once.
+Three files come out. `vmlinux` is the stock kernel unpacked: a stock `vmlinuz` unpacks itself
+inside the guest, which costs three seconds of each boot under emulation. `initrd` holds the modules
+that the root disk needs. `root.img` is the file system, read-only, shared by all guests at once.
 """
 
 import fcntl
@@ -23,6 +23,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from demo import child
+
 PACKAGES = [
     # extracted alone, nothing is there: also what Debian calls essential must be named
     "bash", "coreutils", "dash", "findutils", "grep", "gzip", "hostname", "libc-bin", "mawk",
@@ -33,10 +35,11 @@ PACKAGES = [
 # Nothing in the guest uses these, and they are two thirds of the bytes. LLVM is PostgreSQL's
 # just-in-time compiler, which switches itself off when it is not there.
 UNUSED = [
-    "boot", "usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/i18n", "usr/share/perl",
-    "usr/share/info", "usr/lib/python3.11", "usr/lib/x86_64-linux-gnu/perl*",
+    "boot", "usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/i18n",
+    "usr/share/perl", "usr/share/info", "usr/lib/python3.11", "usr/lib/x86_64-linux-gnu/perl*",
     "usr/lib/x86_64-linux-gnu/libLLVM*", "usr/lib/postgresql/15/lib/llvmjit*",
-    "usr/lib/postgresql/15/lib/bitcode", "var/lib/apt", "var/cache/apt", "lib/modules/*/kernel/sound",
+    "usr/lib/postgresql/15/lib/bitcode", "var/lib/apt", "var/cache/apt",
+    "lib/modules/*/kernel/sound",
 ]  # fmt: skip
 DRIVERS_KEPT = {"block", "char", "iommu", "md", "nvme", "scsi", "vfio", "vhost", "virtio"}
 MODULES_AT_BOOT = ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4"]
@@ -77,7 +80,7 @@ def build(cache: Path, say=lambda text: None) -> GuestImage:
             raise BuildError(f"building the guest needs {BUILD_BYTES >> 30} GiB free in {cache}")
         work = home.with_suffix(".work")
         try:
-            build_in(work, cache / "guest-build.log", say)
+            build_in(work, Tools(work, cache / "guest-build.log"), say)
             shutil.rmtree(work / "files")
             work.rename(home)  # only a whole guest gets the final name
         finally:
@@ -93,26 +96,26 @@ def recipe_key() -> str:
     return recipe.hexdigest()[:12]
 
 
-def build_in(work: Path, log: Path, say) -> None:
+def build_in(work: Path, tools: "Tools", say) -> None:
     files = work / "files"
     files.mkdir(parents=True)
     say("fetching packages")
-    extract_packages(files, log)
+    extract_packages(files, tools)
     kernel = next((files / "boot").glob("vmlinuz-*"))
     (work / "vmlinux").write_bytes(unpack_kernel(kernel.read_bytes()))
     release = kernel.name.removeprefix("vmlinuz-")
     say("making the file system")
     prune(files)
-    run(["depmod", "--basedir", str(files), release], log)
+    tools.run("depmod", "--basedir", str(files), release)
     (work / "initrd").write_bytes(initramfs(files, release))
     add_own_files(files)
-    make_file_system(files, work / "root.img", log)
+    make_file_system(files, work / "root.img", tools)
 
 
 # Packages
 
 
-def extract_packages(files: Path, log: Path) -> None:
+def extract_packages(files: Path, tools: "Tools") -> None:
     """Takes the host's own mirrors if they carry Debian 12, else, or if they fail, Debian's."""
     command = [
         "mmdebstrap", "--quiet", "--variant=extract", "--mode=chrootless", "--format=directory",
@@ -122,11 +125,11 @@ def extract_packages(files: Path, log: Path) -> None:
     sources = host_sources(Path("/etc/apt"))
     if sources:
         try:
-            run([*command, "-"], log, text="\n".join(sources) + "\n")
+            tools.run(*command, "-", text="\n".join(sources) + "\n")
             return
         except BuildError:
             shutil.rmtree(files)
-    run(command, log)
+    tools.run(*command)
 
 
 def apt_proxy_options() -> list[str]:
@@ -134,7 +137,9 @@ def apt_proxy_options() -> list[str]:
     options = []
     for scheme in ("http", "https"):
         name = f"Acquire::{scheme}::Proxy"
-        shown = subprocess.run(["apt-config", "shell", "value", name], capture_output=True, text=True)
+        shown = subprocess.run(
+            ["apt-config", "shell", "value", name], capture_output=True, text=True
+        )
         value = shlex.split(shown.stdout.partition("=")[2])
         options += [f'--aptopt={name} "{value[0]}"'] if value and value[0] else []
     return options
@@ -154,7 +159,9 @@ def host_sources(apt: Path) -> list[str]:
             stanza = re.sub(r"^#.*\n?", "", stanza, flags=re.MULTILINE)
             field = {
                 name.lower(): value.split()
-                for name, value in re.findall(r"^(\S+):((?:.*\n?)(?:^\s.*\n?)*)", stanza, re.MULTILINE)
+                for name, value in re.findall(
+                    r"^(\S+):((?:.*\n?)(?:^\s.*\n?)*)", stanza, re.MULTILINE
+                )
             }
             if "deb" not in field.get("types", []) or field.get("enabled") == ["no"]:
                 continue
@@ -293,33 +300,44 @@ def add_own_files(files: Path) -> None:
         (files / link).symlink_to(target)
 
 
-def make_file_system(files: Path, image: Path, log: Path) -> None:
+def make_file_system(files: Path, image: Path, tools: "Tools") -> None:
     """No journal and no checksums: it is only ever mounted read-only."""
     size = sum(path.lstat().st_size + 4096 for path in files.rglob("*"))
     with open(image, "wb") as file:
         file.truncate(size * 5 // 4 // 4096 * 4096)  # a quarter more for the file system's own
-    run(
-        ["mke2fs", "-q", "-t", "ext4", "-O", "^has_journal,^metadata_csum,^64bit", "-m", "0",
-         "-E", "root_owner=0:0", "-L", "ashlar-guest", "-d", str(files), str(image)],
-        log,
+    tools.run(
+        "mke2fs", "-q", "-t", "ext4", "-O", "^has_journal,^metadata_csum,^64bit", "-m", "0",
+        "-E", "root_owner=0:0", "-L", "ashlar-guest", "-d", str(files), str(image),
     )  # fmt: skip
 
 
-def run(command: list[str], log: Path, text: str | None = None) -> None:
-    """Runs a builder's tool; what it says goes to the log, and its end to the error."""
-    # mke2fs and depmod live in /sbin, which is not on every user's path
-    environment = os.environ | {"PATH": os.environ["PATH"] + ":/usr/sbin:/sbin", "LC_ALL": "C.UTF-8"}
-    try:
-        done = subprocess.run(
-            command, input=text, text=True, env=environment, timeout=BUILD_SECONDS_MAX,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-    except FileNotFoundError:
-        raise BuildError(f"{command[0]} is missing: run scripts/install.sh demo") from None
-    except subprocess.TimeoutExpired:
-        raise BuildError(f"{command[0]} took over {BUILD_SECONDS_MAX} s: is the mirror slow?") from None
-    with open(log, "a") as file:
-        file.write(f"$ {shlex.join(command)}\n{done.stdout}\n")
-    if done.returncode != 0:
-        last = "\n".join(done.stdout.strip().splitlines()[-5:])
-        raise BuildError(f"{command[0]} failed while building the guest (log: {log}):\n{last}")
+class Tools:
+    """Runs the builder's tools; what they say goes to the log, and its end to the error."""
+
+    def __init__(self, work: Path, log: Path):
+        self.log = log
+        # mke2fs and depmod live in /sbin, which is not on every user's path
+        path = os.environ["PATH"] + ":/usr/sbin:/sbin"
+        self.environment = os.environ | {"PATH": path, "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
+
+    def run(self, *command: str, text: str = "") -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        try:
+            tool = child.start(command, env=self.environment, text=True, **pipes)
+        except FileNotFoundError:
+            raise BuildError(f"{command[0]} is missing: run scripts/install.sh demo") from None
+        try:
+            said, _ = tool.communicate(text, timeout=BUILD_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            raise BuildError(
+                f"{command[0]} took over {BUILD_SECONDS_MAX} s: is the mirror slow?"
+            ) from None
+        finally:
+            child.kill(tool)
+        with open(self.log, "a") as file:
+            file.write(f"$ {shlex.join(command)}\n{said}\n")
+        if tool.returncode != 0:
+            last = "\n".join(said.strip().splitlines()[-5:])
+            raise BuildError(
+                f"{command[0]} failed while building the guest (log: {self.log}):\n{last}"
+            )

@@ -10,8 +10,8 @@ The disks are /dev/vda, /dev/vdb, … in the order of `vhost_sockets`. A disk's 
 come back: QEMU connects again, and the guest's requests wait for it.
 
 Commands run over virtio-serial ports (`guest/agent.sh`), each port one command at a time, so up to
-COMMANDS_MAX run at once. Port 0 is kept for ending the commands of the others. The channels are socket
-pairs made here: no port numbers, no files, nothing to clean up.
+COMMANDS_MAX run at once. One more port is kept for ending the commands of the others. The channels
+are socket pairs made here: no port numbers, no files, nothing to clean up.
 
 Invariant: when `close` (or the `with` block) is over, QEMU is gone, however it ended.
 """
@@ -110,7 +110,10 @@ class Vm:
         try:
             with open(self.log, "ab") as log:
                 self.qemu = child.start(
-                    self.command_line(far_ends), pass_fds=far_ends, stdout=log, stderr=subprocess.PIPE
+                    self.command_line(far_ends),
+                    pass_fds=far_ends,
+                    stdout=log,
+                    stderr=subprocess.PIPE,
                 )
         except FileNotFoundError:
             raise VmError(f"{QEMU} is missing: run scripts/install.sh demo") from None
@@ -176,11 +179,13 @@ class Vm:
         output = self.run(command, timeout)
         if output.rc != 0:
             last = "\n".join(output.text.strip().splitlines()[-12:])
-            raise VmError(f"in the guest, `{command.strip()}` ended with status {output.rc}:\n{last}")
+            raise VmError(
+                f"in the guest, `{command.strip()}` ended with status {output.rc}:\n{last}"
+            )
         return output.text
 
     def spawn(self, command: str, on_line: Callable[[str], None] | None = None) -> "Command":
-        """Starts a shell script in the guest. `on_line` is called, in another thread, as it prints."""
+        """Starts a shell script in the guest; another thread hands `on_line` what it prints."""
         assert self.qemu is not None, "start the Vm first"
         try:
             port = self.ports.get_nowait()
@@ -199,7 +204,9 @@ class Vm:
     def shutdown(self, seconds: float = 30) -> None:
         """Unmounts and powers off; kills QEMU if the guest does not get there."""
         if self.running:
-            self.control.send(secrets.token_hex(8), "sync; umount -a -t xfs,ext4; busybox poweroff -f")
+            self.control.send(
+                secrets.token_hex(8), "sync; umount -a -t xfs,ext4; busybox poweroff -f"
+            )
             try:
                 self.qemu.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -219,8 +226,11 @@ class Vm:
         """Why there is no guest, in QEMU's words or the console's."""
         if self.running:
             last = self.log.read_text(errors="replace")[-800:] if self.log.is_file() else ""
-            return f"the guest did not boot in time (accel {self.accel}); its console ended:\n{last}"
-        return f"QEMU is gone: {self.qemu.stderr.read().decode(errors='replace').strip() or 'no reason'}"
+            return (
+                f"the guest did not boot in time (accel {self.accel}); its console ended:\n{last}"
+            )
+        said = self.qemu.stderr.read().decode(errors="replace").strip()
+        return f"QEMU ended: {said or 'it gave no reason'}"
 
 
 class Port:
@@ -251,7 +261,7 @@ class Port:
             raise VmError("the guest is gone") from None
 
     def receive(self, nonce: str, on_bytes: Callable[[bytes], None]) -> int | None:
-        """Hands on what comes until the command's end line; its status, or None if the guest is gone.
+        """Hands on what comes until the end line; the status in it, or None if the guest is gone.
 
         The last bytes are held back while they could be the beginning of the end line.
         """
@@ -316,7 +326,9 @@ class Command:
             self.kill()
             self.reader.join(5)
             last = self.output.decode(errors="replace")[-400:]
-            raise CommandTimeout(f"in the guest, `{self.script.strip()}` ran over {timeout} s:\n{last}")
+            raise CommandTimeout(
+                f"in the guest, `{self.script.strip()}` ran over {timeout} s:\n{last}"
+            )
         if self.rc is None:
             raise VmError(f"the guest went away during `{self.script.strip()}`")
         return Output(self.rc, bytes(self.output))
@@ -354,10 +366,10 @@ class Qmp:
 
 
 def working_accel(image: GuestImage, say=lambda text: None) -> str:
-    """"kvm" where a guest really boots with it, else "tcg".
+    """Says "kvm" where a guest really boots with it, else "tcg".
 
-    That /dev/kvm exists says little: inside some virtual machines it is there and stock kernels hang.
-    So one is booted, and the finding is kept beside the guest, for this host kernel and this QEMU.
+    That /dev/kvm exists says little: inside some virtual machines it is there and stock kernels
+    hang. So one is booted, and the finding is kept beside the guest, for this host kernel and QEMU.
     """
     forced = os.environ.get("ASHLAR_ACCEL")
     if forced:

@@ -13,7 +13,7 @@ mount -t devpts devpts /dev/pts
 ln -s /proc/self/fd /dev/fd
 busybox ip link set lo up
 hostname guest
-cd /tmp
+cd /tmp || exit
 
 for port in /dev/vport*; do
     /ashlar/agent "$port" &
