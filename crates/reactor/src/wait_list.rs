@@ -3,7 +3,8 @@
 use std::cell::RefCell;
 use std::task::Poll;
 
-use crate::executor::{Reactor, TaskId};
+use crate::executor::Reactor;
+use crate::task::TaskId;
 
 /// Waiting tasks. A waiter states its condition, so a spurious wake-up is harmless.
 #[derive(Default)]
