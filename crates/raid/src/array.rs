@@ -54,7 +54,7 @@ impl Drop for RequestGuard {
     fn drop(&mut self) {
         let left = self.array.requests.get() - 1;
         self.array.requests.set(left);
-        if left == 0 {
+        if left == 0 && self.array.stopping.get() {
             self.array.drained.wake_all(&self.array.reactor);
         }
     }
