@@ -2,7 +2,24 @@
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
-pub mod array;
-pub mod error;
 pub mod parity;
+pub mod error;
 pub mod status;
+pub mod layout;
+pub mod write_plan;
+pub mod label;
+pub mod members;
+pub mod dirty_map;
+mod unsynced;
+mod journal;
+mod job;
+pub mod array;
+mod read;
+mod write;
+mod resync;
+mod zero;
+mod rebuild;
+mod scrub;
+mod table;
+mod assemble;
+pub mod start;
