@@ -5,7 +5,7 @@
 //! - one daemon at a time has the directory;
 //! - losing it loses no data: arrays assemble from the labels of their drives.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
@@ -37,7 +37,11 @@ pub struct KnownDrive {
 pub struct KnownArray {
     pub name: String,
     /// The generation this host saw last.
-    pub generation: Option<u64>,
+    pub generation: u64,
+    /// Drives (by the uuid of their label) that were trusted members then. Of any other drive the
+    /// generation says nothing: the array may have gone on without it.
+    #[serde(default)]
+    pub current: BTreeSet<Uuid>,
     /// Whether it shall run.
     pub started: bool,
     /// Name of the drive that each member had last.
@@ -181,7 +185,9 @@ mod tests {
         let source = DriveSource::Ram(512 << 20);
         catalog.drives.insert("r0".into(), KnownDrive { source, overwrite: true });
         let drives = BTreeMap::from([(0, "d0".to_owned()), (1, "r0".to_owned())]);
-        let known = KnownArray { name: "main".into(), generation: Some(9), started: true, drives };
+        let current = BTreeSet::from([array]);
+        let known =
+            KnownArray { name: "main".into(), generation: 9, current, started: true, drives };
         catalog.arrays.insert(array, known);
         let socket = "/run/ashlar/export/vm1.sock".into();
         let export = KnownExport { array, volume: "vol".into(), socket, queues: 4 };

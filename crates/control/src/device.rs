@@ -65,7 +65,9 @@ impl OpenDevice {
         }
         let sector_bytes =
             probe_sector(&io, block_device, bytes).map_err(|error| unreadable(path, &error))?;
-        Ok(OpenDevice { claim, io, identity, limits: Limits { bytes, sector_bytes } })
+        // A file is zeroed by taking its blocks away; a drive may have to write every one.
+        let limits = Limits { bytes, sector_bytes, zeroes_cheaply: !block_device };
+        Ok(OpenDevice { claim, io, identity, limits })
     }
 
     pub fn is_block_device(&self) -> bool {
@@ -79,7 +81,7 @@ impl OpenDevice {
     /// A descriptor for a reactor's drive.
     pub fn duplicate(&self) -> io::Result<Device> {
         let fd = OwnedFd::from(self.io.try_clone()?);
-        Ok(Device::File { fd, block_device: self.is_block_device() })
+        Ok(Device::File { fd })
     }
 
     /// Whether it has fewer bytes than when it was opened.
@@ -206,34 +208,35 @@ fn probe_sector(io: &File, block_device: bool, bytes: u64) -> io::Result<u32> {
     }
 }
 
-/// Makes a new file of `bytes` zeroes; its space is reserved unless it is `sparse`. Leaves nothing
-/// behind when that fails.
-pub fn create_file(path: &Path, bytes: u64, sparse: bool) -> Answer<()> {
+/// Makes a new file of `bytes` zeroes, whose space is taken as it is written. Leaves nothing behind
+/// when that fails.
+pub fn create_file(path: &Path, bytes: u64) -> Answer<()> {
     let shown = path.display();
     if bytes < DRIVE_BYTES_MIN || !bytes.is_multiple_of(PAGE_BYTES) {
         return Err(Refusal::invalid(format!("{} is no size for a drive", Size(bytes)))
             .fix(format!("use at least {}, and a multiple of 4K", Size(DRIVE_BYTES_MIN))));
     }
-    let created = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path);
-    let file = created.map_err(|error| match error.raw_os_error() {
-        Some(libc::ENOENT) => {
-            Refusal::unknown(format!("the directory of {shown} is missing")).fix("create it first")
-        }
-        _ => Refusal::conflict(format!("{shown} cannot be made: {error}")),
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let space = rustix::fs::statvfs(directory).map_err(|error| {
+        Refusal::unknown(format!("the directory of {shown} cannot be used: {error}"))
+            .fix("create it first")
     })?;
-    let filled = if sparse {
-        file.set_len(bytes)
-    } else {
-        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes)
-            .map_err(io::Error::from)
-    };
-    filled.and_then(|()| file.sync_all()).map_err(|error| {
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    if free < bytes {
+        let (free, wanted) = (Size(free), Size(bytes));
+        return Err(Refusal::no_space(format!(
+            "there is no room for {shown}: {wanted} are wanted, {free} free"
+        ))
+        .fix("free space there, or use a smaller --size"));
+    }
+    let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let file =
+        created.map_err(|error| Refusal::conflict(format!("{shown} cannot be made: {error}")))?;
+    file.set_len(bytes).and_then(|()| file.sync_all()).map_err(|error| {
         // Best effort: the first error is the one to tell.
         let _ = std::fs::remove_file(path);
-        let refusal =
-            Refusal::no_space(format!("{shown} cannot be given {}: {error}", Size(bytes)));
-        refusal
-            .fix("free space there, use a smaller --size, or --sparse to take it as it is needed")
+        Refusal::no_space(format!("{shown} cannot be given {}: {error}", Size(bytes)))
+            .fix("use a smaller --size, or another file system")
     })
 }
 

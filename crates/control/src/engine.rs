@@ -84,7 +84,8 @@ pub fn plant(reactor: &Reactor, seeds: Vec<Seed>) -> (Vec<Rc<Drive>>, Kept) {
         let drive = match origin {
             Origin::File { device, limits } => Drive::new(reactor, device, limits, &name),
             Origin::Ram { bytes } => {
-                let limits = Limits { bytes, sector_bytes: RAM_SECTOR_BYTES };
+                let sector_bytes = RAM_SECTOR_BYTES;
+                let limits = Limits { bytes, sector_bytes, zeroes_cheaply: true };
                 let drive = Drive::new(reactor, Device::Ram { bytes }, limits, &name);
                 kept.push((name, reactor.publish(drive.clone())));
                 drive

@@ -1,29 +1,26 @@
 //! `ashlar`: the daemon, its API and its command line.
 //!
-//! The control plane plans and asks; it is never in the path of a guest's data.
-//!
-//! From lowest to highest, each using only those before it: size, refusal, name, api, pages,
-//! survey, device, socket, catalog, engine, snapshot, vhost, host, server, daemon, client,
-//! inspect, cli.
+//! The control plane plans and asks; it is never in the path of a guest's data. Modules from
+//! lowest to highest; a module uses only those above it in this list.
 
-mod api;
-mod catalog;
-mod cli;
-mod client;
-mod daemon;
-mod device;
-mod engine;
-mod host;
-mod inspect;
-mod name;
-mod pages;
-mod refusal;
-mod server;
 mod size;
-mod snapshot;
-mod socket;
+mod refusal;
+mod name;
+mod api;
+mod pages;
 mod survey;
+mod device;
+mod socket;
+mod catalog;
+mod engine;
+mod snapshot;
 mod vhost;
+mod host;
+mod server;
+mod daemon;
+mod client;
+mod inspect;
+mod cli;
 
 use std::process::ExitCode;
 

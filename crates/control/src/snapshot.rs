@@ -1,5 +1,7 @@
 //! An array at one moment, in plain values that can leave its reactor.
 
+use std::collections::BTreeSet;
+
 use ashlar_drive::drive::Drive;
 use ashlar_drive::health::HealthState;
 use ashlar_format::array_superblock as format;
@@ -61,8 +63,20 @@ pub struct ArraySnapshot {
     pub dirty_regions: u64,
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,
+    pub rebuild_error: Option<String>,
     pub scrub: Scrub,
     pub counters: ArrayCounters,
+}
+
+impl ArraySnapshot {
+    /// Drives that hold everything.
+    pub fn current(&self) -> BTreeSet<Uuid> {
+        let current = self
+            .members
+            .iter()
+            .filter(|member| member.is_present() && member.state == MemberState::Trusted);
+        current.map(|member| member.drive_uuid).collect()
+    }
 }
 
 /// Taken on the reactor, at once.
@@ -95,6 +109,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         dirty_regions: status.dirty_regions,
         resync: status.resync.map(progress),
         rebuild: status.rebuild.map(progress),
+        rebuild_error: status.rebuild_error.clone(),
         scrub: scrub(&status.scrub),
         counters: counters(&status.counters),
     }

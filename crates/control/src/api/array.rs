@@ -170,6 +170,8 @@ pub struct Array {
     /// Making members agree again after a crash.
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,
+    /// Why the last rebuild stopped before its end.
+    pub rebuild_error: Option<String>,
     pub scrub: Option<Scrub>,
     pub counters: Option<ArrayCounters>,
 }

@@ -33,12 +33,9 @@ pub struct DriveAttach {
     /// Left out: made from the path.
     #[serde(default)]
     pub name: Option<String>,
-    /// Make a file of this size if there is none.
+    /// Make a file of this size if there is none. Its space is taken as it is written.
     #[serde(default)]
     pub size_bytes: Option<u64>,
-    /// Do not reserve the new file's space now.
-    #[serde(default)]
-    pub sparse: bool,
     /// Take a drive that carries data; the data will be lost once an array uses the drive.
     #[serde(default)]
     pub force: bool,

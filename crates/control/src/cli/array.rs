@@ -220,10 +220,11 @@ async fn run_rebuild(name: &str, wait: bool, client: &Client, output: Output) ->
     let started: RebuildStarted = client.post(&path, &()).await?;
     if !wait {
         return show(output, &started, |started| {
-            let line = if started.array.rebuild.is_some() || !started.members.is_empty() {
+            let mut members = started.array.members.iter();
+            let line = if members.any(|its| its.state == MemberState::Rebuilding) {
                 format!("the rebuild of array {name} runs")
             } else {
-                format!("array {name} has nothing to rebuild")
+                format!("array {name} is {}", state_name(started.array.state))
             };
             with_notes(&line, &started.notes)
         });
@@ -249,7 +250,7 @@ async fn run_scrub(
     }
     let array = follow(client, name, Work::Scrub).await?;
     show(output, &array, |array| {
-        format!("array {name}: {}", or_dash(array.scrub.as_ref().map(scrub_text)))
+        format!("scrub of array {name} {}", or_dash(array.scrub.as_ref().map(scrub_text)))
     })?;
     let clean = array.scrub.is_some_and(|scrub| {
         scrub.unreadable_stripes == 0 && scrub.mismatched_stripes == scrub.repaired_stripes
@@ -374,6 +375,8 @@ fn details(array: &Array) -> String {
     for (what, progress) in [("rebuild", array.rebuild), ("resync", array.resync)] {
         lines.extend(progress.map(|progress| format!("{what:<12}{}", progress_text(&progress))));
     }
+    let stopped = array.rebuild_error.as_ref();
+    lines.extend(stopped.map(|why| format!("rebuild     stopped: {why}")));
     lines.extend(array.scrub.as_ref().map(|scrub| format!("scrub       {}", scrub_text(scrub))));
     if let Some(its) = &array.counters {
         lines.push(format!("reads       {} ({})", its.reads, Size(its.read_bytes)));

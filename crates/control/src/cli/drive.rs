@@ -44,12 +44,9 @@ pub struct Attach {
     /// Its name; left out: made from the path
     #[arg(long)]
     name: Option<String>,
-    /// Make a file of this size if there is none
+    /// Make a file of this size if there is none; its space is taken as it is written
     #[arg(long)]
     size: Option<Size>,
-    /// Do not reserve a new file's space now
-    #[arg(long, requires = "size")]
-    sparse: bool,
     /// Take a drive that carries data; an array that uses the drive overwrites the data
     #[arg(long)]
     force: bool,
@@ -86,7 +83,6 @@ impl Attach {
             source: source(&self.path)?,
             name: self.name,
             size_bytes: self.size.map(|size| size.0),
-            sparse: self.sparse,
             force: self.force,
         })
     }
@@ -129,6 +125,8 @@ pub fn drives_table(drives: &[Drive]) -> String {
 
 fn state(drive: &Drive) -> &'static str {
     match drive.state {
+        // It cannot be used for anything new without --force.
+        DriveState::Free if drive.array.is_some() => "labelled",
         DriveState::Free => "free",
         DriveState::Member => "member",
         DriveState::Missing => "missing",

@@ -94,8 +94,9 @@ pub async fn follow(client: &Client, name: &str, work: Work) -> Answer<Array> {
                 idle_looks += 1;
                 if idle_looks > IDLE_LOOKS_MAX {
                     let what = work.name();
-                    return Err(Refusal::failed(format!("the {what} ended without success"))
-                        .fix(format!("`ashlar array show {name}` shows why; then try again")));
+                    let why = array.rebuild_error.unwrap_or_else(|| "without success".to_owned());
+                    return Err(Refusal::failed(format!("the {what} ended: {why}"))
+                        .fix(format!("`ashlar array show {name}` shows more; then try again")));
                 }
             }
         }

@@ -150,13 +150,13 @@ fn a_file_that_shrinks_is_noticed() {
 fn a_new_file_has_its_size_or_does_not_exist() {
     let scratch = Scratch::new();
     let path = scratch.path("new");
-    create_file(&path, DRIVE_BYTES_MIN, false).unwrap();
+    create_file(&path, DRIVE_BYTES_MIN).unwrap();
     assert_eq!(std::fs::metadata(&path).unwrap().len(), DRIVE_BYTES_MIN);
-    assert!(create_file(&path, DRIVE_BYTES_MIN, false).is_err(), "it exists");
+    assert!(create_file(&path, DRIVE_BYTES_MIN).is_err(), "it exists");
     let huge = scratch.path("huge");
-    let refusal = create_file(&huge, 1 << 60, false).unwrap_err();
+    let refusal = create_file(&huge, 1 << 60).unwrap_err();
     assert_eq!(refusal.kind, RefusalKind::NoSpace);
     assert!(!huge.exists());
-    assert!(create_file(&scratch.path("odd"), DRIVE_BYTES_MIN + 1, true).is_err());
-    assert!(create_file(&scratch.path("no/such"), DRIVE_BYTES_MIN, true).is_err());
+    assert!(create_file(&scratch.path("odd"), DRIVE_BYTES_MIN + 1).is_err());
+    assert!(create_file(&scratch.path("no/such"), DRIVE_BYTES_MIN).is_err());
 }

@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use ashlar_format::array_superblock::Level;
 use ashlar_pool::pool::Pool;
-use ashlar_raid::array::{Array, ArraySpec, AssembleOptions};
+use ashlar_raid::array::Array;
+use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::registry::Key;
 use uuid::Uuid;
@@ -41,6 +42,7 @@ impl Host {
         let spec = self.array_spec(&request)?;
         let uuid = Uuid::from_bytes(spec.uuid);
         self.check_new_members(&request.drives, request.force).await?;
+        let blank = self.blank_drives(&request.drives);
         let core = self.core_for(&request.drives)?;
         let seeds = self.seeds(&request.drives)?;
         let beginning = engine::call(self.core(core), async move |reactor| {
@@ -55,10 +57,36 @@ impl Host {
         });
         let beginning = beginning.await?;
         self.keep_ram(core, beginning.kept);
-        let begun = beginning.begun?;
+        let begun = match beginning.begun {
+            Ok(begun) => begun,
+            Err(refusal) => {
+                self.blank_again(&blank).await;
+                return Err(refusal);
+            }
+        };
         self.adopt(core, &begun, &request.name).await?;
         tracing::info!(array = request.name, level = request.level, "array created");
         self.show_array_by_uuid(uuid).await
+    }
+
+    /// Those of `drives` that carry nothing.
+    fn blank_drives(&self, drives: &[String]) -> Vec<String> {
+        self.look(|state| {
+            let blank = |name: &&String| {
+                state.drives.get(*name).is_some_and(|drive| drive.content == Content::Blank)
+            };
+            drives.iter().filter(blank).cloned().collect()
+        })
+    }
+
+    /// Drives that were blank before something failed on them are made blank again.
+    pub(super) async fn blank_again(&self, drives: &[String]) {
+        for name in drives {
+            let blank = self.probe_drive(name).await == Ok(Content::Blank);
+            if !blank && let Err(refusal) = self.wipe_drive(name).await {
+                tracing::warn!(drive = name, "{}", refusal.error);
+            }
+        }
     }
 
     fn array_spec(&self, request: &ArrayCreate) -> Answer<ArraySpec> {
@@ -179,9 +207,13 @@ impl Host {
         let drives = self.look(|state| {
             state.catalog.arrays.get(&uuid).map(|known| known.drives.clone()).unwrap_or_default()
         });
-        let generation = Some(begun.snapshot.generation);
-        let drives = last_drives(drives, &begun.snapshot);
-        let known = KnownArray { name: name.to_owned(), generation, started: true, drives };
+        let known = KnownArray {
+            name: name.to_owned(),
+            generation: begun.snapshot.generation,
+            current: begun.snapshot.current(),
+            started: true,
+            drives: last_drives(drives, &begun.snapshot),
+        };
         let users: Vec<String> = self.look(|state| {
             let used = state.drives.iter().filter(|(_, drive)| drive.used_by.is_some());
             used.map(|(name, _)| name.clone()).collect()
@@ -331,8 +363,7 @@ impl Host {
             ))
             .fix(format!("attach its drives, then `ashlar array start {name}`")));
         }
-        let known_generation =
-            self.look(|state| state.catalog.arrays.get(&uuid).and_then(|known| known.generation));
+        let known_generation = self.known_generation(uuid, &drives);
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives)?;
         let shown = name.to_owned();
@@ -350,6 +381,19 @@ impl Host {
         let begun = beginning.begun?;
         tracing::info!(array = name, state = ?begun.snapshot.state, "array started");
         self.adopt(core, &begun, name).await
+    }
+
+    /// The generation that these drives must have reached, if this host knows one that binds them.
+    fn known_generation(&self, uuid: Uuid, drives: &[String]) -> Option<u64> {
+        self.look(|state| {
+            let known = state.catalog.arrays.get(&uuid)?;
+            let is_current = |content: &Content| match content {
+                Content::Labelled(label) => known.current.contains(&label.drive),
+                Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => false,
+            };
+            let mut drives = drives.iter().filter_map(|name| state.drives.get(name));
+            drives.any(|drive| is_current(&drive.content)).then_some(known.generation)
+        })
     }
 
     pub async fn stop_array(&self, name: &str, force: bool) -> Answer<Shown> {
@@ -379,9 +423,8 @@ impl Host {
         let stopped = self
             .on_array(running, async move |reactor, pool| {
                 let result = pool.array().stop().await;
-                let generation = pool.array().status().generation;
                 drop(reactor.withdraw(running.pool));
-                (result, generation)
+                (result, snapshot(&pool))
             })
             .await;
         let drives = self.drives_of(uuid);
@@ -399,12 +442,8 @@ impl Host {
             }
         }
         let name = self.array_name(uuid);
-        let (result, generation) = stopped?;
-        self.record(|catalog| {
-            if let Some(known) = catalog.arrays.get_mut(&uuid) {
-                known.generation = Some(generation);
-            }
-        })?;
+        let (result, last) = stopped?;
+        self.record_snapshot(&last)?;
         result.map_err(|error| {
             let text = format!("array {name} was stopped, but not cleanly: {error}");
             Refusal::failed(text).fix("it will resync when it is started again")

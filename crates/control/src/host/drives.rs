@@ -18,7 +18,6 @@ use crate::size::Size;
 struct Opening {
     path: PathBuf,
     size_bytes: Option<u64>,
-    sparse: bool,
     force: bool,
     /// Drives that are attached already.
     known: Vec<(String, Identity)>,
@@ -107,7 +106,6 @@ impl Host {
         let opening = Opening {
             path: path.to_owned(),
             size_bytes: request.size_bytes,
-            sparse: request.sparse,
             force: request.force,
             known: self.identities(),
         };
@@ -154,7 +152,6 @@ impl Host {
                 let opening = Opening {
                     path: path.clone(),
                     size_bytes: None,
-                    sparse: false,
                     force: known.overwrite,
                     known: self.identities(),
                 };
@@ -186,6 +183,8 @@ impl Host {
             }
             self.pull(array, member).await?;
             tracing::warn!(drive = name, array = array_name, member, "drive pulled");
+            // Now, not when the watch comes by: a host that dies next must not trust this drive.
+            self.after_members_changed(array).await?;
             notes.push(format!("member {member} of array {array_name} has lost its drive"));
         }
         let mut done = self.forget_drive(name).await?;
@@ -259,7 +258,7 @@ fn create_if_missing(opening: &Opening) -> Answer<Option<PathBuf>> {
     if opening.path.symlink_metadata().is_ok() {
         return Ok(None);
     }
-    device::create_file(&opening.path, bytes, opening.sparse)?;
+    device::create_file(&opening.path, bytes)?;
     Ok(Some(opening.path.clone()))
 }
 
@@ -312,7 +311,7 @@ fn check_content(path: &Path, bytes: u64, content: &Content) -> Answer<()> {
 
 fn ram_drive(bytes: u64, request: &DriveAttach) -> Answer<Attached> {
     let (least, size) = (device::DRIVE_BYTES_MIN, Size(bytes));
-    if request.size_bytes.is_some() || request.sparse {
+    if request.size_bytes.is_some() {
         return Err(Refusal::invalid("a RAM drive has its size in its name").fix("use ram:SIZE"));
     }
     if bytes < least || !bytes.is_multiple_of(4096) {

@@ -41,13 +41,12 @@ impl Host {
         };
         self.check_new_members(std::slice::from_ref(&request.new), request.force || comes_back)
             .await?;
-        let drive_uuid = if comes_back { member.drive_uuid } else { Uuid::new_v4() };
         if in_use {
             self.pull(running.uuid, member.index).await?;
             tracing::warn!(array = name, member = member.index, "drive pulled to be replaced");
         }
-        self.put_drive(running, member.index, &request.new, drive_uuid).await?;
-        self.after_members_changed(running).await?;
+        self.put_drive(running, member.index, &request.new).await?;
+        self.after_members_changed(running.uuid).await?;
         tracing::info!(array = name, member = member.index, drive = request.new, "member replaced");
         self.show_array_by_uuid(running.uuid).await
     }
@@ -89,14 +88,9 @@ impl Host {
         })
     }
 
-    /// Gives a member its drive, on the array's reactor.
-    async fn put_drive(
-        &self,
-        running: Running,
-        member: u8,
-        drive: &str,
-        drive_uuid: Uuid,
-    ) -> Answer<()> {
+    /// Gives a member its drive, on the array's reactor. A drive that is labelled gets a new uuid,
+    /// so that nothing that it carried before can be taken for the array's.
+    async fn put_drive(&self, running: Running, member: u8, drive: &str) -> Answer<()> {
         if let Medium::Ram { home: Some(home), .. } = self.attached(drive)?.medium
             && home.core != running.core
         {
@@ -107,7 +101,7 @@ impl Host {
         let put = self.on_array(running, async move |reactor, pool| {
             let (mut drives, kept) = plant(&reactor, seeds);
             let drive = drives.pop().expect("one seed, one drive");
-            let uuid = drive_uuid.into_bytes();
+            let uuid = Uuid::new_v4().into_bytes();
             let result = pool.array().replace_member(MemberIndex(member), drive, uuid).await;
             (kept, result.map_err(|error| translate::change(&error)))
         });
@@ -117,49 +111,68 @@ impl Host {
     }
 
     /// Brings notes and catalog up to date with the members of an array.
-    pub(super) async fn after_members_changed(&self, running: Running) -> Answer<()> {
+    pub(super) async fn after_members_changed(&self, array: Uuid) -> Answer<()> {
+        let running = self.look(|state| state.arrays.get(&array).copied());
+        let Some(running) = running else { return Ok(()) };
         let snapshot = self.snapshot(running).await?;
         self.note_members(&snapshot);
         self.refresh_contents(running.uuid).await;
         self.record_snapshot(&snapshot)
     }
 
-    /// Gives every stale or absent member its own drive back, if that is attached.
+    /// Gives every absent member its own drive back, if that is attached, and takes up all rebuilds
+    /// that can run.
     pub async fn rebuild_array(&self, name: &str) -> Answer<RebuildStarted> {
         let _change = self.begin().await?;
         let running = self.running_array(name)?;
-        let snapshot = self.snapshot(running).await?;
+        let before = self.snapshot(running).await?;
         let (mut members, mut notes, mut refused) = (Vec::new(), Vec::new(), None);
-        for member in &snapshot.members {
-            let lost = !member.is_present() || member.state == MemberState::Stale;
-            if !lost {
-                continue;
-            }
+        for member in before.members.iter().filter(|member| !member.is_present()) {
+            let index = member.index;
             match self.take_back(running, member).await {
                 Ok(Some(drive)) => {
-                    tracing::info!(array = name, member = member.index, drive, "member taken back");
-                    members.push(member.index);
+                    tracing::info!(array = name, member = index, drive, "member taken back");
+                    members.push(index);
                 }
                 Ok(None) => notes.push(format!(
-                    "member {}: its drive is not attached; `ashlar array replace {name} --member \
-                     {} --new DRIVE` gives it another",
-                    member.index, member.index
+                    "member {index} has no drive: attach it again, or use `ashlar array replace \
+                     {name} --member {index} --new DRIVE`"
                 )),
                 Err(refusal) => {
-                    notes.push(format!("member {}: {}", member.index, refusal.line()));
+                    notes.push(format!("member {index}: {}", refusal.line()));
                     refused.get_or_insert(refusal);
                 }
             }
         }
-        self.after_members_changed(running).await?;
+        members.extend(self.take_up_rebuilds(running, &before).await?);
+        self.after_members_changed(running.uuid).await?;
         let array = self.show_array_by_uuid(running.uuid).await?;
-        if members.is_empty() && array.rebuild.is_none() && !notes.is_empty() {
+        let rebuilding = array.members.iter().any(|its| its.state == MemberState::Rebuilding);
+        if members.is_empty() && !rebuilding && !notes.is_empty() {
             return Err(refused.unwrap_or_else(|| {
                 Refusal::conflict(format!("nothing of array {name} can be rebuilt now"))
                     .fix(notes.join("; "))
             }));
         }
         Ok(RebuildStarted { members, notes, array })
+    }
+
+    /// Starts the rebuild of members that missed something and whose drive answers; those members.
+    async fn take_up_rebuilds(&self, running: Running, before: &ArraySnapshot) -> Answer<Vec<u8>> {
+        let waiting = |member: &&MemberSnapshot| match member.state {
+            MemberState::Trusted => false,
+            MemberState::Stale => member.is_present(),
+            MemberState::Rebuilding => member.is_present() && before.rebuild.is_none(),
+        };
+        let members: Vec<u8> = before.members.iter().filter(waiting).map(|m| m.index).collect();
+        if members.is_empty() {
+            return Ok(members);
+        }
+        let started = self.on_array(running, async move |_, pool| {
+            pool.array().rebuild(|| Uuid::new_v4().into_bytes()).await
+        });
+        started.await?.map_err(|error| translate::change(&error))?;
+        Ok(members)
     }
 
     /// Puts the drive that was this member back, if it is attached; its name then.
@@ -180,7 +193,7 @@ impl Host {
         if !own(&self.probe_drive(&drive).await?) {
             return Ok(None);
         }
-        self.put_drive(running, member.index, &drive, member.drive_uuid).await?;
+        self.put_drive(running, member.index, &drive).await?;
         Ok(Some(drive))
     }
 

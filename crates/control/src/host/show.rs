@@ -172,6 +172,7 @@ impl Host {
             dirty_regions: Some(snapshot.dirty_regions),
             resync: snapshot.resync,
             rebuild: snapshot.rebuild,
+            rebuild_error: snapshot.rebuild_error.clone(),
             scrub: Some(snapshot.scrub),
             counters: Some(snapshot.counters),
         }
@@ -266,6 +267,7 @@ fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) 
         dirty_regions: None,
         resync: None,
         rebuild: None,
+        rebuild_error: None,
         scrub: None,
         counters: None,
     }
@@ -297,7 +299,10 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
             ArrayState::Degraded if array.rebuild.is_some() => {
                 problems.push(format!("array {name} is degraded; its rebuild runs"));
             }
-            ArrayState::Degraded => problems.push(format!("array {name} is degraded")),
+            ArrayState::Degraded => match &array.rebuild_error {
+                Some(why) => problems.push(format!("array {name}: its rebuild stopped: {why}")),
+                None => problems.push(format!("array {name} is degraded")),
+            },
             ArrayState::Failed => problems.push(format!("array {name} has failed: data is lost")),
             ArrayState::Unavailable => problems.push(error.to_owned()),
         }

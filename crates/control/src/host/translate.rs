@@ -71,6 +71,7 @@ pub fn pool(error: &PoolError) -> Refusal {
             Refusal::conflict(format!("a volume can only grow: it has {}", Size(*has)))
                 .fix("use a larger --size")
         }
+        PoolError::Busy => Refusal::conflict(text),
         PoolError::Name(_) => Refusal::invalid(text),
         PoolError::Size => Refusal::invalid(text).fix("such as 10G"),
         PoolError::Array(error) => array(text, *error),

@@ -1,5 +1,5 @@
 //! Looks at everything about every second: logs what has changed, and keeps the catalog's memory
-//! of each array's generation fresh.
+//! of each array's members fresh.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -60,7 +60,8 @@ impl Host {
         let fresh = self.look(|state| {
             let known = state.catalog.arrays.get(&snapshot.uuid)?;
             let fresh = KnownArray {
-                generation: Some(snapshot.generation),
+                generation: snapshot.generation,
+                current: snapshot.current(),
                 drives: last_drives(known.drives.clone(), snapshot),
                 ..known.clone()
             };
