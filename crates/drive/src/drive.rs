@@ -32,6 +32,8 @@ pub struct Limits {
     pub bytes: u64,
     /// Smallest unit it reads and writes, in bytes: 512 or 4096.
     pub sector_bytes: u32,
+    /// Zeroing all of it takes no longer than a few requests (a file, memory).
+    pub zeroes_cheaply: bool,
 }
 
 /// Work done since the drive was opened.
@@ -121,6 +123,12 @@ impl Drive {
     /// Makes a range read as zeroes, and may give its space back.
     pub fn write_zeroes(self: &Rc<Self>, offset: u64, len: u64) -> DriveIo {
         self.start(Op::WriteZeroes { device: self.device, offset, len, unmap: true })
+    }
+
+    /// Whether a flush would have anything to do, or an earlier one failed.
+    pub fn is_unflushed(&self) -> bool {
+        let flushed = self.flush.writes_flushed.get() == self.flush.writes_completed.get();
+        !flushed || self.flush.error.borrow().is_some()
     }
 
     /// Makes every write that has completed before this call durable.

@@ -113,12 +113,15 @@ pub struct ArraySuperblock {
     /// Stripes covered by one bit of the dirty map.
     pub region_stripes: U32,
     pub stripes: U64,
+    /// Every write since is in the stripe journal, in records of this sequence and later; zero
+    /// while the array does not use the journal.
+    pub journal_from: U64,
     pub members: [StoredMember; MEMBERS_MAX],
-    reserved: [u8; 1880],
+    reserved: [u8; 1872],
 }
 const _: () = assert!(size_of::<ArraySuperblock>() == 4096);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, level) == 144);
-const _: () = assert!(std::mem::offset_of!(ArraySuperblock, members) == 168);
+const _: () = assert!(std::mem::offset_of!(ArraySuperblock, members) == 176);
 
 impl ArraySuperblock {
     pub const BYTES: u64 = size_of::<ArraySuperblock>() as u64;

@@ -9,6 +9,7 @@
 pub mod array_superblock;
 pub mod dirty_map;
 pub mod drive_label;
+pub mod journal_record;
 pub mod record;
 pub mod units;
 pub mod upgrade;

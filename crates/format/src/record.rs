@@ -17,6 +17,7 @@ pub enum Kind {
     ArraySuperblock = 2,
     DirtyMapPage = 3,
     VolumeTable = 4,
+    JournalRecord = 5,
 }
 
 /// First 64 bytes of every record.

@@ -3,7 +3,7 @@
 //! Whoever raises a `VERSION` must add the step that leads to it and the image that proves it:
 //! the arrays below are sized by the version and do not compile otherwise.
 
-use crate::{array_superblock, dirty_map, drive_label, volume_table};
+use crate::{array_superblock, dirty_map, drive_label, journal_record, volume_table};
 
 /// Turns the bytes of one version of a structure into those of the next.
 pub type Upgrade = fn(&mut Vec<u8>);
@@ -26,3 +26,10 @@ versions!(
 );
 versions!(dirty_map, DIRTY_MAP_UPGRADES, DIRTY_MAP_GOLDEN, [], ["dirty_map_v1.bin"]);
 versions!(volume_table, VOLUME_TABLE_UPGRADES, VOLUME_TABLE_GOLDEN, [], ["volume_table_v1.bin"]);
+versions!(
+    journal_record,
+    JOURNAL_RECORD_UPGRADES,
+    JOURNAL_RECORD_GOLDEN,
+    [],
+    ["journal_record_v1.bin"]
+);

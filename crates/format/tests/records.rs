@@ -7,13 +7,16 @@
 use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState, StoredMember};
 use ashlar_format::dirty_map::DirtyMapPage;
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
+use ashlar_format::journal_record::{JournalRecord, StoredSlice};
 use ashlar_format::record::{Record, RecordError, name_field, open, seal};
 use ashlar_format::units::Area;
 use ashlar_format::upgrade::{
-    ARRAY_SUPERBLOCK_GOLDEN, DIRTY_MAP_GOLDEN, DRIVE_LABEL_GOLDEN, Upgrade, VOLUME_TABLE_GOLDEN,
+    ARRAY_SUPERBLOCK_GOLDEN, DIRTY_MAP_GOLDEN, DRIVE_LABEL_GOLDEN, JOURNAL_RECORD_GOLDEN, Upgrade,
+    VOLUME_TABLE_GOLDEN,
 };
 use ashlar_format::upgrade::{
-    ARRAY_SUPERBLOCK_UPGRADES, DIRTY_MAP_UPGRADES, DRIVE_LABEL_UPGRADES, VOLUME_TABLE_UPGRADES,
+    ARRAY_SUPERBLOCK_UPGRADES, DIRTY_MAP_UPGRADES, DRIVE_LABEL_UPGRADES, JOURNAL_RECORD_UPGRADES,
+    VOLUME_TABLE_UPGRADES,
 };
 use ashlar_format::volume_table::{StoredExtent, StoredVolume, VolumeTable};
 
@@ -46,6 +49,7 @@ fn superblock() -> ArraySuperblock {
     superblock.chunk_bytes = 65536.into();
     superblock.region_stripes = 64.into();
     superblock.stripes = 16384.into();
+    superblock.journal_from = 12.into();
     for (index, member) in superblock.members.iter_mut().take(5).enumerate() {
         let state = if index == 4 { MemberState::Rebuilding } else { MemberState::Trusted };
         *member = StoredMember::new([u8::try_from(index).unwrap(); 16], state, 100);
@@ -58,6 +62,19 @@ fn dirty_page() -> DirtyMapPage {
     page.set(0, true);
     page.set(31743, true);
     page
+}
+
+fn journal_record() -> JournalRecord {
+    let mut record = JournalRecord::blank();
+    record.array = ARRAY;
+    record.stripe = 77.into();
+    record.tail_sequence = 5.into();
+    record.slice_count = 2.into();
+    record.slices[0] = StoredSlice::new(1, 4096, 4096);
+    record.slices[1] = StoredSlice::new(4, 4096, 4096);
+    record.payload_bytes = 8192.into();
+    record.payload_checksum = 0x1234.into();
+    record
 }
 
 fn table() -> VolumeTable {
@@ -100,6 +117,12 @@ fn golden_images() {
         &ARRAY_SUPERBLOCK_UPGRADES,
     );
     check_golden("dirty_map", dirty_page(), &DIRTY_MAP_GOLDEN, &DIRTY_MAP_UPGRADES);
+    check_golden(
+        "journal_record",
+        journal_record(),
+        &JOURNAL_RECORD_GOLDEN,
+        &JOURNAL_RECORD_UPGRADES,
+    );
     check_golden("volume_table", table(), &VOLUME_TABLE_GOLDEN, &VOLUME_TABLE_UPGRADES);
 }
 
@@ -122,6 +145,7 @@ fn no_damaged_byte_is_believed() {
     check_every_byte(label());
     check_every_byte(superblock());
     check_every_byte(dirty_page());
+    check_every_byte(journal_record());
 }
 
 #[test]

@@ -18,6 +18,8 @@ pub enum PoolError {
     TooMany(usize),
     #[error("a volume can only grow: it has {has} bytes")]
     Shrink { has: u64 },
+    #[error("another change of this array's volumes is under way; try again")]
+    Busy,
     #[error("{0}")]
     Name(String),
     #[error("a size must be a multiple of 512 bytes and above zero")]

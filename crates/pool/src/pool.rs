@@ -1,20 +1,64 @@
 //! Gives out volumes: the table of an array's thick volumes, and its free space.
+//!
+//! Invariants: no two volumes share a byte of the array; the table in memory is what the members
+//! have durably; a volume never shows bytes of one that was deleted before, since its ranges are
+//! zeroed before the table names them.
 
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use ashlar_format::record::name_field;
+use ashlar_format::units::Area;
+use ashlar_format::volume_table::{
+    EXTENTS_MAX, NAME_BYTES, StoredExtent, StoredVolume, VOLUMES_MAX, VolumeTable,
+};
 use ashlar_raid::array::Array;
 
 use crate::error::PoolError;
+use crate::thick::Thick;
 use crate::volume::Volume;
 
 pub struct Pool {
     array: Rc<Array>,
+    volumes: RefCell<BTreeMap<String, Rc<Thick>>>,
+    /// One change at a time.
+    changing: Cell<bool>,
+}
+
+/// One change of the table is under way.
+struct Changing<'a>(&'a Cell<bool>);
+
+impl Drop for Changing<'_> {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
 }
 
 impl Pool {
     /// Reads the volume table of a started array.
     pub async fn open(array: Rc<Array>) -> Result<Rc<Pool>, PoolError> {
-        Ok(Rc::new(Pool { array }))
+        let table = array.read_table().await?;
+        let mut volumes = BTreeMap::new();
+        for stored in table.volumes() {
+            let name = stored.name().map_err(|error| PoolError::Name(error.to_string()))?;
+            let extents = stored.extents().iter();
+            let extents: Vec<Area> =
+                extents.map(|e| Area { offset: e.offset.get(), len: e.len.get() }).collect();
+            if extents.iter().any(|e| e.end().is_none_or(|end| end > array.capacity())) {
+                return Err(PoolError::Name(format!("volume {name} is beyond the array")));
+            }
+            let thick = Thick {
+                uuid: stored.uuid,
+                name: name.to_owned(),
+                array: array.clone(),
+                bytes: Cell::new(stored.bytes.get()),
+                extents: RefCell::new(extents),
+            };
+            volumes.insert(name.to_owned(), Rc::new(thick));
+        }
+        let changing = Cell::new(false);
+        Ok(Rc::new(Pool { array, volumes: RefCell::new(volumes), changing }))
     }
 
     pub fn array(&self) -> &Rc<Array> {
@@ -23,17 +67,21 @@ impl Pool {
 
     /// All volumes, by name.
     pub fn volumes(&self) -> Vec<Volume> {
-        todo!()
+        self.volumes.borrow().values().cloned().map(Volume::Thick).collect()
     }
 
     pub fn volume(&self, name: &str) -> Option<Volume> {
-        let _ = name;
-        todo!()
+        self.volumes.borrow().get(name).cloned().map(Volume::Thick)
+    }
+
+    fn thick(&self, name: &str) -> Result<Rc<Thick>, PoolError> {
+        let found = self.volumes.borrow().get(name).cloned();
+        found.ok_or_else(|| PoolError::NotFound(name.into()))
     }
 
     /// Bytes not given to any volume.
     pub fn free_bytes(&self) -> u64 {
-        todo!()
+        self.free().iter().map(|area| area.len).sum()
     }
 
     /// Makes a volume of `bytes`, all zero. Durable when this returns.
@@ -43,20 +91,186 @@ impl Pool {
         name: &str,
         bytes: u64,
     ) -> Result<Volume, PoolError> {
-        let _ = (uuid, name, bytes);
-        todo!()
+        let _changing = self.begin()?;
+        check_name(name)?;
+        check_size(bytes)?;
+        if self.volumes.borrow().contains_key(name) {
+            return Err(PoolError::Exists(name.into()));
+        }
+        if self.volumes.borrow().len() >= VOLUMES_MAX {
+            return Err(PoolError::TooMany(VOLUMES_MAX));
+        }
+        let extents = choose(&self.free(), self.whole_stripes(bytes), EXTENTS_MAX)?;
+        self.zero(&extents).await?;
+        let thick = Rc::new(Thick {
+            uuid,
+            name: name.to_owned(),
+            array: self.array.clone(),
+            bytes: Cell::new(bytes),
+            extents: RefCell::new(extents),
+        });
+        self.volumes.borrow_mut().insert(name.to_owned(), thick.clone());
+        if let Err(error) = self.save().await {
+            self.volumes.borrow_mut().remove(name);
+            return Err(error);
+        }
+        Ok(Volume::Thick(thick))
     }
 
     /// Grows a volume; the new end reads as zeroes. Durable when this returns.
     pub async fn resize(&self, name: &str, bytes: u64) -> Result<(), PoolError> {
-        let _ = (name, bytes);
-        todo!()
+        let _changing = self.begin()?;
+        check_size(bytes)?;
+        let thick = self.thick(name)?;
+        let had_bytes = thick.bytes.get();
+        if bytes < had_bytes {
+            return Err(PoolError::Shrink { has: had_bytes });
+        }
+        let had = thick.extents.borrow().clone();
+        let held: u64 = had.iter().map(|area| area.len).sum();
+        let more = self.whole_stripes(bytes).saturating_sub(held);
+        let added = choose(&self.free(), more, EXTENTS_MAX - had.len())?;
+        self.zero(&added).await?;
+        thick.extents.borrow_mut().extend(added);
+        thick.bytes.set(bytes);
+        if let Err(error) = self.save().await {
+            thick.bytes.set(had_bytes);
+            *thick.extents.borrow_mut() = had;
+            return Err(error);
+        }
+        Ok(())
     }
 
     /// Deletes a volume; its space can be used again. Durable when this returns. The caller has
     /// made sure that nobody uses it.
     pub async fn delete(&self, name: &str) -> Result<(), PoolError> {
-        let _ = name;
-        todo!()
+        let _changing = self.begin()?;
+        let thick = self.thick(name)?;
+        self.volumes.borrow_mut().remove(name);
+        if let Err(error) = self.save().await {
+            self.volumes.borrow_mut().insert(name.to_owned(), thick);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    fn begin(&self) -> Result<Changing<'_>, PoolError> {
+        if self.changing.replace(true) {
+            return Err(PoolError::Busy);
+        }
+        Ok(Changing(&self.changing))
+    }
+
+    /// Space is given out in whole stripes, so that volumes never share parity.
+    fn whole_stripes(&self, bytes: u64) -> u64 {
+        bytes.div_ceil(self.array.stripe_bytes()).saturating_mul(self.array.stripe_bytes())
+    }
+
+    async fn zero(&self, extents: &[Area]) -> Result<(), PoolError> {
+        for extent in extents {
+            self.array.write_zeroes(extent.offset, extent.len).await?;
+        }
+        Ok(self.array.flush().await?)
+    }
+
+    /// Ranges of the array that no volume has, in order.
+    fn free(&self) -> Vec<Area> {
+        let mut used: Vec<Area> = Vec::new();
+        for thick in self.volumes.borrow().values() {
+            used.extend(thick.extents.borrow().iter());
+        }
+        used.sort_unstable_by_key(|area| area.offset);
+        let (mut free, mut at) = (Vec::new(), 0);
+        let end = Area { offset: self.array.capacity(), len: 0 };
+        for area in used.iter().chain([&end]) {
+            if area.offset > at {
+                free.push(Area { offset: at, len: area.offset - at });
+            }
+            at = area.range().end;
+        }
+        free
+    }
+
+    async fn save(&self) -> Result<(), PoolError> {
+        let mut table = VolumeTable::empty(self.array.uuid());
+        {
+            let volumes = self.volumes.borrow();
+            table.volume_count = u32::try_from(volumes.len()).expect("few volumes").into();
+            for (stored, thick) in table.volumes.iter_mut().zip(volumes.values()) {
+                *stored = stored_volume(thick);
+            }
+        }
+        Ok(self.array.write_table(&table).await?)
+    }
+}
+
+fn stored_volume(thick: &Thick) -> StoredVolume {
+    let mut stored = StoredVolume::blank();
+    stored.uuid = thick.uuid;
+    stored.name = name_field(&thick.name).expect("checked when it was made");
+    stored.bytes = thick.bytes.get().into();
+    let extents = thick.extents.borrow();
+    stored.extent_count = u32::try_from(extents.len()).expect("few extents").into();
+    for (stored, area) in stored.extents.iter_mut().zip(extents.iter()) {
+        *stored = StoredExtent { offset: area.offset.into(), len: area.len.into() };
+    }
+    stored
+}
+
+fn check_name(name: &str) -> Result<(), PoolError> {
+    if name.is_empty() || name.len() > NAME_BYTES {
+        return Err(PoolError::Name(format!("a name has 1 to {NAME_BYTES} bytes")));
+    }
+    Ok(())
+}
+
+fn check_size(bytes: u64) -> Result<(), PoolError> {
+    if bytes == 0 || !bytes.is_multiple_of(512) { Err(PoolError::Size) } else { Ok(()) }
+}
+
+/// Takes `wanted` bytes from `free`: the smallest range that holds it all, else the largest ones.
+fn choose(free: &[Area], wanted: u64, extents_max: usize) -> Result<Vec<Area>, PoolError> {
+    if wanted == 0 {
+        return Ok(Vec::new());
+    }
+    let total: u64 = free.iter().map(|area| area.len).sum();
+    if total < wanted {
+        return Err(PoolError::Full { wanted, free: total });
+    }
+    let fits = free.iter().filter(|area| area.len >= wanted).min_by_key(|area| area.len);
+    if let Some(area) = fits {
+        return Ok(vec![Area { offset: area.offset, len: wanted }]);
+    }
+    let mut largest = free.to_vec();
+    largest.sort_unstable_by_key(|area| std::cmp::Reverse(area.len));
+    let (mut chosen, mut left) = (Vec::new(), wanted);
+    for area in largest {
+        if left == 0 {
+            break;
+        }
+        let len = area.len.min(left);
+        chosen.push(Area { offset: area.offset, len });
+        left -= len;
+    }
+    if chosen.len() > extents_max { Err(PoolError::Fragmented { wanted }) } else { Ok(chosen) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn area(offset: u64, len: u64) -> Area {
+        Area { offset, len }
+    }
+
+    #[test]
+    fn space_is_taken_where_it_fits_best() {
+        let free = [area(0, 10), area(20, 4), area(30, 6)];
+        assert_eq!(choose(&free, 5, 9), Ok(vec![area(30, 5)]));
+        assert_eq!(choose(&free, 4, 9), Ok(vec![area(20, 4)]));
+        assert_eq!(choose(&free, 14, 9), Ok(vec![area(0, 10), area(30, 4)]));
+        assert_eq!(choose(&free, 0, 9), Ok(vec![]));
+        assert_eq!(choose(&free, 21, 9), Err(PoolError::Full { wanted: 21, free: 20 }));
+        assert_eq!(choose(&free, 20, 2), Err(PoolError::Fragmented { wanted: 20 }));
     }
 }

@@ -61,6 +61,10 @@ impl Thick {
         .await
     }
 
+    pub(crate) async fn discard(&self, offset: u64, len: u64) -> Result<(), ArrayError> {
+        self.for_ranges(offset, len, |at, _, part| self.array.discard(at, part)).await
+    }
+
     pub(crate) async fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), ArrayError> {
         self.for_ranges(offset, len, |at, _, part| self.array.write_zeroes(at, part)).await
     }

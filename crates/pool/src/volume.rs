@@ -55,6 +55,12 @@ impl Volume {
         thick.array.flush().await
     }
 
+    /// Gives space back: whole stripes of the range read as zeroes, the rest keeps its bytes.
+    pub async fn discard(&self, offset: u64, len: u64) -> Result<(), ArrayError> {
+        let Volume::Thick(thick) = self;
+        thick.discard(offset, len).await
+    }
+
     /// The range reads as zeroes afterwards; its space may be given back.
     pub async fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), ArrayError> {
         let Volume::Thick(thick) = self;

@@ -1,126 +1,241 @@
-//! An array: what it is made of, how it starts, changes and stops.
+//! An array while it runs: what it is made of, and what all its parts share.
+//!
+//! Reading, writing, starting and the long jobs are in their own files and add to `Array` there.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
-use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::Level;
-use ashlar_format::units::MemberIndex;
-use ashlar_reactor::buffer::Buffers;
+use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
+use ashlar_reactor::wait_list::WaitList;
 
-use crate::error::{ArrayError, AssembleError, ChangeError};
-use crate::status::ArrayStatus;
-
-/// What an array shall be.
-#[derive(Clone, Debug)]
-pub struct ArraySpec {
-    pub uuid: [u8; 16],
-    pub name: String,
-    pub level: Level,
-    /// 16 KiB to 1 MiB, a power of two.
-    pub chunk_bytes: u32,
-    /// Copies of each block; for levels 1 (0: as many as drives) and 10 (0: two).
-    pub copies: u8,
-}
-
-/// How careful to be when an array is started.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct AssembleOptions {
-    /// Go on although absent members may hold newer data.
-    pub force: bool,
-    /// The array's generation as this host last saw it: members of this generation are new enough.
-    pub known_generation: Option<u64>,
-}
+use crate::dirty_map::DirtyMap;
+use crate::error::{ArrayError, ChangeError};
+use crate::job::Jobs;
+use crate::journal::Journal;
+use crate::layout::Layout;
+use crate::members::{Identity, Member, Members};
+use crate::parity::Kernels;
+use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
+use crate::unsynced::Unsynced;
 
 pub struct Array {
-    reactor: Reactor,
+    pub(crate) reactor: Reactor,
+    pub(crate) identity: Rc<Identity>,
+    pub(crate) members: Rc<Members>,
+    pub(crate) dirty: Rc<DirtyMap>,
+    pub(crate) journal: Journal,
+    pub(crate) unsynced: Unsynced,
+    pub(crate) locks: Rc<RangeLock>,
+    pub(crate) kernels: Kernels,
+    /// Largest sector of any member: what reads and writes of members are multiples of.
+    pub(crate) sector_bytes: u32,
+    pub(crate) jobs: Jobs,
+    counters: Cell<ArrayCounters>,
+    requests: Cell<u64>,
+    stopping: Cell<bool>,
+    drained: WaitList,
+    /// The maintenance task has not ended yet.
+    pub(crate) maintained: Cell<bool>,
+    /// Turns over the copies of a mirror.
+    pub(crate) next_copy: Cell<u8>,
+    /// Payload of the pool above, kept on every member beside the superblock.
+    pub(crate) table_sequence: Cell<u64>,
+}
+
+/// Keeps the array from stopping while a request is under way.
+pub(crate) struct RequestGuard {
+    array: Rc<Array>,
+}
+
+impl Drop for RequestGuard {
+    fn drop(&mut self) {
+        let left = self.array.requests.get() - 1;
+        self.array.requests.set(left);
+        if left == 0 {
+            self.array.drained.wake_all(&self.array.reactor);
+        }
+    }
 }
 
 impl Array {
-    /// Labels the drives (each with its own new uuid) and starts the array. `drives` are the
-    /// members in order.
-    pub async fn create(
+    pub(crate) fn new(
         reactor: &Reactor,
-        spec: &ArraySpec,
-        drives: Vec<([u8; 16], Rc<Drive>)>,
-    ) -> Result<Rc<Array>, ChangeError> {
-        let _ = (spec, drives);
-        Ok(Rc::new(Array { reactor: reactor.clone() }))
+        identity: Rc<Identity>,
+        members: Rc<Members>,
+        dirty: Rc<DirtyMap>,
+        unsynced: Unsynced,
+        table_sequence: u64,
+    ) -> Rc<Array> {
+        let sector_bytes = {
+            let list = members.list();
+            let sectors = list.iter().flat_map(|m| &m.drive).map(|d| d.limits().sector_bytes);
+            sectors.max().unwrap_or(512)
+        };
+        let chunk_bytes = identity.layout.chunk_bytes;
+        Rc::new(Array {
+            reactor: reactor.clone(),
+            journal: Journal::new(reactor, identity.clone(), members.clone()),
+            identity,
+            members,
+            dirty,
+            unsynced,
+            locks: RangeLock::new(reactor, chunk_bytes.trailing_zeros()),
+            kernels: Kernels::detect(),
+            sector_bytes,
+            jobs: Jobs::default(),
+            counters: Cell::default(),
+            requests: Cell::new(0),
+            stopping: Cell::new(false),
+            drained: WaitList::default(),
+            maintained: Cell::new(false),
+            next_copy: Cell::new(0),
+            table_sequence: Cell::new(table_sequence),
+        })
     }
 
-    /// Puts the array on these drives together, from their labels alone, and starts it.
-    pub async fn assemble(
-        reactor: &Reactor,
-        drives: Vec<Rc<Drive>>,
-        options: AssembleOptions,
-    ) -> Result<Rc<Array>, AssembleError> {
-        let _ = (drives, options);
-        Ok(Rc::new(Array { reactor: reactor.clone() }))
+    pub fn uuid(&self) -> [u8; 16] {
+        self.identity.uuid
+    }
+
+    pub fn name(&self) -> &str {
+        &self.identity.name
+    }
+
+    pub fn layout(&self) -> &Layout {
+        &self.identity.layout
     }
 
     /// Bytes for volumes.
     pub fn capacity(&self) -> u64 {
-        todo!()
+        self.layout().capacity()
     }
 
     /// Bytes of data in one stripe.
     pub fn stripe_bytes(&self) -> u64 {
-        todo!()
+        self.layout().stripe_bytes()
     }
 
-    pub async fn read(self: &Rc<Self>, offset: u64, into: Buffers) -> Result<(), ArrayError> {
-        let _ = (offset, into);
-        todo!()
+    pub(crate) fn begin(self: &Rc<Self>) -> Result<RequestGuard, ArrayError> {
+        if self.stopping.get() {
+            return Err(ArrayError::Stopped);
+        }
+        self.requests.set(self.requests.get() + 1);
+        Ok(RequestGuard { array: self.clone() })
     }
 
-    pub async fn write(self: &Rc<Self>, offset: u64, from: Buffers) -> Result<(), ArrayError> {
-        let _ = (offset, from);
-        todo!()
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.get()
     }
 
-    /// Everything acknowledged before is durable when this returns.
-    pub async fn flush(self: &Rc<Self>) -> Result<(), ArrayError> {
-        todo!()
+    /// Requests under way.
+    pub(crate) fn requests(&self) -> u64 {
+        self.requests.get()
     }
 
-    /// The range reads as zeroes afterwards; space under whole stripes may be given back.
-    pub async fn write_zeroes(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let _ = (offset, len);
-        todo!()
+    /// Refuses new requests and waits for those under way, jobs included.
+    pub(crate) async fn drain(&self) {
+        self.stopping.set(true);
+        let idle = || self.requests.get() == 0 && !self.maintained.get();
+        self.drained.until(&self.reactor, idle).await;
+    }
+
+    /// Maintenance begins (true) or ends (false).
+    pub(crate) fn set_maintained(&self, maintained: bool) {
+        self.maintained.set(maintained);
+        self.drained.wake_all(&self.reactor);
+    }
+
+    pub(crate) fn count(&self, change: impl FnOnce(&mut ArrayCounters)) {
+        let mut counters = self.counters.get();
+        change(&mut counters);
+        self.counters.set(counters);
+    }
+
+    /// Locks rows of one stripe.
+    pub(crate) async fn lock_rows(
+        &self,
+        stripe: StripeIndex,
+        rows: std::ops::Range<u32>,
+        mode: Mode,
+    ) -> RangeGuard {
+        let key = |row| self.layout().member_offset(stripe, row);
+        self.locks.lock(key(rows.start)..key(rows.end), mode).await
+    }
+
+    /// Locks all rows of one stripe.
+    pub(crate) async fn lock_stripe(&self, stripe: StripeIndex, mode: Mode) -> RangeGuard {
+        self.lock_rows(stripe, 0..self.layout().chunk_bytes, mode).await
+    }
+
+    /// Locks stripes in ascending order, which is the order of all who hold several.
+    pub(crate) async fn lock_stripes(
+        &self,
+        stripes: std::ops::Range<u64>,
+        mode: Mode,
+    ) -> Vec<RangeGuard> {
+        let mut guards = Vec::new();
+        for stripe in stripes {
+            guards.push(self.lock_stripe(StripeIndex(stripe), mode).await);
+        }
+        guards
+    }
+
+    pub fn state(&self) -> ArrayState {
+        if self.members.all_trusted() {
+            ArrayState::Optimal
+        } else if self.members.serves_all() {
+            ArrayState::Degraded
+        } else {
+            ArrayState::Failed
+        }
     }
 
     pub fn status(&self) -> ArrayStatus {
-        let _ = &self.reactor;
-        todo!()
+        let layout = self.layout();
+        let member = |(index, member): (usize, &Member)| MemberStatus {
+            index: MemberIndex::new(index),
+            drive_uuid: member.drive_uuid,
+            drive: member.drive.clone(),
+            state: member.state,
+            rebuilt_stripes: member.rebuilt_stripes,
+        };
+        let now = self.reactor.now();
+        ArrayStatus {
+            uuid: self.identity.uuid,
+            name: self.identity.name.clone(),
+            level: layout.level,
+            copies: layout.copies,
+            data_chunks: layout.data,
+            parity_chunks: layout.parity,
+            chunk_bytes: layout.chunk_bytes,
+            stripes: layout.stripes,
+            capacity: layout.capacity(),
+            generation: self.members.generation(),
+            state: self.state(),
+            members: self.members.list().iter().enumerate().map(member).collect(),
+            dirty_regions: self.dirty.dirty_count(),
+            resync: self.jobs.resync(now),
+            rebuild: self.jobs.rebuild(now),
+            rebuild_error: self.jobs.rebuild_error(),
+            scrub: self.jobs.scrub(now),
+            counters: self.counters.get(),
+        }
     }
 
     /// The member's drive was pulled: it is used no longer. Returns at once.
-    pub fn pull_member(self: &Rc<Self>, member: MemberIndex) -> Result<(), ChangeError> {
-        let _ = member;
-        todo!()
+    ///
+    /// It stays trusted until a write is acknowledged that it has missed; so a drive that comes
+    /// back before that needs no rebuild.
+    pub fn pull_member(self: &Rc<Self>, index: MemberIndex) -> Result<(), ChangeError> {
+        let drive = self.member(index)?.drive;
+        drive.iter().for_each(|drive| drive.pull());
+        Ok(())
     }
 
-    /// Puts `drive` in the place of an absent, failed or stale member, labels it (durably), and
-    /// starts to rebuild onto it. The same drive may come back.
-    pub async fn replace_member(
-        self: &Rc<Self>,
-        member: MemberIndex,
-        drive: Rc<Drive>,
-        drive_uuid: [u8; 16],
-    ) -> Result<(), ChangeError> {
-        let _ = (member, drive, drive_uuid);
-        todo!()
-    }
-
-    /// Starts to read and verify everything; `repair` writes parity or copies anew where they do
-    /// not agree with the data (for mirrors: with the first copy).
-    pub fn start_scrub(self: &Rc<Self>, repair: bool) -> Result<(), ChangeError> {
-        let _ = repair;
-        todo!()
-    }
-
-    /// Waits for requests under way, flushes, marks the array clean. Afterwards it does nothing.
-    pub async fn stop(self: &Rc<Self>) -> Result<(), ArrayError> {
-        todo!()
+    pub(crate) fn member(&self, index: MemberIndex) -> Result<Member, ChangeError> {
+        let list = self.members.list();
+        list.get(index.index()).cloned().ok_or(ChangeError::NoMember(index))
     }
 }

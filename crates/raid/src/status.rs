@@ -103,6 +103,8 @@ pub struct ArrayStatus {
     /// Stripes whose parity or copies may not agree yet, after a crash.
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,
+    /// Why the last rebuild stopped before its end.
+    pub rebuild_error: Option<String>,
     pub scrub: ScrubState,
     pub counters: ArrayCounters,
 }

@@ -1,0 +1,240 @@
+//! Putting an array together from what is on its drives.
+//!
+//! The newest superblock decides who is a member and who can be trusted. The recovery table, for
+//! one member named by it:
+//!
+//! | its state there | drive here | becomes |
+//! |---|---|---|
+//! | trusted | yes | trusted |
+//! | trusted | no | absent; the array starts if the others can stand for it |
+//! | rebuilding | yes | rebuilding, from where it was |
+//! | rebuilding, stale | no | absent |
+//! | stale | yes | stale: not read until it was rebuilt |
+//!
+//! A drive with this array's label whose uuid the newest superblock does not name was replaced: it
+//! is left alone.
+
+use std::rc::Rc;
+
+use ashlar_drive::drive::Drive;
+use ashlar_drive::error::DriveError;
+use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState, SLOTS};
+use ashlar_format::dirty_map::{self, DirtyMapPage, REGIONS_PER_PAGE};
+use ashlar_format::record;
+use ashlar_format::units::{MemberIndex, to_usize};
+use ashlar_reactor::executor::Reactor;
+
+use crate::dirty_map::DirtyMap;
+use crate::error::AssembleError;
+use crate::label::{self, Label};
+use crate::layout::Layout;
+use crate::members::{Identity, Member};
+
+/// How careful to be when an array is started.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AssembleOptions {
+    /// Go on although absent members may hold newer data.
+    pub force: bool,
+    /// The array's generation as this host last saw it: members of this generation are new enough.
+    pub known_generation: Option<u64>,
+}
+
+/// What the drives say the array is.
+pub(crate) struct Found {
+    pub(crate) identity: Rc<Identity>,
+    pub(crate) members: Vec<Member>,
+    pub(crate) generation: u64,
+    pub(crate) journal_from: u64,
+}
+
+struct Candidate {
+    drive: Rc<Drive>,
+    label: Label,
+    superblock: Option<ArraySuperblock>,
+}
+
+fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> AssembleError {
+    let drive = drive.name().to_owned();
+    move |error| AssembleError::Drive { drive: drive.clone(), error }
+}
+
+pub(crate) async fn find(
+    reactor: &Reactor,
+    drives: Vec<Rc<Drive>>,
+    options: AssembleOptions,
+) -> Result<Found, AssembleError> {
+    let mut candidates = Vec::new();
+    for drive in drives {
+        let label = label::read(reactor, &drive).await.map_err(drive_error(&drive))?;
+        if let Some(label) = label {
+            let superblock = newest_superblock(reactor, &drive, &label).await;
+            candidates.push(Candidate { drive, label, superblock });
+        }
+    }
+    let first = candidates.first().ok_or(AssembleError::NoLabel)?;
+    if candidates.iter().any(|other| other.label.array != first.label.array) {
+        return Err(AssembleError::Mixed);
+    }
+    let superblocks = candidates.iter().filter_map(|candidate| candidate.superblock.clone());
+    let newest = superblocks
+        .max_by_key(|superblock| superblock.header.sequence.get())
+        .ok_or(AssembleError::NoSuperblock)?;
+    let generation = newest.header.sequence.get();
+    let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
+    let members = members_of(&newest, &candidates)?;
+    judge(&identity.layout, &members, generation, options)?;
+    let journal_from = newest.journal_from.get();
+    Ok(Found { identity: Rc::new(identity), members, generation, journal_from })
+}
+
+async fn newest_superblock(
+    reactor: &Reactor,
+    drive: &Rc<Drive>,
+    label: &Label,
+) -> Option<ArraySuperblock> {
+    let mut newest: Option<ArraySuperblock> = None;
+    for slot in 0..SLOTS {
+        let home = label.layout.superblocks.offset + slot * ArraySuperblock::BYTES;
+        let read = label::read_bytes(reactor, drive, home, ArraySuperblock::BYTES).await;
+        let Ok(bytes) = read else { continue };
+        let opened = record::open::<ArraySuperblock>(&bytes, Some(label.drive_uuid), home);
+        let Ok(superblock) = opened else { continue };
+        let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
+        if superblock.array == label.array && superblock.header.sequence.get() > best {
+            newest = Some(superblock.clone());
+        }
+    }
+    newest
+}
+
+fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
+    let level = superblock.level().ok()?;
+    let layout = Layout {
+        level,
+        data: superblock.data_chunks,
+        parity: superblock.parity_chunks,
+        copies: superblock.copies,
+        chunk_bytes: superblock.chunk_bytes.get(),
+        stripes: superblock.stripes.get(),
+    };
+    Some(Identity {
+        uuid: superblock.array,
+        name: superblock.name().ok()?.to_owned(),
+        layout,
+        region_stripes: superblock.region_stripes.get(),
+    })
+}
+
+fn members_of(
+    newest: &ArraySuperblock,
+    candidates: &[Candidate],
+) -> Result<Vec<Member>, AssembleError> {
+    let mut members = Vec::new();
+    for (index, stored) in newest.members().iter().enumerate() {
+        let mut owners = candidates.iter().filter(|c| c.label.drive_uuid == stored.drive);
+        let owner = owners.next();
+        if owners.next().is_some() {
+            return Err(AssembleError::Twice(MemberIndex::new(index)));
+        }
+        let nowhere = label::plan(label::DRIVE_BYTES_MIN).expect("the smallest drive has a plan");
+        members.push(Member {
+            drive_uuid: stored.drive,
+            drive: owner.map(|owner| owner.drive.clone()),
+            areas: owner.map_or(nowhere, |owner| owner.label.layout),
+            state: stored.state().map_err(|_| AssembleError::NoSuperblock)?,
+            rebuilt_stripes: stored.rebuilt_stripes.get(),
+        });
+    }
+    Ok(members)
+}
+
+/// Whether the array may start with these members.
+fn judge(
+    layout: &Layout,
+    members: &[Member],
+    generation: u64,
+    options: AssembleOptions,
+) -> Result<(), AssembleError> {
+    if options.force {
+        return Ok(());
+    }
+    let here: Vec<bool> = members
+        .iter()
+        .map(|member| member.drive.is_some() && member.state == MemberState::Trusted)
+        .collect();
+    if !layout.survives(&here) {
+        let present = here.iter().filter(|here| **here).count();
+        return Err(AssembleError::TooFew { present, needed: needed(layout) });
+    }
+    if let Some(known) = options.known_generation {
+        return if generation < known { Err(AssembleError::MaybeOld) } else { Ok(()) };
+    }
+    // Members that could have served everything without us may have gone on without us.
+    let absent: Vec<bool> = members
+        .iter()
+        .map(|member| member.drive.is_none() && member.state == MemberState::Trusted)
+        .collect();
+    if layout.survives(&absent) { Err(AssembleError::MaybeOld) } else { Ok(()) }
+}
+
+fn needed(layout: &Layout) -> usize {
+    match layout.level {
+        Level::Raid0 => layout.members(),
+        Level::Raid1 | Level::Raid10 => layout.data.into(),
+        Level::Raid5 | Level::Raid6 => layout.members() - usize::from(layout.parity),
+    }
+}
+
+/// The dirty map of all trusted members together, and the sequence of each page. A page that no
+/// member can show is dirty as a whole.
+pub(crate) async fn read_dirty_map(
+    reactor: &Reactor,
+    identity: &Identity,
+    members: &[Member],
+) -> (Vec<bool>, Vec<u64>) {
+    let regions = DirtyMap::region_count(identity.layout.stripes, identity.region_stripes);
+    let mut dirty = vec![false; to_usize(regions)];
+    let mut sequences = Vec::new();
+    for page in 0..DirtyMapPage::pages_for(regions) {
+        let first = to_usize(page * REGIONS_PER_PAGE);
+        let count = dirty.len().min(first + to_usize(REGIONS_PER_PAGE)) - first;
+        let mut newest = 0;
+        for member in members {
+            let Some(drive) = member.keeps_metadata() else { continue };
+            let found = newest_page(reactor, identity, member, drive, page).await;
+            if let Some(found) = found {
+                newest = newest.max(found.header.sequence.get());
+                (0..count).for_each(|region| dirty[first + region] |= found.is_dirty(region));
+            }
+        }
+        if newest == 0 {
+            dirty[first..first + count].fill(true);
+        }
+        sequences.push(newest);
+    }
+    (dirty, sequences)
+}
+
+async fn newest_page(
+    reactor: &Reactor,
+    identity: &Identity,
+    member: &Member,
+    drive: &Rc<Drive>,
+    page: u64,
+) -> Option<DirtyMapPage> {
+    let number = u32::try_from(page).ok()?;
+    let mut newest: Option<DirtyMapPage> = None;
+    for slot in 0..dirty_map::SLOTS {
+        let home = member.areas.dirty_map.offset + DirtyMapPage::slot_offset(number, slot);
+        let read = label::read_bytes(reactor, drive, home, DirtyMapPage::BYTES).await;
+        let Ok(bytes) = read else { continue };
+        let opened = record::open::<DirtyMapPage>(&bytes, Some(member.drive_uuid), home);
+        let Ok(found) = opened else { continue };
+        let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
+        let ours = found.array == identity.uuid && found.page.get() == number;
+        if ours && found.header.sequence.get() > best {
+            newest = Some(found.clone());
+        }
+    }
+    newest
+}

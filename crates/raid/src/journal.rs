@@ -1,0 +1,392 @@
+//! The stripe journal: closes the write hole of a degraded parity stripe.
+//!
+//! With a member missing, data and parity of a stripe must change together: a crash between them
+//! would change what the missing blocks work out to. So every write of a degraded parity array
+//! first becomes a record, durable on as many members as may still be lost, plus one; then it is
+//! stored in place. After a crash the records are stored again.
+//!
+//! Records stand in a ring at the same place on every member. Invariants:
+//! - `journal_from` is in the superblock only while every write under way has a record, and no
+//!   stripe waits for resync; so a crash then leaves nothing that the records do not cure;
+//! - a record's space is used again only after what it stored is durable in place, and only in the
+//!   order of sequence; so what is found in the ring is always the newest records, without a gap.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use ashlar_drive::drive::Drive;
+use ashlar_drive::error::DriveError;
+use ashlar_format::journal_record::{JournalRecord, PAYLOAD_BYTES_MAX, StoredSlice};
+use ashlar_format::record::{self, payload_checksum};
+use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
+use ashlar_reactor::buffer::{Buffer, Buffers};
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::join::join_all;
+use ashlar_reactor::wait_list::WaitList;
+use zerocopy::IntoBytes;
+
+use crate::error::ArrayError;
+use crate::label;
+use crate::members::{Identity, Members};
+
+/// Rows to be stored at one position.
+#[derive(Clone)]
+pub(crate) struct Slice {
+    pub(crate) position: u8,
+    pub(crate) row: u32,
+    pub(crate) bytes: Buffer,
+}
+
+/// A record that was found after a crash.
+pub(crate) struct Found {
+    pub(crate) sequence: u64,
+    pub(crate) tail_sequence: u64,
+    pub(crate) stripe: StripeIndex,
+    pub(crate) slices: Vec<(u8, u32, Vec<u8>)>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Its stripe is being written.
+    Live,
+    /// Stored in place, but perhaps not durable there.
+    Stored,
+}
+
+struct Entry {
+    sequence: u64,
+    at: u64,
+    len: u64,
+    stage: Stage,
+}
+
+pub(crate) struct Journal {
+    reactor: Reactor,
+    identity: Rc<Identity>,
+    members: Rc<Members>,
+    /// Oldest first.
+    ring: Rc<RefCell<VecDeque<Entry>>>,
+    next_sequence: Cell<u64>,
+    /// Writes under way that have no record.
+    unrecorded: Rc<Cell<u64>>,
+    waiting: Rc<WaitList>,
+    making_room: Cell<bool>,
+}
+
+/// A write under way; says when it is stored.
+pub(crate) struct Recorded {
+    reactor: Reactor,
+    waiting: Rc<WaitList>,
+    kind: Kind,
+}
+
+enum Kind {
+    None(Rc<Cell<u64>>),
+    Record { sequence: u64, ring: Rc<RefCell<VecDeque<Entry>>> },
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        match &self.kind {
+            Kind::None(unrecorded) => unrecorded.set(unrecorded.get() - 1),
+            Kind::Record { sequence, ring } => {
+                let mut ring = ring.borrow_mut();
+                if let Some(entry) = ring.iter_mut().find(|entry| entry.sequence == *sequence) {
+                    entry.stage = Stage::Stored;
+                }
+            }
+        }
+        self.waiting.wake_all(&self.reactor);
+    }
+}
+
+impl Journal {
+    pub(crate) fn new(reactor: &Reactor, identity: Rc<Identity>, members: Rc<Members>) -> Journal {
+        Journal {
+            reactor: reactor.clone(),
+            identity,
+            members,
+            ring: Rc::default(),
+            next_sequence: Cell::new(1),
+            unrecorded: Rc::default(),
+            waiting: Rc::default(),
+            making_room: Cell::new(false),
+        }
+    }
+
+    /// Most rows of `positions` slices that fit in one record.
+    pub(crate) fn rows_max(positions: u8) -> u32 {
+        PAYLOAD_BYTES_MAX / u32::from(positions) / 4096 * 4096
+    }
+
+    /// Before a stripe of parity is written: makes a record durable if the array is degraded.
+    /// `in_sync`: no stripe waits for resync. Keep the result until the write is stored.
+    pub(crate) async fn record_if_degraded(
+        &self,
+        stripe: StripeIndex,
+        slices: &[Slice],
+        in_sync: bool,
+    ) -> Result<Recorded, ArrayError> {
+        if self.members.all_trusted() || !in_sync {
+            self.unrecorded.set(self.unrecorded.get() + 1);
+            return Ok(self.recorded(Kind::None(self.unrecorded.clone())));
+        }
+        self.cover().await?;
+        let payload: u64 = slices.iter().map(|slice| slice.bytes.len() as u64).sum();
+        let len = (JournalRecord::BYTES + payload).next_multiple_of(4096);
+        let (sequence, at) = self.make_room(len).await?;
+        let recorded = self.recorded(Kind::Record { sequence, ring: self.ring.clone() });
+        self.append(stripe, slices, sequence, at).await?;
+        Ok(recorded)
+    }
+
+    fn recorded(&self, kind: Kind) -> Recorded {
+        Recorded { reactor: self.reactor.clone(), waiting: self.waiting.clone(), kind }
+    }
+
+    /// Says in the superblock that the journal covers every write, once it does.
+    async fn cover(&self) -> Result<(), ArrayError> {
+        while self.members.journal_from() == 0 {
+            self.waiting.until(&self.reactor, || self.unrecorded.get() == 0).await;
+            if self.members.journal_from() == 0 {
+                self.members.set_journal_from(self.next_sequence.get());
+            }
+        }
+        self.members.settled().await
+    }
+
+    fn ring_bytes(&self) -> u64 {
+        let list = self.members.list();
+        let present = list.iter().filter(|member| member.drive.is_some());
+        present.map(|member| member.areas.journal.len).min().unwrap_or(0)
+    }
+
+    /// Waits for space and takes it. Returns the record's sequence and place in the ring.
+    async fn make_room(&self, len: u64) -> Result<(u64, u64), ArrayError> {
+        loop {
+            if let Some(at) = self.find_room(len) {
+                let sequence = self.next_sequence.get();
+                self.next_sequence.set(sequence + 1);
+                let entry = Entry { sequence, at, len, stage: Stage::Live };
+                self.ring.borrow_mut().push_back(entry);
+                return Ok((sequence, at));
+            }
+            let oldest_is_stored =
+                || self.ring.borrow().front().is_some_and(|entry| entry.stage == Stage::Stored);
+            if self.making_room.get() || !oldest_is_stored() {
+                let before = self.ring.borrow().front().map(|entry| entry.sequence);
+                let changed = || {
+                    let first = self.ring.borrow().front().map(|entry| entry.sequence);
+                    first != before || (!self.making_room.get() && oldest_is_stored())
+                };
+                self.waiting.until(&self.reactor, changed).await;
+                continue;
+            }
+            self.making_room.set(true);
+            let released = self.release().await;
+            self.making_room.set(false);
+            self.waiting.wake_all(&self.reactor);
+            released?;
+        }
+    }
+
+    fn find_room(&self, len: u64) -> Option<u64> {
+        let size = self.ring_bytes();
+        let ring = self.ring.borrow();
+        let (Some(first), Some(last)) = (ring.front(), ring.back()) else {
+            return (len <= size).then_some(0);
+        };
+        let end = last.at + last.len;
+        if last.at >= first.at {
+            // Used in one piece: behind it, else at the front.
+            if end + len <= size {
+                return Some(end);
+            }
+            return (len < first.at).then_some(0);
+        }
+        (end + len < first.at).then_some(end)
+    }
+
+    /// Makes stored records durable in place and gives their space back.
+    async fn release(&self) -> Result<(), ArrayError> {
+        let stored = {
+            let ring = self.ring.borrow();
+            let stored = ring.iter().take_while(|entry| entry.stage == Stage::Stored);
+            stored.map(|entry| entry.sequence).last()
+        };
+        let Some(stored) = stored else { return Ok(()) };
+        self.members.flush().await?;
+        let mut ring = self.ring.borrow_mut();
+        while ring.front().is_some_and(|entry| entry.sequence <= stored) {
+            ring.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Writes the record to as many members as may still be lost, plus one, and flushes it.
+    async fn append(
+        &self,
+        stripe: StripeIndex,
+        slices: &[Slice],
+        sequence: u64,
+        at: u64,
+    ) -> Result<(), ArrayError> {
+        let (mut record, payload) = self.compose(stripe, slices);
+        let oldest = self.ring.borrow().front().map_or(sequence, |entry| entry.sequence);
+        record.tail_sequence = oldest.into();
+        loop {
+            let targets = self.targets(sequence);
+            if targets.is_empty() {
+                return Err(ArrayError::Lost);
+            }
+            let writes = targets.iter().map(|(_, drive, drive_uuid, area)| {
+                write_copy(
+                    &self.reactor,
+                    drive,
+                    &record,
+                    &payload,
+                    (*drive_uuid, area + at, sequence),
+                )
+            });
+            let results = join_all(writes).await;
+            if results.iter().all(Result::is_ok) {
+                return Ok(());
+            }
+            // A member that cannot take records cannot take the write either.
+            let failed = targets.iter().zip(&results).filter(|(_, result)| result.is_err());
+            let failed: Vec<MemberIndex> = failed.map(|((index, ..), _)| *index).collect();
+            if results.contains(&Err(DriveError::NoSpace)) {
+                return Err(ArrayError::NoSpace);
+            }
+            self.members.fence(failed.into_iter()).await?;
+        }
+    }
+
+    fn compose(&self, stripe: StripeIndex, slices: &[Slice]) -> (JournalRecord, Buffers) {
+        let mut record = JournalRecord::blank();
+        record.array = self.identity.uuid;
+        record.stripe = stripe.0.into();
+        let mut payload = Buffers::default();
+        let mut bytes = Vec::new();
+        for (stored, slice) in record.slices.iter_mut().zip(slices) {
+            let len = u32::try_from(slice.bytes.len()).expect("at most a chunk");
+            *stored = StoredSlice::new(slice.position, slice.row, len);
+            payload.push(slice.bytes.clone());
+            bytes.extend_from_slice(slice.bytes.bytes());
+        }
+        record.slice_count = u32::try_from(slices.len()).expect("few positions").into();
+        record.payload_bytes = u32::try_from(bytes.len()).expect("at most 1 MiB").into();
+        record.payload_checksum = payload_checksum(&bytes).into();
+        (record, payload)
+    }
+
+    /// Members for the copies of a record; which ones, turns with the sequence.
+    fn targets(&self, sequence: u64) -> Vec<(MemberIndex, Rc<Drive>, [u8; 16], u64)> {
+        let list = self.members.list();
+        let keep: Vec<usize> =
+            (0..list.len()).filter(|index| list[*index].keeps_metadata().is_some()).collect();
+        let parity = usize::from(self.identity.layout.parity);
+        let missing = list.len() - keep.len();
+        let copies = (parity + 1).saturating_sub(missing).max(1);
+        let first = to_usize(sequence % keep.len().max(1) as u64);
+        let chosen = keep.iter().cycle().skip(first).take(copies.min(keep.len()));
+        let target = |index: &usize| {
+            let member = &list[*index];
+            let drive = member.drive.clone()?;
+            let area = member.areas.journal.offset;
+            Some((MemberIndex::new(*index), drive, member.drive_uuid, area))
+        };
+        chosen.filter_map(target).collect()
+    }
+
+    /// All records on all members that the superblock says must be stored again, oldest first.
+    pub(crate) async fn find(&self, journal_from: u64) -> Vec<Found> {
+        let members: Vec<_> = {
+            let list = self.members.list();
+            let with_drive = |m: &crate::members::Member| {
+                Some((m.keeps_metadata()?.clone(), m.drive_uuid, m.areas.journal))
+            };
+            list.iter().filter_map(with_drive).collect()
+        };
+        let mut found = std::collections::BTreeMap::new();
+        for (drive, drive_uuid, area) in members {
+            let mut at = area.offset;
+            while at < area.offset + area.len {
+                let one = self.open_at(&drive, drive_uuid, at, area.offset + area.len).await;
+                let len = one.as_ref().map_or(4096, |(_, len)| *len);
+                if let Some((one, _)) = one {
+                    found.insert(one.sequence, one);
+                }
+                at += len;
+            }
+        }
+        let newest_tail = found.values().map(|one| one.tail_sequence).max().unwrap_or(0);
+        self.next_sequence.set(found.keys().last().map_or(0, |last| *last).max(journal_from) + 1);
+        found.retain(|sequence, _| *sequence >= journal_from.max(newest_tail));
+        found.into_values().collect()
+    }
+
+    /// The whole record at `at`, and its length; `None` if there is none.
+    async fn open_at(
+        &self,
+        drive: &Rc<Drive>,
+        drive_uuid: [u8; 16],
+        at: u64,
+        end: u64,
+    ) -> Option<(Found, u64)> {
+        let header =
+            label::read_bytes(&self.reactor, drive, at, JournalRecord::BYTES).await.ok()?;
+        let record = record::open::<JournalRecord>(&header, Some(drive_uuid), at).ok()?;
+        let payload_bytes = u64::from(record.payload_bytes.get());
+        let len = (JournalRecord::BYTES + payload_bytes).next_multiple_of(4096);
+        if record.array != self.identity.uuid || at + len > end || payload_bytes == 0 {
+            return None;
+        }
+        let payload_at = at + JournalRecord::BYTES;
+        let payload =
+            label::read_bytes(&self.reactor, drive, payload_at, payload_bytes).await.ok()?;
+        if payload_checksum(&payload) != record.payload_checksum.get() {
+            return None;
+        }
+        let mut from = 0;
+        let mut slices = Vec::new();
+        for slice in record.slices() {
+            let len = slice.len.get() as usize;
+            let bytes = payload.get(from..from + len)?.to_vec();
+            slices.push((slice.position, slice.row.get(), bytes));
+            from += len;
+        }
+        let found = Found {
+            sequence: record.header.sequence.get(),
+            tail_sequence: record.tail_sequence.get(),
+            stripe: StripeIndex(record.stripe.get()),
+            slices,
+        };
+        Some((found, len))
+    }
+
+    /// The sequence of the next record.
+    pub(crate) fn next_sequence(&self) -> u64 {
+        self.next_sequence.get()
+    }
+}
+
+/// `place`: the drive's uuid, the byte offset, the sequence.
+async fn write_copy(
+    reactor: &Reactor,
+    drive: &Rc<Drive>,
+    record: &JournalRecord,
+    payload: &Buffers,
+    place: ([u8; 16], u64, u64),
+) -> Result<(), DriveError> {
+    let (drive_uuid, at, sequence) = place;
+    let mut record = record.clone();
+    record::seal(&mut record, drive_uuid, at, sequence);
+    let header = reactor.buffer(size_of::<JournalRecord>());
+    header.copy_from_slice(record.as_bytes());
+    let mut all = Buffers::from(header);
+    payload.pieces().iter().for_each(|piece| all.push(piece.clone()));
+    drive.write(at, all).await?;
+    drive.flush().await
+}

@@ -1,0 +1,139 @@
+//! Labels: planned, written when a drive joins an array, read when arrays are put together.
+
+use std::rc::Rc;
+
+use ashlar_drive::drive::Drive;
+use ashlar_drive::error::DriveError;
+use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
+use ashlar_format::dirty_map::DirtyMapPage;
+use ashlar_format::drive_label::{DriveLabel, MemberLayout};
+use ashlar_format::record::{self, Record};
+use ashlar_format::units::{Area, to_usize};
+use ashlar_format::volume_table::VolumeTable;
+use ashlar_reactor::executor::Reactor;
+
+/// Most pages of a dirty map: enough for a quarter of a million regions.
+pub const DIRTY_PAGES_MAX: u64 = 8;
+
+const SUPERBLOCKS_AT: u64 = 64 << 10;
+const DIRTY_MAP_AT: u64 = 128 << 10;
+const VOLUME_TABLE_AT: u64 = 256 << 10;
+const JOURNAL_AT: u64 = 1 << 20;
+const AREA_ALIGN: u64 = 1 << 20;
+/// The journal takes a 256th of a drive, within these bounds.
+const JOURNAL_BYTES_MIN: u64 = 1 << 20;
+const JOURNAL_BYTES_MAX: u64 = 32 << 20;
+/// Kept free before the last label copy.
+const TAIL_BYTES: u64 = 64 << 10;
+
+const DIRTY_MAP_BYTES: u64 = DIRTY_PAGES_MAX * 2 * DirtyMapPage::BYTES;
+const _: () = assert!(SUPERBLOCKS_AT >= 2 * DriveLabel::BYTES);
+const _: () = assert!(SUPERBLOCKS_AT + SLOTS * ArraySuperblock::BYTES <= DIRTY_MAP_AT);
+const _: () = assert!(DIRTY_MAP_AT + DIRTY_MAP_BYTES <= VOLUME_TABLE_AT);
+const _: () = assert!(VOLUME_TABLE_AT + 2 * VolumeTable::BYTES <= JOURNAL_AT);
+
+/// Smallest drive that holds anything.
+pub const DRIVE_BYTES_MIN: u64 = 8 << 20;
+
+/// Where things go on a drive of `drive_bytes`; `None` if it is too small.
+pub fn plan(drive_bytes: u64) -> Option<MemberLayout> {
+    if drive_bytes < DRIVE_BYTES_MIN {
+        return None;
+    }
+    let journal = (drive_bytes / 256).clamp(JOURNAL_BYTES_MIN, JOURNAL_BYTES_MAX);
+    let journal = journal.next_multiple_of(AREA_ALIGN);
+    let data_at = JOURNAL_AT + journal;
+    Some(MemberLayout {
+        superblocks: Area { offset: SUPERBLOCKS_AT, len: SLOTS * ArraySuperblock::BYTES },
+        dirty_map: Area { offset: DIRTY_MAP_AT, len: DIRTY_MAP_BYTES },
+        volume_table: Area { offset: VOLUME_TABLE_AT, len: 2 * VolumeTable::BYTES },
+        journal: Area { offset: JOURNAL_AT, len: journal },
+        data: Area { offset: data_at, len: drive_bytes - TAIL_BYTES - data_at },
+    })
+}
+
+/// The usable size of a drive: whole 4 KiB blocks.
+pub fn usable_bytes(drive: &Drive) -> u64 {
+    drive.limits().bytes / 4096 * 4096
+}
+
+/// A drive's label, opened.
+#[derive(Clone, Debug)]
+pub struct Label {
+    pub drive_uuid: [u8; 16],
+    pub array: [u8; 16],
+    pub layout: MemberLayout,
+}
+
+/// Writes every copy of a label and makes them durable.
+pub async fn write(
+    reactor: &Reactor,
+    drive: &Rc<Drive>,
+    label: &Label,
+    member: u32,
+) -> Result<(), DriveError> {
+    let bytes = usable_bytes(drive);
+    for home in DriveLabel::homes(bytes) {
+        let mut copy = DriveLabel::new(label.array, member, bytes, &label.layout);
+        write_record(reactor, drive, &mut copy, label.drive_uuid, home, 1).await?;
+    }
+    drive.flush().await
+}
+
+/// The first copy that opens; `None` if none does.
+pub async fn read(reactor: &Reactor, drive: &Rc<Drive>) -> Result<Option<Label>, DriveError> {
+    for home in DriveLabel::homes(usable_bytes(drive)) {
+        let bytes = match read_bytes(reactor, drive, home, DriveLabel::BYTES).await {
+            Ok(bytes) => bytes,
+            Err(DriveError::Media) => continue,
+            Err(error) => return Err(error),
+        };
+        if let Ok(label) = record::open::<DriveLabel>(&bytes, None, home) {
+            let drive_uuid = label.header.owner;
+            return Ok(Some(Label { drive_uuid, array: label.array, layout: label.layout() }));
+        }
+    }
+    Ok(None)
+}
+
+/// Seals `record` for its drive and place and writes it. Not flushed.
+pub async fn write_record<T: Record>(
+    reactor: &Reactor,
+    drive: &Rc<Drive>,
+    record: &mut T,
+    drive_uuid: [u8; 16],
+    home: u64,
+    sequence: u64,
+) -> Result<(), DriveError> {
+    record::seal(record, drive_uuid, home, sequence);
+    let buffer = reactor.buffer(size_of::<T>());
+    buffer.copy_from_slice(record.as_bytes());
+    drive.write(home, buffer.into()).await
+}
+
+/// `len` bytes at `offset`.
+pub async fn read_bytes(
+    reactor: &Reactor,
+    drive: &Rc<Drive>,
+    offset: u64,
+    len: u64,
+) -> Result<Vec<u8>, DriveError> {
+    let buffer = reactor.buffer(to_usize(len));
+    drive.read(offset, buffer.clone().into()).await?;
+    Ok(buffer.bytes().to_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plans_fit_their_drives() {
+        assert!(plan(DRIVE_BYTES_MIN - 1).is_none());
+        for bytes in [DRIVE_BYTES_MIN, 64 << 20, 2 << 30, 30 << 40] {
+            let layout = plan(bytes).unwrap();
+            DriveLabel::new([0; 16], 0, bytes, &layout).check().unwrap();
+            assert!(layout.data.len > bytes / 2);
+        }
+    }
+}

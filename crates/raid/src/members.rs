@@ -1,0 +1,330 @@
+//! The members of an array: which can be used, and the superblock that says which can be trusted.
+//!
+//! Invariants:
+//! - a member that missed a write is `Stale` in a durable superblock on every trusted member
+//!   before that write is acknowledged (`fence`, `settled`);
+//! - generations only grow, and one superblock write runs at a time.
+
+use std::cell::{Cell, Ref, RefCell};
+use std::rc::Rc;
+
+use ashlar_drive::drive::Drive;
+use ashlar_drive::error::DriveError;
+use ashlar_format::array_superblock::{ArraySuperblock, MemberState, SLOTS, StoredMember};
+use ashlar_format::drive_label::MemberLayout;
+use ashlar_format::record::name_field;
+use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::join::join_all;
+use ashlar_reactor::wait_list::WaitList;
+use smallvec::SmallVec;
+
+use crate::error::ArrayError;
+use crate::label;
+use crate::layout::{Layout, Positions};
+use crate::write_plan::each;
+
+/// A member's drive and what its data is worth.
+#[derive(Clone)]
+pub struct Member {
+    pub drive_uuid: [u8; 16],
+    /// `None`: absent since the array was started.
+    pub drive: Option<Rc<Drive>>,
+    /// Where things are on the drive. Of an absent member: unknown, and unused.
+    pub areas: MemberLayout,
+    pub state: MemberState,
+    /// Stripes below are rebuilt; only of a rebuilding member.
+    pub rebuilt_stripes: u64,
+}
+
+impl Member {
+    /// The drive, if it answers.
+    pub fn alive(&self) -> Option<&Rc<Drive>> {
+        self.drive.as_ref().filter(|drive| drive.is_alive())
+    }
+
+    /// The drive, if it holds all acknowledged data of `stripe`.
+    pub fn holds(&self, stripe: StripeIndex) -> Option<&Rc<Drive>> {
+        let current = match self.state {
+            MemberState::Trusted => true,
+            MemberState::Rebuilding => stripe.0 < self.rebuilt_stripes,
+            MemberState::Stale => false,
+        };
+        self.alive().filter(|_| current)
+    }
+
+    /// The drive, if superblocks and dirty maps are kept on it.
+    pub fn keeps_metadata(&self) -> Option<&Rc<Drive>> {
+        self.alive().filter(|_| self.state != MemberState::Stale)
+    }
+}
+
+/// What does not change while an array runs.
+pub struct Identity {
+    pub uuid: [u8; 16],
+    pub name: String,
+    pub layout: Layout,
+    pub region_stripes: u32,
+}
+
+pub struct Members {
+    reactor: Reactor,
+    identity: Rc<Identity>,
+    list: RefCell<Vec<Member>>,
+    /// Of the state in memory.
+    generation: Cell<u64>,
+    /// Of the newest superblock that is durable on all members that keep metadata.
+    durable_generation: Cell<u64>,
+    /// See the superblock's field of this name.
+    journal_from: Cell<u64>,
+    writing: Cell<bool>,
+    waiting: WaitList,
+}
+
+impl Members {
+    pub fn new(
+        reactor: &Reactor,
+        identity: Rc<Identity>,
+        list: Vec<Member>,
+        generation: u64,
+        journal_from: u64,
+    ) -> Members {
+        assert!(list.len() == identity.layout.members());
+        Members {
+            reactor: reactor.clone(),
+            identity,
+            list: RefCell::new(list),
+            generation: Cell::new(generation),
+            durable_generation: Cell::new(generation),
+            journal_from: Cell::new(journal_from),
+            writing: Cell::new(false),
+            waiting: WaitList::default(),
+        }
+    }
+
+    pub fn generation(&self) -> u64 {
+        self.generation.get()
+    }
+
+    pub fn list(&self) -> Ref<'_, Vec<Member>> {
+        self.list.borrow()
+    }
+
+    /// The drive at `position` of `stripe`, if it holds it, and where its data area begins.
+    pub fn at(&self, stripe: StripeIndex, position: u8) -> Option<(Rc<Drive>, u64)> {
+        let list = self.list.borrow();
+        let member = &list[self.identity.layout.member_at(stripe, position).index()];
+        member.holds(stripe).map(|drive| (drive.clone(), member.areas.data.offset))
+    }
+
+    /// Positions of `stripe` that hold all acknowledged data.
+    pub fn held(&self, stripe: StripeIndex) -> Positions {
+        let list = self.list.borrow();
+        let layout = &self.identity.layout;
+        let held = (0..layout.positions())
+            .filter(|p| list[layout.member_at(stripe, *p).index()].holds(stripe).is_some());
+        held.fold(0, |bits, position| bits | 1 << position)
+    }
+
+    /// Whether all blocks of all stripes can be served.
+    pub fn serves_all(&self) -> bool {
+        let list = self.list.borrow();
+        let trusted = list.iter().map(|m| m.state == MemberState::Trusted && m.alive().is_some());
+        self.identity.layout.survives(&trusted.collect::<Vec<_>>())
+    }
+
+    pub fn all_trusted(&self) -> bool {
+        let trusted = |m: &Member| m.state == MemberState::Trusted && m.alive().is_some();
+        self.list.borrow().iter().all(trusted)
+    }
+
+    /// Makes sure, durably, that what these positions of `stripe` missed is never read from them.
+    /// Members that are known to be behind already are left alone.
+    pub async fn fence_missed(
+        &self,
+        stripe: StripeIndex,
+        missed: Positions,
+    ) -> Result<(), ArrayError> {
+        let layout = &self.identity.layout;
+        let believed = |index: &MemberIndex| {
+            let member = &self.list.borrow()[index.index()];
+            match member.state {
+                MemberState::Trusted => true,
+                MemberState::Rebuilding => stripe.0 < member.rebuilt_stripes,
+                MemberState::Stale => false,
+            }
+        };
+        let members = each(missed).map(|p| layout.member_at(stripe, p));
+        let behind: SmallVec<[MemberIndex; 4]> = members.filter(believed).collect();
+        self.fence(behind.into_iter()).await
+    }
+
+    /// Marks members as stale, durably: they missed something that is about to be acknowledged.
+    pub async fn fence(&self, missed: impl Iterator<Item = MemberIndex>) -> Result<(), ArrayError> {
+        let mut changed = false;
+        for index in missed {
+            let member = &mut self.list.borrow_mut()[index.index()];
+            if member.state != MemberState::Stale {
+                member.state = MemberState::Stale;
+                member.rebuilt_stripes = 0;
+                changed = true;
+            }
+        }
+        if changed {
+            self.generation.set(self.generation.get() + 1);
+        }
+        self.settled().await
+    }
+
+    /// Changes one member, durably.
+    pub async fn change(
+        &self,
+        index: MemberIndex,
+        change: impl FnOnce(&mut Member),
+    ) -> Result<(), ArrayError> {
+        change(&mut self.list.borrow_mut()[index.index()]);
+        if self.all_trusted() {
+            self.journal_from.set(0);
+        }
+        self.generation.set(self.generation.get() + 1);
+        self.settled().await
+    }
+
+    /// Writes a new superblock although nothing has changed.
+    pub async fn save(&self) -> Result<(), ArrayError> {
+        self.generation.set(self.generation.get() + 1);
+        self.settled().await
+    }
+
+    pub fn journal_from(&self) -> u64 {
+        self.journal_from.get()
+    }
+
+    /// Changes the superblock's `journal_from`; `settled` makes it durable.
+    pub fn set_journal_from(&self, sequence: u64) {
+        self.journal_from.set(sequence);
+        self.generation.set(self.generation.get() + 1);
+    }
+
+    /// Makes everything that was acknowledged before durable. Members that cannot are fenced, while
+    /// the others can stand for them.
+    pub async fn flush(&self) -> Result<(), ArrayError> {
+        let kept: Vec<(MemberIndex, Rc<Drive>)> = {
+            let list = self.list.borrow();
+            let kept = list.iter().enumerate().filter(|(_, m)| m.state != MemberState::Stale);
+            kept.filter_map(|(i, m)| Some((MemberIndex::new(i), m.drive.clone()?))).collect()
+        };
+        // A drive that is gone but had nothing in its cache missed nothing.
+        let waiting: Vec<_> = kept.into_iter().filter(|(_, drive)| drive.is_unflushed()).collect();
+        let results = join_all(waiting.iter().map(|(_, drive)| drive.flush())).await;
+        let failed = waiting.iter().zip(&results).filter(|(_, result)| result.is_err());
+        let failed: Vec<MemberIndex> = failed.map(|((index, _), _)| *index).collect();
+        if failed.is_empty() {
+            return self.settled().await;
+        }
+        let survives = {
+            let list = self.list.borrow();
+            let good = |(index, member): (usize, &Member)| {
+                member.state == MemberState::Trusted
+                    && member.alive().is_some()
+                    && !failed.contains(&MemberIndex::new(index))
+            };
+            self.identity.layout.survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
+        };
+        if !survives {
+            return Err(ArrayError::Lost);
+        }
+        self.fence(failed.into_iter()).await
+    }
+
+    /// Moves the point up to which a member is rebuilt; in memory only.
+    pub fn set_rebuilt(&self, index: MemberIndex, stripes: u64) {
+        let member = &mut self.list.borrow_mut()[index.index()];
+        assert!(member.state == MemberState::Rebuilding && stripes >= member.rebuilt_stripes);
+        member.rebuilt_stripes = stripes;
+    }
+
+    /// Waits until the state in memory is durable. In a settled array: returns at once.
+    pub async fn settled(&self) -> Result<(), ArrayError> {
+        while self.durable_generation.get() < self.generation.get() {
+            if self.writing.get() {
+                self.waiting.until(&self.reactor, || !self.writing.get()).await;
+                continue;
+            }
+            self.writing.set(true);
+            let written = self.write_superblocks().await;
+            self.writing.set(false);
+            self.waiting.wake_all(&self.reactor);
+            written?;
+        }
+        Ok(())
+    }
+
+    /// Writes the state of this moment to all that keep metadata. Whoever fails becomes stale, and
+    /// the next round says so.
+    async fn write_superblocks(&self) -> Result<(), ArrayError> {
+        let generation = self.generation.get();
+        let targets: Vec<usize> = {
+            let list = self.list.borrow();
+            (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some()).collect()
+        };
+        if targets.is_empty() {
+            return Err(ArrayError::Lost);
+        }
+        let writes = targets.iter().map(|index| self.write_superblock(*index, generation));
+        let results = join_all(writes).await;
+        let mut failed = false;
+        for (index, result) in targets.iter().zip(&results) {
+            let member = &mut self.list.borrow_mut()[*index];
+            if result.is_err() && member.state != MemberState::Stale {
+                member.state = MemberState::Stale;
+                failed = true;
+            }
+        }
+        if results.iter().all(Result::is_err) {
+            return Err(ArrayError::Lost);
+        }
+        if failed {
+            self.generation.set(self.generation.get() + 1);
+        }
+        self.durable_generation.set(generation);
+        Ok(())
+    }
+
+    async fn write_superblock(&self, index: usize, generation: u64) -> Result<(), DriveError> {
+        let (drive, drive_uuid, areas) = {
+            let list = self.list.borrow();
+            let member = &list[index];
+            let drive = member.drive.clone().ok_or(DriveError::Gone)?;
+            (drive, member.drive_uuid, member.areas)
+        };
+        let mut superblock = self.superblock(MemberIndex::new(index));
+        let slot = generation % SLOTS * ArraySuperblock::BYTES;
+        let home = areas.superblocks.offset + slot;
+        label::write_record(&self.reactor, &drive, &mut superblock, drive_uuid, home, generation)
+            .await?;
+        drive.flush().await
+    }
+
+    fn superblock(&self, own: MemberIndex) -> ArraySuperblock {
+        let layout = &self.identity.layout;
+        let list = self.list.borrow();
+        let mut superblock = ArraySuperblock::blank();
+        superblock.array = self.identity.uuid;
+        superblock.name = name_field(&self.identity.name).expect("checked at creation");
+        superblock.level = layout.level as u8;
+        superblock.copies = layout.copies;
+        superblock.data_chunks = layout.data;
+        superblock.parity_chunks = layout.parity;
+        superblock.member_count = u16::try_from(list.len()).expect("few members").into();
+        superblock.member = u16::from(own.0).into();
+        superblock.chunk_bytes = layout.chunk_bytes.into();
+        superblock.region_stripes = self.identity.region_stripes.into();
+        superblock.stripes = layout.stripes.into();
+        superblock.journal_from = self.journal_from.get().into();
+        for (stored, member) in superblock.members.iter_mut().zip(list.iter()) {
+            *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_stripes);
+        }
+        superblock
+    }
+}

@@ -1,0 +1,230 @@
+//! Reading: from the member that holds a block, else from the others.
+//!
+//! A healthy read takes no lock and goes straight into the caller's memory. A read that must be
+//! reconstructed locks its rows, so that no write changes them half-way.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use ashlar_drive::drive::DriveIo;
+use ashlar_drive::error::DriveError;
+use ashlar_format::units::StripeIndex;
+use ashlar_reactor::buffer::{Buffer, Buffers};
+use ashlar_reactor::range_lock::Mode;
+use smallvec::SmallVec;
+
+use crate::array::Array;
+use crate::error::ArrayError;
+use crate::layout::{Piece, Positions};
+use crate::write_plan::each;
+
+/// Memory for direct I/O begins at a multiple of this many bytes.
+const MEMORY_ALIGN: usize = 512;
+
+impl Array {
+    /// Fills `into` from `offset`; both multiples of 512 bytes.
+    pub async fn read(self: &Rc<Self>, offset: u64, into: Buffers) -> Result<(), ArrayError> {
+        let _request = self.begin()?;
+        let len = into.len() as u64;
+        if !self.layout().contains(offset, len) {
+            return Err(ArrayError::Range);
+        }
+        // All are started before the first is waited for; and all are waited for, also after an
+        // error, since a drive may still be writing to the caller's memory.
+        let mut started: SmallVec<[(Piece, Buffers, Option<DriveIo>); 2]> = SmallVec::new();
+        for piece in self.layout().pieces(offset, len) {
+            let into = into.slice(piece.in_request());
+            let io = self.start_read(&piece, &into);
+            started.push((piece, into, io));
+        }
+        let mut result = Ok(());
+        for (piece, into, io) in started {
+            let direct = match io {
+                Some(io) => Some(io.await),
+                None => None,
+            };
+            if direct == Some(Ok(())) {
+                continue;
+            }
+            let recovered = self.read_indirect(&piece, &into, direct.is_some()).await;
+            result = result.and(recovered);
+        }
+        self.count(|counters| {
+            counters.reads += 1;
+            counters.read_bytes += len;
+        });
+        result
+    }
+
+    /// Starts the read if its member can fill the caller's memory itself.
+    fn start_read(&self, piece: &Piece, into: &Buffers) -> Option<DriveIo> {
+        let sector = self.sector_bytes;
+        let whole =
+            piece.rows.start.is_multiple_of(sector) && piece.rows.end.is_multiple_of(sector);
+        if !whole || !into.is_aligned(MEMORY_ALIGN) {
+            return None;
+        }
+        let positions = self.layout().data_positions(piece.chunk);
+        if !self.layout().is_mirrored() {
+            let (drive, base) = self.members.at(piece.stripe, positions.start)?;
+            let at = base + self.layout().member_offset(piece.stripe, piece.rows.start);
+            return Some(drive.read(at, into.clone()));
+        }
+        // Copies that may differ must be made one before any is shown.
+        if self.unsynced.contains(piece.stripe) {
+            return None;
+        }
+        let copies = self.layout().copies;
+        let turn = self.next_copy.get();
+        self.next_copy.set(turn.wrapping_add(1));
+        let mut order = (0..copies).map(|i| positions.start + turn.wrapping_add(i) % copies);
+        let (drive, base) = order.find_map(|p| self.members.at(piece.stripe, p))?;
+        let at = base + self.layout().member_offset(piece.stripe, piece.rows.start);
+        Some(drive.read(at, into.clone()))
+    }
+
+    /// Reads through engine memory: reconstructed, unaligned, or after an error.
+    async fn read_indirect(
+        self: &Rc<Self>,
+        piece: &Piece,
+        into: &Buffers,
+        after_error: bool,
+    ) -> Result<(), ArrayError> {
+        if self.layout().is_mirrored() && self.unsynced.contains(piece.stripe) {
+            self.sync_now(piece.stripe).await?;
+        }
+        let rows = self.whole_sectors(&piece.rows);
+        let mode = if after_error { Mode::Exclusive } else { Mode::Shared };
+        let _rows = self.lock_rows(piece.stripe, rows.clone(), mode).await;
+        let (buffer, bad) = self.read_locked(piece.stripe, piece.chunk, &rows).await?;
+        if after_error {
+            self.repair(piece.stripe, rows.start, &buffer, bad).await;
+        }
+        let from = (piece.rows.start - rows.start) as usize;
+        into.copy_from(&Buffers::from(buffer.slice(from..from + piece.len())));
+        Ok(())
+    }
+
+    /// The rows widened to whole sectors of the members.
+    pub(crate) fn whole_sectors(&self, rows: &Range<u32>) -> Range<u32> {
+        let sector = self.sector_bytes;
+        rows.start / sector * sector..rows.end.next_multiple_of(sector)
+    }
+
+    /// Rows of one data chunk, from wherever they can be had. The caller holds the rows' lock.
+    /// Also tells which of the chunk's own positions should have had them and could not.
+    pub(crate) async fn read_locked(
+        &self,
+        stripe: StripeIndex,
+        chunk: u8,
+        rows: &Range<u32>,
+    ) -> Result<(Buffer, Positions), ArrayError> {
+        let mut bad = 0;
+        for position in self.layout().data_positions(chunk) {
+            match self.read_position(stripe, position, rows).await {
+                Some(Ok(buffer)) => return Ok((buffer, bad)),
+                Some(Err(_)) => bad |= 1 << position,
+                None => {}
+            }
+        }
+        if self.layout().parity == 0 {
+            return Err(ArrayError::Lost);
+        }
+        let buffer = self.reconstruct(stripe, chunk, rows, bad).await?;
+        Ok((buffer, bad))
+    }
+
+    /// Starts to read rows of one position; `None` if its member does not hold them.
+    pub(crate) fn start_position(
+        &self,
+        stripe: StripeIndex,
+        position: u8,
+        rows: &Range<u32>,
+    ) -> Option<(Buffer, DriveIo)> {
+        let (drive, base) = self.members.at(stripe, position)?;
+        let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
+        let at = base + self.layout().member_offset(stripe, rows.start);
+        let io = drive.read(at, buffer.clone().into());
+        Some((buffer, io))
+    }
+
+    async fn read_position(
+        &self,
+        stripe: StripeIndex,
+        position: u8,
+        rows: &Range<u32>,
+    ) -> Option<Result<Buffer, DriveError>> {
+        let (buffer, io) = self.start_position(stripe, position, rows)?;
+        Some(io.await.map(|()| buffer))
+    }
+
+    /// Works rows of one position out from `k` others. `bad` cannot be read.
+    pub(crate) async fn reconstruct(
+        &self,
+        stripe: StripeIndex,
+        position: u8,
+        rows: &Range<u32>,
+        bad: Positions,
+    ) -> Result<Buffer, ArrayError> {
+        // Parity that may not fit the data would give wrong data.
+        if self.unsynced.contains(stripe) {
+            return Err(ArrayError::Lost);
+        }
+        let mut bad = bad | 1 << position;
+        let have = loop {
+            match self.read_any_k(stripe, rows, bad).await? {
+                Ok(have) => break have,
+                Err(unreadable) => bad |= unreadable,
+            }
+        };
+        let mut out = self.reactor.buffer((rows.end - rows.start) as usize);
+        let present: SmallVec<[(usize, &[u8]); 8]> =
+            have.iter().map(|(p, buffer)| (usize::from(*p), buffer.bytes())).collect();
+        let mut missing = [(usize::from(position), out.bytes_mut())];
+        let layout = self.layout();
+        self.kernels
+            .reconstruct(layout.data.into(), layout.parity.into(), &present, &mut missing)
+            .map_err(|_| ArrayError::Lost)?;
+        self.count(|counters| counters.reconstructed += 1);
+        Ok(out)
+    }
+
+    /// Reads rows of `k` positions, data first. The inner error: positions that failed.
+    pub(crate) async fn read_any_k(
+        &self,
+        stripe: StripeIndex,
+        rows: &Range<u32>,
+        bad: Positions,
+    ) -> Result<Result<SmallVec<[(u8, Buffer); 8]>, Positions>, ArrayError> {
+        let usable = self.members.held(stripe) & !bad;
+        let wanted = usize::from(self.layout().data);
+        if (usable.count_ones() as usize) < wanted {
+            return Err(ArrayError::Lost);
+        }
+        let started: SmallVec<[_; 8]> = each(usable)
+            .take(wanted)
+            .map(|p| (p, self.start_position(stripe, p, rows).expect("held a moment ago")))
+            .collect();
+        let (mut have, mut failed) = (SmallVec::new(), 0);
+        for (position, (buffer, io)) in started {
+            match io.await {
+                Ok(()) => have.push((position, buffer)),
+                Err(_) => failed |= 1 << position,
+            }
+        }
+        Ok(if failed == 0 { Ok(have) } else { Err(failed) })
+    }
+
+    /// Writes what was reconstructed over the blocks that could not be read. The caller holds the
+    /// rows exclusively. A drive that cannot even do that counts its own errors.
+    async fn repair(&self, stripe: StripeIndex, row: u32, buffer: &Buffer, bad: Positions) {
+        for position in each(bad) {
+            if let Some((drive, base)) = self.members.at(stripe, position) {
+                let at = base + self.layout().member_offset(stripe, row);
+                if drive.write(at, buffer.clone().into()).await.is_ok() {
+                    self.count(|counters| counters.repaired += 1);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Resync: makes parity or copies agree again, stripe by stripe, and cleans the dirty map behind.
+//!
+//! A stripe that must be used before its turn is made to agree first (`sync_now`).
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_format::units::StripeIndex;
+use ashlar_reactor::range_lock::Mode;
+use smallvec::SmallVec;
+
+use crate::array::Array;
+use crate::dirty_map::QUIET_BEFORE_CLEAN;
+use crate::error::ArrayError;
+use crate::journal::Slice;
+use crate::write_plan::{bits, each};
+
+/// Between two looks at what maintenance has to do.
+const MAINTENANCE_PERIOD: Duration = Duration::from_millis(250);
+/// Rounds of maintenance between two tries of stripes that could not be synced.
+const RETRY_ROUNDS: u32 = 240;
+
+impl Array {
+    /// Makes a stripe agree, if it does not.
+    pub(crate) async fn sync_now(self: &Rc<Self>, stripe: StripeIndex) -> Result<(), ArrayError> {
+        let _region = self.dirty.mark(self.dirty.region_of(stripe)).await?;
+        let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
+        if !self.unsynced.contains(stripe) {
+            return Ok(());
+        }
+        if self.layout().is_mirrored() {
+            self.sync_copies(stripe).await?;
+        } else {
+            self.sync_parity(stripe).await?;
+        }
+        self.unsynced.remove(stripe);
+        Ok(())
+    }
+
+    /// Makes parity anew from the data. Data that cannot be read leaves nothing to be sure of.
+    async fn sync_parity(&self, stripe: StripeIndex) -> Result<(), ArrayError> {
+        let layout = self.layout();
+        let rows = 0..layout.chunk_bytes;
+        let mut started: SmallVec<[_; 8]> = SmallVec::new();
+        for position in 0..layout.data {
+            started.push(self.start_position(stripe, position, &rows));
+        }
+        let mut data = SmallVec::<[_; 8]>::new();
+        for started in started {
+            let Some((buffer, io)) = started else { continue };
+            if io.await.is_ok() {
+                data.push(buffer);
+            }
+        }
+        if data.len() < usize::from(layout.data) {
+            return Err(ArrayError::Lost);
+        }
+        let mut slices: SmallVec<[Slice; 2]> = SmallVec::new();
+        for position in layout.parity_positions() {
+            let bytes = self.reactor.buffer(layout.chunk_bytes as usize);
+            slices.push(Slice { position, row: 0, bytes });
+        }
+        let inputs: SmallVec<[&[u8]; 16]> = data.iter().map(|buffer| buffer.bytes()).collect();
+        let mut outputs: SmallVec<[&mut [u8]; 2]> =
+            slices.iter_mut().map(|slice| slice.bytes.bytes_mut()).collect();
+        self.kernels.encode(&inputs, &mut outputs);
+        drop(outputs);
+        self.store(stripe, &slices, bits(layout.parity_positions())).await
+    }
+
+    /// Writes the first copy that can be read over the others.
+    async fn sync_copies(&self, stripe: StripeIndex) -> Result<(), ArrayError> {
+        let layout = self.layout();
+        let rows = 0..layout.chunk_bytes;
+        for chunk in 0..layout.data {
+            let positions = bits(layout.data_positions(chunk));
+            if self.members.held(stripe) & positions == 0 {
+                continue; // Lost as a whole: there is nothing to agree with.
+            }
+            let (bytes, _) = self.read_locked(stripe, chunk, &rows).await?;
+            let slices: SmallVec<[Slice; 4]> = each(positions)
+                .map(|position| Slice { position, row: 0, bytes: bytes.clone() })
+                .collect();
+            self.store(stripe, &slices, positions).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes slices; members that miss them are fenced.
+    async fn store(
+        &self,
+        stripe: StripeIndex,
+        slices: &[Slice],
+        wanted: u64,
+    ) -> Result<(), ArrayError> {
+        let done = self.write_slices(stripe, slices).await;
+        if done.no_space {
+            return Err(ArrayError::NoSpace);
+        }
+        self.members.fence_missed(stripe, wanted & !done.stored).await
+    }
+
+    /// Runs as long as the array does: resyncs, and cleans the dirty map.
+    pub(crate) async fn maintain(self: Rc<Self>) {
+        let mut rounds_until_retry = 0u32;
+        self.set_maintained(true);
+        while !self.is_stopping() {
+            self.reactor.sleep(MAINTENANCE_PERIOD).await;
+            rounds_until_retry = rounds_until_retry.saturating_sub(1);
+            if self.unsynced.count() > 0 && rounds_until_retry == 0 {
+                self.resync().await;
+                rounds_until_retry = RETRY_ROUNDS;
+            }
+            // An array that cannot write its dirty map keeps its bits: that only costs a resync.
+            let _ = self.clean_dirty_map(QUIET_BEFORE_CLEAN).await;
+        }
+        self.set_maintained(false);
+    }
+
+    /// One pass over all unsynced stripes. Those that cannot be synced are left.
+    async fn resync(self: &Rc<Self>) {
+        let total = self.unsynced.count();
+        self.jobs.resync_slot().begin(self.reactor.now(), 0, total);
+        let mut at = StripeIndex(0);
+        while let Some(stripe) = self.unsynced.next(at) {
+            let Ok(_request) = self.begin() else { break };
+            let _ = self.sync_now(stripe).await;
+            at = StripeIndex(stripe.0 + 1);
+            self.jobs.resync_slot().advance(total.saturating_sub(self.unsynced.count()));
+        }
+        self.jobs.resync_slot().end();
+    }
+
+    /// Clears the bits of regions where nothing is going on any more.
+    pub(crate) async fn clean_dirty_map(
+        self: &Rc<Self>,
+        quiet_for: Duration,
+    ) -> Result<(), ArrayError> {
+        let mut quiet = self.dirty.quiet(quiet_for);
+        quiet.retain(|region| {
+            let stripes = self.dirty.stripes_of(*region);
+            let waiting = self.unsynced.next(StripeIndex(stripes.start));
+            waiting.is_none_or(|stripe| stripe.0 >= stripes.end)
+        });
+        if quiet.is_empty() {
+            return Ok(());
+        }
+        let began = self.reactor.now();
+        self.members.flush().await?;
+        self.dirty.clean(&quiet, began).await
+    }
+}

@@ -1,0 +1,312 @@
+//! The life of an array: created, assembled, given new members, stopped, wiped.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_drive::drive::Drive;
+use ashlar_drive::error::DriveError;
+use ashlar_format::array_superblock::{Level, MemberState, NAME_BYTES};
+use ashlar_format::dirty_map::DirtyMapPage;
+use ashlar_format::drive_label::DriveLabel;
+use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
+use ashlar_reactor::executor::Reactor;
+
+use crate::array::Array;
+pub use crate::assemble::AssembleOptions;
+use crate::assemble::{find, read_dirty_map};
+use crate::dirty_map::{DirtyMap, region_stripes_for};
+use crate::error::{ArrayError, AssembleError, ChangeError};
+use crate::label::{self, Label};
+use crate::layout::Layout;
+use crate::members::{Identity, Member, Members};
+use crate::unsynced::Unsynced;
+
+/// What an array shall be.
+#[derive(Clone, Debug)]
+pub struct ArraySpec {
+    pub uuid: [u8; 16],
+    pub name: String,
+    pub level: Level,
+    /// 16 KiB to 1 MiB, a power of two.
+    pub chunk_bytes: u32,
+    /// Copies of each block; for levels 1 (0: as many as drives) and 10 (0: two).
+    pub copies: u8,
+}
+
+fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> ChangeError {
+    let drive = drive.name().to_owned();
+    move |error| ChangeError::Drive { drive: drive.clone(), error }
+}
+
+impl Array {
+    /// Labels the drives (each with its own new uuid) and starts the array. `drives` are the
+    /// members in order.
+    pub async fn create(
+        reactor: &Reactor,
+        spec: &ArraySpec,
+        drives: Vec<([u8; 16], Rc<Drive>)>,
+    ) -> Result<Rc<Array>, ChangeError> {
+        let (identity, members) = plan_array(spec, drives)?;
+        let list = members.clone();
+        let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0));
+        let stripes = identity.layout.stripes;
+        let regions = DirtyMap::region_count(stripes, identity.region_stripes);
+        // Until they are known to be zero, all stripes wait for resync.
+        let dirty = vec![identity.layout.is_redundant(); to_usize(regions)];
+        let pages = vec![0; to_usize(DirtyMapPage::pages_for(regions))];
+        let dirty = DirtyMap::new(reactor, identity.clone(), members.clone(), &dirty, &pages);
+        let unsynced = Unsynced::none(stripes);
+        let array = Array::new(reactor, identity, members, dirty, unsynced, 0);
+        let mut zeroed = true;
+        for index in 0..array.layout().members() {
+            zeroed &= array.zero_member(MemberIndex::new(index)).await;
+        }
+        if !zeroed && array.layout().is_redundant() {
+            (0..stripes).for_each(|stripe| array.unsynced.insert(StripeIndex(stripe)));
+        }
+        array.dirty.write_all().await?;
+        array.write_table(&*array.read_table().await?).await?;
+        array.members.save().await?;
+        // Labels last: before them there is no array.
+        for (index, member) in list.iter().enumerate() {
+            array.write_label(MemberIndex::new(index), member).await?;
+        }
+        if !array.members.all_trusted() {
+            return Err(ChangeError::Spec("a drive failed while it was labelled".into()));
+        }
+        reactor.spawn(array.clone().maintain());
+        Ok(array)
+    }
+
+    async fn write_label(&self, index: MemberIndex, member: &Member) -> Result<(), ChangeError> {
+        let drive = member.drive.as_ref().ok_or(ChangeError::NoMember(index))?;
+        let label =
+            Label { drive_uuid: member.drive_uuid, array: self.uuid(), layout: member.areas };
+        let written = label::write(&self.reactor, drive, &label, index.0.into()).await;
+        written.map_err(drive_error(drive))
+    }
+
+    /// Puts the array on these drives together, from their labels alone, and starts it.
+    pub async fn assemble(
+        reactor: &Reactor,
+        drives: Vec<Rc<Drive>>,
+        options: AssembleOptions,
+    ) -> Result<Rc<Array>, AssembleError> {
+        let found = find(reactor, drives, options).await?;
+        let (dirty, pages) = read_dirty_map(reactor, &found.identity, &found.members).await;
+        let identity = found.identity;
+        let (generation, journal_from) = (found.generation, found.journal_from);
+        let members =
+            Members::new(reactor, identity.clone(), found.members, generation, journal_from);
+        let members = Rc::new(members);
+        let map = DirtyMap::new(reactor, identity.clone(), members.clone(), &dirty, &pages);
+        let unsynced = Unsynced::none(identity.layout.stripes);
+        let array = Array::new(reactor, identity, members, map, unsynced, 0);
+        let covered = journal_from != 0 && array.replay(journal_from).await;
+        // With every member here nothing depends on parity: making it anew is always right.
+        if !covered || array.members.all_trusted() {
+            for (region, _) in dirty.iter().enumerate().filter(|(_, dirty)| **dirty) {
+                let region = ashlar_format::units::RegionIndex(region as u64);
+                let stripes = array.dirty.stripes_of(region);
+                stripes.for_each(|stripe| array.unsynced.insert(StripeIndex(stripe)));
+            }
+        }
+        reactor.spawn(array.clone().maintain());
+        array.start_rebuild();
+        Ok(array)
+    }
+
+    /// Stores the journal's records again. False if that could not be made durable.
+    async fn replay(self: &Rc<Self>, journal_from: u64) -> bool {
+        let layout = *self.layout();
+        for record in self.journal.find(journal_from).await {
+            if record.stripe.0 >= layout.stripes {
+                continue;
+            }
+            for (position, row, bytes) in record.slices {
+                let end = row as usize + bytes.len();
+                if position >= layout.positions() || end > layout.chunk_bytes as usize {
+                    continue;
+                }
+                let Some((drive, base)) = self.members.at(record.stripe, position) else {
+                    continue;
+                };
+                let buffer = self.reactor.buffer(bytes.len());
+                buffer.copy_from_slice(&bytes);
+                let at = base + layout.member_offset(record.stripe, row);
+                if drive.write(at, buffer.into()).await.is_err() {
+                    let missed = 1 << position;
+                    if self.members.fence_missed(record.stripe, missed).await.is_err() {
+                        return false;
+                    }
+                }
+            }
+        }
+        if self.members.flush().await.is_err() {
+            return false;
+        }
+        let trusted = self.members.all_trusted();
+        self.members.set_journal_from(if trusted { 0 } else { self.journal.next_sequence() });
+        self.members.settled().await.is_ok()
+    }
+
+    /// Puts `drive` in the place of an absent, failed or stale member, labels it (durably), and
+    /// starts to rebuild onto it. A drive that was pulled and comes back before anything was
+    /// written without it takes its place again at once.
+    pub async fn replace_member(
+        self: &Rc<Self>,
+        index: MemberIndex,
+        drive: Rc<Drive>,
+        drive_uuid: [u8; 16],
+    ) -> Result<(), ChangeError> {
+        let _request = self.begin()?;
+        let old = self.member(index)?;
+        if old.keeps_metadata().is_some() {
+            return Err(ChangeError::MemberInUse(index));
+        }
+        if self.rejoins(&old, &drive).await {
+            return Ok(self.members.change(index, |member| member.drive = Some(drive)).await?);
+        }
+        if !self.layout().is_redundant() {
+            return Err(ChangeError::Spec("level 0 has nothing to rebuild a member from".into()));
+        }
+        let member = self.plan_replacement(&drive, drive_uuid)?;
+        self.members.change(index, |place| *place = member.clone()).await?;
+        let prepared = self.prepare_replacement(index, &member).await;
+        if prepared.is_err() {
+            let stale = self.members.change(index, |place| place.state = MemberState::Stale);
+            stale.await?;
+            return prepared;
+        }
+        self.start_rebuild();
+        Ok(())
+    }
+
+    /// Whether the drive is the member itself and has missed nothing.
+    async fn rejoins(&self, old: &Member, drive: &Rc<Drive>) -> bool {
+        let lost_cache = old.drive.as_ref().is_some_and(|drive| drive.is_unflushed());
+        if old.state != MemberState::Trusted || lost_cache {
+            return false;
+        }
+        let label = label::read(&self.reactor, drive).await.ok().flatten();
+        label.is_some_and(|label| {
+            label.array == self.uuid()
+                && label.drive_uuid == old.drive_uuid
+                && label.layout == old.areas
+        })
+    }
+
+    fn plan_replacement(
+        &self,
+        drive: &Rc<Drive>,
+        drive_uuid: [u8; 16],
+    ) -> Result<Member, ChangeError> {
+        if drive.limits().sector_bytes > self.sector_bytes {
+            return Err(ChangeError::Spec(format!(
+                "drive {} has sectors of {} bytes, the array was started with {}; stop and start \
+                 the array with it attached",
+                drive.name(),
+                drive.limits().sector_bytes,
+                self.sector_bytes
+            )));
+        }
+        let needs = self.layout().stripes * u64::from(self.layout().chunk_bytes);
+        let has = label::usable_bytes(drive);
+        let areas = label::plan(has).filter(|areas| areas.data.len >= needs);
+        let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
+        Ok(Member {
+            drive_uuid,
+            drive: Some(drive.clone()),
+            areas: areas.ok_or(too_small)?,
+            state: MemberState::Rebuilding,
+            rebuilt_stripes: 0,
+        })
+    }
+
+    async fn prepare_replacement(
+        self: &Rc<Self>,
+        index: MemberIndex,
+        member: &Member,
+    ) -> Result<(), ChangeError> {
+        self.dirty.write_all().await?;
+        self.write_table(&*self.read_table().await?).await?;
+        self.write_label(index, member).await
+    }
+
+    /// Starts again what stopped: rebuilds of members that wait for it. Stale members whose drive
+    /// answers are taken up with a new uuid from `uuids`.
+    pub async fn rebuild(
+        self: &Rc<Self>,
+        mut uuids: impl FnMut() -> [u8; 16],
+    ) -> Result<(), ChangeError> {
+        let stale: Vec<(MemberIndex, Rc<Drive>)> = {
+            let list = self.members.list();
+            let stale = list.iter().enumerate().filter(|(_, m)| m.state == MemberState::Stale);
+            stale.filter_map(|(i, m)| Some((MemberIndex::new(i), m.alive()?.clone()))).collect()
+        };
+        for (index, drive) in stale {
+            self.replace_member(index, drive, uuids()).await?;
+        }
+        self.start_rebuild();
+        Ok(())
+    }
+
+    /// Waits for requests under way, flushes, marks the array clean. Afterwards it does nothing.
+    pub async fn stop(self: &Rc<Self>) -> Result<(), ArrayError> {
+        self.drain().await;
+        self.members.flush().await?;
+        self.clean_dirty_map(Duration::ZERO).await
+    }
+
+    /// Makes the drives forget the array. It was stopped before.
+    pub async fn wipe(self: &Rc<Self>) -> Result<(), ChangeError> {
+        let drives: Vec<Rc<Drive>> =
+            self.members.list().iter().filter_map(|m| m.alive().cloned()).collect();
+        for drive in drives {
+            let blank = self.reactor.buffer(to_usize(DriveLabel::BYTES));
+            blank.fill_zero();
+            let mut homes = DriveLabel::homes(label::usable_bytes(&drive)).to_vec();
+            homes.extend([64 << 10, (64 << 10) + 4096]);
+            for home in homes {
+                let written = drive.write(home, blank.clone().into()).await;
+                written.map_err(drive_error(&drive))?;
+            }
+            drive.flush().await.map_err(drive_error(&drive))?;
+        }
+        Ok(())
+    }
+}
+
+/// What the array and its members will be; refuses what does not fit.
+fn plan_array(
+    spec: &ArraySpec,
+    drives: Vec<([u8; 16], Rc<Drive>)>,
+) -> Result<(Rc<Identity>, Vec<Member>), ChangeError> {
+    if spec.name.is_empty() || spec.name.len() > NAME_BYTES {
+        return Err(ChangeError::Spec(format!("a name has 1 to {NAME_BYTES} bytes")));
+    }
+    let layout = Layout::new(spec.level, drives.len(), spec.copies, spec.chunk_bytes);
+    let mut layout = layout.map_err(ChangeError::Spec)?;
+    let mut members = Vec::new();
+    for (drive_uuid, drive) in drives {
+        let has = label::usable_bytes(&drive);
+        let needs = label::DRIVE_BYTES_MIN;
+        let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
+        members.push(Member {
+            drive_uuid,
+            areas: label::plan(has).ok_or(too_small)?,
+            drive: Some(drive),
+            state: MemberState::Trusted,
+            rebuilt_stripes: 0,
+        });
+    }
+    let data_bytes = members.iter().map(|member| member.areas.data.len).min().unwrap_or(0);
+    layout.stripes = data_bytes / u64::from(layout.chunk_bytes);
+    let identity = Identity {
+        uuid: spec.uuid,
+        name: spec.name.clone(),
+        layout,
+        region_stripes: region_stripes_for(layout.stripes),
+    };
+    Ok((Rc::new(identity), members))
+}

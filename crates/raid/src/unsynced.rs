@@ -1,0 +1,93 @@
+//! Stripes whose parity or copies may not agree with the data: after a crash, a write that failed
+//! half-way, or on drives that were never zeroed. In memory; the dirty map keeps their regions.
+
+use std::cell::{Cell, RefCell};
+
+use ashlar_format::units::{StripeIndex, to_usize};
+
+pub struct Unsynced {
+    bits: RefCell<Vec<u64>>,
+    count: Cell<u64>,
+}
+
+impl Unsynced {
+    /// None of `stripes` is unsynced.
+    pub fn none(stripes: u64) -> Unsynced {
+        let words = to_usize(stripes.div_ceil(64));
+        Unsynced { bits: RefCell::new(vec![0; words]), count: Cell::new(0) }
+    }
+
+    fn place(stripe: StripeIndex) -> (usize, u64) {
+        (to_usize(stripe.0 / 64), 1 << (stripe.0 % 64))
+    }
+
+    pub fn count(&self) -> u64 {
+        self.count.get()
+    }
+
+    pub fn contains(&self, stripe: StripeIndex) -> bool {
+        // The usual case, and the only look at it on the way of a request.
+        if self.count.get() == 0 {
+            return false;
+        }
+        let (word, bit) = Self::place(stripe);
+        self.bits.borrow()[word] & bit != 0
+    }
+
+    pub fn insert(&self, stripe: StripeIndex) {
+        let (word, bit) = Self::place(stripe);
+        let word = &mut self.bits.borrow_mut()[word];
+        if *word & bit == 0 {
+            *word |= bit;
+            self.count.set(self.count.get() + 1);
+        }
+    }
+
+    pub fn remove(&self, stripe: StripeIndex) {
+        let (word, bit) = Self::place(stripe);
+        let word = &mut self.bits.borrow_mut()[word];
+        if *word & bit != 0 {
+            *word &= !bit;
+            self.count.set(self.count.get() - 1);
+        }
+    }
+
+    /// The first one at or after `from`.
+    pub fn next(&self, from: StripeIndex) -> Option<StripeIndex> {
+        let bits = self.bits.borrow();
+        let (first, bit) = Self::place(from);
+        let masked =
+            |index: usize, word: u64| if index == first { word & !(bit - 1) } else { word };
+        let words = bits.iter().enumerate().skip(first);
+        let mut found = words.filter_map(|(index, word)| {
+            let word = masked(index, *word);
+            (word != 0).then(|| index as u64 * 64 + u64::from(word.trailing_zeros()))
+        });
+        found.next().map(StripeIndex)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_of_stripes() {
+        let set = Unsynced::none(200);
+        assert_eq!(set.next(StripeIndex(0)), None);
+        for stripe in [3, 64, 199, 64] {
+            set.insert(StripeIndex(stripe));
+        }
+        assert_eq!(set.count(), 3);
+        let mut found = Vec::new();
+        let mut at = StripeIndex(0);
+        while let Some(next) = set.next(at) {
+            found.push(next.0);
+            at = StripeIndex(next.0 + 1);
+        }
+        assert_eq!(found, [3, 64, 199]);
+        set.remove(StripeIndex(64));
+        assert!(!set.contains(StripeIndex(64)) && set.contains(StripeIndex(3)));
+        assert_eq!(set.next(StripeIndex(4)), Some(StripeIndex(199)));
+    }
+}

@@ -1,0 +1,211 @@
+//! Pure decisions about a write: which rectangles of rows and chunks it is made of, and what must
+//! be read to keep parity right.
+
+use std::ops::Range;
+
+use smallvec::SmallVec;
+
+use crate::layout::{Piece, Positions};
+
+/// Rows in which the same chunks are written. Parity of its rows is computed in one go.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rect {
+    pub rows: Range<u32>,
+    /// Data chunks written; contiguous.
+    pub chunks: Range<u8>,
+}
+
+impl Rect {
+    /// The same rectangle in bands of at most `rows_max` rows.
+    pub fn bands(&self, rows_max: u32) -> impl Iterator<Item = Rect> + use<> {
+        let Rect { rows, chunks } = self.clone();
+        let starts = rows.clone().step_by(rows_max as usize);
+        starts.map(move |start| Rect {
+            rows: start..(start + rows_max).min(rows.end),
+            chunks: chunks.clone(),
+        })
+    }
+}
+
+/// Cuts the pieces of one stripe (contiguous chunks, only the first and last may be partial) into
+/// at most three rectangles.
+///
+/// ```text
+///   chunk     0  1  2  3      rows 0–3:  chunks 1..3
+///   rows 0–3     █  █         rows 4–7:  chunks 0..3
+///        4–7  █  █  █         rows 8–15: chunks 0..2
+///        8–15 █  █
+/// ```
+pub fn rects(pieces: &[Piece]) -> SmallVec<[Rect; 3]> {
+    let mut cuts: SmallVec<[u32; 4]> =
+        pieces.iter().flat_map(|piece| [piece.rows.start, piece.rows.end]).collect();
+    cuts.sort_unstable();
+    cuts.dedup();
+    let mut out = SmallVec::new();
+    for pair in cuts.windows(2) {
+        let rows = pair[0]..pair[1];
+        let mut inside = pieces
+            .iter()
+            .filter(|piece| piece.rows.start <= rows.start && rows.end <= piece.rows.end);
+        if let Some(first) = inside.next() {
+            let last = inside.next_back().unwrap_or(first);
+            out.push(Rect { rows, chunks: first.chunk..last.chunk + 1 });
+        }
+    }
+    out
+}
+
+/// What to read before parity can be computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WritePlan {
+    /// Every data chunk is written, or no parity is held: nothing is read.
+    NoRead,
+    /// Read the old data of the written chunks and the old parity; add the difference.
+    ReadModifyWrite,
+    /// Read the data chunks that are not written; compute parity anew.
+    ReconstructWrite,
+    /// Read any `k` positions, work the missing data out; compute parity anew.
+    Decode,
+    /// A block that is to be written could not be stored anywhere.
+    Lost,
+}
+
+/// Positions of one rectangle: what is written, what can be read, what can be written.
+#[derive(Clone, Copy, Debug)]
+pub struct Situation {
+    pub data: u8,
+    pub parity: u8,
+    /// Data positions that are written.
+    pub touched: Positions,
+    pub readable: Positions,
+    pub writable: Positions,
+}
+
+/// Fewest reads wins; a tie goes to reconstruct-write, which does not trust old parity.
+pub fn plan_write(s: Situation) -> WritePlan {
+    let data = bits(0..s.data);
+    let parity = bits(s.data..s.data + s.parity) & s.writable;
+    let untouched = data & !s.touched;
+    let missed = (s.touched & !s.writable).count_ones();
+    // Parity that will be right can stand for that many data chunks that are not stored. An
+    // unreadable chunk beside it counts too: parity has to stand for that one as well.
+    let stored_nowhere = missed + (untouched & !s.readable).count_ones() > parity.count_ones();
+    if missed > 0 && stored_nowhere {
+        return WritePlan::Lost;
+    }
+    if untouched == 0 || parity == 0 {
+        return WritePlan::NoRead;
+    }
+    let modify_reads = s.touched | parity;
+    let can_modify = missed == 0 && modify_reads & !s.readable == 0;
+    let can_reconstruct = untouched & !s.readable == 0;
+    let modify = can_modify.then(|| (modify_reads.count_ones(), WritePlan::ReadModifyWrite));
+    let reconstruct =
+        can_reconstruct.then(|| (untouched.count_ones(), WritePlan::ReconstructWrite));
+    let enough = s.readable.count_ones() >= u32::from(s.data);
+    let decode = enough.then(|| (u32::from(s.data), WritePlan::Decode));
+    let choices = [reconstruct, modify, decode];
+    choices.into_iter().flatten().min_by_key(|(reads, _)| *reads).map_or(WritePlan::Lost, |c| c.1)
+}
+
+/// The positions of a range as bits.
+pub fn bits(range: Range<u8>) -> Positions {
+    range.fold(0, |bits, position| bits | 1 << position)
+}
+
+/// The positions that are set, in order.
+pub fn each(mut positions: Positions) -> impl Iterator<Item = u8> {
+    std::iter::from_fn(move || {
+        let first = u8::try_from(positions.trailing_zeros()).ok()?;
+        positions &= positions.checked_sub(1)?;
+        Some(first)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use ashlar_format::units::StripeIndex;
+
+    use super::*;
+
+    fn piece(chunk: u8, rows: Range<u32>) -> Piece {
+        Piece { stripe: StripeIndex(0), chunk, rows, at: 0 }
+    }
+
+    #[test]
+    fn rectangles_cover_each_row_of_each_piece_once() {
+        let shape = |pieces: &[Piece]| -> Vec<_> {
+            rects(pieces).into_iter().map(|r| (r.rows, r.chunks)).collect()
+        };
+        assert_eq!(shape(&[piece(2, 4..8)]), [(4..8, 2..3)]);
+        assert_eq!(
+            shape(&[piece(0, 4..16), piece(1, 0..16), piece(2, 0..8)]),
+            [(0..4, 1..3), (4..8, 0..3), (8..16, 0..2)]
+        );
+        assert_eq!(shape(&[piece(0, 12..16), piece(1, 0..4)]), [(0..4, 1..2), (12..16, 0..1)]);
+        assert_eq!(shape(&[piece(0, 0..16), piece(1, 0..16)]), [(0..16, 0..2)]);
+    }
+
+    #[test]
+    fn bits_and_each_are_inverse() {
+        assert_eq!(each(bits(3..6) | 1).collect::<Vec<_>>(), [0, 3, 4, 5]);
+        assert_eq!(each(1 << 63).collect::<Vec<_>>(), [63]);
+        assert_eq!(each(0).count(), 0);
+    }
+
+    /// Every case of up to 4+2: a plan reads only what can be read, and a write is refused only
+    /// if a written block would be stored nowhere.
+    #[test]
+    fn all_situations() {
+        for (data, parity) in [(2, 1), (4, 1), (2, 2), (4, 2)] {
+            let all = bits(0..data + parity);
+            for touched in 1..=bits(0..data) {
+                for writable in 0..=all {
+                    for unreadable in 0..=all {
+                        let readable = writable & !unreadable;
+                        check(Situation { data, parity, touched, readable, writable });
+                    }
+                }
+            }
+        }
+    }
+
+    fn check(s: Situation) {
+        let parity = bits(s.data..s.data + s.parity) & s.writable;
+        let untouched = bits(0..s.data) & !s.touched;
+        let missed = s.touched & !s.writable;
+        match plan_write(s) {
+            WritePlan::NoRead => {
+                assert!(untouched == 0 || parity == 0, "{s:?}");
+                assert!(missed.count_ones() <= parity.count_ones(), "{s:?}");
+            }
+            WritePlan::ReadModifyWrite => {
+                assert!((s.touched | parity) & !s.readable == 0 && missed == 0, "{s:?}");
+            }
+            WritePlan::ReconstructWrite => assert!(untouched & !s.readable == 0, "{s:?}"),
+            WritePlan::Decode => {
+                assert!(s.readable.count_ones() >= u32::from(s.data), "{s:?}");
+            }
+            WritePlan::Lost => {
+                let dark = (untouched & !s.readable).count_ones();
+                let nowhere = missed != 0 && missed.count_ones() + dark > parity.count_ones();
+                let blind = dark > 0
+                    && s.readable.count_ones() < u32::from(s.data)
+                    && (missed != 0 || (s.touched | parity) & !s.readable != 0);
+                assert!(nowhere || blind, "{s:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_writes_choose_the_fewest_reads() {
+        let plan = |data, touched| {
+            let all = bits(0..data + 1);
+            plan_write(Situation { data, parity: 1, touched, readable: all, writable: all })
+        };
+        assert_eq!(plan(4, 0b0001), WritePlan::ReadModifyWrite); // 2 reads, not 3
+        assert_eq!(plan(4, 0b0011), WritePlan::ReconstructWrite); // 2 reads, not 3
+        assert_eq!(plan(3, 0b001), WritePlan::ReconstructWrite); // 2 reads each: the tie
+        assert_eq!(plan(4, 0b1111), WritePlan::NoRead);
+    }
+}

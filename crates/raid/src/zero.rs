@@ -1,0 +1,145 @@
+//! Zeroing and TRIM: whole stripes by the drives themselves, the rest as ordinary writes.
+//!
+//! A stripe of zeroes has parity of zeroes at every level, so drives can zero their parts without
+//! any data being sent.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use ashlar_drive::error::DriveError;
+use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
+use ashlar_reactor::buffer::Buffers;
+use ashlar_reactor::join::join_all;
+use ashlar_reactor::range_lock::Mode;
+
+use crate::array::Array;
+use crate::error::ArrayError;
+
+/// Stripes that are zeroed under one set of locks.
+const STRIPES_AT_ONCE: u64 = 64;
+/// Bytes of zeroes in one ordinary write, unless a stripe is larger.
+const ZEROES_BYTES: u64 = 1 << 20;
+
+impl Array {
+    /// The range reads as zeroes afterwards; space under whole stripes may be given back.
+    pub async fn write_zeroes(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
+        let _request = self.begin()?;
+        if !self.layout().contains(offset, len) {
+            return Err(ArrayError::Range);
+        }
+        let stripe = self.stripe_bytes();
+        let end = offset + len;
+        let first = offset.next_multiple_of(stripe).min(end);
+        let last = (end / stripe * stripe).max(first);
+        self.write_zero_bytes(offset, first).await?;
+        let mut at = first / stripe;
+        while at < last / stripe {
+            let until = (at + STRIPES_AT_ONCE).min(last / stripe);
+            self.zero_stripes(at..until).await?;
+            at = until;
+        }
+        self.write_zero_bytes(last, end).await
+    }
+
+    /// Gives space under whole stripes of the range back; they read as zeroes. What is left of the
+    /// range keeps its bytes.
+    pub async fn discard(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
+        let stripe = self.stripe_bytes();
+        let end = offset.checked_add(len).ok_or(ArrayError::Range)?;
+        let first = offset.next_multiple_of(stripe);
+        let last = end / stripe * stripe;
+        if first >= last {
+            return if self.layout().contains(offset, len) {
+                Ok(())
+            } else {
+                Err(ArrayError::Range)
+            };
+        }
+        self.write_zeroes(first, last - first).await
+    }
+
+    async fn write_zero_bytes(self: &Rc<Self>, from: u64, to: u64) -> Result<(), ArrayError> {
+        // Whole stripes at a time, since whole stripes need no reads; one buffer serves them all.
+        let stripe = self.stripe_bytes();
+        let step = (ZEROES_BYTES / stripe).max(1) * stripe;
+        let zeroes = self.reactor.buffer(to_usize(ZEROES_BYTES));
+        zeroes.fill_zero();
+        let mut at = from;
+        while at < to {
+            let part = to_usize(step.min(to - at));
+            let mut bytes = Buffers::default();
+            while bytes.len() < part {
+                bytes.push(zeroes.slice(0..zeroes.len().min(part - bytes.len())));
+            }
+            self.write(at, bytes).await?;
+            at += part as u64;
+        }
+        Ok(())
+    }
+
+    async fn zero_stripes(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), ArrayError> {
+        let stripe = self.stripe_bytes();
+        let (from, to) = (stripes.start * stripe, stripes.end * stripe);
+        // A degraded stripe changes only through the journal, which ordinary writes use.
+        if self.layout().parity > 0 && !self.members.all_trusted() {
+            return self.write_zero_bytes(from, to).await;
+        }
+        let zeroed = self.zero_by_drives(stripes).await?;
+        if zeroed { Ok(()) } else { self.write_zero_bytes(from, to).await }
+    }
+
+    /// False if the drives cannot do it, or not all of them did: the range must be written.
+    async fn zero_by_drives(self: &Rc<Self>, stripes: Range<u64>) -> Result<bool, ArrayError> {
+        let mut regions = Vec::new();
+        if self.layout().is_redundant() {
+            let first = self.dirty.region_of(StripeIndex(stripes.start));
+            let last = self.dirty.region_of(StripeIndex(stripes.end - 1));
+            for region in first.0..=last.0 {
+                let region = ashlar_format::units::RegionIndex(region);
+                regions.push(self.dirty.mark(region).await?);
+            }
+        }
+        let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
+        let chunk = u64::from(self.layout().chunk_bytes);
+        let (from, len) = (stripes.start * chunk, (stripes.end - stripes.start) * chunk);
+        let results = join_all((0..self.layout().members()).map(|index| async move {
+            let (drive, base) = {
+                let list = self.members.list();
+                let member = &list[index];
+                let drive = member.alive().cloned().ok_or(DriveError::Gone)?;
+                (drive, member.areas.data.offset)
+            };
+            drive.write_zeroes(base + from, len).await
+        }))
+        .await;
+        if results.iter().all(Result::is_ok) {
+            stripes.for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
+            return Ok(true);
+        }
+        // Some drives may have zeroed their part; writing it all makes the stripes agree again.
+        stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
+        Ok(false)
+    }
+
+    /// Asks one member to zero its whole data area. False if it cannot do that quickly.
+    pub(crate) async fn zero_member(&self, index: MemberIndex) -> bool {
+        let (drive, area) = {
+            let list = self.members.list();
+            let member = &list[index.index()];
+            let Some(drive) = member.alive().cloned() else { return false };
+            (drive, member.areas.data)
+        };
+        if !drive.limits().zeroes_cheaply {
+            return false;
+        }
+        let mut at = 0;
+        while at < area.len {
+            let part = (1 << 30).min(area.len - at);
+            if drive.write_zeroes(area.offset + at, part).await.is_err() {
+                return false;
+            }
+            at += part;
+        }
+        true
+    }
+}

@@ -1,0 +1,45 @@
+"""Child processes that cannot outlive us.
+
+Each child leads a session of its own, so that Ctrl-C reaches only us and we end the children in the
+right order. If we are killed outright, the kernel ends the child with us (PR_SET_PDEATHSIG).
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def start(command: Sequence[str], **options) -> subprocess.Popen:
+    """Like Popen, for the main thread: a child ends with the *thread* that started it."""
+    parent = os.getpid()
+
+    def in_child():
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # we died before the line above took effect
+            os._exit(1)
+
+    options.setdefault("stdin", subprocess.DEVNULL)
+    return subprocess.Popen(command, start_new_session=True, preexec_fn=in_child, **options)
+
+
+def stop(child: subprocess.Popen, seconds: float) -> bool:
+    """SIGTERM, and SIGKILL to all of its group after `seconds`. True if it ended by itself."""
+    if child.poll() is None:
+        child.terminate()
+    try:
+        child.wait(seconds)
+        return True
+    except subprocess.TimeoutExpired:
+        kill(child)
+        return False
+
+
+def kill(child: subprocess.Popen) -> None:
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()

@@ -1,0 +1,399 @@
+"""A QEMU virtual machine with vhost-user-blk disks, driven from Python.
+
+    with Vm(image, vhost_sockets=["/run/ashlar/pg.sock"], log=Path("console.log")) as vm:
+        rc, text = vm.run("fio --filename=/dev/vda …", timeout=120)
+        load = vm.spawn("pgbench …", on_line=print)
+        …
+        rc, text = load.wait(60)
+
+The disks are /dev/vda, /dev/vdb, … in the order of `vhost_sockets`. A disk's socket may go away and
+come back: QEMU connects again, and the guest's requests wait for it.
+
+Commands run over virtio-serial ports (`guest/agent.sh`), each port one command at a time, so up to
+COMMANDS_MAX run at once. One more port is kept for ending the commands of the others. The channels
+are socket pairs made here: no port numbers, no files, nothing to clean up.
+
+Invariant: when `close` (or the `with` block) is over, QEMU is gone, however it ended.
+"""
+
+import base64
+import json
+import os
+import queue
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from demo import child
+from demo.guest_image import GuestImage
+
+QEMU = "qemu-system-x86_64"
+COMMANDS_MAX = 7
+BOOT_SECONDS_MAX = 120  # under emulation on a busy machine; 3 to 5 when it is quiet
+KVM_BOOT_SECONDS_MAX = 15  # 1 to 2 where KVM works; where it does not, some guests hang for ever
+RECONNECT_SECONDS = 1
+OUTPUT_BYTES_MAX = 256 << 20
+
+# `max` under emulation offers five-level page tables, which cost it a fifth more per page walk.
+# The guest is thrown away, so what protects it from itself only slows it down.
+KERNEL_OPTIONS = (
+    "console=ttyS0 quiet panic=-1 no5lvl mitigations=off nokaslr audit=0 random.trust_cpu=on "
+    "tsc=reliable no_timer_check rcupdate.rcu_expedited=1"
+)
+
+
+class VmError(Exception):
+    """The machine did not start, is gone, or a command in it failed; the message says which."""
+
+
+class CommandTimeout(VmError):
+    """A command ran past its time and was killed with its children."""
+
+
+class Output(NamedTuple):
+    rc: int
+    stdout: bytes  # and stderr, in the order written
+
+    @property
+    def text(self) -> str:
+        return self.stdout.decode(errors="replace")
+
+
+class Vm:
+    """One virtual machine. Use it as a context manager, or call `start` and `close`."""
+
+    def __init__(
+        self,
+        image: GuestImage,
+        vhost_sockets: list[str | Path] = (),
+        memory: str = "1G",
+        cpus: int = 2,
+        accel: str | None = None,  # "kvm", "tcg", or found out by trying
+        queues: int | None = None,  # of each disk; one per CPU if not given
+        log: Path | None = None,  # the guest's console
+        qemu_options: list[str] = (),
+        kernel_options: str = "",
+    ):
+        self.image = image
+        self.vhost_sockets = [str(path) for path in vhost_sockets]
+        self.memory = memory
+        self.cpus = cpus
+        self.accel = accel
+        self.queues = queues or cpus
+        self.log = Path(log or os.devnull)
+        self.qemu_options = list(qemu_options)
+        self.kernel_options = kernel_options
+        self.qemu: subprocess.Popen | None = None
+        self.boot_seconds: float | None = None
+
+    def __enter__(self) -> "Vm":
+        return self.start()
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
+    def start(self, seconds: float = BOOT_SECONDS_MAX) -> "Vm":
+        """Boots, and returns when the guest takes commands."""
+        assert self.qemu is None, "a Vm starts once"
+        if self.accel is None:
+            self.accel = working_accel(self.image)
+        begin = time.monotonic()
+        pairs = [socket.socketpair() for _ in range(COMMANDS_MAX + 2)]
+        far_ends = [far.fileno() for _, far in pairs]
+        try:
+            with open(self.log, "ab") as log:
+                self.qemu = child.start(
+                    self.command_line(far_ends),
+                    pass_fds=far_ends,
+                    stdout=log,
+                    stderr=subprocess.PIPE,
+                )
+        except FileNotFoundError:
+            raise VmError(f"{QEMU} is missing: run scripts/install.sh demo") from None
+        finally:
+            for _, far in pairs:
+                far.close()
+        near = [near for near, _ in pairs]
+        try:
+            self.qmp_channel = Qmp(near[0])
+            ports = [Port(end, self) for end in near[1:]]
+            for port in ports:
+                port.wait_ready(begin + seconds)
+        except BaseException:
+            self.close()
+            raise
+        self.control, *free = ports
+        self.ports: queue.Queue[Port] = queue.Queue()
+        for port in free:
+            self.ports.put(port)
+        self.boot_seconds = time.monotonic() - begin
+        return self
+
+    def command_line(self, fds: list[int]) -> list[str]:
+        """Disks under test sit in the first PCI slots, so that the guest names them vda, vdb, …"""
+        qmp, *ports = fds
+        accel = "kvm" if self.accel == "kvm" else "tcg,thread=multi"
+        command = [
+            QEMU, "-nodefaults", "-no-user-config", "-no-reboot", "-nographic",
+            "-machine", "q35", "-accel", accel, "-cpu", "host" if self.accel == "kvm" else "max",
+            "-smp", str(self.cpus), "-m", self.memory,
+            "-object", f"memory-backend-memfd,id=memory,size={self.memory},share=on",
+            "-numa", "node,memdev=memory",
+            "-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd),
+            "-append", f"{KERNEL_OPTIONS} {self.kernel_options}",
+            "-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
+            "-chardev", f"socket,id=qmp,fd={qmp}", "-mon", "chardev=qmp,mode=control",
+        ]  # fmt: skip
+        for number, path in enumerate(self.vhost_sockets):
+            command += [
+                "-chardev", f"socket,id=disk{number},path={path},reconnect={RECONNECT_SECONDS}",
+                "-device", f"vhost-user-blk-pci,chardev=disk{number},addr={2 + number:#x},"
+                f"num-queues={self.queues},queue-size=128",
+            ]  # fmt: skip
+        root = f"file={self.image.root},format=raw,readonly=on,file.locking=off"
+        command += [
+            "-drive", f"if=none,id=root,{root}",
+            "-device", "virtio-blk-pci,drive=root,serial=ashlar-guest,addr=0x1d",
+            "-device", f"virtio-serial-pci,addr=0x1e,max_ports={len(ports) + 1}",
+        ]  # fmt: skip
+        for number, fd in enumerate(ports):
+            command += [
+                "-chardev", f"socket,id=port{number},fd={fd}",
+                "-device", f"virtserialport,chardev=port{number},nr={number + 1}",
+            ]  # fmt: skip
+        return command + self.qemu_options
+
+    def run(self, command: str, timeout: float = 60) -> Output:
+        """Runs a shell script in the guest; `rc, text = vm.run(…)`."""
+        return self.spawn(command).wait(timeout)
+
+    def check(self, command: str, timeout: float = 60) -> str:
+        """Runs a shell script that must succeed, and returns what it printed."""
+        output = self.run(command, timeout)
+        if output.rc != 0:
+            last = "\n".join(output.text.strip().splitlines()[-12:])
+            raise VmError(
+                f"in the guest, `{command.strip()}` ended with status {output.rc}:\n{last}"
+            )
+        return output.text
+
+    def spawn(self, command: str, on_line: Callable[[str], None] | None = None) -> "Command":
+        """Starts a shell script in the guest; another thread hands `on_line` what it prints."""
+        assert self.qemu is not None, "start the Vm first"
+        try:
+            port = self.ports.get_nowait()
+        except queue.Empty:
+            raise VmError(f"{COMMANDS_MAX} commands run in this guest already") from None
+        return Command(self, port, command, on_line)
+
+    def qmp(self, command: str, **arguments):
+        """One command of QEMU's monitor protocol."""
+        return self.qmp_channel.call(command, arguments)
+
+    @property
+    def running(self) -> bool:
+        return self.qemu is not None and self.qemu.poll() is None
+
+    def shutdown(self, seconds: float = 30) -> None:
+        """Unmounts and powers off; kills QEMU if the guest does not get there."""
+        if self.running:
+            self.control.send(
+                secrets.token_hex(8), "sync; umount -a -t xfs,ext4; busybox poweroff -f"
+            )
+            try:
+                self.qemu.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self.close()
+                raise VmError(f"the guest did not power off within {seconds} s") from None
+        self.close()
+
+    def kill(self) -> None:
+        """What a power cut is to the guest: nothing more is sent to the disks."""
+        self.close()
+
+    def close(self) -> None:
+        if self.qemu is not None:
+            child.kill(self.qemu)
+
+    def complaint(self) -> str:
+        """Why there is no guest, in QEMU's words or the console's."""
+        if self.running:
+            last = self.log.read_text(errors="replace")[-800:] if self.log.is_file() else ""
+            return (
+                f"the guest did not boot in time (accel {self.accel}); its console ended:\n{last}"
+            )
+        said = self.qemu.stderr.read().decode(errors="replace").strip()
+        return f"QEMU ended: {said or 'it gave no reason'}"
+
+
+class Port:
+    """One channel to an agent in the guest."""
+
+    def __init__(self, end: socket.socket, vm: Vm):
+        self.end = end
+        self.vm = vm
+
+    def wait_ready(self, deadline: float) -> None:
+        """The agent's first line. A guest that is not there yet says nothing."""
+        said = b""
+        while b"ready\n" not in said:
+            self.end.settimeout(max(deadline - time.monotonic(), 0.001))
+            try:
+                more = self.end.recv(64)
+            except (TimeoutError, ConnectionError):
+                more = b""
+            if not more:
+                raise VmError(self.vm.complaint())
+            said += more
+        self.end.settimeout(None)
+
+    def send(self, nonce: str, script: str) -> None:
+        try:
+            self.end.sendall(nonce.encode() + b" " + base64.b64encode(script.encode()) + b"\n")
+        except OSError:
+            raise VmError("the guest is gone") from None
+
+    def receive(self, nonce: str, on_bytes: Callable[[bytes], None]) -> int | None:
+        """Hands on what comes until the end line; the status in it, or None if the guest is gone.
+
+        The last bytes are held back while they could be the beginning of the end line.
+        """
+        end_line = re.compile(rb"\x1e" + nonce.encode() + rb" (\d+)\n")
+        held = b""
+        while True:
+            try:
+                more = self.end.recv(1 << 16)
+            except OSError:
+                more = b""
+            if not more:
+                on_bytes(held)
+                return None
+            held += more
+            found = end_line.search(held)
+            if found:
+                on_bytes(held[: found.start()])
+                return int(found[1])
+            mark = held.rfind(b"\x1e", -64)
+            keep = held[mark:] if mark >= 0 else b""
+            on_bytes(held[: len(held) - len(keep)])
+            held = keep
+
+
+class Command:
+    """A command in the guest. Its port is free for the next one when it has ended."""
+
+    def __init__(self, vm: Vm, port: Port, script: str, on_line: Callable[[str], None] | None):
+        self.vm = vm
+        self.port = port
+        self.script = script
+        self.on_line = on_line
+        self.nonce = secrets.token_hex(8)
+        self.output = bytearray()
+        self.line_start = 0
+        self.rc: int | None = None
+        port.send(self.nonce, script)
+        self.reader = threading.Thread(target=self.read, daemon=True)
+        self.reader.start()
+
+    def read(self) -> None:
+        self.rc = self.port.receive(self.nonce, self.take)
+        if self.rc is not None and self.port is not self.vm.control:
+            self.vm.ports.put(self.port)
+
+    def take(self, more: bytes) -> None:
+        if len(self.output) < OUTPUT_BYTES_MAX:
+            self.output += more
+        while self.on_line and (end := self.output.find(b"\n", self.line_start)) >= 0:
+            line = self.output[self.line_start : end].decode(errors="replace")
+            self.line_start = end + 1
+            self.on_line(line)
+
+    @property
+    def running(self) -> bool:
+        return self.reader.is_alive()
+
+    def wait(self, timeout: float = 60) -> Output:
+        """Its status and output. Past `timeout` it is killed, and CommandTimeout raised."""
+        self.reader.join(timeout)
+        if self.reader.is_alive():
+            self.kill()
+            self.reader.join(5)
+            last = self.output.decode(errors="replace")[-400:]
+            raise CommandTimeout(
+                f"in the guest, `{self.script.strip()}` ran over {timeout} s:\n{last}"
+            )
+        if self.rc is None:
+            raise VmError(f"the guest went away during `{self.script.strip()}`")
+        return Output(self.rc, bytes(self.output))
+
+    def kill(self, signal: str = "KILL") -> None:
+        """Signals the command and all its children."""
+        script = f"kill -{signal} -$(cat /run/agent/{self.nonce})"
+        Command(self.vm, self.vm.control, script, None).reader.join(5)
+
+
+class Qmp:
+    """QEMU's monitor: lines of JSON; events in between are skipped."""
+
+    def __init__(self, end: socket.socket):
+        self.lines = end.makefile("rwb", buffering=0)
+        self.greeted = False
+
+    def call(self, command: str, arguments: dict):
+        if not self.greeted:
+            self.lines.readline()
+            self.greeted = True
+            self.call("qmp_capabilities", {})
+        request = {"execute": command, "arguments": arguments}
+        self.lines.write(json.dumps(request).encode() + b"\n")
+        while line := self.lines.readline():
+            answer = json.loads(line)
+            if "error" in answer:
+                raise VmError(f"QEMU refused {command}: {answer['error']['desc']}")
+            if "return" in answer:
+                return answer["return"]
+        raise VmError(f"QEMU went away during {command}")
+
+
+# KVM or emulation
+
+
+def working_accel(image: GuestImage, say=lambda text: None) -> str:
+    """Says "kvm" where a guest really boots with it, else "tcg".
+
+    That /dev/kvm exists says little: inside some virtual machines it is there and stock kernels
+    hang. So one is booted, and the finding is kept beside the guest, for this host kernel and QEMU.
+    """
+    forced = os.environ.get("ASHLAR_ACCEL")
+    if forced:
+        return forced
+    if shutil.which(QEMU) is None:
+        raise VmError(f"{QEMU} is missing: run scripts/install.sh demo")
+    version = subprocess.run([QEMU, "--version"], capture_output=True, text=True).stdout
+    usable = os.access("/dev/kvm", os.R_OK | os.W_OK)
+    host = [os.uname().release, version.splitlines()[0], usable]
+    finding = image.root.with_name("accel.json")
+    if finding.exists():
+        known = json.loads(finding.read_text())
+        if known["host"] == host:
+            return known["accel"]
+    accel = "tcg"
+    if usable:
+        say("trying KVM")
+        vm = Vm(image, accel="kvm", cpus=1)
+        try:
+            vm.start(KVM_BOOT_SECONDS_MAX)
+            accel = "kvm"
+        except VmError:
+            pass
+        finally:
+            vm.close()
+    finding.write_text(json.dumps({"host": host, "accel": accel}) + "\n")
+    return accel

@@ -1,0 +1,109 @@
+#!/bin/sh
+# Installs what is missing, and only that; says nothing when all is there.
+#
+#   scripts/install.sh build    compiler, linker, and the Rust that rust-toolchain.toml names
+#   scripts/install.sh demo     QEMU, and what makes the guest
+#   scripts/install.sh test     what the tests and the checks need on top of both
+#
+# For Debian 12 and Ubuntu 24.04, as root or with sudo. Takes a minute or two the first time.
+# shellcheck disable=SC2086 # lists of packages are words on purpose
+set -eu
+cd "$(dirname "$0")/.."
+PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
+export RUSTUP_TERM_PROGRESS_WHEN=never DEBIAN_FRONTEND=noninteractive
+
+RUSTUP_INSTALLER=https://static.rust-lang.org/rustup/rustup-init.sh
+CARGO_DENY_VERSION=0.20.2
+
+packages_build="ca-certificates curl gcc libc6-dev"
+packages_demo="debian-archive-keyring e2fsprogs gpg kmod mmdebstrap python3 qemu-system-x86"
+packages_test="fio git qemu-utils"
+
+main() {
+    [ $# -gt 0 ] || fail "say what for: build, demo or test"
+    for group in "$@"; do
+        case $group in
+            build) packages $packages_build; rust ;;
+            demo) packages $packages_demo ;;
+            test) packages $packages_build $packages_demo $packages_test; rust; cargo_deny ;;
+            *) fail "there is no group $group: build, demo or test" ;;
+        esac
+    done
+}
+
+packages() {
+    missing=
+    for package in "$@"; do
+        installed "$package" || missing="$missing $package"
+    done
+    [ -n "$missing" ] || return 0
+    command -v apt-get >/dev/null ||
+        fail "this is not Debian or Ubuntu: install these with your package manager:$missing"
+    echo "installing$missing"
+    log=$(mktemp)
+    # A fresh machine may still be at its own first update: wait for the lock.
+    apt="apt-get -qq -o DPkg::Lock::Timeout=600"
+    if as_root $apt update >"$log" 2>&1 &&
+        as_root $apt install -y --no-install-recommends $missing >>"$log" 2>&1; then
+        rm "$log"
+    else
+        tail -20 "$log" >&2
+        fail "apt-get failed; the whole log is $log"
+    fi
+}
+
+installed() {
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo env DEBIAN_FRONTEND=noninteractive "$@"
+    else
+        fail "packages are missing and there is no sudo: run scripts/install.sh as root once"
+    fi
+}
+
+rust() {
+    pinned=$(sed -n 's/^channel = "\(.*\)"/\1/p' rust-toolchain.toml)
+    ! rust_is_there || return 0
+    echo "installing Rust $pinned"
+    if ! command -v rustup >/dev/null; then
+        installer=$(mktemp)
+        curl -sSf --proto '=https' --tlsv1.2 --retry 3 -o "$installer" "$RUSTUP_INSTALLER" ||
+            fail "$RUSTUP_INSTALLER cannot be fetched: is there a way to the network?"
+        sh "$installer" -y -q --no-modify-path --profile minimal --default-toolchain none ||
+            fail "rustup's installer failed"
+        rm "$installer"
+    fi
+    rustup -q toolchain install "$pinned" --profile minimal --component clippy --component rustfmt ||
+        fail "rustup could not install Rust $pinned"
+    rust_is_there || fail "Rust $pinned is installed, but another cargo comes first in PATH"
+}
+
+rust_is_there() {
+    for tool in cargo "cargo clippy" "cargo fmt"; do
+        RUSTUP_AUTO_INSTALL=0 $tool --version >/dev/null 2>&1 || return 1
+    done
+    case $(cargo --version) in
+        "cargo $pinned "*) ;;
+        *) return 1 ;;
+    esac
+}
+
+cargo_deny() {
+    case $(cargo deny --version 2>/dev/null) in
+        "cargo-deny $CARGO_DENY_VERSION") return 0 ;;
+    esac
+    echo "building cargo-deny $CARGO_DENY_VERSION, once, for about two minutes"
+    cargo install --quiet --locked cargo-deny --version "$CARGO_DENY_VERSION"
+}
+
+fail() {
+    echo "install: $*" >&2
+    exit 1
+}
+
+main "$@"
