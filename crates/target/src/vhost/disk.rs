@@ -1,12 +1,12 @@
 //! What all queues of one export share: the volume, and how requests are done on it.
 //!
-//! Zero copy: guest memory goes to the volume as it is, if its pieces are whole sectors at
-//! addresses that direct I/O can use. Otherwise the data passes through engine memory.
+//! No copies of our own: guest memory goes to the volume as it is. Only a read into pieces that
+//! direct I/O cannot fill, by address or length, passes through engine memory.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use ashlar_format::units::{SECTOR_BYTES, to_usize};
+use ashlar_format::units::to_usize;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::error::ArrayError;
 use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffers};
@@ -24,7 +24,7 @@ const PIECE_BYTES: u64 = 4 << 20;
 /// Data of one export that is under way at a time.
 const BYTES_IN_FLIGHT_MAX: u64 = 64 << 20;
 const _: () = assert!(BYTES_IN_FLIGHT_MAX >= PIECE_BYTES);
-/// Data in more pieces than this is copied: the kernel takes at most 1024 for one operation.
+/// A read into more pieces than this is copied: the kernel takes 1024 for one operation.
 const PIECES_DIRECT_MAX: usize = 512;
 /// What direct I/O asks of memory addresses.
 const DIRECT_ALIGN: usize = 512;
@@ -165,14 +165,12 @@ impl Disk {
                 Ok(done(0))
             }
             Operation::Discard { offset, len } => {
-                self.discard(offset, len).await?;
+                self.volume.discard(offset, len).await?;
                 self.count(|counters| counters.discards += 1);
                 Ok(done(0))
             }
             Operation::WriteZeroes { offset, len } => {
-                if len > 0 {
-                    self.volume.write_zeroes(offset, len).await?;
-                }
+                self.volume.write_zeroes(offset, len).await?;
                 self.count(|counters| counters.discards += 1);
                 self.settle().await?;
                 Ok(done(0))
@@ -196,7 +194,7 @@ impl Disk {
         }
         let mut done = 0;
         while done < len {
-            let piece = piece_bytes(direct).min(len - done);
+            let piece = if direct { PIECE_BYTES } else { BUFFER_BYTES_MAX as u64 }.min(len - done);
             let guest = part(&into, done, piece);
             let _claim = self.budget.claim(piece).await;
             if direct {
@@ -211,38 +209,21 @@ impl Disk {
         Ok(())
     }
 
+    /// The volume copies what it writes, so any memory will do.
     async fn write(&self, offset: u64, from: Buffers) -> Result<(), ArrayError> {
         let len = from.len() as u64;
-        let direct = is_direct(&from);
-        if direct && len <= PIECE_BYTES {
+        if len <= PIECE_BYTES {
             let _claim = self.budget.claim(len).await;
             return self.volume.write(offset, from).await;
         }
         let mut done = 0;
         while done < len {
-            let piece = piece_bytes(direct).min(len - done);
-            let mut data = part(&from, done, piece);
+            let piece = PIECE_BYTES.min(len - done);
             let _claim = self.budget.claim(piece).await;
-            if !direct {
-                let own = Buffers::from(self.reactor.buffer(to_usize(piece)));
-                own.copy_from(&data);
-                data = own;
-            }
-            self.volume.write(offset + done, data).await?;
+            self.volume.write(offset + done, part(&from, done, piece)).await?;
             done += piece;
         }
         Ok(())
-    }
-
-    /// Gives back the whole stripes of a range. What is left over is not worth writing zeroes for:
-    /// a discard promises nothing about the content.
-    async fn discard(&self, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let end = offset.checked_add(len).filter(|end| *end <= self.volume.bytes());
-        let end = end.ok_or(ArrayError::Range)?;
-        match whole_stripes(offset, end, self.volume.discard_bytes()) {
-            Some((start, len)) => self.volume.write_zeroes(start, len).await,
-            None => Ok(()),
-        }
     }
 
     /// Virtio 1.2, 5.2.6.1: the name, without a terminating zero where it fills all bytes.
@@ -255,29 +236,4 @@ impl Disk {
 
 fn is_direct(data: &Buffers) -> bool {
     data.pieces().len() <= PIECES_DIRECT_MAX && data.is_aligned(DIRECT_ALIGN)
-}
-
-fn piece_bytes(direct: bool) -> u64 {
-    if direct { PIECE_BYTES } else { BUFFER_BYTES_MAX as u64 }
-}
-
-/// Start and length of the whole stripes in `start..end`, if there are any.
-fn whole_stripes(start: u64, end: u64, stripe_bytes: u64) -> Option<(u64, u64)> {
-    let stripe = stripe_bytes.max(SECTOR_BYTES);
-    let first = start.checked_next_multiple_of(stripe)?;
-    let last = end - end % stripe;
-    (first < last).then(|| (first, last - first))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_discard_keeps_to_whole_stripes() {
-        assert_eq!(whole_stripes(0, 8192, 1024), Some((0, 8192)));
-        assert_eq!(whole_stripes(512, 3584, 1024), Some((1024, 2048)));
-        assert_eq!(whole_stripes(1536, 2560, 1024), None);
-        assert_eq!(whole_stripes(u64::MAX - 5, u64::MAX, 512), None);
-    }
 }
