@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_drive::error::DriveError;
-use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
+use ashlar_format::units::{MemberIndex, RegionIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
@@ -19,6 +19,14 @@ use crate::error::ArrayError;
 const STRIPES_AT_ONCE: u64 = 64;
 /// Bytes of zeroes in one ordinary write, unless a stripe is larger.
 const ZEROES_BYTES: u64 = 1 << 20;
+
+/// What the drives did of a range of stripes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Zeroed {
+    All,
+    Some,
+    Untouched,
+}
 
 impl Array {
     /// The range reads as zeroes afterwards; space under whole stripes may be given back.
@@ -42,20 +50,28 @@ impl Array {
     }
 
     /// Gives space under whole stripes of the range back; they read as zeroes. What is left of the
-    /// range keeps its bytes.
+    /// range keeps its bytes, and so does all of it where giving back would mean to write: a
+    /// degraded array, drives that cannot.
     pub async fn discard(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let stripe = self.stripe_bytes();
-        let end = offset.checked_add(len).ok_or(ArrayError::Range)?;
-        let first = offset.next_multiple_of(stripe);
-        let last = end / stripe * stripe;
-        if first >= last {
-            return if self.layout().contains(offset, len) {
-                Ok(())
-            } else {
-                Err(ArrayError::Range)
-            };
+        let _request = self.begin()?;
+        if !self.layout().contains(offset, len) {
+            return Err(ArrayError::Range);
         }
-        self.write_zeroes(first, last - first).await
+        let stripe = self.stripe_bytes();
+        let (mut at, last) = (offset.div_ceil(stripe), (offset + len) / stripe);
+        while at < last {
+            let until = (at + STRIPES_AT_ONCE).min(last);
+            if self.is_journaled() || self.zero_by_drives(at..until).await? == Zeroed::Untouched {
+                return Ok(());
+            }
+            at = until;
+        }
+        Ok(())
+    }
+
+    /// A degraded stripe of parity changes only through the journal, which ordinary writes use.
+    fn is_journaled(&self) -> bool {
+        self.layout().parity > 0 && !self.members.all_trusted()
     }
 
     async fn write_zero_bytes(self: &Rc<Self>, from: u64, to: u64) -> Result<(), ArrayError> {
@@ -78,47 +94,50 @@ impl Array {
     }
 
     async fn zero_stripes(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), ArrayError> {
-        let stripe = self.stripe_bytes();
-        let (from, to) = (stripes.start * stripe, stripes.end * stripe);
-        // A degraded stripe changes only through the journal, which ordinary writes use.
-        if self.layout().parity > 0 && !self.members.all_trusted() {
-            return self.write_zero_bytes(from, to).await;
+        if !self.is_journaled() && self.zero_by_drives(stripes.clone()).await? == Zeroed::All {
+            return Ok(());
         }
-        let zeroed = self.zero_by_drives(stripes).await?;
-        if zeroed { Ok(()) } else { self.write_zero_bytes(from, to).await }
+        let stripe = self.stripe_bytes();
+        self.write_zero_bytes(stripes.start * stripe, stripes.end * stripe).await
     }
 
-    /// False if the drives cannot do it, or not all of them did: the range must be written.
-    async fn zero_by_drives(self: &Rc<Self>, stripes: Range<u64>) -> Result<bool, ArrayError> {
+    async fn zero_by_drives(self: &Rc<Self>, stripes: Range<u64>) -> Result<Zeroed, ArrayError> {
         let mut regions = Vec::new();
         if self.layout().is_redundant() {
             let first = self.dirty.region_of(StripeIndex(stripes.start));
             let last = self.dirty.region_of(StripeIndex(stripes.end - 1));
             for region in first.0..=last.0 {
-                let region = ashlar_format::units::RegionIndex(region);
-                regions.push(self.dirty.mark(region).await?);
+                regions.push(self.dirty.mark(RegionIndex(region)).await?);
             }
         }
         let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
-        let chunk = u64::from(self.layout().chunk_bytes);
-        let (from, len) = (stripes.start * chunk, (stripes.end - stripes.start) * chunk);
-        let results = join_all((0..self.layout().members()).map(|index| async move {
-            let (drive, base) = {
-                let list = self.members.list();
-                let member = &list[index];
-                let drive = member.alive().cloned().ok_or(DriveError::Gone)?;
-                (drive, member.areas.data.offset)
-            };
-            drive.write_zeroes(base + from, len).await
-        }))
-        .await;
+        let members = 0..self.layout().members();
+        let results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
         if results.iter().all(Result::is_ok) {
             stripes.for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
-            return Ok(true);
+            return Ok(Zeroed::All);
         }
-        // Some drives may have zeroed their part; writing it all makes the stripes agree again.
-        stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
-        Ok(false)
+        if results.iter().all(|result| *result == Err(DriveError::Unsupported)) {
+            return Ok(Zeroed::Untouched);
+        }
+        // Some drives may have zeroed their part: until all of it is written, the stripes may not
+        // agree.
+        if self.layout().is_redundant() {
+            stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
+        }
+        Ok(Zeroed::Some)
+    }
+
+    async fn zero_part(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
+        let (drive, base) = {
+            let list = self.members.list();
+            let member = &list[index];
+            let drive = member.alive().cloned().ok_or(DriveError::Gone)?;
+            (drive, member.areas.data.offset)
+        };
+        let chunk = u64::from(self.layout().chunk_bytes);
+        let len = (stripes.end - stripes.start) * chunk;
+        drive.write_zeroes(base + stripes.start * chunk, len).await
     }
 
     /// Asks one member to zero its whole data area. False if it cannot do that quickly.
