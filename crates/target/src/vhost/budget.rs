@@ -38,7 +38,6 @@ impl Drop for Claim<'_> {
         let free = self.budget.free.get() + self.amount;
         assert!(free <= self.budget.total);
         self.budget.free.set(free);
-        // One is enough: if it still cannot run, some claim is held, and its drop wakes the next.
-        self.budget.waiting.wake_one(&self.budget.reactor);
+        self.budget.waiting.wake_all(&self.budget.reactor);
     }
 }

@@ -22,8 +22,9 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use ashlar_reactor::executor::{Poller, Reactor, TaskId};
+use ashlar_reactor::executor::{Poller, Reactor};
 use ashlar_reactor::op::Op;
+use ashlar_reactor::task::TaskId;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::request::Answer;

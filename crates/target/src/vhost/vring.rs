@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - each field of guest memory is read once, compared with its limits, and used as read;
-//! - an available entry is popped once, in order, and only after it was seen by [`SplitRing::look`]:
-//!   so one turn of the reactor takes at most one ring of work;
+//! - an available entry is popped once, in order, and only after [`SplitRing::look`] saw it: so one
+//!   turn of the reactor takes at most one ring of work;
 //! - used entries are written before the used index that shows them.
 //!
 //! A packed ring would be a sibling of [`SplitRing`] with the same functions, and `queue.rs` would

@@ -152,11 +152,14 @@ fn discard_gives_whole_stripes_back() {
     assert_eq!(u64::from(config.capacity), DISK as u64 / 512);
 }
 
-/// Prints figures; asserts none. Run with `--release -- --nocapture --test-threads 1`.
+const SPEED_DISK: u64 = if cfg!(debug_assertions) { 32 << 20 } else { 256 << 20 };
+const SPEED_REQUESTS: u64 = if cfg!(debug_assertions) { 2_000 } else { 500_000 };
+
+/// Prints figures; asserts none. Run with `--release -- speed --nocapture`.
 #[test]
 fn speed_at_depth_32() {
     for (name, level, drives) in [("raid0", Level::Raid0, 1), ("raid5", Level::Raid5, 5)] {
-        let rig = Rig::polling(level, drives, 256 << 20, Duration::from_millis(1));
+        let rig = Rig::polling(level, drives, SPEED_DISK, Duration::from_millis(1));
         let export = rig.export(1);
         let mut client = Client::connect(&export.spec().socket, 1, all_features(), 1 << 20);
         client.queues[0].set_used_notif_enabled(false);
@@ -169,10 +172,9 @@ fn speed_at_depth_32() {
 }
 
 fn measure(client: &mut Client, depth: usize, write: bool) -> u64 {
-    let total: u64 = if cfg!(debug_assertions) { 20_000 } else { 300_000 };
     let mut prng = Prng::from_seed(3);
     let mut submit = |client: &mut Client, slot: usize| {
-        let offset = prng.below((256 << 20) / 4096) * 4096;
+        let offset = prng.below(SPEED_DISK / 4096) * 4096;
         if write {
             client.submit_write(0, offset, slot * 4096, 4096, slot);
         } else {
@@ -185,7 +187,7 @@ fn measure(client: &mut Client, depth: usize, write: bool) -> u64 {
     client.kick(0);
     let mut done = 0;
     let mut finished = Vec::with_capacity(depth);
-    while done < total {
+    while done < SPEED_REQUESTS {
         finished.extend(client.queues[0].completions().map(|c| (c.context, c.ret)));
         if finished.is_empty() {
             std::hint::spin_loop();

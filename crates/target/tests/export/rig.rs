@@ -54,7 +54,14 @@ impl Rig {
                 chunk_bytes: 64 << 10,
                 copies: 0,
             };
-            let bytes = volume_bytes * 2 + (64 << 20);
+            let data = match level {
+                Level::Raid0 => drives,
+                Level::Raid1 => 1,
+                Level::Raid10 => drives / 2,
+                Level::Raid5 => drives - 1,
+                Level::Raid6 => drives - 2,
+            };
+            let bytes = volume_bytes / u64::from(data) + (16 << 20);
             let limits = Limits { bytes, sector_bytes: 512, zeroes_cheaply: true };
             let drive =
                 |i: u8| Drive::new(&reactor, Device::Ram { bytes }, limits, &format!("ram{i}"));
