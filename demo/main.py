@@ -127,7 +127,7 @@ class Story:
         self.bench("select-only")
         self.bench("simple-update")
         self.bench("tpcb-like")
-        self.bench_while_pulling("tpcb-like")
+        self.bench("tpcb-like", self.pull, f"{self.drives[PULLED].name} is pulled half-way")
         self.bench("select-only")
         self.rebuild()
         self.check_data()
@@ -154,7 +154,8 @@ class Story:
             self.engine.start()
             for drive in self.drives[:MEMBERS]:
                 self.engine.attach_drive(drive.name, drive.path, self.chosen.force)
-            self.engine.create_array(ARRAY, [drive.name for drive in self.drives[:MEMBERS]])
+            names = [drive.name for drive in self.drives[:MEMBERS]]
+            self.engine.create_array(ARRAY, names, force=self.chosen.force)
             self.engine.create_volume(VOLUME, ARRAY, size)
             self.engine.create_export(VOLUME, VOLUME, self.disk_socket)
             step.note = self.engine.array_state(ARRAY)
@@ -183,26 +184,27 @@ class Story:
             self.postgres.load(scale, lambda line: setattr(step, "note", line[-60:]), LOAD_SECONDS)
             step.note = ""
 
-    def bench(self, script: str) -> None:
-        state = self.engine.array_state(ARRAY)
+    def bench(self, script: str, meanwhile=None, what: str = "") -> None:
+        """A row of the table. `meanwhile` is called when half of the run is over."""
+        before = self.engine.array_state(ARRAY)
         if script == "select-only":
             self.postgres.restart_cold()  # so that the healthy and the degraded run begin alike
-        with self.screen.step(f"pgbench {script}, array {state}", self.chosen.seconds) as step:
-            result = self.start_bench(script, step).finish()
-            step.note = f"{result.tps:,.0f} tps"
-        self.note(result, state)
-
-    def bench_while_pulling(self, script: str) -> None:
-        name = f"pgbench {script}, {self.drives[PULLED].name} is pulled half-way"
+        name = f"pgbench {script}, {what or 'array ' + before}"
         with self.screen.step(name, self.chosen.seconds) as step:
-            before = self.engine.array_state(ARRAY)
+            requests = self.engine.array_requests(ARRAY)
             run = self.start_bench(script, step)
-            time.sleep(self.chosen.seconds / 2)
-            self.engine.pull_drive(self.drives[PULLED].name)
-            after = self.engine.wait_state(ARRAY, unlike=before)
-            result = run.finish()
-            step.note = f"{result.tps:,.0f} tps, array {after}"
-        self.note(result, f"{before} → {after}")
+            if meanwhile:
+                time.sleep(self.chosen.seconds / 2)
+                meanwhile()
+            result = self.finish_bench(run)
+            requests = self.engine.array_requests(ARRAY) - requests
+            after = self.engine.array_state(ARRAY)
+            step.note = f"{result.tps:,.0f} tps"
+        self.note(result, before if after == before else f"{before} → {after}", requests)
+
+    def pull(self) -> None:
+        self.engine.pull_drive(self.drives[PULLED].name)
+        self.engine.wait_state(ARRAY, unlike="optimal")
 
     def start_bench(self, script: str, step) -> Run:
         return Run(
@@ -210,10 +212,17 @@ class Story:
             lambda tps: setattr(step, "note", f"{tps:,.0f} tps"),
         )  # fmt: skip
 
-    def note(self, result: Result, state: str) -> None:
+    def finish_bench(self, run: Run) -> Result:
+        """Without its daemon the guest would wait for its disk, and we for the guest."""
+        while run.running:
+            self.engine.must_run()
+            time.sleep(0.2)
+        return run.finish()
+
+    def note(self, result: Result, state: str, requests: int) -> None:
         self.rows.append([
             result.script, state, f"{result.tps:,.0f}", f"{result.latency_ms_mean:.1f}",
-            f"{result.latency_ms_p99:.1f}", f"{result.disk_iops:,.0f}",
+            f"{result.latency_ms_p99:.1f}", f"{requests / result.seconds:,.0f}",
         ])  # fmt: skip
         if result.script != "select-only":
             self.updates[result.script] = self.updates.get(result.script, 0) + result.transactions
@@ -222,7 +231,7 @@ class Story:
         old, new = self.drives[PULLED].name, self.drives[MEMBERS]
         with self.screen.step(f"{new.name} replaces {old}, rebuild", bar=False) as step:
             self.engine.attach_drive(new.name, new.path, self.chosen.force)
-            self.engine.replace_drive(ARRAY, old, new.name)
+            self.engine.replace_drive(ARRAY, old, new.name, self.chosen.force)
             self.engine.rebuild(ARRAY, REBUILD_SECONDS)
             state = self.engine.array_state(ARRAY)
             step.note = f"array {state}"
