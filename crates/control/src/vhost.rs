@@ -1,22 +1,14 @@
-//! The one place that knows the vhost-user-blk front end.
-
-use std::path::PathBuf;
+//! The one place that knows the vhost-user-blk front end. Its calls wait for a reactor, so they
+//! run beside the control plane's own thread.
 
 use ashlar_pool::volume::Volume;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
+pub use ashlar_target::vhost::ExportSpec as Spec;
+use ashlar_target::vhost::{ExportError, VhostExport};
 
 use crate::api::export::ExportCounters;
 use crate::refusal::{Answer, Refusal};
-
-/// What an export shall be.
-#[derive(Clone, Debug)]
-pub struct Spec {
-    pub name: String,
-    pub socket: PathBuf,
-    pub queues_max: u16,
-    pub serial: String,
-}
 
 /// How an export does.
 #[derive(Clone, Debug, Default)]
@@ -29,30 +21,62 @@ pub struct ServedStatus {
 
 /// An export that listens or serves a guest.
 pub struct Served {
-    spec: Spec,
-    // Until the front end is there, the socket is only held.
-    _listener: std::os::unix::net::UnixListener,
+    export: VhostExport,
 }
 
 impl Served {
-    pub async fn start(_core: &Sender, _volume: Key<Volume>, spec: Spec) -> Answer<Served> {
-        let listener = std::os::unix::net::UnixListener::bind(&spec.socket).map_err(|error| {
-            Refusal::failed(format!("{} cannot be bound: {error}", spec.socket.display()))
-        })?;
-        let Spec { name, queues_max, serial, .. } = &spec;
-        tracing::warn!(name, queues_max, serial, "no front end in this build: guests wait");
-        Ok(Served { spec, _listener: listener })
+    pub async fn start(core: &Sender, volume: Key<Volume>, spec: Spec) -> Answer<Served> {
+        let core = core.clone();
+        let started = beside(move || VhostExport::start(core, volume, spec)).await?;
+        Ok(Served { export: started.map_err(refusal)? })
     }
 
     pub fn status(&self) -> ServedStatus {
-        ServedStatus::default()
+        let status = self.export.status();
+        let counters = status.counters;
+        ServedStatus {
+            connected: status.connected,
+            queues_active: status.queues_active,
+            counters: ExportCounters {
+                reads: counters.reads,
+                read_bytes: counters.read_bytes,
+                writes: counters.writes,
+                write_bytes: counters.write_bytes,
+                flushes: counters.flushes,
+                discards: counters.discards,
+                errors: counters.errors,
+            },
+            last_error: status.last_error,
+        }
     }
 
     /// The volume has grown.
-    pub fn resized(&self) {}
+    pub fn resized(&self) {
+        self.export.resized();
+    }
 
     /// Finishes what is under way and closes the socket.
     pub async fn stop(self) {
-        let _ = std::fs::remove_file(&self.spec.socket);
+        if let Err(error) = beside(move || self.export.stop()).await {
+            tracing::error!(%error, "an export did not stop in order");
+        }
+    }
+}
+
+async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Answer<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Refusal::failed(error.to_string()))
+}
+
+fn refusal(error: ExportError) -> Refusal {
+    let text = error.to_string();
+    match error {
+        ExportError::Spec(_) => Refusal::invalid(text),
+        ExportError::Busy(_) | ExportError::NotSocket(_) => {
+            Refusal::conflict(text).fix("choose another socket with --path")
+        }
+        ExportError::Socket { .. } | ExportError::Thread(_) | ExportError::NoVolume => {
+            Refusal::failed(text)
+        }
     }
 }

@@ -1,0 +1,281 @@
+//! The Unix socket of an export: who may connect, and the thread that serves one front end after
+//! the other.
+//!
+//! The thread blocks in `accept`, in reading a message, or in waiting for the reactor. `End::stop`
+//! ends the first two by shutting the sockets down; the third ends when the reactor replies.
+
+use std::io::ErrorKind;
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, Shutdown,
+    SocketAddrUnix, SocketFlags, SocketType,
+};
+use vhost::vhost_user::message::{BackendReq, FrontendReq};
+use vhost::vhost_user::{BackendReqHandler, Error};
+
+use crate::vhost::disk::Trouble;
+use crate::vhost::line::{Gone, Line};
+use crate::vhost::memory::Mapping;
+use crate::vhost::session::Session;
+
+/// Only the daemon's user, and root, may connect.
+const MODE: u32 = 0o600;
+/// Front ends that may wait while one is being served.
+const BACKLOG: i32 = 4;
+/// Wait after a failed `accept`: it fails again at once while file descriptors are short.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// Bytes of a vhost-user message's header: request, flags, size.
+const HEADER_BYTES: usize = 12;
+/// Flags of a message that wants no reply: protocol version 1.
+const FLAGS_VERSION_1: u32 = 1;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BindError {
+    #[error("someone listens on it already")]
+    Busy,
+    #[error("it exists and is not a socket")]
+    NotSocket,
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// Listens at `path`. A socket file that nobody listens on is replaced.
+pub(crate) fn bind(path: &Path) -> Result<UnixListener, BindError> {
+    match bind_new(path) {
+        Err(Errno::ADDRINUSE) => {}
+        bound => return bound.map_err(|error| BindError::Io(error.into())),
+    }
+    if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+        return Err(BindError::NotSocket);
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => return Err(BindError::Busy),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+        Err(error) => return Err(error.into()),
+    }
+    std::fs::remove_file(path)?;
+    bind_new(path).map_err(|error| BindError::Io(error.into()))
+}
+
+fn bind_new(path: &Path) -> Result<UnixListener, Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The file gets its mode from the socket, so that there is no moment with a wider one.
+    rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(MODE))?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
+}
+
+/// What the export's owner and its thread both hold: the ends by which to reach the other side.
+pub(crate) struct Ends {
+    listener: UnixListener,
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    stopping: bool,
+    front_end: Option<UnixStream>,
+    /// For messages from us to the front end. Closing it makes QEMU complain.
+    channel: Option<OwnedFd>,
+}
+
+impl Ends {
+    pub(crate) fn new(listener: UnixListener) -> Arc<Ends> {
+        Arc::new(Ends { listener, open: Mutex::default() })
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        // Each change is one assignment, so a panic elsewhere leaves nothing half done.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the thread, which closes what is open.
+    pub(crate) fn stop(&self) {
+        let mut open = self.open();
+        open.stopping = true;
+        if let Some(front_end) = &open.front_end {
+            let _ = front_end.shutdown(std::net::Shutdown::Both);
+        }
+        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.open().stopping
+    }
+
+    /// Remembers a new front end. False if it came too late.
+    fn admit(&self, stream: &UnixStream) -> bool {
+        let mut open = self.open();
+        open.front_end = stream.try_clone().ok();
+        open.front_end.is_some() && !open.stopping
+    }
+
+    fn dismiss(&self) {
+        let mut open = self.open();
+        (open.front_end, open.channel) = (None, None);
+    }
+
+    /// Tells the front end to read the configuration space again.
+    pub(crate) fn announce_config(&self) {
+        let request = u32::from(BackendReq::CONFIG_CHANGE_MSG);
+        let mut message = [0; HEADER_BYTES];
+        let words = [request, FLAGS_VERSION_1, 0].map(u32::to_ne_bytes);
+        for (to, from) in message.iter_mut().zip(words.as_flattened()) {
+            *to = *from;
+        }
+        if let Some(channel) = &self.open().channel {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            // A front end that does not read its channel learns of the size at its next start.
+            let _ = rustix::net::send(channel, &message, flags);
+        }
+    }
+}
+
+/// The body of an export's thread.
+pub(crate) fn serve(ends: &Ends, line: &Line, queues_max: u16, retired: &Receiver<Mapping>) {
+    loop {
+        let stream = match ends.listener.accept() {
+            Ok((stream, _)) => stream,
+            Err(_) if ends.is_stopping() => return,
+            Err(error) => {
+                tracing::warn!(%error, "a front end could not be accepted");
+                #[expect(clippy::disallowed_methods, reason = "this thread is not a reactor's")]
+                std::thread::sleep(ACCEPT_AGAIN);
+                continue;
+            }
+        };
+        let served = ends.admit(&stream) && serve_one(ends, line, queues_max, stream, retired);
+        ends.dismiss();
+        if !served {
+            return;
+        }
+    }
+}
+
+/// Serves one front end until it leaves. False if there can be no further one.
+fn serve_one(
+    ends: &Ends,
+    line: &Line,
+    queues_max: u16,
+    stream: UnixStream,
+    retired: &Receiver<Mapping>,
+) -> bool {
+    let session = Arc::new(Mutex::new(Session::new(line.clone(), queues_max)));
+    if line.ask(|device| device.connect()).is_err() {
+        return false;
+    }
+    let ended = converse(ends, stream, session, retired);
+    if let Err(reason) = ended
+        && !ends.is_stopping()
+    {
+        tracing::warn!(reason, "a front end was disconnected");
+        let _ = line.ask(|device| device.note(Trouble::FrontEnd(reason)));
+    }
+    let left: Result<(), Gone> =
+        line.ask_and_wait(|device| async move { device.disconnect().await });
+    drop_all(retired);
+    left.is_ok() && !ends.is_stopping()
+}
+
+/// Unmaps what the reactor does not need any more.
+fn drop_all(retired: &Receiver<Mapping>) {
+    retired.try_iter().for_each(drop);
+}
+
+fn converse(
+    ends: &Ends,
+    stream: UnixStream,
+    session: Arc<Mutex<Session>>,
+    retired: &Receiver<Mapping>,
+) -> Result<(), String> {
+    let peeked = stream.try_clone().map_err(|error| error.to_string())?;
+    let mut handler = BackendReqHandler::from_stream(stream, session);
+    loop {
+        match peek(&peeked) {
+            Ok(Peeked::End) | Err(Errno::CONNRESET) => return Ok(()),
+            Ok(Peeked::Channel(channel)) => ends.open().channel = Some(channel),
+            Ok(Peeked::Message) => {}
+            Err(error) => return Err(error.to_string()),
+        }
+        match handler.handle_request() {
+            Ok(()) => drop_all(retired),
+            Err(Error::Disconnected) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+enum Peeked {
+    End,
+    Message,
+    /// The next message brings the channel for our own messages; this is a copy of it.
+    Channel(OwnedFd),
+}
+
+/// Looks at the next message without taking it. The protocol crate wraps the channel for our own
+/// messages in a type that has no message for a changed configuration, and keeps the file to
+/// itself.
+fn peek(stream: &UnixStream) -> Result<Peeked, Errno> {
+    let mut header = [0; HEADER_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut files = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::io::retry_on_intr(|| {
+        let mut into = [std::io::IoSliceMut::new(&mut header)];
+        rustix::net::recvmsg(stream, &mut into, &mut files, flags)
+    })?;
+    if received.bytes == 0 {
+        return Ok(Peeked::End);
+    }
+    let request = header.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
+    if request != Some(u32::from(FrontendReq::SET_BACKEND_REQ_FD)) || received.bytes < HEADER_BYTES
+    {
+        return Ok(Peeked::Message);
+    }
+    let file = files.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+        RecvAncillaryMessage::ScmCredentials(_) | _ => None,
+    });
+    Ok(file.map_or(Peeked::Message, Peeked::Channel))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn path(name: &str) -> std::path::PathBuf {
+        std::env::temp_dir().join(format!("ashlar-{name}-{}.sock", std::process::id()))
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let path = path("bind");
+        let first = bind(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, MODE);
+        assert!(matches!(bind(&path), Err(BindError::Busy)));
+        drop(first);
+        let _second = bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_is_kept() {
+        let path = path("file");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(matches!(bind(&path), Err(BindError::NotSocket)));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(&path).unwrap();
+    }
+}
