@@ -15,6 +15,10 @@ pub const BLOCK_BYTES: usize = 4096;
 pub const SECTOR_BYTES: usize = 512;
 const SECTORS_PER_BLOCK: usize = BLOCK_BYTES / SECTOR_BYTES;
 
+/// Good answers after a transient error: so several requests for one place cannot make each other
+/// fail more often than an operation is tried.
+const GOOD_AFTER_TRANSIENT: u32 = 64;
+
 type Block = [u8; BLOCK_BYTES];
 /// `None`: all zero.
 type Content = Option<Rc<Block>>;
@@ -95,8 +99,8 @@ pub struct SimDrive {
     pub slow_until_ns: u64,
     /// Reads and writes that fail a few times before they succeed: one in so many.
     pub transient_one_in: Option<u64>,
-    /// Failures still to come, by place and kind.
-    retries: BTreeMap<(u64, bool), u32>,
+    /// Failures still to come, then good answers for certain, by place and kind.
+    retries: BTreeMap<(u64, bool), (u32, u32)>,
 }
 
 impl SimDrive {
@@ -126,19 +130,22 @@ impl SimDrive {
     /// Whether an operation fails this time, by a fault that will pass.
     pub fn stumbles(&mut self, offset: u64, write: bool, prng: &mut Prng) -> bool {
         let Some(one_in) = self.transient_one_in else { return false };
-        if let Some(left) = self.retries.get_mut(&(offset, write)) {
-            if *left > 0 {
-                *left -= 1;
+        if let Some((bad, good)) = self.retries.get_mut(&(offset, write)) {
+            if *bad > 0 {
+                *bad -= 1;
                 return true;
             }
-            self.retries.remove(&(offset, write));
+            *good -= 1;
+            if *good == 0 {
+                self.retries.remove(&(offset, write));
+            }
             return false;
         }
         let begins = prng.chance(1, one_in);
         if begins {
             // With the failure now at most three: the fourth attempt of four succeeds.
             let more = u32::try_from(prng.below(3)).unwrap_or(0);
-            self.retries.insert((offset, write), more);
+            self.retries.insert((offset, write), (more, GOOD_AFTER_TRANSIENT));
         }
         begins
     }

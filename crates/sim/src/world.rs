@@ -39,8 +39,12 @@ pub enum AtCompletion {
     Fail,
 }
 
+/// Virtual time in which any life must end.
+const LIFE_NS_MAX: u64 = 4 * 3600 * 1_000_000_000;
+
 pub struct World {
     now_ns: u64,
+    life_began_ns: u64,
     sequence: u64,
     in_flight: BTreeMap<(u64, u64), InFlight>,
     pub drives: Vec<SimDrive>,
@@ -68,6 +72,7 @@ impl World {
     pub fn new(seed: u64, trace: bool) -> World {
         World {
             now_ns: 0,
+            life_began_ns: 0,
             sequence: 0,
             in_flight: BTreeMap::new(),
             drives: Vec::new(),
@@ -157,6 +162,7 @@ impl World {
     pub fn begin_life(&mut self) {
         assert!(self.in_flight.is_empty(), "operations of the last life are still in flight");
         self.dark = self.failure.is_some();
+        self.life_began_ns = self.now_ns;
     }
 
     pub fn go_dark(&mut self) {
@@ -352,6 +358,10 @@ impl Backend for SimBackend {
         let until = until.map(Instant::as_ns);
         let Some(wake) = next.into_iter().chain(until).min() else { return false };
         world.now_ns = world.now_ns.max(wake);
+        if world.now_ns > world.life_began_ns + LIFE_NS_MAX {
+            world.fail("hung: a life does not end, something waits for ever".into());
+            return false;
+        }
         true
     }
 }
