@@ -1,6 +1,10 @@
 //! `ashlar serve`: reactors, the host, the API, signals.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -80,8 +84,10 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     let server = tokio::spawn(served.into_future());
     let watcher = tokio::spawn(watch(host.clone()));
     tracing::info!(socket = %path.display(), state = %settings.state.display(), "serving");
+    tell_supervisor("READY=1");
     signals.first().await;
     tracing::info!("stopping: exports are drained, arrays flushed; a second signal ends at once");
+    tell_supervisor("STOPPING=1");
     let down = tokio::select! {
         down = host.shut_down() => down,
         () = signals.first() => {
@@ -106,6 +112,24 @@ async fn watch(host: Arc<Host>) {
     loop {
         ticks.tick().await;
         host.watch(&mut seen).await;
+    }
+}
+
+/// For systemd units of `Type=notify`; without such a supervisor there is nobody to tell.
+fn tell_supervisor(news: &str) {
+    let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let told = supervisor(&socket)
+        .and_then(|address| UnixDatagram::unbound()?.send_to_addr(news.as_bytes(), &address));
+    if let Err(error) = told {
+        tracing::warn!("the supervisor at NOTIFY_SOCKET cannot be told: {error}");
+    }
+}
+
+/// A path, or `@` and an abstract name.
+fn supervisor(socket: &OsStr) -> std::io::Result<SocketAddr> {
+    match socket.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(socket),
     }
 }
 

@@ -325,7 +325,7 @@ async fn delete_volume(State(host): State<Arc<Host>>, Path(name): Path<String>) 
 #[utoipa::path(get, path = "/v1/exports", tag = "exports",
     responses((status = 200, body = [Export])))]
 async fn list_exports(State(host): State<Arc<Host>>) -> Json<Vec<Export>> {
-    Json(host.list_exports())
+    Json(host.list_exports().await)
 }
 
 /// One export
@@ -333,7 +333,7 @@ async fn list_exports(State(host): State<Arc<Host>>) -> Json<Vec<Export>> {
     params(("name" = String, Path)),
     responses((status = 200, body = Export), (status = "default", body = ErrorBody)))]
 async fn show_export(State(host): State<Arc<Host>>, Path(name): Path<String>) -> Reply<Export> {
-    host.show_export(&name).map(Json)
+    host.show_export(&name).await.map(Json)
 }
 
 /// Offer a volume to a guest by vhost-user-blk

@@ -11,9 +11,8 @@ use crate::refusal::{Answer, Refusal};
 /// Bytes of a socket's path, as the kernel has it, less the final zero.
 const PATH_BYTES_MAX: usize = 107;
 
-/// Makes sure that a socket can be bound at `path`: makes its directory, and removes a socket that
-/// nobody listens on any more.
-pub fn make_way(path: &Path) -> Answer<()> {
+/// Refuses a path that cannot be a socket's, and makes its directory.
+pub fn check_place(path: &Path) -> Answer<()> {
     let shown = path.display();
     if !path.is_absolute() {
         return Err(
@@ -24,7 +23,13 @@ pub fn make_way(path: &Path) -> Answer<()> {
         return Err(Refusal::invalid(format!("{shown} is too long for a socket"))
             .fix(format!("use a path of at most {PATH_BYTES_MAX} bytes")));
     }
-    make_directory(path)?;
+    make_directory(path)
+}
+
+/// Makes sure that a socket can be bound at `path`: one that nobody listens on any more is removed.
+pub fn make_way(path: &Path) -> Answer<()> {
+    check_place(path)?;
+    let shown = path.display();
     match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(Refusal::failed(format!("{shown} cannot be seen: {error}"))),

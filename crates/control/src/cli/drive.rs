@@ -58,7 +58,8 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
             let drive: Drive = client.post("/v1/drives", &attach.request()?).await?;
             show(output, &drive, |drive| {
                 let (bytes, content) = (drive.bytes.unwrap_or(0), or_dash(drive.content.as_ref()));
-                format!("drive {} attached: {}, {content}", drive.name, Size(bytes))
+                let line = format!("drive {} attached: {}, {content}", drive.name, Size(bytes));
+                with_notes(&line, &hint(drive))
             })
         }
         Command::Detach { name, force } => {
@@ -99,6 +100,17 @@ fn source(text: &str) -> Answer<DriveSource> {
     let path = std::path::absolute(Path::new(text))
         .map_err(|error| Refusal::invalid(format!("{text:?} is no path: {error}")))?;
     Ok(DriveSource::Path(path))
+}
+
+/// What can be done with a drive that is, or was, a member.
+fn hint(drive: &Drive) -> Vec<String> {
+    let hint = |array: &String| {
+        format!(
+            "`ashlar array start --scan` starts its array; `ashlar array rebuild {array}` takes \
+             the drive back into the running one"
+        )
+    };
+    drive.array.iter().map(hint).collect()
 }
 
 /// A line, and what the operator should know under it.

@@ -64,7 +64,10 @@ impl Host {
                 return Err(refusal);
             }
         };
-        self.adopt(core, &begun, &request.name).await?;
+        if let Err(refusal) = self.adopt(core, &begun, &request.name).await {
+            self.blank_again(&blank).await;
+            return Err(refusal);
+        }
         tracing::info!(array = request.name, level = request.level, "array created");
         self.show_array_by_uuid(uuid).await
     }
@@ -195,13 +198,23 @@ impl Host {
         });
     }
 
-    /// Notes an array that runs: its drives, its place, its name on this host.
+    /// Notes an array that runs: its drives, its place, its name on this host. One that cannot be
+    /// noted is stopped: nobody could manage it.
     async fn adopt(&self, core: usize, begun: &Begun, name: &str) -> Answer<()> {
+        let running = Running { uuid: begun.snapshot.uuid, core, pool: begun.pool };
+        self.look(|state| state.arrays.insert(running.uuid, running));
+        let noted = self.note_array(begun, name).await;
+        if noted.is_err()
+            && let Err(refusal) = self.stop_running(running).await
+        {
+            tracing::error!(array = name, "{}", refusal.line());
+        }
+        noted
+    }
+
+    async fn note_array(&self, begun: &Begun, name: &str) -> Answer<()> {
         let uuid = begun.snapshot.uuid;
-        self.look(|state| {
-            state.unavailable.remove(&uuid);
-            state.arrays.insert(uuid, Running { uuid, core, pool: begun.pool });
-        });
+        self.look(|state| state.unavailable.remove(&uuid));
         self.note_members(&begun.snapshot);
         self.refresh_contents(uuid).await;
         let drives = self.look(|state| {
@@ -399,7 +412,7 @@ impl Host {
     pub async fn stop_array(&self, name: &str, force: bool) -> Answer<Shown> {
         let _change = self.begin().await?;
         let running = self.running_array(name)?;
-        let busy = self.connected_exports(running.uuid);
+        let busy = self.connected_exports(running.uuid).await;
         if !busy.is_empty() && !force {
             return Err(Refusal::conflict(format!(
                 "array {name} is used by a guest, through export {}",

@@ -15,10 +15,9 @@ use crate::host::{Host, Running, Serving};
 use crate::name::check_name;
 use crate::refusal::{Answer, Refusal};
 use crate::socket;
-use crate::vhost::{self, Served};
+use crate::vhost::{self, QUEUES_MAX, Served};
 
-const QUEUES_DEFAULT: u16 = 16;
-const QUEUES_MAX: u16 = 64;
+const QUEUES_DEFAULT: u16 = QUEUES_MAX;
 /// Bytes of a virtio block device's serial number.
 const SERIAL_BYTES: usize = 20;
 
@@ -47,7 +46,7 @@ impl Host {
             return Err(refusal);
         }
         tracing::info!(export = name, volume = request.volume, "export created");
-        self.show_export(&name)
+        self.show_export(&name).await
     }
 
     fn check_export_is_new(&self, name: &str, socket: &PathBuf) -> Answer<()> {
@@ -73,7 +72,7 @@ impl Host {
     /// Begins to serve an export of a running array.
     async fn start_export(&self, name: &str, known: &KnownExport, array: Running) -> Answer<()> {
         let path = known.socket.clone();
-        blocking(move || socket::make_way(&path)).await??;
+        blocking(move || socket::check_place(&path)).await??;
         let volume = self.publish_volume(array, &known.volume).await?;
         let Some((key, serial)) = volume else {
             return Err(Refusal::conflict(format!("there is no volume {}", known.volume))
@@ -139,7 +138,7 @@ impl Host {
 
     pub async fn delete_export(&self, name: &str, force: bool) -> Answer<Done> {
         let _change = self.begin().await?;
-        let export = self.show_export(name)?;
+        let export = self.show_export(name).await?;
         if export.state == ExportState::Connected && !force {
             return Err(Refusal::conflict(format!("export {name} is used by a guest"))
                 .fix("shut the guest down first, or use --force to take its disk away"));
@@ -164,14 +163,23 @@ impl Host {
         exports.filter(|(_, export)| export.volume == volume).map(|(name, _)| name).collect()
     }
 
-    /// Exports of an array that a guest is connected to.
-    pub(super) fn connected_exports(&self, array: Uuid) -> Vec<String> {
-        let exports = self.exports_of(array);
+    /// Exports of an array that a guest is connected to. One that does not answer may have one.
+    pub(super) async fn connected_exports(&self, array: Uuid) -> Vec<String> {
+        let mut connected = Vec::new();
+        for (name, _) in self.exports_of(array) {
+            let Some((served, _)) = self.served(&name) else { continue };
+            match served.status().await {
+                Ok(status) if !status.connected => {}
+                Ok(_) | Err(_) => connected.push(name),
+            }
+        }
+        connected
+    }
+
+    /// An export that runs, and its serial number.
+    fn served(&self, name: &str) -> Option<(Served, String)> {
         self.look(|state| {
-            let connected = exports.into_iter().map(|(name, _)| name).filter(|name| {
-                state.exports.get(name).is_some_and(|serving| serving.served.status().connected)
-            });
-            connected.collect()
+            state.exports.get(name).map(|its| (its.served.clone(), its.serial.clone()))
         })
     }
 
@@ -206,28 +214,30 @@ impl Host {
     }
 
     /// Lets guests know that their disk has grown.
-    pub(super) fn tell_exports_of_resize(&self, array: Uuid, volume: &str) {
-        let exports = self.exports_of_volume(array, volume);
-        self.look(|state| {
-            for name in &exports {
-                if let Some(serving) = state.exports.get(name) {
-                    serving.served.resized();
-                }
+    pub(super) async fn tell_exports_of_resize(&self, array: Uuid, volume: &str) {
+        for name in self.exports_of_volume(array, volume) {
+            if let Some((served, _)) = self.served(&name)
+                && let Err(refusal) = served.resized().await
+            {
+                tracing::warn!(export = name, "its guest was not told: {}", refusal.error);
             }
-        });
+        }
     }
 
-    pub fn list_exports(&self) -> Vec<Export> {
+    pub async fn list_exports(&self) -> Vec<Export> {
         let names: Vec<String> = self.look(|state| state.catalog.exports.keys().cloned().collect());
-        names.iter().filter_map(|name| self.show_export(name).ok()).collect()
+        let mut exports = Vec::new();
+        for name in names {
+            // One that was deleted meanwhile is left out.
+            exports.extend(self.show_export(&name).await.ok());
+        }
+        exports
     }
 
-    pub fn show_export(&self, name: &str) -> Answer<Export> {
-        let (known, status, why) = self.look(|state| {
+    pub async fn show_export(&self, name: &str) -> Answer<Export> {
+        let (known, why) = self.look(|state| {
             let known = state.catalog.exports.get(name).cloned();
-            let serving = state.exports.get(name);
-            let status = serving.map(|its| (its.served.status(), its.serial.clone()));
-            (known, status, state.down.get(name).map(Refusal::line))
+            (known, state.down.get(name).map(Refusal::line))
         });
         let known = known.ok_or_else(|| {
             Refusal::unknown(format!("there is no export {name}"))
@@ -247,11 +257,18 @@ impl Host {
             queues_active: 0,
             counters: ExportCounters::default(),
         };
-        let Some((status, serial)) = status else {
+        let Some((served, serial)) = self.served(name) else {
             export.error = why.or_else(|| Some(format!("array {} does not run", export.array)));
             return Ok(export);
         };
         export.serial = Some(serial);
+        let status = match served.status().await {
+            Ok(status) => status,
+            Err(refusal) => {
+                export.error = Some(refusal.line());
+                return Ok(export);
+            }
+        };
         export.state =
             if status.connected { ExportState::Connected } else { ExportState::Listening };
         export.error = status.last_error;

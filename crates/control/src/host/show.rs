@@ -210,7 +210,7 @@ impl Host {
     pub async fn status(&self) -> Status {
         let arrays = self.list_arrays().await;
         let drives = self.list_drives().await;
-        let exports = self.list_exports();
+        let exports = self.list_exports().await;
         let problems = problems(&drives, &arrays, &exports);
         let cores = self.cores.iter().enumerate().map(|(index, core)| {
             let here = self.running().into_iter().filter(|array| array.core == index);

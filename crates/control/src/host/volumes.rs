@@ -96,7 +96,7 @@ impl Host {
         let (plain, bytes) = (volume.name.clone(), request.bytes);
         let resized = self.on_array(running, async move |_, pool| pool.resize(&plain, bytes).await);
         resized.await?.map_err(|error| translate::pool(&error))?;
-        self.tell_exports_of_resize(running.uuid, &volume.name);
+        self.tell_exports_of_resize(running.uuid, &volume.name).await;
         tracing::info!(volume = volume.name, bytes, "volume resized");
         self.show_volume(name).await
     }

@@ -1,7 +1,7 @@
 //! Looks at everything about every second: logs what has changed, and keeps the catalog's memory
 //! of each array's members fresh.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -20,6 +20,8 @@ pub const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 #[derive(Default)]
 pub struct Seen {
     arrays: BTreeMap<Uuid, ArraySnapshot>,
+    /// Arrays that did not answer.
+    silent: BTreeSet<Uuid>,
 }
 
 impl Host {
@@ -30,11 +32,16 @@ impl Host {
         for running in self.running() {
             match self.snapshot(running).await {
                 Ok(snapshot) => {
+                    if seen.silent.remove(&running.uuid) {
+                        tracing::info!(array = self.array_name(running.uuid), "answers again");
+                    }
                     now.insert(running.uuid, snapshot);
                 }
                 Err(refusal) => {
-                    let name = self.array_name(running.uuid);
-                    tracing::warn!(array = name, "{}", refusal.error);
+                    if seen.silent.insert(running.uuid) {
+                        let name = self.array_name(running.uuid);
+                        tracing::error!(array = name, "{}", refusal.line());
+                    }
                 }
             }
         }
