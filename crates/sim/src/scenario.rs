@@ -188,8 +188,8 @@ impl Scenario {
         match (end, phase) {
             (Some(End::Stopped), _) => {
                 let left = self.world.borrow().in_flight();
-                if left > 0 {
-                    self.world.borrow_mut().fail(format!("stopped with {left} in flight"));
+                if !left.is_empty() {
+                    self.world.borrow_mut().fail(format!("stopped with {left:?} in flight"));
                 }
                 // Everything was flushed; let the power fail afterwards.
                 let loss = Loss::draw(&mut self.prng);
