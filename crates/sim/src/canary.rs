@@ -54,9 +54,7 @@ impl Canary {
             Canary::NoFence if inside(superblocks) => Sabotage::Drop,
             Canary::NoJournal if inside(journal) => Sabotage::Drop,
             Canary::TrustReturned if inside(superblocks) => all_trusted(bytes, offset),
-            Canary::ParityOff if inside(data) => {
-                flipped(drive, array, offset - data.offset, bytes)
-            }
+            Canary::ParityOff if inside(data) => flipped(drive, array, offset - data.offset, bytes),
             Canary::NoDirtyMap
             | Canary::NoFlush
             | Canary::NoFence

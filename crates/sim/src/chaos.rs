@@ -171,9 +171,7 @@ async fn pool_change(life: &Rc<Life>, prng: &mut Prng) {
     let stopped = PoolError::Array(ArrayError::Stopped);
     match done {
         Err(error) if error == stopped => {}
-        Err(PoolError::Array(error))
-            if !life.plan.beyond && life.unsure.borrow().is_empty() =>
-        {
+        Err(PoolError::Array(error)) if !life.plan.beyond && life.unsure.borrow().is_empty() => {
             life.fail(format!("{what} of a volume failed: {error}"));
         }
         Err(_) | Ok(()) => {}

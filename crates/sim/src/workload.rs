@@ -148,8 +148,8 @@ impl Life {
         let stripe = self.volume.discard_bytes();
         let (first, end) = (offset.next_multiple_of(stripe), (offset + len) / stripe * stripe);
         let before = self.before();
-        let inner = (first < end)
-            .then(|| self.oracle.borrow_mut().write_begins(first, end - first, true));
+        let inner =
+            (first < end).then(|| self.oracle.borrow_mut().write_begins(first, end - first, true));
         self.note(|| format!("discard {offset} +{len}"));
         let result = self.volume.discard(offset, len).await;
         let good = self.judge("discard", &before, offset, len, result);
