@@ -95,6 +95,7 @@ impl Scenario {
         let layout = layout.expect("the geometries are possible");
         let mut world = World::new(seed, options.trace);
         world.canary = options.canary;
+        world.canary_awake = options.canary.is_some_and(Canary::is_early);
         world.layout = Some(layout);
         world.trace.chunk_bytes = geometry.chunk_bytes.into();
         world.note(|| plan.describe());
