@@ -6,17 +6,17 @@
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
-pub mod trace;
-pub mod drive;
+pub mod batch;
 pub mod canary;
-pub mod world;
-pub mod oracle;
-pub mod inspect;
-pub mod faults;
-pub mod fleet;
-pub mod workload;
 pub mod chaos;
 pub mod checkers;
-pub mod scenario;
+pub mod drive;
 pub mod enumerate;
-pub mod batch;
+pub mod faults;
+pub mod fleet;
+pub mod inspect;
+pub mod oracle;
+pub mod scenario;
+pub mod trace;
+pub mod workload;
+pub mod world;

@@ -95,6 +95,7 @@ impl Scenario {
         let layout = layout.expect("the geometries are possible");
         let mut world = World::new(seed, options.trace);
         world.canary = options.canary;
+        world.canary_awake = options.canary.is_some_and(Canary::is_early);
         world.layout = Some(layout);
         world.trace.chunk_bytes = geometry.chunk_bytes.into();
         world.note(|| plan.describe());
@@ -188,8 +189,8 @@ impl Scenario {
         match (end, phase) {
             (Some(End::Stopped), _) => {
                 let left = self.world.borrow().in_flight();
-                if left > 0 {
-                    self.world.borrow_mut().fail(format!("stopped with {left} in flight"));
+                if !left.is_empty() {
+                    self.world.borrow_mut().fail(format!("stopped with {left:?} in flight"));
                 }
                 // Everything was flushed; let the power fail afterwards.
                 let loss = Loss::draw(&mut self.prng);
