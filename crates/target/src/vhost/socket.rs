@@ -22,6 +22,7 @@ use rustix::net::{
 use vhost::vhost_user::message::{BackendReq, FrontendReq};
 use vhost::vhost_user::{BackendReqHandler, Error};
 
+use crate::vhost::device::Device;
 use crate::vhost::disk::Trouble;
 use crate::vhost::line::{Gone, Line};
 use crate::vhost::memory::Mapping;
@@ -114,11 +115,12 @@ impl Ends {
         self.open().stopping
     }
 
-    /// Remembers a new front end. False if it came too late.
-    fn admit(&self, stream: &UnixStream) -> bool {
-        let mut open = self.open();
-        open.front_end = stream.try_clone().ok();
-        open.front_end.is_some() && !open.stopping
+    /// Waits for a front end and remembers it, so that it can be shut down.
+    fn accept(&self) -> std::io::Result<UnixStream> {
+        let (stream, _) = self.listener.accept()?;
+        let copy = stream.try_clone()?;
+        self.open().front_end = Some(copy);
+        Ok(stream)
     }
 
     fn dismiss(&self) {
@@ -145,9 +147,13 @@ impl Ends {
 /// The body of an export's thread.
 pub(crate) fn serve(ends: &Ends, line: &Line, queues_max: u16, retired: &Receiver<Mapping>) {
     loop {
-        let stream = match ends.listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(_) if ends.is_stopping() => return,
+        let accepted = ends.accept();
+        // Looked at after the front end is known to `stop`, so that one of the two sees the other.
+        if ends.is_stopping() {
+            return;
+        }
+        let stream = match accepted {
+            Ok(stream) => stream,
             Err(error) => {
                 tracing::warn!(%error, "a front end could not be accepted");
                 #[expect(clippy::disallowed_methods, reason = "this thread is not a reactor's")]
@@ -155,26 +161,24 @@ pub(crate) fn serve(ends: &Ends, line: &Line, queues_max: u16, retired: &Receive
                 continue;
             }
         };
-        let served = ends.admit(&stream) && serve_one(ends, line, queues_max, stream, retired);
+        let served = serve_one(ends, line, queues_max, stream, retired);
         ends.dismiss();
-        if !served {
+        if let Err(Gone) = served {
             return;
         }
     }
 }
 
-/// Serves one front end until it leaves. False if there can be no further one.
+/// Serves one front end until it leaves.
 fn serve_one(
     ends: &Ends,
     line: &Line,
     queues_max: u16,
     stream: UnixStream,
     retired: &Receiver<Mapping>,
-) -> bool {
+) -> Result<(), Gone> {
     let session = Arc::new(Mutex::new(Session::new(line.clone(), queues_max)));
-    if line.ask(|device| device.connect()).is_err() {
-        return false;
-    }
+    line.ask(|device| device.connect())?;
     let ended = converse(ends, stream, session, retired);
     if let Err(reason) = ended
         && !ends.is_stopping()
@@ -182,10 +186,11 @@ fn serve_one(
         tracing::warn!(reason, "a front end was disconnected");
         let _ = line.ask(|device| device.note(Trouble::FrontEnd(reason)));
     }
-    let left: Result<(), Gone> =
-        line.ask_and_wait(|device| async move { device.disconnect().await });
+    // However long it takes: the next one may not come before.
+    let leave = |device: std::rc::Rc<Device>| async move { device.disconnect().await };
+    let left = line.ask_and_wait_while(leave, || !ends.is_stopping());
     drop_all(retired);
-    left.is_ok() && !ends.is_stopping()
+    left
 }
 
 /// Unmaps what the reactor does not need any more.

@@ -144,6 +144,7 @@ fn the_configuration_tells_what_the_disk_is() {
     guest.offer(0, 4);
     guest.kick(0);
     guest.wait_used(0, 2);
+    assert_eq!(export.status().counters.flushes, 2);
     // A guest whose front end vanishes keeps its choice; one that shuts down does not.
     let mut guest = restart(guest, &export);
     assert_eq!(config(&mut guest, 32, 1), [0]);
