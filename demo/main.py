@@ -5,6 +5,7 @@ files are in directories that are removed on the way out. Only the log stays.
 """
 
 import fcntl
+import os
 import shutil
 import signal
 import sys
@@ -62,17 +63,19 @@ def run_demo(chosen: Settings) -> int:
             raise Refusal(
                 f"another demo runs in {chosen.cache}: wait, or set ASHLAR_CACHE"
             ) from None
+        settings.check_disk(chosen)
+        real_drives = drives.real(chosen)
         logs = fresh_log_directory(chosen.cache / "demo")
         work = logs / "work"
         work.mkdir()
         cleanup.callback(shutil.rmtree, work, ignore_errors=True)
-        settings.check_disk(chosen, work)
+        taken = real_drives or drives.make_files(chosen, work)
         # sockets have short names; paths under a checkout may be too long for them
         sockets = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="ashlar-demo-")))
         log = cleanup.enter_context(open(logs / "demo.log", "w"))
         screen = Screen(log, FIXED_SECONDS + 5 * chosen.seconds)
         try:
-            return Story(chosen, screen, logs, work, sockets, cleanup).tell()
+            return Story(chosen, taken, screen, logs, work, sockets, cleanup).tell()
         except BaseException as error:
             print(f"\n{type(error).__name__}: {error}", file=log)
             print(f"\nthe log is in {logs}", file=sys.stderr)
@@ -86,7 +89,7 @@ def fresh_log_directory(home: Path) -> Path:
         shutil.rmtree(work)
     for old in sorted(home.iterdir())[: 1 - LOGS_KEPT]:
         shutil.rmtree(old)
-    logs = home / time.strftime("%Y-%m-%d-%H%M%S")
+    logs = home / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}"
     logs.mkdir()
     return logs
 
@@ -95,12 +98,13 @@ class Story:
     """One demo. Each method is a chapter; what later chapters need is in the fields."""
 
     def __init__(
-        self, chosen: Settings, screen: Screen, logs: Path, work: Path, sockets: Path, cleanup
-    ):
+        self, chosen: Settings, taken: list[drives.Drive], screen: Screen, logs: Path, work: Path,
+        sockets: Path, cleanup: ExitStack,
+    ):  # fmt: skip
         self.chosen = chosen
+        self.drives = taken
         self.screen = screen
         self.logs = logs
-        self.work = work
         self.disk_socket = sockets / "disk.sock"
         self.cleanup = cleanup
         self.engine = Engine(
@@ -147,7 +151,6 @@ class Story:
             )
 
     def make_volume(self) -> None:
-        self.drives = drives.prepare(self.chosen, self.work)
         size = settings.volume_bytes(min(drive.bytes for drive in self.drives))
         with self.screen.step(f"RAID 5 (4+1, 64 KiB chunk), volume {size >> 20} MiB", 3) as step:
             self.cleanup.callback(self.engine.kill)

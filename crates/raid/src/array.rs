@@ -135,6 +135,11 @@ impl Array {
         self.requests.get()
     }
 
+    /// Whether nothing is under way, jobs included: no request, and no row locked.
+    pub fn is_quiet(&self) -> bool {
+        self.requests.get() == 0 && self.locks.is_idle()
+    }
+
     /// Refuses new requests and waits for those under way, jobs included.
     pub(crate) async fn drain(&self) {
         self.stopping.set(true);
@@ -224,6 +229,7 @@ impl Array {
             state: self.state(),
             members: self.members.list().iter().enumerate().map(member).collect(),
             dirty_regions: self.dirty.dirty_count(),
+            unsynced_stripes: self.unsynced.count(),
             resync: self.jobs.resync(now),
             rebuild: self.jobs.rebuild(now),
             rebuild_error: self.jobs.rebuild_error(),

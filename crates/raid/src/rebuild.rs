@@ -33,7 +33,9 @@ impl Array {
         let slot = self.jobs.rebuild_slot();
         slot.begin(self.reactor.now(), 0, self.layout().stripes);
         self.reactor.spawn(async move {
-            while let Some(index) = array.rebuilding_member() {
+            while !array.is_stopping()
+                && let Some(index) = array.rebuilding_member()
+            {
                 if let Err(error) = array.rebuild_member(index).await {
                     array.jobs.set_rebuild_error(Some(error));
                     break;

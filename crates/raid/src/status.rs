@@ -100,6 +100,8 @@ pub struct ArrayStatus {
     pub members: Vec<MemberStatus>,
     /// Regions whose dirty bit is set.
     pub dirty_regions: u64,
+    /// Stripes that wait for resync.
+    pub unsynced_stripes: u64,
     /// Stripes whose parity or copies may not agree yet, after a crash.
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,

@@ -225,6 +225,21 @@ impl Reactor {
         self.inner.stopping.set(true);
     }
 
+    /// Drops every task and operation unfinished: the end of a simulated life. The backend has
+    /// ended before, so nothing that is dropped can reach a drive any more.
+    pub fn abandon(&self) {
+        let count = self.inner.tasks.borrow().tasks.len();
+        for index in 0..count {
+            // Taken out first: what is dropped may wake other tasks.
+            let future = self.inner.tasks.borrow_mut().tasks[index].future.take();
+            drop(future);
+        }
+        self.inner.pollers.borrow_mut().clear();
+        let slots = self.inner.slots.take();
+        drop(slots);
+        self.inner.tasks.borrow_mut().ready.clear();
+    }
+
     /// Runs tasks until `stop`, or until nothing can ever happen again.
     pub fn run(&self) {
         self.inner.stopping.set(false);

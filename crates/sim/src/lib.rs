@@ -1,1 +1,22 @@
-//! Placeholder.
+//! The simulator: the whole engine in virtual time, with faults.
+//!
+//! One `u64` seed decides everything: what the array is, what the workload does, which faults
+//! exist and when they come, and which of all ready tasks runs next. The engine above
+//! [`ashlar_reactor::backend::Backend`] is the code that runs in production, unchanged.
+//!
+//! Modules from lowest to highest; a module uses only those above it in this list.
+
+pub mod trace;
+pub mod drive;
+pub mod canary;
+pub mod world;
+pub mod oracle;
+pub mod inspect;
+pub mod faults;
+pub mod fleet;
+pub mod workload;
+pub mod chaos;
+pub mod checkers;
+pub mod scenario;
+pub mod enumerate;
+pub mod batch;

@@ -1,0 +1,34 @@
+//! Many seeds: which failed, and how to repeat one.
+
+use std::cell::Cell;
+use std::panic::AssertUnwindSafe;
+
+use crate::scenario::{self, Options, Verdict};
+
+thread_local! {
+    static CURRENT: Cell<Option<u64>> = const { Cell::new(None) };
+}
+
+/// Makes a panic say which seed it was in. A build that aborts on panic says at least that.
+pub fn name_seed_in_panics() {
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if let Some(seed) = CURRENT.get() {
+            eprintln!("seed {seed} panicked; repeat it: cargo xtask sim --seed {seed}");
+        }
+        before(info);
+    }));
+}
+
+/// Runs one seed; a panic of the engine is a failure.
+pub fn run_caught(seed: u64, options: Options) -> Verdict {
+    CURRENT.set(Some(seed));
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| scenario::run(seed, options)));
+    CURRENT.set(None);
+    result.unwrap_or_else(|payload| {
+        let text = payload.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| payload.downcast_ref::<&str>().map(|text| text.to_string()));
+        let why = format!("panic: {}", text.unwrap_or_default());
+        Verdict { failure: Some(why), ..Verdict::default() }
+    })
+}

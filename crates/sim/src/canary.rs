@@ -1,0 +1,96 @@
+//! Planted bugs, to show that the simulator finds their kind. No hook in the engine: a saboteur
+//! between engine and drive knows where things stand on a drive and does there what the bug would.
+
+use ashlar_format::array_superblock::{ArraySuperblock, MemberState, StoredMember};
+use ashlar_format::record;
+use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_raid::label;
+use ashlar_raid::layout::Layout;
+use clap::ValueEnum;
+use zerocopy::IntoBytes;
+
+use crate::drive::SimDrive;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Canary {
+    /// The dirty map is never written: nothing is resynced after a crash.
+    NoDirtyMap,
+    /// Flushes are never sent.
+    NoFlush,
+    /// Superblocks are never written after creation: nobody is fenced durably.
+    NoFence,
+    /// Records never reach the stripe journal.
+    NoJournal,
+    /// One parity chunk of a stripe is written wrong by one bit.
+    ParityOff,
+    /// Superblocks say of every member that it can be trusted.
+    TrustReturned,
+}
+
+/// What happens to a write.
+pub enum Sabotage {
+    Nothing,
+    Drop,
+    Replace(Vec<u8>),
+}
+
+impl Canary {
+    pub fn on_flush(self) -> bool {
+        self == Canary::NoFlush
+    }
+
+    pub fn on_write(
+        self,
+        drive: &SimDrive,
+        array: Option<&Layout>,
+        offset: u64,
+        bytes: Option<&[u8]>,
+    ) -> Sabotage {
+        let Some(layout) = label::plan(drive.traits.bytes) else { return Sabotage::Nothing };
+        let [superblocks, dirty_map, _, journal, data] = layout.areas();
+        let inside = |area: ashlar_format::units::Area| area.range().contains(&offset);
+        match self {
+            Canary::NoDirtyMap if inside(dirty_map) => Sabotage::Drop,
+            Canary::NoFence if inside(superblocks) => Sabotage::Drop,
+            Canary::NoJournal if inside(journal) => Sabotage::Drop,
+            Canary::TrustReturned if inside(superblocks) => all_trusted(bytes, offset),
+            Canary::ParityOff if inside(data) => {
+                flipped(drive, array, offset - data.offset, bytes)
+            }
+            Canary::NoDirtyMap
+            | Canary::NoFlush
+            | Canary::NoFence
+            | Canary::NoJournal
+            | Canary::ParityOff
+            | Canary::TrustReturned => Sabotage::Nothing,
+        }
+    }
+}
+
+/// The superblock with every stale member trusted, sealed again.
+fn all_trusted(bytes: Option<&[u8]>, home: u64) -> Sabotage {
+    let opened = bytes.and_then(|bytes| record::open::<ArraySuperblock>(bytes, None, home).ok());
+    let Some(mut superblock) = opened.cloned() else { return Sabotage::Nothing };
+    let count = superblock.members().len();
+    for member in &mut superblock.members[..count] {
+        if member.state() == Ok(MemberState::Stale) {
+            *member = StoredMember::new(member.drive, MemberState::Trusted, 0);
+        }
+    }
+    let (owner, sequence) = (superblock.header.owner, superblock.header.sequence.get());
+    record::seal(&mut superblock, owner, home, sequence);
+    Sabotage::Replace(superblock.as_bytes().to_vec())
+}
+
+/// Flips a bit of the parity that the first drive stores.
+fn flipped(drive: &SimDrive, array: Option<&Layout>, at: u64, bytes: Option<&[u8]>) -> Sabotage {
+    let (Some(bytes), Some(array)) = (bytes, array) else { return Sabotage::Nothing };
+    let stripe = StripeIndex(at / u64::from(array.chunk_bytes));
+    let first = MemberIndex(0);
+    if drive.uuid[0] != 0 || array.position_of(stripe, first) < array.data * array.copies {
+        return Sabotage::Nothing;
+    }
+    let mut bytes = bytes.to_vec();
+    bytes[100] ^= 1;
+    Sabotage::Replace(bytes)
+}

@@ -1,0 +1,177 @@
+//! What happens to a running array besides requests: drives die, are pulled, come back, are
+//! replaced; sectors go bad; scrubs run; volumes come and go.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_format::units::MemberIndex;
+use ashlar_reactor::prng::Prng;
+
+use crate::drive::SECTOR_BYTES;
+use crate::workload::Life;
+use crate::world::AtCompletion;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Act {
+    Death,
+    Pull,
+    PlugIn,
+    Spare,
+    Rebuild,
+    Latent,
+    Slow,
+    Scrub,
+    PoolChange,
+}
+
+/// Runs until the workers have ended or the seed's faults are used up.
+pub async fn rage(life: Rc<Life>, mut prng: Prng) {
+    let acts = acts(&life);
+    if acts.is_empty() {
+        return;
+    }
+    let count = prng.below(life.plan.faults_max + 1);
+    for _ in 0..count {
+        let longest = [100_000, 10_000_000, 500_000_000][prng.index(3)];
+        life.reactor.sleep(Duration::from_nanos(prng.below(longest))).await;
+        if life.working.get() == 0 || life.world.borrow().is_dark() {
+            return;
+        }
+        life.fleet.borrow_mut().refresh(&life.array.status());
+        strike(&life, acts[prng.index(acts.len())], &mut prng).await;
+        let impaired = life.fleet.borrow().any_impaired();
+        life.impaired_seen.set(life.impaired_seen.get() | impaired);
+    }
+}
+
+fn acts(life: &Life) -> Vec<Act> {
+    let plan = &life.plan;
+    let kinds = [
+        (plan.deaths, Act::Death),
+        (plan.pulls, Act::Pull),
+        (plan.pulls, Act::PlugIn),
+        (plan.spares, Act::Spare),
+        (plan.spares, Act::Rebuild),
+        (plan.latent, Act::Latent),
+        (plan.slow, Act::Slow),
+        (plan.scrubs, Act::Scrub),
+        (plan.pool_changes, Act::PoolChange),
+    ];
+    kinds.into_iter().filter(|(there, _)| *there).map(|(_, act)| act).collect()
+}
+
+async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
+    let index = prng.index(life.array.layout().members());
+    let drive = life.fleet.borrow().slots[index];
+    match act {
+        Act::Death => {
+            if life.fleet.borrow().may_impair(index) {
+                let after = 1 + prng.below(200);
+                life.note(|| format!("drive {drive} (member {index}) dies after {after} more"));
+                life.fleet.borrow_mut().impair(index, Some(drive));
+                life.world.borrow_mut().plan(after, AtCompletion::Death(drive));
+            }
+        }
+        Act::Pull => {
+            if life.fleet.borrow().may_impair(index) {
+                life.note(|| format!("member {index} (drive {drive}) is pulled"));
+                life.fleet.borrow_mut().impair(index, None);
+                let _ = life.array.pull_member(MemberIndex::new(index));
+            }
+        }
+        Act::PlugIn => plug_in(life, index, drive).await,
+        Act::Spare => {
+            if life.fleet.borrow().is_impaired(index) {
+                let spare = life.fleet.borrow_mut().new_drive();
+                life.note(|| format!("member {index} gets drive {spare}"));
+                replace(life, index, spare).await;
+            }
+        }
+        Act::Rebuild => {
+            life.note(|| "rebuild what can be".into());
+            let fleet = life.fleet.clone();
+            let done = life.array.rebuild(|| fleet.borrow_mut().new_uuid(255)).await;
+            life.note(|| format!("rebuild: {done:?}"));
+        }
+        Act::Latent => latent(life, index, drive, prng),
+        Act::Slow => {
+            let mut world = life.world.borrow_mut();
+            let until = world.now_ns() + prng.below(1_000_000_000);
+            let drive = world.drive(drive);
+            drive.slow_factor = [10, 100, 1000][prng.index(3)];
+            drive.slow_until_ns = until;
+        }
+        Act::Scrub => {
+            let started = life.array.start_scrub(prng.chance(1, 2));
+            life.note(|| format!("scrub: {started:?}"));
+        }
+        Act::PoolChange => pool_change(life, prng).await,
+    }
+    life.fleet.borrow_mut().refresh(&life.array.status());
+}
+
+/// A drive that was pulled, and is well, is plugged in again.
+async fn plug_in(life: &Rc<Life>, index: usize, drive: u32) {
+    let dead = life.world.borrow_mut().drive(drive).dead;
+    if !dead && life.fleet.borrow().is_impaired(index) {
+        life.note(|| format!("member {index}: drive {drive} is plugged in again"));
+        replace(life, index, drive).await;
+    }
+}
+
+async fn replace(life: &Rc<Life>, index: usize, drive: u32) {
+    let handle = life.fleet.borrow().open(&life.reactor, drive);
+    let uuid = life.fleet.borrow_mut().renew_uuid(drive);
+    let replaced = life.array.replace_member(MemberIndex::new(index), handle, uuid).await;
+    life.note(|| format!("member {index}: drive {drive}: {replaced:?}"));
+}
+
+fn latent(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
+    let has_some = !life.world.borrow_mut().drive(drive).latent.is_empty();
+    if !has_some && !life.fleet.borrow().may_impair(index) {
+        return;
+    }
+    life.fleet.borrow_mut().impair(index, None);
+    let layout = life.array.layout();
+    let hot = crate::workload::hot_stripes(&life.plan, layout.stripes);
+    let Some(areas) = ashlar_raid::label::plan(life.plan.traits.bytes) else { return };
+    for _ in 0..1 + prng.below(4) {
+        let at = if prng.chance(1, 4) {
+            // Somewhere in the metadata.
+            prng.below(areas.data.offset)
+        } else {
+            let stripe = hot[prng.index(hot.len())];
+            areas.data.offset
+                + stripe * u64::from(layout.chunk_bytes)
+                + prng.below(layout.chunk_bytes.into())
+        };
+        let mut world = life.world.borrow_mut();
+        world.note(|| format!("drive {drive} (member {index}) cannot read at {at}"));
+        world.drive(drive).latent.insert(at / SECTOR_BYTES as u64);
+    }
+}
+
+/// Volumes beside the one that is worked on come and go.
+async fn pool_change(life: &Rc<Life>, prng: &mut Prng) {
+    let stripe = life.array.stripe_bytes();
+    let name = "extra";
+    let (what, done) = match (life.pool.volume(name), prng.chance(1, 2)) {
+        (None, _) => {
+            let created = life.pool.create([3; 16], name, 2 * stripe).await;
+            ("create", created.map(|_| ()))
+        }
+        (Some(extra), true) => {
+            ("resize", life.pool.resize(name, extra.bytes() + 512 * (1 + prng.below(9))).await)
+        }
+        (Some(_), false) => ("delete", life.pool.delete(name).await),
+    };
+    life.note(|| format!("{what} volume {name}: {done:?}"));
+    match done {
+        Err(ashlar_pool::error::PoolError::Array(error))
+            if !life.plan.beyond && life.unsure.borrow().is_empty() =>
+        {
+            life.fail(format!("{what} of a volume failed: {error}"));
+        }
+        Err(_) | Ok(()) => {}
+    }
+}

@@ -1,0 +1,189 @@
+//! What must hold at quiet points, and the liveness phase: with faults over and spares given, the
+//! array becomes whole in bounded time, and everything reads as the oracle says.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_format::array_superblock::MemberState;
+use ashlar_format::units::MemberIndex;
+use ashlar_raid::status::{ArrayState, ScrubState};
+
+use crate::inspect;
+use crate::workload::Life;
+
+/// Virtual time in which an array must become whole.
+const WHOLE_WITHIN: Duration = Duration::from_secs(900);
+/// Virtual time in which its dirty map must become clean.
+const CLEAN_WITHIN: Duration = Duration::from_secs(30);
+/// Bytes of one read when all is read back.
+const READ_BYTES: u64 = 512 << 10;
+
+/// Everything that was ever written is read, and the rest is zero.
+pub async fn read_all(life: &Life) {
+    let mut offset = 0;
+    while offset < life.volume.bytes() && !life.world.borrow().is_dark() {
+        let len = READ_BYTES.min(life.volume.bytes() - offset);
+        if !life.read(offset, len).await {
+            // Some stripe of it may fail: each by itself.
+            let stripe = life.array.stripe_bytes();
+            let mut at = offset;
+            while at < offset + len {
+                let part = (stripe - at % stripe).min(offset + len - at);
+                life.read(at, part).await;
+                at += part;
+            }
+        }
+        offset += len;
+    }
+}
+
+/// Faults are over.
+pub async fn liveness(life: &Rc<Life>) {
+    let redundant = life.array.layout().is_redundant();
+    if redundant && !become_whole(life).await {
+        return;
+    }
+    life.flush().await;
+    read_all(life).await;
+    if redundant {
+        become_clean(life).await;
+        scrub(life).await;
+        labels(life);
+    }
+    // Jobs may still be on their last step.
+    life.reactor.sleep(Duration::from_millis(1)).await;
+    if !life.array.is_quiet() && !life.world.borrow().is_dark() {
+        life.fail("something is still under way or locked in an idle array".into());
+    }
+}
+
+/// Gives spares and starts rebuilds again, as an operator would, until the array is optimal.
+async fn become_whole(life: &Rc<Life>) -> bool {
+    let deadline = life.reactor.now().after(WHOLE_WITHIN);
+    loop {
+        let status = life.array.status();
+        let busy = status.rebuild.is_some() || status.resync.is_some();
+        if status.state == ArrayState::Optimal && status.unsynced_stripes == 0 && !busy {
+            return true;
+        }
+        if life.world.borrow().is_dark() {
+            return false;
+        }
+        if life.reactor.now() >= deadline {
+            let states: Vec<MemberState> = status.members.iter().map(|m| m.state).collect();
+            let (state, unsynced) = (status.state.name(), status.unsynced_stripes);
+            life.fail(format!(
+                "not whole after {WHOLE_WITHIN:?}: {state}, members {states:?}, {unsynced} stripes \
+                 unsynced, rebuild error {:?}",
+                status.rebuild_error
+            ));
+            return false;
+        }
+        if status.rebuild.is_none() {
+            give_spares(life).await;
+        }
+        restore(life).await;
+        life.reactor.sleep(Duration::from_secs(1)).await;
+    }
+}
+
+async fn give_spares(life: &Rc<Life>) {
+    for (index, member) in life.array.status().members.iter().enumerate() {
+        let alive = member.drive.as_ref().is_some_and(|drive| drive.is_alive());
+        if alive && member.state != MemberState::Stale {
+            continue;
+        }
+        let spare = life.fleet.borrow_mut().new_drive();
+        let (handle, uuid) = {
+            let fleet = life.fleet.borrow();
+            (fleet.open(&life.reactor, spare), fleet.uuid(spare))
+        };
+        let replaced = life.array.replace_member(MemberIndex::new(index), handle, uuid).await;
+        life.note(|| format!("member {index} gets spare {spare}: {replaced:?}"));
+        life.fleet.borrow_mut().refresh(&life.array.status());
+    }
+    let fleet = life.fleet.clone();
+    let done = life.array.rebuild(|| fleet.borrow_mut().new_uuid(255)).await;
+    life.note(|| format!("rebuild: {done:?}"));
+    life.impaired_seen.set(true);
+}
+
+/// Stripes of the write hole are written anew, as from a backup: only that makes them agree.
+async fn restore(life: &Rc<Life>) {
+    if life.array.status().unsynced_stripes == 0 {
+        return;
+    }
+    let unsure: Vec<u64> = life.unsure.borrow().iter().copied().collect();
+    let stripe = life.array.stripe_bytes();
+    for index in unsure {
+        let at = index * stripe;
+        if at + stripe <= life.volume.bytes() {
+            if !life.read(at, stripe).await {
+                life.write(at, stripe, false).await;
+            }
+        } else {
+            // Beyond the volume nothing is known, and nothing is lost.
+            let zeroed = life.array.write_zeroes(at, stripe).await;
+            life.note(|| format!("stripe {index} zeroed: {zeroed:?}"));
+        }
+    }
+}
+
+async fn become_clean(life: &Life) {
+    let deadline = life.reactor.now().after(CLEAN_WITHIN);
+    while life.array.status().dirty_regions > 0 {
+        if life.world.borrow().is_dark() {
+            return;
+        }
+        if life.reactor.now() >= deadline {
+            let left = life.array.status().dirty_regions;
+            return life.fail(format!("{left} regions are still dirty after {CLEAN_WITHIN:?}"));
+        }
+        life.reactor.sleep(Duration::from_millis(500)).await;
+    }
+}
+
+async fn scrub(life: &Life) {
+    if life.array.start_scrub(false).is_err() {
+        life.reactor.sleep(Duration::from_secs(60)).await;
+        if let Err(error) = life.array.start_scrub(false) {
+            return life.fail(format!("a scrub cannot start: {error}"));
+        }
+    }
+    let deadline = life.reactor.now().after(WHOLE_WITHIN);
+    loop {
+        if life.world.borrow().is_dark() {
+            return;
+        }
+        if let ScrubState::Finished { report } = life.array.status().scrub {
+            if report.mismatched_stripes + report.unreadable_stripes > 0 {
+                life.fail(format!("scrub: {report:?}"));
+            }
+            return;
+        }
+        if life.reactor.now() >= deadline {
+            return life.fail("a scrub does not end".into());
+        }
+        life.reactor.sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Every member of an optimal array has all its label copies, and all superblocks say the same.
+fn labels(life: &Life) {
+    let found = {
+        let fleet = life.fleet.borrow();
+        let world = life.world.borrow();
+        let drives = fleet.slots.iter().map(|drive| &world.drives[*drive as usize]);
+        let mut sequences = Vec::new();
+        let mut bad = 0;
+        for drive in drives {
+            bad += inspect::bad_labels(drive);
+            sequences.push(inspect::superblock(drive).map(|sb| sb.header.sequence.get()));
+        }
+        sequences.dedup();
+        (bad, sequences)
+    };
+    if found.0 > 0 || found.1.len() != 1 || found.1[0].is_none() {
+        life.fail(format!("{} label copies are bad, generations {:?}", found.0, found.1));
+    }
+}

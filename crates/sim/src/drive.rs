@@ -1,0 +1,372 @@
+//! A simulated drive: what it shows, what of that is not durable yet, and what is wrong with it.
+//!
+//! Content is kept in shared blocks of 4 KiB; a write makes new blocks and remembers the old ones
+//! until a flush covers it. So a power cut can take back any write, or any sectors of it.
+//!
+//! Invariant: `undo` holds, in order, what every unflushed write replaced.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::rc::Rc;
+
+use ashlar_reactor::buffer::Buffers;
+use ashlar_reactor::prng::Prng;
+
+pub const BLOCK_BYTES: usize = 4096;
+pub const SECTOR_BYTES: usize = 512;
+const SECTORS_PER_BLOCK: usize = BLOCK_BYTES / SECTOR_BYTES;
+
+/// Good answers after a transient error: so several requests for one place cannot make each other
+/// fail more often than an operation is tried.
+const GOOD_AFTER_TRANSIENT: u32 = 64;
+
+type Block = [u8; BLOCK_BYTES];
+/// `None`: all zero.
+type Content = Option<Rc<Block>>;
+
+/// What a drive is like. Does not change.
+#[derive(Clone, Copy, Debug)]
+pub struct Traits {
+    pub bytes: u64,
+    /// Smallest unit that is read, written, or torn.
+    pub sector_bytes: u32,
+    /// Acknowledged writes may be lost by a power cut until a flush.
+    pub volatile_cache: bool,
+    pub zeroes_cheaply: bool,
+    pub latency_ns_min: u64,
+    pub latency_ns_max: u64,
+}
+
+struct Undo {
+    write: u64,
+    block: usize,
+    /// Sectors of the block that the write changed.
+    sectors: u8,
+    old: Content,
+}
+
+/// What a power cut does to unflushed writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    Everything,
+    Nothing,
+    /// Each write is kept, lost, or torn.
+    EachWrite,
+    /// Each sector of each write is kept or lost.
+    EachSector,
+}
+
+impl Loss {
+    pub fn draw(prng: &mut Prng) -> Loss {
+        let all = [Loss::Everything, Loss::Nothing, Loss::EachWrite, Loss::EachSector];
+        all[prng.index(all.len())]
+    }
+}
+
+/// Which sectors of a write land.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Landing {
+    All,
+    None,
+    Some,
+}
+
+impl Landing {
+    fn draw(prng: &mut Prng) -> Landing {
+        [Landing::All, Landing::None, Landing::Some][prng.index(3)]
+    }
+
+    fn lands(self, prng: &mut Prng) -> bool {
+        match self {
+            Landing::All => true,
+            Landing::None => false,
+            Landing::Some => prng.chance(1, 2),
+        }
+    }
+}
+
+pub struct SimDrive {
+    pub traits: Traits,
+    pub uuid: [u8; 16],
+    blocks: Vec<Content>,
+    undo: VecDeque<Undo>,
+    writes: u64,
+    /// Sectors of 512 bytes that cannot be read until they are written.
+    pub latent: BTreeSet<u64>,
+    /// Answers nothing any more.
+    pub dead: bool,
+    /// Latency is multiplied by this until `slow_until_ns`.
+    pub slow_factor: u64,
+    pub slow_until_ns: u64,
+    /// Reads and writes that fail a few times before they succeed: one in so many.
+    pub transient_one_in: Option<u64>,
+    /// Failures still to come, then good answers for certain, by place and kind.
+    retries: BTreeMap<(u64, bool), (u32, u32)>,
+}
+
+impl SimDrive {
+    pub fn new(traits: Traits, uuid: [u8; 16]) -> SimDrive {
+        let blocks = usize::try_from(traits.bytes).expect("small drives") / BLOCK_BYTES;
+        SimDrive {
+            traits,
+            uuid,
+            blocks: vec![None; blocks],
+            undo: VecDeque::new(),
+            writes: 0,
+            latent: BTreeSet::new(),
+            dead: false,
+            slow_factor: 1,
+            slow_until_ns: 0,
+            transient_one_in: None,
+            retries: BTreeMap::new(),
+        }
+    }
+
+    /// Whether `offset..offset + len` is a range of whole sectors of this drive.
+    pub fn accepts(&self, offset: u64, len: u64) -> bool {
+        let sector = u64::from(self.traits.sector_bytes);
+        (offset | len).is_multiple_of(sector) && offset + len <= self.traits.bytes
+    }
+
+    /// Whether an operation fails this time, by a fault that will pass.
+    pub fn stumbles(&mut self, offset: u64, write: bool, prng: &mut Prng) -> bool {
+        let Some(one_in) = self.transient_one_in else { return false };
+        if let Some((bad, good)) = self.retries.get_mut(&(offset, write)) {
+            if *bad > 0 {
+                *bad -= 1;
+                return true;
+            }
+            *good -= 1;
+            if *good == 0 {
+                self.retries.remove(&(offset, write));
+            }
+            return false;
+        }
+        let begins = prng.chance(1, one_in);
+        if begins {
+            // With the failure now at most three: the fourth attempt of four succeeds.
+            let more = u32::try_from(prng.below(3)).unwrap_or(0);
+            self.retries.insert((offset, write), (more, GOOD_AFTER_TRANSIENT));
+        }
+        begins
+    }
+
+    pub fn is_latent(&self, offset: u64, len: u64) -> bool {
+        let first = offset / SECTOR_BYTES as u64;
+        let end = (offset + len) / SECTOR_BYTES as u64;
+        self.latent.range(first..end).next().is_some()
+    }
+
+    /// What all writes so far are numbered below; a flush submitted now covers them.
+    pub fn writes_done(&self) -> u64 {
+        self.writes
+    }
+
+    pub fn flush(&mut self, covers: u64) {
+        while self.undo.front().is_some_and(|undo| undo.write < covers) {
+            self.undo.pop_front();
+        }
+    }
+
+    pub fn read(&self, offset: u64, into: &Buffers) {
+        let mut at = usize::try_from(offset).expect("small drives");
+        for piece in into.pieces() {
+            let mut done = 0;
+            while done < piece.len() {
+                let (block, inside) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
+                let part = (BLOCK_BYTES - inside).min(piece.len() - done);
+                let to = piece.slice(done..done + part);
+                match &self.blocks[block] {
+                    Some(bytes) => to.copy_from_slice(&bytes[inside..inside + part]),
+                    None => to.fill_zero(),
+                }
+                done += part;
+                at += part;
+            }
+        }
+    }
+
+    /// The bytes that the drive shows, for checkers.
+    pub fn peek(&self, offset: u64, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        let start = usize::try_from(offset).expect("small drives");
+        for (index, byte) in out.iter_mut().enumerate() {
+            let at = start + index;
+            if let Some(block) = &self.blocks[at / BLOCK_BYTES] {
+                *byte = block[at % BLOCK_BYTES];
+            }
+        }
+        out
+    }
+
+    /// All of `from` lands.
+    pub fn write(&mut self, offset: u64, from: &[u8]) {
+        self.store(offset, from.len() as u64, Some(from), |_| true);
+    }
+
+    pub fn write_zeroes(&mut self, offset: u64, len: u64) {
+        self.store(offset, len, None, |_| true);
+    }
+
+    /// The write was cut off: any part of it lands. `from` is `None` for zeroes.
+    pub fn write_torn(&mut self, offset: u64, len: u64, from: Option<&[u8]>, prng: &mut Prng) {
+        let landing = Landing::draw(prng);
+        let unit = u64::from(self.traits.sector_bytes);
+        let units = len / unit;
+        let lands: Vec<bool> = (0..units).map(|_| landing.lands(prng)).collect();
+        let first = offset / unit;
+        self.store(offset, len, from, |sector| {
+            let at = sector * SECTOR_BYTES as u64 / unit - first;
+            lands[usize::try_from(at).expect("few sectors")]
+        });
+    }
+
+    /// `lands`: whether a sector of 512 bytes (by its number on the drive) is changed.
+    fn store(&mut self, offset: u64, len: u64, from: Option<&[u8]>, lands: impl Fn(u64) -> bool) {
+        let write = self.writes;
+        self.writes += 1;
+        let mut done = 0;
+        let len = usize::try_from(len).expect("small drives");
+        let start = usize::try_from(offset).expect("small drives");
+        while done < len {
+            let (block, inside) = ((start + done) / BLOCK_BYTES, (start + done) % BLOCK_BYTES);
+            let part = (BLOCK_BYTES - inside).min(len - done);
+            let bytes = from.map(|from| &from[done..done + part]);
+            let first = inside / SECTOR_BYTES;
+            let mut sectors = 0u8;
+            for sector in first..first + part / SECTOR_BYTES {
+                let number = (block * SECTORS_PER_BLOCK + sector) as u64;
+                if lands(number) {
+                    sectors |= 1 << sector;
+                    self.latent.remove(&number);
+                }
+            }
+            self.store_block(write, block, sectors, bytes, inside);
+            done += part;
+        }
+    }
+
+    fn store_block(
+        &mut self,
+        write: u64,
+        block: usize,
+        sectors: u8,
+        bytes: Option<&[u8]>,
+        inside: usize,
+    ) {
+        let zero = bytes.is_none_or(|bytes| bytes.iter().all(|byte| *byte == 0));
+        if sectors == 0 || (zero && self.blocks[block].is_none()) {
+            return;
+        }
+        let old = self.blocks[block].clone();
+        self.blocks[block] = if zero && sectors == u8::MAX {
+            None
+        } else {
+            let mut new = old.as_deref().copied().unwrap_or([0; BLOCK_BYTES]);
+            for sector in (0..SECTORS_PER_BLOCK).filter(|sector| sectors & 1 << sector != 0) {
+                let at = sector * SECTOR_BYTES;
+                let to = &mut new[at..at + SECTOR_BYTES];
+                match bytes {
+                    Some(bytes) => to.copy_from_slice(&bytes[at - inside..][..SECTOR_BYTES]),
+                    None => to.fill(0),
+                }
+            }
+            Some(Rc::new(new))
+        };
+        if self.traits.volatile_cache {
+            self.undo.push_back(Undo { write, block, sectors, old });
+        }
+    }
+
+    /// Power is cut: unflushed writes are lost, kept or torn. Nothing is cached afterwards.
+    pub fn cut_power(&mut self, loss: Loss, prng: &mut Prng) {
+        self.retries.clear();
+        let mut by_block: BTreeMap<usize, Vec<Undo>> = BTreeMap::new();
+        for undo in std::mem::take(&mut self.undo) {
+            by_block.entry(undo.block).or_default().push(undo);
+        }
+        let mut landings = BTreeMap::new();
+        let unit = self.traits.sector_bytes as usize / SECTOR_BYTES;
+        for (block, undos) in by_block {
+            let visible = self.blocks[block].clone();
+            let mut new = [0; BLOCK_BYTES];
+            for first in (0..SECTORS_PER_BLOCK).step_by(unit) {
+                let touching: Vec<&Undo> =
+                    undos.iter().filter(|undo| undo.sectors & 1 << first != 0).collect();
+                let kept = touching.iter().rposition(|undo| {
+                    let landing = landings.entry(undo.write).or_insert_with(|| match loss {
+                        Loss::Everything => Landing::None,
+                        Loss::Nothing => Landing::All,
+                        Loss::EachWrite => Landing::draw(prng),
+                        Loss::EachSector => Landing::Some,
+                    });
+                    landing.lands(prng)
+                });
+                // What stood there after the last write that was kept.
+                let after = kept.map_or(0, |kept| kept + 1);
+                let content = touching.get(after).map_or(&visible, |undo| &undo.old);
+                let bytes = first * SECTOR_BYTES..(first + unit) * SECTOR_BYTES;
+                if let Some(content) = content {
+                    new[bytes.clone()].copy_from_slice(&content[bytes]);
+                }
+            }
+            let zero = new.iter().all(|byte| *byte == 0);
+            self.blocks[block] = if zero { None } else { Some(Rc::new(new)) };
+        }
+    }
+
+    /// Unflushed blocks, for the trace.
+    pub fn unflushed(&self) -> usize {
+        self.undo.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn drive(sector_bytes: u32) -> SimDrive {
+        let traits = Traits {
+            bytes: 1 << 20,
+            sector_bytes,
+            volatile_cache: true,
+            zeroes_cheaply: true,
+            latency_ns_min: 1,
+            latency_ns_max: 2,
+        };
+        SimDrive::new(traits, [0; 16])
+    }
+
+    #[test]
+    fn a_power_cut_loses_only_what_was_not_flushed() {
+        let mut prng = Prng::from_seed(1);
+        let mut drive = drive(512);
+        drive.write(512, &[1; 1024]);
+        let covers = drive.writes_done();
+        drive.write(1024, &[2; 1024]);
+        drive.flush(covers);
+        drive.write(4096, &[3; 512]);
+        drive.cut_power(Loss::Everything, &mut prng);
+        assert_eq!(drive.peek(512, 1536), [[1; 1024].as_slice(), &[0; 512]].concat());
+        assert_eq!(drive.peek(4096, 512), [0; 512]);
+    }
+
+    #[test]
+    fn torn_writes_keep_whole_sectors() {
+        let mut prng = Prng::from_seed(2);
+        for sector in [512, 4096] {
+            let mut mixed = false;
+            for _ in 0..40 {
+                let mut drive = drive(sector);
+                drive.write(0, &[1; 16384]);
+                drive.cut_power(Loss::EachSector, &mut prng);
+                let unit = sector as usize;
+                let after = drive.peek(0, 16384);
+                for bytes in after.chunks(unit) {
+                    assert!(bytes.iter().all(|byte| *byte == bytes[0]));
+                }
+                mixed |= after.contains(&0) && after.contains(&1);
+            }
+            assert!(mixed);
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! The drives of the array, and the fault budget: which members may be damaged so that the level
+//! still promises everything.
+//!
+//! A member is *impaired* from the moment a fault is planned for it until the array trusts it again
+//! and nothing is wrong with its drive. While the members that are not impaired can stand for all,
+//! no read, write or flush may fail. (A latent error counts like a dead drive, since an array may
+//! give a drive up that cannot read.)
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use ashlar_drive::drive::{Drive, Limits};
+use ashlar_format::array_superblock::MemberState;
+use ashlar_raid::layout::Layout;
+use ashlar_raid::status::ArrayStatus;
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::op::Device;
+
+use crate::drive::{SimDrive, Traits};
+use crate::world::{SharedWorld, World};
+
+pub struct Fleet {
+    world: SharedWorld,
+    traits: Traits,
+    pub layout: Layout,
+    /// The drive of each member.
+    pub slots: Vec<u32>,
+    /// Drives that were members once.
+    pub retired: Vec<u32>,
+    uuids_issued: u8,
+    by_uuid: BTreeMap<[u8; 16], u32>,
+    /// By member: a drive that is going to die and has not yet.
+    impaired: BTreeMap<usize, Option<u32>>,
+    beyond: bool,
+}
+
+impl Fleet {
+    pub fn new(world: &SharedWorld, layout: Layout, traits: Traits, beyond: bool) -> Fleet {
+        let mut fleet = Fleet {
+            world: world.clone(),
+            traits,
+            layout,
+            slots: Vec::new(),
+            retired: Vec::new(),
+            uuids_issued: 0,
+            by_uuid: BTreeMap::new(),
+            impaired: BTreeMap::new(),
+            beyond,
+        };
+        for _ in 0..layout.members() {
+            let drive = fleet.new_drive();
+            fleet.slots.push(drive);
+        }
+        fleet
+    }
+
+    /// A blank drive.
+    pub fn new_drive(&mut self) -> u32 {
+        let number = self.world.borrow().drives.len();
+        let uuid = self.new_uuid(number);
+        let drive = self.world.borrow_mut().add_drive(SimDrive::new(self.traits, uuid));
+        self.by_uuid.insert(uuid, drive);
+        drive
+    }
+
+    /// A uuid for a drive; 255: it is not known yet for which.
+    pub fn new_uuid(&mut self, drive: usize) -> [u8; 16] {
+        self.uuids_issued += 1;
+        let mut uuid = [7; 16];
+        uuid[0] = u8::try_from(drive).unwrap_or(255);
+        uuid[1] = self.uuids_issued;
+        uuid
+    }
+
+    pub fn uuid(&self, drive: u32) -> [u8; 16] {
+        self.world.borrow_mut().drive(drive).uuid
+    }
+
+    /// A new uuid for a drive that joins again.
+    pub fn renew_uuid(&mut self, drive: u32) -> [u8; 16] {
+        let uuid = self.new_uuid(drive as usize);
+        self.world.borrow_mut().drive(drive).uuid = uuid;
+        self.by_uuid.insert(uuid, drive);
+        uuid
+    }
+
+    /// A handle for the engine.
+    pub fn open(&self, reactor: &Reactor, drive: u32) -> Rc<Drive> {
+        let limits = Limits {
+            bytes: self.traits.bytes,
+            sector_bytes: self.traits.sector_bytes,
+            zeroes_cheaply: self.traits.zeroes_cheaply,
+        };
+        Drive::new(reactor, Device::Simulated { drive }, limits, &format!("d{drive}"))
+    }
+
+    /// Learns which drive each member has, and which members are well again.
+    pub fn refresh(&mut self, status: &ArrayStatus) {
+        for (index, member) in status.members.iter().enumerate() {
+            let named = member.drive.as_ref().and_then(|drive| drive.name()[1..].parse().ok());
+            let known = named.or_else(|| self.by_uuid.get(&member.drive_uuid).copied());
+            let Some(drive) = known else { continue };
+            self.by_uuid.insert(member.drive_uuid, drive);
+            if self.slots[index] != drive {
+                self.retired.retain(|retired| *retired != drive);
+                self.retired.push(self.slots[index]);
+                self.slots[index] = drive;
+            }
+        }
+        let world = self.world.borrow();
+        for (index, member) in status.members.iter().enumerate() {
+            let alive = member.drive.as_ref().is_some_and(|drive| drive.is_alive());
+            let drive = &world.drives[self.slots[index] as usize];
+            let well = alive && member.state == MemberState::Trusted;
+            if !well || drive.dead || !drive.latent.is_empty() {
+                self.impaired.entry(index).or_insert(None);
+            } else if self.is_spared(index, &world) {
+                self.impaired.remove(&index);
+            }
+        }
+    }
+
+    fn is_spared(&self, index: usize, world: &World) -> bool {
+        let doomed = self.impaired.get(&index).copied().flatten();
+        doomed.is_none_or(|drive| world.drives[drive as usize].dead)
+    }
+
+    /// Planned deaths were called off.
+    pub fn spare_all(&mut self) {
+        self.impaired.values_mut().for_each(|doomed| *doomed = None);
+    }
+
+    pub fn any_impaired(&self) -> bool {
+        !self.impaired.is_empty()
+    }
+
+    pub fn is_impaired(&self, index: usize) -> bool {
+        self.impaired.contains_key(&index)
+    }
+
+    /// Whether a fault of this member is within the budget.
+    pub fn may_impair(&self, index: usize) -> bool {
+        let held = |member: usize| member != index && !self.impaired.contains_key(&member);
+        let held: Vec<bool> = (0..self.layout.members()).map(held).collect();
+        self.beyond || self.layout.survives(&held)
+    }
+
+    /// A fault strikes this member. `doomed`: its drive dies later.
+    pub fn impair(&mut self, index: usize, doomed: Option<u32>) {
+        self.impaired.insert(index, doomed);
+    }
+
+    /// Drives that answer, of members and (`returned`) of former members.
+    pub fn offered(&self, returned: bool) -> Vec<u32> {
+        let world = self.world.borrow();
+        let former = self.retired.iter().filter(|_| returned);
+        let all = self.slots.iter().chain(former).copied();
+        all.filter(|drive| !world.drives[*drive as usize].dead).collect()
+    }
+}

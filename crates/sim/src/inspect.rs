@@ -1,0 +1,56 @@
+//! What is on the drives, read without the engine: the truth that checkers and the fault budget
+//! compare with. Dead drives are read, too.
+
+use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
+use ashlar_format::dirty_map::{self, DirtyMapPage};
+use ashlar_format::drive_label::DriveLabel;
+use ashlar_format::record;
+use ashlar_raid::label;
+
+use crate::drive::SimDrive;
+
+/// The newest superblock of one drive.
+pub fn superblock(drive: &SimDrive) -> Option<ArraySuperblock> {
+    let home = label::plan(drive.traits.bytes)?.superblocks.offset;
+    let slots = (0..SLOTS).filter_map(|slot| {
+        let at = home + slot * ArraySuperblock::BYTES;
+        let bytes = drive.peek(at, size_of::<ArraySuperblock>());
+        record::open::<ArraySuperblock>(&bytes, Some(owner(drive)?), at).ok().cloned()
+    });
+    slots.max_by_key(|superblock| superblock.header.sequence.get())
+}
+
+/// The uuid in the drive's label.
+pub fn owner(drive: &SimDrive) -> Option<[u8; 16]> {
+    let mut homes = DriveLabel::homes(drive.traits.bytes).into_iter();
+    homes.find_map(|home| {
+        let bytes = drive.peek(home, size_of::<DriveLabel>());
+        Some(record::open::<DriveLabel>(&bytes, None, home).ok()?.header.owner)
+    })
+}
+
+/// The first page of the dirty map of one drive: the only one, on drives this small.
+pub fn dirty_page(drive: &SimDrive) -> Option<DirtyMapPage> {
+    let area = label::plan(drive.traits.bytes)?.dirty_map.offset;
+    let slots = (0..dirty_map::SLOTS).filter_map(|slot| {
+        let home = area + DirtyMapPage::slot_offset(0, slot);
+        let bytes = drive.peek(home, size_of::<DirtyMapPage>());
+        record::open::<DirtyMapPage>(&bytes, Some(owner(drive)?), home).ok().cloned()
+    });
+    slots.max_by_key(|page| page.header.sequence.get())
+}
+
+/// The superblock that decides among these drives.
+pub fn newest<'a>(drives: impl Iterator<Item = &'a SimDrive>) -> Option<ArraySuperblock> {
+    drives.filter_map(superblock).max_by_key(|superblock| superblock.header.sequence.get())
+}
+
+/// Copies of the label that do not open.
+pub fn bad_labels(drive: &SimDrive) -> usize {
+    let homes = DriveLabel::homes(drive.traits.bytes).into_iter();
+    let bad = homes.filter(|home| {
+        let bytes = drive.peek(*home, size_of::<DriveLabel>());
+        record::open::<DriveLabel>(&bytes, None, *home).is_err()
+    });
+    bad.count()
+}

@@ -1,0 +1,488 @@
+//! One seed from its first byte to its verdict: lives with faults (safety), then one without
+//! (liveness).
+//!
+//! What the daemon would remember between lives is the array's generation. The array is first
+//! assembled without it. It may refuse only if a member that the newest superblock trusts is not
+//! among the drives (`MaybeOld`); then it is told the newest generation that any drive holds, dead
+//! ones too, as the daemon would know it; and if it still refuses, the operator insists. (The budget
+//! never takes the only members with acknowledged data, so insisting loses nothing.)
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use ashlar_format::array_superblock::MemberState;
+use ashlar_format::units::{RegionIndex, to_usize};
+use ashlar_pool::pool::Pool;
+use ashlar_raid::array::Array;
+use ashlar_raid::error::AssembleError;
+use ashlar_raid::layout::Layout;
+use ashlar_raid::start::{ArraySpec, AssembleOptions};
+use ashlar_raid::status::ArrayState;
+use ashlar_reactor::executor::{Order, Reactor};
+use ashlar_reactor::prng::Prng;
+use ashlar_reactor::wait_list::WaitList;
+
+use crate::canary::Canary;
+use crate::chaos;
+use crate::checkers;
+use crate::drive::Loss;
+use crate::faults::{Ending, Plan};
+use crate::fleet::Fleet;
+use crate::inspect;
+use crate::oracle::Oracle;
+use crate::workload::Life;
+use crate::world::{AtCompletion, SharedWorld, SimBackend, World};
+
+/// What a seed came to.
+#[derive(Clone, Debug, Default)]
+pub struct Verdict {
+    /// The first thing that was wrong.
+    pub failure: Option<String>,
+    /// Of all operations on all drives.
+    pub hash: u64,
+    pub completions: u64,
+    pub sectors_checked: u64,
+    pub virtual_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    pub trace: bool,
+    pub canary: Option<Canary>,
+}
+
+/// What outlives a life.
+pub struct Scenario {
+    pub plan: Rc<Plan>,
+    pub world: SharedWorld,
+    pub oracle: Rc<RefCell<Oracle>>,
+    pub fleet: Rc<RefCell<Fleet>>,
+    pub unsure: Rc<RefCell<BTreeSet<u64>>>,
+    prng: Prng,
+    order: Prng,
+    life: u32,
+    /// A life began degraded, with every stripe in sync: from then on the journal covers all
+    /// writes, and a crash must leave no stripe unsure.
+    covered: Rc<Cell<bool>>,
+}
+
+/// Which drives an array is made of, and how.
+enum Start {
+    Create,
+    Assemble,
+}
+
+/// What is done in a life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Safety(Ending),
+    Liveness,
+}
+
+/// Runs one seed.
+pub fn run(seed: u64, options: Options) -> Verdict {
+    let mut scenario = Scenario::new(Plan::draw(seed), options);
+    scenario.all_lives();
+    scenario.verdict()
+}
+
+impl Scenario {
+    pub fn new(plan: Plan, options: Options) -> Scenario {
+        let seed = plan.seed;
+        let geometry = plan.geometry;
+        let layout = Layout::new(geometry.level, geometry.members, 0, geometry.chunk_bytes);
+        let layout = layout.expect("the geometries are possible");
+        let mut world = World::new(seed, options.trace);
+        world.canary = options.canary;
+        world.layout = Some(layout);
+        world.trace.chunk_bytes = geometry.chunk_bytes.into();
+        world.note(|| plan.describe());
+        let world = Rc::new(RefCell::new(world));
+        let fleet = Fleet::new(&world, layout, plan.traits, plan.beyond);
+        Scenario {
+            plan: Rc::new(plan),
+            world,
+            oracle: Rc::new(RefCell::new(Oracle::new(seed))),
+            fleet: Rc::new(RefCell::new(fleet)),
+            unsure: Rc::default(),
+            prng: Prng::stream(seed, "workload"),
+            order: Prng::stream(seed, "order"),
+            life: 0,
+            covered: Rc::default(),
+        }
+    }
+
+    pub fn verdict(&self) -> Verdict {
+        let world = self.world.borrow();
+        Verdict {
+            failure: world.failure().map(str::to_owned),
+            hash: world.trace.hash(),
+            completions: world.completions,
+            sectors_checked: self.oracle.borrow().sectors_checked,
+            virtual_ns: world.now_ns(),
+        }
+    }
+
+    fn all_lives(&mut self) {
+        let mut start = Start::Create;
+        for _ in 0..self.plan.lives {
+            let ending = self.plan.endings[self.prng.index(self.plan.endings.len())];
+            self.live(start, Phase::Safety(ending));
+            start = Start::Assemble;
+            if self.is_over() {
+                return;
+            }
+        }
+        if !self.plan.beyond {
+            self.calm();
+            self.live(start, Phase::Liveness);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.world.borrow().failure().is_some() || self.given_up()
+    }
+
+    /// With more faults than the level bears, an array that cannot be assembled ends the seed.
+    fn given_up(&self) -> bool {
+        self.plan.beyond && self.life == u32::MAX
+    }
+
+    /// Faults are over: nothing fails any more, but dead drives stay dead.
+    fn calm(&mut self) {
+        let mut world = self.world.borrow_mut();
+        for drive in &mut world.drives {
+            drive.latent.clear();
+            drive.transient_one_in = None;
+            drive.slow_until_ns = 0;
+        }
+    }
+
+    fn live(&mut self, start: Start, phase: Phase) {
+        self.life += 1;
+        self.world.borrow_mut().begin_life();
+        let life = self.life;
+        self.world.borrow_mut().note(|| format!("---- life {life}: {phase:?}"));
+        let order = Order::Seeded(Prng::from_seed(self.order.next_u64()));
+        let reactor = Reactor::new(Box::new(SimBackend::new(&self.world)), order);
+        let returned = self.drives_return(&start);
+        let end = match start {
+            Start::Create => reactor.block_on(create(self.seedling(&reactor), phase)),
+            Start::Assemble => {
+                let offered = self.offer(returned);
+                self.expect_unsure(&offered);
+                reactor.block_on(assemble(self.seedling(&reactor), offered, phase))
+            }
+        };
+        self.end(end, phase);
+        reactor.abandon();
+    }
+
+    fn end(&mut self, end: Option<End>, phase: Phase) {
+        if self.world.borrow().failure().is_some() {
+            // Nothing of it matters any more; let its buffers go.
+            self.world.borrow_mut().end_life(None);
+            return;
+        }
+        match (end, phase) {
+            (Some(End::Stopped), _) => {
+                let left = self.world.borrow().in_flight();
+                if left > 0 {
+                    self.world.borrow_mut().fail(format!("stopped with {left} in flight"));
+                }
+                // Everything was flushed; let the power fail afterwards.
+                let loss = Loss::draw(&mut self.prng);
+                self.world.borrow_mut().end_life(Some(loss));
+                self.oracle.borrow_mut().power_cut();
+            }
+            (Some(End::GivenUp), _) => {
+                self.world.borrow_mut().end_life(None);
+                self.life = u32::MAX;
+            }
+            (None, Phase::Safety(Ending::PowerCut)) => {
+                let loss = Loss::draw(&mut self.prng);
+                self.world.borrow_mut().end_life(Some(loss));
+                self.oracle.borrow_mut().power_cut();
+            }
+            (None, Phase::Safety(Ending::ProcessCrash)) => {
+                self.world.borrow_mut().end_life(None);
+                self.oracle.borrow_mut().process_crash();
+            }
+            (None, Phase::Safety(Ending::CleanStop) | Phase::Liveness) => {
+                let now_ns = self.world.borrow().now_ns();
+                let why = format!("hung: nothing will ever happen again at {now_ns} ns");
+                self.world.borrow_mut().fail(why);
+                self.world.borrow_mut().end_life(None);
+            }
+        }
+        self.fleet.borrow_mut().spare_all();
+    }
+
+    /// Some drives that were out are back, with what they held. Returns whether former members
+    /// are offered.
+    fn drives_return(&mut self, start: &Start) -> bool {
+        if !self.plan.returns || matches!(start, Start::Create) {
+            return false;
+        }
+        let count = self.world.borrow().drives.len();
+        for drive in 0..count {
+            if self.prng.chance(1, 2) {
+                let mut world = self.world.borrow_mut();
+                if world.drives[drive].dead {
+                    world.note(|| format!("drive {drive} is back"));
+                    world.drives[drive].dead = false;
+                }
+            }
+        }
+        self.prng.chance(1, 2)
+    }
+
+    /// The drives that are there, in any order.
+    fn offer(&mut self, returned: bool) -> Vec<u32> {
+        let mut left = self.fleet.borrow().offered(returned);
+        let mut offered = Vec::new();
+        while !left.is_empty() {
+            offered.push(left.swap_remove(self.prng.index(left.len())));
+        }
+        offered
+    }
+
+    /// Which stripes will wait for resync, from what is on the drives.
+    fn expect_unsure(&mut self, offered: &[u32]) {
+        let world = self.world.borrow();
+        let drives = || offered.iter().map(|drive| &world.drives[*drive as usize]);
+        let mut unsure = BTreeSet::new();
+        let newest = inspect::newest(drives());
+        let uncovered = newest.as_ref().is_some_and(|newest| newest.journal_from.get() == 0);
+        if self.plan.geometry.level.parity() > 0 && uncovered {
+            let newest = newest.expect("looked at above");
+            let stripes = newest.stripes.get();
+            let region_stripes = u64::from(newest.region_stripes.get());
+            for page in drives().filter_map(inspect::dirty_page) {
+                for stripe in 0..stripes {
+                    let region = RegionIndex(stripe / region_stripes);
+                    if page.is_dirty(to_usize(region.0)) {
+                        unsure.insert(stripe);
+                    }
+                }
+            }
+        }
+        let covered = self.covered.get();
+        drop(world);
+        let count = unsure.len();
+        self.world.borrow_mut().note(|| format!("{count} stripes are unsure, covered {covered}"));
+        if covered && !unsure.is_empty() && !self.plan.beyond {
+            let why = "the journal did not cover a degraded array".into();
+            self.world.borrow_mut().fail(why);
+        }
+        *self.unsure.borrow_mut() = unsure;
+    }
+
+    /// What a life needs of its scenario.
+    fn seedling(&mut self, reactor: &Reactor) -> Seedling {
+        Seedling {
+            reactor: reactor.clone(),
+            plan: self.plan.clone(),
+            world: self.world.clone(),
+            oracle: self.oracle.clone(),
+            fleet: self.fleet.clone(),
+            unsure: self.unsure.clone(),
+            covered: self.covered.clone(),
+            prng: Prng::from_seed(self.prng.next_u64()),
+        }
+    }
+}
+
+/// How a life came to its end by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Stopped,
+    GivenUp,
+}
+
+struct Seedling {
+    reactor: Reactor,
+    plan: Rc<Plan>,
+    world: SharedWorld,
+    oracle: Rc<RefCell<Oracle>>,
+    fleet: Rc<RefCell<Fleet>>,
+    unsure: Rc<RefCell<BTreeSet<u64>>>,
+    covered: Rc<Cell<bool>>,
+    prng: Prng,
+}
+
+async fn create(seedling: Seedling, phase: Phase) -> End {
+    let plan = seedling.plan.clone();
+    let spec = ArraySpec {
+        uuid: [9; 16],
+        name: "sim".into(),
+        level: plan.geometry.level,
+        chunk_bytes: plan.geometry.chunk_bytes,
+        copies: 0,
+    };
+    let drives = {
+        let fleet = seedling.fleet.borrow();
+        let open = |drive: &u32| (fleet.uuid(*drive), fleet.open(&seedling.reactor, *drive));
+        fleet.slots.iter().map(open).collect()
+    };
+    let array = match Array::create(&seedling.reactor, &spec, drives).await {
+        Ok(array) => array,
+        Err(error) => {
+            seedling.world.borrow_mut().fail(format!("the array cannot be created: {error}"));
+            return End::GivenUp;
+        }
+    };
+    let pool = Pool::open(array.clone()).await.expect("a new array has a table");
+    let stripes = array.layout().stripes;
+    let bytes = (stripes - stripes / 8) * array.stripe_bytes();
+    if let Err(error) = pool.create([1; 16], "main", bytes).await {
+        seedling.world.borrow_mut().fail(format!("the volume cannot be created: {error}"));
+        return End::GivenUp;
+    }
+    if array.status().unsynced_stripes > 0 {
+        *seedling.unsure.borrow_mut() = (0..stripes).collect();
+    }
+    seedling.world.borrow_mut().canary_awake = true;
+    go_on(seedling, array, pool, phase).await
+}
+
+async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
+    let known = {
+        let world = seedling.world.borrow();
+        let newest = inspect::newest(world.drives.iter());
+        newest.map_or(0, |newest| newest.header.sequence.get())
+    };
+    let mut last = None;
+    for known_generation in [None, Some(known), Some(0)] {
+        let handles = {
+            let fleet = seedling.fleet.borrow();
+            offered.iter().map(|drive| fleet.open(&seedling.reactor, *drive)).collect()
+        };
+        let options = AssembleOptions { force: false, known_generation };
+        match Array::assemble(&seedling.reactor, handles, options).await {
+            Ok(array) => return assembled(seedling, array, phase).await,
+            Err(AssembleError::MaybeOld) if may_refuse(&seedling, &offered) => {
+                let text = || format!("{known_generation:?}: {}", AssembleError::MaybeOld);
+                seedling.world.borrow_mut().note(text);
+                last = Some(AssembleError::MaybeOld);
+                if seedling.plan.beyond {
+                    // Nobody may insist here: newer data may be on the absent drives.
+                    break;
+                }
+            }
+            Err(error) => {
+                last = Some(error);
+                break;
+            }
+        }
+    }
+    let why = last.map_or(String::new(), |error| error.to_string());
+    if seedling.plan.beyond {
+        seedling.world.borrow_mut().note(|| format!("not assembled: {why}"));
+    } else {
+        seedling.world.borrow_mut().fail(format!("the array cannot be assembled: {why}"));
+    }
+    End::GivenUp
+}
+
+/// Whether a member that the newest superblock trusts is not among the drives.
+fn may_refuse(seedling: &Seedling, offered: &[u32]) -> bool {
+    let world = seedling.world.borrow();
+    let drives = || offered.iter().map(|drive| &world.drives[*drive as usize]);
+    let Some(newest) = inspect::newest(drives()) else { return true };
+    let here = |uuid: [u8; 16]| drives().any(|d| !d.dead && inspect::owner(d) == Some(uuid));
+    let mut members = newest.members().iter();
+    members.any(|m| m.state() == Ok(MemberState::Trusted) && !here(m.drive))
+}
+
+async fn assembled(seedling: Seedling, array: Rc<Array>, phase: Phase) -> End {
+    let pool = match Pool::open(array.clone()).await {
+        Ok(pool) => pool,
+        Err(error) => {
+            if !seedling.plan.beyond {
+                seedling.world.borrow_mut().fail(format!("no volume table: {error}"));
+            }
+            return End::GivenUp;
+        }
+    };
+    if pool.volume("main").is_none() {
+        if !seedling.plan.beyond {
+            seedling.world.borrow_mut().fail("the volume is gone".into());
+        }
+        return End::GivenUp;
+    }
+    go_on(seedling, array, pool, phase).await
+}
+
+/// The array runs: work, faults, and the end.
+async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: Phase) -> End {
+    let volume = pool.volume("main").expect("looked at before");
+    let status = array.status();
+    seedling.fleet.borrow_mut().refresh(&status);
+    let degraded = status.state != ArrayState::Optimal;
+    let covered = degraded && status.unsynced_stripes == 0 && array.layout().parity > 0;
+    // What is rebuilt may become optimal, and lose a member while it is written healthily.
+    seedling.covered.set(covered && !seedling.plan.spares && phase != Phase::Liveness);
+    let life = Rc::new(Life {
+        impaired_seen: Cell::new(seedling.fleet.borrow().any_impaired()),
+        plan: seedling.plan.clone(),
+        world: seedling.world.clone(),
+        reactor: seedling.reactor.clone(),
+        array,
+        pool,
+        volume,
+        oracle: seedling.oracle.clone(),
+        fleet: seedling.fleet.clone(),
+        unsure: seedling.unsure.clone(),
+        working: Cell::new(0),
+        waiting: WaitList::default(),
+    });
+    match phase {
+        Phase::Liveness => {
+            checkers::liveness(&life).await;
+        }
+        Phase::Safety(ending) => {
+            plan_ending(&life, ending, &mut seedling.prng);
+            safety(&life, &mut seedling.prng).await;
+            if ending != Ending::CleanStop {
+                life.world.borrow_mut().go_dark();
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+    stop(&life).await
+}
+
+fn plan_ending(life: &Life, ending: Ending, prng: &mut Prng) {
+    if ending != Ending::CleanStop {
+        let requests = life.plan.workers as u64 * life.plan.ops_per_worker;
+        let share = [1, 4, 12][prng.index(3)];
+        let after = prng.below(requests * share);
+        life.world.borrow_mut().plan(after, AtCompletion::Dark);
+    }
+}
+
+async fn safety(life: &Rc<Life>, prng: &mut Prng) {
+    {
+        let mut world = life.world.borrow_mut();
+        for drive in &mut world.drives {
+            drive.transient_one_in = life.plan.transient_one_in;
+        }
+    }
+    life.start_workers(prng);
+    life.reactor.spawn(chaos::rage(life.clone(), Prng::from_seed(prng.next_u64())));
+    life.workers_ended().await;
+}
+
+async fn stop(life: &Rc<Life>) -> End {
+    let began = life.oracle.borrow_mut().flush_begins();
+    match life.array.stop().await {
+        Ok(()) => life.oracle.borrow_mut().flush_ends(began),
+        Err(error) if life.plan.beyond => {
+            life.note(|| format!("stop: {error} (allowed)"));
+        }
+        Err(error) => life.fail(format!("the array cannot stop: {error}")),
+    }
+    End::Stopped
+}

@@ -1,0 +1,267 @@
+//! What the users of the volume do, and what they may be told.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_pool::pool::Pool;
+use ashlar_pool::volume::Volume;
+use ashlar_raid::array::Array;
+use ashlar_raid::error::ArrayError;
+use ashlar_reactor::buffer::Buffers;
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::prng::Prng;
+use ashlar_reactor::wait_list::WaitList;
+
+use crate::faults::Plan;
+use crate::fleet::Fleet;
+use crate::oracle::Oracle;
+use crate::world::SharedWorld;
+
+const SECTOR: u64 = 512;
+/// Longest request in bytes.
+const REQUEST_BYTES_MAX: u64 = 200 << 10;
+
+/// What a life's tasks share.
+pub struct Life {
+    pub plan: Rc<Plan>,
+    pub world: SharedWorld,
+    pub reactor: Reactor,
+    pub array: Rc<Array>,
+    pub pool: Rc<Pool>,
+    pub volume: Volume,
+    pub oracle: Rc<RefCell<Oracle>>,
+    pub fleet: Rc<RefCell<Fleet>>,
+    /// Stripes that waited for resync when the life began, and were not written whole since. With
+    /// a member lost they may answer with an error (the write hole of the `bitmap` policy).
+    pub unsure: Rc<RefCell<BTreeSet<u64>>>,
+    /// A member was impaired at some moment of this life.
+    pub impaired_seen: Cell<bool>,
+    pub working: Cell<usize>,
+    pub waiting: WaitList,
+}
+
+/// What is known when a request begins.
+struct Before {
+    unsynced: bool,
+}
+
+impl Life {
+    pub fn fail(&self, why: String) {
+        self.world.borrow_mut().fail(why);
+    }
+
+    pub fn note(&self, text: impl FnOnce() -> String) {
+        self.world.borrow_mut().note(text);
+    }
+
+    fn before(&self) -> Before {
+        Before { unsynced: self.array.status().unsynced_stripes > 0 }
+    }
+
+    /// Whether a request over these bytes may be answered with an error.
+    fn may_fail(&self, before: &Before, offset: u64, len: u64) -> bool {
+        if self.plan.beyond {
+            return true;
+        }
+        let stripe = self.array.stripe_bytes();
+        let (first, last) = (offset / stripe, (offset + len - 1) / stripe);
+        let unsure = self.unsure.borrow().range(first..=last).next().is_some();
+        let now = self.array.status().unsynced_stripes > 0;
+        unsure && self.impaired_seen.get() && (before.unsynced || now)
+    }
+
+    fn judge(
+        &self,
+        what: &str,
+        before: &Before,
+        offset: u64,
+        len: u64,
+        result: Result<(), ArrayError>,
+    ) -> bool {
+        match result {
+            Ok(()) => true,
+            Err(error) if self.may_fail(before, offset, len) => {
+                self.note(|| format!("{what} {offset} +{len}: {error} (allowed)"));
+                false
+            }
+            Err(error) => {
+                self.fail(format!("{what} of {len} bytes at {offset} failed: {error}"));
+                false
+            }
+        }
+    }
+
+    /// Reads and checks. False if it answered with an error that is allowed.
+    pub async fn read(&self, offset: u64, len: u64) -> bool {
+        let before = self.before();
+        let ticket = self.oracle.borrow_mut().read_begins(offset, len);
+        let into = self.buffers(len, 1 << 20);
+        let result = self.volume.read(offset, into.clone()).await;
+        if !self.judge("read", &before, offset, len, result) {
+            self.oracle.borrow_mut().read_fails(&ticket);
+            return false;
+        }
+        let mut bytes = vec![0; into.len()];
+        into.copy_to_slice(&mut bytes);
+        let checked = self.oracle.borrow_mut().read_ends(&ticket, &bytes);
+        match checked {
+            Ok(()) => self.note(|| format!("read {offset} +{len}: as it should be")),
+            Err(why) => {
+                let stripe = offset / self.array.stripe_bytes();
+                let state = self.array.state().name();
+                self.fail(format!(
+                    "WRONG DATA: read of {len} bytes at {offset} (stripe {stripe}, array {state}): {why}"
+                ));
+            }
+        }
+        true
+    }
+
+    /// Writes new content, or zeroes.
+    pub async fn write(&self, offset: u64, len: u64, zeroes: bool) {
+        let before = self.before();
+        let ticket = self.oracle.borrow_mut().write_begins(offset, len, zeroes);
+        let what = if zeroes { "zeroing" } else { "write" };
+        self.note(|| format!("{what} {offset} +{len} {ticket:?}"));
+        let result = if zeroes {
+            self.volume.write_zeroes(offset, len).await
+        } else {
+            let first_piece = if len % 3 == 0 { 1536 } else { 1 << 20 };
+            let from = self.buffers(len, first_piece);
+            self.oracle.borrow().fill(&ticket, &from);
+            self.volume.write(offset, from).await
+        };
+        let good = self.judge(what, &before, offset, len, result);
+        self.oracle.borrow_mut().write_ends(&ticket, good);
+        if good {
+            self.note(|| format!("{what} {offset} +{len} acknowledged"));
+            let stripe = self.array.stripe_bytes();
+            let whole = offset.div_ceil(stripe)..(offset + len) / stripe;
+            self.unsure.borrow_mut().retain(|unsure| !whole.contains(unsure));
+        }
+    }
+
+    /// Whole stripes of the range become zeroes, the rest stays.
+    async fn discard(&self, offset: u64, len: u64) {
+        let stripe = self.volume.discard_bytes();
+        let (first, end) = (offset.next_multiple_of(stripe), (offset + len) / stripe * stripe);
+        let before = self.before();
+        let inner = (first < end)
+            .then(|| self.oracle.borrow_mut().write_begins(first, end - first, true));
+        self.note(|| format!("discard {offset} +{len}"));
+        let result = self.volume.discard(offset, len).await;
+        let good = self.judge("discard", &before, offset, len, result);
+        if let Some(ticket) = inner {
+            self.oracle.borrow_mut().write_ends(&ticket, good);
+        }
+    }
+
+    pub async fn flush(&self) {
+        let began = self.oracle.borrow_mut().flush_begins();
+        match self.volume.flush().await {
+            Ok(()) => {
+                self.note(|| "flush acknowledged".into());
+                self.oracle.borrow_mut().flush_ends(began);
+            }
+            Err(error) if self.plan.beyond => self.note(|| format!("flush: {error} (allowed)")),
+            Err(error) => self.fail(format!("flush failed: {error}")),
+        }
+    }
+
+    fn buffers(&self, len: u64, first_piece: u64) -> Buffers {
+        let mut buffers = Buffers::default();
+        let mut left = len;
+        let mut piece = first_piece;
+        while left > 0 {
+            let part = left.min(piece).min(1 << 20);
+            let bytes = usize::try_from(part).expect("at most 1 MiB");
+            buffers.push(self.reactor.buffer(bytes));
+            left -= part;
+            piece = 1 << 20;
+        }
+        buffers
+    }
+
+    /// Waits until all workers have ended.
+    pub async fn workers_ended(&self) {
+        self.waiting.until(&self.reactor, || self.working.get() == 0).await;
+    }
+
+    /// Starts the workers.
+    pub fn start_workers(self: &Rc<Life>, prng: &mut Prng) {
+        let hot = hot_stripes(&self.plan, self.volume.bytes() / self.array.stripe_bytes());
+        self.working.set(self.plan.workers);
+        for _ in 0..self.plan.workers {
+            let (life, hot) = (self.clone(), hot.clone());
+            let mut own = Prng::from_seed(prng.next_u64());
+            self.reactor.spawn(async move {
+                for _ in 0..life.plan.ops_per_worker {
+                    life.one_request(&hot, &mut own).await;
+                    if life.world.borrow().is_dark() {
+                        return;
+                    }
+                }
+                life.working.set(life.working.get() - 1);
+                life.waiting.wake_all(&life.reactor);
+            });
+        }
+    }
+
+    async fn one_request(&self, hot: &[u64], prng: &mut Prng) {
+        if self.plan.pause_ns_max > 0 && prng.chance(1, 3) {
+            let pause = prng.below(self.plan.pause_ns_max);
+            self.reactor.sleep(Duration::from_nanos(pause)).await;
+        }
+        if prng.chance(1, 400) {
+            // Long enough for regions to be cleaned.
+            self.reactor.sleep(Duration::from_secs(4)).await;
+        }
+        if prng.chance(1, self.plan.flush_one_in) {
+            return self.flush().await;
+        }
+        let (offset, len) = self.range(hot, prng);
+        match prng.below(20) {
+            0 => self.write(offset, len, true).await,
+            1 => self.discard(offset, len).await,
+            2..9 => {
+                self.read(offset, len).await;
+            }
+            9 => {
+                let stripe = self.array.stripe_bytes();
+                self.write(offset / stripe * stripe, stripe, false).await;
+            }
+            _ => self.write(offset, len, false).await,
+        }
+    }
+
+    /// Whole sectors that begin in a hot stripe; mostly small.
+    fn range(&self, hot: &[u64], prng: &mut Prng) -> (u64, u64) {
+        let stripe = self.array.stripe_bytes();
+        let first = hot[prng.index(hot.len())] * stripe;
+        let len_max = [1, 8, 16, 64, REQUEST_BYTES_MAX / SECTOR][prng.index(5)];
+        let mut len = SECTOR * (1 + prng.below(len_max));
+        let mut offset = first + SECTOR * prng.below(stripe / SECTOR);
+        if prng.chance(1, 2) {
+            (offset, len) = (offset / 4096 * 4096, len.next_multiple_of(4096));
+        }
+        if prng.chance(1, 4) {
+            // The same few places again and again.
+            offset = first;
+        }
+        offset = offset.min(self.volume.bytes() - SECTOR);
+        (offset, len.min(self.volume.bytes() - offset))
+    }
+}
+
+/// Stripes in the first, a middle and the last region of the volume.
+pub fn hot_stripes(plan: &Plan, stripes: u64) -> Vec<u64> {
+    let mut prng = Prng::stream(plan.seed, "hot");
+    let bases = [0, stripes / 2, stripes - 1];
+    let pick = |index: usize| {
+        let near = bases[index % bases.len()] + prng.below(5);
+        near.min(stripes - 1)
+    };
+    (0..plan.hot_stripes).map(pick).collect()
+}

@@ -1,0 +1,367 @@
+//! The world under the engine: a virtual clock, simulated drives, and what is in flight on them.
+//!
+//! Everything that happens is an operation that completes at a moment; operations complete in the
+//! order of (time, sequence). Once the world is dark (power cut, crash, or a failed check) nothing
+//! happens any more, and the reactor's `run` returns.
+//!
+//! Chance comes from named streams of the seed, so that one more draw in one stream does not
+//! change another.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use ashlar_raid::layout::Layout;
+use ashlar_reactor::backend::{Backend, Instant};
+use ashlar_reactor::op::{Device, DeviceId, Done, Errno, Op, Outcome, Ticket};
+use ashlar_reactor::prng::Prng;
+
+use crate::canary::{Canary, Sabotage};
+use crate::drive::{Loss, SimDrive};
+use crate::trace::{Trace, place};
+
+struct InFlight {
+    ticket: Ticket,
+    drive: u32,
+    op: Op,
+    /// Writes that a flush covers.
+    covers: u64,
+}
+
+/// What is to happen at a certain completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtCompletion {
+    /// The lights go out; the scenario decides what that was.
+    Dark,
+    /// The drive stops answering.
+    Death(u32),
+    /// This operation, and every retry of it, fails.
+    Fail,
+}
+
+/// Virtual time in which any life must end.
+const LIFE_NS_MAX: u64 = 4 * 3600 * 1_000_000_000;
+
+pub struct World {
+    now_ns: u64,
+    life_began_ns: u64,
+    sequence: u64,
+    in_flight: BTreeMap<(u64, u64), InFlight>,
+    pub drives: Vec<SimDrive>,
+    latency: Prng,
+    pub faults: Prng,
+    /// Operations completed since the world began.
+    pub completions: u64,
+    plans: BTreeMap<u64, AtCompletion>,
+    dark: bool,
+    /// The first check that failed.
+    failure: Option<String>,
+    pub trace: Trace,
+    /// The planted bug, and whether it is at work yet.
+    pub canary: Option<Canary>,
+    pub canary_awake: bool,
+    /// Of the array, once it is there.
+    pub layout: Option<Layout>,
+    /// Place of the operation that fails for good.
+    failing: Option<(u32, u64, &'static str)>,
+}
+
+pub type SharedWorld = Rc<RefCell<World>>;
+
+impl World {
+    pub fn new(seed: u64, trace: bool) -> World {
+        World {
+            now_ns: 0,
+            life_began_ns: 0,
+            sequence: 0,
+            in_flight: BTreeMap::new(),
+            drives: Vec::new(),
+            latency: Prng::stream(seed, "latency"),
+            faults: Prng::stream(seed, "faults"),
+            completions: 0,
+            plans: BTreeMap::new(),
+            dark: false,
+            failure: None,
+            trace: Trace::new(trace),
+            canary: None,
+            canary_awake: false,
+            layout: None,
+            failing: None,
+        }
+    }
+
+    pub fn add_drive(&mut self, drive: SimDrive) -> u32 {
+        self.drives.push(drive);
+        u32::try_from(self.drives.len() - 1).expect("few drives")
+    }
+
+    pub fn drive(&mut self, drive: u32) -> &mut SimDrive {
+        &mut self.drives[drive as usize]
+    }
+
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    pub fn is_dark(&self) -> bool {
+        self.dark
+    }
+
+    pub fn note(&mut self, text: impl FnOnce() -> String) {
+        self.trace.note(self.now_ns, text);
+    }
+
+    /// A check failed: the seed ends here.
+    pub fn fail(&mut self, why: String) {
+        self.note(|| format!("FAILED: {why}"));
+        self.failure.get_or_insert(why);
+        self.dark = true;
+    }
+
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// Plans something `after` so many completions from now.
+    pub fn plan(&mut self, after: u64, what: AtCompletion) {
+        let mut at = self.completions + after.max(1);
+        while self.plans.contains_key(&at) {
+            at += 1;
+        }
+        self.plans.insert(at, what);
+    }
+
+    /// Faults planned and not come yet are called off.
+    pub fn clear_plans(&mut self) {
+        self.plans.clear();
+        self.failing = None;
+    }
+
+    pub fn kill(&mut self, drive: u32) {
+        self.note(|| format!("drive {drive} dies"));
+        self.drive(drive).dead = true;
+    }
+
+    /// The power fails, or (`loss` is `None`) only the process dies. Nothing of this life goes on.
+    pub fn end_life(&mut self, loss: Option<Loss>) {
+        self.note(|| match loss {
+            Some(loss) => format!("POWER CUT ({loss:?})"),
+            None => "PROCESS CRASH".into(),
+        });
+        for (_, left) in std::mem::take(&mut self.in_flight) {
+            self.land_partly(&left);
+        }
+        if let Some(loss) = loss {
+            let World { drives, faults, .. } = self;
+            drives.iter_mut().for_each(|drive| drive.cut_power(loss, faults));
+        }
+        self.clear_plans();
+    }
+
+    /// The next life begins.
+    pub fn begin_life(&mut self) {
+        assert!(self.in_flight.is_empty(), "operations of the last life are still in flight");
+        self.dark = self.failure.is_some();
+        self.life_began_ns = self.now_ns;
+    }
+
+    pub fn go_dark(&mut self) {
+        self.dark = true;
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    fn land_partly(&mut self, left: &InFlight) {
+        let World { drives, faults, .. } = self;
+        let drive = &mut drives[left.drive as usize];
+        match &left.op {
+            Op::Write { offset, from, .. } => {
+                let mut bytes = vec![0; from.len()];
+                from.copy_to_slice(&mut bytes);
+                drive.write_torn(*offset, from.len() as u64, Some(&bytes), faults);
+            }
+            Op::WriteZeroes { offset, len, .. } => drive.write_torn(*offset, *len, None, faults),
+            Op::Read { .. } | Op::Flush { .. } | Op::Readable { .. } => {}
+        }
+    }
+
+    fn submit(&mut self, ticket: Ticket, drive: u32, op: &Op) {
+        if self.dark {
+            return;
+        }
+        let traits = self.drive(drive).traits;
+        let spread = traits.latency_ns_max - traits.latency_ns_min;
+        let mut latency = traits.latency_ns_min + self.latency.below(spread + 1);
+        let now_ns = self.now_ns;
+        let own = self.drive(drive);
+        if now_ns < own.slow_until_ns {
+            latency *= own.slow_factor;
+        }
+        let covers = own.writes_done();
+        self.sequence += 1;
+        let key = (self.now_ns + latency, self.sequence);
+        self.in_flight.insert(key, InFlight { ticket, drive, op: op.clone(), covers });
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        while !self.dark
+            && self.in_flight.first_key_value().is_some_and(|((at, _), _)| *at <= self.now_ns)
+        {
+            let Some((_, op)) = self.in_flight.pop_first() else { return };
+            self.completions += 1;
+            let planned = self.plans.remove(&self.completions);
+            match planned {
+                Some(AtCompletion::Dark) => self.dark = true,
+                Some(AtCompletion::Death(drive)) => self.kill(drive),
+                Some(AtCompletion::Fail) => {
+                    let (kind, offset, _) = place(&op.op);
+                    self.failing = Some((op.drive, offset, kind));
+                }
+                None => {}
+            }
+            if self.dark {
+                // It was cut off in its last moment.
+                self.land_partly(&op);
+                return;
+            }
+            let outcome = self.complete(&op);
+            let (kind, offset, len) = place(&op.op);
+            let failed = outcome.err().map(|errno| errno.0);
+            self.trace.op(self.now_ns, (op.drive, kind, offset, len), failed);
+            done.push(Done { ticket: op.ticket, outcome });
+        }
+    }
+
+    fn complete(&mut self, done: &InFlight) -> Outcome {
+        if self.drive(done.drive).dead {
+            self.land_partly(done);
+            return Err(Errno(libc::ENODEV));
+        }
+        let (kind, at, _) = place(&done.op);
+        if self.failing == Some((done.drive, at, kind)) {
+            self.land_partly(done);
+            return Err(Errno(libc::EIO));
+        }
+        match &done.op {
+            Op::Read { offset, into, .. } => self.read(done.drive, *offset, into),
+            Op::Write { offset, from, .. } => {
+                let mut bytes = vec![0; from.len()];
+                from.copy_to_slice(&mut bytes);
+                self.write(done, *offset, from.len() as u64, Some(bytes))
+            }
+            Op::WriteZeroes { offset, len, .. } => self.write(done, *offset, *len, None),
+            Op::Flush { .. } => {
+                if !self.sabotaged(|canary| canary.on_flush()) {
+                    self.drive(done.drive).flush(done.covers);
+                }
+                Ok(0)
+            }
+            Op::Readable { .. } => Err(Errno(libc::EINVAL)),
+        }
+    }
+
+    fn sabotaged(&self, by: impl FnOnce(Canary) -> bool) -> bool {
+        self.canary_awake && self.canary.is_some_and(by)
+    }
+
+    fn read(&mut self, drive: u32, offset: u64, into: &ashlar_reactor::buffer::Buffers) -> Outcome {
+        let len = into.len() as u64;
+        let World { drives, faults, .. } = self;
+        let drive = &mut drives[drive as usize];
+        if !drive.accepts(offset, len) {
+            return Err(Errno(libc::EINVAL));
+        }
+        if drive.stumbles(offset, false, faults) || drive.is_latent(offset, len) {
+            return Err(Errno(libc::EIO));
+        }
+        drive.read(offset, into);
+        Ok(len)
+    }
+
+    fn write(&mut self, done: &InFlight, at: u64, len: u64, bytes: Option<Vec<u8>>) -> Outcome {
+        if !self.drive(done.drive).accepts(at, len) {
+            return Err(Errno(libc::EINVAL));
+        }
+        let World { drives, faults, canary, canary_awake, layout, .. } = self;
+        let drive = &mut drives[done.drive as usize];
+        if drive.stumbles(at, true, faults) {
+            drive.write_torn(at, len, bytes.as_deref(), faults);
+            return Err(Errno(libc::EIO));
+        }
+        let canary = canary.filter(|_| *canary_awake);
+        let sabotage = canary.map_or(Sabotage::Nothing, |canary| {
+            canary.on_write(drive, layout.as_ref(), at, bytes.as_deref())
+        });
+        match (sabotage, bytes) {
+            (Sabotage::Drop, _) => {}
+            (Sabotage::Replace(bytes), _) | (Sabotage::Nothing, Some(bytes)) => {
+                drive.write(at, &bytes);
+            }
+            (Sabotage::Nothing, None) => drive.write_zeroes(at, len),
+        }
+        Ok(len)
+    }
+}
+
+/// One life's view of the world.
+pub struct SimBackend {
+    world: SharedWorld,
+    devices: Vec<u32>,
+}
+
+impl SimBackend {
+    pub fn new(world: &SharedWorld) -> SimBackend {
+        SimBackend { world: world.clone(), devices: Vec::new() }
+    }
+}
+
+impl Backend for SimBackend {
+    fn now(&self) -> Instant {
+        Instant::from_ns(self.world.borrow().now_ns)
+    }
+
+    fn register(&mut self, device: Device) -> DeviceId {
+        let Device::Simulated { drive } = device else {
+            panic!("the simulated world has simulated drives only");
+        };
+        self.devices.push(drive);
+        DeviceId(u32::try_from(self.devices.len() - 1).expect("few drives"))
+    }
+
+    fn unregister(&mut self, device: DeviceId) {
+        assert!((device.0 as usize) < self.devices.len());
+    }
+
+    fn submit(&mut self, ticket: Ticket, op: &Op) {
+        let device = match op {
+            Op::Read { device, .. }
+            | Op::Write { device, .. }
+            | Op::Flush { device }
+            | Op::WriteZeroes { device, .. } => *device,
+            Op::Readable { .. } => panic!("nothing in the simulated world has a descriptor"),
+        };
+        self.world.borrow_mut().submit(ticket, self.devices[device.0 as usize], op);
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        self.world.borrow_mut().reap(done);
+    }
+
+    fn idle(&mut self, until: Option<Instant>) -> bool {
+        let mut world = self.world.borrow_mut();
+        if world.dark {
+            return false;
+        }
+        let next = world.in_flight.first_key_value().map(|((at, _), _)| *at);
+        let until = until.map(Instant::as_ns);
+        let Some(wake) = next.into_iter().chain(until).min() else { return false };
+        world.now_ns = world.now_ns.max(wake);
+        if world.now_ns > world.life_began_ns + LIFE_NS_MAX {
+            world.fail("hung: a life does not end, something waits for ever".into());
+            return false;
+        }
+        true
+    }
+}
