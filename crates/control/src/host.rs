@@ -221,8 +221,10 @@ impl Host {
             })
         });
         found.ok_or_else(|| {
-            Refusal::unknown(format!("there is no array {name}"))
-                .fix("`ashlar array list` shows all; `ashlar array start --scan` finds those on attached drives")
+            Refusal::unknown(format!("there is no array {name}")).fix(
+                "`ashlar array list` shows all; `ashlar array start --scan` finds those on \
+                 attached drives",
+            )
         })
     }
 

@@ -178,7 +178,8 @@ impl Host {
                     "drive {name} is member {member} of the running array {array_name}"
                 ))
                 .fix(format!(
-                    "stop the array, replace the drive, or pull it by `ashlar drive detach {name} --force`"
+                    "stop the array, replace the drive, or pull it by `ashlar drive detach \
+                     {name} --force`"
                 )));
             }
             self.pull(array, member).await?;
