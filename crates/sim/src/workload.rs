@@ -26,6 +26,8 @@ const REQUEST_BYTES_MAX: u64 = 200 << 10;
 /// What a life's tasks share.
 pub struct Life {
     pub plan: Rc<Plan>,
+    /// The array was created in this life.
+    pub is_first: bool,
     pub world: SharedWorld,
     pub reactor: Reactor,
     pub array: Rc<Array>,
