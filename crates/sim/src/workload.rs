@@ -116,7 +116,8 @@ impl Life {
                 let stripe = offset / self.array.stripe_bytes();
                 let state = self.array.state().name();
                 self.fail(format!(
-                    "WRONG DATA: read of {len} bytes at {offset} (stripe {stripe}, array {state}): {why}"
+                    "WRONG DATA: read of {len} bytes at {offset} (stripe {stripe}, array \
+                     {state}): {why}"
                 ));
             }
         }
