@@ -128,7 +128,12 @@ pub fn identify(path: &Path) -> Answer<Identity> {
     })?;
     let kind = meta.file_type();
     if kind.is_block_device() {
-        return Ok(Identity::BlockDevice { number: meta.rdev() });
+        let number = meta.rdev();
+        if is_read_only(number) {
+            return Err(Refusal::conflict(format!("{shown} is read-only"))
+                .fix(format!("`blockdev --setrw {shown}`, or use another drive")));
+        }
+        return Ok(Identity::BlockDevice { number });
     }
     if !kind.is_file() {
         return Err(Refusal::invalid(format!("{shown} is neither a file nor a block device"))
@@ -140,6 +145,13 @@ pub fn identify(path: &Path) -> Answer<Identity> {
             .fix(format!("chmod u+w {shown}, or use another drive")));
     }
     Ok(Identity::File { device: meta.dev(), inode: meta.ino() })
+}
+
+/// Whether the kernel refuses writes to a block device; it lets root open one all the same.
+fn is_read_only(number: u64) -> bool {
+    let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+    let flag = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/ro"));
+    flag.is_ok_and(|flag| flag.trim() == "1")
 }
 
 fn claim(path: &Path, block_device: bool) -> Answer<File> {

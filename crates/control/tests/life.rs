@@ -5,6 +5,8 @@
 
 mod daemon;
 
+use std::os::unix::net::UnixStream;
+
 use daemon::{DRIVE_BYTES, Daemon};
 use serde_json::Value;
 
@@ -196,6 +198,25 @@ fn exports_are_made_and_withdrawn() {
     assert!(!socket.exists());
     daemon.ok("export delete f");
     daemon.ok("volume delete v");
+}
+
+#[test]
+fn a_guest_keeps_its_disk() {
+    let daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    let guest = UnixStream::connect(daemon.path("export/e.sock")).unwrap();
+    daemon.wait_for("export show e", |export| export["state"] == "connected");
+    assert!(daemon.refused("array stop a").contains("used by a guest"));
+    assert!(daemon.refused("export delete e").contains("used by a guest"));
+    drop(guest);
+    daemon.wait_for("export show e", |export| export["state"] == "listening");
+    daemon.ok("array stop a");
+    daemon.ok("array start a");
+    let _guest = UnixStream::connect(daemon.path("export/e.sock")).unwrap();
+    daemon.wait_for("export show e", |export| export["state"] == "connected");
+    daemon.ok("export delete e --force");
+    daemon.ok("array delete a --force");
 }
 
 #[test]

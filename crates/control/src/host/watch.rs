@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::api::array::{ArrayState, MemberState, Progress, ScrubState};
 use crate::api::drive::DriveHealth;
+use crate::api::export::ExportState;
 use crate::catalog::KnownArray;
 use crate::host::arrays::last_drives;
 use crate::host::{Host, Medium};
@@ -22,6 +23,8 @@ pub struct Seen {
     arrays: BTreeMap<Uuid, ArraySnapshot>,
     /// Arrays that did not answer.
     silent: BTreeSet<Uuid>,
+    /// Exports with a guest.
+    connected: BTreeSet<String>,
 }
 
 impl Host {
@@ -52,6 +55,20 @@ impl Host {
             self.keep_generation(snapshot);
         }
         seen.arrays = now;
+        self.watch_exports(seen).await;
+    }
+
+    async fn watch_exports(&self, seen: &mut Seen) {
+        let exports = self.list_exports().await;
+        let connected = exports.into_iter().filter(|its| its.state == ExportState::Connected);
+        let connected: BTreeSet<String> = connected.map(|export| export.name).collect();
+        for export in connected.difference(&seen.connected) {
+            tracing::info!(export, "a guest has connected");
+        }
+        for export in seen.connected.difference(&connected) {
+            tracing::info!(export, "its guest has gone");
+        }
+        seen.connected = connected;
     }
 
     /// Stores the generation if it has grown, unless a change is under way: that stores it too.
