@@ -21,10 +21,10 @@ class Drive:
 
 
 def real(settings: Settings) -> list[Drive]:
-    """The drives that a person named; none if files are to stand in for them."""
+    """The first six drives that a person named; none if files are to stand in for them."""
     return [
         Drive(f"d{number}", Path(path), examine(Path(path), settings.force))
-        for number, path in enumerate(settings.drives)
+        for number, path in enumerate(settings.drives[: MEMBERS + 1])
     ]
 
 

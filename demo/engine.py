@@ -156,13 +156,19 @@ class Engine:
     def wait_for(self, *words: str, seconds: float) -> None:
         """A command that shows its progress on our terminal until it is done."""
         print(f"$ ashlar {' '.join(words)}", file=self.trace, flush=True)
-        command = child.start([str(self.binary), "--socket", str(self.socket), *words])
+        command = child.start(
+            [str(self.binary), "--socket", str(self.socket), *words],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         try:
-            if command.wait(seconds) != 0:
-                raise EngineError(
-                    f"`ashlar {' '.join(words)}` failed; the daemon's log: {self.log}"
-                )
+            said, _ = command.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             raise EngineError(f"`ashlar {' '.join(words)}` took over {seconds} s") from None
         finally:
             child.kill(command)
+        print(said, file=self.trace, flush=True)
+        if command.returncode != 0:
+            raise EngineError(
+                f"`ashlar {' '.join(words)}` failed: {said.strip() or self.log_end()}"
+            )

@@ -77,7 +77,7 @@ def number(name: str, default: int | None) -> int | None:
 def check(settings: Settings) -> None:
     if not settings.binary.exists():
         raise Refusal(f"{settings.binary} is not there: run make build")
-    if settings.drives and len(settings.drives) != MEMBERS + 1:
+    if 0 < len(settings.drives) <= MEMBERS:
         raise Refusal(
             f"DRIVES names {len(settings.drives)} drives: name {MEMBERS + 1}, {MEMBERS} for the "
             "array and one to replace the drive that is pulled"

@@ -1,10 +1,10 @@
-//! Runs the simulator, built for speed.
+//! `cargo xtask sim`: builds the simulator for speed and runs it with the given arguments.
 
 use std::process::{Command, ExitCode};
 
-/// Passes `arguments` on to `ashlar-sim`.
 pub fn run(arguments: &[String]) -> ExitCode {
-    let status = Command::new(env!("CARGO"))
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = Command::new(cargo)
         .args(["run", "--quiet", "--release", "--package", "ashlar-sim", "--"])
         .args(arguments)
         .status();
@@ -12,7 +12,7 @@ pub fn run(arguments: &[String]) -> ExitCode {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("cargo cannot be run: {error}");
+            eprintln!("cargo cannot be started: {error}");
             ExitCode::FAILURE
         }
     }

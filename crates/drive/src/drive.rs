@@ -57,15 +57,27 @@ pub struct Drive {
 }
 
 /// One flush runs at a time; whoever asks meanwhile shares the next one.
-#[derive(Default)]
 struct FlushState {
-    /// Writes completed since the drive was opened.
+    /// Writes completed since the drive was opened, and one for what was written before: an engine
+    /// that was killed may have left acknowledged writes in the drive's cache.
     writes_completed: Cell<u64>,
     /// Of those, how many the last good flush covered.
     writes_flushed: Cell<u64>,
     running: Cell<bool>,
     error: RefCell<Option<DriveError>>,
     waiting: WaitList,
+}
+
+impl Default for FlushState {
+    fn default() -> FlushState {
+        FlushState {
+            writes_completed: Cell::new(1),
+            writes_flushed: Cell::new(0),
+            running: Cell::new(false),
+            error: RefCell::new(None),
+            waiting: WaitList::default(),
+        }
+    }
 }
 
 impl Drive {

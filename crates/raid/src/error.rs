@@ -55,4 +55,6 @@ pub enum AssembleError {
     MaybeOld,
     #[error("drive {drive}: {error}")]
     Drive { drive: String, error: ashlar_drive::error::DriveError },
+    #[error("no member can be written: {0}")]
+    Array(#[from] ArrayError),
 }

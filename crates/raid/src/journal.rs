@@ -8,8 +8,10 @@
 //! Records stand in a ring at the same place on every member. Invariants:
 //! - `journal_from` is in the superblock only while every write under way has a record, and no
 //!   stripe waits for resync; so a crash then leaves nothing that the records do not cure;
-//! - a record's space is used again only after what it stored is durable in place, and only in the
-//!   order of sequence; so what is found in the ring is always the newest records, without a gap.
+//! - a record's space is used again only after what it stored is durable in place, and after
+//!   `journal_from` has moved past it, in the order of sequence; so what is found in the ring from
+//!   `journal_from` on is always the newest records, without a gap;
+//! - sequences grow over all starts of the array, so no old record looks like a new one.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -29,6 +31,10 @@ use zerocopy::IntoBytes;
 use crate::error::ArrayError;
 use crate::label;
 use crate::members::{Identity, Members};
+use crate::unsynced::Unsynced;
+
+/// Sequences that one start of an array has for its records.
+const SEQUENCES_PER_GENERATION_LOG2: u32 = 32;
 
 /// Bytes of the ring that are read at once after a crash.
 const READ_BYTES: u64 = 512 << 10;
@@ -73,6 +79,8 @@ pub(crate) struct Journal {
     next_sequence: Cell<u64>,
     /// Writes under way that have no record.
     unrecorded: Rc<Cell<u64>>,
+    /// Writes without a record that ever began.
+    unrecorded_begun: Cell<u64>,
     waiting: Rc<WaitList>,
     making_room: Cell<bool>,
 }
@@ -113,6 +121,7 @@ impl Journal {
             ring: Rc::default(),
             next_sequence: Cell::new(1),
             unrecorded: Rc::default(),
+            unrecorded_begun: Cell::new(0),
             waiting: Rc::default(),
             making_room: Cell::new(false),
         }
@@ -123,19 +132,22 @@ impl Journal {
         PAYLOAD_BYTES_MAX / u32::from(positions) / 4096 * 4096
     }
 
-    /// Before a stripe of parity is written: makes a record durable if the array is degraded.
-    /// `in_sync`: no stripe waits for resync. Keep the result until the write is stored.
+    /// Before a stripe of parity is written: makes a record durable if the array is degraded and no
+    /// stripe waits for resync. Keep the result until the write is stored.
     pub(crate) async fn record_if_degraded(
         &self,
         stripe: StripeIndex,
         slices: &[Slice],
-        in_sync: bool,
+        unsynced: &Unsynced,
     ) -> Result<Recorded, ArrayError> {
-        if self.members.all_trusted() || !in_sync {
-            self.unrecorded.set(self.unrecorded.get() + 1);
-            return Ok(self.recorded(Kind::None(self.unrecorded.clone())));
+        loop {
+            if self.members.all_trusted() || unsynced.count() > 0 {
+                return self.begin_unrecorded().await;
+            }
+            if self.cover(unsynced).await? {
+                break;
+            }
         }
-        self.cover().await?;
         let payload: u64 = slices.iter().map(|slice| slice.bytes.len() as u64).sum();
         let len = (JournalRecord::BYTES + payload).next_multiple_of(4096);
         let (sequence, at) = self.make_room(len).await?;
@@ -144,19 +156,43 @@ impl Journal {
         Ok(recorded)
     }
 
+    /// Before a write without a record: the superblock says durably that the journal does not
+    /// cover every write. (Else a crash would store old records over this write, and would take
+    /// its stripe for one that agrees.) Keep the result until the write is stored.
+    pub(crate) async fn begin_unrecorded(&self) -> Result<Recorded, ArrayError> {
+        // Counted first, so that nobody else says the opposite meanwhile.
+        self.unrecorded.set(self.unrecorded.get() + 1);
+        self.unrecorded_begun.set(self.unrecorded_begun.get() + 1);
+        let recorded = self.recorded(Kind::None(self.unrecorded.clone()));
+        if self.members.journal_from() != 0 {
+            self.members.set_journal_from(0);
+        }
+        self.members.settled().await?;
+        Ok(recorded)
+    }
+
     fn recorded(&self, kind: Kind) -> Recorded {
         Recorded { reactor: self.reactor.clone(), waiting: self.waiting.clone(), kind }
     }
 
-    /// Says in the superblock that the journal covers every write, once it does.
-    async fn cover(&self) -> Result<(), ArrayError> {
+    /// Says in the superblock that the journal covers every write, once it does. False if that
+    /// is not so, or not wanted, after all.
+    async fn cover(&self, unsynced: &Unsynced) -> Result<bool, ArrayError> {
         while self.members.journal_from() == 0 {
             self.waiting.until(&self.reactor, || self.unrecorded.get() == 0).await;
-            if self.members.journal_from() == 0 {
+            let begun = self.unrecorded_begun.get();
+            // What was written without a record must not be undone by a power cut any more: no
+            // record would cure it.
+            self.members.flush().await?;
+            if self.members.all_trusted() || unsynced.count() > 0 {
+                return Ok(false);
+            }
+            if self.unrecorded_begun.get() == begun && self.members.journal_from() == 0 {
                 self.members.set_journal_from(self.next_sequence.get());
             }
         }
-        self.members.settled().await
+        self.members.settled().await?;
+        Ok(self.members.journal_from() != 0)
     }
 
     fn ring_bytes(&self) -> u64 {
@@ -220,6 +256,13 @@ impl Journal {
         };
         let Some(stored) = stored else { return Ok(()) };
         self.members.flush().await?;
+        // Durably forgotten before one of them is overwritten: a crash must not find the older of
+        // two records for one place without the newer.
+        if self.members.journal_from() != 0 {
+            let kept = self.ring.borrow().iter().map(|entry| entry.sequence).find(|s| *s > stored);
+            self.members.set_journal_from(kept.unwrap_or(self.next_sequence.get()));
+            self.members.settled().await?;
+        }
         let mut ring = self.ring.borrow_mut();
         while ring.front().is_some_and(|entry| entry.sequence <= stored) {
             ring.pop_front();
@@ -325,7 +368,8 @@ impl Journal {
             }
         }
         let newest_tail = found.values().map(|one| one.tail_sequence).max().unwrap_or(0);
-        self.next_sequence.set(found.keys().last().map_or(0, |last| *last).max(journal_from) + 1);
+        let newest = found.keys().last().map_or(0, |last| *last).max(journal_from);
+        self.next_sequence.set(self.next_sequence.get().max(newest + 1));
         found.retain(|sequence, _| *sequence >= journal_from.max(newest_tail));
         found.into_values().collect()
     }
@@ -382,6 +426,12 @@ impl Journal {
             slices,
         };
         Some((found, len))
+    }
+
+    /// Sequences of this start of the array are larger than those of any before, which may still
+    /// stand in the ring. `generation`: the first one of this start.
+    pub(crate) fn begin_sequences(&self, generation: u64) {
+        self.next_sequence.set(generation << SEQUENCES_PER_GENERATION_LOG2);
     }
 
     /// The sequence of the next record.

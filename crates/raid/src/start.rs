@@ -110,7 +110,11 @@ impl Array {
         let members = Rc::new(members);
         let map = DirtyMap::new(reactor, identity.clone(), members.clone(), &dirty, &pages);
         let unsynced = Unsynced::none(identity.layout.stripes);
-        let array = Array::new(reactor, identity, members, map, unsynced, 0);
+        let array = Array::new(reactor, identity.clone(), members, map, unsynced, 0);
+        // A crash may have left the newest superblock on some members only; nothing may rest on it
+        // before it is on all. And from here on the generation is one of this start alone.
+        array.members.save().await?;
+        array.journal.begin_sequences(array.members.generation());
         let covered = journal_from != 0 && array.replay(journal_from).await;
         // With every member here nothing depends on parity: making it anew is always right.
         if !covered || array.members.all_trusted() {
@@ -119,6 +123,12 @@ impl Array {
                 let stripes = array.dirty.stripes_of(region);
                 stripes.for_each(|stripe| array.unsynced.insert(StripeIndex(stripe)));
             }
+        }
+        // Degraded, and clean or replayed: the journal covers the very first write.
+        let uncovered = array.members.journal_from() == 0 && array.unsynced.count() == 0;
+        if identity.layout.parity > 0 && uncovered && !array.members.all_trusted() {
+            array.members.set_journal_from(array.journal.next_sequence());
+            array.members.settled().await?;
         }
         reactor.spawn(array.clone().maintain());
         array.start_rebuild();

@@ -46,6 +46,7 @@ impl Array {
 
     /// Makes a table durable on every member. One call at a time.
     pub async fn write_table(self: &Rc<Self>, table: &VolumeTable) -> Result<(), ArrayError> {
+        let _request = self.begin()?;
         let sequence = self.table_sequence.get() + 1;
         self.table_sequence.set(sequence);
         let targets: Vec<_> = {

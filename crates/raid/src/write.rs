@@ -224,8 +224,7 @@ impl Array {
         if missed != 0 {
             self.members.fence_missed(stripe, missed).await?;
         }
-        let in_sync = self.unsynced.count() == 0;
-        let _record = self.journal.record_if_degraded(stripe, &slices, in_sync).await?;
+        let _record = self.journal.record_if_degraded(stripe, &slices, &self.unsynced).await?;
         let done = self.write_slices(stripe, &slices).await;
         let current = (writable & !(touched | parity_bits)) | done.stored;
         let not_current = layout.positions() - count(current);

@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::panic::AssertUnwindSafe;
 
+use crate::canary::Canary;
 use crate::scenario::{self, Options, Verdict};
 
 thread_local! {
@@ -31,4 +32,27 @@ pub fn run_caught(seed: u64, options: Options) -> Verdict {
         let why = format!("panic: {}", text.unwrap_or_default());
         Verdict { failure: Some(why), ..Verdict::default() }
     })
+}
+
+pub const ALL_CANARIES: [Canary; 6] = [
+    Canary::NoDirtyMap,
+    Canary::NoFlush,
+    Canary::NoFence,
+    Canary::NoJournal,
+    Canary::ParityOff,
+    Canary::TrustReturned,
+];
+
+/// The first seed that finds a planted bug, and how.
+pub fn find_canary(canary: Canary, start: u64, seeds: u64) -> Option<(u64, String)> {
+    let options = Options { canary: Some(canary), ..Options::default() };
+    let mut seeds = start..start.saturating_add(seeds);
+    seeds.find_map(|seed| Some((seed, run_caught(seed, options).failure?)))
+}
+
+/// Seeds that failed once, from `seeds.txt`: a number and a sentence on each line.
+pub fn kept_seeds() -> Vec<u64> {
+    let lines = include_str!("../seeds.txt").lines();
+    let numbers = lines.filter_map(|line| line.split_whitespace().next()?.parse().ok());
+    numbers.collect()
 }

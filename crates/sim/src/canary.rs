@@ -2,6 +2,7 @@
 //! between engine and drive knows where things stand on a drive and does there what the bug would.
 
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState, StoredMember};
+use ashlar_format::dirty_map::DirtyMapPage;
 use ashlar_format::record;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::label;
@@ -13,7 +14,7 @@ use crate::drive::SimDrive;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Canary {
-    /// The dirty map is never written: nothing is resynced after a crash.
+    /// The dirty map says always that all is clean: nothing is resynced after a crash.
     NoDirtyMap,
     /// Flushes are never sent.
     NoFlush,
@@ -35,6 +36,11 @@ pub enum Sabotage {
 }
 
 impl Canary {
+    /// Whether it is at work while the array is created.
+    pub fn is_early(self) -> bool {
+        self == Canary::NoDirtyMap
+    }
+
     pub fn on_flush(self) -> bool {
         self == Canary::NoFlush
     }
@@ -50,13 +56,11 @@ impl Canary {
         let [superblocks, dirty_map, _, journal, data] = layout.areas();
         let inside = |area: ashlar_format::units::Area| area.range().contains(&offset);
         match self {
-            Canary::NoDirtyMap if inside(dirty_map) => Sabotage::Drop,
+            Canary::NoDirtyMap if inside(dirty_map) => all_clean(bytes, offset),
             Canary::NoFence if inside(superblocks) => Sabotage::Drop,
             Canary::NoJournal if inside(journal) => Sabotage::Drop,
             Canary::TrustReturned if inside(superblocks) => all_trusted(bytes, offset),
-            Canary::ParityOff if inside(data) => {
-                flipped(drive, array, offset - data.offset, bytes)
-            }
+            Canary::ParityOff if inside(data) => flipped(drive, array, offset - data.offset, bytes),
             Canary::NoDirtyMap
             | Canary::NoFlush
             | Canary::NoFence
@@ -80,6 +84,16 @@ fn all_trusted(bytes: Option<&[u8]>, home: u64) -> Sabotage {
     let (owner, sequence) = (superblock.header.owner, superblock.header.sequence.get());
     record::seal(&mut superblock, owner, home, sequence);
     Sabotage::Replace(superblock.as_bytes().to_vec())
+}
+
+/// The dirty-map page without a bit set, sealed again.
+fn all_clean(bytes: Option<&[u8]>, home: u64) -> Sabotage {
+    let opened = bytes.and_then(|bytes| record::open::<DirtyMapPage>(bytes, None, home).ok());
+    let Some(page) = opened else { return Sabotage::Nothing };
+    let mut clean = DirtyMapPage::clean(page.array, page.page.get());
+    let (owner, sequence) = (page.header.owner, page.header.sequence.get());
+    record::seal(&mut clean, owner, home, sequence);
+    Sabotage::Replace(clean.as_bytes().to_vec())
 }
 
 /// Flips a bit of the parity that the first drive stores.

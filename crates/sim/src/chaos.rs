@@ -5,6 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_format::units::MemberIndex;
+use ashlar_pool::error::PoolError;
+use ashlar_raid::error::ArrayError;
 use ashlar_reactor::prng::Prng;
 
 use crate::drive::SECTOR_BYTES;
@@ -166,10 +168,10 @@ async fn pool_change(life: &Rc<Life>, prng: &mut Prng) {
         (Some(_), false) => ("delete", life.pool.delete(name).await),
     };
     life.note(|| format!("{what} volume {name}: {done:?}"));
+    let stopped = PoolError::Array(ArrayError::Stopped);
     match done {
-        Err(ashlar_pool::error::PoolError::Array(error))
-            if !life.plan.beyond && life.unsure.borrow().is_empty() =>
-        {
+        Err(error) if error == stopped => {}
+        Err(PoolError::Array(error)) if !life.plan.beyond && life.unsure.borrow().is_empty() => {
             life.fail(format!("{what} of a volume failed: {error}"));
         }
         Err(_) | Ok(()) => {}

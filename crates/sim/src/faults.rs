@@ -5,7 +5,7 @@ use ashlar_format::array_superblock::Level;
 use ashlar_raid::label;
 use ashlar_reactor::prng::Prng;
 
-use crate::drive::Traits;
+use crate::drive::{Loss, Traits};
 
 /// How a life ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,26 @@ impl Geometry {
     }
 }
 
+/// One fault at one moment of the second life, instead of drawn ones.
+#[derive(Clone, Copy, Debug)]
+pub struct Single {
+    /// Completions of the life before it comes.
+    pub after: u64,
+    pub what: SingleFault,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SingleFault {
+    /// The operation fails, and every retry of it.
+    Fail,
+    /// The power is cut.
+    Cut(Loss),
+    /// The power is cut, and one drive does not come back.
+    CutAndLose(Loss),
+    /// The power is cut while a member is missing since before the life began.
+    CutDegraded(Loss),
+}
+
 /// All that a seed decides before it begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -74,9 +94,45 @@ pub struct Plan {
     pub pool_changes: bool,
     /// More faults than the level promises to bear: errors are allowed, wrong data never.
     pub beyond: bool,
+    pub single: Option<Single>,
 }
 
 impl Plan {
+    /// A small workload of two lives, and nothing but one fault.
+    pub fn single(level: Level, members: usize, single: Single) -> Plan {
+        Plan {
+            geometry: Geometry { level, members, chunk_bytes: 64 << 10 },
+            traits: Traits {
+                bytes: label::DRIVE_BYTES_MIN,
+                sector_bytes: 512,
+                volatile_cache: true,
+                zeroes_cheaply: true,
+                latency_ns_min: 10_000,
+                latency_ns_max: 200_000,
+            },
+            lives: 2,
+            workers: 2,
+            ops_per_worker: 12,
+            pause_ns_max: 0,
+            flush_one_in: 4,
+            hot_stripes: 2,
+            endings: vec![Ending::CleanStop],
+            faults_max: 0,
+            deaths: false,
+            pulls: false,
+            latent: false,
+            slow: false,
+            scrubs: false,
+            spares: false,
+            returns: false,
+            transient_one_in: None,
+            pool_changes: false,
+            beyond: false,
+            single: Some(single),
+            ..Plan::draw(1)
+        }
+    }
+
     pub fn draw(seed: u64) -> Plan {
         let mut prng = Prng::stream(seed, "plan");
         let geometry = Geometry::draw(&mut prng);
@@ -116,6 +172,7 @@ impl Plan {
             transient_one_in: prng.chance(1, 3).then(|| [5, 50, 500][prng.index(3)]),
             pool_changes,
             beyond: prng.chance(1, 8),
+            single: None,
         }
     }
 
@@ -125,7 +182,8 @@ impl Plan {
         let Plan { lives, workers, ops_per_worker, hot_stripes, faults_max, .. } = self;
         let mut text = format!(
             "level {} of {members}, chunk {}K, {lives} lives of {workers} workers × \
-             {ops_per_worker} operations on {hot_stripes} stripes, up to {faults_max} faults a life:",
+             {ops_per_worker} operations on {hot_stripes} stripes, up to {faults_max} faults a \
+             life:",
             level as u8,
             chunk_bytes >> 10
         );

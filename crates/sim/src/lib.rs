@@ -7,16 +7,16 @@
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
 pub mod trace;
+pub mod oracle;
 pub mod drive;
 pub mod canary;
 pub mod world;
-pub mod oracle;
-pub mod inspect;
 pub mod faults;
 pub mod fleet;
+pub mod inspect;
 pub mod workload;
-pub mod chaos;
 pub mod checkers;
+pub mod chaos;
 pub mod scenario;
-pub mod enumerate;
 pub mod batch;
+pub mod enumerate;

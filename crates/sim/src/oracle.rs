@@ -145,9 +145,8 @@ impl Oracle {
             for entry in entries.iter_mut() {
                 entry.gone |= entry.dead.is_some_and(|dead| dead < began);
             }
-            entries.retain(|entry| {
-                !entry.gone || entry.dead.is_some_and(|dead| dead >= oldest_read)
-            });
+            entries
+                .retain(|entry| !entry.gone || entry.dead.is_some_and(|dead| dead >= oldest_read));
         }
     }
 
@@ -300,7 +299,9 @@ mod tests {
         assert!(!read(&mut oracle, &[0; 512]));
         assert!(read(&mut oracle, &first));
         let (two, second) = write(&mut oracle, false);
-        assert!(read(&mut oracle, &first) && read(&mut oracle, &second) && read(&mut oracle, &first));
+        assert!(
+            read(&mut oracle, &first) && read(&mut oracle, &second) && read(&mut oracle, &first)
+        );
         oracle.write_ends(&two, true);
         assert!(!read(&mut oracle, &first) && read(&mut oracle, &second));
     }

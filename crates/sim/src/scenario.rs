@@ -27,7 +27,7 @@ use crate::canary::Canary;
 use crate::chaos;
 use crate::checkers;
 use crate::drive::Loss;
-use crate::faults::{Ending, Plan};
+use crate::faults::{Ending, Plan, Single, SingleFault};
 use crate::fleet::Fleet;
 use crate::inspect;
 use crate::oracle::Oracle;
@@ -65,6 +65,8 @@ pub struct Scenario {
     /// A life began degraded, with every stripe in sync: from then on the journal covers all
     /// writes, and a crash must leave no stripe unsure.
     covered: Rc<Cell<bool>>,
+    /// What a power cut does, if that is not drawn.
+    loss: Option<Loss>,
 }
 
 /// Which drives an array is made of, and how.
@@ -95,6 +97,7 @@ impl Scenario {
         let layout = layout.expect("the geometries are possible");
         let mut world = World::new(seed, options.trace);
         world.canary = options.canary;
+        world.canary_awake = options.canary.is_some_and(Canary::is_early);
         world.layout = Some(layout);
         world.trace.chunk_bytes = geometry.chunk_bytes.into();
         world.note(|| plan.describe());
@@ -110,6 +113,7 @@ impl Scenario {
             order: Prng::stream(seed, "order"),
             life: 0,
             covered: Rc::default(),
+            loss: None,
         }
     }
 
@@ -124,7 +128,42 @@ impl Scenario {
         }
     }
 
-    fn all_lives(&mut self) {
+    /// The lives of a plan with a single fault. False if the workload ended before the fault.
+    pub fn single_fault(&mut self, single: Single) -> bool {
+        self.live(Start::Create, Phase::Safety(Ending::CleanStop));
+        if matches!(single.what, SingleFault::CutDegraded(_)) {
+            self.lose_a_drive(0);
+        }
+        let cut = match single.what {
+            SingleFault::Fail => None,
+            SingleFault::Cut(loss)
+            | SingleFault::CutAndLose(loss)
+            | SingleFault::CutDegraded(loss) => Some(loss),
+        };
+        self.loss = cut;
+        let ending = if cut.is_some() { Ending::PowerCut } else { Ending::CleanStop };
+        let before = self.world.borrow().completions;
+        if !self.is_over() {
+            self.live(Start::Assemble, Phase::Safety(ending));
+        }
+        let reached = self.world.borrow().completions >= before + single.after;
+        if matches!(single.what, SingleFault::CutAndLose(_)) {
+            self.lose_a_drive(1);
+        }
+        if !self.is_over() {
+            self.calm();
+            self.live(Start::Assemble, Phase::Liveness);
+        }
+        reached
+    }
+
+    fn lose_a_drive(&mut self, index: usize) {
+        let drive = self.fleet.borrow().slots[index];
+        self.fleet.borrow_mut().impair(index, None);
+        self.world.borrow_mut().kill(drive);
+    }
+
+    pub fn all_lives(&mut self) {
         let mut start = Start::Create;
         for _ in 0..self.plan.lives {
             let ending = self.plan.endings[self.prng.index(self.plan.endings.len())];
@@ -188,8 +227,8 @@ impl Scenario {
         match (end, phase) {
             (Some(End::Stopped), _) => {
                 let left = self.world.borrow().in_flight();
-                if left > 0 {
-                    self.world.borrow_mut().fail(format!("stopped with {left} in flight"));
+                if !left.is_empty() {
+                    self.world.borrow_mut().fail(format!("stopped with {left:?} in flight"));
                 }
                 // Everything was flushed; let the power fail afterwards.
                 let loss = Loss::draw(&mut self.prng);
@@ -201,7 +240,7 @@ impl Scenario {
                 self.life = u32::MAX;
             }
             (None, Phase::Safety(Ending::PowerCut)) => {
-                let loss = Loss::draw(&mut self.prng);
+                let loss = self.loss.unwrap_or(Loss::draw(&mut self.prng));
                 self.world.borrow_mut().end_life(Some(loss));
                 self.oracle.borrow_mut().power_cut();
             }
@@ -290,6 +329,7 @@ impl Scenario {
             unsure: self.unsure.clone(),
             covered: self.covered.clone(),
             prng: Prng::from_seed(self.prng.next_u64()),
+            is_first: self.life == 1,
         }
     }
 }
@@ -310,6 +350,7 @@ struct Seedling {
     unsure: Rc<RefCell<BTreeSet<u64>>>,
     covered: Rc<Cell<bool>>,
     prng: Prng,
+    is_first: bool,
 }
 
 async fn create(seedling: Seedling, phase: Phase) -> End {
@@ -426,6 +467,7 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
     seedling.covered.set(covered && !seedling.plan.spares && phase != Phase::Liveness);
     let life = Rc::new(Life {
         impaired_seen: Cell::new(seedling.fleet.borrow().any_impaired()),
+        is_first: seedling.is_first,
         plan: seedling.plan.clone(),
         world: seedling.world.clone(),
         reactor: seedling.reactor.clone(),
@@ -455,6 +497,19 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
 }
 
 fn plan_ending(life: &Life, ending: Ending, prng: &mut Prng) {
+    if let Some(single) = life.plan.single {
+        // The life that creates the array is left in peace.
+        if !life.is_first {
+            let what = match single.what {
+                SingleFault::Fail => AtCompletion::Fail,
+                SingleFault::Cut(_) | SingleFault::CutAndLose(_) | SingleFault::CutDegraded(_) => {
+                    AtCompletion::Dark
+                }
+            };
+            life.world.borrow_mut().plan(single.after, what);
+        }
+        return;
+    }
     if ending != Ending::CleanStop {
         let requests = life.plan.workers as u64 * life.plan.ops_per_worker;
         let share = [1, 4, 12][prng.index(3)];

@@ -26,6 +26,8 @@ const REQUEST_BYTES_MAX: u64 = 200 << 10;
 /// What a life's tasks share.
 pub struct Life {
     pub plan: Rc<Plan>,
+    /// The array was created in this life.
+    pub is_first: bool,
     pub world: SharedWorld,
     pub reactor: Reactor,
     pub array: Rc<Array>,
@@ -44,7 +46,8 @@ pub struct Life {
 
 /// What is known when a request begins.
 struct Before {
-    unsynced: bool,
+    /// Some of its stripes wait for resync.
+    unsure: bool,
 }
 
 impl Life {
@@ -56,20 +59,21 @@ impl Life {
         self.world.borrow_mut().note(text);
     }
 
-    fn before(&self) -> Before {
-        Before { unsynced: self.array.status().unsynced_stripes > 0 }
+    fn before(&self, offset: u64, len: u64) -> Before {
+        Before { unsure: self.is_unsure(offset, len) }
+    }
+
+    fn is_unsure(&self, offset: u64, len: u64) -> bool {
+        let stripe = self.array.stripe_bytes();
+        let (first, last) = (offset / stripe, (offset + len - 1) / stripe);
+        let unsure = self.unsure.borrow().range(first..=last).next().is_some();
+        unsure && self.array.status().unsynced_stripes > 0
     }
 
     /// Whether a request over these bytes may be answered with an error.
     fn may_fail(&self, before: &Before, offset: u64, len: u64) -> bool {
-        if self.plan.beyond {
-            return true;
-        }
-        let stripe = self.array.stripe_bytes();
-        let (first, last) = (offset / stripe, (offset + len - 1) / stripe);
-        let unsure = self.unsure.borrow().range(first..=last).next().is_some();
-        let now = self.array.status().unsynced_stripes > 0;
-        unsure && self.impaired_seen.get() && (before.unsynced || now)
+        let unsure = before.unsure || self.is_unsure(offset, len);
+        self.plan.beyond || (unsure && self.impaired_seen.get())
     }
 
     fn judge(
@@ -95,7 +99,7 @@ impl Life {
 
     /// Reads and checks. False if it answered with an error that is allowed.
     pub async fn read(&self, offset: u64, len: u64) -> bool {
-        let before = self.before();
+        let before = self.before(offset, len);
         let ticket = self.oracle.borrow_mut().read_begins(offset, len);
         let into = self.buffers(len, 1 << 20);
         let result = self.volume.read(offset, into.clone()).await;
@@ -112,7 +116,8 @@ impl Life {
                 let stripe = offset / self.array.stripe_bytes();
                 let state = self.array.state().name();
                 self.fail(format!(
-                    "WRONG DATA: read of {len} bytes at {offset} (stripe {stripe}, array {state}): {why}"
+                    "WRONG DATA: read of {len} bytes at {offset} (stripe {stripe}, array \
+                     {state}): {why}"
                 ));
             }
         }
@@ -121,7 +126,7 @@ impl Life {
 
     /// Writes new content, or zeroes.
     pub async fn write(&self, offset: u64, len: u64, zeroes: bool) {
-        let before = self.before();
+        let before = self.before(offset, len);
         let ticket = self.oracle.borrow_mut().write_begins(offset, len, zeroes);
         let what = if zeroes { "zeroing" } else { "write" };
         self.note(|| format!("{what} {offset} +{len} {ticket:?}"));
@@ -147,9 +152,9 @@ impl Life {
     async fn discard(&self, offset: u64, len: u64) {
         let stripe = self.volume.discard_bytes();
         let (first, end) = (offset.next_multiple_of(stripe), (offset + len) / stripe * stripe);
-        let before = self.before();
-        let inner = (first < end)
-            .then(|| self.oracle.borrow_mut().write_begins(first, end - first, true));
+        let before = self.before(offset, len);
+        let inner =
+            (first < end).then(|| self.oracle.borrow_mut().write_begins(first, end - first, true));
         self.note(|| format!("discard {offset} +{len}"));
         let result = self.volume.discard(offset, len).await;
         let good = self.judge("discard", &before, offset, len, result);

@@ -169,8 +169,10 @@ impl World {
         self.dark = true;
     }
 
-    pub fn in_flight(&self) -> usize {
-        self.in_flight.len()
+    /// Operations under way, as text.
+    pub fn in_flight(&self) -> Vec<String> {
+        let text = |op: &InFlight| format!("d{} {:?}", op.drive, place(&op.op));
+        self.in_flight.values().map(text).collect()
     }
 
     fn land_partly(&mut self, left: &InFlight) {

@@ -21,6 +21,7 @@ mod disk;
 mod fault;
 mod line;
 mod memory;
+mod peek;
 mod queue;
 mod session;
 mod socket;

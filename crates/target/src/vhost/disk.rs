@@ -36,6 +36,7 @@ pub struct Counters {
     pub read_bytes: u64,
     pub writes: u64,
     pub write_bytes: u64,
+    /// Asked for, and those after each write of a guest that chose write through.
     pub flushes: u64,
     /// Discards and write-zeroes.
     pub discards: u64,
@@ -160,8 +161,7 @@ impl Disk {
                 Ok(done(0))
             }
             Operation::Flush => {
-                self.volume.flush().await?;
-                self.count(|counters| counters.flushes += 1);
+                self.flush().await?;
                 Ok(done(0))
             }
             Operation::Discard { offset, len } => {
@@ -182,7 +182,13 @@ impl Disk {
 
     /// Makes a write durable if the driver relies on that.
     async fn settle(&self) -> Result<(), ArrayError> {
-        if self.write_through.get() { self.volume.flush().await } else { Ok(()) }
+        if self.write_through.get() { self.flush().await } else { Ok(()) }
+    }
+
+    async fn flush(&self) -> Result<(), ArrayError> {
+        self.volume.flush().await?;
+        self.count(|counters| counters.flushes += 1);
+        Ok(())
     }
 
     async fn read(&self, offset: u64, into: Buffers) -> Result<(), ArrayError> {

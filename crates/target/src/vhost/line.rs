@@ -10,7 +10,7 @@ use ashlar_reactor::registry::Key;
 
 use crate::vhost::device::Device;
 
-/// A reply that takes longer never comes: the reactor was stopped, or a drive hangs for ever.
+/// A reply that takes longer may never come: the reactor was stopped, or a drive hangs.
 const REPLY_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug, thiserror::Error)]
@@ -48,16 +48,25 @@ impl Line {
         &self,
         question: impl FnOnce(Rc<Device>) -> F + Send + 'static,
     ) -> Result<T, Gone> {
+        self.ask_and_wait_while(question, || false)
+    }
+
+    /// The same, but does not give up while `patient` holds.
+    pub(crate) fn ask_and_wait_while<T: Send + 'static, F: Future<Output = T> + 'static>(
+        &self,
+        question: impl FnOnce(Rc<Device>) -> F + Send + 'static,
+        patient: impl Fn() -> bool,
+    ) -> Result<T, Gone> {
         let key = self.device;
-        let answer = ask(&self.core, move |reactor, reply: mpsc::Sender<T>| {
+        let letter = move |reactor: &Reactor, reply: mpsc::Sender<T>| {
             if let Some(device) = reactor.get(key) {
                 let future = question(device);
                 reactor.spawn(async move {
                     let _ = reply.send(future.await);
                 });
             }
-        });
-        answer.ok_or(Gone)
+        };
+        ask_while(&self.core, letter, patient).ok_or(Gone)
     }
 
     /// Takes the device off its reactor.
@@ -74,7 +83,23 @@ pub(crate) fn ask<T: Send + 'static>(
     core: &Sender,
     letter: impl FnOnce(&Reactor, mpsc::Sender<T>) + Send + 'static,
 ) -> Option<T> {
+    ask_while(core, letter, || false)
+}
+
+fn ask_while<T: Send + 'static>(
+    core: &Sender,
+    letter: impl FnOnce(&Reactor, mpsc::Sender<T>) + Send + 'static,
+    patient: impl Fn() -> bool,
+) -> Option<T> {
     let (reply, answer) = mpsc::channel();
     core.send(move |reactor| letter(reactor, reply)).ok()?;
-    answer.recv_timeout(REPLY_WITHIN).ok()
+    loop {
+        match answer.recv_timeout(REPLY_WITHIN) {
+            Ok(answer) => return Some(answer),
+            Err(mpsc::RecvTimeoutError::Timeout) if patient() => {}
+            Err(mpsc::RecvTimeoutError::Timeout | mpsc::RecvTimeoutError::Disconnected) => {
+                return None;
+            }
+        }
+    }
 }

@@ -221,13 +221,12 @@ impl GuestMemory {
         if self.regions.len() >= REGIONS_MAX {
             return Err(MemoryError::TooMany);
         }
-        let overlaps = |a: u64, b: u64, b_len: u64| a < b + b_len && b < a + place.len;
-        let clash = |known: &Region| {
-            // No sum overflows: `Place::check` saw to it.
-            overlaps(place.guest, known.place.guest, known.place.len)
-                || overlaps(place.user, known.place.user, known.place.len)
+        // No sum overflows: `Place::check` saw to it.
+        let overlaps = |known: &Region| {
+            let known = known.place;
+            place.guest < known.guest + known.len && known.guest < place.guest + place.len
         };
-        if self.regions.iter().any(clash) {
+        if self.regions.iter().any(overlaps) {
             return Err(MemoryError::Overlap { guest: place.guest });
         }
         let mut regions = self.regions.clone();

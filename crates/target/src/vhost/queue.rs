@@ -90,7 +90,9 @@ pub(crate) struct Queue {
     /// Bit by bit, the workers that wait for a chain.
     parked: Cell<u128>,
     in_flight: Cell<u16>,
-    at_rest: WaitList,
+    /// Workers and listener that have not ended.
+    tasks: Cell<u16>,
+    ended: WaitList,
 }
 
 impl Queue {
@@ -115,13 +117,15 @@ impl Queue {
             workers: (0..workers).map(|_| Cell::new(None)).collect(),
             parked: Cell::new(0),
             in_flight: Cell::new(0),
-            at_rest: WaitList::default(),
+            tasks: Cell::new(workers),
+            ended: WaitList::default(),
         });
         let reactor = disk.reactor();
         for worker in 0..workers {
             reactor.spawn(queue.clone().work(worker));
         }
         if let Some(kick) = queue.bells.borrow().kick.clone() {
+            queue.tasks.set(workers + 1);
             reactor.spawn(queue.clone().listen(kick));
         }
         reactor.add_poller(queue.clone());
@@ -153,14 +157,16 @@ impl Queue {
         self.bells.borrow_mut().error = error;
     }
 
-    /// Stops popping, waits for what is under way, shows it to the guest. May be called again.
+    /// Stops popping, waits for what is under way, shows it to the guest. Nothing but the caller
+    /// holds the queue afterwards, and with it the guest's memory. May be called again.
     pub(crate) async fn stop(self: &Rc<Self>) {
         self.become_state(State::Stopped);
         self.wake_workers(u16::MAX);
         // Lets the listener's wait end; it reads the kick back.
         ring(&self.bells.borrow().kick);
         let reactor = self.reactor();
-        self.at_rest.until(reactor, || self.in_flight.get() == 0).await;
+        self.ended.until(reactor, || self.tasks.get() == 0).await;
+        assert!(self.in_flight.get() == 0, "a worker ends when its request is answered");
         self.show_used();
         let poller: Rc<dyn Poller> = self.clone();
         reactor.remove_poller(&poller);
@@ -215,6 +221,15 @@ impl Queue {
             let answer = self.disk.serve(request).await;
             self.put(answer, &status);
         }
+        self.end_task();
+    }
+
+    fn end_task(&self) {
+        let left = self.tasks.get() - 1;
+        self.tasks.set(left);
+        if left == 0 {
+            self.ended.wake_all(self.reactor());
+        }
     }
 
     /// The next request; `None` once the queue does not run any more.
@@ -259,11 +274,7 @@ impl Queue {
         status.store_u8(0, status_byte(answer.status));
         // The status byte is written too.
         self.ring.borrow_mut().push_used(answer.tag, answer.bytes.saturating_add(1));
-        let in_flight = self.in_flight.get() - 1;
-        self.in_flight.set(in_flight);
-        if in_flight == 0 && self.state.get() == State::Stopped {
-            self.at_rest.wake_all(self.reactor());
-        }
+        self.in_flight.set(self.in_flight.get() - 1);
     }
 
     /// Shows what was put since the last turn, and calls the guest if it wants that.
@@ -289,6 +300,7 @@ impl Queue {
             // Not blocking: whoever set this file up has made sure of it.
             let _ = (&*kick).read(&mut count);
         }
+        self.end_task();
     }
 }
 
@@ -324,3 +336,6 @@ impl Poller for Queue {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

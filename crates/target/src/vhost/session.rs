@@ -23,6 +23,8 @@ use crate::vhost::vring::{RING_SIZE_MAX, RingAddresses};
 pub(crate) struct Session {
     line: Line,
     queues_max: u16,
+    /// Protocol features that the front end chose.
+    protocol: u64,
 }
 
 fn refuse(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
@@ -62,7 +64,12 @@ fn is_eventfd(file: &File) -> bool {
 
 impl Session {
     pub(crate) fn new(line: Line, queues_max: u16) -> Session {
-        Session { line, queues_max }
+        Session { line, queues_max, protocol: 0 }
+    }
+
+    /// Messages that ask for it are to be acknowledged.
+    pub(crate) fn acknowledges(&self) -> bool {
+        self.protocol & VhostUserProtocolFeatures::REPLY_ACK.bits() != 0
     }
 
     fn change(&self, index: u32, change: impl FnOnce(&mut Vring) + Send + 'static) -> Result<()> {
@@ -109,7 +116,11 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_protocol_features(&mut self, features: u64) -> Result<()> {
         let offered = self.get_protocol_features()?.bits();
-        if features & !offered != 0 { Err(Error::FeatureMismatch) } else { Ok(()) }
+        if features & !offered != 0 {
+            return Err(Error::FeatureMismatch);
+        }
+        self.protocol = features;
+        Ok(())
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
@@ -235,7 +246,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         Ok(())
     }
 
-    /// `socket.rs` keeps a copy of this channel; this end of it cannot say what we need to say.
+    /// `peek.rs` takes a copy of this channel; this end of it cannot say what we need to say.
     fn set_backend_req_fd(&mut self, _backend: Backend) {}
 
     fn set_gpu_socket(&mut self, _gpu_backend: GpuBackend) -> Result<()> {

@@ -5,7 +5,6 @@
 //! ends the first two by shutting the sockets down; the third ends when the reactor replies.
 
 use std::io::ErrorKind;
-use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -15,16 +14,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, Shutdown,
-    SocketAddrUnix, SocketFlags, SocketType,
-};
-use vhost::vhost_user::message::{BackendReq, FrontendReq};
-use vhost::vhost_user::{BackendReqHandler, Error};
+use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use vhost::vhost_user::message::BackendReq;
+use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut};
 
+use crate::vhost::device::Device;
 use crate::vhost::disk::Trouble;
 use crate::vhost::line::{Gone, Line};
 use crate::vhost::memory::Mapping;
+use crate::vhost::peek::{LooseTable, Peeked, VERSION_1, message, peek, reply_to_table};
 use crate::vhost::session::Session;
 
 /// Only the daemon's user, and root, may connect.
@@ -33,10 +31,6 @@ const MODE: u32 = 0o600;
 const BACKLOG: i32 = 4;
 /// Wait after a failed `accept`: it fails again at once while file descriptors are short.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
-/// Bytes of a vhost-user message's header: request, flags, size.
-const HEADER_BYTES: usize = 12;
-/// Flags of a message that wants no reply: protocol version 1.
-const FLAGS_VERSION_1: u32 = 1;
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BindError {
@@ -114,11 +108,12 @@ impl Ends {
         self.open().stopping
     }
 
-    /// Remembers a new front end. False if it came too late.
-    fn admit(&self, stream: &UnixStream) -> bool {
-        let mut open = self.open();
-        open.front_end = stream.try_clone().ok();
-        open.front_end.is_some() && !open.stopping
+    /// Waits for a front end and remembers it, so that it can be shut down.
+    fn accept(&self) -> std::io::Result<UnixStream> {
+        let (stream, _) = self.listener.accept()?;
+        let copy = stream.try_clone()?;
+        self.open().front_end = Some(copy);
+        Ok(stream)
     }
 
     fn dismiss(&self) {
@@ -128,12 +123,7 @@ impl Ends {
 
     /// Tells the front end to read the configuration space again.
     pub(crate) fn announce_config(&self) {
-        let request = u32::from(BackendReq::CONFIG_CHANGE_MSG);
-        let mut message = [0; HEADER_BYTES];
-        let words = [request, FLAGS_VERSION_1, 0].map(u32::to_ne_bytes);
-        for (to, from) in message.iter_mut().zip(words.as_flattened()) {
-            *to = *from;
-        }
+        let message = message(BackendReq::CONFIG_CHANGE_MSG.into(), VERSION_1, 0);
         if let Some(channel) = &self.open().channel {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             // A front end that does not read its channel learns of the size at its next start.
@@ -145,9 +135,13 @@ impl Ends {
 /// The body of an export's thread.
 pub(crate) fn serve(ends: &Ends, line: &Line, queues_max: u16, retired: &Receiver<Mapping>) {
     loop {
-        let stream = match ends.listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(_) if ends.is_stopping() => return,
+        let accepted = ends.accept();
+        // Looked at after the front end is known to `stop`, so that one of the two sees the other.
+        if ends.is_stopping() {
+            return;
+        }
+        let stream = match accepted {
+            Ok(stream) => stream,
             Err(error) => {
                 tracing::warn!(%error, "a front end could not be accepted");
                 #[expect(clippy::disallowed_methods, reason = "this thread is not a reactor's")]
@@ -155,26 +149,24 @@ pub(crate) fn serve(ends: &Ends, line: &Line, queues_max: u16, retired: &Receive
                 continue;
             }
         };
-        let served = ends.admit(&stream) && serve_one(ends, line, queues_max, stream, retired);
+        let served = serve_one(ends, line, queues_max, stream, retired);
         ends.dismiss();
-        if !served {
+        if let Err(Gone) = served {
             return;
         }
     }
 }
 
-/// Serves one front end until it leaves. False if there can be no further one.
+/// Serves one front end until it leaves.
 fn serve_one(
     ends: &Ends,
     line: &Line,
     queues_max: u16,
     stream: UnixStream,
     retired: &Receiver<Mapping>,
-) -> bool {
+) -> Result<(), Gone> {
     let session = Arc::new(Mutex::new(Session::new(line.clone(), queues_max)));
-    if line.ask(|device| device.connect()).is_err() {
-        return false;
-    }
+    line.ask(|device| device.connect())?;
     let ended = converse(ends, stream, session, retired);
     if let Err(reason) = ended
         && !ends.is_stopping()
@@ -182,10 +174,11 @@ fn serve_one(
         tracing::warn!(reason, "a front end was disconnected");
         let _ = line.ask(|device| device.note(Trouble::FrontEnd(reason)));
     }
-    let left: Result<(), Gone> =
-        line.ask_and_wait(|device| async move { device.disconnect().await });
+    // However long it takes: the next one may not come before.
+    let leave = |device: std::rc::Rc<Device>| async move { device.disconnect().await };
+    let left = line.ask_and_wait_while(leave, || !ends.is_stopping());
     drop_all(retired);
-    left.is_ok() && !ends.is_stopping()
+    left
 }
 
 /// Unmaps what the reactor does not need any more.
@@ -200,12 +193,16 @@ fn converse(
     retired: &Receiver<Mapping>,
 ) -> Result<(), String> {
     let peeked = stream.try_clone().map_err(|error| error.to_string())?;
-    let mut handler = BackendReqHandler::from_stream(stream, session);
+    let mut handler = BackendReqHandler::from_stream(stream, session.clone());
     loop {
         match peek(&peeked) {
             Ok(Peeked::End) | Err(Errno::CONNRESET) => return Ok(()),
+            Ok(Peeked::Ordinary) => {}
             Ok(Peeked::Channel(channel)) => ends.open().channel = Some(channel),
-            Ok(Peeked::Message) => {}
+            Ok(Peeked::LooseTable) => {
+                take_loose_table(&peeked, &session).map_err(|error| error.to_string())?;
+                continue;
+            }
             Err(error) => return Err(error.to_string()),
         }
         match handler.handle_request() {
@@ -216,38 +213,15 @@ fn converse(
     }
 }
 
-enum Peeked {
-    End,
-    Message,
-    /// The next message brings the channel for our own messages; this is a copy of it.
-    Channel(OwnedFd),
-}
-
-/// Looks at the next message without taking it. The protocol crate wraps the channel for our own
-/// messages in a type that has no message for a changed configuration, and keeps the file to
-/// itself.
-fn peek(stream: &UnixStream) -> Result<Peeked, Errno> {
-    let mut header = [0; HEADER_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut files = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
-    let received = rustix::io::retry_on_intr(|| {
-        let mut into = [std::io::IoSliceMut::new(&mut header)];
-        rustix::net::recvmsg(stream, &mut into, &mut files, flags)
-    })?;
-    if received.bytes == 0 {
-        return Ok(Peeked::End);
+fn take_loose_table(stream: &UnixStream, session: &Mutex<Session>) -> Result<(), Error> {
+    let table = LooseTable::receive(stream).map_err(Error::SocketError)?;
+    let reply = table.wants_reply();
+    let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+    let taken = session.set_mem_table(&table.regions, table.files, None);
+    if reply && session.acknowledges() {
+        reply_to_table(stream, taken.is_ok()).map_err(Error::SocketError)?;
     }
-    let request = header.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes));
-    if request != Some(u32::from(FrontendReq::SET_BACKEND_REQ_FD)) || received.bytes < HEADER_BYTES
-    {
-        return Ok(Peeked::Message);
-    }
-    let file = files.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-        RecvAncillaryMessage::ScmCredentials(_) | _ => None,
-    });
-    Ok(file.map_or(Peeked::Message, Peeked::Channel))
+    taken.map(|_| ())
 }
 
 #[cfg(test)]

@@ -2,10 +2,14 @@
 //! that it reads and writes as one, so that nothing here is unsafe.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vhost::vhost_user::message::{VhostUserHeaderFlag, VhostUserProtocolFeatures};
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -24,6 +28,7 @@ const USED: u64 = 0x2000;
 
 pub struct FrontEnd {
     pub front: Frontend,
+    stream: UnixStream,
     pub file: File,
     pub kicks: Vec<EventFd>,
     pub calls: Vec<EventFd>,
@@ -34,7 +39,8 @@ pub struct FrontEnd {
 impl FrontEnd {
     /// Connects and negotiates; no memory and no rings yet.
     pub fn connect(socket: &Path, queues: u16) -> FrontEnd {
-        let mut front = Frontend::connect(socket, u64::from(queues)).unwrap();
+        let stream = UnixStream::connect(socket).unwrap();
+        let mut front = Frontend::from_stream(stream.try_clone().unwrap(), u64::from(queues));
         front.set_owner().unwrap();
         assert_eq!(front.get_features().unwrap() & FEATURES, FEATURES);
         front.set_features(FEATURES).unwrap();
@@ -48,6 +54,7 @@ impl FrontEnd {
         let event = || EventFd::new(EFD_NONBLOCK).unwrap();
         FrontEnd {
             front,
+            stream,
             file,
             kicks: (0..queues).map(|_| event()).collect(),
             calls: (0..queues).map(|_| event()).collect(),
@@ -98,6 +105,30 @@ impl FrontEnd {
         self.front.set_vring_kick(queue, &self.kicks[queue]).unwrap();
         self.front.set_vring_call(queue, &self.calls[queue]).unwrap();
         self.front.set_vring_enable(queue, true).unwrap();
+    }
+
+    /// Sends bytes past the protocol crate, with the memory's file or without, and returns the
+    /// reply; nothing if the connection was closed.
+    pub fn exchange(&self, message: &[u8], with_file: bool, reply_bytes: usize) -> Vec<u8> {
+        let mut stream = &self.stream;
+        let files = [self.file.as_fd()];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if with_file {
+            ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        }
+        let pieces = [IoSlice::new(message)];
+        let sent = rustix::net::sendmsg(stream, &pieces, &mut ancillary, SendFlags::empty());
+        assert_eq!(sent.unwrap(), message.len());
+        let mut reply = Vec::new();
+        let mut piece = vec![0; reply_bytes];
+        while reply.len() < reply_bytes {
+            match stream.read(&mut piece) {
+                Ok(0) | Err(_) => return Vec::new(),
+                Ok(count) => reply.extend_from_slice(&piece[..count]),
+            }
+        }
+        reply
     }
 
     pub fn put(&self, at: u64, bytes: &[u8]) {

@@ -144,6 +144,7 @@ fn the_configuration_tells_what_the_disk_is() {
     guest.offer(0, 4);
     guest.kick(0);
     guest.wait_used(0, 2);
+    assert_eq!(export.status().counters.flushes, 2);
     // A guest whose front end vanishes keeps its choice; one that shuts down does not.
     let mut guest = restart(guest, &export);
     assert_eq!(config(&mut guest, 32, 1), [0]);
@@ -174,6 +175,29 @@ fn a_guest_learns_that_its_disk_has_grown() {
     assert_eq!(config(&mut guest, 0, 8), (24u64 << 11).to_le_bytes());
     drop(guest);
     assert_eq!((&ours).read(&mut message).unwrap(), 0, "closed with the connection");
+}
+
+/// As user-mode Linux sends it: room for two regions, one of them used.
+#[test]
+fn a_memory_table_may_be_longer_than_its_regions() {
+    let rig = Rig::new(Level::Raid1, 2, 16 << 20);
+    let export = rig.export(1);
+    let mut guest = FrontEnd::connect(&export.spec().socket, 1);
+    let region = guest.region();
+    let fields = [1, region.guest_phys_addr, region.memory_size, region.userspace_addr, 0];
+    let mut message: Vec<u8> = [5u32, 9, 72].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    message.extend(fields.iter().flat_map(|field| field.to_ne_bytes()));
+    message.resize(12 + 72, 0);
+    assert_eq!(guest.exchange(&message, true, 20)[12..], [0; 8], "accepted");
+    guest.start(0, 0);
+    guest.request(0, 0, KIND_FLUSH, 0, (0, 0, false));
+    guest.offer(0, 0);
+    guest.kick(0);
+    guest.wait_used(0, 1);
+    // Without its file it is an error.
+    let reply = guest.exchange(&message, false, 20);
+    assert!(reply.is_empty());
+    assert!(within(10_000, || !export.status().connected));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! them; whatever a hostile one writes becomes a `Fault`, never a panic and never a wild access.
 //! Method: a fake guest in a memfd; each case writes raw ring contents.
 
+use std::rc::Rc;
 use std::sync::mpsc;
 
 use super::*;
@@ -11,8 +12,8 @@ use crate::vhost::memory::tests::memory;
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 pub(crate) const INDIRECT: u16 = 4;
-const EVENT_INDEX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
-const INDIRECT_TABLES: u64 = 1 << VIRTIO_RING_F_INDIRECT_DESC;
+pub(crate) const EVENT_INDEX: u64 = 1 << VIRTIO_RING_F_EVENT_IDX;
+pub(crate) const INDIRECT_TABLES: u64 = 1 << VIRTIO_RING_F_INDIRECT_DESC;
 const USER: u64 = 1 << 40;
 const DESCRIPTORS: u64 = 0x1000;
 const AVAILABLE: u64 = 0x6000;
@@ -22,7 +23,7 @@ pub(crate) const HOLE: u64 = 0x30_0000;
 
 /// A guest's memory (two regions that touch, one apart) and the driver's side of one ring.
 pub(crate) struct Guest {
-    pub(crate) memory: GuestMemory,
+    pub(crate) memory: Rc<GuestMemory>,
     _retired: mpsc::Receiver<Mapping>,
     size: u16,
     available: u16,
@@ -32,7 +33,7 @@ impl Guest {
     pub(crate) fn new(size: u16) -> Guest {
         let (memory, _retired) =
             memory(&[(0, 0x10_0000), (0x10_0000, 0x10_0000), (0x20_0000, 0x10_0000)]);
-        Guest { memory, _retired, size, available: 0 }
+        Guest { memory: Rc::new(memory), _retired, size, available: 0 }
     }
 
     pub(crate) fn write(&self, at: u64, bytes: &[u8]) {
@@ -46,10 +47,12 @@ impl Guest {
     }
 
     fn read_u16(&self, at: u64) -> u16 {
-        u16::from_le_bytes(self.read(at, 2).try_into().unwrap())
+        let mut bytes = [0; 2];
+        self.memory.view(at, 2).unwrap().copy_to_slice(&mut bytes);
+        u16::from_le_bytes(bytes)
     }
 
-    fn setup(&self, features: u64) -> RingSetup {
+    pub(crate) fn setup(&self, features: u64) -> RingSetup {
         let addresses = RingAddresses {
             descriptors: USER + DESCRIPTORS,
             available: USER + AVAILABLE,
@@ -90,7 +93,7 @@ impl Guest {
         self.write(AVAILABLE + 2, &index.to_le_bytes());
     }
 
-    fn used_index(&self) -> u16 {
+    pub(crate) fn used_index(&self) -> u16 {
         self.read_u16(USED + 2)
     }
 

@@ -1,0 +1,87 @@
+//! Goal: the engine keeps its promises under every fault that the simulator knows, and the
+//! simulator finds the bugs that it is there for.
+//! Method: a fixed batch of seeds, the seeds that failed once, planted bugs within a fixed number
+//! of seeds each, and single faults enumerated over a small workload.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::collections::BTreeSet;
+
+use ashlar_sim::batch::{self, find_canary, run_caught};
+use ashlar_sim::canary::Canary;
+use ashlar_sim::enumerate;
+use ashlar_sim::scenario::Options;
+
+/// Seeds of one test run. Continuous integration runs more of them in release.
+const SEEDS: u64 = 150;
+/// Seeds within which a planted bug must be found.
+const CANARY_SEEDS: u64 = 100;
+/// Every how many operations a single fault is tried.
+const STRIDE: u64 = 31;
+
+fn assert_good(seed: u64) {
+    let verdict = run_caught(seed, Options::default());
+    assert_eq!(verdict.failure, None, "repeat it: cargo xtask sim --seed {seed}");
+}
+
+#[test]
+fn a_batch_of_seeds() {
+    (0..SEEDS).for_each(assert_good);
+}
+
+#[test]
+fn seeds_that_failed_once() {
+    let seeds = batch::kept_seeds();
+    assert!(!seeds.is_empty());
+    seeds.into_iter().for_each(assert_good);
+}
+
+#[test]
+fn a_seed_repeats_exactly() {
+    let hashes = |seed: u64| run_caught(seed, Options::default()).hash;
+    let first: Vec<u64> = (0..20).map(hashes).collect();
+    let again: Vec<u64> = (0..20).map(hashes).collect();
+    assert_eq!(first, again);
+    let different: BTreeSet<u64> = first.into_iter().collect();
+    assert_eq!(different.len(), 20, "every seed is another history");
+}
+
+fn assert_found(canary: Canary) {
+    assert!(find_canary(canary, 0, CANARY_SEEDS).is_some(), "{canary:?} is not found");
+}
+
+#[test]
+fn a_missing_dirty_map_is_found() {
+    assert_found(Canary::NoDirtyMap);
+}
+
+#[test]
+fn missing_flushes_are_found() {
+    assert_found(Canary::NoFlush);
+}
+
+#[test]
+fn a_missing_fence_is_found() {
+    assert_found(Canary::NoFence);
+}
+
+#[test]
+fn a_missing_journal_is_found() {
+    assert_found(Canary::NoJournal);
+}
+
+#[test]
+fn wrong_parity_is_found() {
+    assert_found(Canary::ParityOff);
+}
+
+#[test]
+fn trust_in_a_returned_drive_is_found() {
+    assert_found(Canary::TrustReturned);
+}
+
+#[test]
+fn single_faults() {
+    let report = enumerate::run(STRIDE);
+    assert!(report.cases > 0);
+    assert_eq!(report.failures, Vec::<String>::new());
+}
