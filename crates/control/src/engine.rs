@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use crate::refusal::{Answer, Refusal};
 
 /// How long a look at something may take before the reactor counts as stuck.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(5);
+const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Sector size of RAM drives.
 pub const RAM_SECTOR_BYTES: u32 = 512;
@@ -64,8 +64,11 @@ pub enum Origin {
     Ram {
         bytes: u64,
     },
-    /// A RAM drive that the reactor keeps.
-    Kept(Key<Drive>),
+    /// A RAM drive that the reactor keeps. One that was pulled is made anew, all zero.
+    Kept {
+        key: Key<Drive>,
+        bytes: u64,
+    },
 }
 
 /// A drive that a reactor shall have.
@@ -83,20 +86,25 @@ pub fn plant(reactor: &Reactor, seeds: Vec<Seed>) -> (Vec<Rc<Drive>>, Kept) {
     for Seed { name, origin } in seeds {
         let drive = match origin {
             Origin::File { device, limits } => Drive::new(reactor, device, limits, &name),
-            Origin::Ram { bytes } => {
-                let sector_bytes = RAM_SECTOR_BYTES;
-                let limits = Limits { bytes, sector_bytes, zeroes_cheaply: true };
-                let drive = Drive::new(reactor, Device::Ram { bytes }, limits, &name);
-                kept.push((name, reactor.publish(drive.clone())));
-                drive
-            }
-            Origin::Kept(key) => {
-                reactor.get(key).expect("a kept drive is withdrawn only by `forget`")
-            }
+            Origin::Ram { bytes } => plant_ram(reactor, name, bytes, &mut kept),
+            Origin::Kept { key, bytes } => match reactor.get(key) {
+                Some(drive) if drive.is_alive() => drive,
+                Some(_) | None => {
+                    drop(reactor.withdraw(key));
+                    plant_ram(reactor, name, bytes, &mut kept)
+                }
+            },
         };
         drives.push(drive);
     }
     (drives, kept)
+}
+
+fn plant_ram(reactor: &Reactor, name: String, bytes: u64, kept: &mut Kept) -> Rc<Drive> {
+    let limits = Limits { bytes, sector_bytes: RAM_SECTOR_BYTES, zeroes_cheaply: true };
+    let drive = Drive::new(reactor, Device::Ram { bytes }, limits, &name);
+    kept.push((name, reactor.publish(drive.clone())));
+    drive
 }
 
 /// Lets a kept RAM drive go, and its content with it.

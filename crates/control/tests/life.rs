@@ -242,3 +242,23 @@ fn help_for_shells_and_readers() {
     assert!(document["paths"]["/v1/arrays/{name}/replace"]["post"].is_object());
     assert!(document["components"]["schemas"]["ErrorBody"].is_object());
 }
+
+#[test]
+fn a_refused_replacement_costs_nothing() {
+    let daemon = Daemon::start();
+    for number in 0..3 {
+        daemon.ok(&format!("drive attach @/d{number}.img --size 128M"));
+    }
+    daemon.create_array("a", 5, 3);
+    daemon.attach_new("small");
+    let said = daemon.refused("array replace a --member 1 --new small --force");
+    assert!(said.contains("too small"), "{said}");
+    daemon.ok("array delete a");
+    daemon.create_array("a", 0, 3);
+    daemon.ok("drive attach @/large.img --size 128M");
+    let said = daemon.refused("array replace a --member 1 --new large --force");
+    assert!(said.contains("level 0"), "{said}");
+    // A drive is not its own replacement.
+    let said = daemon.refused("array replace a --member 1 --new d1 --force");
+    assert!(said.contains("in use"), "{said}");
+}

@@ -171,7 +171,7 @@ impl Host {
     pub(super) fn seeds(&self, drives: &[String]) -> Answer<Vec<Seed>> {
         let seed = |name: &String| {
             let origin = match self.attached(name)?.medium {
-                Medium::Ram { home: Some(home), .. } => Origin::Kept(home.key),
+                Medium::Ram { bytes, home: Some(home) } => Origin::Kept { key: home.key, bytes },
                 Medium::Ram { bytes, home: None } => Origin::Ram { bytes },
                 Medium::Device(device) => Origin::File {
                     device: device.duplicate().map_err(|error| {

@@ -1,6 +1,7 @@
 //! Members of a running array: pulled, replaced, taken back, scrubbed.
 
 use ashlar_format::units::MemberIndex;
+use ashlar_raid::label::plan;
 use uuid::Uuid;
 
 use crate::api::array::{Array as Shown, ArrayReplace, ArrayScrub, MemberState, RebuildStarted};
@@ -8,6 +9,7 @@ use crate::device::content::{Content, Labelled};
 use crate::engine::plant;
 use crate::host::{Host, Medium, Running, translate};
 use crate::refusal::{Answer, Refusal};
+use crate::size::Size;
 use crate::snapshot::{ArraySnapshot, MemberSnapshot};
 
 impl Host {
@@ -41,14 +43,44 @@ impl Host {
         };
         self.check_new_members(std::slice::from_ref(&request.new), request.force || comes_back)
             .await?;
+        self.check_replacement(&snapshot, &request.new)?;
         if in_use {
             self.pull(running.uuid, member.index).await?;
             tracing::warn!(array = name, member = member.index, "drive pulled to be replaced");
         }
-        self.put_drive(running, member.index, &request.new).await?;
+        if let Err(refusal) = self.put_drive(running, member.index, &request.new).await {
+            if in_use && let Err(worse) = self.take_back(running, member).await {
+                tracing::error!(array = name, "the old drive is not taken back: {}", worse.error);
+            }
+            self.after_members_changed(running.uuid).await?;
+            return Err(refusal);
+        }
         self.after_members_changed(running.uuid).await?;
         tracing::info!(array = name, member = member.index, drive = request.new, "member replaced");
         self.show_array_by_uuid(running.uuid).await
+    }
+
+    /// Refuses a drive that cannot become a member, before the old one is pulled for it.
+    fn check_replacement(&self, array: &ArraySnapshot, drive: &str) -> Answer<()> {
+        if array.parity_chunks == 0 && array.copies < 2 {
+            return Err(Refusal::conflict(format!(
+                "array {} has level 0: there is nothing to rebuild a member from",
+                array.name
+            ))
+            .fix("make a new array, and copy what can still be read"));
+        }
+        let has = self.attached(drive)?.bytes();
+        let needs = array.stripes * u64::from(array.chunk_bytes);
+        match plan(has) {
+            Some(layout) if layout.data.len >= needs => Ok(()),
+            Some(_) | None => {
+                let (has, needs) = (Size(has), Size(needs));
+                Err(Refusal::conflict(format!(
+                    "drive {drive} is too small: it has {has}, a member holds {needs} of data"
+                ))
+                .fix("use a drive that is as large as the others"))
+            }
+        }
     }
 
     /// The member that a replacement is for.
@@ -107,6 +139,10 @@ impl Host {
         });
         let (kept, result) = put.await?;
         self.keep_ram(running.core, kept);
+        if result.is_err() {
+            // The array may hold the drive all the same, as a stale member.
+            self.after_members_changed(running.uuid).await?;
+        }
         result
     }
 

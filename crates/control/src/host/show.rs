@@ -11,41 +11,52 @@ use crate::api::status::{CoreStatus, Status};
 use crate::device::content::Content;
 use crate::engine::RAM_SECTOR_BYTES;
 use crate::host::{Attached, Host, Medium, Running};
-use crate::refusal::{Answer, Refusal};
+use crate::refusal::{Answer, Refusal, RefusalKind};
 use crate::snapshot::{ArraySnapshot, MemberDrive, MemberSnapshot, percent};
+
+/// All running arrays at one moment; a refusal for those that do not answer.
+pub(super) type Snapshots = BTreeMap<Uuid, Answer<ArraySnapshot>>;
 
 /// What arrays say about the drives they use, by the drives' names.
 type InUse = BTreeMap<String, MemberDrive>;
 
 impl Host {
-    pub async fn list_drives(&self) -> Vec<Drive> {
-        let in_use = self.drives_in_use().await;
-        self.drives_with(&in_use)
+    /// Asks all running arrays, and waits but once for a core that does not answer.
+    pub(super) async fn snapshots(&self) -> Snapshots {
+        let mut snapshots = Snapshots::new();
+        let mut silent: BTreeMap<usize, Refusal> = BTreeMap::new();
+        for running in self.running() {
+            let snapshot = match silent.get(&running.core) {
+                Some(refusal) => Err(refusal.clone()),
+                None => self.snapshot(running).await,
+            };
+            if let Err(refusal) = &snapshot
+                && refusal.kind == RefusalKind::Failed
+            {
+                silent.insert(running.core, refusal.clone());
+            }
+            snapshots.insert(running.uuid, snapshot);
+        }
+        snapshots
     }
 
-    fn drives_with(&self, in_use: &InUse) -> Vec<Drive> {
+    pub async fn list_drives(&self) -> Vec<Drive> {
+        self.drives_with(&self.snapshots().await)
+    }
+
+    fn drives_with(&self, snapshots: &Snapshots) -> Vec<Drive> {
+        let in_use = drives_in_use(snapshots);
         let names: Vec<String> = self.look(|state| state.catalog.drives.keys().cloned().collect());
-        let shown = names.iter().filter_map(|name| self.drive_with(name, in_use));
+        let shown = names.iter().filter_map(|name| self.drive_with(name, &in_use));
         shown.collect()
     }
 
     pub async fn show_drive(&self, name: &str) -> Answer<Drive> {
-        let in_use = self.drives_in_use().await;
+        let in_use = drives_in_use(&self.snapshots().await);
         self.drive_with(name, &in_use).ok_or_else(|| {
             Refusal::unknown(format!("there is no drive {name}"))
                 .fix("`ashlar drive list` shows all; `ashlar drive attach PATH` adds one")
         })
-    }
-
-    async fn drives_in_use(&self) -> InUse {
-        let mut in_use = BTreeMap::new();
-        for running in self.running() {
-            // An array that does not answer says so in its own entry.
-            if let Ok(snapshot) = self.snapshot(running).await {
-                in_use.extend(member_drives(&snapshot));
-            }
-        }
-        in_use
     }
 
     fn drive_with(&self, name: &str, in_use: &InUse) -> Option<Drive> {
@@ -113,12 +124,14 @@ impl Host {
     }
 
     pub async fn list_arrays(&self) -> Vec<Array> {
+        self.arrays_with(&self.snapshots().await)
+    }
+
+    fn arrays_with(&self, snapshots: &Snapshots) -> Vec<Array> {
         let uuids: Vec<Uuid> = self.look(|state| state.catalog.arrays.keys().copied().collect());
-        let mut arrays = Vec::new();
-        for uuid in uuids {
-            // One that was deleted meanwhile is left out.
-            arrays.extend(self.show_array_by_uuid(uuid).await.ok());
-        }
+        // One that was deleted meanwhile is left out.
+        let shown = uuids.iter().filter_map(|uuid| self.array_with(*uuid, snapshots).ok());
+        let mut arrays: Vec<Array> = shown.collect();
         arrays.sort_by(|a, b| a.name.cmp(&b.name));
         arrays
     }
@@ -128,24 +141,27 @@ impl Host {
     }
 
     pub(super) async fn show_array_by_uuid(&self, uuid: Uuid) -> Answer<Array> {
+        let mut snapshots = Snapshots::new();
+        if let Some(running) = self.look(|state| state.arrays.get(&uuid).copied()) {
+            snapshots.insert(uuid, self.snapshot(running).await);
+        }
+        self.array_with(uuid, &snapshots)
+    }
+
+    fn array_with(&self, uuid: Uuid, snapshots: &Snapshots) -> Answer<Array> {
         let (known, running, why) = self.look(|state| {
             let known = state.catalog.arrays.get(&uuid).cloned();
             (known, state.arrays.get(&uuid).copied(), state.unavailable.get(&uuid).cloned())
         });
-        let known = known.ok_or_else(|| Refusal::unknown("the array was deleted meanwhile"))?;
-        let Some(running) = running else {
-            let (state, why) = match why {
-                Some(why) => (ArrayState::Unavailable, Some(why.line())),
-                None => (ArrayState::Stopped, None),
-            };
-            return Ok(idle_array(&known.name, uuid, state, why));
-        };
-        Ok(match self.snapshot(running).await {
-            Ok(snapshot) => self.running_shown(&known.name, running, &snapshot),
-            Err(refusal) => {
-                let why = format!("array {} does not answer: {}", known.name, refusal.line());
-                idle_array(&known.name, uuid, ArrayState::Unavailable, Some(why))
+        let name = known.ok_or_else(|| Refusal::unknown("the array was deleted meanwhile"))?.name;
+        Ok(match (running, snapshots.get(&uuid), why) {
+            (Some(running), Some(Ok(snapshot)), _) => self.running_shown(&name, running, snapshot),
+            (Some(_), Some(Err(refusal)), _) => {
+                let why = format!("array {name} does not answer: {}", refusal.line());
+                idle_array(&name, uuid, ArrayState::Unavailable, Some(why))
             }
+            (_, _, Some(why)) => idle_array(&name, uuid, ArrayState::Unavailable, Some(why.line())),
+            (_, _, None) => idle_array(&name, uuid, ArrayState::Stopped, None),
         })
     }
 
@@ -208,8 +224,9 @@ impl Host {
     }
 
     pub async fn status(&self) -> Status {
-        let arrays = self.list_arrays().await;
-        let drives = self.list_drives().await;
+        let snapshots = self.snapshots().await;
+        let arrays = self.arrays_with(&snapshots);
+        let drives = self.drives_with(&snapshots);
         let exports = self.list_exports().await;
         let problems = problems(&drives, &arrays, &exports);
         let cores = self.cores.iter().enumerate().map(|(index, core)| {
@@ -222,7 +239,7 @@ impl Host {
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs(),
             cores: cores.collect(),
-            volumes: self.list_volumes().await,
+            volumes: self.volumes_with(&snapshots),
             drives,
             arrays,
             exports,
@@ -231,10 +248,11 @@ impl Host {
     }
 }
 
-/// The drives an array uses, as it sees them.
-fn member_drives(snapshot: &ArraySnapshot) -> impl Iterator<Item = (String, MemberDrive)> {
-    let drives = snapshot.members.iter().filter_map(|member| member.drive.clone());
-    drives.map(|drive| (drive.name.clone(), drive))
+/// The drives that arrays use, as they see them.
+fn drives_in_use(snapshots: &Snapshots) -> InUse {
+    let members = snapshots.values().flatten().flat_map(|snapshot| &snapshot.members);
+    let drives = members.filter_map(|member| member.drive.clone());
+    drives.map(|drive| (drive.name.clone(), drive)).collect()
 }
 
 fn kind_of(attached: &Attached) -> DriveKind {

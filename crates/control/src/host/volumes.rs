@@ -4,39 +4,42 @@ use uuid::Uuid;
 
 use crate::api::Done;
 use crate::api::volume::{Volume, VolumeCreate, VolumeResize};
+use crate::host::show::Snapshots;
 use crate::host::{Host, Running, translate};
 use crate::name::check_name;
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::VolumeSnapshot;
 
 impl Host {
+    pub async fn list_volumes(&self) -> Vec<Volume> {
+        self.volumes_with(&self.snapshots().await)
+    }
+
     /// All volumes of running arrays. Arrays that do not answer are left out; their own entry
     /// says why.
-    pub async fn list_volumes(&self) -> Vec<Volume> {
-        let mut volumes = Vec::new();
-        for running in self.running() {
-            if let Ok(snapshot) = self.snapshot(running).await {
-                let shown = snapshot.volumes.iter().map(|volume| self.shown(running, volume));
-                volumes.extend(shown);
-            }
-        }
+    pub(super) fn volumes_with(&self, snapshots: &Snapshots) -> Vec<Volume> {
+        let mut volumes: Vec<Volume> = snapshots
+            .values()
+            .flatten()
+            .flat_map(|array| array.volumes.iter().map(|volume| self.shown(array.uuid, volume)))
+            .collect();
         volumes.sort_by(|a, b| (&a.name, &a.array).cmp(&(&b.name, &b.array)));
         volumes
     }
 
-    fn shown(&self, running: Running, volume: &VolumeSnapshot) -> Volume {
+    fn shown(&self, array: Uuid, volume: &VolumeSnapshot) -> Volume {
         Volume {
             name: volume.name.clone(),
             uuid: volume.uuid,
-            array: self.array_name(running.uuid),
+            array: self.array_name(array),
             bytes: volume.bytes,
-            exports: self.exports_of_volume(running.uuid, &volume.name),
+            exports: self.exports_of_volume(array, &volume.name),
         }
     }
 
     pub async fn show_volume(&self, name: &str) -> Answer<Volume> {
         let (running, volume) = self.find_volume(name).await?;
-        Ok(self.shown(running, &volume))
+        Ok(self.shown(running.uuid, &volume))
     }
 
     /// The volume called `name`, or `ARRAY/VOLUME` where two arrays have one of that name.

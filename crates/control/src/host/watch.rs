@@ -32,17 +32,17 @@ impl Host {
     pub async fn watch(&self, seen: &mut Seen) {
         self.pull_shrunk_drives().await;
         let mut now = BTreeMap::new();
-        for running in self.running() {
-            match self.snapshot(running).await {
+        for (uuid, snapshot) in self.snapshots().await {
+            match snapshot {
                 Ok(snapshot) => {
-                    if seen.silent.remove(&running.uuid) {
-                        tracing::info!(array = self.array_name(running.uuid), "answers again");
+                    if seen.silent.remove(&uuid) {
+                        tracing::info!(array = self.array_name(uuid), "answers again");
                     }
-                    now.insert(running.uuid, snapshot);
+                    now.insert(uuid, snapshot);
                 }
                 Err(refusal) => {
-                    if seen.silent.insert(running.uuid) {
-                        let name = self.array_name(running.uuid);
+                    if seen.silent.insert(uuid) {
+                        let name = self.array_name(uuid);
                         tracing::error!(array = name, "{}", refusal.line());
                     }
                 }
