@@ -1,7 +1,7 @@
 //! Serves a volume on RAM drives until its standard input ends: for guests, clients and profilers
 //! that want an export without a daemon.
 //!
-//! `serve SOCKET [LEVEL [DRIVES [MIB [CPU]]]]`, where LEVEL is raid0, raid1, raid10, raid5 or raid6.
+//! `serve SOCKET [LEVEL [DRIVES [MIB [CPU]]]]`; LEVEL is raid0, raid1, raid10, raid5 or raid6.
 //! Prints the export's counters at the end, and at each line of input: `grow` adds half as much.
 #![allow(clippy::unwrap_used, reason = "a tool for developers")]
 

@@ -10,22 +10,24 @@
 //!                                                      └ disk ── budget, volume
 //! ```
 //!
+//! Modules from lowest to highest; a module uses only those above it in this list.
+//!
 //! Protocol: vhost-user with split rings. Not here yet: packed rings, in-flight tracking in shared
 //! memory, dirty logging for live migration.
 
+mod fault;
+mod memory;
+mod vring;
+mod config;
 mod block;
 mod budget;
-mod config;
-mod device;
 mod disk;
-mod fault;
-mod line;
-mod memory;
-mod peek;
 mod queue;
+mod device;
+mod line;
 mod session;
+mod peek;
 mod socket;
-mod vring;
 
 use std::path::PathBuf;
 use std::sync::Arc;
