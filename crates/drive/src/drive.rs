@@ -298,8 +298,7 @@ impl DriveIo {
         // A flush that failed may have dropped what it should have kept, and the next one would
         // not know: it is never tried again.
         let hopeless =
-            matches!(error, DriveError::Gone | DriveError::NoSpace | DriveError::Unsupported)
-                || matches!(self.op, Op::Flush { .. });
+            error == DriveError::Gone || error.is_innocent() || matches!(self.op, Op::Flush { .. });
         if !hopeless && self.attempt < ATTEMPTS_MAX {
             return None;
         }

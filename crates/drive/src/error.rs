@@ -13,6 +13,9 @@ pub enum DriveError {
     /// A file-backed drive whose file system is full. The drive itself is well.
     #[error("no space left under the drive")]
     NoSpace,
+    /// The memory to read to or write from is gone: not the drive's fault.
+    #[error("the memory of the request is gone")]
+    Memory,
     /// The drive does not know this operation.
     #[error("the drive cannot do this")]
     Unsupported,
@@ -21,12 +24,23 @@ pub enum DriveError {
     Io(Errno),
 }
 
+impl DriveError {
+    /// Says nothing about how well the drive is, and trying again would not help.
+    pub fn is_innocent(self) -> bool {
+        match self {
+            DriveError::NoSpace | DriveError::Memory | DriveError::Unsupported => true,
+            DriveError::Media | DriveError::Gone | DriveError::Io(_) => false,
+        }
+    }
+}
+
 impl From<Errno> for DriveError {
     fn from(errno: Errno) -> DriveError {
         match errno.0 {
             libc::EIO | libc::EILSEQ | libc::ENODATA | libc::EREMOTEIO => DriveError::Media,
             libc::ENODEV | libc::ENXIO | libc::ESHUTDOWN | libc::EBADF => DriveError::Gone,
             libc::ENOSPC | libc::EDQUOT => DriveError::NoSpace,
+            libc::EFAULT => DriveError::Memory,
             libc::EOPNOTSUPP => DriveError::Unsupported,
             _ => DriveError::Io(errno),
         }

@@ -66,7 +66,7 @@ impl Health {
     /// An operation failed for good. A full file system, or a request the drive was not made for,
     /// says nothing about how well it is.
     pub(crate) fn error(&mut self, error: DriveError, read: bool) {
-        if matches!(error, DriveError::NoSpace | DriveError::Unsupported) {
+        if error.is_innocent() {
             return;
         }
         if read {

@@ -6,8 +6,9 @@
 use crate::op::{Done, Op, Outcome, Ticket};
 use crate::task::TaskId;
 
-/// Most operations in flight on one reactor.
-pub const IN_FLIGHT_MAX: usize = 1 << 16;
+/// Most operations in flight on one reactor: more than all the queues of a hundred exports can ask
+/// for at once.
+pub const IN_FLIGHT_MAX: usize = 1 << 20;
 
 enum Slot {
     Free,
