@@ -14,6 +14,7 @@ use ashlar_reactor::range_lock::Mode;
 
 use crate::array::Array;
 use crate::error::ArrayError;
+use crate::write_plan::each;
 
 /// Stripes that are zeroed under one set of locks.
 const STRIPES_AT_ONCE: u64 = 64;
@@ -88,7 +89,7 @@ impl Array {
         if zeroed { Ok(()) } else { self.write_zero_bytes(from, to).await }
     }
 
-    /// False if the drives cannot do it, or not all of them did: the range must be written.
+    /// False if it must be done by writing: the drives cannot do it, or the array is degraded.
     async fn zero_by_drives(self: &Rc<Self>, stripes: Range<u64>) -> Result<bool, ArrayError> {
         let mut regions = Vec::new();
         if self.layout().is_redundant() {
@@ -100,6 +101,15 @@ impl Array {
             }
         }
         let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
+        // A degraded stripe changes only through the journal.
+        let degraded = || self.layout().parity > 0 && !self.members.all_trusted();
+        if degraded() {
+            return Ok(false);
+        }
+        let _unrecorded = self.journal.begin_unrecorded().await?;
+        if degraded() {
+            return Ok(false);
+        }
         let chunk = u64::from(self.layout().chunk_bytes);
         let (from, len) = (stripes.start * chunk, (stripes.end - stripes.start) * chunk);
         let results = join_all((0..self.layout().members()).map(|index| async move {
@@ -112,13 +122,39 @@ impl Array {
             drive.write_zeroes(base + from, len).await
         }))
         .await;
-        if results.iter().all(Result::is_ok) {
-            stripes.for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
-            return Ok(true);
+        self.zeroed(stripes, &results).await
+    }
+
+    /// Members that did not zero their part are fenced, if the others can stand for them.
+    async fn zeroed(
+        &self,
+        stripes: Range<u64>,
+        results: &[Result<(), DriveError>],
+    ) -> Result<bool, ArrayError> {
+        let cannot = |result: &Result<(), DriveError>| {
+            matches!(result, Err(DriveError::Unsupported | DriveError::NoSpace))
+        };
+        let layout = self.layout();
+        for stripe in stripes.clone().map(StripeIndex) {
+            let member = |p: &u8| layout.member_at(stripe, *p).index();
+            let missed = (0..layout.positions()).filter(|p| results[member(p)].is_err());
+            let missed = missed.fold(0, |bits, position| bits | 1 << position);
+            let held = self.members.held(stripe) & !missed;
+            let mut current = vec![false; layout.members()];
+            each(held).for_each(|position| current[member(&position)] = true);
+            let safe = missed == 0 || (layout.survives(&current) && !results.iter().any(cannot));
+            if !safe && !layout.is_redundant() {
+                return Ok(false);
+            }
+            if !safe {
+                // Some members have zeroed their part: writing it all makes the stripes agree.
+                stripes.clone().for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
+                return Ok(false);
+            }
+            self.members.fence_missed(stripe, missed).await?;
         }
-        // Some drives may have zeroed their part; writing it all makes the stripes agree again.
-        stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
-        Ok(false)
+        stripes.for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
+        Ok(true)
     }
 
     /// Asks one member to zero its whole data area. False if it cannot do that quickly.
