@@ -143,6 +143,7 @@ fn members_of(
             areas: owner.map_or(nowhere, |owner| owner.label.layout),
             state: stored.state().map_err(|_| AssembleError::NoSuperblock)?,
             rebuilt_stripes: stored.rebuilt_stripes.get(),
+            rebuilt_flushed: stored.rebuilt_stripes.get(),
         });
     }
     Ok(members)
