@@ -17,7 +17,6 @@
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
-use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState, SLOTS};
 use ashlar_format::dirty_map::{self, DirtyMapPage, REGIONS_PER_PAGE};
 use ashlar_format::record;
@@ -53,11 +52,6 @@ struct Candidate {
     superblock: Option<ArraySuperblock>,
 }
 
-fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> AssembleError {
-    let drive = drive.name().to_owned();
-    move |error| AssembleError::Drive { drive: drive.clone(), error }
-}
-
 pub(crate) async fn find(
     reactor: &Reactor,
     drives: Vec<Rc<Drive>>,
@@ -65,8 +59,8 @@ pub(crate) async fn find(
 ) -> Result<Found, AssembleError> {
     let mut candidates = Vec::new();
     for drive in drives {
-        let label = label::read(reactor, &drive).await.map_err(drive_error(&drive))?;
-        if let Some(label) = label {
+        // A drive that does not answer is one that is not here.
+        if let Ok(Some(label)) = label::read(reactor, &drive).await {
             let superblock = newest_superblock(reactor, &drive, &label).await;
             candidates.push(Candidate { drive, label, superblock });
         }
@@ -143,6 +137,7 @@ fn members_of(
             areas: owner.map_or(nowhere, |owner| owner.label.layout),
             state: stored.state().map_err(|_| AssembleError::NoSuperblock)?,
             rebuilt_stripes: stored.rebuilt_stripes.get(),
+            rebuilt_flushed: stored.rebuilt_stripes.get(),
         });
     }
     Ok(members)

@@ -35,6 +35,8 @@ pub struct Member {
     pub state: MemberState,
     /// Stripes below are rebuilt; only of a rebuilding member.
     pub rebuilt_stripes: u64,
+    /// How many of them were flushed since: as many as a superblock may name.
+    pub rebuilt_flushed: u64,
 }
 
 impl Member {
@@ -167,6 +169,7 @@ impl Members {
             if member.state != MemberState::Stale {
                 member.state = MemberState::Stale;
                 member.rebuilt_stripes = 0;
+                member.rebuilt_flushed = 0;
                 changed = true;
             }
         }
@@ -323,7 +326,7 @@ impl Members {
         superblock.stripes = layout.stripes.into();
         superblock.journal_from = self.journal_from.get().into();
         for (stored, member) in superblock.members.iter_mut().zip(list.iter()) {
-            *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_stripes);
+            *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_flushed);
         }
         superblock
     }

@@ -131,7 +131,10 @@ impl Array {
 
     /// Makes the member's progress (or its end) durable: its data first, then the superblock.
     async fn save_rebuild(&self, index: MemberIndex, state: MemberState) -> Result<(), String> {
-        let drive = self.members.list()[index.index()].drive.clone();
+        let (drive, rebuilt_stripes) = {
+            let member = &self.members.list()[index.index()];
+            (member.drive.clone(), member.rebuilt_stripes)
+        };
         let flushed = match drive {
             Some(drive) => drive.flush().await.map_err(|error| error.to_string()),
             None => Err("its drive is gone".into()),
@@ -141,8 +144,10 @@ impl Array {
             // It may have been fenced while the flush ran.
             if member.state == MemberState::Rebuilding {
                 member.state = state;
+                member.rebuilt_flushed = rebuilt_stripes;
                 if state == MemberState::Trusted {
                     member.rebuilt_stripes = 0;
+                    member.rebuilt_flushed = 0;
                 }
             }
         });

@@ -239,6 +239,7 @@ impl Array {
             areas: areas.ok_or(too_small)?,
             state: MemberState::Rebuilding,
             rebuilt_stripes: 0,
+            rebuilt_flushed: 0,
         })
     }
 
@@ -317,6 +318,7 @@ fn plan_array(
             drive: Some(drive),
             state: MemberState::Trusted,
             rebuilt_stripes: 0,
+            rebuilt_flushed: 0,
         });
     }
     let data_bytes = members.iter().map(|member| member.areas.data.len).min().unwrap_or(0);

@@ -14,6 +14,7 @@ use ashlar_reactor::range_lock::Mode;
 
 use crate::array::Array;
 use crate::error::ArrayError;
+use crate::write_plan::{bits, each};
 
 /// Stripes that are zeroed under one set of locks.
 const STRIPES_AT_ONCE: u64 = 64;
@@ -111,21 +112,48 @@ impl Array {
             }
         }
         let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
+        if self.is_journaled() {
+            return Ok(Zeroed::Untouched);
+        }
+        let _unrecorded = self.journal.begin_unrecorded().await?;
+        if self.is_journaled() {
+            return Ok(Zeroed::Untouched);
+        }
         let members = 0..self.layout().members();
         let results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
-        if results.iter().all(Result::is_ok) {
-            stripes.for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
-            return Ok(Zeroed::All);
-        }
         if results.iter().all(|result| *result == Err(DriveError::Unsupported)) {
             return Ok(Zeroed::Untouched);
         }
-        // Some drives may have zeroed their part: until all of it is written, the stripes may not
-        // agree.
-        if self.layout().is_redundant() {
-            stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
+        self.zeroed(stripes, &results).await
+    }
+
+    /// Members that did not zero their part are fenced, if the others can stand for them.
+    async fn zeroed(
+        &self,
+        stripes: Range<u64>,
+        results: &[Result<(), DriveError>],
+    ) -> Result<Zeroed, ArrayError> {
+        let layout = self.layout();
+        let unable = [Err(DriveError::Unsupported), Err(DriveError::NoSpace)];
+        let unable = results.iter().any(|result| unable.contains(result));
+        for stripe in stripes.clone().map(StripeIndex) {
+            let member = |position: u8| layout.member_at(stripe, position).index();
+            let missed = each(bits(0..layout.positions())).filter(|p| results[member(*p)].is_err());
+            let missed = missed.fold(0, |bits, position| bits | 1 << position);
+            let mut current = vec![false; layout.members()];
+            each(self.members.held(stripe) & !missed).for_each(|p| current[member(p)] = true);
+            if missed != 0 && (unable || !layout.survives(&current)) {
+                // Some drives have zeroed their part: until all of it is written, the stripes may
+                // not agree.
+                if layout.is_redundant() {
+                    stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
+                }
+                return Ok(Zeroed::Some);
+            }
+            self.members.fence_missed(stripe, missed).await?;
         }
-        Ok(Zeroed::Some)
+        stripes.for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
+        Ok(Zeroed::All)
     }
 
     async fn zero_part(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {

@@ -464,7 +464,8 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
     let degraded = status.state != ArrayState::Optimal;
     let covered = degraded && status.unsynced_stripes == 0 && array.layout().parity > 0;
     // What is rebuilt may become optimal, and lose a member while it is written healthily.
-    seedling.covered.set(covered && !seedling.plan.spares && phase != Phase::Liveness);
+    let rebuilt = seedling.plan.spares || seedling.plan.pulls || status.rebuild.is_some();
+    seedling.covered.set(covered && !rebuilt);
     let life = Rc::new(Life {
         impaired_seen: Cell::new(seedling.fleet.borrow().any_impaired()),
         is_first: seedling.is_first,

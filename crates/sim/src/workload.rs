@@ -133,7 +133,7 @@ impl Life {
         let result = if zeroes {
             self.volume.write_zeroes(offset, len).await
         } else {
-            let first_piece = if len % 3 == 0 { 1536 } else { 1 << 20 };
+            let first_piece = if len.is_multiple_of(3) { 1536 } else { 1 << 20 };
             let from = self.buffers(len, first_piece);
             self.oracle.borrow().fill(&ticket, &from);
             self.volume.write(offset, from).await
