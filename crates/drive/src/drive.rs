@@ -291,7 +291,8 @@ impl DriveIo {
                 self.drive.good_answer(&self.op);
                 return Some(Ok(()));
             }
-            // The device ended early: a file that was cut short.
+            // The device ended early: a file that was cut short, or has no room to grow.
+            Ok(_) if matches!(self.op, Op::Write { .. }) => DriveError::NoSpace,
             Ok(_) => DriveError::Media,
             Err(errno) => DriveError::from(errno),
         };

@@ -7,11 +7,14 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::dirty_map::{PAGES_MAX, REGIONS_PER_PAGE};
 use crate::record::{self, Header, Kind, Record, RecordError};
 
 pub const VERSION: u16 = 1;
 /// Most members of one array.
 pub const MEMBERS_MAX: usize = 64;
+/// Most stripes: with the smallest chunk, members of 64 TiB.
+pub const STRIPES_MAX: u64 = 1 << 32;
 /// Bytes of an array's name.
 pub const NAME_BYTES: usize = 64;
 /// Slots for superblocks on a member; generation `g` is written to slot `g % SLOTS`.
@@ -164,7 +167,11 @@ impl Record for ArraySuperblock {
         let count = self.member_count.get();
         let (data, parity) = (u16::from(self.data_chunks), u16::from(self.parity_chunks));
         let copies = u16::from(self.copies);
-        if data == 0 || copies == 0 || parity != u16::from(level.parity()) {
+        if data == 0
+            || copies == 0
+            || parity != u16::from(level.parity())
+            || copies > 1 && parity > 0
+        {
             return Err(RecordError::Field("chunks a stripe"));
         }
         if usize::from(count) > MEMBERS_MAX || count != data * copies + parity {
@@ -177,9 +184,12 @@ impl Record for ArraySuperblock {
         if !chunk.is_power_of_two() || !(16 << 10..=1 << 20).contains(&chunk) {
             return Err(RecordError::Field("chunk size"));
         }
-        let bytes = self.stripes.get().checked_mul(u64::from(chunk) * u64::from(data));
-        if bytes.is_none() || self.region_stripes.get() == 0 {
+        if self.stripes.get() > STRIPES_MAX {
             return Err(RecordError::Field("stripes"));
+        }
+        let region = u64::from(self.region_stripes.get());
+        if region == 0 || self.stripes.get().div_ceil(region) > PAGES_MAX * REGIONS_PER_PAGE {
+            return Err(RecordError::Field("stripes a region"));
         }
         for member in self.members() {
             member.state()?;

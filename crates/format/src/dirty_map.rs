@@ -12,6 +12,8 @@ use crate::record::{Header, Kind, Record, RecordError};
 pub const VERSION: u16 = 1;
 pub const SLOTS: u64 = 2;
 const BITS_BYTES: usize = 3968;
+/// Most pages of one map: enough for a quarter of a million regions.
+pub const PAGES_MAX: u64 = 8;
 /// Regions in one page.
 pub const REGIONS_PER_PAGE: u64 = BITS_BYTES as u64 * 8;
 

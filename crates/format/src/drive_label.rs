@@ -11,6 +11,11 @@ use crate::units::Area;
 
 pub const VERSION: u16 = 1;
 
+/// Least bytes of each area, in the order of [`MemberLayout::areas`].
+const AREA_BYTES_MIN: [u64; 5] = [8 << 10, 64 << 10, 264 << 10, 1 << 20, 16 << 10];
+/// A journal is read whole after a crash.
+pub const JOURNAL_BYTES_MAX: u64 = 1 << 30;
+
 /// A byte range of this drive, as stored.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -107,6 +112,12 @@ impl Record for DriveLabel {
                 return Err(RecordError::Field("areas overlap or are not aligned"));
             }
             end = area.end().ok_or(RecordError::Field("an area's end"))?;
+        }
+        let lengths = areas.map(|area| area.len);
+        if lengths.iter().zip(AREA_BYTES_MIN).any(|(len, least)| *len < least)
+            || lengths[3] > JOURNAL_BYTES_MAX
+        {
+            return Err(RecordError::Field("length of an area"));
         }
         if end.checked_add(Self::BYTES).is_none_or(|end| end > self.drive_bytes.get()) {
             return Err(RecordError::Field("areas exceed the drive"));

@@ -82,6 +82,9 @@ impl Record for JournalRecord {
         if self.slice_count.get() as usize > MEMBERS_MAX {
             return Err(RecordError::Field("slice count"));
         }
+        if self.slices().iter().any(|s| s.len.get() == 0 || !s.len.get().is_multiple_of(512)) {
+            return Err(RecordError::Field("length of a slice"));
+        }
         let total: u64 = self.slices().iter().map(|slice| u64::from(slice.len.get())).sum();
         if total != u64::from(self.payload_bytes.get())
             || self.payload_bytes.get() > PAYLOAD_BYTES_MAX

@@ -9,8 +9,8 @@
 pub mod units;
 pub mod record;
 pub mod drive_label;
-pub mod array_superblock;
 pub mod dirty_map;
+pub mod array_superblock;
 pub mod journal_record;
 pub mod volume_table;
 pub mod upgrade;

@@ -9,6 +9,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub const MAGIC: [u8; 8] = *b"ASHLAR\x1a\n";
 
+/// Largest sequence that is believed; far more than any array lives to use.
+pub const SEQUENCE_MAX: u64 = 1 << 62;
+
 /// What a record is. The number is on drives: never reuse one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
@@ -138,6 +141,10 @@ pub fn open<T: Record>(
     }
     if header.reserved_a != [0; 4] || header.reserved_b != [0; 8] {
         return Err(RecordError::Field("reserved bytes of the header"));
+    }
+    // So that counting on never wraps.
+    if header.sequence.get() > SEQUENCE_MAX {
+        return Err(RecordError::Field("sequence"));
     }
     record.check()?;
     Ok(record)

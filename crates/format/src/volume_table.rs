@@ -133,9 +133,12 @@ impl Record for VolumeTable {
         if self.reserved.iter().any(|byte| *byte != 0) {
             return Err(RecordError::Field("reserved bytes"));
         }
-        let mut extents = Vec::new();
+        let (mut extents, mut names) = (Vec::new(), std::collections::BTreeSet::new());
         for volume in self.volumes() {
             volume.check()?;
+            if !names.insert(volume.name) || volume.name()?.is_empty() {
+                return Err(RecordError::Field("name of a volume"));
+            }
             extents.extend(volume.extents().iter().map(|e| (e.offset.get(), e.len.get())));
         }
         extents.sort_unstable();

@@ -28,12 +28,12 @@ fn label() -> DriveLabel {
     let area = |offset: u64, len: u64| Area { offset, len };
     let layout = MemberLayout {
         superblocks: area(8192, 8192),
-        dirty_map: area(16384, 8192),
-        volume_table: area(65536, 270_336),
-        journal: area(1 << 20, 0),
-        data: area(1 << 20, 1 << 30),
+        dirty_map: area(128 << 10, 64 << 10),
+        volume_table: area(256 << 10, 270_336),
+        journal: area(1 << 20, 2 << 20),
+        data: area(3 << 20, 1 << 30),
     };
-    DriveLabel::new(ARRAY, 3, (1 << 30) + (2 << 20), &layout)
+    DriveLabel::new(ARRAY, 3, (1 << 30) + (4 << 20), &layout)
 }
 
 fn superblock() -> ArraySuperblock {
@@ -160,6 +160,9 @@ fn sealed_nonsense_is_refused() {
     assert!(refused(|s| s.member = 5.into()));
     assert!(refused(|s| s.chunk_bytes = 65535.into()));
     assert!(refused(|s| s.stripes = u64::MAX.into()));
+    assert!(refused(|s| s.region_stripes = 0.into()));
+    assert!(refused(|s| (s.stripes, s.region_stripes) = ((1 << 30).into(), 1.into())));
+    assert!(refused(|s| (s.copies, s.data_chunks) = (2, 2)));
     assert!(refused(|s| s.members[4].state = 9));
     assert!(refused(|s| s.name = [0xff; 64]));
     let mut overlapping = table();

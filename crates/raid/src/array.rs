@@ -43,6 +43,7 @@ pub struct Array {
     pub(crate) next_copy: Cell<u8>,
     /// Payload of the pool above, kept on every member beside the superblock.
     pub(crate) table_sequence: Cell<u64>,
+    pub(crate) table_lock: Rc<RangeLock>,
 }
 
 /// Keeps the array from stopping while a request is under way.
@@ -93,6 +94,7 @@ impl Array {
             maintained: Cell::new(false),
             next_copy: Cell::new(0),
             table_sequence: Cell::new(table_sequence),
+            table_lock: RangeLock::new(reactor, 0),
         })
     }
 

@@ -131,6 +131,9 @@ fn members_of(
             return Err(AssembleError::Twice(MemberIndex::new(index)));
         }
         let nowhere = label::plan(label::DRIVE_BYTES_MIN).expect("the smallest drive has a plan");
+        // A label that does not fit the array is none of this array's.
+        let needs = newest.stripes.get() * u64::from(newest.chunk_bytes.get());
+        let owner = owner.filter(|owner| owner.label.layout.data.len >= needs);
         members.push(Member {
             drive_uuid: stored.drive,
             drive: owner.map(|owner| owner.drive.clone()),

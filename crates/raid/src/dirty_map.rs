@@ -206,17 +206,14 @@ impl DirtyMap {
         let number = u32::try_from(page).expect("few pages");
         let mut record = DirtyMapPage::clean(self.identity.uuid, number);
         wanted.iter().enumerate().for_each(|(index, dirty)| record.set(index, *dirty));
-        let targets: Vec<usize> = {
+        let targets: Vec<MemberIndex> = {
             let list = self.members.list();
-            (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some()).collect()
+            let kept = (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some());
+            kept.map(MemberIndex::new).collect()
         };
-        let writes = targets.iter().map(|t| self.write_to(*t, record.clone(), sequence));
+        let writes = targets.iter().map(|t| self.write_to(t.index(), record.clone(), sequence));
         let results = join_all(writes).await;
-        if results.iter().all(Result::is_err) {
-            return Err(ArrayError::Lost);
-        }
-        let failed = targets.iter().zip(&results).filter(|(_, result)| result.is_err());
-        self.members.fence(failed.map(|(index, _)| MemberIndex::new(*index))).await?;
+        self.members.fence_failed(&targets, &results).await?;
         for (index, wanted) in wanted.iter().enumerate() {
             let region = &mut self.regions.borrow_mut()[first + index];
             region.durable |= *wanted && region.wanted;

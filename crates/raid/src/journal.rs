@@ -152,7 +152,13 @@ impl Journal {
         let len = (JournalRecord::BYTES + payload).next_multiple_of(4096);
         let (sequence, at) = self.make_room(len).await?;
         let recorded = self.recorded(Kind::Record { sequence, ring: self.ring.clone() });
-        self.append(stripe, slices, sequence, at).await?;
+        if let Err(error) = self.append(stripe, slices, sequence, at).await {
+            // Some member may have the record, and its write will not be done: it must never be
+            // stored after a crash, over writes that came later.
+            self.members.set_journal_from(0);
+            self.members.settled().await?;
+            return Err(error);
+        }
         Ok(recorded)
     }
 
@@ -179,7 +185,13 @@ impl Journal {
     /// is not so, or not wanted, after all.
     async fn cover(&self, unsynced: &Unsynced) -> Result<bool, ArrayError> {
         while self.members.journal_from() == 0 {
-            self.waiting.until(&self.reactor, || self.unrecorded.get() == 0).await;
+            // Records from before count as much as writes without: what begins now does not cover
+            // them.
+            let alone = || {
+                let ring = self.ring.borrow();
+                self.unrecorded.get() == 0 && ring.iter().all(|entry| entry.stage != Stage::Live)
+            };
+            self.waiting.until(&self.reactor, alone).await;
             let begun = self.unrecorded_begun.get();
             // What was written without a record must not be undone by a power cut any more: no
             // record would cure it.
@@ -261,8 +273,8 @@ impl Journal {
         if self.members.journal_from() != 0 {
             let kept = self.ring.borrow().iter().map(|entry| entry.sequence).find(|s| *s > stored);
             self.members.set_journal_from(kept.unwrap_or(self.next_sequence.get()));
-            self.members.settled().await?;
         }
+        self.members.settled().await?;
         let mut ring = self.ring.borrow_mut();
         while ring.front().is_some_and(|entry| entry.sequence <= stored) {
             ring.pop_front();
@@ -300,12 +312,9 @@ impl Journal {
                 return Ok(());
             }
             // A member that cannot take records cannot take the write either.
-            let failed = targets.iter().zip(&results).filter(|(_, result)| result.is_err());
-            let failed: Vec<MemberIndex> = failed.map(|((index, ..), _)| *index).collect();
-            if results.contains(&Err(DriveError::NoSpace)) {
-                return Err(ArrayError::NoSpace);
-            }
-            self.members.fence(failed.into_iter()).await?;
+            let members: Vec<MemberIndex> = targets.iter().map(|(index, ..)| *index).collect();
+            // The others have the record already, and a lone target can be done without.
+            self.members.fence_failed(&members, &results).await?;
         }
     }
 

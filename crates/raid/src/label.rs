@@ -14,7 +14,7 @@ use ashlar_format::volume_table::VolumeTable;
 use ashlar_reactor::executor::Reactor;
 
 /// Most pages of a dirty map: enough for a quarter of a million regions.
-pub const DIRTY_PAGES_MAX: u64 = 8;
+pub const DIRTY_PAGES_MAX: u64 = ashlar_format::dirty_map::PAGES_MAX;
 
 const SUPERBLOCKS_AT: u64 = 64 << 10;
 const DIRTY_MAP_AT: u64 = 128 << 10;
@@ -91,7 +91,9 @@ pub async fn read(reactor: &Reactor, drive: &Rc<Drive>) -> Result<Option<Label>,
             Err(DriveError::Media) => continue,
             Err(error) => return Err(error),
         };
-        if let Ok(label) = record::open::<DriveLabel>(&bytes, None, home) {
+        if let Ok(label) = record::open::<DriveLabel>(&bytes, None, home)
+            && label.drive_bytes.get() <= usable_bytes(drive)
+        {
             let drive_uuid = label.header.owner;
             return Ok(Some(Label { drive_uuid, array: label.array, layout: label.layout() }));
         }

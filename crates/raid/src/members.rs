@@ -163,6 +163,14 @@ impl Members {
 
     /// Marks members as stale, durably: they missed something that is about to be acknowledged.
     pub async fn fence(&self, missed: impl Iterator<Item = MemberIndex>) -> Result<(), ArrayError> {
+        if self.mark_stale(missed) {
+            self.generation.set(self.generation.get() + 1);
+        }
+        self.settled().await
+    }
+
+    /// In memory only. True if that changed anything.
+    fn mark_stale(&self, missed: impl Iterator<Item = MemberIndex>) -> bool {
         let mut changed = false;
         for index in missed {
             let member = &mut self.list.borrow_mut()[index.index()];
@@ -173,10 +181,7 @@ impl Members {
                 changed = true;
             }
         }
-        if changed {
-            self.generation.set(self.generation.get() + 1);
-        }
-        self.settled().await
+        changed
     }
 
     /// Changes one member, durably.
@@ -225,16 +230,7 @@ impl Members {
         if failed.is_empty() {
             return self.settled().await;
         }
-        let survives = {
-            let list = self.list.borrow();
-            let good = |(index, member): (usize, &Member)| {
-                member.state == MemberState::Trusted
-                    && member.alive().is_some()
-                    && !failed.contains(&MemberIndex::new(index))
-            };
-            self.identity.layout.survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
-        };
-        if !survives {
+        if !self.survives_without(&failed) {
             return Err(ArrayError::Lost);
         }
         self.fence(failed.into_iter()).await
@@ -276,22 +272,52 @@ impl Members {
         }
         let writes = targets.iter().map(|index| self.write_superblock(*index, generation));
         let results = join_all(writes).await;
-        let mut failed = false;
-        for (index, result) in targets.iter().zip(&results) {
-            let member = &mut self.list.borrow_mut()[*index];
-            if result.is_err() && member.state != MemberState::Stale {
-                member.state = MemberState::Stale;
-                failed = true;
-            }
-        }
-        if results.iter().all(Result::is_err) {
-            return Err(ArrayError::Lost);
-        }
-        if failed {
+        let targets: Vec<MemberIndex> = targets.into_iter().map(MemberIndex::new).collect();
+        let failed = self.may_fence(&targets, &results)?;
+        if self.mark_stale(failed.into_iter()) {
             self.generation.set(self.generation.get() + 1);
         }
         self.durable_generation.set(generation);
         Ok(())
+    }
+
+    /// Who failed to take metadata and can be done without. Nobody is given up for a full file
+    /// system, or when the others could not stand for them: that is the caller's error instead.
+    fn may_fence(
+        &self,
+        targets: &[MemberIndex],
+        results: &[Result<(), DriveError>],
+    ) -> Result<Vec<MemberIndex>, ArrayError> {
+        let failed = targets.iter().zip(results).filter(|(_, result)| result.is_err());
+        let failed: Vec<MemberIndex> = failed.map(|(index, _)| *index).collect();
+        if results.contains(&Err(DriveError::NoSpace)) {
+            return Err(ArrayError::NoSpace);
+        }
+        let lost = !failed.is_empty() && !self.survives_without(&failed);
+        if lost || results.iter().all(Result::is_err) {
+            return Err(ArrayError::Lost);
+        }
+        Ok(failed)
+    }
+
+    /// After metadata was written to `targets`: fences those that failed, if that may be.
+    pub async fn fence_failed(
+        &self,
+        targets: &[MemberIndex],
+        results: &[Result<(), DriveError>],
+    ) -> Result<(), ArrayError> {
+        let failed = self.may_fence(targets, results)?;
+        self.fence(failed.into_iter()).await
+    }
+
+    fn survives_without(&self, failed: &[MemberIndex]) -> bool {
+        let list = self.list.borrow();
+        let good = |(index, member): (usize, &Member)| {
+            member.state == MemberState::Trusted
+                && member.alive().is_some()
+                && !failed.contains(&MemberIndex::new(index))
+        };
+        self.identity.layout.survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
     }
 
     async fn write_superblock(&self, index: usize, generation: u64) -> Result<(), DriveError> {

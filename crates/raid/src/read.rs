@@ -61,7 +61,7 @@ impl Array {
         let sector = self.sector_bytes;
         let whole =
             piece.rows.start.is_multiple_of(sector) && piece.rows.end.is_multiple_of(sector);
-        if !whole || !into.is_aligned(MEMORY_ALIGN) {
+        if !whole || !into.is_aligned(MEMORY_ALIGN.max(sector as usize)) {
             return None;
         }
         let positions = self.layout().data_positions(piece.chunk);

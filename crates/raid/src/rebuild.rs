@@ -8,6 +8,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
+use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::join::join_all;
@@ -21,6 +22,14 @@ use crate::journal::Slice;
 const WINDOW_BYTES: u64 = 1 << 20;
 /// Between two superblocks that say how far it is.
 const SAVE_PERIOD: Duration = Duration::from_secs(2);
+
+/// The member that is filled, and the drive it had when that began: another drive in its place
+/// must not inherit what was done for this one.
+#[derive(Clone, Copy)]
+struct Target {
+    index: MemberIndex,
+    drive_uuid: [u8; 16],
+}
 
 impl Array {
     /// Rebuilds members that wait for it, until none does or one cannot be rebuilt.
@@ -58,7 +67,10 @@ impl Array {
     async fn rebuild_member(self: &Rc<Self>, index: MemberIndex) -> Result<(), String> {
         let stripes = self.layout().stripes;
         let window = (WINDOW_BYTES / u64::from(self.layout().chunk_bytes)).max(1);
-        let mut at = self.members.list()[index.index()].rebuilt_stripes;
+        let (target, mut at) = {
+            let member = &self.members.list()[index.index()];
+            (Target { index, drive_uuid: member.drive_uuid }, member.rebuilt_stripes)
+        };
         self.jobs.rebuild_slot().begin(self.reactor.now(), at, stripes);
         let mut saved = self.reactor.now();
         while at < stripes {
@@ -66,21 +78,22 @@ impl Array {
             let began = self.reactor.now();
             let end = (at + window).min(stripes);
             let text = |error: ArrayError| format!("stripes {at} to {end}: {error}");
-            self.rebuild_window(index, at..end).await.map_err(text)?;
+            self.rebuild_window(target, at..end).await.map_err(text)?;
             at = end;
             self.jobs.rebuild_slot().advance(at);
             if self.reactor.now().since(saved) >= SAVE_PERIOD {
-                self.save_rebuild(index, MemberState::Rebuilding).await?;
+                self.save_rebuild(target, MemberState::Rebuilding).await?;
                 saved = self.reactor.now();
             }
             self.give_way(began).await;
         }
-        self.save_rebuild(index, MemberState::Trusted).await
+        let Ok(_request) = self.begin() else { return Ok(()) };
+        self.save_rebuild(target, MemberState::Trusted).await
     }
 
     async fn rebuild_window(
         self: &Rc<Self>,
-        index: MemberIndex,
+        target: Target,
         stripes: Range<u64>,
     ) -> Result<(), ArrayError> {
         for stripe in stripes.clone() {
@@ -89,60 +102,50 @@ impl Array {
             }
         }
         let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
-        let each = stripes.clone().map(|stripe| self.rebuild_stripe(index, StripeIndex(stripe)));
+        let each = stripes.clone().map(|stripe| self.rebuild_stripe(target, StripeIndex(stripe)));
         join_all(each).await.into_iter().collect::<Result<(), _>>()?;
-        // Still held by our locks: no write can have come between.
-        let rebuilding = {
-            let list = self.members.list();
-            let member = &list[index.index()];
-            member.state == MemberState::Rebuilding && member.alive().is_some()
-        };
-        if !rebuilding {
-            return Err(ArrayError::Lost);
-        }
-        self.members.set_rebuilt(index, stripes.end);
+        // Still held by our locks: no write can have come between. But the member may have been
+        // given another drive, which holds nothing of this.
+        self.rebuild_target(target).ok_or(ArrayError::Lost)?;
+        self.members.set_rebuilt(target.index, stripes.end);
         Ok(())
     }
 
+    /// The drive that is filled and where its data begins, if it is still the one.
+    fn rebuild_target(&self, target: Target) -> Option<(Rc<Drive>, u64)> {
+        let list = self.members.list();
+        let member = &list[target.index.index()];
+        let same = member.drive_uuid == target.drive_uuid;
+        let drive = member.alive().filter(|_| same && member.state == MemberState::Rebuilding)?;
+        Some((drive.clone(), member.areas.data.offset))
+    }
+
     /// Writes what the member should hold of one stripe. The caller holds the stripe.
-    async fn rebuild_stripe(
-        &self,
-        index: MemberIndex,
-        stripe: StripeIndex,
-    ) -> Result<(), ArrayError> {
+    async fn rebuild_stripe(&self, target: Target, stripe: StripeIndex) -> Result<(), ArrayError> {
         let layout = self.layout();
-        let position = layout.position_of(stripe, index);
+        let position = layout.position_of(stripe, target.index);
         let rows = 0..layout.chunk_bytes;
         let bytes = if layout.parity > 0 {
             self.reconstruct(stripe, position, &rows, 0).await?
         } else {
             self.read_locked(stripe, position / layout.copies, &rows).await?.0
         };
-        let (drive, base) = {
-            let list = self.members.list();
-            let member = &list[index.index()];
-            let drive = member.alive().cloned().ok_or(ArrayError::Lost)?;
-            (drive, member.areas.data.offset)
-        };
+        let (drive, base) = self.rebuild_target(target).ok_or(ArrayError::Lost)?;
         let slice = Slice { position, row: 0, bytes };
         let at = base + layout.member_offset(stripe, slice.row);
         drive.write(at, slice.bytes.into()).await.map_err(|_| ArrayError::Lost)
     }
 
     /// Makes the member's progress (or its end) durable: its data first, then the superblock.
-    async fn save_rebuild(&self, index: MemberIndex, state: MemberState) -> Result<(), String> {
-        let (drive, rebuilt_stripes) = {
-            let member = &self.members.list()[index.index()];
-            (member.drive.clone(), member.rebuilt_stripes)
+    async fn save_rebuild(&self, target: Target, state: MemberState) -> Result<(), String> {
+        let rebuilt_stripes = self.members.list()[target.index.index()].rebuilt_stripes;
+        let Some((drive, _)) = self.rebuild_target(target) else {
+            return Err("its drive is gone".into());
         };
-        let flushed = match drive {
-            Some(drive) => drive.flush().await.map_err(|error| error.to_string()),
-            None => Err("its drive is gone".into()),
-        };
-        flushed?;
-        let changed = self.members.change(index, |member| {
-            // It may have been fenced while the flush ran.
-            if member.state == MemberState::Rebuilding {
+        drive.flush().await.map_err(|error| error.to_string())?;
+        let changed = self.members.change(target.index, |member| {
+            // It may have been fenced, or replaced, while the flush ran.
+            if member.state == MemberState::Rebuilding && member.drive_uuid == target.drive_uuid {
                 member.state = state;
                 member.rebuilt_flushed = rebuilt_stripes;
                 if state == MemberState::Trusted {

@@ -76,10 +76,13 @@ impl Array {
     async fn sync_copies(&self, stripe: StripeIndex) -> Result<(), ArrayError> {
         let layout = self.layout();
         let rows = 0..layout.chunk_bytes;
+        let mut all_here = true;
         for chunk in 0..layout.data {
             let positions = bits(layout.data_positions(chunk));
             if self.members.held(stripe) & positions == 0 {
-                continue; // Lost as a whole: there is nothing to agree with.
+                // Lost as a whole, for now: the copies may come back, and still differ.
+                all_here = false;
+                continue;
             }
             let (bytes, _) = self.read_locked(stripe, chunk, &rows).await?;
             let slices: SmallVec<[Slice; 4]> = each(positions)
@@ -87,7 +90,7 @@ impl Array {
                 .collect();
             self.store(stripe, &slices, positions).await?;
         }
-        Ok(())
+        if all_here { Ok(()) } else { Err(ArrayError::Lost) }
     }
 
     /// Writes slices; members that miss them are fenced.

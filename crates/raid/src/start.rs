@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::array_superblock::{Level, MemberState, NAME_BYTES};
+use ashlar_format::array_superblock::{Level, MemberState, NAME_BYTES, STRIPES_MAX};
 use ashlar_format::dirty_map::DirtyMapPage;
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
@@ -147,17 +147,19 @@ impl Array {
                 if position >= layout.positions() || end > layout.chunk_bytes as usize {
                     continue;
                 }
-                let Some((drive, base)) = self.members.at(record.stripe, position) else {
-                    continue;
-                };
-                let buffer = self.reactor.buffer(bytes.len());
-                buffer.copy_from_slice(&bytes);
-                let at = base + layout.member_offset(record.stripe, row);
-                if drive.write(at, buffer.into()).await.is_err() {
-                    let missed = 1 << position;
-                    if self.members.fence_missed(record.stripe, missed).await.is_err() {
-                        return false;
+                let stored = match self.members.at(record.stripe, position) {
+                    Some((drive, base)) => {
+                        let buffer = self.reactor.buffer(bytes.len());
+                        buffer.copy_from_slice(&bytes);
+                        let at = base + layout.member_offset(record.stripe, row);
+                        drive.write(at, buffer.into()).await.is_ok()
                     }
+                    None => false,
+                };
+                // Also a member that is absent now misses this, and must not be believed later.
+                let fence = self.members.fence_missed(record.stripe, 1 << position);
+                if !stored && fence.await.is_err() {
+                    return false;
                 }
             }
         }
@@ -184,7 +186,7 @@ impl Array {
             return Err(ChangeError::MemberInUse(index));
         }
         if self.rejoins(&old, &drive).await {
-            return Ok(self.members.change(index, |member| member.drive = Some(drive)).await?);
+            return self.rejoin(index, &old, drive).await;
         }
         if !self.layout().is_redundant() {
             return Err(ChangeError::Spec("level 0 has nothing to rebuild a member from".into()));
@@ -199,6 +201,29 @@ impl Array {
         }
         self.start_rebuild();
         Ok(())
+    }
+
+    async fn rejoin(
+        self: &Rc<Self>,
+        index: MemberIndex,
+        old: &Member,
+        drive: Rc<Drive>,
+    ) -> Result<(), ChangeError> {
+        let mut taken = false;
+        let change = self.members.change(index, |member| {
+            // Since its label was read it may have been fenced, or another drive put in its place.
+            let same = member.drive_uuid == old.drive_uuid && member.alive().is_none();
+            if same && member.state == MemberState::Trusted {
+                member.drive = Some(drive);
+                taken = true;
+            }
+        });
+        change.await?;
+        if !taken {
+            return Err(ChangeError::Busy("another change of this member"));
+        }
+        self.dirty.write_all().await?;
+        Ok(self.renew_table().await?)
     }
 
     /// Whether the drive is the member itself and has missed nothing.
@@ -249,7 +274,7 @@ impl Array {
         member: &Member,
     ) -> Result<(), ChangeError> {
         self.dirty.write_all().await?;
-        self.write_table(&*self.read_table().await?).await?;
+        self.renew_table().await?;
         self.write_label(index, member).await
     }
 
@@ -323,6 +348,9 @@ fn plan_array(
     }
     let data_bytes = members.iter().map(|member| member.areas.data.len).min().unwrap_or(0);
     layout.stripes = data_bytes / u64::from(layout.chunk_bytes);
+    if layout.stripes > STRIPES_MAX {
+        return Err(ChangeError::Spec("the drives are too large for this chunk; use more".into()));
+    }
     let identity = Identity {
         uuid: spec.uuid,
         name: spec.name.clone(),

@@ -6,6 +6,7 @@ use ashlar_format::record;
 use ashlar_format::units::MemberIndex;
 use ashlar_format::volume_table::{SLOTS, VolumeTable};
 use ashlar_reactor::join::join_all;
+use ashlar_reactor::range_lock::Mode;
 use zerocopy::IntoBytes;
 
 use crate::array::Array;
@@ -13,8 +14,20 @@ use crate::error::ArrayError;
 use crate::label;
 
 impl Array {
+    /// Writes the table anew: for a member that has just joined.
+    pub(crate) async fn renew_table(self: &Rc<Self>) -> Result<(), ArrayError> {
+        let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
+        let table = self.find_table().await?;
+        self.write_table_locked(&table).await
+    }
+
     /// The newest table that any trusted member has; an empty one if none has any.
     pub async fn read_table(self: &Rc<Self>) -> Result<Box<VolumeTable>, ArrayError> {
+        let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
+        self.find_table().await
+    }
+
+    async fn find_table(self: &Rc<Self>) -> Result<Box<VolumeTable>, ArrayError> {
         let members: Vec<_> = {
             let list = self.members.list();
             let kept = list.iter().filter_map(|m| {
@@ -40,13 +53,19 @@ impl Array {
                 }
             }
         }
-        self.table_sequence.set(newest.header.sequence.get());
+        let found = newest.header.sequence.get();
+        self.table_sequence.set(found.max(self.table_sequence.get()));
         Ok(newest)
     }
 
-    /// Makes a table durable on every member. One call at a time.
+    /// Makes a table durable on every member.
     pub async fn write_table(self: &Rc<Self>, table: &VolumeTable) -> Result<(), ArrayError> {
         let _request = self.begin()?;
+        let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
+        self.write_table_locked(table).await
+    }
+
+    async fn write_table_locked(self: &Rc<Self>, table: &VolumeTable) -> Result<(), ArrayError> {
         let sequence = self.table_sequence.get() + 1;
         self.table_sequence.set(sequence);
         let targets: Vec<_> = {
@@ -66,10 +85,7 @@ impl Array {
             drive.flush().await
         });
         let results = join_all(writes).await;
-        if results.iter().all(Result::is_err) {
-            return Err(ArrayError::Lost);
-        }
-        let failed = targets.iter().zip(&results).filter(|(_, result)| result.is_err());
-        self.members.fence(failed.map(|((index, ..), _)| *index)).await
+        let members: Vec<MemberIndex> = targets.iter().map(|(index, ..)| *index).collect();
+        self.members.fence_failed(&members, &results).await
     }
 }
