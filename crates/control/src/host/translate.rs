@@ -26,6 +26,7 @@ pub fn assemble(name: &str, error: &AssembleError) -> Refusal {
             "attach the other drives; or accept the loss: `ashlar array start {name} --force`"
         )),
         AssembleError::Drive { drive, error } => drive_trouble(text, drive, *error),
+        AssembleError::Array(error) => array(text, *error),
     }
 }
 

@@ -26,7 +26,7 @@ use std::sync::mpsc;
 
 use ashlar_format::units::to_usize;
 use ashlar_reactor::buffer::Buffer;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 /// Most regions of one guest; each look-up may look at all of them.
 pub(crate) const REGIONS_MAX: usize = 32;
@@ -141,6 +141,10 @@ impl MappedRegion {
         let start = start.map_err(|error| MemoryError::Map(error.into()))?;
         let start = NonNull::new(start).ok_or(MemoryError::NotAFile)?;
         let mapping = Mapping { start, len };
+        // A crash of ours is no reason to write a guest's memory to a disk.
+        // SAFETY: the range is that of the mapping just made; the advice changes no content.
+        let advised = unsafe { rustix::mm::madvise(start.as_ptr(), len, Advice::LinuxDontDump) };
+        debug_assert!(advised.is_ok(), "our own mapping: {advised:?}");
         Ok(MappedRegion { place, mapping, lead: to_usize(place.offset - from) })
     }
 }

@@ -177,6 +177,44 @@ fn a_guest_learns_that_its_disk_has_grown() {
     assert_eq!((&ours).read(&mut message).unwrap(), 0, "closed with the connection");
 }
 
+#[test]
+fn memory_and_calls_change_while_a_queue_works() {
+    let rig = Rig::new(Level::Raid1, 2, 16 << 20);
+    let export = rig.export(1);
+    let mut guest = FrontEnd::started(&export.spec().socket, 1);
+    let mut more = guest.region();
+    more.guest_phys_addr = 1 << 32;
+    more.userspace_addr += 1 << 33;
+    for round in 0..50 {
+        // Requests are under way while the map changes.
+        for slot in 0..4 {
+            let place = DATA + u64::from(slot) * (1 << 20);
+            guest.request(0, slot * 3, KIND_OUT, 0, (place, 1 << 20, false));
+            guest.offer(0, slot * 3);
+        }
+        guest.kick(0);
+        match round % 3 {
+            0 => assert_eq!(guest.front.add_mem_region(&more).unwrap(), None),
+            1 => guest.front.remove_mem_region(&more).unwrap(),
+            _ => assert!(guest.front.set_mem_table(&[guest.region()]).unwrap().is_none()),
+        }
+        guest.wait_used(0, 4);
+        if round % 3 == 0 {
+            // The same bytes at another address of the guest.
+            guest.request(0, 0, KIND_OUT, 0, ((1 << 32) + DATA, 4096, false));
+            guest.offer(0, 0);
+            guest.kick(0);
+            guest.wait_used(0, 1);
+        }
+        let call = vmm_sys_util::eventfd::EventFd::new(vmm_sys_util::eventfd::EFD_NONBLOCK);
+        guest.calls[0] = call.unwrap();
+        guest.front.set_vring_call(0, &guest.calls[0]).unwrap();
+        assert!(guest.called(0, 10_000), "a new call file is rung once");
+    }
+    let status = export.status();
+    assert_eq!((status.counters.errors, status.queues_active, status.last_error), (0, 1, None));
+}
+
 /// As user-mode Linux sends it: room for two regions, one of them used.
 #[test]
 fn a_memory_table_may_be_longer_than_its_regions() {
