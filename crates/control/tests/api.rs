@@ -96,19 +96,40 @@ fn only_the_daemons_user_may_ask() {
 }
 
 #[test]
-fn a_change_is_whole_although_its_client_goes_away() {
+fn a_change_is_whole_or_none_when_its_client_goes_away() {
     let daemon = Daemon::with_drives(4);
     let body = json!({ "name": "a", "level": 5, "drives": ["d0", "d1", "d2", "d3"] });
-    drop(send(&daemon, "POST", "/v1/arrays", &body.to_string()));
-    daemon.wait_for("array list", |arrays| arrays[0]["state"] == "optimal");
-    daemon.ok("volume create v --array a --size 16M");
-    // Half a request, and nonsense.
-    let mut stream = UnixStream::connect(daemon.path("api.sock")).unwrap();
-    stream.write_all(b"POST /v1/arrays HTTP/1.1\r\ncontent-length: 1000\r\n\r\n{").unwrap();
-    drop(stream);
-    let mut stream = UnixStream::connect(daemon.path("api.sock")).unwrap();
-    stream.write_all(&[0; 4096]).unwrap();
-    drop(stream);
+    let mut created = 0;
+    for requests_before in 0..6 {
+        let stream = send(&daemon, "POST", "/v1/arrays", &body.to_string());
+        for _ in 0..requests_before {
+            request(&daemon, "GET", "/v1/openapi.json", &Value::Null);
+        }
+        drop(stream);
+        // Changes take turns: after this one, the first has ended or will never begin.
+        daemon.run("drive detach nonesuch");
+        let arrays = daemon.json("array list");
+        if arrays[0].is_null() {
+            let drives = daemon.json("drive list");
+            let blank = |drive: &Value| drive["content"] == "blank" && drive["state"] == "free";
+            assert!(drives.as_array().unwrap().iter().all(blank), "{drives}");
+            continue;
+        }
+        created += 1;
+        assert_eq!(arrays[0]["state"], "optimal");
+        daemon.ok("volume create v --array a --size 16M");
+        daemon.ok("array delete a --force");
+    }
+    assert!(created > 0, "{}", daemon.log());
+}
+
+#[test]
+fn half_a_request_and_nonsense_harm_nobody() {
+    let daemon = Daemon::start();
+    for bytes in [&b"POST /v1/arrays HTTP/1.1\r\ncontent-length: 1000\r\n\r\n{"[..], &[0; 4096]] {
+        let mut stream = UnixStream::connect(daemon.path("api.sock")).unwrap();
+        stream.write_all(bytes).unwrap();
+    }
     daemon.ok("status");
 }
 
