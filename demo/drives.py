@@ -20,20 +20,22 @@ class Drive:
     bytes: int
 
 
-def prepare(settings: Settings, directory: Path) -> list[Drive]:
+def real(settings: Settings) -> list[Drive]:
+    """The drives that a person named; none if files are to stand in for them."""
+    return [
+        Drive(f"d{number}", Path(path), examine(Path(path), settings.force))
+        for number, path in enumerate(settings.drives)
+    ]
+
+
+def make_files(settings: Settings, directory: Path) -> list[Drive]:
     """Five drives for the array, and a sixth to replace the one that is pulled."""
-    if settings.drives:
-        drives = [
-            Drive(f"d{number}", Path(path), examine(Path(path), settings.force))
-            for number, path in enumerate(settings.drives)
-        ]
-    else:
-        drives = []
-        for number in range(MEMBERS + 1):
-            path = directory / f"d{number}.img"
-            with open(path, "wb") as file:
-                file.truncate(settings.drive_bytes)
-            drives.append(Drive(f"d{number}", path, settings.drive_bytes))
+    drives = []
+    for number in range(MEMBERS + 1):
+        path = directory / f"d{number}.img"
+        with open(path, "wb") as file:
+            file.truncate(settings.drive_bytes)
+        drives.append(Drive(f"d{number}", path, settings.drive_bytes))
     return drives
 
 

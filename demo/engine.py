@@ -41,10 +41,7 @@ class Engine:
             self.daemon = child.start(command, stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS_MAX
         while True:
-            if self.daemon.poll() is not None:
-                raise EngineError(
-                    f"the daemon ended at once; its log, {self.log}, ends:\n{self.log_end()}"
-                )
+            self.must_run()
             try:
                 self.ashlar("status")
                 return
@@ -54,6 +51,13 @@ class Engine:
                         f"the daemon does not answer: {error}\n{self.log_end()}"
                     ) from None
             time.sleep(0.1)
+
+    def must_run(self) -> None:
+        if self.daemon.poll() is not None:
+            status = self.daemon.returncode
+            raise EngineError(
+                f"the daemon ended with status {status}; its log ends:\n{self.log_end()}"
+            )
 
     def stop(self) -> None:
         """SIGTERM, which drains; a daemon that does not end with status 0 is an error."""
@@ -104,19 +108,15 @@ class Engine:
         self.ashlar("drive", "detach", name, "--force")
 
     def create_array(
-        self, name: str, drives: list[str], level: str = "5", chunk: str = "64K"
+        self,
+        name: str,
+        drives: list[str],
+        level: str = "5",
+        chunk: str = "64K",
+        force: bool = False,
     ) -> None:
-        self.ashlar(
-            "array",
-            "create",
-            name,
-            "--level",
-            level,
-            "--drives",
-            ",".join(drives),
-            "--chunk",
-            chunk,
-        )
+        words = ["--level", level, "--drives", ",".join(drives), "--chunk", chunk]
+        self.ashlar("array", "create", name, *words, *(["--force"] if force else []))
 
     def create_volume(self, name: str, array: str, size_bytes: int) -> None:
         self.ashlar("volume", "create", name, "--array", array, "--size", f"{size_bytes >> 20}M")
@@ -124,15 +124,18 @@ class Engine:
     def create_export(self, name: str, volume: str, path: Path) -> None:
         self.ashlar("export", "create", name, "--volume", volume, "--path", str(path))
 
-    def replace_drive(self, array: str, old: str, new: str) -> None:
-        self.ashlar("array", "replace", array, "--old", old, "--new", new)
+    def replace_drive(self, array: str, old: str, new: str, force: bool = False) -> None:
+        words = ["--old", old, "--new", new, *(["--force"] if force else [])]
+        self.ashlar("array", "replace", array, *words)
 
     def array_state(self, name: str) -> str:
-        """One word: optimal, degraded, rebuilding, failed, …"""
-        shown = self.show("array", "show", name)
-        shown = shown[0] if isinstance(shown, list) else shown.get("array", shown)
-        state = shown["state"]
-        return (state if isinstance(state, str) else next(iter(state))).lower()
+        """One word: optimal, degraded, failed, stopped or unavailable."""
+        return self.show("array", "show", name)["state"]
+
+    def array_requests(self, name: str) -> int:
+        """Reads and writes that it has served since it was started."""
+        counters = self.show("array", "show", name)["counters"]
+        return counters["reads"] + counters["writes"]
 
     def wait_state(self, array: str, unlike: str) -> str:
         """The array's state once it is no longer `unlike`."""
@@ -153,13 +156,19 @@ class Engine:
     def wait_for(self, *words: str, seconds: float) -> None:
         """A command that shows its progress on our terminal until it is done."""
         print(f"$ ashlar {' '.join(words)}", file=self.trace, flush=True)
-        command = child.start([str(self.binary), "--socket", str(self.socket), *words])
+        command = child.start(
+            [str(self.binary), "--socket", str(self.socket), *words],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         try:
-            if command.wait(seconds) != 0:
-                raise EngineError(
-                    f"`ashlar {' '.join(words)}` failed; the daemon's log: {self.log}"
-                )
+            said, _ = command.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             raise EngineError(f"`ashlar {' '.join(words)}` took over {seconds} s") from None
         finally:
             child.kill(command)
+        print(said, file=self.trace, flush=True)
+        if command.returncode != 0:
+            raise EngineError(
+                f"`ashlar {' '.join(words)}` failed: {said.strip() or self.log_end()}"
+            )

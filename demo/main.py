@@ -5,6 +5,7 @@ files are in directories that are removed on the way out. Only the log stays.
 """
 
 import fcntl
+import os
 import shutil
 import signal
 import sys
@@ -62,17 +63,19 @@ def run_demo(chosen: Settings) -> int:
             raise Refusal(
                 f"another demo runs in {chosen.cache}: wait, or set ASHLAR_CACHE"
             ) from None
+        settings.check_disk(chosen)
+        real_drives = drives.real(chosen)
         logs = fresh_log_directory(chosen.cache / "demo")
         work = logs / "work"
         work.mkdir()
         cleanup.callback(shutil.rmtree, work, ignore_errors=True)
-        settings.check_disk(chosen, work)
+        taken = real_drives or drives.make_files(chosen, work)
         # sockets have short names; paths under a checkout may be too long for them
         sockets = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="ashlar-demo-")))
         log = cleanup.enter_context(open(logs / "demo.log", "w"))
         screen = Screen(log, FIXED_SECONDS + 5 * chosen.seconds)
         try:
-            return Story(chosen, screen, logs, work, sockets, cleanup).tell()
+            return Story(chosen, taken, screen, logs, work, sockets, cleanup).tell()
         except BaseException as error:
             print(f"\n{type(error).__name__}: {error}", file=log)
             print(f"\nthe log is in {logs}", file=sys.stderr)
@@ -86,7 +89,7 @@ def fresh_log_directory(home: Path) -> Path:
         shutil.rmtree(work)
     for old in sorted(home.iterdir())[: 1 - LOGS_KEPT]:
         shutil.rmtree(old)
-    logs = home / time.strftime("%Y-%m-%d-%H%M%S")
+    logs = home / f"{time.strftime('%Y-%m-%d-%H%M%S')}-{os.getpid()}"
     logs.mkdir()
     return logs
 
@@ -95,12 +98,13 @@ class Story:
     """One demo. Each method is a chapter; what later chapters need is in the fields."""
 
     def __init__(
-        self, chosen: Settings, screen: Screen, logs: Path, work: Path, sockets: Path, cleanup
-    ):
+        self, chosen: Settings, taken: list[drives.Drive], screen: Screen, logs: Path, work: Path,
+        sockets: Path, cleanup: ExitStack,
+    ):  # fmt: skip
         self.chosen = chosen
+        self.drives = taken
         self.screen = screen
         self.logs = logs
-        self.work = work
         self.disk_socket = sockets / "disk.sock"
         self.cleanup = cleanup
         self.engine = Engine(
@@ -127,7 +131,7 @@ class Story:
         self.bench("select-only")
         self.bench("simple-update")
         self.bench("tpcb-like")
-        self.bench_while_pulling("tpcb-like")
+        self.bench("tpcb-like", self.pull, f"{self.drives[PULLED].name} is pulled half-way")
         self.bench("select-only")
         self.rebuild()
         self.check_data()
@@ -147,14 +151,14 @@ class Story:
             )
 
     def make_volume(self) -> None:
-        self.drives = drives.prepare(self.chosen, self.work)
         size = settings.volume_bytes(min(drive.bytes for drive in self.drives))
         with self.screen.step(f"RAID 5 (4+1, 64 KiB chunk), volume {size >> 20} MiB", 3) as step:
             self.cleanup.callback(self.engine.kill)
             self.engine.start()
             for drive in self.drives[:MEMBERS]:
                 self.engine.attach_drive(drive.name, drive.path, self.chosen.force)
-            self.engine.create_array(ARRAY, [drive.name for drive in self.drives[:MEMBERS]])
+            names = [drive.name for drive in self.drives[:MEMBERS]]
+            self.engine.create_array(ARRAY, names, force=self.chosen.force)
             self.engine.create_volume(VOLUME, ARRAY, size)
             self.engine.create_export(VOLUME, VOLUME, self.disk_socket)
             step.note = self.engine.array_state(ARRAY)
@@ -183,26 +187,27 @@ class Story:
             self.postgres.load(scale, lambda line: setattr(step, "note", line[-60:]), LOAD_SECONDS)
             step.note = ""
 
-    def bench(self, script: str) -> None:
-        state = self.engine.array_state(ARRAY)
+    def bench(self, script: str, meanwhile=None, what: str = "") -> None:
+        """A row of the table. `meanwhile` is called when half of the run is over."""
+        before = self.engine.array_state(ARRAY)
         if script == "select-only":
             self.postgres.restart_cold()  # so that the healthy and the degraded run begin alike
-        with self.screen.step(f"pgbench {script}, array {state}", self.chosen.seconds) as step:
-            result = self.start_bench(script, step).finish()
-            step.note = f"{result.tps:,.0f} tps"
-        self.note(result, state)
-
-    def bench_while_pulling(self, script: str) -> None:
-        name = f"pgbench {script}, {self.drives[PULLED].name} is pulled half-way"
+        name = f"pgbench {script}, {what or 'array ' + before}"
         with self.screen.step(name, self.chosen.seconds) as step:
-            before = self.engine.array_state(ARRAY)
+            requests = self.engine.array_requests(ARRAY)
             run = self.start_bench(script, step)
-            time.sleep(self.chosen.seconds / 2)
-            self.engine.pull_drive(self.drives[PULLED].name)
-            after = self.engine.wait_state(ARRAY, unlike=before)
-            result = run.finish()
-            step.note = f"{result.tps:,.0f} tps, array {after}"
-        self.note(result, f"{before} → {after}")
+            if meanwhile:
+                time.sleep(self.chosen.seconds / 2)
+                meanwhile()
+            result = self.finish_bench(run)
+            requests = self.engine.array_requests(ARRAY) - requests
+            after = self.engine.array_state(ARRAY)
+            step.note = f"{result.tps:,.0f} tps"
+        self.note(result, before if after == before else f"{before} → {after}", requests)
+
+    def pull(self) -> None:
+        self.engine.pull_drive(self.drives[PULLED].name)
+        self.engine.wait_state(ARRAY, unlike="optimal")
 
     def start_bench(self, script: str, step) -> Run:
         return Run(
@@ -210,10 +215,17 @@ class Story:
             lambda tps: setattr(step, "note", f"{tps:,.0f} tps"),
         )  # fmt: skip
 
-    def note(self, result: Result, state: str) -> None:
+    def finish_bench(self, run: Run) -> Result:
+        """Without its daemon the guest would wait for its disk, and we for the guest."""
+        while run.running:
+            self.engine.must_run()
+            time.sleep(0.2)
+        return run.finish()
+
+    def note(self, result: Result, state: str, requests: int) -> None:
         self.rows.append([
             result.script, state, f"{result.tps:,.0f}", f"{result.latency_ms_mean:.1f}",
-            f"{result.latency_ms_p99:.1f}", f"{result.disk_iops:,.0f}",
+            f"{result.latency_ms_p99:.1f}", f"{requests / result.seconds:,.0f}",
         ])  # fmt: skip
         if result.script != "select-only":
             self.updates[result.script] = self.updates.get(result.script, 0) + result.transactions
@@ -222,7 +234,7 @@ class Story:
         old, new = self.drives[PULLED].name, self.drives[MEMBERS]
         with self.screen.step(f"{new.name} replaces {old}, rebuild", bar=False) as step:
             self.engine.attach_drive(new.name, new.path, self.chosen.force)
-            self.engine.replace_drive(ARRAY, old, new.name)
+            self.engine.replace_drive(ARRAY, old, new.name, self.chosen.force)
             self.engine.rebuild(ARRAY, REBUILD_SECONDS)
             state = self.engine.array_state(ARRAY)
             step.note = f"array {state}"

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 NAME_WIDTH = 44
 TICK_SECONDS = 0.5
-BAR_WIDTH = 20
+BAR_WIDTH = 12
 
 
 class Step:
@@ -65,8 +65,8 @@ class Screen:
             share = min((time.monotonic() - step.begin) / max(step.seconds, 0.1), 0.99)
             bar = ("█" * int(share * BAR_WIDTH)).ljust(BAR_WIDTH, "░")
             left = max(self.seconds_expected - self.elapsed(), 0)
-            line = f"{clock(self.elapsed())}   {step.name:<{NAME_WIDTH}} {bar}  {step.note}"
-            line += f"  (all done in about {clock(left)})"
+            line = f"{clock(self.elapsed())}   {step.name:<{NAME_WIDTH}} {bar} "
+            line += f"ends in {clock(left)}  {step.note}"
             print("\r\033[K" + line[: shutil.get_terminal_size().columns - 1], end="", flush=True)
 
     def elapsed(self) -> float:

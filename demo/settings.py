@@ -94,13 +94,13 @@ def check(settings: Settings) -> None:
         )
 
 
-def check_disk(settings: Settings, directory: Path) -> None:
+def check_disk(settings: Settings) -> None:
     """A rebuild and a scrub may write every block of every drive file."""
     needed = (MEMBERS + 1) * settings.drive_bytes + (256 << 20)
-    free = shutil.disk_usage(directory).free
+    free = shutil.disk_usage(settings.cache).free
     if not settings.drives and free < needed:
         raise Refusal(
-            f"{directory} has {free >> 20} MiB free and the drive files need {needed >> 20} MiB: "
+            f"{settings.cache} has {free >> 20} MiB free and the drive files need {needed >> 20}: "
             "make room, set a smaller SIZE, or set ASHLAR_CACHE to a directory on a larger disk"
         )
 

@@ -395,5 +395,7 @@ def working_accel(image: GuestImage, say=lambda text: None) -> str:
             pass
         finally:
             vm.close()
-    finding.write_text(json.dumps({"host": host, "accel": accel}) + "\n")
+    draft = finding.with_name(f"accel.{os.getpid()}")
+    draft.write_text(json.dumps({"host": host, "accel": accel}) + "\n")
+    draft.rename(finding)  # others may be reading it
     return accel

@@ -10,7 +10,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
-export RUSTUP_TERM_PROGRESS_WHEN=never DEBIAN_FRONTEND=noninteractive
+export DEBIAN_FRONTEND=noninteractive
 
 RUSTUP_INSTALLER=https://static.rust-lang.org/rustup/rustup-init.sh
 CARGO_DENY_VERSION=0.20.2
@@ -39,17 +39,13 @@ packages() {
     [ -n "$missing" ] || return 0
     command -v apt-get >/dev/null ||
         fail "this is not Debian or Ubuntu: install these with your package manager:$missing"
+    [ "$(id -u)" = 0 ] || command -v sudo >/dev/null ||
+        fail "there is no sudo: as root, run once: apt-get install$missing"
     echo "installing$missing"
-    log=$(mktemp)
     # A fresh machine may still be at its own first update: wait for the lock.
     apt="apt-get -qq -o DPkg::Lock::Timeout=600"
-    if as_root $apt update >"$log" 2>&1 &&
-        as_root $apt install -y --no-install-recommends $missing >>"$log" 2>&1; then
-        rm "$log"
-    else
-        tail -20 "$log" >&2
-        fail "apt-get failed; the whole log is $log"
-    fi
+    quietly as_root $apt update
+    quietly as_root $apt install -y --no-install-recommends $missing
 }
 
 installed() {
@@ -59,10 +55,8 @@ installed() {
 as_root() {
     if [ "$(id -u)" = 0 ]; then
         "$@"
-    elif command -v sudo >/dev/null; then
-        sudo env DEBIAN_FRONTEND=noninteractive "$@"
     else
-        fail "packages are missing and there is no sudo: run scripts/install.sh as root once"
+        sudo env DEBIAN_FRONTEND=noninteractive "$@"
     fi
 }
 
@@ -74,12 +68,10 @@ rust() {
         installer=$(mktemp)
         curl -sSf --proto '=https' --tlsv1.2 --retry 3 -o "$installer" "$RUSTUP_INSTALLER" ||
             fail "$RUSTUP_INSTALLER cannot be fetched: is there a way to the network?"
-        sh "$installer" -y -q --no-modify-path --profile minimal --default-toolchain none ||
-            fail "rustup's installer failed"
+        quietly sh "$installer" -y --no-modify-path --profile minimal --default-toolchain none
         rm "$installer"
     fi
-    rustup -q toolchain install "$pinned" --profile minimal --component clippy --component rustfmt ||
-        fail "rustup could not install Rust $pinned"
+    quietly rustup toolchain install "$pinned" --profile minimal --component clippy,rustfmt
     rust_is_there || fail "Rust $pinned is installed, but another cargo comes first in PATH"
 }
 
@@ -98,7 +90,17 @@ cargo_deny() {
         "cargo-deny $CARGO_DENY_VERSION") return 0 ;;
     esac
     echo "building cargo-deny $CARGO_DENY_VERSION, once, for about two minutes"
-    cargo install --quiet --locked cargo-deny --version "$CARGO_DENY_VERSION"
+    quietly cargo install --locked cargo-deny --version "$CARGO_DENY_VERSION"
+}
+
+# What a command says matters only when it fails.
+quietly() {
+    log=$(mktemp)
+    if ! "$@" >"$log" 2>&1 </dev/null; then
+        tail -20 "$log" >&2
+        fail "this failed: $* (its whole output: $log)"
+    fi
+    rm "$log"
 }
 
 fail() {

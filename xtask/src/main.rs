@@ -1,1 +1,38 @@
-fn main() {}
+//! Developer commands: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask sim`.
+
+mod ci;
+mod sim;
+mod tidy;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about = "Developer commands of Ashlar")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Everything that CI checks, in the order of what fails fastest
+    Ci,
+    /// The house rules that a machine can check: sizes, headers, names, layers, unsafe
+    Tidy,
+    /// The simulator: --seeds N [--start S], or --seed S to repeat one with its trace
+    #[command(trailing_var_arg = true, allow_hyphen_values = true, disable_help_flag = true)]
+    Sim {
+        /// Passed on to `ashlar-sim`
+        arguments: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    match Arguments::parse().command {
+        Command::Ci => ci::run(),
+        Command::Tidy => tidy::run(),
+        Command::Sim { arguments } => sim::run(&arguments),
+    }
+}

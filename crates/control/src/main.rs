@@ -1,1 +1,32 @@
-fn main() {}
+//! `ashlar`: the daemon, its API and its command line.
+//!
+//! The control plane plans and asks; it is never in the path of a guest's data. Modules from
+//! lowest to highest; a module uses only those above it in this list.
+
+mod size;
+mod refusal;
+mod name;
+mod api;
+mod pages;
+mod survey;
+mod device;
+mod socket;
+mod catalog;
+mod engine;
+mod snapshot;
+mod vhost;
+mod host;
+mod server;
+mod daemon;
+mod client;
+mod inspect;
+mod cli;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    cli::complete_from_environment();
+    cli::run(cli::Cli::parse())
+}

@@ -3,6 +3,6 @@
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
-pub mod drive;
 pub mod error;
 pub mod health;
+pub mod drive;

@@ -11,7 +11,7 @@ use crate::record::{Header, Kind, Record, RecordError};
 
 pub const VERSION: u16 = 1;
 /// Most payload bytes of one record.
-pub const PAYLOAD_BYTES_MAX: u32 = 1 << 20;
+pub const PAYLOAD_BYTES_MAX: u32 = 512 << 10;
 
 /// Rows of one position of the stripe.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

@@ -6,11 +6,11 @@
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
+pub mod units;
+pub mod record;
+pub mod drive_label;
 pub mod array_superblock;
 pub mod dirty_map;
-pub mod drive_label;
 pub mod journal_record;
-pub mod record;
-pub mod units;
-pub mod upgrade;
 pub mod volume_table;
+pub mod upgrade;

@@ -9,7 +9,10 @@ use crate::{array_superblock, dirty_map, drive_label, journal_record, volume_tab
 pub type Upgrade = fn(&mut Vec<u8>);
 
 macro_rules! versions {
-    ($structure:ident, $upgrades:ident, $golden:ident, [$($step:expr),*], [$($image:literal),*]) => {
+    (
+        $structure:ident, $upgrades:ident, $golden:ident,
+        [$($step:expr),*], [$($image:literal),*]
+    ) => {
         pub const $upgrades: [Upgrade; $structure::VERSION as usize - 1] = [$($step),*];
         pub const $golden: [&[u8]; $structure::VERSION as usize] =
             [$(include_bytes!(concat!("golden/", $image))),*];

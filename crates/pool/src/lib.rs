@@ -3,6 +3,6 @@
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
 pub mod error;
-pub mod pool;
 pub mod thick;
 pub mod volume;
+pub mod pool;

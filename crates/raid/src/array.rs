@@ -4,6 +4,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::executor::Reactor;
@@ -53,7 +54,7 @@ impl Drop for RequestGuard {
     fn drop(&mut self) {
         let left = self.array.requests.get() - 1;
         self.array.requests.set(left);
-        if left == 0 {
+        if left == 0 && self.array.stopping.get() {
             self.array.drained.wake_all(&self.array.reactor);
         }
     }
@@ -142,8 +143,15 @@ impl Array {
     /// Refuses new requests and waits for those under way, jobs included.
     pub(crate) async fn drain(&self) {
         self.stopping.set(true);
+        self.drained.wake_all(&self.reactor);
         let idle = || self.requests.get() == 0 && !self.maintained.get();
         self.drained.until(&self.reactor, idle).await;
+    }
+
+    /// Waits, unless the array is to stop.
+    pub(crate) async fn pause(&self, wait: Duration) {
+        let deadline = self.reactor.now().after(wait);
+        self.drained.until_or(&self.reactor, deadline, || self.stopping.get()).await;
     }
 
     /// Maintenance begins (true) or ends (false).

@@ -14,14 +14,14 @@
 //! - sequences grow over all starts of the array, so no old record looks like a new one.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::journal_record::{JournalRecord, PAYLOAD_BYTES_MAX, StoredSlice};
 use ashlar_format::record::{self, payload_checksum};
-use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
+use ashlar_format::units::{Area, MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
@@ -35,6 +35,9 @@ use crate::unsynced::Unsynced;
 
 /// Sequences that one start of an array has for its records.
 const SEQUENCES_PER_GENERATION_LOG2: u32 = 32;
+
+/// Bytes of the ring that are read at once after a crash.
+const READ_BYTES: u64 = 512 << 10;
 
 /// Rows to be stored at one position.
 #[derive(Clone)]
@@ -352,16 +355,16 @@ impl Journal {
             };
             list.iter().filter_map(with_drive).collect()
         };
-        let mut found = std::collections::BTreeMap::new();
+        let mut found = BTreeMap::new();
         for (drive, drive_uuid, area) in members {
-            let mut at = area.offset;
-            while at < area.offset + area.len {
-                let one = self.open_at(&drive, drive_uuid, at, area.offset + area.len).await;
-                let len = one.as_ref().map_or(4096, |(_, len)| *len);
+            let bytes = self.read_area(&drive, area).await;
+            let mut at = 0;
+            while at < area.len {
+                let one = self.open_at(&bytes, drive_uuid, area.offset, at);
+                at += one.as_ref().map_or(4096, |(_, len)| *len);
                 if let Some((one, _)) = one {
                     found.insert(one.sequence, one);
                 }
-                at += len;
             }
         }
         let newest_tail = found.values().map(|one| one.tail_sequence).max().unwrap_or(0);
@@ -371,28 +374,43 @@ impl Journal {
         found.into_values().collect()
     }
 
-    /// The whole record at `at`, and its length; `None` if there is none.
-    async fn open_at(
+    /// A member's whole ring. What cannot be read is zero, and so no record.
+    async fn read_area(&self, drive: &Rc<Drive>, area: Area) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for step in [READ_BYTES, 4096] {
+            while (bytes.len() as u64) < area.len {
+                let at = bytes.len() as u64;
+                let len = step.min(area.len - at);
+                let read = label::read_bytes(&self.reactor, drive, area.offset + at, len).await;
+                match read {
+                    Ok(read) => bytes.extend(read),
+                    Err(_) if step == 4096 => bytes.resize(bytes.len() + 4096, 0),
+                    // On from here in small steps.
+                    Err(_) => break,
+                }
+            }
+        }
+        bytes
+    }
+
+    /// The whole record at `at` of a ring that begins at `ring` on its drive, and its length;
+    /// `None` if there is none.
+    fn open_at(
         &self,
-        drive: &Rc<Drive>,
+        bytes: &[u8],
         drive_uuid: [u8; 16],
+        ring: u64,
         at: u64,
-        end: u64,
     ) -> Option<(Found, u64)> {
-        let header =
-            label::read_bytes(&self.reactor, drive, at, JournalRecord::BYTES).await.ok()?;
-        let record = record::open::<JournalRecord>(&header, Some(drive_uuid), at).ok()?;
-        let payload_bytes = u64::from(record.payload_bytes.get());
-        let len = (JournalRecord::BYTES + payload_bytes).next_multiple_of(4096);
-        if record.array != self.identity.uuid || at + len > end || payload_bytes == 0 {
+        let bytes = bytes.get(to_usize(at)..)?;
+        let record = record::open::<JournalRecord>(bytes, Some(drive_uuid), ring + at).ok()?;
+        let payload_bytes = record.payload_bytes.get() as usize;
+        let payload = bytes.get(size_of::<JournalRecord>()..)?.get(..payload_bytes)?;
+        let sum = record.payload_checksum.get();
+        if record.array != self.identity.uuid || payload_checksum(payload) != sum {
             return None;
         }
-        let payload_at = at + JournalRecord::BYTES;
-        let payload =
-            label::read_bytes(&self.reactor, drive, payload_at, payload_bytes).await.ok()?;
-        if payload_checksum(&payload) != record.payload_checksum.get() {
-            return None;
-        }
+        let len = (JournalRecord::BYTES + payload_bytes as u64).next_multiple_of(4096);
         let mut from = 0;
         let mut slices = Vec::new();
         for slice in record.slices() {

@@ -7,6 +7,7 @@ use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
 use ashlar_format::dirty_map::DirtyMapPage;
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
+use ashlar_format::journal_record::{JournalRecord, PAYLOAD_BYTES_MAX};
 use ashlar_format::record::{self, Record};
 use ashlar_format::units::{Area, to_usize};
 use ashlar_format::volume_table::VolumeTable;
@@ -21,8 +22,10 @@ const VOLUME_TABLE_AT: u64 = 256 << 10;
 const JOURNAL_AT: u64 = 1 << 20;
 const AREA_ALIGN: u64 = 1 << 20;
 /// The journal takes a 256th of a drive, within these bounds.
-const JOURNAL_BYTES_MIN: u64 = 1 << 20;
+const JOURNAL_BYTES_MIN: u64 = 2 << 20;
 const JOURNAL_BYTES_MAX: u64 = 32 << 20;
+// A few of the largest records fit, or writes would wait for each other.
+const _: () = assert!(JOURNAL_BYTES_MIN >= 3 * (JournalRecord::BYTES + PAYLOAD_BYTES_MAX as u64));
 /// Kept free before the last label copy.
 const TAIL_BYTES: u64 = 64 << 10;
 

@@ -2,24 +2,24 @@
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
-pub mod array;
-mod assemble;
-pub mod dirty_map;
-pub mod error;
-mod job;
-mod journal;
-pub mod label;
-pub mod layout;
-pub mod members;
 pub mod parity;
-mod read;
-mod rebuild;
-mod resync;
-mod scrub;
-pub mod start;
+pub mod error;
 pub mod status;
-mod table;
-mod unsynced;
-mod write;
+pub mod layout;
 pub mod write_plan;
+pub mod label;
+pub mod members;
+pub mod dirty_map;
+mod unsynced;
+mod journal;
+mod job;
+pub mod array;
+mod read;
+mod write;
+mod resync;
 mod zero;
+mod rebuild;
+mod scrub;
+mod table;
+mod assemble;
+pub mod start;

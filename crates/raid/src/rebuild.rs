@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::{MemberIndex, StripeIndex};
-use ashlar_reactor::backend::Instant;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
 
@@ -39,6 +38,9 @@ impl Array {
             {
                 if let Err(error) = array.rebuild_member(index).await {
                     array.jobs.set_rebuild_error(Some(error));
+                    break;
+                }
+                if array.is_stopping() {
                     break;
                 }
             }
@@ -74,14 +76,6 @@ impl Array {
             self.give_way(began).await;
         }
         self.save_rebuild(index, MemberState::Trusted).await
-    }
-
-    /// Leaves half of the time to others while there are any.
-    pub(crate) async fn give_way(&self, began: Instant) {
-        // One of the requests is the job's own.
-        if self.requests() > 1 {
-            self.reactor.sleep(self.reactor.now().since(began)).await;
-        }
     }
 
     async fn rebuild_window(

@@ -6,6 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_format::units::StripeIndex;
+use ashlar_reactor::backend::Instant;
+use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
 use smallvec::SmallVec;
 
@@ -17,6 +19,8 @@ use crate::write_plan::{bits, each};
 
 /// Between two looks at what maintenance has to do.
 const MAINTENANCE_PERIOD: Duration = Duration::from_millis(250);
+/// Stripes that are synced at the same time.
+const STRIPES_AT_ONCE: usize = 8;
 /// Rounds of maintenance between two tries of stripes that could not be synced.
 const RETRY_ROUNDS: u32 = 240;
 
@@ -105,7 +109,7 @@ impl Array {
         let mut rounds_until_retry = 0u32;
         self.set_maintained(true);
         while !self.is_stopping() {
-            self.reactor.sleep(MAINTENANCE_PERIOD).await;
+            self.pause(MAINTENANCE_PERIOD).await;
             rounds_until_retry = rounds_until_retry.saturating_sub(1);
             if self.unsynced.count() > 0 && rounds_until_retry == 0 {
                 self.resync().await;
@@ -122,13 +126,32 @@ impl Array {
         let total = self.unsynced.count();
         self.jobs.resync_slot().begin(self.reactor.now(), 0, total);
         let mut at = StripeIndex(0);
-        while let Some(stripe) = self.unsynced.next(at) {
+        loop {
+            let mut window = Vec::new();
+            while window.len() < STRIPES_AT_ONCE
+                && let Some(stripe) = self.unsynced.next(at)
+            {
+                at = StripeIndex(stripe.0 + 1);
+                window.push(stripe);
+            }
             let Ok(_request) = self.begin() else { break };
-            let _ = self.sync_now(stripe).await;
-            at = StripeIndex(stripe.0 + 1);
+            if window.is_empty() {
+                break;
+            }
+            let began = self.reactor.now();
+            join_all(window.iter().map(|stripe| self.sync_now(*stripe))).await;
             self.jobs.resync_slot().advance(total.saturating_sub(self.unsynced.count()));
+            self.give_way(began).await;
         }
         self.jobs.resync_slot().end();
+    }
+
+    /// Leaves half of the time to others while there are any.
+    pub(crate) async fn give_way(&self, began: Instant) {
+        // One of the requests is the job's own.
+        if self.requests() > 1 {
+            self.pause(self.reactor.now().since(began)).await;
+        }
     }
 
     /// Clears the bits of regions where nothing is going on any more.

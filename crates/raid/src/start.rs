@@ -64,18 +64,27 @@ impl Array {
         if !zeroed && array.layout().is_redundant() {
             (0..stripes).for_each(|stripe| array.unsynced.insert(StripeIndex(stripe)));
         }
-        array.dirty.write_all().await?;
-        array.write_table(&*array.read_table().await?).await?;
-        array.members.save().await?;
-        // Labels last: before them there is no array.
-        for (index, member) in list.iter().enumerate() {
-            array.write_label(MemberIndex::new(index), member).await?;
-        }
-        if !array.members.all_trusted() {
-            return Err(ChangeError::Spec("a drive failed while it was labelled".into()));
+        if let Err(error) = array.write_metadata(&list).await {
+            // What was written is of no use to anyone; drives that still answer forget it.
+            let _ = array.wipe().await;
+            return Err(error);
         }
         reactor.spawn(array.clone().maintain());
         Ok(array)
+    }
+
+    async fn write_metadata(self: &Rc<Self>, list: &[Member]) -> Result<(), ChangeError> {
+        self.dirty.write_all().await?;
+        self.write_table(&*self.read_table().await?).await?;
+        self.members.save().await?;
+        // Labels last: before them there is no array.
+        for (index, member) in list.iter().enumerate() {
+            self.write_label(MemberIndex::new(index), member).await?;
+        }
+        if self.members.all_trusted() {
+            return Ok(());
+        }
+        Err(ChangeError::Spec("a drive failed while it was labelled".into()))
     }
 
     async fn write_label(&self, index: MemberIndex, member: &Member) -> Result<(), ChangeError> {

@@ -7,19 +7,27 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_drive::error::DriveError;
-use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
+use ashlar_format::units::{MemberIndex, RegionIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
 
 use crate::array::Array;
 use crate::error::ArrayError;
-use crate::write_plan::each;
+use crate::write_plan::{bits, each};
 
 /// Stripes that are zeroed under one set of locks.
 const STRIPES_AT_ONCE: u64 = 64;
 /// Bytes of zeroes in one ordinary write, unless a stripe is larger.
 const ZEROES_BYTES: u64 = 1 << 20;
+
+/// What the drives did of a range of stripes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Zeroed {
+    All,
+    Some,
+    Untouched,
+}
 
 impl Array {
     /// The range reads as zeroes afterwards; space under whole stripes may be given back.
@@ -43,20 +51,28 @@ impl Array {
     }
 
     /// Gives space under whole stripes of the range back; they read as zeroes. What is left of the
-    /// range keeps its bytes.
+    /// range keeps its bytes, and so does all of it where giving back would mean to write: a
+    /// degraded array, drives that cannot.
     pub async fn discard(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let stripe = self.stripe_bytes();
-        let end = offset.checked_add(len).ok_or(ArrayError::Range)?;
-        let first = offset.next_multiple_of(stripe);
-        let last = end / stripe * stripe;
-        if first >= last {
-            return if self.layout().contains(offset, len) {
-                Ok(())
-            } else {
-                Err(ArrayError::Range)
-            };
+        let _request = self.begin()?;
+        if !self.layout().contains(offset, len) {
+            return Err(ArrayError::Range);
         }
-        self.write_zeroes(first, last - first).await
+        let stripe = self.stripe_bytes();
+        let (mut at, last) = (offset.div_ceil(stripe), (offset + len) / stripe);
+        while at < last {
+            let until = (at + STRIPES_AT_ONCE).min(last);
+            if self.is_journaled() || self.zero_by_drives(at..until).await? == Zeroed::Untouched {
+                return Ok(());
+            }
+            at = until;
+        }
+        Ok(())
+    }
+
+    /// A degraded stripe of parity changes only through the journal, which ordinary writes use.
+    fn is_journaled(&self) -> bool {
+        self.layout().parity > 0 && !self.members.all_trusted()
     }
 
     async fn write_zero_bytes(self: &Rc<Self>, from: u64, to: u64) -> Result<(), ArrayError> {
@@ -79,49 +95,35 @@ impl Array {
     }
 
     async fn zero_stripes(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), ArrayError> {
-        let stripe = self.stripe_bytes();
-        let (from, to) = (stripes.start * stripe, stripes.end * stripe);
-        // A degraded stripe changes only through the journal, which ordinary writes use.
-        if self.layout().parity > 0 && !self.members.all_trusted() {
-            return self.write_zero_bytes(from, to).await;
+        if !self.is_journaled() && self.zero_by_drives(stripes.clone()).await? == Zeroed::All {
+            return Ok(());
         }
-        let zeroed = self.zero_by_drives(stripes).await?;
-        if zeroed { Ok(()) } else { self.write_zero_bytes(from, to).await }
+        let stripe = self.stripe_bytes();
+        self.write_zero_bytes(stripes.start * stripe, stripes.end * stripe).await
     }
 
-    /// False if it must be done by writing: the drives cannot do it, or the array is degraded.
-    async fn zero_by_drives(self: &Rc<Self>, stripes: Range<u64>) -> Result<bool, ArrayError> {
+    async fn zero_by_drives(self: &Rc<Self>, stripes: Range<u64>) -> Result<Zeroed, ArrayError> {
         let mut regions = Vec::new();
         if self.layout().is_redundant() {
             let first = self.dirty.region_of(StripeIndex(stripes.start));
             let last = self.dirty.region_of(StripeIndex(stripes.end - 1));
             for region in first.0..=last.0 {
-                let region = ashlar_format::units::RegionIndex(region);
-                regions.push(self.dirty.mark(region).await?);
+                regions.push(self.dirty.mark(RegionIndex(region)).await?);
             }
         }
         let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
-        // A degraded stripe changes only through the journal.
-        let degraded = || self.layout().parity > 0 && !self.members.all_trusted();
-        if degraded() {
-            return Ok(false);
+        if self.is_journaled() {
+            return Ok(Zeroed::Untouched);
         }
         let _unrecorded = self.journal.begin_unrecorded().await?;
-        if degraded() {
-            return Ok(false);
+        if self.is_journaled() {
+            return Ok(Zeroed::Untouched);
         }
-        let chunk = u64::from(self.layout().chunk_bytes);
-        let (from, len) = (stripes.start * chunk, (stripes.end - stripes.start) * chunk);
-        let results = join_all((0..self.layout().members()).map(|index| async move {
-            let (drive, base) = {
-                let list = self.members.list();
-                let member = &list[index];
-                let drive = member.alive().cloned().ok_or(DriveError::Gone)?;
-                (drive, member.areas.data.offset)
-            };
-            drive.write_zeroes(base + from, len).await
-        }))
-        .await;
+        let members = 0..self.layout().members();
+        let results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
+        if results.iter().all(|result| *result == Err(DriveError::Unsupported)) {
+            return Ok(Zeroed::Untouched);
+        }
         self.zeroed(stripes, &results).await
     }
 
@@ -130,31 +132,40 @@ impl Array {
         &self,
         stripes: Range<u64>,
         results: &[Result<(), DriveError>],
-    ) -> Result<bool, ArrayError> {
-        let cannot = |result: &Result<(), DriveError>| {
-            matches!(result, Err(DriveError::Unsupported | DriveError::NoSpace))
-        };
+    ) -> Result<Zeroed, ArrayError> {
         let layout = self.layout();
+        let unable = [Err(DriveError::Unsupported), Err(DriveError::NoSpace)];
+        let unable = results.iter().any(|result| unable.contains(result));
         for stripe in stripes.clone().map(StripeIndex) {
-            let member = |p: &u8| layout.member_at(stripe, *p).index();
-            let missed = (0..layout.positions()).filter(|p| results[member(p)].is_err());
+            let member = |position: u8| layout.member_at(stripe, position).index();
+            let missed = each(bits(0..layout.positions())).filter(|p| results[member(*p)].is_err());
             let missed = missed.fold(0, |bits, position| bits | 1 << position);
-            let held = self.members.held(stripe) & !missed;
             let mut current = vec![false; layout.members()];
-            each(held).for_each(|position| current[member(&position)] = true);
-            let safe = missed == 0 || (layout.survives(&current) && !results.iter().any(cannot));
-            if !safe && !layout.is_redundant() {
-                return Ok(false);
-            }
-            if !safe {
-                // Some members have zeroed their part: writing it all makes the stripes agree.
-                stripes.clone().for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
-                return Ok(false);
+            each(self.members.held(stripe) & !missed).for_each(|p| current[member(p)] = true);
+            if missed != 0 && (unable || !layout.survives(&current)) {
+                // Some drives have zeroed their part: until all of it is written, the stripes may
+                // not agree.
+                if layout.is_redundant() {
+                    stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
+                }
+                return Ok(Zeroed::Some);
             }
             self.members.fence_missed(stripe, missed).await?;
         }
         stripes.for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
-        Ok(true)
+        Ok(Zeroed::All)
+    }
+
+    async fn zero_part(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
+        let (drive, base) = {
+            let list = self.members.list();
+            let member = &list[index];
+            let drive = member.alive().cloned().ok_or(DriveError::Gone)?;
+            (drive, member.areas.data.offset)
+        };
+        let chunk = u64::from(self.layout().chunk_bytes);
+        let len = (stripes.end - stripes.start) * chunk;
+        drive.write_zeroes(base + stripes.start * chunk, len).await
     }
 
     /// Asks one member to zero its whole data area. False if it cannot do that quickly.

@@ -1,8 +1,8 @@
 //! Registered, aligned, counted buffers, and guest memory seen through the same type.
 //!
-//! A [`Buffer`] is a counted view of a [`Region`]. Regions are either engine memory, taken from a
-//! [`BufferPool`] and given back to it when the last view is dropped, or foreign memory (a guest's),
-//! which can change at any time and is therefore never lent out as a slice.
+//! A [`Buffer`] is a counted view of a region. Regions are either engine memory, taken from a
+//! [`BufferPool`] and given back to it when the last view is dropped, or foreign memory (a
+//! guest's), which can change at any time and is therefore never lent out as a slice.
 //!
 //! Invariants:
 //! - a region outlives every view of it, so the kernel may write into a view that a slot holds;

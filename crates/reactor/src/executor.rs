@@ -21,16 +21,13 @@ use crate::op::{Device, DeviceId, Done, Op, Outcome, Ticket};
 use crate::prng::Prng;
 use crate::registry::{Key, Registry};
 use crate::slots::Slots;
+use crate::task::TaskId;
 use crate::timer::Timers;
 
 /// Polls in a row without any completion, timer or poller finding work: a spin, and so a bug.
 const POLLS_WITHOUT_PROGRESS_MAX: u32 = 1_000_000;
 /// Tasks run between two looks at the backend, so that completions are not starved.
 const TASKS_PER_TURN_MAX: usize = 256;
-
-/// Names a task of one reactor. Reused after the task has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct TaskId(u32);
 
 /// Which ready task runs next.
 pub enum Order {

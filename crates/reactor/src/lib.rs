@@ -6,18 +6,19 @@
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
-pub mod backend;
+pub mod prng;
 pub mod buffer;
-pub mod cores;
+pub mod op;
+pub mod backend;
+pub mod task;
+mod slots;
+mod timer;
+pub mod registry;
 pub mod executor;
+pub mod wait_list;
+pub mod range_lock;
 pub mod join;
 pub mod mailbox;
-pub mod op;
-pub mod prng;
-pub mod ram;
-pub mod range_lock;
-pub mod registry;
-mod slots;
-pub mod timer;
+mod ram;
 pub mod uring;
-pub mod wait_list;
+pub mod cores;

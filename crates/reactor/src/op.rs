@@ -11,7 +11,7 @@ pub struct DeviceId(pub u32);
 /// What a backend can be given to work on.
 pub enum Device {
     /// A file or block device, opened for direct I/O.
-    File { fd: OwnedFd, block_device: bool },
+    File { fd: OwnedFd },
     /// Memory of this many bytes, zero at first.
     Ram { bytes: u64 },
     /// A drive of the simulator's world.

@@ -8,7 +8,8 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::task::Poll;
 
-use crate::executor::{Reactor, TaskId};
+use crate::executor::Reactor;
+use crate::task::TaskId;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {

@@ -3,8 +3,8 @@
 //! Invariant: a slot keeps its [`Op`] from `submit` to the reaped `Done`, also when the future that
 //! waited for it was dropped; so the kernel never writes into memory that was given back.
 
-use crate::executor::TaskId;
 use crate::op::{Done, Op, Outcome, Ticket};
+use crate::task::TaskId;
 
 /// Most operations in flight on one reactor.
 pub const IN_FLIGHT_MAX: usize = 1 << 16;

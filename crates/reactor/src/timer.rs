@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::backend::Instant;
-use crate::executor::TaskId;
+use crate::task::TaskId;
 
 #[derive(Default)]
 pub(crate) struct Timers {

@@ -19,7 +19,7 @@ use crate::ram::Ram;
 const RING_ENTRIES: u32 = 1024;
 
 enum Registered {
-    File { fd: OwnedFd, block_device: bool },
+    File(OwnedFd),
     Ram(Ram),
     Gone,
 }
@@ -78,7 +78,7 @@ impl UringBackend {
         (list.as_ptr(), u32::try_from(list.len()).expect("few pieces"))
     }
 
-    fn entry(&mut self, ticket: Ticket, fd: RawFd, op: &Op, block_device: bool) -> squeue::Entry {
+    fn entry(&mut self, ticket: Ticket, fd: RawFd, op: &Op) -> squeue::Entry {
         match op {
             Op::Read { offset, into, .. } => {
                 let (pieces, count) = self.pieces_of(ticket, into);
@@ -91,7 +91,7 @@ impl UringBackend {
             Op::Flush { .. } => opcode::Fsync::new(Fd(fd)).flags(FsyncFlags::DATASYNC).build(),
             Op::WriteZeroes { offset, len, unmap, .. } => opcode::Fallocate::new(Fd(fd), *len)
                 .offset(*offset)
-                .mode(zeroes_mode(block_device, *unmap))
+                .mode(zeroes_mode(*unmap))
                 .build(),
             Op::Readable { fd } => {
                 opcode::PollAdd::new(Fd(*fd), u32::from(libc::POLLIN.cast_unsigned())).build()
@@ -124,13 +124,10 @@ impl UringBackend {
     }
 }
 
-/// Files get a hole (or, kept allocated, a zeroed range); a block device is told to zero itself.
-fn zeroes_mode(block_device: bool, unmap: bool) -> i32 {
-    if unmap && !block_device {
-        libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE
-    } else {
-        libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE
-    }
+/// Giving space back is a hole, in a file and on a block device; the latter says if it cannot.
+fn zeroes_mode(unmap: bool) -> i32 {
+    let how = if unmap { libc::FALLOC_FL_PUNCH_HOLE } else { libc::FALLOC_FL_ZERO_RANGE };
+    how | libc::FALLOC_FL_KEEP_SIZE
 }
 
 fn on_ram(ram: &mut Ram, op: &Op) -> Outcome {
@@ -160,7 +157,7 @@ impl Backend for UringBackend {
 
     fn register(&mut self, device: Device) -> DeviceId {
         let registered = match device {
-            Device::File { fd, block_device } => Registered::File { fd, block_device },
+            Device::File { fd } => Registered::File(fd),
             Device::Ram { bytes } => Registered::Ram(Ram::new(bytes)),
             Device::Simulated { .. } => panic!("a simulated drive belongs to the simulator"),
         };
@@ -178,9 +175,9 @@ impl Backend for UringBackend {
     }
 
     fn submit(&mut self, ticket: Ticket, op: &Op) {
-        let (fd, block_device) = match device_of(op).map(|id| &mut self.devices[id.0 as usize]) {
-            None => (-1, false),
-            Some(Registered::File { fd, block_device }) => (fd.as_raw_fd(), *block_device),
+        let fd = match device_of(op).map(|id| &mut self.devices[id.0 as usize]) {
+            None => -1,
+            Some(Registered::File(fd)) => fd.as_raw_fd(),
             Some(Registered::Ram(ram)) => {
                 let outcome = on_ram(ram, op);
                 self.finished.push(Done { ticket, outcome });
@@ -191,7 +188,7 @@ impl Backend for UringBackend {
                 return;
             }
         };
-        let entry = self.entry(ticket, fd, op, block_device).user_data(u64::from(ticket.0));
+        let entry = self.entry(ticket, fd, op).user_data(u64::from(ticket.0));
         self.backlog.push_back(entry);
     }
 

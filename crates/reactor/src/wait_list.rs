@@ -3,7 +3,9 @@
 use std::cell::RefCell;
 use std::task::Poll;
 
-use crate::executor::{Reactor, TaskId};
+use crate::backend::Instant;
+use crate::executor::Reactor;
+use crate::task::TaskId;
 
 /// Waiting tasks. A waiter states its condition, so a spurious wake-up is harmless.
 #[derive(Default)]
@@ -18,31 +20,41 @@ impl WaitList {
             if condition() {
                 return Poll::Ready(());
             }
-            let task = reactor.current_task();
-            let mut waiting = self.waiting.borrow_mut();
-            if !waiting.contains(&task) {
-                waiting.push(task);
-            }
+            self.add(reactor.current_task());
             Poll::Pending
         })
         .await;
+    }
+
+    /// The same, but not longer than until `deadline`.
+    pub async fn until_or(
+        &self,
+        reactor: &Reactor,
+        deadline: Instant,
+        mut condition: impl FnMut() -> bool,
+    ) {
+        let mut sleep = std::pin::pin!(reactor.sleep_until(deadline));
+        std::future::poll_fn(|context| {
+            if condition() {
+                return Poll::Ready(());
+            }
+            self.add(reactor.current_task());
+            sleep.as_mut().poll(context)
+        })
+        .await;
+    }
+
+    fn add(&self, task: TaskId) {
+        let mut waiting = self.waiting.borrow_mut();
+        if !waiting.contains(&task) {
+            waiting.push(task);
+        }
     }
 
     /// Lets every waiter look at its condition again.
     pub fn wake_all(&self, reactor: &Reactor) {
         // Taken out first: a woken task may wait again.
         for task in self.waiting.take() {
-            reactor.wake(task);
-        }
-    }
-
-    /// Lets the longest waiter look again.
-    pub fn wake_one(&self, reactor: &Reactor) {
-        let first = {
-            let mut waiting = self.waiting.borrow_mut();
-            (!waiting.is_empty()).then(|| waiting.remove(0))
-        };
-        if let Some(task) = first {
             reactor.wake(task);
         }
     }

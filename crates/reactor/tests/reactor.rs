@@ -59,7 +59,7 @@ fn a_file_keeps_what_was_written() {
         .open(&path)
         .unwrap();
     file.set_len(1 << 20).unwrap();
-    write_read_back(Device::File { fd: OwnedFd::from(file), block_device: false });
+    write_read_back(Device::File { fd: OwnedFd::from(file) });
     std::fs::remove_file(path).unwrap();
 }
 

@@ -182,7 +182,8 @@ impl Plan {
         let Plan { lives, workers, ops_per_worker, hot_stripes, faults_max, .. } = self;
         let mut text = format!(
             "level {} of {members}, chunk {}K, {lives} lives of {workers} workers × \
-             {ops_per_worker} operations on {hot_stripes} stripes, up to {faults_max} faults a life:",
+             {ops_per_worker} operations on {hot_stripes} stripes, up to {faults_max} faults a \
+             life:",
             level as u8,
             chunk_bytes >> 10
         );

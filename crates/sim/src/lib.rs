@@ -6,17 +6,17 @@
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
-pub mod batch;
-pub mod canary;
-pub mod chaos;
-pub mod checkers;
+pub mod trace;
+pub mod oracle;
 pub mod drive;
-pub mod enumerate;
+pub mod canary;
+pub mod world;
 pub mod faults;
 pub mod fleet;
 pub mod inspect;
-pub mod oracle;
-pub mod scenario;
-pub mod trace;
 pub mod workload;
-pub mod world;
+pub mod checkers;
+pub mod chaos;
+pub mod scenario;
+pub mod batch;
+pub mod enumerate;

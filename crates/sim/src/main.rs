@@ -150,8 +150,8 @@ fn many(arguments: &Arguments) -> bool {
     let done = totals.seeds.load(Ordering::Relaxed);
     let failed = totals.failed.load(Ordering::Relaxed);
     println!(
-        "{done} seeds, {failed} failed, in {} s: {} operations, {} sectors checked, {} s of virtual \
-         time",
+        "{done} seeds, {failed} failed, in {} s: {} operations, {} sectors checked, {} s \
+         of virtual time",
         began.elapsed().as_secs(),
         totals.completions.load(Ordering::Relaxed),
         totals.sectors.load(Ordering::Relaxed),

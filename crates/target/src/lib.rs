@@ -1,1 +1,6 @@
-//! Placeholder.
+//! Front ends: how the world reaches a volume.
+//!
+//! Modules from lowest to highest; a module uses only those above it in this list.
+
+pub mod request;
+pub mod vhost;

@@ -1,0 +1,202 @@
+//! Arrays, as the API shows them.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::api::drive::DriveHealth;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ArrayCreate {
+    pub name: String,
+    /// 0, 1, 5, 6 or 10.
+    pub level: u8,
+    /// Names of attached drives, in the order of the members.
+    pub drives: Vec<String>,
+    /// 16 KiB to 1 MiB, a power of two. Left out: 64 KiB.
+    #[serde(default)]
+    pub chunk_bytes: Option<u32>,
+    /// Copies of each block at levels 1 (left out: one a drive) and 10 (left out: two).
+    #[serde(default)]
+    pub copies: Option<u8>,
+    /// Also take drives that carry another array's label.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// Which member gets a new drive: say `member` or `old`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ArrayReplace {
+    #[serde(default)]
+    pub member: Option<u8>,
+    /// Name or uuid of the drive that is, or was, the member.
+    #[serde(default)]
+    pub old: Option<String>,
+    /// Name of the attached drive that takes its place.
+    pub new: String,
+    /// Pull the old drive if it is still in use; take a new drive that carries a label.
+    #[serde(default)]
+    pub force: bool,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ArrayScrub {
+    /// Write parity or copies anew where they do not agree with the data.
+    #[serde(default)]
+    pub repair: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ArrayState {
+    /// All members hold all data.
+    Optimal,
+    /// Members are missing, stale or being rebuilt; all blocks can be read and written.
+    Degraded,
+    /// Some blocks are lost; the others are served.
+    Failed,
+    /// Stopped by the operator.
+    Stopped,
+    /// Should run, but does not; `error` says why.
+    Unavailable,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum MemberState {
+    /// Holds everything that was acknowledged.
+    Trusted,
+    /// Missed a write; it is not read until it was rebuilt.
+    Stale,
+    /// Being filled.
+    Rebuilding,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Member {
+    pub index: u8,
+    /// Name of its drive; `null` if it has none now.
+    pub drive: Option<String>,
+    /// Name of the drive that was the member last, where it is known.
+    pub last_drive: Option<String>,
+    pub drive_uuid: Uuid,
+    pub state: MemberState,
+    /// `null` if it has no drive.
+    pub health: Option<DriveHealth>,
+    /// Whether its drive is there and answers.
+    pub present: bool,
+    /// How much of it holds current data, 0 to 100.
+    pub rebuilt_percent: u8,
+}
+
+/// Long work: rebuild, resync or scrub.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Progress {
+    pub stripes_done: u64,
+    pub stripes_total: u64,
+    /// 0 to 100.
+    pub percent: u8,
+    pub elapsed_ms: u64,
+    /// Expected time left; `null` while nothing is known.
+    pub remaining_ms: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ScrubState {
+    Never,
+    Running,
+    Finished,
+}
+
+/// The scrub that runs, or the last one since the array was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Scrub {
+    pub state: ScrubState,
+    pub progress: Option<Progress>,
+    /// Stripes whose parity or copies did not agree.
+    pub mismatched_stripes: u64,
+    /// First of them.
+    pub first_mismatch: Option<u64>,
+    pub repaired_stripes: u64,
+    /// Stripes that could not be read well enough to be checked.
+    pub unreadable_stripes: u64,
+}
+
+/// Requests served since the array was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ArrayCounters {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub flushes: u64,
+    /// Reads that were reconstructed from the other members.
+    pub reconstructed: u64,
+    /// Blocks rewritten because their member could not read them.
+    pub repaired: u64,
+}
+
+/// Of a stopped array only name, uuid and state are known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Array {
+    pub name: String,
+    pub uuid: Uuid,
+    pub state: ArrayState,
+    /// Why the array is unavailable.
+    #[serde(default)]
+    pub error: Option<String>,
+    /// CPU of the reactor that serves it.
+    pub cpu: Option<usize>,
+    pub level: Option<u8>,
+    pub copies: Option<u8>,
+    pub data_chunks: Option<u8>,
+    pub parity_chunks: Option<u8>,
+    pub chunk_bytes: Option<u32>,
+    pub stripes: Option<u64>,
+    /// Bytes for volumes.
+    pub capacity_bytes: Option<u64>,
+    /// Of these, not given to any volume.
+    pub free_bytes: Option<u64>,
+    /// Counts changes of the array's make-up.
+    pub generation: Option<u64>,
+    pub members: Vec<Member>,
+    pub volumes: Vec<String>,
+    /// Regions whose members may not agree if power fails now.
+    pub dirty_regions: Option<u64>,
+    /// Making members agree again after a crash.
+    pub resync: Option<Progress>,
+    pub rebuild: Option<Progress>,
+    /// Why the last rebuild stopped before its end.
+    pub rebuild_error: Option<String>,
+    pub scrub: Option<Scrub>,
+    pub counters: Option<ArrayCounters>,
+}
+
+/// What `rebuild` did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RebuildStarted {
+    /// Members that got their drive back.
+    pub members: Vec<u8>,
+    pub notes: Vec<String>,
+    pub array: Array,
+}
+
+/// What `start` with a scan did.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ScanResult {
+    pub started: Vec<Array>,
+    pub failed: Vec<ScanFailure>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ScanFailure {
+    pub uuid: Uuid,
+    pub name: Option<String>,
+    pub error: String,
+    #[serde(default)]
+    pub fix: Option<String>,
+}

@@ -1,0 +1,107 @@
+//! Drives, as the API shows them.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// What a drive is made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DriveSource {
+    /// Absolute path of a block device or file.
+    #[schema(value_type = String)]
+    Path(PathBuf),
+    /// Memory of this many bytes, for measuring; it forgets everything when it is detached.
+    Ram(u64),
+}
+
+impl std::fmt::Display for DriveSource {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            DriveSource::Path(path) => path.display().fmt(f),
+            DriveSource::Ram(bytes) => write!(f, "ram:{}", crate::size::Size(*bytes)),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DriveAttach {
+    pub source: DriveSource,
+    /// Left out: made from the path.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Make a file of this size if there is none. Its space is taken as it is written.
+    #[serde(default)]
+    pub size_bytes: Option<u64>,
+    /// Take a drive that carries data; the data will be lost once an array uses the drive.
+    #[serde(default)]
+    pub force: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DriveState {
+    /// Attached and not part of a running array.
+    Free,
+    /// Part of a running array.
+    Member,
+    /// Should be attached, but cannot be; `error` says why.
+    Missing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DriveKind {
+    File,
+    BlockDevice,
+    Ram,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DriveHealth {
+    Healthy,
+    /// Errors were met; it is still used.
+    Suspect,
+    /// Pulled, or answers nothing useful any more; it is used no longer.
+    Failed,
+}
+
+/// Since the array that uses the drive was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DriveCounters {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub flushes: u64,
+    pub read_errors: u64,
+    pub write_errors: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Drive {
+    pub name: String,
+    pub source: DriveSource,
+    pub state: DriveState,
+    /// Why the drive is missing.
+    #[serde(default)]
+    pub error: Option<String>,
+    pub kind: Option<DriveKind>,
+    pub bytes: Option<u64>,
+    /// Smallest unit it reads and writes.
+    pub sector_bytes: Option<u32>,
+    /// What it carried when it was last looked at: `blank`, `member of …`, `ext4`, …
+    pub content: Option<String>,
+    /// Uuid in the drive's label.
+    pub uuid: Option<Uuid>,
+    /// Array that the drive is a member of, or whose label it carries.
+    pub array: Option<String>,
+    pub array_uuid: Option<Uuid>,
+    pub member: Option<u32>,
+    pub health: Option<DriveHealth>,
+    pub counters: Option<DriveCounters>,
+}

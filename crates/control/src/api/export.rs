@@ -1,0 +1,65 @@
+//! Exports, as the API shows them.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExportCreate {
+    pub name: String,
+    /// Name of a volume, or `ARRAY/VOLUME`.
+    pub volume: String,
+    /// Absolute path of the socket. Left out: `export/NAME.sock` beside the API's socket.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub socket: Option<PathBuf>,
+    /// Most queues a guest may use. Left out: 16.
+    #[serde(default)]
+    pub queues: Option<u16>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ExportState {
+    /// Waits for a guest.
+    Listening,
+    /// A guest is connected.
+    Connected,
+    /// Not served; `error` says why.
+    Down,
+}
+
+/// Requests served since the export was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExportCounters {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub flushes: u64,
+    pub discards: u64,
+    pub errors: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Export {
+    pub name: String,
+    pub volume: String,
+    pub array: String,
+    #[schema(value_type = String)]
+    pub socket: PathBuf,
+    /// Most queues a guest may use.
+    pub queues: u16,
+    /// Serial number that a guest sees; `null` while it is down.
+    pub serial: Option<String>,
+    pub state: ExportState,
+    /// Why it is down, or what last went wrong with its guest.
+    #[serde(default)]
+    pub error: Option<String>,
+    pub queues_active: u16,
+    pub counters: ExportCounters,
+    /// Options for QEMU that give the volume to a guest.
+    pub qemu: String,
+}

@@ -1,0 +1,254 @@
+//! What shall be: attached drives, known arrays, exports. Kept in the state directory.
+//!
+//! Invariants:
+//! - the file is replaced as a whole: after a crash it is the old one or the new one;
+//! - one daemon at a time has the directory;
+//! - losing it loses no data: arrays assemble from the labels of their drives.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::api::drive::DriveSource;
+use crate::refusal::{Answer, Refusal};
+
+const FILE: &str = "catalog.json";
+const FILE_NEW: &str = "catalog.json.new";
+const LOCK: &str = "lock";
+/// Raised when an older daemon could not make sense of the file.
+const VERSION: u32 = 1;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KnownDrive {
+    pub source: DriveSource,
+    /// The operator agreed that what it carries may be overwritten.
+    #[serde(default)]
+    pub overwrite: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KnownArray {
+    pub name: String,
+    /// The generation this host saw last.
+    pub generation: u64,
+    /// Drives (by the uuid of their label) that were trusted members then. Of any other drive the
+    /// generation says nothing: the array may have gone on without it.
+    #[serde(default)]
+    pub current: BTreeSet<Uuid>,
+    /// Whether it shall run.
+    pub started: bool,
+    /// Name of the drive that each member had last.
+    #[serde(default)]
+    pub drives: BTreeMap<u8, String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KnownExport {
+    pub array: Uuid,
+    pub volume: String,
+    pub socket: PathBuf,
+    pub queues: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Catalog {
+    version: u32,
+    pub drives: BTreeMap<String, KnownDrive>,
+    pub arrays: BTreeMap<Uuid, KnownArray>,
+    pub exports: BTreeMap<String, KnownExport>,
+}
+
+impl Default for Catalog {
+    fn default() -> Catalog {
+        Catalog {
+            version: VERSION,
+            drives: BTreeMap::new(),
+            arrays: BTreeMap::new(),
+            exports: BTreeMap::new(),
+        }
+    }
+}
+
+impl Catalog {
+    pub fn array_named(&self, name: &str) -> Option<(Uuid, &KnownArray)> {
+        self.arrays.iter().find(|(_, array)| array.name == name).map(|(uuid, array)| (*uuid, array))
+    }
+}
+
+/// The state directory, held by this daemon.
+#[derive(Debug)]
+pub struct StateDirectory {
+    path: PathBuf,
+    // Locked while this lives.
+    _lock: File,
+}
+
+impl StateDirectory {
+    /// Opens or makes the directory, and keeps other daemons out.
+    pub fn open(path: &Path) -> Answer<StateDirectory> {
+        let shown = path.display();
+        let unusable = |error: io::Error| {
+            Refusal::failed(format!("the state directory {shown} cannot be used: {error}"))
+                .fix("name one that the daemon may write, by --state")
+        };
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(unusable)?;
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(path.join(LOCK))
+            .map_err(unusable)?;
+        match lock.try_lock() {
+            Ok(()) => Ok(StateDirectory { path: path.to_owned(), _lock: lock }),
+            Err(TryLockError::WouldBlock) => {
+                Err(Refusal::conflict(format!("another daemon uses the state directory {shown}"))
+                    .fix("stop that one, or give this one another --state and --socket"))
+            }
+            Err(TryLockError::Error(error)) => Err(unusable(error)),
+        }
+    }
+
+    /// The stored catalog; an empty one if nothing was ever stored.
+    pub fn load(&self) -> Answer<Catalog> {
+        let path = self.path.join(FILE);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Catalog::default()),
+            Err(error) => {
+                return Err(Refusal::failed(format!("{} cannot be read: {error}", path.display())));
+            }
+        };
+        let fix = "restore it, or move it away, attach the drives again and run \
+                   `ashlar array start --scan`";
+        let catalog: Catalog = serde_json::from_slice(&text).map_err(|error| {
+            Refusal::failed(format!("{} is damaged: {error}", path.display())).fix(fix)
+        })?;
+        if catalog.version != VERSION {
+            let text = format!("{} has version {}", path.display(), catalog.version);
+            return Err(Refusal::failed(format!("{text}, which this build does not know"))
+                .fix("start the ashlar that wrote it"));
+        }
+        Ok(catalog)
+    }
+
+    /// Replaces the stored catalog, durably.
+    pub fn save(&self, catalog: &Catalog) -> Answer<()> {
+        self.replace(catalog).map_err(|error| {
+            let path = self.path.display();
+            let text = format!("the catalog in {path} cannot be written: {error}");
+            let fix = format!("make room in {path}, and let the daemon write there");
+            match error.raw_os_error() {
+                Some(libc::ENOSPC | libc::EDQUOT) => Refusal::no_space(text).fix(fix),
+                _ => Refusal::failed(text).fix(fix),
+            }
+        })
+    }
+
+    fn replace(&self, catalog: &Catalog) -> io::Result<()> {
+        let text = serde_json::to_vec_pretty(catalog).map_err(io::Error::other)?;
+        let new = self.path.join(FILE_NEW);
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(&text)?;
+        file.write_all(b"\n")?;
+        // Before the rename: a name that leads to bytes still in flight is an empty file after a
+        // power cut.
+        file.sync_all()?;
+        std::fs::rename(&new, self.path.join(FILE))?;
+        File::open(&self.path)?.sync_all()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: the catalog is never lost, half written or shared.
+    //! Method: save and load in a scratch directory, with leftovers of a crash beside it.
+
+    use super::*;
+    use crate::refusal::RefusalKind;
+
+    fn filled() -> Catalog {
+        let array = Uuid::from_bytes([7; 16]);
+        let mut catalog = Catalog::default();
+        let source = DriveSource::Path("/dev/nvme0n1".into());
+        catalog.drives.insert("d0".into(), KnownDrive { source, overwrite: false });
+        let source = DriveSource::Ram(512 << 20);
+        catalog.drives.insert("r0".into(), KnownDrive { source, overwrite: true });
+        let drives = BTreeMap::from([(0, "d0".to_owned()), (1, "r0".to_owned())]);
+        let current = BTreeSet::from([array]);
+        let known =
+            KnownArray { name: "main".into(), generation: 9, current, started: true, drives };
+        catalog.arrays.insert(array, known);
+        let socket = "/run/ashlar/export/vm1.sock".into();
+        let export = KnownExport { array, volume: "vol".into(), socket, queues: 4 };
+        catalog.exports.insert("vm1".into(), export);
+        catalog
+    }
+
+    #[test]
+    fn what_is_saved_is_loaded() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = StateDirectory::open(&scratch.path().join("a/b")).unwrap();
+        assert_eq!(directory.load(), Ok(Catalog::default()));
+        directory.save(&filled()).unwrap();
+        assert_eq!(directory.load(), Ok(filled()));
+        directory.save(&Catalog::default()).unwrap();
+        assert_eq!(directory.load(), Ok(Catalog::default()));
+    }
+
+    #[test]
+    fn a_crash_while_saving_leaves_the_old_one() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = StateDirectory::open(scratch.path()).unwrap();
+        directory.save(&filled()).unwrap();
+        std::fs::write(scratch.path().join(FILE_NEW), b"{\"version\":1,\"dri").unwrap();
+        assert_eq!(directory.load(), Ok(filled()));
+        directory.save(&filled()).unwrap();
+        assert!(!scratch.path().join(FILE_NEW).exists());
+    }
+
+    #[test]
+    fn a_second_daemon_is_kept_out() {
+        let scratch = tempfile::tempdir().unwrap();
+        let first = StateDirectory::open(scratch.path()).unwrap();
+        let refusal = StateDirectory::open(scratch.path()).unwrap_err();
+        assert_eq!(refusal.kind, RefusalKind::Conflict);
+        drop(first);
+        StateDirectory::open(scratch.path()).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_or_newer_catalog_is_not_taken_for_an_empty_one() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = StateDirectory::open(scratch.path()).unwrap();
+        for text in ["", "{", "[]", "{\"version\":1}"] {
+            std::fs::write(scratch.path().join(FILE), text).unwrap();
+            let refusal = directory.load().unwrap_err();
+            assert!(refusal.fix.unwrap().contains("--scan"), "{text:?}");
+        }
+        let newer = r#"{"version":2,"drives":{},"arrays":{},"exports":{}}"#;
+        std::fs::write(scratch.path().join(FILE), newer).unwrap();
+        assert!(directory.load().unwrap_err().error.contains("version 2"));
+    }
+
+    #[test]
+    fn a_failed_save_keeps_the_old_one() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = StateDirectory::open(scratch.path()).unwrap();
+        directory.save(&filled()).unwrap();
+        // A directory in the new file's place cannot be written, not even by root.
+        std::fs::create_dir(scratch.path().join(FILE_NEW)).unwrap();
+        assert!(directory.save(&Catalog::default()).is_err());
+        assert_eq!(directory.load(), Ok(filled()));
+    }
+}

@@ -1,0 +1,170 @@
+//! The command line: what can be said, and what is done about it.
+
+mod array;
+mod complete;
+mod drive;
+mod export;
+mod follow;
+mod inspect;
+mod output;
+mod status;
+mod volume;
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use tracing_subscriber::EnvFilter;
+
+use crate::client::Client;
+use crate::daemon::{self, CpuList, Settings};
+use crate::refusal::{Answer, Refusal};
+use crate::server;
+
+pub use complete::complete_from_environment;
+use output::{Output, say};
+
+const POLL_US_DEFAULT: u64 = 100;
+
+/// RAID for NVMe drives in user space, for virtual machines.
+///
+/// `ashlar serve` is the daemon; everything else asks it, over its socket.
+#[derive(Parser)]
+#[command(name = "ashlar", version, max_term_width = 100)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// The daemon's socket
+    #[arg(long, global = true, env = "ASHLAR_SOCKET", value_name = "PATH")]
+    #[arg(default_value = "/run/ashlar/ashlar.sock", hide_env_values = true)]
+    socket: PathBuf,
+    /// Tables for people, JSON for programs
+    #[arg(short, long, global = true, value_enum, default_value_t = Output::Table)]
+    output: Output,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the daemon
+    Serve(Serve),
+    /// Everything on one screen
+    Status(status::Status),
+    /// Drives: files, block devices, memory
+    #[command(subcommand)]
+    Drive(drive::Command),
+    /// Arrays of drives
+    #[command(subcommand)]
+    Array(array::Command),
+    /// Volumes on arrays
+    #[command(subcommand)]
+    Volume(volume::Command),
+    /// Volumes offered to guests
+    #[command(subcommand)]
+    Export(export::Command),
+    /// Read the labels of a drive, without a daemon
+    Inspect(inspect::Inspect),
+    /// Print the OpenAPI document of the daemon's API
+    Openapi,
+    /// Print what makes a shell complete commands and names
+    Completions {
+        /// Source its output: `source <(ashlar completions bash)`
+        shell: Shell,
+    },
+    /// Write the manual pages
+    Man {
+        /// Directory for them; made if it is missing
+        directory: PathBuf,
+    },
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+#[derive(Args)]
+struct Serve {
+    /// Directory for what shall survive a restart: attached drives, known arrays, exports
+    #[arg(long, default_value = "/var/lib/ashlar", value_name = "DIR")]
+    state: PathBuf,
+    /// CPUs that run reactors, such as 0 or 2,4-7; left out: the first that may be used
+    #[arg(long, value_name = "LIST")]
+    cores: Option<CpuList>,
+    /// Microseconds that an idle reactor looks for work before it sleeps
+    #[arg(long, default_value_t = POLL_US_DEFAULT, value_name = "US")]
+    poll_us: u64,
+}
+
+/// Does what was asked for. Errors go to stderr; the status is 1 for them.
+pub fn run(cli: Cli) -> ExitCode {
+    let Cli { socket, output, command } = cli;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let done = match runtime {
+        Ok(runtime) => {
+            let done = runtime.block_on(dispatch(command, socket, output));
+            // A thread that waits for a dead disk must not keep us.
+            runtime.shutdown_background();
+            done
+        }
+        Err(error) => Err(Refusal::failed(format!("no runtime: {error}"))),
+    };
+    match done {
+        Ok(code) => code,
+        Err(refusal) => {
+            eprintln!("error: {}", refusal.error);
+            if let Some(fix) = refusal.fix {
+                eprintln!("fix: {fix}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn dispatch(command: Command, socket: PathBuf, output: Output) -> Answer<ExitCode> {
+    let client = Client::new(&socket);
+    match command {
+        Command::Serve(serve) => run_daemon(serve, socket).await?,
+        Command::Status(status) => status::run(status, &client, output).await?,
+        Command::Drive(command) => drive::run(command, &client, output).await?,
+        Command::Array(command) => return array::run(command, &client, output).await,
+        Command::Volume(command) => volume::run(command, &client, output).await?,
+        Command::Export(command) => export::run(command, &client, output).await?,
+        Command::Inspect(command) => inspect::run(&command, output)?,
+        Command::Openapi => output::json(&server::openapi())?,
+        Command::Completions { shell } => complete::print_registration(shell)?,
+        Command::Man { directory } => write_manual(&directory)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn run_daemon(serve: Serve, socket: PathBuf) -> Answer<()> {
+    let filter = EnvFilter::try_from_env("ASHLAR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    daemon::serve(Settings {
+        state: serve.state,
+        socket,
+        cores: serve.cores,
+        poll_window: Duration::from_micros(serve.poll_us),
+    })
+    .await
+}
+
+fn write_manual(directory: &std::path::Path) -> Answer<()> {
+    let written = std::fs::create_dir_all(directory)
+        .and_then(|()| clap_mangen::generate_to(Cli::command(), directory));
+    written.map_err(|error| {
+        Refusal::failed(format!("{} cannot be written: {error}", directory.display()))
+    })?;
+    say(&format!("manual pages written to {}", directory.display()));
+    Ok(())
+}

@@ -1,0 +1,426 @@
+//! `ashlar array …`
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCandidates;
+
+use crate::api::Done;
+use crate::api::array::{
+    Array, ArrayCreate, ArrayReplace, ArrayScrub, ArrayState, Member, MemberState, Progress,
+    RebuildStarted, ScanResult, Scrub, ScrubState,
+};
+use crate::cli::complete;
+use crate::cli::drive::{health_name, with_notes};
+use crate::cli::follow::{Work, follow};
+use crate::cli::output::{Output, duration, or_dash, rows, show, table};
+use crate::client::{Client, path_of};
+use crate::refusal::{Answer, Refusal};
+use crate::size::Size;
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Make an array of attached drives
+    Create(Create),
+    /// All arrays
+    List,
+    /// One array: members, long work, counters
+    Show {
+        /// Its name
+        #[arg(add = ArgValueCandidates::new(complete::arrays))]
+        name: String,
+    },
+    /// Delete an array; its drives are blank afterwards
+    Delete {
+        /// Its name
+        #[arg(add = ArgValueCandidates::new(complete::arrays))]
+        name: String,
+        /// Also if it holds volumes, or does not run
+        #[arg(long)]
+        force: bool,
+    },
+    /// Give a member another drive, and rebuild onto it
+    Replace(Replace),
+    /// Take drives that came back in again, and rebuild onto them
+    Rebuild {
+        /// Its name
+        #[arg(add = ArgValueCandidates::new(complete::arrays))]
+        name: String,
+        /// Show progress until it is done
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Read and verify everything
+    Scrub {
+        /// Its name
+        #[arg(add = ArgValueCandidates::new(complete::arrays))]
+        name: String,
+        /// Write parity or copies anew where they do not agree with the data
+        #[arg(long)]
+        repair: bool,
+        /// Show progress until it is done; the status is 1 if something was found and not mended
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Flush and stop an array and its exports
+    Stop {
+        /// Its name
+        #[arg(add = ArgValueCandidates::new(complete::arrays))]
+        name: String,
+        /// Also while a guest uses it
+        #[arg(long)]
+        force: bool,
+    },
+    /// Start a stopped array, or all that can be found
+    Start(Start),
+}
+
+#[derive(Args)]
+pub struct Create {
+    /// Name of the new array
+    name: String,
+    /// RAID level: 0, 1, 5, 6 or 10
+    #[arg(long)]
+    level: u8,
+    /// Names of attached drives, in the order of the members
+    #[arg(long, value_delimiter = ',', required = true, value_name = "DRIVE,…")]
+    #[arg(add = ArgValueCandidates::new(complete::drives))]
+    drives: Vec<String>,
+    /// 16K to 1M, a power of two; left out: 64K
+    #[arg(long)]
+    chunk: Option<Size>,
+    /// Copies of each block at level 1 (left out: one a drive) and 10 (left out: two)
+    #[arg(long)]
+    copies: Option<u8>,
+    /// Also take drives that carry another array's label
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Args)]
+pub struct Replace {
+    /// Its name
+    #[arg(add = ArgValueCandidates::new(complete::arrays))]
+    name: String,
+    /// Number of the member
+    #[arg(long, required_unless_present = "old", conflicts_with = "old")]
+    member: Option<u8>,
+    /// Name or uuid of the drive that is, or was, the member
+    #[arg(long, value_name = "DRIVE", add = ArgValueCandidates::new(complete::drives))]
+    old: Option<String>,
+    /// Name of the attached drive that takes its place
+    #[arg(long, value_name = "DRIVE", add = ArgValueCandidates::new(complete::drives))]
+    new: String,
+    /// Pull the old drive if it is in use; take a new drive that carries a label
+    #[arg(long)]
+    force: bool,
+    /// Show progress until the rebuild is done
+    #[arg(long)]
+    wait: bool,
+}
+
+#[derive(Args)]
+pub struct Start {
+    /// Its name
+    #[arg(required_unless_present = "scan", conflicts_with = "scan")]
+    #[arg(add = ArgValueCandidates::new(complete::arrays))]
+    name: Option<String>,
+    /// Start every array whose label is on an attached drive
+    #[arg(long)]
+    scan: bool,
+    /// Also if absent members may hold newer data; what only they hold is lost
+    #[arg(long)]
+    force: bool,
+}
+
+pub async fn run(command: Command, client: &Client, output: Output) -> Answer<ExitCode> {
+    match command {
+        Command::Create(create) => {
+            let array: Array = client.post("/v1/arrays", &create.request()?).await?;
+            show(output, &array, |array| {
+                let size = Size(array.capacity_bytes.unwrap_or(0));
+                format!("array {} created: {}, {size}", array.name, layout(array))
+            })?;
+        }
+        Command::List => {
+            let arrays: Vec<Array> = client.get("/v1/arrays").await?;
+            show(output, &arrays, |arrays| arrays_table(arrays))?;
+        }
+        Command::Show { name } => {
+            let array: Array = client.get(&path_of("arrays", &name)).await?;
+            show(output, &array, details)?;
+        }
+        Command::Delete { name, force } => {
+            let path = format!("{}?force={force}", path_of("arrays", &name));
+            let done: Done = client.delete(&path).await?;
+            let line = format!("array {name} deleted");
+            show(output, &done, |done| with_notes(&line, &done.notes))?;
+        }
+        Command::Replace(replace) => run_replace(replace, client, output).await?,
+        Command::Rebuild { name, wait } => run_rebuild(&name, wait, client, output).await?,
+        Command::Scrub { name, repair, wait } => {
+            return run_scrub(&name, repair, wait, client, output).await;
+        }
+        Command::Stop { name, force } => {
+            let path = format!("{}/stop?force={force}", path_of("arrays", &name));
+            let array: Array = client.post(&path, &()).await?;
+            show(output, &array, |_| format!("array {name} stopped"))?;
+        }
+        Command::Start(Start { name: Some(name), force, .. }) => {
+            let path = format!("{}/start?force={force}", path_of("arrays", &name));
+            let array: Array = client.post(&path, &()).await?;
+            show(output, &array, started)?;
+        }
+        Command::Start(Start { name: None, force, .. }) => {
+            let path = format!("/v1/arrays/scan?force={force}");
+            let result: ScanResult = client.post(&path, &()).await?;
+            return show_scan(&result, output);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Create {
+    fn request(self) -> Answer<ArrayCreate> {
+        let chunk_bytes = match self.chunk {
+            Some(size) => Some(u32::try_from(size.0).map_err(|_| {
+                Refusal::invalid(format!("{size} is no chunk size")).fix("use 16K to 1M")
+            })?),
+            None => None,
+        };
+        Ok(ArrayCreate {
+            name: self.name,
+            level: self.level,
+            drives: self.drives,
+            chunk_bytes,
+            copies: self.copies,
+            force: self.force,
+        })
+    }
+}
+
+async fn run_replace(replace: Replace, client: &Client, output: Output) -> Answer<()> {
+    let Replace { name, member, old, new, force, wait } = replace;
+    let path = format!("{}/replace", path_of("arrays", &name));
+    let request = ArrayReplace { member, old, new: new.clone(), force };
+    let mut array: Array = client.post(&path, &request).await?;
+    if wait {
+        array = follow(client, &name, Work::rebuild_of(&array)).await?;
+    }
+    show(output, &array, |array| {
+        let index = array.members.iter().find(|its| its.drive.as_ref() == Some(&new));
+        let member = or_dash(index.map(|its| its.index));
+        let done = if wait { "was rebuilt" } else { "is being rebuilt" };
+        format!("member {member} of array {name} {done} on drive {new}")
+    })
+}
+
+async fn run_rebuild(name: &str, wait: bool, client: &Client, output: Output) -> Answer<()> {
+    let path = format!("{}/rebuild", path_of("arrays", name));
+    let started: RebuildStarted = client.post(&path, &()).await?;
+    if !wait {
+        return show(output, &started, |started| {
+            let mut members = started.array.members.iter();
+            let line = if members.any(|its| its.state == MemberState::Rebuilding) {
+                format!("the rebuild of array {name} runs")
+            } else {
+                format!("array {name} is {}", state_name(started.array.state))
+            };
+            with_notes(&line, &started.notes)
+        });
+    }
+    let array = follow(client, name, Work::rebuild_of(&started.array)).await?;
+    show(output, &array, |array| {
+        with_notes(&format!("array {name} is {}", state_name(array.state)), &started.notes)
+    })
+}
+
+async fn run_scrub(
+    name: &str,
+    repair: bool,
+    wait: bool,
+    client: &Client,
+    output: Output,
+) -> Answer<ExitCode> {
+    let path = format!("{}/scrub", path_of("arrays", name));
+    let array: Array = client.post(&path, &ArrayScrub { repair }).await?;
+    if !wait {
+        show(output, &array, |_| format!("the scrub of array {name} runs"))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let array = follow(client, name, Work::Scrub).await?;
+    show(output, &array, |array| {
+        format!("scrub of array {name} {}", or_dash(array.scrub.as_ref().map(scrub_text)))
+    })?;
+    let clean = array.scrub.is_some_and(|scrub| {
+        scrub.unreadable_stripes == 0 && scrub.mismatched_stripes == scrub.repaired_stripes
+    });
+    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn show_scan(result: &ScanResult, output: Output) -> Answer<ExitCode> {
+    show(output, result, |result| {
+        let lines: Vec<String> = result.started.iter().map(started).collect();
+        if lines.is_empty() && result.failed.is_empty() {
+            return "no array to start on the attached drives".to_owned();
+        }
+        lines.join("\n")
+    })?;
+    for failure in &result.failed {
+        eprintln!("error: {}", failure.error);
+        failure.fix.iter().for_each(|fix| eprintln!("fix: {fix}"));
+    }
+    Ok(if result.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn started(array: &Array) -> String {
+    format!("array {} started: {}", array.name, state_name(array.state))
+}
+
+pub fn state_name(state: ArrayState) -> &'static str {
+    match state {
+        ArrayState::Optimal => "optimal",
+        ArrayState::Degraded => "degraded",
+        ArrayState::Failed => "failed",
+        ArrayState::Stopped => "stopped",
+        ArrayState::Unavailable => "unavailable",
+    }
+}
+
+/// `RAID 5, 4+1 chunks of 64K`.
+fn layout(array: &Array) -> String {
+    let (Some(level), Some(data), Some(parity)) =
+        (array.level, array.data_chunks, array.parity_chunks)
+    else {
+        return "-".to_owned();
+    };
+    let chunk = Size(array.chunk_bytes.unwrap_or(0).into());
+    match (array.copies, parity) {
+        (Some(copies), 0) if copies > 1 => {
+            format!("RAID {level}, {data}\u{d7}{copies} chunks of {chunk}")
+        }
+        (_, 0) => format!("RAID {level}, {data} chunks of {chunk}"),
+        (_, _) => format!("RAID {level}, {data}+{parity} chunks of {chunk}"),
+    }
+}
+
+/// `42 %, 3 min 20 s left`.
+pub fn progress_text(progress: &Progress) -> String {
+    match progress.remaining_ms {
+        Some(ms) => format!("{} %, {} left", progress.percent, duration(ms)),
+        None => format!("{} %", progress.percent),
+    }
+}
+
+fn scrub_text(scrub: &Scrub) -> String {
+    let found = match (scrub.mismatched_stripes, scrub.unreadable_stripes) {
+        (0, 0) => "all is well".to_owned(),
+        (mismatched, unreadable) => format!(
+            "{mismatched} stripes did not agree (first: {}), {} repaired, {unreadable} unreadable",
+            or_dash(scrub.first_mismatch),
+            scrub.repaired_stripes
+        ),
+    };
+    match (scrub.state, &scrub.progress) {
+        (ScrubState::Never, _) => "never since the start".to_owned(),
+        (ScrubState::Running, Some(progress)) => format!("{}; {found}", progress_text(progress)),
+        (ScrubState::Running, None) => format!("runs; {found}"),
+        (ScrubState::Finished, _) => format!("done: {found}"),
+    }
+}
+
+/// What goes on in an array: the rebuild before the rest.
+pub fn work_text(array: &Array) -> Option<String> {
+    let scrub = array.scrub.as_ref().and_then(|scrub| scrub.progress);
+    let works = [("rebuild", array.rebuild), ("resync", array.resync), ("scrub", scrub)];
+    let mut running = works.iter().filter_map(|(what, progress)| {
+        progress.map(|progress| format!("{what} {}", progress_text(&progress)))
+    });
+    running.next()
+}
+
+pub fn arrays_table(arrays: &[Array]) -> String {
+    let mut shown = table(&["NAME", "STATE", "LAYOUT", "SIZE>", "FREE>", "VOLUMES>", "WORK"]);
+    for array in arrays {
+        let running = array.capacity_bytes.is_some();
+        shown.add_row([
+            array.name.clone(),
+            state_name(array.state).to_owned(),
+            layout(array),
+            or_dash(array.capacity_bytes.map(Size)),
+            or_dash(array.free_bytes.map(Size)),
+            or_dash(running.then_some(array.volumes.len())),
+            or_dash(work_text(array)),
+        ]);
+    }
+    rows(&shown, "no arrays; `ashlar array create NAME --level 5 --drives d0,d1,d2` makes one")
+}
+
+fn details(array: &Array) -> String {
+    let mut lines = vec![
+        format!("name        {}", array.name),
+        format!("uuid        {}", array.uuid),
+        format!("state       {}", state_name(array.state)),
+    ];
+    lines.extend(array.error.as_ref().map(|error| format!("error       {error}")));
+    if let Some(capacity) = array.capacity_bytes {
+        let free = or_dash(array.free_bytes.map(Size));
+        lines.push(format!("layout      {}", layout(array)));
+        lines.push(format!("size        {} ({free} free)", Size(capacity)));
+        lines.push(format!("volumes     {}", or_dash(listed(&array.volumes))));
+        lines.push(format!("cpu         {}", or_dash(array.cpu)));
+        lines.push(format!("generation  {}", or_dash(array.generation)));
+        lines.push(format!("dirty       {} regions", or_dash(array.dirty_regions)));
+    }
+    for (what, progress) in [("rebuild", array.rebuild), ("resync", array.resync)] {
+        lines.extend(progress.map(|progress| format!("{what:<12}{}", progress_text(&progress))));
+    }
+    let stopped = array.rebuild_error.as_ref();
+    lines.extend(stopped.map(|why| format!("rebuild     stopped: {why}")));
+    lines.extend(array.scrub.as_ref().map(|scrub| format!("scrub       {}", scrub_text(scrub))));
+    if let Some(its) = &array.counters {
+        lines.push(format!("reads       {} ({})", its.reads, Size(its.read_bytes)));
+        lines.push(format!("writes      {} ({})", its.writes, Size(its.write_bytes)));
+        lines.push(format!("flushes     {}", its.flushes));
+        lines.push(format!("rescued     {} read anew from others", its.reconstructed));
+        lines.push(format!("repaired    {} blocks", its.repaired));
+    }
+    if !array.members.is_empty() {
+        lines.push(String::new());
+        lines.push(members_table(&array.members));
+    }
+    lines.join("\n")
+}
+
+fn listed(names: &[String]) -> Option<String> {
+    (!names.is_empty()).then(|| names.join(", "))
+}
+
+fn members_table(members: &[Member]) -> String {
+    let mut shown = table(&["MEMBER>", "DRIVE", "STATE", "HEALTH", "CURRENT>", "UUID"]);
+    for member in members {
+        let drive = match (&member.drive, &member.last_drive) {
+            (Some(drive), _) => drive.clone(),
+            (None, Some(last)) => format!("- (was {last})"),
+            (None, None) => "-".to_owned(),
+        };
+        shown.add_row([
+            member.index.to_string(),
+            drive,
+            member_state(member).to_owned(),
+            or_dash(member.health.map(health_name)),
+            format!("{} %", member.rebuilt_percent),
+            member.drive_uuid.to_string(),
+        ]);
+    }
+    rows(&shown, "")
+}
+
+fn member_state(member: &Member) -> &'static str {
+    match (member.present, member.state) {
+        (false, _) => "absent",
+        (true, MemberState::Trusted) => "trusted",
+        (true, MemberState::Stale) => "stale",
+        (true, MemberState::Rebuilding) => "rebuilding",
+    }
+}

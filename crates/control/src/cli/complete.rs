@@ -1,0 +1,83 @@
+//! Completion in shells: commands and options, and the names that a running daemon knows.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::CommandFactory;
+use clap_complete::CompleteEnv;
+use clap_complete::engine::CompletionCandidate;
+use clap_complete::env::Shells;
+use serde::Deserialize;
+
+use crate::cli::output::say;
+use crate::cli::{Cli, Shell};
+use crate::client::Client;
+use crate::refusal::{Answer, Refusal};
+
+/// Set by the shell code that `completions` prints, when it asks what may follow.
+const VARIABLE: &str = "ASHLAR_COMPLETE";
+/// A person waits at the prompt: no names are better than late ones.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Answers a shell and ends the process, if it is a shell that asks.
+pub fn complete_from_environment() {
+    CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
+}
+
+pub fn print_registration(shell: Shell) -> Answer<()> {
+    let name = match shell {
+        Shell::Bash => "bash",
+        Shell::Zsh => "zsh",
+        Shell::Fish => "fish",
+    };
+    let mut text = Vec::new();
+    let shells = Shells::builtins();
+    let completer = shells.completer(name).expect("the library knows these shells");
+    completer
+        .write_registration(VARIABLE, "ashlar", "ashlar", "ashlar", &mut text)
+        .map_err(|error| Refusal::failed(format!("no completions: {error}")))?;
+    say(String::from_utf8_lossy(&text).trim_end());
+    Ok(())
+}
+
+pub fn drives() -> Vec<CompletionCandidate> {
+    names("/v1/drives")
+}
+
+pub fn arrays() -> Vec<CompletionCandidate> {
+    names("/v1/arrays")
+}
+
+pub fn volumes() -> Vec<CompletionCandidate> {
+    names("/v1/volumes")
+}
+
+pub fn exports() -> Vec<CompletionCandidate> {
+    names("/v1/exports")
+}
+
+#[derive(Deserialize)]
+struct Named {
+    name: String,
+}
+
+/// Names of a noun, from the daemon; none if it does not answer at once.
+fn names(path: &str) -> Vec<CompletionCandidate> {
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
+        return Vec::new();
+    };
+    let client = Client::new(&socket());
+    let asked = runtime
+        .block_on(async { tokio::time::timeout(PATIENCE, client.get::<Vec<Named>>(path)).await });
+    let names = asked.ok().and_then(Result::ok).unwrap_or_default();
+    names.into_iter().map(|named| CompletionCandidate::new(named.name)).collect()
+}
+
+/// The socket named on the line that is being completed, else as usual.
+fn socket() -> PathBuf {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    let named = words.windows(2).find(|pair| pair[0] == "--socket").map(|pair| pair[1].clone());
+    let named = named.or_else(|| std::env::var_os("ASHLAR_SOCKET"));
+    named.map_or_else(|| PathBuf::from("/run/ashlar/ashlar.sock"), PathBuf::from)
+}

@@ -1,0 +1,144 @@
+//! `ashlar export …`
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use clap_complete::engine::ArgValueCandidates;
+
+use crate::api::Done;
+use crate::api::export::{Export, ExportCreate, ExportState};
+use crate::cli::complete;
+use crate::cli::drive::with_notes;
+use crate::cli::output::{Output, or_dash, rows, say, show, table};
+use crate::client::{Client, path_of};
+use crate::refusal::{Answer, Refusal};
+use crate::size::Size;
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Offer a volume to a guest, by vhost-user-blk
+    Create(Create),
+    /// Withdraw an export
+    Delete {
+        /// Its name
+        #[arg(add = ArgValueCandidates::new(complete::exports))]
+        name: String,
+        /// Also if a guest uses it: its disk goes away
+        #[arg(long)]
+        force: bool,
+    },
+    /// All exports
+    List,
+    /// One export
+    Show {
+        /// Its name
+        #[arg(add = ArgValueCandidates::new(complete::exports))]
+        name: String,
+        /// Only the options that give it to a QEMU guest
+        #[arg(long)]
+        qemu: bool,
+    },
+}
+
+#[derive(Args)]
+pub struct Create {
+    /// Name of the new export
+    name: String,
+    /// VOLUME, or ARRAY/VOLUME
+    #[arg(long, add = ArgValueCandidates::new(complete::volumes))]
+    volume: String,
+    /// The socket; left out: export/NAME.sock beside the daemon's socket
+    #[arg(long, value_hint = clap::ValueHint::FilePath)]
+    path: Option<PathBuf>,
+    /// Most queues a guest may use
+    #[arg(long)]
+    queues: Option<u16>,
+}
+
+pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()> {
+    match command {
+        Command::Create(create) => {
+            let export: Export = client.post("/v1/exports", &create.request()?).await?;
+            show(output, &export, |export| {
+                format!(
+                    "{}\nfor QEMU (size= is the guest's memory):\n  {}",
+                    export.socket.display(),
+                    export.qemu
+                )
+            })
+        }
+        Command::Delete { name, force } => {
+            let path = format!("{}?force={force}", path_of("exports", &name));
+            let done: Done = client.delete(&path).await?;
+            show(output, &done, |done| with_notes(&format!("export {name} deleted"), &done.notes))
+        }
+        Command::List => {
+            let exports: Vec<Export> = client.get("/v1/exports").await?;
+            show(output, &exports, |exports| exports_table(exports))
+        }
+        Command::Show { name, qemu } => {
+            let export: Export = client.get(&path_of("exports", &name)).await?;
+            if qemu {
+                say(&export.qemu);
+                return Ok(());
+            }
+            show(output, &export, details)
+        }
+    }
+}
+
+impl Create {
+    fn request(self) -> Answer<ExportCreate> {
+        let socket = match self.path {
+            Some(path) => Some(std::path::absolute(&path).map_err(|error| {
+                Refusal::invalid(format!("{} is no path: {error}", path.display()))
+            })?),
+            None => None,
+        };
+        Ok(ExportCreate { name: self.name, volume: self.volume, socket, queues: self.queues })
+    }
+}
+
+fn state(export: &Export) -> &'static str {
+    match export.state {
+        ExportState::Listening => "listening",
+        ExportState::Connected => "connected",
+        ExportState::Down => "down",
+    }
+}
+
+pub fn exports_table(exports: &[Export]) -> String {
+    let mut shown = table(&["NAME", "STATE", "VOLUME", "QUEUES>", "READ>", "WRITTEN>", "SOCKET"]);
+    for export in exports {
+        shown.add_row([
+            export.name.clone(),
+            state(export).to_owned(),
+            export.volume.clone(),
+            format!("{}/{}", export.queues_active, export.queues),
+            Size(export.counters.read_bytes).to_string(),
+            Size(export.counters.write_bytes).to_string(),
+            export.socket.display().to_string(),
+        ]);
+    }
+    rows(&shown, "no exports; `ashlar export create NAME --volume VOLUME` makes one")
+}
+
+fn details(export: &Export) -> String {
+    let its = &export.counters;
+    let mut lines = vec![
+        format!("name      {}", export.name),
+        format!("state     {}", state(export)),
+        format!("volume    {}/{}", export.array, export.volume),
+        format!("socket    {}", export.socket.display()),
+        format!("serial    {}", or_dash(export.serial.as_ref())),
+        format!("queues    {} in use of {}", export.queues_active, export.queues),
+        format!("reads     {} ({})", its.reads, Size(its.read_bytes)),
+        format!("writes    {} ({})", its.writes, Size(its.write_bytes)),
+        format!("flushes   {}", its.flushes),
+        format!("discards  {}", its.discards),
+        format!("errors    {}", its.errors),
+    ];
+    lines.extend(export.error.as_ref().map(|error| format!("error     {error}")));
+    lines.push(format!("qemu      {}", export.qemu));
+    lines.join("\n")
+}

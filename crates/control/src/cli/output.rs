@@ -1,0 +1,111 @@
+//! What commands print: tables for people, JSON for programs.
+
+use std::io::Write;
+
+use clap::ValueEnum;
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use serde::Serialize;
+
+use crate::refusal::{Answer, Refusal};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    Table,
+    Json,
+}
+
+/// Prints a line. A reader that has gone away (`| head`) is no error.
+pub fn say(text: &str) {
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+pub fn json(value: &impl Serialize) -> Answer<()> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Refusal::failed(format!("no JSON form: {error}")))?;
+    say(&text);
+    Ok(())
+}
+
+/// Prints JSON, or what `table` makes of the value.
+pub fn show<T: Serialize>(
+    output: Output,
+    value: &T,
+    table: impl FnOnce(&T) -> String,
+) -> Answer<()> {
+    match output {
+        Output::Json => json(value),
+        Output::Table => {
+            say(table(value).trim_end());
+            Ok(())
+        }
+    }
+}
+
+/// A table without lines; columns whose head ends in `>` are aligned to the right.
+pub fn table(heads: &[&str]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(heads.iter().map(|head| head.trim_end_matches('>')));
+    for (index, head) in heads.iter().enumerate() {
+        let column = table.column_mut(index).expect("as many columns as heads");
+        column.set_padding((0, 2));
+        if head.ends_with('>') {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+/// The rows of a table, or a line that says that there are none.
+pub fn rows(table: &Table, none: &str) -> String {
+    if table.row_iter().next().is_none() {
+        return none.to_owned();
+    }
+    let text = table.to_string();
+    let lines = text.lines().map(str::trim_end);
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// `-` for what is not known.
+pub fn or_dash<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+/// `3 min 20 s` and such.
+pub fn duration(ms: u64) -> String {
+    let seconds = ms.div_ceil(1000);
+    let (hours, minutes) = (seconds / 3600, seconds / 60 % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds} s"),
+        (0, _) => format!("{minutes} min {} s", seconds % 60),
+        (_, _) => format!("{hours} h {minutes} min"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        let cases = [
+            (0, "0 s"),
+            (1, "1 s"),
+            (59_000, "59 s"),
+            (200_000, "3 min 20 s"),
+            (7_260_000, "2 h 1 min"),
+        ];
+        for (ms, text) in cases {
+            assert_eq!(duration(ms), text);
+        }
+    }
+
+    #[test]
+    fn tables_are_plain_text() {
+        let mut shown = table(&["NAME", "SIZE>"]);
+        assert_eq!(rows(&shown, "none"), "none");
+        shown.add_row(["a", "1G"]);
+        shown.add_row(["long", "512M"]);
+        assert_eq!(rows(&shown, "none"), "NAME  SIZE\na       1G\nlong  512M");
+    }
+}

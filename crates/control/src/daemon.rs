@@ -1,0 +1,210 @@
+//! `ashlar serve`: reactors, the host, the API, signals.
+
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ashlar_reactor::cores::Core;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::oneshot;
+
+use crate::catalog::StateDirectory;
+use crate::host::{Host, Seen, WATCH_INTERVAL};
+use crate::refusal::{Answer, Refusal};
+use crate::{server, socket};
+
+/// Most reactors; one per CPU is all that makes sense.
+const CPUS_MAX: usize = 256;
+/// How long clients may take to read their last answers.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+/// CPUs for reactors, as in `0,2-3`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CpuList(pub Vec<usize>);
+
+impl FromStr for CpuList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CpuList, String> {
+        let wrong = || format!("{text:?} is no list of CPUs; write 0 or 0,2-3");
+        let mut cpus = BTreeSet::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let first: usize = first.trim().parse().map_err(|_| wrong())?;
+            let last: usize = last.trim().parse().map_err(|_| wrong())?;
+            if first > last || last - first >= CPUS_MAX {
+                return Err(wrong());
+            }
+            cpus.extend(first..=last);
+        }
+        Ok(CpuList(cpus.into_iter().collect()))
+    }
+}
+
+/// What the daemon was told at its start.
+pub struct Settings {
+    pub state: PathBuf,
+    pub socket: PathBuf,
+    /// `None`: one reactor, on the first CPU that this process may use.
+    pub cores: Option<CpuList>,
+    pub poll_window: Duration,
+}
+
+/// Serves until it is told to stop.
+pub async fn serve(settings: Settings) -> Answer<()> {
+    let directory = StateDirectory::open(&settings.state)?;
+    let path = std::path::absolute(&settings.socket)
+        .map_err(|error| Refusal::invalid(format!("the socket's path: {error}")))?;
+    let mut signals = Signals::catch()?;
+    let listener = listen(&path)?;
+    let exports_directory = path.parent().unwrap_or(Path::new("/")).join("export");
+    let host = Arc::new(Host::new(start_cores(&settings)?, directory, exports_directory));
+    let restored = tokio::select! {
+        restored = host.restore() => restored,
+        () = signals.first() => Err(Refusal::failed("ended while starting")),
+    };
+    if let Err(refusal) = restored {
+        remove_socket(&path);
+        std::mem::forget(host);
+        return Err(refusal);
+    }
+    let (tell_server, stop_server) = oneshot::channel::<()>();
+    let served =
+        axum::serve(listener, server::router(host.clone())).with_graceful_shutdown(async move {
+            // An error says that the daemon ends, too.
+            let _ = stop_server.await;
+        });
+    let server = tokio::spawn(served.into_future());
+    let watcher = tokio::spawn(watch(host.clone()));
+    tracing::info!(socket = %path.display(), state = %settings.state.display(), "serving");
+    tell_supervisor("READY=1");
+    signals.first().await;
+    tracing::info!("stopping: exports are drained, arrays flushed; a second signal ends at once");
+    tell_supervisor("STOPPING=1");
+    let down = tokio::select! {
+        down = host.shut_down() => down,
+        () = signals.first() => {
+            tracing::error!("ended at once");
+            std::process::exit(1);
+        }
+    };
+    watcher.abort();
+    let _ = tell_server.send(());
+    let _ = tokio::time::timeout(GOODBYE, server).await;
+    remove_socket(&path);
+    tracing::info!("stopped");
+    // A reactor whose drive hangs would keep us from ending; all that matters is on drives now.
+    std::mem::forget(host);
+    down
+}
+
+async fn watch(host: Arc<Host>) {
+    let mut seen = Seen::default();
+    let mut ticks = tokio::time::interval(WATCH_INTERVAL);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        host.watch(&mut seen).await;
+    }
+}
+
+/// For systemd units of `Type=notify`; without such a supervisor there is nobody to tell.
+fn tell_supervisor(news: &str) {
+    let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let told = supervisor(&socket)
+        .and_then(|address| UnixDatagram::unbound()?.send_to_addr(news.as_bytes(), &address));
+    if let Err(error) = told {
+        tracing::warn!("the supervisor at NOTIFY_SOCKET cannot be told: {error}");
+    }
+}
+
+/// A path, or `@` and an abstract name.
+fn supervisor(socket: &OsStr) -> std::io::Result<SocketAddr> {
+    match socket.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name),
+        None => SocketAddr::from_pathname(socket),
+    }
+}
+
+fn start_cores(settings: &Settings) -> Answer<Vec<Core>> {
+    let cpus = match &settings.cores {
+        Some(CpuList(cpus)) => cpus.clone(),
+        None => vec![first_cpu()],
+    };
+    let start = |cpu: &usize| {
+        Core::start(*cpu, settings.poll_window)
+            .map_err(|error| Refusal::failed(error.to_string()).fix("see --cores"))
+    };
+    cpus.iter().map(start).collect()
+}
+
+/// The first CPU that this process may run on.
+fn first_cpu() -> usize {
+    let allowed = rustix::thread::sched_getaffinity(None).ok();
+    let mut cpus = 0..rustix::thread::CpuSet::MAX_CPU;
+    allowed.and_then(|set| cpus.find(|cpu| set.is_set(*cpu))).unwrap_or(0)
+}
+
+/// The API's socket: for the daemon's user only, from its first moment.
+fn listen(path: &Path) -> Answer<UnixListener> {
+    socket::make_way(path)?;
+    let mask = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
+    let listener = UnixListener::bind(path);
+    rustix::process::umask(mask);
+    listener.map_err(|error| {
+        Refusal::failed(format!("{} cannot be listened on: {error}", path.display()))
+            .fix("name another --socket")
+    })
+}
+
+fn remove_socket(path: &Path) {
+    if let Err(error) = std::fs::remove_file(path) {
+        tracing::warn!("the socket {} cannot be removed: {error}", path.display());
+    }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn catch() -> Answer<Signals> {
+        let catch =
+            |kind| signal(kind).map_err(|error| Refusal::failed(format!("signals: {error}")));
+        Ok(Signals {
+            terminate: catch(SignalKind::terminate())?,
+            interrupt: catch(SignalKind::interrupt())?,
+        })
+    }
+
+    /// Waits for either.
+    async fn first(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CpuList;
+
+    #[test]
+    fn lists_of_cpus() {
+        let list = |text: &str| text.parse::<CpuList>().map(|list| list.0);
+        assert_eq!(list("0"), Ok(vec![0]));
+        assert_eq!(list("3,0-1,1"), Ok(vec![0, 1, 3]));
+        for wrong in ["", "a", "1-", "2-1", "0-9999", "-1", "0;1"] {
+            assert!(list(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! A file or block device: opened for direct I/O, claimed, probed, and wiped.
+//!
+//! Invariants:
+//! - while a device is open here, no other daemon has it (`flock`), and no mount or other exclusive
+//!   user of the block device (`O_EXCL`);
+//! - the claim is a descriptor of its own: it ends with the attachment, also when an array still
+//!   holds the descriptor for I/O on a drive that was pulled.
+
+pub mod content;
+pub mod signature;
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use ashlar_drive::drive::Limits;
+use ashlar_format::drive_label::DriveLabel;
+use ashlar_reactor::op::Device;
+
+use crate::pages::{PAGE_BYTES, Pages, write_zeroes};
+use crate::refusal::{Answer, Refusal};
+use crate::size::Size;
+use crate::survey::{self, Medium};
+
+/// A smaller drive could not hold labels, maps and a useful amount of data.
+pub const DRIVE_BYTES_MIN: u64 = 64 << 20;
+/// Bytes zeroed at once.
+const WIPE_STEP_BYTES: u64 = 1 << 20;
+
+/// What makes two paths one drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Identity {
+    File { device: u64, inode: u64 },
+    BlockDevice { number: u64 },
+}
+
+/// A device that this daemon holds.
+#[derive(Debug)]
+pub struct OpenDevice {
+    /// Holds the lock and the exclusive claim; never used for I/O.
+    claim: File,
+    io: File,
+    pub identity: Identity,
+    pub limits: Limits,
+}
+
+impl OpenDevice {
+    /// Opens, claims and probes what is at `path`. Writes nothing.
+    pub fn open(path: &Path) -> Answer<OpenDevice> {
+        let identity = identify(path)?;
+        let block_device = matches!(identity, Identity::BlockDevice { .. });
+        let claim = claim(path, block_device)?;
+        let io = open_direct(path)?;
+        let bytes = length(&io).map_err(|error| unreadable(path, &error))?;
+        let bytes = bytes - bytes % PAGE_BYTES;
+        if bytes < DRIVE_BYTES_MIN {
+            return Err(Refusal::conflict(format!(
+                "{} has {}, too little for a drive",
+                path.display(),
+                Size(bytes)
+            ))
+            .fix(format!("use one of at least {}", Size(DRIVE_BYTES_MIN))));
+        }
+        let sector_bytes =
+            probe_sector(&io, block_device, bytes).map_err(|error| unreadable(path, &error))?;
+        // A file is zeroed by taking its blocks away; a drive may have to write every one.
+        let limits = Limits { bytes, sector_bytes, zeroes_cheaply: !block_device };
+        Ok(OpenDevice { claim, io, identity, limits })
+    }
+
+    pub fn is_block_device(&self) -> bool {
+        matches!(self.identity, Identity::BlockDevice { .. })
+    }
+
+    pub fn medium(&self) -> Medium<'_> {
+        Medium { file: &self.io, bytes: self.limits.bytes }
+    }
+
+    /// A descriptor for a reactor's drive.
+    pub fn duplicate(&self) -> io::Result<Device> {
+        let fd = OwnedFd::from(self.io.try_clone()?);
+        Ok(Device::File { fd })
+    }
+
+    /// Whether it has fewer bytes than when it was opened.
+    pub fn has_shrunk(&self) -> bool {
+        length(&self.claim).is_ok_and(|bytes| bytes < self.limits.bytes)
+    }
+
+    /// Zeroes both ends and every label and superblock, durably: the drive is blank afterwards.
+    pub fn wipe(&self) -> io::Result<()> {
+        let label = survey::read_label(self.medium()).newest;
+        let bytes = self.limits.bytes;
+        write_zeroes(&self.io, 0, signature::EDGE_BYTES)?;
+        write_zeroes(&self.io, bytes - signature::EDGE_BYTES, signature::EDGE_BYTES)?;
+        if let Some(label) = label {
+            for home in DriveLabel::homes(label.drive_bytes.get()) {
+                self.wipe_range(home, DriveLabel::BYTES)?;
+            }
+            for area in [label.layout().superblocks, label.layout().volume_table] {
+                self.wipe_range(area.offset, area.len)?;
+            }
+        }
+        self.io.sync_data()
+    }
+
+    /// Zeroes what of a range is on the device.
+    fn wipe_range(&self, offset: u64, len: u64) -> io::Result<()> {
+        let end = offset.saturating_add(len).min(self.limits.bytes);
+        let mut at = offset;
+        while at < end {
+            let step = (end - at).min(WIPE_STEP_BYTES);
+            write_zeroes(&self.io, at, step)?;
+            at += step;
+        }
+        Ok(())
+    }
+}
+
+pub fn identify(path: &Path) -> Answer<Identity> {
+    let shown = path.display();
+    let meta = std::fs::metadata(path).map_err(|error| match error.raw_os_error() {
+        Some(libc::ENOENT) => Refusal::unknown(format!("{shown} does not exist"))
+            .fix("check the path, or give --size to make a file there"),
+        _ => unreadable(path, &error),
+    })?;
+    let kind = meta.file_type();
+    if kind.is_block_device() {
+        return Ok(Identity::BlockDevice { number: meta.rdev() });
+    }
+    if !kind.is_file() {
+        return Err(Refusal::invalid(format!("{shown} is neither a file nor a block device"))
+            .fix("name a block device such as /dev/nvme0n1, a file, or ram:SIZE"));
+    }
+    // For root the kernel would ignore the mode; whoever set it meant it.
+    if meta.mode() & 0o222 == 0 {
+        return Err(Refusal::conflict(format!("{shown} is read-only"))
+            .fix(format!("chmod u+w {shown}, or use another drive")));
+    }
+    Ok(Identity::File { device: meta.dev(), inode: meta.ino() })
+}
+
+fn claim(path: &Path, block_device: bool) -> Answer<File> {
+    let shown = path.display();
+    let exclusive = if block_device { libc::O_EXCL } else { 0 };
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(exclusive).open(path);
+    let file = opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::EBUSY) => Refusal::conflict(format!("{shown} is in use"))
+            .fix("unmount it, and take it out of LVM, md or swap (see `lsblk`)"),
+        _ => unopened(path, &error),
+    })?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => {
+            Err(Refusal::conflict(format!("{shown} is held by another process"))
+                .fix("detach it there first, if that is another ashlar daemon"))
+        }
+        Err(TryLockError::Error(error)) => Err(unopened(path, &error)),
+    }
+}
+
+fn open_direct(path: &Path) -> Answer<File> {
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path);
+    opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) => {
+            Refusal::conflict(format!("the file system of {} cannot do direct I/O", path.display()))
+                .fix("put the file on ext4, XFS or another file system with O_DIRECT")
+        }
+        _ => unopened(path, &error),
+    })
+}
+
+fn unopened(path: &Path, error: &io::Error) -> Refusal {
+    let refusal =
+        Refusal::conflict(format!("{} cannot be opened for writing: {error}", path.display()));
+    match error.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => {
+            refusal.fix("run the daemon as a user that may write it")
+        }
+        Some(libc::EROFS) => refusal.fix("mount its file system read-write"),
+        _ => refusal,
+    }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Refusal {
+    Refusal::failed(format!("{} cannot be read: {error}", path.display()))
+}
+
+/// Bytes of a file or block device.
+fn length(mut file: &File) -> io::Result<u64> {
+    file.seek(SeekFrom::End(0))
+}
+
+/// The smallest unit that a real read accepts.
+fn probe_sector(io: &File, block_device: bool, bytes: u64) -> io::Result<u32> {
+    let mut page = Pages::zeroed(PAGE_BYTES);
+    io.read_exact_at(page.bytes_mut(), bytes - PAGE_BYTES)?;
+    if block_device && rustix::fs::ioctl_blksszget(io)? != 512 {
+        return Ok(4096);
+    }
+    // Neither the place nor the memory is aligned to more than 512 bytes.
+    match io.read_exact_at(&mut page.bytes_mut()[512..1024], 512) {
+        Ok(()) => Ok(512),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(4096),
+        Err(error) => Err(error),
+    }
+}
+
+/// Makes a new file of `bytes` zeroes, whose space is taken as it is written. Leaves nothing behind
+/// when that fails.
+pub fn create_file(path: &Path, bytes: u64) -> Answer<()> {
+    let shown = path.display();
+    if bytes < DRIVE_BYTES_MIN || !bytes.is_multiple_of(PAGE_BYTES) {
+        return Err(Refusal::invalid(format!("{} is no size for a drive", Size(bytes)))
+            .fix(format!("use at least {}, and a multiple of 4K", Size(DRIVE_BYTES_MIN))));
+    }
+    let directory = path.parent().unwrap_or(Path::new("/"));
+    let space = rustix::fs::statvfs(directory).map_err(|error| {
+        Refusal::unknown(format!("the directory of {shown} cannot be used: {error}"))
+            .fix("create it first")
+    })?;
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    if free < bytes {
+        let (free, wanted) = (Size(free), Size(bytes));
+        return Err(Refusal::no_space(format!(
+            "there is no room for {shown}: {wanted} are wanted, {free} free"
+        ))
+        .fix("free space there, or use a smaller --size"));
+    }
+    let created = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+    let file =
+        created.map_err(|error| Refusal::conflict(format!("{shown} cannot be made: {error}")))?;
+    file.set_len(bytes).and_then(|()| file.sync_all()).map_err(|error| {
+        // Best effort: the first error is the one to tell.
+        let _ = std::fs::remove_file(path);
+        Refusal::no_space(format!("{shown} cannot be given {}: {error}", Size(bytes)))
+            .fix("use a smaller --size, or another file system")
+    })
+}
+
+#[cfg(test)]
+mod tests;

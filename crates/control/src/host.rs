@@ -1,0 +1,264 @@
+//! Everything the daemon holds: drives, running arrays, exports; and the catalog of what shall be.
+//!
+//! Invariants:
+//! - one change at a time (`Host::begin`), from its checks to its saved catalog;
+//! - `state` is looked into for a moment only, never across an await, so a look never waits for a
+//!   change;
+//! - a change that is refused leaves everything as it was.
+
+mod arrays;
+mod drives;
+mod exports;
+mod members;
+mod restore;
+mod show;
+mod translate;
+mod volumes;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+
+use ashlar_drive::drive::Drive;
+use ashlar_pool::pool::Pool;
+use ashlar_pool::volume::Volume;
+use ashlar_reactor::cores::Core;
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::mailbox::Sender;
+use ashlar_reactor::registry::Key;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::catalog::{Catalog, StateDirectory};
+use crate::device::OpenDevice;
+use crate::device::content::Content;
+use crate::engine;
+use crate::refusal::{Answer, Refusal};
+use crate::snapshot::{ArraySnapshot, snapshot};
+use crate::vhost::Served;
+
+pub use crate::host::watch::{Seen, WATCH_INTERVAL};
+
+/// What an attached drive is made of.
+#[derive(Clone)]
+enum Medium {
+    Device(Arc<OpenDevice>),
+    /// `home`: the reactor that keeps the memory, once an array has used it.
+    Ram {
+        bytes: u64,
+        home: Option<RamHome>,
+    },
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RamHome {
+    core: usize,
+    key: Key<Drive>,
+}
+
+/// A drive that the daemon holds.
+#[derive(Clone)]
+struct Attached {
+    medium: Medium,
+    /// What it carried when it was last looked at.
+    content: Content,
+    /// The operator agreed that `content` may be overwritten.
+    overwrite: bool,
+    /// The running array that uses it, and as which member.
+    used_by: Option<(Uuid, u8)>,
+}
+
+impl Attached {
+    fn new(medium: Medium, content: Content, overwrite: bool) -> Attached {
+        Attached { medium, content, overwrite, used_by: None }
+    }
+
+    fn bytes(&self) -> u64 {
+        match &self.medium {
+            Medium::Device(device) => device.limits.bytes,
+            Medium::Ram { bytes, .. } => *bytes,
+        }
+    }
+}
+
+/// A running array. What it names lives on the reactor.
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    uuid: Uuid,
+    core: usize,
+    pool: Key<Pool>,
+}
+
+/// An export that is served.
+struct Serving {
+    core: usize,
+    volume: Key<Volume>,
+    serial: String,
+    served: Served,
+}
+
+#[derive(Default)]
+struct State {
+    catalog: Catalog,
+    drives: BTreeMap<String, Attached>,
+    /// Drives of the catalog that could not be attached, and why.
+    missing: BTreeMap<String, Refusal>,
+    arrays: BTreeMap<Uuid, Running>,
+    /// Arrays that shall run and could not be started, and why.
+    unavailable: BTreeMap<Uuid, Refusal>,
+    exports: BTreeMap<String, Serving>,
+    /// Exports that could not be started, and why.
+    down: BTreeMap<String, Refusal>,
+    stopping: bool,
+}
+
+pub struct Host {
+    cores: Vec<Core>,
+    directory: StateDirectory,
+    /// Where sockets of exports are made, unless told otherwise.
+    exports_directory: PathBuf,
+    started: Instant,
+    changes: tokio::sync::Mutex<()>,
+    state: Mutex<State>,
+}
+
+/// The right to change things; others wait for it to be dropped.
+struct Change<'a> {
+    _turn: tokio::sync::MutexGuard<'a, ()>,
+}
+
+impl Host {
+    pub fn new(cores: Vec<Core>, directory: StateDirectory, exports_directory: PathBuf) -> Host {
+        assert!(!cores.is_empty(), "a daemon without a reactor");
+        Host {
+            cores,
+            directory,
+            exports_directory,
+            started: Instant::now(),
+            changes: tokio::sync::Mutex::new(()),
+            state: Mutex::default(),
+        }
+    }
+
+    /// Waits for its turn to change things.
+    async fn begin(&self) -> Answer<Change<'_>> {
+        let turn = self.changes.lock().await;
+        if self.look(|state| state.stopping) {
+            return Err(Refusal::conflict("the daemon is stopping"));
+        }
+        // Proves that the outcome can be stored, before anything is done on drives.
+        self.save()?;
+        Ok(Change { _turn: turn })
+    }
+
+    /// A moment with the state.
+    fn look<T>(&self, at: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        at(&mut state)
+    }
+
+    fn save(&self) -> Answer<()> {
+        let catalog = self.look(|state| state.catalog.clone());
+        self.directory.save(&catalog)
+    }
+
+    /// Changes the catalog and stores it; puts the old one back if it cannot be stored.
+    fn record(&self, change: impl FnOnce(&mut Catalog)) -> Answer<()> {
+        let before = self.look(|state| {
+            let before = state.catalog.clone();
+            change(&mut state.catalog);
+            before
+        });
+        self.save().inspect_err(|_| self.look(|state| state.catalog = before))
+    }
+
+    fn core(&self, index: usize) -> &Sender {
+        self.cores[index].sender()
+    }
+
+    /// The core with the fewest arrays.
+    fn quietest_core(&self) -> usize {
+        let load = |core: usize| {
+            self.look(|state| state.arrays.values().filter(|array| array.core == core).count())
+        };
+        (0..self.cores.len()).min_by_key(|core| load(*core)).expect("at least one core")
+    }
+
+    /// Runs `job` with an array's pool, on its reactor.
+    async fn on_array<T: Send + 'static>(
+        &self,
+        array: Running,
+        job: impl AsyncFnOnce(Reactor, Rc<Pool>) -> T + Send + 'static,
+    ) -> Answer<T> {
+        let found = engine::call(self.core(array.core), async move |reactor| {
+            let pool = reactor.get(array.pool)?;
+            Some(job(reactor, pool).await)
+        });
+        found.await?.ok_or_else(|| Refusal::conflict("the array was stopped meanwhile"))
+    }
+
+    /// An array as it is now.
+    async fn snapshot(&self, array: Running) -> Answer<ArraySnapshot> {
+        let found = engine::look(self.core(array.core), move |reactor| {
+            reactor.get(array.pool).map(|pool| snapshot(&pool))
+        });
+        found.await?.ok_or_else(|| Refusal::conflict("the array was stopped meanwhile"))
+    }
+
+    fn running(&self) -> Vec<Running> {
+        self.look(|state| state.arrays.values().copied().collect())
+    }
+
+    /// The uuid of an array that may be named by its uuid too.
+    fn array_uuid(&self, name: &str) -> Answer<Uuid> {
+        let found = self.look(|state| {
+            let named = state.catalog.array_named(name).map(|(uuid, _)| uuid);
+            named.or_else(|| {
+                let uuid = Uuid::try_parse(name).ok()?;
+                state.catalog.arrays.contains_key(&uuid).then_some(uuid)
+            })
+        });
+        found.ok_or_else(|| {
+            Refusal::unknown(format!("there is no array {name}")).fix(
+                "`ashlar array list` shows all; `ashlar array start --scan` finds those on \
+                 attached drives",
+            )
+        })
+    }
+
+    fn array_name(&self, uuid: Uuid) -> String {
+        let known = self.look(|state| state.catalog.arrays.get(&uuid).map(|a| a.name.clone()));
+        known.unwrap_or_else(|| uuid.to_string())
+    }
+
+    /// The running array of this name.
+    fn running_array(&self, name: &str) -> Answer<Running> {
+        let uuid = self.array_uuid(name)?;
+        let found = self.look(|state| {
+            state.arrays.get(&uuid).copied().ok_or_else(|| state.unavailable.get(&uuid).cloned())
+        });
+        found.map_err(|why| match why {
+            Some(why) => Refusal::conflict(format!("array {name} does not run: {}", why.error))
+                .fix(why.fix.unwrap_or_else(|| format!("ashlar array start {name}"))),
+            None => Refusal::conflict(format!("array {name} is stopped"))
+                .fix(format!("ashlar array start {name}")),
+        })
+    }
+
+    /// The attached drive of this name.
+    fn attached(&self, name: &str) -> Answer<Attached> {
+        let (found, missing) =
+            self.look(|state| (state.drives.get(name).cloned(), state.missing.get(name).cloned()));
+        match (found, missing) {
+            (Some(drive), _) => Ok(drive),
+            (None, Some(why)) => {
+                Err(Refusal::conflict(format!("drive {name} is missing: {}", why.error))
+                    .fix("bring it back and attach it again"))
+            }
+            (None, None) => Err(Refusal::unknown(format!("there is no drive {name}"))
+                .fix("`ashlar drive list` shows all; `ashlar drive attach PATH` adds one")),
+        }
+    }
+}

@@ -1,0 +1,575 @@
+//! Creating, starting, stopping and deleting arrays.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use ashlar_format::array_superblock::Level;
+use ashlar_pool::pool::Pool;
+use ashlar_raid::array::Array;
+use ashlar_raid::start::{ArraySpec, AssembleOptions};
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::registry::Key;
+use uuid::Uuid;
+
+use crate::api::Done;
+use crate::api::array::{Array as Shown, ArrayCreate, ArrayState, ScanFailure, ScanResult};
+use crate::catalog::KnownArray;
+use crate::device::content::{Content, Labelled};
+use crate::engine::{self, Kept, Origin, Seed, plant};
+use crate::host::drives::blocking;
+use crate::host::{Host, Medium, RamHome, Running, translate};
+use crate::name::check_name;
+use crate::refusal::{Answer, Refusal};
+use crate::snapshot::{ArraySnapshot, snapshot};
+
+const CHUNK_BYTES_DEFAULT: u32 = 64 << 10;
+
+/// An array that has just begun to run, as its reactor reports it.
+struct Begun {
+    pool: Key<Pool>,
+    snapshot: ArraySnapshot,
+}
+
+/// What a reactor answers when it was asked to begin an array.
+struct Beginning {
+    kept: Kept,
+    begun: Answer<Begun>,
+}
+
+impl Host {
+    pub async fn create_array(&self, request: ArrayCreate) -> Answer<Shown> {
+        let _change = self.begin().await?;
+        let spec = self.array_spec(&request)?;
+        let uuid = Uuid::from_bytes(spec.uuid);
+        self.check_new_members(&request.drives, request.force).await?;
+        let blank = self.blank_drives(&request.drives);
+        let core = self.core_for(&request.drives)?;
+        let seeds = self.seeds(&request.drives)?;
+        let beginning = engine::call(self.core(core), async move |reactor| {
+            let (drives, kept) = plant(&reactor, seeds);
+            let drives =
+                drives.into_iter().map(|drive| (Uuid::new_v4().into_bytes(), drive)).collect();
+            let begun = match Array::create(&reactor, &spec, drives).await {
+                Ok(array) => open_pool(&reactor, array).await,
+                Err(error) => Err(translate::change(&error)),
+            };
+            Beginning { kept, begun }
+        });
+        let beginning = beginning.await?;
+        self.keep_ram(core, beginning.kept);
+        let begun = match beginning.begun {
+            Ok(begun) => begun,
+            Err(refusal) => {
+                self.blank_again(&blank).await;
+                return Err(refusal);
+            }
+        };
+        if let Err(refusal) = self.adopt(core, &begun, &request.name).await {
+            self.blank_again(&blank).await;
+            return Err(refusal);
+        }
+        tracing::info!(array = request.name, level = request.level, "array created");
+        self.show_array_by_uuid(uuid).await
+    }
+
+    /// Those of `drives` that carry nothing.
+    fn blank_drives(&self, drives: &[String]) -> Vec<String> {
+        self.look(|state| {
+            let blank = |name: &&String| {
+                state.drives.get(*name).is_some_and(|drive| drive.content == Content::Blank)
+            };
+            drives.iter().filter(blank).cloned().collect()
+        })
+    }
+
+    /// Drives that were blank before something failed on them are made blank again.
+    pub(super) async fn blank_again(&self, drives: &[String]) {
+        for name in drives {
+            let blank = self.probe_drive(name).await == Ok(Content::Blank);
+            if !blank && let Err(refusal) = self.wipe_drive(name).await {
+                tracing::warn!(drive = name, "{}", refusal.error);
+            }
+        }
+    }
+
+    fn array_spec(&self, request: &ArrayCreate) -> Answer<ArraySpec> {
+        check_name("an array", &request.name)?;
+        if self.look(|state| state.catalog.array_named(&request.name).is_some()) {
+            return Err(Refusal::conflict(format!("there is an array {} already", request.name))
+                .fix("give it another name, or delete that one first"));
+        }
+        let level = Level::from_number(request.level).ok_or_else(|| {
+            Refusal::invalid(format!("there is no RAID level {}", request.level))
+                .fix("use 0, 1, 5, 6 or 10")
+        })?;
+        for (index, name) in request.drives.iter().enumerate() {
+            if request.drives[..index].contains(name) {
+                return Err(Refusal::invalid(format!("drive {name} is named twice"))
+                    .fix("name each drive once"));
+            }
+        }
+        Ok(ArraySpec {
+            uuid: Uuid::new_v4().into_bytes(),
+            name: request.name.clone(),
+            level,
+            chunk_bytes: request.chunk_bytes.unwrap_or(CHUNK_BYTES_DEFAULT),
+            copies: request.copies.unwrap_or(0),
+        })
+    }
+
+    /// Refuses drives that are in use or carry what nobody agreed to lose.
+    pub(super) async fn check_new_members(&self, drives: &[String], force: bool) -> Answer<()> {
+        for name in drives {
+            let drive = self.attached(name)?;
+            if let Some((array, member)) = drive.used_by {
+                let array = self.array_name(array);
+                return Err(Refusal::conflict(format!(
+                    "drive {name} is in use: member {member} of array {array}"
+                ))
+                .fix("use another drive; `ashlar drive list` shows which are free"));
+            }
+            let content = self.probe_drive(name).await?;
+            if drive.overwrite || force {
+                continue;
+            }
+            match content {
+                Content::Blank => {}
+                Content::Labelled(_) => {
+                    return Err(Refusal::conflict(format!("drive {name} is {content}")).fix(
+                        "start that array (`ashlar array start --scan`), or use --force to \
+                         overwrite the drive",
+                    ));
+                }
+                Content::Damaged { .. } | Content::Foreign(_) => {
+                    return Err(Refusal::conflict(format!("drive {name} carries {content}"))
+                        .fix("if it may be lost, use --force"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where an array of these drives can run: RAM drives do not move.
+    fn core_for(&self, drives: &[String]) -> Answer<usize> {
+        let mut home = None;
+        for name in drives {
+            if let Medium::Ram { home: Some(its), .. } = self.attached(name)?.medium {
+                match home {
+                    Some(core) if core != its.core => {
+                        return Err(Refusal::conflict(
+                            "these RAM drives live on different cores, from arrays before",
+                        )
+                        .fix("detach and attach them again (that empties them)"));
+                    }
+                    Some(_) | None => home = Some(its.core),
+                }
+            }
+        }
+        Ok(home.unwrap_or_else(|| self.quietest_core()))
+    }
+
+    pub(super) fn seeds(&self, drives: &[String]) -> Answer<Vec<Seed>> {
+        let seed = |name: &String| {
+            let origin = match self.attached(name)?.medium {
+                Medium::Ram { home: Some(home), .. } => Origin::Kept(home.key),
+                Medium::Ram { bytes, home: None } => Origin::Ram { bytes },
+                Medium::Device(device) => Origin::File {
+                    device: device.duplicate().map_err(|error| {
+                        Refusal::failed(format!("drive {name} cannot be shared: {error}"))
+                    })?,
+                    limits: device.limits,
+                },
+            };
+            Ok(Seed { name: name.clone(), origin })
+        };
+        drives.iter().map(seed).collect()
+    }
+
+    /// Notes which reactor keeps which RAM drive.
+    pub(super) fn keep_ram(&self, core: usize, kept: Kept) {
+        self.look(|state| {
+            for (name, key) in kept {
+                if let Some(drive) = state.drives.get_mut(&name)
+                    && let Medium::Ram { home, .. } = &mut drive.medium
+                {
+                    *home = Some(RamHome { core, key });
+                }
+            }
+        });
+    }
+
+    /// Notes an array that runs: its drives, its place, its name on this host. One that cannot be
+    /// noted is stopped: nobody could manage it.
+    async fn adopt(&self, core: usize, begun: &Begun, name: &str) -> Answer<()> {
+        let running = Running { uuid: begun.snapshot.uuid, core, pool: begun.pool };
+        self.look(|state| state.arrays.insert(running.uuid, running));
+        let noted = self.note_array(begun, name).await;
+        if noted.is_err()
+            && let Err(refusal) = self.stop_running(running).await
+        {
+            tracing::error!(array = name, "{}", refusal.line());
+        }
+        noted
+    }
+
+    async fn note_array(&self, begun: &Begun, name: &str) -> Answer<()> {
+        let uuid = begun.snapshot.uuid;
+        self.look(|state| state.unavailable.remove(&uuid));
+        self.note_members(&begun.snapshot);
+        self.refresh_contents(uuid).await;
+        let drives = self.look(|state| {
+            state.catalog.arrays.get(&uuid).map(|known| known.drives.clone()).unwrap_or_default()
+        });
+        let known = KnownArray {
+            name: name.to_owned(),
+            generation: begun.snapshot.generation,
+            current: begun.snapshot.current(),
+            started: true,
+            drives: last_drives(drives, &begun.snapshot),
+        };
+        let users: Vec<String> = self.look(|state| {
+            let used = state.drives.iter().filter(|(_, drive)| drive.used_by.is_some());
+            used.map(|(name, _)| name.clone()).collect()
+        });
+        self.record(|catalog| {
+            catalog.arrays.insert(uuid, known);
+            // The agreement to overwrite was used up.
+            for name in users {
+                if let Some(drive) = catalog.drives.get_mut(&name) {
+                    drive.overwrite = false;
+                }
+            }
+        })
+    }
+
+    /// Marks the drives that an array uses now, and frees those that it does not.
+    pub(super) fn note_members(&self, snapshot: &ArraySnapshot) {
+        let uuid = snapshot.uuid;
+        self.look(|state| {
+            for drive in state.drives.values_mut() {
+                if drive.used_by.is_some_and(|(array, _)| array == uuid) {
+                    drive.used_by = None;
+                }
+            }
+            for member in &snapshot.members {
+                let name = member.drive.as_ref().map(|drive| drive.name.as_str());
+                if let Some(drive) = name.and_then(|name| state.drives.get_mut(name)) {
+                    drive.used_by = Some((uuid, member.index));
+                    drive.overwrite = false;
+                    if matches!(drive.medium, Medium::Ram { .. }) {
+                        // Its label can be read on its reactor only; it says this.
+                        drive.content = Content::Labelled(Labelled {
+                            drive: member.drive_uuid,
+                            array: uuid,
+                            array_name: Some(snapshot.name.clone()),
+                            member: u32::from(member.index),
+                            drive_bytes: drive.bytes(),
+                        });
+                    }
+                }
+            }
+        });
+    }
+
+    /// Reads the labels of an array's drives anew.
+    pub(super) async fn refresh_contents(&self, uuid: Uuid) {
+        for name in self.drives_of(uuid) {
+            if let Err(refusal) = self.probe_drive(&name).await {
+                tracing::warn!(drive = name, "{}", refusal.error);
+            }
+        }
+    }
+
+    /// Names of attached drives that an array uses now.
+    pub(super) fn drives_of(&self, uuid: Uuid) -> Vec<String> {
+        self.look(|state| {
+            let used = state.drives.iter();
+            let used = used.filter(|(_, d)| d.used_by.is_some_and(|(array, _)| array == uuid));
+            used.map(|(name, _)| name.clone()).collect()
+        })
+    }
+
+    /// Names of attached drives that carry an array's label and are not in use.
+    fn drives_labelled(&self, uuid: Uuid) -> Vec<String> {
+        self.look(|state| {
+            let labelled = state.drives.iter().filter(|(_, drive)| {
+                drive.used_by.is_none()
+                    && matches!(&drive.content, Content::Labelled(label) if label.array == uuid)
+            });
+            labelled.map(|(name, _)| name.clone()).collect()
+        })
+    }
+
+    pub async fn start_array(&self, name: &str, force: bool) -> Answer<Shown> {
+        let _change = self.begin().await?;
+        let uuid = self.array_uuid(name)?;
+        if self.look(|state| state.arrays.contains_key(&uuid)) {
+            return Err(Refusal::conflict(format!("array {name} runs already")));
+        }
+        let name = self.array_name(uuid);
+        self.assemble(uuid, &name, force).await?;
+        self.start_exports_of(uuid).await;
+        self.show_array_by_uuid(uuid).await
+    }
+
+    /// Starts every array whose label is on an attached drive.
+    pub async fn scan_arrays(&self, force: bool) -> Answer<ScanResult> {
+        let _change = self.begin().await?;
+        let mut result = ScanResult::default();
+        for (uuid, stored_name) in self.found_arrays() {
+            let name = self.name_for_found(uuid, stored_name.as_deref());
+            match self.assemble(uuid, &name, force).await {
+                Ok(()) => {
+                    self.start_exports_of(uuid).await;
+                    result.started.push(self.show_array_by_uuid(uuid).await?);
+                }
+                Err(refusal) => result.failed.push(ScanFailure {
+                    uuid,
+                    name: Some(name),
+                    error: refusal.error,
+                    fix: refusal.fix,
+                }),
+            }
+        }
+        Ok(result)
+    }
+
+    /// Arrays that do not run and have labels on attached drives, with their stored names.
+    fn found_arrays(&self) -> BTreeMap<Uuid, Option<String>> {
+        self.look(|state| {
+            let mut found: BTreeMap<Uuid, Option<String>> = BTreeMap::new();
+            for drive in state.drives.values() {
+                if let Content::Labelled(label) = &drive.content
+                    && !state.arrays.contains_key(&label.array)
+                {
+                    let name = found.entry(label.array).or_default();
+                    *name = name.take().or_else(|| label.array_name.clone());
+                }
+            }
+            found
+        })
+    }
+
+    /// The name this host knows an array by; a stored name that is taken gets a part of the uuid.
+    fn name_for_found(&self, uuid: Uuid, stored: Option<&str>) -> String {
+        let known = self.look(|state| {
+            let known = state.catalog.arrays.get(&uuid).map(|array| array.name.clone());
+            known.ok_or_else(|| {
+                stored.filter(|name| state.catalog.array_named(name).is_some()).map(str::to_owned)
+            })
+        });
+        let short = uuid.simple().to_string();
+        match (known, stored) {
+            (Ok(name), _) => name,
+            (Err(Some(taken)), _) => format!("{taken:.50}-{}", &short[..8]),
+            (Err(None), Some(free)) if check_name("an array", free).is_ok() => free.to_owned(),
+            (Err(None), _) => format!("array-{}", &short[..8]),
+        }
+    }
+
+    /// Starts an array from the labels of the attached drives.
+    pub(super) async fn assemble(&self, uuid: Uuid, name: &str, force: bool) -> Answer<()> {
+        let drives = self.drives_labelled(uuid);
+        if drives.is_empty() {
+            return Err(Refusal::conflict(format!(
+                "array {name} cannot start: none of its drives is attached"
+            ))
+            .fix(format!("attach its drives, then `ashlar array start {name}`")));
+        }
+        let known_generation = self.known_generation(uuid, &drives);
+        let core = self.core_for(&drives)?;
+        let seeds = self.seeds(&drives)?;
+        let shown = name.to_owned();
+        let beginning = engine::call(self.core(core), async move |reactor| {
+            let (drives, kept) = plant(&reactor, seeds);
+            let options = AssembleOptions { force, known_generation };
+            let begun = match Array::assemble(&reactor, drives, options).await {
+                Ok(array) => open_pool(&reactor, array).await,
+                Err(error) => Err(translate::assemble(&shown, &error)),
+            };
+            Beginning { kept, begun }
+        });
+        let beginning = beginning.await?;
+        self.keep_ram(core, beginning.kept);
+        let begun = beginning.begun?;
+        tracing::info!(array = name, state = ?begun.snapshot.state, "array started");
+        self.adopt(core, &begun, name).await
+    }
+
+    /// The generation that these drives must have reached, if this host knows one that binds them.
+    fn known_generation(&self, uuid: Uuid, drives: &[String]) -> Option<u64> {
+        self.look(|state| {
+            let known = state.catalog.arrays.get(&uuid)?;
+            let is_current = |content: &Content| match content {
+                Content::Labelled(label) => known.current.contains(&label.drive),
+                Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => false,
+            };
+            let mut drives = drives.iter().filter_map(|name| state.drives.get(name));
+            drives.any(|drive| is_current(&drive.content)).then_some(known.generation)
+        })
+    }
+
+    pub async fn stop_array(&self, name: &str, force: bool) -> Answer<Shown> {
+        let _change = self.begin().await?;
+        let running = self.running_array(name)?;
+        let busy = self.connected_exports(running.uuid).await;
+        if !busy.is_empty() && !force {
+            return Err(Refusal::conflict(format!(
+                "array {name} is used by a guest, through export {}",
+                busy.join(", ")
+            ))
+            .fix("shut the guest down first, or use --force to take its disk away"));
+        }
+        self.record(|catalog| {
+            if let Some(known) = catalog.arrays.get_mut(&running.uuid) {
+                known.started = false;
+            }
+        })?;
+        self.stop_running(running).await?;
+        self.show_array_by_uuid(running.uuid).await
+    }
+
+    /// Stops an array and its exports; its drives are free afterwards, even if the stop fails.
+    pub(super) async fn stop_running(&self, running: Running) -> Answer<()> {
+        let uuid = running.uuid;
+        self.stop_exports_of(uuid).await;
+        let stopped = self
+            .on_array(running, async move |reactor, pool| {
+                let result = pool.array().stop().await;
+                drop(reactor.withdraw(running.pool));
+                (result, snapshot(&pool))
+            })
+            .await;
+        let drives = self.drives_of(uuid);
+        self.look(|state| {
+            state.arrays.remove(&uuid);
+            for name in &drives {
+                if let Some(drive) = state.drives.get_mut(name) {
+                    drive.used_by = None;
+                }
+            }
+        });
+        for name in &drives {
+            if let Err(refusal) = self.probe_drive(name).await {
+                tracing::warn!(drive = name, "{}", refusal.error);
+            }
+        }
+        let name = self.array_name(uuid);
+        let (result, last) = stopped?;
+        self.record_snapshot(&last)?;
+        result.map_err(|error| {
+            let text = format!("array {name} was stopped, but not cleanly: {error}");
+            Refusal::failed(text).fix("it will resync when it is started again")
+        })?;
+        tracing::info!(array = name, "array stopped");
+        Ok(())
+    }
+
+    pub async fn delete_array(&self, name: &str, force: bool) -> Answer<Done> {
+        let _change = self.begin().await?;
+        let uuid = self.array_uuid(name)?;
+        let running = self.look(|state| state.arrays.get(&uuid).copied());
+        self.check_deletable(name, running, force).await?;
+        let mut notes = Vec::new();
+        if let Some(running) = running {
+            self.delete_exports_of(uuid).await?;
+            if let Err(refusal) = self.stop_running(running).await {
+                notes.push(refusal.error);
+            }
+        }
+        self.delete_exports_of(uuid).await?;
+        for drive in self.drives_labelled(uuid) {
+            if let Err(refusal) = self.wipe_drive(&drive).await {
+                notes.push(refusal.error);
+            }
+        }
+        self.record(|catalog| {
+            catalog.arrays.remove(&uuid);
+        })?;
+        self.look(|state| state.unavailable.remove(&uuid));
+        tracing::info!(array = name, "array deleted");
+        Ok(Done { notes })
+    }
+
+    async fn check_deletable(
+        &self,
+        name: &str,
+        running: Option<Running>,
+        force: bool,
+    ) -> Answer<()> {
+        if force {
+            return Ok(());
+        }
+        let Some(running) = running else {
+            return Err(Refusal::conflict(format!(
+                "array {name} does not run, so nobody knows whether it holds volumes"
+            ))
+            .fix(format!("start it first, or use `ashlar array delete {name} --force`")));
+        };
+        let snapshot = self.snapshot(running).await?;
+        if snapshot.volumes.is_empty() {
+            return Ok(());
+        }
+        let volumes: Vec<&str> = snapshot.volumes.iter().map(|v| v.name.as_str()).collect();
+        let state = if snapshot.state == ArrayState::Failed { "failed " } else { "" };
+        Err(Refusal::conflict(format!("{state}array {name} holds volumes: {}", volumes.join(", ")))
+            .fix("delete them first, or use --force to lose them"))
+    }
+
+    /// Makes a drive blank.
+    async fn wipe_drive(&self, name: &str) -> Answer<()> {
+        match self.attached(name)?.medium {
+            Medium::Device(device) => {
+                let wiped = blocking(move || device.wipe()).await?;
+                wiped.map_err(|error| {
+                    Refusal::failed(format!(
+                        "drive {name} could not be wiped: {error}; it still carries the label"
+                    ))
+                })?;
+                self.probe_drive(name).await?;
+            }
+            Medium::Ram { bytes, home } => {
+                if let Some(home) = home {
+                    engine::forget(self.core(home.core), home.key).await?;
+                }
+                self.look(|state| {
+                    if let Some(drive) = state.drives.get_mut(name) {
+                        drive.medium = Medium::Ram { bytes, home: None };
+                        drive.content = Content::Blank;
+                    }
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens the pool of an array that has just started; an array whose pool does not open is stopped.
+async fn open_pool(reactor: &Reactor, array: Rc<Array>) -> Answer<Begun> {
+    match Pool::open(array.clone()).await {
+        Ok(pool) => {
+            let snapshot = snapshot(&pool);
+            Ok(Begun { pool: reactor.publish(pool), snapshot })
+        }
+        Err(error) => {
+            let refusal = translate::pool(&error);
+            let text = format!("the array's volumes cannot be read: {}", refusal.error);
+            // Best effort: the first error is the one to tell.
+            let _ = array.stop().await;
+            Err(Refusal { error: text, ..refusal })
+        }
+    }
+}
+
+/// The drives members had last, brought up to date.
+pub(super) fn last_drives(
+    mut drives: BTreeMap<u8, String>,
+    snapshot: &ArraySnapshot,
+) -> BTreeMap<u8, String> {
+    for member in &snapshot.members {
+        if let Some(drive) = &member.drive {
+            drives.insert(member.index, drive.name.clone());
+        }
+    }
+    drives
+}

@@ -1,0 +1,336 @@
+//! Attaching, detaching and probing drives.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::api::Done;
+use crate::api::drive::{Drive, DriveAttach, DriveSource};
+use crate::catalog::KnownDrive;
+use crate::device::content::Content;
+use crate::device::{self, Identity, OpenDevice};
+use crate::engine;
+use crate::host::{Attached, Host, Medium};
+use crate::name::{check_name, name_from_path};
+use crate::refusal::{Answer, Refusal};
+use crate::size::Size;
+
+/// What to open, and how; sent to a thread that may wait for the disk.
+struct Opening {
+    path: PathBuf,
+    size_bytes: Option<u64>,
+    force: bool,
+    /// Drives that are attached already.
+    known: Vec<(String, Identity)>,
+}
+
+/// A drive that was opened, and what to undo if it is not attached after all.
+struct Opened {
+    device: OpenDevice,
+    content: Content,
+    created: Option<PathBuf>,
+}
+
+impl Host {
+    pub async fn attach_drive(&self, request: DriveAttach) -> Answer<Drive> {
+        let _change = self.begin().await?;
+        let name = self.new_drive_name(&request)?;
+        let (attached, created) = match &request.source {
+            DriveSource::Ram(bytes) => (ram_drive(*bytes, &request)?, None),
+            DriveSource::Path(path) => {
+                let opened = self.open_path(path, &request).await?;
+                let medium = Medium::Device(Arc::new(opened.device));
+                let attached = Attached::new(medium, opened.content, request.force);
+                (attached, opened.created)
+            }
+        };
+        let known = KnownDrive { source: request.source, overwrite: request.force };
+        let checked = self.check_copy(&attached.content);
+        let recorded = checked.and_then(|()| {
+            self.record(|catalog| {
+                catalog.drives.insert(name.clone(), known);
+            })
+        });
+        if let Err(refusal) = recorded {
+            if let Some(path) = created {
+                // Best effort: the refusal is what to tell.
+                let _ = std::fs::remove_file(path);
+            }
+            return Err(refusal);
+        }
+        self.look(|state| {
+            state.missing.remove(&name);
+            state.drives.insert(name.clone(), attached);
+        });
+        tracing::info!(drive = name, "drive attached");
+        self.show_drive(&name).await
+    }
+
+    fn new_drive_name(&self, request: &DriveAttach) -> Answer<String> {
+        let name = match (&request.name, &request.source) {
+            (Some(name), _) => name.clone(),
+            (None, DriveSource::Path(path)) => name_from_path(path).ok_or_else(|| {
+                Refusal::invalid("no name can be made from the path").fix("give --name")
+            })?,
+            (None, DriveSource::Ram(_)) => self.look(|state| {
+                let numbers = 0..;
+                let mut names = numbers.map(|number: u32| format!("ram{number}"));
+                names.find(|name| !state.catalog.drives.contains_key(name)).expect("endless")
+            }),
+        };
+        check_name("a drive", &name)?;
+        // A missing drive may be attached anew, perhaps from another path.
+        let namesake = self.look(|state| {
+            let attached = state.drives.contains_key(&name);
+            state.catalog.drives.get(&name).filter(|_| attached).map(|known| known.source.clone())
+        });
+        match namesake {
+            None => {}
+            Some(source) if source == request.source => {
+                return Err(Refusal::conflict(format!("{source} is attached already, as {name}")));
+            }
+            Some(source) => {
+                return Err(Refusal::conflict(format!(
+                    "there is a drive {name} already: {source}"
+                ))
+                .fix("give another --name, or detach that one first"));
+            }
+        }
+        Ok(name)
+    }
+
+    async fn open_path(&self, path: &Path, request: &DriveAttach) -> Answer<Opened> {
+        if !path.is_absolute() {
+            return Err(Refusal::invalid(format!("{} is not an absolute path", path.display()))
+                .fix("begin it with /"));
+        }
+        let opening = Opening {
+            path: path.to_owned(),
+            size_bytes: request.size_bytes,
+            force: request.force,
+            known: self.identities(),
+        };
+        blocking(move || open(opening)).await?
+    }
+
+    fn identities(&self) -> Vec<(String, Identity)> {
+        self.look(|state| {
+            let known = state.drives.iter().filter_map(|(name, drive)| match &drive.medium {
+                Medium::Device(device) => Some((name.clone(), device.identity)),
+                Medium::Ram { .. } => None,
+            });
+            known.collect()
+        })
+    }
+
+    /// Refuses a byte-for-byte copy of a drive that is attached: two drives would be one member.
+    fn check_copy(&self, content: &Content) -> Answer<()> {
+        let Content::Labelled(label) = content else { return Ok(()) };
+        let twin = self.look(|state| {
+            let twin = state.drives.iter().find(|(_, drive)| {
+                matches!(&drive.content, Content::Labelled(known) if known.drive == label.drive)
+            });
+            twin.map(|(name, _)| name.clone())
+        });
+        match twin {
+            None => Ok(()),
+            Some(twin) => Err(Refusal::conflict(format!(
+                "it is a copy of drive {twin}: both carry the label of drive {}",
+                label.drive
+            ))
+            .fix(format!("detach {twin}, or attach only the original"))),
+        }
+    }
+
+    /// Attaches a drive of the catalog again, at start.
+    pub(super) async fn reattach_drive(&self, name: &str, known: &KnownDrive) -> Answer<()> {
+        let attached = match &known.source {
+            DriveSource::Ram(bytes) => {
+                let medium = Medium::Ram { bytes: *bytes, home: None };
+                Attached::new(medium, Content::Blank, known.overwrite)
+            }
+            DriveSource::Path(path) => {
+                let opening = Opening {
+                    path: path.clone(),
+                    size_bytes: None,
+                    force: known.overwrite,
+                    known: self.identities(),
+                };
+                let opened = blocking(move || open(opening)).await??;
+                self.check_copy(&opened.content)?;
+                let medium = Medium::Device(Arc::new(opened.device));
+                Attached::new(medium, opened.content, known.overwrite)
+            }
+        };
+        self.look(|state| state.drives.insert(name.to_owned(), attached));
+        Ok(())
+    }
+
+    pub async fn detach_drive(&self, name: &str, force: bool) -> Answer<Done> {
+        let _change = self.begin().await?;
+        if self.look(|state| state.missing.contains_key(name)) {
+            return self.forget_drive(name).await;
+        }
+        let mut notes = Vec::new();
+        if let Some((array, member)) = self.attached(name)?.used_by {
+            let array_name = self.array_name(array);
+            if !force {
+                return Err(Refusal::conflict(format!(
+                    "drive {name} is member {member} of the running array {array_name}"
+                ))
+                .fix(format!(
+                    "stop the array, replace the drive, or pull it by `ashlar drive detach \
+                     {name} --force`"
+                )));
+            }
+            self.pull(array, member).await?;
+            tracing::warn!(drive = name, array = array_name, member, "drive pulled");
+            // Now, not when the watch comes by: a host that dies next must not trust this drive.
+            self.after_members_changed(array).await?;
+            notes.push(format!("member {member} of array {array_name} has lost its drive"));
+        }
+        let mut done = self.forget_drive(name).await?;
+        notes.append(&mut done.notes);
+        Ok(Done { notes })
+    }
+
+    async fn forget_drive(&self, name: &str) -> Answer<Done> {
+        self.record(|catalog| {
+            catalog.drives.remove(name);
+        })?;
+        let attached = self.look(|state| {
+            state.missing.remove(name);
+            state.drives.remove(name)
+        });
+        if let Some(Attached { medium: Medium::Ram { home: Some(home), .. }, .. }) = attached {
+            engine::forget(self.core(home.core), home.key).await?;
+        }
+        tracing::info!(drive = name, "drive detached");
+        Ok(Done::default())
+    }
+
+    /// Looks at a drive anew: what it carries has changed, or is about to be decided on.
+    pub(super) async fn probe_drive(&self, name: &str) -> Answer<Content> {
+        let drive = self.attached(name)?;
+        let Medium::Device(device) = drive.medium else { return Ok(drive.content) };
+        let shown = name.to_owned();
+        let probed = blocking(move || {
+            device.content().map_err(|error| {
+                Refusal::failed(format!("drive {shown} cannot be read: {error}"))
+                    .fix(format!("see `ashlar drive show {shown}`, or replace it"))
+            })
+        });
+        let content = probed.await??;
+        self.look(|state| {
+            if let Some(drive) = state.drives.get_mut(name) {
+                drive.content = content.clone();
+            }
+        });
+        Ok(content)
+    }
+}
+
+/// Runs what may wait for a disk where nobody else waits for it.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Answer<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|error| Refusal::failed(format!("an internal error: {error}")))
+}
+
+fn open(opening: Opening) -> Answer<Opened> {
+    let created = create_if_missing(&opening)?;
+    let opened = open_existing(&opening);
+    match opened {
+        Ok((device, content)) => Ok(Opened { device, content, created }),
+        Err(refusal) => {
+            if let Some(path) = created {
+                // Best effort: the refusal is what to tell.
+                let _ = std::fs::remove_file(path);
+            }
+            Err(refusal)
+        }
+    }
+}
+
+fn create_if_missing(opening: &Opening) -> Answer<Option<PathBuf>> {
+    let Some(bytes) = opening.size_bytes else { return Ok(None) };
+    // A dangling link is there, too: a file would be made where nobody looks for it.
+    if opening.path.symlink_metadata().is_ok() {
+        return Ok(None);
+    }
+    device::create_file(&opening.path, bytes)?;
+    Ok(Some(opening.path.clone()))
+}
+
+fn open_existing(opening: &Opening) -> Answer<(OpenDevice, Content)> {
+    let path = &opening.path;
+    let shown = path.display();
+    let identity = device::identify(path)?;
+    if let Some((name, _)) = opening.known.iter().find(|(_, known)| *known == identity) {
+        return Err(Refusal::conflict(format!("{shown} is attached already, as drive {name}")));
+    }
+    let device = OpenDevice::open(path)?;
+    let has = device.limits.bytes;
+    if let Some(wanted) = opening.size_bytes.filter(|wanted| *wanted != has) {
+        let (has, wanted) = (Size(has), Size(wanted));
+        return Err(Refusal::conflict(format!("{shown} exists and has {has}, not {wanted}"))
+            .fix("leave --size out to use it as it is"));
+    }
+    let content = device
+        .content()
+        .map_err(|error| Refusal::failed(format!("{shown} cannot be read: {error}")))?;
+    if !opening.force {
+        check_content(path, has, &content)?;
+    }
+    Ok((device, content))
+}
+
+/// Refuses what may be someone's data.
+fn check_content(path: &Path, bytes: u64, content: &Content) -> Answer<()> {
+    let shown = path.display();
+    let fix = "if it may be lost, attach with --force; if not, use another drive";
+    match content {
+        Content::Blank => Ok(()),
+        Content::Labelled(label) if label.drive_bytes <= bytes => Ok(()),
+        Content::Labelled(label) => {
+            let (has, had) = (Size(bytes), Size(label.drive_bytes));
+            Err(Refusal::conflict(format!(
+                "{shown} was cut short: its label speaks of {had}, it has {has}"
+            ))
+            .fix(format!("restore its size of {} bytes; {fix}", label.drive_bytes)))
+        }
+        Content::Damaged { why } => {
+            Err(Refusal::conflict(format!("{shown} carries a damaged Ashlar label: {why}"))
+                .fix(format!("see `ashlar inspect {shown}`; {fix}")))
+        }
+        Content::Foreign(what) => {
+            Err(Refusal::conflict(format!("{shown} carries data: {what}")).fix(fix))
+        }
+    }
+}
+
+fn ram_drive(bytes: u64, request: &DriveAttach) -> Answer<Attached> {
+    let (least, size) = (device::DRIVE_BYTES_MIN, Size(bytes));
+    if request.size_bytes.is_some() {
+        return Err(Refusal::invalid("a RAM drive has its size in its name").fix("use ram:SIZE"));
+    }
+    if bytes < least || !bytes.is_multiple_of(4096) {
+        return Err(Refusal::invalid(format!("{size} is no size for a RAM drive"))
+            .fix(format!("use at least {}, and a multiple of 4K", Size(least))));
+    }
+    let free = memory_available();
+    if free.is_some_and(|free| bytes > free) {
+        let free = Size(free.unwrap_or(0));
+        return Err(Refusal::no_space(format!("a RAM drive of {size} does not fit: {free} free"))
+            .fix("use a smaller one"));
+    }
+    Ok(Attached::new(Medium::Ram { bytes, home: None }, Content::Blank, request.force))
+}
+
+fn memory_available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}

@@ -1,0 +1,297 @@
+//! Exports: volumes offered to guests.
+
+use std::path::PathBuf;
+use std::rc::Rc;
+
+use ashlar_pool::volume::Volume;
+use ashlar_reactor::registry::Key;
+use uuid::Uuid;
+
+use crate::api::Done;
+use crate::api::export::{Export, ExportCounters, ExportCreate, ExportState};
+use crate::catalog::KnownExport;
+use crate::host::drives::blocking;
+use crate::host::{Host, Running, Serving};
+use crate::name::check_name;
+use crate::refusal::{Answer, Refusal};
+use crate::socket;
+use crate::vhost::{self, QUEUES_MAX, Served};
+
+const QUEUES_DEFAULT: u16 = QUEUES_MAX;
+/// Bytes of a virtio block device's serial number.
+const SERIAL_BYTES: usize = 20;
+
+impl Host {
+    pub async fn create_export(&self, request: ExportCreate) -> Answer<Export> {
+        let _change = self.begin().await?;
+        let name = request.name.clone();
+        check_name("an export", &name)?;
+        let queues = request.queues.unwrap_or(QUEUES_DEFAULT);
+        if !(1..=QUEUES_MAX).contains(&queues) {
+            return Err(Refusal::invalid(format!("an export cannot have {queues} queues"))
+                .fix(format!("use 1 to {QUEUES_MAX}")));
+        }
+        let socket = request
+            .socket
+            .clone()
+            .unwrap_or_else(|| self.exports_directory.join(format!("{name}.sock")));
+        self.check_export_is_new(&name, &socket)?;
+        let (running, volume) = self.find_volume(&request.volume).await?;
+        let known = KnownExport { array: running.uuid, volume: volume.name, socket, queues };
+        self.start_export(&name, &known, running).await?;
+        if let Err(refusal) = self.record(|catalog| {
+            catalog.exports.insert(name.clone(), known);
+        }) {
+            self.stop_export(&name).await;
+            return Err(refusal);
+        }
+        tracing::info!(export = name, volume = request.volume, "export created");
+        self.show_export(&name).await
+    }
+
+    fn check_export_is_new(&self, name: &str, socket: &PathBuf) -> Answer<()> {
+        let (taken, user) = self.look(|state| {
+            let mut exports = state.catalog.exports.iter();
+            let user = exports.find(|(_, export)| export.socket == *socket);
+            (state.catalog.exports.contains_key(name), user.map(|(name, _)| name.clone()))
+        });
+        if taken {
+            return Err(Refusal::conflict(format!("there is an export {name} already"))
+                .fix("give it another name, or delete that one first"));
+        }
+        if let Some(user) = user {
+            return Err(Refusal::conflict(format!(
+                "{} is busy: export {user} listens there",
+                socket.display()
+            ))
+            .fix("name another --path"));
+        }
+        Ok(())
+    }
+
+    /// Begins to serve an export of a running array.
+    async fn start_export(&self, name: &str, known: &KnownExport, array: Running) -> Answer<()> {
+        let path = known.socket.clone();
+        blocking(move || socket::check_place(&path)).await??;
+        let volume = self.publish_volume(array, &known.volume).await?;
+        let Some((key, serial)) = volume else {
+            return Err(Refusal::conflict(format!("there is no volume {}", known.volume))
+                .fix(format!("ashlar export delete {name}")));
+        };
+        let spec = vhost::Spec {
+            name: name.to_owned(),
+            socket: known.socket.clone(),
+            queues_max: known.queues,
+            serial: serial.clone(),
+        };
+        match Served::start(self.core(array.core), key, spec).await {
+            Ok(served) => {
+                let serving = Serving { core: array.core, volume: key, serial, served };
+                self.look(|state| {
+                    state.down.remove(name);
+                    state.exports.insert(name.to_owned(), serving);
+                });
+                Ok(())
+            }
+            Err(refusal) => {
+                self.withdraw_volume(array.core, key).await;
+                Err(refusal)
+            }
+        }
+    }
+
+    /// Gives a volume a key on its reactor, and finds its serial number.
+    async fn publish_volume(
+        &self,
+        array: Running,
+        volume: &str,
+    ) -> Answer<Option<(Key<Volume>, String)>> {
+        let volume = volume.to_owned();
+        self.on_array(array, async move |reactor, pool| {
+            let volume = pool.volume(&volume)?;
+            let serial = serial(volume.uuid());
+            Some((reactor.publish(Rc::new(volume)), serial))
+        })
+        .await
+    }
+
+    async fn withdraw_volume(&self, core: usize, key: Key<Volume>) {
+        let withdrawn = crate::engine::call(self.core(core), async move |reactor| {
+            drop(reactor.withdraw(key));
+        });
+        if let Err(refusal) = withdrawn.await {
+            tracing::warn!("{}", refusal.error);
+        }
+    }
+
+    /// Ends an export's service: requests under way are finished first.
+    async fn stop_export(&self, name: &str) {
+        let serving = self.look(|state| {
+            state.down.remove(name);
+            state.exports.remove(name)
+        });
+        let Some(Serving { core, volume, served, .. }) = serving else { return };
+        served.stop().await;
+        self.withdraw_volume(core, volume).await;
+        tracing::info!(export = name, "export stopped");
+    }
+
+    pub async fn delete_export(&self, name: &str, force: bool) -> Answer<Done> {
+        let _change = self.begin().await?;
+        let export = self.show_export(name).await?;
+        if export.state == ExportState::Connected && !force {
+            return Err(Refusal::conflict(format!("export {name} is used by a guest"))
+                .fix("shut the guest down first, or use --force to take its disk away"));
+        }
+        self.record(|catalog| {
+            catalog.exports.remove(name);
+        })?;
+        self.stop_export(name).await;
+        Ok(Done::default())
+    }
+
+    fn exports_of(&self, array: Uuid) -> Vec<(String, KnownExport)> {
+        self.look(|state| {
+            let exports = state.catalog.exports.iter();
+            let of_array = exports.filter(|(_, export)| export.array == array);
+            of_array.map(|(name, export)| (name.clone(), export.clone())).collect()
+        })
+    }
+
+    pub(super) fn exports_of_volume(&self, array: Uuid, volume: &str) -> Vec<String> {
+        let exports = self.exports_of(array).into_iter();
+        exports.filter(|(_, export)| export.volume == volume).map(|(name, _)| name).collect()
+    }
+
+    /// Exports of an array that a guest is connected to. One that does not answer may have one.
+    pub(super) async fn connected_exports(&self, array: Uuid) -> Vec<String> {
+        let mut connected = Vec::new();
+        for (name, _) in self.exports_of(array) {
+            let Some((served, _)) = self.served(&name) else { continue };
+            match served.status().await {
+                Ok(status) if !status.connected => {}
+                Ok(_) | Err(_) => connected.push(name),
+            }
+        }
+        connected
+    }
+
+    /// An export that runs, and its serial number.
+    fn served(&self, name: &str) -> Option<(Served, String)> {
+        self.look(|state| {
+            state.exports.get(name).map(|its| (its.served.clone(), its.serial.clone()))
+        })
+    }
+
+    /// Starts the exports of an array that has just started; what cannot be started is noted.
+    pub(super) async fn start_exports_of(&self, array: Uuid) {
+        let Some(running) = self.look(|state| state.arrays.get(&array).copied()) else { return };
+        for (name, known) in self.exports_of(array) {
+            match self.start_export(&name, &known, running).await {
+                Ok(()) => tracing::info!(export = name, "export started"),
+                Err(refusal) => {
+                    tracing::error!(export = name, "export not started: {}", refusal.line());
+                    self.look(|state| state.down.insert(name.clone(), refusal));
+                }
+            }
+        }
+    }
+
+    pub(super) async fn stop_exports_of(&self, array: Uuid) {
+        for (name, _) in self.exports_of(array) {
+            self.stop_export(&name).await;
+        }
+    }
+
+    pub(super) async fn delete_exports_of(&self, array: Uuid) -> Answer<()> {
+        for (name, _) in self.exports_of(array) {
+            self.record(|catalog| {
+                catalog.exports.remove(&name);
+            })?;
+            self.stop_export(&name).await;
+        }
+        Ok(())
+    }
+
+    /// Lets guests know that their disk has grown.
+    pub(super) async fn tell_exports_of_resize(&self, array: Uuid, volume: &str) {
+        for name in self.exports_of_volume(array, volume) {
+            if let Some((served, _)) = self.served(&name)
+                && let Err(refusal) = served.resized().await
+            {
+                tracing::warn!(export = name, "its guest was not told: {}", refusal.error);
+            }
+        }
+    }
+
+    pub async fn list_exports(&self) -> Vec<Export> {
+        let names: Vec<String> = self.look(|state| state.catalog.exports.keys().cloned().collect());
+        let mut exports = Vec::new();
+        for name in names {
+            // One that was deleted meanwhile is left out.
+            exports.extend(self.show_export(&name).await.ok());
+        }
+        exports
+    }
+
+    pub async fn show_export(&self, name: &str) -> Answer<Export> {
+        let (known, why) = self.look(|state| {
+            let known = state.catalog.exports.get(name).cloned();
+            (known, state.down.get(name).map(Refusal::line))
+        });
+        let known = known.ok_or_else(|| {
+            Refusal::unknown(format!("there is no export {name}"))
+                .fix("`ashlar export list` shows all exports")
+        })?;
+        let array = self.array_name(known.array);
+        let mut export = Export {
+            qemu: qemu_options(name, &known),
+            name: name.to_owned(),
+            volume: known.volume,
+            array,
+            socket: known.socket,
+            queues: known.queues,
+            serial: None,
+            state: ExportState::Down,
+            error: None,
+            queues_active: 0,
+            counters: ExportCounters::default(),
+        };
+        let Some((served, serial)) = self.served(name) else {
+            export.error = why.or_else(|| Some(format!("array {} does not run", export.array)));
+            return Ok(export);
+        };
+        export.serial = Some(serial);
+        let status = match served.status().await {
+            Ok(status) => status,
+            Err(refusal) => {
+                export.error = Some(refusal.line());
+                return Ok(export);
+            }
+        };
+        export.state =
+            if status.connected { ExportState::Connected } else { ExportState::Listening };
+        export.error = status.last_error;
+        export.queues_active = status.queues_active;
+        export.counters = status.counters;
+        Ok(export)
+    }
+}
+
+/// The serial number a guest sees: as much of the volume's uuid as fits.
+fn serial(uuid: [u8; 16]) -> String {
+    let mut serial = Uuid::from_bytes(uuid).simple().to_string();
+    serial.truncate(SERIAL_BYTES);
+    serial
+}
+
+/// Guest memory must be shared for vhost-user; `reconnect` lets the daemon be restarted under it.
+fn qemu_options(name: &str, export: &KnownExport) -> String {
+    let socket = export.socket.display().to_string().replace(',', ",,");
+    let queues = export.queues;
+    format!(
+        "-object memory-backend-memfd,id=mem,size=4G,share=on -numa node,memdev=mem \
+         -chardev socket,id={name},path={socket},reconnect=1 \
+         -device vhost-user-blk-pci,chardev={name},num-queues={queues}"
+    )
+}

@@ -1,0 +1,209 @@
+//! Members of a running array: pulled, replaced, taken back, scrubbed.
+
+use ashlar_format::units::MemberIndex;
+use uuid::Uuid;
+
+use crate::api::array::{Array as Shown, ArrayReplace, ArrayScrub, MemberState, RebuildStarted};
+use crate::device::content::{Content, Labelled};
+use crate::engine::plant;
+use crate::host::{Host, Medium, Running, translate};
+use crate::refusal::{Answer, Refusal};
+use crate::snapshot::{ArraySnapshot, MemberSnapshot};
+
+impl Host {
+    /// Takes a member's drive away from its array.
+    pub(super) async fn pull(&self, array: Uuid, member: u8) -> Answer<()> {
+        let running = self.look(|state| state.arrays.get(&array).copied());
+        let Some(running) = running else { return Ok(()) };
+        let pulled = self
+            .on_array(running, async move |_, pool| pool.array().pull_member(MemberIndex(member)));
+        pulled.await?.map_err(|error| translate::change(&error))
+    }
+
+    pub async fn replace_member(&self, name: &str, request: ArrayReplace) -> Answer<Shown> {
+        let _change = self.begin().await?;
+        let running = self.running_array(name)?;
+        let snapshot = self.snapshot(running).await?;
+        let member = self.member_meant(name, &snapshot, &request)?;
+        let in_use = member.is_present() && member.state != MemberState::Stale;
+        if in_use && !request.force {
+            return Err(Refusal::conflict(format!(
+                "member {} of array {name} is in use: its drive is well",
+                member.index
+            ))
+            .fix("--force pulls it; until the rebuild is done the array has less redundancy"));
+        }
+        // The drive that was this member may come back without --force: nothing on it is lost
+        // that the array does not have.
+        let comes_back = match self.probe_drive(&request.new).await? {
+            Content::Labelled(label) => label.drive == member.drive_uuid,
+            Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => false,
+        };
+        self.check_new_members(std::slice::from_ref(&request.new), request.force || comes_back)
+            .await?;
+        if in_use {
+            self.pull(running.uuid, member.index).await?;
+            tracing::warn!(array = name, member = member.index, "drive pulled to be replaced");
+        }
+        self.put_drive(running, member.index, &request.new).await?;
+        self.after_members_changed(running.uuid).await?;
+        tracing::info!(array = name, member = member.index, drive = request.new, "member replaced");
+        self.show_array_by_uuid(running.uuid).await
+    }
+
+    /// The member that a replacement is for.
+    fn member_meant<'a>(
+        &self,
+        array: &str,
+        snapshot: &'a ArraySnapshot,
+        request: &ArrayReplace,
+    ) -> Answer<&'a MemberSnapshot> {
+        let find = |index: u8| snapshot.members.iter().find(|member| member.index == index);
+        let (index, what) = match (request.member, &request.old) {
+            (Some(index), None) => (Some(index), format!("member {index}")),
+            (None, Some(old)) => (self.member_of(snapshot, old), format!("member on drive {old}")),
+            (Some(_), Some(_)) | (None, None) => {
+                return Err(Refusal::invalid("say which member gets the new drive")
+                    .fix("use either --member or --old"));
+            }
+        };
+        index.and_then(find).ok_or_else(|| {
+            Refusal::unknown(format!("array {array} has no {what}"))
+                .fix(format!("`ashlar array show {array}` lists its members"))
+        })
+    }
+
+    /// The member whose drive is, or was last, called `drive`, or has this uuid.
+    fn member_of(&self, snapshot: &ArraySnapshot, drive: &str) -> Option<u8> {
+        let (attached, last) = self.look(|state| {
+            let attached = state.drives.get(drive).and_then(|drive| drive.used_by);
+            let known = state.catalog.arrays.get(&snapshot.uuid);
+            let mut last = known.into_iter().flat_map(|known| &known.drives);
+            (attached, last.find(|(_, name)| *name == drive).map(|(index, _)| *index))
+        });
+        let now = attached.filter(|(array, _)| *array == snapshot.uuid).map(|(_, index)| index);
+        now.or(last).or_else(|| {
+            let uuid = Uuid::try_parse(drive).ok()?;
+            snapshot.members.iter().find(|m| m.drive_uuid == uuid).map(|member| member.index)
+        })
+    }
+
+    /// Gives a member its drive, on the array's reactor. A drive that is labelled gets a new uuid,
+    /// so that nothing that it carried before can be taken for the array's.
+    async fn put_drive(&self, running: Running, member: u8, drive: &str) -> Answer<()> {
+        if let Medium::Ram { home: Some(home), .. } = self.attached(drive)?.medium
+            && home.core != running.core
+        {
+            return Err(Refusal::conflict(format!("RAM drive {drive} lives on another core"))
+                .fix("detach and attach it again (that empties it)"));
+        }
+        let seeds = self.seeds(&[drive.to_owned()])?;
+        let put = self.on_array(running, async move |reactor, pool| {
+            let (mut drives, kept) = plant(&reactor, seeds);
+            let drive = drives.pop().expect("one seed, one drive");
+            let uuid = Uuid::new_v4().into_bytes();
+            let result = pool.array().replace_member(MemberIndex(member), drive, uuid).await;
+            (kept, result.map_err(|error| translate::change(&error)))
+        });
+        let (kept, result) = put.await?;
+        self.keep_ram(running.core, kept);
+        result
+    }
+
+    /// Brings notes and catalog up to date with the members of an array.
+    pub(super) async fn after_members_changed(&self, array: Uuid) -> Answer<()> {
+        let running = self.look(|state| state.arrays.get(&array).copied());
+        let Some(running) = running else { return Ok(()) };
+        let snapshot = self.snapshot(running).await?;
+        self.note_members(&snapshot);
+        self.refresh_contents(running.uuid).await;
+        self.record_snapshot(&snapshot)
+    }
+
+    /// Gives every absent member its own drive back, if that is attached, and takes up all rebuilds
+    /// that can run.
+    pub async fn rebuild_array(&self, name: &str) -> Answer<RebuildStarted> {
+        let _change = self.begin().await?;
+        let running = self.running_array(name)?;
+        let before = self.snapshot(running).await?;
+        let (mut members, mut notes, mut refused) = (Vec::new(), Vec::new(), None);
+        for member in before.members.iter().filter(|member| !member.is_present()) {
+            let index = member.index;
+            match self.take_back(running, member).await {
+                Ok(Some(drive)) => {
+                    tracing::info!(array = name, member = index, drive, "member taken back");
+                    members.push(index);
+                }
+                Ok(None) => notes.push(format!(
+                    "member {index} has no drive: attach it again, or use `ashlar array replace \
+                     {name} --member {index} --new DRIVE`"
+                )),
+                Err(refusal) => {
+                    notes.push(format!("member {index}: {}", refusal.line()));
+                    refused.get_or_insert(refusal);
+                }
+            }
+        }
+        members.extend(self.take_up_rebuilds(running, &before).await?);
+        self.after_members_changed(running.uuid).await?;
+        let array = self.show_array_by_uuid(running.uuid).await?;
+        let rebuilding = array.members.iter().any(|its| its.state == MemberState::Rebuilding);
+        if members.is_empty() && !rebuilding && !notes.is_empty() {
+            return Err(refused.unwrap_or_else(|| {
+                Refusal::conflict(format!("nothing of array {name} can be rebuilt now"))
+                    .fix(notes.join("; "))
+            }));
+        }
+        Ok(RebuildStarted { members, notes, array })
+    }
+
+    /// Starts the rebuild of members that missed something and whose drive answers; those members.
+    async fn take_up_rebuilds(&self, running: Running, before: &ArraySnapshot) -> Answer<Vec<u8>> {
+        let waiting = |member: &&MemberSnapshot| match member.state {
+            MemberState::Trusted => false,
+            MemberState::Stale => member.is_present(),
+            MemberState::Rebuilding => member.is_present() && before.rebuild.is_none(),
+        };
+        let members: Vec<u8> = before.members.iter().filter(waiting).map(|m| m.index).collect();
+        if members.is_empty() {
+            return Ok(members);
+        }
+        let started = self.on_array(running, async move |_, pool| {
+            pool.array().rebuild(|| Uuid::new_v4().into_bytes()).await
+        });
+        started.await?.map_err(|error| translate::change(&error))?;
+        Ok(members)
+    }
+
+    /// Puts the drive that was this member back, if it is attached; its name then.
+    async fn take_back(&self, running: Running, member: &MemberSnapshot) -> Answer<Option<String>> {
+        let own = |content: &Content| {
+            matches!(content, Content::Labelled(Labelled { drive, array, .. })
+                if *drive == member.drive_uuid && *array == running.uuid)
+        };
+        let found = self.look(|state| {
+            let found = state.drives.iter().find(|(_, drive)| {
+                let user = drive.used_by;
+                own(&drive.content) && user.is_none_or(|user| user == (running.uuid, member.index))
+            });
+            found.map(|(name, _)| name.clone())
+        });
+        let Some(drive) = found else { return Ok(None) };
+        // Answers, and is still what it was?
+        if !own(&self.probe_drive(&drive).await?) {
+            return Ok(None);
+        }
+        self.put_drive(running, member.index, &drive).await?;
+        Ok(Some(drive))
+    }
+
+    pub async fn scrub_array(&self, name: &str, request: ArrayScrub) -> Answer<Shown> {
+        let _change = self.begin().await?;
+        let running = self.running_array(name)?;
+        let started =
+            self.on_array(running, async move |_, pool| pool.array().start_scrub(request.repair));
+        started.await?.map_err(|error| translate::change(&error))?;
+        tracing::info!(array = name, repair = request.repair, "scrub started");
+        self.show_array_by_uuid(running.uuid).await
+    }
+}

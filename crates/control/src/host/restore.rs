@@ -1,0 +1,45 @@
+//! The host's first and last steps: what shall be is brought up, and everything is put to rest.
+
+use crate::host::Host;
+use crate::refusal::Answer;
+
+impl Host {
+    /// Attaches the catalog's drives, starts its arrays and their exports. What cannot be started
+    /// is noted and logged; the rest goes on.
+    pub async fn restore(&self) -> Answer<()> {
+        let catalog = self.directory.load()?;
+        self.look(|state| state.catalog = catalog.clone());
+        let _change = self.begin().await?;
+        for (name, known) in &catalog.drives {
+            if let Err(refusal) = self.reattach_drive(name, known).await {
+                tracing::error!(drive = name, "drive not attached: {}", refusal.line());
+                self.look(|state| state.missing.insert(name.clone(), refusal));
+            }
+        }
+        for (uuid, known) in catalog.arrays.iter().filter(|(_, known)| known.started) {
+            match self.assemble(*uuid, &known.name, false).await {
+                Ok(()) => self.start_exports_of(*uuid).await,
+                Err(refusal) => {
+                    tracing::error!(array = known.name, "not started: {}", refusal.line());
+                    self.look(|state| state.unavailable.insert(*uuid, refusal));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Drains exports, then flushes and stops arrays. They will be started again with the daemon.
+    /// Waits for a change under way; none begins afterwards.
+    pub async fn shut_down(&self) -> Answer<()> {
+        let _turn = self.changes.lock().await;
+        self.look(|state| state.stopping = true);
+        let mut first_trouble = Ok(());
+        for running in self.running() {
+            if let Err(refusal) = self.stop_running(running).await {
+                tracing::error!("{}", refusal.line());
+                first_trouble = first_trouble.and(Err(refusal));
+            }
+        }
+        first_trouble.and(self.save())
+    }
+}

@@ -1,0 +1,317 @@
+//! What the daemon says about what it holds.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use crate::api::array::{Array, ArrayState, Member};
+use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveState};
+use crate::api::export::{Export, ExportState};
+use crate::api::status::{CoreStatus, Status};
+use crate::device::content::Content;
+use crate::engine::RAM_SECTOR_BYTES;
+use crate::host::{Attached, Host, Medium, Running};
+use crate::refusal::{Answer, Refusal};
+use crate::snapshot::{ArraySnapshot, MemberDrive, MemberSnapshot, percent};
+
+/// What arrays say about the drives they use, by the drives' names.
+type InUse = BTreeMap<String, MemberDrive>;
+
+impl Host {
+    pub async fn list_drives(&self) -> Vec<Drive> {
+        let in_use = self.drives_in_use().await;
+        self.drives_with(&in_use)
+    }
+
+    fn drives_with(&self, in_use: &InUse) -> Vec<Drive> {
+        let names: Vec<String> = self.look(|state| state.catalog.drives.keys().cloned().collect());
+        let shown = names.iter().filter_map(|name| self.drive_with(name, in_use));
+        shown.collect()
+    }
+
+    pub async fn show_drive(&self, name: &str) -> Answer<Drive> {
+        let in_use = self.drives_in_use().await;
+        self.drive_with(name, &in_use).ok_or_else(|| {
+            Refusal::unknown(format!("there is no drive {name}"))
+                .fix("`ashlar drive list` shows all; `ashlar drive attach PATH` adds one")
+        })
+    }
+
+    async fn drives_in_use(&self) -> InUse {
+        let mut in_use = BTreeMap::new();
+        for running in self.running() {
+            // An array that does not answer says so in its own entry.
+            if let Ok(snapshot) = self.snapshot(running).await {
+                in_use.extend(member_drives(&snapshot));
+            }
+        }
+        in_use
+    }
+
+    fn drive_with(&self, name: &str, in_use: &InUse) -> Option<Drive> {
+        let (known, attached, why) = self.look(|state| {
+            let known = state.catalog.drives.get(name).cloned();
+            (known, state.drives.get(name).cloned(), state.missing.get(name).map(Refusal::line))
+        });
+        let source = known?.source;
+        let Some(attached) = attached else {
+            return Some(Drive {
+                name: name.to_owned(),
+                source,
+                state: DriveState::Missing,
+                error: why,
+                kind: None,
+                bytes: None,
+                sector_bytes: None,
+                content: None,
+                uuid: None,
+                array: None,
+                array_uuid: None,
+                member: None,
+                health: None,
+                counters: None,
+            });
+        };
+        let label = match &attached.content {
+            Content::Labelled(label) => Some(label.clone()),
+            Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => None,
+        };
+        let used = attached.used_by.and_then(|_| in_use.get(name));
+        let array_uuid =
+            attached.used_by.map(|(array, _)| array).or(label.as_ref().map(|label| label.array));
+        let member = attached.used_by.map(|(_, member)| u32::from(member));
+        let kind = kind_of(&attached);
+        Some(Drive {
+            name: name.to_owned(),
+            source,
+            state: if attached.used_by.is_some() { DriveState::Member } else { DriveState::Free },
+            error: None,
+            kind: Some(kind),
+            bytes: Some(attached.bytes()),
+            sector_bytes: Some(match &attached.medium {
+                Medium::Device(device) => device.limits.sector_bytes,
+                Medium::Ram { .. } => RAM_SECTOR_BYTES,
+            }),
+            content: Some(attached.content.to_string()),
+            uuid: label.as_ref().map(|label| label.drive),
+            array: array_uuid.map(|uuid| self.name_of_label(uuid, &attached.content)),
+            array_uuid,
+            member: member.or(label.map(|label| label.member)),
+            health: used.map(|drive| drive.health),
+            counters: used.map(|drive| drive.counters),
+        })
+    }
+
+    /// This host's name of an array, or the one its label goes by.
+    fn name_of_label(&self, uuid: Uuid, content: &Content) -> String {
+        let known = self.look(|state| state.catalog.arrays.get(&uuid).map(|a| a.name.clone()));
+        let stored = match content {
+            Content::Labelled(label) => label.array_name.clone(),
+            Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => None,
+        };
+        known.or(stored).unwrap_or_else(|| uuid.to_string())
+    }
+
+    pub async fn list_arrays(&self) -> Vec<Array> {
+        let uuids: Vec<Uuid> = self.look(|state| state.catalog.arrays.keys().copied().collect());
+        let mut arrays = Vec::new();
+        for uuid in uuids {
+            // One that was deleted meanwhile is left out.
+            arrays.extend(self.show_array_by_uuid(uuid).await.ok());
+        }
+        arrays.sort_by(|a, b| a.name.cmp(&b.name));
+        arrays
+    }
+
+    pub async fn show_array(&self, name: &str) -> Answer<Array> {
+        self.show_array_by_uuid(self.array_uuid(name)?).await
+    }
+
+    pub(super) async fn show_array_by_uuid(&self, uuid: Uuid) -> Answer<Array> {
+        let (known, running, why) = self.look(|state| {
+            let known = state.catalog.arrays.get(&uuid).cloned();
+            (known, state.arrays.get(&uuid).copied(), state.unavailable.get(&uuid).cloned())
+        });
+        let known = known.ok_or_else(|| Refusal::unknown("the array was deleted meanwhile"))?;
+        let Some(running) = running else {
+            let (state, why) = match why {
+                Some(why) => (ArrayState::Unavailable, Some(why.line())),
+                None => (ArrayState::Stopped, None),
+            };
+            return Ok(idle_array(&known.name, uuid, state, why));
+        };
+        Ok(match self.snapshot(running).await {
+            Ok(snapshot) => self.running_shown(&known.name, running, &snapshot),
+            Err(refusal) => {
+                let why = format!("array {} does not answer: {}", known.name, refusal.line());
+                idle_array(&known.name, uuid, ArrayState::Unavailable, Some(why))
+            }
+        })
+    }
+
+    fn running_shown(&self, name: &str, running: Running, snapshot: &ArraySnapshot) -> Array {
+        let members = snapshot.members.iter();
+        let volumes = snapshot.volumes.iter();
+        Array {
+            name: name.to_owned(),
+            uuid: snapshot.uuid,
+            state: snapshot.state,
+            error: None,
+            cpu: Some(self.cores[running.core].cpu()),
+            level: Some(snapshot.level),
+            copies: Some(snapshot.copies),
+            data_chunks: Some(snapshot.data_chunks),
+            parity_chunks: Some(snapshot.parity_chunks),
+            chunk_bytes: Some(snapshot.chunk_bytes),
+            stripes: Some(snapshot.stripes),
+            capacity_bytes: Some(snapshot.capacity),
+            free_bytes: Some(snapshot.free),
+            generation: Some(snapshot.generation),
+            members: members.map(|member| self.member_shown(snapshot, member)).collect(),
+            volumes: volumes.map(|volume| volume.name.clone()).collect(),
+            dirty_regions: Some(snapshot.dirty_regions),
+            resync: snapshot.resync,
+            rebuild: snapshot.rebuild,
+            rebuild_error: snapshot.rebuild_error.clone(),
+            scrub: Some(snapshot.scrub),
+            counters: Some(snapshot.counters),
+        }
+    }
+
+    fn member_shown(&self, array: &ArraySnapshot, member: &MemberSnapshot) -> Member {
+        let place = (array.uuid, member.index);
+        let (drive, last_drive) = self.look(|state| {
+            let mut drives = state.drives.iter();
+            let drive = drives.find(|(_, drive)| drive.used_by == Some(place));
+            let known = state.catalog.arrays.get(&array.uuid);
+            let last = known.and_then(|known| known.drives.get(&member.index));
+            (drive.map(|(name, _)| name.clone()), last.cloned())
+        });
+        let seen = member.drive.as_ref();
+        let health = drive.as_ref().and(seen).map(|drive| drive.health);
+        Member {
+            index: member.index,
+            last_drive: seen.map(|drive| drive.name.clone()).or(last_drive),
+            drive,
+            drive_uuid: member.drive_uuid,
+            state: member.state,
+            health,
+            present: member.is_present(),
+            rebuilt_percent: match member.state {
+                crate::api::array::MemberState::Trusted => 100,
+                crate::api::array::MemberState::Stale => 0,
+                crate::api::array::MemberState::Rebuilding => {
+                    percent(member.rebuilt_stripes, array.stripes)
+                }
+            },
+        }
+    }
+
+    pub async fn status(&self) -> Status {
+        let arrays = self.list_arrays().await;
+        let drives = self.list_drives().await;
+        let exports = self.list_exports().await;
+        let problems = problems(&drives, &arrays, &exports);
+        let cores = self.cores.iter().enumerate().map(|(index, core)| {
+            let here = self.running().into_iter().filter(|array| array.core == index);
+            let arrays = here.map(|array| self.array_name(array.uuid)).collect();
+            CoreStatus { cpu: core.cpu(), arrays }
+        });
+        Status {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs(),
+            cores: cores.collect(),
+            volumes: self.list_volumes().await,
+            drives,
+            arrays,
+            exports,
+            problems,
+        }
+    }
+}
+
+/// The drives an array uses, as it sees them.
+fn member_drives(snapshot: &ArraySnapshot) -> impl Iterator<Item = (String, MemberDrive)> {
+    let drives = snapshot.members.iter().filter_map(|member| member.drive.clone());
+    drives.map(|drive| (drive.name.clone(), drive))
+}
+
+fn kind_of(attached: &Attached) -> DriveKind {
+    match &attached.medium {
+        Medium::Device(device) if device.is_block_device() => DriveKind::BlockDevice,
+        Medium::Device(_) => DriveKind::File,
+        Medium::Ram { .. } => DriveKind::Ram,
+    }
+}
+
+/// An array of which little is known.
+fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) -> Array {
+    Array {
+        name: name.to_owned(),
+        uuid,
+        state,
+        error,
+        cpu: None,
+        level: None,
+        copies: None,
+        data_chunks: None,
+        parity_chunks: None,
+        chunk_bytes: None,
+        stripes: None,
+        capacity_bytes: None,
+        free_bytes: None,
+        generation: None,
+        members: Vec::new(),
+        volumes: Vec::new(),
+        dirty_regions: None,
+        resync: None,
+        rebuild: None,
+        rebuild_error: None,
+        scrub: None,
+        counters: None,
+    }
+}
+
+/// What needs a person.
+fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for drive in drives {
+        let name = &drive.name;
+        let error = drive.error.as_deref().unwrap_or_default();
+        match (drive.state, drive.health) {
+            (DriveState::Missing, _) => problems.push(format!("drive {name} is missing: {error}")),
+            (_, Some(DriveHealth::Failed)) => problems.push(format!(
+                "drive {name} has failed; replace it: `ashlar array replace ARRAY --old {name} \
+                 --new DRIVE`"
+            )),
+            (_, Some(DriveHealth::Suspect)) => {
+                problems.push(format!("drive {name} has met errors"));
+            }
+            (DriveState::Free | DriveState::Member, Some(DriveHealth::Healthy) | None) => {}
+        }
+    }
+    for array in arrays {
+        let name = &array.name;
+        let error = array.error.as_deref().unwrap_or_default();
+        match array.state {
+            ArrayState::Optimal | ArrayState::Stopped => {}
+            ArrayState::Degraded if array.rebuild.is_some() => {
+                problems.push(format!("array {name} is degraded; its rebuild runs"));
+            }
+            ArrayState::Degraded => match &array.rebuild_error {
+                Some(why) => problems.push(format!("array {name}: its rebuild stopped: {why}")),
+                None => problems.push(format!("array {name} is degraded")),
+            },
+            ArrayState::Failed => problems.push(format!("array {name} has failed: data is lost")),
+            ArrayState::Unavailable => problems.push(error.to_owned()),
+        }
+    }
+    for export in exports {
+        if export.state == ExportState::Down {
+            let error = export.error.as_deref().unwrap_or_default();
+            problems.push(format!("export {} is down: {error}", export.name));
+        }
+    }
+    problems
+}

@@ -1,0 +1,102 @@
+//! What the engine refuses, in words for the operator: each error with what mends it.
+
+use ashlar_drive::error::DriveError;
+use ashlar_pool::error::PoolError;
+use ashlar_raid::error::{ArrayError, AssembleError, ChangeError};
+
+use crate::refusal::Refusal;
+use crate::size::Size;
+
+/// A refused start, of the array called `name`.
+pub fn assemble(name: &str, error: &AssembleError) -> Refusal {
+    let text = format!("array {name} cannot start: {error}");
+    match error {
+        AssembleError::NoLabel | AssembleError::NoSuperblock => Refusal::conflict(text)
+            .fix("look at its drives with `ashlar inspect DRIVE`, and attach those that are good"),
+        AssembleError::Mixed => Refusal::conflict(text).fix("this is a bug; please report it"),
+        AssembleError::Twice(_) => {
+            Refusal::conflict(text).fix("`ashlar drive list` shows both; detach the wrong one")
+        }
+        AssembleError::TooFew { .. } => Refusal::conflict(text)
+            .fix(format!("attach its other drives, then `ashlar array start {name}`")),
+        AssembleError::MaybeOld => Refusal::conflict(format!(
+            "array {name} cannot start: the absent members may hold newer data"
+        ))
+        .fix(format!(
+            "attach the other drives; or accept the loss: `ashlar array start {name} --force`"
+        )),
+        AssembleError::Array(error) => array(text, *error),
+    }
+}
+
+/// A refused change of an array.
+pub fn change(error: &ChangeError) -> Refusal {
+    let text = error.to_string();
+    match error {
+        ChangeError::Spec(_) => Refusal::invalid(text).fix("see `ashlar array create --help`"),
+        ChangeError::DriveTooSmall { needs, .. } => {
+            Refusal::conflict(text).fix(format!("use a drive of at least {}", Size(*needs)))
+        }
+        ChangeError::Drive { drive, error } => drive_trouble(text, drive, *error),
+        ChangeError::NoMember(_) => {
+            Refusal::unknown(text).fix("`ashlar array show` lists the members")
+        }
+        ChangeError::MemberInUse(_) => Refusal::conflict(text)
+            .fix("--force pulls it for you; its redundancy is lost until the rebuild is done"),
+        ChangeError::Busy(_) => Refusal::conflict(text).fix("wait until it is done"),
+        ChangeError::Array(error) => array(text, *error),
+    }
+}
+
+/// A refused change of a volume.
+pub fn pool(error: &PoolError) -> Refusal {
+    let text = error.to_string();
+    match error {
+        PoolError::Exists(_) => Refusal::conflict(text).fix("give it another name"),
+        PoolError::NotFound(_) => {
+            Refusal::unknown(text).fix("`ashlar volume list` shows all volumes")
+        }
+        PoolError::InUse(_) => Refusal::conflict(text).fix("`ashlar export list` shows them"),
+        PoolError::Full { wanted, free } => {
+            Refusal::no_space(format!("the array has {} free, not {}", Size(*free), Size(*wanted)))
+                .fix("use a smaller --size, or delete a volume")
+        }
+        PoolError::Fragmented { .. } => {
+            Refusal::no_space(text).fix("use a smaller --size, or delete a volume")
+        }
+        PoolError::TooMany(_) => {
+            Refusal::no_space(text).fix("delete a volume, or use another array")
+        }
+        PoolError::Shrink { has } => {
+            Refusal::conflict(format!("a volume can only grow: it has {}", Size(*has)))
+                .fix("use a larger --size")
+        }
+        PoolError::Busy => Refusal::conflict(text),
+        PoolError::Name(_) => Refusal::invalid(text),
+        PoolError::Size => Refusal::invalid(text).fix("such as 10G"),
+        PoolError::Array(error) => array(text, *error),
+    }
+}
+
+/// An array that could not do what was asked; `text` says what that was.
+pub fn array(text: String, error: ArrayError) -> Refusal {
+    match error {
+        ArrayError::Range => Refusal::invalid(text),
+        ArrayError::Lost => Refusal::conflict(text).fix("bring the missing drives back"),
+        ArrayError::NoSpace => {
+            Refusal::no_space(text).fix("make room on the file system under the drives")
+        }
+        ArrayError::Stopped => Refusal::conflict(text).fix("start the array first"),
+    }
+}
+
+fn drive_trouble(text: String, drive: &str, error: DriveError) -> Refusal {
+    match error {
+        DriveError::NoSpace => {
+            Refusal::no_space(text).fix(format!("make room on the file system under drive {drive}"))
+        }
+        DriveError::Media | DriveError::Gone | DriveError::Unsupported | DriveError::Io(_) => {
+            Refusal::failed(text).fix(format!("use another drive instead of {drive}"))
+        }
+    }
+}

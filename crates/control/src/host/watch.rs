@@ -1,0 +1,177 @@
+//! Looks at everything about every second: logs what has changed, and keeps the catalog's memory
+//! of each array's members fresh.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use uuid::Uuid;
+
+use crate::api::array::{ArrayState, MemberState, Progress, ScrubState};
+use crate::api::drive::DriveHealth;
+use crate::catalog::KnownArray;
+use crate::host::arrays::last_drives;
+use crate::host::{Host, Medium};
+use crate::refusal::Answer;
+use crate::snapshot::{ArraySnapshot, MemberSnapshot};
+
+pub const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What was seen last.
+#[derive(Default)]
+pub struct Seen {
+    arrays: BTreeMap<Uuid, ArraySnapshot>,
+    /// Arrays that did not answer.
+    silent: BTreeSet<Uuid>,
+}
+
+impl Host {
+    /// One look. Never waits for a change that is under way.
+    pub async fn watch(&self, seen: &mut Seen) {
+        self.pull_shrunk_drives().await;
+        let mut now = BTreeMap::new();
+        for running in self.running() {
+            match self.snapshot(running).await {
+                Ok(snapshot) => {
+                    if seen.silent.remove(&running.uuid) {
+                        tracing::info!(array = self.array_name(running.uuid), "answers again");
+                    }
+                    now.insert(running.uuid, snapshot);
+                }
+                Err(refusal) => {
+                    if seen.silent.insert(running.uuid) {
+                        let name = self.array_name(running.uuid);
+                        tracing::error!(array = name, "{}", refusal.line());
+                    }
+                }
+            }
+        }
+        for (uuid, snapshot) in &now {
+            if let Some(before) = seen.arrays.get(uuid) {
+                log_changes(&self.array_name(*uuid), before, snapshot);
+            }
+            self.keep_generation(snapshot);
+        }
+        seen.arrays = now;
+    }
+
+    /// Stores the generation if it has grown, unless a change is under way: that stores it too.
+    fn keep_generation(&self, snapshot: &ArraySnapshot) {
+        let Ok(_turn) = self.changes.try_lock() else { return };
+        if let Err(refusal) = self.record_snapshot(snapshot) {
+            tracing::error!("{}", refusal.line());
+        }
+    }
+
+    /// Stores what the catalog keeps of an array, if that has changed.
+    pub(super) fn record_snapshot(&self, snapshot: &ArraySnapshot) -> Answer<()> {
+        let fresh = self.look(|state| {
+            let known = state.catalog.arrays.get(&snapshot.uuid)?;
+            let fresh = KnownArray {
+                generation: snapshot.generation,
+                current: snapshot.current(),
+                drives: last_drives(known.drives.clone(), snapshot),
+                ..known.clone()
+            };
+            (*known != fresh).then_some(fresh)
+        });
+        let Some(fresh) = fresh else { return Ok(()) };
+        self.record(|catalog| {
+            catalog.arrays.insert(snapshot.uuid, fresh);
+        })
+    }
+
+    /// A file that was cut short would grow again with zeroes where data was, and read as good.
+    async fn pull_shrunk_drives(&self) {
+        let Ok(_turn) = self.changes.try_lock() else { return };
+        let shrunk: Vec<(String, Uuid, u8)> = self.look(|state| {
+            let drives = state.drives.iter().filter_map(|(name, drive)| match &drive.medium {
+                Medium::Device(device) if device.has_shrunk() => {
+                    drive.used_by.map(|(array, member)| (name.clone(), array, member))
+                }
+                Medium::Device(_) | Medium::Ram { .. } => None,
+            });
+            drives.collect()
+        });
+        for (drive, array, member) in shrunk {
+            if self.is_pulled(array, member).await {
+                continue;
+            }
+            tracing::error!(drive, member, "the file was cut short: its drive is pulled");
+            if let Err(refusal) = self.pull(array, member).await {
+                tracing::error!(drive, "it cannot be pulled: {}", refusal.line());
+            }
+        }
+    }
+
+    async fn is_pulled(&self, array: Uuid, member: u8) -> bool {
+        let Some(running) = self.look(|state| state.arrays.get(&array).copied()) else {
+            return true;
+        };
+        let Ok(snapshot) = self.snapshot(running).await else { return true };
+        snapshot.members.iter().any(|its| its.index == member && !its.is_present())
+    }
+}
+
+/// One line for each thing that is not as it was.
+fn log_changes(name: &str, before: &ArraySnapshot, now: &ArraySnapshot) {
+    if before.state != now.state {
+        match now.state {
+            ArrayState::Optimal => tracing::info!(array = name, "optimal"),
+            ArrayState::Degraded => tracing::warn!(array = name, "degraded"),
+            ArrayState::Failed | ArrayState::Stopped | ArrayState::Unavailable => {
+                tracing::error!(array = name, "failed: some blocks are lost");
+            }
+        }
+    }
+    for (before, now) in before.members.iter().zip(&now.members) {
+        log_member(name, before, now);
+    }
+    log_work(name, "resync", before.resync.as_ref(), now.resync.as_ref());
+    log_work(name, "rebuild", before.rebuild.as_ref(), now.rebuild.as_ref());
+    if now.scrub.state == ScrubState::Finished && before.scrub.state == ScrubState::Running {
+        let found = &now.scrub;
+        let (mismatched, repaired) = (found.mismatched_stripes, found.repaired_stripes);
+        let unreadable = found.unreadable_stripes;
+        if mismatched + unreadable == 0 {
+            tracing::info!(array = name, "scrub finished: all is well");
+        } else {
+            tracing::warn!(array = name, mismatched, repaired, unreadable, "scrub finished");
+        }
+    }
+}
+
+fn log_member(array: &str, before: &MemberSnapshot, now: &MemberSnapshot) {
+    let member = now.index;
+    let drive = now.drive.as_ref().map_or("none", |drive| drive.name.as_str());
+    if before.state != now.state {
+        match now.state {
+            MemberState::Trusted => tracing::info!(array, member, drive, "member is trusted again"),
+            MemberState::Stale => {
+                tracing::warn!(array, member, drive, "member fenced: it missed a write");
+            }
+            MemberState::Rebuilding => tracing::info!(array, member, drive, "member is rebuilt"),
+        }
+    }
+    let (Some(was), Some(is)) = (&before.drive, &now.drive) else { return };
+    if was.name != is.name || was.health == is.health {
+        return;
+    }
+    let (read_errors, write_errors) = (is.counters.read_errors, is.counters.write_errors);
+    match is.health {
+        DriveHealth::Healthy => tracing::info!(array, member, drive, "drive is healthy again"),
+        DriveHealth::Suspect => {
+            tracing::warn!(array, member, drive, read_errors, write_errors, "drive is suspect");
+        }
+        DriveHealth::Failed => {
+            tracing::error!(array, member, drive, read_errors, write_errors, "drive failed");
+        }
+    }
+}
+
+fn log_work(array: &str, what: &str, before: Option<&Progress>, now: Option<&Progress>) {
+    match (before, now) {
+        (None, Some(_)) => tracing::info!(array, "{what} started"),
+        (Some(_), None) => tracing::info!(array, "{what} ended"),
+        (None, None) | (Some(_), Some(_)) => {}
+    }
+}

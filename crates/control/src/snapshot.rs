@@ -1,0 +1,212 @@
+//! An array at one moment, in plain values that can leave its reactor.
+
+use std::collections::BTreeSet;
+
+use ashlar_drive::drive::Drive;
+use ashlar_drive::health::HealthState;
+use ashlar_format::array_superblock as format;
+use ashlar_pool::pool::Pool;
+use ashlar_raid::status as raid;
+use uuid::Uuid;
+
+use crate::api::array::{ArrayCounters, ArrayState, MemberState, Progress, Scrub, ScrubState};
+use crate::api::drive::{DriveCounters, DriveHealth};
+
+/// The drive of a member, as its array sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberDrive {
+    pub name: String,
+    pub health: DriveHealth,
+    pub counters: DriveCounters,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberSnapshot {
+    pub index: u8,
+    pub drive_uuid: Uuid,
+    pub drive: Option<MemberDrive>,
+    pub state: MemberState,
+    pub rebuilt_stripes: u64,
+}
+
+impl MemberSnapshot {
+    /// Whether its drive is there and answers.
+    pub fn is_present(&self) -> bool {
+        self.drive.as_ref().is_some_and(|drive| drive.health != DriveHealth::Failed)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VolumeSnapshot {
+    pub name: String,
+    pub uuid: Uuid,
+    pub bytes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArraySnapshot {
+    pub uuid: Uuid,
+    /// As stored on the drives; this host may know it by another name.
+    pub name: String,
+    pub state: ArrayState,
+    pub level: u8,
+    pub copies: u8,
+    pub data_chunks: u8,
+    pub parity_chunks: u8,
+    pub chunk_bytes: u32,
+    pub stripes: u64,
+    pub capacity: u64,
+    pub free: u64,
+    pub generation: u64,
+    pub members: Vec<MemberSnapshot>,
+    pub volumes: Vec<VolumeSnapshot>,
+    pub dirty_regions: u64,
+    pub resync: Option<Progress>,
+    pub rebuild: Option<Progress>,
+    pub rebuild_error: Option<String>,
+    pub scrub: Scrub,
+    pub counters: ArrayCounters,
+}
+
+impl ArraySnapshot {
+    /// Drives that hold everything.
+    pub fn current(&self) -> BTreeSet<Uuid> {
+        let current = self
+            .members
+            .iter()
+            .filter(|member| member.is_present() && member.state == MemberState::Trusted);
+        current.map(|member| member.drive_uuid).collect()
+    }
+}
+
+/// Taken on the reactor, at once.
+pub fn snapshot(pool: &Pool) -> ArraySnapshot {
+    let status = pool.array().status();
+    let volumes = pool.volumes().into_iter().map(|volume| VolumeSnapshot {
+        name: volume.name().to_owned(),
+        uuid: Uuid::from_bytes(volume.uuid()),
+        bytes: volume.bytes(),
+    });
+    ArraySnapshot {
+        uuid: Uuid::from_bytes(status.uuid),
+        name: status.name.clone(),
+        state: match status.state {
+            raid::ArrayState::Optimal => ArrayState::Optimal,
+            raid::ArrayState::Degraded => ArrayState::Degraded,
+            raid::ArrayState::Failed => ArrayState::Failed,
+        },
+        level: status.level as u8,
+        copies: status.copies,
+        data_chunks: status.data_chunks,
+        parity_chunks: status.parity_chunks,
+        chunk_bytes: status.chunk_bytes,
+        stripes: status.stripes,
+        capacity: status.capacity,
+        free: pool.free_bytes(),
+        generation: status.generation,
+        members: status.members.iter().map(member).collect(),
+        volumes: volumes.collect(),
+        dirty_regions: status.dirty_regions,
+        resync: status.resync.map(progress),
+        rebuild: status.rebuild.map(progress),
+        rebuild_error: status.rebuild_error.clone(),
+        scrub: scrub(&status.scrub),
+        counters: counters(&status.counters),
+    }
+}
+
+fn member(status: &raid::MemberStatus) -> MemberSnapshot {
+    MemberSnapshot {
+        index: status.index.0,
+        drive_uuid: Uuid::from_bytes(status.drive_uuid),
+        drive: status.drive.as_deref().map(member_drive),
+        state: match status.state {
+            format::MemberState::Trusted => MemberState::Trusted,
+            format::MemberState::Stale => MemberState::Stale,
+            format::MemberState::Rebuilding => MemberState::Rebuilding,
+        },
+        rebuilt_stripes: status.rebuilt_stripes,
+    }
+}
+
+fn member_drive(drive: &Drive) -> MemberDrive {
+    let (health, counters) = (drive.health(), drive.counters());
+    MemberDrive {
+        name: drive.name().to_owned(),
+        health: match health.state {
+            HealthState::Healthy => DriveHealth::Healthy,
+            HealthState::Suspect => DriveHealth::Suspect,
+            HealthState::Failed => DriveHealth::Failed,
+        },
+        counters: DriveCounters {
+            reads: counters.reads,
+            read_bytes: counters.read_bytes,
+            writes: counters.writes,
+            write_bytes: counters.write_bytes,
+            flushes: counters.flushes,
+            read_errors: health.read_errors,
+            write_errors: health.write_errors,
+        },
+    }
+}
+
+/// `part` of `whole` in percent, rounded down; all of nothing is everything.
+pub fn percent(part: u64, whole: u64) -> u8 {
+    if whole == 0 {
+        return 100;
+    }
+    let percent = u128::from(part.min(whole)) * 100 / u128::from(whole);
+    u8::try_from(percent).expect("at most 100")
+}
+
+fn progress(progress: raid::Progress) -> Progress {
+    Progress {
+        stripes_done: progress.stripes_done,
+        stripes_total: progress.stripes_total,
+        percent: percent(progress.stripes_done, progress.stripes_total),
+        elapsed_ms: progress.elapsed_ms,
+        remaining_ms: progress.remaining_ms,
+    }
+}
+
+fn scrub(state: &raid::ScrubState) -> Scrub {
+    let (state, running, report) = match state {
+        raid::ScrubState::Never => (ScrubState::Never, None, raid::ScrubReport::default()),
+        raid::ScrubState::Running { progress, report } => {
+            (ScrubState::Running, Some(*progress), *report)
+        }
+        raid::ScrubState::Finished { report } => (ScrubState::Finished, None, *report),
+    };
+    Scrub {
+        state,
+        progress: running.map(progress),
+        mismatched_stripes: report.mismatched_stripes,
+        first_mismatch: report.first_mismatch,
+        repaired_stripes: report.repaired_stripes,
+        unreadable_stripes: report.unreadable_stripes,
+    }
+}
+
+fn counters(counters: &raid::ArrayCounters) -> ArrayCounters {
+    ArrayCounters {
+        reads: counters.reads,
+        read_bytes: counters.read_bytes,
+        writes: counters.writes,
+        write_bytes: counters.write_bytes,
+        flushes: counters.flushes,
+        reconstructed: counters.reconstructed,
+        repaired: counters.repaired,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::percent;
+
+    #[test]
+    fn percents_never_claim_too_much() {
+        assert_eq!((percent(0, 0), percent(0, 7), percent(999, 1000)), (100, 0, 99));
+        assert_eq!((percent(7, 7), percent(9, 7)), (100, 100));
+        assert_eq!(percent(u64::MAX - 1, u64::MAX), 99);
+    }
+}

@@ -1,0 +1,103 @@
+//! The one place that knows the vhost-user-blk front end. Its calls wait for a reactor, so they
+//! run beside the control plane's own thread.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use ashlar_pool::volume::Volume;
+use ashlar_reactor::mailbox::Sender;
+use ashlar_reactor::registry::Key;
+use ashlar_target::vhost::{ExportError, VhostExport};
+pub use ashlar_target::vhost::{ExportSpec as Spec, QUEUES_MAX};
+
+use crate::api::export::ExportCounters;
+use crate::engine::look;
+use crate::refusal::{Answer, Refusal};
+
+/// How an export does.
+#[derive(Clone, Debug, Default)]
+pub struct ServedStatus {
+    pub connected: bool,
+    pub queues_active: u16,
+    pub counters: ExportCounters,
+    pub last_error: Option<String>,
+}
+
+/// An export that listens or serves a guest. Clones are one export.
+#[derive(Clone)]
+pub struct Served {
+    core: Sender,
+    /// `None` once it was stopped.
+    export: Arc<Mutex<Option<VhostExport>>>,
+}
+
+impl Served {
+    pub async fn start(core: &Sender, volume: Key<Volume>, spec: Spec) -> Answer<Served> {
+        let its_core = core.clone();
+        let started = beside(move || VhostExport::start(its_core, volume, spec)).await?;
+        let export = started.map_err(refusal)?;
+        Ok(Served { core: core.clone(), export: Arc::new(Mutex::new(Some(export))) })
+    }
+
+    pub async fn status(&self) -> Answer<ServedStatus> {
+        // The export would wait long for a reactor that hangs, and hold a thread meanwhile.
+        look(&self.core, |_| ()).await?;
+        let export = self.export.clone();
+        beside(move || lock(&export).as_ref().map(status).unwrap_or_default()).await
+    }
+
+    /// The volume has grown.
+    pub async fn resized(&self) -> Answer<()> {
+        let export = self.export.clone();
+        beside(move || lock(&export).iter().for_each(VhostExport::resized)).await
+    }
+
+    /// Finishes what is under way and closes the socket.
+    pub async fn stop(&self) {
+        let export = lock(&self.export).take();
+        let stopped = beside(move || export.into_iter().for_each(VhostExport::stop));
+        if let Err(refusal) = stopped.await {
+            tracing::error!("an export did not stop in order: {}", refusal.error);
+        }
+    }
+}
+
+fn lock(export: &Mutex<Option<VhostExport>>) -> MutexGuard<'_, Option<VhostExport>> {
+    export.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn status(export: &VhostExport) -> ServedStatus {
+    let status = export.status();
+    let counters = status.counters;
+    ServedStatus {
+        connected: status.connected,
+        queues_active: status.queues_active,
+        counters: ExportCounters {
+            reads: counters.reads,
+            read_bytes: counters.read_bytes,
+            writes: counters.writes,
+            write_bytes: counters.write_bytes,
+            flushes: counters.flushes,
+            discards: counters.discards,
+            errors: counters.errors,
+        },
+        last_error: status.last_error,
+    }
+}
+
+async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Answer<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Refusal::failed(error.to_string()))
+}
+
+fn refusal(error: ExportError) -> Refusal {
+    let text = error.to_string();
+    match error {
+        ExportError::Spec(_) => Refusal::invalid(text),
+        ExportError::Busy(_) | ExportError::NotSocket(_) => {
+            Refusal::conflict(text).fix("choose another socket with --path")
+        }
+        ExportError::Socket { .. } | ExportError::Thread(_) | ExportError::NoVolume => {
+            Refusal::failed(text)
+        }
+    }
+}

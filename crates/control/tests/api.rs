@@ -1,0 +1,132 @@
+//! Goal: programs can rely on the API: statuses, JSON errors, changes that are whole.
+//! Method: plain HTTP over the socket, also by clients that misbehave.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod daemon;
+
+use std::io::{Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+
+use daemon::Daemon;
+use serde_json::{Value, json};
+
+fn send(daemon: &Daemon, method: &str, path: &str, body: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(daemon.path("api.sock")).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    stream
+}
+
+fn request(daemon: &Daemon, method: &str, path: &str, body: &Value) -> (u16, Value) {
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let mut text = String::new();
+    send(daemon, method, path, &body).read_to_string(&mut text).unwrap();
+    let (head, body) = text.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    // Small answers are not chunked.
+    (status, serde_json::from_str(body).unwrap_or(Value::Null))
+}
+
+#[test]
+fn refusals_are_json_with_the_right_status() {
+    let daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    let volume = json!({ "name": "w", "array": "a", "bytes": 1_u64 << 50 });
+    for (method, path, body, status) in [
+        ("GET", "/v1/drives/x", Value::Null, 404),
+        ("GET", "/v1/nonsense", Value::Null, 404),
+        ("PUT", "/v1/drives", Value::Null, 405),
+        ("DELETE", "/v1/drives/d0", Value::Null, 409),
+        ("DELETE", "/v1/drives/d0?force=maybe", Value::Null, 400),
+        ("POST", "/v1/drives", json!({}), 400),
+        ("POST", "/v1/drives", json!({ "source": { "path": "relative" } }), 400),
+        ("POST", "/v1/drives", json!({ "source": { "ram": 1 << 26 }, "surprise": 1 }), 400),
+        ("POST", "/v1/arrays", json!({ "name": "b", "level": 3, "drives": ["d0"] }), 400),
+        ("POST", "/v1/arrays/a/scrub", json!({ "repair": "yes" }), 400),
+        ("POST", "/v1/volumes", volume, 507),
+        ("POST", "/v1/volumes/v/resize", json!({ "bytes": 512 }), 409),
+        ("POST", "/v1/volumes/v/resize", json!({ "bytes": -1 }), 400),
+    ] {
+        let (got, answer) = request(&daemon, method, path, &body);
+        assert_eq!(got, status, "{method} {path} {body}: {answer}");
+        if status != 405 {
+            let error = answer["error"].as_str().unwrap_or_default();
+            assert!(!error.is_empty(), "{method} {path}: {answer}");
+        }
+    }
+    let (status, _) = request(&daemon, "GET", "/v1/volumes/a%2Fv", &Value::Null);
+    assert_eq!(status, 200);
+}
+
+#[test]
+fn the_document_describes_what_is_served() {
+    let daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    let document = daemon.json("openapi");
+    let mut shown = 0;
+    for (path, operations) in document["paths"].as_object().unwrap() {
+        if operations["get"].is_null() {
+            continue;
+        }
+        let name = ["drives", "arrays", "volumes", "exports"].iter().zip(["d0", "a", "v", "e"]);
+        let name = name.filter(|(noun, _)| path.contains(**noun)).map(|(_, name)| name).next();
+        let path = path.replace("{name}", name.unwrap_or_default());
+        let (status, answer) = request(&daemon, "GET", &path, &Value::Null);
+        assert_eq!(status, 200, "{path}: {answer}");
+        shown += 1;
+    }
+    assert_eq!(shown, 9, "lists and single things of four nouns, and the status");
+}
+
+#[test]
+fn only_the_daemons_user_may_ask() {
+    let daemon = Daemon::start();
+    let mode = std::fs::metadata(daemon.path("api.sock")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let mode = std::fs::metadata(daemon.path("state")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+}
+
+#[test]
+fn a_change_is_whole_although_its_client_goes_away() {
+    let daemon = Daemon::with_drives(4);
+    let body = json!({ "name": "a", "level": 5, "drives": ["d0", "d1", "d2", "d3"] });
+    drop(send(&daemon, "POST", "/v1/arrays", &body.to_string()));
+    daemon.wait_for("array list", |arrays| arrays[0]["state"] == "optimal");
+    daemon.ok("volume create v --array a --size 16M");
+    // Half a request, and nonsense.
+    let mut stream = UnixStream::connect(daemon.path("api.sock")).unwrap();
+    stream.write_all(b"POST /v1/arrays HTTP/1.1\r\ncontent-length: 1000\r\n\r\n{").unwrap();
+    drop(stream);
+    let mut stream = UnixStream::connect(daemon.path("api.sock")).unwrap();
+    stream.write_all(&[0; 4096]).unwrap();
+    drop(stream);
+    daemon.ok("status");
+}
+
+#[test]
+fn one_of_two_equal_changes_wins() {
+    let daemon = Daemon::with_drives(3);
+    let body = json!({ "name": "a", "level": 5, "drives": ["d0", "d1", "d2"] }).to_string();
+    let mut rivals: Vec<_> = (0..4).map(|_| send(&daemon, "POST", "/v1/arrays", &body)).collect();
+    let answers: Vec<String> = rivals
+        .iter_mut()
+        .map(|rival| {
+            let mut text = String::new();
+            rival.read_to_string(&mut text).unwrap();
+            text
+        })
+        .collect();
+    let won = answers.iter().filter(|text| text.starts_with("HTTP/1.1 200")).count();
+    let lost = answers.iter().filter(|text| text.starts_with("HTTP/1.1 409")).count();
+    assert_eq!((won, lost), (1, 3), "{answers:?}");
+    assert_eq!(daemon.array_state("a"), "optimal");
+}

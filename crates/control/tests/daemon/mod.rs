@@ -1,0 +1,244 @@
+//! A daemon of its own for a test, driven through its command line only.
+//!
+//! Invariant: when the guard is dropped, the daemon and its files are gone.
+
+#![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part")]
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_ashlar");
+/// Bounds every command, in seconds.
+const COMMAND_SECONDS_MAX: &str = "60";
+/// Bounds waiting; each look takes some milliseconds.
+const LOOKS_MAX: u32 = 2000;
+pub const DRIVE_BYTES: u64 = 64 << 20;
+
+/// Ends the daemon when dropped.
+pub struct Process(Child);
+
+impl Process {
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        let pid = i32::try_from(self.0.id()).unwrap();
+        let pid = rustix::process::Pid::from_raw(pid).unwrap();
+        // It may have ended by itself.
+        let _ = rustix::process::kill_process(pid, signal);
+    }
+
+    /// The exit status, once it has ended.
+    pub fn wait(&mut self) -> Option<i32> {
+        self.0.wait().unwrap().code()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.signal(rustix::process::Signal::KILL);
+        let _ = self.0.wait();
+    }
+}
+
+pub struct Daemon {
+    directory: TempDir,
+    /// Name of the state directory.
+    state: String,
+    process: Option<Process>,
+}
+
+impl Daemon {
+    pub fn start() -> Daemon {
+        let directory = tempfile::Builder::new().prefix("ashlar-").tempdir().unwrap();
+        let mut daemon = Daemon { directory, state: "state".into(), process: None };
+        daemon.start_again();
+        daemon
+    }
+
+    /// A daemon with drives `d0`, `d1`, … of the smallest size.
+    pub fn with_drives(count: usize) -> Daemon {
+        let daemon = Daemon::start();
+        (0..count).for_each(|number| daemon.attach_new(&format!("d{number}")));
+        daemon
+    }
+
+    /// A daemon with array `a` of this level on drives `d0`, `d1`, …
+    pub fn with_array(level: u8, members: usize) -> Daemon {
+        let daemon = Daemon::with_drives(members);
+        daemon.create_array("a", level, members);
+        daemon
+    }
+
+    pub fn attach_new(&self, name: &str) {
+        self.make_drive(name);
+        self.ok(&format!("drive attach @/{name}.img"));
+    }
+
+    pub fn create_array(&self, name: &str, level: u8, members: usize) {
+        let drives: Vec<String> = (0..members).map(|number| format!("d{number}")).collect();
+        self.ok(&format!("array create {name} --level {level} --drives {}", drives.join(",")));
+    }
+
+    /// A sparse file of zeroes.
+    pub fn make_drive(&self, name: &str) -> PathBuf {
+        let path = self.path(&format!("{name}.img"));
+        File::create(&path).unwrap().set_len(DRIVE_BYTES).unwrap();
+        path
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    pub fn serve(&self, state: &str, socket: &str) -> Process {
+        let log = File::options().create(true).append(true).open(self.path("log")).unwrap();
+        // The daemon is exec'd by nothing else, so its id is the child's.
+        let process = Command::new(BINARY)
+            .args(["serve", "--state"])
+            .arg(self.path(state))
+            .arg("--socket")
+            .arg(self.path(socket))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn();
+        Process(process.unwrap())
+    }
+
+    pub fn start_again(&mut self) {
+        assert!(self.process.is_none(), "it runs");
+        self.process = Some(self.serve(&self.state.clone(), "api.sock"));
+        self.ok("status --wait-up 30");
+    }
+
+    /// Starts again as if on a host that has never seen these drives.
+    pub fn start_without_state(&mut self) {
+        self.state.push_str("-new");
+        self.start_again();
+    }
+
+    /// SIGTERM; the daemon must drain and end with status 0.
+    pub fn stop(&mut self) {
+        let mut process = self.process.take().unwrap();
+        process.signal(rustix::process::Signal::TERM);
+        assert_eq!(process.wait(), Some(0), "{}", self.log());
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        drop(self.process.take().unwrap());
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.path("log")).unwrap_or_default()
+    }
+
+    /// Runs `ashlar` with these words; `@/` begins a path in the daemon's directory.
+    pub fn run(&self, line: &str) -> Output {
+        let directory = self.directory.path().display().to_string();
+        let words = line.split_whitespace().map(|word| match word.strip_prefix("@/") {
+            Some(name) => format!("{directory}/{name}"),
+            None => word.to_owned(),
+        });
+        Command::new("timeout")
+            .args([COMMAND_SECONDS_MAX, BINARY])
+            .args(words)
+            .env("ASHLAR_SOCKET", self.path("api.sock"))
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+    }
+
+    /// What a command that must succeed printed.
+    pub fn ok(&self, line: &str) -> String {
+        let output = self.run(line);
+        let (stdout, stderr) = texts(&output);
+        let log = if output.status.success() { String::new() } else { self.log() };
+        assert_eq!(output.status.code(), Some(0), "{line}: {stderr}{stdout}\n{log}");
+        stdout
+    }
+
+    /// What a command that must succeed says in JSON.
+    pub fn json(&self, line: &str) -> Value {
+        serde_json::from_str(&self.ok(&format!("{line} -o json"))).unwrap()
+    }
+
+    /// What a command that must be refused said; nothing may have changed.
+    pub fn refused(&self, line: &str) -> String {
+        let before = self.everything();
+        let output = self.run(line);
+        let (stdout, stderr) = texts(&output);
+        assert_eq!(output.status.code(), Some(1), "{line}: {stderr}{stdout}");
+        assert!(stderr.starts_with("error: "), "{line}: {stderr}");
+        assert_eq!(self.everything(), before, "{line} changed something: {stderr}");
+        stderr
+    }
+
+    /// A command that is not understood: status 2.
+    pub fn misused(&self, line: &str) -> String {
+        let output = self.run(line);
+        let (_, stderr) = texts(&output);
+        assert_eq!(output.status.code(), Some(2), "{line}: {stderr}");
+        stderr
+    }
+
+    pub fn array_state(&self, name: &str) -> String {
+        self.json(&format!("array show {name}"))["state"].as_str().unwrap().to_owned()
+    }
+
+    /// Asks again until the answer satisfies; a bounded number of times.
+    pub fn wait_for(&self, line: &str, satisfies: impl Fn(&Value) -> bool) {
+        for _ in 0..LOOKS_MAX {
+            if satisfies(&self.json(line)) {
+                return;
+            }
+        }
+        panic!("{line}: {}\n{}", self.json(line), self.log());
+    }
+
+    /// The catalog, the status and the files, without what changes by itself.
+    fn everything(&self) -> (Value, Value, Vec<(PathBuf, u64)>) {
+        let catalog = std::fs::read(self.path(&self.state).join("catalog.json"));
+        let mut catalog = serde_json::from_slice(&catalog.unwrap_or_default()).unwrap_or_default();
+        without_what_moves(&mut catalog);
+        let mut status = self.json("status");
+        without_what_moves(&mut status);
+        let mut files: Vec<_> = std::fs::read_dir(self.directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap())
+            .filter(|entry| entry.file_name() != "log")
+            .map(|entry| (entry.path(), entry.metadata().unwrap().len()))
+            .collect();
+        files.sort();
+        (catalog, status, files)
+    }
+}
+
+fn texts(output: &Output) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+fn without_what_moves(value: &mut Value) {
+    const MOVING: [&str; 8] = [
+        "uptime_s",
+        "counters",
+        "dirty_regions",
+        "resync",
+        "rebuild",
+        "scrub",
+        // The watch notes these a moment later than they change.
+        "generation",
+        "current",
+    ];
+    match value {
+        Value::Object(fields) => {
+            MOVING.iter().for_each(|field| drop(fields.remove(*field)));
+            fields.values_mut().for_each(without_what_moves);
+        }
+        Value::Array(values) => values.iter_mut().for_each(without_what_moves),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}

@@ -1,0 +1,223 @@
+//! Goal: everything an operator does in the life of an array works from the command line.
+//! Method: a real daemon on drive files, driven through `ashlar` as a person would.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod daemon;
+
+use daemon::{DRIVE_BYTES, Daemon};
+use serde_json::Value;
+
+fn members(array: &Value) -> Vec<(String, String)> {
+    let text = |value: &Value| value.as_str().unwrap_or("-").to_owned();
+    let members = array["members"].as_array().unwrap().iter();
+    members.map(|member| (text(&member["drive"]), text(&member["state"]))).collect()
+}
+
+#[test]
+fn every_level_from_blank_drives_to_blank_drives() {
+    let daemon = Daemon::with_drives(6);
+    for (level, count, data) in [(0, 3, 3), (1, 2, 1), (5, 4, 3), (6, 5, 3), (10, 6, 3)] {
+        daemon.create_array("a", level, count);
+        let array = daemon.json("array show a");
+        assert_eq!(array["state"], "optimal", "level {level}");
+        let capacity = array["capacity_bytes"].as_u64().unwrap();
+        assert!((data * DRIVE_BYTES * 9 / 10..data * DRIVE_BYTES).contains(&capacity), "{level}");
+        assert_eq!(array["free_bytes"], array["capacity_bytes"]);
+        assert_eq!(array["members"].as_array().unwrap().len(), count);
+
+        daemon.ok("volume create v --array a --size 16M");
+        daemon.ok("volume resize v --size 24M");
+        let volume = daemon.json("volume show v");
+        assert_eq!((&volume["bytes"], &volume["array"]), (&Value::from(24 << 20), &"a".into()));
+        assert_eq!(daemon.json("volume show a/v"), volume);
+        daemon.ok("volume create w --array a --size 16M");
+        daemon.ok("volume delete v");
+        daemon.ok("volume create v2 --array a --size 24M");
+        assert_eq!(daemon.json("volume list").as_array().unwrap().len(), 2);
+
+        daemon.ok("array stop a");
+        assert_eq!(daemon.array_state("a"), "stopped");
+        daemon.ok("array start a");
+        assert_eq!(daemon.json("volume list").as_array().unwrap().len(), 2);
+        daemon.ok("volume delete w");
+        daemon.ok("volume delete v2");
+        daemon.ok("array delete a");
+        for drive in daemon.json("drive list").as_array().unwrap() {
+            assert_eq!(drive["content"], "blank", "level {level}: {drive}");
+            assert_eq!(drive["state"], "free");
+        }
+    }
+}
+
+#[test]
+fn a_lost_drive_is_replaced() {
+    let daemon = Daemon::with_array(5, 4);
+    daemon.ok("volume create v --array a --size 32M");
+    daemon.attach_new("new");
+    let said = daemon.ok("drive detach d1 --force");
+    assert!(said.contains("member 1 of array a"), "{said}");
+    let array = daemon.json("array show a");
+    assert_eq!(array["state"], "degraded");
+    let lost = &array["members"][1];
+    assert_eq!((&lost["drive"], &lost["last_drive"]), (&Value::Null, &"d1".into()));
+    assert_eq!(lost["present"], false);
+    assert!(daemon.ok("status").contains("! array a is degraded"));
+
+    // By the name of the drive that is gone.
+    daemon.ok("array replace a --old d1 --new new --wait");
+    let array = daemon.json("array show a");
+    assert_eq!(array["state"], "optimal");
+    assert_eq!(members(&array)[1], ("new".into(), "trusted".into()));
+    let scrub = daemon.json("array scrub a --wait");
+    assert_eq!(
+        (&scrub["scrub"]["state"], &scrub["scrub"]["mismatched_stripes"]),
+        (&"finished".into(), &0.into())
+    );
+    daemon.ok("array scrub a --repair --wait");
+}
+
+#[test]
+fn a_pulled_drive_comes_back() {
+    let daemon = Daemon::with_array(6, 5);
+    daemon.ok("drive detach d3 --force");
+    daemon.ok("drive detach d4 --force");
+    // The array changes without them: they miss a write.
+    daemon.ok("volume create v --array a --size 32M");
+    assert_eq!(daemon.array_state("a"), "degraded");
+    assert!(daemon.refused("array rebuild a").contains("array replace"));
+    // The same file under another name, while the array may still hold the old descriptor.
+    daemon.ok("drive attach @/d3.img --name back");
+    let said = daemon.ok("array rebuild a --wait");
+    assert!(said.contains("member 4 has no drive"), "{said}");
+    let array = daemon.json("array show a");
+    assert_eq!(members(&array)[3], ("back".into(), "trusted".into()));
+    daemon.ok("drive attach @/d4.img");
+    daemon.ok("array rebuild a --wait");
+    assert_eq!(daemon.array_state("a"), "optimal");
+    // Nothing to do is no error.
+    assert!(daemon.ok("array rebuild a --wait").contains("optimal"));
+    assert!(daemon.ok("array rebuild a").contains("optimal"));
+}
+
+#[test]
+fn a_drive_that_is_well_is_replaced_only_by_force() {
+    let daemon = Daemon::with_array(1, 2);
+    daemon.attach_new("new");
+    let said = daemon.refused("array replace a --member 0 --new new");
+    assert!(said.contains("--force"), "{said}");
+    daemon.ok("array replace a --member 0 --new new --force --wait");
+    let array = daemon.json("array show a");
+    assert_eq!(array["state"], "optimal");
+    assert_eq!(members(&array)[0].0, "new");
+    // The old drive is free, but labelled: it is not taken for something new by mistake.
+    let old = daemon.json("drive show d0");
+    assert_eq!(old["state"], "free");
+    daemon.attach_new("d9");
+    let said = daemon.refused("array create b --level 1 --drives d0,d9");
+    assert!(said.contains("member 0 of array a"), "{said}");
+    daemon.ok("array create b --level 1 --drives d0,d9 --force");
+    assert_eq!(daemon.array_state("b"), "optimal");
+}
+
+#[test]
+fn several_arrays_live_side_by_side() {
+    let daemon = Daemon::with_drives(5);
+    daemon.ok("array create one --level 1 --drives d0,d1");
+    daemon.ok("array create two --level 5 --drives d2,d3,d4 --chunk 16K");
+    assert_eq!(daemon.json("array show two")["chunk_bytes"], 16 << 10);
+    daemon.ok("volume create v --array one --size 8M");
+    let said = daemon.refused("volume create v --array two --size 8M");
+    assert!(said.contains("on array one"), "{said}");
+    daemon.ok("volume create w --array two --size 8M");
+    daemon.ok("array stop one");
+    assert_eq!(daemon.json("volume list").as_array().unwrap().len(), 1);
+    let said = daemon.refused("volume show v");
+    assert!(said.contains("no volume v"), "{said}");
+    daemon.ok("array start one");
+    daemon.ok("volume show one/v");
+}
+
+#[test]
+fn memory_serves_as_drives() {
+    let daemon = Daemon::start();
+    daemon.ok("drive attach ram:64M --name r0");
+    daemon.ok("drive attach ram:64M --name r1");
+    daemon.ok("drive attach ram:64M");
+    daemon.ok("array create a --level 5 --drives r0,r1,ram0");
+    daemon.ok("volume create v --array a --size 16M");
+    // It lives as long as the drives are attached.
+    daemon.ok("array stop a");
+    daemon.ok("array start a");
+    daemon.ok("volume show v");
+    daemon.ok("drive detach r1 --force");
+    daemon.ok("drive attach ram:64M --name r2");
+    daemon.ok("array replace a --old r1 --new r2 --wait");
+    assert_eq!(daemon.array_state("a"), "optimal");
+    daemon.ok("array delete a --force");
+    assert_eq!(daemon.json("drive show r0")["content"], "blank");
+    daemon.refused("drive attach ram:1P");
+    daemon.refused("drive attach ram:64");
+    daemon.refused("drive attach ram:lots");
+}
+
+#[test]
+fn exports_are_made_and_withdrawn() {
+    let daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    let said = daemon.ok("export create e --volume v");
+    let socket = daemon.path("export/e.sock");
+    assert!(said.starts_with(&format!("{}\n", socket.display())), "{said}");
+    assert!(said.contains("-device vhost-user-blk-pci"), "{said}");
+    assert!(socket.exists());
+    let export = daemon.json("export show e");
+    assert_eq!((&export["state"], &export["volume"]), (&"listening".into(), &"v".into()));
+    assert_eq!(export["socket"], socket.to_str().unwrap());
+    assert!(daemon.ok("export show e --qemu").contains("reconnect"));
+    daemon.ok("export create f --volume a/v --path @/f.sock --queues 2");
+    assert!(daemon.path("f.sock").exists());
+    assert_eq!(daemon.json("volume show v")["exports"], serde_json::json!(["e", "f"]));
+
+    assert!(daemon.refused("volume delete v").contains("is exported"));
+    assert!(daemon.refused("export create e --volume v").contains("already"));
+    assert!(daemon.refused("export create g --volume v --path @/f.sock").contains("busy"));
+    assert!(daemon.refused("export create g --volume nope").contains("no volume nope"));
+    daemon.refused("export create g --volume v --queues 0");
+    daemon.refused("export create g --volume v --queues 1000");
+    daemon.refused("export show g");
+    daemon.refused("export delete g");
+
+    // Stopping the array takes its exports along, starting it brings them back.
+    daemon.ok("array stop a");
+    assert_eq!(daemon.json("export show e")["state"], "down");
+    daemon.ok("array start a");
+    assert_eq!(daemon.json("export show e")["state"], "listening");
+    daemon.ok("export delete e");
+    assert!(!socket.exists());
+    daemon.ok("export delete f");
+    daemon.ok("volume delete v");
+}
+
+#[test]
+fn files_are_made_on_demand() {
+    let daemon = Daemon::start();
+    daemon.ok("drive attach @/new.img --size 64M");
+    assert_eq!(std::fs::metadata(daemon.path("new.img")).unwrap().len(), DRIVE_BYTES);
+    daemon.ok("drive detach new");
+    // It exists now, and has this size.
+    daemon.ok("drive attach @/new.img --size 64M --name again");
+    assert!(daemon.refused("drive attach @/none.img").contains("--size"));
+}
+
+#[test]
+fn help_for_shells_and_readers() {
+    let daemon = Daemon::with_array(1, 2);
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(daemon.ok(&format!("completions {shell}")).contains("ASHLAR_COMPLETE"), "{shell}");
+    }
+    daemon.ok("man @/man");
+    assert!(daemon.path("man/ashlar-array-create.1").exists());
+    let document = daemon.json("openapi");
+    assert!(document["paths"]["/v1/arrays/{name}/replace"]["post"].is_object());
+    assert!(document["components"]["schemas"]["ErrorBody"].is_object());
+}

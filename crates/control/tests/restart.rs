@@ -1,0 +1,169 @@
+//! Goal: what was promised before a stop, a kill or the loss of the host holds afterwards.
+//! Method: a daemon stopped, killed, started again, with drives missing or its state gone.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod daemon;
+
+use daemon::Daemon;
+
+#[test]
+fn everything_comes_back() {
+    let mut daemon = Daemon::with_array(5, 4);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    daemon.attach_new("x");
+    daemon.attach_new("y");
+    daemon.ok("array create stopped --level 1 --drives x,y");
+    daemon.ok("array stop stopped");
+    for by_force in [false, true] {
+        if by_force {
+            daemon.kill()
+        } else {
+            daemon.stop()
+        }
+        assert!(by_force || !daemon.path("api.sock").exists(), "the socket is left behind");
+        daemon.start_again();
+        assert_eq!(daemon.array_state("a"), "optimal");
+        assert_eq!(daemon.array_state("stopped"), "stopped");
+        assert_eq!(daemon.json("export show e")["state"], "listening");
+        assert_eq!(daemon.json("volume show v")["bytes"], 16 << 20);
+        assert_eq!(daemon.json("status")["problems"], serde_json::json!([]));
+    }
+}
+
+#[test]
+fn arrays_assemble_from_their_labels_alone() {
+    let mut daemon = Daemon::with_drives(7);
+    daemon.create_array("a", 5, 4);
+    daemon.ok("array create b --level 1 --drives d4,d5");
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.stop();
+    daemon.start_without_state();
+    assert!(daemon.ok("array start --scan").contains("no array"));
+    for name in ["d6", "d3", "d5", "d1", "d4", "d0", "d2"] {
+        daemon.ok(&format!("drive attach @/{name}.img"));
+    }
+    daemon.ok("array start --scan");
+    assert_eq!(daemon.array_state("a"), "optimal");
+    assert_eq!(daemon.array_state("b"), "optimal");
+    assert_eq!(daemon.json("volume show v")["array"], "a");
+    // Known again: they start with the daemon.
+    daemon.stop();
+    daemon.start_again();
+    assert_eq!(daemon.array_state("a"), "optimal");
+}
+
+#[test]
+fn a_missing_drive_leaves_the_array_degraded() {
+    let mut daemon = Daemon::with_array(5, 4);
+    daemon.stop();
+    std::fs::rename(daemon.path("d2.img"), daemon.path("away")).unwrap();
+    daemon.start_again();
+    let array = daemon.json("array show a");
+    assert_eq!(array["state"], "degraded");
+    assert_eq!(array["members"][2]["last_drive"], "d2");
+    let drive = daemon.json("drive show d2");
+    assert_eq!(drive["state"], "missing");
+    assert!(drive["error"].as_str().unwrap().contains("does not exist"));
+    let status = daemon.ok("status");
+    assert!(status.contains("! drive d2 is missing"), "{status}");
+    // It comes back elsewhere, under its old name.
+    daemon.ok("drive attach @/away --name d2");
+    daemon.ok("array rebuild a --wait");
+    assert_eq!(daemon.array_state("a"), "optimal");
+}
+
+#[test]
+fn an_array_that_cannot_start_does_not_stop_the_daemon() {
+    let mut daemon = Daemon::with_array(5, 4);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    daemon.stop();
+    for name in ["d1", "d2"] {
+        std::fs::rename(daemon.path(&format!("{name}.img")), daemon.path(name)).unwrap();
+    }
+    daemon.start_again();
+    let array = daemon.json("array show a");
+    assert_eq!(array["state"], "unavailable");
+    assert!(array["error"].as_str().unwrap().contains("2 of 3 members"), "{array}");
+    assert_eq!(daemon.json("export show e")["state"], "down");
+    let said = daemon.refused("volume create w --array a --size 1M");
+    assert!(said.contains("does not run"), "{said}");
+    daemon.refused("array start a");
+    daemon.ok("drive attach @/d1 --name d1");
+    daemon.ok("array start a");
+    assert_eq!(daemon.array_state("a"), "degraded");
+    assert_eq!(daemon.json("export show e")["state"], "listening");
+    // A missing drive can be forgotten.
+    daemon.ok("drive detach d2");
+    daemon.refused("drive show d2");
+}
+
+#[test]
+fn a_drive_that_missed_writes_is_not_trusted() {
+    let mut daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("drive detach d0 --force");
+    // d0 misses this.
+    daemon.ok("volume delete v");
+    daemon.ok("volume create w --array a --size 16M");
+    // Whatever happens to the daemon next:
+    daemon.kill();
+    std::fs::rename(daemon.path("d1.img"), daemon.path("away")).unwrap();
+    daemon.start_again();
+    assert_eq!(daemon.array_state("a"), "unavailable");
+    daemon.ok("drive attach @/d0.img");
+    let said = daemon.refused("array start a");
+    assert!(said.contains("newer data") && said.contains("--force"), "{said}");
+    // On a host that knows nothing of it, too.
+    daemon.stop();
+    daemon.start_without_state();
+    daemon.ok("drive attach @/d0.img");
+    let said = daemon.refused("array start --scan");
+    assert!(said.contains("newer data"), "{said}");
+    // With the other drive here, the array is the newer one, and d0 is filled again.
+    daemon.ok("drive attach @/away --name d1");
+    daemon.ok("array start --scan");
+    assert_eq!(daemon.array_state("a"), "degraded");
+    daemon.ok("volume show w");
+    daemon.ok("array rebuild a --wait");
+    assert_eq!(daemon.array_state("a"), "optimal");
+    daemon.refused("volume show v");
+}
+
+#[test]
+fn half_a_mirror_starts_if_it_is_the_current_half() {
+    for by_force in [false, true] {
+        let mut daemon = Daemon::with_array(1, 2);
+        daemon.ok("volume create v --array a --size 16M");
+        if by_force {
+            daemon.kill()
+        } else {
+            daemon.stop()
+        }
+        std::fs::rename(daemon.path("d0.img"), daemon.path("away")).unwrap();
+        daemon.start_again();
+        assert_eq!(daemon.array_state("a"), "degraded", "by force: {by_force}");
+        daemon.ok("volume show v");
+        // And once more, now that the other half may have been left behind.
+        daemon.ok("volume create w --array a --size 8M");
+        daemon.kill();
+        daemon.start_again();
+        assert_eq!(daemon.array_state("a"), "degraded");
+        daemon.ok("volume show w");
+    }
+}
+
+#[test]
+fn a_rebuild_goes_on_after_a_restart() {
+    let mut daemon = Daemon::with_array(5, 3);
+    daemon.attach_new("new");
+    daemon.ok("drive detach d0 --force");
+    daemon.ok("volume create v --array a --size 32M");
+    daemon.ok("array replace a --member 0 --new new");
+    daemon.kill();
+    daemon.start_again();
+    daemon.wait_for("array show a", |array| array["state"] == "optimal");
+    assert!(daemon.ok("array scrub a --wait").contains("all is well"));
+}

@@ -1,0 +1,276 @@
+//! The device of one export, as it lives on its reactor: its rings, its guest's memory, its disk.
+//!
+//! Messages arrive one after the other from the socket's thread. One that changes a ring brings the
+//! ring to rest first, so that nobody sees a half-changed one.
+//!
+//! Invariant: a ring has a queue only while the front end has started and enabled it, the device is
+//! not closing, and all of the ring was found in guest memory.
+
+use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::rc::Rc;
+
+use crate::vhost::config::{Facts, PROTOCOL_FEATURES, is_write_through};
+use crate::vhost::disk::{Disk, Trouble};
+use crate::vhost::memory::{Graveyard, GuestMemory, MappedRegion, MemoryError, Place};
+use crate::vhost::queue::{Bells, Queue, State};
+use crate::vhost::vring::{RingAddresses, RingSetup};
+
+/// The front end spoke of a ring that does not exist.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no ring {0}")]
+pub(crate) struct NoRing(usize);
+
+/// What the front end has said about a ring, and the queue that serves it.
+#[derive(Default)]
+pub(crate) struct Vring {
+    pub(crate) size: u32,
+    pub(crate) addresses: Option<RingAddresses>,
+    /// First available entry to pop, while there is no queue.
+    pub(crate) base: u16,
+    /// A kick file, or its absence, was announced: that starts a ring (vhost-user, "Ring states").
+    pub(crate) started: bool,
+    pub(crate) enabled: bool,
+    pub(crate) bells: Bells,
+    queue: Option<Rc<Queue>>,
+}
+
+/// How many queues work, and what they did.
+pub(crate) struct DeviceStatus {
+    pub(crate) connected: bool,
+    pub(crate) queues_active: u16,
+    pub(crate) counters: crate::vhost::disk::Counters,
+    pub(crate) trouble: Option<Trouble>,
+}
+
+pub(crate) struct Device {
+    disk: Rc<Disk>,
+    graveyard: Graveyard,
+    memory: RefCell<Rc<GuestMemory>>,
+    vrings: Vec<RefCell<Vring>>,
+    features: Cell<u64>,
+    /// The guest's choice in the configuration space.
+    write_back: Cell<bool>,
+    connected: Cell<bool>,
+    closing: Cell<bool>,
+}
+
+impl Device {
+    pub(crate) fn new(disk: Disk, queues_max: u16, graveyard: Graveyard) -> Rc<Device> {
+        let device = Device {
+            disk: Rc::new(disk),
+            graveyard,
+            memory: RefCell::default(),
+            vrings: (0..queues_max).map(|_| RefCell::default()).collect(),
+            features: Cell::new(0),
+            write_back: Cell::new(true),
+            connected: Cell::new(false),
+            closing: Cell::new(false),
+        };
+        device.update_write_through();
+        Rc::new(device)
+    }
+
+    pub(crate) fn facts(&self) -> Facts {
+        Facts {
+            volume_bytes: self.disk.volume().bytes(),
+            discard_bytes: self.disk.volume().discard_bytes(),
+            queues_max: u16::try_from(self.vrings.len()).unwrap_or(u16::MAX),
+            write_back: self.write_back.get(),
+        }
+    }
+
+    pub(crate) fn status(&self) -> DeviceStatus {
+        let runs = |vring: &&RefCell<Vring>| {
+            let vring = vring.borrow();
+            vring.queue.as_ref().is_some_and(|queue| queue.state() == State::Running)
+        };
+        let queues_active = self.vrings.iter().filter(runs).count();
+        DeviceStatus {
+            connected: self.connected.get(),
+            queues_active: u16::try_from(queues_active).unwrap_or(u16::MAX),
+            counters: self.disk.counters(),
+            trouble: self.disk.trouble(),
+        }
+    }
+
+    pub(crate) fn note(&self, trouble: Trouble) {
+        self.disk.note(trouble);
+    }
+
+    pub(crate) fn set_features(&self, features: u64) {
+        self.features.set(features);
+        self.update_write_through();
+    }
+
+    /// The guest wrote to the configuration space.
+    pub(crate) fn set_write_back(&self, write_back: bool) {
+        self.write_back.set(write_back);
+        self.update_write_through();
+    }
+
+    fn update_write_through(&self) {
+        let through = is_write_through(self.features.get(), self.write_back.get());
+        self.disk.set_write_through(through);
+    }
+
+    /// Replaces all of the guest's memory.
+    pub(crate) fn replace_memory(&self, regions: Vec<MappedRegion>) -> Result<(), MemoryError> {
+        self.set_memory(GuestMemory::new(regions, &self.graveyard)?);
+        Ok(())
+    }
+
+    pub(crate) fn add_memory(&self, region: MappedRegion) -> Result<(), MemoryError> {
+        let memory = self.memory.borrow().with(region, &self.graveyard)?;
+        self.set_memory(memory);
+        Ok(())
+    }
+
+    pub(crate) fn remove_memory(&self, place: Place) -> Result<(), MemoryError> {
+        let memory = self.memory.borrow().without(place)?;
+        self.set_memory(memory);
+        Ok(())
+    }
+
+    fn set_memory(&self, memory: GuestMemory) {
+        let memory = Rc::new(memory);
+        *self.memory.borrow_mut() = memory.clone();
+        for vring in &self.vrings {
+            if let Some(queue) = &vring.borrow().queue {
+                queue.set_memory(&memory);
+            }
+        }
+    }
+
+    fn vring(&self, index: usize) -> Result<&RefCell<Vring>, NoRing> {
+        self.vrings.get(index).ok_or(NoRing(index))
+    }
+
+    /// Brings the ring to rest, changes it, and goes on if it is complete.
+    pub(crate) async fn change(
+        &self,
+        index: usize,
+        change: impl FnOnce(&mut Vring),
+    ) -> Result<(), NoRing> {
+        self.halt(index).await?;
+        change(&mut self.vring(index)?.borrow_mut());
+        self.start_if_complete(index)
+    }
+
+    /// A new file to call the guest by. The ring goes on: guests mask and unmask interrupts while
+    /// they work.
+    pub(crate) fn set_call(&self, index: usize, call: Option<File>) -> Result<(), NoRing> {
+        let mut vring = self.vring(index)?.borrow_mut();
+        let call = call.map(Rc::new);
+        vring.bells.call = call.clone();
+        if let Some(queue) = &vring.queue {
+            queue.set_call(call);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn set_error(&self, index: usize, error: Option<File>) -> Result<(), NoRing> {
+        let mut vring = self.vring(index)?.borrow_mut();
+        let error = error.map(Rc::new);
+        vring.bells.error = error.clone();
+        if let Some(queue) = &vring.queue {
+            queue.set_error(error);
+        }
+        Ok(())
+    }
+
+    /// Stops the ring. Returns where it is to go on, once everything before is answered.
+    pub(crate) async fn stop_ring(&self, index: usize) -> Result<u16, NoRing> {
+        self.halt(index).await?;
+        let mut vring = self.vring(index)?.borrow_mut();
+        vring.started = false;
+        vring.bells.kick = None;
+        Ok(vring.base)
+    }
+
+    /// Ends the ring's queue, if it has one; returns when nothing is under way.
+    async fn halt(&self, index: usize) -> Result<(), NoRing> {
+        let queue = self.vring(index)?.borrow().queue.clone();
+        let Some(queue) = queue else { return Ok(()) };
+        queue.stop().await;
+        let mut vring = self.vring(index)?.borrow_mut();
+        // Someone else may have waited for the same, and have gone on already.
+        if vring.queue.as_ref().is_some_and(|now| Rc::ptr_eq(now, &queue)) {
+            vring.base = queue.base();
+            vring.queue = None;
+        }
+        Ok(())
+    }
+
+    fn start_if_complete(&self, index: usize) -> Result<(), NoRing> {
+        let mut vring = self.vring(index)?.borrow_mut();
+        let enabled = vring.enabled || self.features.get() & PROTOCOL_FEATURES == 0;
+        let Some(addresses) = vring.addresses else { return Ok(()) };
+        if self.closing.get() || !vring.started || !enabled || vring.size == 0 {
+            return Ok(());
+        }
+        assert!(vring.queue.is_none(), "whoever changes a ring has halted it");
+        let setup = RingSetup {
+            size: vring.size,
+            addresses,
+            base: vring.base,
+            features: self.features.get(),
+        };
+        let queue = u16::try_from(index).unwrap_or(u16::MAX);
+        let memory = self.memory.borrow().clone();
+        match Queue::start(&self.disk, queue, &memory, &setup, vring.bells.clone()) {
+            Ok(started) => vring.queue = Some(started),
+            Err(fault) => {
+                let export = self.disk.name();
+                tracing::warn!(export, queue, %fault, "the ring cannot be served");
+                self.disk.note(Trouble::Guest { queue, fault });
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn connect(&self) {
+        self.connected.set(true);
+    }
+
+    /// The front end is gone. Its requests are answered, into its memory, before the next one may
+    /// come: otherwise a late write could overwrite a later one of the same guest.
+    pub(crate) async fn disconnect(&self) {
+        let orderly = self.vrings.iter().all(|vring| vring.borrow().queue.is_none());
+        self.halt_all().await;
+        for vring in &self.vrings {
+            *vring.borrow_mut() = Vring::default();
+        }
+        // A guest whose front end lost us goes on with the cache mode that it chose; it would not
+        // choose again. One that shut down does not come back.
+        if orderly {
+            self.set_write_back(true);
+        }
+        self.set_features(0);
+        self.set_memory(GuestMemory::default());
+        self.connected.set(false);
+    }
+
+    /// The guest was reset: rings stop, the cache mode is the one at power-on.
+    pub(crate) async fn reset(&self) {
+        self.halt_all().await;
+        for vring in &self.vrings {
+            let mut vring = vring.borrow_mut();
+            (vring.started, vring.enabled, vring.base) = (false, false, 0);
+        }
+        self.set_write_back(true);
+    }
+
+    /// Comes to rest for good.
+    pub(crate) async fn close(&self) {
+        self.closing.set(true);
+        self.halt_all().await;
+    }
+
+    async fn halt_all(&self) {
+        for index in 0..self.vrings.len() {
+            // Every index below the length exists.
+            let _ = self.halt(index).await;
+        }
+    }
+}

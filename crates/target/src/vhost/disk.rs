@@ -1,0 +1,245 @@
+//! What all queues of one export share: the volume, and how requests are done on it.
+//!
+//! No copies of our own: guest memory goes to the volume as it is. Only a read into pieces that
+//! direct I/O cannot fill, by address or length, passes through engine memory.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use ashlar_format::units::to_usize;
+use ashlar_pool::volume::Volume;
+use ashlar_raid::error::ArrayError;
+use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffers};
+use ashlar_reactor::executor::Reactor;
+
+use crate::request::{Answer, Operation, Request, Status};
+use crate::vhost::block::part;
+use crate::vhost::budget::Budget;
+use crate::vhost::fault::Fault;
+
+/// Bytes of a device's name (virtio 1.2, 5.2.6.1: VIRTIO_BLK_ID_BYTES).
+pub(crate) const SERIAL_BYTES: usize = 20;
+/// Larger requests are done in pieces of this size, one after the other.
+const PIECE_BYTES: u64 = 4 << 20;
+/// Data of one export that is under way at a time.
+const BYTES_IN_FLIGHT_MAX: u64 = 64 << 20;
+const _: () = assert!(BYTES_IN_FLIGHT_MAX >= PIECE_BYTES);
+/// A read into more pieces than this is copied: the kernel takes 1024 for one operation.
+const PIECES_DIRECT_MAX: usize = 512;
+/// What direct I/O asks of memory addresses.
+const DIRECT_ALIGN: usize = 512;
+
+/// Requests answered since the export was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    /// Asked for, and those after each write of a guest that chose write through.
+    pub flushes: u64,
+    /// Discards and write-zeroes.
+    pub discards: u64,
+    /// Answered with an error.
+    pub errors: u64,
+}
+
+/// The last thing that went wrong.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum Trouble {
+    #[error("queue {queue} was stopped: {fault}")]
+    Guest { queue: u16, fault: Fault },
+    #[error("{0}")]
+    Array(#[from] ArrayError),
+    #[error("the front end was disconnected: {0}")]
+    FrontEnd(String),
+}
+
+pub(crate) struct Disk {
+    reactor: Reactor,
+    name: String,
+    volume: Rc<Volume>,
+    serial: [u8; SERIAL_BYTES],
+    write_through: Cell<bool>,
+    budget: Budget,
+    counters: Cell<Counters>,
+    trouble: RefCell<Option<Trouble>>,
+}
+
+impl Disk {
+    pub(crate) fn new(
+        reactor: &Reactor,
+        name: String,
+        volume: Rc<Volume>,
+        serial: [u8; SERIAL_BYTES],
+    ) -> Disk {
+        Disk {
+            reactor: reactor.clone(),
+            name,
+            volume,
+            serial,
+            write_through: Cell::new(false),
+            budget: Budget::new(reactor, BYTES_IN_FLIGHT_MAX),
+            counters: Cell::default(),
+            trouble: RefCell::default(),
+        }
+    }
+
+    pub(crate) fn reactor(&self) -> &Reactor {
+        &self.reactor
+    }
+
+    /// The export's name, for the log.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        self.counters.get()
+    }
+
+    /// From now on writes are durable before they are answered, or not.
+    pub(crate) fn set_write_through(&self, write_through: bool) {
+        self.write_through.set(write_through);
+    }
+
+    pub(crate) fn note(&self, trouble: Trouble) {
+        *self.trouble.borrow_mut() = Some(trouble);
+    }
+
+    pub(crate) fn trouble(&self) -> Option<Trouble> {
+        self.trouble.borrow().clone()
+    }
+
+    fn count(&self, change: impl FnOnce(&mut Counters)) {
+        let mut counters = self.counters.get();
+        change(&mut counters);
+        self.counters.set(counters);
+    }
+
+    /// Does one request from beginning to end.
+    pub(crate) async fn serve(&self, request: Request) -> Answer {
+        let Request { operation, permit } = request;
+        let (status, bytes) = match self.perform(operation).await {
+            Ok((status, bytes)) => (status, bytes),
+            Err(error) => {
+                self.note(error.into());
+                (Status::Failed, 0)
+            }
+        };
+        if status != Status::Done {
+            self.count(|counters| counters.errors += 1);
+        }
+        permit.complete(status, bytes)
+    }
+
+    /// Returns the status, and how many bytes were put into guest memory.
+    async fn perform(&self, operation: Operation) -> Result<(Status, u32), ArrayError> {
+        let done = |bytes: u64| (Status::Done, u32::try_from(bytes).unwrap_or(u32::MAX));
+        match operation {
+            Operation::Read { offset, into } => {
+                let len = into.len() as u64;
+                self.read(offset, into).await?;
+                self.count(|counters| {
+                    counters.reads += 1;
+                    counters.read_bytes += len;
+                });
+                Ok(done(len))
+            }
+            Operation::Write { offset, from } => {
+                let len = from.len() as u64;
+                self.write(offset, from).await?;
+                self.count(|counters| {
+                    counters.writes += 1;
+                    counters.write_bytes += len;
+                });
+                self.settle().await?;
+                Ok(done(0))
+            }
+            Operation::Flush => {
+                self.flush().await?;
+                Ok(done(0))
+            }
+            Operation::Discard { offset, len } => {
+                self.volume.discard(offset, len).await?;
+                self.count(|counters| counters.discards += 1);
+                Ok(done(0))
+            }
+            Operation::WriteZeroes { offset, len } => {
+                self.volume.write_zeroes(offset, len).await?;
+                self.count(|counters| counters.discards += 1);
+                self.settle().await?;
+                Ok(done(0))
+            }
+            Operation::Identify { into } => Ok(done(self.identify(&into))),
+            Operation::Refuse(status) => Ok((status, 0)),
+        }
+    }
+
+    /// Makes a write durable if the driver relies on that.
+    async fn settle(&self) -> Result<(), ArrayError> {
+        if self.write_through.get() { self.flush().await } else { Ok(()) }
+    }
+
+    async fn flush(&self) -> Result<(), ArrayError> {
+        self.volume.flush().await?;
+        self.count(|counters| counters.flushes += 1);
+        Ok(())
+    }
+
+    async fn read(&self, offset: u64, into: Buffers) -> Result<(), ArrayError> {
+        let len = into.len() as u64;
+        let direct = is_direct(&into);
+        if direct && len <= PIECE_BYTES {
+            let _claim = self.budget.claim(len).await;
+            return self.volume.read(offset, into).await;
+        }
+        let mut done = 0;
+        while done < len {
+            let piece = if direct { PIECE_BYTES } else { BUFFER_BYTES_MAX as u64 }.min(len - done);
+            let guest = part(&into, done, piece);
+            let _claim = self.budget.claim(piece).await;
+            if direct {
+                self.volume.read(offset + done, guest).await?;
+            } else {
+                let own = Buffers::from(self.reactor.buffer(to_usize(piece)));
+                self.volume.read(offset + done, own.clone()).await?;
+                guest.copy_from(&own);
+            }
+            done += piece;
+        }
+        Ok(())
+    }
+
+    /// The volume copies what it writes, so any memory will do.
+    async fn write(&self, offset: u64, from: Buffers) -> Result<(), ArrayError> {
+        let len = from.len() as u64;
+        if len <= PIECE_BYTES {
+            let _claim = self.budget.claim(len).await;
+            return self.volume.write(offset, from).await;
+        }
+        let mut done = 0;
+        while done < len {
+            let piece = PIECE_BYTES.min(len - done);
+            let _claim = self.budget.claim(piece).await;
+            self.volume.write(offset + done, part(&from, done, piece)).await?;
+            done += piece;
+        }
+        Ok(())
+    }
+
+    /// Virtio 1.2, 5.2.6.1: the name, without a terminating zero where it fills all bytes.
+    fn identify(&self, into: &Buffers) -> u64 {
+        let len = into.len().min(SERIAL_BYTES);
+        into.slice(0..len).copy_from_slice(self.serial.get(..len).unwrap_or_default());
+        len as u64
+    }
+}
+
+fn is_direct(data: &Buffers) -> bool {
+    data.pieces().len() <= PIECES_DIRECT_MAX && data.is_aligned(DIRECT_ALIGN)
+}

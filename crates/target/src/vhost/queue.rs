@@ -1,0 +1,341 @@
+//! One queue at work: who looks at the ring, who serves what is in it, and how it comes to rest.
+//!
+//! ```text
+//! poller   sees new entries, wakes as many workers; shows used entries and calls the guest,
+//!          once per turn of the reactor
+//! workers  each pops a chain, serves it to the end, puts it on the used ring, pops the next
+//! listener waits for the guest's kick while the reactor sleeps
+//! ```
+//!
+//! Invariants:
+//! - a chain leaves the ring in [`Queue::take`] and comes back in [`Queue::put`], nowhere else, so
+//!   `in_flight` counts exactly what the guest waits for (and tracking it in memory shared with the
+//!   front end would need only these two places);
+//! - a queue that is not running pops nothing;
+//! - [`Queue::stop`] returns when everything that was popped is answered and shown.
+
+use std::cell::{Cell, RefCell};
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::task::Poll;
+use std::time::Duration;
+
+use ashlar_reactor::executor::{Poller, Reactor};
+use ashlar_reactor::op::Op;
+use ashlar_reactor::task::TaskId;
+use ashlar_reactor::wait_list::WaitList;
+
+use crate::request::Answer;
+use crate::vhost::block::{BlockRequest, parse, status_byte};
+use crate::vhost::disk::{Disk, Trouble};
+use crate::vhost::fault::Fault;
+use crate::vhost::memory::{GuestMemory, Window};
+use crate::vhost::vring::{Chain, RingSetup, SplitRing};
+
+/// Most workers, and so most requests under way, of one queue.
+pub(crate) const WORKERS_MAX: u16 = 128;
+/// One bit per worker in `Queue::parked`.
+const _: () = assert!(WORKERS_MAX as u32 <= u128::BITS);
+/// Wait before a kick file that could not be waited for is tried again.
+const LISTEN_AGAIN: Duration = Duration::from_millis(10);
+
+/// Running → Broken (the guest did something that cannot be answered) → Stopped, or straight to
+/// Stopped. A stopped queue never runs again; its successor is a new one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Running,
+    Broken,
+    Stopped,
+}
+
+impl State {
+    fn may_become(self, next: State) -> bool {
+        match (self, next) {
+            (State::Running, State::Broken | State::Stopped) => true,
+            (State::Broken | State::Stopped, State::Stopped) => true,
+            (State::Running | State::Broken | State::Stopped, _) => false,
+        }
+    }
+}
+
+/// The files by which guest and device wake each other. Without a kick file the ring is polled all
+/// the time, without a call file the guest polls.
+#[derive(Clone, Default)]
+pub(crate) struct Bells {
+    pub(crate) kick: Option<Rc<File>>,
+    pub(crate) call: Option<Rc<File>>,
+    pub(crate) error: Option<Rc<File>>,
+}
+
+fn ring(bell: &Option<Rc<File>>) {
+    if let Some(mut file) = bell.as_deref() {
+        // An eventfd that is full has rung already; a peer that is gone does not listen.
+        let _ = file.write(&1u64.to_ne_bytes());
+    }
+}
+
+pub(crate) struct Queue {
+    index: u16,
+    disk: Rc<Disk>,
+    state: Cell<State>,
+    ring: RefCell<SplitRing>,
+    /// Used anew for every chain: it is read into a request at once.
+    chain: RefCell<Chain>,
+    memory: RefCell<Rc<GuestMemory>>,
+    bells: RefCell<Bells>,
+    /// By worker, once it has begun.
+    workers: Vec<Cell<Option<TaskId>>>,
+    /// Bit by bit, the workers that wait for a chain.
+    parked: Cell<u128>,
+    in_flight: Cell<u16>,
+    /// Workers and listener that have not ended.
+    tasks: Cell<u16>,
+    ended: WaitList,
+}
+
+impl Queue {
+    /// Starts to serve a ring.
+    pub(crate) fn start(
+        disk: &Rc<Disk>,
+        index: u16,
+        memory: &Rc<GuestMemory>,
+        setup: &RingSetup,
+        bells: Bells,
+    ) -> Result<Rc<Queue>, Fault> {
+        let ring = SplitRing::new(memory, setup)?;
+        let workers = ring.size().min(WORKERS_MAX);
+        let queue = Rc::new(Queue {
+            index,
+            disk: disk.clone(),
+            state: Cell::new(State::Running),
+            ring: RefCell::new(ring),
+            chain: RefCell::new(Chain::new()),
+            memory: RefCell::new(memory.clone()),
+            bells: RefCell::new(bells),
+            workers: (0..workers).map(|_| Cell::new(None)).collect(),
+            parked: Cell::new(0),
+            in_flight: Cell::new(0),
+            tasks: Cell::new(workers),
+            ended: WaitList::default(),
+        });
+        let reactor = disk.reactor();
+        for worker in 0..workers {
+            reactor.spawn(queue.clone().work(worker));
+        }
+        if let Some(kick) = queue.bells.borrow().kick.clone() {
+            queue.tasks.set(workers + 1);
+            reactor.spawn(queue.clone().listen(kick));
+        }
+        reactor.add_poller(queue.clone());
+        Ok(queue)
+    }
+
+    pub(crate) fn state(&self) -> State {
+        self.state.get()
+    }
+
+    /// Index of the first entry that was not popped.
+    pub(crate) fn base(&self) -> u16 {
+        self.ring.borrow().base()
+    }
+
+    /// The guest's memory has changed. Requests under way keep what they have.
+    pub(crate) fn set_memory(&self, memory: &Rc<GuestMemory>) {
+        self.ring.borrow_mut().find_again(memory);
+        *self.memory.borrow_mut() = memory.clone();
+    }
+
+    /// Another file to call the guest by. It is called once: a call may just have gone to the old.
+    pub(crate) fn set_call(&self, call: Option<Rc<File>>) {
+        self.bells.borrow_mut().call = call;
+        self.ring.borrow_mut().owe_call();
+    }
+
+    pub(crate) fn set_error(&self, error: Option<Rc<File>>) {
+        self.bells.borrow_mut().error = error;
+    }
+
+    /// Stops popping, waits for what is under way, shows it to the guest. Nothing but the caller
+    /// holds the queue afterwards, and with it the guest's memory. May be called again.
+    pub(crate) async fn stop(self: &Rc<Self>) {
+        self.become_state(State::Stopped);
+        self.wake_workers(u16::MAX);
+        // Lets the listener's wait end; it reads the kick back.
+        ring(&self.bells.borrow().kick);
+        let reactor = self.reactor();
+        self.ended.until(reactor, || self.tasks.get() == 0).await;
+        assert!(self.in_flight.get() == 0, "a worker ends when its request is answered");
+        self.show_used();
+        let poller: Rc<dyn Poller> = self.clone();
+        reactor.remove_poller(&poller);
+    }
+
+    fn reactor(&self) -> &Reactor {
+        self.disk.reactor()
+    }
+
+    fn become_state(&self, next: State) {
+        let state = self.state.get();
+        assert!(state.may_become(next), "{state:?} to {next:?}");
+        self.state.set(next);
+    }
+
+    /// The guest broke the rules: its queue ends here, and nobody else notices.
+    fn fail(&self, fault: Fault) {
+        if self.state.get() != State::Running {
+            return;
+        }
+        self.become_state(State::Broken);
+        let (export, queue) = (self.disk.name(), self.index);
+        tracing::warn!(export, queue, %fault, "the guest's queue was stopped");
+        self.disk.note(Trouble::Guest { queue, fault });
+        ring(&self.bells.borrow().error);
+        self.wake_workers(u16::MAX);
+    }
+
+    /// Wakes up to `count` parked workers.
+    fn wake_workers(&self, count: u16) {
+        let mut parked = self.parked.get();
+        for _ in 0..count {
+            if parked == 0 {
+                break;
+            }
+            let worker = parked.trailing_zeros() as usize;
+            parked &= parked - 1;
+            if let Some(task) = self.workers.get(worker).and_then(Cell::get) {
+                self.reactor().wake(task);
+            }
+        }
+        self.parked.set(parked);
+    }
+
+    /// One worker: serves chain after chain until the queue ends.
+    async fn work(self: Rc<Self>, worker: u16) {
+        let task = self.reactor().current_task();
+        if let Some(known) = self.workers.get(usize::from(worker)) {
+            known.set(Some(task));
+        }
+        while let Some(BlockRequest { request, status }) = self.next(worker).await {
+            let answer = self.disk.serve(request).await;
+            self.put(answer, &status);
+        }
+        self.end_task();
+    }
+
+    fn end_task(&self) {
+        let left = self.tasks.get() - 1;
+        self.tasks.set(left);
+        if left == 0 {
+            self.ended.wake_all(self.reactor());
+        }
+    }
+
+    /// The next request; `None` once the queue does not run any more.
+    async fn next(&self, worker: u16) -> Option<BlockRequest> {
+        let bit = 1u128 << worker;
+        std::future::poll_fn(|_| {
+            // Set again below if there is nothing: a wake-up may be for something else.
+            self.parked.set(self.parked.get() & !bit);
+            match self.take() {
+                Ok(Some(request)) => Poll::Ready(Some(request)),
+                Ok(None) if self.state.get() == State::Running => {
+                    self.parked.set(self.parked.get() | bit);
+                    Poll::Pending
+                }
+                Ok(None) => Poll::Ready(None),
+                Err(fault) => {
+                    self.fail(fault);
+                    Poll::Ready(None)
+                }
+            }
+        })
+        .await
+    }
+
+    /// Pops a chain and reads it.
+    fn take(&self) -> Result<Option<BlockRequest>, Fault> {
+        if self.state.get() != State::Running {
+            return Ok(None);
+        }
+        let memory = self.memory.borrow();
+        let mut chain = self.chain.borrow_mut();
+        if !self.ring.borrow_mut().pop(&memory, &mut chain)? {
+            return Ok(None);
+        }
+        let request = parse(&memory, &chain)?;
+        self.in_flight.set(self.in_flight.get() + 1);
+        Ok(Some(request))
+    }
+
+    /// Gives a chain back; the guest sees it at the end of this turn.
+    fn put(&self, answer: Answer, status: &Window) {
+        status.store_u8(0, status_byte(answer.status));
+        // The status byte is written too.
+        self.ring.borrow_mut().push_used(answer.tag, answer.bytes.saturating_add(1));
+        self.in_flight.set(self.in_flight.get() - 1);
+    }
+
+    /// Shows what was put since the last turn, and calls the guest if it wants that.
+    fn show_used(&self) -> bool {
+        let mut used = self.ring.borrow_mut();
+        if !used.has_unshown() {
+            return false;
+        }
+        if used.show_used() {
+            ring(&self.bells.borrow().call);
+        }
+        true
+    }
+
+    /// Waits for kicks. They need no answer: a reactor that is awake polls the ring.
+    async fn listen(self: Rc<Self>, kick: Rc<File>) {
+        while self.state.get() != State::Stopped {
+            let wait = self.reactor().submit(Op::Readable { fd: kick.as_raw_fd() });
+            if wait.await.is_err() {
+                self.reactor().sleep(LISTEN_AGAIN).await;
+            }
+            let mut count = [0; 8];
+            // Not blocking: whoever set this file up has made sure of it.
+            let _ = (&*kick).read(&mut count);
+        }
+        self.end_task();
+    }
+}
+
+impl Poller for Queue {
+    fn poll(&self) -> bool {
+        let shown = self.show_used();
+        if self.state.get() != State::Running {
+            return shown;
+        }
+        let looked = self.ring.borrow_mut().look();
+        match looked {
+            Ok(0) => shown,
+            Ok(new) => {
+                self.wake_workers(new);
+                true
+            }
+            Err(fault) => {
+                self.fail(fault);
+                true
+            }
+        }
+    }
+
+    fn arm(&self) -> bool {
+        // Without a kick file nobody would wake the reactor, so it may not sleep.
+        let running = self.state.get() == State::Running;
+        running && (self.ring.borrow().enable_kicks() || self.bells.borrow().kick.is_none())
+    }
+
+    fn disarm(&self) {
+        if self.state.get() == State::Running {
+            self.ring.borrow().disable_kicks();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,222 @@
+//! Goal: a queue answers everything it took, in one turn shows all of it, stops when told or when
+//! the guest breaks the rules, and does little work per request.
+//! Method: queue, volume and a guest as tasks of one reactor.
+
+use std::time::Duration;
+
+use ashlar_drive::drive::{Drive, Limits};
+use ashlar_format::array_superblock::Level;
+use ashlar_pool::pool::Pool;
+use ashlar_raid::array::Array;
+use ashlar_raid::start::ArraySpec;
+use ashlar_reactor::executor::Order;
+use ashlar_reactor::op::Device;
+use ashlar_reactor::prng::Prng;
+use ashlar_reactor::uring::UringBackend;
+
+use super::*;
+use crate::vhost::vring::tests::{EVENT_INDEX, Guest, INDIRECT, INDIRECT_TABLES, NEXT, WRITE};
+
+const DISK: u64 = 64 << 20;
+const HEADERS: u64 = 0x4_0000;
+const TABLES: u64 = 0x5_0000;
+const DATA: u64 = 0x10_0000;
+const FEATURES: u64 = EVENT_INDEX | INDIRECT_TABLES;
+
+async fn disk(reactor: &Reactor, level: Level, drives: u8) -> Rc<Disk> {
+    let (name, chunk_bytes) = ("test".to_owned(), 64 << 10);
+    let spec = ArraySpec { uuid: [1; 16], name, level, chunk_bytes, copies: 0 };
+    let bytes = DISK + (16 << 20);
+    let limits = Limits { bytes, sector_bytes: 512, zeroes_cheaply: true };
+    let drive = || Drive::new(reactor, Device::Ram { bytes }, limits, "ram");
+    let drives = (0..drives).map(|i| ([i; 16], drive())).collect();
+    let array = Array::create(reactor, &spec, drives).await.unwrap();
+    let pool = Pool::open(array).await.unwrap();
+    let volume = pool.create([2; 16], "disk", DISK).await.unwrap();
+    Rc::new(Disk::new(reactor, "test".into(), Rc::new(volume), [b'x'; 20]))
+}
+
+fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
+    let reactor = Reactor::new(Box::new(UringBackend::new().unwrap()), Order::Fifo);
+    let future = test(reactor.clone());
+    reactor.block_on(future).expect("the test ends");
+}
+
+/// Wakes a task at the end of each turn, so that it waits without being run again at once.
+struct Turns(Reactor, Cell<Option<TaskId>>);
+
+impl Turns {
+    async fn next(&self) {
+        self.1.set(Some(self.0.current_task()));
+        std::future::poll_fn(|_| match self.1.get() {
+            Some(_) => Poll::Pending,
+            None => Poll::Ready(()),
+        })
+        .await;
+    }
+}
+
+impl Poller for Turns {
+    fn poll(&self) -> bool {
+        let waiting = self.1.take();
+        waiting.inspect(|task| self.0.wake(*task)).is_some()
+    }
+
+    fn arm(&self) -> bool {
+        self.1.get().is_some()
+    }
+
+    fn disarm(&self) {}
+}
+
+/// A guest with one request per slot, each by an indirect table, as Linux makes them.
+struct Driver {
+    guest: Guest,
+    queue: Rc<Queue>,
+    turns: Rc<Turns>,
+}
+
+impl Driver {
+    fn start(reactor: &Reactor, disk: &Rc<Disk>, size: u16) -> Driver {
+        let guest = Guest::new(size);
+        let (setup, bells) = (guest.setup(FEATURES), Bells::default());
+        let queue = Queue::start(disk, 0, &guest.memory, &setup, bells).unwrap();
+        let turns = Rc::new(Turns(reactor.clone(), Cell::new(None)));
+        reactor.add_poller(turns.clone());
+        Driver { guest, queue, turns }
+    }
+
+    /// Describes a request of 4 KiB in `slot`.
+    fn describe(&self, slot: u16, write: bool) {
+        let place = |base: u64, step: u64| base + u64::from(slot) * step;
+        let (table, header) = (place(TABLES, 64), place(HEADERS, 32));
+        self.guest.write(header, &u32::from(write).to_le_bytes());
+        let data = if write { NEXT } else { NEXT | WRITE };
+        self.guest.put(Guest::descriptor(table, 0), header, 16, NEXT, 1);
+        self.guest.put(Guest::descriptor(table, 1), place(DATA, 4096), 4096, data, 2);
+        self.guest.put(Guest::descriptor(table, 2), header + 16, 1, WRITE, 0);
+        self.guest.describe(slot, table, 48, INDIRECT, 0);
+    }
+
+    fn offer(&mut self, slot: u16, sector: u64) {
+        self.guest.write(HEADERS + u64::from(slot) * 32 + 8, &sector.to_le_bytes());
+        self.guest.offer(slot);
+    }
+
+    async fn until_used(&self, index: u16) {
+        while self.guest.used_index() != index {
+            self.turns.next().await;
+        }
+    }
+}
+
+#[test]
+fn everything_taken_is_answered_before_a_stop_returns() {
+    run(|reactor| async move {
+        let disk = disk(&reactor, Level::Raid5, 3).await;
+        for turns in 0..30 {
+            let mut driver = Driver::start(&reactor, &disk, 64);
+            for slot in 0..64 {
+                driver.describe(slot, slot % 2 == 0);
+                driver.offer(slot, u64::from(slot) * 8);
+            }
+            for _ in 0..turns {
+                reactor.yield_now().await;
+            }
+            driver.queue.stop().await;
+            assert_eq!(driver.guest.used_index(), driver.queue.base(), "after {turns} turns");
+            assert_eq!(driver.queue.state(), State::Stopped);
+            driver.queue.stop().await;
+            reactor.sleep(Duration::from_millis(1)).await;
+            assert_eq!(driver.guest.used_index(), driver.queue.base());
+        }
+    });
+}
+
+#[test]
+fn a_ring_larger_than_the_workers_is_served() {
+    run(|reactor| async move {
+        let disk = disk(&reactor, Level::Raid0, 2).await;
+        let mut driver = Driver::start(&reactor, &disk, 256);
+        for slot in 0..256 {
+            driver.describe(slot, true);
+            driver.offer(slot, u64::from(slot) * 8);
+        }
+        driver.until_used(256).await;
+        assert_eq!(disk.counters().writes, 256);
+        driver.queue.stop().await;
+    });
+}
+
+#[test]
+fn a_breach_ends_the_queue_and_what_was_taken_is_still_answered() {
+    run(|reactor| async move {
+        let disk = disk(&reactor, Level::Raid5, 3).await;
+        let mut driver = Driver::start(&reactor, &disk, 64);
+        for slot in 0..9 {
+            driver.describe(slot, true);
+        }
+        driver.guest.describe(9, 0, 16, NEXT, 70);
+        for slot in 0..10 {
+            driver.offer(slot, 0);
+        }
+        driver.until_used(9).await;
+        assert_eq!(driver.queue.state(), State::Broken);
+        driver.offer(0, 0);
+        reactor.sleep(Duration::from_millis(1)).await;
+        assert_eq!(driver.guest.used_index(), 9);
+        assert!(disk.trouble().unwrap().to_string().contains("descriptor 70"));
+        driver.queue.stop().await;
+    });
+}
+
+#[test]
+fn a_stopped_queue_is_held_by_nobody() {
+    run(|reactor| async move {
+        let disk = disk(&reactor, Level::Raid0, 1).await;
+        let driver = Driver::start(&reactor, &disk, 64);
+        reactor.yield_now().await;
+        assert!(Rc::strong_count(&driver.queue) > 64);
+        driver.queue.stop().await;
+        assert_eq!(Rc::strong_count(&driver.queue), 1);
+    });
+}
+
+/// Prints the CPU time of a request, the guest's part included; asserts nothing. It counts only
+/// this thread, so that a busy machine disturbs it little.
+#[test]
+fn cpu_time_of_a_request() {
+    const DEPTH: u16 = 32;
+    const REQUESTS: u64 = if cfg!(debug_assertions) { 20_000 } else { 2_000_000 };
+    for (name, level, drives, write) in [
+        ("raid0 read", Level::Raid0, 1, false),
+        ("raid5 read", Level::Raid5, 5, false),
+        ("raid0 write", Level::Raid0, 1, true),
+    ] {
+        run(move |reactor| async move {
+            let disk = disk(&reactor, level, drives).await;
+            let mut driver = Driver::start(&reactor, &disk, 64);
+            let mut prng = Prng::from_seed(1);
+            (0..DEPTH).for_each(|slot| driver.describe(slot, write));
+            let started = cpu_ns();
+            let (mut offered, mut used) = (0u64, 0u16);
+            while offered < REQUESTS {
+                // All slots are free again when all were used; a real guest would refill earlier.
+                for slot in 0..DEPTH {
+                    driver.offer(slot, prng.below(DISK / 4096) * 8);
+                }
+                offered += u64::from(DEPTH);
+                used = used.wrapping_add(DEPTH);
+                driver.until_used(used).await;
+            }
+            println!("{name} 4 KiB: {} ns of CPU each", (cpu_ns() - started) / offered);
+            driver.queue.stop().await;
+        });
+    }
+}
+
+fn cpu_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let parts = [time.tv_sec, time.tv_nsec].map(|part| u64::try_from(part).unwrap());
+    parts[0] * 1_000_000_000 + parts[1]
+}

@@ -1,0 +1,288 @@
+//! One front end's messages, each turned into a change of the device.
+//!
+//! Runs on the socket's thread and never touches a ring: whatever concerns the device is a letter
+//! to its reactor, and the reply to the front end waits for the effect.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+
+use rustix::fs::OFlags;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+
+use crate::vhost::config::{FEATURES, WRITE_BACK_OFFSET, space};
+use crate::vhost::device::Vring;
+use crate::vhost::line::Line;
+use crate::vhost::memory::{MappedRegion, Place, REGIONS_MAX};
+use crate::vhost::vring::{RING_SIZE_MAX, RingAddresses};
+
+pub(crate) struct Session {
+    line: Line,
+    queues_max: u16,
+    /// Protocol features that the front end chose.
+    protocol: u64,
+}
+
+fn refuse(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::ReqHandlerError(std::io::Error::other(error))
+}
+
+fn not_offered<T>() -> Result<T> {
+    Err(Error::InvalidOperation("a feature that was not offered"))
+}
+
+fn place_of(region: &VhostUserMemoryRegion) -> Place {
+    Place {
+        guest: region.guest_phys_addr,
+        user: region.user_addr,
+        len: region.memory_size,
+        offset: region.mmap_offset,
+    }
+}
+
+/// The reactor writes to and reads from these files and must never block in it.
+///
+/// A front end could make the file blocking again, and so stop the reactor: that is the program
+/// that runs the guest, not the guest.
+fn without_blocking(file: File) -> Result<File> {
+    let flags = rustix::fs::fcntl_getfl(&file).map_err(refuse)?;
+    if !flags.contains(OFlags::NONBLOCK) {
+        rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK).map_err(refuse)?;
+    }
+    Ok(file)
+}
+
+/// Only an eventfd can be made readable by ourselves, which ends a wait for it.
+fn is_eventfd(file: &File) -> bool {
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    link.is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
+}
+
+impl Session {
+    pub(crate) fn new(line: Line, queues_max: u16) -> Session {
+        Session { line, queues_max, protocol: 0 }
+    }
+
+    /// Messages that ask for it are to be acknowledged.
+    pub(crate) fn acknowledges(&self) -> bool {
+        self.protocol & VhostUserProtocolFeatures::REPLY_ACK.bits() != 0
+    }
+
+    fn change(&self, index: u32, change: impl FnOnce(&mut Vring) + Send + 'static) -> Result<()> {
+        let index = usize::try_from(index).map_err(refuse)?;
+        let changed =
+            self.line.ask_and_wait(move |device| async move { device.change(index, change).await });
+        changed.map_err(refuse)?.map_err(refuse)
+    }
+}
+
+impl VhostUserBackendReqHandlerMut for Session {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Deprecated; the specification recommends to ignore it.
+    fn reset_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.line.ask_and_wait(|device| async move { device.reset().await }).map_err(refuse)
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(FEATURES)
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        if features & !FEATURES != 0 {
+            return Err(Error::FeatureMismatch);
+        }
+        self.line.ask(move |device| device.set_features(features)).map_err(refuse)
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::RESET_DEVICE)
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        let offered = self.get_protocol_features()?.bits();
+        if features & !offered != 0 {
+            return Err(Error::FeatureMismatch);
+        }
+        self.protocol = features;
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(u64::from(self.queues_max))
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<u64>>> {
+        let mapped = regions.iter().zip(&files);
+        let mapped = mapped.map(|(region, file)| MappedRegion::map(file, place_of(region)));
+        let mapped = mapped.collect::<std::result::Result<Vec<_>, _>>().map_err(refuse)?;
+        let set = self.line.ask(move |device| device.replace_memory(mapped));
+        set.map_err(refuse)?.map_err(refuse)?;
+        Ok(None)
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(REGIONS_MAX as u64)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<u64>> {
+        let mapped = MappedRegion::map(&file, place_of(region)).map_err(refuse)?;
+        let added = self.line.ask(move |device| device.add_memory(mapped));
+        added.map_err(refuse)?.map_err(refuse)?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let place = place_of(region);
+        let removed = self.line.ask(move |device| device.remove_memory(place));
+        removed.map_err(refuse)?.map_err(refuse)
+    }
+
+    fn set_vring_num(&mut self, index: u32, size: u32) -> Result<()> {
+        if !size.is_power_of_two() || size > u32::from(RING_SIZE_MAX) {
+            return Err(Error::InvalidParam);
+        }
+        self.change(index, move |vring| vring.size = size)
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        available: u64,
+        _log: u64,
+    ) -> Result<()> {
+        let addresses = RingAddresses { descriptors, available, used };
+        self.change(index, move |vring| vring.addresses = Some(addresses))
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
+        self.change(index, move |vring| vring.base = base)
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        let ring = usize::try_from(index).map_err(refuse)?;
+        let base =
+            self.line.ask_and_wait(move |device| async move { device.stop_ring(ring).await });
+        let base = base.map_err(refuse)?.map_err(refuse)?;
+        Ok(VhostUserVringState::new(index, u32::from(base)))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        if file.as_ref().is_some_and(|file| !is_eventfd(file)) {
+            return Err(refuse("a kick file must be an eventfd"));
+        }
+        let file = file.map(without_blocking).transpose()?;
+        self.change(u32::from(index), move |vring| {
+            vring.bells.kick = file.map(std::rc::Rc::new);
+            vring.started = true;
+        })
+    }
+
+    fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        let file = file.map(without_blocking).transpose()?;
+        let set = self.line.ask(move |device| device.set_call(usize::from(index), file));
+        set.map_err(refuse)?.map_err(refuse)
+    }
+
+    fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
+        let file = file.map(without_blocking).transpose()?;
+        let set = self.line.ask(move |device| device.set_error(usize::from(index), file));
+        set.map_err(refuse)?.map_err(refuse)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        self.change(index, move |vring| vring.enabled = enable)
+    }
+
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> Result<Vec<u8>> {
+        let facts = self.line.ask(|device| device.facts()).map_err(refuse)?;
+        let start = usize::try_from(offset).map_err(refuse)?;
+        let len = usize::try_from(size).map_err(refuse)?;
+        let end = start.checked_add(len).ok_or(Error::InvalidParam)?;
+        Ok(space(&facts).get(start..end).ok_or(Error::InvalidParam)?.to_vec())
+    }
+
+    /// Only the cache mode can be written; the rest is ignored, as a register would.
+    fn set_config(&mut self, offset: u32, data: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
+        let start = usize::try_from(offset).map_err(refuse)?;
+        let at = WRITE_BACK_OFFSET.checked_sub(start);
+        if let Some(value) = at.and_then(|at| data.get(at).copied()) {
+            self.line.ask(move |device| device.set_write_back(value != 0)).map_err(refuse)?;
+        }
+        Ok(())
+    }
+
+    /// `peek.rs` takes a copy of this channel; this end of it cannot say what we need to say.
+    fn set_backend_req_fd(&mut self, _backend: Backend) {}
+
+    fn set_gpu_socket(&mut self, _gpu_backend: GpuBackend) -> Result<()> {
+        not_offered()
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        not_offered()
+    }
+
+    fn get_inflight_fd(&mut self, _: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        not_offered()
+    }
+
+    fn set_inflight_fd(&mut self, _: &VhostUserInflight, _file: File) -> Result<()> {
+        not_offered()
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _: VhostTransferStateDirection,
+        _: VhostTransferStatePhase,
+        _file: File,
+    ) -> Result<Option<File>> {
+        not_offered()
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        not_offered()
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        not_offered()
+    }
+
+    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
+        not_offered()
+    }
+}

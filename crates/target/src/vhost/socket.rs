@@ -1,0 +1,255 @@
+//! The Unix socket of an export: who may connect, and the thread that serves one front end after
+//! the other.
+//!
+//! The thread blocks in `accept`, in reading a message, or in waiting for the reactor. `End::stop`
+//! ends the first two by shutting the sockets down; the third ends when the reactor replies.
+
+use std::io::ErrorKind;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use vhost::vhost_user::message::BackendReq;
+use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut};
+
+use crate::vhost::device::Device;
+use crate::vhost::disk::Trouble;
+use crate::vhost::line::{Gone, Line};
+use crate::vhost::memory::Mapping;
+use crate::vhost::peek::{LooseTable, Peeked, VERSION_1, message, peek, reply_to_table};
+use crate::vhost::session::Session;
+
+/// Only the daemon's user, and root, may connect.
+const MODE: u32 = 0o600;
+/// Front ends that may wait while one is being served.
+const BACKLOG: i32 = 4;
+/// Wait after a failed `accept`: it fails again at once while file descriptors are short.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BindError {
+    #[error("someone listens on it already")]
+    Busy,
+    #[error("it exists and is not a socket")]
+    NotSocket,
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// Listens at `path`. A socket file that nobody listens on is replaced.
+pub(crate) fn bind(path: &Path) -> Result<UnixListener, BindError> {
+    match bind_new(path) {
+        Err(Errno::ADDRINUSE) => {}
+        bound => return bound.map_err(|error| BindError::Io(error.into())),
+    }
+    if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+        return Err(BindError::NotSocket);
+    }
+    match UnixStream::connect(path) {
+        Ok(_) => return Err(BindError::Busy),
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+        Err(error) => return Err(error.into()),
+    }
+    std::fs::remove_file(path)?;
+    bind_new(path).map_err(|error| BindError::Io(error.into()))
+}
+
+fn bind_new(path: &Path) -> Result<UnixListener, Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    // The file gets its mode from the socket, so that there is no moment with a wider one.
+    rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(MODE))?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
+}
+
+/// What the export's owner and its thread both hold: the ends by which to reach the other side.
+pub(crate) struct Ends {
+    listener: UnixListener,
+    open: Mutex<Open>,
+}
+
+#[derive(Default)]
+struct Open {
+    stopping: bool,
+    front_end: Option<UnixStream>,
+    /// For messages from us to the front end. Closing it makes QEMU complain.
+    channel: Option<OwnedFd>,
+}
+
+impl Ends {
+    pub(crate) fn new(listener: UnixListener) -> Arc<Ends> {
+        Arc::new(Ends { listener, open: Mutex::default() })
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        // Each change is one assignment, so a panic elsewhere leaves nothing half done.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the thread, which closes what is open.
+    pub(crate) fn stop(&self) {
+        let mut open = self.open();
+        open.stopping = true;
+        if let Some(front_end) = &open.front_end {
+            let _ = front_end.shutdown(std::net::Shutdown::Both);
+        }
+        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.open().stopping
+    }
+
+    /// Waits for a front end and remembers it, so that it can be shut down.
+    fn accept(&self) -> std::io::Result<UnixStream> {
+        let (stream, _) = self.listener.accept()?;
+        let copy = stream.try_clone()?;
+        self.open().front_end = Some(copy);
+        Ok(stream)
+    }
+
+    fn dismiss(&self) {
+        let mut open = self.open();
+        (open.front_end, open.channel) = (None, None);
+    }
+
+    /// Tells the front end to read the configuration space again.
+    pub(crate) fn announce_config(&self) {
+        let message = message(BackendReq::CONFIG_CHANGE_MSG.into(), VERSION_1, 0);
+        if let Some(channel) = &self.open().channel {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            // A front end that does not read its channel learns of the size at its next start.
+            let _ = rustix::net::send(channel, &message, flags);
+        }
+    }
+}
+
+/// The body of an export's thread.
+pub(crate) fn serve(ends: &Ends, line: &Line, queues_max: u16, retired: &Receiver<Mapping>) {
+    loop {
+        let accepted = ends.accept();
+        // Looked at after the front end is known to `stop`, so that one of the two sees the other.
+        if ends.is_stopping() {
+            return;
+        }
+        let stream = match accepted {
+            Ok(stream) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "a front end could not be accepted");
+                #[expect(clippy::disallowed_methods, reason = "this thread is not a reactor's")]
+                std::thread::sleep(ACCEPT_AGAIN);
+                continue;
+            }
+        };
+        let served = serve_one(ends, line, queues_max, stream, retired);
+        ends.dismiss();
+        if let Err(Gone) = served {
+            return;
+        }
+    }
+}
+
+/// Serves one front end until it leaves.
+fn serve_one(
+    ends: &Ends,
+    line: &Line,
+    queues_max: u16,
+    stream: UnixStream,
+    retired: &Receiver<Mapping>,
+) -> Result<(), Gone> {
+    let session = Arc::new(Mutex::new(Session::new(line.clone(), queues_max)));
+    line.ask(|device| device.connect())?;
+    let ended = converse(ends, stream, session, retired);
+    if let Err(reason) = ended
+        && !ends.is_stopping()
+    {
+        tracing::warn!(reason, "a front end was disconnected");
+        let _ = line.ask(|device| device.note(Trouble::FrontEnd(reason)));
+    }
+    // However long it takes: the next one may not come before.
+    let leave = |device: std::rc::Rc<Device>| async move { device.disconnect().await };
+    let left = line.ask_and_wait_while(leave, || !ends.is_stopping());
+    drop_all(retired);
+    left
+}
+
+/// Unmaps what the reactor does not need any more.
+fn drop_all(retired: &Receiver<Mapping>) {
+    retired.try_iter().for_each(drop);
+}
+
+fn converse(
+    ends: &Ends,
+    stream: UnixStream,
+    session: Arc<Mutex<Session>>,
+    retired: &Receiver<Mapping>,
+) -> Result<(), String> {
+    let peeked = stream.try_clone().map_err(|error| error.to_string())?;
+    let mut handler = BackendReqHandler::from_stream(stream, session.clone());
+    loop {
+        match peek(&peeked) {
+            Ok(Peeked::End) | Err(Errno::CONNRESET) => return Ok(()),
+            Ok(Peeked::Ordinary) => {}
+            Ok(Peeked::Channel(channel)) => ends.open().channel = Some(channel),
+            Ok(Peeked::LooseTable) => {
+                take_loose_table(&peeked, &session).map_err(|error| error.to_string())?;
+                continue;
+            }
+            Err(error) => return Err(error.to_string()),
+        }
+        match handler.handle_request() {
+            Ok(()) => drop_all(retired),
+            Err(Error::Disconnected) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
+        }
+    }
+}
+
+fn take_loose_table(stream: &UnixStream, session: &Mutex<Session>) -> Result<(), Error> {
+    let table = LooseTable::receive(stream).map_err(Error::SocketError)?;
+    let reply = table.wants_reply();
+    let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+    let taken = session.set_mem_table(&table.regions, table.files, None);
+    if reply && session.acknowledges() {
+        reply_to_table(stream, taken.is_ok()).map_err(Error::SocketError)?;
+    }
+    taken.map(|_| ())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn path(name: &str) -> std::path::PathBuf {
+        std::env::temp_dir().join(format!("ashlar-{name}-{}.sock", std::process::id()))
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let path = path("bind");
+        let first = bind(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, MODE);
+        assert!(matches!(bind(&path), Err(BindError::Busy)));
+        drop(first);
+        let _second = bind(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_is_kept() {
+        let path = path("file");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(matches!(bind(&path), Err(BindError::NotSocket)));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(&path).unwrap();
+    }
+}

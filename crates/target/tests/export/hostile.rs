@@ -1,0 +1,196 @@
+//! Whatever one guest does, its own queue stops with a reason, and nobody else notices.
+
+use ashlar_format::array_superblock::Level;
+use ashlar_target::vhost::VhostExport;
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+
+use crate::driver::{Client, all_features};
+use crate::front_end::{FrontEnd, INDIRECT, MEMORY_BYTES, NEXT, RING_SIZE, WRITE, within};
+use crate::rig::{Rig, SERIAL};
+
+const DATA: u64 = 8 << 20;
+const KIND_IN: u32 = 0;
+const KIND_GET_ID: u32 = 8;
+
+fn broken(export: &VhostExport, active: u16, reason: &str) {
+    assert!(within(10_000, || export.status().queues_active == active), "{reason}");
+    let said = export.status().last_error.unwrap();
+    assert!(said.contains(reason), "said {said:?}, expected {reason:?}");
+}
+
+/// The queue still answers: the serial number is what was configured.
+fn answers(guest: &mut FrontEnd, queue: usize) {
+    let status = guest.request(queue, 0, KIND_GET_ID, 0, (DATA, 20, true));
+    guest.offer(queue, 0);
+    guest.kick(queue);
+    assert_eq!(guest.wait_used(queue, 1), [(0, 21)]);
+    assert_eq!(guest.get(status, 1), [0]);
+    assert_eq!(guest.get(DATA, 20), SERIAL.as_bytes());
+}
+
+#[test]
+fn a_hand_made_guest_is_served() {
+    let rig = Rig::new(Level::Raid1, 2, 8 << 20);
+    let export = rig.export(2);
+    let mut guest = FrontEnd::started(&export.spec().socket, 2);
+    answers(&mut guest, 0);
+    answers(&mut guest, 1);
+    assert!(guest.called(0, 10_000) && guest.called(1, 10_000));
+}
+
+#[test]
+fn each_breach_stops_only_its_queue() {
+    type Breach = fn(&mut FrontEnd);
+    let ring = FrontEnd::ring(0);
+    assert_eq!(ring, 0);
+    let cases: [(Breach, &str); 13] = [
+        (|g| g.offer(0, RING_SIZE), "descriptor 16 of a table of 16"),
+        (|g| g.set_available(0, RING_SIZE + 1), "jumped"),
+        (|g| g.set_available(0, 0xffff), "jumped"),
+        (|g| one(g, (0, 16, NEXT, 99)), "descriptor 99"),
+        (|g| one(g, (0, 16, NEXT, 0)), "loop"),
+        (|g| one(g, (0, 0, 0, 0)), "no bytes"),
+        (|g| one(g, (MEMORY_BYTES, 16, INDIRECT, 0)), "not in guest memory"),
+        (|g| one(g, (0x3000, 16, INDIRECT | NEXT, 0)), "has a next one"),
+        (|g| one(g, (0x3000, 8, INDIRECT, 0)), "table of 8 bytes"),
+        (
+            |g| {
+                g.describe(0x3000, 0, 0x3000, 16, INDIRECT, 0);
+                one(g, (0x3000, 16, INDIRECT, 0));
+            },
+            "inside an indirect table",
+        ),
+        (|g| one(g, (0, 15, 0, 0)), "header of 15 bytes"),
+        (|g| one(g, (0, 16, 0, 0)), "no byte for the status"),
+        (
+            |g| {
+                g.request(0, 0, KIND_IN, 0, (MEMORY_BYTES - 512, 1024, true));
+                g.offer(0, 0);
+            },
+            "not in guest memory",
+        ),
+    ];
+    let rig = Rig::new(Level::Raid5, 3, 8 << 20);
+    let other = rig.export(1);
+    let mut neighbour = Client::connect(&other.spec().socket, 1, all_features(), 1 << 20);
+    neighbour.write(0, &[7; 4096]);
+    let export = rig.export(2);
+    for (breach, reason) in cases {
+        let mut guest = FrontEnd::started(&export.spec().socket, 2);
+        answers(&mut guest, 1);
+        breach(&mut guest);
+        guest.kick(0);
+        broken(&export, 1, reason);
+        answers(&mut guest, 1);
+        assert!(neighbour.read(0, 4096) == [7; 4096]);
+        // The guest may be reset, and then its queue works again.
+        let base = guest.front.get_vring_base(0).unwrap();
+        drop(guest);
+        assert!(base <= 2, "{base}");
+        assert!(within(10_000, || !export.status().connected));
+    }
+}
+
+/// Offers one descriptor: address, length, flags, next.
+fn one(guest: &mut FrontEnd, (address, len, flags, next): (u64, u32, u16, u16)) {
+    guest.describe(0, 0, address, len, flags, next);
+    guest.offer(0, 0);
+}
+
+#[test]
+fn a_stopped_queue_can_be_set_up_again() {
+    let rig = Rig::new(Level::Raid1, 2, 8 << 20);
+    let export = rig.export(1);
+    let mut guest = FrontEnd::started(&export.spec().socket, 1);
+    one(&mut guest, (0, 16, WRITE, 0));
+    guest.kick(0);
+    broken(&export, 0, "header of 0 bytes");
+    assert_eq!(guest.front.get_vring_base(0).unwrap(), 1);
+    guest.start(0, 1);
+    answers(&mut guest, 0);
+}
+
+#[test]
+fn wrong_messages_end_the_connection_and_nothing_else() {
+    let rig = Rig::new(Level::Raid1, 2, 8 << 20);
+    let export = rig.export(2);
+    type Message = fn(&mut FrontEnd) -> bool;
+    let cases: [Message; 9] = [
+        |g| g.front.set_vring_num(0, 15).is_err(),
+        |g| g.front.set_vring_num(0, 4096).is_err(),
+        |g| g.front.set_features(1 << 34).is_err(),
+        |g| {
+            let mut region = g.region();
+            region.memory_size += 1;
+            g.front.add_mem_region(&region).is_err()
+        },
+        |g| {
+            let mut region = g.region();
+            region.guest_phys_addr = u64::MAX;
+            g.front.add_mem_region(&region).is_err()
+        },
+        |g| {
+            g.front.add_mem_region(&g.region()).unwrap();
+            g.front.add_mem_region(&g.region()).is_err()
+        },
+        |g| g.front.remove_mem_region(&g.region()).is_err(),
+        |g| {
+            let mut region = g.region();
+            let null = std::fs::File::open("/dev/null").unwrap();
+            region.mmap_handle = std::os::fd::AsRawFd::as_raw_fd(&null);
+            g.front.add_mem_region(&region).is_err()
+        },
+        |g| {
+            g.front.get_vring_base(1).is_err() || g.front.set_vring_base(0, 7).is_err() || {
+                let mut wrong = FrontEnd::addresses(0);
+                wrong.desc_table_addr += 1;
+                g.front.set_vring_addr(0, &wrong).is_err()
+            }
+        },
+    ];
+    for (number, message) in cases.into_iter().enumerate() {
+        let mut guest = FrontEnd::connect(&export.spec().socket, 2);
+        assert!(message(&mut guest), "case {number}");
+        drop(guest);
+        let mut guest = FrontEnd::started(&export.spec().socket, 2);
+        answers(&mut guest, 1);
+    }
+}
+
+#[test]
+fn noise_on_the_socket_is_survived() {
+    use std::io::Write;
+    let rig = Rig::new(Level::Raid1, 2, 8 << 20);
+    let export = rig.export(1);
+    let mut prng = ashlar_reactor::prng::Prng::from_seed(5);
+    for round in 0..200 {
+        let mut stream = std::os::unix::net::UnixStream::connect(&export.spec().socket).unwrap();
+        for _ in 0..prng.below(4) {
+            let mut message = Vec::new();
+            message.extend_from_slice(&(prng.below(46) as u32).to_ne_bytes());
+            message.extend_from_slice(&[1u32, 9, 5, 0x101][prng.index(4)].to_ne_bytes());
+            let size = [0, 8, 12, 40, 4096, u32::MAX][prng.index(6)];
+            message.extend_from_slice(&size.to_ne_bytes());
+            let body = (0..size.min(64)).map(|_| prng.below(3) as u8);
+            message.extend(body);
+            message.truncate(if round % 5 == 0 { prng.index(20) } else { message.len() });
+            let _ = stream.write_all(&message);
+        }
+    }
+    let mut guest = FrontEnd::started(&export.spec().socket, 1);
+    answers(&mut guest, 0);
+}
+
+#[test]
+fn a_ring_outside_of_memory_never_starts() {
+    let rig = Rig::new(Level::Raid1, 2, 8 << 20);
+    let export = rig.export(1);
+    let mut guest = FrontEnd::connect(&export.spec().socket, 1);
+    guest.start(0, 0);
+    broken(&export, 0, "the ring is not in guest memory");
+    guest.front.add_mem_region(&guest.region()).unwrap();
+    guest.front.get_vring_base(0).unwrap();
+    guest.start(0, 0);
+    answers(&mut guest, 0);
+}

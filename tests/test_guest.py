@@ -1,0 +1,130 @@
+"""Goal: a Linux guest's data survives what happens to drives, daemon and guest.
+
+Method: a real kernel in QEMU, fio with crc32c verification, drives pulled and replaced meanwhile,
+the daemon stopped and killed.
+"""
+
+import unittest
+
+from tests.rig import rig
+
+VOLUME_BYTES = 512 << 20  # XFS wants 300 MiB
+VERIFY = (
+    "fio --name=v --filename=/dev/vda --direct=1 --ioengine=io_uring --verify=crc32c "
+    "--verify_fatal=1 --randseed=7 --iodepth=16 "
+)
+# Writes everything once in random order with mixed sizes, then reads it back and verifies.
+WRITE_AND_VERIFY = VERIFY + "--rw=randwrite --bsrange=512-128k --blockalign=512 --size={size}M"
+# Reads back what an earlier run of the same command wrote.
+VERIFY_ONLY = WRITE_AND_VERIFY + " --verify_only"
+
+
+class Guest(unittest.TestCase):
+    def test_linux_is_told_the_truth(self):
+        with rig() as made:
+            vm = made.boot(made.make_export("5", 5, VOLUME_BYTES))
+            queue = "/sys/block/vda/queue"
+            self.assertEqual(vm.check(f"cat {queue}/write_cache").strip(), "write back")
+            self.assertEqual(vm.check("cat /sys/block/vda/size").strip(), str(VOLUME_BYTES >> 9))
+            flushes = lambda: int(vm.check("cat /sys/block/vda/stat").split()[15])
+            before = flushes()
+            vm.check("dd if=/dev/urandom of=/dev/vda bs=64k count=4 conv=fsync")
+            self.assertGreater(flushes(), before)
+            # What was discarded reads as zeroes, and the sectors around it are untouched.
+            vm.check("blkdiscard -o 0 -l 16777216 /dev/vda")
+            zeroes = "dd if=/dev/vda bs=1M count=16 iflag=direct | tr -d '\\0' | wc -c"
+            self.assertEqual(vm.check(zeroes).split()[-1], "0")
+            vm.shutdown()
+
+    def test_verified_through_loss_and_rebuild(self):
+        for level, members in [("5", 5), ("6", 6), ("10", 4)]:
+            with self.subTest(level=level), rig() as made:
+                engine = made.engine
+                socket = made.make_export(level, members, VOLUME_BYTES)
+                vm = made.boot(socket)
+                vm.check(WRITE_AND_VERIFY.format(size=32), timeout=120)
+                # A drive goes while the guest writes.
+                running = vm.spawn(WRITE_AND_VERIFY.format(size=32))
+                engine.pull_drive("d1")
+                self.assertEqual(running.wait(180).rc, 0, "while a drive was pulled")
+                self.assertEqual(engine.array_state("a"), "degraded")
+                vm.check(VERIFY_ONLY.format(size=32), timeout=120)
+                # The new drive is filled while the guest writes.
+                made.attach("new")
+                engine.replace_drive("a", "d1", "new")
+                running = vm.spawn(WRITE_AND_VERIFY.format(size=32))
+                self.assertEqual(running.wait(180).rc, 0, "while the new drive was filled")
+                made.wait_state("optimal")
+                vm.check(VERIFY_ONLY.format(size=32), timeout=120)
+                vm.shutdown()
+                made.scrub_is_clean()
+
+    def test_guest_and_daemon_start_again(self):
+        with rig() as made:
+            socket = made.make_export("5", 5, VOLUME_BYTES)
+            vm = made.boot(socket)
+            vm.check(WRITE_AND_VERIFY.format(size=32), timeout=120)
+            vm.shutdown()
+            # The same daemon, a new guest.
+            vm = made.boot(socket)
+            vm.check(VERIFY_ONLY.format(size=32), timeout=120)
+            vm.shutdown()
+            # A new daemon, a new guest: exports come back by themselves.
+            made.engine.stop()
+            made.engine.start()
+            vm = made.boot(socket)
+            vm.check(VERIFY_ONLY.format(size=32), timeout=120)
+            vm.shutdown()
+
+    def test_killed_daemon_keeps_what_was_flushed(self):
+        for degraded in [False, True]:
+            with self.subTest(degraded=degraded), rig() as made:
+                self.kill_while_writing(made, degraded)
+
+    def kill_while_writing(self, made, degraded: bool):
+        socket = made.make_export("5", 5, VOLUME_BYTES)
+        if degraded:
+            made.engine.pull_drive("d2")
+        vm = made.boot(socket)
+        vm.check("mkfs.xfs -q /dev/vda && mkdir -p /mnt && mount /dev/vda /mnt")
+        flushed = []
+        # Each line is said after the file's content is flushed.
+        script = (
+            "i=0; while true; do i=$((i+1)); "
+            "seq $i $((i+5000)) > /mnt/f$i && sync /mnt/f$i /mnt && echo $i; done"
+        )
+        writer = vm.spawn(script, on_line=lambda line: flushed.append(int(line)))
+        vm.check("while ! [ -e /mnt/f20 ]; do sleep 0.1; done", timeout=120)
+        made.engine.kill()
+        said = list(flushed)
+        vm.kill()
+        del writer
+        self.assertGreaterEqual(len(said), 19)
+        made.engine.start()
+        vm = made.boot(socket)
+        vm.check("mkdir -p /mnt && mount /dev/vda /mnt")
+        same = '[ "$(seq $i $((i+5000)) | md5sum)" = "$(md5sum < /mnt/f$i)" ]'
+        vm.check(f"for i in $(seq 1 {said[-1]}); do {same} || exit 1; done", timeout=120)
+        vm.check("umount /mnt && xfs_repair -n /dev/vda")
+        vm.shutdown()
+
+    def test_drives_alone_bring_everything_back(self):
+        with rig() as made:
+            socket = made.make_export("6", 6, VOLUME_BYTES)
+            vm = made.boot(socket)
+            vm.check(WRITE_AND_VERIFY.format(size=32), timeout=120)
+            vm.shutdown()
+            made.engine.stop()
+            # The state directory is lost; the drives are attached in another order.
+            made.engine = made.new_engine(made.directory / "other-state")
+            made.engine.start()
+            made.attach("d5", "d2", "d0", "d4", "d1", "d3")
+            made.engine.ashlar("array", "start", "--scan")
+            made.engine.create_export("v", "v", socket)
+            vm = made.boot(socket)
+            vm.check(VERIFY_ONLY.format(size=32), timeout=120)
+            vm.shutdown()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,37 @@
+//! What CI runs: one list, run from the top, stopped at the first failure.
+
+use std::process::{Command, ExitCode};
+
+/// A fixed budget of seeds; kept seeds and planted bugs are among the simulator's own tests.
+const SIM: &str = "cargo xtask sim --seeds 2000";
+
+/// Name of a step, and its command line. What fails fastest stands first.
+const STEPS: [(&str, &str); 8] = [
+    ("format", "cargo fmt --all --check"),
+    ("house rules", "cargo xtask tidy"),
+    ("clippy", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
+    ("licences and sources", "cargo deny --log-level error check bans licenses sources"),
+    ("release build", "cargo build --release --workspace --locked"),
+    ("simulator", SIM),
+    ("guests", "python3 -W ignore -m unittest -v tests.test_guest"),
+    // Last, so that the test runner's own summary ends the output.
+    ("tests", "cargo test --workspace --locked"),
+];
+
+/// Runs all steps, and says how long each took. Stops at the first failure.
+pub fn run() -> ExitCode {
+    for (name, line) in STEPS {
+        println!("── {name}: {line}");
+        #[expect(clippy::disallowed_methods, reason = "it is the person who waits")]
+        let began = std::time::Instant::now();
+        let mut words = line.split(' ');
+        let program = words.next().unwrap_or_default();
+        let status = Command::new(program).args(words).status();
+        println!("── {name}: {} s", began.elapsed().as_secs());
+        if !status.is_ok_and(|status| status.success()) {
+            eprintln!("── {name} failed");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
