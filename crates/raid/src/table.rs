@@ -70,6 +70,15 @@ impl Array {
             return Err(ArrayError::Lost);
         }
         let failed = targets.iter().zip(&results).filter(|(_, result)| result.is_err());
-        self.members.fence(failed.map(|((index, ..), _)| *index)).await
+        let failed = failed.map(|((index, ..), _)| *index);
+        // A trusted member that is away has missed the table, too: alone, it would show the old one.
+        let away: Vec<MemberIndex> = {
+            let list = self.members.list();
+            let can_do_without = self.members.serves_all();
+            let away =
+                list.iter().enumerate().filter(|(_, m)| can_do_without && m.alive().is_none());
+            away.map(|(index, _)| MemberIndex::new(index)).collect()
+        };
+        self.members.fence(failed.chain(away)).await
     }
 }
