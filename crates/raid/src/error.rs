@@ -53,8 +53,6 @@ pub enum AssembleError {
          --force to go on without them and lose what only they hold"
     )]
     MaybeOld,
-    #[error("drive {drive}: {error}")]
-    Drive { drive: String, error: ashlar_drive::error::DriveError },
     #[error("no member can be written: {0}")]
     Array(#[from] ArrayError),
 }

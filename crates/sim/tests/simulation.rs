@@ -12,7 +12,7 @@ use ashlar_sim::enumerate;
 use ashlar_sim::scenario::Options;
 
 /// Seeds of one test run. Continuous integration runs more of them in release.
-const SEEDS: u64 = 150;
+const SEEDS: u64 = 400;
 /// Seeds within which a planted bug must be found.
 const CANARY_SEEDS: u64 = 100;
 /// Every how many operations a single fault is tried.

@@ -25,7 +25,6 @@ pub fn assemble(name: &str, error: &AssembleError) -> Refusal {
         .fix(format!(
             "attach the other drives; or accept the loss: `ashlar array start {name} --force`"
         )),
-        AssembleError::Drive { drive, error } => drive_trouble(text, drive, *error),
         AssembleError::Array(error) => array(text, *error),
     }
 }
@@ -96,7 +95,11 @@ fn drive_trouble(text: String, drive: &str, error: DriveError) -> Refusal {
         DriveError::NoSpace => {
             Refusal::no_space(text).fix(format!("make room on the file system under drive {drive}"))
         }
-        DriveError::Media | DriveError::Gone | DriveError::Unsupported | DriveError::Io(_) => {
+        DriveError::Media
+        | DriveError::Gone
+        | DriveError::Memory
+        | DriveError::Unsupported
+        | DriveError::Io(_) => {
             Refusal::failed(text).fix(format!("use another drive instead of {drive}"))
         }
     }
