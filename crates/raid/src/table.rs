@@ -71,7 +71,7 @@ impl Array {
         }
         let failed = targets.iter().zip(&results).filter(|(_, result)| result.is_err());
         let failed = failed.map(|((index, ..), _)| *index);
-        // A trusted member that is away has missed the table, too: alone, it would show the old one.
+        // A trusted member that is away has missed the table, too: alone, it would show the old.
         let away: Vec<MemberIndex> = {
             let list = self.members.list();
             let can_do_without = self.members.serves_all();
