@@ -131,6 +131,7 @@ impl Array {
             return Err(ArrayError::Lost);
         }
         let buffer = self.reconstruct(stripe, chunk, rows, bad).await?;
+        self.count(|counters| counters.reconstructed += 1);
         Ok((buffer, bad))
     }
 
@@ -185,7 +186,6 @@ impl Array {
         self.kernels
             .reconstruct(layout.data.into(), layout.parity.into(), &present, &mut missing)
             .map_err(|_| ArrayError::Lost)?;
-        self.count(|counters| counters.reconstructed += 1);
         Ok(out)
     }
 

@@ -32,7 +32,7 @@ struct Target {
 }
 
 impl Array {
-    /// Rebuilds members that wait for it, until none does or one cannot be rebuilt.
+    /// Rebuilds members that wait for it, until none is left that can be.
     pub(crate) fn start_rebuild(self: &Rc<Self>) {
         if self.jobs.rebuild_slot().is_running() {
             return;
@@ -42,26 +42,28 @@ impl Array {
         let slot = self.jobs.rebuild_slot();
         slot.begin(self.reactor.now(), 0, self.layout().stripes);
         self.reactor.spawn(async move {
+            // A member that cannot be rebuilt does not keep the others from it.
+            let mut given_up = Vec::new();
             while !array.is_stopping()
-                && let Some(index) = array.rebuilding_member()
+                && let Some(index) = array.rebuilding_member(&given_up)
             {
                 if let Err(error) = array.rebuild_member(index).await {
-                    array.jobs.set_rebuild_error(Some(error));
-                    break;
-                }
-                if array.is_stopping() {
-                    break;
+                    array.jobs.set_rebuild_error(Some(format!("member {index}, {error}")));
+                    given_up.push(index);
                 }
             }
             array.jobs.rebuild_slot().end();
         });
     }
 
-    fn rebuilding_member(&self) -> Option<MemberIndex> {
+    fn rebuilding_member(&self, given_up: &[MemberIndex]) -> Option<MemberIndex> {
         let list = self.members.list();
-        let wanting =
-            |m: &crate::members::Member| m.state == MemberState::Rebuilding && m.alive().is_some();
-        list.iter().position(wanting).map(MemberIndex::new)
+        let mut members = (0..list.len()).map(MemberIndex::new);
+        members.find(|index| {
+            let member = &list[index.index()];
+            let waiting = member.state == MemberState::Rebuilding && member.alive().is_some();
+            waiting && !given_up.contains(index)
+        })
     }
 
     async fn rebuild_member(self: &Rc<Self>, index: MemberIndex) -> Result<(), String> {
