@@ -17,7 +17,7 @@ CARGO_DENY_VERSION=0.20.2
 
 packages_build="ca-certificates curl gcc libc6-dev"
 packages_demo="debian-archive-keyring e2fsprogs gpg kmod mmdebstrap python3 qemu-system-x86"
-packages_test="fio git qemu-utils"
+packages_test="git"
 
 main() {
     [ $# -gt 0 ] || fail "say what for: build, demo or test"
@@ -44,8 +44,18 @@ packages() {
     echo "installing$missing"
     # A fresh machine may still be at its own first update: wait for the lock.
     apt="apt-get -qq -o DPkg::Lock::Timeout=600"
-    quietly as_root $apt update
+    update_lists
     quietly as_root $apt install -y --no-install-recommends $missing
+}
+
+# The lock on the lists is one that apt-get does not wait for by itself.
+update_lists() {
+    tries=60
+    until as_root $apt update >/dev/null 2>&1; do
+        tries=$((tries - 1))
+        [ $tries -gt 0 ] || quietly as_root $apt update
+        sleep 10
+    done
 }
 
 installed() {

@@ -16,7 +16,7 @@ from demo.vm import Vm
 CHECKOUT = Path(__file__).parent.parent
 BINARY = Path(os.environ.get("ASHLAR") or CHECKOUT / "target/release/ashlar")
 CACHE = Path(os.environ.get("ASHLAR_CACHE") or CHECKOUT / ".cache").resolve()
-DRIVE_BYTES = 256 << 20
+DRIVE_BYTES = 288 << 20
 
 
 class Rig:

@@ -32,7 +32,7 @@ class Guest(unittest.TestCase):
             self.assertGreater(flushes(), before)
             # What was discarded reads as zeroes, and the sectors around it are untouched.
             vm.check("blkdiscard -o 0 -l 16777216 /dev/vda")
-            zeroes = "dd if=/dev/vda bs=1M count=16 iflag=direct | tr -d '\\0' | wc -c"
+            zeroes = "dd if=/dev/vda bs=1M count=16 iflag=direct status=none | tr -d '\\0' | wc -c"
             self.assertEqual(vm.check(zeroes).split()[-1], "0")
             vm.shutdown()
 

@@ -36,7 +36,7 @@ pub fn run() -> ExitCode {
         let Ok(text) = fs::read_to_string(&path) else { continue };
         let name = path.strip_prefix(&root).unwrap_or(&path).to_string_lossy().into_owned();
         complaints.extend(check_file(&name, &text));
-        if name.ends_with("src/lib.rs") {
+        if name.ends_with("src/lib.rs") || name.ends_with("src/main.rs") {
             complaints.extend(check_layers(&path, &name, &text));
         }
     }

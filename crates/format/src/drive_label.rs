@@ -1,7 +1,7 @@
 //! Which array a drive belongs to, and where things are on it.
 //!
 //! Written when a drive joins an array and not changed while it is a member. Two copies stand at
-//! the front, one at the end; any that opens is enough, the newest wins. See `docs/FORMAT.md`.
+//! the front, one at the end; the first that opens is enough. See `docs/FORMAT.md`.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -136,7 +136,7 @@ pub struct MemberLayout {
     pub superblocks: Area,
     pub dirty_map: Area,
     pub volume_table: Area,
-    /// Kept for the stripe journal; of length zero where there is none.
+    /// The stripe journal.
     pub journal: Area,
     pub data: Area,
 }

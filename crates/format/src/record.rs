@@ -1,7 +1,7 @@
 //! The common header of everything on a drive, and how a record is sealed and opened.
 //!
 //! Invariant: a record is believed only if magic, kind, version, length, checksum and home address
-//! all fit; so torn, stale, foreign and misdirected writes are all seen. The owner is the drive's
+//! all fit; so torn, foreign and misdirected writes are all seen. The owner is the drive's
 //! own uuid: a record that was written to the wrong drive does not open either.
 
 use zerocopy::little_endian::{U16, U32, U64};

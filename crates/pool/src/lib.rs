@@ -1,4 +1,4 @@
-//! Volumes on arrays: what front ends hold.
+//! Volumes on arrays: what targets hold.
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 

@@ -1,4 +1,4 @@
-//! What front ends hold: a volume, whatever it is made of.
+//! What targets hold: a volume, whatever it is made of.
 
 use std::rc::Rc;
 

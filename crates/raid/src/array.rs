@@ -41,7 +41,7 @@ pub struct Array {
     pub(crate) maintained: Cell<bool>,
     /// Turns over the copies of a mirror.
     pub(crate) next_copy: Cell<u8>,
-    /// Payload of the pool above, kept on every member beside the superblock.
+    /// Sequence of the newest volume table.
     pub(crate) table_sequence: Cell<u64>,
     pub(crate) table_lock: Rc<RangeLock>,
 }

@@ -331,7 +331,7 @@ impl Journal {
             bytes.extend_from_slice(slice.bytes.bytes());
         }
         record.slice_count = u32::try_from(slices.len()).expect("few positions").into();
-        record.payload_bytes = u32::try_from(bytes.len()).expect("at most 1 MiB").into();
+        record.payload_bytes = u32::try_from(bytes.len()).expect("at most 512 KiB").into();
         record.payload_checksum = payload_checksum(&bytes).into();
         (record, payload)
     }

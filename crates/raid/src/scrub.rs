@@ -11,7 +11,6 @@ use crate::array::Array;
 use crate::error::ChangeError;
 use crate::journal::Slice;
 use crate::status::ScrubReport;
-use crate::write_plan::bits;
 
 enum Verdict {
     Agrees,
@@ -65,7 +64,16 @@ impl Array {
         }
         // Before the lock: a writer marks its region before it locks, too.
         let region = self.dirty.mark(self.dirty.region_of(stripe));
-        let _region = if repair { region.await.ok() } else { None };
+        let _region = match repair.then_some(region) {
+            None => None,
+            Some(region) => match region.await {
+                Ok(guard) => Some(guard),
+                Err(_) => {
+                    report.unreadable_stripes += 1;
+                    return;
+                }
+            },
+        };
         let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
         match self.verify(stripe).await {
             Verdict::Agrees => {}
@@ -74,10 +82,9 @@ impl Array {
                 report.mismatched_stripes += 1;
                 report.first_mismatch.get_or_insert(stripe.0);
                 if repair {
-                    let wanted = bits(0..self.layout().positions());
                     let stored = self.write_slices(stripe, &slices).await.stored;
                     let written = slices.iter().fold(0, |bits, slice| bits | 1 << slice.position);
-                    if stored == written & wanted {
+                    if stored == written {
                         report.repaired_stripes += 1;
                     }
                 }

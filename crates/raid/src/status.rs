@@ -102,7 +102,7 @@ pub struct ArrayStatus {
     pub dirty_regions: u64,
     /// Stripes that wait for resync.
     pub unsynced_stripes: u64,
-    /// Stripes whose parity or copies may not agree yet, after a crash.
+    /// The pass over them that is under way.
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,
     /// Why the last rebuild stopped before its end.

@@ -1,4 +1,4 @@
-//! Registered, aligned, counted buffers, and guest memory seen through the same type.
+//! Aligned, counted buffers, and guest memory seen through the same type.
 //!
 //! A [`Buffer`] is a counted view of a region. Regions are either engine memory, taken from a
 //! [`BufferPool`] and given back to it when the last view is dropped, or foreign memory (a

@@ -3,8 +3,8 @@
 use std::pin::Pin;
 use std::task::Poll;
 
-/// Runs all futures at the same time; their outputs in the given order. For control paths: it
-/// allocates. The I/O path starts its operations eagerly and awaits them one by one.
+/// Runs all futures at the same time; their outputs in the given order. It allocates: what
+/// is on the way of every request starts its operations eagerly and awaits them one by one.
 pub async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
     enum State<F: Future> {
         Running(Pin<Box<F>>),

@@ -1,4 +1,4 @@
-//! Front ends: how the world reaches a volume.
+//! Targets: how guests reach a volume.
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 

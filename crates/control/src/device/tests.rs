@@ -4,9 +4,7 @@
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record;
-use ashlar_format::units::Area;
 use zerocopy::IntoBytes;
 
 use super::content::Content;
@@ -38,14 +36,7 @@ impl Scratch {
 }
 
 fn label_bytes(drive_bytes: u64, home: u64) -> Vec<u8> {
-    let area = |offset: u64, len: u64| Area { offset, len };
-    let layout = MemberLayout {
-        superblocks: area(8192, 8192),
-        dirty_map: area(16384, 8192),
-        volume_table: area(65536, 270_336),
-        journal: area(1 << 20, 0),
-        data: area(1 << 20, 1 << 20),
-    };
+    let layout = ashlar_raid::label::plan(drive_bytes).unwrap();
     let mut label = DriveLabel::new([7; 16], 3, drive_bytes, &layout);
     record::seal(&mut label, [9; 16], home, 1);
     label.as_bytes().to_vec()

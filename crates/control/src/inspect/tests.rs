@@ -69,14 +69,7 @@ impl Sample {
 }
 
 fn layout() -> MemberLayout {
-    let area = |offset: u64, len: u64| Area { offset, len };
-    MemberLayout {
-        superblocks: area(8192, 8192),
-        dirty_map: area(16384, 8192),
-        volume_table: area(65536, 2 * VolumeTable::BYTES),
-        journal: area(1 << 20, 0),
-        data: area(1 << 20, 32 << 20),
-    }
+    ashlar_raid::label::plan(BYTES).unwrap()
 }
 
 fn superblock() -> ArraySuperblock {
@@ -123,7 +116,11 @@ fn each_scribbled_copy_is_named_and_the_others_serve() {
     };
     assert!(flaw("label", 0).unwrap().contains("checksum"));
     assert_eq!(flaw("label", 4096), None);
-    assert!(flaw("superblock", 12288).unwrap().contains("no Ashlar record"));
+    assert!(
+        flaw("superblock", layout().superblocks.offset + 4096)
+            .unwrap()
+            .contains("no Ashlar record")
+    );
     assert_eq!(report.superblock.as_ref().unwrap().generation, 4);
 }
 
