@@ -13,6 +13,7 @@ mount -t devpts devpts /dev/pts
 ln -s /proc/self/fd /dev/fd
 busybox ip link set lo up
 hostname guest
+dmesg -n 7  # the boot was quiet to be quick; from here on the console's log shall say why
 cd /tmp || exit
 
 for port in /dev/vport*; do
