@@ -8,8 +8,6 @@ pub enum PoolError {
     Exists(String),
     #[error("there is no volume {0}")]
     NotFound(String),
-    #[error("volume {0} is exported; delete its exports first")]
-    InUse(String),
     #[error("{wanted} bytes are wanted, {free} are free")]
     Full { wanted: u64, free: u64 },
     #[error("free space is in too many pieces for one volume of {wanted} bytes")]

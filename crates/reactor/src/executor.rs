@@ -152,11 +152,6 @@ impl Reactor {
         Io { reactor: self.clone(), ticket: Some(ticket) }
     }
 
-    /// Operations that were submitted and have not completed.
-    pub fn in_flight(&self) -> usize {
-        self.inner.slots.borrow().in_flight()
-    }
-
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
         let mut tasks = self.inner.tasks.borrow_mut();
         let task = Task { future: Some(Box::pin(future)), queued: true, ended: false };

@@ -88,8 +88,4 @@ impl Slots {
             Slot::Free => panic!("operation {ticket:?} was answered before"),
         }
     }
-
-    pub(crate) fn in_flight(&self) -> usize {
-        self.slots.iter().filter(|slot| matches!(slot, Slot::InFlight { .. })).count()
-    }
 }

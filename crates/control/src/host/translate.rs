@@ -56,7 +56,6 @@ pub fn pool(error: &PoolError) -> Refusal {
         PoolError::NotFound(_) => {
             Refusal::unknown(text).fix("`ashlar volume list` shows all volumes")
         }
-        PoolError::InUse(_) => Refusal::conflict(text).fix("`ashlar export list` shows them"),
         PoolError::Full { wanted, free } => {
             Refusal::no_space(format!("the array has {} free, not {}", Size(*free), Size(*wanted)))
                 .fix("use a smaller --size, or delete a volume")
