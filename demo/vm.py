@@ -41,6 +41,10 @@ KVM_BOOT_SECONDS_MAX = 15  # 1 to 2 where KVM works; where it does not, some gue
 RECONNECT_SECONDS = 1
 OUTPUT_BYTES_MAX = 256 << 20
 
+# Without ERMS Linux clears pages by words and not by single bytes: a soft lockup that was seen now
+# and then under emulation stood in the byte loop.
+CPU = {"kvm": "host", "tcg": "max,-erms"}
+
 # `max` under emulation offers five-level page tables, which cost it a fifth more per page walk.
 # The guest is thrown away, so what protects it from itself only slows it down.
 KERNEL_OPTIONS = (
@@ -142,7 +146,7 @@ class Vm:
         accel = "kvm" if self.accel == "kvm" else "tcg,thread=multi"
         command = [
             QEMU, "-nodefaults", "-no-user-config", "-no-reboot", "-nographic",
-            "-machine", "q35", "-accel", accel, "-cpu", "host" if self.accel == "kvm" else "max",
+            "-machine", "q35", "-accel", accel, "-cpu", CPU[self.accel],
             "-smp", str(self.cpus), "-m", self.memory,
             "-object", f"memory-backend-memfd,id=memory,size={self.memory},share=on",
             "-numa", "node,memdev=memory",
