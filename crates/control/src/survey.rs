@@ -7,9 +7,9 @@ use std::fs::File;
 use std::io;
 
 use ashlar_format::array_superblock::{ArraySuperblock, SLOTS as SUPERBLOCK_SLOTS};
-use ashlar_format::dirty_map::{DirtyMapPage, REGIONS_PER_PAGE, SLOTS as DIRTY_MAP_SLOTS};
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
 use ashlar_format::record::{self, MAGIC, Record, RecordError};
+use ashlar_format::region_map::{REGIONS_PER_PAGE, RegionMapPage, SLOTS as DIRTY_MAP_SLOTS};
 use ashlar_format::units::{Area, to_usize};
 use ashlar_format::volume_table::{SLOTS as TABLE_SLOTS, VolumeTable};
 
@@ -79,7 +79,10 @@ impl<T: Record> Copies<T> {
         for home in homes {
             let area = Area { offset: *home, len };
             let copy = match medium.read(area) {
-                Ok(pages) => survey.take(pages.bytes(), owner, *home),
+                Ok(mut pages) => {
+                    record::upgrade::<T>(pages.bytes_mut());
+                    survey.take(pages.bytes(), owner, *home)
+                }
                 Err(error) => {
                     Copy { home: *home, found: Err(Flaw::Unreadable(error)), has_magic: false }
                 }
@@ -146,18 +149,18 @@ pub struct DirtySummary {
 
 pub fn read_dirty_map(medium: Medium<'_>, label: &DriveLabel) -> DirtySummary {
     let MemberLayout { dirty_map: area, .. } = label.layout();
-    let pages = (area.len / (DIRTY_MAP_SLOTS * DirtyMapPage::BYTES)).min(DIRTY_MAP_PAGES_MAX);
+    let pages = (area.len / (DIRTY_MAP_SLOTS * RegionMapPage::BYTES)).min(DIRTY_MAP_PAGES_MAX);
     let mut summary = DirtySummary { pages, ..DirtySummary::default() };
     for page in 0..pages {
         let number = u32::try_from(page).expect("below DIRTY_MAP_PAGES_MAX");
         let homes: Vec<u64> = (0..DIRTY_MAP_SLOTS)
-            .map(|slot| area.offset + DirtyMapPage::slot_offset(number, slot))
+            .map(|slot| area.offset + RegionMapPage::slot_offset(number, slot))
             .collect();
-        let copies = Copies::<DirtyMapPage>::read(medium, Some(label.header.owner), &homes);
+        let copies = Copies::<RegionMapPage>::read(medium, Some(label.header.owner), &homes);
         match copies.newest {
             Some(map) => {
                 let regions = 0..to_usize(REGIONS_PER_PAGE);
-                summary.regions_dirty += regions.filter(|r| map.is_dirty(*r)).count() as u64;
+                summary.regions_dirty += regions.filter(|r| map.contains(*r)).count() as u64;
             }
             None => summary.pages_bad += 1,
         }

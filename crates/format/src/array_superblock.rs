@@ -7,10 +7,11 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::dirty_map::{PAGES_MAX, REGIONS_PER_PAGE};
-use crate::record::{self, Header, Kind, Record, RecordError};
+use crate::record::{self, Header, Kind, Record, RecordError, Upgrade};
+use crate::region_map::{PAGES_MAX, REGIONS_PER_PAGE};
+use crate::upgrade;
 
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Most members of one array.
 pub const MEMBERS_MAX: usize = 64;
 /// Most stripes: with the smallest chunk, members of 64 TiB.
@@ -28,24 +29,76 @@ pub enum Level {
     Raid1 = 1,
     Raid5 = 5,
     Raid6 = 6,
+    /// Three parity chunks a stripe ("7.3").
+    Raid7 = 7,
     Raid10 = 10,
+    /// Stripes over groups, each of them a RAID 5.
+    Raid50 = 50,
+    Raid60 = 60,
+    Raid70 = 70,
+    /// Any number of parity chunks a stripe, up to [`PARITY_MAX`].
+    RaidNm = 100,
 }
 
+/// Most parity chunks in a stripe.
+pub const PARITY_MAX: u8 = 8;
+
 impl Level {
-    pub const ALL: [Level; 5] =
-        [Level::Raid0, Level::Raid1, Level::Raid5, Level::Raid6, Level::Raid10];
+    pub const ALL: [Level; 10] = [
+        Level::Raid0,
+        Level::Raid1,
+        Level::Raid5,
+        Level::Raid6,
+        Level::Raid7,
+        Level::Raid10,
+        Level::Raid50,
+        Level::Raid60,
+        Level::Raid70,
+        Level::RaidNm,
+    ];
 
     pub fn from_number(number: u8) -> Option<Level> {
         Level::ALL.into_iter().find(|level| *level as u8 == number)
     }
 
-    /// Parity chunks a stripe.
-    pub fn parity(self) -> u8 {
+    /// Parity chunks a stripe; `None` where that is free to choose.
+    pub fn parity(self) -> Option<u8> {
         match self {
-            Level::Raid0 | Level::Raid1 | Level::Raid10 => 0,
-            Level::Raid5 => 1,
-            Level::Raid6 => 2,
+            Level::Raid0 | Level::Raid1 | Level::Raid10 => Some(0),
+            Level::Raid5 | Level::Raid50 => Some(1),
+            Level::Raid6 | Level::Raid60 => Some(2),
+            Level::Raid7 | Level::Raid70 => Some(3),
+            Level::RaidNm => None,
         }
+    }
+
+    pub fn is_mirrored(self) -> bool {
+        matches!(self, Level::Raid1 | Level::Raid10)
+    }
+
+    /// Whether its members form groups that keep parity each for itself.
+    pub fn is_grouped(self) -> bool {
+        matches!(self, Level::Raid50 | Level::Raid60 | Level::Raid70)
+    }
+}
+
+/// What is durable before a write is acknowledged. The number is on drives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Policy {
+    /// The region's dirty bit, then the write in place: resync of dirty regions after a crash.
+    Bitmap = 0,
+    /// A record with the data in the journals of as many members as may be lost, plus one.
+    Journal = 1,
+    /// The write in place: resync of everything after a crash.
+    None = 2,
+}
+
+impl Policy {
+    pub const ALL: [Policy; 3] = [Policy::Bitmap, Policy::Journal, Policy::None];
+
+    fn from_number(number: u8) -> Option<Policy> {
+        Policy::ALL.into_iter().find(|policy| *policy as u8 == number)
     }
 }
 
@@ -96,6 +149,52 @@ impl StoredMember {
     }
 }
 
+/// What an operator can set. Zero everywhere but in `hedge_percent`: the default.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    KnownLayout,
+    Immutable,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct StoredSettings {
+    /// Share of bandwidth for a rebuild.
+    pub rebuild_percent: u8,
+    /// Share of reads that may be answered by reconstruction when a member is slow.
+    pub hedge_percent: u8,
+    reserved: [u8; 3],
+    /// Writes up to this many bytes are atomic; journal policy only.
+    pub atomic_bytes: U32,
+    /// A member may be away that long before a spare takes its place.
+    pub spare_delay_s: U32,
+    /// Between the beginnings of two scrubs.
+    pub scrub_period_s: U32,
+    reserved_b: [u8; 4],
+}
+const _: () = assert!(size_of::<StoredSettings>() == 21);
+
+impl StoredSettings {
+    fn check(&self) -> Result<(), RecordError> {
+        if self.rebuild_percent > 100 || self.hedge_percent > 100 {
+            return Err(RecordError::Field("a percentage"));
+        }
+        if !self.atomic_bytes.get().is_multiple_of(512) {
+            return Err(RecordError::Field("atomic bytes"));
+        }
+        if self.reserved.iter().chain(&self.reserved_b).any(|byte| *byte != 0) {
+            return Err(RecordError::Field("reserved bytes of the settings"));
+        }
+        Ok(())
+    }
+}
+
 #[derive(Clone, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ArraySuperblock {
@@ -120,11 +219,25 @@ pub struct ArraySuperblock {
     /// while the array does not use the journal.
     pub journal_from: U64,
     pub members: [StoredMember; MEMBERS_MAX],
-    reserved: [u8; 1872],
+    pub policy: u8,
+    /// Groups that keep parity each for itself; 1 but for grouped levels.
+    pub groups: u8,
+    /// 1: members keep a checksum of every block.
+    pub integrity: u8,
+    pub settings: StoredSettings,
+    /// A scrub goes on from this stripe; zero when none is under way.
+    pub scrub_next: U64,
+    /// When the last scrub began, in seconds since 1970; zero: never.
+    pub scrub_began: U64,
+    /// Version 1's `journal_from`, of records that this version cannot store again.
+    v1_journal_from: U64,
+    reserved: [u8; 1824],
 }
 const _: () = assert!(size_of::<ArraySuperblock>() == 4096);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, level) == 144);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, members) == 176);
+const _: () = assert!(std::mem::offset_of!(ArraySuperblock, policy) == 2224);
+const _: () = assert!(std::mem::offset_of!(ArraySuperblock, scrub_next) == 2248);
 
 impl ArraySuperblock {
     pub const BYTES: u64 = size_of::<ArraySuperblock>() as u64;
@@ -136,6 +249,10 @@ impl ArraySuperblock {
 
     pub fn level(&self) -> Result<Level, RecordError> {
         Level::from_number(self.level).ok_or(RecordError::Field("level"))
+    }
+
+    pub fn policy(&self) -> Result<Policy, RecordError> {
+        Policy::from_number(self.policy).ok_or(RecordError::Field("policy"))
     }
 
     pub fn name(&self) -> Result<&str, RecordError> {
@@ -152,6 +269,7 @@ impl ArraySuperblock {
 impl Record for ArraySuperblock {
     const KIND: Kind = Kind::ArraySuperblock;
     const VERSION: u16 = VERSION;
+    const UPGRADES: &'static [Upgrade] = &upgrade::ARRAY_SUPERBLOCK_UPGRADES;
 
     fn header(&self) -> &Header {
         &self.header
@@ -165,17 +283,13 @@ impl Record for ArraySuperblock {
         let level = self.level()?;
         self.name()?;
         let count = self.member_count.get();
-        let (data, parity) = (u16::from(self.data_chunks), u16::from(self.parity_chunks));
-        let copies = u16::from(self.copies);
-        if data == 0
-            || copies == 0
-            || parity != u16::from(level.parity())
-            || copies > 1 && parity > 0
-        {
-            return Err(RecordError::Field("chunks a stripe"));
-        }
-        if usize::from(count) > MEMBERS_MAX || count != data * copies + parity {
-            return Err(RecordError::Field("member count"));
+        self.policy()?;
+        self.check_shape(level)?;
+        if self.v1_journal_from.get() != 0 {
+            return Err(RecordError::Field(
+                "a stripe journal of version 1: start and stop the array with the build that \
+                 wrote it",
+            ));
         }
         if self.member.get() >= count {
             return Err(RecordError::Field("own member"));
@@ -197,9 +311,47 @@ impl Record for ArraySuperblock {
                 return Err(RecordError::Field("rebuilt stripes"));
             }
         }
+        self.settings.check()?;
+        if self.integrity > 1 {
+            return Err(RecordError::Field("integrity"));
+        }
+        if self.scrub_next.get() > self.stripes.get() {
+            return Err(RecordError::Field("scrub"));
+        }
         if self.reserved.iter().any(|byte| *byte != 0) {
             return Err(RecordError::Field("reserved bytes"));
         }
         Ok(())
     }
+}
+
+impl ArraySuperblock {
+    fn check_shape(&self, level: Level) -> Result<(), RecordError> {
+        let (data, parity) = (u16::from(self.data_chunks), u16::from(self.parity_chunks));
+        let (copies, groups) = (u16::from(self.copies), u16::from(self.groups));
+        let wrong_parity = match level.parity() {
+            Some(fixed) => self.parity_chunks != fixed,
+            None => !(1..=PARITY_MAX).contains(&self.parity_chunks),
+        };
+        if data == 0 || copies == 0 || wrong_parity || copies > 1 && parity > 0 {
+            return Err(RecordError::Field("chunks a stripe"));
+        }
+        if groups == 0 || (groups > 1) != level.is_grouped() {
+            return Err(RecordError::Field("groups"));
+        }
+        let count = self.member_count.get();
+        if usize::from(count) > MEMBERS_MAX || count != groups * (data * copies + parity) {
+            return Err(RecordError::Field("member count"));
+        }
+        Ok(())
+    }
+}
+
+/// Version 1 knew no groups and no policy but the bitmap; its journal had other records.
+pub(crate) fn v1_to_v2(bytes: &mut [u8]) {
+    const FROM: usize = std::mem::offset_of!(ArraySuperblock, journal_from);
+    const OLD: usize = std::mem::offset_of!(ArraySuperblock, v1_journal_from);
+    bytes[std::mem::offset_of!(ArraySuperblock, groups)] = 1;
+    bytes.copy_within(FROM..FROM + 8, OLD);
+    bytes[FROM..FROM + 8].fill(0);
 }

@@ -6,13 +6,20 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::record::{Header, Kind, Record, RecordError};
+use crate::record::{Header, Kind, Record, RecordError, Upgrade};
 use crate::units::Area;
+use crate::upgrade;
 
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
+/// Areas on one member.
+const AREAS: usize = 10;
 /// Least bytes of each area, in the order of [`MemberLayout::areas`].
-const AREA_BYTES_MIN: [u64; 5] = [8 << 10, 64 << 10, 264 << 10, 1 << 20, 16 << 10];
+const AREA_BYTES_MIN: [u64; AREAS] =
+    [8 << 10, 64 << 10, 64 << 10, 264 << 10, 64 << 10, 64 << 10, 8 << 10, 1 << 20, 0, 16 << 10];
+/// Where version 1 left space for what version 2 brought: offset and length in bytes.
+const V2_AREAS: [(u64, u64); 4] =
+    [(192 << 10, 64 << 10), (576 << 10, 64 << 10), (640 << 10, 64 << 10), (704 << 10, 8 << 10)];
 /// A journal is read whole after a crash.
 pub const JOURNAL_BYTES_MAX: u64 = 1 << 30;
 
@@ -48,14 +55,19 @@ pub struct DriveLabel {
     reserved_a: [u8; 4],
     pub superblocks: StoredArea,
     pub dirty_map: StoredArea,
+    pub written_map: StoredArea,
     pub volume_table: StoredArea,
+    pub missed_map: StoredArea,
+    pub bad_blocks: StoredArea,
+    pub lease: StoredArea,
     pub journal: StoredArea,
+    pub integrity: StoredArea,
     pub data: StoredArea,
-    reserved: [u8; 3920],
+    reserved: [u8; 3840],
 }
 const _: () = assert!(size_of::<DriveLabel>() == 4096);
 const _: () = assert!(std::mem::offset_of!(DriveLabel, superblocks) == 96);
-const _: () = assert!(std::mem::offset_of!(DriveLabel, reserved) == 176);
+const _: () = assert!(std::mem::offset_of!(DriveLabel, reserved) == 256);
 
 impl DriveLabel {
     pub const BYTES: u64 = size_of::<DriveLabel>() as u64;
@@ -69,10 +81,15 @@ impl DriveLabel {
             reserved_a: [0; 4],
             superblocks: layout.superblocks.into(),
             dirty_map: layout.dirty_map.into(),
+            written_map: layout.written_map.into(),
             volume_table: layout.volume_table.into(),
+            missed_map: layout.missed_map.into(),
+            bad_blocks: layout.bad_blocks.into(),
+            lease: layout.lease.into(),
             journal: layout.journal.into(),
+            integrity: layout.integrity.into(),
             data: layout.data.into(),
-            reserved: [0; 3920],
+            reserved: [0; 3840],
         }
     }
 
@@ -80,8 +97,13 @@ impl DriveLabel {
         MemberLayout {
             superblocks: self.superblocks.into(),
             dirty_map: self.dirty_map.into(),
+            written_map: self.written_map.into(),
             volume_table: self.volume_table.into(),
+            missed_map: self.missed_map.into(),
+            bad_blocks: self.bad_blocks.into(),
+            lease: self.lease.into(),
             journal: self.journal.into(),
+            integrity: self.integrity.into(),
             data: self.data.into(),
         }
     }
@@ -95,6 +117,7 @@ impl DriveLabel {
 impl Record for DriveLabel {
     const KIND: Kind = Kind::DriveLabel;
     const VERSION: u16 = VERSION;
+    const UPGRADES: &'static [Upgrade] = &upgrade::DRIVE_LABEL_UPGRADES;
 
     fn header(&self) -> &Header {
         &self.header
@@ -115,7 +138,7 @@ impl Record for DriveLabel {
         }
         let lengths = areas.map(|area| area.len);
         if lengths.iter().zip(AREA_BYTES_MIN).any(|(len, least)| *len < least)
-            || lengths[3] > JOURNAL_BYTES_MAX
+            || self.layout().journal.len > JOURNAL_BYTES_MAX
         {
             return Err(RecordError::Field("length of an area"));
         }
@@ -135,14 +158,54 @@ impl Record for DriveLabel {
 pub struct MemberLayout {
     pub superblocks: Area,
     pub dirty_map: Area,
+    /// Which regions were ever written.
+    pub written_map: Area,
     pub volume_table: Area,
-    /// The stripe journal.
+    /// Which regions were written while a member was away.
+    pub missed_map: Area,
+    pub bad_blocks: Area,
+    pub lease: Area,
     pub journal: Area,
+    /// Checksums of blocks; empty where the array keeps none.
+    pub integrity: Area,
     pub data: Area,
 }
 
 impl MemberLayout {
-    pub fn areas(&self) -> [Area; 5] {
-        [self.superblocks, self.dirty_map, self.volume_table, self.journal, self.data]
+    pub fn areas(&self) -> [Area; AREAS] {
+        [
+            self.superblocks,
+            self.dirty_map,
+            self.written_map,
+            self.volume_table,
+            self.missed_map,
+            self.bad_blocks,
+            self.lease,
+            self.journal,
+            self.integrity,
+            self.data,
+        ]
     }
+}
+
+/// Version 1 had superblocks, dirty map, volume table, journal and data, in this order.
+pub(crate) fn v1_to_v2(bytes: &mut [u8]) {
+    const AREAS_AT: usize = std::mem::offset_of!(DriveLabel, superblocks);
+    const AREA: usize = size_of::<StoredArea>();
+    let old = |index: usize| -> [u8; AREA] {
+        let at = AREAS_AT + index * AREA;
+        let mut area = [0; AREA];
+        area.copy_from_slice(&bytes[at..at + AREA]);
+        area
+    };
+    let [written, missed, bad, lease] = V2_AREAS.map(|(offset, len)| {
+        let mut area = [0; AREA];
+        area[..8].copy_from_slice(&offset.to_le_bytes());
+        area[8..].copy_from_slice(&len.to_le_bytes());
+        area
+    });
+    let mut no_integrity = [0; AREA];
+    no_integrity[..8].copy_from_slice(&old(4)[..8]);
+    let areas = [old(0), old(1), written, old(2), missed, bad, lease, old(3), no_integrity, old(4)];
+    bytes[AREAS_AT..AREAS_AT + AREAS * AREA].copy_from_slice(areas.as_flattened());
 }

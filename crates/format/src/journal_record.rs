@@ -69,6 +69,7 @@ impl JournalRecord {
 impl Record for JournalRecord {
     const KIND: Kind = Kind::JournalRecord;
     const VERSION: u16 = VERSION;
+    const UPGRADES: &'static [crate::record::Upgrade] = &[];
 
     fn header(&self) -> &Header {
         &self.header

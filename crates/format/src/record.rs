@@ -18,9 +18,12 @@ pub const SEQUENCE_MAX: u64 = 1 << 62;
 pub enum Kind {
     DriveLabel = 1,
     ArraySuperblock = 2,
-    DirtyMapPage = 3,
+    RegionMapPage = 3,
     VolumeTable = 4,
     JournalRecord = 5,
+    JournalBatch = 6,
+    BadBlocks = 7,
+    Lease = 8,
 }
 
 /// First 64 bytes of every record.
@@ -44,13 +47,20 @@ pub struct Header {
     reserved_b: [u8; 8],
 }
 const _: () = assert!(size_of::<Header>() == 64);
+const VERSION_AT: usize = std::mem::offset_of!(Header, version);
 const CHECKSUM_AT: usize = std::mem::offset_of!(Header, checksum);
 const _: () = assert!(CHECKSUM_AT == 16);
+
+/// Turns the bytes of one version of a structure into those of the next, in place. Version and
+/// checksum are seen to by [`upgrade`].
+pub type Upgrade = fn(&mut [u8]);
 
 /// A structure that lives on a drive.
 pub trait Record: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned {
     const KIND: Kind;
     const VERSION: u16;
+    /// The step from version `v` is at `v - 1`.
+    const UPGRADES: &'static [Upgrade];
     fn header(&self) -> &Header;
     fn header_mut(&mut self) -> &mut Header;
     /// Checks what the checksum cannot: counts, ranges, reserved bytes.
@@ -105,6 +115,22 @@ pub fn seal<T: Record>(record: &mut T, owner: [u8; 16], home: u64, sequence: u64
     debug_assert_eq!(record.check(), Ok(()));
     let sum = checksum(record.as_bytes());
     record.header_mut().checksum = U32::new(sum);
+}
+
+/// Turns an intact record of an older version into one of today's. Leaves everything else as it
+/// is: `open` says what is wrong with it.
+pub fn upgrade<T: Record>(bytes: &mut [u8]) {
+    let Some(bytes) = bytes.get_mut(..size_of::<T>()) else { return };
+    let Ok(header) = Header::read_from_bytes(&bytes[..size_of::<Header>()]) else { return };
+    let intact = header.magic == MAGIC
+        && header.kind.get() == T::KIND as u16
+        && header.checksum.get() == checksum(bytes);
+    let steps = usize::from(header.version.get()).checked_sub(1).and_then(|v| T::UPGRADES.get(v..));
+    let Some(steps) = steps.filter(|steps| intact && !steps.is_empty()) else { return };
+    steps.iter().for_each(|step| step(bytes));
+    bytes[VERSION_AT..VERSION_AT + 2].copy_from_slice(&T::VERSION.to_le_bytes());
+    let sum = checksum(bytes);
+    bytes[CHECKSUM_AT..CHECKSUM_AT + 4].copy_from_slice(&sum.to_le_bytes());
 }
 
 /// Opens the record at the front of `bytes`, which were read at `home`. `owner`: the drive that

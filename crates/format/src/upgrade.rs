@@ -3,10 +3,10 @@
 //! Whoever raises a `VERSION` must add the step that leads to it and the image that proves it:
 //! the arrays below are sized by the version and do not compile otherwise.
 
-use crate::{array_superblock, dirty_map, drive_label, journal_record, volume_table};
-
-/// Turns the bytes of one version of a structure into those of the next.
-pub type Upgrade = fn(&mut Vec<u8>);
+use crate::record::Upgrade;
+use crate::{
+    array_superblock, bad_blocks, drive_label, journal_batch, lease, region_map, volume_table,
+};
 
 macro_rules! versions {
     (
@@ -19,20 +19,28 @@ macro_rules! versions {
     };
 }
 
-versions!(drive_label, DRIVE_LABEL_UPGRADES, DRIVE_LABEL_GOLDEN, [], ["drive_label_v1.bin"]);
+versions!(
+    drive_label,
+    DRIVE_LABEL_UPGRADES,
+    DRIVE_LABEL_GOLDEN,
+    [drive_label::v1_to_v2],
+    ["drive_label_v1.bin", "drive_label_v2.bin"]
+);
 versions!(
     array_superblock,
     ARRAY_SUPERBLOCK_UPGRADES,
     ARRAY_SUPERBLOCK_GOLDEN,
-    [],
-    ["array_superblock_v1.bin"]
+    [array_superblock::v1_to_v2],
+    ["array_superblock_v1.bin", "array_superblock_v2.bin"]
 );
-versions!(dirty_map, DIRTY_MAP_UPGRADES, DIRTY_MAP_GOLDEN, [], ["dirty_map_v1.bin"]);
+versions!(region_map, REGION_MAP_UPGRADES, REGION_MAP_GOLDEN, [], ["region_map_v1.bin"]);
 versions!(volume_table, VOLUME_TABLE_UPGRADES, VOLUME_TABLE_GOLDEN, [], ["volume_table_v1.bin"]);
 versions!(
-    journal_record,
-    JOURNAL_RECORD_UPGRADES,
-    JOURNAL_RECORD_GOLDEN,
+    journal_batch,
+    JOURNAL_BATCH_UPGRADES,
+    JOURNAL_BATCH_GOLDEN,
     [],
-    ["journal_record_v1.bin"]
+    ["journal_batch_v1.bin"]
 );
+versions!(bad_blocks, BAD_BLOCKS_UPGRADES, BAD_BLOCKS_GOLDEN, [], ["bad_blocks_v1.bin"]);
+versions!(lease, LEASE_UPGRADES, LEASE_GOLDEN, [], ["lease_v1.bin"]);

@@ -3,7 +3,8 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::record::{self, Header, Kind, Record, RecordError};
+use crate::record::{self, Header, Kind, Record, RecordError, Upgrade};
+use crate::upgrade;
 
 pub const VERSION: u16 = 1;
 pub const SLOTS: u64 = 2;
@@ -117,6 +118,7 @@ impl VolumeTable {
 impl Record for VolumeTable {
     const KIND: Kind = Kind::VolumeTable;
     const VERSION: u16 = VERSION;
+    const UPGRADES: &'static [Upgrade] = &upgrade::VOLUME_TABLE_UPGRADES;
 
     fn header(&self) -> &Header {
         &self.header

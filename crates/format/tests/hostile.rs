@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use ashlar_format::array_superblock::ArraySuperblock;
-use ashlar_format::dirty_map::DirtyMapPage;
+use ashlar_format::bad_blocks::BadBlocks;
 use ashlar_format::drive_label::DriveLabel;
-use ashlar_format::journal_record::JournalRecord;
+use ashlar_format::journal_batch::JournalBatch;
+use ashlar_format::lease::Lease;
 use ashlar_format::record::{Header, Record, open};
+use ashlar_format::region_map::RegionMapPage;
 use ashlar_format::volume_table::VolumeTable;
 use proptest::prelude::*;
 
@@ -39,12 +41,20 @@ fn try_all(body: &[u8], zero_from: usize) {
         assert!(superblock.members().iter().all(|member| member.state().is_ok()));
         assert!(superblock.name().is_ok() && superblock.level().is_ok());
     }
-    if let Ok(page) = open::<DirtyMapPage>(&dressed::<DirtyMapPage>(body, zero_from), None, HOME) {
-        let _ = (0..31744).filter(|region| page.is_dirty(*region)).count();
+    if let Ok(page) = open::<RegionMapPage>(&dressed::<RegionMapPage>(body, zero_from), None, HOME)
+    {
+        let _ = (0..31744).filter(|region| page.contains(*region)).count();
     }
-    let bytes = dressed::<JournalRecord>(body, zero_from);
-    if let Ok(record) = open::<JournalRecord>(&bytes, None, HOME) {
-        assert!(record.slices().len() <= 64);
+    let bytes = dressed::<JournalBatch>(body, zero_from);
+    if let Ok(record) = open::<JournalBatch>(&bytes, None, HOME) {
+        assert!(record.entries().iter().all(|entry| entry.kind().is_ok()));
+    }
+    let bytes = dressed::<BadBlocks>(body, zero_from);
+    if let Ok(list) = open::<BadBlocks>(&bytes, None, HOME) {
+        assert!(list.ranges().iter().all(|range| range.len.get() > 0));
+    }
+    if let Ok(lease) = open::<Lease>(&dressed::<Lease>(body, zero_from), None, HOME) {
+        assert!(lease.host_name().is_ok());
     }
     let bytes = dressed::<VolumeTable>(body, zero_from);
     if let Ok(table) = open::<VolumeTable>(&bytes, None, HOME) {

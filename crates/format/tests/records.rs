@@ -4,19 +4,17 @@
 //! `ASHLAR_WRITE_GOLDEN=1 cargo test -p ashlar-format` writes the images of a new version.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState, StoredMember};
-use ashlar_format::dirty_map::DirtyMapPage;
+use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState, Policy, StoredMember};
+use ashlar_format::bad_blocks::{BadBlocks, StoredBadRange};
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
-use ashlar_format::journal_record::{JournalRecord, StoredSlice};
-use ashlar_format::record::{Record, RecordError, name_field, open, seal};
+use ashlar_format::journal_batch::{EntryKind, JournalBatch, StoredEntry};
+use ashlar_format::lease::Lease;
+use ashlar_format::record::{Record, RecordError, name_field, open, seal, upgrade};
+use ashlar_format::region_map::{MapKind, RegionMapPage};
 use ashlar_format::units::Area;
 use ashlar_format::upgrade::{
-    ARRAY_SUPERBLOCK_GOLDEN, DIRTY_MAP_GOLDEN, DRIVE_LABEL_GOLDEN, JOURNAL_RECORD_GOLDEN, Upgrade,
-    VOLUME_TABLE_GOLDEN,
-};
-use ashlar_format::upgrade::{
-    ARRAY_SUPERBLOCK_UPGRADES, DIRTY_MAP_UPGRADES, DRIVE_LABEL_UPGRADES, JOURNAL_RECORD_UPGRADES,
-    VOLUME_TABLE_UPGRADES,
+    ARRAY_SUPERBLOCK_GOLDEN, BAD_BLOCKS_GOLDEN, DRIVE_LABEL_GOLDEN, JOURNAL_BATCH_GOLDEN,
+    LEASE_GOLDEN, REGION_MAP_GOLDEN, VOLUME_TABLE_GOLDEN,
 };
 use ashlar_format::volume_table::{StoredExtent, StoredVolume, VolumeTable};
 
@@ -29,8 +27,13 @@ fn label() -> DriveLabel {
     let layout = MemberLayout {
         superblocks: area(8192, 8192),
         dirty_map: area(128 << 10, 64 << 10),
+        written_map: area(192 << 10, 64 << 10),
         volume_table: area(256 << 10, 270_336),
+        missed_map: area(576 << 10, 64 << 10),
+        bad_blocks: area(640 << 10, 64 << 10),
+        lease: area(704 << 10, 8 << 10),
         journal: area(1 << 20, 2 << 20),
+        integrity: area(3 << 20, 0),
         data: area(3 << 20, 1 << 30),
     };
     DriveLabel::new(ARRAY, 3, (1 << 30) + (4 << 20), &layout)
@@ -49,7 +52,8 @@ fn superblock() -> ArraySuperblock {
     superblock.chunk_bytes = 65536.into();
     superblock.region_stripes = 64.into();
     superblock.stripes = 16384.into();
-    superblock.journal_from = 12.into();
+    superblock.policy = Policy::Bitmap as u8;
+    superblock.groups = 1;
     for (index, member) in superblock.members.iter_mut().take(5).enumerate() {
         let state = if index == 4 { MemberState::Rebuilding } else { MemberState::Trusted };
         *member = StoredMember::new([u8::try_from(index).unwrap(); 16], state, 100);
@@ -57,24 +61,42 @@ fn superblock() -> ArraySuperblock {
     superblock
 }
 
-fn dirty_page() -> DirtyMapPage {
-    let mut page = DirtyMapPage::clean(ARRAY, 1);
+fn region_page() -> RegionMapPage {
+    let mut page = RegionMapPage::empty(ARRAY, MapKind::Dirty, 1);
     page.set(0, true);
     page.set(31743, true);
     page
 }
 
-fn journal_record() -> JournalRecord {
-    let mut record = JournalRecord::blank();
-    record.array = ARRAY;
-    record.stripe = 77.into();
-    record.tail_sequence = 5.into();
-    record.slice_count = 2.into();
-    record.slices[0] = StoredSlice::new(1, 4096, 4096);
-    record.slices[1] = StoredSlice::new(4, 4096, 4096);
-    record.payload_bytes = 8192.into();
-    record.payload_checksum = 0x1234.into();
-    record
+fn journal_batch() -> JournalBatch {
+    let mut batch = JournalBatch::blank();
+    batch.array = ARRAY;
+    batch.tail_sequence = 5.into();
+    batch.entry_count = 3.into();
+    batch.entries[0] = StoredEntry::new(EntryKind::Data, 77, 1, 4096, 4096);
+    batch.entries[1] = StoredEntry::new(EntryKind::Parity, 76, 4, 4096, 4096);
+    batch.entries[1].newest = 6.into();
+    batch.entries[1].oldest = 5.into();
+    batch.entries[2] = StoredEntry::new(EntryKind::Zeroes, 80, 0, 0, 12);
+    batch.payload_bytes = 8192.into();
+    batch.payload_checksum = 0x1234.into();
+    batch
+}
+
+fn bad_blocks() -> BadBlocks {
+    let mut list = *BadBlocks::empty(ARRAY);
+    list.range_count = 1.into();
+    list.ranges[0] = StoredBadRange::new(77, 2, 8192, 4096);
+    list
+}
+
+fn lease() -> Lease {
+    let mut lease = Lease::free(ARRAY);
+    lease.host = *b"host-uuid-16byte";
+    lease.host_name = name_field("host-a").unwrap();
+    lease.epoch = 3.into();
+    lease.beat = 41.into();
+    lease
 }
 
 fn table() -> VolumeTable {
@@ -91,7 +113,7 @@ fn table() -> VolumeTable {
 }
 
 /// Old images, upgraded step by step, are what today's build writes.
-fn check_golden<T: Record>(name: &str, mut today: T, golden: &[&[u8]], upgrades: &[Upgrade]) {
+fn check_golden<T: Record>(name: &str, mut today: T, golden: &[&[u8]]) {
     seal(&mut today, DRIVE, HOME, 7);
     let path = format!("{}/src/golden/{name}_v{}.bin", env!("CARGO_MANIFEST_DIR"), T::VERSION);
     if std::env::var_os("ASHLAR_WRITE_GOLDEN").is_some() {
@@ -100,7 +122,7 @@ fn check_golden<T: Record>(name: &str, mut today: T, golden: &[&[u8]], upgrades:
     }
     for (version, image) in golden.iter().enumerate() {
         let mut bytes = image.to_vec();
-        upgrades[version..].iter().for_each(|upgrade| upgrade(&mut bytes));
+        upgrade::<T>(&mut bytes);
         assert!(bytes == today.as_bytes(), "{name} version {} differs", version + 1);
         let opened: &T = open(&bytes, Some(DRIVE), HOME).unwrap();
         assert_eq!(opened.header().sequence.get(), 7);
@@ -109,21 +131,27 @@ fn check_golden<T: Record>(name: &str, mut today: T, golden: &[&[u8]], upgrades:
 
 #[test]
 fn golden_images() {
-    check_golden("drive_label", label(), &DRIVE_LABEL_GOLDEN, &DRIVE_LABEL_UPGRADES);
-    check_golden(
-        "array_superblock",
-        superblock(),
-        &ARRAY_SUPERBLOCK_GOLDEN,
-        &ARRAY_SUPERBLOCK_UPGRADES,
-    );
-    check_golden("dirty_map", dirty_page(), &DIRTY_MAP_GOLDEN, &DIRTY_MAP_UPGRADES);
-    check_golden(
-        "journal_record",
-        journal_record(),
-        &JOURNAL_RECORD_GOLDEN,
-        &JOURNAL_RECORD_UPGRADES,
-    );
-    check_golden("volume_table", table(), &VOLUME_TABLE_GOLDEN, &VOLUME_TABLE_UPGRADES);
+    check_golden("drive_label", label(), &DRIVE_LABEL_GOLDEN);
+    check_golden("array_superblock", superblock(), &ARRAY_SUPERBLOCK_GOLDEN);
+    check_golden("region_map", region_page(), &REGION_MAP_GOLDEN);
+    check_golden("journal_batch", journal_batch(), &JOURNAL_BATCH_GOLDEN);
+    check_golden("volume_table", table(), &VOLUME_TABLE_GOLDEN);
+    check_golden("bad_blocks", bad_blocks(), &BAD_BLOCKS_GOLDEN);
+    check_golden("lease", lease(), &LEASE_GOLDEN);
+}
+
+/// An old array that was not stopped holds records that only the old build knows.
+#[test]
+fn a_journal_of_version_1_is_not_forgotten() {
+    let mut old = ARRAY_SUPERBLOCK_GOLDEN[0].to_vec();
+    let at = std::mem::offset_of!(ArraySuperblock, journal_from);
+    old[at] = 12;
+    old[16..20].fill(0);
+    let sum = ashlar_format::record::payload_checksum(&old);
+    old[16..20].copy_from_slice(&sum.to_le_bytes());
+    upgrade::<ArraySuperblock>(&mut old);
+    let refused = open::<ArraySuperblock>(&old, None, HOME).err();
+    assert!(matches!(refused, Some(RecordError::Field(why)) if why.contains("version 1")));
 }
 
 /// Every byte matters: changing any one of them is noticed.
@@ -144,8 +172,9 @@ fn check_every_byte<T: Record>(mut record: T) {
 fn no_damaged_byte_is_believed() {
     check_every_byte(label());
     check_every_byte(superblock());
-    check_every_byte(dirty_page());
-    check_every_byte(journal_record());
+    check_every_byte(region_page());
+    check_every_byte(journal_batch());
+    check_every_byte(lease());
 }
 
 #[test]
@@ -164,6 +193,9 @@ fn sealed_nonsense_is_refused() {
     assert!(refused(|s| (s.stripes, s.region_stripes) = ((1 << 30).into(), 1.into())));
     assert!(refused(|s| (s.copies, s.data_chunks) = (2, 2)));
     assert!(refused(|s| s.members[4].state = 9));
+    assert!(refused(|s| s.groups = 0));
+    assert!(refused(|s| s.groups = 2));
+    assert!(refused(|s| s.policy = 3));
     assert!(refused(|s| s.name = [0xff; 64]));
     let mut overlapping = table();
     overlapping.volumes[1] = overlapping.volumes[0];

@@ -11,13 +11,13 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
 use ashlar_reactor::wait_list::WaitList;
 
-use crate::dirty_map::DirtyMap;
 use crate::error::{ArrayError, ChangeError};
 use crate::job::Jobs;
 use crate::journal::Journal;
 use crate::layout::Layout;
 use crate::members::{Identity, Member, Members};
 use crate::parity::Kernels;
+use crate::region_map::RegionMap;
 use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
 use crate::unsynced::Unsynced;
 
@@ -25,7 +25,7 @@ pub struct Array {
     pub(crate) reactor: Reactor,
     pub(crate) identity: Rc<Identity>,
     pub(crate) members: Rc<Members>,
-    pub(crate) dirty: Rc<DirtyMap>,
+    pub(crate) dirty: Rc<RegionMap>,
     pub(crate) journal: Journal,
     pub(crate) unsynced: Unsynced,
     pub(crate) locks: Rc<RangeLock>,
@@ -66,7 +66,7 @@ impl Array {
         reactor: &Reactor,
         identity: Rc<Identity>,
         members: Rc<Members>,
-        dirty: Rc<DirtyMap>,
+        dirty: Rc<RegionMap>,
         unsynced: Unsynced,
         table_sequence: u64,
     ) -> Rc<Array> {
@@ -175,7 +175,8 @@ impl Array {
         rows: std::ops::Range<u32>,
         mode: Mode,
     ) -> RangeGuard {
-        let key = |row| self.layout().member_offset(stripe, row);
+        let first = stripe.0 * u64::from(self.layout().chunk_bytes);
+        let key = |row| first + u64::from(row);
         self.locks.lock(key(rows.start)..key(rows.end), mode).await
     }
 
@@ -230,7 +231,7 @@ impl Array {
             generation: self.members.generation(),
             state: self.state(),
             members: self.members.list().iter().enumerate().map(member).collect(),
-            dirty_regions: self.dirty.dirty_count(),
+            dirty_regions: self.dirty.count(),
             unsynced_stripes: self.unsynced.count(),
             resync: self.jobs.resync(now),
             rebuild: self.jobs.rebuild(now),

@@ -17,17 +17,17 @@
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState, SLOTS};
-use ashlar_format::dirty_map::{self, DirtyMapPage, REGIONS_PER_PAGE};
+use ashlar_format::array_superblock::{ArraySuperblock, MemberState, SLOTS};
 use ashlar_format::record;
+use ashlar_format::region_map::{self, MapKind, REGIONS_PER_PAGE, RegionMapPage};
 use ashlar_format::units::{MemberIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
 
-use crate::dirty_map::DirtyMap;
 use crate::error::AssembleError;
 use crate::label::{self, Label};
 use crate::layout::Layout;
 use crate::members::{Identity, Member};
+use crate::region_map::RegionMap;
 
 /// How careful to be when an array is started.
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,7 +90,8 @@ async fn newest_superblock(
     for slot in 0..SLOTS {
         let home = label.layout.superblocks.offset + slot * ArraySuperblock::BYTES;
         let read = label::read_bytes(reactor, drive, home, ArraySuperblock::BYTES).await;
-        let Ok(bytes) = read else { continue };
+        let Ok(mut bytes) = read else { continue };
+        record::upgrade::<ArraySuperblock>(&mut bytes);
         let opened = record::open::<ArraySuperblock>(&bytes, Some(label.drive_uuid), home);
         let Ok(superblock) = opened else { continue };
         let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
@@ -108,6 +109,7 @@ fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
         data: superblock.data_chunks,
         parity: superblock.parity_chunks,
         copies: superblock.copies,
+        groups: superblock.groups,
         chunk_bytes: superblock.chunk_bytes.get(),
         stripes: superblock.stripes.get(),
     };
@@ -132,7 +134,8 @@ fn members_of(
         }
         let nowhere = label::plan(label::DRIVE_BYTES_MIN).expect("the smallest drive has a plan");
         // A label that does not fit the array is none of this array's.
-        let needs = newest.stripes.get() * u64::from(newest.chunk_bytes.get());
+        let needs =
+            newest.stripes.get() / u64::from(newest.groups) * u64::from(newest.chunk_bytes.get());
         let owner = owner.filter(|owner| owner.label.layout.data.len >= needs);
         members.push(Member {
             drive_uuid: stored.drive,
@@ -176,60 +179,62 @@ fn judge(
 }
 
 fn needed(layout: &Layout) -> usize {
-    match layout.level {
-        Level::Raid0 => layout.members(),
-        Level::Raid1 | Level::Raid10 => layout.data.into(),
-        Level::Raid5 | Level::Raid6 => layout.members() - usize::from(layout.parity),
+    if layout.is_mirrored() {
+        return layout.data.into();
     }
+    layout.members() - usize::from(layout.groups) * usize::from(layout.parity)
 }
 
-/// The dirty map of all trusted members together, and the sequence of each page. A page that no
-/// member can show is dirty as a whole.
-pub(crate) async fn read_dirty_map(
+/// A map of regions of all trusted members together, and the sequence of each page. All regions of
+/// a page that no member can show are inside.
+pub(crate) async fn read_map(
+    kind: MapKind,
     reactor: &Reactor,
     identity: &Identity,
     members: &[Member],
 ) -> (Vec<bool>, Vec<u64>) {
-    let regions = DirtyMap::region_count(identity.layout.stripes, identity.region_stripes);
-    let mut dirty = vec![false; to_usize(regions)];
+    let regions = RegionMap::region_count(identity.layout.stripes, identity.region_stripes);
+    let mut inside = vec![false; to_usize(regions)];
     let mut sequences = Vec::new();
-    for page in 0..DirtyMapPage::pages_for(regions) {
+    for page in 0..RegionMapPage::pages_for(regions) {
         let first = to_usize(page * REGIONS_PER_PAGE);
-        let count = dirty.len().min(first + to_usize(REGIONS_PER_PAGE)) - first;
+        let count = inside.len().min(first + to_usize(REGIONS_PER_PAGE)) - first;
         let mut newest = 0;
         for member in members {
-            let Some(drive) = member.keeps_metadata() else { continue };
-            let found = newest_page(reactor, identity, member, drive, page).await;
+            let found = newest_page(kind, reactor, identity, member, page).await;
             if let Some(found) = found {
                 newest = newest.max(found.header.sequence.get());
-                (0..count).for_each(|region| dirty[first + region] |= found.is_dirty(region));
+                (0..count).for_each(|region| inside[first + region] |= found.contains(region));
             }
         }
         if newest == 0 {
-            dirty[first..first + count].fill(true);
+            inside[first..first + count].fill(true);
         }
         sequences.push(newest);
     }
-    (dirty, sequences)
+    (inside, sequences)
 }
 
 async fn newest_page(
+    kind: MapKind,
     reactor: &Reactor,
     identity: &Identity,
     member: &Member,
-    drive: &Rc<Drive>,
     page: u64,
-) -> Option<DirtyMapPage> {
+) -> Option<RegionMapPage> {
+    let drive = member.keeps_metadata()?;
     let number = u32::try_from(page).ok()?;
-    let mut newest: Option<DirtyMapPage> = None;
-    for slot in 0..dirty_map::SLOTS {
-        let home = member.areas.dirty_map.offset + DirtyMapPage::slot_offset(number, slot);
-        let read = label::read_bytes(reactor, drive, home, DirtyMapPage::BYTES).await;
+    let mut newest: Option<RegionMapPage> = None;
+    for slot in 0..region_map::SLOTS {
+        let area = label::map_area(&member.areas, kind);
+        let home = area.offset + RegionMapPage::slot_offset(number, slot);
+        let read = label::read_bytes(reactor, drive, home, RegionMapPage::BYTES).await;
         let Ok(bytes) = read else { continue };
-        let opened = record::open::<DirtyMapPage>(&bytes, Some(member.drive_uuid), home);
+        let opened = record::open::<RegionMapPage>(&bytes, Some(member.drive_uuid), home);
         let Ok(found) = opened else { continue };
         let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
-        let ours = found.array == identity.uuid && found.page.get() == number;
+        let same = found.page.get() == number && found.map.get() == kind as u32;
+        let ours = found.array == identity.uuid && same;
         if ours && found.header.sequence.get() > best {
             newest = Some(found.clone());
         }

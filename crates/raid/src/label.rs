@@ -5,20 +5,23 @@ use std::rc::Rc;
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
-use ashlar_format::dirty_map::DirtyMapPage;
+use ashlar_format::bad_blocks::{self, BadBlocks};
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
 use ashlar_format::journal_record::{JournalRecord, PAYLOAD_BYTES_MAX};
+use ashlar_format::lease::{self, Lease};
 use ashlar_format::record::{self, Record};
+use ashlar_format::region_map::{self, MapKind, PAGES_MAX, RegionMapPage};
 use ashlar_format::units::{Area, to_usize};
 use ashlar_format::volume_table::VolumeTable;
 use ashlar_reactor::executor::Reactor;
 
-/// Most pages of a dirty map: enough for a quarter of a million regions.
-pub const DIRTY_PAGES_MAX: u64 = ashlar_format::dirty_map::PAGES_MAX;
-
 const SUPERBLOCKS_AT: u64 = 64 << 10;
 const DIRTY_MAP_AT: u64 = 128 << 10;
+const WRITTEN_MAP_AT: u64 = 192 << 10;
 const VOLUME_TABLE_AT: u64 = 256 << 10;
+const MISSED_MAP_AT: u64 = 576 << 10;
+const BAD_BLOCKS_AT: u64 = 640 << 10;
+const LEASE_AT: u64 = 704 << 10;
 const JOURNAL_AT: u64 = 1 << 20;
 const AREA_ALIGN: u64 = 1 << 20;
 /// The journal takes a 256th of a drive, within these bounds.
@@ -29,11 +32,17 @@ const _: () = assert!(JOURNAL_BYTES_MIN >= 3 * (JournalRecord::BYTES + PAYLOAD_B
 /// Kept free before the last label copy.
 const TAIL_BYTES: u64 = 64 << 10;
 
-const DIRTY_MAP_BYTES: u64 = DIRTY_PAGES_MAX * 2 * DirtyMapPage::BYTES;
+const MAP_BYTES: u64 = PAGES_MAX * region_map::SLOTS * RegionMapPage::BYTES;
+const BAD_BLOCKS_BYTES: u64 = bad_blocks::SLOTS * BadBlocks::BYTES;
+const LEASE_BYTES: u64 = lease::SLOTS * Lease::BYTES;
 const _: () = assert!(SUPERBLOCKS_AT >= 2 * DriveLabel::BYTES);
 const _: () = assert!(SUPERBLOCKS_AT + SLOTS * ArraySuperblock::BYTES <= DIRTY_MAP_AT);
-const _: () = assert!(DIRTY_MAP_AT + DIRTY_MAP_BYTES <= VOLUME_TABLE_AT);
-const _: () = assert!(VOLUME_TABLE_AT + 2 * VolumeTable::BYTES <= JOURNAL_AT);
+const _: () = assert!(DIRTY_MAP_AT + MAP_BYTES <= WRITTEN_MAP_AT);
+const _: () = assert!(WRITTEN_MAP_AT + MAP_BYTES <= VOLUME_TABLE_AT);
+const _: () = assert!(VOLUME_TABLE_AT + 2 * VolumeTable::BYTES <= MISSED_MAP_AT);
+const _: () = assert!(MISSED_MAP_AT + MAP_BYTES <= BAD_BLOCKS_AT);
+const _: () = assert!(BAD_BLOCKS_AT + BAD_BLOCKS_BYTES <= LEASE_AT);
+const _: () = assert!(LEASE_AT + LEASE_BYTES <= JOURNAL_AT);
 
 /// Smallest drive that holds anything.
 pub const DRIVE_BYTES_MIN: u64 = 8 << 20;
@@ -48,11 +57,25 @@ pub fn plan(drive_bytes: u64) -> Option<MemberLayout> {
     let data_at = JOURNAL_AT + journal;
     Some(MemberLayout {
         superblocks: Area { offset: SUPERBLOCKS_AT, len: SLOTS * ArraySuperblock::BYTES },
-        dirty_map: Area { offset: DIRTY_MAP_AT, len: DIRTY_MAP_BYTES },
+        dirty_map: Area { offset: DIRTY_MAP_AT, len: MAP_BYTES },
+        written_map: Area { offset: WRITTEN_MAP_AT, len: MAP_BYTES },
         volume_table: Area { offset: VOLUME_TABLE_AT, len: 2 * VolumeTable::BYTES },
+        missed_map: Area { offset: MISSED_MAP_AT, len: MAP_BYTES },
+        bad_blocks: Area { offset: BAD_BLOCKS_AT, len: BAD_BLOCKS_BYTES },
+        lease: Area { offset: LEASE_AT, len: LEASE_BYTES },
         journal: Area { offset: JOURNAL_AT, len: journal },
+        integrity: Area { offset: data_at, len: 0 },
         data: Area { offset: data_at, len: drive_bytes - TAIL_BYTES - data_at },
     })
+}
+
+/// Where a map of regions is on a member.
+pub fn map_area(areas: &MemberLayout, kind: MapKind) -> Area {
+    match kind {
+        MapKind::Dirty => areas.dirty_map,
+        MapKind::Written => areas.written_map,
+        MapKind::Missed => areas.missed_map,
+    }
 }
 
 /// The usable size of a drive: whole 4 KiB blocks.
@@ -86,11 +109,12 @@ pub async fn write(
 /// The first copy that opens; `None` if none does.
 pub async fn read(reactor: &Reactor, drive: &Rc<Drive>) -> Result<Option<Label>, DriveError> {
     for home in DriveLabel::homes(usable_bytes(drive)) {
-        let bytes = match read_bytes(reactor, drive, home, DriveLabel::BYTES).await {
+        let mut bytes = match read_bytes(reactor, drive, home, DriveLabel::BYTES).await {
             Ok(bytes) => bytes,
             Err(DriveError::Media) => continue,
             Err(error) => return Err(error),
         };
+        record::upgrade::<DriveLabel>(&mut bytes);
         if let Ok(label) = record::open::<DriveLabel>(&bytes, None, home)
             && label.drive_bytes.get() <= usable_bytes(drive)
         {

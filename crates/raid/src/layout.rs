@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use ashlar_format::array_superblock::{Level, MEMBERS_MAX};
+use ashlar_format::array_superblock::{Level, MEMBERS_MAX, PARITY_MAX};
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 
 pub const CHUNK_BYTES_MIN: u32 = 16 << 10;
@@ -27,11 +27,26 @@ const _: () = assert!(MEMBERS_MAX <= Positions::BITS as usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub level: Level,
+    /// Data and parity chunks in a stripe.
     pub data: u8,
     pub parity: u8,
     pub copies: u8,
+    /// Groups of members; stripe `s` is on group `s % groups`.
+    pub groups: u8,
     pub chunk_bytes: u32,
+    /// Of all groups together.
     pub stripes: u64,
+}
+
+/// What an operator chooses beside the level. Zero: the usual.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Copies of each chunk, for levels 1 and 10.
+    pub copies: u8,
+    /// Parity chunks, for level N+M.
+    pub parity: u8,
+    /// Members of one group, for levels 50, 60 and 70.
+    pub group_members: u8,
 }
 
 /// A byte range inside one data chunk of one stripe.
@@ -60,8 +75,13 @@ impl Piece {
 }
 
 impl Layout {
-    /// The layout of `members` drives; an error says what does not fit.
-    pub fn new(level: Level, members: usize, copies: u8, chunk_bytes: u32) -> Result<Self, String> {
+    /// The layout of `members` drives, with no stripes yet; an error says what does not fit.
+    pub fn new(
+        level: Level,
+        members: usize,
+        shape: Shape,
+        chunk_bytes: u32,
+    ) -> Result<Self, String> {
         if !chunk_bytes.is_power_of_two()
             || !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes)
         {
@@ -69,44 +89,75 @@ impl Layout {
         }
         let count = u8::try_from(members).ok().filter(|n| usize::from(*n) <= MEMBERS_MAX);
         let count = count.ok_or(format!("an array has at most {MEMBERS_MAX} members"))?;
-        let copies = match (level, copies) {
-            (Level::Raid1, 0) => count,
-            (Level::Raid10, 0) => 2,
-            (Level::Raid0 | Level::Raid5 | Level::Raid6, 0 | 1) => 1,
-            (Level::Raid0 | Level::Raid5 | Level::Raid6, _) => {
-                return Err("copies are for levels 1 and 10".into());
-            }
-            (Level::Raid1 | Level::Raid10, copies) => copies,
-        };
-        let (least, name) = match level {
-            Level::Raid0 => (1, "0"),
-            Level::Raid1 => (2, "1"),
-            Level::Raid5 => (3, "5"),
-            Level::Raid6 => (4, "6"),
-            Level::Raid10 => (4, "10"),
-        };
-        if count < least {
+        let name = level_name(level);
+        if count < least_members(level) {
+            let least = least_members(level);
             return Err(format!("level {name} needs at least {least} drives, not {count}"));
         }
-        let mirrored = matches!(level, Level::Raid1 | Level::Raid10);
-        if mirrored && (copies < 2 || !count.is_multiple_of(copies)) {
+        if shape.copies > 1 && !level.is_mirrored() {
+            return Err("copies are for levels 1 and 10".into());
+        }
+        if shape.parity > 0 && level != Level::RaidNm {
+            return Err(format!("level {name} has its own count of parity chunks"));
+        }
+        if shape.group_members > 0 && !level.is_grouped() {
+            return Err("groups are for levels 50, 60 and 70".into());
+        }
+        let copies = match (level, shape.copies) {
+            (Level::Raid1, 0) => count,
+            (Level::Raid10, 0) => 2,
+            (_, 0) => 1,
+            (_, copies) => copies,
+        };
+        if level.is_mirrored() && (copies < 2 || !count.is_multiple_of(copies)) {
             return Err(format!("{count} drives cannot hold {copies} copies of everything"));
         }
         if level == Level::Raid1 && copies != count {
             return Err("level 1 keeps a copy on every drive; level 10 stripes over copies".into());
         }
-        let parity = level.parity();
-        let data = (count - parity) / copies;
-        Ok(Layout { level, data, parity, copies, chunk_bytes, stripes: 0 })
+        let parity = level.parity().unwrap_or(shape.parity);
+        if level == Level::RaidNm && !(1..=PARITY_MAX).contains(&parity) {
+            return Err(format!("an N+M level has 1 to {PARITY_MAX} parity chunks"));
+        }
+        let group = match shape.group_members {
+            0 if level.is_grouped() => count / 2,
+            0 => count,
+            group => group,
+        };
+        if !count.is_multiple_of(group) || level.is_grouped() && count / group < 2 {
+            return Err(format!("{count} drives do not form groups of {group}"));
+        }
+        if group < parity + level_data_min(level) {
+            return Err(format!("a group of {group} drives is too small for level {name}"));
+        }
+        let (groups, data) = (count / group, (group - parity) / copies);
+        Ok(Layout { level, data, parity, copies, groups, chunk_bytes, stripes: 0 })
     }
 
     pub fn members(&self) -> usize {
-        usize::from(self.data) * usize::from(self.copies) + usize::from(self.parity)
+        usize::from(self.groups) * usize::from(self.positions())
     }
 
-    /// Positions of a stripe; as many as members.
+    /// Positions of a stripe; as many as members of a group.
     pub fn positions(&self) -> u8 {
         self.data * self.copies + self.parity
+    }
+
+    /// Stripes that each member holds a chunk of.
+    pub fn member_stripes(&self) -> u64 {
+        self.stripes / u64::from(self.groups)
+    }
+
+    /// Members of one group that may be lost, wherever they are.
+    pub fn tolerated(&self) -> u8 {
+        self.parity + self.copies - 1
+    }
+
+    /// Members of the group that holds `stripe`.
+    pub fn group_of(&self, stripe: StripeIndex) -> Range<usize> {
+        let size = usize::from(self.positions());
+        let first = to_usize(stripe.0 % u64::from(self.groups)) * size;
+        first..first + size
     }
 
     pub fn is_mirrored(&self) -> bool {
@@ -131,34 +182,49 @@ impl Layout {
     /// The member that holds `position` of `stripe`.
     pub fn member_at(&self, stripe: StripeIndex, position: u8) -> MemberIndex {
         assert!(position < self.positions());
+        let groups = u64::from(self.groups);
+        let n = u64::from(self.positions());
+        let first_member = stripe.0 % groups * n;
         if self.parity == 0 {
             return MemberIndex(position);
         }
-        let n = u64::from(self.positions());
-        let first_parity = n - 1 - stripe.0 % n;
+        let first_parity = n - 1 - stripe.0 / groups % n;
         let turned = if position < self.data {
             u64::from(self.parity) + u64::from(position)
         } else {
             u64::from(position - self.data)
         };
-        MemberIndex::new(to_usize((first_parity + turned) % n))
+        MemberIndex::new(to_usize(first_member + (first_parity + turned) % n))
     }
 
-    /// The position of `stripe` that `member` holds: the inverse of `member_at`.
-    pub fn position_of(&self, stripe: StripeIndex, member: MemberIndex) -> u8 {
-        assert!(member.0 < self.positions());
+    /// The position of `stripe` that `member` holds, the inverse of `member_at`; `None` if the
+    /// stripe is on another group.
+    pub fn position_of(&self, stripe: StripeIndex, member: MemberIndex) -> Option<u8> {
+        assert!(member.index() < self.members());
         if self.parity == 0 {
-            return member.0;
+            return Some(member.0);
         }
+        let group = self.group_of(stripe);
+        let inner = member.index().checked_sub(group.start).filter(|m| *m < group.len())?;
         let n = u64::from(self.positions());
-        let first_parity = n - 1 - stripe.0 % n;
-        let turned = (u64::from(member.0) + n - first_parity) % n;
+        let first_parity = n - 1 - stripe.0 / u64::from(self.groups) % n;
+        let turned = (inner as u64 + n - first_parity) % n;
         let position = if turned < u64::from(self.parity) {
             turned + u64::from(self.data)
         } else {
             turned - u64::from(self.parity)
         };
-        MemberIndex::new(to_usize(position)).0
+        Some(MemberIndex::new(to_usize(position)).0)
+    }
+
+    /// The bytes of a member's data area that belong to `stripes`; empty if none do.
+    pub fn member_range(&self, stripes: Range<u64>, member: MemberIndex) -> Range<u64> {
+        let groups = u64::from(self.groups);
+        let group = (member.index() / usize::from(self.positions())) as u64;
+        // Stripes below `end` that are on the group: 10 stripes, 3 groups: 4 on the first.
+        let below = |end: u64| (end + groups - 1 - group) / groups;
+        let chunk = u64::from(self.chunk_bytes);
+        below(stripes.start) * chunk..below(stripes.end) * chunk
     }
 
     /// Positions that hold a copy of data chunk `chunk`.
@@ -172,7 +238,7 @@ impl Layout {
 
     /// Byte offset of a row in the data area of any member.
     pub fn member_offset(&self, stripe: StripeIndex, row: u32) -> u64 {
-        stripe.0 * u64::from(self.chunk_bytes) + u64::from(row)
+        stripe.0 / u64::from(self.groups) * u64::from(self.chunk_bytes) + u64::from(row)
     }
 
     /// Whether `offset..offset + len` is inside the array and of whole sectors.
@@ -210,9 +276,50 @@ impl Layout {
     pub fn survives(&self, held: &[bool]) -> bool {
         assert!(held.len() == self.members());
         if self.parity > 0 {
-            return held.iter().filter(|held| !**held).count() <= usize::from(self.parity);
+            let enough = |group: &[bool]| {
+                group.iter().filter(|held| !**held).count() <= usize::from(self.parity)
+            };
+            return held.chunks(usize::from(self.positions())).all(enough);
         }
         held.chunks(usize::from(self.copies)).all(|copies| copies.contains(&true))
+    }
+}
+
+/// As operators write it; of N+M levels without the numbers.
+pub fn level_name(level: Level) -> &'static str {
+    match level {
+        Level::Raid0 => "0",
+        Level::Raid1 => "1",
+        Level::Raid5 => "5",
+        Level::Raid6 => "6",
+        Level::Raid7 => "7.3",
+        Level::Raid10 => "10",
+        Level::Raid50 => "50",
+        Level::Raid60 => "60",
+        Level::Raid70 => "70",
+        Level::RaidNm => "n+m",
+    }
+}
+
+/// Fewer data chunks in a stripe would be a mirror that costs more.
+fn level_data_min(level: Level) -> u8 {
+    match level {
+        Level::Raid0 | Level::Raid1 | Level::RaidNm => 1,
+        Level::Raid5 | Level::Raid6 | Level::Raid7 | Level::Raid10 => 2,
+        Level::Raid50 | Level::Raid60 | Level::Raid70 => 2,
+    }
+}
+
+fn least_members(level: Level) -> u8 {
+    match level {
+        Level::Raid0 => 1,
+        Level::Raid1 | Level::RaidNm => 2,
+        Level::Raid5 => 3,
+        Level::Raid6 | Level::Raid10 => 4,
+        Level::Raid7 => 5,
+        Level::Raid50 => 6,
+        Level::Raid60 => 8,
+        Level::Raid70 => 10,
     }
 }
 
@@ -223,15 +330,24 @@ mod tests {
     fn layouts() -> Vec<Layout> {
         let mut all = Vec::new();
         for level in Level::ALL {
-            for members in 1..=9 {
-                for copies in 0..=3 {
-                    if let Ok(mut layout) = Layout::new(level, members, copies, 16 << 10) {
-                        layout.stripes = 40;
+            for members in 1..=12 {
+                for number in 0..=4 {
+                    let mut shape = Shape::default();
+                    if level.is_mirrored() {
+                        shape.copies = number;
+                    } else if level.is_grouped() {
+                        shape.group_members = number;
+                    } else {
+                        shape.parity = number;
+                    }
+                    if let Ok(mut layout) = Layout::new(level, members, shape, 16 << 10) {
+                        layout.stripes = 40 * u64::from(layout.groups);
                         all.push(layout);
                     }
                 }
             }
         }
+        assert!(all.iter().any(|layout| layout.groups == 3));
         all
     }
 
@@ -244,24 +360,26 @@ mod tests {
                 assert_eq!(u64::from(piece.rows.end - piece.rows.start), chunk);
                 for position in layout.data_positions(piece.chunk) {
                     let member = layout.member_at(piece.stripe, position);
-                    assert_eq!(layout.position_of(piece.stripe, member), position);
+                    assert_eq!(layout.position_of(piece.stripe, member), Some(position));
                     assert!(seen.insert((member, layout.member_offset(piece.stripe, 0))));
                 }
             }
             for stripe in 0..layout.stripes {
                 for position in layout.parity_positions() {
                     let member = layout.member_at(StripeIndex(stripe), position);
-                    assert!(seen.insert((member, stripe * chunk)));
+                    let at = layout.member_offset(StripeIndex(stripe), 0);
+                    assert!(seen.insert((member, at)));
                 }
             }
-            let places = layout.members() as u64 * layout.stripes;
+            let places = layout.members() as u64 * layout.member_stripes();
             assert_eq!(seen.len() as u64, places, "{layout:?} uses every chunk once");
+            assert!(seen.iter().all(|(_, at)| *at < layout.member_stripes() * chunk));
         }
     }
 
     #[test]
     fn pieces_cover_a_request_in_order() {
-        let mut layout = Layout::new(Level::Raid5, 5, 0, 16 << 10).unwrap();
+        let mut layout = Layout::new(Level::Raid5, 5, Shape::default(), 16 << 10).unwrap();
         layout.stripes = 10;
         for (offset, len) in [(0, 512), (512, 16 << 10), (65_024, 1024), (1536, 200 << 10)] {
             let pieces: Vec<_> = layout.pieces(offset, len).collect();
@@ -276,11 +394,31 @@ mod tests {
 
     #[test]
     fn parity_moves_over_all_members() {
-        let layout = Layout::new(Level::Raid6, 6, 0, 64 << 10).unwrap();
+        let layout = Layout::new(Level::Raid6, 6, Shape::default(), 64 << 10).unwrap();
         for position in layout.parity_positions() {
             let homes: std::collections::BTreeSet<_> =
                 (0..6).map(|s| layout.member_at(StripeIndex(s), position)).collect();
             assert_eq!(homes.len(), 6);
+        }
+    }
+
+    /// Whatever stripes are taken, their bytes on a member are those of its chunks of them.
+    #[test]
+    fn stripes_are_contiguous_on_members() {
+        for layout in layouts() {
+            let chunk = u64::from(layout.chunk_bytes);
+            for (start, end) in [(0, 1), (0, 7), (3, 4), (5, 19), (2, 2)] {
+                for member in (0..layout.members()).map(MemberIndex::new) {
+                    let held = (start..end).map(StripeIndex);
+                    let held = held.filter(|stripe| layout.position_of(*stripe, member).is_some());
+                    let mut range = layout.member_range(start..end, member);
+                    for stripe in held {
+                        assert_eq!(range.start, layout.member_offset(stripe, 0));
+                        range.start += chunk;
+                    }
+                    assert!(range.is_empty());
+                }
+            }
         }
     }
 
@@ -298,7 +436,23 @@ mod tests {
             (Level::Raid5, 5, 0, 8192),
             (Level::Raid5, 5, 0, 2 << 20),
         ] {
-            assert!(Layout::new(level, members, copies, chunk).is_err(), "{level:?} {members}");
+            let shape = Shape { copies, ..Shape::default() };
+            assert!(Layout::new(level, members, shape, chunk).is_err(), "{level:?} {members}");
+        }
+        for (level, members, parity, group_members) in [
+            (Level::Raid50, 7, 0, 0),
+            (Level::Raid50, 8, 0, 3),
+            (Level::Raid60, 9, 0, 3),
+            (Level::Raid70, 10, 0, 10),
+            (Level::RaidNm, 10, 0, 0),
+            (Level::RaidNm, 10, 9, 0),
+            (Level::RaidNm, 4, 4, 0),
+            (Level::Raid6, 6, 1, 0),
+            (Level::Raid6, 6, 0, 3),
+        ] {
+            let shape = Shape { copies: 0, parity, group_members };
+            let refused = Layout::new(level, members, shape, 65536).is_err();
+            assert!(refused, "{level:?} {members} {shape:?}");
         }
     }
 }

@@ -9,7 +9,7 @@ pub mod layout;
 pub mod write_plan;
 pub mod label;
 pub mod members;
-pub mod dirty_map;
+pub mod region_map;
 mod unsynced;
 mod journal;
 mod job;

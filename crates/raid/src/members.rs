@@ -343,6 +343,7 @@ impl Members {
         superblock.name = name_field(&self.identity.name).expect("checked at creation");
         superblock.level = layout.level as u8;
         superblock.copies = layout.copies;
+        superblock.groups = layout.groups;
         superblock.data_chunks = layout.data;
         superblock.parity_chunks = layout.parity;
         superblock.member_count = u16::try_from(list.len()).expect("few members").into();

@@ -12,9 +12,9 @@ use ashlar_reactor::range_lock::Mode;
 use smallvec::SmallVec;
 
 use crate::array::Array;
-use crate::dirty_map::QUIET_BEFORE_CLEAN;
 use crate::error::ArrayError;
 use crate::journal::Slice;
+use crate::region_map::QUIET_BEFORE_CLEAN;
 use crate::write_plan::{bits, each};
 
 /// Between two looks at what maintenance has to do.

@@ -6,19 +6,19 @@ use std::time::Duration;
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{Level, MemberState, NAME_BYTES, STRIPES_MAX};
-use ashlar_format::dirty_map::DirtyMapPage;
 use ashlar_format::drive_label::DriveLabel;
+use ashlar_format::region_map::{MapKind, RegionMapPage};
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
 
 use crate::array::Array;
 pub use crate::assemble::AssembleOptions;
-use crate::assemble::{find, read_dirty_map};
-use crate::dirty_map::{DirtyMap, region_stripes_for};
+use crate::assemble::{find, read_map};
 use crate::error::{ArrayError, AssembleError, ChangeError};
 use crate::label::{self, Label};
-use crate::layout::Layout;
+use crate::layout::{Layout, Shape};
 use crate::members::{Identity, Member, Members};
+use crate::region_map::{RegionMap, region_stripes_for};
 use crate::unsynced::Unsynced;
 
 /// What an array shall be.
@@ -29,8 +29,7 @@ pub struct ArraySpec {
     pub level: Level,
     /// 16 KiB to 1 MiB, a power of two.
     pub chunk_bytes: u32,
-    /// Copies of each block; for levels 1 (0: as many as drives) and 10 (0: two).
-    pub copies: u8,
+    pub shape: Shape,
 }
 
 fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> ChangeError {
@@ -50,11 +49,18 @@ impl Array {
         let list = members.clone();
         let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0));
         let stripes = identity.layout.stripes;
-        let regions = DirtyMap::region_count(stripes, identity.region_stripes);
+        let regions = RegionMap::region_count(stripes, identity.region_stripes);
         // Until they are known to be zero, all stripes wait for resync.
         let dirty = vec![identity.layout.is_redundant(); to_usize(regions)];
-        let pages = vec![0; to_usize(DirtyMapPage::pages_for(regions))];
-        let dirty = DirtyMap::new(reactor, identity.clone(), members.clone(), &dirty, &pages);
+        let pages = vec![0; to_usize(RegionMapPage::pages_for(regions))];
+        let dirty = RegionMap::new(
+            MapKind::Dirty,
+            reactor,
+            identity.clone(),
+            members.clone(),
+            &dirty,
+            &pages,
+        );
         let unsynced = Unsynced::none(stripes);
         let array = Array::new(reactor, identity, members, dirty, unsynced, 0);
         let mut zeroed = true;
@@ -102,13 +108,21 @@ impl Array {
         options: AssembleOptions,
     ) -> Result<Rc<Array>, AssembleError> {
         let found = find(reactor, drives, options).await?;
-        let (dirty, pages) = read_dirty_map(reactor, &found.identity, &found.members).await;
+        let (dirty, pages) =
+            read_map(MapKind::Dirty, reactor, &found.identity, &found.members).await;
         let identity = found.identity;
         let (generation, journal_from) = (found.generation, found.journal_from);
         let members =
             Members::new(reactor, identity.clone(), found.members, generation, journal_from);
         let members = Rc::new(members);
-        let map = DirtyMap::new(reactor, identity.clone(), members.clone(), &dirty, &pages);
+        let map = RegionMap::new(
+            MapKind::Dirty,
+            reactor,
+            identity.clone(),
+            members.clone(),
+            &dirty,
+            &pages,
+        );
         let unsynced = Unsynced::none(identity.layout.stripes);
         let array = Array::new(reactor, identity.clone(), members, map, unsynced, 0);
         // A crash may have left the newest superblock on some members only; nothing may rest on it
@@ -254,7 +268,7 @@ impl Array {
                 self.sector_bytes
             )));
         }
-        let needs = self.layout().stripes * u64::from(self.layout().chunk_bytes);
+        let needs = self.layout().member_stripes() * u64::from(self.layout().chunk_bytes);
         let has = label::usable_bytes(drive);
         let areas = label::plan(has).filter(|areas| areas.data.len >= needs);
         let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
@@ -330,7 +344,7 @@ fn plan_array(
     if spec.name.is_empty() || spec.name.len() > NAME_BYTES {
         return Err(ChangeError::Spec(format!("a name has 1 to {NAME_BYTES} bytes")));
     }
-    let layout = Layout::new(spec.level, drives.len(), spec.copies, spec.chunk_bytes);
+    let layout = Layout::new(spec.level, drives.len(), spec.shape, spec.chunk_bytes);
     let mut layout = layout.map_err(ChangeError::Spec)?;
     let mut members = Vec::new();
     for (drive_uuid, drive) in drives {
@@ -347,7 +361,8 @@ fn plan_array(
         });
     }
     let data_bytes = members.iter().map(|member| member.areas.data.len).min().unwrap_or(0);
-    layout.stripes = data_bytes / u64::from(layout.chunk_bytes);
+    let chunks = data_bytes / u64::from(layout.chunk_bytes);
+    layout.stripes = chunks * u64::from(layout.groups);
     if layout.stripes > STRIPES_MAX {
         return Err(ChangeError::Spec("the drives are too large for this chunk; use more".into()));
     }

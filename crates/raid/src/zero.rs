@@ -163,9 +163,11 @@ impl Array {
             let drive = member.alive().cloned().ok_or(DriveError::Gone)?;
             (drive, member.areas.data.offset)
         };
-        let chunk = u64::from(self.layout().chunk_bytes);
-        let len = (stripes.end - stripes.start) * chunk;
-        drive.write_zeroes(base + stripes.start * chunk, len).await
+        let range = self.layout().member_range(stripes.clone(), MemberIndex::new(index));
+        if range.is_empty() {
+            return Ok(());
+        }
+        drive.write_zeroes(base + range.start, range.end - range.start).await
     }
 
     /// Asks one member to zero its whole data area. False if it cannot do that quickly.

@@ -47,7 +47,7 @@ impl Pair {
             name: "test".into(),
             level,
             chunk_bytes: 16 << 10,
-            copies: 0,
+            shape: ashlar_raid::layout::Shape::default(),
         };
         let drives =
             (0..members).map(|i| ([i as u8; 16], drive(reactor, &format!("d{i}"), sector)));

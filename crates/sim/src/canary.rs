@@ -2,8 +2,9 @@
 //! between engine and drive knows where things stand on a drive and does there what the bug would.
 
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState, StoredMember};
-use ashlar_format::dirty_map::DirtyMapPage;
+use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record;
+use ashlar_format::region_map::{MapKind, RegionMapPage};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::label;
 use ashlar_raid::layout::Layout;
@@ -53,7 +54,7 @@ impl Canary {
         bytes: Option<&[u8]>,
     ) -> Sabotage {
         let Some(layout) = label::plan(drive.traits.bytes) else { return Sabotage::Nothing };
-        let [superblocks, dirty_map, _, journal, data] = layout.areas();
+        let MemberLayout { superblocks, dirty_map, journal, data, .. } = layout;
         let inside = |area: ashlar_format::units::Area| area.range().contains(&offset);
         match self {
             Canary::NoDirtyMap if inside(dirty_map) => all_clean(bytes, offset),
@@ -88,9 +89,9 @@ fn all_trusted(bytes: Option<&[u8]>, home: u64) -> Sabotage {
 
 /// The dirty-map page without a bit set, sealed again.
 fn all_clean(bytes: Option<&[u8]>, home: u64) -> Sabotage {
-    let opened = bytes.and_then(|bytes| record::open::<DirtyMapPage>(bytes, None, home).ok());
+    let opened = bytes.and_then(|bytes| record::open::<RegionMapPage>(bytes, None, home).ok());
     let Some(page) = opened else { return Sabotage::Nothing };
-    let mut clean = DirtyMapPage::clean(page.array, page.page.get());
+    let mut clean = RegionMapPage::empty(page.array, MapKind::Dirty, page.page.get());
     let (owner, sequence) = (page.header.owner, page.header.sequence.get());
     record::seal(&mut clean, owner, home, sequence);
     Sabotage::Replace(clean.as_bytes().to_vec())
@@ -101,7 +102,7 @@ fn flipped(drive: &SimDrive, array: Option<&Layout>, at: u64, bytes: Option<&[u8
     let (Some(bytes), Some(array)) = (bytes, array) else { return Sabotage::Nothing };
     let stripe = StripeIndex(at / u64::from(array.chunk_bytes));
     let first = MemberIndex(0);
-    if drive.uuid[0] != 0 || array.position_of(stripe, first) < array.data * array.copies {
+    if drive.uuid[0] != 0 || array.position_of(stripe, first) < Some(array.data * array.copies) {
         return Sabotage::Nothing;
     }
     let mut bytes = bytes.to_vec();

@@ -2,9 +2,9 @@
 //! compare with. Dead drives are read, too.
 
 use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
-use ashlar_format::dirty_map::{self, DirtyMapPage};
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::record;
+use ashlar_format::region_map::{self, RegionMapPage};
 use ashlar_raid::label;
 
 use crate::drive::SimDrive;
@@ -30,12 +30,12 @@ pub fn owner(drive: &SimDrive) -> Option<[u8; 16]> {
 }
 
 /// The first page of the dirty map of one drive: the only one, on drives this small.
-pub fn dirty_page(drive: &SimDrive) -> Option<DirtyMapPage> {
+pub fn dirty_page(drive: &SimDrive) -> Option<RegionMapPage> {
     let area = label::plan(drive.traits.bytes)?.dirty_map.offset;
-    let slots = (0..dirty_map::SLOTS).filter_map(|slot| {
-        let home = area + DirtyMapPage::slot_offset(0, slot);
-        let bytes = drive.peek(home, size_of::<DirtyMapPage>());
-        record::open::<DirtyMapPage>(&bytes, Some(owner(drive)?), home).ok().cloned()
+    let slots = (0..region_map::SLOTS).filter_map(|slot| {
+        let home = area + RegionMapPage::slot_offset(0, slot);
+        let bytes = drive.peek(home, size_of::<RegionMapPage>());
+        record::open::<RegionMapPage>(&bytes, Some(owner(drive)?), home).ok().cloned()
     });
     slots.max_by_key(|page| page.header.sequence.get())
 }

@@ -16,7 +16,7 @@ use ashlar_format::units::{RegionIndex, to_usize};
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::AssembleError;
-use ashlar_raid::layout::Layout;
+use ashlar_raid::layout::{Layout, Shape};
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::{Order, Reactor};
@@ -93,7 +93,8 @@ impl Scenario {
     pub fn new(plan: Plan, options: Options) -> Scenario {
         let seed = plan.seed;
         let geometry = plan.geometry;
-        let layout = Layout::new(geometry.level, geometry.members, 0, geometry.chunk_bytes);
+        let layout =
+            Layout::new(geometry.level, geometry.members, Shape::default(), geometry.chunk_bytes);
         let layout = layout.expect("the geometries are possible");
         let mut world = World::new(seed, options.trace);
         world.canary = options.canary;
@@ -294,14 +295,14 @@ impl Scenario {
         let mut unsure = BTreeSet::new();
         let newest = inspect::newest(drives());
         let uncovered = newest.as_ref().is_some_and(|newest| newest.journal_from.get() == 0);
-        if self.plan.geometry.level.parity() > 0 && uncovered {
+        if self.plan.geometry.level.parity() != Some(0) && uncovered {
             let newest = newest.expect("looked at above");
             let stripes = newest.stripes.get();
             let region_stripes = u64::from(newest.region_stripes.get());
             for page in drives().filter_map(inspect::dirty_page) {
                 for stripe in 0..stripes {
                     let region = RegionIndex(stripe / region_stripes);
-                    if page.is_dirty(to_usize(region.0)) {
+                    if page.contains(to_usize(region.0)) {
                         unsure.insert(stripe);
                     }
                 }
@@ -360,7 +361,7 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
         name: "sim".into(),
         level: plan.geometry.level,
         chunk_bytes: plan.geometry.chunk_bytes,
-        copies: 0,
+        shape: Shape::default(),
     };
     let drives = {
         let fleet = seedling.fleet.borrow();

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use ashlar_format::array_superblock::Level;
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
+use ashlar_raid::layout::Shape;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::registry::Key;
@@ -113,7 +114,7 @@ impl Host {
             name: request.name.clone(),
             level,
             chunk_bytes: request.chunk_bytes.unwrap_or(CHUNK_BYTES_DEFAULT),
-            copies: request.copies.unwrap_or(0),
+            shape: Shape { copies: request.copies.unwrap_or(0), ..Shape::default() },
         })
     }
 

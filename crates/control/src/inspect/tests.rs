@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 use ashlar_format::array_superblock::{Level, StoredMember};
-use ashlar_format::dirty_map::DirtyMapPage;
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record::{name_field, seal};
+use ashlar_format::region_map::RegionMapPage;
 use zerocopy::IntoBytes;
 
 use super::*;
@@ -51,7 +51,7 @@ impl Sample {
         let mut table = VolumeTable::empty(ARRAY);
         seal(table.as_mut(), DRIVE, home, 2);
         sample.write(home, table.as_bytes());
-        let mut page = DirtyMapPage::clean(ARRAY, 0);
+        let mut page = RegionMapPage::clean(ARRAY, 0);
         page.set(5, true);
         seal(&mut page, DRIVE, layout.dirty_map.offset, 1);
         sample.write(layout.dirty_map.offset, page.as_bytes());
@@ -78,6 +78,7 @@ fn superblock() -> ArraySuperblock {
     superblock.name = name_field("main").unwrap();
     superblock.level = Level::Raid1 as u8;
     superblock.copies = 2;
+    superblock.groups = 1;
     superblock.data_chunks = 1;
     superblock.member_count = 2.into();
     superblock.member = 1.into();

@@ -11,6 +11,7 @@ use ashlar_format::array_superblock::Level;
 use ashlar_pool::pool::Pool;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::array::Array;
+use ashlar_raid::layout::{Layout, Shape};
 use ashlar_raid::start::ArraySpec;
 use ashlar_reactor::cores::Core;
 use ashlar_reactor::executor::Reactor;
@@ -52,15 +53,10 @@ impl Rig {
                 name: "rig".into(),
                 level,
                 chunk_bytes: 64 << 10,
-                copies: 0,
+                shape: Shape::default(),
             };
-            let data = match level {
-                Level::Raid0 => drives,
-                Level::Raid1 => 1,
-                Level::Raid10 => drives / 2,
-                Level::Raid5 => drives - 1,
-                Level::Raid6 => drives - 2,
-            };
+            let layout = Layout::new(level, drives.into(), spec.shape, spec.chunk_bytes);
+            let data = layout.expect("a layout that can be").data;
             let bytes = volume_bytes / u64::from(data) + (16 << 20);
             let limits = Limits { bytes, sector_bytes: 512, zeroes_cheaply: true };
             let drive =

@@ -1,15 +1,15 @@
-//! Which regions may have parity or copies that do not agree.
+//! A durable set of regions: which may have parity or copies that do not agree (dirty), which were
+//! ever written, which a member missed.
 //!
-//! Invariant: a region's bit is durable on every member that keeps metadata before the first write
-//! to the region is submitted, and is cleared only after every write to the region is durable and
-//! no stripe of it waits for resync.
+//! Invariant: a region's bit is durable on every member that keeps metadata before `mark` returns,
+//! and is cleared only after every write to the region is durable.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_drive::error::DriveError;
-use ashlar_format::dirty_map::{DirtyMapPage, REGIONS_PER_PAGE};
+use ashlar_format::region_map::{MapKind, PAGES_MAX, REGIONS_PER_PAGE, RegionMapPage};
 use ashlar_format::units::{MemberIndex, RegionIndex, StripeIndex, to_usize};
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::executor::Reactor;
@@ -17,7 +17,7 @@ use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::error::ArrayError;
-use crate::label::{self, DIRTY_PAGES_MAX};
+use crate::label;
 use crate::members::{Identity, Members};
 
 /// A region that nobody wrote to for this long is cleaned.
@@ -27,7 +27,7 @@ const REGION_STRIPES_MIN: u64 = 16;
 
 /// Stripes covered by one bit, for an array of `stripes`.
 pub fn region_stripes_for(stripes: u64) -> u32 {
-    let wanted = stripes.div_ceil(DIRTY_PAGES_MAX * REGIONS_PER_PAGE);
+    let wanted = stripes.div_ceil(PAGES_MAX * REGIONS_PER_PAGE);
     u32::try_from(wanted.max(REGION_STRIPES_MIN)).expect("less than 2^32 stripes a region")
 }
 
@@ -46,7 +46,8 @@ struct Page {
     writing: Cell<bool>,
 }
 
-pub struct DirtyMap {
+pub struct RegionMap {
+    kind: MapKind,
     reactor: Reactor,
     identity: Rc<Identity>,
     members: Rc<Members>,
@@ -57,7 +58,7 @@ pub struct DirtyMap {
 
 /// Keeps a region dirty while a write to it is under way.
 pub struct RegionGuard {
-    map: Rc<DirtyMap>,
+    map: Rc<RegionMap>,
     region: RegionIndex,
 }
 
@@ -70,22 +71,24 @@ impl Drop for RegionGuard {
     }
 }
 
-impl DirtyMap {
-    /// `dirty`: regions whose bit is set on the drives; `sequences`: of the pages there.
+impl RegionMap {
+    /// `inside`: regions whose bit is set on the drives; `sequences`: of the pages there.
     pub fn new(
+        kind: MapKind,
         reactor: &Reactor,
         identity: Rc<Identity>,
         members: Rc<Members>,
-        dirty: &[bool],
+        inside: &[bool],
         sequences: &[u64],
-    ) -> Rc<DirtyMap> {
-        let region = |dirty: &bool| Region { wanted: *dirty, durable: *dirty, ..Region::default() };
+    ) -> Rc<RegionMap> {
+        let region = |bit: &bool| Region { wanted: *bit, durable: *bit, ..Region::default() };
         let page = |s: &u64| Page { sequence: Cell::new(*s), writing: Cell::new(false) };
-        Rc::new(DirtyMap {
+        Rc::new(RegionMap {
+            kind,
             reactor: reactor.clone(),
             identity,
             members,
-            regions: RefCell::new(dirty.iter().map(region).collect()),
+            regions: RefCell::new(inside.iter().map(region).collect()),
             pages: sequences.iter().map(page).collect(),
             waiting: WaitList::default(),
         })
@@ -106,7 +109,7 @@ impl DirtyMap {
         region.0 * size..end
     }
 
-    pub fn dirty_count(&self) -> u64 {
+    pub fn count(&self) -> u64 {
         self.regions.borrow().iter().filter(|region| region.durable).count() as u64
     }
 
@@ -204,8 +207,8 @@ impl DirtyMap {
             regions[first..end].iter().map(|region| region.wanted).collect()
         };
         let number = u32::try_from(page).expect("few pages");
-        let mut record = DirtyMapPage::clean(self.identity.uuid, number);
-        wanted.iter().enumerate().for_each(|(index, dirty)| record.set(index, *dirty));
+        let mut record = RegionMapPage::empty(self.identity.uuid, self.kind, number);
+        wanted.iter().enumerate().for_each(|(index, inside)| record.set(index, *inside));
         let targets: Vec<MemberIndex> = {
             let list = self.members.list();
             let kept = (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some());
@@ -224,15 +227,16 @@ impl DirtyMap {
     async fn write_to(
         &self,
         member: usize,
-        mut record: DirtyMapPage,
+        mut record: RegionMapPage,
         sequence: u64,
     ) -> Result<(), DriveError> {
         let (drive, drive_uuid, at) = {
             let list = self.members.list();
             let drive = list[member].drive.clone().ok_or(DriveError::Gone)?;
-            (drive, list[member].drive_uuid, list[member].areas.dirty_map.offset)
+            let area = label::map_area(&list[member].areas, self.kind);
+            (drive, list[member].drive_uuid, area.offset)
         };
-        let home = at + DirtyMapPage::slot_offset(record.page.get(), sequence);
+        let home = at + RegionMapPage::slot_offset(record.page.get(), sequence);
         label::write_record(&self.reactor, &drive, &mut record, drive_uuid, home, sequence).await?;
         drive.flush().await
     }

@@ -1,0 +1,154 @@
+//! One batch of the journal: writes that are acknowledged before they are in place, and what is
+//! about to be stored with them.
+//!
+//! The batch is followed by its payload, the bytes of its entries in order. Batches stand in a ring
+//! of 4 KiB blocks; `sequence` orders them. See `docs/FORMAT.md`.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::record::{Header, Kind, Record, RecordError, Upgrade};
+use crate::upgrade;
+
+pub const VERSION: u16 = 1;
+/// Most payload bytes of one batch.
+pub const PAYLOAD_BYTES_MAX: u32 = 256 << 10;
+/// Most entries of one batch.
+pub const ENTRIES_MAX: usize = 99;
+
+/// What an entry holds. The number is on drives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum EntryKind {
+    /// Bytes of a data chunk.
+    Data = 1,
+    /// Bytes of a parity chunk that belong to data of other entries.
+    Parity = 2,
+    /// Whole stripes read as zeroes from here on; `len` counts them. No payload.
+    Zeroes = 3,
+}
+
+impl EntryKind {
+    pub const ALL: [EntryKind; 3] = [EntryKind::Data, EntryKind::Parity, EntryKind::Zeroes];
+
+    fn from_number(number: u8) -> Option<EntryKind> {
+        EntryKind::ALL.into_iter().find(|kind| *kind as u8 == number)
+    }
+}
+
+/// Rows of one position of a stripe.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct StoredEntry {
+    pub stripe: U64,
+    /// First row, in bytes inside the chunk.
+    pub row: U32,
+    /// Bytes; of zeroes: stripes.
+    pub len: U32,
+    /// Of parity: sequence of the newest data that it belongs to.
+    pub newest: U64,
+    /// Of parity: sequence of the oldest data that it belongs to.
+    pub oldest: U64,
+    pub kind: u8,
+    pub position: u8,
+    reserved: [u8; 6],
+}
+const _: () = assert!(size_of::<StoredEntry>() == 40);
+
+impl StoredEntry {
+    pub fn new(kind: EntryKind, stripe: u64, position: u8, row: u32, len: u32) -> StoredEntry {
+        let (row, len) = (U32::new(row), U32::new(len));
+        let kind = kind as u8;
+        StoredEntry { stripe: stripe.into(), row, len, kind, position, ..StoredEntry::default() }
+    }
+
+    pub fn kind(&self) -> Result<EntryKind, RecordError> {
+        EntryKind::from_number(self.kind).ok_or(RecordError::Field("kind of an entry"))
+    }
+
+    /// Bytes it has in the payload; zero for a kind that is not known.
+    pub fn payload_len(&self) -> u32 {
+        match self.kind() {
+            Ok(EntryKind::Data | EntryKind::Parity) => self.len.get(),
+            Ok(EntryKind::Zeroes) | Err(_) => 0,
+        }
+    }
+
+    fn check(&self) -> Result<(), RecordError> {
+        self.kind()?;
+        if self.len.get() == 0 || !self.payload_len().is_multiple_of(512) {
+            return Err(RecordError::Field("length of an entry"));
+        }
+        if !self.row.get().is_multiple_of(512) {
+            return Err(RecordError::Field("row of an entry"));
+        }
+        if self.reserved.iter().any(|byte| *byte != 0) {
+            return Err(RecordError::Field("reserved bytes of an entry"));
+        }
+        Ok(())
+    }
+}
+
+#[derive(Clone, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct JournalBatch {
+    pub header: Header,
+    pub array: [u8; 16],
+    /// Batches with a smaller sequence are stored and durable in place.
+    pub tail_sequence: U64,
+    pub entry_count: U32,
+    pub payload_bytes: U32,
+    /// CRC32C of the payload.
+    pub payload_checksum: U32,
+    reserved_a: [u8; 28],
+    pub entries: [StoredEntry; ENTRIES_MAX],
+    reserved: [u8; 8],
+}
+const _: () = assert!(size_of::<JournalBatch>() == 4096);
+const _: () = assert!(std::mem::offset_of!(JournalBatch, entries) == 128);
+
+impl JournalBatch {
+    pub const BYTES: u64 = size_of::<JournalBatch>() as u64;
+
+    /// All zero; the caller fills it in and seals it.
+    pub fn blank() -> JournalBatch {
+        zerocopy::FromZeros::new_zeroed()
+    }
+
+    /// The entries in use.
+    pub fn entries(&self) -> &[StoredEntry] {
+        &self.entries[..(self.entry_count.get() as usize).min(ENTRIES_MAX)]
+    }
+}
+
+impl Record for JournalBatch {
+    const KIND: Kind = Kind::JournalBatch;
+    const VERSION: u16 = VERSION;
+    const UPGRADES: &'static [Upgrade] = &upgrade::JOURNAL_BATCH_UPGRADES;
+
+    fn header(&self) -> &Header {
+        &self.header
+    }
+
+    fn header_mut(&mut self) -> &mut Header {
+        &mut self.header
+    }
+
+    fn check(&self) -> Result<(), RecordError> {
+        if self.entry_count.get() as usize > ENTRIES_MAX {
+            return Err(RecordError::Field("entry count"));
+        }
+        self.entries().iter().try_for_each(StoredEntry::check)?;
+        let total: u64 = self.entries().iter().map(|entry| u64::from(entry.payload_len())).sum();
+        if total != u64::from(self.payload_bytes.get())
+            || self.payload_bytes.get() > PAYLOAD_BYTES_MAX
+        {
+            return Err(RecordError::Field("payload length"));
+        }
+        let reserved = self.reserved_a.iter().chain(&self.reserved);
+        if reserved.into_iter().any(|byte| *byte != 0) {
+            return Err(RecordError::Field("reserved bytes"));
+        }
+        Ok(())
+    }
+}
