@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use ashlar_format::array_superblock::{Level, StoredMember};
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record::{name_field, seal};
-use ashlar_format::region_map::RegionMapPage;
+use ashlar_format::region_map::{MapKind, RegionMapPage};
 use zerocopy::IntoBytes;
 
 use super::*;
@@ -51,7 +51,7 @@ impl Sample {
         let mut table = VolumeTable::empty(ARRAY);
         seal(table.as_mut(), DRIVE, home, 2);
         sample.write(home, table.as_bytes());
-        let mut page = RegionMapPage::clean(ARRAY, 0);
+        let mut page = RegionMapPage::empty(ARRAY, MapKind::Dirty, 0);
         page.set(5, true);
         seal(&mut page, DRIVE, layout.dirty_map.offset, 1);
         sample.write(layout.dirty_map.offset, page.as_bytes());
