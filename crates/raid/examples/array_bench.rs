@@ -33,8 +33,13 @@ async fn array(reactor: &Reactor, level: Level, members: u8) -> Rc<Array> {
         let device = Device::Ram { bytes: DRIVE_BYTES };
         ([index; 16], Drive::new(reactor, device, limits, &format!("ram{index}")))
     };
-    let spec =
-        ArraySpec { uuid: [1; 16], name: "bench".into(), level, chunk_bytes: 64 << 10, copies: 0 };
+    let spec = ArraySpec {
+        uuid: [1; 16],
+        name: "bench".into(),
+        level,
+        chunk_bytes: 64 << 10,
+        shape: Default::default(),
+    };
     Array::create(reactor, &spec, (0..members).map(drive).collect()).await.unwrap()
 }
 
