@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::device::content::content;
 use crate::device::signature::EDGE_BYTES;
+use crate::level::notation;
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::percent;
 use crate::survey::{self, Copies, Medium};
@@ -59,8 +60,10 @@ pub struct MemberReport {
 pub struct SuperblockReport {
     pub name: String,
     pub generation: u64,
-    pub level: u8,
+    /// As operators write it, such as `5` or `10+4`.
+    pub level: String,
     pub copies: u8,
+    pub groups: u8,
     pub data_chunks: u8,
     pub parity_chunks: u8,
     pub chunk_bytes: u32,
@@ -194,8 +197,12 @@ fn superblock_report(superblock: &ArraySuperblock) -> SuperblockReport {
     SuperblockReport {
         name: superblock.name().unwrap_or_default().to_owned(),
         generation: superblock.header.sequence.get(),
-        level: superblock.level,
+        level: superblock.level().map_or_else(
+            |_| superblock.level.to_string(),
+            |level| notation(level, superblock.data_chunks, superblock.parity_chunks),
+        ),
         copies: superblock.copies,
+        groups: superblock.groups,
         data_chunks: superblock.data_chunks,
         parity_chunks: superblock.parity_chunks,
         chunk_bytes: superblock.chunk_bytes.get(),

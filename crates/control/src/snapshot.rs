@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use crate::api::array::{ArrayCounters, ArrayState, MemberState, Progress, Scrub, ScrubState};
 use crate::api::drive::{DriveCounters, DriveHealth};
+use crate::level::notation;
 
 /// The drive of a member, as its array sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,8 +50,9 @@ pub struct ArraySnapshot {
     /// As stored on the drives; this host may know it by another name.
     pub name: String,
     pub state: ArrayState,
-    pub level: u8,
+    pub level: String,
     pub copies: u8,
+    pub groups: u8,
     pub data_chunks: u8,
     pub parity_chunks: u8,
     pub chunk_bytes: u32,
@@ -95,8 +97,9 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
             raid::ArrayState::Degraded => ArrayState::Degraded,
             raid::ArrayState::Failed => ArrayState::Failed,
         },
-        level: status.level as u8,
+        level: notation(status.level, status.data_chunks, status.parity_chunks),
         copies: status.copies,
+        groups: pool.array().layout().groups,
         data_chunks: status.data_chunks,
         parity_chunks: status.parity_chunks,
         chunk_bytes: status.chunk_bytes,

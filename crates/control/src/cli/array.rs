@@ -15,6 +15,7 @@ use crate::cli::drive::{health_name, with_notes};
 use crate::cli::follow::{Work, follow};
 use crate::cli::output::{Output, duration, or_dash, rows, show, table};
 use crate::client::{Client, path_of};
+use crate::level::{LEVELS, is_written_like_one};
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
 
@@ -79,9 +80,9 @@ pub enum Command {
 pub struct Create {
     /// Name of the new array
     name: String,
-    /// RAID level: 0, 1, 5, 6 or 10
-    #[arg(long)]
-    level: u8,
+    /// RAID level: 0, 1, 5, 6, 7.3, 10, 50, 60, 70, or N+M: N data and M parity chunks a stripe
+    #[arg(long, value_parser = level_text)]
+    level: String,
     /// Names of attached drives, in the order of the members
     #[arg(long, value_delimiter = ',', required = true, value_name = "DRIVE,…")]
     #[arg(add = ArgValueCandidates::new(complete::drives))]
@@ -92,6 +93,9 @@ pub struct Create {
     /// Copies of each block at level 1 (left out: one a drive) and 10 (left out: two)
     #[arg(long)]
     copies: Option<u8>,
+    /// Drives of one group at levels 50, 60 and 70; left out: there are two groups
+    #[arg(long, value_name = "DRIVES")]
+    group_size: Option<u8>,
     /// Also take drives that carry another array's label
     #[arg(long)]
     force: bool,
@@ -131,6 +135,10 @@ pub struct Start {
     /// Also if absent members may hold newer data; what only they hold is lost
     #[arg(long)]
     force: bool,
+}
+
+fn level_text(text: &str) -> Result<String, String> {
+    if is_written_like_one(text) { Ok(text.to_owned()) } else { Err(format!("use {LEVELS}")) }
 }
 
 pub async fn run(command: Command, client: &Client, output: Output) -> Answer<ExitCode> {
@@ -194,6 +202,7 @@ impl Create {
             drives: self.drives,
             chunk_bytes,
             copies: self.copies,
+            group_members: self.group_size,
             force: self.force,
         })
     }
@@ -287,10 +296,10 @@ pub fn state_name(state: ArrayState) -> &'static str {
     }
 }
 
-/// `RAID 5, 4+1 chunks of 64K`.
+/// `RAID 5, 4+1 chunks of 64K`, `RAID 60, 2 groups of 6+2 chunks of 64K`.
 fn layout(array: &Array) -> String {
     let (Some(level), Some(data), Some(parity)) =
-        (array.level, array.data_chunks, array.parity_chunks)
+        (&array.level, array.data_chunks, array.parity_chunks)
     else {
         return "-".to_owned();
     };
@@ -300,7 +309,11 @@ fn layout(array: &Array) -> String {
             format!("RAID {level}, {data}\u{d7}{copies} chunks of {chunk}")
         }
         (_, 0) => format!("RAID {level}, {data} chunks of {chunk}"),
-        (_, _) => format!("RAID {level}, {data}+{parity} chunks of {chunk}"),
+        (_, _) => {
+            let groups = array.groups.filter(|groups| *groups > 1);
+            let groups = groups.map(|groups| format!("{groups} groups of ")).unwrap_or_default();
+            format!("RAID {level}, {groups}{data}+{parity} chunks of {chunk}")
+        }
     }
 }
 

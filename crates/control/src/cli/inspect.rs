@@ -87,10 +87,11 @@ fn superblock(its: &SuperblockReport) -> String {
         ]);
     }
     format!(
-        "array {}: RAID {}, {} data and {} parity chunks of {}, {} copies, {} stripes, \
+        "array {}: RAID {}, {} groups, {} data and {} parity chunks of {}, {} copies, {} stripes, \
          generation {}\n{}",
         its.name,
         its.level,
+        its.groups,
         its.data_chunks,
         its.parity_chunks,
         Size(its.chunk_bytes.into()),

@@ -70,7 +70,7 @@ impl Host {
             .fix("make a new array, and copy what can still be read"));
         }
         let has = self.attached(drive)?.bytes();
-        let needs = array.stripes * u64::from(array.chunk_bytes);
+        let needs = array.stripes / u64::from(array.groups) * u64::from(array.chunk_bytes);
         match plan(has) {
             Some(layout) if layout.data.len >= needs => Ok(()),
             Some(_) | None => {

@@ -4,6 +4,7 @@
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part")]
 
+use std::fmt::Display;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -65,7 +66,7 @@ impl Daemon {
     }
 
     /// A daemon with array `a` of this level on drives `d0`, `d1`, …
-    pub fn with_array(level: u8, members: usize) -> Daemon {
+    pub fn with_array(level: impl Display, members: usize) -> Daemon {
         let daemon = Daemon::with_drives(members);
         daemon.create_array("a", level, members);
         daemon
@@ -76,7 +77,7 @@ impl Daemon {
         self.ok(&format!("drive attach @/{name}.img"));
     }
 
-    pub fn create_array(&self, name: &str, level: u8, members: usize) {
+    pub fn create_array(&self, name: &str, level: impl Display, members: usize) {
         let drives: Vec<String> = (0..members).map(|number| format!("d{number}")).collect();
         self.ok(&format!("array create {name} --level {level} --drives {}", drives.join(",")));
     }
