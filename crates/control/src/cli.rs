@@ -7,6 +7,7 @@ mod export;
 mod follow;
 mod inspect;
 mod output;
+mod settings;
 mod status;
 mod volume;
 

@@ -11,6 +11,7 @@ mod drives;
 mod exports;
 mod members;
 mod restore;
+mod settings;
 mod show;
 mod translate;
 mod volumes;

@@ -6,11 +6,13 @@ use ashlar_drive::drive::Drive;
 use ashlar_drive::health::HealthState;
 use ashlar_format::array_superblock as format;
 use ashlar_pool::pool::Pool;
+use ashlar_raid::array::Array;
 use ashlar_raid::status as raid;
 use uuid::Uuid;
 
 use crate::api::array::{ArrayCounters, ArrayState, MemberState, Progress, Scrub, ScrubState};
 use crate::api::drive::{DriveCounters, DriveHealth};
+use crate::api::settings::{Policy, Settings};
 use crate::level::notation;
 
 /// The drive of a member, as its array sees it.
@@ -62,6 +64,7 @@ pub struct ArraySnapshot {
     pub generation: u64,
     pub members: Vec<MemberSnapshot>,
     pub volumes: Vec<VolumeSnapshot>,
+    pub settings: Settings,
     pub dirty_regions: u64,
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,
@@ -109,12 +112,23 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         generation: status.generation,
         members: status.members.iter().map(member).collect(),
         volumes: volumes.collect(),
+        settings: settings(pool.array()),
         dirty_regions: status.dirty_regions,
         resync: status.resync.map(progress),
         rebuild: status.rebuild.map(progress),
         rebuild_error: status.rebuild_error.clone(),
         scrub: scrub(&status.scrub),
         counters: counters(&status.counters),
+    }
+}
+
+fn settings(array: &Array) -> Settings {
+    Settings {
+        policy: match array.policy() {
+            format::Policy::Journal => Policy::Journal,
+            format::Policy::Bitmap => Policy::Bitmap,
+            format::Policy::None => Policy::None,
+        },
     }
 }
 

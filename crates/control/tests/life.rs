@@ -67,6 +67,25 @@ fn every_level_from_blank_drives_to_blank_drives() {
 }
 
 #[test]
+fn policies_are_usual_chosen_and_changed() {
+    let mut daemon = Daemon::with_drives(4);
+    for (level, usual) in [("0", "none"), ("1", "bitmap"), ("5", "journal"), ("3+1", "journal")] {
+        daemon.create_array("a", level, 4);
+        assert_eq!(daemon.json("array show a")["settings"]["policy"], usual, "{level}");
+        daemon.ok("array delete a");
+    }
+    daemon.ok("array create a --level 6 --drives d0,d1,d2,d3 --policy none");
+    for policy in ["none", "journal", "bitmap"] {
+        let said = daemon.ok(&format!("array set a --policy {policy}"));
+        assert!(said.contains(policy), "{said}");
+        daemon.kill();
+        daemon.start_again();
+        assert_eq!(daemon.json("array show a")["settings"]["policy"], policy);
+    }
+    assert!(daemon.ok("array show a").contains("policy      bitmap"));
+}
+
+#[test]
 fn groups_are_as_large_as_they_shall_be() {
     let daemon = Daemon::with_drives(8);
     let drives: Vec<String> = (0..8).map(|number| format!("d{number}")).collect();

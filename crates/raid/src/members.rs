@@ -10,7 +10,9 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::array_superblock::{ArraySuperblock, MemberState, SLOTS, StoredMember};
+use ashlar_format::array_superblock::{
+    ArraySuperblock, MemberState, Policy, SLOTS, StoredMember,
+};
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record::name_field;
 use ashlar_format::units::{MemberIndex, StripeIndex};
@@ -79,6 +81,7 @@ pub struct Members {
     durable_generation: Cell<u64>,
     /// See the superblock's field of this name.
     journal_from: Cell<u64>,
+    policy: Cell<Policy>,
     writing: Cell<bool>,
     waiting: WaitList,
 }
@@ -99,6 +102,7 @@ impl Members {
             generation: Cell::new(generation),
             durable_generation: Cell::new(generation),
             journal_from: Cell::new(journal_from),
+            policy: Cell::new(Policy::Bitmap),
             writing: Cell::new(false),
             waiting: WaitList::default(),
         }
@@ -202,6 +206,15 @@ impl Members {
     pub async fn save(&self) -> Result<(), ArrayError> {
         self.generation.set(self.generation.get() + 1);
         self.settled().await
+    }
+
+    pub fn policy(&self) -> Policy {
+        self.policy.get()
+    }
+
+    /// In memory only; `save` makes it durable.
+    pub fn set_policy(&self, policy: Policy) {
+        self.policy.set(policy);
     }
 
     pub fn journal_from(&self) -> u64 {
@@ -352,6 +365,7 @@ impl Members {
         superblock.region_stripes = self.identity.region_stripes.into();
         superblock.stripes = layout.stripes.into();
         superblock.journal_from = self.journal_from.get().into();
+        superblock.policy = self.policy.get() as u8;
         for (stored, member) in superblock.members.iter_mut().zip(list.iter()) {
             *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_flushed);
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::array_superblock::{Level, MemberState, NAME_BYTES, STRIPES_MAX};
+use ashlar_format::array_superblock::{Level, MemberState, NAME_BYTES, Policy, STRIPES_MAX};
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::region_map::{MapKind, RegionMapPage};
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
@@ -30,6 +30,7 @@ pub struct ArraySpec {
     /// 16 KiB to 1 MiB, a power of two.
     pub chunk_bytes: u32,
     pub shape: Shape,
+    pub policy: Policy,
 }
 
 fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> ChangeError {
@@ -48,6 +49,7 @@ impl Array {
         let (identity, members) = plan_array(spec, drives)?;
         let list = members.clone();
         let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0));
+        members.set_policy(spec.policy);
         let stripes = identity.layout.stripes;
         let regions = RegionMap::region_count(stripes, identity.region_stripes);
         // Until they are known to be zero, all stripes wait for resync.
@@ -115,6 +117,7 @@ impl Array {
         let members =
             Members::new(reactor, identity.clone(), found.members, generation, journal_from);
         let members = Rc::new(members);
+        members.set_policy(found.policy);
         let map = RegionMap::new(
             MapKind::Dirty,
             reactor,
@@ -310,6 +313,18 @@ impl Array {
         Ok(())
     }
 
+    pub fn policy(&self) -> Policy {
+        self.members.policy()
+    }
+
+    /// Changes what is durable before a write is acknowledged, from the next write on. Durable when
+    /// this returns.
+    pub async fn set_policy(&self, policy: Policy) -> Result<(), ChangeError> {
+        check_policy(self.layout().is_redundant(), policy)?;
+        self.members.set_policy(policy);
+        Ok(self.members.save().await?)
+    }
+
     /// Waits for requests under way, flushes, marks the array clean. Afterwards it does nothing.
     pub async fn stop(self: &Rc<Self>) -> Result<(), ArrayError> {
         self.drain().await;
@@ -336,6 +351,13 @@ impl Array {
     }
 }
 
+fn check_policy(redundant: bool, policy: Policy) -> Result<(), ChangeError> {
+    if redundant || policy == Policy::None {
+        return Ok(());
+    }
+    Err(ChangeError::Spec("level 0 has nothing to keep in agreement: its policy is none".into()))
+}
+
 /// What the array and its members will be; refuses what does not fit.
 fn plan_array(
     spec: &ArraySpec,
@@ -346,6 +368,7 @@ fn plan_array(
     }
     let layout = Layout::new(spec.level, drives.len(), spec.shape, spec.chunk_bytes);
     let mut layout = layout.map_err(ChangeError::Spec)?;
+    check_policy(layout.is_redundant(), spec.policy)?;
     let mut members = Vec::new();
     for (drive_uuid, drive) in drives {
         let has = label::usable_bytes(&drive);

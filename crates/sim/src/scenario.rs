@@ -362,6 +362,7 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
         level: plan.geometry.level,
         chunk_bytes: plan.geometry.chunk_bytes,
         shape: Shape::default(),
+        policy: plan.geometry.level.usual_policy(),
     };
     let drives = {
         let fleet = seedling.fleet.borrow();

@@ -5,6 +5,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::api::drive::DriveHealth;
+use crate::api::settings::{Settings, SettingsChange};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -23,6 +24,8 @@ pub struct ArrayCreate {
     /// Members of one group at levels 50, 60 and 70. Left out: there are two groups.
     #[serde(default)]
     pub group_members: Option<u8>,
+    #[serde(default)]
+    pub settings: SettingsChange,
     /// Also take drives that carry another array's label.
     #[serde(default)]
     pub force: bool,
@@ -172,6 +175,7 @@ pub struct Array {
     pub generation: Option<u64>,
     pub members: Vec<Member>,
     pub volumes: Vec<String>,
+    pub settings: Option<Settings>,
     /// Regions whose members may not agree if power fails now.
     pub dirty_regions: Option<u64>,
     /// Making members agree again after a crash.

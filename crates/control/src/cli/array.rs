@@ -14,6 +14,7 @@ use crate::cli::complete;
 use crate::cli::drive::{health_name, with_notes};
 use crate::cli::follow::{Work, follow};
 use crate::cli::output::{Output, duration, or_dash, rows, show, table};
+use crate::cli::settings::{self, SettingsOptions};
 use crate::client::{Client, path_of};
 use crate::level::{LEVELS, is_written_like_one};
 use crate::refusal::{Answer, Refusal};
@@ -22,7 +23,9 @@ use crate::size::Size;
 #[derive(Subcommand)]
 pub enum Command {
     /// Make an array of attached drives
-    Create(Create),
+    Create(Box<Create>),
+    /// Set what can be set while an array runs; without options: show it
+    Set(Set),
     /// All arrays
     List,
     /// One array: members, long work, counters
@@ -99,6 +102,17 @@ pub struct Create {
     /// Also take drives that carry another array's label
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    settings: SettingsOptions,
+}
+
+#[derive(Args)]
+pub struct Set {
+    /// Its name
+    #[arg(add = ArgValueCandidates::new(complete::arrays))]
+    name: String,
+    #[command(flatten)]
+    settings: SettingsOptions,
 }
 
 #[derive(Args)]
@@ -149,6 +163,11 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<Ex
                 let size = Size(array.capacity_bytes.unwrap_or(0));
                 format!("array {} created: {}, {size}", array.name, layout(array))
             })?;
+        }
+        Command::Set(Set { name, settings }) => {
+            let path = format!("{}/set", path_of("arrays", &name));
+            let array: Array = client.post(&path, &settings.change()).await?;
+            show(output, &array, |array| settings_lines(array).join("\n"))?;
         }
         Command::List => {
             let arrays: Vec<Array> = client.get("/v1/arrays").await?;
@@ -203,6 +222,7 @@ impl Create {
             chunk_bytes,
             copies: self.copies,
             group_members: self.group_size,
+            settings: self.settings.change(),
             force: self.force,
         })
     }
@@ -381,6 +401,7 @@ fn details(array: &Array) -> String {
         lines.push(format!("layout      {}", layout(array)));
         lines.push(format!("size        {} ({free} free)", Size(capacity)));
         lines.push(format!("volumes     {}", or_dash(listed(&array.volumes))));
+        lines.extend(settings_lines(array));
         lines.push(format!("cpu         {}", or_dash(array.cpu)));
         lines.push(format!("generation  {}", or_dash(array.generation)));
         lines.push(format!("dirty       {} regions", or_dash(array.dirty_regions)));
@@ -403,6 +424,10 @@ fn details(array: &Array) -> String {
         lines.push(members_table(&array.members));
     }
     lines.join("\n")
+}
+
+fn settings_lines(array: &Array) -> Vec<String> {
+    array.settings.as_ref().map(settings::lines).unwrap_or_default()
 }
 
 fn listed(names: &[String]) -> Option<String> {

@@ -18,6 +18,7 @@ use crate::catalog::KnownArray;
 use crate::device::content::{Content, Labelled};
 use crate::engine::{self, Kept, Origin, Seed, plant};
 use crate::host::drives::blocking;
+use crate::host::settings::stored_policy;
 use crate::host::{Host, Medium, RamHome, Running, translate};
 use crate::level::{LEVELS, Notation};
 use crate::name::check_name;
@@ -129,6 +130,7 @@ impl Host {
                 parity,
                 group_members: request.group_members.unwrap_or(0),
             },
+            policy: request.settings.policy.map_or(level.usual_policy(), stored_policy),
         })
     }
 
