@@ -48,6 +48,7 @@ impl Pair {
             level,
             chunk_bytes: 16 << 10,
             shape: ashlar_raid::layout::Shape::default(),
+            policy: None,
         };
         let drives =
             (0..members).map(|i| ([i as u8; 16], drive(reactor, &format!("d{i}"), sector)));

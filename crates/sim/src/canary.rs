@@ -53,7 +53,10 @@ impl Canary {
         offset: u64,
         bytes: Option<&[u8]>,
     ) -> Sabotage {
-        let Some(layout) = label::plan(drive.traits.bytes) else { return Sabotage::Nothing };
+        let parity = array.map_or(0, |array| array.parity);
+        let Some(layout) = label::plan(drive.traits.bytes, parity) else {
+            return Sabotage::Nothing;
+        };
         let MemberLayout { superblocks, dirty_map, journal, data, .. } = layout;
         let inside = |area: ashlar_format::units::Area| area.range().contains(&offset);
         match self {

@@ -11,7 +11,7 @@ use crate::drive::SimDrive;
 
 /// The newest superblock of one drive.
 pub fn superblock(drive: &SimDrive) -> Option<ArraySuperblock> {
-    let home = label::plan(drive.traits.bytes)?.superblocks.offset;
+    let home = label::plan(drive.traits.bytes, 0)?.superblocks.offset;
     let slots = (0..SLOTS).filter_map(|slot| {
         let at = home + slot * ArraySuperblock::BYTES;
         let bytes = drive.peek(at, size_of::<ArraySuperblock>());
@@ -31,7 +31,7 @@ pub fn owner(drive: &SimDrive) -> Option<[u8; 16]> {
 
 /// The first page of the dirty map of one drive: the only one, on drives this small.
 pub fn dirty_page(drive: &SimDrive) -> Option<RegionMapPage> {
-    let area = label::plan(drive.traits.bytes)?.dirty_map.offset;
+    let area = label::plan(drive.traits.bytes, 0)?.dirty_map.offset;
     let slots = (0..region_map::SLOTS).filter_map(|slot| {
         let home = area + RegionMapPage::slot_offset(0, slot);
         let bytes = drive.peek(home, size_of::<RegionMapPage>());
