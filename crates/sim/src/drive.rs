@@ -1,12 +1,11 @@
 //! A simulated drive: what it shows, what of that is not durable yet, and what is wrong with it.
 //!
-//! Content is kept in shared blocks of 4 KiB; a write makes new blocks and remembers the old ones
+//! Content is kept in blocks of 4 KiB; a write puts new ones in their place and keeps the old ones
 //! until a flush covers it. So a power cut can take back any write, or any sectors of it.
 //!
 //! Invariant: `undo` holds, in order, what every unflushed write replaced.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::rc::Rc;
 
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::prng::Prng;
@@ -20,8 +19,9 @@ const SECTORS_PER_BLOCK: usize = BLOCK_BYTES / SECTOR_BYTES;
 const GOOD_AFTER_TRANSIENT: u32 = 64;
 
 type Block = [u8; BLOCK_BYTES];
+const ZEROES: Block = [0; BLOCK_BYTES];
 /// `None`: all zero.
-type Content = Option<Rc<Block>>;
+type Content = Option<Box<Block>>;
 
 /// What a drive is like. Does not change.
 #[derive(Clone, Copy, Debug)]
@@ -89,6 +89,8 @@ pub struct SimDrive {
     pub uuid: [u8; 16],
     blocks: Vec<Content>,
     undo: VecDeque<Undo>,
+    /// Blocks to write to next, with any content.
+    spare: Vec<Box<Block>>,
     writes: u64,
     /// Sectors of 512 bytes that cannot be read until they are written.
     pub latent: BTreeSet<u64>,
@@ -109,8 +111,9 @@ impl SimDrive {
         SimDrive {
             traits,
             uuid,
-            blocks: vec![None; blocks],
+            blocks: std::iter::repeat_with(|| None).take(blocks).collect(),
             undo: VecDeque::new(),
+            spare: Vec::new(),
             writes: 0,
             latent: BTreeSet::new(),
             dead: false,
@@ -162,8 +165,8 @@ impl SimDrive {
     }
 
     pub fn flush(&mut self, covers: u64) {
-        while self.undo.front().is_some_and(|undo| undo.write < covers) {
-            self.undo.pop_front();
+        while let Some(undo) = self.undo.pop_front_if(|undo| undo.write < covers) {
+            self.spare.extend(undo.old);
         }
     }
 
@@ -187,13 +190,14 @@ impl SimDrive {
 
     /// The bytes that the drive shows, for checkers.
     pub fn peek(&self, offset: u64, len: usize) -> Vec<u8> {
-        let mut out = vec![0; len];
+        let mut out = Vec::with_capacity(len);
         let start = usize::try_from(offset).expect("small drives");
-        for (index, byte) in out.iter_mut().enumerate() {
-            let at = start + index;
-            if let Some(block) = &self.blocks[at / BLOCK_BYTES] {
-                *byte = block[at % BLOCK_BYTES];
-            }
+        while out.len() < len {
+            let (block, inside) =
+                ((start + out.len()) / BLOCK_BYTES, (start + out.len()) % BLOCK_BYTES);
+            let part = (BLOCK_BYTES - inside).min(len - out.len());
+            let bytes = self.blocks[block].as_deref().unwrap_or(&ZEROES);
+            out.extend_from_slice(&bytes[inside..inside + part]);
         }
         out
     }
@@ -253,15 +257,16 @@ impl SimDrive {
         bytes: Option<&[u8]>,
         inside: usize,
     ) {
-        let zero = bytes.is_none_or(|bytes| bytes.iter().all(|byte| *byte == 0));
+        let zero = bytes.is_none_or(|bytes| *bytes == ZEROES[..bytes.len()]);
         if sectors == 0 || (zero && self.blocks[block].is_none()) {
             return;
         }
-        let old = self.blocks[block].clone();
-        self.blocks[block] = if zero && sectors == u8::MAX {
-            None
-        } else {
-            let mut new = old.as_deref().copied().unwrap_or([0; BLOCK_BYTES]);
+        let old = self.blocks[block].take();
+        if !zero || sectors != u8::MAX {
+            let mut new = self.spare.pop().unwrap_or_else(|| Box::new(ZEROES));
+            if sectors != u8::MAX {
+                new.copy_from_slice(old.as_deref().unwrap_or(&ZEROES));
+            }
             for sector in (0..SECTORS_PER_BLOCK).filter(|sector| sectors & 1 << sector != 0) {
                 let at = sector * SECTOR_BYTES;
                 let to = &mut new[at..at + SECTOR_BYTES];
@@ -270,10 +275,12 @@ impl SimDrive {
                     None => to.fill(0),
                 }
             }
-            Some(Rc::new(new))
-        };
+            self.blocks[block] = Some(new);
+        }
         if self.traits.volatile_cache {
             self.undo.push_back(Undo { write, block, sectors, old });
+        } else {
+            self.spare.extend(old);
         }
     }
 
@@ -287,8 +294,9 @@ impl SimDrive {
         let mut landings = BTreeMap::new();
         let unit = self.traits.sector_bytes as usize / SECTOR_BYTES;
         for (block, undos) in by_block {
-            let visible = self.blocks[block].clone();
-            let mut new = [0; BLOCK_BYTES];
+            let visible = self.blocks[block].take();
+            let mut new = self.spare.pop().unwrap_or_else(|| Box::new(ZEROES));
+            new.fill(0);
             for first in (0..SECTORS_PER_BLOCK).step_by(unit) {
                 let touching: Vec<&Undo> =
                     undos.iter().filter(|undo| undo.sectors & 1 << first != 0).collect();
@@ -309,8 +317,8 @@ impl SimDrive {
                     new[bytes.clone()].copy_from_slice(&content[bytes]);
                 }
             }
-            let zero = new.iter().all(|byte| *byte == 0);
-            self.blocks[block] = if zero { None } else { Some(Rc::new(new)) };
+            self.blocks[block] = (*new != ZEROES).then_some(new);
+            self.spare.extend(undos.into_iter().filter_map(|undo| undo.old).chain(visible));
         }
     }
 
