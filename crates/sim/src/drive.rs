@@ -18,8 +18,8 @@ const SECTORS_PER_BLOCK: usize = BLOCK_BYTES / SECTOR_BYTES;
 /// fail more often than an operation is tried.
 const GOOD_AFTER_TRANSIENT: u32 = 64;
 
-type Block = [u8; BLOCK_BYTES];
-const ZEROES: Block = [0; BLOCK_BYTES];
+pub type Block = [u8; BLOCK_BYTES];
+pub const ZEROES: Block = [0; BLOCK_BYTES];
 /// `None`: all zero.
 type Content = Option<Box<Block>>;
 
@@ -186,6 +186,12 @@ impl SimDrive {
                 at += part;
             }
         }
+    }
+
+    /// The block at `offset` as the drive shows it, for checkers; `None`: all zero.
+    pub fn block(&self, offset: u64) -> Option<&Block> {
+        assert!(offset.is_multiple_of(BLOCK_BYTES as u64));
+        self.blocks[usize::try_from(offset).expect("small drives") / BLOCK_BYTES].as_deref()
     }
 
     /// The bytes that the drive shows, for checkers.

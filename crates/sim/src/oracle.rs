@@ -263,6 +263,13 @@ impl Oracle {
         }
     }
 
+    /// Whether any sector of a range may have been written.
+    pub fn was_written(&self, offset: u64, len: u64) -> bool {
+        let first = place(offset / SECTOR as u64).0;
+        let last = place((offset + len - 1) / SECTOR as u64).0;
+        self.groups.iter().take(last + 1).skip(first).any(Option::is_some)
+    }
+
     /// The version that a sector's content is whole and in its place of.
     fn version_of(&self, number: u64, content: &Sector) -> Option<u32> {
         if *content == ZEROES {
