@@ -6,6 +6,7 @@
 //! Invariant: `undo` holds, in order, what every unflushed write replaced.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::prng::Prng;
@@ -34,6 +35,38 @@ pub struct Traits {
     pub zeroes_cheaply: bool,
     pub latency_ns_min: u64,
     pub latency_ns_max: u64,
+}
+
+/// What a write brings.
+#[derive(Clone, Copy)]
+pub enum Source<'a> {
+    Zeroes,
+    Memory(&'a Buffers),
+    Bytes(&'a [u8]),
+}
+
+impl Source<'_> {
+    /// All its bytes, if it brings some.
+    pub fn bytes(self) -> Option<Vec<u8>> {
+        match self {
+            Source::Zeroes => None,
+            Source::Memory(from) => {
+                let mut bytes = vec![0; from.len()];
+                from.copy_to_slice(&mut bytes);
+                Some(bytes)
+            }
+            Source::Bytes(from) => Some(from.to_vec()),
+        }
+    }
+
+    /// Its bytes from `at` on.
+    fn copy_part(self, at: usize, to: &mut [u8]) {
+        match self {
+            Source::Zeroes => to.fill(0),
+            Source::Memory(from) => from.copy_part_to_slice(at, to),
+            Source::Bytes(from) => to.copy_from_slice(&from[at..at + to.len()]),
+        }
+    }
 }
 
 struct Undo {
@@ -171,20 +204,9 @@ impl SimDrive {
     }
 
     pub fn read(&self, offset: u64, into: &Buffers) {
-        let mut at = usize::try_from(offset).expect("small drives");
-        for piece in into.pieces() {
-            let mut done = 0;
-            while done < piece.len() {
-                let (block, inside) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
-                let part = (BLOCK_BYTES - inside).min(piece.len() - done);
-                let to = piece.slice(done..done + part);
-                match &self.blocks[block] {
-                    Some(bytes) => to.copy_from_slice(&bytes[inside..inside + part]),
-                    None => to.fill_zero(),
-                }
-                done += part;
-                at += part;
-            }
+        for part in parts(offset, into.len()) {
+            let bytes = self.blocks[part.block].as_deref().unwrap_or(&ZEROES);
+            into.copy_part_from_slice(part.at, &bytes[part.inside]);
         }
     }
 
@@ -196,29 +218,22 @@ impl SimDrive {
 
     /// The bytes that the drive shows, for checkers.
     pub fn peek(&self, offset: u64, len: usize) -> Vec<u8> {
-        let mut out = Vec::with_capacity(len);
-        let start = usize::try_from(offset).expect("small drives");
-        while out.len() < len {
-            let (block, inside) =
-                ((start + out.len()) / BLOCK_BYTES, (start + out.len()) % BLOCK_BYTES);
-            let part = (BLOCK_BYTES - inside).min(len - out.len());
-            let bytes = self.blocks[block].as_deref().unwrap_or(&ZEROES);
-            out.extend_from_slice(&bytes[inside..inside + part]);
+        let mut out = vec![0; len];
+        for part in parts(offset, len) {
+            if let Some(block) = &self.blocks[part.block] {
+                out[part.at..part.at + part.inside.len()].copy_from_slice(&block[part.inside]);
+            }
         }
         out
     }
 
-    /// All of `from` lands.
-    pub fn write(&mut self, offset: u64, from: &[u8]) {
-        self.store(offset, from.len() as u64, Some(from), |_| true);
+    /// All of the write lands.
+    pub fn write(&mut self, offset: u64, len: u64, from: Source) {
+        self.store(offset, len, from, |_| true);
     }
 
-    pub fn write_zeroes(&mut self, offset: u64, len: u64) {
-        self.store(offset, len, None, |_| true);
-    }
-
-    /// The write was cut off: any part of it lands. `from` is `None` for zeroes.
-    pub fn write_torn(&mut self, offset: u64, len: u64, from: Option<&[u8]>, prng: &mut Prng) {
+    /// The write was cut off: any part of it lands.
+    pub fn write_torn(&mut self, offset: u64, len: u64, from: Source, prng: &mut Prng) {
         let landing = Landing::draw(prng);
         let unit = u64::from(self.traits.sector_bytes);
         let units = len / unit;
@@ -231,63 +246,59 @@ impl SimDrive {
     }
 
     /// `lands`: whether a sector of 512 bytes (by its number on the drive) is changed.
-    fn store(&mut self, offset: u64, len: u64, from: Option<&[u8]>, lands: impl Fn(u64) -> bool) {
+    fn store(&mut self, offset: u64, len: u64, from: Source, lands: impl Fn(u64) -> bool) {
         let write = self.writes;
         self.writes += 1;
-        let mut done = 0;
-        let len = usize::try_from(len).expect("small drives");
-        let start = usize::try_from(offset).expect("small drives");
-        while done < len {
-            let (block, inside) = ((start + done) / BLOCK_BYTES, (start + done) % BLOCK_BYTES);
-            let part = (BLOCK_BYTES - inside).min(len - done);
-            let bytes = from.map(|from| &from[done..done + part]);
-            let first = inside / SECTOR_BYTES;
+        for part in parts(offset, usize::try_from(len).expect("small drives")) {
             let mut sectors = 0u8;
-            for sector in first..first + part / SECTOR_BYTES {
-                let number = (block * SECTORS_PER_BLOCK + sector) as u64;
+            for sector in part.sectors() {
+                let number = (part.block * SECTORS_PER_BLOCK + sector) as u64;
                 if lands(number) {
                     sectors |= 1 << sector;
                     self.latent.remove(&number);
                 }
             }
-            self.store_block(write, block, sectors, bytes, inside);
-            done += part;
+            if sectors != 0 {
+                self.store_block(write, sectors, from, part);
+            }
         }
     }
 
-    fn store_block(
-        &mut self,
-        write: u64,
-        block: usize,
-        sectors: u8,
-        bytes: Option<&[u8]>,
-        inside: usize,
-    ) {
-        let zero = bytes.is_none_or(|bytes| *bytes == ZEROES[..bytes.len()]);
-        if sectors == 0 || (zero && self.blocks[block].is_none()) {
+    fn store_block(&mut self, write: u64, sectors: u8, from: Source, part: Part) {
+        let blank = self.blocks[part.block].is_none();
+        if blank && matches!(from, Source::Zeroes) {
             return;
         }
-        let old = self.blocks[block].take();
-        if !zero || sectors != u8::MAX {
-            let mut new = self.spare.pop().unwrap_or_else(|| Box::new(ZEROES));
-            if sectors != u8::MAX {
-                new.copy_from_slice(old.as_deref().unwrap_or(&ZEROES));
+        let mut new = self.spare_block();
+        from.copy_part(part.at, &mut new[part.inside.clone()]);
+        let zero = new[part.inside.clone()] == ZEROES[part.inside];
+        if zero && (blank || sectors == u8::MAX) {
+            self.spare.push(new);
+            if !blank {
+                self.replace(write, part.block, sectors, None);
             }
-            for sector in (0..SECTORS_PER_BLOCK).filter(|sector| sectors & 1 << sector != 0) {
-                let at = sector * SECTOR_BYTES;
-                let to = &mut new[at..at + SECTOR_BYTES];
-                match bytes {
-                    Some(bytes) => to.copy_from_slice(&bytes[at - inside..][..SECTOR_BYTES]),
-                    None => to.fill(0),
-                }
-            }
-            self.blocks[block] = Some(new);
+            return;
         }
+        let old = self.blocks[part.block].as_deref().unwrap_or(&ZEROES);
+        for sector in (0..SECTORS_PER_BLOCK).filter(|sector| sectors & 1 << sector == 0) {
+            let bytes = sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES;
+            new[bytes.clone()].copy_from_slice(&old[bytes]);
+        }
+        self.replace(write, part.block, sectors, Some(new));
+    }
+
+    fn replace(&mut self, write: u64, block: usize, sectors: u8, new: Content) {
+        let old = std::mem::replace(&mut self.blocks[block], new);
         if self.traits.volatile_cache {
             self.undo.push_back(Undo { write, block, sectors, old });
         } else {
             self.spare.extend(old);
         }
+    }
+
+    /// A block with any content.
+    fn spare_block(&mut self) -> Box<Block> {
+        self.spare.pop().unwrap_or_else(|| Box::new(ZEROES))
     }
 
     /// Power is cut: unflushed writes are lost, kept or torn. Nothing is cached afterwards.
@@ -301,7 +312,7 @@ impl SimDrive {
         let unit = self.traits.sector_bytes as usize / SECTOR_BYTES;
         for (block, undos) in by_block {
             let visible = self.blocks[block].take();
-            let mut new = self.spare.pop().unwrap_or_else(|| Box::new(ZEROES));
+            let mut new = self.spare_block();
             new.fill(0);
             for first in (0..SECTORS_PER_BLOCK).step_by(unit) {
                 let touching: Vec<&Undo> =
@@ -334,6 +345,33 @@ impl SimDrive {
     }
 }
 
+/// What a range of a drive has in one block.
+struct Part {
+    block: usize,
+    /// The bytes of the block.
+    inside: Range<usize>,
+    /// Where they are in the range.
+    at: usize,
+}
+
+impl Part {
+    fn sectors(&self) -> Range<usize> {
+        self.inside.start / SECTOR_BYTES..self.inside.end / SECTOR_BYTES
+    }
+}
+
+/// Cuts a range of a drive at the edges of blocks.
+fn parts(offset: u64, len: usize) -> impl Iterator<Item = Part> {
+    let start = usize::try_from(offset).expect("small drives");
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let (block, first) = ((start + at) / BLOCK_BYTES, (start + at) % BLOCK_BYTES);
+        let part = Part { block, inside: first..BLOCK_BYTES.min(first + len - at), at };
+        at += part.inside.len();
+        (!part.inside.is_empty()).then_some(part)
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -354,11 +392,11 @@ mod tests {
     fn a_power_cut_loses_only_what_was_not_flushed() {
         let mut prng = Prng::from_seed(1);
         let mut drive = drive(512);
-        drive.write(512, &[1; 1024]);
+        drive.write(512, 1024, Source::Bytes(&[1; 1024]));
         let covers = drive.writes_done();
-        drive.write(1024, &[2; 1024]);
+        drive.write(1024, 1024, Source::Bytes(&[2; 1024]));
         drive.flush(covers);
-        drive.write(4096, &[3; 512]);
+        drive.write(4096, 512, Source::Bytes(&[3; 512]));
         drive.cut_power(Loss::Everything, &mut prng);
         assert_eq!(drive.peek(512, 1536), [[1; 1024].as_slice(), &[0; 512]].concat());
         assert_eq!(drive.peek(4096, 512), [0; 512]);
@@ -371,7 +409,7 @@ mod tests {
             let mut mixed = false;
             for _ in 0..40 {
                 let mut drive = drive(sector);
-                drive.write(0, &[1; 16384]);
+                drive.write(0, 16384, Source::Bytes(&[1; 16384]));
                 drive.cut_power(Loss::EachSector, &mut prng);
                 let unit = sector as usize;
                 let after = drive.peek(0, 16384);

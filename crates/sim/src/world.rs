@@ -17,7 +17,7 @@ use ashlar_reactor::op::{Device, DeviceId, Done, Errno, Op, Outcome, Ticket};
 use ashlar_reactor::prng::Prng;
 
 use crate::canary::{Canary, Sabotage};
-use crate::drive::{Loss, SimDrive};
+use crate::drive::{Loss, SimDrive, Source};
 use crate::trace::{Trace, place};
 
 struct InFlight {
@@ -180,11 +180,11 @@ impl World {
         let drive = &mut drives[left.drive as usize];
         match &left.op {
             Op::Write { offset, from, .. } => {
-                let mut bytes = vec![0; from.len()];
-                from.copy_to_slice(&mut bytes);
-                drive.write_torn(*offset, from.len() as u64, Some(&bytes), faults);
+                drive.write_torn(*offset, from.len() as u64, Source::Memory(from), faults);
             }
-            Op::WriteZeroes { offset, len, .. } => drive.write_torn(*offset, *len, None, faults),
+            Op::WriteZeroes { offset, len, .. } => {
+                drive.write_torn(*offset, *len, Source::Zeroes, faults);
+            }
             Op::Read { .. } | Op::Flush { .. } | Op::Readable { .. } => {}
         }
     }
@@ -249,11 +249,11 @@ impl World {
         match &done.op {
             Op::Read { offset, into, .. } => self.read(done.drive, *offset, into),
             Op::Write { offset, from, .. } => {
-                let mut bytes = vec![0; from.len()];
-                from.copy_to_slice(&mut bytes);
-                self.write(done, *offset, from.len() as u64, Some(bytes))
+                self.write(done.drive, *offset, from.len() as u64, Source::Memory(from))
             }
-            Op::WriteZeroes { offset, len, .. } => self.write(done, *offset, *len, None),
+            Op::WriteZeroes { offset, len, .. } => {
+                self.write(done.drive, *offset, *len, Source::Zeroes)
+            }
             Op::Flush { .. } => {
                 if !self.sabotaged(|canary| canary.on_flush()) {
                     self.drive(done.drive).flush(done.covers);
@@ -282,26 +282,23 @@ impl World {
         Ok(len)
     }
 
-    fn write(&mut self, done: &InFlight, at: u64, len: u64, bytes: Option<Vec<u8>>) -> Outcome {
-        if !self.drive(done.drive).accepts(at, len) {
+    fn write(&mut self, drive: u32, at: u64, len: u64, from: Source) -> Outcome {
+        let World { drives, faults, canary, canary_awake, layout, .. } = self;
+        let drive = &mut drives[drive as usize];
+        if !drive.accepts(at, len) {
             return Err(Errno(libc::EINVAL));
         }
-        let World { drives, faults, canary, canary_awake, layout, .. } = self;
-        let drive = &mut drives[done.drive as usize];
         if drive.stumbles(at, true, faults) {
-            drive.write_torn(at, len, bytes.as_deref(), faults);
+            drive.write_torn(at, len, from, faults);
             return Err(Errno(libc::EIO));
         }
         let canary = canary.filter(|_| *canary_awake);
-        let sabotage = canary.map_or(Sabotage::Nothing, |canary| {
-            canary.on_write(drive, layout.as_ref(), at, bytes.as_deref())
-        });
-        match (sabotage, bytes) {
-            (Sabotage::Drop, _) => {}
-            (Sabotage::Replace(bytes), _) | (Sabotage::Nothing, Some(bytes)) => {
-                drive.write(at, &bytes);
-            }
-            (Sabotage::Nothing, None) => drive.write_zeroes(at, len),
+        let sabotage = canary
+            .map_or(Sabotage::Nothing, |canary| canary.on_write(drive, layout.as_ref(), at, from));
+        match sabotage {
+            Sabotage::Drop => {}
+            Sabotage::Replace(bytes) => drive.write(at, len, Source::Bytes(&bytes)),
+            Sabotage::Nothing => drive.write(at, len, from),
         }
         Ok(len)
     }
