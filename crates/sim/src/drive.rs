@@ -5,6 +5,7 @@
 //!
 //! Invariant: `undo` holds, in order, what every unflushed write replaced.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
@@ -21,8 +22,41 @@ const GOOD_AFTER_TRANSIENT: u32 = 64;
 
 pub type Block = [u8; BLOCK_BYTES];
 pub const ZEROES: Block = [0; BLOCK_BYTES];
-/// `None`: all zero.
-type Content = Option<Box<Block>>;
+/// Blocks that a thread keeps for its next drives; more go back to the allocator.
+const SHELF_BLOCKS_MAX: usize = 1 << 14;
+
+thread_local! {
+    /// Memory of blocks that were let go: one seed after the other works in the same.
+    static SHELF: RefCell<Vec<Box<Block>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What stands in a block. `None`: all zero.
+#[derive(Default)]
+struct Content(Option<Box<Block>>);
+
+impl Content {
+    /// Memory of its own, to write all of: where there was none it holds anything.
+    fn memory(&mut self) -> &mut Block {
+        let taken = || SHELF.with_borrow_mut(Vec::pop).unwrap_or_else(|| Box::new(ZEROES));
+        self.0.get_or_insert_with(taken)
+    }
+
+    fn bytes(&self) -> &Block {
+        self.0.as_deref().unwrap_or(&ZEROES)
+    }
+}
+
+impl Drop for Content {
+    fn drop(&mut self) {
+        if let Some(block) = self.0.take() {
+            SHELF.with_borrow_mut(|shelf| {
+                if shelf.len() < SHELF_BLOCKS_MAX {
+                    shelf.push(block);
+                }
+            });
+        }
+    }
+}
 
 /// What a drive is like. Does not change.
 #[derive(Clone, Copy, Debug)]
@@ -122,8 +156,6 @@ pub struct SimDrive {
     pub uuid: [u8; 16],
     blocks: Vec<Content>,
     undo: VecDeque<Undo>,
-    /// Blocks to write to next, with any content.
-    spare: Vec<Box<Block>>,
     writes: u64,
     /// Sectors of 512 bytes that cannot be read until they are written.
     pub latent: BTreeSet<u64>,
@@ -144,9 +176,8 @@ impl SimDrive {
         SimDrive {
             traits,
             uuid,
-            blocks: std::iter::repeat_with(|| None).take(blocks).collect(),
+            blocks: std::iter::repeat_with(Content::default).take(blocks).collect(),
             undo: VecDeque::new(),
-            spare: Vec::new(),
             writes: 0,
             latent: BTreeSet::new(),
             dead: false,
@@ -198,14 +229,12 @@ impl SimDrive {
     }
 
     pub fn flush(&mut self, covers: u64) {
-        while let Some(undo) = self.undo.pop_front_if(|undo| undo.write < covers) {
-            self.spare.extend(undo.old);
-        }
+        while self.undo.pop_front_if(|undo| undo.write < covers).is_some() {}
     }
 
     pub fn read(&self, offset: u64, into: &Buffers) {
         for part in parts(offset, into.len()) {
-            let bytes = self.blocks[part.block].as_deref().unwrap_or(&ZEROES);
+            let bytes = self.blocks[part.block].bytes();
             into.copy_part_from_slice(part.at, &bytes[part.inside]);
         }
     }
@@ -213,16 +242,15 @@ impl SimDrive {
     /// The block at `offset` as the drive shows it, for checkers; `None`: all zero.
     pub fn block(&self, offset: u64) -> Option<&Block> {
         assert!(offset.is_multiple_of(BLOCK_BYTES as u64));
-        self.blocks[usize::try_from(offset).expect("small drives") / BLOCK_BYTES].as_deref()
+        self.blocks[usize::try_from(offset).expect("small drives") / BLOCK_BYTES].0.as_deref()
     }
 
     /// The bytes that the drive shows, for checkers.
     pub fn peek(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
         for part in parts(offset, len) {
-            if let Some(block) = &self.blocks[part.block] {
-                out[part.at..part.at + part.inside.len()].copy_from_slice(&block[part.inside]);
-            }
+            let bytes = &self.blocks[part.block].bytes()[part.inside];
+            out[part.at..part.at + bytes.len()].copy_from_slice(bytes);
         }
         out
     }
@@ -265,40 +293,29 @@ impl SimDrive {
     }
 
     fn store_block(&mut self, write: u64, sectors: u8, from: Source, part: Part) {
-        let blank = self.blocks[part.block].is_none();
+        let block = &mut self.blocks[part.block];
+        let blank = block.0.is_none();
         if blank && matches!(from, Source::Zeroes) {
             return;
         }
-        let mut new = self.spare_block();
-        from.copy_part(part.at, &mut new[part.inside.clone()]);
-        let zero = new[part.inside.clone()] == ZEROES[part.inside];
-        if zero && (blank || sectors == u8::MAX) {
-            self.spare.push(new);
-            if !blank {
-                self.replace(write, part.block, sectors, None);
-            }
+        let mut new = Content::default();
+        let bytes = new.memory();
+        from.copy_part(part.at, &mut bytes[part.inside.clone()]);
+        let zero = bytes[part.inside.clone()] == ZEROES[part.inside];
+        if zero && blank {
             return;
         }
-        let old = self.blocks[part.block].as_deref().unwrap_or(&ZEROES);
         for sector in (0..SECTORS_PER_BLOCK).filter(|sector| sectors & 1 << sector == 0) {
-            let bytes = sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES;
-            new[bytes.clone()].copy_from_slice(&old[bytes]);
+            let kept = sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES;
+            bytes[kept.clone()].copy_from_slice(&block.bytes()[kept]);
         }
-        self.replace(write, part.block, sectors, Some(new));
-    }
-
-    fn replace(&mut self, write: u64, block: usize, sectors: u8, new: Content) {
-        let old = std::mem::replace(&mut self.blocks[block], new);
+        if zero && sectors == u8::MAX {
+            new = Content::default();
+        }
+        let old = std::mem::replace(block, new);
         if self.traits.volatile_cache {
-            self.undo.push_back(Undo { write, block, sectors, old });
-        } else {
-            self.spare.extend(old);
+            self.undo.push_back(Undo { write, block: part.block, sectors, old });
         }
-    }
-
-    /// A block with any content.
-    fn spare_block(&mut self) -> Box<Block> {
-        self.spare.pop().unwrap_or_else(|| Box::new(ZEROES))
     }
 
     /// Power is cut: unflushed writes are lost, kept or torn. Nothing is cached afterwards.
@@ -311,9 +328,9 @@ impl SimDrive {
         let mut landings = BTreeMap::new();
         let unit = self.traits.sector_bytes as usize / SECTOR_BYTES;
         for (block, undos) in by_block {
-            let visible = self.blocks[block].take();
-            let mut new = self.spare_block();
-            new.fill(0);
+            let visible = std::mem::take(&mut self.blocks[block]);
+            let mut content = Content::default();
+            let new = content.memory();
             for first in (0..SECTORS_PER_BLOCK).step_by(unit) {
                 let touching: Vec<&Undo> =
                     undos.iter().filter(|undo| undo.sectors & 1 << first != 0).collect();
@@ -328,14 +345,13 @@ impl SimDrive {
                 });
                 // What stood there after the last write that was kept.
                 let after = kept.map_or(0, |kept| kept + 1);
-                let content = touching.get(after).map_or(&visible, |undo| &undo.old);
+                let left = touching.get(after).map_or(&visible, |undo| &undo.old);
                 let bytes = first * SECTOR_BYTES..(first + unit) * SECTOR_BYTES;
-                if let Some(content) = content {
-                    new[bytes.clone()].copy_from_slice(&content[bytes]);
-                }
+                new[bytes.clone()].copy_from_slice(&left.bytes()[bytes]);
             }
-            self.blocks[block] = (*new != ZEROES).then_some(new);
-            self.spare.extend(undos.into_iter().filter_map(|undo| undo.old).chain(visible));
+            if *new != ZEROES {
+                self.blocks[block] = content;
+            }
         }
     }
 

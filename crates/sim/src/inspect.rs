@@ -16,10 +16,11 @@ use crate::drive::{BLOCK_BYTES, Block, SimDrive, ZEROES};
 /// The newest superblock of one drive.
 pub fn superblock(drive: &SimDrive) -> Option<ArraySuperblock> {
     let home = label::plan(drive.traits.bytes)?.superblocks.offset;
+    let owner = owner(drive)?;
     let slots = (0..SLOTS).filter_map(|slot| {
         let at = home + slot * ArraySuperblock::BYTES;
         let bytes = drive.peek(at, size_of::<ArraySuperblock>());
-        record::open::<ArraySuperblock>(&bytes, Some(owner(drive)?), at).ok().cloned()
+        record::open::<ArraySuperblock>(&bytes, Some(owner), at).ok().cloned()
     });
     slots.max_by_key(|superblock| superblock.header.sequence.get())
 }
@@ -36,10 +37,11 @@ pub fn owner(drive: &SimDrive) -> Option<[u8; 16]> {
 /// The first page of the dirty map of one drive: the only one, on drives this small.
 pub fn dirty_page(drive: &SimDrive) -> Option<DirtyMapPage> {
     let area = label::plan(drive.traits.bytes)?.dirty_map.offset;
+    let owner = owner(drive)?;
     let slots = (0..dirty_map::SLOTS).filter_map(|slot| {
         let home = area + DirtyMapPage::slot_offset(0, slot);
         let bytes = drive.peek(home, size_of::<DirtyMapPage>());
-        record::open::<DirtyMapPage>(&bytes, Some(owner(drive)?), home).ok().cloned()
+        record::open::<DirtyMapPage>(&bytes, Some(owner), home).ok().cloned()
     });
     slots.max_by_key(|page| page.header.sequence.get())
 }
