@@ -6,7 +6,6 @@ use ashlar_drive::drive::Drive;
 use ashlar_drive::health::HealthState;
 use ashlar_format::array_superblock as format;
 use ashlar_pool::pool::Pool;
-use ashlar_raid::array::Array;
 use ashlar_raid::status as raid;
 use uuid::Uuid;
 
@@ -102,7 +101,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         },
         level: notation(status.level, status.data_chunks, status.parity_chunks),
         copies: status.copies,
-        groups: pool.array().layout().groups,
+        groups: status.groups,
         data_chunks: status.data_chunks,
         parity_chunks: status.parity_chunks,
         chunk_bytes: status.chunk_bytes,
@@ -112,7 +111,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         generation: status.generation,
         members: status.members.iter().map(member).collect(),
         volumes: volumes.collect(),
-        settings: settings(pool.array()),
+        settings: settings(&status),
         dirty_regions: status.dirty_regions,
         resync: status.resync.map(progress),
         rebuild: status.rebuild.map(progress),
@@ -122,9 +121,9 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
     }
 }
 
-fn settings(array: &Array) -> Settings {
+fn settings(status: &raid::ArrayStatus) -> Settings {
     Settings {
-        policy: match array.policy() {
+        policy: match status.policy {
             format::Policy::Journal => Policy::Journal,
             format::Policy::Bitmap => Policy::Bitmap,
             format::Policy::None => Policy::None,

@@ -76,15 +76,6 @@ impl Level {
         matches!(self, Level::Raid1 | Level::Raid10)
     }
 
-    /// What an operator gets who does not choose.
-    pub fn usual_policy(self) -> Policy {
-        match self.parity() {
-            Some(0) if self.is_mirrored() => Policy::Bitmap,
-            Some(0) => Policy::None,
-            Some(_) | None => Policy::Journal,
-        }
-    }
-
     /// Whether its members form groups that keep parity each for itself.
     pub fn is_grouped(self) -> bool {
         matches!(self, Level::Raid50 | Level::Raid60 | Level::Raid70)

@@ -134,7 +134,8 @@ fn members_of(
         if owners.next().is_some() {
             return Err(AssembleError::Twice(MemberIndex::new(index)));
         }
-        let nowhere = label::plan(label::DRIVE_BYTES_MIN).expect("the smallest drive has a plan");
+        let nowhere =
+            label::plan(label::DRIVE_BYTES_MIN, 0).expect("the smallest drive has a plan");
         // A label that does not fit the array is none of this array's.
         let needs =
             newest.stripes.get() / u64::from(newest.groups) * u64::from(newest.chunk_bytes.get());

@@ -10,9 +10,7 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::array_superblock::{
-    ArraySuperblock, MemberState, Policy, SLOTS, StoredMember,
-};
+use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy, SLOTS, StoredMember};
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record::name_field;
 use ashlar_format::units::{MemberIndex, StripeIndex};
@@ -93,6 +91,7 @@ impl Members {
         list: Vec<Member>,
         generation: u64,
         journal_from: u64,
+        policy: Policy,
     ) -> Members {
         assert!(list.len() == identity.layout.members());
         Members {
@@ -102,7 +101,7 @@ impl Members {
             generation: Cell::new(generation),
             durable_generation: Cell::new(generation),
             journal_from: Cell::new(journal_from),
-            policy: Cell::new(Policy::Bitmap),
+            policy: Cell::new(policy),
             writing: Cell::new(false),
             waiting: WaitList::default(),
         }
@@ -195,9 +194,6 @@ impl Members {
         change: impl FnOnce(&mut Member),
     ) -> Result<(), ArrayError> {
         change(&mut self.list.borrow_mut()[index.index()]);
-        if self.all_trusted() {
-            self.journal_from.set(0);
-        }
         self.generation.set(self.generation.get() + 1);
         self.settled().await
     }
@@ -208,15 +204,6 @@ impl Members {
         self.settled().await
     }
 
-    pub fn policy(&self) -> Policy {
-        self.policy.get()
-    }
-
-    /// In memory only; `save` makes it durable.
-    pub fn set_policy(&self, policy: Policy) {
-        self.policy.set(policy);
-    }
-
     pub fn journal_from(&self) -> u64 {
         self.journal_from.get()
     }
@@ -225,6 +212,36 @@ impl Members {
     pub fn set_journal_from(&self, sequence: u64) {
         self.journal_from.set(sequence);
         self.generation.set(self.generation.get() + 1);
+    }
+
+    pub fn policy(&self) -> Policy {
+        self.policy.get()
+    }
+
+    /// Changes the policy; `settled` makes it durable.
+    pub fn set_policy(&self, policy: Policy) {
+        self.policy.set(policy);
+        self.generation.set(self.generation.get() + 1);
+    }
+
+    /// Fences members that are believed and do not answer, if the others can stand for them: what
+    /// is acknowledged from here on is not on them, and they could come back alone.
+    pub async fn fence_absent(&self) -> Result<(), ArrayError> {
+        if self.all_trusted() {
+            return self.settled().await;
+        }
+        let absent: Vec<MemberIndex> = {
+            let list = self.list.borrow();
+            let absent = |(_, member): &(usize, &Member)| {
+                member.state == MemberState::Trusted && member.alive().is_none()
+            };
+            let absent = list.iter().enumerate().filter(absent);
+            absent.map(|(index, _)| MemberIndex::new(index)).collect()
+        };
+        if !self.survives_without(&absent) {
+            return self.settled().await;
+        }
+        self.fence(absent.into_iter()).await
     }
 
     /// Makes everything that was acknowledged before durable. Members that cannot are fenced, while

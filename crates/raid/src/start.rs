@@ -14,12 +14,14 @@ use ashlar_reactor::executor::Reactor;
 use crate::array::Array;
 pub use crate::assemble::AssembleOptions;
 use crate::assemble::{find, read_map};
+use crate::destage::DESTAGERS;
 use crate::error::{ArrayError, AssembleError, ChangeError};
 use crate::label::{self, Label};
 use crate::layout::{Layout, Shape};
 use crate::members::{Identity, Member, Members};
+use crate::mode::Mode;
 use crate::region_map::{RegionMap, region_stripes_for};
-use crate::unsynced::Unsynced;
+use crate::stripe_set::StripeSet;
 
 /// What an array shall be.
 #[derive(Clone, Debug)]
@@ -30,7 +32,8 @@ pub struct ArraySpec {
     /// 16 KiB to 1 MiB, a power of two.
     pub chunk_bytes: u32,
     pub shape: Shape,
-    pub policy: Policy,
+    /// `None`: as the level has it.
+    pub policy: Option<Policy>,
 }
 
 fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> ChangeError {
@@ -48,8 +51,9 @@ impl Array {
     ) -> Result<Rc<Array>, ChangeError> {
         let (identity, members) = plan_array(spec, drives)?;
         let list = members.clone();
-        let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0));
-        members.set_policy(spec.policy);
+        let policy = spec.policy.unwrap_or(identity.layout.default_policy());
+        identity.layout.check_policy(policy).map_err(ChangeError::Spec)?;
+        let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0, policy));
         let stripes = identity.layout.stripes;
         let regions = RegionMap::region_count(stripes, identity.region_stripes);
         // Until they are known to be zero, all stripes wait for resync.
@@ -63,7 +67,7 @@ impl Array {
             &dirty,
             &pages,
         );
-        let unsynced = Unsynced::none(stripes);
+        let unsynced = StripeSet::none(stripes);
         let array = Array::new(reactor, identity, members, dirty, unsynced, 0);
         let mut zeroed = true;
         for index in 0..array.layout().members() {
@@ -77,8 +81,16 @@ impl Array {
             let _ = array.wipe().await;
             return Err(error);
         }
-        reactor.spawn(array.clone().maintain());
+        array.run();
         Ok(array)
+    }
+
+    /// Starts what runs as long as the array does.
+    fn run(self: &Rc<Self>) {
+        self.reactor.spawn(self.clone().maintain());
+        for _ in 0..DESTAGERS {
+            self.reactor.spawn(self.clone().destage());
+        }
     }
 
     async fn write_metadata(self: &Rc<Self>, list: &[Member]) -> Result<(), ChangeError> {
@@ -114,10 +126,15 @@ impl Array {
             read_map(MapKind::Dirty, reactor, &found.identity, &found.members).await;
         let identity = found.identity;
         let (generation, journal_from) = (found.generation, found.journal_from);
-        let members =
-            Members::new(reactor, identity.clone(), found.members, generation, journal_from);
+        let members = Members::new(
+            reactor,
+            identity.clone(),
+            found.members,
+            generation,
+            journal_from,
+            found.policy,
+        );
         let members = Rc::new(members);
-        members.set_policy(found.policy);
         let map = RegionMap::new(
             MapKind::Dirty,
             reactor,
@@ -126,66 +143,27 @@ impl Array {
             &dirty,
             &pages,
         );
-        let unsynced = Unsynced::none(identity.layout.stripes);
+        let unsynced = StripeSet::none(identity.layout.stripes);
         let array = Array::new(reactor, identity.clone(), members, map, unsynced, 0);
         // A crash may have left the newest superblock on some members only; nothing may rest on it
         // before it is on all. And from here on the generation is one of this start alone.
         array.members.save().await?;
         array.journal.begin_sequences(array.members.generation());
-        let covered = journal_from != 0 && array.replay(journal_from).await;
-        // With every member here nothing depends on parity: making it anew is always right.
-        if !covered || array.members.all_trusted() {
+        if journal_from == 0 {
             for (region, _) in dirty.iter().enumerate().filter(|(_, dirty)| **dirty) {
                 let region = ashlar_format::units::RegionIndex(region as u64);
                 let stripes = array.dirty.stripes_of(region);
                 stripes.for_each(|stripe| array.unsynced.insert(StripeIndex(stripe)));
             }
+        } else {
+            array.replay(journal_from).await?;
+            array.modes.set(Mode::Journaled);
         }
-        // Degraded, and clean or replayed: the journal covers the very first write.
-        let uncovered = array.members.journal_from() == 0 && array.unsynced.count() == 0;
-        if identity.layout.parity > 0 && uncovered && !array.members.all_trusted() {
-            array.members.set_journal_from(array.journal.next_sequence());
-            array.members.settled().await?;
-        }
-        reactor.spawn(array.clone().maintain());
+        // A degraded array is covered from the very first write.
+        drop(array.enter_mode().await?);
+        array.run();
         array.start_rebuild();
         Ok(array)
-    }
-
-    /// Stores the journal's records again. False if that could not be made durable.
-    async fn replay(self: &Rc<Self>, journal_from: u64) -> bool {
-        let layout = *self.layout();
-        for record in self.journal.find(journal_from).await {
-            if record.stripe.0 >= layout.stripes {
-                continue;
-            }
-            for (position, row, bytes) in record.slices {
-                let end = row as usize + bytes.len();
-                if position >= layout.positions() || end > layout.chunk_bytes as usize {
-                    continue;
-                }
-                let stored = match self.members.at(record.stripe, position) {
-                    Some((drive, base)) => {
-                        let buffer = self.reactor.buffer(bytes.len());
-                        buffer.copy_from_slice(&bytes);
-                        let at = base + layout.member_offset(record.stripe, row);
-                        drive.write(at, buffer.into()).await.is_ok()
-                    }
-                    None => false,
-                };
-                // Also a member that is absent now misses this, and must not be believed later.
-                let fence = self.members.fence_missed(record.stripe, 1 << position);
-                if !stored && fence.await.is_err() {
-                    return false;
-                }
-            }
-        }
-        if self.members.flush().await.is_err() {
-            return false;
-        }
-        let trusted = self.members.all_trusted();
-        self.members.set_journal_from(if trusted { 0 } else { self.journal.next_sequence() });
-        self.members.settled().await.is_ok()
     }
 
     /// Puts `drive` in the place of an absent, failed or stale member, labels it (durably), and
@@ -273,7 +251,7 @@ impl Array {
         }
         let needs = self.layout().member_stripes() * u64::from(self.layout().chunk_bytes);
         let has = label::usable_bytes(drive);
-        let areas = label::plan(has).filter(|areas| areas.data.len >= needs);
+        let areas = label::plan(has, self.layout().parity).filter(|areas| areas.data.len >= needs);
         let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
         Ok(Member {
             drive_uuid,
@@ -313,23 +291,13 @@ impl Array {
         Ok(())
     }
 
-    pub fn policy(&self) -> Policy {
-        self.members.policy()
-    }
-
-    /// Changes what is durable before a write is acknowledged, from the next write on. Durable when
-    /// this returns.
-    pub async fn set_policy(&self, policy: Policy) -> Result<(), ChangeError> {
-        check_policy(self.layout().is_redundant(), policy)?;
-        self.members.set_policy(policy);
-        Ok(self.members.save().await?)
-    }
-
     /// Waits for requests under way, flushes, marks the array clean. Afterwards it does nothing.
     pub async fn stop(self: &Rc<Self>) -> Result<(), ArrayError> {
         self.drain().await;
+        let drained = self.drain_journal().await;
         self.members.flush().await?;
-        self.clean_dirty_map(Duration::ZERO).await
+        self.clean_dirty_map(Duration::ZERO).await?;
+        drained
     }
 
     /// Makes the drives forget the array. It was stopped before.
@@ -351,13 +319,6 @@ impl Array {
     }
 }
 
-fn check_policy(redundant: bool, policy: Policy) -> Result<(), ChangeError> {
-    if redundant || policy == Policy::None {
-        return Ok(());
-    }
-    Err(ChangeError::Spec("level 0 has nothing to keep in agreement: its policy is none".into()))
-}
-
 /// What the array and its members will be; refuses what does not fit.
 fn plan_array(
     spec: &ArraySpec,
@@ -368,7 +329,6 @@ fn plan_array(
     }
     let layout = Layout::new(spec.level, drives.len(), spec.shape, spec.chunk_bytes);
     let mut layout = layout.map_err(ChangeError::Spec)?;
-    check_policy(layout.is_redundant(), spec.policy)?;
     let mut members = Vec::new();
     for (drive_uuid, drive) in drives {
         let has = label::usable_bytes(&drive);
@@ -376,7 +336,7 @@ fn plan_array(
         let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
         members.push(Member {
             drive_uuid,
-            areas: label::plan(has).ok_or(too_small)?,
+            areas: label::plan(has, layout.parity).ok_or(too_small)?,
             drive: Some(drive),
             state: MemberState::Trusted,
             rebuilt_stripes: 0,

@@ -6,14 +6,18 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::units::{MemberIndex, RegionIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::join::join_all;
-use ashlar_reactor::range_lock::Mode;
+use ashlar_reactor::range_lock::Mode as Lock;
 
 use crate::array::Array;
 use crate::error::ArrayError;
+use crate::journal::{Class, Entry};
+use crate::layout::Positions;
+use crate::mode::Mode;
 use crate::write_plan::{bits, each};
 
 /// Stripes that are zeroed under one set of locks.
@@ -51,8 +55,7 @@ impl Array {
     }
 
     /// Gives space under whole stripes of the range back; they read as zeroes. What is left of the
-    /// range keeps its bytes, and so does all of it where giving back would mean to write: a
-    /// degraded array, drives that cannot.
+    /// range keeps its bytes, and so does all of it where drives cannot do it themselves.
     pub async fn discard(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
         let _request = self.begin()?;
         if !self.layout().contains(offset, len) {
@@ -60,19 +63,12 @@ impl Array {
         }
         let stripe = self.stripe_bytes();
         let (mut at, last) = (offset.div_ceil(stripe), (offset + len) / stripe);
-        while at < last {
+        while at < last && !self.cannot_zero.get() {
             let until = (at + STRIPES_AT_ONCE).min(last);
-            if self.is_journaled() || self.zero_by_drives(at..until).await? == Zeroed::Untouched {
-                return Ok(());
-            }
+            self.zero_by_drives(at..until).await?;
             at = until;
         }
         Ok(())
-    }
-
-    /// A degraded stripe of parity changes only through the journal, which ordinary writes use.
-    fn is_journaled(&self) -> bool {
-        self.layout().parity > 0 && !self.members.all_trusted()
     }
 
     async fn write_zero_bytes(self: &Rc<Self>, from: u64, to: u64) -> Result<(), ArrayError> {
@@ -95,7 +91,7 @@ impl Array {
     }
 
     async fn zero_stripes(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), ArrayError> {
-        if !self.is_journaled() && self.zero_by_drives(stripes.clone()).await? == Zeroed::All {
+        if self.zero_by_drives(stripes.clone()).await? == Zeroed::All {
             return Ok(());
         }
         let stripe = self.stripe_bytes();
@@ -103,6 +99,11 @@ impl Array {
     }
 
     async fn zero_by_drives(self: &Rc<Self>, stripes: Range<u64>) -> Result<Zeroed, ArrayError> {
+        let mode = self.enter_mode().await?;
+        if mode.mode == Mode::Journaled {
+            self.zero_journaled(stripes).await?;
+            return Ok(Zeroed::All);
+        }
         let mut regions = Vec::new();
         if self.layout().is_redundant() {
             let first = self.dirty.region_of(StripeIndex(stripes.start));
@@ -111,20 +112,105 @@ impl Array {
                 regions.push(self.dirty.mark(RegionIndex(region)).await?);
             }
         }
-        let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
-        if self.is_journaled() {
-            return Ok(Zeroed::Untouched);
-        }
-        let _unrecorded = self.journal.begin_unrecorded().await?;
-        if self.is_journaled() {
-            return Ok(Zeroed::Untouched);
-        }
+        let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
         let members = 0..self.layout().members();
         let results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
         if results.iter().all(|result| *result == Err(DriveError::Unsupported)) {
+            self.cannot_zero.set(true);
             return Ok(Zeroed::Untouched);
         }
         self.zeroed(stripes, &results).await
+    }
+
+    /// The journal says durably that the stripes are zero before the first of them becomes so: a
+    /// crash half-way would leave parity that fits nothing.
+    async fn zero_journaled(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), ArrayError> {
+        let entries = [Entry::Zeroes { stripes: stripes.clone() }];
+        loop {
+            let seen = self.journal.changes();
+            // Held first: what is written from now on is put in place after the zeroes.
+            let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
+            let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
+                drop(_locks);
+                self.journal.changed_since(seen).await;
+                continue;
+            };
+            let (sequence, hold) = appended?;
+            self.members.flush().await?;
+            if let Err(error) = self.zero_in_place(stripes.clone()).await {
+                // Half of it may be done: after a crash it must be done whole.
+                self.kept_batches.borrow_mut().push(hold);
+                stripes.for_each(|stripe| self.torn_stripes.insert(StripeIndex(stripe)));
+                return Err(error);
+            }
+            let mut pending = self.journal.pending.borrow_mut();
+            for stripe in stripes.clone() {
+                pending.remove_stripe(StripeIndex(stripe), sequence);
+            }
+            drop(pending);
+            drop(hold);
+            self.journal.note_change();
+            return Ok(());
+        }
+    }
+
+    /// Zeroes stripes on all members that hold them; those that miss it are fenced.
+    pub(crate) async fn zero_in_place(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
+        let layout = self.layout();
+        let members = 0..layout.members();
+        let mut results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
+        for (index, result) in results.iter_mut().enumerate() {
+            if *result == Err(DriveError::Unsupported) {
+                self.cannot_zero.set(true);
+                *result = self.write_zero_part(index, &stripes).await;
+            }
+        }
+        if results.contains(&Err(DriveError::NoSpace)) {
+            return Err(ArrayError::NoSpace);
+        }
+        let all = bits(0..layout.positions());
+        for stripe in stripes.map(StripeIndex) {
+            let member = |position: u8| layout.member_at(stripe, position).index();
+            let held = self.members.held(stripe);
+            let done = each(held).filter(|p| results[member(*p)].is_ok());
+            let done: Positions = done.fold(0, |bits, position| bits | 1 << position);
+            if done != held && !self.can_do_with(done) {
+                return Err(ArrayError::Lost);
+            }
+            self.members.fence_missed(stripe, all & !done).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether these positions of a stripe are enough to read all of it.
+    fn can_do_with(&self, positions: Positions) -> bool {
+        let layout = self.layout();
+        let copies = |chunk: u8| bits(layout.data_positions(chunk));
+        if layout.parity > 0 {
+            return positions.count_ones() >= u32::from(layout.data);
+        }
+        (0..layout.data).all(|chunk| positions & copies(chunk) != 0)
+    }
+
+    /// Zeroes for a drive that cannot make them itself.
+    async fn write_zero_part(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
+        let (drive, base) = self.drive_of(index)?;
+        let range = self.layout().member_range(stripes.clone(), MemberIndex::new(index));
+        let zeroes = self.reactor.buffer(to_usize(ZEROES_BYTES));
+        zeroes.fill_zero();
+        let mut at = range.start;
+        while at < range.end {
+            let part = ZEROES_BYTES.min(range.end - at);
+            drive.write(base + at, zeroes.slice(0..to_usize(part)).into()).await?;
+            at += part;
+        }
+        Ok(())
+    }
+
+    fn drive_of(&self, index: usize) -> Result<(Rc<Drive>, u64), DriveError> {
+        let list = self.members.list();
+        let drive = list[index].alive().cloned().ok_or(DriveError::Gone)?;
+        Ok((drive, list[index].areas.data.offset))
     }
 
     /// Members that did not zero their part are fenced, if the others can stand for them.
@@ -157,12 +243,7 @@ impl Array {
     }
 
     async fn zero_part(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
-        let (drive, base) = {
-            let list = self.members.list();
-            let member = &list[index];
-            let drive = member.alive().cloned().ok_or(DriveError::Gone)?;
-            (drive, member.areas.data.offset)
-        };
+        let (drive, base) = self.drive_of(index)?;
         let range = self.layout().member_range(stripes.clone(), MemberIndex::new(index));
         if range.is_empty() {
             return Ok(());

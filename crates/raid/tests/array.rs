@@ -48,7 +48,7 @@ impl Pair {
             level,
             chunk_bytes: 16 << 10,
             shape: ashlar_raid::layout::Shape::default(),
-            policy: level.usual_policy(),
+            policy: None,
         };
         let drives =
             (0..members).map(|i| ([i as u8; 16], drive(reactor, &format!("d{i}"), sector)));

@@ -130,7 +130,7 @@ impl Host {
                 parity,
                 group_members: request.group_members.unwrap_or(0),
             },
-            policy: request.settings.policy.map_or(level.usual_policy(), stored_policy),
+            policy: request.settings.policy.map(stored_policy),
         })
     }
 

@@ -24,13 +24,14 @@ const DATA: u64 = 0x10_0000;
 const FEATURES: u64 = EVENT_INDEX | INDIRECT_TABLES;
 
 async fn disk(reactor: &Reactor, level: Level, drives: u8) -> Rc<Disk> {
+    let (name, chunk_bytes) = ("test".to_owned(), 64 << 10);
     let spec = ArraySpec {
         uuid: [1; 16],
-        name: "test".to_owned(),
+        name,
         level,
-        chunk_bytes: 64 << 10,
+        chunk_bytes,
         shape: Default::default(),
-        policy: level.usual_policy(),
+        policy: None,
     };
     let bytes = DISK + (16 << 20);
     let limits = Limits { bytes, sector_bytes: 512, zeroes_cheaply: true };
