@@ -62,6 +62,7 @@ impl Array {
     pub(crate) async fn destage(self: Rc<Self>) {
         self.set_destagers(self.destagers.get() + 1);
         while let Some(before) = self.wait_for_destage().await {
+            self.sure().await;
             let round = self.destage_round(before).await;
             self.journal.set_stuck(round.err());
             if round.is_err() {
