@@ -6,6 +6,7 @@ use std::path::Path;
 
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState};
 use ashlar_format::drive_label::DriveLabel;
+use ashlar_format::lease::Lease;
 use ashlar_format::record::Record;
 use ashlar_format::units::Area;
 use ashlar_format::volume_table::VolumeTable;
@@ -82,6 +83,16 @@ pub struct VolumeReport {
     pub extents: Vec<(u64, u64)>,
 }
 
+/// Which host has the array.
+#[derive(Debug, Serialize)]
+pub struct LeaseReport {
+    /// `null`: nobody.
+    pub host: Option<Uuid>,
+    pub host_name: String,
+    pub epoch: u64,
+    pub beat: u64,
+}
+
 #[derive(Debug, Serialize)]
 pub struct DirtyReport {
     pub pages: u64,
@@ -101,6 +112,7 @@ pub struct Report {
     pub superblock: Option<SuperblockReport>,
     pub volumes: Option<Vec<VolumeReport>>,
     pub dirty_map: Option<DirtyReport>,
+    pub lease: Option<LeaseReport>,
 }
 
 /// Reads a drive; changes nothing, takes no lock.
@@ -128,6 +140,7 @@ pub fn inspect(path: &Path) -> Answer<Report> {
         superblock: None,
         volumes: None,
         dirty_map: None,
+        lease: None,
     };
     let labels = survey::read_label(medium);
     report.add_copies("label", &labels);
@@ -144,6 +157,9 @@ pub fn inspect(path: &Path) -> Answer<Report> {
         pages_bad: dirty.pages_bad,
         regions_dirty: dirty.regions_dirty,
     });
+    let leases = survey::read_lease(medium, &label);
+    report.add_copies("lease", &leases);
+    report.lease = leases.newest.map(|lease| lease_report(&lease));
     report.label = Some(label_report(&label));
     Ok(report)
 }
@@ -171,6 +187,7 @@ fn label_report(label: &DriveLabel) -> LabelReport {
             area("superblocks", layout.superblocks),
             area("dirty map", layout.dirty_map),
             area("volume table", layout.volume_table),
+            area("lease", layout.lease),
             area("journal", layout.journal),
             area("data", layout.data),
         ],
@@ -209,6 +226,16 @@ fn superblock_report(superblock: &ArraySuperblock) -> SuperblockReport {
         stripes,
         member: superblock.member.get(),
         members: members.collect(),
+    }
+}
+
+fn lease_report(lease: &Lease) -> LeaseReport {
+    let host = Uuid::from_bytes(lease.host);
+    LeaseReport {
+        host: (!host.is_nil()).then_some(host),
+        host_name: lease.host_name().unwrap_or_default().to_owned(),
+        epoch: lease.epoch.get(),
+        beat: lease.beat.get(),
     }
 }
 

@@ -13,6 +13,7 @@ mod survey;
 mod device;
 mod socket;
 mod catalog;
+mod machine;
 mod engine;
 mod snapshot;
 mod vhost;

@@ -51,6 +51,8 @@ pub struct ArraySnapshot {
     /// As stored on the drives; this host may know it by another name.
     pub name: String,
     pub state: ArrayState,
+    /// The host that has taken it over.
+    pub lost_to: Option<String>,
     pub level: String,
     pub copies: u8,
     pub groups: u8,
@@ -99,6 +101,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
             raid::ArrayState::Degraded => ArrayState::Degraded,
             raid::ArrayState::Failed => ArrayState::Failed,
         },
+        lost_to: status.lost_to.clone(),
         level: notation(status.level, status.data_chunks, status.parity_chunks),
         copies: status.copies,
         groups: status.groups,

@@ -53,7 +53,7 @@ pub enum AssembleError {
          --force to go on without them and lose what only they hold"
     )]
     MaybeOld,
-    #[error("host {host} uses it: its lease is alive")]
+    #[error("{host} uses it: its lease is alive")]
     InUse { host: String },
     #[error("no member can be written: {0}")]
     Array(#[from] ArrayError),

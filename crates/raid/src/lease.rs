@@ -109,8 +109,12 @@ fn is_others(newest: Option<&Lease>, host: &Host) -> bool {
     newest.is_some_and(|lease| lease.host != NOBODY && lease.host != host.uuid)
 }
 
+/// As it stands in messages.
 fn owner_name(lease: &Lease) -> String {
-    lease.host_name().unwrap_or_default().to_owned()
+    match lease.host_name() {
+        Ok(name) if !name.is_empty() => format!("host {name}"),
+        Ok(_) | Err(_) => "another host".to_owned(),
+    }
 }
 
 /// Where a member keeps its leases.
@@ -210,7 +214,7 @@ async fn write_and_confirm(
         match found {
             Ok(Some(found)) if claim.is_in(&found, host) => confirmed = true,
             Ok(found) => {
-                let host = found.as_ref().map(owner_name).unwrap_or_default();
+                let host = found.map_or_else(|| "another host".into(), |found| owner_name(&found));
                 return Err(AssembleError::InUse { host });
             }
             // A drive that has stopped to answer since is found out by the first write.

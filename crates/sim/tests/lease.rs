@@ -110,7 +110,7 @@ async fn read(reactor: &Reactor, array: &Rc<Array>) -> u8 {
 }
 
 fn in_use(by: &str) -> Option<AssembleError> {
-    Some(AssembleError::InUse { host: by.into() })
+    Some(AssembleError::InUse { host: format!("host {by}") })
 }
 
 #[test]
@@ -177,7 +177,7 @@ fn a_host_that_lost_its_array_never_writes_again() {
         });
         let theirs = start(&reactor, beta(), true).await.unwrap();
         reactor.sleep(BEAT_PERIOD).await;
-        assert_eq!(ours.status().lost_to.as_deref(), Some("beta"));
+        assert_eq!(ours.status().lost_to.as_deref(), Some("host beta"));
         assert!(ended.borrow().is_some());
         assert_eq!(write(&reactor, &ours, 2).await, Err(ArrayError::Stopped));
         write(&reactor, &theirs, 3).await.unwrap();

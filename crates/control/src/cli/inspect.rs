@@ -59,6 +59,15 @@ fn text(report: &Report) -> String {
             dirty.regions_dirty, dirty.pages_bad, dirty.pages
         ));
     }
+    parts.extend(report.lease.as_ref().map(|lease| match lease.host {
+        Some(host) => {
+            format!(
+                "lease: host {} ({host}), epoch {}, beat {}",
+                lease.host_name, lease.epoch, lease.beat
+            )
+        }
+        None => format!("lease: free, epoch {}", lease.epoch),
+    }));
     parts.join("\n\n")
 }
 

@@ -131,6 +131,7 @@ impl Host {
                 group_members: request.group_members.unwrap_or(0),
             },
             policy: request.settings.policy.map(stored_policy),
+            host: Some(self.lessee),
         })
     }
 
@@ -397,9 +398,9 @@ impl Host {
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives)?;
         let shown = name.to_owned();
+        let options = AssembleOptions { force, known_generation, host: Some(self.lessee) };
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
-            let options = AssembleOptions { force, known_generation };
             let begun = match Array::assemble(&reactor, drives, options).await {
                 Ok(array) => open_pool(&reactor, array).await,
                 Err(error) => Err(translate::assemble(&shown, &error)),

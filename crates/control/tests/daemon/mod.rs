@@ -47,13 +47,15 @@ pub struct Daemon {
     directory: TempDir,
     /// Name of the state directory.
     state: String,
+    /// Another host than this one, if it shall say so.
+    host: Option<u8>,
     process: Option<Process>,
 }
 
 impl Daemon {
     pub fn start() -> Daemon {
         let directory = tempfile::Builder::new().prefix("ashlar-").tempdir().unwrap();
-        let mut daemon = Daemon { directory, state: "state".into(), process: None };
+        let mut daemon = Daemon { directory, state: "state".into(), host: None, process: None };
         daemon.start_again();
         daemon
     }
@@ -101,6 +103,7 @@ impl Daemon {
             .arg(self.path(state))
             .arg("--socket")
             .arg(self.path(socket))
+            .args(self.host.map(|host| format!("--host-id=00000000-0000-0000-0000-{host:012}")))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -112,6 +115,12 @@ impl Daemon {
         assert!(self.process.is_none(), "it runs");
         self.process = Some(self.serve(&self.state.clone(), "api.sock"));
         self.ok("status --wait-up 30");
+    }
+
+    /// Starts on another host that reaches the same drives.
+    pub fn start_on_host(&mut self, host: u8) {
+        self.host = Some(host);
+        self.start_without_state();
     }
 
     /// Starts again as if on a host that has never seen these drives.
