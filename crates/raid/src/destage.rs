@@ -62,14 +62,13 @@ impl Array {
     pub(crate) async fn destage(self: Rc<Self>) {
         self.set_destagers(self.destagers.get() + 1);
         while let Some(before) = self.wait_for_destage().await {
-            let round = self.destage_round(before).await;
+            let mut round = self.destage_round(before).await;
+            if self.journal.is_filling() || self.journal.wants_release() {
+                round = round.and(self.journal.release().await);
+            }
             self.journal.set_stuck(round.err());
             if round.is_err() {
                 self.pause(RETRY_AFTER).await;
-            }
-            if self.journal.is_filling() || self.journal.pending.borrow().is_empty() {
-                // What cannot be released now is kept; the next round tries again.
-                let _ = self.journal.release().await;
             }
         }
         self.set_destagers(self.destagers.get() - 1);
@@ -84,7 +83,7 @@ impl Array {
                 return None;
             }
             let before = if journal.is_filling() { u64::MAX } else { self.destage_before.get() };
-            if journal.pending.borrow().has_waiting(before) {
+            if journal.pending.borrow().has_waiting(before) || journal.wants_release() {
                 return Some(before);
             }
             let seen = journal.changes();
@@ -129,8 +128,10 @@ impl Array {
     /// Takes up the stripes that have waited longest, with data of batches before `before`.
     pub(crate) async fn destage_round(self: &Rc<Self>, before: u64) -> Result<(), ArrayError> {
         self.mend_torn().await?;
-        let taken = self.journal.pending.borrow_mut().take_oldest(STRIPES_PER_ROUND, before);
-        let stripes = taken;
+        let stripes = self.journal.pending.borrow_mut().take_oldest(STRIPES_PER_ROUND, before);
+        if stripes.is_empty() {
+            return Ok(());
+        }
         let result = self.destage_stripes(&stripes).await;
         for stripe in stripes {
             if !self.is_torn(stripe) {

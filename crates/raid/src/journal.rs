@@ -469,25 +469,19 @@ impl Journal {
     /// Gives the space of the oldest batches back, if all they hold is in place: makes that
     /// durable, and says so in the superblock.
     pub(crate) async fn release(&self) -> Result<(), ArrayError> {
-        if self.releasing.get() {
+        // What was stored since the one that runs began is not seen by it.
+        while self.releasing.get() {
             self.changed.until(&self.reactor, || !self.releasing.get()).await;
-            return Ok(());
         }
         self.releasing.set(true);
         let result = self.release_stored().await;
         self.releasing.set(false);
-        self.note_change();
+        self.changed.wake_all(&self.reactor);
         result
     }
 
     async fn release_stored(&self) -> Result<(), ArrayError> {
-        let stored = {
-            let ring = self.ring.borrow();
-            let in_place =
-                |b: &&Batch| Rc::strong_count(&b.hold) == 1 && b.sequence < self.completed.get();
-            ring.iter().take_while(in_place).map(|batch| batch.sequence).last()
-        };
-        let Some(stored) = stored else { return Ok(()) };
+        let Some(stored) = self.last_in_place() else { return Ok(()) };
         self.members.flush().await?;
         // Durably forgotten before one of them is overwritten: a crash must not find the older of
         // two batches for one place without the newer.
@@ -500,7 +494,24 @@ impl Journal {
         while ring.front().is_some_and(|batch| batch.sequence <= stored) {
             ring.pop_front();
         }
+        drop(ring);
+        self.note_change();
         Ok(())
+    }
+
+    /// The last batch of those at the front that are in place.
+    fn last_in_place(&self) -> Option<u64> {
+        let ring = self.ring.borrow();
+        let in_place =
+            |b: &&Batch| Rc::strong_count(&b.hold) == 1 && b.sequence < self.completed.get();
+        ring.iter().take_while(in_place).map(|batch| batch.sequence).last()
+    }
+
+    /// Whether batches should be released that are in place: somebody waits for their room, or
+    /// there is nothing else to do.
+    pub(crate) fn wants_release(&self) -> bool {
+        let wanted = self.waiting_for_room.get() > 0 || self.pending.borrow().is_empty();
+        wanted && self.last_in_place().is_some()
     }
 
     /// Sequences of this start of the array are larger than those of any before, which may still

@@ -131,15 +131,17 @@ impl Pending {
         self.stripes.insert(index.0, stripe);
     }
 
-    /// The patches in these rows, cut to them.
+    /// What is pending of these rows: first row and bytes of each part. For readers, who keep no
+    /// batch from being released.
     pub(crate) fn within(
         &self,
         stripe: StripeIndex,
         chunk: u8,
         rows: &Range<u32>,
-    ) -> impl Iterator<Item = Patch> {
+    ) -> impl Iterator<Item = (u32, Buffer)> {
         let patches = self.stripes.get(&stripe.0).map_or(&[][..], |stripe| &stripe.patches);
-        patches.iter().filter(move |patch| patch.chunk == chunk).filter_map(|p| p.within(rows))
+        let parts = patches.iter().filter(move |patch| patch.chunk == chunk);
+        parts.filter_map(|patch| patch.within(rows)).map(|part| (part.rows.start, part.bytes))
     }
 
     /// All patches of a stripe, in order of chunk and row.

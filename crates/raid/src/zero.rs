@@ -128,10 +128,16 @@ impl Array {
         let entries = [Entry::Zeroes { stripes: stripes.clone() }];
         loop {
             let seen = self.journal.changes();
+            // Before the stripes: whoever has a sector may wait for those who need a stripe.
+            let mut _sectors = Vec::new();
+            for stripe in stripes.clone().filter(|_| self.sector_bytes > 512) {
+                let sectors = self.sector_locks.lock(stripe..stripe + 1, Lock::Exclusive);
+                _sectors.push(sectors.await);
+            }
             // Held first: what is written from now on is put in place after the zeroes.
             let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
             let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
-                drop(_locks);
+                drop((_locks, _sectors));
                 self.journal.changed_since(seen).await;
                 continue;
             };

@@ -59,11 +59,11 @@ impl Pair {
             for chunk in 0..CHUNKS {
                 let mut seen: Model = vec![None; ROWS];
                 let rows = 0..ROWS as u32;
-                for patch in self.pending.within(StripeIndex(stripe), chunk, &rows) {
-                    for (at, byte) in patch.bytes.bytes().iter().enumerate() {
-                        let row = &mut seen[patch.rows.start as usize + at];
+                for (first, bytes) in self.pending.within(StripeIndex(stripe), chunk, &rows) {
+                    for (at, byte) in bytes.bytes().iter().enumerate() {
+                        let row = &mut seen[first as usize + at];
                         assert!(row.is_none(), "patches overlap");
-                        *row = Some((patch.sequence, *byte));
+                        *row = Some((u64::from(*byte), *byte));
                     }
                 }
                 let none = vec![None; ROWS];
