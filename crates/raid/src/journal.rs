@@ -34,6 +34,7 @@ use ashlar_reactor::wait_list::WaitList;
 use zerocopy::IntoBytes;
 
 use crate::error::ArrayError;
+use crate::layout::Positions;
 use crate::members::{Identity, Members};
 use crate::pending::{Hold, Patch, Pending};
 use crate::status::JournalStatus;
@@ -52,28 +53,22 @@ pub(crate) struct Slice {
     pub(crate) bytes: Buffer,
 }
 
+/// What parity is about to be stored with: these chunks, with the newest bytes of their rows in
+/// the batches up to `newest`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NewData {
+    pub(crate) chunks: Positions,
+    pub(crate) newest: u64,
+    /// The first batch that has some of these bytes.
+    pub(crate) oldest: u64,
+}
+
 /// One thing that a batch says.
 #[derive(Clone)]
 pub(crate) enum Entry {
-    Data {
-        stripe: StripeIndex,
-        chunk: u8,
-        row: u32,
-        bytes: Buffer,
-    },
-    /// Parity of rows as it is with all data up to the batch `newest`; `oldest`: the first batch
-    /// whose data is not in place yet.
-    Parity {
-        stripe: StripeIndex,
-        position: u8,
-        row: u32,
-        bytes: Buffer,
-        newest: u64,
-        oldest: u64,
-    },
-    Zeroes {
-        stripes: std::ops::Range<u64>,
-    },
+    Data { stripe: StripeIndex, chunk: u8, row: u32, bytes: Buffer },
+    Parity { stripe: StripeIndex, position: u8, row: u32, bytes: Buffer, data: NewData },
+    Zeroes { stripes: std::ops::Range<u64> },
 }
 
 impl Entry {
@@ -94,11 +89,12 @@ impl Entry {
             Entry::Data { stripe, chunk, row, bytes } => {
                 StoredEntry::new(EntryKind::Data, stripe.0, *chunk, *row, len(bytes))
             }
-            Entry::Parity { stripe, position, row, bytes, newest, oldest } => {
+            Entry::Parity { stripe, position, row, bytes, data } => {
                 let kind = EntryKind::Parity;
                 let mut stored = StoredEntry::new(kind, stripe.0, *position, *row, len(bytes));
-                stored.newest = (*newest).into();
-                stored.oldest = (*oldest).into();
+                stored.chunks = data.chunks.into();
+                stored.newest = data.newest.into();
+                stored.oldest = data.oldest.into();
                 stored
             }
             Entry::Zeroes { stripes } => {
@@ -146,6 +142,8 @@ pub(crate) struct Journal {
     next_sequence: Cell<u64>,
     /// Sequences below are written, or failed.
     completed: Cell<u64>,
+    /// Sequences below are durable, or failed.
+    durable: Cell<u64>,
     releasing: Cell<bool>,
     /// Callers whose batch has no room yet.
     waiting_for_room: Cell<u32>,
@@ -173,6 +171,7 @@ impl Journal {
             commits: Cell::new(0),
             next_sequence: Cell::new(1),
             completed: Cell::new(1),
+            durable: Cell::new(1),
             releasing: Cell::new(false),
             waiting_for_room: Cell::new(0),
             stuck: Cell::new(None),
@@ -461,6 +460,19 @@ impl Journal {
         }
     }
 
+    /// Makes everything that was acknowledged before durable.
+    pub(crate) async fn flush(&self) -> Result<(), ArrayError> {
+        let completed = self.completed.get();
+        self.members.flush().await?;
+        self.durable.set(completed.max(self.durable.get()));
+        Ok(())
+    }
+
+    /// Sequences below this one are durable.
+    pub(crate) fn durable(&self) -> u64 {
+        self.durable.get()
+    }
+
     /// Sequences below this one are completed.
     pub(crate) fn completed(&self) -> u64 {
         self.completed.get()
@@ -482,7 +494,7 @@ impl Journal {
 
     async fn release_stored(&self) -> Result<(), ArrayError> {
         let Some(stored) = self.last_in_place() else { return Ok(()) };
-        self.members.flush().await?;
+        self.flush().await?;
         // Durably forgotten before one of them is overwritten: a crash must not find the older of
         // two batches for one place without the newer.
         let kept = self.ring.borrow().iter().map(|batch| batch.sequence).find(|s| *s > stored);
@@ -520,6 +532,7 @@ impl Journal {
         let first = generation << SEQUENCES_PER_GENERATION_LOG2;
         self.next_sequence.set(first.max(self.next_sequence.get()));
         self.completed.set(self.next_sequence.get());
+        self.durable.set(self.next_sequence.get());
     }
 
     /// The sequence of the next batch.

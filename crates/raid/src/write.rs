@@ -54,7 +54,7 @@ impl Array {
     pub async fn flush(self: &Rc<Self>) -> Result<(), ArrayError> {
         let _request = self.begin()?;
         self.count(|counters| counters.flushes += 1);
-        self.members.flush().await
+        self.journal.flush().await
     }
 
     /// A write that fits in one batch is atomic.
