@@ -281,12 +281,10 @@ impl Journal {
 
     /// Writes a batch to its members, waits for those before it, and makes its data pending.
     async fn write(&self, entries: &[Entry], sequence: u64, hold: Hold) -> Result<u64, ArrayError> {
-        let at = {
-            let ring = self.ring.borrow();
-            let batch = ring.iter().rfind(|batch| batch.sequence == sequence);
-            batch.expect("held, so it is in the ring").at
-        };
-        let written = self.write_copies(entries, sequence, at).await;
+        let written = self.write_copies(entries, sequence).await;
+        if written.is_err() {
+            self.void(sequence).await;
+        }
         self.changed.until(&self.reactor, || self.completed.get() == sequence).await;
         self.completed.set(sequence + 1);
         if written.is_ok() {
@@ -308,12 +306,12 @@ impl Journal {
         }
     }
 
-    async fn write_copies(
-        &self,
-        entries: &[Entry],
-        sequence: u64,
-        at: u64,
-    ) -> Result<(), ArrayError> {
+    async fn write_copies(&self, entries: &[Entry], sequence: u64) -> Result<(), ArrayError> {
+        let at = {
+            let ring = self.ring.borrow();
+            let batch = ring.iter().rfind(|batch| batch.sequence == sequence);
+            batch.expect("held, so it is in the ring").at
+        };
         let (batch, payload) = self.compose(entries, sequence);
         loop {
             // A member that answers no more, but is believed, could come back without the others
@@ -334,6 +332,12 @@ impl Journal {
             let members: Vec<MemberIndex> = targets.iter().map(|target| target.member).collect();
             self.members.fence_failed(&members, &results).await?;
         }
+    }
+
+    /// Empties a batch whose caller hears of an error: what it says must not come true after a
+    /// crash. Members that cannot be written do not keep the caller from hearing.
+    pub(crate) async fn void(&self, sequence: u64) {
+        let _ = self.write_copies(&[], sequence).await;
     }
 
     fn compose(&self, entries: &[Entry], sequence: u64) -> (JournalBatch, Buffers) {

@@ -142,7 +142,10 @@ impl Array {
                 continue;
             };
             let (sequence, hold) = appended?;
-            self.members.flush().await?;
+            if let Err(error) = self.journal.flush().await {
+                self.journal.void(sequence).await;
+                return Err(error);
+            }
             if let Err(error) = self.zero_in_place(stripes.clone()).await {
                 // Half of it may be done: after a crash it must be done whole.
                 self.kept_batches.borrow_mut().push(hold);
