@@ -278,14 +278,14 @@ impl SimDrive {
         let write = self.writes;
         self.writes += 1;
         for part in parts(offset, usize::try_from(len).expect("small drives")) {
-            let mut sectors = 0u8;
-            for sector in part.sectors() {
-                let number = (part.block * SECTORS_PER_BLOCK + sector) as u64;
-                if lands(number) {
-                    sectors |= 1 << sector;
-                    self.latent.remove(&number);
+            let number = |sector: usize| (part.block * SECTORS_PER_BLOCK + sector) as u64;
+            let landed = || part.sectors().filter(|sector| lands(number(*sector)));
+            if !self.latent.is_empty() {
+                for sector in landed() {
+                    self.latent.remove(&number(sector));
                 }
             }
+            let sectors = landed().fold(0, |sectors, sector| sectors | 1 << sector);
             if sectors != 0 {
                 self.store_block(write, sectors, from, part);
             }
