@@ -203,10 +203,17 @@ impl SimDrive {
     pub fn read(&self, offset: u64, into: &Buffers) {
         let mut at = offset;
         for piece in into.pieces() {
+            let mut zeroed = 0;
             for part in parts(at, piece.len()) {
-                let to = piece.slice(part.at..part.at + part.inside.len());
-                to.copy_from_slice(&self.blocks[part.block].bytes()[part.inside]);
+                let end = part.at + part.inside.len();
+                if let Some(block) = &self.blocks[part.block].0 {
+                    piece.slice(zeroed..part.at).fill_zero();
+                    piece.slice(part.at..end).copy_from_slice(&block[part.inside]);
+                    zeroed = end;
+                }
             }
+            // What lies between the blocks that are there; all at once, since it is often long.
+            piece.slice(zeroed..piece.len()).fill_zero();
             at += piece.len() as u64;
         }
     }
