@@ -87,6 +87,11 @@ pub struct Reactor {
 
 impl Reactor {
     pub fn new(backend: Box<dyn Backend>, order: Order) -> Reactor {
+        Reactor::with_pool(backend, order, BufferPool::new())
+    }
+
+    /// A reactor with the buffers of one that has ended.
+    pub fn with_pool(backend: Box<dyn Backend>, order: Order, pool: Rc<BufferPool>) -> Reactor {
         let inner = Inner {
             tasks: RefCell::default(),
             order: RefCell::new(order),
@@ -95,7 +100,7 @@ impl Reactor {
             timers: RefCell::default(),
             pollers: RefCell::default(),
             registry: Registry::default(),
-            pool: BufferPool::new(),
+            pool,
             done: RefCell::default(),
             poll_window: Cell::new(Duration::ZERO),
             polls_without_progress: Cell::new(0),
@@ -230,8 +235,7 @@ impl Reactor {
             drop(future);
         }
         self.inner.pollers.borrow_mut().clear();
-        let slots = self.inner.slots.take();
-        drop(slots);
+        self.inner.slots.take().end();
         self.inner.tasks.borrow_mut().ready.clear();
     }
 

@@ -88,4 +88,13 @@ impl Slots {
             Slot::Free => panic!("operation {ticket:?} was answered before"),
         }
     }
+
+    /// The backend has ended: it fills nothing any more, and what was in flight lets its buffers go.
+    pub(crate) fn end(self) {
+        for slot in &self.slots {
+            if let Slot::InFlight { op: Op::Read { into, .. }, .. } = slot {
+                into.fill_ended();
+            }
+        }
+    }
 }

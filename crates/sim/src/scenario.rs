@@ -19,6 +19,7 @@ use ashlar_raid::error::AssembleError;
 use ashlar_raid::layout::{Layout, Shape};
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
+use ashlar_reactor::buffer::BufferPool;
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::prng::Prng;
 use ashlar_reactor::wait_list::WaitList;
@@ -59,6 +60,8 @@ pub struct Scenario {
     pub oracle: Rc<RefCell<Oracle>>,
     pub fleet: Rc<RefCell<Fleet>>,
     pub unsure: Rc<RefCell<BTreeSet<u64>>>,
+    /// Engine memory. Only of this seed: what a buffer holds when it is taken must repeat, too.
+    buffers: Rc<BufferPool>,
     prng: Prng,
     order: Prng,
     life: u32,
@@ -111,6 +114,7 @@ impl Scenario {
             oracle: Rc::new(RefCell::new(Oracle::new(seed))),
             fleet: Rc::new(RefCell::new(fleet)),
             unsure: Rc::default(),
+            buffers: BufferPool::new(),
             prng: Prng::stream(seed, "workload"),
             order: Prng::stream(seed, "order"),
             life: 0,
@@ -206,7 +210,8 @@ impl Scenario {
         let life = self.life;
         self.world.borrow_mut().note(|| format!("---- life {life}: {phase:?}"));
         let order = Order::Seeded(Prng::from_seed(self.order.next_u64()));
-        let reactor = Reactor::new(Box::new(SimBackend::new(&self.world)), order);
+        let backend = Box::new(SimBackend::new(&self.world));
+        let reactor = Reactor::with_pool(backend, order, self.buffers.clone());
         let returned = self.drives_return(&start);
         let end = match start {
             Start::Create => reactor.block_on(create(self.seedling(&reactor), phase)),
