@@ -158,10 +158,10 @@ impl Reactor {
         }
     }
 
-    /// When the oldest operation that the backend has on `device` was started; `None`: it has
-    /// none. Slow: not for every operation.
-    pub fn oldest(&self, device: DeviceId) -> Option<Instant> {
-        self.inner.slots.borrow().oldest(device)
+    /// The first moment at which an operation that the backend has on `device` will have taken
+    /// longer than `allowed`; `None`: it has none. Slow: not for every operation.
+    pub fn deadline(&self, device: DeviceId, allowed: impl Fn(&Op) -> Duration) -> Option<Instant> {
+        self.inner.slots.borrow().deadline(device, allowed)
     }
 
     /// Waits until this memory is the caller's alone: an operation that nobody waits for any more,

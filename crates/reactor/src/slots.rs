@@ -5,6 +5,8 @@
 //!   more; so the kernel never writes into memory that was given back;
 //! - a device is let go only after the last operation on it was reaped.
 
+use std::time::Duration;
+
 use crate::backend::Instant;
 use crate::buffer::Buffers;
 use crate::op::{DeviceId, Done, Errno, Op, Outcome, Ticket};
@@ -171,7 +173,8 @@ impl Slots {
         (wake, left == 0)
     }
 
-    /// Whether an operation that nobody waits for fills any of this memory. Slow, as `oldest`.
+    /// Whether an operation that nobody waits for fills any of this memory. Looks at all
+    /// slots: not for every operation.
     pub(crate) fn fills_unheard(&self, memory: &Buffers) -> bool {
         self.slots.iter().any(|slot| match slot {
             Slot::InFlight {
@@ -183,13 +186,19 @@ impl Slots {
         })
     }
 
-    /// When the oldest operation that the backend has on `device` was started. Looks at all slots:
-    /// not for every operation.
-    pub(crate) fn oldest(&self, device: DeviceId) -> Option<Instant> {
-        let started = self.slots.iter().filter_map(|slot| match slot {
-            Slot::InFlight { op, started, .. } if op.device() == Some(device) => Some(*started),
+    /// The first moment at which an operation on `device` will have taken longer than `allowed`.
+    /// Slow, as above.
+    pub(crate) fn deadline(
+        &self,
+        device: DeviceId,
+        allowed: impl Fn(&Op) -> Duration,
+    ) -> Option<Instant> {
+        let deadlines = self.slots.iter().filter_map(|slot| match slot {
+            Slot::InFlight { op, started, .. } if op.device() == Some(device) => {
+                Some(started.after(allowed(op)))
+            }
             Slot::InFlight { .. } | Slot::Free | Slot::Completed { .. } => None,
         });
-        started.min()
+        deadlines.min()
     }
 }

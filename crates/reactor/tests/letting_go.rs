@@ -30,6 +30,10 @@ impl Silent {
         Silent { device, file, other_end }
     }
 
+    fn is_busy(&self, reactor: &Reactor) -> bool {
+        reactor.deadline(self.device, |_| Duration::ZERO).is_some()
+    }
+
     fn is_held(&self) -> bool {
         Arc::strong_count(&self.file) > 1
     }
@@ -52,7 +56,7 @@ fn a_dropped_operation_keeps_its_memory() {
         assert!(others.iter().all(|other| other.as_ptr() != place), "the kernel may fill it");
         drop(others);
         silent.other_end.write_all(&[7; 4096]).unwrap();
-        while reactor.oldest(silent.device).is_some() {
+        while silent.is_busy(&reactor) {
             reactor.sleep(Duration::from_millis(1)).await;
         }
         assert_eq!(reactor.buffer(4096).as_ptr(), place, "it was the last to be given back");
@@ -106,7 +110,7 @@ fn what_had_completed_before_is_not_taken_back() {
         let into = reactor.buffer(512).into();
         let read = reactor.submit(Op::Read { device: silent.device, offset: 0, into });
         // Nobody looks at it while it completes.
-        while reactor.oldest(silent.device).is_some() {
+        while silent.is_busy(&reactor) {
             reactor.sleep(Duration::from_millis(1)).await;
         }
         reactor.unregister(silent.device);

@@ -15,18 +15,19 @@ use ashlar_reactor::op::{Device, DeviceId, Op};
 use ashlar_reactor::prng::Prng;
 use ashlar_reactor::uring::UringBackend;
 
-const SECTOR: u64 = 512;
-const SECTORS: u64 = 512;
+const SECTOR: usize = 512;
+const SECTORS: usize = 512;
+const MIB: usize = 1 << 20;
 const STEPS: u64 = 400;
 
-fn scratch(bytes: u64) -> Arc<File> {
+fn scratch(bytes: usize) -> Arc<File> {
     static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let name = format!("ashlar-lossy-{}-{number}", std::process::id());
     let path = std::env::temp_dir().join(name);
     let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     std::fs::remove_file(path).unwrap();
-    file.set_len(bytes).unwrap();
+    file.set_len(bytes as u64).unwrap();
     Arc::new(file)
 }
 
@@ -55,7 +56,7 @@ impl Sector {
 }
 
 fn blank() -> Vec<Sector> {
-    vec![Sector { written: vec![0] }; SECTORS as usize]
+    vec![Sector { written: vec![0] }; SECTORS]
 }
 
 struct Run {
@@ -69,27 +70,27 @@ struct Run {
 impl Run {
     /// A range of a few sectors.
     fn draw(&mut self) -> std::ops::Range<usize> {
-        let start = self.prng.index(SECTORS as usize);
-        start..(start + 1 + self.prng.index(24)).min(SECTORS as usize)
+        let start = self.prng.index(SECTORS);
+        start..(start + 1 + self.prng.index(24)).min(SECTORS)
     }
 
     fn write(&mut self) -> Io {
         let range = self.draw();
-        let buffer = self.reactor.buffer(range.len() * SECTOR as usize);
+        let buffer = self.reactor.buffer(range.len() * SECTOR);
         for (index, sector) in range.clone().enumerate() {
             self.values += 1;
-            let bytes: Vec<u8> = self.values.to_le_bytes().repeat(SECTOR as usize / 8);
+            let bytes: Vec<u8> = self.values.to_le_bytes().repeat(SECTOR / 8);
             buffer.slice(index * 512..(index + 1) * 512).copy_from_slice(&bytes);
             self.sectors[sector].written.push(self.values);
         }
-        let offset = range.start as u64 * SECTOR;
+        let offset = (range.start * SECTOR) as u64;
         self.reactor.submit(Op::Write { device: self.device, offset, from: buffer.into() })
     }
 
     async fn check(&mut self) {
         let range = self.draw();
-        let into = self.reactor.buffer(range.len() * SECTOR as usize);
-        let offset = range.start as u64 * SECTOR;
+        let into = self.reactor.buffer(range.len() * SECTOR);
+        let offset = (range.start * SECTOR) as u64;
         let read = Op::Read { device: self.device, offset, into: into.clone().into() };
         let (want, io) = (self.expected(range.clone()), self.reactor.submit(read));
         // What goes from the cache to the file meanwhile does not disturb it.
@@ -106,7 +107,7 @@ impl Run {
 
     async fn zero(&mut self) {
         let range = self.draw();
-        let (offset, len) = (range.start as u64 * SECTOR, range.len() as u64 * SECTOR);
+        let (offset, len) = ((range.start * SECTOR) as u64, (range.len() * SECTOR) as u64);
         let op = Op::WriteZeroes { device: self.device, offset, len, unmap: true };
         assert!(self.reactor.submit(op).await.is_ok());
         range.for_each(|sector| self.sectors[sector].written = vec![0]);
@@ -143,7 +144,7 @@ fn values(bytes: &[u8]) -> Vec<u64> {
         assert!(words.iter().all(|word| *word == words[0]), "a torn sector");
         words[0]
     };
-    bytes.chunks(SECTOR as usize).map(one).collect()
+    bytes.chunks(SECTOR).map(one).collect()
 }
 
 #[test]
@@ -155,7 +156,7 @@ fn a_power_cut_takes_some_of_what_was_not_flushed() {
             let prng = Prng::from_seed(seed);
             Run { reactor, device, prng, sectors: blank(), values: 0 }.go().await
         });
-        let mut bytes = vec![0; (SECTORS * SECTOR) as usize];
+        let mut bytes = vec![0; SECTORS * SECTOR];
         file.read_exact_at(&mut bytes, 0).unwrap();
         for (index, (value, sector)) in values(&bytes).iter().zip(&sectors).enumerate() {
             let newest = sector.newest();
@@ -186,7 +187,7 @@ fn what_was_flushed_is_kept() {
         assert_eq!(also.await, Ok(0));
         run.sectors
     });
-    let mut bytes = vec![0; (SECTORS * SECTOR) as usize];
+    let mut bytes = vec![0; SECTORS * SECTOR];
     file.read_exact_at(&mut bytes, 0).unwrap();
     let newest: Vec<u64> = sectors.iter().map(Sector::newest).collect();
     assert_eq!(values(&bytes), newest);
@@ -194,13 +195,13 @@ fn what_was_flushed_is_kept() {
 
 #[test]
 fn to_let_it_go_is_no_power_cut() {
-    let file = scratch(1 << 20);
+    let file = scratch(MIB);
     let watched = file.clone();
     lossy(&file, 4, async move |reactor, device| {
-        let from = reactor.buffer(1 << 20);
-        from.copy_from_slice(&vec![5; 1 << 20]);
+        let from = reactor.buffer(MIB);
+        from.copy_from_slice(&vec![5; MIB]);
         let write = Op::Write { device, offset: 0, from: from.into() };
-        assert_eq!(reactor.submit(write).await, Ok(1 << 20));
+        assert_eq!(reactor.submit(write).await, Ok(MIB as u64));
         reactor.unregister(device);
         let deadline = reactor.now().after(Duration::from_secs(20));
         // This count, the test's, and the caller's.
@@ -209,40 +210,40 @@ fn to_let_it_go_is_no_power_cut() {
             reactor.sleep(Duration::from_millis(1)).await;
         }
     });
-    let mut bytes = vec![0; 1 << 20];
+    let mut bytes = vec![0; MIB];
     file.read_exact_at(&mut bytes, 0).unwrap();
     assert!(bytes.iter().all(|byte| *byte == 5));
 }
 
 #[test]
 fn a_full_cache_gives_blocks_up_and_a_full_file_is_an_error() {
-    const MIB: u64 = 1 << 20;
     let file = scratch(96 * MIB);
     let sparse = file.clone();
     lossy(&file, 5, async move |reactor, device| {
-        let from = reactor.buffer(MIB as usize);
-        from.copy_from_slice(&vec![6; MIB as usize]);
+        let from = reactor.buffer(MIB);
+        from.copy_from_slice(&vec![6; MIB]);
         let writes: Vec<Io> = (0..96)
             .map(|mib| {
                 let from = from.clone().into();
-                reactor.submit(Op::Write { device, offset: mib * MIB, from })
+                reactor.submit(Op::Write { device, offset: (mib * MIB) as u64, from })
             })
             .collect();
         for write in writes {
-            assert_eq!(write.await, Ok(MIB));
+            assert_eq!(write.await, Ok(MIB as u64));
         }
         let on_file = std::os::unix::fs::MetadataExt::blocks(&sparse.metadata().unwrap()) * 512;
         // What does not fit the cache of 64 MiB, and what trickled.
-        assert!((31 * MIB..90 * MIB).contains(&on_file), "{on_file} bytes");
+        assert!((31 * MIB as u64..90 * MIB as u64).contains(&on_file), "{on_file} bytes");
     });
     // A file that cannot be written: the cache fills, and then says so.
     let read_only = Rc::new(Arc::new(File::open("/dev/zero").unwrap()));
     lossy(&read_only, 6, async |reactor, device| {
-        let from = reactor.buffer(MIB as usize);
+        let from = reactor.buffer(MIB);
         let mut outcomes = Vec::new();
         for mib in 0..70 {
             let from = from.clone().into();
-            outcomes.push(reactor.submit(Op::Write { device, offset: mib * MIB, from }).await);
+            outcomes
+                .push(reactor.submit(Op::Write { device, offset: (mib * MIB) as u64, from }).await);
         }
         let refused = outcomes.iter().position(|outcome| outcome.is_err());
         assert_eq!(refused, Some(64), "the cache has 64 MiB");
