@@ -46,6 +46,9 @@ impl Array {
             if direct == Some(Ok(())) {
                 continue;
             }
+            // A drive that was given up may still be writing there, and would do so over what is
+            // put there instead, or over what the guest makes of its memory next.
+            self.reactor.reclaim(&into).await;
             let recovered = self.read_indirect(&piece, &into, direct.is_some()).await;
             result = result.and(recovered);
         }

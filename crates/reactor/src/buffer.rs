@@ -302,6 +302,14 @@ impl Buffers {
         self.pieces.iter().all(|p| (p.as_ptr().addr() | p.len()).is_multiple_of(align))
     }
 
+    /// Whether both have a byte of memory in common.
+    pub(crate) fn overlaps(&self, other: &Buffers) -> bool {
+        let ends = |piece: &Buffer| (piece.as_ptr().addr(), piece.as_ptr().addr() + piece.len);
+        self.pieces.iter().map(ends).any(|(start, end)| {
+            other.pieces.iter().map(ends).any(|(its, its_end)| start < its_end && its < end)
+        })
+    }
+
     pub(crate) fn fill_started(&self) {
         self.pieces.iter().for_each(Buffer::fill_started);
     }

@@ -176,10 +176,10 @@ impl World {
         self.dark = true;
     }
 
-    /// Operations under way, as text.
-    pub fn in_flight(&self) -> Vec<String> {
+    /// Operations under way on these drives, as text.
+    pub fn in_flight(&self, on: impl Fn(u32) -> bool) -> Vec<String> {
         let text = |op: &InFlight| format!("d{} {:?}", op.drive, place(&op.op));
-        self.in_flight.iter().flatten().map(text).collect()
+        self.in_flight.iter().flatten().filter(|op| on(op.drive)).map(text).collect()
     }
 
     /// The operation that completes next, if it does until then.
