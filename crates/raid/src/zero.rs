@@ -138,6 +138,9 @@ impl Array {
             let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
             let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
                 drop((_locks, _sectors));
+                if let Some(error) = self.journal.stuck() {
+                    return Err(error);
+                }
                 self.journal.changed_since(seen).await;
                 continue;
             };
