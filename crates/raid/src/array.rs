@@ -6,6 +6,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
@@ -17,7 +18,7 @@ use crate::journal::Journal;
 use crate::layout::Layout;
 use crate::members::{Identity, Member, Members};
 use crate::parity::Kernels;
-use crate::region_map::RegionMap;
+use crate::region_map::{RegionGuard, RegionMap, StoredMap};
 use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
 use crate::unsynced::Unsynced;
 
@@ -26,6 +27,7 @@ pub struct Array {
     pub(crate) identity: Rc<Identity>,
     pub(crate) members: Rc<Members>,
     pub(crate) dirty: Rc<RegionMap>,
+    pub(crate) written: Rc<RegionMap>,
     pub(crate) journal: Journal,
     pub(crate) unsynced: Unsynced,
     pub(crate) locks: Rc<RangeLock>,
@@ -44,6 +46,12 @@ pub struct Array {
     /// Sequence of the newest volume table.
     pub(crate) table_sequence: Cell<u64>,
     pub(crate) table_lock: Rc<RangeLock>,
+}
+
+/// What the members say of regions.
+pub(crate) struct StoredMaps {
+    pub(crate) dirty: StoredMap,
+    pub(crate) written: StoredMap,
 }
 
 /// Keeps the array from stopping while a request is under way.
@@ -66,9 +74,7 @@ impl Array {
         reactor: &Reactor,
         identity: Rc<Identity>,
         members: Rc<Members>,
-        dirty: Rc<RegionMap>,
-        unsynced: Unsynced,
-        table_sequence: u64,
+        maps: &StoredMaps,
     ) -> Rc<Array> {
         let sector_bytes = {
             let list = members.list();
@@ -76,12 +82,16 @@ impl Array {
             sectors.max().unwrap_or(512)
         };
         let chunk_bytes = identity.layout.chunk_bytes;
+        let map =
+            |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
+        let unsynced = Unsynced::none(identity.layout.stripes);
         Rc::new(Array {
             reactor: reactor.clone(),
             journal: Journal::new(reactor, identity.clone(), members.clone()),
+            dirty: map(MapKind::Dirty, &maps.dirty),
+            written: map(MapKind::Written, &maps.written),
             identity,
             members,
-            dirty,
             unsynced,
             locks: RangeLock::new(reactor, chunk_bytes.trailing_zeros()),
             kernels: Kernels::detect(),
@@ -93,7 +103,7 @@ impl Array {
             drained: WaitList::default(),
             maintained: Cell::new(false),
             next_copy: Cell::new(0),
-            table_sequence: Cell::new(table_sequence),
+            table_sequence: Cell::new(0),
             table_lock: RangeLock::new(reactor, 0),
         })
     }
@@ -113,6 +123,11 @@ impl Array {
     /// Bytes for volumes.
     pub fn capacity(&self) -> u64 {
         self.layout().capacity()
+    }
+
+    /// Bytes of data in one region: what is written or not as a whole.
+    pub fn region_bytes(&self) -> u64 {
+        u64::from(self.identity.region_stripes) * self.stripe_bytes()
     }
 
     /// Bytes of data in one stripe.
@@ -166,6 +181,23 @@ impl Array {
         let mut counters = self.counters.get();
         change(&mut counters);
         self.counters.set(counters);
+    }
+
+    /// Before the members of a stripe change: its region is dirty, durably, while the guard lives.
+    pub(crate) async fn mark_dirty(
+        &self,
+        stripe: StripeIndex,
+    ) -> Result<Option<RegionGuard>, ArrayError> {
+        if !self.layout().is_redundant() {
+            return Ok(None);
+        }
+        self.dirty.mark(self.dirty.region_of(stripe)).await.map(Some)
+    }
+
+    /// Writes every map anew to all members: for one that has just joined.
+    pub(crate) async fn write_maps(&self) -> Result<(), ArrayError> {
+        self.dirty.write_all().await?;
+        self.written.write_all().await
     }
 
     /// Locks rows of one stripe.
@@ -231,6 +263,8 @@ impl Array {
             generation: self.members.generation(),
             state: self.state(),
             members: self.members.list().iter().enumerate().map(member).collect(),
+            regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes),
+            written_regions: self.written.count(),
             dirty_regions: self.dirty.count(),
             unsynced_stripes: self.unsynced.count(),
             resync: self.jobs.resync(now),

@@ -223,23 +223,36 @@ impl Journal {
                 self.ring.borrow_mut().push_back(entry);
                 return Ok((sequence, at));
             }
-            let oldest_is_stored =
-                || self.ring.borrow().front().is_some_and(|entry| entry.stage == Stage::Stored);
-            if self.making_room.get() || !oldest_is_stored() {
-                let before = self.ring.borrow().front().map(|entry| entry.sequence);
-                let changed = || {
-                    let first = self.ring.borrow().front().map(|entry| entry.sequence);
-                    first != before || (!self.making_room.get() && oldest_is_stored())
-                };
-                self.waiting.until(&self.reactor, changed).await;
-                continue;
-            }
-            self.making_room.set(true);
-            let released = self.release().await;
-            self.making_room.set(false);
-            self.waiting.wake_all(&self.reactor);
-            released?;
+            self.release_oldest().await?;
         }
+    }
+
+    /// Waits until the oldest record is stored, and gives its space back; others may do so first.
+    async fn release_oldest(&self) -> Result<(), ArrayError> {
+        let first = || self.ring.borrow().front().map(|entry| entry.sequence);
+        let is_stored =
+            || self.ring.borrow().front().is_some_and(|entry| entry.stage == Stage::Stored);
+        let before = first();
+        let changed = || first() != before || (!self.making_room.get() && is_stored());
+        self.waiting.until(&self.reactor, changed).await;
+        if first() != before {
+            return Ok(());
+        }
+        self.making_room.set(true);
+        let released = self.release().await;
+        self.making_room.set(false);
+        self.waiting.wake_all(&self.reactor);
+        released
+    }
+
+    /// Makes everything recorded so far durable in place: no crash stores it again.
+    pub(crate) async fn retire(&self) -> Result<(), ArrayError> {
+        let end = self.next_sequence.get();
+        let left = || self.ring.borrow().front().is_some_and(|entry| entry.sequence < end);
+        while self.members.journal_from() != 0 && left() {
+            self.release_oldest().await?;
+        }
+        self.members.settled().await
     }
 
     fn find_room(&self, len: u64) -> Option<u64> {

@@ -14,6 +14,7 @@ mod unsynced;
 mod journal;
 mod job;
 pub mod array;
+mod written;
 mod read;
 mod write;
 mod resync;

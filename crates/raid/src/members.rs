@@ -310,6 +310,18 @@ impl Members {
         self.fence(failed.into_iter()).await
     }
 
+    /// Fences trusted members that are away, while the others can stand for them: what all others
+    /// have just been told, they would not know when they are asked alone.
+    pub async fn fence_away(&self) -> Result<(), ArrayError> {
+        let away: Vec<MemberIndex> = {
+            let list = self.list.borrow();
+            let without = self.serves_all();
+            let away = list.iter().enumerate().filter(|(_, m)| without && m.alive().is_none());
+            away.map(|(index, _)| MemberIndex::new(index)).collect()
+        };
+        self.fence(away.into_iter()).await
+    }
+
     fn survives_without(&self, failed: &[MemberIndex]) -> bool {
         let list = self.list.borrow();
         let good = |(index, member): (usize, &Member)| {

@@ -1,6 +1,7 @@
 //! Reading: from the member that holds a block, else from the others.
 //!
-//! A healthy read takes no lock and goes straight into the caller's memory. A read that must be
+//! What was never written is zero. A healthy read takes no lock and goes straight into the caller's
+//! memory. A read that must be
 //! reconstructed locks its rows, so that no write changes them half-way.
 
 use std::ops::Range;
@@ -34,6 +35,10 @@ impl Array {
         let mut started: SmallVec<[(Piece, Buffers, Option<DriveIo>); 2]> = SmallVec::new();
         for piece in self.layout().pieces(offset, len) {
             let into = into.slice(piece.in_request());
+            if !self.is_written(piece.stripe) {
+                into.fill_zero();
+                continue;
+            }
             let io = self.start_read(&piece, &into);
             started.push((piece, into, io));
         }
@@ -96,6 +101,10 @@ impl Array {
         let rows = self.whole_sectors(&piece.rows);
         let mode = if after_error { Mode::Exclusive } else { Mode::Shared };
         let _rows = self.lock_rows(piece.stripe, rows.clone(), mode).await;
+        if !self.is_written(piece.stripe) {
+            into.fill_zero();
+            return Ok(());
+        }
         let (buffer, bad) = self.read_locked(piece.stripe, piece.chunk, &rows).await?;
         if after_error {
             self.repair(piece.stripe, rows.start, &buffer, bad).await;

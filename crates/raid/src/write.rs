@@ -1,7 +1,8 @@
 //! Writing: in place, with parity kept right.
 //!
 //! Write order of one rectangle, and what a crash leaves at each step:
-//! 1. the region's dirty bit is durable (crash up to here: nothing was written)
+//! 1. the region's dirty bit is durable, and it is one that was written (crash up to here: nothing
+//!    was written)
 //! 2. the rows are locked, the caller's bytes copied once, old data or parity read
 //! 3. degraded parity only: the record in the stripe journal is durable (crash: replayed)
 //! 4. data and parity are written (crash: resync of the region, or replay)
@@ -79,6 +80,7 @@ impl Array {
     pub async fn flush(self: &Rc<Self>) -> Result<(), ArrayError> {
         let _request = self.begin()?;
         self.count(|counters| counters.flushes += 1);
+        self.written.settle().await?;
         self.members.flush().await
     }
 
@@ -140,7 +142,11 @@ impl Array {
         whole: bool,
     ) -> Result<RangeGuard, ArrayError> {
         loop {
+            self.make_written(stripe).await?;
             let guard = self.lock_rows(stripe, rows.clone(), Mode::Exclusive).await;
+            if !self.is_written(stripe) {
+                continue;
+            }
             if whole || !self.unsynced.contains(stripe) {
                 return Ok(guard);
             }

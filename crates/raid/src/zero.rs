@@ -1,19 +1,20 @@
 //! Zeroing and TRIM: whole stripes by the drives themselves, the rest as ordinary writes.
 //!
-//! A stripe of zeroes has parity of zeroes at every level, so drives can zero their parts without
-//! any data being sent.
+//! Whole regions are forgotten (see `written`). A stripe of zeroes has parity of zeroes at every
+//! level, so beside them drives can zero their parts without any data being sent.
 
 use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_drive::error::DriveError;
-use ashlar_format::units::{MemberIndex, RegionIndex, StripeIndex, to_usize};
+use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
 
 use crate::array::Array;
 use crate::error::ArrayError;
+use crate::layout::Positions;
 use crate::write_plan::{bits, each};
 
 /// Stripes that are zeroed under one set of locks.
@@ -36,38 +37,63 @@ impl Array {
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
-        let stripe = self.stripe_bytes();
-        let end = offset + len;
-        let first = offset.next_multiple_of(stripe).min(end);
-        let last = (end / stripe * stripe).max(first);
-        self.write_zero_bytes(offset, first).await?;
-        let mut at = first / stripe;
-        while at < last / stripe {
-            let until = (at + STRIPES_AT_ONCE).min(last / stripe);
-            self.zero_stripes(at..until).await?;
-            at = until;
+        let (whole, parts) = self.by_regions(offset, len);
+        for part in parts {
+            self.zero_range(part).await?;
         }
-        self.write_zero_bytes(last, end).await
+        self.forget(whole).await
     }
 
     /// Gives space under whole stripes of the range back; they read as zeroes. What is left of the
-    /// range keeps its bytes, and so does all of it where giving back would mean to write: a
-    /// degraded array, drives that cannot.
+    /// range keeps its bytes, and so does what is left beside whole regions where giving back
+    /// would mean to write: a degraded array, drives that cannot.
     pub async fn discard(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
         let _request = self.begin()?;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
-        let stripe = self.stripe_bytes();
-        let (mut at, last) = (offset.div_ceil(stripe), (offset + len) / stripe);
-        while at < last {
-            let until = (at + STRIPES_AT_ONCE).min(last);
-            if self.is_journaled() || self.zero_by_drives(at..until).await? == Zeroed::Untouched {
-                return Ok(());
+        let (whole, parts) = self.by_regions(offset, len);
+        for part in parts {
+            let stripe = self.stripe_bytes();
+            let stripes = part.start.div_ceil(stripe)..part.end / stripe;
+            for some in in_steps(stripes, STRIPES_AT_ONCE) {
+                if !self.is_journaled() {
+                    self.zero_by_drives(some).await?;
+                }
             }
-            at = until;
         }
-        Ok(())
+        self.forget(whole).await
+    }
+
+    /// The whole regions of a range, and the bytes beside them that are in written regions. (What
+    /// is in others is zero now, and stays so unless someone writes to it at the same time.)
+    fn by_regions(&self, offset: u64, len: u64) -> (Range<u64>, Vec<Range<u64>>) {
+        let region = self.region_bytes();
+        let end = offset + len;
+        // The last region of the array may be a short one.
+        let to_end = end == self.capacity();
+        let first = offset.div_ceil(region);
+        let last = if to_end { end.div_ceil(region) } else { end / region };
+        let whole = first..last.max(first);
+        let is_written = |part: &Range<u64>| {
+            let stripe = StripeIndex(part.start / self.stripe_bytes());
+            !part.is_empty() && self.is_written(stripe)
+        };
+        let head = offset..(whole.start * region).min(end);
+        let tail = (whole.end * region).clamp(head.end, end)..end;
+        (whole, [head, tail].into_iter().filter(is_written).collect())
+    }
+
+    /// A range in one region.
+    async fn zero_range(self: &Rc<Self>, range: Range<u64>) -> Result<(), ArrayError> {
+        let stripe = self.stripe_bytes();
+        let first = range.start.next_multiple_of(stripe).min(range.end);
+        let last = (range.end / stripe * stripe).max(first);
+        self.write_zero_bytes(range.start, first).await?;
+        for stripes in in_steps(first / stripe..last / stripe, STRIPES_AT_ONCE) {
+            self.zero_stripes(stripes).await?;
+        }
+        self.write_zero_bytes(last, range.end).await
     }
 
     /// A degraded stripe of parity changes only through the journal, which ordinary writes use.
@@ -102,16 +128,13 @@ impl Array {
         self.write_zero_bytes(stripes.start * stripe, stripes.end * stripe).await
     }
 
+    /// `stripes`: of one region.
     async fn zero_by_drives(self: &Rc<Self>, stripes: Range<u64>) -> Result<Zeroed, ArrayError> {
-        let mut regions = Vec::new();
-        if self.layout().is_redundant() {
-            let first = self.dirty.region_of(StripeIndex(stripes.start));
-            let last = self.dirty.region_of(StripeIndex(stripes.end - 1));
-            for region in first.0..=last.0 {
-                regions.push(self.dirty.mark(RegionIndex(region)).await?);
-            }
-        }
+        let _dirty = self.mark_dirty(StripeIndex(stripes.start)).await?;
         let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
+        if !self.is_written(StripeIndex(stripes.start)) {
+            return Ok(Zeroed::All);
+        }
         if self.is_journaled() {
             return Ok(Zeroed::Untouched);
         }
@@ -137,30 +160,54 @@ impl Array {
         let unable = [Err(DriveError::Unsupported), Err(DriveError::NoSpace)];
         let unable = results.iter().any(|result| unable.contains(result));
         for stripe in stripes.clone().map(StripeIndex) {
-            let member = |position: u8| layout.member_at(stripe, position).index();
-            let missed = each(bits(0..layout.positions())).filter(|p| results[member(*p)].is_err());
-            let missed = missed.fold(0, |bits, position| bits | 1 << position);
-            let mut current = vec![false; layout.members()];
-            each(self.members.held(stripe) & !missed).for_each(|p| current[member(p)] = true);
-            if missed != 0 && (unable || !layout.survives(&current)) {
-                // Some drives have zeroed their part: until all of it is written, the stripes may
-                // not agree.
-                if layout.is_redundant() {
-                    stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
+            match self.missed_by(stripe, results) {
+                Some(missed) if missed == 0 || !unable => {
+                    self.members.fence_missed(stripe, missed).await?;
                 }
-                return Ok(Zeroed::Some);
+                Some(_) | None => {
+                    // Some drives have zeroed their part: until all of it is written, the stripes
+                    // may not agree.
+                    if layout.is_redundant() {
+                        stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
+                    }
+                    return Ok(Zeroed::Some);
+                }
             }
-            self.members.fence_missed(stripe, missed).await?;
         }
         stripes.for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
         Ok(Zeroed::All)
     }
 
-    async fn zero_part(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
+    /// The positions of a stripe whose members did not do what all had to; `None` if the others
+    /// cannot stand for them.
+    pub(crate) fn missed_by(
+        &self,
+        stripe: StripeIndex,
+        results: &[Result<(), DriveError>],
+    ) -> Option<Positions> {
+        let layout = self.layout();
+        let member = |position: &u8| layout.member_at(stripe, *position).index();
+        let all = || each(bits(0..layout.positions()));
+        let missed = all().filter(|p| results[member(p)].is_err());
+        let missed = missed.fold(0, |bits, position| bits | 1 << position);
+        let mut current = vec![false; layout.members()];
+        // Members of other groups do not matter here.
+        let group = layout.group_of(stripe);
+        (0..current.len()).filter(|m| !group.contains(m)).for_each(|m| current[m] = true);
+        each(self.members.held(stripe) & !missed).for_each(|p| current[member(&p)] = true);
+        layout.survives(&current).then_some(missed)
+    }
+
+    /// Lets one member zero its part of these stripes.
+    pub(crate) async fn zero_part(
+        &self,
+        index: usize,
+        stripes: &Range<u64>,
+    ) -> Result<(), DriveError> {
         let (drive, base) = {
             let list = self.members.list();
             let member = &list[index];
-            let drive = member.alive().cloned().ok_or(DriveError::Gone)?;
+            let drive = member.keeps_metadata().cloned().ok_or(DriveError::Gone)?;
             (drive, member.areas.data.offset)
         };
         let range = self.layout().member_range(stripes.clone(), MemberIndex::new(index));
@@ -169,26 +216,10 @@ impl Array {
         }
         drive.write_zeroes(base + range.start, range.end - range.start).await
     }
+}
 
-    /// Asks one member to zero its whole data area. False if it cannot do that quickly.
-    pub(crate) async fn zero_member(&self, index: MemberIndex) -> bool {
-        let (drive, area) = {
-            let list = self.members.list();
-            let member = &list[index.index()];
-            let Some(drive) = member.alive().cloned() else { return false };
-            (drive, member.areas.data)
-        };
-        if !drive.limits().zeroes_cheaply {
-            return false;
-        }
-        let mut at = 0;
-        while at < area.len {
-            let part = (1 << 30).min(area.len - at);
-            if drive.write_zeroes(area.offset + at, part).await.is_err() {
-                return false;
-            }
-            at += part;
-        }
-        true
-    }
+/// A range cut into ranges of at most `step`.
+fn in_steps(range: Range<u64>, step: u64) -> impl Iterator<Item = Range<u64>> {
+    let Range { start, end } = range;
+    (start..end).step_by(to_usize(step)).map(move |at| at..(at + step).min(end))
 }
