@@ -253,7 +253,12 @@ impl World {
                 from.copy_to_slice(&mut bytes);
                 self.write(done, *offset, from.len() as u64, Some(bytes))
             }
-            Op::WriteZeroes { offset, len, .. } => self.write(done, *offset, *len, None),
+            Op::WriteZeroes { offset, len, .. } => {
+                if !self.drive(done.drive).traits.zeroes {
+                    return Err(Errno(libc::EOPNOTSUPP));
+                }
+                self.write(done, *offset, *len, None)
+            }
             Op::Flush { .. } => {
                 if !self.sabotaged(|canary| canary.on_flush()) {
                     self.drive(done.drive).flush(done.covers);
