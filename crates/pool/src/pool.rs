@@ -154,7 +154,8 @@ impl Pool {
         }
         // The volume is gone already. Space that cannot be given back now is zeroed before it is
         // given out again.
-        for extent in thick.extents.borrow().clone() {
+        let extents = thick.extents.borrow().clone();
+        for extent in extents {
             if self.array.discard(extent.offset, extent.len).await.is_err() {
                 break;
             }
