@@ -1,7 +1,7 @@
 //! Goal: what was never written costs nothing and reads as zeroes; what was, is kept; what was
 //! discarded is as if it had never been written.
 //! Method: arrays on drives full of other bytes; what the drives moved is counted.
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod pair;
 
