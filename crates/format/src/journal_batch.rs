@@ -16,6 +16,22 @@ pub const PAYLOAD_BYTES_MAX: u32 = 256 << 10;
 /// Most entries of one batch.
 pub const ENTRIES_MAX: usize = 99;
 
+const HEADER_BYTES: u64 = 4096;
+const RING_BYTES_MIN: u64 = 2 << 20;
+
+/// Bytes of the ring for parity of all that one batch can hold, in batches of a few entries each,
+/// and for what is lost where the ring turns.
+pub const fn reserve_bytes(parity: u8) -> u64 {
+    let payload = PAYLOAD_BYTES_MAX as u64;
+    parity as u64 * (payload + 4 * HEADER_BYTES) + payload + 8 * HEADER_BYTES
+}
+
+/// Least bytes of a ring for stripes with so many parity chunks: a third stays free for parity.
+pub const fn ring_bytes_min(parity: u8) -> u64 {
+    let wanted = 3 * reserve_bytes(parity);
+    if wanted < RING_BYTES_MIN { RING_BYTES_MIN } else { wanted.next_multiple_of(1 << 20) }
+}
+
 /// What an entry holds. The number is on drives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -104,11 +120,11 @@ pub struct JournalBatch {
     pub entries: [StoredEntry; ENTRIES_MAX],
     reserved: [u8; 8],
 }
-const _: () = assert!(size_of::<JournalBatch>() == 4096);
+const _: () = assert!(size_of::<JournalBatch>() as u64 == HEADER_BYTES);
 const _: () = assert!(std::mem::offset_of!(JournalBatch, entries) == 128);
 
 impl JournalBatch {
-    pub const BYTES: u64 = size_of::<JournalBatch>() as u64;
+    pub const BYTES: u64 = HEADER_BYTES;
 
     /// All zero; the caller fills it in and seals it.
     pub fn blank() -> JournalBatch {

@@ -13,7 +13,6 @@ pub mod upgrade;
 pub mod drive_label;
 pub mod region_map;
 pub mod array_superblock;
-pub mod journal_record;
 pub mod journal_batch;
 pub mod bad_blocks;
 pub mod lease;

@@ -20,7 +20,7 @@ pub enum Kind {
     ArraySuperblock = 2,
     RegionMapPage = 3,
     VolumeTable = 4,
-    JournalRecord = 5,
+    // 5 was the journal of version 1.
     JournalBatch = 6,
     BadBlocks = 7,
     Lease = 8,
@@ -196,4 +196,23 @@ pub fn name_field<const LEN: usize>(name: &str) -> Option<[u8; LEN]> {
 /// CRC32C of plain bytes (a payload that a record refers to).
 pub fn payload_checksum(bytes: &[u8]) -> u32 {
     crc32c(bytes)
+}
+
+/// CRC32C of plain bytes that come in parts.
+pub struct PayloadDigest(crc_fast::Digest);
+
+impl Default for PayloadDigest {
+    fn default() -> PayloadDigest {
+        PayloadDigest(crc_fast::Digest::new(crc_fast::CrcAlgorithm::Crc32Iscsi))
+    }
+}
+
+impl PayloadDigest {
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    pub fn finish(self) -> u32 {
+        u32::try_from(self.0.finalize()).expect("a CRC of 32 bits")
+    }
 }

@@ -34,6 +34,7 @@ async fn pool(reactor: &Reactor) -> Rc<Pool> {
         level: Level::Raid5,
         chunk_bytes: 16 << 10,
         shape: Shape::default(),
+        policy: None,
     };
     let mut drives = Vec::new();
     for index in 0..4 {

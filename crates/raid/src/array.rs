@@ -2,7 +2,7 @@
 //!
 //! Reading, writing, starting and the long jobs are in their own files and add to `Array` there.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,15 +12,18 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
 use ashlar_reactor::wait_list::WaitList;
 
+use crate::destage::Torn;
 use crate::error::{ArrayError, ChangeError};
 use crate::job::Jobs;
 use crate::journal::Journal;
 use crate::layout::Layout;
 use crate::members::{Identity, Member, Members};
+use crate::mode::Modes;
 use crate::parity::Kernels;
+use crate::pending::Hold;
 use crate::region_map::{RegionGuard, RegionMap, StoredMap};
 use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
-use crate::unsynced::Unsynced;
+use crate::stripe_set::StripeSet;
 
 pub struct Array {
     pub(crate) reactor: Reactor,
@@ -28,9 +31,22 @@ pub struct Array {
     pub(crate) members: Rc<Members>,
     pub(crate) dirty: Rc<RegionMap>,
     pub(crate) written: Rc<RegionMap>,
-    pub(crate) journal: Journal,
-    pub(crate) unsynced: Unsynced,
+    pub(crate) journal: Rc<Journal>,
+    pub(crate) modes: Rc<Modes>,
+    /// Bands that are stored in part, and their stripes.
+    pub(crate) torn: RefCell<Vec<Torn>>,
+    pub(crate) torn_stripes: StripeSet,
+    /// Batches that must be stored again after a crash, though nothing waits for them now.
+    pub(crate) kept_batches: RefCell<Vec<Hold>>,
+    /// What is pending of batches before this one is old enough to be put in place.
+    pub(crate) destage_before: Cell<u64>,
+    pub(crate) destagers: Cell<u32>,
+    /// A drive has refused to zero: discards are not passed on any more.
+    pub(crate) cannot_zero: Cell<bool>,
+    pub(crate) unsynced: StripeSet,
     pub(crate) locks: Rc<RangeLock>,
+    /// Of sectors that are written in parts.
+    pub(crate) sector_locks: Rc<RangeLock>,
     pub(crate) kernels: Kernels,
     /// Largest sector of any member: what reads and writes of members are multiples of.
     pub(crate) sector_bytes: u32,
@@ -84,16 +100,24 @@ impl Array {
         let chunk_bytes = identity.layout.chunk_bytes;
         let map =
             |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
-        let unsynced = Unsynced::none(identity.layout.stripes);
+        let unsynced = StripeSet::none(identity.layout.stripes);
         Rc::new(Array {
             reactor: reactor.clone(),
             journal: Journal::new(reactor, identity.clone(), members.clone()),
             dirty: map(MapKind::Dirty, &maps.dirty),
             written: map(MapKind::Written, &maps.written),
+            modes: Rc::default(),
+            torn: RefCell::default(),
+            torn_stripes: StripeSet::none(identity.layout.stripes),
+            kept_batches: RefCell::default(),
+            destage_before: Cell::new(0),
+            destagers: Cell::new(0),
+            cannot_zero: Cell::new(false),
             identity,
             members,
             unsynced,
             locks: RangeLock::new(reactor, chunk_bytes.trailing_zeros()),
+            sector_locks: RangeLock::new(reactor, chunk_bytes.trailing_zeros()),
             kernels: Kernels::detect(),
             sector_bytes,
             jobs: Jobs::default(),
@@ -161,7 +185,9 @@ impl Array {
     pub(crate) async fn drain(&self) {
         self.stopping.set(true);
         self.drained.wake_all(&self.reactor);
-        let idle = || self.requests.get() == 0 && !self.maintained.get();
+        self.journal.note_change();
+        let idle =
+            || self.requests.get() == 0 && !self.maintained.get() && self.destagers.get() == 0;
         self.drained.until(&self.reactor, idle).await;
     }
 
@@ -174,6 +200,11 @@ impl Array {
     /// Maintenance begins (true) or ends (false).
     pub(crate) fn set_maintained(&self, maintained: bool) {
         self.maintained.set(maintained);
+        self.drained.wake_all(&self.reactor);
+    }
+
+    pub(crate) fn set_destagers(&self, destagers: u32) {
+        self.destagers.set(destagers);
         self.drained.wake_all(&self.reactor);
     }
 
@@ -255,6 +286,7 @@ impl Array {
             name: self.identity.name.clone(),
             level: layout.level,
             copies: layout.copies,
+            groups: layout.groups,
             data_chunks: layout.data,
             parity_chunks: layout.parity,
             chunk_bytes: layout.chunk_bytes,
@@ -262,6 +294,8 @@ impl Array {
             capacity: layout.capacity(),
             generation: self.members.generation(),
             state: self.state(),
+            policy: self.policy(),
+            journal: self.journal.status(),
             members: self.members.list().iter().enumerate().map(member).collect(),
             regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes),
             written_regions: self.written.count(),

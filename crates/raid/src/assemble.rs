@@ -17,7 +17,7 @@
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::{ArraySuperblock, MemberState, SLOTS};
+use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy, SLOTS};
 use ashlar_format::record;
 use ashlar_format::region_map::{self, MapKind, REGIONS_PER_PAGE, RegionMapPage};
 use ashlar_format::units::{MemberIndex, to_usize};
@@ -44,6 +44,7 @@ pub(crate) struct Found {
     pub(crate) members: Vec<Member>,
     pub(crate) generation: u64,
     pub(crate) journal_from: u64,
+    pub(crate) policy: Policy,
 }
 
 struct Candidate {
@@ -78,7 +79,8 @@ pub(crate) async fn find(
     let members = members_of(&newest, &candidates)?;
     judge(&identity.layout, &members, generation, options)?;
     let journal_from = newest.journal_from.get();
-    Ok(Found { identity: Rc::new(identity), members, generation, journal_from })
+    let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
+    Ok(Found { identity: Rc::new(identity), members, generation, journal_from, policy })
 }
 
 async fn newest_superblock(
@@ -132,7 +134,8 @@ fn members_of(
         if owners.next().is_some() {
             return Err(AssembleError::Twice(MemberIndex::new(index)));
         }
-        let nowhere = label::plan(label::DRIVE_BYTES_MIN).expect("the smallest drive has a plan");
+        let nowhere =
+            label::plan(label::DRIVE_BYTES_MIN, 0).expect("the smallest drive has a plan");
         // A label that does not fit the array is none of this array's.
         let needs =
             newest.stripes.get() / u64::from(newest.groups) * u64::from(newest.chunk_bytes.get());

@@ -1,27 +1,32 @@
-//! The stripe journal: closes the write hole of a degraded parity stripe.
+//! The journal: writes are acknowledged once they stand in it, and are put in place later.
 //!
-//! With a member missing, data and parity of a stripe must change together: a crash between them
-//! would change what the missing blocks work out to. So every write of a degraded parity array
-//! first becomes a record, durable on as many members as may still be lost, plus one; then it is
-//! stored in place. After a crash the records are stored again.
+//! A batch holds what many requests of one moment have to say (group commit): new bytes, parity
+//! that is about to be stored with bytes of earlier batches, stripes that become zero. It is written
+//! to as many members of one group as may be lost there, plus one. What is acknowledged and not yet
+//! in place is also kept in memory (`pending`), so that reads see it.
 //!
-//! Records stand in a ring at the same place on every member. Invariants:
-//! - `journal_from` is in the superblock only while every write under way has a record, and no
-//!   stripe waits for resync; so a crash then leaves nothing that the records do not cure;
-//! - a record's space is used again only after what it stored is durable in place, and after
-//!   `journal_from` has moved past it, in the order of sequence; so what is found in the ring from
-//!   `journal_from` on is always the newest records, without a gap;
-//! - sequences grow over all starts of the array, so no old record looks like a new one.
+//! Batches stand in a ring at the same place on every member. Invariants:
+//! - `journal_from` is in the superblock only while every write under way has a batch, and no
+//!   stripe waits for resync; so a crash then leaves nothing that the batches do not cure;
+//! - a batch's space is used again only after all it holds is durable in place, and after
+//!   `journal_from` has durably moved past it, in the order of sequence; so what is found in the
+//!   ring from `journal_from` on are always the newest batches, and of two that name the same rows
+//!   the older is never found without the newer if the newer was ever stored in place;
+//! - batches are completed in the order of sequence, so that `completed` says what `pending` holds;
+//! - sequences grow over all starts of the array, so no old batch looks like a new one;
+//! - the ring always has room to put its oldest batch in place (`RESERVE`), so it never jams.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::journal_record::{JournalRecord, PAYLOAD_BYTES_MAX, StoredSlice};
-use ashlar_format::record::{self, payload_checksum};
-use ashlar_format::units::{Area, MemberIndex, StripeIndex, to_usize};
+use ashlar_format::journal_batch::{
+    ENTRIES_MAX, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, StoredEntry, reserve_bytes,
+};
+use ashlar_format::record;
+use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
@@ -29,15 +34,15 @@ use ashlar_reactor::wait_list::WaitList;
 use zerocopy::IntoBytes;
 
 use crate::error::ArrayError;
-use crate::label;
 use crate::members::{Identity, Members};
-use crate::unsynced::Unsynced;
+use crate::pending::{Hold, Patch, Pending};
+use crate::status::JournalStatus;
 
-/// Sequences that one start of an array has for its records.
+/// Sequences that one start of an array has for its batches.
 const SEQUENCES_PER_GENERATION_LOG2: u32 = 32;
-
-/// Bytes of the ring that are read at once after a crash.
-const READ_BYTES: u64 = 512 << 10;
+/// Batches that are written at the same time. Few: while they are, others gather for the next.
+const COMMITS_MAX: u32 = 2;
+const HEADER_BYTES: u64 = JournalBatch::BYTES;
 
 /// Rows to be stored at one position.
 #[derive(Clone)]
@@ -47,436 +52,516 @@ pub(crate) struct Slice {
     pub(crate) bytes: Buffer,
 }
 
-/// A record that was found after a crash.
-pub(crate) struct Found {
+/// One thing that a batch says.
+#[derive(Clone)]
+pub(crate) enum Entry {
+    Data {
+        stripe: StripeIndex,
+        chunk: u8,
+        row: u32,
+        bytes: Buffer,
+    },
+    /// Parity of rows as it is with all data up to the batch `newest`; `oldest`: the first batch
+    /// whose data is not in place yet.
+    Parity {
+        stripe: StripeIndex,
+        position: u8,
+        row: u32,
+        bytes: Buffer,
+        newest: u64,
+        oldest: u64,
+    },
+    Zeroes {
+        stripes: std::ops::Range<u64>,
+    },
+}
+
+impl Entry {
+    fn payload(&self) -> Option<&Buffer> {
+        match self {
+            Entry::Data { bytes, .. } | Entry::Parity { bytes, .. } => Some(bytes),
+            Entry::Zeroes { .. } => None,
+        }
+    }
+
+    pub(crate) fn payload_bytes(&self) -> u64 {
+        self.payload().map_or(0, |bytes| bytes.len() as u64)
+    }
+
+    fn stored(&self) -> StoredEntry {
+        let len = |bytes: &Buffer| u32::try_from(bytes.len()).expect("at most a chunk");
+        match self {
+            Entry::Data { stripe, chunk, row, bytes } => {
+                StoredEntry::new(EntryKind::Data, stripe.0, *chunk, *row, len(bytes))
+            }
+            Entry::Parity { stripe, position, row, bytes, newest, oldest } => {
+                let kind = EntryKind::Parity;
+                let mut stored = StoredEntry::new(kind, stripe.0, *position, *row, len(bytes));
+                stored.newest = (*newest).into();
+                stored.oldest = (*oldest).into();
+                stored
+            }
+            Entry::Zeroes { stripes } => {
+                let count = u32::try_from(stripes.end - stripes.start).expect("few at once");
+                StoredEntry::new(EntryKind::Zeroes, stripes.start, 0, 0, count)
+            }
+        }
+    }
+}
+
+/// How far a batch may fill the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// Leaves room for parity of what is pending.
+    New,
+    /// Leaves room for parity of the oldest batch.
+    Parity,
+    /// Parity of the oldest batch: may use all there is.
+    Oldest,
+}
+
+/// A batch in the ring. While somebody else has its `hold`, something of it is not in place.
+pub(crate) struct Batch {
     pub(crate) sequence: u64,
-    pub(crate) tail_sequence: u64,
-    pub(crate) stripe: StripeIndex,
-    pub(crate) slices: Vec<(u8, u32, Vec<u8>)>,
+    pub(crate) at: u64,
+    pub(crate) len: u64,
+    pub(crate) hold: Hold,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// Its stripe is being written.
-    Live,
-    /// Stored in place, but perhaps not durable there.
-    Stored,
-}
-
-struct Entry {
-    sequence: u64,
-    at: u64,
-    len: u64,
-    stage: Stage,
+/// Entries of one caller, and what became of them.
+struct Waiting {
+    entries: Vec<Entry>,
+    result: Rc<Cell<Option<Result<u64, ArrayError>>>>,
 }
 
 pub(crate) struct Journal {
     reactor: Reactor,
     identity: Rc<Identity>,
-    members: Rc<Members>,
+    pub(crate) members: Rc<Members>,
+    pub(crate) pending: RefCell<Pending>,
     /// Oldest first.
-    ring: Rc<RefCell<VecDeque<Entry>>>,
+    pub(crate) ring: RefCell<VecDeque<Batch>>,
+    queue: RefCell<VecDeque<Waiting>>,
+    commits: Cell<u32>,
     next_sequence: Cell<u64>,
-    /// Writes under way that have no record.
-    unrecorded: Rc<Cell<u64>>,
-    /// Writes without a record that ever began.
-    unrecorded_begun: Cell<u64>,
-    waiting: Rc<WaitList>,
-    making_room: Cell<bool>,
-}
-
-/// A write under way; says when it is stored.
-pub(crate) struct Recorded {
-    reactor: Reactor,
-    waiting: Rc<WaitList>,
-    kind: Kind,
-}
-
-enum Kind {
-    None(Rc<Cell<u64>>),
-    Record { sequence: u64, ring: Rc<RefCell<VecDeque<Entry>>> },
-}
-
-impl Drop for Recorded {
-    fn drop(&mut self) {
-        match &self.kind {
-            Kind::None(unrecorded) => unrecorded.set(unrecorded.get() - 1),
-            Kind::Record { sequence, ring } => {
-                let mut ring = ring.borrow_mut();
-                if let Some(entry) = ring.iter_mut().find(|entry| entry.sequence == *sequence) {
-                    entry.stage = Stage::Stored;
-                }
-            }
-        }
-        self.waiting.wake_all(&self.reactor);
-    }
+    /// Sequences below are written, or failed.
+    completed: Cell<u64>,
+    releasing: Cell<bool>,
+    /// Callers whose batch has no room yet.
+    waiting_for_room: Cell<u32>,
+    /// Why the oldest batches cannot be put in place, while that is so.
+    stuck: Cell<Option<ArrayError>>,
+    /// Counts everything that somebody may wait for.
+    changes: Cell<u64>,
+    pub(crate) changed: WaitList,
 }
 
 impl Journal {
-    pub(crate) fn new(reactor: &Reactor, identity: Rc<Identity>, members: Rc<Members>) -> Journal {
-        Journal {
+    pub(crate) fn new(
+        reactor: &Reactor,
+        identity: Rc<Identity>,
+        members: Rc<Members>,
+    ) -> Rc<Journal> {
+        let pending = Pending::none(identity.layout.stripes);
+        Rc::new(Journal {
             reactor: reactor.clone(),
             identity,
             members,
-            ring: Rc::default(),
+            pending: RefCell::new(pending),
+            ring: RefCell::default(),
+            queue: RefCell::default(),
+            commits: Cell::new(0),
             next_sequence: Cell::new(1),
-            unrecorded: Rc::default(),
-            unrecorded_begun: Cell::new(0),
-            waiting: Rc::default(),
-            making_room: Cell::new(false),
+            completed: Cell::new(1),
+            releasing: Cell::new(false),
+            waiting_for_room: Cell::new(0),
+            stuck: Cell::new(None),
+            changes: Cell::new(0),
+            changed: WaitList::default(),
+        })
+    }
+
+    /// Makes entries part of the next batch, all of the same one, and waits until it is written
+    /// (not flushed). Returns its sequence. Data is pending from then on.
+    pub(crate) async fn append(self: &Rc<Self>, entries: Vec<Entry>) -> Result<u64, ArrayError> {
+        let payload: u64 = entries.iter().map(Entry::payload_bytes).sum();
+        assert!(entries.len() <= ENTRIES_MAX && payload <= u64::from(PAYLOAD_BYTES_MAX));
+        let result = Rc::new(Cell::new(None));
+        self.queue.borrow_mut().push_back(Waiting { entries, result: result.clone() });
+        if self.commits.get() < COMMITS_MAX {
+            self.commits.set(self.commits.get() + 1);
+            // As a task of its own it runs after those that are ready now, and takes theirs along.
+            self.reactor.spawn(self.clone().commit());
         }
+        self.changed.until(&self.reactor, || result.get().is_some()).await;
+        result.take().expect("looked at above")
     }
 
-    /// Most rows of `positions` slices that fit in one record.
-    pub(crate) fn rows_max(positions: u8) -> u32 {
-        PAYLOAD_BYTES_MAX / u32::from(positions) / 4096 * 4096
-    }
-
-    /// Before a stripe of parity is written: makes a record durable if the array is degraded and no
-    /// stripe waits for resync. Keep the result until the write is stored.
-    pub(crate) async fn record_if_degraded(
-        &self,
-        stripe: StripeIndex,
-        slices: &[Slice],
-        unsynced: &Unsynced,
-    ) -> Result<Recorded, ArrayError> {
-        loop {
-            if self.members.all_trusted() || unsynced.count() > 0 {
-                return self.begin_unrecorded().await;
+    /// Writes batches until nobody waits.
+    async fn commit(self: Rc<Self>) {
+        while !self.queue.borrow().is_empty() {
+            let room = self.room_for_next().await;
+            let taken = self.take_batch();
+            if taken.is_empty() {
+                continue;
             }
-            if self.cover(unsynced).await? {
+            let entries: Vec<Entry> = taken.iter().flat_map(|w| w.entries.clone()).collect();
+            let written = match room {
+                Ok(()) => match self.enter(&entries, Class::New) {
+                    // Another batch took the room meanwhile.
+                    None => {
+                        taken.into_iter().rev().for_each(|w| self.queue.borrow_mut().push_front(w));
+                        continue;
+                    }
+                    Some((sequence, hold)) => self.write(&entries, sequence, hold).await,
+                },
+                Err(error) => Err(error),
+            };
+            for waiting in taken {
+                waiting.result.set(Some(written));
+            }
+            self.note_change();
+        }
+        self.commits.set(self.commits.get() - 1);
+    }
+
+    /// Those at the front of the queue that fit in one batch.
+    fn take_batch(&self) -> Vec<Waiting> {
+        let mut queue = self.queue.borrow_mut();
+        let (mut taken, mut count, mut payload) = (Vec::new(), 0, 0);
+        while let Some(next) = queue.front() {
+            count += next.entries.len();
+            payload += next.entries.iter().map(Entry::payload_bytes).sum::<u64>();
+            if count > ENTRIES_MAX || payload > u64::from(PAYLOAD_BYTES_MAX) {
                 break;
             }
+            taken.extend(queue.pop_front());
         }
-        let payload: u64 = slices.iter().map(|slice| slice.bytes.len() as u64).sum();
-        let len = (JournalRecord::BYTES + payload).next_multiple_of(4096);
-        let (sequence, at) = self.make_room(len).await?;
-        let recorded = self.recorded(Kind::Record { sequence, ring: self.ring.clone() });
-        if let Err(error) = self.append(stripe, slices, sequence, at).await {
-            // Some member may have the record, and its write will not be done: it must never be
-            // stored after a crash, over writes that came later.
-            self.members.set_journal_from(0);
-            self.members.settled().await?;
-            return Err(error);
-        }
-        Ok(recorded)
+        taken
     }
 
-    /// Before a write without a record: the superblock says durably that the journal does not
-    /// cover every write. (Else a crash would store old records over this write, and would take
-    /// its stripe for one that agrees.) Keep the result until the write is stored.
-    pub(crate) async fn begin_unrecorded(&self) -> Result<Recorded, ArrayError> {
-        // Counted first, so that nobody else says the opposite meanwhile.
-        self.unrecorded.set(self.unrecorded.get() + 1);
-        self.unrecorded_begun.set(self.unrecorded_begun.get() + 1);
-        let recorded = self.recorded(Kind::None(self.unrecorded.clone()));
-        if self.members.journal_from() != 0 {
-            self.members.set_journal_from(0);
+    /// Waits until the largest batch fits.
+    async fn room_for_next(&self) -> Result<(), ArrayError> {
+        let len = HEADER_BYTES + u64::from(PAYLOAD_BYTES_MAX);
+        if self.find_room(len, Class::New).is_some() {
+            return Ok(());
         }
-        self.members.settled().await?;
-        Ok(recorded)
+        self.waiting_for_room.set(self.waiting_for_room.get() + 1);
+        self.note_change();
+        let fits = || self.find_room(len, Class::New).is_some() || self.stuck.get().is_some();
+        self.changed.until(&self.reactor, fits).await;
+        self.waiting_for_room.set(self.waiting_for_room.get() - 1);
+        match self.stuck.get() {
+            Some(error) if self.find_room(len, Class::New).is_none() => Err(error),
+            Some(_) | None => Ok(()),
+        }
     }
 
-    fn recorded(&self, kind: Kind) -> Recorded {
-        Recorded { reactor: self.reactor.clone(), waiting: self.waiting.clone(), kind }
+    /// Writes a batch of its own at once; `None` if the ring has no room for it. Not flushed.
+    pub(crate) async fn append_now(
+        self: &Rc<Self>,
+        entries: &[Entry],
+        class: Class,
+    ) -> Option<Result<(u64, Hold), ArrayError>> {
+        let (sequence, hold) = self.enter(entries, class)?;
+        let written = self.write(entries, sequence, hold.clone()).await;
+        Some(written.map(|sequence| (sequence, hold)))
     }
 
-    /// Says in the superblock that the journal covers every write, once it does. False if that
-    /// is not so, or not wanted, after all.
-    async fn cover(&self, unsynced: &Unsynced) -> Result<bool, ArrayError> {
-        while self.members.journal_from() == 0 {
-            // Records from before count as much as writes without: what begins now does not cover
-            // them.
-            let alone = || {
-                let ring = self.ring.borrow();
-                self.unrecorded.get() == 0 && ring.iter().all(|entry| entry.stage != Stage::Live)
-            };
-            self.waiting.until(&self.reactor, alone).await;
-            let begun = self.unrecorded_begun.get();
-            // What was written without a record must not be undone by a power cut any more: no
-            // record would cure it.
-            self.members.flush().await?;
-            if self.members.all_trusted() || unsynced.count() > 0 {
-                return Ok(false);
+    /// Takes a place in the ring.
+    fn enter(&self, entries: &[Entry], class: Class) -> Option<(u64, Hold)> {
+        let payload: u64 = entries.iter().map(Entry::payload_bytes).sum();
+        let len = batch_bytes(payload);
+        let at = self.find_room(len, class)?;
+        let sequence = self.next_sequence.get();
+        self.next_sequence.set(sequence + 1);
+        let hold = Hold::default();
+        self.ring.borrow_mut().push_back(Batch { sequence, at, len, hold: hold.clone() });
+        Some((sequence, hold))
+    }
+
+    /// Writes a batch to its members, waits for those before it, and makes its data pending.
+    async fn write(&self, entries: &[Entry], sequence: u64, hold: Hold) -> Result<u64, ArrayError> {
+        let at = {
+            let ring = self.ring.borrow();
+            let batch = ring.iter().rfind(|batch| batch.sequence == sequence);
+            batch.expect("held, so it is in the ring").at
+        };
+        let written = self.write_copies(entries, sequence, at).await;
+        self.changed.until(&self.reactor, || self.completed.get() == sequence).await;
+        self.completed.set(sequence + 1);
+        if written.is_ok() {
+            self.take_over(entries, sequence, &hold);
+        }
+        self.note_change();
+        written.map(|()| sequence)
+    }
+
+    fn take_over(&self, entries: &[Entry], sequence: u64, hold: &Hold) {
+        let mut pending = self.pending.borrow_mut();
+        for entry in entries {
+            if let Entry::Data { stripe, chunk, row, bytes } = entry {
+                let end = row + u32::try_from(bytes.len()).expect("at most a chunk");
+                let (bytes, hold) = (bytes.clone(), hold.clone());
+                let patch = Patch { chunk: *chunk, rows: *row..end, bytes, sequence, hold };
+                pending.insert(*stripe, patch);
             }
-            if self.unrecorded_begun.get() == begun && self.members.journal_from() == 0 {
-                self.members.set_journal_from(self.next_sequence.get());
-            }
         }
-        self.members.settled().await?;
-        Ok(self.members.journal_from() != 0)
     }
 
-    fn ring_bytes(&self) -> u64 {
+    async fn write_copies(
+        &self,
+        entries: &[Entry],
+        sequence: u64,
+        at: u64,
+    ) -> Result<(), ArrayError> {
+        let (batch, payload) = self.compose(entries, sequence);
+        loop {
+            // A member that answers no more, but is believed, could come back without the others
+            // and without this batch.
+            self.members.fence_absent().await?;
+            let targets = self.targets(sequence, at + batch_bytes(payload.len() as u64));
+            if targets.is_empty() {
+                return Err(ArrayError::Lost);
+            }
+            let writes = targets
+                .iter()
+                .map(|target| write_copy(&self.reactor, target, &batch, &payload, at, sequence));
+            let results = join_all(writes).await;
+            if results.iter().all(Result::is_ok) {
+                return Ok(());
+            }
+            // A member that cannot take batches cannot take writes either.
+            let members: Vec<MemberIndex> = targets.iter().map(|target| target.member).collect();
+            self.members.fence_failed(&members, &results).await?;
+        }
+    }
+
+    fn compose(&self, entries: &[Entry], sequence: u64) -> (JournalBatch, Buffers) {
+        let mut batch = JournalBatch::blank();
+        batch.array = self.identity.uuid;
+        let oldest = self.ring.borrow().front().map_or(sequence, |batch| batch.sequence);
+        batch.tail_sequence = oldest.into();
+        let mut payload = Buffers::default();
+        let mut digest = record::PayloadDigest::default();
+        for (stored, entry) in batch.entries.iter_mut().zip(entries) {
+            *stored = entry.stored();
+            if let Some(bytes) = entry.payload() {
+                digest.update(bytes.bytes());
+                payload.push(bytes.clone());
+            }
+        }
+        batch.entry_count = u32::try_from(entries.len()).expect("asserted to be few").into();
+        batch.payload_bytes = u32::try_from(payload.len()).expect("asserted to be small").into();
+        batch.payload_checksum = digest.finish().into();
+        (batch, payload)
+    }
+
+    /// Members for the copies of a batch that ends at `end` of the ring; which ones, turns with
+    /// the sequence. All of one group: if all of them are lost, so is the group.
+    pub(crate) fn targets(&self, sequence: u64, end: u64) -> Vec<Target> {
+        let layout = &self.identity.layout;
         let list = self.members.list();
-        let present = list.iter().filter(|member| member.drive.is_some());
+        let group = if layout.is_mirrored() { layout.copies } else { layout.positions() };
+        let group = usize::from(group);
+        let groups = list.len() / group;
+        let copies = usize::from(layout.tolerated()) + 1;
+        let turned = to_usize(sequence % groups as u64);
+        for group_index in (0..groups).map(|i| (i + turned) % groups) {
+            let members = group_index * group..(group_index + 1) * group;
+            let fit = members.filter_map(|index| Target::of(&list, index, end));
+            let fit: Vec<Target> = fit.collect();
+            if !fit.is_empty() {
+                let first = to_usize(sequence / groups as u64 % fit.len() as u64);
+                let chosen = fit.iter().cycle().skip(first).take(copies.min(fit.len()));
+                return chosen.cloned().collect();
+            }
+        }
+        Vec::new()
+    }
+
+    pub(crate) fn status(&self) -> JournalStatus {
+        JournalStatus {
+            bytes: self.ring_bytes(),
+            used_bytes: self.used_bytes(),
+            pending_bytes: self.pending.borrow().bytes(),
+        }
+    }
+
+    /// Bytes of the ring: those of the smallest journal of any member that is here.
+    pub(crate) fn ring_bytes(&self) -> u64 {
+        let list = self.members.list();
+        let present = list.iter().filter(|member| member.keeps_metadata().is_some());
         present.map(|member| member.areas.journal.len).min().unwrap_or(0)
     }
 
-    /// Waits for space and takes it. Returns the record's sequence and place in the ring.
-    async fn make_room(&self, len: u64) -> Result<(u64, u64), ArrayError> {
-        loop {
-            if let Some(at) = self.find_room(len) {
-                let sequence = self.next_sequence.get();
-                self.next_sequence.set(sequence + 1);
-                let entry = Entry { sequence, at, len, stage: Stage::Live };
-                self.ring.borrow_mut().push_back(entry);
-                return Ok((sequence, at));
-            }
-            self.release_oldest().await?;
-        }
+    /// Bytes from the oldest batch to the end of the newest.
+    pub(crate) fn used_bytes(&self) -> u64 {
+        let ring = self.ring.borrow();
+        let (Some(first), Some(last)) = (ring.front(), ring.back()) else { return 0 };
+        let end = last.at + last.len;
+        if last.at >= first.at { end - first.at } else { self.ring_bytes() - first.at + end }
     }
 
-    /// Waits until the oldest record is stored, and gives its space back; others may do so first.
-    async fn release_oldest(&self) -> Result<(), ArrayError> {
-        let first = || self.ring.borrow().front().map(|entry| entry.sequence);
-        let is_stored =
-            || self.ring.borrow().front().is_some_and(|entry| entry.stage == Stage::Stored);
-        let before = first();
-        let changed = || first() != before || (!self.making_room.get() && is_stored());
-        self.waiting.until(&self.reactor, changed).await;
-        if first() != before {
-            return Ok(());
-        }
-        self.making_room.set(true);
-        let released = self.release().await;
-        self.making_room.set(false);
-        self.waiting.wake_all(&self.reactor);
-        released
+    fn reserve_bytes(&self) -> u64 {
+        reserve_bytes(self.identity.layout.parity)
     }
 
-    /// Makes everything recorded so far durable in place: no crash stores it again.
-    pub(crate) async fn retire(&self) -> Result<(), ArrayError> {
-        let end = self.next_sequence.get();
-        let left = || self.ring.borrow().front().is_some_and(|entry| entry.sequence < end);
-        while self.members.journal_from() != 0 && left() {
-            self.release_oldest().await?;
-        }
-        self.members.settled().await
-    }
-
-    fn find_room(&self, len: u64) -> Option<u64> {
+    fn find_room(&self, len: u64, class: Class) -> Option<u64> {
         let size = self.ring_bytes();
+        let kept = match class {
+            Class::New => (2 * self.reserve_bytes()).min(size / 2).max(size / 3),
+            Class::Parity => self.reserve_bytes(),
+            Class::Oldest => 0,
+        };
         let ring = self.ring.borrow();
         let (Some(first), Some(last)) = (ring.front(), ring.back()) else {
-            return (len <= size).then_some(0);
+            return (len + kept <= size).then_some(0);
         };
         let end = last.at + last.len;
-        if last.at >= first.at {
-            // Used in one piece: behind it, else at the front.
-            if end + len <= size {
-                return Some(end);
-            }
-            return (len < first.at).then_some(0);
+        if last.at < first.at {
+            return (end + len + kept < first.at).then_some(end);
         }
-        (end + len < first.at).then_some(end)
+        // Used in one piece: behind it, else at the front.
+        if end + len <= size {
+            return (end - first.at + len + kept <= size).then_some(end);
+        }
+        (len + kept < first.at).then_some(0)
     }
 
-    /// Makes stored records durable in place and gives their space back.
-    async fn release(&self) -> Result<(), ArrayError> {
+    /// Whether the ring should be emptied rather sooner than later.
+    pub(crate) fn is_filling(&self) -> bool {
+        self.waiting_for_room.get() > 0 || self.used_bytes() > self.ring_bytes() / 3
+    }
+
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.get()
+    }
+
+    /// Lets everyone who waits for a change look again.
+    pub(crate) fn note_change(&self) {
+        self.changes.set(self.changes.get() + 1);
+        self.changed.wake_all(&self.reactor);
+    }
+
+    /// Waits until something has changed since `changes` was `seen`.
+    pub(crate) async fn changed_since(&self, seen: u64) {
+        self.changed.until(&self.reactor, || self.changes.get() != seen).await;
+    }
+
+    /// Sequence of the oldest batch in the ring.
+    pub(crate) fn oldest(&self) -> Option<u64> {
+        self.ring.borrow().front().map(|batch| batch.sequence)
+    }
+
+    /// The oldest batches cannot be put in place, or can again (`None`).
+    pub(crate) fn set_stuck(&self, error: Option<ArrayError>) {
+        if self.stuck.replace(error) != error {
+            self.note_change();
+        }
+    }
+
+    /// Sequences below this one are completed.
+    pub(crate) fn completed(&self) -> u64 {
+        self.completed.get()
+    }
+
+    /// Gives the space of the oldest batches back, if all they hold is in place: makes that
+    /// durable, and says so in the superblock.
+    pub(crate) async fn release(&self) -> Result<(), ArrayError> {
+        if self.releasing.get() {
+            self.changed.until(&self.reactor, || !self.releasing.get()).await;
+            return Ok(());
+        }
+        self.releasing.set(true);
+        let result = self.release_stored().await;
+        self.releasing.set(false);
+        self.note_change();
+        result
+    }
+
+    async fn release_stored(&self) -> Result<(), ArrayError> {
         let stored = {
             let ring = self.ring.borrow();
-            let stored = ring.iter().take_while(|entry| entry.stage == Stage::Stored);
-            stored.map(|entry| entry.sequence).last()
+            let in_place =
+                |b: &&Batch| Rc::strong_count(&b.hold) == 1 && b.sequence < self.completed.get();
+            ring.iter().take_while(in_place).map(|batch| batch.sequence).last()
         };
         let Some(stored) = stored else { return Ok(()) };
         self.members.flush().await?;
         // Durably forgotten before one of them is overwritten: a crash must not find the older of
-        // two records for one place without the newer.
+        // two batches for one place without the newer.
+        let kept = self.ring.borrow().iter().map(|batch| batch.sequence).find(|s| *s > stored);
         if self.members.journal_from() != 0 {
-            let kept = self.ring.borrow().iter().map(|entry| entry.sequence).find(|s| *s > stored);
             self.members.set_journal_from(kept.unwrap_or(self.next_sequence.get()));
         }
         self.members.settled().await?;
         let mut ring = self.ring.borrow_mut();
-        while ring.front().is_some_and(|entry| entry.sequence <= stored) {
+        while ring.front().is_some_and(|batch| batch.sequence <= stored) {
             ring.pop_front();
         }
         Ok(())
     }
 
-    /// Writes the record to as many members as may still be lost, plus one, and flushes it.
-    async fn append(
-        &self,
-        stripe: StripeIndex,
-        slices: &[Slice],
-        sequence: u64,
-        at: u64,
-    ) -> Result<(), ArrayError> {
-        let (mut record, payload) = self.compose(stripe, slices);
-        let oldest = self.ring.borrow().front().map_or(sequence, |entry| entry.sequence);
-        record.tail_sequence = oldest.into();
-        loop {
-            let targets = self.targets(sequence);
-            if targets.is_empty() {
-                return Err(ArrayError::Lost);
-            }
-            let writes = targets.iter().map(|(_, drive, drive_uuid, area)| {
-                write_copy(
-                    &self.reactor,
-                    drive,
-                    &record,
-                    &payload,
-                    (*drive_uuid, area + at, sequence),
-                )
-            });
-            let results = join_all(writes).await;
-            if results.iter().all(Result::is_ok) {
-                return Ok(());
-            }
-            // A member that cannot take records cannot take the write either.
-            let members: Vec<MemberIndex> = targets.iter().map(|(index, ..)| *index).collect();
-            // The others have the record already, and a lone target can be done without.
-            self.members.fence_failed(&members, &results).await?;
-        }
-    }
-
-    fn compose(&self, stripe: StripeIndex, slices: &[Slice]) -> (JournalRecord, Buffers) {
-        let mut record = JournalRecord::blank();
-        record.array = self.identity.uuid;
-        record.stripe = stripe.0.into();
-        let mut payload = Buffers::default();
-        let mut bytes = Vec::new();
-        for (stored, slice) in record.slices.iter_mut().zip(slices) {
-            let len = u32::try_from(slice.bytes.len()).expect("at most a chunk");
-            *stored = StoredSlice::new(slice.position, slice.row, len);
-            payload.push(slice.bytes.clone());
-            bytes.extend_from_slice(slice.bytes.bytes());
-        }
-        record.slice_count = u32::try_from(slices.len()).expect("few positions").into();
-        record.payload_bytes = u32::try_from(bytes.len()).expect("at most 512 KiB").into();
-        record.payload_checksum = payload_checksum(&bytes).into();
-        (record, payload)
-    }
-
-    /// Members for the copies of a record; which ones, turns with the sequence.
-    fn targets(&self, sequence: u64) -> Vec<(MemberIndex, Rc<Drive>, [u8; 16], u64)> {
-        let list = self.members.list();
-        let keep: Vec<usize> =
-            (0..list.len()).filter(|index| list[*index].keeps_metadata().is_some()).collect();
-        let parity = usize::from(self.identity.layout.parity);
-        let missing = list.len() - keep.len();
-        let copies = (parity + 1).saturating_sub(missing).max(1);
-        let first = to_usize(sequence % keep.len().max(1) as u64);
-        let chosen = keep.iter().cycle().skip(first).take(copies.min(keep.len()));
-        let target = |index: &usize| {
-            let member = &list[*index];
-            let drive = member.drive.clone()?;
-            let area = member.areas.journal.offset;
-            Some((MemberIndex::new(*index), drive, member.drive_uuid, area))
-        };
-        chosen.filter_map(target).collect()
-    }
-
-    /// All records on all members that the superblock says must be stored again, oldest first.
-    pub(crate) async fn find(&self, journal_from: u64) -> Vec<Found> {
-        let members: Vec<_> = {
-            let list = self.members.list();
-            let with_drive = |m: &crate::members::Member| {
-                Some((m.keeps_metadata()?.clone(), m.drive_uuid, m.areas.journal))
-            };
-            list.iter().filter_map(with_drive).collect()
-        };
-        let mut found = BTreeMap::new();
-        for (drive, drive_uuid, area) in members {
-            let bytes = self.read_area(&drive, area).await;
-            let mut at = 0;
-            while at < area.len {
-                let one = self.open_at(&bytes, drive_uuid, area.offset, at);
-                at += one.as_ref().map_or(4096, |(_, len)| *len);
-                if let Some((one, _)) = one {
-                    found.insert(one.sequence, one);
-                }
-            }
-        }
-        let newest_tail = found.values().map(|one| one.tail_sequence).max().unwrap_or(0);
-        let newest = found.keys().last().map_or(0, |last| *last).max(journal_from);
-        self.next_sequence.set(self.next_sequence.get().max(newest + 1));
-        found.retain(|sequence, _| *sequence >= journal_from.max(newest_tail));
-        found.into_values().collect()
-    }
-
-    /// A member's whole ring. What cannot be read is zero, and so no record.
-    async fn read_area(&self, drive: &Rc<Drive>, area: Area) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for step in [READ_BYTES, 4096] {
-            while (bytes.len() as u64) < area.len {
-                let at = bytes.len() as u64;
-                let len = step.min(area.len - at);
-                let read = label::read_bytes(&self.reactor, drive, area.offset + at, len).await;
-                match read {
-                    Ok(read) => bytes.extend(read),
-                    Err(_) if step == 4096 => bytes.resize(bytes.len() + 4096, 0),
-                    // On from here in small steps.
-                    Err(_) => break,
-                }
-            }
-        }
-        bytes
-    }
-
-    /// The whole record at `at` of a ring that begins at `ring` on its drive, and its length;
-    /// `None` if there is none.
-    fn open_at(
-        &self,
-        bytes: &[u8],
-        drive_uuid: [u8; 16],
-        ring: u64,
-        at: u64,
-    ) -> Option<(Found, u64)> {
-        let bytes = bytes.get(to_usize(at)..)?;
-        let record = record::open::<JournalRecord>(bytes, Some(drive_uuid), ring + at).ok()?;
-        let payload_bytes = record.payload_bytes.get() as usize;
-        let payload = bytes.get(size_of::<JournalRecord>()..)?.get(..payload_bytes)?;
-        let sum = record.payload_checksum.get();
-        if record.array != self.identity.uuid || payload_checksum(payload) != sum {
-            return None;
-        }
-        let len = (JournalRecord::BYTES + payload_bytes as u64).next_multiple_of(4096);
-        let mut from = 0;
-        let mut slices = Vec::new();
-        for slice in record.slices() {
-            let len = slice.len.get() as usize;
-            let bytes = payload.get(from..from + len)?.to_vec();
-            slices.push((slice.position, slice.row.get(), bytes));
-            from += len;
-        }
-        let found = Found {
-            sequence: record.header.sequence.get(),
-            tail_sequence: record.tail_sequence.get(),
-            stripe: StripeIndex(record.stripe.get()),
-            slices,
-        };
-        Some((found, len))
-    }
-
     /// Sequences of this start of the array are larger than those of any before, which may still
     /// stand in the ring. `generation`: the first one of this start.
     pub(crate) fn begin_sequences(&self, generation: u64) {
-        self.next_sequence.set(generation << SEQUENCES_PER_GENERATION_LOG2);
+        let first = generation << SEQUENCES_PER_GENERATION_LOG2;
+        self.next_sequence.set(first.max(self.next_sequence.get()));
+        self.completed.set(self.next_sequence.get());
     }
 
-    /// The sequence of the next record.
+    /// The sequence of the next batch.
     pub(crate) fn next_sequence(&self) -> u64 {
         self.next_sequence.get()
     }
 }
 
-/// `place`: the drive's uuid, the byte offset, the sequence.
-async fn write_copy(
+/// Bytes of the ring that a batch with so much payload takes.
+pub(crate) fn batch_bytes(payload: u64) -> u64 {
+    HEADER_BYTES + payload.next_multiple_of(4096)
+}
+
+/// A member that takes a copy of a batch.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) member: MemberIndex,
+    drive: Rc<Drive>,
+    drive_uuid: [u8; 16],
+    /// Where its ring begins.
+    ring: u64,
+}
+
+impl Target {
+    fn of(list: &[crate::members::Member], index: usize, end: u64) -> Option<Target> {
+        let member = &list[index];
+        let drive = member.keeps_metadata().filter(|_| end <= member.areas.journal.len)?.clone();
+        let (drive_uuid, ring) = (member.drive_uuid, member.areas.journal.offset);
+        Some(Target { member: MemberIndex::new(index), drive, drive_uuid, ring })
+    }
+}
+
+/// Writes a batch at `at` of one member's ring.
+pub(crate) async fn write_copy(
     reactor: &Reactor,
-    drive: &Rc<Drive>,
-    record: &JournalRecord,
+    target: &Target,
+    batch: &JournalBatch,
     payload: &Buffers,
-    place: ([u8; 16], u64, u64),
+    at: u64,
+    sequence: u64,
 ) -> Result<(), DriveError> {
-    let (drive_uuid, at, sequence) = place;
-    let mut record = record.clone();
-    record::seal(&mut record, drive_uuid, at, sequence);
-    let header = reactor.buffer(size_of::<JournalRecord>());
-    header.copy_from_slice(record.as_bytes());
+    let home = target.ring + at;
+    let mut batch = batch.clone();
+    record::seal(&mut batch, target.drive_uuid, home, sequence);
+    let header = reactor.buffer(size_of::<JournalBatch>());
+    header.copy_from_slice(batch.as_bytes());
     let mut all = Buffers::from(header);
     payload.pieces().iter().for_each(|piece| all.push(piece.clone()));
-    drive.write(at, all).await?;
-    drive.flush().await
+    let padding = payload.len().next_multiple_of(4096) - payload.len();
+    if padding > 0 {
+        let zeroes = reactor.buffer(padding);
+        zeroes.fill_zero();
+        all.push(zeroes);
+    }
+    target.drive.write(home, all).await
 }

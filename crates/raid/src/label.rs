@@ -7,7 +7,7 @@ use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
 use ashlar_format::bad_blocks::{self, BadBlocks};
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
-use ashlar_format::journal_record::{JournalRecord, PAYLOAD_BYTES_MAX};
+use ashlar_format::journal_batch::ring_bytes_min;
 use ashlar_format::lease::{self, Lease};
 use ashlar_format::record::{self, Record};
 use ashlar_format::region_map::{self, MapKind, PAGES_MAX, RegionMapPage};
@@ -24,11 +24,9 @@ const BAD_BLOCKS_AT: u64 = 640 << 10;
 const LEASE_AT: u64 = 704 << 10;
 const JOURNAL_AT: u64 = 1 << 20;
 const AREA_ALIGN: u64 = 1 << 20;
-/// The journal takes a 256th of a drive, within these bounds.
-const JOURNAL_BYTES_MIN: u64 = 2 << 20;
+/// The journal takes a 256th of a drive; not more than this, nor less than it needs.
 const JOURNAL_BYTES_MAX: u64 = 32 << 20;
-// A few of the largest records fit, or writes would wait for each other.
-const _: () = assert!(JOURNAL_BYTES_MIN >= 3 * (JournalRecord::BYTES + PAYLOAD_BYTES_MAX as u64));
+const DATA_BYTES_MIN: u64 = 1 << 20;
 /// Kept free before the last label copy.
 const TAIL_BYTES: u64 = 64 << 10;
 
@@ -47,14 +45,15 @@ const _: () = assert!(LEASE_AT + LEASE_BYTES <= JOURNAL_AT);
 /// Smallest drive that holds anything.
 pub const DRIVE_BYTES_MIN: u64 = 8 << 20;
 
-/// Where things go on a drive of `drive_bytes`; `None` if it is too small.
-pub fn plan(drive_bytes: u64) -> Option<MemberLayout> {
-    if drive_bytes < DRIVE_BYTES_MIN {
-        return None;
-    }
-    let journal = (drive_bytes / 256).clamp(JOURNAL_BYTES_MIN, JOURNAL_BYTES_MAX);
+/// Where things go on a drive of `drive_bytes`, member of an array with so many parity chunks;
+/// `None` if it is too small.
+pub fn plan(drive_bytes: u64, parity: u8) -> Option<MemberLayout> {
+    let journal = (drive_bytes / 256).min(JOURNAL_BYTES_MAX).max(ring_bytes_min(parity));
     let journal = journal.next_multiple_of(AREA_ALIGN);
     let data_at = JOURNAL_AT + journal;
+    if drive_bytes < DRIVE_BYTES_MIN || drive_bytes < data_at + DATA_BYTES_MIN + TAIL_BYTES {
+        return None;
+    }
     Some(MemberLayout {
         superblocks: Area { offset: SUPERBLOCKS_AT, len: SLOTS * ArraySuperblock::BYTES },
         dirty_map: Area { offset: DIRTY_MAP_AT, len: MAP_BYTES },
@@ -158,9 +157,9 @@ mod tests {
 
     #[test]
     fn plans_fit_their_drives() {
-        assert!(plan(DRIVE_BYTES_MIN - 1).is_none());
+        assert!(plan(DRIVE_BYTES_MIN - 1, 0).is_none());
         for bytes in [DRIVE_BYTES_MIN, 64 << 20, 2 << 30, 30 << 40] {
-            let layout = plan(bytes).unwrap();
+            let layout = plan(bytes, 1).unwrap();
             DriveLabel::new([0; 16], 0, bytes, &layout).check().unwrap();
             assert!(layout.data.len > bytes / 2);
         }

@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use ashlar_format::array_superblock::{Level, MEMBERS_MAX, PARITY_MAX};
+use ashlar_format::array_superblock::{Level, MEMBERS_MAX, PARITY_MAX, Policy};
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 
 pub const CHUNK_BYTES_MIN: u32 = 16 << 10;
@@ -151,6 +151,23 @@ impl Layout {
     /// Members of one group that may be lost, wherever they are.
     pub fn tolerated(&self) -> u8 {
         self.parity + self.copies - 1
+    }
+
+    /// What is durable before a write is acknowledged, unless an operator says otherwise.
+    pub fn default_policy(&self) -> Policy {
+        match (self.parity, self.copies) {
+            (1.., _) => Policy::Journal,
+            (0, 2..) => Policy::Bitmap,
+            (0, _) => Policy::None,
+        }
+    }
+
+    /// An error says why a policy is not for this layout.
+    pub fn check_policy(&self, policy: Policy) -> Result<(), String> {
+        if policy == Policy::None || self.is_redundant() {
+            return Ok(());
+        }
+        Err("level 0 has nothing that could disagree after a crash: its policy is none".into())
     }
 
     /// Members of the group that holds `stripe`.

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::array_superblock::{ArraySuperblock, MemberState, SLOTS, StoredMember};
+use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy, SLOTS, StoredMember};
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record::name_field;
 use ashlar_format::units::{MemberIndex, StripeIndex};
@@ -79,6 +79,7 @@ pub struct Members {
     durable_generation: Cell<u64>,
     /// See the superblock's field of this name.
     journal_from: Cell<u64>,
+    policy: Cell<Policy>,
     writing: Cell<bool>,
     waiting: WaitList,
 }
@@ -90,6 +91,7 @@ impl Members {
         list: Vec<Member>,
         generation: u64,
         journal_from: u64,
+        policy: Policy,
     ) -> Members {
         assert!(list.len() == identity.layout.members());
         Members {
@@ -99,6 +101,7 @@ impl Members {
             generation: Cell::new(generation),
             durable_generation: Cell::new(generation),
             journal_from: Cell::new(journal_from),
+            policy: Cell::new(policy),
             writing: Cell::new(false),
             waiting: WaitList::default(),
         }
@@ -191,9 +194,6 @@ impl Members {
         change: impl FnOnce(&mut Member),
     ) -> Result<(), ArrayError> {
         change(&mut self.list.borrow_mut()[index.index()]);
-        if self.all_trusted() {
-            self.journal_from.set(0);
-        }
         self.generation.set(self.generation.get() + 1);
         self.settled().await
     }
@@ -212,6 +212,36 @@ impl Members {
     pub fn set_journal_from(&self, sequence: u64) {
         self.journal_from.set(sequence);
         self.generation.set(self.generation.get() + 1);
+    }
+
+    pub fn policy(&self) -> Policy {
+        self.policy.get()
+    }
+
+    /// Changes the policy; `settled` makes it durable.
+    pub fn set_policy(&self, policy: Policy) {
+        self.policy.set(policy);
+        self.generation.set(self.generation.get() + 1);
+    }
+
+    /// Fences members that are believed and do not answer, if the others can stand for them: what
+    /// is acknowledged from here on is not on them, and they could come back alone.
+    pub async fn fence_absent(&self) -> Result<(), ArrayError> {
+        if self.all_trusted() {
+            return self.settled().await;
+        }
+        let absent: Vec<MemberIndex> = {
+            let list = self.list.borrow();
+            let absent = |(_, member): &(usize, &Member)| {
+                member.state == MemberState::Trusted && member.alive().is_none()
+            };
+            let absent = list.iter().enumerate().filter(absent);
+            absent.map(|(index, _)| MemberIndex::new(index)).collect()
+        };
+        if !self.survives_without(&absent) {
+            return self.settled().await;
+        }
+        self.fence(absent.into_iter()).await
     }
 
     /// Makes everything that was acknowledged before durable. Members that cannot are fenced, while
@@ -310,18 +340,6 @@ impl Members {
         self.fence(failed.into_iter()).await
     }
 
-    /// Fences trusted members that are away, while the others can stand for them: what all others
-    /// have just been told, they would not know when they are asked alone.
-    pub async fn fence_away(&self) -> Result<(), ArrayError> {
-        let away: Vec<MemberIndex> = {
-            let list = self.list.borrow();
-            let without = self.serves_all();
-            let away = list.iter().enumerate().filter(|(_, m)| without && m.alive().is_none());
-            away.map(|(index, _)| MemberIndex::new(index)).collect()
-        };
-        self.fence(away.into_iter()).await
-    }
-
     fn survives_without(&self, failed: &[MemberIndex]) -> bool {
         let list = self.list.borrow();
         let good = |(index, member): (usize, &Member)| {
@@ -364,6 +382,7 @@ impl Members {
         superblock.region_stripes = self.identity.region_stripes.into();
         superblock.stripes = layout.stripes.into();
         superblock.journal_from = self.journal_from.get().into();
+        superblock.policy = self.policy.get() as u8;
         for (stored, member) in superblock.members.iter_mut().zip(list.iter()) {
             *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_flushed);
         }

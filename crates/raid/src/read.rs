@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::layout::{Piece, Positions};
+use crate::pending::Patch;
 use crate::write_plan::each;
 
 /// Memory for direct I/O begins at a multiple of this many bytes.
@@ -35,7 +36,7 @@ impl Array {
         let mut started: SmallVec<[(Piece, Buffers, Option<DriveIo>); 2]> = SmallVec::new();
         for piece in self.layout().pieces(offset, len) {
             let into = into.slice(piece.in_request());
-            if !self.is_written(piece.stripe) {
+            if self.is_blank_stripe(piece.stripe) {
                 into.fill_zero();
                 continue;
             }
@@ -66,6 +67,9 @@ impl Array {
         let sector = self.sector_bytes;
         let whole =
             piece.rows.start.is_multiple_of(sector) && piece.rows.end.is_multiple_of(sector);
+        if self.journal.pending.borrow().contains(piece.stripe) {
+            return None;
+        }
         if !whole || !into.is_aligned(MEMORY_ALIGN.max(sector as usize)) {
             return None;
         }
@@ -99,19 +103,69 @@ impl Array {
             self.sync_now(piece.stripe).await?;
         }
         let rows = self.whole_sectors(&piece.rows);
-        let mode = if after_error { Mode::Exclusive } else { Mode::Shared };
-        let _rows = self.lock_rows(piece.stripe, rows.clone(), mode).await;
-        if !self.is_written(piece.stripe) {
-            into.fill_zero();
-            return Ok(());
-        }
-        let (buffer, bad) = self.read_locked(piece.stripe, piece.chunk, &rows).await?;
-        if after_error {
-            self.repair(piece.stripe, rows.start, &buffer, bad).await;
-        }
+        let buffer = self.read_newest(piece.stripe, piece.chunk, &rows, after_error).await?;
         let from = (piece.rows.start - rows.start) as usize;
         into.copy_from(&Buffers::from(buffer.slice(from..from + piece.len())));
         Ok(())
+    }
+
+    /// Rows of one data chunk with what is pending of them, in memory of their own. `after_error`:
+    /// they could not be read before; what is worked out is written over them.
+    pub(crate) async fn read_newest(
+        self: &Rc<Self>,
+        stripe: StripeIndex,
+        chunk: u8,
+        rows: &Range<u32>,
+        after_error: bool,
+    ) -> Result<Buffer, ArrayError> {
+        // Looked at before the members are: what is put in place meanwhile is in one of the two.
+        let patches: SmallVec<[Patch; 4]> =
+            self.journal.pending.borrow().within(stripe, chunk, rows).collect();
+        let pending: usize = patches.iter().map(|patch| patch.bytes.len()).sum();
+        let len = (rows.end - rows.start) as usize;
+        let buffer = if pending == len {
+            self.reactor.buffer(len)
+        } else {
+            self.read_in_place(stripe, chunk, rows, after_error).await?
+        };
+        for patch in patches {
+            let at = (patch.rows.start - rows.start) as usize;
+            buffer.slice(at..at + patch.bytes.len()).copy_from(&patch.bytes);
+        }
+        Ok(buffer)
+    }
+
+    /// Locks the rows only if they must be worked out.
+    async fn read_in_place(
+        self: &Rc<Self>,
+        stripe: StripeIndex,
+        chunk: u8,
+        rows: &Range<u32>,
+        after_error: bool,
+    ) -> Result<Buffer, ArrayError> {
+        let first = self.layout().data_positions(chunk).start;
+        if !self.is_written(stripe) {
+            return Ok(self.zeroes(rows));
+        }
+        if !after_error && let Some(Ok(buffer)) = self.read_position(stripe, first, rows).await {
+            return Ok(buffer);
+        }
+        let mode = if after_error { Mode::Exclusive } else { Mode::Shared };
+        let _rows = self.lock_rows(stripe, rows.clone(), mode).await;
+        if !self.is_written(stripe) {
+            return Ok(self.zeroes(rows));
+        }
+        let (buffer, bad) = self.read_locked(stripe, chunk, rows).await?;
+        if after_error {
+            self.repair(stripe, rows.start, &buffer, bad).await;
+        }
+        Ok(buffer)
+    }
+
+    fn zeroes(&self, rows: &Range<u32>) -> Buffer {
+        let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
+        buffer.fill_zero();
+        buffer
     }
 
     /// The rows widened to whole sectors of the members.
@@ -177,7 +231,7 @@ impl Array {
         bad: Positions,
     ) -> Result<Buffer, ArrayError> {
         // Parity that may not fit the data would give wrong data.
-        if self.unsynced.contains(stripe) {
+        if self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe) {
             return Err(ArrayError::Lost);
         }
         let mut bad = bad | 1 << position;

@@ -150,11 +150,20 @@ impl Array {
     }
 
     /// Makes the member's progress (or its end) durable: its data first, then the superblock.
-    async fn save_rebuild(&self, target: Target, state: MemberState) -> Result<(), String> {
+    async fn save_rebuild(
+        self: &Rc<Self>,
+        target: Target,
+        state: MemberState,
+    ) -> Result<(), String> {
         let rebuilt_stripes = self.members.list()[target.index.index()].rebuilt_stripes;
         let Some((drive, _)) = self.rebuild_target(target) else {
             return Err("its drive is gone".into());
         };
+        if state == MemberState::Trusted {
+            // Batches that were written without the member are on fewer members than they should
+            // be once another one may be lost again.
+            self.drain_journal().await.map_err(|error| error.to_string())?;
+        }
         drive.flush().await.map_err(|error| error.to_string())?;
         let changed = self.members.change(target.index, |member| {
             // It may have been fenced, or replaced, while the flush ran.

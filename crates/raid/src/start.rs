@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::array_superblock::{Level, MemberState, NAME_BYTES, STRIPES_MAX};
+use ashlar_format::array_superblock::{Level, MemberState, NAME_BYTES, Policy, STRIPES_MAX};
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
@@ -14,10 +14,12 @@ use ashlar_reactor::executor::Reactor;
 use crate::array::{Array, StoredMaps};
 pub use crate::assemble::AssembleOptions;
 use crate::assemble::{find, read_map};
+use crate::destage::DESTAGERS;
 use crate::error::{ArrayError, AssembleError, ChangeError};
 use crate::label::{self, Label};
 use crate::layout::{Layout, Shape};
 use crate::members::{Identity, Member, Members};
+use crate::mode::Mode;
 use crate::region_map::{StoredMap, region_stripes_for};
 
 /// What an array shall be.
@@ -29,6 +31,8 @@ pub struct ArraySpec {
     /// 16 KiB to 1 MiB, a power of two.
     pub chunk_bytes: u32,
     pub shape: Shape,
+    /// `None`: as the level has it.
+    pub policy: Option<Policy>,
 }
 
 fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> ChangeError {
@@ -46,7 +50,9 @@ impl Array {
     ) -> Result<Rc<Array>, ChangeError> {
         let (identity, members) = plan_array(spec, drives)?;
         let list = members.clone();
-        let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0));
+        let policy = spec.policy.unwrap_or(identity.layout.default_policy());
+        identity.layout.check_policy(policy).map_err(ChangeError::Spec)?;
+        let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0, policy));
         let empty = || StoredMap::empty(identity.layout.stripes, identity.region_stripes);
         // Nothing was written: nothing has to be zeroed or to agree.
         let maps = StoredMaps { dirty: empty(), written: empty() };
@@ -56,8 +62,16 @@ impl Array {
             let _ = array.wipe().await;
             return Err(error);
         }
-        reactor.spawn(array.clone().maintain());
+        array.run();
         Ok(array)
+    }
+
+    /// Starts what runs as long as the array does.
+    fn run(self: &Rc<Self>) {
+        self.reactor.spawn(self.clone().maintain());
+        for _ in 0..DESTAGERS {
+            self.reactor.spawn(self.clone().destage());
+        }
     }
 
     async fn write_metadata(self: &Rc<Self>, list: &[Member]) -> Result<(), ChangeError> {
@@ -95,8 +109,14 @@ impl Array {
         };
         let identity = found.identity;
         let (generation, journal_from) = (found.generation, found.journal_from);
-        let members =
-            Members::new(reactor, identity.clone(), found.members, generation, journal_from);
+        let members = Members::new(
+            reactor,
+            identity.clone(),
+            found.members,
+            generation,
+            journal_from,
+            found.policy,
+        );
         let array = Array::new(reactor, identity.clone(), Rc::new(members), &maps);
         array.dirty.write_all_anew().await?;
         array.written.write_all_anew().await?;
@@ -104,61 +124,22 @@ impl Array {
         // before it is on all. And from here on the generation is one of this start alone.
         array.members.save().await?;
         array.journal.begin_sequences(array.members.generation());
-        let covered = journal_from != 0 && array.replay(journal_from).await;
-        // With every member here nothing depends on parity: making it anew is always right.
-        if !covered || array.members.all_trusted() {
+        if journal_from == 0 {
             for region in array.dirty.inside() {
                 if array.written.contains(region) {
                     let stripes = array.dirty.stripes_of(region);
                     stripes.for_each(|stripe| array.unsynced.insert(StripeIndex(stripe)));
                 }
             }
+        } else {
+            array.replay(journal_from).await?;
+            array.modes.set(Mode::Journaled);
         }
-        // Degraded, and clean or replayed: the journal covers the very first write.
-        let uncovered = array.members.journal_from() == 0 && array.unsynced.count() == 0;
-        if identity.layout.parity > 0 && uncovered && !array.members.all_trusted() {
-            array.members.set_journal_from(array.journal.next_sequence());
-            array.members.settled().await?;
-        }
-        reactor.spawn(array.clone().maintain());
+        // A degraded array is covered from the very first write.
+        drop(array.enter_mode().await?);
+        array.run();
         array.start_rebuild();
         Ok(array)
-    }
-
-    /// Stores the journal's records again. False if that could not be made durable.
-    async fn replay(self: &Rc<Self>, journal_from: u64) -> bool {
-        let layout = *self.layout();
-        for record in self.journal.find(journal_from).await {
-            if record.stripe.0 >= layout.stripes {
-                continue;
-            }
-            for (position, row, bytes) in record.slices {
-                let end = row as usize + bytes.len();
-                if position >= layout.positions() || end > layout.chunk_bytes as usize {
-                    continue;
-                }
-                let stored = match self.members.at(record.stripe, position) {
-                    Some((drive, base)) => {
-                        let buffer = self.reactor.buffer(bytes.len());
-                        buffer.copy_from_slice(&bytes);
-                        let at = base + layout.member_offset(record.stripe, row);
-                        drive.write(at, buffer.into()).await.is_ok()
-                    }
-                    None => false,
-                };
-                // Also a member that is absent now misses this, and must not be believed later.
-                let fence = self.members.fence_missed(record.stripe, 1 << position);
-                if !stored && fence.await.is_err() {
-                    return false;
-                }
-            }
-        }
-        if self.members.flush().await.is_err() {
-            return false;
-        }
-        let trusted = self.members.all_trusted();
-        self.members.set_journal_from(if trusted { 0 } else { self.journal.next_sequence() });
-        self.members.settled().await.is_ok()
     }
 
     /// Puts `drive` in the place of an absent, failed or stale member, labels it (durably), and
@@ -246,7 +227,7 @@ impl Array {
         }
         let needs = self.layout().member_stripes() * u64::from(self.layout().chunk_bytes);
         let has = label::usable_bytes(drive);
-        let areas = label::plan(has).filter(|areas| areas.data.len >= needs);
+        let areas = label::plan(has, self.layout().parity).filter(|areas| areas.data.len >= needs);
         let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
         Ok(Member {
             drive_uuid,
@@ -289,8 +270,10 @@ impl Array {
     /// Waits for requests under way, flushes, marks the array clean. Afterwards it does nothing.
     pub async fn stop(self: &Rc<Self>) -> Result<(), ArrayError> {
         self.drain().await;
+        let drained = self.drain_journal().await;
         self.members.flush().await?;
-        self.clean_dirty_map(Duration::ZERO).await
+        self.clean_dirty_map(Duration::ZERO).await?;
+        drained
     }
 
     /// Makes the drives forget the array. It was stopped before.
@@ -329,7 +312,7 @@ fn plan_array(
         let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
         members.push(Member {
             drive_uuid,
-            areas: label::plan(has).ok_or(too_small)?,
+            areas: label::plan(has, layout.parity).ok_or(too_small)?,
             drive: Some(drive),
             state: MemberState::Trusted,
             rebuilt_stripes: 0,

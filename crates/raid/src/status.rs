@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::{Level, MemberState};
+use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::MemberIndex;
 
 /// How much of its redundancy an array has.
@@ -82,6 +82,17 @@ pub struct ArrayCounters {
     pub repaired: u64,
 }
 
+/// What the journal holds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct JournalStatus {
+    /// Of the ring on each member.
+    pub bytes: u64,
+    /// Of these, from the oldest batch to the newest: read after a crash.
+    pub used_bytes: u64,
+    /// Acknowledged and not in place yet; also kept in memory.
+    pub pending_bytes: u64,
+}
+
 /// Everything at one moment.
 #[derive(Clone)]
 pub struct ArrayStatus {
@@ -89,6 +100,7 @@ pub struct ArrayStatus {
     pub name: String,
     pub level: Level,
     pub copies: u8,
+    pub groups: u8,
     pub data_chunks: u8,
     pub parity_chunks: u8,
     pub chunk_bytes: u32,
@@ -97,6 +109,8 @@ pub struct ArrayStatus {
     pub capacity: u64,
     pub generation: u64,
     pub state: ArrayState,
+    pub policy: Policy,
+    pub journal: JournalStatus,
     pub members: Vec<MemberStatus>,
     /// Regions in all, and those that were ever written: the others take no part in long work.
     pub regions: u64,

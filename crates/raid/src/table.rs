@@ -87,6 +87,8 @@ impl Array {
         let results = join_all(writes).await;
         let members: Vec<MemberIndex> = targets.iter().map(|(index, ..)| *index).collect();
         self.members.fence_failed(&members, &results).await?;
-        self.members.fence_away().await
+        // A trusted member that is away has missed the table, too: alone, it would show the old
+        // one.
+        self.members.fence_absent().await
     }
 }

@@ -1,58 +1,59 @@
-//! Pure decisions about a write: which rectangles of rows and chunks it is made of, and what must
+//! Pure decisions about a write: which bands of rows and chunks it is made of, and what must
 //! be read to keep parity right.
 
 use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::layout::{Piece, Positions};
+use crate::layout::Positions;
 
 /// Rows in which the same chunks are written. Parity of its rows is computed in one go.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rect {
+pub struct Band {
     pub rows: Range<u32>,
-    /// Data chunks written; contiguous.
-    pub chunks: Range<u8>,
+    /// Data chunks that are written, as bits.
+    pub chunks: Positions,
 }
 
-impl Rect {
-    /// The same rectangle in bands of at most `rows_max` rows.
-    pub fn bands(&self, rows_max: u32) -> impl Iterator<Item = Rect> + use<> {
-        let Rect { rows, chunks } = self.clone();
-        let starts = rows.clone().step_by(rows_max as usize);
-        starts.map(move |start| Rect {
-            rows: start..(start + rows_max).min(rows.end),
-            chunks: chunks.clone(),
-        })
-    }
-}
-
-/// Cuts the pieces of one stripe (contiguous chunks, only the first and last may be partial) into
-/// at most three rectangles.
+/// Cuts what is written of one stripe, chunks and their rows, into bands of at most `rows_max`
+/// rows, in order of rows.
 ///
 /// ```text
-///   chunk     0  1  2  3      rows 0–3:  chunks 1..3
-///   rows 0–3     █  █         rows 4–7:  chunks 0..3
-///        4–7  █  █  █         rows 8–15: chunks 0..2
+///   chunk     0  1  2  3      rows 0–3:  chunks 1, 2
+///   rows 0–3     █  █         rows 4–7:  chunks 0, 1, 2
+///        4–7  █  █  █         rows 8–15: chunks 0, 1
 ///        8–15 █  █
 /// ```
-pub fn rects(pieces: &[Piece]) -> SmallVec<[Rect; 3]> {
-    let mut cuts: SmallVec<[u32; 4]> =
-        pieces.iter().flat_map(|piece| [piece.rows.start, piece.rows.end]).collect();
+pub fn bands(written: &[(u8, Range<u32>)], rows_max: u32) -> SmallVec<[Band; 3]> {
+    let mut cuts: SmallVec<[u32; 8]> =
+        written.iter().flat_map(|(_, rows)| [rows.start, rows.end]).collect();
     cuts.sort_unstable();
     cuts.dedup();
-    let mut out = SmallVec::new();
+    let mut out: SmallVec<[Band; 3]> = SmallVec::new();
     for pair in cuts.windows(2) {
         let rows = pair[0]..pair[1];
-        let mut inside = pieces
-            .iter()
-            .filter(|piece| piece.rows.start <= rows.start && rows.end <= piece.rows.end);
-        if let Some(first) = inside.next() {
-            let last = inside.next_back().unwrap_or(first);
-            out.push(Rect { rows, chunks: first.chunk..last.chunk + 1 });
+        let inside = written.iter().filter(|(_, w)| w.start <= rows.start && rows.end <= w.end);
+        let chunks = inside.fold(0, |bits, (chunk, _)| bits | 1 << chunk);
+        match out.last_mut() {
+            Some(last) if last.chunks == chunks && last.rows.end == rows.start => {
+                last.rows.end = rows.end;
+            }
+            _ if chunks != 0 => out.push(Band { rows, chunks }),
+            _ => {}
         }
     }
-    out
+    out.into_iter().flat_map(|band| band.cut(rows_max)).collect()
+}
+
+impl Band {
+    fn cut(self, rows_max: u32) -> impl Iterator<Item = Band> {
+        let Band { rows, chunks } = self;
+        let starts = rows.clone().step_by(rows_max as usize);
+        starts.map(move |start| {
+            let end = start.saturating_add(rows_max).min(rows.end);
+            Band { rows: start..end, chunks }
+        })
+    }
 }
 
 /// What to read before parity can be computed.
@@ -70,7 +71,7 @@ pub enum WritePlan {
     Lost,
 }
 
-/// Positions of one rectangle: what is written, what can be read, what can be written.
+/// Positions of one band: what is written, what can be read, what can be written.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation {
     pub data: u8,
@@ -83,16 +84,13 @@ pub struct Situation {
 
 /// Fewest reads wins; a tie goes to reconstruct-write, which does not trust old parity.
 pub fn plan_write(s: Situation) -> WritePlan {
+    if !is_storable(s) {
+        return WritePlan::Lost;
+    }
     let data = bits(0..s.data);
     let parity = bits(s.data..s.data + s.parity) & s.writable;
     let untouched = data & !s.touched;
     let missed = (s.touched & !s.writable).count_ones();
-    // Parity that will be right can stand for that many data chunks that are not stored. An
-    // unreadable chunk beside it counts too: parity has to stand for that one as well.
-    let stored_nowhere = missed + (untouched & !s.readable).count_ones() > parity.count_ones();
-    if missed > 0 && stored_nowhere {
-        return WritePlan::Lost;
-    }
     if untouched == 0 || parity == 0 {
         return WritePlan::NoRead;
     }
@@ -106,6 +104,17 @@ pub fn plan_write(s: Situation) -> WritePlan {
     let decode = enough.then(|| (u32::from(s.data), WritePlan::Decode));
     let choices = [reconstruct, modify, decode];
     choices.into_iter().flatten().min_by_key(|(reads, _)| *reads).map_or(WritePlan::Lost, |c| c.1)
+}
+
+/// Whether what is written can be read back afterwards. Parity that will be right can stand for as
+/// many data chunks that are not stored. An unreadable chunk beside them counts too: parity has to
+/// stand for that one as well.
+pub fn is_storable(s: Situation) -> bool {
+    let data = bits(0..s.data);
+    let parity = bits(s.data..s.data + s.parity) & s.writable;
+    let missed = (s.touched & !s.writable).count_ones();
+    let dark = (data & !s.touched & !s.readable).count_ones();
+    missed == 0 || missed + dark <= parity.count_ones()
 }
 
 /// The positions of a range as bits.
@@ -124,26 +133,24 @@ pub fn each(mut positions: Positions) -> impl Iterator<Item = u8> {
 
 #[cfg(test)]
 mod tests {
-    use ashlar_format::units::StripeIndex;
-
     use super::*;
 
-    fn piece(chunk: u8, rows: Range<u32>) -> Piece {
-        Piece { stripe: StripeIndex(0), chunk, rows, at: 0 }
-    }
-
     #[test]
-    fn rectangles_cover_each_row_of_each_piece_once() {
-        let shape = |pieces: &[Piece]| -> Vec<_> {
-            rects(pieces).into_iter().map(|r| (r.rows, r.chunks)).collect()
+    fn bands_cover_each_row_of_each_piece_once() {
+        let shape = |written: &[(u8, Range<u32>)], max: u32| -> Vec<_> {
+            bands(written, max).into_iter().map(|band| (band.rows, band.chunks)).collect()
         };
-        assert_eq!(shape(&[piece(2, 4..8)]), [(4..8, 2..3)]);
+        assert_eq!(shape(&[(2, 4..8)], 99), [(4..8, 0b100)]);
         assert_eq!(
-            shape(&[piece(0, 4..16), piece(1, 0..16), piece(2, 0..8)]),
-            [(0..4, 1..3), (4..8, 0..3), (8..16, 0..2)]
+            shape(&[(0, 4..16), (1, 0..16), (2, 0..8)], 99),
+            [(0..4, 0b110), (4..8, 0b111), (8..16, 0b011)]
         );
-        assert_eq!(shape(&[piece(0, 12..16), piece(1, 0..4)]), [(0..4, 1..2), (12..16, 0..1)]);
-        assert_eq!(shape(&[piece(0, 0..16), piece(1, 0..16)]), [(0..16, 0..2)]);
+        assert_eq!(shape(&[(0, 12..16), (1, 0..4)], 99), [(0..4, 0b10), (12..16, 0b01)]);
+        assert_eq!(shape(&[(0, 0..16), (1, 0..16)], 99), [(0..16, 0b11)]);
+        let sequential = [(0, 0..8), (0, 8..16), (1, 0..8), (1, 8..16)];
+        assert_eq!(shape(&sequential, 99), [(0..16, 0b11)]);
+        assert_eq!(shape(&[(3, 0..20)], 8), [(0..8, 8), (8..16, 8), (16..20, 8)]);
+        assert_eq!(shape(&[(1, 0..4), (4, 2..8)], 99), [(0..2, 2), (2..4, 18), (4..8, 16)]);
     }
 
     #[test]

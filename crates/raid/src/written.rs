@@ -16,32 +16,45 @@
 //! 4. the first write into it begins
 //!
 //! Write order of `forget`:
-//! 1. all stripes are locked, and no record that a crash would store again is left of them
-//! 2. the bits are cleared, durably; trusted members that are away are fenced (crash up to here:
-//!    the regions hold what they held, or are zero)
+//! 1. all stripes are locked; if the journal is used it says that they are zero, so that what it
+//!    says before is void, and what is pending of them is dropped
+//! 2. the bits are cleared, durably, and the journal's batch with them; trusted members that are
+//!    away are fenced (crash up to here: the regions hold what they held, or are zero)
 //! 3. the drives give the space back, or not
 
 use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_drive::error::DriveError;
-use ashlar_format::units::{MemberIndex, RegionIndex, StripeIndex, to_usize};
+use ashlar_format::units::{RegionIndex, StripeIndex};
 use ashlar_reactor::join::join_all;
-use ashlar_reactor::range_lock::Mode;
+use ashlar_reactor::range_lock::Mode as Lock;
 
 use crate::array::Array;
 use crate::error::ArrayError;
+use crate::journal::{Class, Entry};
+use crate::mode::Mode;
+use crate::pending::Hold;
 
-/// Bytes of zeroes in one write to a drive that cannot zero by itself.
-const ZEROES_BYTES: u64 = 1 << 20;
 /// Stripes that are forgotten under one set of locks, unless a region is larger.
-const STRIPES_AT_ONCE: u64 = 4096;
+const STRIPES_AT_ONCE: u64 = 1024;
 
 impl Array {
-    /// Whether anything was written to the stripe's region. Who holds a lock in the stripe can rely
-    /// on it until that is dropped.
+    /// Whether anything was put in place in the stripe's region. Who holds a lock in the stripe can
+    /// rely on it until that is dropped.
     pub fn is_written(&self, stripe: StripeIndex) -> bool {
         self.written.contains(self.written.region_of(stripe))
+    }
+
+    /// Whether the stripe is zero without a look at any drive.
+    pub(crate) fn is_blank_stripe(&self, stripe: StripeIndex) -> bool {
+        !self.is_written(stripe) && !self.journal.pending.borrow().contains(stripe)
+    }
+
+    /// The same of all stripes of a region.
+    pub(crate) fn is_blank(&self, region: RegionIndex) -> bool {
+        let stripes = self.written.stripes_of(region);
+        !self.written.contains(region) && !self.journal.pending.borrow().is_within(stripes)
     }
 
     /// Makes the stripe's region one that is written, durably; all zero if it was not. The caller
@@ -53,7 +66,7 @@ impl Array {
         let region = self.written.region_of(stripe);
         let _dirty = self.mark_dirty(stripe).await?;
         let stripes = self.written.stripes_of(region);
-        let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
+        let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
         if self.is_written(stripe) {
             return Ok(());
         }
@@ -63,79 +76,91 @@ impl Array {
             return Err(ArrayError::NoSpace);
         }
         for stripe in stripes.map(StripeIndex) {
-            let missed = self.missed_by(stripe, &zeroed).ok_or(ArrayError::Lost)?;
-            self.members.fence_missed(stripe, missed).await?;
+            let done = self.held_and_done(stripe, &zeroed);
+            if !self.can_do_with(done) {
+                return Err(ArrayError::Lost);
+            }
+            self.fence_others(stripe, done).await?;
         }
         self.written.insert(&[region]).await
     }
 
     async fn zero_durably(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
-        match self.zero_part(index, stripes).await {
-            Err(DriveError::Unsupported) => self.zero_by_writes(index, stripes).await?,
-            other => other?,
-        }
+        self.zero_or_write(index, stripes).await?;
         let drive = self.members.list()[index].drive.clone().ok_or(DriveError::Gone)?;
         drive.flush().await
     }
 
-    async fn zero_by_writes(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
-        let (drive, base) = {
-            let list = self.members.list();
-            let member = &list[index];
-            (member.alive().cloned().ok_or(DriveError::Gone)?, member.areas.data.offset)
-        };
-        let range = self.layout().member_range(stripes.clone(), MemberIndex::new(index));
-        let zeroes = self.reactor.buffer(to_usize(ZEROES_BYTES));
-        zeroes.fill_zero();
-        let mut at = range.start;
-        while at < range.end {
-            let part = ZEROES_BYTES.min(range.end - at);
-            drive.write(base + at, zeroes.slice(0..to_usize(part)).into()).await?;
-            at += part;
-        }
-        Ok(())
-    }
-
-    /// The regions of a range of stripes read as zeroes afterwards, and need no rebuild.
+    /// All of these regions read as zeroes afterwards; and they need no rebuild.
     pub(crate) async fn forget(self: &Rc<Self>, regions: Range<u64>) -> Result<(), ArrayError> {
-        let mut left = regions.map(RegionIndex).filter(|region| self.written.contains(*region));
-        loop {
-            let mut batch = Vec::new();
-            let mut stripes = 0;
-            while stripes < STRIPES_AT_ONCE
-                && let Some(region) = left.next()
-            {
-                let inside = self.written.stripes_of(region);
-                stripes += inside.end - inside.start;
-                batch.push(region);
+        let mut at = regions.start;
+        while at < regions.end {
+            if self.is_blank(RegionIndex(at)) {
+                at += 1;
+                continue;
             }
-            if batch.is_empty() {
-                return Ok(());
-            }
-            self.forget_batch(&batch).await?;
-        }
-    }
-
-    /// `regions`: in ascending order.
-    async fn forget_batch(self: &Rc<Self>, regions: &[RegionIndex]) -> Result<(), ArrayError> {
-        let mut locks = Vec::new();
-        for region in regions {
-            let stripes = self.written.stripes_of(*region);
-            locks.push(self.lock_stripes(stripes, Mode::Exclusive).await);
-        }
-        self.journal.retire().await?;
-        for region in regions {
-            let stripes = self.written.stripes_of(*region);
-            stripes.for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
-        }
-        self.written.remove(regions).await?;
-        self.members.fence_away().await?;
-        for region in regions {
-            let stripes = self.written.stripes_of(*region);
-            // Only a hint: nothing depends on what stands there.
-            let members = 0..self.layout().members();
-            join_all(members.map(|index| self.zero_part(index, &stripes))).await;
+            let size = u64::from(self.identity.region_stripes);
+            let most = (at + (STRIPES_AT_ONCE / size).max(1)).min(regions.end);
+            let end = (at + 1..most).find(|region| self.is_blank(RegionIndex(*region)));
+            let batch = at..end.unwrap_or(most);
+            while !self.forget_batch(batch.clone()).await? {}
+            at = batch.end;
         }
         Ok(())
+    }
+
+    /// False: it has to be done again.
+    async fn forget_batch(self: &Rc<Self>, regions: Range<u64>) -> Result<bool, ArrayError> {
+        let mode = self.enter_mode().await?;
+        let journaled = mode.mode == Mode::Journaled;
+        let first = self.written.stripes_of(RegionIndex(regions.start)).start;
+        let stripes = first..self.written.stripes_of(RegionIndex(regions.end - 1)).end;
+        let seen = self.journal.changes();
+        let sectors = if journaled { self.lock_sectors(stripes.clone()).await } else { Vec::new() };
+        let locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
+        let is_torn = |stripe: u64| self.torn_stripes.contains(StripeIndex(stripe));
+        if stripes.clone().any(is_torn) {
+            drop((sectors, locks));
+            self.mend_torn().await?;
+            return if stripes.clone().any(is_torn) { Err(ArrayError::Lost) } else { Ok(false) };
+        }
+        let mut hold = None;
+        if journaled {
+            hold = self.void_records(stripes.clone()).await?;
+            if hold.is_none() {
+                drop((sectors, locks));
+                self.journal.changed_since(seen).await;
+                return Ok(false);
+            }
+        }
+        stripes.clone().for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
+        let regions: Vec<RegionIndex> = regions.map(RegionIndex).collect();
+        if let Err(error) = self.written.remove(&regions).await {
+            // Until the members know, a crash must make it zero.
+            self.kept_batches.borrow_mut().extend(hold);
+            return Err(error);
+        }
+        self.members.fence_absent().await?;
+        drop(hold);
+        self.journal.note_change();
+        // Only a hint: nothing depends on what stands there.
+        let members = 0..self.layout().members();
+        join_all(members.map(|index| self.zero_part(index, &stripes))).await;
+        Ok(true)
+    }
+
+    /// Makes the journal say that these stripes are zero. `None`: it has no room for that now.
+    async fn void_records(
+        self: &Rc<Self>,
+        stripes: Range<u64>,
+    ) -> Result<Option<Hold>, ArrayError> {
+        let entries = [Entry::Zeroes { stripes: stripes.clone() }];
+        let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
+            return Ok(None);
+        };
+        let (sequence, hold) = appended?;
+        let mut pending = self.journal.pending.borrow_mut();
+        stripes.for_each(|stripe| pending.remove_stripe(StripeIndex(stripe), sequence));
+        Ok(Some(hold))
     }
 }

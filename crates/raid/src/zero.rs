@@ -6,15 +6,18 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
+use ashlar_format::units::{MemberIndex, RegionIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::join::join_all;
-use ashlar_reactor::range_lock::Mode;
+use ashlar_reactor::range_lock::{Mode as Lock, RangeGuard};
 
 use crate::array::Array;
 use crate::error::ArrayError;
+use crate::journal::{Class, Entry};
 use crate::layout::Positions;
+use crate::mode::Mode;
 use crate::write_plan::{bits, each};
 
 /// Stripes that are zeroed under one set of locks.
@@ -45,8 +48,7 @@ impl Array {
     }
 
     /// Gives space under whole stripes of the range back; they read as zeroes. What is left of the
-    /// range keeps its bytes, and so does what is left beside whole regions where giving back
-    /// would mean to write: a degraded array, drives that cannot.
+    /// range keeps its bytes, and so does what is beside whole regions where drives cannot zero.
     pub async fn discard(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
         let _request = self.begin()?;
         if !self.layout().contains(offset, len) {
@@ -57,7 +59,7 @@ impl Array {
             let stripe = self.stripe_bytes();
             let stripes = part.start.div_ceil(stripe)..part.end / stripe;
             for some in in_steps(stripes, STRIPES_AT_ONCE) {
-                if !self.is_journaled() {
+                if !self.cannot_zero.get() {
                     self.zero_by_drives(some).await?;
                 }
             }
@@ -65,8 +67,8 @@ impl Array {
         self.forget(whole).await
     }
 
-    /// The whole regions of a range, and the bytes beside them that are in written regions. (What
-    /// is in others is zero now, and stays so unless someone writes to it at the same time.)
+    /// The whole regions of a range, and the bytes beside them in regions that are not blank. (What
+    /// is in a blank one is zero now, and stays so unless someone writes to it at the same time.)
     fn by_regions(&self, offset: u64, len: u64) -> (Range<u64>, Vec<Range<u64>>) {
         let region = self.region_bytes();
         let end = offset + len;
@@ -75,13 +77,11 @@ impl Array {
         let first = offset.div_ceil(region);
         let last = if to_end { end.div_ceil(region) } else { end / region };
         let whole = first..last.max(first);
-        let is_written = |part: &Range<u64>| {
-            let stripe = StripeIndex(part.start / self.stripe_bytes());
-            !part.is_empty() && self.is_written(stripe)
-        };
         let head = offset..(whole.start * region).min(end);
         let tail = (whole.end * region).clamp(head.end, end)..end;
-        (whole, [head, tail].into_iter().filter(is_written).collect())
+        let parts = [head, tail].into_iter();
+        let parts = parts.filter(|part| !part.is_empty());
+        (whole, parts.filter(|part| !self.is_blank(RegionIndex(part.start / region))).collect())
     }
 
     /// A range in one region.
@@ -94,11 +94,6 @@ impl Array {
             self.zero_stripes(stripes).await?;
         }
         self.write_zero_bytes(last, range.end).await
-    }
-
-    /// A degraded stripe of parity changes only through the journal, which ordinary writes use.
-    fn is_journaled(&self) -> bool {
-        self.layout().parity > 0 && !self.members.all_trusted()
     }
 
     async fn write_zero_bytes(self: &Rc<Self>, from: u64, to: u64) -> Result<(), ArrayError> {
@@ -121,7 +116,7 @@ impl Array {
     }
 
     async fn zero_stripes(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), ArrayError> {
-        if !self.is_journaled() && self.zero_by_drives(stripes.clone()).await? == Zeroed::All {
+        if self.zero_by_drives(stripes.clone()).await? == Zeroed::All {
             return Ok(());
         }
         let stripe = self.stripe_bytes();
@@ -130,24 +125,162 @@ impl Array {
 
     /// `stripes`: of one region.
     async fn zero_by_drives(self: &Rc<Self>, stripes: Range<u64>) -> Result<Zeroed, ArrayError> {
-        let _dirty = self.mark_dirty(StripeIndex(stripes.start)).await?;
-        let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
-        if !self.is_written(StripeIndex(stripes.start)) {
+        let mode = self.enter_mode().await?;
+        if mode.mode == Mode::Journaled {
+            self.zero_journaled(stripes).await?;
             return Ok(Zeroed::All);
         }
-        if self.is_journaled() {
-            return Ok(Zeroed::Untouched);
-        }
-        let _unrecorded = self.journal.begin_unrecorded().await?;
-        if self.is_journaled() {
-            return Ok(Zeroed::Untouched);
+        let _dirty = self.mark_dirty(StripeIndex(stripes.start)).await?;
+        let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
+        if !self.is_written(StripeIndex(stripes.start)) {
+            return Ok(Zeroed::All);
         }
         let members = 0..self.layout().members();
         let results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
         if results.iter().all(|result| *result == Err(DriveError::Unsupported)) {
+            self.cannot_zero.set(true);
             return Ok(Zeroed::Untouched);
         }
         self.zeroed(stripes, &results).await
+    }
+
+    /// The journal says durably that the stripes are zero before the first of them becomes so: a
+    /// crash half-way would leave parity that fits nothing.
+    async fn zero_journaled(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), ArrayError> {
+        let entries = [Entry::Zeroes { stripes: stripes.clone() }];
+        loop {
+            let seen = self.journal.changes();
+            // Before the stripes: whoever has a sector may wait for those who need a stripe.
+            let _sectors = self.lock_sectors(stripes.clone()).await;
+            // Held first: what is written from now on is put in place after the zeroes.
+            let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
+            let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
+                drop((_locks, _sectors));
+                self.journal.changed_since(seen).await;
+                continue;
+            };
+            let (sequence, hold) = appended?;
+            if self.is_written(StripeIndex(stripes.start))
+                && let Err(error) = self.zero_recorded(stripes.clone()).await
+            {
+                // Half of it may be done: after a crash it must be done whole.
+                self.kept_batches.borrow_mut().push(hold);
+                stripes.for_each(|stripe| self.torn_stripes.insert(StripeIndex(stripe)));
+                return Err(error);
+            }
+            let mut pending = self.journal.pending.borrow_mut();
+            for stripe in stripes.clone() {
+                pending.remove_stripe(StripeIndex(stripe), sequence);
+            }
+            drop(pending);
+            drop(hold);
+            self.journal.note_change();
+            return Ok(());
+        }
+    }
+
+    async fn zero_recorded(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
+        self.members.flush().await?;
+        self.zero_in_place(stripes).await
+    }
+
+    /// Locks all sectors of these stripes that may be written in parts.
+    pub(crate) async fn lock_sectors(&self, stripes: Range<u64>) -> Vec<RangeGuard> {
+        let mut guards = Vec::new();
+        if self.sector_bytes > 512 {
+            let chunk = u64::from(self.layout().chunk_bytes);
+            let chunks = u64::from(self.layout().data);
+            for at in stripes.start * chunks..stripes.end * chunks {
+                let key = at * chunk..(at + 1) * chunk;
+                guards.push(self.sector_locks.lock(key, Lock::Exclusive).await);
+            }
+        }
+        guards
+    }
+
+    /// Zeroes stripes on all members that hold them; those that miss it are fenced.
+    pub(crate) async fn zero_in_place(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
+        let members = 0..self.layout().members();
+        let results = join_all(members.map(|index| self.zero_or_write(index, &stripes))).await;
+        if results.contains(&Err(DriveError::NoSpace)) {
+            return Err(ArrayError::NoSpace);
+        }
+        for stripe in stripes.map(StripeIndex) {
+            let done = self.held_and_done(stripe, &results);
+            if done != self.members.held(stripe) && !self.can_do_with(done) {
+                return Err(ArrayError::Lost);
+            }
+            self.fence_others(stripe, done).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets one member zero its part, or writes zeroes for it.
+    pub(crate) async fn zero_or_write(
+        &self,
+        index: usize,
+        stripes: &Range<u64>,
+    ) -> Result<(), DriveError> {
+        match self.zero_part(index, stripes).await {
+            Err(DriveError::Unsupported) => {
+                self.cannot_zero.set(true);
+                self.write_zero_part(index, stripes).await
+            }
+            other => other,
+        }
+    }
+
+    /// The positions of a stripe that are held, by members whose result is good.
+    pub(crate) fn held_and_done(
+        &self,
+        stripe: StripeIndex,
+        results: &[Result<(), DriveError>],
+    ) -> Positions {
+        let good =
+            |position: &u8| results[self.layout().member_at(stripe, *position).index()].is_ok();
+        let done = each(self.members.held(stripe)).filter(good);
+        done.fold(0, |bits, position| bits | 1 << position)
+    }
+
+    /// The other positions of the stripe missed what these have.
+    pub(crate) async fn fence_others(
+        &self,
+        stripe: StripeIndex,
+        done: Positions,
+    ) -> Result<(), ArrayError> {
+        let all = bits(0..self.layout().positions());
+        self.members.fence_missed(stripe, all & !done).await
+    }
+
+    /// Whether these positions of a stripe are enough to read all of it.
+    pub(crate) fn can_do_with(&self, positions: Positions) -> bool {
+        let layout = self.layout();
+        let copies = |chunk: u8| bits(layout.data_positions(chunk));
+        if layout.parity > 0 {
+            return positions.count_ones() >= u32::from(layout.data);
+        }
+        (0..layout.data).all(|chunk| positions & copies(chunk) != 0)
+    }
+
+    /// Zeroes for a drive that cannot make them itself.
+    async fn write_zero_part(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
+        let (drive, base) = self.drive_of(index)?;
+        let range = self.layout().member_range(stripes.clone(), MemberIndex::new(index));
+        let zeroes = self.reactor.buffer(to_usize(ZEROES_BYTES));
+        zeroes.fill_zero();
+        let mut at = range.start;
+        while at < range.end {
+            let part = ZEROES_BYTES.min(range.end - at);
+            drive.write(base + at, zeroes.slice(0..to_usize(part)).into()).await?;
+            at += part;
+        }
+        Ok(())
+    }
+
+    fn drive_of(&self, index: usize) -> Result<(Rc<Drive>, u64), DriveError> {
+        let list = self.members.list();
+        let drive = list[index].keeps_metadata().cloned().ok_or(DriveError::Gone)?;
+        Ok((drive, list[index].areas.data.offset))
     }
 
     /// Members that did not zero their part are fenced, if the others can stand for them.
@@ -156,46 +289,23 @@ impl Array {
         stripes: Range<u64>,
         results: &[Result<(), DriveError>],
     ) -> Result<Zeroed, ArrayError> {
-        let layout = self.layout();
         let unable = [Err(DriveError::Unsupported), Err(DriveError::NoSpace)];
         let unable = results.iter().any(|result| unable.contains(result));
         for stripe in stripes.clone().map(StripeIndex) {
-            match self.missed_by(stripe, results) {
-                Some(missed) if missed == 0 || !unable => {
-                    self.members.fence_missed(stripe, missed).await?;
+            let done = self.held_and_done(stripe, results);
+            let missed = done != self.members.held(stripe);
+            if missed && (unable || !self.can_do_with(done)) {
+                // Some drives have zeroed their part: until all of it is written, the stripes may
+                // not agree.
+                if self.layout().is_redundant() {
+                    stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
                 }
-                Some(_) | None => {
-                    // Some drives have zeroed their part: until all of it is written, the stripes
-                    // may not agree.
-                    if layout.is_redundant() {
-                        stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
-                    }
-                    return Ok(Zeroed::Some);
-                }
+                return Ok(Zeroed::Some);
             }
+            self.fence_others(stripe, done).await?;
         }
         stripes.for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
         Ok(Zeroed::All)
-    }
-
-    /// The positions of a stripe whose members did not do what all had to; `None` if the others
-    /// cannot stand for them.
-    pub(crate) fn missed_by(
-        &self,
-        stripe: StripeIndex,
-        results: &[Result<(), DriveError>],
-    ) -> Option<Positions> {
-        let layout = self.layout();
-        let member = |position: &u8| layout.member_at(stripe, *position).index();
-        let all = || each(bits(0..layout.positions()));
-        let missed = all().filter(|p| results[member(p)].is_err());
-        let missed = missed.fold(0, |bits, position| bits | 1 << position);
-        let mut current = vec![false; layout.members()];
-        // Members of other groups do not matter here.
-        let group = layout.group_of(stripe);
-        (0..current.len()).filter(|m| !group.contains(m)).for_each(|m| current[m] = true);
-        each(self.members.held(stripe) & !missed).for_each(|p| current[member(&p)] = true);
-        layout.survives(&current).then_some(missed)
     }
 
     /// Lets one member zero its part of these stripes.
@@ -204,12 +314,7 @@ impl Array {
         index: usize,
         stripes: &Range<u64>,
     ) -> Result<(), DriveError> {
-        let (drive, base) = {
-            let list = self.members.list();
-            let member = &list[index];
-            let drive = member.keeps_metadata().cloned().ok_or(DriveError::Gone)?;
-            (drive, member.areas.data.offset)
-        };
+        let (drive, base) = self.drive_of(index)?;
         let range = self.layout().member_range(stripes.clone(), MemberIndex::new(index));
         if range.is_empty() {
             return Ok(());

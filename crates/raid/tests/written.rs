@@ -63,6 +63,8 @@ fn only_regions_that_were_written_take_part_in_anything() {
             assert!(pair.bytes.len() > region);
             // One sector in the middle of the second region.
             pair.put(region + region / 2, &[7; 512]).await;
+            pair.check().await;
+            pair.in_place().await;
             assert_eq!(pair.array.status().written_regions, 1);
             pair.check().await;
             pair.restart(AssembleOptions::default()).await;
@@ -93,6 +95,7 @@ fn what_is_zeroed_or_discarded_as_a_whole_region_is_forgotten() {
             let mut pair = Pair::new(&reactor, level, members, 4096).await;
             let region = pair.array.region_bytes() as usize;
             pair.write_some(60).await;
+            pair.in_place().await;
             let before = pair.array.status().written_regions;
             assert!(before >= 3, "{before} regions");
             // From the middle of one region to the middle of another.
@@ -153,6 +156,7 @@ fn a_member_that_is_away_when_a_region_is_first_written_is_fenced() {
         assert_eq!(state(&pair.array), MemberState::Trusted);
         // The first stripe's parity is on member 3, its first chunk on member 0.
         pair.put(0, &[1; 512]).await;
+        pair.in_place().await;
         assert_eq!(state(&pair.array), MemberState::Stale);
         pair.check().await;
         pair.array.stop().await.unwrap();
@@ -181,7 +185,7 @@ fn an_array_without_the_map_is_written_everywhere() {
         let pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
         let members = drives(&pair.array);
         pair.array.stop().await.unwrap();
-        let area = label::plan(DRIVE_BYTES).unwrap().written_map;
+        let area = label::plan(DRIVE_BYTES, 0).unwrap().written_map;
         for drive in &members {
             drive.write_zeroes(area.offset, area.len).await.unwrap();
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ashlar_format::units::MemberIndex;
 use ashlar_pool::error::PoolError;
 use ashlar_raid::error::ArrayError;
+use ashlar_raid::label;
 use ashlar_reactor::prng::Prng;
 
 use crate::drive::SECTOR_BYTES;
@@ -136,7 +137,7 @@ fn latent(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
     life.fleet.borrow_mut().impair(index, None);
     let layout = life.array.layout();
     let hot = crate::workload::hot_stripes(&life.plan, layout.stripes);
-    let Some(areas) = ashlar_raid::label::plan(life.plan.traits.bytes) else { return };
+    let Some(areas) = label::plan(life.plan.traits.bytes, layout.parity) else { return };
     for _ in 0..1 + prng.below(4) {
         let at = if prng.chance(1, 4) {
             // Somewhere in the metadata.

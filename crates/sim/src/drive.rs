@@ -1,12 +1,13 @@
 //! A simulated drive: what it shows, what of that is not durable yet, and what is wrong with it.
 //!
-//! Content is kept in shared blocks of 4 KiB; a write makes new blocks and remembers the old ones
+//! Content is kept in blocks of 4 KiB; a write puts new ones in their place and keeps the old ones
 //! until a flush covers it. So a power cut can take back any write, or any sectors of it.
 //!
 //! Invariant: `undo` holds, in order, what every unflushed write replaced.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::rc::Rc;
+use std::ops::Range;
 
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::prng::Prng;
@@ -19,9 +20,43 @@ const SECTORS_PER_BLOCK: usize = BLOCK_BYTES / SECTOR_BYTES;
 /// fail more often than an operation is tried.
 const GOOD_AFTER_TRANSIENT: u32 = 64;
 
-type Block = [u8; BLOCK_BYTES];
-/// `None`: all zero.
-type Content = Option<Rc<Block>>;
+pub type Block = [u8; BLOCK_BYTES];
+pub const ZEROES: Block = [0; BLOCK_BYTES];
+/// Blocks that a thread keeps for its next drives; more go back to the allocator.
+const SHELF_BLOCKS_MAX: usize = 1 << 14;
+
+thread_local! {
+    /// Memory of blocks that were let go: one seed after the other works in the same.
+    static SHELF: RefCell<Vec<Box<Block>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// What stands in a block. `None`: all zero.
+#[derive(Default)]
+struct Content(Option<Box<Block>>);
+
+impl Content {
+    /// Memory of its own, to write all of: where there was none it holds anything.
+    fn memory(&mut self) -> &mut Block {
+        let taken = || SHELF.with_borrow_mut(Vec::pop).unwrap_or_else(|| Box::new(ZEROES));
+        self.0.get_or_insert_with(taken)
+    }
+
+    fn bytes(&self) -> &Block {
+        self.0.as_deref().unwrap_or(&ZEROES)
+    }
+}
+
+impl Drop for Content {
+    fn drop(&mut self) {
+        if let Some(block) = self.0.take() {
+            SHELF.with_borrow_mut(|shelf| {
+                if shelf.len() < SHELF_BLOCKS_MAX {
+                    shelf.push(block);
+                }
+            });
+        }
+    }
+}
 
 /// What a drive is like. Does not change.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +70,38 @@ pub struct Traits {
     pub zeroes: bool,
     pub latency_ns_min: u64,
     pub latency_ns_max: u64,
+}
+
+/// What a write brings.
+#[derive(Clone, Copy)]
+pub enum Source<'a> {
+    Zeroes,
+    Memory(&'a Buffers),
+    Bytes(&'a [u8]),
+}
+
+impl Source<'_> {
+    /// All its bytes, if it brings some.
+    pub fn bytes(self) -> Option<Vec<u8>> {
+        match self {
+            Source::Zeroes => None,
+            Source::Memory(from) => {
+                let mut bytes = vec![0; from.len()];
+                from.copy_to_slice(&mut bytes);
+                Some(bytes)
+            }
+            Source::Bytes(from) => Some(from.to_vec()),
+        }
+    }
+
+    /// Its bytes from `at` on.
+    fn copy_part(self, at: usize, to: &mut [u8]) {
+        match self {
+            Source::Zeroes => to.fill(0),
+            Source::Memory(from) => from.copy_part_to_slice(at, to),
+            Source::Bytes(from) => to.copy_from_slice(&from[at..at + to.len()]),
+        }
+    }
 }
 
 struct Undo {
@@ -110,7 +177,7 @@ impl SimDrive {
         SimDrive {
             traits,
             uuid,
-            blocks: vec![None; blocks],
+            blocks: std::iter::repeat_with(Content::default).take(blocks).collect(),
             undo: VecDeque::new(),
             writes: 0,
             latent: BTreeSet::new(),
@@ -163,53 +230,39 @@ impl SimDrive {
     }
 
     pub fn flush(&mut self, covers: u64) {
-        while self.undo.front().is_some_and(|undo| undo.write < covers) {
-            self.undo.pop_front();
-        }
+        while self.undo.pop_front_if(|undo| undo.write < covers).is_some() {}
     }
 
     pub fn read(&self, offset: u64, into: &Buffers) {
-        let mut at = usize::try_from(offset).expect("small drives");
-        for piece in into.pieces() {
-            let mut done = 0;
-            while done < piece.len() {
-                let (block, inside) = (at / BLOCK_BYTES, at % BLOCK_BYTES);
-                let part = (BLOCK_BYTES - inside).min(piece.len() - done);
-                let to = piece.slice(done..done + part);
-                match &self.blocks[block] {
-                    Some(bytes) => to.copy_from_slice(&bytes[inside..inside + part]),
-                    None => to.fill_zero(),
-                }
-                done += part;
-                at += part;
-            }
+        for part in parts(offset, into.len()) {
+            let bytes = self.blocks[part.block].bytes();
+            into.copy_part_from_slice(part.at, &bytes[part.inside]);
         }
+    }
+
+    /// The block at `offset` as the drive shows it, for checkers; `None`: all zero.
+    pub fn block(&self, offset: u64) -> Option<&Block> {
+        assert!(offset.is_multiple_of(BLOCK_BYTES as u64));
+        self.blocks[usize::try_from(offset).expect("small drives") / BLOCK_BYTES].0.as_deref()
     }
 
     /// The bytes that the drive shows, for checkers.
     pub fn peek(&self, offset: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
-        let start = usize::try_from(offset).expect("small drives");
-        for (index, byte) in out.iter_mut().enumerate() {
-            let at = start + index;
-            if let Some(block) = &self.blocks[at / BLOCK_BYTES] {
-                *byte = block[at % BLOCK_BYTES];
-            }
+        for part in parts(offset, len) {
+            let bytes = &self.blocks[part.block].bytes()[part.inside];
+            out[part.at..part.at + bytes.len()].copy_from_slice(bytes);
         }
         out
     }
 
-    /// All of `from` lands.
-    pub fn write(&mut self, offset: u64, from: &[u8]) {
-        self.store(offset, from.len() as u64, Some(from), |_| true);
+    /// All of the write lands.
+    pub fn write(&mut self, offset: u64, len: u64, from: Source) {
+        self.store(offset, len, from, |_| true);
     }
 
-    pub fn write_zeroes(&mut self, offset: u64, len: u64) {
-        self.store(offset, len, None, |_| true);
-    }
-
-    /// The write was cut off: any part of it lands. `from` is `None` for zeroes.
-    pub fn write_torn(&mut self, offset: u64, len: u64, from: Option<&[u8]>, prng: &mut Prng) {
+    /// The write was cut off: any part of it lands.
+    pub fn write_torn(&mut self, offset: u64, len: u64, from: Source, prng: &mut Prng) {
         let landing = Landing::draw(prng);
         let unit = u64::from(self.traits.sector_bytes);
         let units = len / unit;
@@ -222,59 +275,47 @@ impl SimDrive {
     }
 
     /// `lands`: whether a sector of 512 bytes (by its number on the drive) is changed.
-    fn store(&mut self, offset: u64, len: u64, from: Option<&[u8]>, lands: impl Fn(u64) -> bool) {
+    fn store(&mut self, offset: u64, len: u64, from: Source, lands: impl Fn(u64) -> bool) {
         let write = self.writes;
         self.writes += 1;
-        let mut done = 0;
-        let len = usize::try_from(len).expect("small drives");
-        let start = usize::try_from(offset).expect("small drives");
-        while done < len {
-            let (block, inside) = ((start + done) / BLOCK_BYTES, (start + done) % BLOCK_BYTES);
-            let part = (BLOCK_BYTES - inside).min(len - done);
-            let bytes = from.map(|from| &from[done..done + part]);
-            let first = inside / SECTOR_BYTES;
+        for part in parts(offset, usize::try_from(len).expect("small drives")) {
             let mut sectors = 0u8;
-            for sector in first..first + part / SECTOR_BYTES {
-                let number = (block * SECTORS_PER_BLOCK + sector) as u64;
+            for sector in part.sectors() {
+                let number = (part.block * SECTORS_PER_BLOCK + sector) as u64;
                 if lands(number) {
                     sectors |= 1 << sector;
                     self.latent.remove(&number);
                 }
             }
-            self.store_block(write, block, sectors, bytes, inside);
-            done += part;
+            if sectors != 0 {
+                self.store_block(write, sectors, from, part);
+            }
         }
     }
 
-    fn store_block(
-        &mut self,
-        write: u64,
-        block: usize,
-        sectors: u8,
-        bytes: Option<&[u8]>,
-        inside: usize,
-    ) {
-        let zero = bytes.is_none_or(|bytes| bytes.iter().all(|byte| *byte == 0));
-        if sectors == 0 || (zero && self.blocks[block].is_none()) {
+    fn store_block(&mut self, write: u64, sectors: u8, from: Source, part: Part) {
+        let block = &mut self.blocks[part.block];
+        let blank = block.0.is_none();
+        if blank && matches!(from, Source::Zeroes) {
             return;
         }
-        let old = self.blocks[block].clone();
-        self.blocks[block] = if zero && sectors == u8::MAX {
-            None
-        } else {
-            let mut new = old.as_deref().copied().unwrap_or([0; BLOCK_BYTES]);
-            for sector in (0..SECTORS_PER_BLOCK).filter(|sector| sectors & 1 << sector != 0) {
-                let at = sector * SECTOR_BYTES;
-                let to = &mut new[at..at + SECTOR_BYTES];
-                match bytes {
-                    Some(bytes) => to.copy_from_slice(&bytes[at - inside..][..SECTOR_BYTES]),
-                    None => to.fill(0),
-                }
-            }
-            Some(Rc::new(new))
-        };
+        let mut new = Content::default();
+        let bytes = new.memory();
+        from.copy_part(part.at, &mut bytes[part.inside.clone()]);
+        let zero = bytes[part.inside.clone()] == ZEROES[part.inside];
+        if zero && blank {
+            return;
+        }
+        for sector in (0..SECTORS_PER_BLOCK).filter(|sector| sectors & 1 << sector == 0) {
+            let kept = sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES;
+            bytes[kept.clone()].copy_from_slice(&block.bytes()[kept]);
+        }
+        if zero && sectors == u8::MAX {
+            new = Content::default();
+        }
+        let old = std::mem::replace(block, new);
         if self.traits.volatile_cache {
-            self.undo.push_back(Undo { write, block, sectors, old });
+            self.undo.push_back(Undo { write, block: part.block, sectors, old });
         }
     }
 
@@ -288,8 +329,9 @@ impl SimDrive {
         let mut landings = BTreeMap::new();
         let unit = self.traits.sector_bytes as usize / SECTOR_BYTES;
         for (block, undos) in by_block {
-            let visible = self.blocks[block].clone();
-            let mut new = [0; BLOCK_BYTES];
+            let visible = std::mem::take(&mut self.blocks[block]);
+            let mut content = Content::default();
+            let new = content.memory();
             for first in (0..SECTORS_PER_BLOCK).step_by(unit) {
                 let touching: Vec<&Undo> =
                     undos.iter().filter(|undo| undo.sectors & 1 << first != 0).collect();
@@ -304,14 +346,13 @@ impl SimDrive {
                 });
                 // What stood there after the last write that was kept.
                 let after = kept.map_or(0, |kept| kept + 1);
-                let content = touching.get(after).map_or(&visible, |undo| &undo.old);
+                let left = touching.get(after).map_or(&visible, |undo| &undo.old);
                 let bytes = first * SECTOR_BYTES..(first + unit) * SECTOR_BYTES;
-                if let Some(content) = content {
-                    new[bytes.clone()].copy_from_slice(&content[bytes]);
-                }
+                new[bytes.clone()].copy_from_slice(&left.bytes()[bytes]);
             }
-            let zero = new.iter().all(|byte| *byte == 0);
-            self.blocks[block] = if zero { None } else { Some(Rc::new(new)) };
+            if *new != ZEROES {
+                self.blocks[block] = content;
+            }
         }
     }
 
@@ -319,6 +360,33 @@ impl SimDrive {
     pub fn unflushed(&self) -> usize {
         self.undo.len()
     }
+}
+
+/// What a range of a drive has in one block.
+struct Part {
+    block: usize,
+    /// The bytes of the block.
+    inside: Range<usize>,
+    /// Where they are in the range.
+    at: usize,
+}
+
+impl Part {
+    fn sectors(&self) -> Range<usize> {
+        self.inside.start / SECTOR_BYTES..self.inside.end / SECTOR_BYTES
+    }
+}
+
+/// Cuts a range of a drive at the edges of blocks.
+fn parts(offset: u64, len: usize) -> impl Iterator<Item = Part> {
+    let start = usize::try_from(offset).expect("small drives");
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        let (block, first) = ((start + at) / BLOCK_BYTES, (start + at) % BLOCK_BYTES);
+        let part = Part { block, inside: first..BLOCK_BYTES.min(first + len - at), at };
+        at += part.inside.len();
+        (!part.inside.is_empty()).then_some(part)
+    })
 }
 
 #[cfg(test)]
@@ -341,11 +409,11 @@ mod tests {
     fn a_power_cut_loses_only_what_was_not_flushed() {
         let mut prng = Prng::from_seed(1);
         let mut drive = drive(512);
-        drive.write(512, &[1; 1024]);
+        drive.write(512, 1024, Source::Bytes(&[1; 1024]));
         let covers = drive.writes_done();
-        drive.write(1024, &[2; 1024]);
+        drive.write(1024, 1024, Source::Bytes(&[2; 1024]));
         drive.flush(covers);
-        drive.write(4096, &[3; 512]);
+        drive.write(4096, 512, Source::Bytes(&[3; 512]));
         drive.cut_power(Loss::Everything, &mut prng);
         assert_eq!(drive.peek(512, 1536), [[1; 1024].as_slice(), &[0; 512]].concat());
         assert_eq!(drive.peek(4096, 512), [0; 512]);
@@ -358,7 +426,7 @@ mod tests {
             let mut mixed = false;
             for _ in 0..40 {
                 let mut drive = drive(sector);
-                drive.write(0, &[1; 16384]);
+                drive.write(0, 16384, Source::Bytes(&[1; 16384]));
                 drive.cut_power(Loss::EachSector, &mut prng);
                 let unit = sector as usize;
                 let after = drive.peek(0, 16384);

@@ -17,7 +17,7 @@ use ashlar_raid::status::ArrayStatus;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
 
-use crate::drive::{BLOCK_BYTES, SimDrive, Traits};
+use crate::drive::{BLOCK_BYTES, SimDrive, Source, Traits};
 use crate::world::{SharedWorld, World};
 
 /// One block of litter in so many bytes: some in each chunk.
@@ -63,7 +63,7 @@ impl Fleet {
         let number = self.world.borrow().drives.len();
         let uuid = self.new_uuid(number);
         let mut blank = SimDrive::new(self.traits, uuid);
-        litter(&mut blank);
+        litter(&mut blank, self.layout.parity);
         let drive = self.world.borrow_mut().add_drive(blank);
         self.by_uuid.insert(uuid, drive);
         drive
@@ -166,10 +166,10 @@ impl Fleet {
 }
 
 /// A drive that was never written is not empty: some blocks of the data area hold anything.
-fn litter(drive: &mut SimDrive) {
-    let Some(areas) = label::plan(drive.traits.bytes) else { return };
+fn litter(drive: &mut SimDrive, parity: u8) {
+    let Some(areas) = label::plan(drive.traits.bytes, parity) else { return };
     for at in areas.data.range().step_by(LITTER_STEP_BYTES) {
-        drive.write(at, &[0x5a; BLOCK_BYTES]);
+        drive.write(at, BLOCK_BYTES as u64, Source::Bytes(&[0x5a; BLOCK_BYTES]));
     }
     drive.flush(u64::MAX);
 }

@@ -5,17 +5,22 @@ use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::record;
 use ashlar_format::region_map::{self, MapKind, RegionMapPage};
+use ashlar_format::units::StripeIndex;
 use ashlar_raid::label;
+use ashlar_raid::layout::Layout;
+use ashlar_raid::parity::Kernels;
+use smallvec::SmallVec;
 
-use crate::drive::SimDrive;
+use crate::drive::{BLOCK_BYTES, Block, SimDrive, ZEROES};
 
 /// The newest superblock of one drive.
 pub fn superblock(drive: &SimDrive) -> Option<ArraySuperblock> {
-    let home = label::plan(drive.traits.bytes)?.superblocks.offset;
+    let home = label::plan(drive.traits.bytes, 0)?.superblocks.offset;
+    let owner = owner(drive)?;
     let slots = (0..SLOTS).filter_map(|slot| {
         let at = home + slot * ArraySuperblock::BYTES;
         let bytes = drive.peek(at, size_of::<ArraySuperblock>());
-        record::open::<ArraySuperblock>(&bytes, Some(owner(drive)?), at).ok().cloned()
+        record::open::<ArraySuperblock>(&bytes, Some(owner), at).ok().cloned()
     });
     slots.max_by_key(|superblock| superblock.header.sequence.get())
 }
@@ -31,11 +36,12 @@ pub fn owner(drive: &SimDrive) -> Option<[u8; 16]> {
 
 /// The first page of a map of one drive: the only one, on drives this small.
 fn map_page(kind: MapKind, drive: &SimDrive) -> Option<RegionMapPage> {
-    let area = label::map_area(&label::plan(drive.traits.bytes)?, kind).offset;
+    let area = label::map_area(&label::plan(drive.traits.bytes, 0)?, kind).offset;
+    let owner = owner(drive)?;
     let slots = (0..region_map::SLOTS).filter_map(|slot| {
         let home = area + RegionMapPage::slot_offset(0, slot);
         let bytes = drive.peek(home, size_of::<RegionMapPage>());
-        record::open::<RegionMapPage>(&bytes, Some(owner(drive)?), home).ok().cloned()
+        record::open::<RegionMapPage>(&bytes, Some(owner), home).ok().cloned()
     });
     slots.max_by_key(|page| page.header.sequence.get())
 }
@@ -61,4 +67,49 @@ pub fn bad_labels(drive: &SimDrive) -> usize {
         record::open::<DriveLabel>(&bytes, None, *home).is_err()
     });
     bad.count()
+}
+
+/// Blocks of one row of a stripe, by position.
+type Row<'a> = SmallVec<[Option<&'a Block>; 8]>;
+
+/// The rows of a stripe in which any of the members' drives has more than zeroes.
+fn rows<'a>(
+    members: &[&'a SimDrive],
+    layout: &Layout,
+    stripe: StripeIndex,
+) -> impl Iterator<Item = Row<'a>> {
+    let areas = members.iter().map(|drive| label::plan(drive.traits.bytes, layout.parity));
+    let data = areas.flatten().next().expect("drives have room for areas").data.offset;
+    let rows = (0..layout.chunk_bytes).step_by(BLOCK_BYTES);
+    let row = move |row: u32| -> Row<'a> {
+        let at = data + layout.member_offset(stripe, row);
+        let positions = 0..layout.positions();
+        positions.map(|p| members[layout.member_at(stripe, p).index()].block(at)).collect()
+    };
+    rows.map(row).filter(|row| row.iter().any(Option::is_some))
+}
+
+/// Whether a stripe reads as zeroes wherever it is read from.
+pub fn is_blank(members: &[&SimDrive], layout: &Layout, stripe: StripeIndex) -> bool {
+    rows(members, layout, stripe).next().is_none()
+}
+
+/// Whether parity or copies of a stripe agree with its data: what a scrub verifies.
+pub fn agrees(members: &[&SimDrive], layout: &Layout, stripe: StripeIndex) -> bool {
+    rows(members, layout, stripe).all(|row| {
+        let row: SmallVec<[&[u8]; 8]> =
+            row.iter().map(|block| block.unwrap_or(&ZEROES).as_slice()).collect();
+        if layout.is_mirrored() {
+            return row.chunks(layout.copies.into()).all(|copies| {
+                let (first, others) = copies.split_first().expect("copies");
+                others.iter().all(|copy| copy == first)
+            });
+        }
+        let (data, parity) = row.split_at(layout.data.into());
+        let mut should = [ZEROES; 2];
+        let mut outputs: SmallVec<[&mut [u8]; 2]> =
+            should.iter_mut().take(parity.len()).map(|block| block.as_mut_slice()).collect();
+        Kernels::detect().encode(data, &mut outputs);
+        outputs.iter().zip(parity).all(|(should, is)| should == is)
+    })
 }

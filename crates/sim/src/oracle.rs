@@ -12,70 +12,91 @@
 //! Every sector carries seed, number and version, so a misplaced one names itself, and its bytes
 //! depend on all three, so a mixture is seen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZero;
 
 use ashlar_reactor::buffer::Buffers;
+use smallvec::{SmallVec, smallvec};
 
 pub const SECTOR: usize = 512;
+pub type Sector = [u8; SECTOR];
 const MAGIC: u64 = 0x4153_484c_5345_4354;
+const ZEROES: Sector = [0; SECTOR];
+
+/// Logical time: one step for each event.
+type Moment = NonZero<u32>;
+const BEGINNING: Moment = Moment::MIN;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     /// Zero: the sector reads as zeroes.
-    version: u64,
-    submitted: u64,
+    version: u32,
+    submitted: Moment,
     /// When it was answered; `None` while it is in flight.
-    ended: Option<u64>,
-    dead: Option<u64>,
+    ended: Option<Moment>,
+    dead: Option<Moment>,
     /// Dead durably: a power cut does not revive it.
     gone: bool,
 }
 
 impl Entry {
-    fn initial() -> Entry {
-        Entry { version: 0, submitted: 0, ended: Some(0), dead: None, gone: false }
-    }
+    const INITIAL: Entry =
+        Entry { version: 0, submitted: BEGINNING, ended: Some(BEGINNING), dead: None, gone: false };
 }
+
+/// What a sector may hold.
+type Entries = SmallVec<[Entry; 2]>;
+
+/// Sectors that are kept together; a group whose sectors were never written is not there.
+const GROUP: usize = 64;
+type Group = Box<[Entries; GROUP]>;
 
 /// A write or read under way.
 #[derive(Clone, Debug)]
 pub struct Ticket {
     first: u64,
     count: u64,
-    version: u64,
-    began: u64,
-    id: u64,
+    version: u32,
+    began: Moment,
+    id: u32,
 }
 
 pub struct Oracle {
     seed: u64,
-    sectors: BTreeMap<u64, Vec<Entry>>,
-    /// Logical time: one step for each event.
-    clock: u64,
-    next_id: u64,
+    groups: Vec<Option<Group>>,
+    /// Sectors (first, count) with entries that died then and are not gone yet, in order of time.
+    dying: VecDeque<(Moment, u64, u64)>,
+    clock: Moment,
+    next_id: u32,
     /// When each read under way began.
-    reads: BTreeMap<u64, u64>,
+    reads: BTreeMap<u32, Moment>,
     pub sectors_checked: u64,
+}
+
+fn place(sector: u64) -> (usize, usize) {
+    let sector = usize::try_from(sector).expect("small volumes");
+    (sector / GROUP, sector % GROUP)
 }
 
 impl Oracle {
     pub fn new(seed: u64) -> Oracle {
         Oracle {
             seed,
-            sectors: BTreeMap::new(),
-            clock: 1,
+            groups: Vec::new(),
+            dying: VecDeque::new(),
+            clock: BEGINNING,
             next_id: 1,
             reads: BTreeMap::new(),
             sectors_checked: 0,
         }
     }
 
-    fn tick(&mut self) -> u64 {
-        self.clock += 1;
+    fn tick(&mut self) -> Moment {
+        self.clock = self.clock.checked_add(1).expect("fewer than 2^32 events");
         self.clock
     }
 
-    fn ticket(&mut self, offset: u64, len: u64, version: u64) -> Ticket {
+    fn ticket(&mut self, offset: u64, len: u64, version: u32) -> Ticket {
         assert!((offset | len).is_multiple_of(SECTOR as u64));
         let began = self.tick();
         self.next_id += 1;
@@ -83,42 +104,65 @@ impl Oracle {
         Ticket { first, count, version, began, id: self.next_id }
     }
 
+    /// The entries of a sector that may have been written.
+    fn entries(&mut self, sector: u64) -> Option<&mut Entries> {
+        let (group, index) = place(sector);
+        Some(&mut self.groups.get_mut(group)?.as_mut()?[index])
+    }
+
+    fn all_entries(&mut self) -> impl Iterator<Item = &mut Entries> {
+        self.groups.iter_mut().flatten().flat_map(|group| group.iter_mut())
+    }
+
     /// A write begins. `zeroes`: it writes zeroes; else fill its bytes with `fill`.
     pub fn write_begins(&mut self, offset: u64, len: u64, zeroes: bool) -> Ticket {
         let version = if zeroes { 0 } else { self.next_id + 1 };
         let ticket = self.ticket(offset, len, version);
         let submitted = ticket.began;
+        let entry = Entry { version, submitted, ended: None, dead: None, gone: false };
         for sector in ticket.first..ticket.first + ticket.count {
-            let entry = Entry { version, submitted, ended: None, dead: None, gone: false };
-            self.sectors.entry(sector).or_insert_with(|| vec![Entry::initial()]).push(entry);
+            let (group, index) = place(sector);
+            if self.groups.len() <= group {
+                self.groups.resize_with(group + 1, || None);
+            }
+            let blank = || Box::new(std::array::from_fn(|_| smallvec![Entry::INITIAL]));
+            self.groups[group].get_or_insert_with(blank)[index].push(entry);
         }
         ticket
     }
 
     /// Content for a write that has begun.
     pub fn fill(&self, ticket: &Ticket, into: &Buffers) {
-        let mut bytes = vec![0; into.len()];
-        for (index, sector) in bytes.chunks_mut(SECTOR).enumerate() {
-            self.content(ticket.first + index as u64, ticket.version, sector);
+        let mut number = ticket.first;
+        for piece in into.pieces() {
+            let mut piece = piece.clone();
+            let (sectors, rest) = piece.bytes_mut().as_chunks_mut();
+            assert!(rest.is_empty(), "requests are whole sectors");
+            for sector in sectors {
+                self.content(number, ticket.version, sector);
+                number += 1;
+            }
         }
-        into.copy_from_slice(&bytes);
     }
 
-    fn content(&self, number: u64, version: u64, out: &mut [u8]) {
-        let base = self.seed ^ number.rotate_left(40) ^ version.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut value = base | 1;
-        for (index, word) in out.chunks_exact_mut(8).enumerate() {
-            let head = [MAGIC, self.seed, number, version].get(index).copied();
-            value = value.wrapping_mul(0x5851_f42d_4c95_7f2d).rotate_left(21);
-            word.copy_from_slice(&head.unwrap_or(value).to_le_bytes());
-        }
+    /// Words that name the sector; the others follow from these.
+    fn head(&self, number: u64, version: u32) -> [u64; 4] {
+        [MAGIC, self.seed, number, version.into()]
+    }
+
+    fn content(&self, number: u64, version: u32, out: &mut Sector) {
+        let head = self.head(number, version);
+        let (words, _) = out.as_chunks_mut::<8>();
+        let (heads, tail) = words.split_at_mut(head.len());
+        heads.iter_mut().zip(head).for_each(|(word, head)| *word = head.to_le_bytes());
+        tail.iter_mut().zip(tail_of(head)).for_each(|(word, value)| *word = value.to_le_bytes());
     }
 
     /// A write was answered. Without `acknowledged` nothing is known about it.
     pub fn write_ends(&mut self, ticket: &Ticket, acknowledged: bool) {
         let now = self.tick();
         for sector in ticket.first..ticket.first + ticket.count {
-            let Some(entries) = self.sectors.get_mut(&sector) else { continue };
+            let Some(entries) = self.entries(sector) else { continue };
             for entry in entries.iter_mut() {
                 if entry.submitted == ticket.began && entry.ended.is_none() {
                     entry.ended = Some(now);
@@ -130,23 +174,28 @@ impl Oracle {
                 }
             }
         }
+        if acknowledged {
+            self.dying.push_back((now, ticket.first, ticket.count));
+        }
     }
 
-    pub fn flush_begins(&mut self) -> u64 {
+    pub fn flush_begins(&mut self) -> Moment {
         self.tick()
     }
 
     /// A flush that began then was acknowledged.
-    pub fn flush_ends(&mut self, began: u64) {
+    pub fn flush_ends(&mut self, began: Moment) {
         self.tick();
         // Reads under way may still return what died after they began.
-        let oldest_read = self.reads.values().min().copied().unwrap_or(u64::MAX);
-        for entries in self.sectors.values_mut() {
-            for entry in entries.iter_mut() {
-                entry.gone |= entry.dead.is_some_and(|dead| dead < began);
+        let oldest_read = self.reads.values().min().copied().unwrap_or(Moment::MAX);
+        while let Some((_, first, count)) = self.dying.pop_front_if(|(dead, _, _)| *dead < began) {
+            for sector in first..first + count {
+                let Some(entries) = self.entries(sector) else { continue };
+                entries.retain(|entry| {
+                    entry.gone |= entry.dead.is_some_and(|dead| dead < began);
+                    !entry.gone || entry.dead.is_some_and(|dead| dead >= oldest_read)
+                });
             }
-            entries
-                .retain(|entry| !entry.gone || entry.dead.is_some_and(|dead| dead >= oldest_read));
         }
     }
 
@@ -162,22 +211,25 @@ impl Oracle {
     }
 
     /// Checks what a read returned. The error says what is wrong with the first bad sector.
-    pub fn read_ends(&mut self, ticket: &Ticket, bytes: &[u8]) -> Result<(), String> {
+    pub fn read_ends<'a>(
+        &mut self,
+        ticket: &Ticket,
+        sectors: impl Iterator<Item = &'a Sector>,
+    ) -> Result<(), String> {
         self.reads.remove(&ticket.id);
-        for (index, content) in bytes.chunks(SECTOR).enumerate() {
-            self.check(ticket.first + index as u64, ticket.began, content)?;
+        for (number, content) in (ticket.first..).zip(sectors) {
+            self.check(number, ticket.began, content)?;
         }
         Ok(())
     }
 
-    fn check(&mut self, number: u64, began: u64, content: &[u8]) -> Result<(), String> {
+    fn check(&mut self, number: u64, began: Moment, content: &Sector) -> Result<(), String> {
         self.sectors_checked += 1;
-        let zero = content.iter().all(|byte| *byte == 0);
-        let Some(entries) = self.sectors.get(&number) else {
+        let version = self.version_of(number, content);
+        let Some(entries) = self.entries(number) else {
             let text = || format!("sector {number} was never written; {}", self.describe(content));
-            return if zero { Ok(()) } else { Err(text()) };
+            return if version == Some(0) { Ok(()) } else { Err(text()) };
         };
-        let version = if zero { Some(0) } else { self.version_of(number, content) };
         let allowed = |entry: &Entry| entry.dead.is_none_or(|dead| dead >= began);
         let good = version.is_some_and(|version| {
             entries.iter().any(|entry| entry.version == version && allowed(entry))
@@ -194,30 +246,50 @@ impl Oracle {
     }
 
     /// Nothing was in flight during the read: what it returned is what the sector is.
-    fn decide(&mut self, number: u64, began: u64, version: u64) {
+    fn decide(&mut self, number: u64, began: Moment, version: u32) {
         let now = self.clock;
-        let Some(entries) = self.sectors.get_mut(&number) else { return };
+        let Some(entries) = self.entries(number) else { return };
         if entries.iter().any(|entry| entry.ended.is_none_or(|ended| ended >= began)) {
             return;
         }
-        for entry in entries.iter_mut().filter(|entry| entry.version != version) {
-            entry.dead.get_or_insert(now);
+        let others = entries.iter_mut().filter(|entry| entry.version != version);
+        let mut any = false;
+        for entry in others.filter(|entry| entry.dead.is_none()) {
+            entry.dead = Some(now);
+            any = true;
+        }
+        if any {
+            self.dying.push_back((now, number, 1));
         }
     }
 
-    fn version_of(&self, number: u64, content: &[u8]) -> Option<u64> {
-        let version = u64::from_le_bytes(content.get(24..32)?.try_into().ok()?);
-        let mut expected = [0; SECTOR];
-        self.content(number, version, &mut expected);
-        (expected == content).then_some(version)
+    /// Whether any sector of a range may have been written.
+    pub fn was_written(&self, offset: u64, len: u64) -> bool {
+        let first = place(offset / SECTOR as u64).0;
+        let last = place((offset + len - 1) / SECTOR as u64).0;
+        self.groups.iter().take(last + 1).skip(first).any(Option::is_some)
     }
 
-    fn describe(&self, content: &[u8]) -> String {
-        let word = |index: usize| {
-            let bytes = content[index * 8..index * 8 + 8].try_into();
-            u64::from_le_bytes(bytes.expect("eight bytes"))
-        };
-        if content.iter().all(|byte| *byte == 0) {
+    /// The version that a sector's content is whole and in its place of.
+    fn version_of(&self, number: u64, content: &Sector) -> Option<u32> {
+        if *content == ZEROES {
+            return Some(0);
+        }
+        let (words, _) = content.as_chunks::<8>();
+        let word = |index: usize| u64::from_le_bytes(words[index]);
+        let version = u32::try_from(word(3)).ok()?;
+        let head = self.head(number, version);
+        let tail = words[head.len()..].iter().map(|word| u64::from_le_bytes(*word));
+        let heads = (0..head.len()).map(|index| word(index) ^ head[index]);
+        let tails = tail.zip(tail_of(head)).map(|(word, value)| word ^ value);
+        // All of them, without a branch: this is where a simulation spends its time.
+        (heads.chain(tails).fold(0, |bits, word| bits | word) == 0).then_some(version)
+    }
+
+    fn describe(&self, content: &Sector) -> String {
+        let (words, _) = content.as_chunks::<8>();
+        let word = |index: usize| u64::from_le_bytes(words[index]);
+        if *content == ZEROES {
             return "it reads as zeroes".into();
         }
         if word(0) != MAGIC {
@@ -229,7 +301,7 @@ impl Oracle {
         format!("it reads as seed {seed} sector {number} version {version}{mixed}")
     }
 
-    fn describe_entries(&self, number: u64, began: u64) -> String {
+    fn describe_entries(&mut self, number: u64, began: Moment) -> String {
         let text = |entry: &Entry| {
             let state = match (entry.dead, entry.ended) {
                 (Some(dead), _) if dead >= began => "just replaced",
@@ -239,15 +311,16 @@ impl Oracle {
             };
             Some(format!("version {} ({state})", entry.version))
         };
-        let entries = self.sectors.get(&number).into_iter().flatten();
-        entries.filter_map(text).collect::<Vec<_>>().join(", ")
+        let entries = self.entries(number).into_iter().flatten();
+        entries.filter_map(|entry| text(entry)).collect::<Vec<_>>().join(", ")
     }
 
     /// Power was cut: everything that no flush covers may be back.
     pub fn power_cut(&mut self) {
         let now = self.tick();
         self.reads.clear();
-        for entries in self.sectors.values_mut() {
+        self.dying.clear();
+        for entries in self.all_entries() {
             entries.retain(|entry| !entry.gone);
             for entry in entries.iter_mut() {
                 entry.dead = None;
@@ -260,33 +333,37 @@ impl Oracle {
     pub fn process_crash(&mut self) {
         let now = self.tick();
         self.reads.clear();
-        for entry in self.sectors.values_mut().flatten() {
+        for entry in self.all_entries().flatten() {
             entry.ended.get_or_insert(now);
         }
     }
+}
 
-    /// Every sector that was ever written.
-    pub fn written(&self) -> Vec<u64> {
-        self.sectors.keys().copied().collect()
-    }
+/// The words after a head. Each depends on all of it, so that a mixture is seen, and on its place.
+fn tail_of(head: [u64; 4]) -> impl Iterator<Item = u64> {
+    let mixed = head.iter().fold(0, |mixed: u64, word| {
+        (mixed.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    });
+    let step = 0x5851_f42d_4c95_7f2d_u64;
+    (0..).map(move |index| mixed.wrapping_add(step.wrapping_mul(index)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn write(oracle: &mut Oracle, zeroes: bool) -> (Ticket, Vec<u8>) {
+    fn write(oracle: &mut Oracle, zeroes: bool) -> (Ticket, Sector) {
         let ticket = oracle.write_begins(0, 512, zeroes);
-        let mut bytes = vec![0; 512];
+        let mut sector = ZEROES;
         if !zeroes {
-            oracle.content(0, ticket.version, &mut bytes);
+            oracle.content(0, ticket.version, &mut sector);
         }
-        (ticket, bytes)
+        (ticket, sector)
     }
 
-    fn read(oracle: &mut Oracle, bytes: &[u8]) -> bool {
+    fn read(oracle: &mut Oracle, sector: &Sector) -> bool {
         let ticket = oracle.read_begins(0, 512);
-        oracle.read_ends(&ticket, bytes).is_ok()
+        oracle.read_ends(&ticket, std::iter::once(sector)).is_ok()
     }
 
     #[test]
@@ -295,8 +372,9 @@ mod tests {
         let (one, first) = write(&mut oracle, false);
         let early = oracle.read_begins(0, 512);
         oracle.write_ends(&one, true);
-        assert!(oracle.read_ends(&early, &[0; 512]).is_ok(), "it began before the write ended");
-        assert!(!read(&mut oracle, &[0; 512]));
+        let zeroes = std::iter::once(&ZEROES);
+        assert!(oracle.read_ends(&early, zeroes).is_ok(), "it began before the write ended");
+        assert!(!read(&mut oracle, &ZEROES));
         assert!(read(&mut oracle, &first));
         let (two, second) = write(&mut oracle, false);
         assert!(
@@ -316,7 +394,7 @@ mod tests {
         let (two, second) = write(&mut oracle, false);
         oracle.write_ends(&two, true);
         oracle.power_cut();
-        assert!(!read(&mut oracle, &[0; 512]), "the first write was flushed");
+        assert!(!read(&mut oracle, &ZEROES), "the first write was flushed");
         assert!(read(&mut oracle, &first));
         assert!(!read(&mut oracle, &second), "a read has decided");
     }
@@ -337,10 +415,10 @@ mod tests {
         let mut oracle = Oracle::new(5);
         let (one, first) = write(&mut oracle, false);
         oracle.write_ends(&one, true);
-        let mut mixed = first.clone();
+        let mut mixed = first;
         mixed[511] ^= 1;
         assert!(!read(&mut oracle, &mixed));
-        let mut stranger = vec![0; 512];
+        let mut stranger = ZEROES;
         oracle.content(9, one.version, &mut stranger);
         assert!(!read(&mut oracle, &stranger));
     }

@@ -102,6 +102,7 @@ impl Scenario {
         world.canary_awake = options.canary.is_some_and(Canary::is_early);
         world.layout = Some(layout);
         world.trace.chunk_bytes = geometry.chunk_bytes.into();
+        world.trace.parity = layout.parity;
         world.note(|| plan.describe());
         let world = Rc::new(RefCell::new(world));
         let fleet = Fleet::new(&world, layout, plan.traits, plan.beyond);
@@ -362,6 +363,7 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
         level: plan.geometry.level,
         chunk_bytes: plan.geometry.chunk_bytes,
         shape: Shape::default(),
+        policy: None,
     };
     let drives = {
         let fleet = seedling.fleet.borrow();

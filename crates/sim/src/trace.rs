@@ -19,12 +19,13 @@ pub struct Trace {
     hash: u64,
     pub drive_bytes: u64,
     pub chunk_bytes: u64,
+    pub parity: u8,
 }
 
 impl Trace {
     pub fn new(lines: bool) -> Trace {
         let (drive_bytes, chunk_bytes) = (label::DRIVE_BYTES_MIN, 16 << 10);
-        Trace { lines, hash: 0xcbf2_9ce4_8422_2325, drive_bytes, chunk_bytes }
+        Trace { lines, hash: 0xcbf2_9ce4_8422_2325, drive_bytes, chunk_bytes, parity: 0 }
     }
 
     /// Depends on every operation, its time and its outcome, in order.
@@ -57,15 +58,30 @@ impl Trace {
 
     /// Says what stands at `offset` of a drive.
     fn area(&self, offset: u64, len: u64) -> String {
-        let Some(layout) = label::plan(self.drive_bytes) else { return offset.to_string() };
-        let names = ["superblock", "dirty map", "volume table", "journal", "data"];
+        let Some(layout) = label::plan(self.drive_bytes, self.parity) else {
+            return offset.to_string();
+        };
+        let names = [
+            "superblock",
+            "dirty map",
+            "written map",
+            "volume table",
+            "missed map",
+            "bad blocks",
+            "lease",
+            "journal",
+            "checksums",
+            "data",
+        ];
         for (area, name) in layout.areas().into_iter().zip(names) {
             if !area.range().contains(&offset) {
                 continue;
             }
             let at = offset - area.offset;
             return match name {
-                "superblock" | "dirty map" => format!("{name} slot {} +{len}", at / 4096),
+                "superblock" | "dirty map" | "written map" | "missed map" => {
+                    format!("{name} slot {} +{len}", at / 4096)
+                }
                 "data" => {
                     let (stripe, row) = (at / self.chunk_bytes, at % self.chunk_bytes);
                     format!("data stripe {stripe} row {row} +{len}")

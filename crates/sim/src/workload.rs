@@ -107,9 +107,8 @@ impl Life {
             self.oracle.borrow_mut().read_fails(&ticket);
             return false;
         }
-        let mut bytes = vec![0; into.len()];
-        into.copy_to_slice(&mut bytes);
-        let checked = self.oracle.borrow_mut().read_ends(&ticket, &bytes);
+        let sectors = into.pieces().iter().flat_map(|piece| piece.bytes().as_chunks().0);
+        let checked = self.oracle.borrow_mut().read_ends(&ticket, sectors);
         match checked {
             Ok(()) => self.note(|| format!("read {offset} +{len}: as it should be")),
             Err(why) => {

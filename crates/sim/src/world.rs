@@ -8,7 +8,8 @@
 //! change another.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::rc::Rc;
 
 use ashlar_raid::layout::Layout;
@@ -17,7 +18,7 @@ use ashlar_reactor::op::{Device, DeviceId, Done, Errno, Op, Outcome, Ticket};
 use ashlar_reactor::prng::Prng;
 
 use crate::canary::{Canary, Sabotage};
-use crate::drive::{Loss, SimDrive};
+use crate::drive::{Loss, SimDrive, Source};
 use crate::trace::{Trace, place};
 
 struct InFlight {
@@ -46,7 +47,10 @@ pub struct World {
     now_ns: u64,
     life_began_ns: u64,
     sequence: u64,
-    in_flight: BTreeMap<(u64, u64), InFlight>,
+    /// By ticket.
+    in_flight: Vec<Option<InFlight>>,
+    /// When each operation in flight completes: (time, sequence, ticket).
+    due: BinaryHeap<Reverse<(u64, u64, u32)>>,
     pub drives: Vec<SimDrive>,
     latency: Prng,
     pub faults: Prng,
@@ -74,7 +78,8 @@ impl World {
             now_ns: 0,
             life_began_ns: 0,
             sequence: 0,
-            in_flight: BTreeMap::new(),
+            in_flight: Vec::new(),
+            due: BinaryHeap::new(),
             drives: Vec::new(),
             latency: Prng::stream(seed, "latency"),
             faults: Prng::stream(seed, "faults"),
@@ -148,7 +153,7 @@ impl World {
             Some(loss) => format!("POWER CUT ({loss:?})"),
             None => "PROCESS CRASH".into(),
         });
-        for (_, left) in std::mem::take(&mut self.in_flight) {
+        while let Some(left) = self.next_due(u64::MAX) {
             self.land_partly(&left);
         }
         if let Some(loss) = loss {
@@ -160,7 +165,7 @@ impl World {
 
     /// The next life begins.
     pub fn begin_life(&mut self) {
-        assert!(self.in_flight.is_empty(), "operations of the last life are still in flight");
+        assert!(self.due.is_empty(), "operations of the last life are still in flight");
         self.dark = self.failure.is_some();
         self.life_began_ns = self.now_ns;
     }
@@ -172,7 +177,17 @@ impl World {
     /// Operations under way, as text.
     pub fn in_flight(&self) -> Vec<String> {
         let text = |op: &InFlight| format!("d{} {:?}", op.drive, place(&op.op));
-        self.in_flight.values().map(text).collect()
+        self.in_flight.iter().flatten().map(text).collect()
+    }
+
+    /// The operation that completes next, if it does until then.
+    fn next_due(&mut self, until_ns: u64) -> Option<InFlight> {
+        let Reverse((at, ..)) = self.due.peek()?;
+        if *at > until_ns {
+            return None;
+        }
+        let Reverse((_, _, ticket)) = self.due.pop()?;
+        self.in_flight[ticket as usize].take()
     }
 
     fn land_partly(&mut self, left: &InFlight) {
@@ -180,11 +195,11 @@ impl World {
         let drive = &mut drives[left.drive as usize];
         match &left.op {
             Op::Write { offset, from, .. } => {
-                let mut bytes = vec![0; from.len()];
-                from.copy_to_slice(&mut bytes);
-                drive.write_torn(*offset, from.len() as u64, Some(&bytes), faults);
+                drive.write_torn(*offset, from.len() as u64, Source::Memory(from), faults);
             }
-            Op::WriteZeroes { offset, len, .. } => drive.write_torn(*offset, *len, None, faults),
+            Op::WriteZeroes { offset, len, .. } => {
+                drive.write_torn(*offset, *len, Source::Zeroes, faults);
+            }
             Op::Read { .. } | Op::Flush { .. } | Op::Readable { .. } => {}
         }
     }
@@ -203,15 +218,19 @@ impl World {
         }
         let covers = own.writes_done();
         self.sequence += 1;
-        let key = (self.now_ns + latency, self.sequence);
-        self.in_flight.insert(key, InFlight { ticket, drive, op: op.clone(), covers });
+        self.due.push(Reverse((self.now_ns + latency, self.sequence, ticket.0)));
+        let slot = ticket.0 as usize;
+        if self.in_flight.len() <= slot {
+            self.in_flight.resize_with(slot + 1, || None);
+        }
+        let before =
+            self.in_flight[slot].replace(InFlight { ticket, drive, op: op.clone(), covers });
+        assert!(before.is_none(), "ticket {ticket:?} is in flight twice");
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
-        while !self.dark
-            && self.in_flight.first_key_value().is_some_and(|((at, _), _)| *at <= self.now_ns)
-        {
-            let Some((_, op)) = self.in_flight.pop_first() else { return };
+        while !self.dark {
+            let Some(op) = self.next_due(self.now_ns) else { return };
             self.completions += 1;
             let planned = self.plans.remove(&self.completions);
             match planned {
@@ -249,15 +268,13 @@ impl World {
         match &done.op {
             Op::Read { offset, into, .. } => self.read(done.drive, *offset, into),
             Op::Write { offset, from, .. } => {
-                let mut bytes = vec![0; from.len()];
-                from.copy_to_slice(&mut bytes);
-                self.write(done, *offset, from.len() as u64, Some(bytes))
+                self.write(done.drive, *offset, from.len() as u64, Source::Memory(from))
+            }
+            Op::WriteZeroes { .. } if !self.drive(done.drive).traits.zeroes => {
+                Err(Errno(libc::EOPNOTSUPP))
             }
             Op::WriteZeroes { offset, len, .. } => {
-                if !self.drive(done.drive).traits.zeroes {
-                    return Err(Errno(libc::EOPNOTSUPP));
-                }
-                self.write(done, *offset, *len, None)
+                self.write(done.drive, *offset, *len, Source::Zeroes)
             }
             Op::Flush { .. } => {
                 if !self.sabotaged(|canary| canary.on_flush()) {
@@ -287,26 +304,23 @@ impl World {
         Ok(len)
     }
 
-    fn write(&mut self, done: &InFlight, at: u64, len: u64, bytes: Option<Vec<u8>>) -> Outcome {
-        if !self.drive(done.drive).accepts(at, len) {
+    fn write(&mut self, drive: u32, at: u64, len: u64, from: Source) -> Outcome {
+        let World { drives, faults, canary, canary_awake, layout, .. } = self;
+        let drive = &mut drives[drive as usize];
+        if !drive.accepts(at, len) {
             return Err(Errno(libc::EINVAL));
         }
-        let World { drives, faults, canary, canary_awake, layout, .. } = self;
-        let drive = &mut drives[done.drive as usize];
         if drive.stumbles(at, true, faults) {
-            drive.write_torn(at, len, bytes.as_deref(), faults);
+            drive.write_torn(at, len, from, faults);
             return Err(Errno(libc::EIO));
         }
         let canary = canary.filter(|_| *canary_awake);
-        let sabotage = canary.map_or(Sabotage::Nothing, |canary| {
-            canary.on_write(drive, layout.as_ref(), at, bytes.as_deref())
-        });
-        match (sabotage, bytes) {
-            (Sabotage::Drop, _) => {}
-            (Sabotage::Replace(bytes), _) | (Sabotage::Nothing, Some(bytes)) => {
-                drive.write(at, &bytes);
-            }
-            (Sabotage::Nothing, None) => drive.write_zeroes(at, len),
+        let sabotage = canary
+            .map_or(Sabotage::Nothing, |canary| canary.on_write(drive, layout.as_ref(), at, from));
+        match sabotage {
+            Sabotage::Drop => {}
+            Sabotage::Replace(bytes) => drive.write(at, len, Source::Bytes(&bytes)),
+            Sabotage::Nothing => drive.write(at, len, from),
         }
         Ok(len)
     }
@@ -361,7 +375,7 @@ impl Backend for SimBackend {
         if world.dark {
             return false;
         }
-        let next = world.in_flight.first_key_value().map(|((at, _), _)| *at);
+        let next = world.due.peek().map(|Reverse((at, ..))| *at);
         let until = until.map(Instant::as_ns);
         let Some(wake) = next.into_iter().chain(until).min() else { return false };
         world.now_ns = world.now_ns.max(wake);

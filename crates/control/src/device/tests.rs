@@ -36,7 +36,7 @@ impl Scratch {
 }
 
 fn label_bytes(drive_bytes: u64, home: u64) -> Vec<u8> {
-    let layout = ashlar_raid::label::plan(drive_bytes).unwrap();
+    let layout = ashlar_raid::label::plan(drive_bytes, 0).unwrap();
     let mut label = DriveLabel::new([7; 16], 3, drive_bytes, &layout);
     record::seal(&mut label, [9; 16], home, 1);
     label.as_bytes().to_vec()

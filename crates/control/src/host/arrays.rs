@@ -115,6 +115,7 @@ impl Host {
             level,
             chunk_bytes: request.chunk_bytes.unwrap_or(CHUNK_BYTES_DEFAULT),
             shape: Shape { copies: request.copies.unwrap_or(0), ..Shape::default() },
+            policy: None,
         })
     }
 

@@ -70,8 +70,8 @@ impl Host {
             .fix("make a new array, and copy what can still be read"));
         }
         let has = self.attached(drive)?.bytes();
-        let needs = array.stripes * u64::from(array.chunk_bytes);
-        match plan(has) {
+        let needs = array.stripes / u64::from(array.groups) * u64::from(array.chunk_bytes);
+        match plan(has, array.parity_chunks) {
             Some(layout) if layout.data.len >= needs => Ok(()),
             Some(_) | None => {
                 let (has, needs) = (Size(has), Size(needs));

@@ -69,7 +69,7 @@ impl Sample {
 }
 
 fn layout() -> MemberLayout {
-    ashlar_raid::label::plan(BYTES).unwrap()
+    ashlar_raid::label::plan(BYTES, 0).unwrap()
 }
 
 fn superblock() -> ArraySuperblock {

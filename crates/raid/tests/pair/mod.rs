@@ -73,6 +73,7 @@ impl Pair {
             level,
             chunk_bytes: 16 << 10,
             shape: ashlar_raid::layout::Shape::default(),
+            policy: None,
         };
         let array = Array::create(reactor, &spec, drives).await.unwrap();
         let bytes = vec![0; array.capacity().min(4 << 20) as usize];
@@ -148,6 +149,13 @@ impl Pair {
                 assert_eq!(report.unreadable_stripes, 0, "{report:?}");
                 return;
             }
+        }
+    }
+
+    /// Waits until all that was acknowledged is in place.
+    pub async fn in_place(&self) {
+        while self.array.status().journal.pending_bytes > 0 {
+            self.reactor.sleep(Duration::from_millis(10)).await;
         }
     }
 

@@ -25,7 +25,14 @@ const FEATURES: u64 = EVENT_INDEX | INDIRECT_TABLES;
 
 async fn disk(reactor: &Reactor, level: Level, drives: u8) -> Rc<Disk> {
     let (name, chunk_bytes) = ("test".to_owned(), 64 << 10);
-    let spec = ArraySpec { uuid: [1; 16], name, level, chunk_bytes, shape: Default::default() };
+    let spec = ArraySpec {
+        uuid: [1; 16],
+        name,
+        level,
+        chunk_bytes,
+        shape: Default::default(),
+        policy: None,
+    };
     let bytes = DISK + (16 << 20);
     let limits = Limits { bytes, sector_bytes: 512, zeroes_cheaply: true };
     let drive = || Drive::new(reactor, Device::Ram { bytes }, limits, "ram");

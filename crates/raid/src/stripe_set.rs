@@ -1,20 +1,20 @@
-//! Stripes whose parity or copies may not agree with the data: after a crash, a write that failed
-//! half-way, or on drives that were never zeroed. In memory; the dirty map keeps their regions.
+//! A set of stripes, in memory: those whose parity or copies may not agree with the data (the dirty
+//! map keeps their regions), and those with bytes that are not in place yet.
 
 use std::cell::{Cell, RefCell};
 
 use ashlar_format::units::{StripeIndex, to_usize};
 
-pub struct Unsynced {
+pub struct StripeSet {
     bits: RefCell<Vec<u64>>,
     count: Cell<u64>,
 }
 
-impl Unsynced {
+impl StripeSet {
     /// None of `stripes` is unsynced.
-    pub fn none(stripes: u64) -> Unsynced {
+    pub fn none(stripes: u64) -> StripeSet {
         let words = to_usize(stripes.div_ceil(64));
-        Unsynced { bits: RefCell::new(vec![0; words]), count: Cell::new(0) }
+        StripeSet { bits: RefCell::new(vec![0; words]), count: Cell::new(0) }
     }
 
     fn place(stripe: StripeIndex) -> (usize, u64) {
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn a_set_of_stripes() {
-        let set = Unsynced::none(200);
+        let set = StripeSet::none(200);
         assert_eq!(set.next(StripeIndex(0)), None);
         for stripe in [3, 64, 199, 64] {
             set.insert(StripeIndex(stripe));

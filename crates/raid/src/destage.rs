@@ -1,0 +1,344 @@
+//! Destage: puts in place what the journal has acknowledged.
+//!
+//! Lazily, so that writes to one stripe become one: what is pending waits until the journal fills,
+//! or for `AGE_MAX`. Order of one round, and what a crash leaves at each step:
+//! 1. stripes are locked, what is pending of them is cut into bands, old bytes are read
+//! 2. parity that shall be stored becomes entries of the journal; all members are flushed, so that
+//!    these and the data they belong to are durable (crash up to here: nothing is in place yet; the
+//!    data is pending again)
+//! 3. data and parity are stored in place (crash: the journal has both, and stores them again)
+//! 4. members that missed it are fenced, durably
+//! 5. it is pending no longer, and its batches may be released once members were flushed again
+//!
+//! A band of all data chunks needs no parity in the journal: its parity follows from its data.
+//! What could not be stored whole is torn: it is stored again, exactly as it was, before anything
+//! else is done with its stripe, and its batches stay.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_format::journal_batch::{ENTRIES_MAX, PAYLOAD_BYTES_MAX};
+use ashlar_format::units::StripeIndex;
+use ashlar_reactor::join::join_all;
+use ashlar_reactor::range_lock::{Mode, RangeGuard};
+
+use crate::array::Array;
+use crate::error::ArrayError;
+use crate::journal::{Class, Entry};
+use crate::layout::Positions;
+use crate::pending::{Hold, Patch};
+use crate::update::{NewRows, Store, Updated};
+use crate::write_plan::{Band, bands, bits, each};
+
+/// What is pending is taken up after this time, and before twice of it.
+pub(crate) const AGE_MAX: Duration = Duration::from_millis(500);
+/// Before what could not be stored is tried again.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Stripes that one round takes up.
+const STRIPES_PER_ROUND: usize = 64;
+/// Rounds under way at the same time: while one reads, another writes.
+pub(crate) const DESTAGERS: u32 = 2;
+
+/// A band of a stripe, and what is pending there.
+struct Job {
+    stripe: StripeIndex,
+    band: Band,
+    patches: Vec<Patch>,
+    /// First sequence of its patches.
+    oldest: u64,
+}
+
+/// A band that was stored in part. Its stripe is taken out of what is pending until it is whole.
+pub(crate) struct Torn {
+    updated: Updated,
+    /// Positions that have it already.
+    stored: Positions,
+    newest: u64,
+    /// Its batches, those of its parity too.
+    _holds: Vec<Hold>,
+}
+
+impl Array {
+    /// Runs as long as the array does.
+    pub(crate) async fn destage(self: Rc<Self>) {
+        self.set_destagers(self.destagers.get() + 1);
+        while let Some(before) = self.wait_for_destage().await {
+            let round = self.destage_round(before).await;
+            self.journal.set_stuck(round.err());
+            if round.is_err() {
+                self.pause(RETRY_AFTER).await;
+            }
+            if self.journal.is_filling() || self.journal.pending.borrow().is_empty() {
+                // What cannot be released now is kept; the next round tries again.
+                let _ = self.journal.release().await;
+            }
+        }
+        self.set_destagers(self.destagers.get() - 1);
+    }
+
+    /// Waits until there is something that should not wait longer: data of batches before the
+    /// sequence that is returned. `None`: the array stops.
+    async fn wait_for_destage(&self) -> Option<u64> {
+        let journal = &self.journal;
+        loop {
+            if self.is_stopping() {
+                return None;
+            }
+            let before = if journal.is_filling() { u64::MAX } else { self.destage_before.get() };
+            if journal.pending.borrow().has_waiting(before) {
+                return Some(before);
+            }
+            let seen = journal.changes();
+            if !journal.pending.borrow().has_waiting(u64::MAX) {
+                journal.changed_since(seen).await;
+                continue;
+            }
+            // All that came before this moment is old enough after it.
+            let completed = journal.completed();
+            let deadline = self.reactor.now().after(AGE_MAX);
+            self.drained_or_filling(deadline).await;
+            if self.reactor.now() >= deadline {
+                self.destage_before.set(completed.max(self.destage_before.get()));
+            }
+        }
+    }
+
+    async fn drained_or_filling(&self, deadline: ashlar_reactor::backend::Instant) {
+        let wanted = || self.is_stopping() || self.journal.is_filling();
+        self.journal.changed.until_or(&self.reactor, deadline, wanted).await;
+    }
+
+    /// Puts all in place that is pending now, and makes the ring forget it. An error: it cannot be.
+    pub(crate) async fn drain_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
+        let journal = &self.journal;
+        let last = journal.next_sequence();
+        loop {
+            let (oldest, seen) = (journal.oldest(), journal.changes());
+            if oldest.is_none_or(|oldest| oldest >= last) {
+                return Ok(());
+            }
+            let round = self.destage_round(u64::MAX).await;
+            journal.release().await?;
+            if journal.oldest() == oldest {
+                round?;
+                // Somebody else is about to store it.
+                journal.changed_since(seen).await;
+            }
+        }
+    }
+
+    /// Takes up the stripes that have waited longest, with data of batches before `before`.
+    pub(crate) async fn destage_round(self: &Rc<Self>, before: u64) -> Result<(), ArrayError> {
+        self.mend_torn().await?;
+        let taken = self.journal.pending.borrow_mut().take_oldest(STRIPES_PER_ROUND, before);
+        let stripes = taken;
+        let result = self.destage_stripes(&stripes).await;
+        for stripe in stripes {
+            if !self.is_torn(stripe) {
+                self.journal.pending.borrow_mut().put_back(stripe);
+            }
+        }
+        self.journal.note_change();
+        result
+    }
+
+    /// `stripes`: ascending; nobody else stores anything of them.
+    async fn destage_stripes(self: &Rc<Self>, stripes: &[StripeIndex]) -> Result<(), ArrayError> {
+        let made = join_all(stripes.iter().map(|stripe| self.make_written(*stripe))).await;
+        let mut result: Result<(), _> = made.into_iter().collect();
+        let mut _locks: Vec<RangeGuard> = Vec::new();
+        for stripe in stripes {
+            _locks.push(self.lock_stripe(*stripe, Mode::Exclusive).await);
+        }
+        // All data up to here is pending or in place.
+        let newest = self.journal.completed() - 1;
+        let mut started = Vec::new();
+        for job in self.jobs_of(stripes) {
+            let new: Vec<NewRows> = job.patches.iter().map(new_rows).collect();
+            match self.start_update(job.stripe, job.band.clone(), &new) {
+                Ok(update) => started.push((job, update)),
+                Err(error) => result = Err(error),
+            }
+        }
+        let mut ready = Vec::new();
+        for (job, update) in started {
+            match self.finish_update(update).await {
+                Ok(updated) => ready.push((job, updated)),
+                Err(error) => result = Err(error),
+            }
+        }
+        // Before the record: were a member believed that misses this, storing it again after a
+        // crash would not make the stripe agree.
+        for (job, updated) in &ready {
+            if updated.missed() != 0 {
+                self.members.fence_missed(job.stripe, updated.missed()).await?;
+            }
+        }
+        let (ready, parity_holds) = self.record_parity(ready, newest).await?;
+        self.members.flush().await?;
+        let stored = self.store_all(ready, newest, parity_holds).await;
+        result.and(stored)
+    }
+
+    /// What is pending of the stripes, in bands, those first that have waited longest.
+    fn jobs_of(&self, stripes: &[StripeIndex]) -> Vec<Job> {
+        let parity = u32::from(self.layout().parity).max(1);
+        let rows_max = PAYLOAD_BYTES_MAX / parity / 4096 * 4096;
+        let mut jobs = Vec::new();
+        for stripe in stripes.iter().filter(|stripe| self.is_written(**stripe)) {
+            let patches = self.journal.pending.borrow().of(*stripe);
+            let written: Vec<_> = patches.iter().map(|p| (p.chunk, p.rows.clone())).collect();
+            for band in bands(&written, rows_max) {
+                let inside = patches.iter().filter_map(|patch| patch.within(&band.rows));
+                let patches: Vec<Patch> = inside.collect();
+                let oldest = patches.iter().map(|patch| patch.sequence).min();
+                let oldest = oldest.expect("a band is made of patches");
+                jobs.push(Job { stripe: *stripe, band, patches, oldest });
+            }
+        }
+        jobs.sort_by_key(|job| job.oldest);
+        jobs
+    }
+
+    /// Makes parity entries of the journal of what needs them. Returns what has them, as far as
+    /// there was room, and keeps their batches.
+    async fn record_parity(
+        &self,
+        ready: Vec<(Job, Updated)>,
+        newest: u64,
+    ) -> Result<(Vec<(Job, Updated)>, Vec<Hold>), ArrayError> {
+        let (mut recorded, mut holds) = (Vec::new(), Vec::new());
+        let mut ready = ready.into_iter().peekable();
+        while ready.peek().is_some() {
+            let (mut batch, mut entries, mut payload) = (Vec::new(), Vec::new(), 0);
+            while let Some((job, updated)) = ready.peek() {
+                let more = self.parity_entries(job, updated, newest);
+                let bytes: u64 = more.iter().map(Entry::payload_bytes).sum();
+                let fits = entries.len() + more.len() <= ENTRIES_MAX
+                    && payload + bytes <= u64::from(PAYLOAD_BYTES_MAX);
+                if !fits {
+                    break;
+                }
+                payload += bytes;
+                entries.extend(more);
+                batch.extend(ready.next());
+            }
+            if !entries.is_empty() {
+                let front = self.journal.oldest();
+                let oldest = batch.iter().any(|(job, _)| Some(job.oldest) == front);
+                let class = if oldest { Class::Oldest } else { Class::Parity };
+                match self.journal.append_now(&entries, class).await {
+                    Some(appended) => holds.push(appended?.1),
+                    // What has waited longest is recorded; the rest waits until that made room.
+                    None => break,
+                }
+            }
+            recorded.append(&mut batch);
+        }
+        Ok((recorded, holds))
+    }
+
+    fn parity_entries(&self, job: &Job, updated: &Updated, newest: u64) -> Vec<Entry> {
+        let layout = self.layout();
+        let all = bits(0..layout.data);
+        if layout.parity == 0 || job.band.chunks == all {
+            return Vec::new();
+        }
+        let parity = layout.parity_positions();
+        let stores = updated.stores.iter().filter(|store| parity.contains(&store.position));
+        let entry = |store: &Store| Entry::Parity {
+            stripe: job.stripe,
+            position: store.position,
+            row: store.row,
+            bytes: store.bytes.pieces()[0].clone(),
+            newest,
+            oldest: job.oldest,
+        };
+        stores.map(entry).collect()
+    }
+
+    async fn store_all(
+        &self,
+        ready: Vec<(Job, Updated)>,
+        newest: u64,
+        parity_holds: Vec<Hold>,
+    ) -> Result<(), ArrayError> {
+        let started: Vec<_> = ready
+            .into_iter()
+            .map(|(job, updated)| {
+                let stores = self.start_stores(job.stripe, &updated.stores);
+                (job, updated, stores)
+            })
+            .collect();
+        let mut result = Ok(());
+        for (job, updated, stores) in started {
+            let done = self.finish_stores(stores).await;
+            let mut holds = parity_holds.clone();
+            holds.extend(job.patches.iter().map(|patch| patch.hold.clone()));
+            let torn = Torn { updated, stored: done.stored, newest, _holds: holds };
+            if let Err(error) = self.stored(torn, done.no_space).await {
+                result = Err(error);
+            }
+        }
+        result
+    }
+
+    /// A band was stored on some positions, or on all.
+    async fn stored(&self, torn: Torn, no_space: bool) -> Result<(), ArrayError> {
+        let Torn { updated, stored, newest, .. } = &torn;
+        let behind = updated.wanted & !stored;
+        let result = if behind & updated.writable == 0 {
+            Ok(())
+        } else if no_space {
+            Err(ArrayError::NoSpace)
+        } else if self.is_safe(updated, *stored) {
+            self.members.fence_missed(updated.stripe, behind).await
+        } else {
+            Err(ArrayError::Lost)
+        };
+        if result.is_err() {
+            self.torn_stripes.insert(updated.stripe);
+            self.torn.borrow_mut().push(torn);
+            return result;
+        }
+        let mut pending = self.journal.pending.borrow_mut();
+        for chunk in each(updated.band.chunks) {
+            pending.remove(updated.stripe, chunk, &updated.band.rows, *newest);
+        }
+        Ok(())
+    }
+
+    /// Stores what is torn again.
+    pub(crate) async fn mend_torn(&self) -> Result<(), ArrayError> {
+        let torn = std::mem::take(&mut *self.torn.borrow_mut());
+        let mut stripes: Vec<StripeIndex> = torn.iter().map(|t| t.updated.stripe).collect();
+        stripes.dedup();
+        let mut result = Ok(());
+        for mut torn in torn {
+            let stripe = torn.updated.stripe;
+            let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
+            let missing = torn.updated.stores.iter().filter(|s| torn.stored & 1 << s.position == 0);
+            let missing: Vec<Store> = missing.cloned().collect();
+            let done = self.finish_stores(self.start_stores(stripe, &missing)).await;
+            torn.stored |= done.stored;
+            if let Err(error) = self.stored(torn, done.no_space).await {
+                result = Err(error);
+            }
+        }
+        for stripe in stripes {
+            if !self.is_torn(stripe) {
+                self.torn_stripes.remove(stripe);
+                self.journal.pending.borrow_mut().put_back(stripe);
+            }
+        }
+        result
+    }
+
+    fn is_torn(&self, stripe: StripeIndex) -> bool {
+        self.torn.borrow().iter().any(|torn| torn.updated.stripe == stripe)
+    }
+}
+
+fn new_rows(patch: &Patch) -> NewRows {
+    NewRows { chunk: patch.chunk, rows: patch.rows.clone(), bytes: patch.bytes.clone() }
+}

@@ -1,0 +1,331 @@
+//! The journal after a crash: what it holds is put in place before anything is served.
+//!
+//! For each row of a stripe, from the batches that are found (all whose data may not be in place):
+//!
+//! | found | the row in place | becomes |
+//! |---|---|---|
+//! | data of all chunks | anything | pending: it is stored with new parity, and nothing is read |
+//! | parity whose data is all found | as it was, or torn | data and parity are stored again |
+//! | data only | as it was before | pending |
+//! | zeroes | zeroes, or torn | zeroed again; what came before is void |
+//!
+//! Parity whose oldest data is not found any more was stored completely: that data was released
+//! only after it. Every batch is first given back to as many members as it should be on, since a
+//! crash may have left it on one.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::rc::Rc;
+
+use ashlar_drive::drive::Drive;
+use ashlar_format::journal_batch::{EntryKind, JournalBatch};
+use ashlar_format::record::{self, payload_checksum};
+use ashlar_format::units::{Area, MemberIndex, StripeIndex, to_usize};
+use ashlar_reactor::buffer::{Buffer, Buffers};
+use ashlar_reactor::join::join_all;
+
+use crate::array::Array;
+use crate::error::ArrayError;
+use crate::journal::{Batch, batch_bytes, write_copy};
+use crate::label;
+use crate::layout::Positions;
+use crate::pending::{Hold, Patch};
+use crate::update::Store;
+use crate::write_plan::{bands, bits};
+
+/// Bytes of the ring that are read at once.
+const READ_BYTES: u64 = 512 << 10;
+
+/// A batch that was found, with the members that have it.
+struct Found {
+    batch: JournalBatch,
+    /// Of all entries; none where all are zeroes.
+    payload: Option<Buffer>,
+    at: u64,
+    members: Vec<MemberIndex>,
+}
+
+impl Found {
+    fn sequence(&self) -> u64 {
+        self.batch.header.sequence.get()
+    }
+
+    /// Bytes it takes in the ring.
+    fn len(&self) -> u64 {
+        batch_bytes(self.batch.payload_bytes.get().into())
+    }
+
+    /// Entries with their bytes.
+    fn entries(&self) -> impl Iterator<Item = (EntryKind, Piece)> {
+        let mut at = 0;
+        self.batch.entries().iter().filter_map(move |stored| {
+            let len = stored.payload_len() as usize;
+            let bytes = self.payload.as_ref().map(|payload| payload.slice(at..at + len));
+            at += len;
+            let row = stored.row.get();
+            let piece = Piece {
+                sequence: self.sequence(),
+                stripe: StripeIndex(stored.stripe.get()),
+                position: stored.position,
+                rows: row..row.saturating_add(stored.len.get()),
+                bytes,
+                newest: stored.newest.get(),
+                oldest: stored.oldest.get(),
+            };
+            stored.kind().ok().map(|kind| (kind, piece))
+        })
+    }
+}
+
+/// What a batch says of rows of one position. Of zeroes: `rows` counts stripes from `stripe`.
+#[derive(Clone)]
+struct Piece {
+    sequence: u64,
+    stripe: StripeIndex,
+    position: u8,
+    rows: Range<u32>,
+    bytes: Option<Buffer>,
+    newest: u64,
+    oldest: u64,
+}
+
+/// All that is found of one stripe, oldest first.
+#[derive(Default)]
+struct Findings {
+    data: Vec<(Piece, Hold)>,
+    parity: Vec<Piece>,
+    /// The last one to make it zero.
+    zeroed_at: Option<u64>,
+}
+
+impl Array {
+    /// Puts in place what the journal holds from `journal_from` on. Nothing is served yet.
+    pub(crate) async fn replay(self: &Rc<Self>, journal_from: u64) -> Result<(), ArrayError> {
+        let found = self.find_batches(journal_from).await;
+        self.heal_batches(&found).await?;
+        let mut ring = VecDeque::new();
+        let mut stripes: BTreeMap<u64, Findings> = BTreeMap::new();
+        for one in &found {
+            let hold = Hold::default();
+            let (sequence, at, len) = (one.sequence(), one.at, one.len());
+            ring.push_back(Batch { sequence, at, len, hold: hold.clone() });
+            for (kind, piece) in one.entries() {
+                self.sort_in(&mut stripes, kind, piece, &hold);
+            }
+        }
+        *self.journal.ring.borrow_mut() = ring;
+        let tail = found.first().map_or(0, Found::sequence);
+        for (stripe, findings) in stripes {
+            let holds: Vec<Hold> = findings.data.iter().map(|(_, hold)| hold.clone()).collect();
+            match self.replay_stripe(StripeIndex(stripe), findings, tail).await {
+                Ok(()) => {}
+                // Started by force, with too few members: what can be served is.
+                Err(ArrayError::Lost) => {
+                    self.torn_stripes.insert(StripeIndex(stripe));
+                    self.kept_batches.borrow_mut().extend(holds);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.members.flush().await?;
+        match self.drain_journal().await {
+            Err(ArrayError::Lost) => Ok(()),
+            drained => drained,
+        }
+    }
+
+    /// Entries that do not fit the array are passed over: no build of ours wrote them.
+    fn sort_in(
+        &self,
+        stripes: &mut BTreeMap<u64, Findings>,
+        kind: EntryKind,
+        piece: Piece,
+        hold: &Hold,
+    ) {
+        let layout = self.layout();
+        let first = piece.stripe.0;
+        let fits = piece.rows.end <= layout.chunk_bytes && first < layout.stripes;
+        match kind {
+            EntryKind::Data if fits && piece.position < layout.data => {
+                stripes.entry(first).or_default().data.push((piece, hold.clone()));
+            }
+            EntryKind::Parity if fits && layout.parity_positions().contains(&piece.position) => {
+                stripes.entry(first).or_default().parity.push(piece);
+            }
+            EntryKind::Data | EntryKind::Parity => {}
+            EntryKind::Zeroes => {
+                let end = (first + u64::from(piece.rows.end)).min(layout.stripes);
+                for stripe in first..end {
+                    stripes.entry(stripe).or_default().zeroed_at = Some(piece.sequence);
+                }
+            }
+        }
+    }
+
+    async fn replay_stripe(
+        self: &Rc<Self>,
+        stripe: StripeIndex,
+        mut findings: Findings,
+        tail: u64,
+    ) -> Result<(), ArrayError> {
+        if let Some(zeroed_at) = findings.zeroed_at {
+            findings.data.retain(|(piece, _)| piece.sequence > zeroed_at);
+            findings.parity.clear();
+            if self.is_written(stripe) {
+                self.zero_in_place(stripe.0..stripe.0 + 1).await?;
+            }
+        }
+        // Newest first: of two for the same rows, only the newer counts.
+        let mut cured: Vec<(Range<u32>, u64)> = Vec::new();
+        findings.parity.retain(|parity| parity.oldest >= tail);
+        findings.parity.sort_by_key(|parity| std::cmp::Reverse(parity.sequence));
+        for parity in &findings.parity {
+            let same_band =
+                |other: &&Piece| other.sequence == parity.sequence && other.rows == parity.rows;
+            if cured.iter().any(|(rows, _)| *rows == parity.rows) {
+                continue;
+            }
+            let all: Vec<&Piece> = findings.parity.iter().filter(same_band).collect();
+            for rows in outside(&parity.rows, &cured) {
+                self.cure(stripe, &rows, &all, &findings).await?;
+            }
+            cured.push((parity.rows.clone(), parity.newest));
+        }
+        for (piece, hold) in findings.data {
+            let Some(bytes) = piece.bytes else { continue };
+            let (chunk, rows, sequence) = (piece.position, piece.rows, piece.sequence);
+            let patch = Patch { chunk, rows, bytes, sequence, hold };
+            self.journal.pending.borrow_mut().insert(stripe, patch);
+        }
+        Ok(())
+    }
+
+    /// Stores parity and the data that it belongs to.
+    async fn cure(
+        &self,
+        stripe: StripeIndex,
+        rows: &Range<u32>,
+        parity: &[&Piece],
+        findings: &Findings,
+    ) -> Result<(), ArrayError> {
+        let newest = parity.first().map_or(0, |piece| piece.newest);
+        let mut stores = Vec::new();
+        let mut wanted: Positions = 0;
+        let data = findings.data.iter().map(|(piece, _)| piece);
+        // In order of sequence: later stores of the same rows win, and go last.
+        for piece in data.filter(|piece| piece.sequence <= newest).chain(parity.iter().copied()) {
+            let (start, end) = (piece.rows.start.max(rows.start), piece.rows.end.min(rows.end));
+            if start < end
+                && let Some(bytes) = &piece.bytes
+            {
+                let at = |row: u32| (row - piece.rows.start) as usize;
+                let bytes = Buffers::from(bytes.slice(at(start)..at(end)));
+                wanted |= 1 << piece.position;
+                stores.push(Store { position: piece.position, row: start, bytes });
+            }
+        }
+        let mut missed = wanted & !self.members.held(stripe);
+        for store in stores.chunks(1) {
+            let done = self.finish_stores(self.start_stores(stripe, store)).await;
+            if done.no_space {
+                return Err(ArrayError::NoSpace);
+            }
+            missed |= 1 << store[0].position & !done.stored;
+        }
+        // Also a member that is absent now misses this, and must not be believed later.
+        self.members.fence_missed(stripe, missed).await
+    }
+
+    /// Gives every batch back to members that should have it and do not.
+    async fn heal_batches(&self, found: &[Found]) -> Result<(), ArrayError> {
+        for one in found {
+            let end = one.at + one.len();
+            let targets = self.journal.targets(one.sequence(), end);
+            let missing = targets.iter().filter(|target| !one.members.contains(&target.member));
+            let mut payload = Buffers::default();
+            one.payload.iter().for_each(|bytes| payload.push(bytes.clone()));
+            let writes = missing.map(|target| {
+                write_copy(&self.reactor, target, &one.batch, &payload, one.at, one.sequence())
+            });
+            let results = join_all(writes).await;
+            if let Some(Err(error)) = results.into_iter().find(Result::is_err) {
+                let full = error == ashlar_drive::error::DriveError::NoSpace;
+                return Err(if full { ArrayError::NoSpace } else { ArrayError::Lost });
+            }
+        }
+        self.members.flush().await
+    }
+
+    /// All batches that may not be in place, oldest first.
+    async fn find_batches(&self, journal_from: u64) -> Vec<Found> {
+        let members: Vec<(MemberIndex, Rc<Drive>, [u8; 16], Area)> = {
+            let list = self.members.list();
+            let kept = list.iter().enumerate().filter_map(|(index, m)| {
+                let drive = m.keeps_metadata()?.clone();
+                Some((MemberIndex::new(index), drive, m.drive_uuid, m.areas.journal))
+            });
+            kept.collect()
+        };
+        let mut found: BTreeMap<u64, Found> = BTreeMap::new();
+        for (index, drive, drive_uuid, area) in members {
+            let bytes = self.read_ring(&drive, area).await;
+            let mut at = 0;
+            while at < area.len {
+                let one = self.open_batch(&bytes, drive_uuid, area.offset, at);
+                at += one.as_ref().map_or(4096, Found::len);
+                if let Some(one) = one {
+                    let known = found.entry(one.sequence()).or_insert(one);
+                    known.members.push(index);
+                }
+            }
+        }
+        let tails = found.values().map(|one| one.batch.tail_sequence.get());
+        let tail = tails.max().unwrap_or(0).max(journal_from);
+        found.retain(|sequence, _| *sequence >= tail);
+        found.into_values().collect()
+    }
+
+    /// A member's whole ring. What cannot be read is zero, and so no batch.
+    async fn read_ring(&self, drive: &Rc<Drive>, area: Area) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for step in [READ_BYTES, 4096] {
+            while (bytes.len() as u64) < area.len {
+                let at = bytes.len() as u64;
+                let len = step.min(area.len - at);
+                let read = label::read_bytes(&self.reactor, drive, area.offset + at, len).await;
+                match read {
+                    Ok(read) => bytes.extend(read),
+                    Err(_) if step == 4096 => bytes.resize(bytes.len() + 4096, 0),
+                    // On from here in small steps.
+                    Err(_) => break,
+                }
+            }
+        }
+        bytes
+    }
+
+    /// The whole batch at `at` of a ring that begins at `ring` on its drive; `None` if there is
+    /// none.
+    fn open_batch(&self, bytes: &[u8], drive: [u8; 16], ring: u64, at: u64) -> Option<Found> {
+        let bytes = bytes.get(to_usize(at)..)?;
+        let batch = record::open::<JournalBatch>(bytes, Some(drive), ring + at).ok()?;
+        let len = batch.payload_bytes.get() as usize;
+        let payload = bytes.get(size_of::<JournalBatch>()..)?.get(..len)?;
+        let sum = batch.payload_checksum.get();
+        if batch.array != self.uuid() || payload_checksum(payload) != sum {
+            return None;
+        }
+        let copy = (len > 0).then(|| self.reactor.buffer(len));
+        copy.iter().for_each(|copy| copy.copy_from_slice(payload));
+        let batch = batch.clone();
+        Some(Found { batch, payload: copy, at, members: Vec::new() })
+    }
+}
+
+/// The parts of `rows` that are in none of `cured`.
+fn outside(rows: &Range<u32>, cured: &[(Range<u32>, u64)]) -> Vec<Range<u32>> {
+    let mut written: Vec<(u8, Range<u32>)> = vec![(0, rows.clone())];
+    written.extend(cured.iter().map(|(rows, _)| (1, rows.clone())));
+    let only = bands(&written, u32::MAX).into_iter().filter(|band| band.chunks == bits(0..1));
+    only.map(|band| band.rows).collect()
+}

@@ -1,0 +1,328 @@
+//! One band of a stripe brought up to date: what is read, what parity becomes, what goes where.
+//!
+//! Reads are started at once and waited for later, so that many bands are under way together. The
+//! caller holds the band's rows exclusively from before `start_update` to after the stores.
+
+use std::ops::Range;
+
+use ashlar_drive::drive::DriveIo;
+use ashlar_drive::error::DriveError;
+use ashlar_format::units::StripeIndex;
+use ashlar_reactor::buffer::{Buffer, Buffers};
+use smallvec::SmallVec;
+
+use crate::array::Array;
+use crate::error::ArrayError;
+use crate::layout::Positions;
+use crate::write_plan::{Band, Situation, WritePlan, bits, each, is_storable, plan_write};
+
+/// Stable bytes for rows of one data chunk.
+#[derive(Clone)]
+pub(crate) struct NewRows {
+    pub(crate) chunk: u8,
+    pub(crate) rows: Range<u32>,
+    pub(crate) bytes: Buffer,
+}
+
+impl NewRows {
+    fn within(&self, rows: &Range<u32>) -> Option<NewRows> {
+        let (start, end) = (self.rows.start.max(rows.start), self.rows.end.min(rows.end));
+        (start < end).then(|| {
+            let at = |row: u32| (row - self.rows.start) as usize;
+            let bytes = self.bytes.slice(at(start)..at(end));
+            NewRows { chunk: self.chunk, rows: start..end, bytes }
+        })
+    }
+}
+
+/// Bytes for one position.
+#[derive(Clone)]
+pub(crate) struct Store {
+    pub(crate) position: u8,
+    pub(crate) row: u32,
+    pub(crate) bytes: Buffers,
+}
+
+/// A position whose old bytes are being read; `None`: its member does not hold them.
+type OldBytes = (u8, Option<(Buffer, DriveIo)>);
+
+/// A band whose old bytes are being read.
+pub(crate) struct Update {
+    stripe: StripeIndex,
+    band: Band,
+    /// In order of chunk and row.
+    new: SmallVec<[NewRows; 2]>,
+    plan: WritePlan,
+    writable: Positions,
+    unreadable: Positions,
+    reads: SmallVec<[OldBytes; 4]>,
+}
+
+/// A band that can be stored.
+pub(crate) struct Updated {
+    pub(crate) stripe: StripeIndex,
+    pub(crate) band: Band,
+    /// Positions that should have the new bytes; those that can are in `stores`.
+    pub(crate) wanted: Positions,
+    pub(crate) writable: Positions,
+    pub(crate) stores: SmallVec<[Store; 4]>,
+}
+
+impl Updated {
+    /// Positions whose members are behind from now on.
+    pub(crate) fn missed(&self) -> Positions {
+        self.wanted & !self.writable
+    }
+}
+
+/// What a write left behind on the members.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Stored {
+    /// Positions that hold the new bytes.
+    pub(crate) stored: Positions,
+    pub(crate) no_space: bool,
+}
+
+impl Array {
+    /// Plans a band of `new` (in order of chunk and row) and starts to read what it needs.
+    pub(crate) fn start_update(
+        &self,
+        stripe: StripeIndex,
+        band: Band,
+        new: &[NewRows],
+    ) -> Result<Update, ArrayError> {
+        let new = new.iter().filter_map(|new| new.within(&band.rows)).collect();
+        self.plan_update(stripe, band, new, 0)
+    }
+
+    fn plan_update(
+        &self,
+        stripe: StripeIndex,
+        band: Band,
+        new: SmallVec<[NewRows; 2]>,
+        unreadable: Positions,
+    ) -> Result<Update, ArrayError> {
+        let layout = self.layout();
+        let writable = self.members.held(stripe);
+        let plan = if layout.parity == 0 {
+            WritePlan::NoRead
+        } else {
+            let (data, parity) = (layout.data, layout.parity);
+            let (touched, readable) = (band.chunks, writable & !unreadable);
+            plan_write(Situation { data, parity, touched, readable, writable })
+        };
+        let data = bits(0..layout.data);
+        let wanted = match plan {
+            WritePlan::Lost => return Err(ArrayError::Lost),
+            WritePlan::NoRead => 0,
+            WritePlan::ReadModifyWrite => band.chunks | self.parity_bits() & writable,
+            WritePlan::ReconstructWrite => data & !band.chunks,
+            WritePlan::Decode => {
+                let first_k = each(writable & !unreadable).take(layout.data.into());
+                first_k.fold(0, |bits, position| bits | 1 << position)
+            }
+        };
+        let reads = each(wanted).map(|p| (p, self.start_position(stripe, p, &band.rows)));
+        let reads = reads.collect();
+        Ok(Update { stripe, band, new, plan, writable, unreadable, reads })
+    }
+
+    fn parity_bits(&self) -> Positions {
+        bits(self.layout().parity_positions())
+    }
+
+    /// Waits for the old bytes and works parity out.
+    pub(crate) async fn finish_update(&self, mut update: Update) -> Result<Updated, ArrayError> {
+        loop {
+            let (mut old, mut failed) = (SmallVec::<[(u8, Buffer); 8]>::new(), 0);
+            for (position, started) in std::mem::take(&mut update.reads) {
+                let done = match started {
+                    Some((buffer, io)) => io.await.ok().map(|()| buffer),
+                    None => None,
+                };
+                match done {
+                    Some(buffer) => old.push((position, buffer)),
+                    None => failed |= 1 << position,
+                }
+            }
+            if failed == 0 {
+                return self.updated(update, &old);
+            }
+            let Update { stripe, band, new, unreadable, .. } = update;
+            update = self.plan_update(stripe, band, new, unreadable | failed)?;
+        }
+    }
+
+    fn updated(&self, update: Update, old: &[(u8, Buffer)]) -> Result<Updated, ArrayError> {
+        let layout = self.layout();
+        let parity = match update.plan {
+            WritePlan::ReadModifyWrite => self.add_difference(&update, old),
+            WritePlan::ReconstructWrite | WritePlan::Decode => self.encode(&update, old)?,
+            WritePlan::NoRead if update.writable & self.parity_bits() != 0 => {
+                self.encode(&update, old)?
+            }
+            WritePlan::NoRead | WritePlan::Lost => SmallVec::new(),
+        };
+        let Update { stripe, band, new, writable, .. } = update;
+        let mut stores: SmallVec<[Store; 4]> = SmallVec::new();
+        let mut wanted = self.parity_bits();
+        for chunk in new.chunk_by(|a, b| a.chunk == b.chunk) {
+            let mut bytes = Buffers::default();
+            chunk.iter().for_each(|new| bytes.push(new.bytes.clone()));
+            for position in layout.data_positions(chunk[0].chunk) {
+                wanted |= 1 << position;
+                stores.push(Store { position, row: band.rows.start, bytes: bytes.clone() });
+            }
+        }
+        for (position, bytes) in layout.parity_positions().zip(parity) {
+            stores.push(Store { position, row: band.rows.start, bytes: bytes.into() });
+        }
+        stores.retain(|store| writable & 1 << store.position != 0);
+        Ok(Updated { stripe, band, wanted, writable, stores })
+    }
+
+    /// Read-modify-write: old parity plus the difference of the written chunks. Parity that is
+    /// not held comes out as garbage and is not written.
+    fn add_difference(&self, update: &Update, old: &[(u8, Buffer)]) -> SmallVec<[Buffer; 2]> {
+        let layout = self.layout();
+        let rows = &update.band.rows;
+        let find = |position: u8| old.iter().find(|(p, _)| *p == position).map(|(_, b)| b.clone());
+        let held: SmallVec<[Option<Buffer>; 2]> = layout.parity_positions().map(find).collect();
+        let len = (rows.end - rows.start) as usize;
+        let mut parity: SmallVec<[Buffer; 2]> =
+            held.iter().map(|b| b.clone().unwrap_or_else(|| self.reactor.buffer(len))).collect();
+        for new in &update.new {
+            let before = find(new.chunk).expect("read-modify-write reads every chunk it writes");
+            let at = (new.rows.start - rows.start) as usize;
+            let part = at..at + new.bytes.len();
+            let mut targets: SmallVec<[(usize, &mut [u8]); 2]> = parity
+                .iter_mut()
+                .enumerate()
+                .filter(|(index, _)| held[*index].is_some())
+                .map(|(index, buffer)| (index, &mut buffer.bytes_mut()[part.clone()]))
+                .collect();
+            let before = &before.bytes()[part.clone()];
+            self.kernels.update(new.chunk.into(), before, new.bytes.bytes(), &mut targets);
+        }
+        parity
+    }
+
+    /// Parity from all data: new where written, else old, worked out where it was not read.
+    fn encode(
+        &self,
+        update: &Update,
+        old: &[(u8, Buffer)],
+    ) -> Result<SmallVec<[Buffer; 2]>, ArrayError> {
+        let layout = self.layout();
+        let rows = &update.band.rows;
+        let len = (rows.end - rows.start) as usize;
+        // Old bytes of the chunks that are not written, worked out where they were not read.
+        let mut rest: SmallVec<[(u8, Buffer); 8]> = SmallVec::new();
+        for chunk in each(bits(0..layout.data) & !update.band.chunks) {
+            let known = old.iter().find(|(position, _)| *position == chunk);
+            let bytes = match known {
+                Some((_, bytes)) => bytes.clone(),
+                None => self.decode(chunk, old, len)?,
+            };
+            rest.push((chunk, bytes));
+        }
+        let mut parity: SmallVec<[Buffer; 2]> =
+            (0..layout.parity).map(|_| self.reactor.buffer(len)).collect();
+        // Between two cuts the bytes of each chunk are in one piece.
+        let mut cuts: SmallVec<[u32; 4]> =
+            update.new.iter().flat_map(|new| [new.rows.start, new.rows.end]).collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        for pair in cuts.windows(2) {
+            let part = (pair[0] - rows.start) as usize..(pair[1] - rows.start) as usize;
+            let of_chunk = |chunk: u8| -> &[u8] {
+                if let Some((_, bytes)) = rest.iter().find(|(c, _)| *c == chunk) {
+                    return &bytes.bytes()[part.clone()];
+                }
+                let mut new = update.new.iter().filter(|new| new.chunk == chunk);
+                let new = new.find(|new| new.rows.start <= pair[0] && pair[1] <= new.rows.end);
+                let new = new.expect("a band covers the same rows of all its chunks");
+                let at = (pair[0] - new.rows.start) as usize;
+                &new.bytes.bytes()[at..at + part.len()]
+            };
+            let inputs: SmallVec<[&[u8]; 16]> = (0..layout.data).map(of_chunk).collect();
+            let mut outputs: SmallVec<[&mut [u8]; 2]> =
+                parity.iter_mut().map(|buffer| &mut buffer.bytes_mut()[part.clone()]).collect();
+            self.kernels.encode(&inputs, &mut outputs);
+        }
+        Ok(parity)
+    }
+
+    fn decode(&self, chunk: u8, old: &[(u8, Buffer)], len: usize) -> Result<Buffer, ArrayError> {
+        let layout = self.layout();
+        let mut out = self.reactor.buffer(len);
+        let present: SmallVec<[(usize, &[u8]); 8]> =
+            old.iter().map(|(p, buffer)| (usize::from(*p), buffer.bytes())).collect();
+        let mut missing = [(usize::from(chunk), out.bytes_mut())];
+        self.kernels
+            .reconstruct(layout.data.into(), layout.parity.into(), &present, &mut missing)
+            .map_err(|_| ArrayError::Lost)?;
+        Ok(out)
+    }
+
+    /// Starts to write stores to their members; for `finish_stores`.
+    pub(crate) fn start_stores(
+        &self,
+        stripe: StripeIndex,
+        stores: &[Store],
+    ) -> SmallVec<[(u8, DriveIo); 4]> {
+        let start = |store: &Store| {
+            let (drive, base) = self.members.at(stripe, store.position)?;
+            let at = base + self.layout().member_offset(stripe, store.row);
+            Some((store.position, drive.write(at, store.bytes.clone())))
+        };
+        stores.iter().filter_map(start).collect()
+    }
+
+    pub(crate) async fn finish_stores(
+        &self,
+        started: impl IntoIterator<Item = (u8, DriveIo)>,
+    ) -> Stored {
+        let mut done = Stored::default();
+        let mut failed = 0;
+        for (position, io) in started {
+            match io.await {
+                Ok(()) => done.stored |= 1 << position,
+                Err(error) => {
+                    failed |= 1 << position;
+                    done.no_space |= error == DriveError::NoSpace;
+                }
+            }
+        }
+        // A position may have had several stores: all or nothing.
+        done.stored &= !failed;
+        done
+    }
+
+    /// Whether everything that was written can be read back, from what was stored.
+    pub(crate) fn is_safe(&self, updated: &Updated, stored: Positions) -> bool {
+        let layout = self.layout();
+        if layout.parity == 0 {
+            let copies = |chunk: u8| bits(layout.data_positions(chunk));
+            return each(updated.band.chunks).all(|chunk| stored & copies(chunk) != 0);
+        }
+        let untouched = updated.writable & !updated.wanted;
+        let current = (untouched | stored).count_ones();
+        // What was not stored itself can be worked out while enough of the stripe is current.
+        updated.band.chunks & !stored == 0 || current >= u32::from(layout.data)
+    }
+
+    /// Whether a write of this data chunk could be kept.
+    pub(crate) fn can_store(&self, stripe: StripeIndex, chunk: u8) -> bool {
+        let layout = self.layout();
+        if !self.is_written(stripe) && !self.members.serves_all() {
+            return false;
+        }
+        let writable = self.members.held(stripe);
+        if layout.parity == 0 {
+            return writable & bits(layout.data_positions(chunk)) != 0;
+        }
+        let (data, parity) = (layout.data, layout.parity);
+        is_storable(Situation { data, parity, touched: 1 << chunk, readable: writable, writable })
+    }
+}
