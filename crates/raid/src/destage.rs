@@ -19,6 +19,7 @@ use std::time::Duration;
 
 use ashlar_format::journal_batch::{ENTRIES_MAX, PAYLOAD_BYTES_MAX};
 use ashlar_format::units::StripeIndex;
+use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::{Mode, RangeGuard};
 
 use crate::array::Array;
@@ -144,6 +145,8 @@ impl Array {
 
     /// `stripes`: ascending; nobody else stores anything of them.
     async fn destage_stripes(self: &Rc<Self>, stripes: &[StripeIndex]) -> Result<(), ArrayError> {
+        let made = join_all(stripes.iter().map(|stripe| self.make_written(*stripe))).await;
+        let mut result: Result<(), _> = made.into_iter().collect();
         let mut _locks: Vec<RangeGuard> = Vec::new();
         for stripe in stripes {
             _locks.push(self.lock_stripe(*stripe, Mode::Exclusive).await);
@@ -154,7 +157,6 @@ impl Array {
             self.journal.flush().await?;
         }
         let newest = self.journal.durable() - 1;
-        let mut result = Ok(());
         let mut started = Vec::new();
         for job in self.jobs_of(stripes, newest) {
             let new: Vec<NewRows> = job.patches.iter().map(new_rows).collect();
@@ -191,7 +193,7 @@ impl Array {
         let parity = u32::from(self.layout().parity).max(1);
         let rows_max = PAYLOAD_BYTES_MAX / parity / 4096 * 4096;
         let mut jobs = Vec::new();
-        for stripe in stripes {
+        for stripe in stripes.iter().filter(|stripe| self.is_written(**stripe)) {
             let patches = self.journal.pending.borrow().of(*stripe, newest);
             let written: Vec<_> = patches.iter().map(|p| (p.chunk, p.rows.clone())).collect();
             for band in bands(&written, rows_max) {
@@ -314,7 +316,7 @@ impl Array {
     }
 
     /// Stores what is torn again.
-    async fn mend_torn(&self) -> Result<(), ArrayError> {
+    pub(crate) async fn mend_torn(&self) -> Result<(), ArrayError> {
         let torn = std::mem::take(&mut *self.torn.borrow_mut());
         let mut stripes: Vec<StripeIndex> = torn.iter().map(|t| t.updated.stripe).collect();
         stripes.dedup();

@@ -53,6 +53,11 @@ pub enum AssembleError {
          --force to go on without them and lose what only they hold"
     )]
     MaybeOld,
+    #[error(
+        "{0} cannot be read on any trusted member; attach the absent ones, or use --force to take \
+         the one before it, and lose what was written first since"
+    )]
+    Unreadable(&'static str),
     #[error("no member can be written: {0}")]
     Array(#[from] ArrayError),
 }

@@ -15,6 +15,7 @@ mod pending;
 mod journal;
 mod job;
 pub mod array;
+mod written;
 mod mode;
 mod read;
 mod update;

@@ -84,6 +84,12 @@ impl Pending {
         self.present.contains(stripe)
     }
 
+    /// Whether any of these stripes has patches.
+    pub(crate) fn is_within(&self, stripes: Range<u64>) -> bool {
+        let next = self.present.next(StripeIndex(stripes.start));
+        next.is_some_and(|stripe| stripe.0 < stripes.end)
+    }
+
     /// Newer bytes take the place of older ones. Patches come in the order of their sequences.
     pub(crate) fn insert(&mut self, stripe: StripeIndex, patch: Patch) {
         self.change(stripe, |patches| {

@@ -1,6 +1,7 @@
 //! Reading: from the member that holds a block, else from the others.
 //!
-//! A healthy read takes no lock and goes straight into the caller's memory. A read that must be
+//! What was never written is zero. A healthy read takes no lock and goes straight into the caller's
+//! memory. A read that must be
 //! reconstructed locks its rows, so that no write changes them half-way.
 
 use std::ops::Range;
@@ -34,6 +35,10 @@ impl Array {
         let mut started: SmallVec<[(Piece, Buffers, Option<DriveIo>); 2]> = SmallVec::new();
         for piece in self.layout().pieces(offset, len) {
             let into = into.slice(piece.in_request());
+            if self.is_blank_stripe(piece.stripe) {
+                into.fill_zero();
+                continue;
+            }
             let io = self.start_read(&piece, &into);
             started.push((piece, into, io));
         }
@@ -141,16 +146,28 @@ impl Array {
         after_error: bool,
     ) -> Result<Buffer, ArrayError> {
         let first = self.layout().data_positions(chunk).start;
+        if !self.is_written(stripe) {
+            return Ok(self.zeroes(rows));
+        }
         if !after_error && let Some(Ok(buffer)) = self.read_position(stripe, first, rows).await {
             return Ok(buffer);
         }
         let mode = if after_error { Mode::Exclusive } else { Mode::Shared };
         let _rows = self.lock_rows(stripe, rows.clone(), mode).await;
+        if !self.is_written(stripe) {
+            return Ok(self.zeroes(rows));
+        }
         let (buffer, bad) = self.read_locked(stripe, chunk, rows).await?;
         if after_error {
             self.repair(stripe, rows.start, &buffer, bad).await;
         }
         Ok(buffer)
+    }
+
+    fn zeroes(&self, rows: &Range<u32>) -> Buffer {
+        let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
+        buffer.fill_zero();
+        buffer
     }
 
     /// The rows widened to whole sectors of the members.

@@ -175,7 +175,9 @@ impl Array {
         if let Some(zeroed_at) = findings.zeroed_at {
             findings.data.retain(|(piece, _)| piece.sequence > zeroed_at);
             findings.parity.clear();
-            self.zero_in_place(stripe.0..stripe.0 + 1).await?;
+            if self.is_written(stripe) {
+                self.zero_in_place(stripe.0..stripe.0 + 1).await?;
+            }
         }
         findings.parity.retain(|parity| parity.data.oldest >= tail);
         // Newest first: of two for the same rows, only the newer counts.

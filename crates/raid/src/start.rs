@@ -7,11 +7,11 @@ use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{Level, MemberState, NAME_BYTES, Policy, STRIPES_MAX};
 use ashlar_format::drive_label::DriveLabel;
-use ashlar_format::region_map::{MapKind, RegionMapPage};
+use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
 
-use crate::array::Array;
+use crate::array::{Array, StoredMaps};
 pub use crate::assemble::AssembleOptions;
 use crate::assemble::{find, read_map};
 use crate::destage::DESTAGERS;
@@ -20,8 +20,7 @@ use crate::label::{self, Label};
 use crate::layout::{Layout, Shape};
 use crate::members::{Identity, Member, Members};
 use crate::mode::Mode;
-use crate::region_map::{RegionMap, region_stripes_for};
-use crate::stripe_set::StripeSet;
+use crate::region_map::{StoredMap, region_stripes_for};
 
 /// What an array shall be.
 #[derive(Clone, Debug)]
@@ -54,28 +53,10 @@ impl Array {
         let policy = spec.policy.unwrap_or(identity.layout.default_policy());
         identity.layout.check_policy(policy).map_err(ChangeError::Spec)?;
         let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0, policy));
-        let stripes = identity.layout.stripes;
-        let regions = RegionMap::region_count(stripes, identity.region_stripes);
-        // Until they are known to be zero, all stripes wait for resync.
-        let dirty = vec![identity.layout.is_redundant(); to_usize(regions)];
-        let pages = vec![0; to_usize(RegionMapPage::pages_for(regions))];
-        let dirty = RegionMap::new(
-            MapKind::Dirty,
-            reactor,
-            identity.clone(),
-            members.clone(),
-            &dirty,
-            &pages,
-        );
-        let unsynced = StripeSet::none(stripes);
-        let array = Array::new(reactor, identity, members, dirty, unsynced, 0);
-        let mut zeroed = true;
-        for index in 0..array.layout().members() {
-            zeroed &= array.zero_member(MemberIndex::new(index)).await;
-        }
-        if !zeroed && array.layout().is_redundant() {
-            (0..stripes).for_each(|stripe| array.unsynced.insert(StripeIndex(stripe)));
-        }
+        let empty = || StoredMap::empty(identity.layout.stripes, identity.region_stripes);
+        // Nothing was written: nothing has to be zeroed or to agree.
+        let maps = StoredMaps { dirty: empty(), written: empty() };
+        let array = Array::new(reactor, identity.clone(), members, &maps);
         if let Err(error) = array.write_metadata(&list).await {
             // What was written is of no use to anyone; drives that still answer forget it.
             let _ = array.wipe().await;
@@ -94,7 +75,7 @@ impl Array {
     }
 
     async fn write_metadata(self: &Rc<Self>, list: &[Member]) -> Result<(), ChangeError> {
-        self.dirty.write_all().await?;
+        self.write_maps().await?;
         self.write_table(&*self.read_table().await?).await?;
         self.members.save().await?;
         // Labels last: before them there is no array.
@@ -122,8 +103,10 @@ impl Array {
         options: AssembleOptions,
     ) -> Result<Rc<Array>, AssembleError> {
         let found = find(reactor, drives, options).await?;
-        let (dirty, pages) =
-            read_map(MapKind::Dirty, reactor, &found.identity, &found.members).await;
+        let maps = StoredMaps {
+            dirty: read_map(MapKind::Dirty, reactor, &found, options).await?,
+            written: read_map(MapKind::Written, reactor, &found, options).await?,
+        };
         let identity = found.identity;
         let (generation, journal_from) = (found.generation, found.journal_from);
         let members = Members::new(
@@ -134,26 +117,19 @@ impl Array {
             journal_from,
             found.policy,
         );
-        let members = Rc::new(members);
-        let map = RegionMap::new(
-            MapKind::Dirty,
-            reactor,
-            identity.clone(),
-            members.clone(),
-            &dirty,
-            &pages,
-        );
-        let unsynced = StripeSet::none(identity.layout.stripes);
-        let array = Array::new(reactor, identity.clone(), members, map, unsynced, 0);
+        let array = Array::new(reactor, identity.clone(), Rc::new(members), &maps);
+        array.dirty.write_all_anew().await?;
+        array.written.write_all_anew().await?;
         // A crash may have left the newest superblock on some members only; nothing may rest on it
         // before it is on all. And from here on the generation is one of this start alone.
         array.members.save().await?;
         array.journal.begin_sequences(array.members.generation());
         if journal_from == 0 {
-            for (region, _) in dirty.iter().enumerate().filter(|(_, dirty)| **dirty) {
-                let region = ashlar_format::units::RegionIndex(region as u64);
-                let stripes = array.dirty.stripes_of(region);
-                stripes.for_each(|stripe| array.unsynced.insert(StripeIndex(stripe)));
+            for region in array.dirty.inside() {
+                if array.written.contains(region) {
+                    let stripes = array.dirty.stripes_of(region);
+                    stripes.for_each(|stripe| array.unsynced.insert(StripeIndex(stripe)));
+                }
             }
         } else {
             array.replay(journal_from).await?;
@@ -217,7 +193,7 @@ impl Array {
         if !taken {
             return Err(ChangeError::Busy("another change of this member"));
         }
-        self.dirty.write_all().await?;
+        self.write_maps().await?;
         Ok(self.renew_table().await?)
     }
 
@@ -268,7 +244,7 @@ impl Array {
         index: MemberIndex,
         member: &Member,
     ) -> Result<(), ChangeError> {
-        self.dirty.write_all().await?;
+        self.write_maps().await?;
         self.renew_table().await?;
         self.write_label(index, member).await
     }

@@ -1,7 +1,8 @@
 //! Writing: through the journal, or in place with parity kept right.
 //!
 //! Write order in place, and what a crash leaves at each step:
-//! 1. the region's dirty bit is durable (crash up to here: nothing was written)
+//! 1. the region's dirty bit is durable, and it is one that was written (crash up to here: nothing
+//!    was written)
 //! 2. the rows are locked, the caller's bytes copied once, old data or parity read
 //! 3. data and parity are written (crash: resync of the region)
 //! 4. members that missed the write are fenced, durably
@@ -54,6 +55,7 @@ impl Array {
     pub async fn flush(self: &Rc<Self>) -> Result<(), ArrayError> {
         let _request = self.begin()?;
         self.count(|counters| counters.flushes += 1);
+        self.written.settle().await?;
         self.journal.flush().await
     }
 
@@ -66,7 +68,7 @@ impl Array {
         if pieces.iter().any(|piece| !self.can_store(piece.stripe, piece.chunk)) {
             return Err(ArrayError::Lost);
         }
-        let _sectors = self.lock_sectors(pieces).await;
+        let _sectors = self.lock_parts(pieces).await;
         let mut batches: SmallVec<[Vec<Entry>; 1]> = SmallVec::new();
         let (mut batch, mut payload) = (Vec::new(), 0);
         for piece in pieces.iter().flat_map(split) {
@@ -91,7 +93,7 @@ impl Array {
     /// What is around a part of a sector must not change between its being read and stored: whoever
     /// writes parts has the stripe alone, others share it. Nothing is locked where every request
     /// is of whole sectors.
-    async fn lock_sectors(&self, pieces: &[Piece]) -> SmallVec<[RangeGuard; 2]> {
+    async fn lock_parts(&self, pieces: &[Piece]) -> SmallVec<[RangeGuard; 2]> {
         let mut guards = SmallVec::new();
         if self.sector_bytes == 512 {
             return guards;
@@ -176,7 +178,11 @@ impl Array {
         whole: bool,
     ) -> Result<RangeGuard, ArrayError> {
         loop {
+            self.make_written(stripe).await?;
             let guard = self.lock_rows(stripe, rows.clone(), Lock::Exclusive).await;
+            if !self.is_written(stripe) {
+                continue;
+            }
             if whole || !self.unsynced.contains(stripe) {
                 return Ok(guard);
             }

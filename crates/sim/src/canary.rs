@@ -17,6 +17,8 @@ use crate::drive::SimDrive;
 pub enum Canary {
     /// The dirty map says always that all is clean: nothing is resynced after a crash.
     NoDirtyMap,
+    /// The map of written regions is never written after creation.
+    NoWrittenMap,
     /// Flushes are never sent.
     NoFlush,
     /// Superblocks are never written after creation: nobody is fenced durably.
@@ -57,15 +59,17 @@ impl Canary {
         let Some(layout) = label::plan(drive.traits.bytes, parity) else {
             return Sabotage::Nothing;
         };
-        let MemberLayout { superblocks, dirty_map, journal, data, .. } = layout;
+        let MemberLayout { superblocks, dirty_map, written_map, journal, data, .. } = layout;
         let inside = |area: ashlar_format::units::Area| area.range().contains(&offset);
         match self {
             Canary::NoDirtyMap if inside(dirty_map) => all_clean(bytes, offset),
+            Canary::NoWrittenMap if inside(written_map) => Sabotage::Drop,
             Canary::NoFence if inside(superblocks) => Sabotage::Drop,
             Canary::NoJournal if inside(journal) => Sabotage::Drop,
             Canary::TrustReturned if inside(superblocks) => all_trusted(bytes, offset),
             Canary::ParityOff if inside(data) => flipped(drive, array, offset - data.offset, bytes),
             Canary::NoDirtyMap
+            | Canary::NoWrittenMap
             | Canary::NoFlush
             | Canary::NoFence
             | Canary::NoJournal

@@ -66,7 +66,8 @@ pub struct Traits {
     pub sector_bytes: u32,
     /// Acknowledged writes may be lost by a power cut until a flush.
     pub volatile_cache: bool,
-    pub zeroes_cheaply: bool,
+    /// It can zero by itself.
+    pub zeroes: bool,
     pub latency_ns_min: u64,
     pub latency_ns_max: u64,
 }
@@ -380,7 +381,7 @@ mod tests {
             bytes: 1 << 20,
             sector_bytes,
             volatile_cache: true,
-            zeroes_cheaply: true,
+            zeroes: true,
             latency_ns_min: 1,
             latency_ns_max: 2,
         };

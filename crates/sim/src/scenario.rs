@@ -12,7 +12,8 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use ashlar_format::array_superblock::MemberState;
-use ashlar_format::units::{RegionIndex, to_usize};
+use ashlar_format::region_map::{MapKind, RegionMapPage};
+use ashlar_format::units::to_usize;
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::AssembleError;
@@ -301,14 +302,13 @@ impl Scenario {
             let newest = newest.expect("looked at above");
             let stripes = newest.stripes.get();
             let region_stripes = u64::from(newest.region_stripes.get());
-            for page in drives().filter_map(inspect::dirty_page) {
-                for stripe in 0..stripes {
-                    let region = RegionIndex(stripe / region_stripes);
-                    if page.contains(to_usize(region.0)) {
-                        unsure.insert(stripe);
-                    }
-                }
-            }
+            let region = |stripe: u64| to_usize(stripe / region_stripes);
+            let written = inspect::newest_page(MapKind::Written, drives());
+            let dirty = inspect::newest_page(MapKind::Dirty, drives());
+            let has = |page: &Option<RegionMapPage>, stripe: u64| {
+                page.as_ref().is_none_or(|page| page.contains(region(stripe)))
+            };
+            unsure.extend((0..stripes).filter(|s| has(&written, *s) && has(&dirty, *s)));
         }
         let covered = self.covered.get();
         drop(world);
@@ -385,8 +385,10 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
         seedling.world.borrow_mut().fail(format!("the volume cannot be created: {error}"));
         return End::GivenUp;
     }
-    if array.status().unsynced_stripes > 0 {
-        *seedling.unsure.borrow_mut() = (0..stripes).collect();
+    let status = array.status();
+    if (status.unsynced_stripes, status.written_regions) != (0, 0) {
+        let why = format!("a new array has {} written regions", status.written_regions);
+        seedling.world.borrow_mut().fail(why);
     }
     seedling.world.borrow_mut().canary_awake = true;
     go_on(seedling, array, pool, phase).await

@@ -270,6 +270,9 @@ impl World {
             Op::Write { offset, from, .. } => {
                 self.write(done.drive, *offset, from.len() as u64, Some(&bytes_of(from)))
             }
+            Op::WriteZeroes { .. } if !self.drive(done.drive).traits.zeroes => {
+                Err(Errno(libc::EOPNOTSUPP))
+            }
             Op::WriteZeroes { offset, len, .. } => self.write(done.drive, *offset, *len, None),
             Op::Flush { .. } => {
                 if !self.sabotaged(|canary| canary.on_flush()) {

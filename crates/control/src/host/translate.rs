@@ -25,6 +25,7 @@ pub fn assemble(name: &str, error: &AssembleError) -> Refusal {
         .fix(format!(
             "attach the other drives; or accept the loss: `ashlar array start {name} --force`"
         )),
+        AssembleError::Unreadable(_) => Refusal::conflict(text),
         AssembleError::Array(error) => array(text, *error),
     }
 }
