@@ -2,7 +2,8 @@
 //!
 //! Invariants: no two volumes share a byte of the array; the table in memory is what the members
 //! have durably; a volume never shows bytes of one that was deleted before, since its ranges are
-//! zeroed before the table names them.
+//! zeroed before the table names them. (That is quick: the array forgets whole regions, and on a
+//! new one there is nothing to do.)
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -150,6 +151,14 @@ impl Pool {
         if let Err(error) = self.save().await {
             self.volumes.borrow_mut().insert(name.to_owned(), thick);
             return Err(error);
+        }
+        // The volume is gone already. Space that cannot be given back now is zeroed before it is
+        // given out again.
+        let extents = thick.extents.borrow().clone();
+        for extent in extents {
+            if self.array.discard(extent.offset, extent.len).await.is_err() {
+                break;
+            }
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
@@ -21,7 +22,7 @@ use crate::members::{Identity, Member, Members};
 use crate::mode::Modes;
 use crate::parity::Kernels;
 use crate::pending::Hold;
-use crate::region_map::RegionMap;
+use crate::region_map::{RegionGuard, RegionMap, StoredMap};
 use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
 use crate::stripe_set::StripeSet;
 
@@ -30,6 +31,7 @@ pub struct Array {
     pub(crate) identity: Rc<Identity>,
     pub(crate) members: Rc<Members>,
     pub(crate) dirty: Rc<RegionMap>,
+    pub(crate) written: Rc<RegionMap>,
     pub(crate) journal: Rc<Journal>,
     pub(crate) modes: Rc<Modes>,
     /// Bands that are stored in part, and their stripes.
@@ -44,7 +46,7 @@ pub struct Array {
     pub(crate) cannot_zero: Cell<bool>,
     pub(crate) unsynced: StripeSet,
     pub(crate) locks: Rc<RangeLock>,
-    /// Of sectors that are written in parts.
+    /// Of stripes, while parts of their sectors are written through the journal.
     pub(crate) sector_locks: Rc<RangeLock>,
     pub(crate) kernels: Kernels,
     /// Largest sector of any member: what reads and writes of members are multiples of.
@@ -63,6 +65,12 @@ pub struct Array {
     pub(crate) table_lock: Rc<RangeLock>,
     /// Where other hosts could reach the drives.
     pub(crate) lease: OnceCell<Rc<Leasehold>>,
+}
+
+/// What the members say of regions.
+pub(crate) struct StoredMaps {
+    pub(crate) dirty: StoredMap,
+    pub(crate) written: StoredMap,
 }
 
 /// Keeps the array from stopping while a request is under way.
@@ -85,9 +93,7 @@ impl Array {
         reactor: &Reactor,
         identity: Rc<Identity>,
         members: Rc<Members>,
-        dirty: Rc<RegionMap>,
-        unsynced: StripeSet,
-        table_sequence: u64,
+        maps: &StoredMaps,
     ) -> Rc<Array> {
         let sector_bytes = {
             let list = members.list();
@@ -95,9 +101,14 @@ impl Array {
             sectors.max().unwrap_or(512)
         };
         let chunk_bytes = identity.layout.chunk_bytes;
+        let map =
+            |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
+        let unsynced = StripeSet::none(identity.layout.stripes);
         Rc::new(Array {
             reactor: reactor.clone(),
             journal: Journal::new(reactor, identity.clone(), members.clone()),
+            dirty: map(MapKind::Dirty, &maps.dirty),
+            written: map(MapKind::Written, &maps.written),
             modes: Rc::default(),
             torn: RefCell::default(),
             torn_stripes: StripeSet::none(identity.layout.stripes),
@@ -107,10 +118,9 @@ impl Array {
             cannot_zero: Cell::new(false),
             identity,
             members,
-            dirty,
             unsynced,
             locks: RangeLock::new(reactor, chunk_bytes.trailing_zeros()),
-            sector_locks: RangeLock::new(reactor, chunk_bytes.trailing_zeros()),
+            sector_locks: RangeLock::new(reactor, 0),
             kernels: Kernels::detect(),
             sector_bytes,
             jobs: Jobs::default(),
@@ -120,7 +130,7 @@ impl Array {
             drained: WaitList::default(),
             maintained: Cell::new(false),
             next_copy: Cell::new(0),
-            table_sequence: Cell::new(table_sequence),
+            table_sequence: Cell::new(0),
             table_lock: RangeLock::new(reactor, 0),
             lease: OnceCell::new(),
         })
@@ -141,6 +151,11 @@ impl Array {
     /// Bytes for volumes.
     pub fn capacity(&self) -> u64 {
         self.layout().capacity()
+    }
+
+    /// Bytes of data in one region: what is written or not as a whole.
+    pub fn region_bytes(&self) -> u64 {
+        u64::from(self.identity.region_stripes) * self.stripe_bytes()
     }
 
     /// Bytes of data in one stripe.
@@ -216,6 +231,23 @@ impl Array {
         self.counters.set(counters);
     }
 
+    /// Before the members of a stripe change: its region is dirty, durably, while the guard lives.
+    pub(crate) async fn mark_dirty(
+        &self,
+        stripe: StripeIndex,
+    ) -> Result<Option<RegionGuard>, ArrayError> {
+        if !self.layout().is_redundant() {
+            return Ok(None);
+        }
+        self.dirty.mark(self.dirty.region_of(stripe)).await.map(Some)
+    }
+
+    /// Writes every map anew to all members: for one that has just joined.
+    pub(crate) async fn write_maps(&self) -> Result<(), ArrayError> {
+        self.dirty.write_all().await?;
+        self.written.write_all().await
+    }
+
     /// Locks rows of one stripe.
     pub(crate) async fn lock_rows(
         &self,
@@ -283,6 +315,8 @@ impl Array {
             policy: self.policy(),
             journal: self.journal.status(),
             members: self.members.list().iter().enumerate().map(member).collect(),
+            regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes),
+            written_regions: self.written.count(),
             dirty_regions: self.dirty.count(),
             unsynced_stripes: self.unsynced.count(),
             resync: self.jobs.resync(now),

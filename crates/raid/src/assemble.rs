@@ -28,7 +28,7 @@ use crate::label::{self, Label};
 use crate::layout::Layout;
 use crate::lease::Host;
 use crate::members::{Identity, Member};
-use crate::region_map::RegionMap;
+use crate::region_map::StoredMap;
 
 /// How careful to be when an array is started.
 #[derive(Clone, Copy, Debug, Default)]
@@ -191,59 +191,74 @@ fn needed(layout: &Layout) -> usize {
     layout.members() - usize::from(layout.groups) * usize::from(layout.parity)
 }
 
-/// A map of regions of all trusted members together, and the sequence of each page. All regions of
-/// a page that no member can show are inside.
+/// A map of regions as the newest pages on any member have it. All regions of a page that no member
+/// has are inside: arrays of version 1 kept only the dirty map.
+///
+/// A page may be in doubt: what stands in the slot that no trusted member can read may be newer
+/// than all that was found. Too many regions in the other maps cost time; here they cost data.
 pub(crate) async fn read_map(
     kind: MapKind,
     reactor: &Reactor,
-    identity: &Identity,
-    members: &[Member],
-) -> (Vec<bool>, Vec<u64>) {
-    let regions = RegionMap::region_count(identity.layout.stripes, identity.region_stripes);
-    let mut inside = vec![false; to_usize(regions)];
-    let mut sequences = Vec::new();
-    for page in 0..RegionMapPage::pages_for(regions) {
-        let first = to_usize(page * REGIONS_PER_PAGE);
-        let count = inside.len().min(first + to_usize(REGIONS_PER_PAGE)) - first;
-        let mut newest = 0;
-        for member in members {
-            let found = newest_page(kind, reactor, identity, member, page).await;
-            if let Some(found) = found {
-                newest = newest.max(found.header.sequence.get());
-                (0..count).for_each(|region| inside[first + region] |= found.contains(region));
+    found: &Found,
+    options: AssembleOptions,
+) -> Result<StoredMap, AssembleError> {
+    let Identity { layout, region_stripes, .. } = &*found.identity;
+    let mut map = StoredMap::empty(layout.stripes, *region_stripes);
+    for (number, sequence) in map.sequences.iter_mut().enumerate() {
+        let first = number * to_usize(REGIONS_PER_PAGE);
+        let count = map.inside.len().min(first + to_usize(REGIONS_PER_PAGE)) - first;
+        let inside = &mut map.inside[first..first + count];
+        let (mut newest, mut is_sure, mut is_blank) = (None::<RegionMapPage>, false, true);
+        for member in &found.members {
+            let Some(drive) = member.keeps_metadata() else { continue };
+            let (page, is_whole) = newest_page(kind, reactor, found, (member, drive), number).await;
+            is_sure |= page.is_some() && is_whole && member.state == MemberState::Trusted;
+            is_blank &= page.is_none() && is_whole;
+            let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
+            newest = page.filter(|page| page.header.sequence.get() > best).or(newest);
+        }
+        if kind == MapKind::Written && !is_sure && !is_blank && !options.force {
+            return Err(AssembleError::Unreadable("the map of written regions"));
+        }
+        *sequence = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
+        let trust_page = is_sure || kind == MapKind::Written;
+        match newest.filter(|_| trust_page) {
+            Some(newest) => {
+                let all = inside.iter_mut().enumerate();
+                all.for_each(|(region, inside)| *inside = newest.contains(region));
             }
+            None => inside.fill(true),
         }
-        if newest == 0 {
-            inside[first..first + count].fill(true);
-        }
-        sequences.push(newest);
     }
-    (inside, sequences)
+    Ok(map)
 }
 
+/// The newest page that a member shows, and whether both slots could be read.
 async fn newest_page(
     kind: MapKind,
     reactor: &Reactor,
-    identity: &Identity,
-    member: &Member,
-    page: u64,
-) -> Option<RegionMapPage> {
-    let drive = member.keeps_metadata()?;
-    let number = u32::try_from(page).ok()?;
-    let mut newest: Option<RegionMapPage> = None;
+    found: &Found,
+    (member, drive): (&Member, &Rc<Drive>),
+    page: usize,
+) -> (Option<RegionMapPage>, bool) {
+    let number = u32::try_from(page).expect("few pages");
+    let (mut newest, mut is_whole) = (None::<RegionMapPage>, true);
     for slot in 0..region_map::SLOTS {
         let area = label::map_area(&member.areas, kind);
         let home = area.offset + RegionMapPage::slot_offset(number, slot);
         let read = label::read_bytes(reactor, drive, home, RegionMapPage::BYTES).await;
-        let Ok(bytes) = read else { continue };
+        let Ok(bytes) = read else {
+            is_whole = false;
+            continue;
+        };
         let opened = record::open::<RegionMapPage>(&bytes, Some(member.drive_uuid), home);
-        let Ok(found) = opened else { continue };
+        let Ok(page) = opened else { continue };
         let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
-        let same = found.page.get() == number && found.map.get() == kind as u32;
-        let ours = found.array == identity.uuid && same;
-        if ours && found.header.sequence.get() > best {
-            newest = Some(found.clone());
+        let same = page.page.get() == number && page.map.get() == kind as u32;
+        let ours = page.array == found.identity.uuid && same;
+        if ours && page.header.sequence.get() > best {
+            newest = Some(page.clone());
         }
     }
-    newest
+    (newest, is_whole)
 }

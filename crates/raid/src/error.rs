@@ -55,6 +55,11 @@ pub enum AssembleError {
     MaybeOld,
     #[error("{host} uses it: its lease is alive")]
     InUse { host: String },
+    #[error(
+        "{0} cannot be read on any trusted member; attach the absent ones, or use --force to take \
+         the one before it, and lose what was written first since"
+    )]
+    Unreadable(&'static str),
     #[error("no member can be written: {0}")]
     Array(#[from] ArrayError),
 }

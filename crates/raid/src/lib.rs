@@ -16,6 +16,7 @@ mod pending;
 mod journal;
 mod job;
 pub mod array;
+mod written;
 mod mode;
 mod read;
 mod update;

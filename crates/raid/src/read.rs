@@ -1,6 +1,7 @@
 //! Reading: from the member that holds a block, else from the others.
 //!
-//! A healthy read takes no lock and goes straight into the caller's memory. A read that must be
+//! What was never written is zero. A healthy read takes no lock and goes straight into the caller's
+//! memory. A read that must be
 //! reconstructed locks its rows, so that no write changes them half-way.
 
 use std::ops::Range;
@@ -16,7 +17,6 @@ use smallvec::SmallVec;
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::layout::{Piece, Positions};
-use crate::pending::Patch;
 use crate::write_plan::each;
 
 /// Memory for direct I/O begins at a multiple of this many bytes.
@@ -35,6 +35,10 @@ impl Array {
         let mut started: SmallVec<[(Piece, Buffers, Option<DriveIo>); 2]> = SmallVec::new();
         for piece in self.layout().pieces(offset, len) {
             let into = into.slice(piece.in_request());
+            if self.is_blank_stripe(piece.stripe) {
+                into.fill_zero();
+                continue;
+            }
             let io = self.start_read(&piece, &into);
             started.push((piece, into, io));
         }
@@ -47,6 +51,9 @@ impl Array {
             if direct == Some(Ok(())) {
                 continue;
             }
+            // A drive that was given up may still be writing there, and would do so over what is
+            // put there instead, or over what the guest makes of its memory next.
+            self.reactor.reclaim(&into).await;
             let recovered = self.read_indirect(&piece, &into, direct.is_some()).await;
             result = result.and(recovered);
         }
@@ -114,18 +121,18 @@ impl Array {
         after_error: bool,
     ) -> Result<Buffer, ArrayError> {
         // Looked at before the members are: what is put in place meanwhile is in one of the two.
-        let patches: SmallVec<[Patch; 4]> =
+        let parts: SmallVec<[(u32, Buffer); 4]> =
             self.journal.pending.borrow().within(stripe, chunk, rows).collect();
-        let pending: usize = patches.iter().map(|patch| patch.bytes.len()).sum();
+        let pending: usize = parts.iter().map(|(_, bytes)| bytes.len()).sum();
         let len = (rows.end - rows.start) as usize;
         let buffer = if pending == len {
             self.reactor.buffer(len)
         } else {
             self.read_in_place(stripe, chunk, rows, after_error).await?
         };
-        for patch in patches {
-            let at = (patch.rows.start - rows.start) as usize;
-            buffer.slice(at..at + patch.bytes.len()).copy_from(&patch.bytes);
+        for (first, bytes) in parts {
+            let at = (first - rows.start) as usize;
+            buffer.slice(at..at + bytes.len()).copy_from(&bytes);
         }
         Ok(buffer)
     }
@@ -139,16 +146,28 @@ impl Array {
         after_error: bool,
     ) -> Result<Buffer, ArrayError> {
         let first = self.layout().data_positions(chunk).start;
+        if !self.is_written(stripe) {
+            return Ok(self.zeroes(rows));
+        }
         if !after_error && let Some(Ok(buffer)) = self.read_position(stripe, first, rows).await {
             return Ok(buffer);
         }
         let mode = if after_error { Mode::Exclusive } else { Mode::Shared };
         let _rows = self.lock_rows(stripe, rows.clone(), mode).await;
+        if !self.is_written(stripe) {
+            return Ok(self.zeroes(rows));
+        }
         let (buffer, bad) = self.read_locked(stripe, chunk, rows).await?;
         if after_error {
             self.repair(stripe, rows.start, &buffer, bad).await;
         }
         Ok(buffer)
+    }
+
+    fn zeroes(&self, rows: &Range<u32>) -> Buffer {
+        let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
+        buffer.fill_zero();
+        buffer
     }
 
     /// The rows widened to whole sectors of the members.

@@ -78,7 +78,7 @@ impl Array {
         while at < stripes {
             let Ok(_request) = self.begin() else { return Ok(()) };
             let began = self.reactor.now();
-            let end = (at + window).min(stripes);
+            let end = self.window_end(at, window);
             let text = |error: ArrayError| format!("stripes {at} to {end}: {error}");
             self.rebuild_window(target, at..end).await.map_err(text)?;
             at = end;
@@ -93,6 +93,16 @@ impl Array {
         self.save_rebuild(target, MemberState::Trusted).await
     }
 
+    /// All of a region that was not written is one window: nothing is moved for it.
+    fn window_end(&self, at: u64, window: u64) -> u64 {
+        let region = self.written.stripes_of(self.written.region_of(StripeIndex(at)));
+        if self.is_written(StripeIndex(at)) {
+            (at + window).min(self.layout().stripes)
+        } else {
+            region.end
+        }
+    }
+
     async fn rebuild_window(
         self: &Rc<Self>,
         target: Target,
@@ -104,7 +114,8 @@ impl Array {
             }
         }
         let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
-        let each = stripes.clone().map(|stripe| self.rebuild_stripe(target, StripeIndex(stripe)));
+        let written = stripes.clone().map(StripeIndex).filter(|stripe| self.is_written(*stripe));
+        let each = written.map(|stripe| self.rebuild_stripe(target, stripe));
         join_all(each).await.into_iter().collect::<Result<(), _>>()?;
         // Still held by our locks: no write can have come between. But the member may have been
         // given another drive, which holds nothing of this.

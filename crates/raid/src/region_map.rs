@@ -1,8 +1,13 @@
 //! A durable set of regions: which may have parity or copies that do not agree (dirty), which were
 //! ever written, which a member missed.
 //!
-//! Invariant: a region's bit is durable on every member that keeps metadata before `mark` returns,
-//! and is cleared only after every write to the region is durable.
+//! Invariants:
+//! - a page is durable on every member that keeps metadata before `insert`, `mark`, `remove` or
+//!   `clean` returns; whoever could not take it is fenced before that;
+//! - the newest page on any member decides. At start every page is written anew with a sequence
+//!   beyond any that a crash may have left half-written, so nothing that was decided then is
+//!   decided otherwise when an absent member comes back;
+//! - a dirty region is cleaned only after every write to it is durable.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,6 +27,9 @@ use crate::members::{Identity, Members};
 
 /// A region that nobody wrote to for this long is cleaned.
 pub const QUIET_BEFORE_CLEAN: Duration = Duration::from_secs(3);
+/// Writes that fail on some members and that no later one reached all, at most. Even, so that the
+/// slot of the newest page is not the one that is written next.
+pub const SEQUENCES_PER_START: u64 = 1 << 16;
 /// Fewest stripes of one region.
 const REGION_STRIPES_MIN: u64 = 16;
 
@@ -29,6 +37,22 @@ const REGION_STRIPES_MIN: u64 = 16;
 pub fn region_stripes_for(stripes: u64) -> u32 {
     let wanted = stripes.div_ceil(PAGES_MAX * REGIONS_PER_PAGE);
     u32::try_from(wanted.max(REGION_STRIPES_MIN)).expect("less than 2^32 stripes a region")
+}
+
+/// A map as it was found on the members.
+pub struct StoredMap {
+    pub inside: Vec<bool>,
+    /// Of the newest slot of each page.
+    pub sequences: Vec<u64>,
+}
+
+impl StoredMap {
+    /// No region of the array is inside; no page was ever written.
+    pub fn empty(stripes: u64, region_stripes: u32) -> StoredMap {
+        let regions = RegionMap::region_count(stripes, region_stripes);
+        let pages = RegionMapPage::pages_for(regions);
+        StoredMap { inside: vec![false; to_usize(regions)], sequences: vec![0; to_usize(pages)] }
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -44,6 +68,8 @@ struct Region {
 struct Page {
     sequence: Cell<u64>,
     writing: Cell<bool>,
+    /// The members may hold something else than the bits wanted: a write of it failed.
+    unsettled: Cell<bool>,
 }
 
 pub struct RegionMap {
@@ -52,6 +78,8 @@ pub struct RegionMap {
     identity: Rc<Identity>,
     members: Rc<Members>,
     regions: RefCell<Vec<Region>>,
+    /// Regions whose bit is not durable.
+    outside: Cell<u64>,
     pages: Vec<Page>,
     waiting: WaitList,
 }
@@ -72,24 +100,28 @@ impl Drop for RegionGuard {
 }
 
 impl RegionMap {
-    /// `inside`: regions whose bit is set on the drives; `sequences`: of the pages there.
     pub fn new(
         kind: MapKind,
         reactor: &Reactor,
         identity: Rc<Identity>,
         members: Rc<Members>,
-        inside: &[bool],
-        sequences: &[u64],
+        stored: &StoredMap,
     ) -> Rc<RegionMap> {
         let region = |bit: &bool| Region { wanted: *bit, durable: *bit, ..Region::default() };
-        let page = |s: &u64| Page { sequence: Cell::new(*s), writing: Cell::new(false) };
+        let page = |sequence: &u64| Page {
+            sequence: Cell::new(*sequence),
+            writing: Cell::new(false),
+            unsettled: Cell::new(false),
+        };
+        let outside = stored.inside.iter().filter(|inside| !**inside).count() as u64;
         Rc::new(RegionMap {
             kind,
             reactor: reactor.clone(),
             identity,
             members,
-            regions: RefCell::new(inside.iter().map(region).collect()),
-            pages: sequences.iter().map(page).collect(),
+            regions: RefCell::new(stored.inside.iter().map(region).collect()),
+            outside: Cell::new(outside),
+            pages: stored.sequences.iter().map(page).collect(),
             waiting: WaitList::default(),
         })
     }
@@ -109,28 +141,80 @@ impl RegionMap {
         region.0 * size..end
     }
 
+    /// Regions inside.
     pub fn count(&self) -> u64 {
-        self.regions.borrow().iter().filter(|region| region.durable).count() as u64
+        self.regions.borrow().len() as u64 - self.outside.get()
+    }
+
+    /// Whether the region's bit is durable.
+    pub fn contains(&self, region: RegionIndex) -> bool {
+        // The first is the usual case for most maps, and the only look at them then.
+        self.outside.get() == 0 || self.regions.borrow()[to_usize(region.0)].durable
+    }
+
+    /// Regions inside, in order.
+    pub fn inside(&self) -> Vec<RegionIndex> {
+        let regions = self.regions.borrow();
+        let inside = regions.iter().enumerate().filter(|(_, region)| region.durable);
+        inside.map(|(index, _)| RegionIndex(index as u64)).collect()
     }
 
     /// Returns once the region's bit is durable. The bit stays while the guard lives.
     pub async fn mark(self: &Rc<Self>, region: RegionIndex) -> Result<RegionGuard, ArrayError> {
-        let index = to_usize(region.0);
-        let durable = {
-            let region = &mut self.regions.borrow_mut()[index];
-            region.writers += 1;
-            region.wanted = true;
-            region.durable
-        };
+        self.regions.borrow_mut()[to_usize(region.0)].writers += 1;
         let guard = RegionGuard { map: self.clone(), region };
-        if !durable {
-            let page = to_usize(region.0 / REGIONS_PER_PAGE);
+        self.insert(&[region]).await?;
+        Ok(guard)
+    }
+
+    /// Returns once the bits of these regions are durable.
+    pub async fn insert(&self, inside: &[RegionIndex]) -> Result<(), ArrayError> {
+        let want = |region: &RegionIndex, wanted| {
+            let region = &mut self.regions.borrow_mut()[to_usize(region.0)];
+            region.wanted = wanted || region.durable;
+        };
+        inside.iter().for_each(|region| want(region, true));
+        for region in inside {
             // Another page write may be under way, begun before this bit was wanted.
-            while !self.regions.borrow()[index].durable {
-                self.write_page_or_wait(page).await?;
+            while !self.contains(*region) {
+                want(region, true);
+                let written = self.write_page_or_wait(to_usize(region.0 / REGIONS_PER_PAGE)).await;
+                if written.is_err() {
+                    // A later write of the page must not bring it in behind the caller's back.
+                    inside.iter().for_each(|region| want(region, false));
+                    return written;
+                }
             }
         }
-        Ok(guard)
+        Ok(())
+    }
+
+    /// Takes regions out, at once; durably when this returns.
+    pub async fn remove(&self, outside: &[RegionIndex]) -> Result<(), ArrayError> {
+        let mut pages = Vec::new();
+        for region in outside {
+            let state = &mut self.regions.borrow_mut()[to_usize(region.0)];
+            self.outside.set(self.outside.get() + u64::from(state.durable));
+            (state.wanted, state.durable) = (false, false);
+            let page = to_usize(region.0 / REGIONS_PER_PAGE);
+            self.pages[page].unsettled.set(true);
+            pages.push(page);
+        }
+        pages.dedup();
+        for page in pages {
+            self.write_page(page).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes again what the members may not have: after a write of a page that failed.
+    pub async fn settle(&self) -> Result<(), ArrayError> {
+        for (number, page) in self.pages.iter().enumerate() {
+            if page.unsettled.get() {
+                self.write_page(number).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Dirty regions that nobody wrote to for `quiet_for`: they could be cleaned, were all their
@@ -152,21 +236,21 @@ impl RegionMap {
         quiet: &[RegionIndex],
         flush_began: Instant,
     ) -> Result<(), ArrayError> {
-        let mut pages = Vec::new();
-        for region in quiet {
-            let state = &mut self.regions.borrow_mut()[to_usize(region.0)];
-            if state.writers == 0 && state.last_write < flush_began {
-                // From here a new writer waits for the bit again.
-                state.wanted = false;
-                state.durable = false;
-                pages.push(to_usize(region.0 / REGIONS_PER_PAGE));
-            }
+        let still_quiet = |region: &&RegionIndex| {
+            let state = &self.regions.borrow()[to_usize(region.0)];
+            state.writers == 0 && state.last_write < flush_began
+        };
+        // From here a new writer waits for the bit again.
+        let quiet: Vec<RegionIndex> = quiet.iter().filter(still_quiet).copied().collect();
+        self.remove(&quiet).await
+    }
+
+    /// At start: what was found is what holds from now on, whatever an absent member shows later.
+    pub async fn write_all_anew(&self) -> Result<(), ArrayError> {
+        for page in &self.pages {
+            page.sequence.set(page.sequence.get() + SEQUENCES_PER_START);
         }
-        pages.dedup();
-        for page in pages {
-            self.write_page(page).await?;
-        }
-        Ok(())
+        self.write_all().await
     }
 
     /// Writes every page to all members, as it is: for a member that has just joined.
@@ -217,10 +301,16 @@ impl RegionMap {
         let writes = targets.iter().map(|t| self.write_to(t.index(), record.clone(), sequence));
         let results = join_all(writes).await;
         self.members.fence_failed(&targets, &results).await?;
+        let mut changed = false;
         for (index, wanted) in wanted.iter().enumerate() {
             let region = &mut self.regions.borrow_mut()[first + index];
-            region.durable |= *wanted && region.wanted;
+            changed |= *wanted != region.wanted;
+            if *wanted && region.wanted && !region.durable {
+                region.durable = true;
+                self.outside.set(self.outside.get() - 1);
+            }
         }
+        self.pages[page].unsettled.set(changed);
         Ok(())
     }
 

@@ -174,6 +174,7 @@ impl Array {
             return Ok(());
         }
         let began = self.reactor.now();
+        self.written.settle().await?;
         self.members.flush().await?;
         self.dirty.clean(&quiet, began).await
     }

@@ -43,6 +43,9 @@ impl Array {
     async fn scrub(self: &Rc<Self>, repair: bool) {
         let mut report = ScrubReport::default();
         for stripe in 0..self.layout().stripes {
+            if !self.is_written(StripeIndex(stripe)) {
+                continue;
+            }
             let Ok(_request) = self.begin() else { return };
             let began = self.reactor.now();
             self.scrub_stripe(StripeIndex(stripe), repair, &mut report).await;
@@ -75,6 +78,9 @@ impl Array {
             },
         };
         let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
+        if !self.is_written(stripe) {
+            return;
+        }
         match self.verify(stripe).await {
             Verdict::Agrees => {}
             Verdict::Unreadable => report.unreadable_stripes += 1,

@@ -7,11 +7,11 @@ use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{Level, MemberState, NAME_BYTES, Policy, STRIPES_MAX};
 use ashlar_format::drive_label::DriveLabel;
-use ashlar_format::region_map::{MapKind, RegionMapPage};
+use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
 
-use crate::array::Array;
+use crate::array::{Array, StoredMaps};
 pub use crate::assemble::AssembleOptions;
 use crate::assemble::{Found, find, read_map};
 use crate::destage::DESTAGERS;
@@ -21,8 +21,7 @@ use crate::layout::{Layout, Shape};
 use crate::lease::{self, Claim, Host, Leasehold};
 use crate::members::{Identity, Member, Members};
 use crate::mode::Mode;
-use crate::region_map::{RegionMap, region_stripes_for};
-use crate::stripe_set::StripeSet;
+use crate::region_map::{StoredMap, region_stripes_for};
 
 /// What an array shall be.
 #[derive(Clone, Debug)]
@@ -57,28 +56,10 @@ impl Array {
         let policy = spec.policy.unwrap_or(identity.layout.default_policy());
         identity.layout.check_policy(policy).map_err(ChangeError::Spec)?;
         let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0, policy));
-        let stripes = identity.layout.stripes;
-        let regions = RegionMap::region_count(stripes, identity.region_stripes);
-        // Until they are known to be zero, all stripes wait for resync.
-        let dirty = vec![identity.layout.is_redundant(); to_usize(regions)];
-        let pages = vec![0; to_usize(RegionMapPage::pages_for(regions))];
-        let dirty = RegionMap::new(
-            MapKind::Dirty,
-            reactor,
-            identity.clone(),
-            members.clone(),
-            &dirty,
-            &pages,
-        );
-        let unsynced = StripeSet::none(stripes);
-        let array = Array::new(reactor, identity, members, dirty, unsynced, 0);
-        let mut zeroed = true;
-        for index in 0..array.layout().members() {
-            zeroed &= array.zero_member(MemberIndex::new(index)).await;
-        }
-        if !zeroed && array.layout().is_redundant() {
-            (0..stripes).for_each(|stripe| array.unsynced.insert(StripeIndex(stripe)));
-        }
+        let empty = || StoredMap::empty(identity.layout.stripes, identity.region_stripes);
+        // Nothing was written: nothing has to be zeroed or to agree.
+        let maps = StoredMaps { dirty: empty(), written: empty() };
+        let array = Array::new(reactor, identity.clone(), members, &maps);
         if let Some(host) = spec.host {
             array.hold(host, Claim::after(None, reactor.now()));
         }
@@ -101,7 +82,7 @@ impl Array {
     }
 
     async fn write_metadata(self: &Rc<Self>, list: &[Member]) -> Result<(), ChangeError> {
-        self.dirty.write_all().await?;
+        self.write_maps().await?;
         self.write_table(&*self.read_table().await?).await?;
         self.members.save().await?;
         // Labels last: before them there is no array.
@@ -129,8 +110,10 @@ impl Array {
         options: AssembleOptions,
     ) -> Result<Rc<Array>, AssembleError> {
         let (found, claim) = find_and_take(reactor, drives, options).await?;
-        let (dirty, pages) =
-            read_map(MapKind::Dirty, reactor, &found.identity, &found.members).await;
+        let maps = StoredMaps {
+            dirty: read_map(MapKind::Dirty, reactor, &found, options).await?,
+            written: read_map(MapKind::Written, reactor, &found, options).await?,
+        };
         let identity = found.identity;
         let (generation, journal_from) = (found.generation, found.journal_from);
         let members = Members::new(
@@ -141,21 +124,11 @@ impl Array {
             journal_from,
             found.policy,
         );
-        let members = Rc::new(members);
-        let map = RegionMap::new(
-            MapKind::Dirty,
-            reactor,
-            identity.clone(),
-            members.clone(),
-            &dirty,
-            &pages,
-        );
-        let unsynced = StripeSet::none(identity.layout.stripes);
-        let array = Array::new(reactor, identity.clone(), members, map, unsynced, 0);
+        let array = Array::new(reactor, identity.clone(), Rc::new(members), &maps);
         if let Some((host, claim)) = options.host.zip(claim) {
             array.hold(host, claim);
         }
-        if let Err(error) = array.bring_up(journal_from, &dirty).await {
+        if let Err(error) = array.bring_up(journal_from).await {
             array.release().await;
             let lost_to = array.status().lost_to;
             return Err(lost_to.map_or(error.into(), |host| AssembleError::InUse { host }));
@@ -166,21 +139,20 @@ impl Array {
     }
 
     /// Makes what the drives say the state of an array that may be written to.
-    async fn bring_up(
-        self: &Rc<Self>,
-        journal_from: u64,
-        dirty: &[bool],
-    ) -> Result<(), ArrayError> {
+    async fn bring_up(self: &Rc<Self>, journal_from: u64) -> Result<(), ArrayError> {
         self.sure().await;
+        self.dirty.write_all_anew().await?;
+        self.written.write_all_anew().await?;
         // A crash may have left the newest superblock on some members only; nothing may rest on it
         // before it is on all. And from here on the generation is one of this start alone.
         self.members.save().await?;
         self.journal.begin_sequences(self.members.generation());
         if journal_from == 0 {
-            for (region, _) in dirty.iter().enumerate().filter(|(_, dirty)| **dirty) {
-                let region = ashlar_format::units::RegionIndex(region as u64);
-                let stripes = self.dirty.stripes_of(region);
-                stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
+            for region in self.dirty.inside() {
+                if self.written.contains(region) {
+                    let stripes = self.dirty.stripes_of(region);
+                    stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
+                }
             }
         } else {
             self.replay(journal_from).await?;
@@ -254,7 +226,7 @@ impl Array {
         if !taken {
             return Err(ChangeError::Busy("another change of this member"));
         }
-        self.dirty.write_all().await?;
+        self.write_maps().await?;
         Ok(self.renew_table().await?)
     }
 
@@ -305,7 +277,7 @@ impl Array {
         index: MemberIndex,
         member: &Member,
     ) -> Result<(), ChangeError> {
-        self.dirty.write_all().await?;
+        self.write_maps().await?;
         self.renew_table().await?;
         self.write_label(index, member).await
     }

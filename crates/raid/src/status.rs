@@ -114,6 +114,9 @@ pub struct ArrayStatus {
     pub policy: Policy,
     pub journal: JournalStatus,
     pub members: Vec<MemberStatus>,
+    /// Regions in all, and those that were ever written: the others take no part in long work.
+    pub regions: u64,
+    pub written_regions: u64,
     /// Regions whose dirty bit is set.
     pub dirty_regions: u64,
     /// Stripes that wait for resync.

@@ -89,12 +89,6 @@ impl Array {
         self.members.fence_failed(&members, &results).await?;
         // A trusted member that is away has missed the table, too: alone, it would show the old
         // one.
-        let away: Vec<MemberIndex> = {
-            let list = self.members.list();
-            let without = self.members.serves_all();
-            let away = list.iter().enumerate().filter(|(_, m)| without && m.alive().is_none());
-            away.map(|(index, _)| MemberIndex::new(index)).collect()
-        };
-        self.members.fence(away.into_iter()).await
+        self.members.fence_absent().await
     }
 }

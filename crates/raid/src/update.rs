@@ -315,6 +315,9 @@ impl Array {
     /// Whether a write of this data chunk could be kept.
     pub(crate) fn can_store(&self, stripe: StripeIndex, chunk: u8) -> bool {
         let layout = self.layout();
+        if !self.is_written(stripe) && !self.members.serves_all() {
+            return false;
+        }
         let writable = self.members.held(stripe);
         if layout.parity == 0 {
             return writable & bits(layout.data_positions(chunk)) != 0;

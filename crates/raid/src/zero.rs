@@ -1,7 +1,7 @@
 //! Zeroing and TRIM: whole stripes by the drives themselves, the rest as ordinary writes.
 //!
-//! A stripe of zeroes has parity of zeroes at every level, so drives can zero their parts without
-//! any data being sent.
+//! Whole regions are forgotten (see `written`). A stripe of zeroes has parity of zeroes at every
+//! level, so beside them drives can zero their parts without any data being sent.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use ashlar_drive::error::DriveError;
 use ashlar_format::units::{MemberIndex, RegionIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::join::join_all;
-use ashlar_reactor::range_lock::Mode as Lock;
+use ashlar_reactor::range_lock::{Mode as Lock, RangeGuard};
 
 use crate::array::Array;
 use crate::error::ArrayError;
@@ -40,35 +40,60 @@ impl Array {
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
-        let stripe = self.stripe_bytes();
-        let end = offset + len;
-        let first = offset.next_multiple_of(stripe).min(end);
-        let last = (end / stripe * stripe).max(first);
-        self.write_zero_bytes(offset, first).await?;
-        let mut at = first / stripe;
-        while at < last / stripe {
-            let until = (at + STRIPES_AT_ONCE).min(last / stripe);
-            self.zero_stripes(at..until).await?;
-            at = until;
+        let (whole, parts) = self.by_regions(offset, len);
+        for part in parts {
+            self.zero_range(part).await?;
         }
-        self.write_zero_bytes(last, end).await
+        self.forget(whole).await
     }
 
     /// Gives space under whole stripes of the range back; they read as zeroes. What is left of the
-    /// range keeps its bytes, and so does all of it where drives cannot do it themselves.
+    /// range keeps its bytes, and so does what is beside whole regions where drives cannot zero.
     pub async fn discard(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
         let _request = self.admit().await?;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
-        let stripe = self.stripe_bytes();
-        let (mut at, last) = (offset.div_ceil(stripe), (offset + len) / stripe);
-        while at < last && !self.cannot_zero.get() {
-            let until = (at + STRIPES_AT_ONCE).min(last);
-            self.zero_by_drives(at..until).await?;
-            at = until;
+        let (whole, parts) = self.by_regions(offset, len);
+        for part in parts {
+            let stripe = self.stripe_bytes();
+            let stripes = part.start.div_ceil(stripe)..part.end / stripe;
+            for some in in_steps(stripes, STRIPES_AT_ONCE) {
+                if !self.cannot_zero.get() {
+                    self.zero_by_drives(some).await?;
+                }
+            }
         }
-        Ok(())
+        self.forget(whole).await
+    }
+
+    /// The whole regions of a range, and the bytes beside them in regions that are not blank. (What
+    /// is in a blank one is zero now, and stays so unless someone writes to it at the same time.)
+    fn by_regions(&self, offset: u64, len: u64) -> (Range<u64>, Vec<Range<u64>>) {
+        let region = self.region_bytes();
+        let end = offset + len;
+        // The last region of the array may be a short one.
+        let to_end = end == self.capacity();
+        let first = offset.div_ceil(region);
+        let last = if to_end { end.div_ceil(region) } else { end / region };
+        let whole = first..last.max(first);
+        let head = offset..(whole.start * region).min(end);
+        let tail = (whole.end * region).clamp(head.end, end)..end;
+        let parts = [head, tail].into_iter();
+        let parts = parts.filter(|part| !part.is_empty());
+        (whole, parts.filter(|part| !self.is_blank(RegionIndex(part.start / region))).collect())
+    }
+
+    /// A range in one region.
+    async fn zero_range(self: &Rc<Self>, range: Range<u64>) -> Result<(), ArrayError> {
+        let stripe = self.stripe_bytes();
+        let first = range.start.next_multiple_of(stripe).min(range.end);
+        let last = (range.end / stripe * stripe).max(first);
+        self.write_zero_bytes(range.start, first).await?;
+        for stripes in in_steps(first / stripe..last / stripe, STRIPES_AT_ONCE) {
+            self.zero_stripes(stripes).await?;
+        }
+        self.write_zero_bytes(last, range.end).await
     }
 
     async fn write_zero_bytes(self: &Rc<Self>, from: u64, to: u64) -> Result<(), ArrayError> {
@@ -98,21 +123,18 @@ impl Array {
         self.write_zero_bytes(stripes.start * stripe, stripes.end * stripe).await
     }
 
+    /// `stripes`: of one region.
     async fn zero_by_drives(self: &Rc<Self>, stripes: Range<u64>) -> Result<Zeroed, ArrayError> {
         let mode = self.enter_mode().await?;
         if mode.mode == Mode::Journaled {
             self.zero_journaled(stripes).await?;
             return Ok(Zeroed::All);
         }
-        let mut regions = Vec::new();
-        if self.layout().is_redundant() {
-            let first = self.dirty.region_of(StripeIndex(stripes.start));
-            let last = self.dirty.region_of(StripeIndex(stripes.end - 1));
-            for region in first.0..=last.0 {
-                regions.push(self.dirty.mark(RegionIndex(region)).await?);
-            }
-        }
+        let _dirty = self.mark_dirty(StripeIndex(stripes.start)).await?;
         let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
+        if !self.is_written(StripeIndex(stripes.start)) {
+            return Ok(Zeroed::All);
+        }
         let members = 0..self.layout().members();
         let results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
         if results.iter().all(|result| *result == Err(DriveError::Unsupported)) {
@@ -128,16 +150,26 @@ impl Array {
         let entries = [Entry::Zeroes { stripes: stripes.clone() }];
         loop {
             let seen = self.journal.changes();
+            // Before the stripes: whoever has a sector may wait for those who need a stripe.
+            let _sectors = self.lock_sectors(stripes.clone()).await;
             // Held first: what is written from now on is put in place after the zeroes.
             let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
             let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
-                drop(_locks);
+                drop((_locks, _sectors));
+                if let Some(error) = self.journal.stuck() {
+                    return Err(error);
+                }
                 self.journal.changed_since(seen).await;
                 continue;
             };
             let (sequence, hold) = appended?;
-            self.members.flush().await?;
-            if let Err(error) = self.zero_in_place(stripes.clone()).await {
+            if let Err(error) = self.journal.flush().await {
+                self.journal.void(sequence).await;
+                return Err(error);
+            }
+            if self.is_written(StripeIndex(stripes.start))
+                && let Err(error) = self.zero_in_place(stripes.clone()).await
+            {
                 // Half of it may be done: after a crash it must be done whole.
                 self.kept_batches.borrow_mut().push(hold);
                 stripes.for_each(|stripe| self.torn_stripes.insert(StripeIndex(stripe)));
@@ -154,36 +186,72 @@ impl Array {
         }
     }
 
+    /// Locks all sectors of these stripes that may be written in parts.
+    pub(crate) async fn lock_sectors(&self, stripes: Range<u64>) -> Vec<RangeGuard> {
+        let mut guards = Vec::new();
+        for stripe in stripes.filter(|_| self.sector_bytes > 512) {
+            let sectors = self.sector_locks.lock(stripe..stripe + 1, Lock::Exclusive);
+            guards.push(sectors.await);
+        }
+        guards
+    }
+
     /// Zeroes stripes on all members that hold them; those that miss it are fenced.
     pub(crate) async fn zero_in_place(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
-        let layout = self.layout();
-        let members = 0..layout.members();
-        let mut results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
-        for (index, result) in results.iter_mut().enumerate() {
-            if *result == Err(DriveError::Unsupported) {
-                self.cannot_zero.set(true);
-                *result = self.write_zero_part(index, &stripes).await;
-            }
-        }
+        let members = 0..self.layout().members();
+        let results = join_all(members.map(|index| self.zero_or_write(index, &stripes))).await;
         if results.contains(&Err(DriveError::NoSpace)) {
             return Err(ArrayError::NoSpace);
         }
-        let all = bits(0..layout.positions());
         for stripe in stripes.map(StripeIndex) {
-            let member = |position: u8| layout.member_at(stripe, position).index();
-            let held = self.members.held(stripe);
-            let done = each(held).filter(|p| results[member(*p)].is_ok());
-            let done: Positions = done.fold(0, |bits, position| bits | 1 << position);
-            if done != held && !self.can_do_with(done) {
+            let done = self.held_and_done(stripe, &results);
+            if done != self.members.held(stripe) && !self.can_do_with(done) {
                 return Err(ArrayError::Lost);
             }
-            self.members.fence_missed(stripe, all & !done).await?;
+            self.fence_others(stripe, done).await?;
         }
         Ok(())
     }
 
+    /// Lets one member zero its part, or writes zeroes for it.
+    pub(crate) async fn zero_or_write(
+        &self,
+        index: usize,
+        stripes: &Range<u64>,
+    ) -> Result<(), DriveError> {
+        match self.zero_part(index, stripes).await {
+            Err(DriveError::Unsupported) => {
+                self.cannot_zero.set(true);
+                self.write_zero_part(index, stripes).await
+            }
+            other => other,
+        }
+    }
+
+    /// The positions of a stripe that are held, by members whose result is good.
+    pub(crate) fn held_and_done(
+        &self,
+        stripe: StripeIndex,
+        results: &[Result<(), DriveError>],
+    ) -> Positions {
+        let good =
+            |position: &u8| results[self.layout().member_at(stripe, *position).index()].is_ok();
+        let done = each(self.members.held(stripe)).filter(good);
+        done.fold(0, |bits, position| bits | 1 << position)
+    }
+
+    /// The other positions of the stripe missed what these have.
+    pub(crate) async fn fence_others(
+        &self,
+        stripe: StripeIndex,
+        done: Positions,
+    ) -> Result<(), ArrayError> {
+        let all = bits(0..self.layout().positions());
+        self.members.fence_missed(stripe, all & !done).await
+    }
+
     /// Whether these positions of a stripe are enough to read all of it.
-    fn can_do_with(&self, positions: Positions) -> bool {
+    pub(crate) fn can_do_with(&self, positions: Positions) -> bool {
         let layout = self.layout();
         let copies = |chunk: u8| bits(layout.data_positions(chunk));
         if layout.parity > 0 {
@@ -209,7 +277,7 @@ impl Array {
 
     fn drive_of(&self, index: usize) -> Result<(Rc<Drive>, u64), DriveError> {
         let list = self.members.list();
-        let drive = list[index].alive().cloned().ok_or(DriveError::Gone)?;
+        let drive = list[index].keeps_metadata().cloned().ok_or(DriveError::Gone)?;
         Ok((drive, list[index].areas.data.offset))
     }
 
@@ -219,30 +287,31 @@ impl Array {
         stripes: Range<u64>,
         results: &[Result<(), DriveError>],
     ) -> Result<Zeroed, ArrayError> {
-        let layout = self.layout();
         let unable = [Err(DriveError::Unsupported), Err(DriveError::NoSpace)];
         let unable = results.iter().any(|result| unable.contains(result));
         for stripe in stripes.clone().map(StripeIndex) {
-            let member = |position: u8| layout.member_at(stripe, position).index();
-            let missed = each(bits(0..layout.positions())).filter(|p| results[member(*p)].is_err());
-            let missed = missed.fold(0, |bits, position| bits | 1 << position);
-            let mut current = vec![false; layout.members()];
-            each(self.members.held(stripe) & !missed).for_each(|p| current[member(p)] = true);
-            if missed != 0 && (unable || !layout.survives(&current)) {
+            let done = self.held_and_done(stripe, results);
+            let missed = done != self.members.held(stripe);
+            if missed && (unable || !self.can_do_with(done)) {
                 // Some drives have zeroed their part: until all of it is written, the stripes may
                 // not agree.
-                if layout.is_redundant() {
+                if self.layout().is_redundant() {
                     stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
                 }
                 return Ok(Zeroed::Some);
             }
-            self.members.fence_missed(stripe, missed).await?;
+            self.fence_others(stripe, done).await?;
         }
         stripes.for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
         Ok(Zeroed::All)
     }
 
-    async fn zero_part(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
+    /// Lets one member zero its part of these stripes.
+    pub(crate) async fn zero_part(
+        &self,
+        index: usize,
+        stripes: &Range<u64>,
+    ) -> Result<(), DriveError> {
         let (drive, base) = self.drive_of(index)?;
         let range = self.layout().member_range(stripes.clone(), MemberIndex::new(index));
         if range.is_empty() {
@@ -250,26 +319,10 @@ impl Array {
         }
         drive.write_zeroes(base + range.start, range.end - range.start).await
     }
+}
 
-    /// Asks one member to zero its whole data area. False if it cannot do that quickly.
-    pub(crate) async fn zero_member(&self, index: MemberIndex) -> bool {
-        let (drive, area) = {
-            let list = self.members.list();
-            let member = &list[index.index()];
-            let Some(drive) = member.alive().cloned() else { return false };
-            (drive, member.areas.data)
-        };
-        if !drive.limits().zeroes_cheaply {
-            return false;
-        }
-        let mut at = 0;
-        while at < area.len {
-            let part = (1 << 30).min(area.len - at);
-            if drive.write_zeroes(area.offset + at, part).await.is_err() {
-                return false;
-            }
-            at += part;
-        }
-        true
-    }
+/// A range cut into ranges of at most `step`.
+fn in_steps(range: Range<u64>, step: u64) -> impl Iterator<Item = Range<u64>> {
+    let Range { start, end } = range;
+    (start..end).step_by(to_usize(step)).map(move |at| at..(at + step).min(end))
 }

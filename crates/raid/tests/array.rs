@@ -1,151 +1,19 @@
 //! Goal: every level keeps what was written: healthy, degraded, rebuilt, and after a restart.
 //! Method: arrays on RAM drives, random reads and writes against a plain copy of the bytes.
-#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod pair;
 
 use std::rc::Rc;
-use std::time::Duration;
 
-use ashlar_drive::drive::{Drive, Limits};
+use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::Level;
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
-use ashlar_raid::start::{ArraySpec, AssembleOptions};
-use ashlar_raid::status::{ArrayState, ScrubState};
-use ashlar_reactor::buffer::Buffers;
-use ashlar_reactor::executor::{Order, Reactor};
-use ashlar_reactor::op::Device;
-use ashlar_reactor::prng::Prng;
-use ashlar_reactor::uring::UringBackend;
-
-const DRIVE_BYTES: u64 = 12 << 20;
-
-fn drive(reactor: &Reactor, name: &str, sector_bytes: u32) -> Rc<Drive> {
-    let limits = Limits { bytes: DRIVE_BYTES, sector_bytes, zeroes_cheaply: true };
-    Drive::new(reactor, Device::Ram { bytes: DRIVE_BYTES }, limits, name)
-}
-
-fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
-    let backend = UringBackend::new().unwrap();
-    let reactor = Reactor::new(Box::new(backend), Order::Fifo);
-    let future = test(reactor.clone());
-    reactor.block_on(future).expect("the test ends");
-}
-
-/// The array and what it should hold.
-struct Pair {
-    reactor: Reactor,
-    array: Rc<Array>,
-    bytes: Vec<u8>,
-    prng: Prng,
-}
-
-impl Pair {
-    async fn new(reactor: &Reactor, level: Level, members: usize, sector: u32) -> Pair {
-        let spec = ArraySpec {
-            uuid: [9; 16],
-            name: "test".into(),
-            level,
-            chunk_bytes: 16 << 10,
-            shape: ashlar_raid::layout::Shape::default(),
-            policy: None,
-            host: None,
-        };
-        let drives =
-            (0..members).map(|i| ([i as u8; 16], drive(reactor, &format!("d{i}"), sector)));
-        let array = Array::create(reactor, &spec, drives.collect()).await.unwrap();
-        let bytes = vec![0; array.capacity().min(4 << 20) as usize];
-        Pair { reactor: reactor.clone(), array, bytes, prng: Prng::from_seed(7) }
-    }
-
-    /// A random range of whole sectors, often small, sometimes over several stripes.
-    fn range(&mut self) -> (usize, usize) {
-        let len_max = [8, 64, 700][self.prng.index(3)];
-        let len = 512 * (1 + self.prng.index(len_max));
-        let at = 512 * self.prng.index((self.bytes.len() - len) / 512 + 1);
-        (at, len)
-    }
-
-    async fn write_some(&mut self, count: usize) {
-        for _ in 0..count {
-            let (at, len) = self.range();
-            if self.prng.chance(1, 12) {
-                self.bytes[at..at + len].fill(0);
-                self.array.write_zeroes(at as u64, len as u64).await.unwrap();
-                continue;
-            }
-            let value = self.prng.next_u64().to_le_bytes();
-            let new: Vec<u8> = (0..len).map(|i| value[i % 8] ^ (i / 512) as u8).collect();
-            self.bytes[at..at + len].copy_from_slice(&new);
-            // Pieces of odd sizes, as a guest may give them.
-            let first = (512 * self.prng.index(3)).min(len - 512);
-            let mut from = Buffers::default();
-            for part in [&new[..first], &new[first..]] {
-                for part in part.chunks(1 << 20).filter(|part| !part.is_empty()) {
-                    let buffer = self.reactor.buffer(part.len());
-                    buffer.copy_from_slice(part);
-                    from.push(buffer);
-                }
-            }
-            self.array.write(at as u64, from).await.unwrap();
-        }
-    }
-
-    async fn read(&self, at: usize, len: usize) -> Result<Vec<u8>, ArrayError> {
-        let into = self.reactor.buffer(len);
-        self.array.read(at as u64, into.clone().into()).await?;
-        Ok(into.bytes().to_vec())
-    }
-
-    async fn check(&mut self) {
-        for at in (0..self.bytes.len()).step_by(1 << 18) {
-            let len = (1 << 18).min(self.bytes.len() - at);
-            let read = self.read(at, len).await.unwrap();
-            let wrong = read.iter().zip(&self.bytes[at..]).position(|(a, b)| a != b);
-            assert_eq!(wrong.map(|w| w + at), None, "first wrong byte");
-        }
-        for _ in 0..20 {
-            let (at, len) = self.range();
-            assert!(self.read(at, len).await.unwrap() == self.bytes[at..at + len]);
-        }
-    }
-
-    async fn scrub_is_clean(&self) {
-        self.array.start_scrub(false).unwrap();
-        loop {
-            self.reactor.sleep(Duration::from_millis(1)).await;
-            if let ScrubState::Finished { report } = self.array.status().scrub {
-                assert_eq!(report.mismatched_stripes, 0, "{report:?}");
-                assert_eq!(report.unreadable_stripes, 0, "{report:?}");
-                return;
-            }
-        }
-    }
-
-    async fn rebuilt(&self) {
-        while self.array.status().rebuild.is_some() {
-            self.reactor.sleep(Duration::from_millis(1)).await;
-        }
-        assert_eq!(self.array.status().rebuild_error, None);
-    }
-
-    async fn replace(&self, member: u8) {
-        let new = drive(&self.reactor, "new", 512);
-        let uuid = [200 + member; 16];
-        self.array.replace_member(MemberIndex(member), new, uuid).await.unwrap();
-    }
-
-    /// Stops the array and puts it together again from its drives, in reverse order.
-    async fn restart(&mut self, options: AssembleOptions) {
-        let members = self.array.status().members;
-        self.array.stop().await.unwrap();
-        assert_eq!(self.read(0, 512).await, Err(ArrayError::Stopped));
-        let mut drives: Vec<_> = members.into_iter().filter_map(|m| m.drive).collect();
-        drives.retain(|drive| drive.is_alive());
-        drives.reverse();
-        self.array = Array::assemble(&self.reactor, drives, options).await.unwrap();
-    }
-}
+use ashlar_raid::start::AssembleOptions;
+use ashlar_raid::status::ArrayState;
+use pair::{Pair, drive, run};
 
 const REDUNDANT: [(Level, usize, &[u8]); 5] = [
     (Level::Raid1, 2, &[0]),

@@ -34,8 +34,9 @@ pub fn run_caught(seed: u64, options: Options) -> Verdict {
     })
 }
 
-pub const ALL_CANARIES: [Canary; 6] = [
+pub const ALL_CANARIES: [Canary; 7] = [
     Canary::NoDirtyMap,
+    Canary::NoWrittenMap,
     Canary::NoFlush,
     Canary::NoFence,
     Canary::NoJournal,

@@ -42,7 +42,7 @@ async fn read_all(life: &Life) {
     }
 }
 
-/// Reads every stripe that was ever written, or is not zero on some drive.
+/// Reads every stripe that was ever written, or is not zero on some drive where that matters.
 async fn read_used(life: &Life) {
     let stripe_bytes = life.array.stripe_bytes();
     for stripe in 0..life.volume.bytes() / stripe_bytes {
@@ -50,7 +50,8 @@ async fn read_used(life: &Life) {
         let blank = on_members(life, |members| {
             inspect::is_blank(members, life.array.layout(), StripeIndex(stripe))
         });
-        let used = !blank || life.oracle.borrow().was_written(at, stripe_bytes);
+        let in_use = !blank && life.array.is_written(StripeIndex(stripe));
+        let used = in_use || life.oracle.borrow().was_written(at, stripe_bytes);
         if used && !life.world.borrow().is_dark() {
             life.read(at, stripe_bytes).await;
         }
@@ -213,7 +214,8 @@ async fn scrub(life: &Life) {
 fn agreement(life: &Life) {
     let layout = life.array.layout();
     let differs = on_members(life, |members| {
-        let mut stripes = (0..layout.stripes).map(StripeIndex);
+        let stripes = (0..layout.stripes).map(StripeIndex);
+        let mut stripes = stripes.filter(|stripe| life.array.is_written(*stripe));
         stripes.find(|stripe| !inspect::agrees(members, layout, *stripe))
     });
     if let Some(stripe) = differs {

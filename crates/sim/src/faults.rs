@@ -106,7 +106,7 @@ impl Plan {
                 bytes: label::DRIVE_BYTES_MIN,
                 sector_bytes: 512,
                 volatile_cache: true,
-                zeroes_cheaply: true,
+                zeroes: true,
                 latency_ns_min: 10_000,
                 latency_ns_max: 200_000,
             },
@@ -215,7 +215,7 @@ fn draw_traits(prng: &mut Prng) -> Traits {
         bytes: label::DRIVE_BYTES_MIN,
         sector_bytes: if prng.chance(1, 5) { 4096 } else { 512 },
         volatile_cache: !prng.chance(1, 8),
-        zeroes_cheaply: !prng.chance(1, 6),
+        zeroes: !prng.chance(1, 6),
         latency_ns_min: latency.0,
         latency_ns_max: latency.1,
     }

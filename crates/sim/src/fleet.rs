@@ -11,13 +11,17 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::MemberState;
+use ashlar_raid::label;
 use ashlar_raid::layout::Layout;
 use ashlar_raid::status::ArrayStatus;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
 
-use crate::drive::{SimDrive, Traits};
+use crate::drive::{BLOCK_BYTES, SimDrive, Traits};
 use crate::world::{SharedWorld, World};
+
+/// One block of litter in so many bytes: some in each chunk.
+const LITTER_STEP_BYTES: usize = 12 << 10;
 
 pub struct Fleet {
     world: SharedWorld,
@@ -54,11 +58,13 @@ impl Fleet {
         fleet
     }
 
-    /// A blank drive.
+    /// A drive that belongs to nobody.
     pub fn new_drive(&mut self) -> u32 {
         let number = self.world.borrow().drives.len();
         let uuid = self.new_uuid(number);
-        let drive = self.world.borrow_mut().add_drive(SimDrive::new(self.traits, uuid));
+        let mut blank = SimDrive::new(self.traits, uuid);
+        litter(&mut blank, self.layout.parity);
+        let drive = self.world.borrow_mut().add_drive(blank);
         self.by_uuid.insert(uuid, drive);
         drive
     }
@@ -89,7 +95,7 @@ impl Fleet {
         let limits = Limits {
             bytes: self.traits.bytes,
             sector_bytes: self.traits.sector_bytes,
-            zeroes_cheaply: self.traits.zeroes_cheaply,
+            zeroes_cheaply: self.traits.zeroes,
         };
         Drive::new(reactor, Device::Simulated { drive }, limits, &format!("d{drive}"))
     }
@@ -157,4 +163,13 @@ impl Fleet {
         let all = self.slots.iter().chain(former).copied();
         all.filter(|drive| !world.drives[*drive as usize].dead).collect()
     }
+}
+
+/// A drive that was never written is not empty: some blocks of the data area hold anything.
+fn litter(drive: &mut SimDrive, parity: u8) {
+    let Some(areas) = label::plan(drive.traits.bytes, parity) else { return };
+    for at in areas.data.range().step_by(LITTER_STEP_BYTES) {
+        drive.write(at, &[0x5a; BLOCK_BYTES]);
+    }
+    drive.flush(u64::MAX);
 }

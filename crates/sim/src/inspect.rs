@@ -4,7 +4,7 @@
 use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::record;
-use ashlar_format::region_map::{self, RegionMapPage};
+use ashlar_format::region_map::{self, MapKind, RegionMapPage};
 use ashlar_format::units::StripeIndex;
 use ashlar_raid::label;
 use ashlar_raid::layout::Layout;
@@ -34,9 +34,9 @@ pub fn owner(drive: &SimDrive) -> Option<[u8; 16]> {
     })
 }
 
-/// The first page of the dirty map of one drive: the only one, on drives this small.
-pub fn dirty_page(drive: &SimDrive) -> Option<RegionMapPage> {
-    let area = label::plan(drive.traits.bytes, 0)?.dirty_map.offset;
+/// The first page of a map of one drive: the only one, on drives this small.
+fn map_page(kind: MapKind, drive: &SimDrive) -> Option<RegionMapPage> {
+    let area = label::map_area(&label::plan(drive.traits.bytes, 0)?, kind).offset;
     let owner = owner(drive)?;
     let slots = (0..region_map::SLOTS).filter_map(|slot| {
         let home = area + RegionMapPage::slot_offset(0, slot);
@@ -44,6 +44,14 @@ pub fn dirty_page(drive: &SimDrive) -> Option<RegionMapPage> {
         record::open::<RegionMapPage>(&bytes, Some(owner), home).ok().cloned()
     });
     slots.max_by_key(|page| page.header.sequence.get())
+}
+
+/// The page of a map that decides among these drives.
+pub fn newest_page<'a>(
+    kind: MapKind,
+    drives: impl Iterator<Item = &'a SimDrive>,
+) -> Option<RegionMapPage> {
+    drives.filter_map(|drive| map_page(kind, drive)).max_by_key(|page| page.header.sequence.get())
 }
 
 /// The superblock that decides among these drives.

@@ -142,8 +142,9 @@ impl Life {
         if good {
             self.note(|| format!("{what} {offset} +{len} acknowledged"));
             let stripe = self.array.stripe_bytes();
-            let whole = offset.div_ceil(stripe)..(offset + len) / stripe;
-            self.unsure.borrow_mut().retain(|unsure| !whole.contains(unsure));
+            for whole in offset.div_ceil(stripe)..(offset + len) / stripe {
+                self.unsure.borrow_mut().remove(&whole);
+            }
         }
     }
 
@@ -226,6 +227,9 @@ impl Life {
         if prng.chance(1, self.plan.flush_one_in) {
             return self.flush().await;
         }
+        if prng.chance(1, 60) {
+            return self.forget_regions(hot, prng).await;
+        }
         let (offset, len) = self.range(hot, prng);
         match prng.below(20) {
             0 => self.write(offset, len, true).await,
@@ -238,6 +242,21 @@ impl Life {
                 self.write(offset / stripe * stripe, stripe, false).await;
             }
             _ => self.write(offset, len, false).await,
+        }
+    }
+
+    /// Zeroes or discards a region or two, and perhaps a little more.
+    async fn forget_regions(&self, hot: &[u64], prng: &mut Prng) {
+        let region = self.array.region_bytes();
+        let stripe = hot[prng.index(hot.len())] * self.array.stripe_bytes();
+        let more = SECTOR * prng.below(9);
+        let offset = (stripe / region * region).saturating_sub(more);
+        let len = region * (1 + prng.below(2)) + more;
+        let len = len.min(self.volume.bytes() - offset);
+        if prng.chance(1, 2) {
+            self.write(offset, len, true).await;
+        } else {
+            self.discard(offset, len).await;
         }
     }
 

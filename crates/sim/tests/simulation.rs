@@ -55,6 +55,11 @@ fn a_missing_dirty_map_is_found() {
 }
 
 #[test]
+fn a_missing_map_of_written_regions_is_found() {
+    assert_found(Canary::NoWrittenMap);
+}
+
+#[test]
 fn missing_flushes_are_found() {
     assert_found(Canary::NoFlush);
 }

@@ -1,0 +1,91 @@
+//! Goal: volumes are made at once, are zero, and what is deleted leaves nothing behind.
+//! Method: an array on RAM drives full of other bytes; regions and drive counters are looked at.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+use std::rc::Rc;
+
+use ashlar_drive::drive::{Drive, Limits};
+use ashlar_format::array_superblock::Level;
+use ashlar_pool::pool::Pool;
+use ashlar_raid::array::Array;
+use ashlar_raid::layout::Shape;
+use ashlar_raid::start::ArraySpec;
+use ashlar_reactor::executor::{Order, Reactor};
+use ashlar_reactor::op::Device;
+use ashlar_reactor::uring::UringBackend;
+
+const DRIVE_BYTES: u64 = 24 << 20;
+
+async fn used_drive(reactor: &Reactor) -> Rc<Drive> {
+    let limits = Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true };
+    let drive = Drive::new(reactor, Device::Ram { bytes: DRIVE_BYTES }, limits, "ram");
+    let buffer = reactor.buffer(1 << 20);
+    buffer.copy_from_slice(&[0xa5; 1 << 20]);
+    for at in (0..DRIVE_BYTES).step_by(1 << 20) {
+        drive.write(at, buffer.clone().into()).await.unwrap();
+    }
+    drive
+}
+
+async fn pool(reactor: &Reactor) -> Rc<Pool> {
+    let spec = ArraySpec {
+        uuid: [9; 16],
+        name: "test".into(),
+        level: Level::Raid5,
+        chunk_bytes: 16 << 10,
+        shape: Shape::default(),
+        policy: None,
+        host: None,
+    };
+    let mut drives = Vec::new();
+    for index in 0..4 {
+        drives.push(([index; 16], used_drive(reactor).await));
+    }
+    Pool::open(Array::create(reactor, &spec, drives).await.unwrap()).await.unwrap()
+}
+
+async fn first_bytes(reactor: &Reactor, pool: &Pool, name: &str) -> Vec<u8> {
+    let volume = pool.volume(name).unwrap();
+    let into = reactor.buffer((volume.bytes() as usize).min(1 << 20));
+    volume.read(0, into.clone().into()).await.unwrap();
+    into.bytes().to_vec()
+}
+
+#[test]
+fn volumes_are_made_at_once_and_leave_nothing_behind() {
+    let reactor = Reactor::new(Box::new(UringBackend::new().unwrap()), Order::Fifo);
+    let inner = reactor.clone();
+    let test = async move {
+        let reactor = inner;
+        let pool = pool(&reactor).await;
+        let written = |pool: &Pool| -> u64 {
+            let members = pool.array().status().members.into_iter();
+            members.map(|member| member.drive.unwrap().counters().write_bytes).sum()
+        };
+        let before = written(&pool);
+        let bytes = pool.free_bytes() * 3 / 4;
+        pool.create([1; 16], "a", bytes).await.unwrap();
+        assert!(written(&pool) - before < 4 << 20, "nothing but metadata");
+        assert!(first_bytes(&reactor, &pool, "a").await.iter().all(|byte| *byte == 0));
+        for at in [0, bytes / 2, bytes - (64 << 10)] {
+            let from = reactor.buffer(64 << 10);
+            from.copy_from_slice(&[7; 64 << 10]);
+            pool.volume("a").unwrap().write(at / 512 * 512, from.into()).await.unwrap();
+        }
+        assert!(pool.array().status().written_regions >= 3);
+        pool.delete("a").await.unwrap();
+        let left = pool.array().status().written_regions;
+        assert!(
+            left <= 1,
+            "{left} regions; at most the one at the end is only partly the volume's"
+        );
+        pool.create([2; 16], "b", bytes).await.unwrap();
+        assert!(first_bytes(&reactor, &pool, "b").await.iter().all(|byte| *byte == 0));
+        let end = pool.volume("b").unwrap();
+        let into = reactor.buffer(64 << 10);
+        end.read(bytes / 512 * 512 - (64 << 10), into.clone().into()).await.unwrap();
+        assert!(into.bytes().iter().all(|byte| *byte == 0));
+        pool.array().stop().await.unwrap();
+    };
+    reactor.block_on(test).expect("the test ends");
+}

@@ -1,0 +1,169 @@
+//! Which regions were ever written. The others read as zeroes, without I/O, whatever stands on the
+//! drives; so a new array needs neither zeroing nor resync, and what was discarded is not rebuilt.
+//!
+//! Invariants:
+//! - of a region that is not written nothing on any drive means anything;
+//! - a region becomes written while all its stripes are locked: what is read of it is either from
+//!   before, and zero, or from zeroes that are durable on every member that can be read;
+//! - it is forgotten while all its stripes are locked; who holds a row's lock can rely on what
+//!   `is_written` says.
+//!
+//! Write order of `make_written`, and what a crash leaves at each step:
+//! 1. the region is dirty, durably (nothing is known of it yet)
+//! 2. all its stripes are locked, and zeroed on all members that answer; those that miss it are
+//!    fenced, durably; the others are flushed (crash up to here: not written)
+//! 3. its bit is durable (crash before: it may be written or not, and is zero in both cases)
+//! 4. the first write into it begins
+//!
+//! Write order of `forget`:
+//! 1. all stripes are locked; if the journal is used it says that they are zero, so that what it
+//!    says before is void, and what is pending of them is dropped
+//! 2. the bits are cleared, durably, and the journal's batch with them; trusted members that are
+//!    away are fenced (crash up to here: the regions hold what they held, or are zero)
+//! 3. the drives give the space back, or not
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use ashlar_drive::error::DriveError;
+use ashlar_format::units::{RegionIndex, StripeIndex};
+use ashlar_reactor::join::join_all;
+use ashlar_reactor::range_lock::Mode as Lock;
+
+use crate::array::Array;
+use crate::error::ArrayError;
+use crate::journal::{Class, Entry};
+use crate::mode::Mode;
+use crate::pending::Hold;
+
+/// Stripes that are forgotten under one set of locks, unless a region is larger.
+const STRIPES_AT_ONCE: u64 = 1024;
+
+impl Array {
+    /// Whether anything was put in place in the stripe's region. Who holds a lock in the stripe can
+    /// rely on it until that is dropped.
+    pub fn is_written(&self, stripe: StripeIndex) -> bool {
+        self.written.contains(self.written.region_of(stripe))
+    }
+
+    /// Whether the stripe is zero without a look at any drive.
+    pub(crate) fn is_blank_stripe(&self, stripe: StripeIndex) -> bool {
+        !self.is_written(stripe) && !self.journal.pending.borrow().contains(stripe)
+    }
+
+    /// The same of all stripes of a region.
+    pub(crate) fn is_blank(&self, region: RegionIndex) -> bool {
+        let stripes = self.written.stripes_of(region);
+        !self.written.contains(region) && !self.journal.pending.borrow().is_within(stripes)
+    }
+
+    /// Makes the stripe's region one that is written, durably; all zero if it was not. The caller
+    /// holds no lock, and looks again once it does.
+    pub async fn make_written(self: &Rc<Self>, stripe: StripeIndex) -> Result<(), ArrayError> {
+        if self.is_written(stripe) {
+            return Ok(());
+        }
+        let region = self.written.region_of(stripe);
+        let _dirty = self.mark_dirty(stripe).await?;
+        let stripes = self.written.stripes_of(region);
+        let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
+        if self.is_written(stripe) {
+            return Ok(());
+        }
+        let members = 0..self.layout().members();
+        let zeroed = join_all(members.map(|index| self.zero_durably(index, &stripes))).await;
+        if zeroed.contains(&Err(DriveError::NoSpace)) {
+            return Err(ArrayError::NoSpace);
+        }
+        for stripe in stripes.map(StripeIndex) {
+            let done = self.held_and_done(stripe, &zeroed);
+            if !self.can_do_with(done) {
+                return Err(ArrayError::Lost);
+            }
+            self.fence_others(stripe, done).await?;
+        }
+        self.written.insert(&[region]).await
+    }
+
+    async fn zero_durably(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
+        self.zero_or_write(index, stripes).await?;
+        let drive = self.members.list()[index].drive.clone().ok_or(DriveError::Gone)?;
+        drive.flush().await
+    }
+
+    /// All of these regions read as zeroes afterwards; and they need no rebuild.
+    pub(crate) async fn forget(self: &Rc<Self>, regions: Range<u64>) -> Result<(), ArrayError> {
+        let mut at = regions.start;
+        while at < regions.end {
+            if self.is_blank(RegionIndex(at)) {
+                at += 1;
+                continue;
+            }
+            let size = u64::from(self.identity.region_stripes);
+            let most = (at + (STRIPES_AT_ONCE / size).max(1)).min(regions.end);
+            let end = (at + 1..most).find(|region| self.is_blank(RegionIndex(*region)));
+            let batch = at..end.unwrap_or(most);
+            while !self.forget_batch(batch.clone()).await? {}
+            at = batch.end;
+        }
+        Ok(())
+    }
+
+    /// False: it has to be done again.
+    async fn forget_batch(self: &Rc<Self>, regions: Range<u64>) -> Result<bool, ArrayError> {
+        let mode = self.enter_mode().await?;
+        let journaled = mode.mode == Mode::Journaled;
+        let first = self.written.stripes_of(RegionIndex(regions.start)).start;
+        let stripes = first..self.written.stripes_of(RegionIndex(regions.end - 1)).end;
+        let seen = self.journal.changes();
+        let sectors = if journaled { self.lock_sectors(stripes.clone()).await } else { Vec::new() };
+        let locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
+        let is_torn = |stripe: u64| self.torn_stripes.contains(StripeIndex(stripe));
+        if stripes.clone().any(is_torn) {
+            drop((sectors, locks));
+            self.mend_torn().await?;
+            return if stripes.clone().any(is_torn) { Err(ArrayError::Lost) } else { Ok(false) };
+        }
+        let mut hold = None;
+        if journaled {
+            hold = self.void_records(stripes.clone()).await?;
+            if hold.is_none() {
+                drop((sectors, locks));
+                if let Some(error) = self.journal.stuck() {
+                    return Err(error);
+                }
+                self.journal.changed_since(seen).await;
+                return Ok(false);
+            }
+        }
+        stripes.clone().for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
+        let regions: Vec<RegionIndex> = regions.map(RegionIndex).collect();
+        if let Err(error) = self.written.remove(&regions).await {
+            // Until the members know, a crash must make it zero.
+            self.kept_batches.borrow_mut().extend(hold);
+            return Err(error);
+        }
+        self.members.fence_absent().await?;
+        drop(hold);
+        self.journal.note_change();
+        // Only a hint: nothing depends on what stands there.
+        let members = 0..self.layout().members();
+        join_all(members.map(|index| self.zero_part(index, &stripes))).await;
+        Ok(true)
+    }
+
+    /// Makes the journal say that these stripes are zero. `None`: it has no room for that now.
+    async fn void_records(
+        self: &Rc<Self>,
+        stripes: Range<u64>,
+    ) -> Result<Option<Hold>, ArrayError> {
+        let entries = [Entry::Zeroes { stripes: stripes.clone() }];
+        let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
+            return Ok(None);
+        };
+        let (sequence, hold) = appended?;
+        let mut pending = self.journal.pending.borrow_mut();
+        stripes.for_each(|stripe| pending.remove_stripe(StripeIndex(stripe), sequence));
+        Ok(Some(hold))
+    }
+}
