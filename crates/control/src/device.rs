@@ -11,9 +11,9 @@ pub mod signature;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use ashlar_drive::drive::Limits;
 use ashlar_format::drive_label::DriveLabel;
@@ -80,8 +80,7 @@ impl OpenDevice {
 
     /// A descriptor for a reactor's drive.
     pub fn duplicate(&self) -> io::Result<Device> {
-        let fd = OwnedFd::from(self.io.try_clone()?);
-        Ok(Device::File { fd })
+        Ok(Device::File { file: Arc::new(self.io.try_clone()?) })
     }
 
     /// Whether it has fewer bytes than when it was opened.

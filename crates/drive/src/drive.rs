@@ -4,27 +4,34 @@
 //! - an operation is started when it is asked for and only waited for later, so that several run
 //!   at the same time;
 //! - a failed operation is retried a bounded number of times before the caller hears of it;
-//! - a drive that was pulled or has failed starts no further operation;
+//! - a drive that was pulled or has failed starts no further operation, and whoever waits for one
+//!   hears at once that the drive is gone. The kernel may still work on it: only when it is done is
+//!   the device let go (`Reactor::unregister`), and may it be used anew;
+//! - an operation that nobody answers fails the drive after `HealthLimits::answer_within`;
 //! - `flush` covers every write that had completed when it was called.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::executor::{Io, Reactor, Sleep};
 use ashlar_reactor::op::{Device, DeviceId, Op, Outcome};
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::error::DriveError;
-use crate::health::{Health, HealthState};
+use crate::health::{During, Health, HealthLimits, HealthState};
+use crate::latency::{Latency, Window};
 
 /// Times an operation is tried, in all.
 pub const ATTEMPTS_MAX: u32 = 4;
 /// Wait before the second attempt; doubled for each further one.
 const BACKOFF_FIRST: Duration = Duration::from_millis(1);
+/// Zeroing may take so many times longer than other operations: a drive may have to write it all.
+const ZEROING_PATIENCE: u32 = 12;
 
 /// What a drive can do. Found out when it is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,16 +51,33 @@ pub struct Counters {
     pub writes: u64,
     pub write_bytes: u64,
     pub flushes: u64,
+    /// Attempts after the first.
+    pub retries: u64,
 }
 
 pub struct Drive {
     reactor: Reactor,
     device: DeviceId,
     limits: Limits,
+    health_limits: HealthLimits,
     name: String,
     health: Cell<Health>,
     counters: Cell<Counters>,
+    reads: RefCell<Window>,
+    writes: RefCell<Window>,
     flush: FlushState,
+    /// Operations that wait to be tried again.
+    backing_off: WaitList,
+    watch: Cell<Watch>,
+}
+
+/// Whether someone looks after operations that are not answered.
+#[derive(Clone, Copy)]
+enum Watch {
+    Off,
+    On,
+    /// At the last look one was almost overdue, whose time ends at this moment.
+    Overdue(Instant),
 }
 
 /// One flush runs at a time; whoever asks meanwhile shares the next one.
@@ -82,15 +106,30 @@ impl Default for FlushState {
 
 impl Drive {
     pub fn new(reactor: &Reactor, device: Device, limits: Limits, name: &str) -> Rc<Drive> {
+        Drive::with_health_limits(reactor, device, limits, name, HealthLimits::default())
+    }
+
+    pub fn with_health_limits(
+        reactor: &Reactor,
+        device: Device,
+        limits: Limits,
+        name: &str,
+        health_limits: HealthLimits,
+    ) -> Rc<Drive> {
         assert!(matches!(limits.sector_bytes, 512 | 4096), "sectors of {}", limits.sector_bytes);
         Rc::new(Drive {
             reactor: reactor.clone(),
             device: reactor.register(device),
             limits,
+            health_limits,
             name: name.to_owned(),
             health: Cell::default(),
             counters: Cell::default(),
+            reads: RefCell::default(),
+            writes: RefCell::default(),
             flush: FlushState::default(),
+            backing_off: WaitList::default(),
+            watch: Cell::new(Watch::Off),
         })
     }
 
@@ -110,16 +149,42 @@ impl Drive {
         self.counters.get()
     }
 
+    /// How long it took lately.
+    pub fn latency(&self) -> Latency {
+        let now = self.reactor.now();
+        Latency {
+            reads: self.reads.borrow_mut().summary(now),
+            writes: self.writes.borrow_mut().summary(now),
+        }
+    }
+
+    /// Notes what its siblings say of its pace (see [`crate::slow`]).
+    pub fn set_slow(&self, slow: bool) {
+        let mut health = self.health.get();
+        health.slow = slow;
+        self.health.set(health);
+    }
+
     /// Whether it is worth asking.
     pub fn is_alive(&self) -> bool {
         self.health.get().state != HealthState::Failed
     }
 
-    /// The drive was pulled: nothing more is started on it.
+    /// The drive was pulled: nothing more is started on it, and nobody waits for it any more.
     pub fn pull(&self) {
+        self.judge(|health| health.state = HealthState::Failed);
+    }
+
+    /// Changes the drive's health, and draws the consequence.
+    fn judge(&self, change: impl FnOnce(&mut Health)) {
+        let was_alive = self.is_alive();
         let mut health = self.health.get();
-        health.state = HealthState::Failed;
+        change(&mut health);
         self.health.set(health);
+        if was_alive && !self.is_alive() {
+            self.reactor.unregister(self.device);
+            self.backing_off.wake_all(&self.reactor);
+        }
     }
 
     /// Fills `into` from `offset`. Both are multiples of the sector, in address too.
@@ -180,12 +245,48 @@ impl Drive {
     }
 
     fn start(self: &Rc<Self>, op: Op) -> DriveIo {
-        let state = if self.is_alive() {
-            State::Waiting(self.reactor.submit(op.clone()))
-        } else {
-            State::Refused
-        };
+        let state = if self.is_alive() { State::Waiting(self.submit(&op)) } else { State::Refused };
         DriveIo { drive: self.clone(), op, attempt: 1, state }
+    }
+
+    fn submit(self: &Rc<Self>, op: &Op) -> Io {
+        if matches!(self.watch.get(), Watch::Off) {
+            self.watch.set(Watch::On);
+            self.reactor.spawn(watch(Rc::downgrade(self), self.reactor.clone()));
+        }
+        self.reactor.submit(op.clone())
+    }
+
+    /// Looks for an operation that is not answered. When to look again; `None`: there is nothing to
+    /// watch.
+    fn look_after(&self) -> Option<Duration> {
+        if !self.is_alive() {
+            return None;
+        }
+        let within = self.health_limits.answer_within;
+        let allowed = |op: &Op| match op {
+            Op::WriteZeroes { .. } => within * ZEROING_PATIENCE,
+            Op::Read { .. } | Op::Write { .. } | Op::Flush { .. } | Op::Readable { .. } => within,
+        };
+        let Some(deadline) = self.reactor.deadline(self.device, allowed) else {
+            self.watch.set(Watch::Off);
+            return None;
+        };
+        // The last part of the time is waited for as such, whatever the clock says: if this process
+        // was stopped meanwhile, its drives may have had no time to answer.
+        let grace = within / 8;
+        let left = deadline.since(self.reactor.now());
+        if left > grace {
+            self.watch.set(Watch::On);
+            return Some(left - grace);
+        }
+        match self.watch.replace(Watch::Overdue(deadline)) {
+            Watch::Overdue(known) if known == deadline => {
+                self.judge(Health::timeout);
+                None
+            }
+            Watch::Overdue(_) | Watch::On | Watch::Off => Some(grace),
+        }
     }
 
     fn count(&self, op: &Op) {
@@ -209,27 +310,52 @@ impl Drive {
         self.counters.set(counters);
     }
 
-    fn good_answer(&self, op: &Op) {
+    fn good_answer(&self, op: &Op, took: Duration) {
         let mut health = self.health.get();
-        health.good_answer();
+        health.good_answer(&self.health_limits);
         self.health.set(health);
         self.count(op);
+        let now = self.reactor.turn_time();
+        match op {
+            Op::Read { .. } => self.reads.borrow_mut().add(now, took),
+            Op::Write { .. } => self.writes.borrow_mut().add(now, took),
+            Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Readable { .. } => {}
+        }
         if matches!(op, Op::Write { .. } | Op::WriteZeroes { .. }) {
             self.flush.writes_completed.set(self.flush.writes_completed.get() + 1);
         }
     }
 
     fn bad_answer(&self, op: &Op, error: DriveError) {
-        let mut health = self.health.get();
-        health.error(error, matches!(op, Op::Read { .. }));
-        self.health.set(health);
+        let during = match op {
+            Op::Read { .. } => During::Read,
+            Op::Write { .. } | Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Readable { .. } => {
+                During::Write
+            }
+        };
+        self.judge(|health| health.error(&self.health_limits, error, during));
+    }
+
+    fn count_retry(&self) {
+        let mut counters = self.counters.get();
+        counters.retries += 1;
+        self.counters.set(counters);
+    }
+}
+
+/// Looks after a drive while it has operations under way.
+async fn watch(drive: Weak<Drive>, reactor: Reactor) {
+    while let Some(wait) = drive.upgrade().and_then(|drive| drive.look_after()) {
+        reactor.sleep(wait).await;
     }
 }
 
 impl Drop for Drive {
     fn drop(&mut self) {
-        // Every operation holds the drive, so none is in flight now.
-        self.reactor.unregister(self.device);
+        // A failed one was let go when it failed.
+        if self.is_alive() {
+            self.reactor.unregister(self.device);
+        }
     }
 }
 
@@ -258,21 +384,26 @@ impl Future for DriveIo {
             match &mut this.state {
                 State::Refused => return Poll::Ready(Err(DriveError::Gone)),
                 State::BackingOff(sleep) => {
-                    if Pin::new(sleep).poll(context).is_pending() {
-                        return Poll::Pending;
-                    }
                     if !this.drive.is_alive() {
                         return Poll::Ready(Err(DriveError::Gone));
                     }
-                    this.state = State::Waiting(this.drive.reactor.submit(this.op.clone()));
+                    if Pin::new(sleep).poll(context).is_pending() {
+                        this.drive.backing_off.add(&this.drive.reactor);
+                        return Poll::Pending;
+                    }
+                    this.drive.count_retry();
+                    this.state = State::Waiting(this.drive.submit(&this.op));
                 }
-                State::Waiting(io) => match Pin::new(io).poll(context) {
-                    Poll::Pending => return Poll::Pending,
-                    Poll::Ready(outcome) => match this.judge(outcome) {
+                State::Waiting(io) => {
+                    let Poll::Ready(outcome) = Pin::new(&mut *io).poll(context) else {
+                        return Poll::Pending;
+                    };
+                    let took = io.latency();
+                    match this.judge(outcome, took) {
                         Some(result) => return Poll::Ready(result),
                         None => this.back_off(),
-                    },
-                },
+                    }
+                }
             }
         }
     }
@@ -280,7 +411,7 @@ impl Future for DriveIo {
 
 impl DriveIo {
     /// What the caller hears of an outcome; `None`: try again.
-    fn judge(&self, outcome: Outcome) -> Option<Result<(), DriveError>> {
+    fn judge(&self, outcome: Outcome, took: Duration) -> Option<Result<(), DriveError>> {
         let expected = match &self.op {
             Op::Read { into, .. } => into.len() as u64,
             Op::Write { from, .. } => from.len() as u64,
@@ -288,7 +419,7 @@ impl DriveIo {
         };
         let error = match outcome {
             Ok(moved) if moved >= expected => {
-                self.drive.good_answer(&self.op);
+                self.drive.good_answer(&self.op, took);
                 return Some(Ok(()));
             }
             // The device ended early: a file that was cut short, or has no room to grow.

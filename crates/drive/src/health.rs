@@ -1,16 +1,38 @@
 //! How well a drive is, from what it answered.
 //!
-//! ```text
-//!   Healthy ──an error after retries──► Suspect ──too many, or gone──► Failed
-//!      ▲──────────enough good answers in a row──────────┘
-//! ```
+//! | state | what happened | and then |
+//! |---|---|---|
+//! | Healthy | nothing that counts | it is used |
+//! | Suspect | an error after retries | it is used; `good_answers_forgive` good answers in a row make it Healthy |
+//! | Failed | `errors_max` errors not forgiven; or it is gone: it says so, was pulled, or has not answered for `answer_within` | it is used no longer, and only a new `Drive` is Healthy again |
+//!
+//! A member without a drive is the array's business ("absent"), and a *slow* drive is in any of the
+//! first two states: it is reported, and used.
+
+use std::time::Duration;
 
 use crate::error::DriveError;
 
-/// Errors (after retries) that make a suspect drive a failed one, unless good answers come between.
-pub const ERRORS_MAX: u32 = 16;
-/// Good answers in a row after which errors are forgiven.
-pub const GOOD_ANSWERS_FORGIVE: u32 = 10_000;
+/// When a drive counts as failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthLimits {
+    /// Errors (after retries) that make a suspect drive a failed one, unless good answers come
+    /// between.
+    pub errors_max: u32,
+    /// Good answers in a row after which errors are forgiven.
+    pub good_answers_forgive: u32,
+    /// How long an operation may go without an answer, for each attempt.
+    pub answer_within: Duration,
+}
+
+/// Longer than any drive needs that is only slow. (Linux waits 30 s before it resets one.)
+pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+
+impl Default for HealthLimits {
+    fn default() -> HealthLimits {
+        HealthLimits { errors_max: 16, good_answers_forgive: 10_000, answer_within: ANSWER_WITHIN }
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HealthState {
@@ -30,12 +52,25 @@ impl HealthState {
     }
 }
 
+/// What an error happened to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum During {
+    Read,
+    /// Or a flush, or zeroing.
+    Write,
+}
+
 /// State and counters since the drive was opened.
 #[derive(Clone, Copy, Debug)]
 pub struct Health {
     pub state: HealthState,
+    /// Reads, and writes or flushes, that failed after retries.
     pub read_errors: u64,
     pub write_errors: u64,
+    /// Operations that it did not answer in time: the first fails it.
+    pub timeouts: u64,
+    /// Takes several times as long as its siblings, they say.
+    pub slow: bool,
     recent_errors: u32,
     good_in_a_row: u32,
 }
@@ -46,6 +81,8 @@ impl Default for Health {
             state: HealthState::Healthy,
             read_errors: 0,
             write_errors: 0,
+            timeouts: 0,
+            slow: false,
             recent_errors: 0,
             good_in_a_row: 0,
         }
@@ -53,10 +90,10 @@ impl Default for Health {
 }
 
 impl Health {
-    pub(crate) fn good_answer(&mut self) {
+    pub(crate) fn good_answer(&mut self, limits: &HealthLimits) {
         if self.state == HealthState::Suspect {
             self.good_in_a_row += 1;
-            if self.good_in_a_row >= GOOD_ANSWERS_FORGIVE {
+            if self.good_in_a_row >= limits.good_answers_forgive {
                 self.state = HealthState::Healthy;
                 self.recent_errors = 0;
             }
@@ -64,23 +101,28 @@ impl Health {
     }
 
     /// An operation failed for good. A full file system, or a request the drive was not made for,
-    /// says nothing about how well it is.
-    pub(crate) fn error(&mut self, error: DriveError, read: bool) {
-        if error.is_innocent() {
+    /// says nothing about how well it is; nor does an operation that failed with its drive.
+    pub(crate) fn error(&mut self, limits: &HealthLimits, error: DriveError, during: During) {
+        if error.is_innocent() || self.state == HealthState::Failed {
             return;
         }
-        if read {
-            self.read_errors += 1;
-        } else {
-            self.write_errors += 1;
+        match during {
+            During::Read => self.read_errors += 1,
+            During::Write => self.write_errors += 1,
         }
         self.good_in_a_row = 0;
         self.recent_errors += 1;
-        if error == DriveError::Gone || self.recent_errors >= ERRORS_MAX {
+        if error == DriveError::Gone || self.recent_errors >= limits.errors_max {
             self.state = HealthState::Failed;
-        } else if self.state == HealthState::Healthy {
+        } else {
             self.state = HealthState::Suspect;
         }
+    }
+
+    /// It has left an operation unanswered for longer than it may.
+    pub(crate) fn timeout(&mut self) {
+        self.timeouts += 1;
+        self.state = HealthState::Failed;
     }
 }
 
@@ -90,19 +132,35 @@ mod tests {
 
     #[test]
     fn errors_add_up_and_good_answers_forgive() {
+        let limits = HealthLimits { errors_max: 3, good_answers_forgive: 5, ..Default::default() };
         let mut health = Health::default();
-        health.error(DriveError::NoSpace, false);
+        let error = |health: &mut Health, error| health.error(&limits, error, During::Read);
+        let forgive = |health: &mut Health| (0..5).for_each(|_| health.good_answer(&limits));
+        error(&mut health, DriveError::NoSpace);
         assert_eq!(health.state, HealthState::Healthy);
-        health.error(DriveError::Media, true);
+        error(&mut health, DriveError::Media);
+        error(&mut health, DriveError::Media);
         assert_eq!(health.state, HealthState::Suspect);
-        (0..GOOD_ANSWERS_FORGIVE).for_each(|_| health.good_answer());
+        forgive(&mut health);
         assert_eq!(health.state, HealthState::Healthy);
-        (0..ERRORS_MAX).for_each(|_| health.error(DriveError::Media, true));
-        assert_eq!(health.state, HealthState::Failed);
-        (0..GOOD_ANSWERS_FORGIVE).for_each(|_| health.good_answer());
+        (0..2).for_each(|_| error(&mut health, DriveError::Media));
+        (0..4).for_each(|_| health.good_answer(&limits));
+        assert_eq!(health.state, HealthState::Suspect);
+        error(&mut health, DriveError::Media);
+        assert_eq!((health.state, health.read_errors), (HealthState::Failed, 5));
+        forgive(&mut health);
+        error(&mut health, DriveError::Gone);
         assert_eq!(health.state, HealthState::Failed, "only a new drive is healthy again");
-        let mut pulled = Health::default();
-        pulled.error(DriveError::Gone, false);
-        assert_eq!(pulled.state, HealthState::Failed);
+        assert_eq!((health.read_errors, health.write_errors), (5, 0), "it is judged no more");
+    }
+
+    #[test]
+    fn a_drive_that_is_gone_or_silent_has_failed() {
+        let mut gone = Health::default();
+        gone.error(&HealthLimits::default(), DriveError::Gone, During::Write);
+        assert_eq!((gone.state, gone.write_errors), (HealthState::Failed, 1));
+        let mut silent = Health::default();
+        silent.timeout();
+        assert_eq!((silent.state, silent.timeouts), (HealthState::Failed, 1));
     }
 }

@@ -14,7 +14,7 @@ pub const VERSION: u16 = 1;
 /// Most payload bytes of one batch.
 pub const PAYLOAD_BYTES_MAX: u32 = 256 << 10;
 /// Most entries of one batch.
-pub const ENTRIES_MAX: usize = 99;
+pub const ENTRIES_MAX: usize = 82;
 
 const HEADER_BYTES: u64 = 4096;
 const RING_BYTES_MIN: u64 = 2 << 20;
@@ -61,15 +61,18 @@ pub struct StoredEntry {
     pub row: U32,
     /// Bytes; of zeroes: stripes.
     pub len: U32,
-    /// Of parity: sequence of the newest data that it belongs to.
+    /// Of parity: the data chunks, as bits, whose new bytes it belongs to. They are in entries of
+    /// other batches.
+    pub chunks: U64,
+    /// Of parity: these batches are not after this one.
     pub newest: U64,
-    /// Of parity: sequence of the oldest data that it belongs to.
+    /// Of parity: the first of these batches.
     pub oldest: U64,
     pub kind: u8,
     pub position: u8,
     reserved: [u8; 6],
 }
-const _: () = assert!(size_of::<StoredEntry>() == 40);
+const _: () = assert!(size_of::<StoredEntry>() == 48);
 
 impl StoredEntry {
     pub fn new(kind: EntryKind, stripe: u64, position: u8, row: u32, len: u32) -> StoredEntry {
@@ -118,7 +121,7 @@ pub struct JournalBatch {
     pub payload_checksum: U32,
     reserved_a: [u8; 28],
     pub entries: [StoredEntry; ENTRIES_MAX],
-    reserved: [u8; 8],
+    reserved: [u8; 32],
 }
 const _: () = assert!(size_of::<JournalBatch>() as u64 == HEADER_BYTES);
 const _: () = assert!(std::mem::offset_of!(JournalBatch, entries) == 128);

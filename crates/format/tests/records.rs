@@ -75,6 +75,7 @@ fn journal_batch() -> JournalBatch {
     batch.entry_count = 3.into();
     batch.entries[0] = StoredEntry::new(EntryKind::Data, 77, 1, 4096, 4096);
     batch.entries[1] = StoredEntry::new(EntryKind::Parity, 76, 4, 4096, 4096);
+    batch.entries[1].chunks = 0b10.into();
     batch.entries[1].newest = 6.into();
     batch.entries[1].oldest = 5.into();
     batch.entries[2] = StoredEntry::new(EntryKind::Zeroes, 80, 0, 0, 12);

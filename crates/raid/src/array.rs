@@ -45,7 +45,7 @@ pub struct Array {
     pub(crate) cannot_zero: Cell<bool>,
     pub(crate) unsynced: StripeSet,
     pub(crate) locks: Rc<RangeLock>,
-    /// Of sectors that are written in parts.
+    /// Of stripes, while parts of their sectors are written through the journal.
     pub(crate) sector_locks: Rc<RangeLock>,
     pub(crate) kernels: Kernels,
     /// Largest sector of any member: what reads and writes of members are multiples of.
@@ -117,7 +117,7 @@ impl Array {
             members,
             unsynced,
             locks: RangeLock::new(reactor, chunk_bytes.trailing_zeros()),
-            sector_locks: RangeLock::new(reactor, chunk_bytes.trailing_zeros()),
+            sector_locks: RangeLock::new(reactor, 0),
             kernels: Kernels::detect(),
             sector_bytes,
             jobs: Jobs::default(),

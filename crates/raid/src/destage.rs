@@ -2,10 +2,10 @@
 //!
 //! Lazily, so that writes to one stripe become one: what is pending waits until the journal fills,
 //! or for `AGE_MAX`. Order of one round, and what a crash leaves at each step:
-//! 1. stripes are locked, what is pending of them is cut into bands, old bytes are read
-//! 2. parity that shall be stored becomes entries of the journal; all members are flushed, so that
-//!    these and the data they belong to are durable (crash up to here: nothing is in place yet; the
-//!    data is pending again)
+//! 1. stripes are locked; what is pending of them, as far as it is durable, is cut into bands; old
+//!    bytes are read
+//! 2. parity that shall be stored becomes entries of the journal, durably (crash up to here: nothing
+//!    is in place yet; the data is pending again)
 //! 3. data and parity are stored in place (crash: the journal has both, and stores them again)
 //! 4. members that missed it are fenced, durably
 //! 5. it is pending no longer, and its batches may be released once members were flushed again
@@ -24,7 +24,7 @@ use ashlar_reactor::range_lock::{Mode, RangeGuard};
 
 use crate::array::Array;
 use crate::error::ArrayError;
-use crate::journal::{Class, Entry};
+use crate::journal::{Class, Entry, NewData};
 use crate::layout::Positions;
 use crate::pending::{Hold, Patch};
 use crate::update::{NewRows, Store, Updated};
@@ -63,14 +63,13 @@ impl Array {
     pub(crate) async fn destage(self: Rc<Self>) {
         self.set_destagers(self.destagers.get() + 1);
         while let Some(before) = self.wait_for_destage().await {
-            let round = self.destage_round(before).await;
+            let mut round = self.destage_round(before).await;
+            if self.journal.is_filling() || self.journal.wants_release() {
+                round = round.and(self.journal.release().await);
+            }
             self.journal.set_stuck(round.err());
             if round.is_err() {
                 self.pause(RETRY_AFTER).await;
-            }
-            if self.journal.is_filling() || self.journal.pending.borrow().is_empty() {
-                // What cannot be released now is kept; the next round tries again.
-                let _ = self.journal.release().await;
             }
         }
         self.set_destagers(self.destagers.get() - 1);
@@ -85,7 +84,7 @@ impl Array {
                 return None;
             }
             let before = if journal.is_filling() { u64::MAX } else { self.destage_before.get() };
-            if journal.pending.borrow().has_waiting(before) {
+            if journal.pending.borrow().has_waiting(before) || journal.wants_release() {
                 return Some(before);
             }
             let seen = journal.changes();
@@ -130,8 +129,10 @@ impl Array {
     /// Takes up the stripes that have waited longest, with data of batches before `before`.
     pub(crate) async fn destage_round(self: &Rc<Self>, before: u64) -> Result<(), ArrayError> {
         self.mend_torn().await?;
-        let taken = self.journal.pending.borrow_mut().take_oldest(STRIPES_PER_ROUND, before);
-        let stripes = taken;
+        let stripes = self.journal.pending.borrow_mut().take_oldest(STRIPES_PER_ROUND, before);
+        if stripes.is_empty() {
+            return Ok(());
+        }
         let result = self.destage_stripes(&stripes).await;
         for stripe in stripes {
             if !self.is_torn(stripe) {
@@ -150,10 +151,14 @@ impl Array {
         for stripe in stripes {
             _locks.push(self.lock_stripe(*stripe, Mode::Exclusive).await);
         }
-        // All data up to here is pending or in place.
-        let newest = self.journal.completed() - 1;
+        // What is durable by then is stored: parity in the journal is worth nothing without the
+        // data that it belongs to.
+        if self.journal.pending.borrow().oldest_of(stripes) >= self.journal.durable() {
+            self.journal.flush().await?;
+        }
+        let newest = self.journal.durable() - 1;
         let mut started = Vec::new();
-        for job in self.jobs_of(stripes) {
+        for job in self.jobs_of(stripes, newest) {
             let new: Vec<NewRows> = job.patches.iter().map(new_rows).collect();
             match self.start_update(job.stripe, job.band.clone(), &new) {
                 Ok(update) => started.push((job, update)),
@@ -175,18 +180,21 @@ impl Array {
             }
         }
         let (ready, parity_holds) = self.record_parity(ready, newest).await?;
-        self.members.flush().await?;
+        if !parity_holds.is_empty() {
+            self.journal.flush().await?;
+        }
         let stored = self.store_all(ready, newest, parity_holds).await;
         result.and(stored)
     }
 
-    /// What is pending of the stripes, in bands, those first that have waited longest.
-    fn jobs_of(&self, stripes: &[StripeIndex]) -> Vec<Job> {
+    /// What is pending of the stripes, of batches up to `newest`, in bands; those first that have
+    /// waited longest.
+    fn jobs_of(&self, stripes: &[StripeIndex], newest: u64) -> Vec<Job> {
         let parity = u32::from(self.layout().parity).max(1);
         let rows_max = PAYLOAD_BYTES_MAX / parity / 4096 * 4096;
         let mut jobs = Vec::new();
         for stripe in stripes.iter().filter(|stripe| self.is_written(**stripe)) {
-            let patches = self.journal.pending.borrow().of(*stripe);
+            let patches = self.journal.pending.borrow().of(*stripe, newest);
             let written: Vec<_> = patches.iter().map(|p| (p.chunk, p.rows.clone())).collect();
             for band in bands(&written, rows_max) {
                 let inside = patches.iter().filter_map(|patch| patch.within(&band.rows));
@@ -251,8 +259,7 @@ impl Array {
             position: store.position,
             row: store.row,
             bytes: store.bytes.pieces()[0].clone(),
-            newest,
-            oldest: job.oldest,
+            data: NewData { chunks: job.band.chunks, newest, oldest: job.oldest },
         };
         stores.map(entry).collect()
     }

@@ -34,6 +34,7 @@ use ashlar_reactor::wait_list::WaitList;
 use zerocopy::IntoBytes;
 
 use crate::error::ArrayError;
+use crate::layout::Positions;
 use crate::members::{Identity, Members};
 use crate::pending::{Hold, Patch, Pending};
 use crate::status::JournalStatus;
@@ -52,28 +53,22 @@ pub(crate) struct Slice {
     pub(crate) bytes: Buffer,
 }
 
+/// What parity is about to be stored with: these chunks, with the newest bytes of their rows in
+/// the batches up to `newest`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NewData {
+    pub(crate) chunks: Positions,
+    pub(crate) newest: u64,
+    /// The first batch that has some of these bytes.
+    pub(crate) oldest: u64,
+}
+
 /// One thing that a batch says.
 #[derive(Clone)]
 pub(crate) enum Entry {
-    Data {
-        stripe: StripeIndex,
-        chunk: u8,
-        row: u32,
-        bytes: Buffer,
-    },
-    /// Parity of rows as it is with all data up to the batch `newest`; `oldest`: the first batch
-    /// whose data is not in place yet.
-    Parity {
-        stripe: StripeIndex,
-        position: u8,
-        row: u32,
-        bytes: Buffer,
-        newest: u64,
-        oldest: u64,
-    },
-    Zeroes {
-        stripes: std::ops::Range<u64>,
-    },
+    Data { stripe: StripeIndex, chunk: u8, row: u32, bytes: Buffer },
+    Parity { stripe: StripeIndex, position: u8, row: u32, bytes: Buffer, data: NewData },
+    Zeroes { stripes: std::ops::Range<u64> },
 }
 
 impl Entry {
@@ -94,11 +89,12 @@ impl Entry {
             Entry::Data { stripe, chunk, row, bytes } => {
                 StoredEntry::new(EntryKind::Data, stripe.0, *chunk, *row, len(bytes))
             }
-            Entry::Parity { stripe, position, row, bytes, newest, oldest } => {
+            Entry::Parity { stripe, position, row, bytes, data } => {
                 let kind = EntryKind::Parity;
                 let mut stored = StoredEntry::new(kind, stripe.0, *position, *row, len(bytes));
-                stored.newest = (*newest).into();
-                stored.oldest = (*oldest).into();
+                stored.chunks = data.chunks.into();
+                stored.newest = data.newest.into();
+                stored.oldest = data.oldest.into();
                 stored
             }
             Entry::Zeroes { stripes } => {
@@ -146,6 +142,8 @@ pub(crate) struct Journal {
     next_sequence: Cell<u64>,
     /// Sequences below are written, or failed.
     completed: Cell<u64>,
+    /// Sequences below are durable, or failed.
+    durable: Cell<u64>,
     releasing: Cell<bool>,
     /// Callers whose batch has no room yet.
     waiting_for_room: Cell<u32>,
@@ -173,6 +171,7 @@ impl Journal {
             commits: Cell::new(0),
             next_sequence: Cell::new(1),
             completed: Cell::new(1),
+            durable: Cell::new(1),
             releasing: Cell::new(false),
             waiting_for_room: Cell::new(0),
             stuck: Cell::new(None),
@@ -282,12 +281,10 @@ impl Journal {
 
     /// Writes a batch to its members, waits for those before it, and makes its data pending.
     async fn write(&self, entries: &[Entry], sequence: u64, hold: Hold) -> Result<u64, ArrayError> {
-        let at = {
-            let ring = self.ring.borrow();
-            let batch = ring.iter().rfind(|batch| batch.sequence == sequence);
-            batch.expect("held, so it is in the ring").at
-        };
-        let written = self.write_copies(entries, sequence, at).await;
+        let written = self.write_copies(entries, sequence).await;
+        if written.is_err() {
+            self.void(sequence).await;
+        }
         self.changed.until(&self.reactor, || self.completed.get() == sequence).await;
         self.completed.set(sequence + 1);
         if written.is_ok() {
@@ -309,12 +306,12 @@ impl Journal {
         }
     }
 
-    async fn write_copies(
-        &self,
-        entries: &[Entry],
-        sequence: u64,
-        at: u64,
-    ) -> Result<(), ArrayError> {
+    async fn write_copies(&self, entries: &[Entry], sequence: u64) -> Result<(), ArrayError> {
+        let at = {
+            let ring = self.ring.borrow();
+            let batch = ring.iter().rfind(|batch| batch.sequence == sequence);
+            batch.expect("held, so it is in the ring").at
+        };
         let (batch, payload) = self.compose(entries, sequence);
         loop {
             // A member that answers no more, but is believed, could come back without the others
@@ -335,6 +332,12 @@ impl Journal {
             let members: Vec<MemberIndex> = targets.iter().map(|target| target.member).collect();
             self.members.fence_failed(&members, &results).await?;
         }
+    }
+
+    /// Empties a batch whose caller hears of an error: what it says must not come true after a
+    /// crash. Members that cannot be written do not keep the caller from hearing.
+    pub(crate) async fn void(&self, sequence: u64) {
+        let _ = self.write_copies(&[], sequence).await;
     }
 
     fn compose(&self, entries: &[Entry], sequence: u64) -> (JournalBatch, Buffers) {
@@ -461,6 +464,19 @@ impl Journal {
         }
     }
 
+    /// Makes everything that was acknowledged before durable.
+    pub(crate) async fn flush(&self) -> Result<(), ArrayError> {
+        let completed = self.completed.get();
+        self.members.flush().await?;
+        self.durable.set(completed.max(self.durable.get()));
+        Ok(())
+    }
+
+    /// Sequences below this one are durable.
+    pub(crate) fn durable(&self) -> u64 {
+        self.durable.get()
+    }
+
     /// Sequences below this one are completed.
     pub(crate) fn completed(&self) -> u64 {
         self.completed.get()
@@ -469,26 +485,20 @@ impl Journal {
     /// Gives the space of the oldest batches back, if all they hold is in place: makes that
     /// durable, and says so in the superblock.
     pub(crate) async fn release(&self) -> Result<(), ArrayError> {
-        if self.releasing.get() {
+        // What was stored since the one that runs began is not seen by it.
+        while self.releasing.get() {
             self.changed.until(&self.reactor, || !self.releasing.get()).await;
-            return Ok(());
         }
         self.releasing.set(true);
         let result = self.release_stored().await;
         self.releasing.set(false);
-        self.note_change();
+        self.changed.wake_all(&self.reactor);
         result
     }
 
     async fn release_stored(&self) -> Result<(), ArrayError> {
-        let stored = {
-            let ring = self.ring.borrow();
-            let in_place =
-                |b: &&Batch| Rc::strong_count(&b.hold) == 1 && b.sequence < self.completed.get();
-            ring.iter().take_while(in_place).map(|batch| batch.sequence).last()
-        };
-        let Some(stored) = stored else { return Ok(()) };
-        self.members.flush().await?;
+        let Some(stored) = self.last_in_place() else { return Ok(()) };
+        self.flush().await?;
         // Durably forgotten before one of them is overwritten: a crash must not find the older of
         // two batches for one place without the newer.
         let kept = self.ring.borrow().iter().map(|batch| batch.sequence).find(|s| *s > stored);
@@ -500,7 +510,24 @@ impl Journal {
         while ring.front().is_some_and(|batch| batch.sequence <= stored) {
             ring.pop_front();
         }
+        drop(ring);
+        self.note_change();
         Ok(())
+    }
+
+    /// The last batch of those at the front that are in place.
+    fn last_in_place(&self) -> Option<u64> {
+        let ring = self.ring.borrow();
+        let in_place =
+            |b: &&Batch| Rc::strong_count(&b.hold) == 1 && b.sequence < self.completed.get();
+        ring.iter().take_while(in_place).map(|batch| batch.sequence).last()
+    }
+
+    /// Whether batches should be released that are in place: somebody waits for their room, or
+    /// there is nothing else to do.
+    pub(crate) fn wants_release(&self) -> bool {
+        let wanted = self.waiting_for_room.get() > 0 || self.pending.borrow().is_empty();
+        wanted && self.last_in_place().is_some()
     }
 
     /// Sequences of this start of the array are larger than those of any before, which may still
@@ -509,6 +536,7 @@ impl Journal {
         let first = generation << SEQUENCES_PER_GENERATION_LOG2;
         self.next_sequence.set(first.max(self.next_sequence.get()));
         self.completed.set(self.next_sequence.get());
+        self.durable.set(self.next_sequence.get());
     }
 
     /// The sequence of the next batch.

@@ -137,20 +137,29 @@ impl Pending {
         self.stripes.insert(index.0, stripe);
     }
 
-    /// The patches in these rows, cut to them.
+    /// What is pending of these rows: first row and bytes of each part. For readers, who keep no
+    /// batch from being released.
     pub(crate) fn within(
         &self,
         stripe: StripeIndex,
         chunk: u8,
         rows: &Range<u32>,
-    ) -> impl Iterator<Item = Patch> {
+    ) -> impl Iterator<Item = (u32, Buffer)> {
         let patches = self.stripes.get(&stripe.0).map_or(&[][..], |stripe| &stripe.patches);
-        patches.iter().filter(move |patch| patch.chunk == chunk).filter_map(|p| p.within(rows))
+        let parts = patches.iter().filter(move |patch| patch.chunk == chunk);
+        parts.filter_map(|patch| patch.within(rows)).map(|part| (part.rows.start, part.bytes))
     }
 
-    /// All patches of a stripe, in order of chunk and row.
-    pub(crate) fn of(&self, stripe: StripeIndex) -> Vec<Patch> {
-        self.stripes.get(&stripe.0).map_or_else(Vec::new, |stripe| stripe.patches.clone())
+    /// Patches of a stripe that are not newer than `newest`, in order of chunk and row.
+    pub(crate) fn of(&self, stripe: StripeIndex, newest: u64) -> Vec<Patch> {
+        let patches = self.stripes.get(&stripe.0).map_or(&[][..], |stripe| &stripe.patches);
+        patches.iter().filter(|patch| patch.sequence <= newest).cloned().collect()
+    }
+
+    /// Sequence of the oldest patch of these stripes.
+    pub(crate) fn oldest_of(&self, stripes: &[StripeIndex]) -> u64 {
+        let oldest = stripes.iter().filter_map(|stripe| self.stripes.get(&stripe.0));
+        oldest.map(|stripe| stripe.oldest).min().unwrap_or(u64::MAX)
     }
 
     /// Takes up to `count` of the stripes that have waited longest, with patches of sequences below

@@ -17,7 +17,6 @@ use smallvec::SmallVec;
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::layout::{Piece, Positions};
-use crate::pending::Patch;
 use crate::write_plan::each;
 
 /// Memory for direct I/O begins at a multiple of this many bytes.
@@ -52,6 +51,9 @@ impl Array {
             if direct == Some(Ok(())) {
                 continue;
             }
+            // A drive that was given up may still be writing there, and would do so over what is
+            // put there instead, or over what the guest makes of its memory next.
+            self.reactor.reclaim(&into).await;
             let recovered = self.read_indirect(&piece, &into, direct.is_some()).await;
             result = result.and(recovered);
         }
@@ -119,18 +121,18 @@ impl Array {
         after_error: bool,
     ) -> Result<Buffer, ArrayError> {
         // Looked at before the members are: what is put in place meanwhile is in one of the two.
-        let patches: SmallVec<[Patch; 4]> =
+        let parts: SmallVec<[(u32, Buffer); 4]> =
             self.journal.pending.borrow().within(stripe, chunk, rows).collect();
-        let pending: usize = patches.iter().map(|patch| patch.bytes.len()).sum();
+        let pending: usize = parts.iter().map(|(_, bytes)| bytes.len()).sum();
         let len = (rows.end - rows.start) as usize;
         let buffer = if pending == len {
             self.reactor.buffer(len)
         } else {
             self.read_in_place(stripe, chunk, rows, after_error).await?
         };
-        for patch in patches {
-            let at = (patch.rows.start - rows.start) as usize;
-            buffer.slice(at..at + patch.bytes.len()).copy_from(&patch.bytes);
+        for (first, bytes) in parts {
+            let at = (first - rows.start) as usize;
+            buffer.slice(at..at + bytes.len()).copy_from(&bytes);
         }
         Ok(buffer)
     }

@@ -5,12 +5,13 @@
 //! | found | the row in place | becomes |
 //! |---|---|---|
 //! | data of all chunks | anything | pending: it is stored with new parity, and nothing is read |
-//! | parity whose data is all found | as it was, or torn | data and parity are stored again |
+//! | parity, and the data that it belongs to | as it was, or torn | both are stored again |
 //! | data only | as it was before | pending |
 //! | zeroes | zeroes, or torn | zeroed again; what came before is void |
 //!
-//! Parity whose oldest data is not found any more was stored completely: that data was released
-//! only after it. Every batch is first given back to as many members as it should be on, since a
+//! Parity whose oldest data is not looked for any more was stored completely: that data was released
+//! only after it. Other parity was written when its data was durable: if that is not found, more
+//! members are lost than the array can do without, and so is the stripe. Every batch is first given back to as many members as it should be on, since a
 //! crash may have left it on one.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -26,12 +27,12 @@ use ashlar_reactor::join::join_all;
 
 use crate::array::Array;
 use crate::error::ArrayError;
-use crate::journal::{Batch, batch_bytes, write_copy};
+use crate::journal::{Batch, NewData, batch_bytes, write_copy};
 use crate::label;
 use crate::layout::Positions;
 use crate::pending::{Hold, Patch};
 use crate::update::Store;
-use crate::write_plan::{bands, bits};
+use crate::write_plan::{bands, bits, each};
 
 /// Bytes of the ring that are read at once.
 const READ_BYTES: u64 = 512 << 10;
@@ -69,8 +70,11 @@ impl Found {
                 position: stored.position,
                 rows: row..row.saturating_add(stored.len.get()),
                 bytes,
-                newest: stored.newest.get(),
-                oldest: stored.oldest.get(),
+                data: NewData {
+                    chunks: stored.chunks.get(),
+                    newest: stored.newest.get(),
+                    oldest: stored.oldest.get(),
+                },
             };
             stored.kind().ok().map(|kind| (kind, piece))
         })
@@ -85,8 +89,8 @@ struct Piece {
     position: u8,
     rows: Range<u32>,
     bytes: Option<Buffer>,
-    newest: u64,
-    oldest: u64,
+    /// Of parity.
+    data: NewData,
 }
 
 /// All that is found of one stripe, oldest first.
@@ -175,21 +179,16 @@ impl Array {
                 self.zero_in_place(stripe.0..stripe.0 + 1).await?;
             }
         }
+        findings.parity.retain(|parity| parity.data.oldest >= tail);
         // Newest first: of two for the same rows, only the newer counts.
-        let mut cured: Vec<(Range<u32>, u64)> = Vec::new();
-        findings.parity.retain(|parity| parity.oldest >= tail);
         findings.parity.sort_by_key(|parity| std::cmp::Reverse(parity.sequence));
-        for parity in &findings.parity {
-            let same_band =
-                |other: &&Piece| other.sequence == parity.sequence && other.rows == parity.rows;
-            if cured.iter().any(|(rows, _)| *rows == parity.rows) {
-                continue;
+        let mut cured: Vec<Range<u32>> = Vec::new();
+        for band in findings.parity.chunk_by(|a, b| (a.sequence, &a.rows) == (b.sequence, &b.rows))
+        {
+            for rows in outside(&band[0].rows, &cured) {
+                self.cure(stripe, &rows, band, &findings).await?;
             }
-            let all: Vec<&Piece> = findings.parity.iter().filter(same_band).collect();
-            for rows in outside(&parity.rows, &cured) {
-                self.cure(stripe, &rows, &all, &findings).await?;
-            }
-            cured.push((parity.rows.clone(), parity.newest));
+            cured.push(band[0].rows.clone());
         }
         for (piece, hold) in findings.data {
             let Some(bytes) = piece.bytes else { continue };
@@ -200,37 +199,40 @@ impl Array {
         Ok(())
     }
 
-    /// Stores parity and the data that it belongs to.
+    /// Stores rows of parity and the data that they belong to. `band`: entries of one batch.
     async fn cure(
         &self,
         stripe: StripeIndex,
         rows: &Range<u32>,
-        parity: &[&Piece],
+        band: &[Piece],
         findings: &Findings,
     ) -> Result<(), ArrayError> {
-        let newest = parity.first().map_or(0, |piece| piece.newest);
-        let mut stores = Vec::new();
-        let mut wanted: Positions = 0;
+        let NewData { chunks, newest, .. } = band[0].data;
         let data = findings.data.iter().map(|(piece, _)| piece);
-        // In order of sequence: later stores of the same rows win, and go last.
-        for piece in data.filter(|piece| piece.sequence <= newest).chain(parity.iter().copied()) {
-            let (start, end) = (piece.rows.start.max(rows.start), piece.rows.end.min(rows.end));
-            if start < end
-                && let Some(bytes) = &piece.bytes
-            {
-                let at = |row: u32| (row - piece.rows.start) as usize;
-                let bytes = Buffers::from(bytes.slice(at(start)..at(end)));
-                wanted |= 1 << piece.position;
-                stores.push(Store { position: piece.position, row: start, bytes });
-            }
+        let data =
+            data.filter(|piece| piece.sequence <= newest && chunks & 1 << piece.position != 0);
+        // In order of sequence: of two for the same rows, the later is stored last.
+        let pieces: Vec<&Piece> = data.chain(band).filter(|p| overlap(p, rows)).collect();
+        let covered = each(chunks).all(|chunk| {
+            let of_chunk = pieces.iter().filter(|piece| piece.position == chunk);
+            let ranges: Vec<Range<u32>> = of_chunk.map(|piece| piece.rows.clone()).collect();
+            outside(rows, &ranges).is_empty()
+        });
+        if !covered {
+            return Err(ArrayError::Lost);
         }
-        let mut missed = wanted & !self.members.held(stripe);
-        for store in stores.chunks(1) {
-            let done = self.finish_stores(self.start_stores(stripe, store)).await;
+        let mut missed: Positions = 0;
+        for piece in pieces {
+            let Some(bytes) = &piece.bytes else { continue };
+            let (start, end) = (piece.rows.start.max(rows.start), piece.rows.end.min(rows.end));
+            let at = |row: u32| (row - piece.rows.start) as usize;
+            let bytes = Buffers::from(bytes.slice(at(start)..at(end)));
+            let store = [Store { position: piece.position, row: start, bytes }];
+            let done = self.finish_stores(self.start_stores(stripe, &store)).await;
             if done.no_space {
                 return Err(ArrayError::NoSpace);
             }
-            missed |= 1 << store[0].position & !done.stored;
+            missed |= 1 << piece.position & !done.stored;
         }
         // Also a member that is absent now misses this, and must not be believed later.
         self.members.fence_missed(stripe, missed).await
@@ -253,7 +255,7 @@ impl Array {
                 return Err(if full { ArrayError::NoSpace } else { ArrayError::Lost });
             }
         }
-        self.members.flush().await
+        self.journal.flush().await
     }
 
     /// All batches that may not be in place, oldest first.
@@ -322,10 +324,14 @@ impl Array {
     }
 }
 
-/// The parts of `rows` that are in none of `cured`.
-fn outside(rows: &Range<u32>, cured: &[(Range<u32>, u64)]) -> Vec<Range<u32>> {
+fn overlap(piece: &Piece, rows: &Range<u32>) -> bool {
+    piece.rows.start < rows.end && rows.start < piece.rows.end
+}
+
+/// The parts of `rows` that are in none of `others`.
+fn outside(rows: &Range<u32>, others: &[Range<u32>]) -> Vec<Range<u32>> {
     let mut written: Vec<(u8, Range<u32>)> = vec![(0, rows.clone())];
-    written.extend(cured.iter().map(|(rows, _)| (1, rows.clone())));
+    written.extend(others.iter().map(|rows| (1, rows.clone())));
     let only = bands(&written, u32::MAX).into_iter().filter(|band| band.chunks == bits(0..1));
     only.map(|band| band.rows).collect()
 }

@@ -56,7 +56,7 @@ impl Array {
         let _request = self.begin()?;
         self.count(|counters| counters.flushes += 1);
         self.written.settle().await?;
-        self.members.flush().await
+        self.journal.flush().await
     }
 
     /// A write that fits in one batch is atomic.
@@ -68,17 +68,7 @@ impl Array {
         if pieces.iter().any(|piece| !self.can_store(piece.stripe, piece.chunk)) {
             return Err(ArrayError::Lost);
         }
-        let mut _sectors: SmallVec<[RangeGuard; 4]> = SmallVec::new();
-        // Parts of a sector must not be read before and stored after one another.
-        if self.sector_bytes > 512 {
-            for piece in pieces {
-                let rows = self.whole_sectors(&piece.rows);
-                let first = piece.stripe.0 * self.stripe_bytes()
-                    + u64::from(piece.chunk) * u64::from(self.layout().chunk_bytes);
-                let key = first + u64::from(rows.start)..first + u64::from(rows.end);
-                _sectors.push(self.sector_locks.lock(key, Lock::Exclusive).await);
-            }
-        }
+        let _sectors = self.lock_sectors(pieces).await;
         let mut batches: SmallVec<[Vec<Entry>; 1]> = SmallVec::new();
         let (mut batch, mut payload) = (Vec::new(), 0);
         for piece in pieces.iter().flat_map(split) {
@@ -98,6 +88,23 @@ impl Array {
         batches.push(batch);
         let appends = batches.into_iter().map(|batch| self.journal.append(batch));
         join_all(appends).await.into_iter().try_for_each(|appended| appended.map(|_| ()))
+    }
+
+    /// What is around a part of a sector must not change between its being read and stored: whoever
+    /// writes parts has the stripe alone, others share it. Nothing is locked where every request
+    /// is of whole sectors.
+    async fn lock_sectors(&self, pieces: &[Piece]) -> SmallVec<[RangeGuard; 2]> {
+        let mut guards = SmallVec::new();
+        if self.sector_bytes == 512 {
+            return guards;
+        }
+        for pieces in pieces.chunk_by(|a, b| a.stripe == b.stripe) {
+            let whole = pieces.iter().all(|piece| self.whole_sectors(&piece.rows) == piece.rows);
+            let lock = if whole { Lock::Shared } else { Lock::Exclusive };
+            let stripe = pieces[0].stripe.0;
+            guards.push(self.sector_locks.lock(stripe..stripe + 1, lock).await);
+        }
+        guards
     }
 
     async fn write_direct(

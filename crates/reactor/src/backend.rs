@@ -38,7 +38,7 @@ pub trait Backend {
     /// Takes a device over; its id is valid until `unregister`.
     fn register(&mut self, device: Device) -> DeviceId;
 
-    /// Lets a device go. No operation on it is in flight.
+    /// Lets a device go. No operation on it is in flight; the executor sees to that.
     fn unregister(&mut self, device: DeviceId);
 
     /// Starts `op`. The caller keeps `op` and its buffers alive and in place until the [`Done`]

@@ -276,46 +276,21 @@ impl Buffers {
     /// Copies everything out to a slice of the same length.
     pub fn copy_to_slice(&self, to: &mut [u8]) {
         assert!(self.len == to.len());
-        self.copy_part_to_slice(0, to);
+        let mut at = 0;
+        for piece in &self.pieces {
+            piece.copy_to_slice(&mut to[at..at + piece.len()]);
+            at += piece.len();
+        }
     }
 
     /// Copies a slice of the same length here.
     pub fn copy_from_slice(&self, from: &[u8]) {
         assert!(self.len == from.len());
-        self.copy_part_from_slice(0, from);
-    }
-
-    /// Copies what begins at byte `at` out to a slice.
-    pub fn copy_part_to_slice(&self, at: usize, to: &mut [u8]) {
-        for (start, range) in self.part(at, to.len()) {
-            let to = &mut to[range];
-            // SAFETY: `part` yields memory inside views that live, as long as its range.
-            unsafe { std::ptr::copy(start.as_ptr(), to.as_mut_ptr(), to.len()) }
+        let mut at = 0;
+        for piece in &self.pieces {
+            piece.copy_from_slice(&from[at..at + piece.len()]);
+            at += piece.len();
         }
-    }
-
-    /// Copies a slice to where byte `at` is.
-    pub fn copy_part_from_slice(&self, at: usize, from: &[u8]) {
-        for (start, range) in self.part(at, from.len()) {
-            let from = &from[range];
-            // SAFETY: as in `copy_part_to_slice`.
-            unsafe { std::ptr::copy(from.as_ptr(), start.as_ptr(), from.len()) }
-        }
-    }
-
-    /// The memory under `at..at + len`, in order, with the range of the part that it is.
-    fn part(&self, at: usize, len: usize) -> impl Iterator<Item = (NonNull<u8>, Range<usize>)> {
-        assert!(at <= self.len && len <= self.len - at, "{len} bytes at {at} of {}", self.len);
-        let mut piece_at = 0;
-        self.pieces.iter().filter_map(move |piece| {
-            let first = at.max(piece_at);
-            let end = (at + len).min(piece_at + piece.len());
-            // SAFETY: `first` is used only if it is inside this piece.
-            let start = || unsafe { piece.start.add(first - piece_at) };
-            let part = (first < end).then(|| (start(), first - at..end - at));
-            piece_at += piece.len();
-            part
-        })
     }
 
     pub fn fill_zero(&self) {
@@ -325,6 +300,14 @@ impl Buffers {
     /// Whether address and length of every piece are multiples of `align` bytes.
     pub fn is_aligned(&self, align: usize) -> bool {
         self.pieces.iter().all(|p| (p.as_ptr().addr() | p.len()).is_multiple_of(align))
+    }
+
+    /// Whether both have a byte of memory in common.
+    pub(crate) fn overlaps(&self, other: &Buffers) -> bool {
+        let ends = |piece: &Buffer| (piece.as_ptr().addr(), piece.as_ptr().addr() + piece.len);
+        self.pieces.iter().map(ends).any(|(start, end)| {
+            other.pieces.iter().map(ends).any(|(its, its_end)| start < its_end && its < end)
+        })
     }
 
     pub(crate) fn fill_started(&self) {
@@ -366,13 +349,6 @@ mod tests {
         let mut out = vec![0; 530];
         middle.copy_to_slice(&mut out);
         assert_eq!((out[0], out[11], out[12], out[523], out[524]), (1, 1, 2, 2, 3));
-        let mut part = vec![9; 530];
-        all.copy_part_to_slice(500, &mut part);
-        assert_eq!(part, out);
-        all.copy_part_from_slice(1022, &[7; 4]);
-        all.copy_part_to_slice(1020, &mut part[..8]);
-        assert_eq!(part[..8], [2, 2, 7, 7, 7, 7, 3, 3]);
-        all.copy_part_from_slice(1022, &[2, 2, 3, 3]);
         let copy = Buffers::from(pool.take(530));
         copy.copy_from(&middle);
         let mut copied = vec![0; 530];

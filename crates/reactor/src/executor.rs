@@ -16,7 +16,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use crate::backend::{Backend, Instant};
-use crate::buffer::{Buffer, BufferPool};
+use crate::buffer::{Buffer, BufferPool, Buffers};
 use crate::op::{Device, DeviceId, Done, Op, Outcome, Ticket};
 use crate::prng::Prng;
 use crate::registry::{Key, Registry};
@@ -75,6 +75,9 @@ struct Inner {
     poll_window: Cell<Duration>,
     polls_without_progress: Cell<u32>,
     stopping: Cell<bool>,
+    turn_time: Cell<Instant>,
+    /// Tasks that wait for memory of operations that nobody waits for.
+    reclaiming: RefCell<Vec<TaskId>>,
     // Last, so that everything that may still point into the backend is dropped before it.
     backend: RefCell<Box<dyn Backend>>,
 }
@@ -87,6 +90,11 @@ pub struct Reactor {
 
 impl Reactor {
     pub fn new(backend: Box<dyn Backend>, order: Order) -> Reactor {
+        Reactor::with_pool(backend, order, BufferPool::new())
+    }
+
+    /// A reactor with the buffers of one that has ended.
+    pub fn with_pool(backend: Box<dyn Backend>, order: Order, pool: Rc<BufferPool>) -> Reactor {
         let inner = Inner {
             tasks: RefCell::default(),
             order: RefCell::new(order),
@@ -95,11 +103,13 @@ impl Reactor {
             timers: RefCell::default(),
             pollers: RefCell::default(),
             registry: Registry::default(),
-            pool: BufferPool::new(),
+            pool,
             done: RefCell::default(),
             poll_window: Cell::new(Duration::ZERO),
             polls_without_progress: Cell::new(0),
             stopping: Cell::new(false),
+            turn_time: Cell::new(backend.now()),
+            reclaiming: RefCell::default(),
             backend: RefCell::new(backend),
         };
         Reactor { inner: Rc::new(inner) }
@@ -112,6 +122,11 @@ impl Reactor {
 
     pub fn now(&self) -> Instant {
         self.inner.backend.borrow().now()
+    }
+
+    /// When the backend was last looked at: `now`, less a turn of the reactor at most, for free.
+    pub fn turn_time(&self) -> Instant {
+        self.inner.turn_time.get()
     }
 
     /// An aligned buffer of engine memory with arbitrary content.
@@ -138,18 +153,43 @@ impl Reactor {
         self.inner.backend.borrow_mut().register(device)
     }
 
-    /// Lets a device go; no operation on it may be in flight.
+    /// Lets a device go. Who waits for an operation on it hears ENODEV now; the backend keeps the
+    /// operation's memory, and the device, until it is done with them.
     pub fn unregister(&self, device: DeviceId) {
-        self.inner.backend.borrow_mut().unregister(device);
+        let (wake, idle) = self.inner.slots.borrow_mut().revoke(device);
+        wake.into_iter().for_each(|task| self.wake(task));
+        if idle {
+            self.inner.backend.borrow_mut().unregister(device);
+        }
+    }
+
+    /// The first moment at which an operation that the backend has on `device` will have taken
+    /// longer than `allowed`; `None`: it has none. Slow: not for every operation.
+    pub fn deadline(&self, device: DeviceId, allowed: impl Fn(&Op) -> Duration) -> Option<Instant> {
+        self.inner.slots.borrow().deadline(device, allowed)
+    }
+
+    /// Waits until this memory is the caller's alone: an operation that nobody waits for any more,
+    /// because its device was let go, may still fill it, for as long as the kernel likes.
+    pub async fn reclaim(&self, memory: &Buffers) {
+        std::future::poll_fn(|_| {
+            if !self.inner.slots.borrow().fills_unheard(memory) {
+                return Poll::Ready(());
+            }
+            self.inner.reclaiming.borrow_mut().push(self.current_task());
+            Poll::Pending
+        })
+        .await;
     }
 
     /// Starts `op` now; the returned future only waits for it. Several may be started before the
     /// first is awaited, and then run at the same time.
     pub fn submit(&self, op: Op) -> Io {
         let mut slots = self.inner.slots.borrow_mut();
-        let (ticket, op) = slots.start(op);
+        let started = self.turn_time();
+        let (ticket, op) = slots.start(op, started);
         self.inner.backend.borrow_mut().submit(ticket, op);
-        Io { reactor: self.clone(), ticket: Some(ticket) }
+        Io { reactor: self.clone(), ticket: Some(ticket), started, ended: started }
     }
 
     pub fn spawn(&self, future: impl Future<Output = ()> + 'static) {
@@ -230,8 +270,7 @@ impl Reactor {
             drop(future);
         }
         self.inner.pollers.borrow_mut().clear();
-        let slots = self.inner.slots.take();
-        drop(slots);
+        self.inner.slots.take().end();
         self.inner.tasks.borrow_mut().ready.clear();
     }
 
@@ -239,16 +278,18 @@ impl Reactor {
     pub fn run(&self) {
         self.inner.stopping.set(false);
         let mut last_work = self.now();
+        self.inner.turn_time.set(last_work);
         while !self.inner.stopping.get() {
             if self.turn() {
-                last_work = self.now();
+                last_work = self.turn_time();
                 continue;
             }
             // A task may have asked to stop in this very turn.
             if self.inner.stopping.get() {
                 return;
             }
-            if self.has_ready() || self.now().since(last_work) < self.inner.poll_window.get() {
+            if self.has_ready() || self.turn_time().since(last_work) < self.inner.poll_window.get()
+            {
                 std::hint::spin_loop();
                 continue;
             }
@@ -337,12 +378,23 @@ impl Reactor {
 
     fn reap(&self) -> bool {
         let mut done = self.inner.done.take();
-        self.inner.backend.borrow_mut().reap(&mut done);
+        let now = {
+            let mut backend = self.inner.backend.borrow_mut();
+            backend.reap(&mut done);
+            backend.now()
+        };
+        self.inner.turn_time.set(now);
         let any = !done.is_empty();
         for done in done.drain(..) {
-            let waiter = self.inner.slots.borrow_mut().complete(done);
-            if let Some(task) = waiter {
+            let completion = self.inner.slots.borrow_mut().complete(done, now);
+            if let Some(task) = completion.wake {
                 self.wake(task);
+            }
+            if let Some(device) = completion.idle_device {
+                self.inner.backend.borrow_mut().unregister(device);
+            }
+            if completion.unheard {
+                self.inner.reclaiming.take().into_iter().for_each(|task| self.wake(task));
             }
         }
         *self.inner.done.borrow_mut() = done;
@@ -353,7 +405,7 @@ impl Reactor {
         if self.inner.timers.borrow().is_empty() {
             return false;
         }
-        let now = self.now();
+        let now = self.turn_time();
         let mut any = false;
         loop {
             let Some(task) = self.inner.timers.borrow_mut().pop_due(now) else { return any };
@@ -391,6 +443,17 @@ impl Reactor {
 pub struct Io {
     reactor: Reactor,
     ticket: Option<Ticket>,
+    started: Instant,
+    ended: Instant,
+}
+
+impl Io {
+    /// How long it took, once it was awaited: from the turn that started it to the turn that saw
+    /// it completed. Its task may have looked later.
+    pub fn latency(&self) -> Duration {
+        assert!(self.ticket.is_none(), "it is still under way");
+        self.ended.since(self.started)
+    }
 }
 
 impl Future for Io {
@@ -401,8 +464,8 @@ impl Future for Io {
         let task = self.reactor.current_task();
         let outcome = self.reactor.inner.slots.borrow_mut().take(ticket, task);
         match outcome {
-            Some(outcome) => {
-                self.ticket = None;
+            Some((outcome, ended)) => {
+                (self.ticket, self.ended) = (None, ended);
                 Poll::Ready(outcome)
             }
             None => Poll::Pending,

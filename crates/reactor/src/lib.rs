@@ -20,5 +20,7 @@ pub mod range_lock;
 pub mod join;
 pub mod mailbox;
 mod ram;
+mod model;
+mod lossy;
 pub mod uring;
 pub mod cores;

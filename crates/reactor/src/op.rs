@@ -1,6 +1,9 @@
 //! What a reactor can ask of its backend, and what comes back.
 
-use std::os::fd::{OwnedFd, RawFd};
+use std::fs::File;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
 
 use crate::buffer::Buffers;
 
@@ -10,10 +13,18 @@ pub struct DeviceId(pub u32);
 
 /// What a backend can be given to work on.
 pub enum Device {
-    /// A file or block device, opened for direct I/O.
-    File { fd: OwnedFd },
+    /// A file or block device, opened for direct I/O. Counted, so that whoever opened it can tell
+    /// when the backend has let go of it: no operation can reach it any more.
+    File { file: Arc<File> },
     /// Memory of this many bytes, zero at first.
     Ram { bytes: u64 },
+    /// For tests: memory that is as fast as a drive of these numbers. Reads and writes share them;
+    /// an operation occupies the drive for one `iops`-th of a second, or for its length at
+    /// `bytes_per_second` if that is longer, and is answered `latency` later.
+    Model { bytes: u64, iops: u64, bytes_per_second: u64, latency: Duration },
+    /// For tests: a file under a volatile cache. What was written reaches it with a flush; before,
+    /// any sectors of it may, by chance from `seed`. So the end of the process is a power cut.
+    Lossy { file: Arc<File>, sector_bytes: u32, seed: u64 },
     /// A drive of the simulator's world.
     Simulated { drive: u32 },
 }
@@ -52,8 +63,21 @@ pub enum Op {
     },
 }
 
+impl Op {
+    /// What it works on; `None`: no device.
+    pub fn device(&self) -> Option<DeviceId> {
+        match self {
+            Op::Read { device, .. }
+            | Op::Write { device, .. }
+            | Op::Flush { device }
+            | Op::WriteZeroes { device, .. } => Some(*device),
+            Op::Readable { .. } => None,
+        }
+    }
+}
+
 /// An operating system error number, as the kernel or the simulator reports it.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Errno(pub i32);
 
 impl std::fmt::Debug for Errno {

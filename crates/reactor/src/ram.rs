@@ -4,7 +4,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 use crate::buffer::Buffers;
-use crate::op::{Errno, Outcome};
+use crate::op::{Errno, Op, Outcome};
 
 /// Zeroed memory of a fixed size.
 pub(crate) struct Ram {
@@ -36,7 +36,16 @@ impl Ram {
         Ok(unsafe { self.start.add(offset) })
     }
 
-    pub(crate) fn read(&self, offset: u64, into: &Buffers) -> Outcome {
+    pub(crate) fn run(&mut self, op: &Op) -> Outcome {
+        match op {
+            Op::Read { offset, into, .. } => self.read(*offset, into),
+            Op::Write { offset, from, .. } => self.write(*offset, from),
+            Op::WriteZeroes { offset, len, .. } => self.write_zeroes(*offset, *len),
+            Op::Flush { .. } | Op::Readable { .. } => Ok(0),
+        }
+    }
+
+    fn read(&self, offset: u64, into: &Buffers) -> Outcome {
         let mut from = self.place(offset, into.len())?;
         for piece in into.pieces() {
             // SAFETY: `place` checked the whole length; `piece` is mapped while its view lives.
@@ -48,7 +57,7 @@ impl Ram {
         Ok(into.len() as u64)
     }
 
-    pub(crate) fn write(&mut self, offset: u64, from: &Buffers) -> Outcome {
+    fn write(&mut self, offset: u64, from: &Buffers) -> Outcome {
         let mut to = self.place(offset, from.len())?;
         for piece in from.pieces() {
             // SAFETY: as in `read`.
@@ -60,7 +69,7 @@ impl Ram {
         Ok(from.len() as u64)
     }
 
-    pub(crate) fn write_zeroes(&mut self, offset: u64, len: u64) -> Outcome {
+    fn write_zeroes(&mut self, offset: u64, len: u64) -> Outcome {
         let bytes = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
         let to = self.place(offset, bytes)?;
         // SAFETY: `place` checked the whole length.

@@ -3,8 +3,11 @@
 //! The kernel reads and writes memory that slots own (`slots.rs`): an operation's buffers stay in
 //! place until its completion was reaped here.
 
-use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::fs::File;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
@@ -12,19 +15,29 @@ use io_uring::{IoUring, opcode, squeue};
 
 use crate::backend::{Backend, Instant};
 use crate::buffer::Buffers;
+use crate::lossy::Lossy;
+use crate::model::Model;
 use crate::op::{Device, DeviceId, Done, Errno, Op, Outcome, Ticket};
 use crate::ram::Ram;
 
 /// Entries of the submission ring; more operations wait in `backlog`.
 const RING_ENTRIES: u32 = 1024;
+/// The kernel is not asked to sleep for less than this before a modelled drive is to answer: it
+/// would be late by a good part of it.
+const SLEEP_MIN: Duration = Duration::from_micros(100);
+/// Marks completions of operations that a [`Lossy`] drive has asked for: this bit, the device, and
+/// the drive's token. All others carry a [`Ticket`].
+const LOSSY: u64 = 1 << 63;
 
 enum Registered {
-    File(OwnedFd),
+    File(Arc<File>),
     Ram(Ram),
+    Model(Model),
+    Lossy(Box<Lossy>),
     Gone,
 }
 
-/// io_uring, the machine's monotonic clock, and RAM drives.
+/// io_uring, the machine's monotonic clock, and drives that are made of memory.
 pub struct UringBackend {
     ring: IoUring,
     started: std::time::Instant,
@@ -33,7 +46,14 @@ pub struct UringBackend {
     pieces: Vec<Vec<libc::iovec>>,
     backlog: VecDeque<squeue::Entry>,
     finished: Vec<Done>,
+    /// Of modelled drives: when to tell, in the order of asking.
+    due: BinaryHeap<Reverse<(Instant, u64, Ticket, Outcome)>>,
+    due_sequence: u64,
     in_kernel: usize,
+    /// Of those: operations of lossy drives.
+    lossy_in_kernel: usize,
+    /// What lossy drives have to hear: user data and outcome.
+    lossy_done: Vec<(u64, Outcome)>,
     unsubmitted: usize,
 }
 
@@ -56,47 +76,13 @@ impl UringBackend {
             pieces: Vec::new(),
             backlog: VecDeque::new(),
             finished: Vec::new(),
+            due: BinaryHeap::new(),
+            due_sequence: 0,
             in_kernel: 0,
+            lossy_in_kernel: 0,
+            lossy_done: Vec::new(),
             unsubmitted: 0,
         })
-    }
-
-    /// The address and count of an iovec array for `buffers` that lives until `ticket` is done.
-    fn pieces_of(&mut self, ticket: Ticket, buffers: &Buffers) -> (*const libc::iovec, u32) {
-        let index = ticket.0 as usize;
-        if self.pieces.len() <= index {
-            self.pieces.resize_with(index + 1, Vec::new);
-        }
-        let list = &mut self.pieces[index];
-        list.clear();
-        list.extend(
-            buffers
-                .pieces()
-                .iter()
-                .map(|piece| libc::iovec { iov_base: piece.as_ptr().cast(), iov_len: piece.len() }),
-        );
-        (list.as_ptr(), u32::try_from(list.len()).expect("few pieces"))
-    }
-
-    fn entry(&mut self, ticket: Ticket, fd: RawFd, op: &Op) -> squeue::Entry {
-        match op {
-            Op::Read { offset, into, .. } => {
-                let (pieces, count) = self.pieces_of(ticket, into);
-                opcode::Readv::new(Fd(fd), pieces, count).offset(*offset).build()
-            }
-            Op::Write { offset, from, .. } => {
-                let (pieces, count) = self.pieces_of(ticket, from);
-                opcode::Writev::new(Fd(fd), pieces, count).offset(*offset).build()
-            }
-            Op::Flush { .. } => opcode::Fsync::new(Fd(fd)).flags(FsyncFlags::DATASYNC).build(),
-            Op::WriteZeroes { offset, len, unmap, .. } => opcode::Fallocate::new(Fd(fd), *len)
-                .offset(*offset)
-                .mode(zeroes_mode(*unmap))
-                .build(),
-            Op::Readable { fd } => {
-                opcode::PollAdd::new(Fd(*fd), u32::from(libc::POLLIN.cast_unsigned())).build()
-            }
-        }
     }
 
     /// Moves what fits from the backlog to the submission ring.
@@ -106,20 +92,97 @@ impl UringBackend {
             && let Some(entry) = self.backlog.pop_front()
         {
             // SAFETY: buffers and iovec arrays stay in place until the completion is reaped: the
-            // slots and `pieces` keep them.
+            // slots and `pieces` keep them, and `Lossy` keeps its own.
             unsafe { submission.push(&entry) }.expect("checked not to be full");
             self.in_kernel += 1;
+            self.lossy_in_kernel += usize::from(entry.get_user_data() & LOSSY != 0);
             self.unsubmitted += 1;
         }
     }
 
     fn collect(&mut self, done: &mut Vec<Done>) {
         for completion in self.ring.completion() {
-            let ticket = Ticket(u32::try_from(completion.user_data()).expect("set from a ticket"));
-            let result = completion.result();
+            let (data, result) = (completion.user_data(), completion.result());
             let outcome = u64::try_from(result).map_err(|_| Errno(-result));
             self.in_kernel -= 1;
+            if data & LOSSY != 0 {
+                self.lossy_in_kernel -= 1;
+                self.lossy_done.push((data, outcome));
+                continue;
+            }
+            let ticket = Ticket(u32::try_from(data).expect("set from a ticket"));
             done.push(Done { ticket, outcome });
+        }
+        while let Some((data, outcome)) = self.lossy_done.pop() {
+            let (device, token) = ((data & !LOSSY) >> 32, data & u64::from(u32::MAX));
+            let device = usize::try_from(device).expect("set from an index");
+            if let Registered::Lossy(lossy) = &mut self.devices[device] {
+                lossy.complete(u32::try_from(token).expect("32 bits"), outcome);
+            }
+            self.attend(device);
+        }
+    }
+
+    /// Does what a lossy drive asks for.
+    fn attend(&mut self, device: usize) {
+        let UringBackend { devices, backlog, finished, .. } = self;
+        let Registered::Lossy(lossy) = &mut devices[device] else { return };
+        finished.append(&mut lossy.finished);
+        while let Some((token, fd, op, pieces)) = lossy.next_request() {
+            let data = LOSSY | (device as u64) << 32 | u64::from(token);
+            backlog.push_back(entry(fd, op, pieces).user_data(data));
+        }
+        if lossy.is_gone() {
+            devices[device] = Registered::Gone;
+        }
+    }
+
+    /// Moves what modelled drives have to say by now.
+    fn tell_due(&mut self, done: &mut Vec<Done>) {
+        if self.due.is_empty() {
+            return;
+        }
+        let now = self.now();
+        while let Some(Reverse((at, _, ticket, outcome))) = self.due.peek().copied()
+            && at <= now
+        {
+            self.due.pop();
+            done.push(Done { ticket, outcome });
+        }
+    }
+}
+
+fn now(started: std::time::Instant) -> Instant {
+    let ns = started.elapsed().as_nanos();
+    Instant::from_ns(u64::try_from(ns).expect("less than 500 years"))
+}
+
+/// The kernel's view of `op`; `pieces` must stay in place until it has completed.
+fn entry(fd: RawFd, op: &Op, pieces: &mut Vec<libc::iovec>) -> squeue::Entry {
+    let mut list =
+        |buffers: &Buffers| {
+            pieces.clear();
+            pieces.extend(buffers.pieces().iter().map(|piece| libc::iovec {
+                iov_base: piece.as_ptr().cast(),
+                iov_len: piece.len(),
+            }));
+            (pieces.as_ptr(), u32::try_from(pieces.len()).expect("few pieces"))
+        };
+    match op {
+        Op::Read { offset, into, .. } => {
+            let (pieces, count) = list(into);
+            opcode::Readv::new(Fd(fd), pieces, count).offset(*offset).build()
+        }
+        Op::Write { offset, from, .. } => {
+            let (pieces, count) = list(from);
+            opcode::Writev::new(Fd(fd), pieces, count).offset(*offset).build()
+        }
+        Op::Flush { .. } => opcode::Fsync::new(Fd(fd)).flags(FsyncFlags::DATASYNC).build(),
+        Op::WriteZeroes { offset, len, unmap, .. } => {
+            opcode::Fallocate::new(Fd(fd), *len).offset(*offset).mode(zeroes_mode(*unmap)).build()
+        }
+        Op::Readable { fd } => {
+            opcode::PollAdd::new(Fd(*fd), u32::from(libc::POLLIN.cast_unsigned())).build()
         }
     }
 }
@@ -130,57 +193,65 @@ fn zeroes_mode(unmap: bool) -> i32 {
     how | libc::FALLOC_FL_KEEP_SIZE
 }
 
-fn on_ram(ram: &mut Ram, op: &Op) -> Outcome {
-    match op {
-        Op::Read { offset, into, .. } => ram.read(*offset, into),
-        Op::Write { offset, from, .. } => ram.write(*offset, from),
-        Op::WriteZeroes { offset, len, .. } => ram.write_zeroes(*offset, *len),
-        Op::Flush { .. } | Op::Readable { .. } => Ok(0),
-    }
-}
-
-fn device_of(op: &Op) -> Option<DeviceId> {
-    match op {
-        Op::Read { device, .. }
-        | Op::Write { device, .. }
-        | Op::Flush { device }
-        | Op::WriteZeroes { device, .. } => Some(*device),
-        Op::Readable { .. } => None,
-    }
-}
-
 impl Backend for UringBackend {
     fn now(&self) -> Instant {
-        let ns = self.started.elapsed().as_nanos();
-        Instant::from_ns(u64::try_from(ns).expect("less than 500 years"))
+        now(self.started)
     }
 
     fn register(&mut self, device: Device) -> DeviceId {
-        let registered = match device {
-            Device::File { fd } => Registered::File(fd),
-            Device::Ram { bytes } => Registered::Ram(Ram::new(bytes)),
-            Device::Simulated { .. } => panic!("a simulated drive belongs to the simulator"),
-        };
         let free = self.devices.iter().position(|d| matches!(d, Registered::Gone));
         let index = free.unwrap_or_else(|| {
             self.devices.push(Registered::Gone);
             self.devices.len() - 1
         });
-        self.devices[index] = registered;
-        DeviceId(u32::try_from(index).expect("few devices"))
+        let id = DeviceId(u32::try_from(index).expect("few devices"));
+        self.devices[index] = match device {
+            Device::File { file } => Registered::File(file),
+            Device::Ram { bytes } => Registered::Ram(Ram::new(bytes)),
+            Device::Model { bytes, iops, bytes_per_second, latency } => {
+                Registered::Model(Model::new(bytes, iops, bytes_per_second, latency))
+            }
+            Device::Lossy { file, sector_bytes, seed } => {
+                Registered::Lossy(Box::new(Lossy::new(file, id, sector_bytes, seed)))
+            }
+            Device::Simulated { .. } => panic!("a simulated drive belongs to the simulator"),
+        };
+        id
     }
 
     fn unregister(&mut self, device: DeviceId) {
-        self.devices[device.0 as usize] = Registered::Gone;
+        let index = device.0 as usize;
+        match &mut self.devices[index] {
+            Registered::Lossy(lossy) => {
+                lossy.close();
+                self.attend(index);
+            }
+            Registered::File(_) | Registered::Ram(_) | Registered::Model(_) => {
+                self.devices[index] = Registered::Gone;
+            }
+            Registered::Gone => unreachable!("let go twice"),
+        }
     }
 
     fn submit(&mut self, ticket: Ticket, op: &Op) {
-        let fd = match device_of(op).map(|id| &mut self.devices[id.0 as usize]) {
+        let device = op.device().map(|device| device.0 as usize);
+        let fd = match device.map(|index| &mut self.devices[index]) {
             None => -1,
-            Some(Registered::File(fd)) => fd.as_raw_fd(),
+            Some(Registered::File(file)) => file.as_raw_fd(),
             Some(Registered::Ram(ram)) => {
-                let outcome = on_ram(ram, op);
+                let outcome = ram.run(op);
                 self.finished.push(Done { ticket, outcome });
+                return;
+            }
+            Some(Registered::Model(model)) => {
+                let (at, outcome) = model.run(op, now(self.started));
+                self.due_sequence += 1;
+                self.due.push(Reverse((at, self.due_sequence, ticket, outcome)));
+                return;
+            }
+            Some(Registered::Lossy(lossy)) => {
+                lossy.submit(ticket, op);
+                self.attend(device.expect("found above"));
                 return;
             }
             Some(Registered::Gone) => {
@@ -188,12 +259,17 @@ impl Backend for UringBackend {
                 return;
             }
         };
-        let entry = self.entry(ticket, fd, op).user_data(u64::from(ticket.0));
+        let index = ticket.0 as usize;
+        if self.pieces.len() <= index {
+            self.pieces.resize_with(index + 1, Vec::new);
+        }
+        let entry = entry(fd, op, &mut self.pieces[index]).user_data(u64::from(ticket.0));
         self.backlog.push_back(entry);
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
         done.append(&mut self.finished);
+        self.tell_due(done);
         self.fill_ring();
         if self.in_kernel == 0 {
             return;
@@ -207,6 +283,7 @@ impl Backend for UringBackend {
             }
         }
         self.collect(done);
+        done.append(&mut self.finished);
     }
 
     fn idle(&mut self, until: Option<Instant>) -> bool {
@@ -214,12 +291,28 @@ impl Backend for UringBackend {
             return true;
         }
         self.fill_ring();
-        if self.in_kernel == 0 && until.is_none() {
+        let wait = until.map(|until| until.since(self.now()));
+        let due = self.due.peek().map(|Reverse((at, ..))| at.since(self.now()));
+        if self.in_kernel == 0 && wait.is_none() && due.is_none() {
             return false;
         }
-        let wait = until.map(|until| until.since(self.now()));
-        self.wait(wait);
+        match due.map(|due| due.saturating_sub(SLEEP_MIN)) {
+            // It is looked for until it is there.
+            Some(Duration::ZERO) => {}
+            due => self.wait(wait.into_iter().chain(due).min()),
+        }
         true
+    }
+}
+
+impl Drop for UringBackend {
+    /// The kernel may still be writing what lossy drives hold.
+    fn drop(&mut self) {
+        while self.lossy_in_kernel > 0 && self.ring.submit_and_wait(1).is_ok() {
+            for completion in self.ring.completion() {
+                self.lossy_in_kernel -= usize::from(completion.user_data() & LOSSY != 0);
+            }
+        }
     }
 }
 

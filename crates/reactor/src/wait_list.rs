@@ -20,7 +20,7 @@ impl WaitList {
             if condition() {
                 return Poll::Ready(());
             }
-            self.add(reactor.current_task());
+            self.add(reactor);
             Poll::Pending
         })
         .await;
@@ -38,13 +38,15 @@ impl WaitList {
             if condition() {
                 return Poll::Ready(());
             }
-            self.add(reactor.current_task());
+            self.add(reactor);
             sleep.as_mut().poll(context)
         })
         .await;
     }
 
-    fn add(&self, task: TaskId) {
+    /// The current task is woken by the next `wake_all`; what it waits for is its own affair.
+    pub fn add(&self, reactor: &Reactor) {
+        let task = reactor.current_task();
         let mut waiting = self.waiting.borrow_mut();
         if !waiting.contains(&task) {
             waiting.push(task);

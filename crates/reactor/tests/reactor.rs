@@ -1,10 +1,10 @@
 //! Goal: tasks, timers, locks and real files work on one reactor, in the order promised.
-//! Method: small programs on the io_uring backend, with RAM and file devices.
+//! Method: small programs on the io_uring backend, with devices of every kind.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::cell::{Cell, RefCell};
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_reactor::executor::{Order, Reactor};
@@ -49,18 +49,31 @@ fn ram_keeps_what_was_written() {
 }
 
 #[test]
-fn a_file_keeps_what_was_written() {
-    let path = std::env::temp_dir().join(format!("ashlar-reactor-{}", std::process::id()));
-    let file = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .open(&path)
-        .unwrap();
-    file.set_len(1 << 20).unwrap();
-    write_read_back(Device::File { fd: OwnedFd::from(file) });
-    std::fs::remove_file(path).unwrap();
+fn a_model_keeps_what_was_written() {
+    let latency = Duration::from_micros(50);
+    write_read_back(Device::Model {
+        bytes: 1 << 20,
+        iops: 1_000_000,
+        bytes_per_second: 1 << 30,
+        latency,
+    });
+}
+
+#[test]
+fn files_keep_what_was_written() {
+    let scratch = |name: &str| {
+        let name = format!("ashlar-reactor-{name}-{}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        let mut options = std::fs::File::options();
+        let file = options.read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.set_len(1 << 20).unwrap();
+        Arc::new(file)
+    };
+    write_read_back(Device::File { file: scratch("file") });
+    for sector_bytes in [512, 4096] {
+        write_read_back(Device::Lossy { file: scratch("lossy"), sector_bytes, seed: 1 });
+    }
 }
 
 #[test]

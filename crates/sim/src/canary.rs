@@ -11,7 +11,7 @@ use ashlar_raid::layout::Layout;
 use clap::ValueEnum;
 use zerocopy::IntoBytes;
 
-use crate::drive::{SimDrive, Source};
+use crate::drive::SimDrive;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Canary {
@@ -53,7 +53,7 @@ impl Canary {
         drive: &SimDrive,
         array: Option<&Layout>,
         offset: u64,
-        from: Source,
+        bytes: Option<&[u8]>,
     ) -> Sabotage {
         let parity = array.map_or(0, |array| array.parity);
         let Some(layout) = label::plan(drive.traits.bytes, parity) else {
@@ -62,12 +62,12 @@ impl Canary {
         let MemberLayout { superblocks, dirty_map, written_map, journal, data, .. } = layout;
         let inside = |area: ashlar_format::units::Area| area.range().contains(&offset);
         match self {
-            Canary::NoDirtyMap if inside(dirty_map) => all_clean(from, offset),
             Canary::NoWrittenMap if inside(written_map) => Sabotage::Drop,
+            Canary::NoDirtyMap if inside(dirty_map) => all_clean(bytes, offset),
             Canary::NoFence if inside(superblocks) => Sabotage::Drop,
             Canary::NoJournal if inside(journal) => Sabotage::Drop,
-            Canary::TrustReturned if inside(superblocks) => all_trusted(from, offset),
-            Canary::ParityOff if inside(data) => flipped(drive, array, offset - data.offset, from),
+            Canary::TrustReturned if inside(superblocks) => all_trusted(bytes, offset),
+            Canary::ParityOff if inside(data) => flipped(drive, array, offset - data.offset, bytes),
             Canary::NoDirtyMap
             | Canary::NoWrittenMap
             | Canary::NoFlush
@@ -80,9 +80,8 @@ impl Canary {
 }
 
 /// The superblock with every stale member trusted, sealed again.
-fn all_trusted(from: Source, home: u64) -> Sabotage {
-    let Some(bytes) = from.bytes() else { return Sabotage::Nothing };
-    let opened = record::open::<ArraySuperblock>(&bytes, None, home).ok();
+fn all_trusted(bytes: Option<&[u8]>, home: u64) -> Sabotage {
+    let opened = bytes.and_then(|bytes| record::open::<ArraySuperblock>(bytes, None, home).ok());
     let Some(mut superblock) = opened.cloned() else { return Sabotage::Nothing };
     let count = superblock.members().len();
     for member in &mut superblock.members[..count] {
@@ -96,9 +95,8 @@ fn all_trusted(from: Source, home: u64) -> Sabotage {
 }
 
 /// The dirty-map page without a bit set, sealed again.
-fn all_clean(from: Source, home: u64) -> Sabotage {
-    let Some(bytes) = from.bytes() else { return Sabotage::Nothing };
-    let opened = record::open::<RegionMapPage>(&bytes, None, home).ok();
+fn all_clean(bytes: Option<&[u8]>, home: u64) -> Sabotage {
+    let opened = bytes.and_then(|bytes| record::open::<RegionMapPage>(bytes, None, home).ok());
     let Some(page) = opened else { return Sabotage::Nothing };
     let mut clean = RegionMapPage::empty(page.array, MapKind::Dirty, page.page.get());
     let (owner, sequence) = (page.header.owner, page.header.sequence.get());
@@ -107,13 +105,14 @@ fn all_clean(from: Source, home: u64) -> Sabotage {
 }
 
 /// Flips a bit of the parity that the first drive stores.
-fn flipped(drive: &SimDrive, array: Option<&Layout>, at: u64, from: Source) -> Sabotage {
-    let (Some(mut bytes), Some(array)) = (from.bytes(), array) else { return Sabotage::Nothing };
+fn flipped(drive: &SimDrive, array: Option<&Layout>, at: u64, bytes: Option<&[u8]>) -> Sabotage {
+    let (Some(bytes), Some(array)) = (bytes, array) else { return Sabotage::Nothing };
     let stripe = StripeIndex(at / u64::from(array.chunk_bytes));
     let first = MemberIndex(0);
     if drive.uuid[0] != 0 || array.position_of(stripe, first) < Some(array.data * array.copies) {
         return Sabotage::Nothing;
     }
+    let mut bytes = bytes.to_vec();
     bytes[100] ^= 1;
     Sabotage::Replace(bytes)
 }

@@ -113,10 +113,12 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
     life.fleet.borrow_mut().refresh(&life.array.status());
 }
 
-/// A drive that was pulled, and is well, is plugged in again.
+/// A drive that was pulled, and is well, is plugged in again: not while it works on what it was
+/// asked before, as the daemon does not lend it then.
 async fn plug_in(life: &Rc<Life>, index: usize, drive: u32) {
     let dead = life.world.borrow_mut().drive(drive).dead;
-    if !dead && life.fleet.borrow().is_impaired(index) {
+    let busy = !life.world.borrow().in_flight(|its| its == drive).is_empty();
+    if !dead && !busy && life.fleet.borrow().is_impaired(index) {
         life.note(|| format!("member {index}: drive {drive} is plugged in again"));
         replace(life, index, drive).await;
     }

@@ -72,38 +72,6 @@ pub struct Traits {
     pub latency_ns_max: u64,
 }
 
-/// What a write brings.
-#[derive(Clone, Copy)]
-pub enum Source<'a> {
-    Zeroes,
-    Memory(&'a Buffers),
-    Bytes(&'a [u8]),
-}
-
-impl Source<'_> {
-    /// All its bytes, if it brings some.
-    pub fn bytes(self) -> Option<Vec<u8>> {
-        match self {
-            Source::Zeroes => None,
-            Source::Memory(from) => {
-                let mut bytes = vec![0; from.len()];
-                from.copy_to_slice(&mut bytes);
-                Some(bytes)
-            }
-            Source::Bytes(from) => Some(from.to_vec()),
-        }
-    }
-
-    /// Its bytes from `at` on.
-    fn copy_part(self, at: usize, to: &mut [u8]) {
-        match self {
-            Source::Zeroes => to.fill(0),
-            Source::Memory(from) => from.copy_part_to_slice(at, to),
-            Source::Bytes(from) => to.copy_from_slice(&from[at..at + to.len()]),
-        }
-    }
-}
-
 struct Undo {
     write: u64,
     block: usize,
@@ -234,9 +202,20 @@ impl SimDrive {
     }
 
     pub fn read(&self, offset: u64, into: &Buffers) {
-        for part in parts(offset, into.len()) {
-            let bytes = self.blocks[part.block].bytes();
-            into.copy_part_from_slice(part.at, &bytes[part.inside]);
+        let mut at = offset;
+        for piece in into.pieces() {
+            let mut zeroed = 0;
+            for part in parts(at, piece.len()) {
+                let end = part.at + part.inside.len();
+                if let Some(block) = &self.blocks[part.block].0 {
+                    piece.slice(zeroed..part.at).fill_zero();
+                    piece.slice(part.at..end).copy_from_slice(&block[part.inside]);
+                    zeroed = end;
+                }
+            }
+            // What lies between the blocks that are there; all at once, since it is often long.
+            piece.slice(zeroed..piece.len()).fill_zero();
+            at += piece.len() as u64;
         }
     }
 
@@ -256,13 +235,17 @@ impl SimDrive {
         out
     }
 
-    /// All of the write lands.
-    pub fn write(&mut self, offset: u64, len: u64, from: Source) {
-        self.store(offset, len, from, |_| true);
+    /// All of `from` lands.
+    pub fn write(&mut self, offset: u64, from: &[u8]) {
+        self.store(offset, from.len() as u64, Some(from), |_| true);
     }
 
-    /// The write was cut off: any part of it lands.
-    pub fn write_torn(&mut self, offset: u64, len: u64, from: Source, prng: &mut Prng) {
+    pub fn write_zeroes(&mut self, offset: u64, len: u64) {
+        self.store(offset, len, None, |_| true);
+    }
+
+    /// The write was cut off: any part of it lands. `from` is `None` for zeroes.
+    pub fn write_torn(&mut self, offset: u64, len: u64, from: Option<&[u8]>, prng: &mut Prng) {
         let landing = Landing::draw(prng);
         let unit = u64::from(self.traits.sector_bytes);
         let units = len / unit;
@@ -275,43 +258,43 @@ impl SimDrive {
     }
 
     /// `lands`: whether a sector of 512 bytes (by its number on the drive) is changed.
-    fn store(&mut self, offset: u64, len: u64, from: Source, lands: impl Fn(u64) -> bool) {
+    fn store(&mut self, offset: u64, len: u64, from: Option<&[u8]>, lands: impl Fn(u64) -> bool) {
         let write = self.writes;
         self.writes += 1;
         for part in parts(offset, usize::try_from(len).expect("small drives")) {
-            let mut sectors = 0u8;
-            for sector in part.sectors() {
-                let number = (part.block * SECTORS_PER_BLOCK + sector) as u64;
-                if lands(number) {
-                    sectors |= 1 << sector;
-                    self.latent.remove(&number);
+            let number = |sector: usize| (part.block * SECTORS_PER_BLOCK + sector) as u64;
+            let landed = || part.sectors().filter(|sector| lands(number(*sector)));
+            if !self.latent.is_empty() {
+                for sector in landed() {
+                    self.latent.remove(&number(sector));
                 }
             }
+            let sectors = landed().fold(0, |sectors, sector| sectors | 1 << sector);
+            let bytes = from.map(|from| &from[part.at..part.at + part.inside.len()]);
             if sectors != 0 {
-                self.store_block(write, sectors, from, part);
+                self.store_block(write, sectors, bytes, part);
             }
         }
     }
 
-    fn store_block(&mut self, write: u64, sectors: u8, from: Source, part: Part) {
+    fn store_block(&mut self, write: u64, sectors: u8, bytes: Option<&[u8]>, part: Part) {
         let block = &mut self.blocks[part.block];
-        let blank = block.0.is_none();
-        if blank && matches!(from, Source::Zeroes) {
+        let zero = bytes.is_none_or(|bytes| *bytes == ZEROES[part.inside.clone()]);
+        if zero && block.0.is_none() {
             return;
         }
+        let bytes = bytes.unwrap_or(&ZEROES[part.inside.clone()]);
         let mut new = Content::default();
-        let bytes = new.memory();
-        from.copy_part(part.at, &mut bytes[part.inside.clone()]);
-        let zero = bytes[part.inside.clone()] == ZEROES[part.inside];
-        if zero && blank {
-            return;
-        }
-        for sector in (0..SECTORS_PER_BLOCK).filter(|sector| sectors & 1 << sector == 0) {
-            let kept = sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES;
-            bytes[kept.clone()].copy_from_slice(&block.bytes()[kept]);
-        }
-        if zero && sectors == u8::MAX {
-            new = Content::default();
+        if sectors != u8::MAX {
+            let new = new.memory();
+            new.copy_from_slice(block.bytes());
+            for sector in part.sectors().filter(|sector| sectors & 1 << sector != 0) {
+                let at = sector * SECTOR_BYTES;
+                let from = &bytes[at - part.inside.start..][..SECTOR_BYTES];
+                new[at..at + SECTOR_BYTES].copy_from_slice(from);
+            }
+        } else if !zero {
+            new.memory().copy_from_slice(bytes);
         }
         let old = std::mem::replace(block, new);
         if self.traits.volatile_cache {
@@ -409,11 +392,11 @@ mod tests {
     fn a_power_cut_loses_only_what_was_not_flushed() {
         let mut prng = Prng::from_seed(1);
         let mut drive = drive(512);
-        drive.write(512, 1024, Source::Bytes(&[1; 1024]));
+        drive.write(512, &[1; 1024]);
         let covers = drive.writes_done();
-        drive.write(1024, 1024, Source::Bytes(&[2; 1024]));
+        drive.write(1024, &[2; 1024]);
         drive.flush(covers);
-        drive.write(4096, 512, Source::Bytes(&[3; 512]));
+        drive.write(4096, &[3; 512]);
         drive.cut_power(Loss::Everything, &mut prng);
         assert_eq!(drive.peek(512, 1536), [[1; 1024].as_slice(), &[0; 512]].concat());
         assert_eq!(drive.peek(4096, 512), [0; 512]);
@@ -426,7 +409,7 @@ mod tests {
             let mut mixed = false;
             for _ in 0..40 {
                 let mut drive = drive(sector);
-                drive.write(0, 16384, Source::Bytes(&[1; 16384]));
+                drive.write(0, &[1; 16384]);
                 drive.cut_power(Loss::EachSector, &mut prng);
                 let unit = sector as usize;
                 let after = drive.peek(0, 16384);

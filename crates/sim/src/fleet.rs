@@ -17,7 +17,7 @@ use ashlar_raid::status::ArrayStatus;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
 
-use crate::drive::{BLOCK_BYTES, SimDrive, Source, Traits};
+use crate::drive::{BLOCK_BYTES, SimDrive, Traits};
 use crate::world::{SharedWorld, World};
 
 /// One block of litter in so many bytes: some in each chunk.
@@ -169,7 +169,7 @@ impl Fleet {
 fn litter(drive: &mut SimDrive, parity: u8) {
     let Some(areas) = label::plan(drive.traits.bytes, parity) else { return };
     for at in areas.data.range().step_by(LITTER_STEP_BYTES) {
-        drive.write(at, BLOCK_BYTES as u64, Source::Bytes(&[0x5a; BLOCK_BYTES]));
+        drive.write(at, &[0x5a; BLOCK_BYTES]);
     }
     drive.flush(u64::MAX);
 }

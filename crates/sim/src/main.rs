@@ -1,7 +1,10 @@
 //! The simulator's command line: many seeds, one seed with a trace, or a planted bug to be found.
 
+use std::io::IsTerminal;
+use std::num::NonZero;
 use std::process::{Command, ExitCode};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 use ashlar_sim::batch;
 use ashlar_sim::canary::Canary;
@@ -35,9 +38,9 @@ struct Arguments {
     /// Go on after a seed has failed.
     #[arg(long)]
     keep_going: bool,
-    /// Seeds that run at the same time.
-    #[arg(long, default_value_t = 1)]
-    jobs: u64,
+    /// Seeds that run at the same time [default: one on each core].
+    #[arg(long)]
+    jobs: Option<usize>,
 }
 
 fn main() -> ExitCode {
@@ -98,77 +101,117 @@ fn enumerated(stride: u64) -> bool {
 }
 
 /// What all threads add to.
-#[derive(Default)]
 struct Totals {
+    began: Instant,
+    wanted: u64,
     seeds: AtomicU64,
     failed: AtomicU64,
     completions: AtomicU64,
     sectors: AtomicU64,
     virtual_ns: AtomicU64,
     stop: AtomicBool,
+    /// When progress is shown next, in milliseconds.
+    show_at_ms: AtomicU64,
 }
 
 impl Totals {
+    #[expect(clippy::disallowed_methods, reason = "progress is in real time")]
+    fn new(wanted: u64) -> Totals {
+        Totals {
+            began: Instant::now(),
+            wanted,
+            seeds: AtomicU64::new(0),
+            failed: AtomicU64::new(0),
+            completions: AtomicU64::new(0),
+            sectors: AtomicU64::new(0),
+            virtual_ns: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            show_at_ms: AtomicU64::new(1000),
+        }
+    }
+
     fn add(&self, verdict: &Verdict) {
-        self.seeds.fetch_add(1, Ordering::Relaxed);
-        self.completions.fetch_add(verdict.completions, Ordering::Relaxed);
-        self.sectors.fetch_add(verdict.sectors_checked, Ordering::Relaxed);
-        self.virtual_ns.fetch_add(verdict.virtual_ns, Ordering::Relaxed);
+        self.seeds.fetch_add(1, Relaxed);
+        self.completions.fetch_add(verdict.completions, Relaxed);
+        self.sectors.fetch_add(verdict.sectors_checked, Relaxed);
+        self.virtual_ns.fetch_add(verdict.virtual_ns, Relaxed);
+    }
+
+    /// One line that is written over on a terminal; seldom a line elsewhere.
+    fn show(&self) {
+        let elapsed_ms = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let due = self.show_at_ms.load(Relaxed);
+        if elapsed_ms < due {
+            return;
+        }
+        let terminal = std::io::stderr().is_terminal();
+        let next = elapsed_ms + if terminal { 200 } else { 30_000 };
+        if self.show_at_ms.compare_exchange(due, next, Relaxed, Relaxed).is_err() {
+            // Another thread shows it.
+            return;
+        }
+        let (done, wanted) = (self.seeds.load(Relaxed), self.wanted);
+        let rate = done * 1000 / elapsed_ms.max(1);
+        let left_s = wanted.saturating_sub(done) / rate.max(1);
+        let (hours, minutes, seconds) = (left_s / 3600, left_s / 60 % 60, left_s % 60);
+        let end = if terminal { "\x1b[K\r" } else { "\n" };
+        eprint!(
+            "{done} of {wanted} seeds, {rate} a second, {hours}:{minutes:02}:{seconds:02} to go\
+             {end}"
+        );
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "progress is in real time")]
+/// What is printed next does not stand in the line that progress is shown in.
+fn clear_line() {
+    if std::io::stderr().is_terminal() {
+        eprint!("\x1b[K");
+    }
+}
+
 fn many(arguments: &Arguments) -> bool {
-    let began = std::time::Instant::now();
-    let totals = Totals::default();
+    let totals = Totals::new(arguments.seeds);
     let next = AtomicU64::new(arguments.start);
     let end = arguments.start.saturating_add(arguments.seeds);
+    let cores = || std::thread::available_parallelism().map_or(1, NonZero::get);
     std::thread::scope(|scope| {
-        for _ in 0..arguments.jobs.max(1) {
+        for _ in 0..arguments.jobs.unwrap_or_else(cores).max(1) {
             scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= end || totals.stop.load(Ordering::Relaxed) {
+                while !totals.stop.load(Relaxed) {
+                    let seed = next.fetch_add(1, Relaxed);
+                    if seed >= end {
                         return;
                     }
-                    let options = Options::default();
-                    let verdict = batch::run_caught(seed, options);
+                    let verdict = batch::run_caught(seed, Options::default());
                     totals.add(&verdict);
                     if let Some(why) = &verdict.failure {
                         report(seed, why);
-                        totals.failed.fetch_add(1, Ordering::Relaxed);
-                        totals.stop.fetch_or(!arguments.keep_going, Ordering::Relaxed);
+                        totals.failed.fetch_add(1, Relaxed);
+                        totals.stop.fetch_or(!arguments.keep_going, Relaxed);
                     }
-                    let done = totals.seeds.load(Ordering::Relaxed);
-                    if done.is_multiple_of(100) {
-                        progress(done, arguments.seeds, began.elapsed().as_millis());
-                    }
+                    totals.show();
                 }
             });
         }
     });
-    let done = totals.seeds.load(Ordering::Relaxed);
-    let failed = totals.failed.load(Ordering::Relaxed);
+    clear_line();
+    let failed = totals.failed.load(Relaxed);
     println!(
-        "{done} seeds, {failed} failed, in {} s: {} operations, {} sectors checked, {} s \
-         of virtual time",
-        began.elapsed().as_secs(),
-        totals.completions.load(Ordering::Relaxed),
-        totals.sectors.load(Ordering::Relaxed),
-        totals.virtual_ns.load(Ordering::Relaxed) / 1_000_000_000
+        "{} seeds, {failed} failed, in {} s: {} operations, {} sectors checked, {} s of virtual \
+         time",
+        totals.seeds.load(Relaxed),
+        totals.began.elapsed().as_secs(),
+        totals.completions.load(Relaxed),
+        totals.sectors.load(Relaxed),
+        totals.virtual_ns.load(Relaxed) / 1_000_000_000
     );
     failed == 0
-}
-
-fn progress(done: u64, of: u64, elapsed_ms: u128) {
-    let rate = u128::from(done) * 1000 / elapsed_ms.max(1);
-    let left = u128::from(of.saturating_sub(done)) / rate.max(1);
-    eprintln!("{done} of {of} seeds, {rate} a second, {left} s to go");
 }
 
 fn report(seed: u64, why: &str) {
     let commit = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
     let commit = commit.ok().and_then(|out| String::from_utf8(out.stdout).ok());
     let commit = commit.map_or(String::new(), |commit| format!("at {}: ", commit.trim()));
+    clear_line();
     println!("seed {seed} FAILED: {why}\n  repeat it {commit}cargo xtask sim --seed {seed}");
 }

@@ -22,6 +22,18 @@ pub const SECTOR: usize = 512;
 pub type Sector = [u8; SECTOR];
 const MAGIC: u64 = 0x4153_484c_5345_4354;
 const ZEROES: Sector = [0; SECTOR];
+/// Words of a sector that say whose it is.
+const HEAD_WORDS: usize = 4;
+/// What the words of a sector differ by. A table, so that many are made at once.
+const STEPS: [u64; SECTOR / 8] = {
+    let mut steps = [0u64; SECTOR / 8];
+    let mut index = 1;
+    while index < steps.len() {
+        steps[index] = steps[index - 1].wrapping_add(0x5851_f42d_4c95_7f2d);
+        index += 1;
+    }
+    steps
+};
 
 /// Logical time: one step for each event.
 type Moment = NonZero<u32>;
@@ -145,17 +157,23 @@ impl Oracle {
         }
     }
 
-    /// Words that name the sector; the others follow from these.
-    fn head(&self, number: u64, version: u32) -> [u64; 4] {
-        [MAGIC, self.seed, number, version.into()]
+    fn content(&self, number: u64, version: u32, out: &mut Sector) {
+        let [head @ .., base] = self.words(number, version);
+        let (words, _) = out.as_chunks_mut::<8>();
+        for (word, step) in words.iter_mut().zip(STEPS) {
+            *word = base.wrapping_add(step).to_le_bytes();
+        }
+        words.iter_mut().zip(head).for_each(|(word, head)| *word = head.to_le_bytes());
     }
 
-    fn content(&self, number: u64, version: u32, out: &mut Sector) {
-        let head = self.head(number, version);
-        let (words, _) = out.as_chunks_mut::<8>();
-        let (heads, tail) = words.split_at_mut(head.len());
-        heads.iter_mut().zip(head).for_each(|(word, head)| *word = head.to_le_bytes());
-        tail.iter_mut().zip(tail_of(head)).for_each(|(word, value)| *word = value.to_le_bytes());
+    /// The first words of a sector, which name it, and what the others are counted from: it
+    /// depends on all that is named, so that a mixture is seen.
+    fn words(&self, number: u64, version: u32) -> [u64; HEAD_WORDS + 1] {
+        let head = [MAGIC, self.seed, number, version.into()];
+        let base = head.iter().fold(0, |mixed: u64, word| {
+            (mixed.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        });
+        [head[0], head[1], head[2], head[3], base]
     }
 
     /// A write was answered. Without `acknowledged` nothing is known about it.
@@ -276,14 +294,10 @@ impl Oracle {
             return Some(0);
         }
         let (words, _) = content.as_chunks::<8>();
-        let word = |index: usize| u64::from_le_bytes(words[index]);
-        let version = u32::try_from(word(3)).ok()?;
-        let head = self.head(number, version);
-        let tail = words[head.len()..].iter().map(|word| u64::from_le_bytes(*word));
-        let heads = (0..head.len()).map(|index| word(index) ^ head[index]);
-        let tails = tail.zip(tail_of(head)).map(|(word, value)| word ^ value);
-        // All of them, without a branch: this is where a simulation spends its time.
-        (heads.chain(tails).fold(0, |bits, word| bits | word) == 0).then_some(version)
+        let version = u32::try_from(u64::from_le_bytes(words[3])).ok()?;
+        let mut expected = ZEROES;
+        self.content(number, version, &mut expected);
+        (expected == *content).then_some(version)
     }
 
     fn describe(&self, content: &Sector) -> String {
@@ -337,15 +351,6 @@ impl Oracle {
             entry.ended.get_or_insert(now);
         }
     }
-}
-
-/// The words after a head. Each depends on all of it, so that a mixture is seen, and on its place.
-fn tail_of(head: [u64; 4]) -> impl Iterator<Item = u64> {
-    let mixed = head.iter().fold(0, |mixed: u64, word| {
-        (mixed.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-    });
-    let step = 0x5851_f42d_4c95_7f2d_u64;
-    (0..).map(move |index| mixed.wrapping_add(step.wrapping_mul(index)))
 }
 
 #[cfg(test)]

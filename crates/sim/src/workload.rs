@@ -142,8 +142,9 @@ impl Life {
         if good {
             self.note(|| format!("{what} {offset} +{len} acknowledged"));
             let stripe = self.array.stripe_bytes();
-            let whole = offset.div_ceil(stripe)..(offset + len) / stripe;
-            self.unsure.borrow_mut().retain(|unsure| !whole.contains(unsure));
+            for whole in offset.div_ceil(stripe)..(offset + len) / stripe {
+                self.unsure.borrow_mut().remove(&whole);
+            }
         }
     }
 

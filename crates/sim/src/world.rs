@@ -7,6 +7,7 @@
 //! Chance comes from named streams of the seed, so that one more draw in one stream does not
 //! change another.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -14,11 +15,12 @@ use std::rc::Rc;
 
 use ashlar_raid::layout::Layout;
 use ashlar_reactor::backend::{Backend, Instant};
+use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::op::{Device, DeviceId, Done, Errno, Op, Outcome, Ticket};
 use ashlar_reactor::prng::Prng;
 
 use crate::canary::{Canary, Sabotage};
-use crate::drive::{Loss, SimDrive, Source};
+use crate::drive::{Loss, SimDrive};
 use crate::trace::{Trace, place};
 
 struct InFlight {
@@ -174,10 +176,10 @@ impl World {
         self.dark = true;
     }
 
-    /// Operations under way, as text.
-    pub fn in_flight(&self) -> Vec<String> {
+    /// Operations under way on these drives, as text.
+    pub fn in_flight(&self, on: impl Fn(u32) -> bool) -> Vec<String> {
         let text = |op: &InFlight| format!("d{} {:?}", op.drive, place(&op.op));
-        self.in_flight.iter().flatten().map(text).collect()
+        self.in_flight.iter().flatten().filter(|op| on(op.drive)).map(text).collect()
     }
 
     /// The operation that completes next, if it does until then.
@@ -195,11 +197,9 @@ impl World {
         let drive = &mut drives[left.drive as usize];
         match &left.op {
             Op::Write { offset, from, .. } => {
-                drive.write_torn(*offset, from.len() as u64, Source::Memory(from), faults);
+                drive.write_torn(*offset, from.len() as u64, Some(&bytes_of(from)), faults);
             }
-            Op::WriteZeroes { offset, len, .. } => {
-                drive.write_torn(*offset, *len, Source::Zeroes, faults);
-            }
+            Op::WriteZeroes { offset, len, .. } => drive.write_torn(*offset, *len, None, faults),
             Op::Read { .. } | Op::Flush { .. } | Op::Readable { .. } => {}
         }
     }
@@ -268,14 +268,12 @@ impl World {
         match &done.op {
             Op::Read { offset, into, .. } => self.read(done.drive, *offset, into),
             Op::Write { offset, from, .. } => {
-                self.write(done.drive, *offset, from.len() as u64, Source::Memory(from))
+                self.write(done.drive, *offset, from.len() as u64, Some(&bytes_of(from)))
             }
             Op::WriteZeroes { .. } if !self.drive(done.drive).traits.zeroes => {
                 Err(Errno(libc::EOPNOTSUPP))
             }
-            Op::WriteZeroes { offset, len, .. } => {
-                self.write(done.drive, *offset, *len, Source::Zeroes)
-            }
+            Op::WriteZeroes { offset, len, .. } => self.write(done.drive, *offset, *len, None),
             Op::Flush { .. } => {
                 if !self.sabotaged(|canary| canary.on_flush()) {
                     self.drive(done.drive).flush(done.covers);
@@ -290,7 +288,7 @@ impl World {
         self.canary_awake && self.canary.is_some_and(by)
     }
 
-    fn read(&mut self, drive: u32, offset: u64, into: &ashlar_reactor::buffer::Buffers) -> Outcome {
+    fn read(&mut self, drive: u32, offset: u64, into: &Buffers) -> Outcome {
         let len = into.len() as u64;
         let World { drives, faults, .. } = self;
         let drive = &mut drives[drive as usize];
@@ -304,26 +302,37 @@ impl World {
         Ok(len)
     }
 
-    fn write(&mut self, drive: u32, at: u64, len: u64, from: Source) -> Outcome {
+    fn write(&mut self, drive: u32, at: u64, len: u64, bytes: Option<&[u8]>) -> Outcome {
         let World { drives, faults, canary, canary_awake, layout, .. } = self;
         let drive = &mut drives[drive as usize];
         if !drive.accepts(at, len) {
             return Err(Errno(libc::EINVAL));
         }
         if drive.stumbles(at, true, faults) {
-            drive.write_torn(at, len, from, faults);
+            drive.write_torn(at, len, bytes, faults);
             return Err(Errno(libc::EIO));
         }
         let canary = canary.filter(|_| *canary_awake);
         let sabotage = canary
-            .map_or(Sabotage::Nothing, |canary| canary.on_write(drive, layout.as_ref(), at, from));
-        match sabotage {
-            Sabotage::Drop => {}
-            Sabotage::Replace(bytes) => drive.write(at, len, Source::Bytes(&bytes)),
-            Sabotage::Nothing => drive.write(at, len, from),
+            .map_or(Sabotage::Nothing, |canary| canary.on_write(drive, layout.as_ref(), at, bytes));
+        match (sabotage, bytes) {
+            (Sabotage::Drop, _) => {}
+            (Sabotage::Replace(bytes), _) => drive.write(at, &bytes),
+            (Sabotage::Nothing, Some(bytes)) => drive.write(at, bytes),
+            (Sabotage::Nothing, None) => drive.write_zeroes(at, len),
         }
         Ok(len)
     }
+}
+
+/// What a write brings; not copied if it lies in one piece.
+fn bytes_of(from: &Buffers) -> Cow<'_, [u8]> {
+    if let [piece] = from.pieces() {
+        return piece.bytes().into();
+    }
+    let mut bytes = vec![0; from.len()];
+    from.copy_to_slice(&mut bytes);
+    bytes.into()
 }
 
 /// One life's view of the world.

@@ -59,11 +59,11 @@ impl Pair {
             for chunk in 0..CHUNKS {
                 let mut seen: Model = vec![None; ROWS];
                 let rows = 0..ROWS as u32;
-                for patch in self.pending.within(StripeIndex(stripe), chunk, &rows) {
-                    for (at, byte) in patch.bytes.bytes().iter().enumerate() {
-                        let row = &mut seen[patch.rows.start as usize + at];
+                for (first, bytes) in self.pending.within(StripeIndex(stripe), chunk, &rows) {
+                    for (at, byte) in bytes.bytes().iter().enumerate() {
+                        let row = &mut seen[first as usize + at];
                         assert!(row.is_none(), "patches overlap");
-                        *row = Some((patch.sequence, *byte));
+                        *row = Some((u64::from(*byte), *byte));
                     }
                 }
                 let none = vec![None; ROWS];
@@ -107,7 +107,7 @@ fn a_stripe_that_is_taken_is_not_taken_twice() {
     let others = pair.pending.take_oldest(10, u64::MAX);
     assert!(others.iter().all(|stripe| !taken.contains(stripe)));
     pair.pending.remove_stripe(taken[0], u64::MAX);
-    assert!(pair.pending.of(taken[0]).is_empty());
+    assert!(pair.pending.of(taken[0], u64::MAX).is_empty());
     pair.pending.put_back(taken[0]);
     assert!(!pair.pending.contains(taken[0]));
     pair.pending.put_back(taken[1]);

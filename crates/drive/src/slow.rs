@@ -1,0 +1,136 @@
+//! Which of an array's drives is slow.
+//!
+//! A drive is judged by its siblings: they do the same work, so a drive that takes several times as
+//! long as they do is the one that the array waits for. (Gunawi et al., "Fail-Slow at Scale", FAST
+//! 2018: such drives are common, and no error tells of them.) It is reported, not failed: it
+//! holds good data.
+
+use smallvec::SmallVec;
+
+use crate::latency::LatencySummary;
+
+/// Times the siblings' median above which a drive is slow.
+pub const SLOW_FACTOR: u64 = 4;
+/// However fast its siblings are, a drive whose median is below this is not slow.
+pub const SLOW_NS_MIN: u64 = 200_000;
+/// Fewer operations in the window say nothing; a 99th percentile needs a hundred.
+pub const SAMPLES_MIN: u64 = 100;
+
+/// What its siblings say about a drive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It, or all its siblings, did too little lately.
+    Unknown,
+    Normal,
+    Slow(Slowness),
+}
+
+/// The numbers behind a verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slowness {
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+    /// Medians of the siblings' percentiles.
+    pub siblings_p50_ns: u64,
+    pub siblings_p99_ns: u64,
+}
+
+impl Verdict {
+    pub fn is_slow(self) -> bool {
+        matches!(self, Verdict::Slow(_))
+    }
+}
+
+/// Judges every drive of one array by what it did lately, reads or writes; `None`: a member without
+/// a drive. Verdicts in the same order.
+pub fn judge(members: &[Option<LatencySummary>]) -> SmallVec<[Verdict; 16]> {
+    (0..members.len()).map(|index| judge_one(members, index)).collect()
+}
+
+fn judge_one(members: &[Option<LatencySummary>], index: usize) -> Verdict {
+    let known = |its: &LatencySummary| its.samples >= SAMPLES_MIN;
+    let Some(its) = members[index].filter(known) else { return Verdict::Unknown };
+    let others = members.iter().enumerate().filter(|(other, _)| *other != index);
+    let siblings: SmallVec<[LatencySummary; 16]> =
+        others.filter_map(|(_, other)| other.filter(known)).collect();
+    if siblings.is_empty() {
+        return Verdict::Unknown;
+    }
+    let slowness = Slowness {
+        p50_ns: its.p50_ns,
+        p99_ns: its.p99_ns,
+        siblings_p50_ns: median(siblings.iter().map(|sibling| sibling.p50_ns).collect()),
+        siblings_p99_ns: median(siblings.iter().map(|sibling| sibling.p99_ns).collect()),
+    };
+    let exceeds = |own: u64, siblings: u64| own > siblings.saturating_mul(SLOW_FACTOR);
+    let slow = slowness.p50_ns > SLOW_NS_MIN
+        && exceeds(slowness.p50_ns, slowness.siblings_p50_ns)
+        && exceeds(slowness.p99_ns, slowness.siblings_p99_ns);
+    if slow { Verdict::Slow(slowness) } else { Verdict::Normal }
+}
+
+/// Of an even number the larger of the two in the middle: in doubt nobody is slow.
+fn median(mut values: SmallVec<[u64; 16]>) -> u64 {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: exactly the drive that the others would name is slow.
+    //! Method: made-up percentiles on both sides of every bound.
+
+    use super::*;
+
+    fn its(p50_us: u64, p99_us: u64) -> Option<LatencySummary> {
+        let (p50_ns, p99_ns) = (p50_us * 1000, p99_us * 1000);
+        Some(LatencySummary { samples: SAMPLES_MIN, p50_ns, p99_ns, p999_ns: p99_ns })
+    }
+
+    fn slow(members: &[Option<LatencySummary>]) -> Vec<usize> {
+        let verdicts = judge(members);
+        assert_eq!(verdicts.len(), members.len());
+        (0..verdicts.len()).filter(|index| verdicts[*index].is_slow()).collect()
+    }
+
+    #[test]
+    fn one_of_many_is_slow() {
+        let members = [its(100, 500), its(900, 4000), its(110, 450), its(90, 600)];
+        assert_eq!(slow(&members), [1]);
+        let numbers = Slowness {
+            p50_ns: 900_000,
+            p99_ns: 4_000_000,
+            siblings_p50_ns: 100_000,
+            siblings_p99_ns: 500_000,
+        };
+        assert_eq!(judge(&members)[1], Verdict::Slow(numbers));
+        assert_eq!(judge(&members)[0], Verdict::Normal);
+    }
+
+    #[test]
+    fn both_percentiles_must_stand_out_and_the_median_be_long() {
+        let normal = its(100, 500);
+        assert_eq!(slow(&[normal, normal, its(401, 2001)]), [2]);
+        for spared in [its(400, 2001), its(401, 2000), its(100, 9000)] {
+            assert_eq!(slow(&[normal, normal, spared]), [0; 0]);
+        }
+        let fast = its(10, 20);
+        assert_eq!(slow(&[fast, fast, its(200, 4000)]), [0; 0], "fast enough for anyone");
+        assert_eq!(slow(&[fast, fast, its(201, 4000)]), [2]);
+    }
+
+    #[test]
+    fn in_doubt_nobody_is_slow() {
+        let (normal, bad) = (its(100, 500), its(5000, 50_000));
+        assert_eq!(slow(&[bad, bad, bad]), [0; 0], "the work is hard");
+        assert_eq!(slow(&[normal, normal, bad, bad]), [2, 3]);
+        assert_eq!(slow(&[normal, normal, bad, bad, bad]), [0; 0], "most are like that");
+        assert_eq!(slow(&[normal, bad]), [1], "a mirror has one sibling");
+        let few = |summary: Option<LatencySummary>| {
+            summary.map(|its| LatencySummary { samples: SAMPLES_MIN - 1, ..its })
+        };
+        assert_eq!(judge(&[normal, few(bad)])[..], [Verdict::Unknown; 2]);
+        assert_eq!(judge(&[None, bad, few(normal)])[..], [Verdict::Unknown; 3]);
+        assert!(judge(&[]).is_empty());
+    }
+}

@@ -1,0 +1,165 @@
+//! Goal: a drive that neither completes nor fails an operation is given up in time, by everyone who
+//! waits for it, and its pace and errors are counted.
+//! Method: a world with a clock of its own, in which an operation is answered when the test says so.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod world;
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_drive::drive::{Drive, DriveIo};
+use ashlar_drive::error::DriveError;
+use ashlar_drive::health::{ANSWER_WITHIN, HealthLimits, HealthState};
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::join::join_all;
+use world::{Answer, World, run};
+
+const MS: Duration = Duration::from_millis(1);
+const EIO: i32 = 5;
+
+fn read(reactor: &Reactor, drive: &Rc<Drive>) -> DriveIo {
+    drive.read(0, reactor.buffer(4096).into())
+}
+
+fn write(reactor: &Reactor, drive: &Rc<Drive>) -> DriveIo {
+    drive.write(0, reactor.buffer(4096).into())
+}
+
+#[test]
+fn silence_fails_the_drive_and_ends_all_waiting() {
+    run(async |reactor: Reactor, world: World| {
+        let drive = world.drive(&reactor, HealthLimits::default());
+        world.answer(Answer::Never);
+        world.answer(Answer::Never);
+        let began = reactor.now();
+        let early = read(&reactor, &drive);
+        reactor.sleep(Duration::from_secs(9)).await;
+        let late = write(&reactor, &drive);
+        assert_eq!(early.await, Err(DriveError::Gone));
+        assert_eq!(reactor.now().since(began), ANSWER_WITHIN);
+        assert_eq!(late.await, Err(DriveError::Gone));
+        assert_eq!(reactor.now().since(began), ANSWER_WITHIN, "at once");
+        assert_eq!(drive.flush().await, Err(DriveError::Gone));
+        let health = drive.health();
+        assert_eq!((health.state, health.timeouts), (HealthState::Failed, 1));
+        assert_eq!((health.read_errors, health.write_errors), (0, 0), "they failed with it");
+
+        // The write lands later, and counts for nothing.
+        assert_eq!(world.let_go(), 0);
+        world.answer_all();
+        reactor.sleep(MS).await;
+        assert_eq!((world.let_go(), drive.counters().writes), (1, 0));
+        assert_eq!(read(&reactor, &drive).await, Err(DriveError::Gone));
+    });
+}
+
+#[test]
+fn the_time_is_settable_and_counts_for_each_attempt() {
+    run(async |reactor: Reactor, world: World| {
+        let limits = HealthLimits { answer_within: 80 * MS, ..Default::default() };
+        let drive = world.drive(&reactor, limits);
+        // Four attempts of 70 ms each are no silence.
+        for answer in [Err(EIO), Err(EIO), Err(EIO), Ok(())] {
+            world.answer(Answer::After(70 * MS, answer));
+        }
+        assert_eq!(read(&reactor, &drive).await, Ok(()));
+        assert!(reactor.now().as_ns() > 280_000_000);
+        assert_eq!((drive.counters().retries, drive.health().state), (3, HealthState::Healthy));
+        // Longer than the time, but not by the end of the time that follows a pause.
+        world.answer(Answer::Never);
+        let waiting = read(&reactor, &drive);
+        reactor.sleep(MS).await;
+        world.pause(Duration::from_secs(3600));
+        world.answer_after(5 * MS);
+        assert_eq!(waiting.await, Ok(()));
+        // Zeroing may take longer.
+        world.answer(Answer::After(900 * MS, Ok(())));
+        assert_eq!(drive.write_zeroes(0, 4096).await, Ok(()));
+        world.answer(Answer::Never);
+        assert_eq!(drive.write_zeroes(0, 4096).await, Err(DriveError::Gone));
+    });
+}
+
+#[test]
+fn pulling_ends_all_waiting_at_once() {
+    run(async |reactor: Reactor, world: World| {
+        let drive = world.drive(&reactor, HealthLimits::default());
+        // One waits for an answer, one for its next attempt, one for a flush, one for its end.
+        world.answer(Answer::Never);
+        world.answer(Answer::After(MS / 2, Err(EIO)));
+        world.answer(Answer::Never);
+        let writes = [write(&reactor, &drive), write(&reactor, &drive)];
+        let ended = Rc::new(Cell::new(0));
+        for _ in 0..2 {
+            let (its, ended) = (drive.clone(), ended.clone());
+            reactor.spawn(async move {
+                assert_eq!(its.flush().await, Err(DriveError::Gone));
+                ended.set(ended.get() + 1);
+            });
+        }
+        let (its, r) = (drive.clone(), reactor.clone());
+        reactor.spawn(async move {
+            r.sleep(MS).await;
+            its.pull();
+        });
+        let results = join_all(writes).await;
+        assert_eq!(results, [Err(DriveError::Gone); 2]);
+        assert_eq!(reactor.now().as_ns(), 1_000_000);
+        reactor.yield_now().await;
+        reactor.yield_now().await;
+        assert_eq!((ended.get(), reactor.now().as_ns()), (2, 1_000_000));
+        assert_eq!(drive.health().timeouts, 0);
+    });
+}
+
+#[test]
+fn a_handle_that_is_dropped_lets_its_device_go_later() {
+    run(async |reactor: Reactor, world: World| {
+        let drive = world.drive(&reactor, HealthLimits::default());
+        world.answer(Answer::Never);
+        let io = write(&reactor, &drive);
+        drop(drive);
+        drop(io);
+        reactor.sleep(Duration::from_secs(60)).await;
+        assert_eq!(world.let_go(), 0);
+        world.answer_all();
+        reactor.sleep(MS).await;
+        assert_eq!(world.let_go(), 1);
+    });
+}
+
+#[test]
+fn nothing_keeps_an_idle_reactor_awake() {
+    let reactor = run(async |reactor: Reactor, world: World| {
+        let drive = world.drive(&reactor, HealthLimits::default());
+        assert_eq!(read(&reactor, &drive).await, Ok(()));
+    });
+    // The watch has one more look, and ends.
+    reactor.run();
+    assert!(reactor.now().since(Default::default()) <= ANSWER_WITHIN);
+}
+
+#[test]
+fn times_are_those_of_the_drive() {
+    run(async |reactor: Reactor, world: World| {
+        let drive = world.drive(&reactor, HealthLimits::default());
+        for _ in 0..100 {
+            world.answer(Answer::After(MS, Ok(())));
+            world.answer(Answer::After(MS / 10, Ok(())));
+            // The second is answered long before anyone looks at it.
+            let (slow, fast) = (read(&reactor, &drive), write(&reactor, &drive));
+            assert_eq!((slow.await, fast.await), (Ok(()), Ok(())));
+        }
+        let latency = drive.latency();
+        assert_eq!((latency.reads.samples, latency.writes.samples), (100, 100));
+        let near = |ns: u64, wanted: u64| (wanted..=wanted + wanted / 16).contains(&ns);
+        assert!(near(latency.reads.p50_ns, 1_000_000), "{latency:?}");
+        assert!(near(latency.writes.p999_ns, 100_000), "{latency:?}");
+        reactor.sleep(Duration::from_secs(11)).await;
+        assert_eq!(drive.latency(), Default::default(), "that was long ago");
+        drive.set_slow(true);
+        assert!(drive.health().slow && drive.is_alive());
+    });
+}
