@@ -171,7 +171,7 @@ fn a_drive_that_is_well_is_replaced_only_by_force() {
     assert_eq!(members(&array)[0].0, "new");
     // The old drive is free, but labelled: it is not taken for something new by mistake.
     let old = daemon.json("drive show d0");
-    assert_eq!(old["state"], "free");
+    assert_eq!(old["state"], "replaced");
     daemon.attach_new("d9");
     let said = daemon.refused("array create b --level 1 --drives d0,d9");
     assert!(said.contains("member 0 of array a"), "{said}");

@@ -86,10 +86,7 @@ impl Host {
                 latency: None,
             });
         };
-        let label = match &attached.content {
-            Content::Labelled(label) => Some(label.clone()),
-            Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => None,
-        };
+        let label = attached.content.label().cloned();
         let used = attached.used_by.and_then(|_| in_use.get(name));
         let array_uuid =
             attached.used_by.map(|(array, _)| array).or(label.as_ref().map(|label| label.array));
@@ -126,10 +123,7 @@ impl Host {
     /// This host's name of an array, or the one its label goes by.
     fn name_of_label(&self, uuid: Uuid, content: &Content) -> String {
         let known = self.look(|state| state.catalog.arrays.get(&uuid).map(|a| a.name.clone()));
-        let stored = match content {
-            Content::Labelled(label) => label.array_name.clone(),
-            Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => None,
-        };
+        let stored = content.label().and_then(|label| label.array_name.clone());
         known.or(stored).unwrap_or_else(|| uuid.to_string())
     }
 

@@ -185,9 +185,9 @@ fn absences(state: &State, array: &ArraySnapshot) -> Vec<Away> {
     let now = Instant::now();
     let away = array.members.iter().filter(|member| is_away(member)).map(|member| {
         let since = state.away.get(&(array.uuid, member.index));
-        let is_own = |content: &Content| match content {
-            Content::Labelled(its) => its.array == array.uuid && its.drive == member.drive_uuid,
-            Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => false,
+        let is_own = |content: &Content| {
+            let label = content.label();
+            label.is_some_and(|its| its.array == array.uuid && its.drive == member.drive_uuid)
         };
         let mut drives = state.drives.iter();
         let returned = drives.find(|(_, drive)| {
