@@ -457,6 +457,11 @@ impl Journal {
         self.ring.borrow().front().map(|batch| batch.sequence)
     }
 
+    /// Why the oldest batches cannot be put in place; `None` if they can.
+    pub(crate) fn stuck(&self) -> Option<ArrayError> {
+        self.stuck.get()
+    }
+
     /// The oldest batches cannot be put in place, or can again (`None`).
     pub(crate) fn set_stuck(&self, error: Option<ArrayError>) {
         if self.stuck.replace(error) != error {

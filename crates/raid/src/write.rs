@@ -68,7 +68,7 @@ impl Array {
         if pieces.iter().any(|piece| !self.can_store(piece.stripe, piece.chunk)) {
             return Err(ArrayError::Lost);
         }
-        let _sectors = self.lock_sectors(pieces).await;
+        let _sectors = self.lock_parts(pieces).await;
         let mut batches: SmallVec<[Vec<Entry>; 1]> = SmallVec::new();
         let (mut batch, mut payload) = (Vec::new(), 0);
         for piece in pieces.iter().flat_map(split) {
@@ -93,7 +93,7 @@ impl Array {
     /// What is around a part of a sector must not change between its being read and stored: whoever
     /// writes parts has the stripe alone, others share it. Nothing is locked where every request
     /// is of whole sectors.
-    async fn lock_sectors(&self, pieces: &[Piece]) -> SmallVec<[RangeGuard; 2]> {
+    async fn lock_parts(&self, pieces: &[Piece]) -> SmallVec<[RangeGuard; 2]> {
         let mut guards = SmallVec::new();
         if self.sector_bytes == 512 {
             return guards;
