@@ -40,6 +40,7 @@ impl Array {
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
+        self.written.settle().await?;
         let (whole, parts) = self.by_regions(offset, len);
         for part in parts {
             self.zero_range(part).await?;
@@ -54,6 +55,7 @@ impl Array {
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
+        self.written.settle().await?;
         let (whole, parts) = self.by_regions(offset, len);
         for part in parts {
             let stripe = self.stripe_bytes();
