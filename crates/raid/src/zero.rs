@@ -136,8 +136,15 @@ impl Array {
             return Ok(Zeroed::All);
         }
         let members = 0..self.layout().members();
+        let asked = |index: &usize| {
+            let member = MemberIndex::new(*index);
+            let part = self.layout().member_range(stripes.clone(), member);
+            !part.is_empty() && self.drive_of(*index).is_ok()
+        };
+        // The others have nothing of it, or are not here, and did nothing in any case.
+        let asked: Vec<usize> = members.clone().filter(asked).collect();
         let results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
-        if results.iter().all(|result| *result == Err(DriveError::Unsupported)) {
+        if asked.iter().all(|index| results[*index] == Err(DriveError::Unsupported)) {
             self.cannot_zero.set(true);
             return Ok(Zeroed::Untouched);
         }

@@ -4,9 +4,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_format::units::MemberIndex;
+use ashlar_format::array_superblock::Policy;
+use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_pool::error::PoolError;
-use ashlar_raid::error::ArrayError;
+use ashlar_raid::error::{ArrayError, ChangeError};
 use ashlar_raid::label;
 use ashlar_reactor::prng::Prng;
 
@@ -25,6 +26,7 @@ enum Act {
     Slow,
     Scrub,
     PoolChange,
+    PolicyChange,
 }
 
 /// Runs until the workers have ended or the seed's faults are used up.
@@ -59,6 +61,7 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.slow, Act::Slow),
         (plan.scrubs, Act::Scrub),
         (plan.pool_changes, Act::PoolChange),
+        (plan.policy_changes, Act::PolicyChange),
     ];
     kinds.into_iter().filter(|(there, _)| *there).map(|(_, act)| act).collect()
 }
@@ -88,6 +91,10 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
                 let spare = life.fleet.borrow_mut().new_drive();
                 life.note(|| format!("member {index} gets drive {spare}"));
                 replace(life, index, spare).await;
+                if life.ends_suddenly && prng.chance(1, 2) {
+                    // While it is filled.
+                    life.world.borrow_mut().plan(prng.below(500), AtCompletion::Dark);
+                }
             }
         }
         Act::Rebuild => {
@@ -109,6 +116,7 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
             life.note(|| format!("scrub: {started:?}"));
         }
         Act::PoolChange => pool_change(life, prng).await,
+        Act::PolicyChange => policy_change(life, prng).await,
     }
     life.fleet.borrow_mut().refresh(&life.array.status());
 }
@@ -145,14 +153,32 @@ fn latent(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
             // Somewhere in the metadata.
             prng.below(areas.data.offset)
         } else {
-            let stripe = hot[prng.index(hot.len())];
-            areas.data.offset
-                + stripe * u64::from(layout.chunk_bytes)
-                + prng.below(layout.chunk_bytes.into())
+            let stripe = StripeIndex(hot[prng.index(hot.len())]);
+            let row = prng.below(layout.chunk_bytes.into());
+            areas.data.offset + layout.member_offset(stripe, 0) + row
         };
         let mut world = life.world.borrow_mut();
         world.note(|| format!("drive {drive} (member {index}) cannot read at {at}"));
         world.drive(drive).latent.insert(at / SECTOR_BYTES as u64);
+    }
+}
+
+/// What is durable before a write is acknowledged changes while writes are under way.
+async fn policy_change(life: &Rc<Life>, prng: &mut Prng) {
+    let policies = life.plan.geometry.policies();
+    let policy = policies[prng.index(policies.len())];
+    life.note(|| format!("policy {policy:?}"));
+    if policy != Policy::Journal {
+        life.oracle.borrow_mut().no_longer_atomic();
+    }
+    let done = life.array.set_policy(policy).await;
+    life.note(|| format!("policy {policy:?}: {done:?}"));
+    match done {
+        Ok(()) | Err(ChangeError::Array(ArrayError::Stopped)) => {}
+        Err(error) if !life.plan.beyond && life.unsure.borrow().is_empty() => {
+            life.fail(format!("the policy cannot be changed: {error}"));
+        }
+        Err(_) => {}
     }
 }
 

@@ -4,19 +4,14 @@
 
 use std::panic::AssertUnwindSafe;
 
-use ashlar_format::array_superblock::Level;
+use std::collections::BTreeSet;
+
+use ashlar_format::array_superblock::Policy;
+use ashlar_raid::layout::level_name;
 
 use crate::drive::Loss;
-use crate::faults::{Plan, Single, SingleFault};
+use crate::faults::{Geometry, Plan, Single, SingleFault};
 use crate::scenario::{Options, Scenario};
-
-const GEOMETRIES: [(Level, usize); 5] = [
-    (Level::Raid1, 2),
-    (Level::Raid10, 4),
-    (Level::Raid5, 3),
-    (Level::Raid5, 5),
-    (Level::Raid6, 4),
-];
 
 #[derive(Debug, Default)]
 pub struct Report {
@@ -24,23 +19,38 @@ pub struct Report {
     pub failures: Vec<String>,
 }
 
-/// Every `stride`-th operation; 1: all.
+/// Every `stride`-th operation; 1: all. On the smallest array of every level that this build knows,
+/// under every policy that it can have.
 pub fn run(stride: u64) -> Report {
     let mut report = Report::default();
-    for (level, members) in GEOMETRIES {
-        for what in [
-            |_| SingleFault::Fail,
-            |loss| SingleFault::Cut(loss),
-            |loss| SingleFault::CutAndLose(loss),
-            |loss| SingleFault::CutDegraded(loss),
-        ] {
-            let mut after = 1;
-            while one(&mut report, level, members, Single { after, what: what(loss(after)) }) {
-                after += stride;
+    let mut seen = BTreeSet::new();
+    let mut geometries: Vec<Geometry> = Geometry::all().collect();
+    geometries.retain(|geometry| seen.insert(geometry.level));
+    geometries.push(Geometry::raid0());
+    for geometry in geometries {
+        for policy in geometry.policies() {
+            for what in faults(&geometry) {
+                // Not every policy is struck at the same operations.
+                let mut after = 1 + policy as u64 % stride;
+                let single = |after| Single { after, what: what(loss(after)) };
+                while one(&mut report, geometry, policy, single(after)) {
+                    after += stride;
+                }
             }
         }
     }
     report
+}
+
+/// The fault kinds that say something about an array.
+fn faults(geometry: &Geometry) -> &'static [fn(Loss) -> SingleFault] {
+    let all: &[fn(Loss) -> SingleFault] = &[
+        |_| SingleFault::Fail,
+        |loss| SingleFault::Cut(loss),
+        |loss| SingleFault::CutAndLose(loss),
+        |loss| SingleFault::CutDegraded(loss),
+    ];
+    if geometry.layout().is_redundant() { all } else { &all[..2] }
 }
 
 /// All kinds of loss in turn.
@@ -53,9 +63,10 @@ fn loss(after: u64) -> Loss {
 }
 
 /// False once the fault comes after the workload.
-fn one(report: &mut Report, level: Level, members: usize, single: Single) -> bool {
+fn one(report: &mut Report, geometry: Geometry, policy: Policy, single: Single) -> bool {
     let run = || {
-        let mut scenario = Scenario::new(Plan::single(level, members, single), Options::default());
+        let plan = Plan::single(geometry, policy, single);
+        let mut scenario = Scenario::new(plan, Options::default());
         let reached = scenario.single_fault(single);
         (reached, scenario.verdict().failure)
     };
@@ -63,7 +74,8 @@ fn one(report: &mut Report, level: Level, members: usize, single: Single) -> boo
         .unwrap_or((true, Some("the engine panicked".into())));
     report.cases += 1;
     if let Some(why) = failure {
-        report.failures.push(format!("level {} of {members}, {single:?}: {why}", level as u8));
+        let (level, members) = (level_name(geometry.level), geometry.members);
+        report.failures.push(format!("level {level} of {members}, {policy:?}, {single:?}: {why}"));
     }
     reached
 }

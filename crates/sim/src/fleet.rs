@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use ashlar_drive::drive::{Drive, Limits};
-use ashlar_format::array_superblock::MemberState;
+use ashlar_format::array_superblock::{ArraySuperblock, MemberState};
 use ashlar_raid::label;
 use ashlar_raid::layout::Layout;
 use ashlar_raid::status::ArrayStatus;
@@ -18,6 +18,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
 
 use crate::drive::{BLOCK_BYTES, SimDrive, Traits};
+use crate::inspect::superblock;
 use crate::world::{SharedWorld, World};
 
 /// One block of litter in so many bytes: some in each chunk.
@@ -149,6 +150,28 @@ impl Fleet {
         let held = |member: usize| member != index && !self.impaired.contains_key(&member);
         let held: Vec<bool> = (0..self.layout.members()).map(held).collect();
         self.beyond || self.layout.survives(&held)
+    }
+
+    /// Whether the drive of this member may be lost while no array runs: the others are well, and
+    /// every drive says that they can be trusted.
+    pub fn may_lose(&self, index: usize) -> bool {
+        let world = self.world.borrow();
+        let drives: Vec<&SimDrive> =
+            self.slots.iter().map(|drive| &world.drives[*drive as usize]).collect();
+        let said: Vec<ArraySuperblock> =
+            drives.iter().filter(|its| !its.dead).filter_map(|its| superblock(its)).collect();
+        let trusted = |member: usize| {
+            said.iter().all(|superblock| {
+                let its = &superblock.members()[member];
+                its.state() == Ok(MemberState::Trusted) && its.drive == drives[member].uuid
+            })
+        };
+        let held = |member: usize| {
+            let well = !drives[member].dead && drives[member].latent.is_empty();
+            member != index && !self.impaired.contains_key(&member) && well && trusted(member)
+        };
+        let held: Vec<bool> = (0..self.slots.len()).map(held).collect();
+        !drives[index].dead && self.layout.survives(&held)
     }
 
     /// A fault strikes this member. `doomed`: its drive dies later.

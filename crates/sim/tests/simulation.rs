@@ -85,6 +85,21 @@ fn trust_in_a_returned_drive_is_found() {
 }
 
 #[test]
+fn a_replay_out_of_order_is_found() {
+    assert_found(Canary::ReplayOutOfOrder);
+}
+
+#[test]
+fn a_rebuild_that_claims_more_than_it_has_flushed_is_found() {
+    assert_found(Canary::RebuildAhead);
+}
+
+#[test]
+fn a_write_in_two_parts_is_found() {
+    assert_found(Canary::SplitWrites);
+}
+
+#[test]
 fn single_faults() {
     let report = enumerate::run(STRIDE);
     assert!(report.cases > 0);
