@@ -105,7 +105,8 @@ impl Geometry {
     fn draw(prng: &mut Prng) -> Geometry {
         let all: Vec<Geometry> = Geometry::all().collect();
         // Level 0 is there for the plumbing: seldom.
-        let drawn = if prng.chance(1, 100) { Geometry::raid0() } else { all[prng.index(all.len())] };
+        let drawn =
+            if prng.chance(1, 100) { Geometry::raid0() } else { all[prng.index(all.len())] };
         let chunk_bytes = [16 << 10, 16 << 10, 32 << 10, 64 << 10][prng.index(4)];
         Geometry { chunk_bytes, ..drawn }
     }
@@ -170,12 +171,13 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A small workload of two lives, and nothing but one fault.
-    pub fn single(geometry: Geometry, policy: Policy, single: Single) -> Plan {
+    /// A small workload of two lives, and nothing but one fault. Without a `policy` it changes all
+    /// the time.
+    pub fn single(geometry: Geometry, policy: Option<Policy>, single: Single) -> Plan {
         Plan {
             geometry,
-            policy: Some(policy),
-            policy_changes: false,
+            policy,
+            policy_changes: policy.is_none(),
             traits: Traits {
                 bytes: geometry.drive_bytes(),
                 sector_bytes: 512,
@@ -191,7 +193,8 @@ impl Plan {
             flush_one_in: 4,
             hot_stripes: 2,
             endings: vec![Ending::CleanStop],
-            faults_max: 0,
+            // Changes of the policy, if there are any.
+            faults_max: 8,
             deaths: false,
             deaths_at_end: false,
             pulls: false,

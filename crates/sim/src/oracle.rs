@@ -172,10 +172,16 @@ impl Oracle {
         assert!(ticket.version > 0, "zeroes cannot be told from zeroes");
         let mut rivals = BTreeSet::new();
         for sector in ticket.first..ticket.first + ticket.count {
-            let under_way = self.entries(sector).into_iter().flatten().filter(|e| e.ended.is_none());
+            let under_way =
+                self.entries(sector).into_iter().flatten().filter(|e| e.ended.is_none());
             rivals.extend(under_way.map(|entry| entry.version));
         }
         self.atomic.insert(ticket.version, Atomic { rivals, ..Atomic::default() });
+    }
+
+    /// The write is atomic no longer.
+    pub fn may_be_split(&mut self, ticket: &Ticket) {
+        self.atomic.remove(&ticket.version);
     }
 
     /// Writes that are under way may be done in parts from now on.

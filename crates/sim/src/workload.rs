@@ -153,6 +153,10 @@ impl Life {
         };
         let good = self.judge(what, &before, offset, len, result);
         self.oracle.borrow_mut().write_ends(&ticket, good);
+        if atomic && u64::from(self.plan.traits.sector_bytes) > SECTOR {
+            // Who writes a part of a sector from now on brings along what this one wrote beside it.
+            self.oracle.borrow_mut().may_be_split(&ticket);
+        }
         if good {
             self.note(|| format!("{what} {offset} +{len} acknowledged"));
             let stripe = self.array.stripe_bytes();

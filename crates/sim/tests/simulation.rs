@@ -101,7 +101,7 @@ fn a_write_in_two_parts_is_found() {
 
 #[test]
 fn single_faults() {
-    let report = enumerate::run(STRIDE);
+    let report = enumerate::run(STRIDE, 1);
     assert!(report.cases > 0);
     assert_eq!(report.failures, Vec::<String>::new());
 }
