@@ -142,6 +142,8 @@ pub struct Plan {
     /// The policy is changed while the array serves.
     pub policy_changes: bool,
     pub traits: Traits,
+    /// Every other drive can zero by itself if the others cannot, and the other way round.
+    pub mixed: bool,
     pub lives: u32,
     pub workers: usize,
     pub ops_per_worker: u64,
@@ -186,6 +188,7 @@ impl Plan {
                 latency_ns_min: 10_000,
                 latency_ns_max: 200_000,
             },
+            mixed: false,
             lives: 2,
             workers: 2,
             ops_per_worker: 12,
@@ -232,12 +235,14 @@ impl Plan {
         let (deaths, pulls, latent, slow) = (half(), half(), half(), half());
         let (scrubs, spares, returns, pool_changes) = (half(), half(), half(), half());
         let (deaths_at_end, policy_changes) = (half(), half() && half());
+        let mixed = half() && half() && half();
         Plan {
             seed,
             geometry,
             policy,
             policy_changes,
             traits: draw_traits(&mut prng, geometry.drive_bytes()),
+            mixed,
             lives: 1 + u32::try_from(prng.below(5)).unwrap_or(0),
             workers: 1 + prng.index(5),
             ops_per_worker: ops,
@@ -288,6 +293,8 @@ impl Plan {
             (self.pool_changes, "pool changes"),
             (!self.traits.volatile_cache, "no volatile cache"),
             (self.traits.sector_bytes == 4096, "4K sectors"),
+            (!self.traits.zeroes, "no zeroing by drives"),
+            (self.mixed, "mixed drives"),
             (self.beyond, "BEYOND THE BUDGET"),
         ];
         for (_, name) in kinds.iter().filter(|(there, _)| *there) {

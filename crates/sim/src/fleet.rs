@@ -18,6 +18,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
 
 use crate::drive::{BLOCK_BYTES, SimDrive, Traits};
+use crate::faults::Plan;
 use crate::inspect::superblock;
 use crate::world::{SharedWorld, World};
 
@@ -27,6 +28,7 @@ const LITTER_STEP_BYTES: usize = 12 << 10;
 pub struct Fleet {
     world: SharedWorld,
     traits: Traits,
+    mixed: bool,
     pub layout: Layout,
     /// The drive of each member.
     pub slots: Vec<u32>,
@@ -40,17 +42,18 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    pub fn new(world: &SharedWorld, layout: Layout, traits: Traits, beyond: bool) -> Fleet {
+    pub fn new(world: &SharedWorld, layout: Layout, plan: &Plan) -> Fleet {
         let mut fleet = Fleet {
             world: world.clone(),
-            traits,
+            traits: plan.traits,
+            mixed: plan.mixed,
             layout,
             slots: Vec::new(),
             retired: Vec::new(),
             uuids_issued: 0,
             by_uuid: BTreeMap::new(),
             impaired: BTreeMap::new(),
-            beyond,
+            beyond: plan.beyond,
         };
         for _ in 0..layout.members() {
             let drive = fleet.new_drive();
@@ -63,7 +66,9 @@ impl Fleet {
     pub fn new_drive(&mut self) -> u32 {
         let number = self.world.borrow().drives.len();
         let uuid = self.new_uuid(number);
-        let mut blank = SimDrive::new(self.traits, uuid);
+        let mut traits = self.traits;
+        traits.zeroes ^= self.mixed && number.is_multiple_of(2);
+        let mut blank = SimDrive::new(traits, uuid);
         litter(&mut blank, self.layout.parity);
         let drive = self.world.borrow_mut().add_drive(blank);
         self.by_uuid.insert(uuid, drive);
@@ -93,10 +98,11 @@ impl Fleet {
 
     /// A handle for the engine.
     pub fn open(&self, reactor: &Reactor, drive: u32) -> Rc<Drive> {
+        let traits = self.world.borrow_mut().drive(drive).traits;
         let limits = Limits {
-            bytes: self.traits.bytes,
-            sector_bytes: self.traits.sector_bytes,
-            zeroes_cheaply: self.traits.zeroes,
+            bytes: traits.bytes,
+            sector_bytes: traits.sector_bytes,
+            zeroes_cheaply: traits.zeroes,
         };
         Drive::new(reactor, Device::Simulated { drive }, limits, &format!("d{drive}"))
     }

@@ -106,7 +106,7 @@ impl Scenario {
         world.trace.parity = layout.parity;
         world.note(|| plan.describe());
         let world = Rc::new(RefCell::new(world));
-        let fleet = Fleet::new(&world, layout, plan.traits, plan.beyond);
+        let fleet = Fleet::new(&world, layout, &plan);
         Scenario {
             plan: Rc::new(plan),
             world,
