@@ -143,10 +143,16 @@ impl Array {
         };
         // The others have nothing of it, or are not here, and did nothing in any case.
         let asked: Vec<usize> = members.clone().filter(asked).collect();
-        let results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
+        let mut results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
         if asked.iter().all(|index| results[*index] == Err(DriveError::Unsupported)) {
             self.cannot_zero.set(true);
             return Ok(Zeroed::Untouched);
+        }
+        // Others have zeroed their part: without these the stripes would not agree.
+        for index in asked {
+            if results[index] == Err(DriveError::Unsupported) {
+                results[index] = self.write_zero_part(index, &stripes).await;
+            }
         }
         self.zeroed(stripes, &results).await
     }
@@ -294,8 +300,7 @@ impl Array {
         stripes: Range<u64>,
         results: &[Result<(), DriveError>],
     ) -> Result<Zeroed, ArrayError> {
-        let unable = [Err(DriveError::Unsupported), Err(DriveError::NoSpace)];
-        let unable = results.iter().any(|result| unable.contains(result));
+        let unable = results.contains(&Err(DriveError::NoSpace));
         for stripe in stripes.clone().map(StripeIndex) {
             let done = self.held_and_done(stripe, results);
             let missed = done != self.members.held(stripe);
