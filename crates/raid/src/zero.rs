@@ -138,10 +138,23 @@ impl Array {
             return Ok(Zeroed::All);
         }
         let members = 0..self.layout().members();
-        let results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
-        if results.iter().all(|result| *result == Err(DriveError::Unsupported)) {
+        let asked = |index: &usize| {
+            let member = MemberIndex::new(*index);
+            let part = self.layout().member_range(stripes.clone(), member);
+            !part.is_empty() && self.drive_of(*index).is_ok()
+        };
+        // The others have nothing of it, or are not here, and did nothing in any case.
+        let asked: Vec<usize> = members.clone().filter(asked).collect();
+        let mut results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
+        if asked.iter().all(|index| results[*index] == Err(DriveError::Unsupported)) {
             self.cannot_zero.set(true);
             return Ok(Zeroed::Untouched);
+        }
+        // Others have zeroed their part: without these the stripes would not agree.
+        for index in asked {
+            if results[index] == Err(DriveError::Unsupported) {
+                results[index] = self.write_zero_part(index, &stripes).await;
+            }
         }
         self.zeroed(stripes, &results).await
     }
@@ -289,8 +302,7 @@ impl Array {
         stripes: Range<u64>,
         results: &[Result<(), DriveError>],
     ) -> Result<Zeroed, ArrayError> {
-        let unable = [Err(DriveError::Unsupported), Err(DriveError::NoSpace)];
-        let unable = results.iter().any(|result| unable.contains(result));
+        let unable = results.contains(&Err(DriveError::NoSpace));
         for stripe in stripes.clone().map(StripeIndex) {
             let done = self.held_and_done(stripe, results);
             let missed = done != self.members.held(stripe);
