@@ -3,8 +3,8 @@
 //! Invariants:
 //! - while a device is open here, no other daemon has it (`flock`), and no mount or other exclusive
 //!   user of the block device (`O_EXCL`);
-//! - the claim is a descriptor of its own: it ends with the attachment, also when an array still
-//!   holds the descriptor for I/O on a drive that was pulled.
+//! - one reactor at a time has it, and one descriptor does it all: so nobody else gets it before
+//!   the kernel is done with everything that was ever asked of it, also on a drive that was pulled.
 
 pub mod content;
 pub mod signature;
@@ -18,6 +18,7 @@ use std::sync::Arc;
 use ashlar_drive::drive::Limits;
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_reactor::op::Device;
+use uuid::Uuid;
 
 use crate::pages::{PAGE_BYTES, Pages, write_zeroes};
 use crate::refusal::{Answer, Refusal};
@@ -39,11 +40,12 @@ pub enum Identity {
 /// A device that this daemon holds.
 #[derive(Debug)]
 pub struct OpenDevice {
-    /// Holds the lock and the exclusive claim; never used for I/O.
-    claim: File,
-    io: File,
+    /// Holds the lock and the exclusive claim. Counted: here, and on the reactor that has it.
+    file: Arc<File>,
     pub identity: Identity,
     pub limits: Limits,
+    /// A test: what is written may be lost until it is flushed.
+    pub lossy: bool,
 }
 
 impl OpenDevice {
@@ -51,9 +53,8 @@ impl OpenDevice {
     pub fn open(path: &Path) -> Answer<OpenDevice> {
         let identity = identify(path)?;
         let block_device = matches!(identity, Identity::BlockDevice { .. });
-        let claim = claim(path, block_device)?;
-        let io = open_direct(path)?;
-        let bytes = length(&io).map_err(|error| unreadable(path, &error))?;
+        let file = claim(path, block_device)?;
+        let bytes = length(&file).map_err(|error| unreadable(path, &error))?;
         let bytes = bytes - bytes % PAGE_BYTES;
         if bytes < DRIVE_BYTES_MIN {
             return Err(Refusal::conflict(format!(
@@ -64,10 +65,10 @@ impl OpenDevice {
             .fix(format!("use one of at least {}", Size(DRIVE_BYTES_MIN))));
         }
         let sector_bytes =
-            probe_sector(&io, block_device, bytes).map_err(|error| unreadable(path, &error))?;
+            probe_sector(&file, block_device, bytes).map_err(|error| unreadable(path, &error))?;
         // A file is zeroed by taking its blocks away; a drive may have to write every one.
         let limits = Limits { bytes, sector_bytes, zeroes_cheaply: !block_device };
-        Ok(OpenDevice { claim, io, identity, limits })
+        Ok(OpenDevice { file: Arc::new(file), identity, limits, lossy: false })
     }
 
     pub fn is_block_device(&self) -> bool {
@@ -75,25 +76,37 @@ impl OpenDevice {
     }
 
     pub fn medium(&self) -> Medium<'_> {
-        Medium { file: &self.io, bytes: self.limits.bytes }
+        Medium { file: &self.file, bytes: self.limits.bytes }
     }
 
-    /// A descriptor for a reactor's drive.
-    pub fn duplicate(&self) -> io::Result<Device> {
-        Ok(Device::File { file: Arc::new(self.io.try_clone()?) })
+    /// Whether a reactor has it: what it was asked may yet reach it.
+    pub fn is_lent(&self) -> bool {
+        Arc::strong_count(&self.file) > 1
+    }
+
+    /// For a reactor's drive. It is not lent.
+    pub fn lend(&self) -> Device {
+        assert!(!self.is_lent(), "two reactors, one device");
+        let file = self.file.clone();
+        let seed = Uuid::new_v4().as_u64_pair().0;
+        let sector_bytes = self.limits.sector_bytes;
+        match self.lossy {
+            true => Device::Lossy { file, sector_bytes, seed },
+            false => Device::File { file },
+        }
     }
 
     /// Whether it has fewer bytes than when it was opened.
     pub fn has_shrunk(&self) -> bool {
-        length(&self.claim).is_ok_and(|bytes| bytes < self.limits.bytes)
+        length(&self.file).is_ok_and(|bytes| bytes < self.limits.bytes)
     }
 
     /// Zeroes both ends and every label and superblock, durably: the drive is blank afterwards.
     pub fn wipe(&self) -> io::Result<()> {
         let label = survey::read_label(self.medium()).newest;
         let bytes = self.limits.bytes;
-        write_zeroes(&self.io, 0, signature::EDGE_BYTES)?;
-        write_zeroes(&self.io, bytes - signature::EDGE_BYTES, signature::EDGE_BYTES)?;
+        write_zeroes(&self.file, 0, signature::EDGE_BYTES)?;
+        write_zeroes(&self.file, bytes - signature::EDGE_BYTES, signature::EDGE_BYTES)?;
         if let Some(label) = label {
             for home in DriveLabel::homes(label.drive_bytes.get()) {
                 self.wipe_range(home, DriveLabel::BYTES)?;
@@ -102,7 +115,7 @@ impl OpenDevice {
                 self.wipe_range(area.offset, area.len)?;
             }
         }
-        self.io.sync_data()
+        self.file.sync_data()
     }
 
     /// Zeroes what of a range is on the device.
@@ -111,7 +124,7 @@ impl OpenDevice {
         let mut at = offset;
         while at < end {
             let step = (end - at).min(WIPE_STEP_BYTES);
-            write_zeroes(&self.io, at, step)?;
+            write_zeroes(&self.file, at, step)?;
             at += step;
         }
         Ok(())
@@ -156,8 +169,13 @@ fn is_read_only(number: u64) -> bool {
 fn claim(path: &Path, block_device: bool) -> Answer<File> {
     let shown = path.display();
     let exclusive = if block_device { libc::O_EXCL } else { 0 };
-    let opened = OpenOptions::new().read(true).write(true).custom_flags(exclusive).open(path);
+    let flags = libc::O_DIRECT | exclusive;
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
     let file = opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::EINVAL) => {
+            Refusal::conflict(format!("the file system of {shown} cannot do direct I/O"))
+                .fix("put the file on ext4, XFS or another file system with O_DIRECT")
+        }
         Some(libc::EBUSY) => Refusal::conflict(format!("{shown} is in use"))
             .fix("unmount it, and take it out of LVM, md or swap (see `lsblk`)"),
         _ => unopened(path, &error),
@@ -165,22 +183,13 @@ fn claim(path: &Path, block_device: bool) -> Answer<File> {
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::WouldBlock) => {
-            Err(Refusal::conflict(format!("{shown} is held by another process"))
-                .fix("detach it there first, if that is another ashlar daemon"))
+            Err(Refusal::conflict(format!("{shown} is held by another process")).fix(
+                "detach it there first, if that is another ashlar daemon; a drive that was \
+                     pulled is free once it has answered what it was asked",
+            ))
         }
         Err(TryLockError::Error(error)) => Err(unopened(path, &error)),
     }
-}
-
-fn open_direct(path: &Path) -> Answer<File> {
-    let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path);
-    opened.map_err(|error| match error.raw_os_error() {
-        Some(libc::EINVAL) => {
-            Refusal::conflict(format!("the file system of {} cannot do direct I/O", path.display()))
-                .fix("put the file on ext4, XFS or another file system with O_DIRECT")
-        }
-        _ => unopened(path, &error),
-    })
 }
 
 fn unopened(path: &Path, error: &io::Error) -> Refusal {

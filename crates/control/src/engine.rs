@@ -11,13 +11,14 @@ use ashlar_reactor::op::Device;
 use ashlar_reactor::registry::Key;
 use tokio::sync::oneshot;
 
+use crate::api::drive::DriveModel;
 use crate::refusal::{Answer, Refusal};
 
 /// How long a look at something may take before the reactor counts as stuck.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Sector size of RAM drives.
-pub const RAM_SECTOR_BYTES: u32 = 512;
+/// Sector size of drives that are memory.
+pub const MEMORY_SECTOR_BYTES: u32 = 512;
 
 /// Runs `job` as a task of the reactor and returns its result. The task goes on if the caller
 /// stops to wait.
@@ -61,14 +62,39 @@ pub enum Origin {
         limits: Limits,
     },
     /// New memory, all zero.
-    Ram {
-        bytes: u64,
-    },
-    /// A RAM drive that the reactor keeps. One that was pulled is made anew, all zero.
+    Memory(Memory),
+    /// Memory that the reactor keeps. A drive that was pulled is made anew, all zero.
     Kept {
         key: Key<Drive>,
-        bytes: u64,
+        memory: Memory,
     },
+}
+
+/// Memory that serves as a drive.
+#[derive(Clone, Copy, Debug)]
+pub enum Memory {
+    Ram { bytes: u64 },
+    Model(DriveModel),
+}
+
+impl Memory {
+    pub fn bytes(self) -> u64 {
+        match self {
+            Memory::Ram { bytes } | Memory::Model(DriveModel { bytes, .. }) => bytes,
+        }
+    }
+
+    fn device(self) -> Device {
+        match self {
+            Memory::Ram { bytes } => Device::Ram { bytes },
+            Memory::Model(model) => Device::Model {
+                bytes: model.bytes,
+                iops: model.iops,
+                bytes_per_second: model.megabytes_per_second.saturating_mul(1_000_000),
+                latency: Duration::from_micros(model.latency_us),
+            },
+        }
+    }
 }
 
 /// A drive that a reactor shall have.
@@ -77,7 +103,7 @@ pub struct Seed {
     pub origin: Origin,
 }
 
-/// Names and keys of RAM drives that the reactor keeps from now on: their content is their memory.
+/// Names and keys of drives that the reactor keeps from now on: their content is their memory.
 pub type Kept = Vec<(String, Key<Drive>)>;
 
 /// Makes the drives, on their reactor.
@@ -86,12 +112,12 @@ pub fn plant(reactor: &Reactor, seeds: Vec<Seed>) -> (Vec<Rc<Drive>>, Kept) {
     for Seed { name, origin } in seeds {
         let drive = match origin {
             Origin::File { device, limits } => Drive::new(reactor, device, limits, &name),
-            Origin::Ram { bytes } => plant_ram(reactor, name, bytes, &mut kept),
-            Origin::Kept { key, bytes } => match reactor.get(key) {
+            Origin::Memory(memory) => plant_memory(reactor, name, memory, &mut kept),
+            Origin::Kept { key, memory } => match reactor.get(key) {
                 Some(drive) if drive.is_alive() => drive,
                 Some(_) | None => {
                     drop(reactor.withdraw(key));
-                    plant_ram(reactor, name, bytes, &mut kept)
+                    plant_memory(reactor, name, memory, &mut kept)
                 }
             },
         };
@@ -100,14 +126,15 @@ pub fn plant(reactor: &Reactor, seeds: Vec<Seed>) -> (Vec<Rc<Drive>>, Kept) {
     (drives, kept)
 }
 
-fn plant_ram(reactor: &Reactor, name: String, bytes: u64, kept: &mut Kept) -> Rc<Drive> {
-    let limits = Limits { bytes, sector_bytes: RAM_SECTOR_BYTES, zeroes_cheaply: true };
-    let drive = Drive::new(reactor, Device::Ram { bytes }, limits, &name);
+fn plant_memory(reactor: &Reactor, name: String, memory: Memory, kept: &mut Kept) -> Rc<Drive> {
+    let bytes = memory.bytes();
+    let limits = Limits { bytes, sector_bytes: MEMORY_SECTOR_BYTES, zeroes_cheaply: true };
+    let drive = Drive::new(reactor, memory.device(), limits, &name);
     kept.push((name, reactor.publish(drive.clone())));
     drive
 }
 
-/// Lets a kept RAM drive go, and its content with it.
+/// Lets a kept memory drive go, and its content with it.
 pub async fn forget(core: &Sender, key: Key<Drive>) -> Answer<()> {
     call(core, async move |reactor| drop(reactor.withdraw(key))).await
 }

@@ -34,7 +34,7 @@ use uuid::Uuid;
 use crate::catalog::{Catalog, StateDirectory};
 use crate::device::OpenDevice;
 use crate::device::content::Content;
-use crate::engine;
+use crate::engine::{self, Memory};
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, snapshot};
 use crate::vhost::Served;
@@ -46,14 +46,14 @@ pub use crate::host::watch::{Seen, WATCH_INTERVAL};
 enum Medium {
     Device(Arc<OpenDevice>),
     /// `home`: the reactor that keeps the memory, once an array has used it.
-    Ram {
-        bytes: u64,
-        home: Option<RamHome>,
+    Memory {
+        memory: Memory,
+        home: Option<Home>,
     },
 }
 
 #[derive(Clone, Copy, Debug)]
-struct RamHome {
+struct Home {
     core: usize,
     key: Key<Drive>,
 }
@@ -78,7 +78,7 @@ impl Attached {
     fn bytes(&self) -> u64 {
         match &self.medium {
             Medium::Device(device) => device.limits.bytes,
-            Medium::Ram { bytes, .. } => *bytes,
+            Medium::Memory { memory, .. } => memory.bytes(),
         }
     }
 }

@@ -4,20 +4,23 @@ use std::collections::BTreeSet;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::health::HealthState;
+use ashlar_drive::latency;
 use ashlar_format::array_superblock as format;
 use ashlar_pool::pool::Pool;
 use ashlar_raid::status as raid;
 use uuid::Uuid;
 
 use crate::api::array::{ArrayCounters, ArrayState, MemberState, Progress, Scrub, ScrubState};
-use crate::api::drive::{DriveCounters, DriveHealth};
+use crate::api::drive::{DriveCounters, DriveHealth, DriveLatency, LatencySummary};
 
 /// The drive of a member, as its array sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberDrive {
     pub name: String,
     pub health: DriveHealth,
+    pub slow: bool,
     pub counters: DriveCounters,
+    pub latency: DriveLatency,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,7 +135,7 @@ fn member(status: &raid::MemberStatus) -> MemberSnapshot {
 }
 
 fn member_drive(drive: &Drive) -> MemberDrive {
-    let (health, counters) = (drive.health(), drive.counters());
+    let (health, counters, latency) = (drive.health(), drive.counters(), drive.latency());
     MemberDrive {
         name: drive.name().to_owned(),
         health: match health.state {
@@ -140,16 +143,28 @@ fn member_drive(drive: &Drive) -> MemberDrive {
             HealthState::Suspect => DriveHealth::Suspect,
             HealthState::Failed => DriveHealth::Failed,
         },
+        slow: health.slow,
         counters: DriveCounters {
             reads: counters.reads,
             read_bytes: counters.read_bytes,
             writes: counters.writes,
             write_bytes: counters.write_bytes,
             flushes: counters.flushes,
+            retries: counters.retries,
             read_errors: health.read_errors,
             write_errors: health.write_errors,
+            timeouts: health.timeouts,
+        },
+        latency: DriveLatency {
+            reads: latency_summary(latency.reads),
+            writes: latency_summary(latency.writes),
         },
     }
+}
+
+fn latency_summary(its: latency::LatencySummary) -> LatencySummary {
+    let latency::LatencySummary { samples, p50_ns, p99_ns, p999_ns } = its;
+    LatencySummary { operations: samples, p50_ns, p99_ns, p999_ns }
 }
 
 /// `part` of `whole` in percent, rounded down; all of nothing is everything.

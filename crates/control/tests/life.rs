@@ -164,6 +164,38 @@ fn memory_serves_as_drives() {
 }
 
 #[test]
+fn modelled_drives_serve_at_their_pace() {
+    let daemon = Daemon::start();
+    daemon.ok("drive attach model:64M,iops=100000,mbps=2000,latency-us=3000 --name m0");
+    daemon.ok("drive attach model:64M,mbps=2000,iops=100000");
+    let said = daemon.ok("drive show model0");
+    assert!(said.contains("kind      model"), "{said}");
+    assert!(said.contains("model:64M,iops=100000,mbps=2000,latency-us=0"), "{said}");
+    daemon.ok("array create a --level 1 --drives m0,model0");
+    daemon.ok("volume create v --array a --size 16M");
+    let drive = daemon.json("drive show m0");
+    let writes = &drive["latency"]["writes"];
+    assert!(writes["operations"].as_u64().unwrap() > 0, "{drive}");
+    // Its latency, in a class of a sixteenth; how late a busy machine looks has no bound.
+    assert!(writes["p50_ns"].as_u64().unwrap() >= 3_000_000, "{drive}");
+    assert_eq!((&drive["kind"], &drive["slow"]), (&"model".into(), &false.into()));
+    assert_eq!(drive["counters"]["timeouts"], 0);
+    let said = daemon.ok("drive show m0");
+    assert!(said.contains("timeouts  0") && said.contains("write     p50 "), "{said}");
+    assert!(daemon.ok("drive list").contains("WRITE p99"));
+    for wrong in [
+        "model:64M",
+        "model:64M,iops=1",
+        "model:64M,iops=0,mbps=1",
+        "model:64M,iops=1,mbps=1,iops=2",
+        "model:64M,iops=1,mbps=1,latency-us=9999999",
+        "model:1P,iops=1,mbps=1",
+    ] {
+        daemon.refused(&format!("drive attach {wrong}"));
+    }
+}
+
+#[test]
 fn exports_are_made_and_withdrawn() {
     let daemon = Daemon::with_array(1, 2);
     daemon.ok("volume create v --array a --size 16M");

@@ -33,6 +33,34 @@ fn everything_comes_back() {
 }
 
 #[test]
+fn a_kill_is_a_power_cut_for_lossy_drives() {
+    let mut daemon = Daemon::start();
+    for drive in 0..3 {
+        daemon.ok(&format!("drive attach lossy:@/l{drive}.img --size 64M"));
+    }
+    daemon.ok("array create a --level 5 --drives l0,l1,l2");
+    assert_eq!(daemon.json("drive show l1")["kind"], "lossy");
+    // What the daemon answered for is durable; its drives keep nothing else for certain.
+    for number in 0..8 {
+        daemon.ok(&format!("volume create v{number} --array a --size 1M"));
+        daemon.kill();
+        daemon.start_again();
+        assert_eq!(daemon.array_state("a"), "optimal");
+        let volumes = daemon.json("volume list").as_array().unwrap().len();
+        assert_eq!(volumes, number + 1);
+    }
+    // A stop is none, nor is to let a drive go.
+    daemon.ok("array stop a");
+    daemon.ok("array start a");
+    daemon.ok("drive detach l0 --force");
+    daemon.ok("drive attach lossy:@/l0.img");
+    daemon.ok("array rebuild a --wait");
+    daemon.stop();
+    daemon.start_again();
+    assert_eq!(daemon.array_state("a"), "optimal");
+}
+
+#[test]
 fn arrays_assemble_from_their_labels_alone() {
     let mut daemon = Daemon::with_drives(7);
     daemon.create_array("a", 5, 4);

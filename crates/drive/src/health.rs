@@ -1,10 +1,12 @@
 //! How well a drive is, from what it answered.
 //!
-//! | state | what happened | and then |
+//! | state | because of | until |
 //! |---|---|---|
-//! | Healthy | nothing that counts | it is used |
-//! | Suspect | an error after retries | it is used; `good_answers_forgive` good answers in a row make it Healthy |
-//! | Failed | `errors_max` errors not forgiven; or it is gone: it says so, was pulled, or has not answered for `answer_within` | it is used no longer, and only a new `Drive` is Healthy again |
+//! | Healthy | nothing that counts | an error |
+//! | Suspect | an error after retries | `good_answers_forgive` good answers in a row: Healthy |
+//! | Failed | `errors_max` errors that were not forgiven | for ever: it is used no longer |
+//! | Failed | it says that it is gone, or was pulled | the same |
+//! | Failed | an operation not answered for `answer_within` | the same |
 //!
 //! A member without a drive is the array's business ("absent"), and a *slow* drive is in any of the
 //! first two states: it is reported, and used.

@@ -1,6 +1,6 @@
 //! Goal: a drive that neither completes nor fails an operation is given up in time, by everyone who
 //! waits for it, and its pace and errors are counted.
-//! Method: a world with a clock of its own, in which an operation is answered when the test says so.
+//! Method: a world with a clock of its own, in which an operation is answered when the test says.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod world;

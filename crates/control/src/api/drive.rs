@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::size::Size;
+
 /// What a drive is made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -15,14 +17,43 @@ pub enum DriveSource {
     Path(PathBuf),
     /// Memory of this many bytes, for measuring; it forgets everything when it is detached.
     Ram(u64),
+    /// For tests: memory at the pace of a drive of given numbers.
+    Model(DriveModel),
+    /// For tests: a block device or file under a volatile cache. What is written reaches it with a
+    /// flush; so when the daemon is killed, that is a power cut for this drive.
+    #[schema(value_type = String)]
+    Lossy(PathBuf),
+}
+
+/// What a modelled drive can do. Reads and writes share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DriveModel {
+    pub bytes: u64,
+    /// Operations a second.
+    pub iops: u64,
+    /// In 10^6 bytes.
+    pub megabytes_per_second: u64,
+    /// From when an operation has had its turn to its answer.
+    #[serde(default)]
+    pub latency_us: u64,
 }
 
 impl std::fmt::Display for DriveSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             DriveSource::Path(path) => path.display().fmt(f),
-            DriveSource::Ram(bytes) => write!(f, "ram:{}", crate::size::Size(*bytes)),
+            DriveSource::Ram(bytes) => write!(f, "ram:{}", Size(*bytes)),
+            DriveSource::Model(model) => write!(f, "model:{model}"),
+            DriveSource::Lossy(path) => write!(f, "lossy:{}", path.display()),
         }
+    }
+}
+
+impl std::fmt::Display for DriveModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (size, iops, mbps) = (Size(self.bytes), self.iops, self.megabytes_per_second);
+        write!(f, "{size},iops={iops},mbps={mbps},latency-us={}", self.latency_us)
     }
 }
 
@@ -58,6 +89,8 @@ pub enum DriveKind {
     File,
     BlockDevice,
     Ram,
+    Model,
+    Lossy,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -78,8 +111,29 @@ pub struct DriveCounters {
     pub writes: u64,
     pub write_bytes: u64,
     pub flushes: u64,
+    /// Attempts after the first.
+    pub retries: u64,
+    /// Reads that failed after retries.
     pub read_errors: u64,
+    /// Writes and flushes that failed after retries.
     pub write_errors: u64,
+    /// Operations that were not answered in time; the first makes the drive a failed one.
+    pub timeouts: u64,
+}
+
+/// How long operations took in the last seconds. Zero without operations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct LatencySummary {
+    pub operations: u64,
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+    pub p999_ns: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DriveLatency {
+    pub reads: LatencySummary,
+    pub writes: LatencySummary,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -103,5 +157,8 @@ pub struct Drive {
     pub array_uuid: Option<Uuid>,
     pub member: Option<u32>,
     pub health: Option<DriveHealth>,
+    /// It takes several times as long as the other drives of its array; it is still used.
+    pub slow: Option<bool>,
     pub counters: Option<DriveCounters>,
+    pub latency: Option<DriveLatency>,
 }

@@ -1,12 +1,14 @@
 //! `ashlar drive …`
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
 
 use crate::api::Done;
-use crate::api::drive::{Drive, DriveAttach, DriveHealth, DriveKind, DriveSource, DriveState};
+use crate::api::drive::{
+    Drive, DriveAttach, DriveHealth, DriveKind, DriveModel, DriveSource, DriveState, LatencySummary,
+};
 use crate::cli::complete;
 use crate::cli::output::{Output, or_dash, rows, show, table};
 use crate::client::{Client, path_of};
@@ -39,6 +41,16 @@ pub enum Command {
 #[derive(Args)]
 pub struct Attach {
     /// A block device, a file, or ram:SIZE (memory, for measuring)
+    ///
+    /// Two more kinds are for tests:
+    ///
+    /// lossy:PATH is a file or block device under a volatile cache. What is written reaches it with
+    /// a flush; before that, some of it may, in no order. So killing the daemon (`kill -9`) is a
+    /// power cut for this drive. Zeroing is not cached.
+    ///
+    /// model:SIZE,iops=N,mbps=N[,latency-us=N] is memory at the pace of such a drive: N operations
+    /// or N times 10^6 bytes a second, whichever takes longer, and each answered N microseconds
+    /// after its turn. Reads and writes share that.
     #[arg(value_hint = clap::ValueHint::FilePath)]
     path: String,
     /// Its name; left out: made from the path
@@ -91,15 +103,53 @@ impl Attach {
 
 /// A path of this command's directory, or memory.
 fn source(text: &str) -> Answer<DriveSource> {
+    if let Some(text) = text.strip_prefix("model:") {
+        let model = model(text).ok_or_else(|| {
+            Refusal::invalid(format!("{text:?} describes no drive"))
+                .fix("write model:SIZE,iops=N,mbps=N or model:SIZE,iops=N,mbps=N,latency-us=N")
+        })?;
+        return Ok(DriveSource::Model(model));
+    }
+    if let Some(path) = text.strip_prefix("lossy:") {
+        return Ok(DriveSource::Lossy(absolute(path)?));
+    }
     if let Some(size) = text.strip_prefix("ram:") {
         let size: Size = size.parse().map_err(|error| {
             Refusal::invalid(format!("{error}")).fix("write ram:SIZE, such as ram:512M")
         })?;
         return Ok(DriveSource::Ram(size.0));
     }
-    let path = std::path::absolute(Path::new(text))
-        .map_err(|error| Refusal::invalid(format!("{text:?} is no path: {error}")))?;
-    Ok(DriveSource::Path(path))
+    Ok(DriveSource::Path(absolute(text)?))
+}
+
+fn absolute(text: &str) -> Answer<PathBuf> {
+    std::path::absolute(Path::new(text))
+        .map_err(|error| Refusal::invalid(format!("{text:?} is no path: {error}")))
+}
+
+/// `1G,iops=500000,mbps=6000,latency-us=80`: each number at most once, in any order.
+fn model(text: &str) -> Option<DriveModel> {
+    let mut parts = text.split(',');
+    let size: Size = parts.next()?.parse().ok()?;
+    let (mut iops, mut mbps, mut latency_us) = (None, None, None);
+    for part in parts {
+        let (name, number) = part.split_once('=')?;
+        let place = match name {
+            "iops" => &mut iops,
+            "mbps" => &mut mbps,
+            "latency-us" => &mut latency_us,
+            _ => return None,
+        };
+        if place.replace(number.parse().ok()?).is_some() {
+            return None;
+        }
+    }
+    Some(DriveModel {
+        bytes: size.0,
+        iops: iops?,
+        megabytes_per_second: mbps?,
+        latency_us: latency_us.unwrap_or(0),
+    })
 }
 
 /// What can be done with a drive that is, or was, a member.
@@ -120,15 +170,29 @@ pub fn with_notes(line: &str, notes: &[String]) -> String {
 }
 
 pub fn drives_table(drives: &[Drive]) -> String {
-    let mut shown = table(&["NAME", "STATE", "SIZE>", "ARRAY", "MEMBER>", "HEALTH", "SOURCE"]);
+    let mut shown = table(&[
+        "NAME",
+        "STATE",
+        "KIND",
+        "SIZE>",
+        "ARRAY",
+        "MEMBER>",
+        "HEALTH",
+        "READ p99>",
+        "WRITE p99>",
+        "SOURCE",
+    ]);
     for drive in drives {
         shown.add_row([
             drive.name.clone(),
             state(drive).to_owned(),
+            or_dash(drive.kind.map(kind)),
             or_dash(drive.bytes.map(Size)),
             or_dash(drive.array.as_ref()),
             or_dash(drive.member),
-            or_dash(drive.health.map(health_name)),
+            health(drive),
+            or_dash(drive.latency.and_then(|its| p99(its.reads))),
+            or_dash(drive.latency.and_then(|its| p99(its.writes))),
             drive.source.to_string(),
         ]);
     }
@@ -153,31 +217,107 @@ pub fn health_name(health: DriveHealth) -> &'static str {
     }
 }
 
-fn details(drive: &Drive) -> String {
-    let kind = drive.kind.map(|kind| match kind {
+/// `healthy, slow`
+fn health(drive: &Drive) -> String {
+    let slow = if drive.slow == Some(true) { ", slow" } else { "" };
+    format!("{}{slow}", or_dash(drive.health.map(health_name)))
+}
+
+fn kind(kind: DriveKind) -> &'static str {
+    match kind {
         DriveKind::File => "file",
-        DriveKind::BlockDevice => "block device",
-        DriveKind::Ram => "memory",
-    });
+        DriveKind::BlockDevice => "block",
+        DriveKind::Ram => "ram",
+        DriveKind::Model => "model",
+        DriveKind::Lossy => "lossy",
+    }
+}
+
+fn p99(its: LatencySummary) -> Option<String> {
+    (its.operations > 0).then(|| time(its.p99_ns))
+}
+
+/// Nanoseconds, to two or more digits: `87us`, `4.2ms`, `12ms`, `1.3s`.
+fn time(ns: u64) -> String {
+    let (us, ms) = (ns / 1_000, ns / 1_000_000);
+    match ns {
+        0..10_000 => format!("{us}.{}us", ns / 100 % 10),
+        10_000..1_000_000 => format!("{us}us"),
+        1_000_000..10_000_000 => format!("{ms}.{}ms", us / 100 % 10),
+        10_000_000..1_000_000_000 => format!("{ms}ms"),
+        1_000_000_000.. => format!("{}.{}s", ms / 1000, ms / 100 % 10),
+    }
+}
+
+fn latency(its: LatencySummary) -> String {
+    if its.operations == 0 {
+        return "none lately".to_owned();
+    }
+    let [p50, p99, p999] = [its.p50_ns, its.p99_ns, its.p999_ns].map(time);
+    format!("p50 {p50}, p99 {p99}, p99.9 {p999} ({} lately)", its.operations)
+}
+
+fn details(drive: &Drive) -> String {
     let mut lines = vec![
         format!("name      {}", drive.name),
         format!("source    {}", drive.source),
         format!("state     {}", state(drive)),
-        format!("kind      {}", or_dash(kind)),
+        format!("kind      {}", or_dash(drive.kind.map(kind))),
         format!("size      {}", or_dash(drive.bytes.map(Size))),
         format!("sector    {}", or_dash(drive.sector_bytes.map(|bytes| Size(bytes.into())))),
         format!("content   {}", or_dash(drive.content.as_ref())),
         format!("uuid      {}", or_dash(drive.uuid)),
         format!("array     {}", or_dash(drive.array.as_ref())),
         format!("member    {}", or_dash(drive.member)),
-        format!("health    {}", or_dash(drive.health.map(health_name))),
+        format!("health    {}", health(drive)),
     ];
     if let Some(its) = &drive.counters {
         let (read, written) = (Size(its.read_bytes), Size(its.write_bytes));
         lines.push(format!("reads     {} ({read}), {} failed", its.reads, its.read_errors));
         lines.push(format!("writes    {} ({written}), {} failed", its.writes, its.write_errors));
         lines.push(format!("flushes   {}", its.flushes));
+        lines.push(format!("retries   {}", its.retries));
+        lines.push(format!("timeouts  {}", its.timeouts));
+    }
+    if let Some(its) = &drive.latency {
+        lines.push(format!("read      {}", latency(its.reads)));
+        lines.push(format!("write     {}", latency(its.writes)));
     }
     lines.extend(drive.error.as_ref().map(|error| format!("error     {error}")));
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_that_people_write() {
+        let whole = "1G,iops=500000,mbps=6000,latency-us=80";
+        let found = model(whole).unwrap();
+        assert_eq!((found.bytes, found.megabytes_per_second), (1 << 30, 6000));
+        assert_eq!(found.to_string(), whole);
+        assert_eq!(model("1G,mbps=6000,iops=500000").unwrap().latency_us, 0);
+        for wrong in
+            ["", "1G", "1G,iops=1", "1G,iops=1,mbps=x", "1G,iops=1,mbps=1,", "1G,iops=1,iops=1"]
+        {
+            assert_eq!(model(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn times_are_printed_short() {
+        let cases = [
+            (0, "0.0us"),
+            (4_200, "4.2us"),
+            (87_900, "87us"),
+            (1_234_567, "1.2ms"),
+            (12_345_678, "12ms"),
+            (1_999_999_999, "1.9s"),
+            (68_000_000_000, "68.0s"),
+        ];
+        for (ns, text) in cases {
+            assert_eq!(time(ns), text);
+        }
+    }
 }

@@ -92,13 +92,17 @@ fn a_device_is_held_by_one_owner() {
     let scratch = Scratch::new();
     let path = scratch.drive("held", 0, &[0]);
     let first = OpenDevice::open(&path).unwrap();
-    let io_of_a_drive = first.duplicate().unwrap();
+    let io_of_a_drive = first.lend();
+    assert!(first.is_lent());
     let refusal = OpenDevice::open(&path).unwrap_err();
     assert!(refusal.error.contains("held by another process"), "{refusal:?}");
     drop(first);
-    // A pulled drive may keep its descriptor for a while; the claim is gone all the same.
-    OpenDevice::open(&path).unwrap();
+    // Pulled, and not done with what it was asked.
+    OpenDevice::open(&path).unwrap_err();
     drop(io_of_a_drive);
+    let second = OpenDevice::open(&path).unwrap();
+    drop(second.lend());
+    assert!(!second.is_lent());
 }
 
 #[test]

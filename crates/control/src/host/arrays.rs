@@ -17,8 +17,8 @@ use crate::api::array::{Array as Shown, ArrayCreate, ArrayState, ScanFailure, Sc
 use crate::catalog::KnownArray;
 use crate::device::content::{Content, Labelled};
 use crate::engine::{self, Kept, Origin, Seed, plant};
-use crate::host::drives::blocking;
-use crate::host::{Host, Medium, RamHome, Running, translate};
+use crate::host::drives::{blocking, lend};
+use crate::host::{Home, Host, Medium, Running, translate};
 use crate::name::check_name;
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, snapshot};
@@ -45,7 +45,7 @@ impl Host {
         self.check_new_members(&request.drives, request.force).await?;
         let blank = self.blank_drives(&request.drives);
         let core = self.core_for(&request.drives)?;
-        let seeds = self.seeds(&request.drives)?;
+        let seeds = self.seeds(&request.drives).await?;
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
             let drives =
@@ -57,7 +57,7 @@ impl Host {
             Beginning { kept, begun }
         });
         let beginning = beginning.await?;
-        self.keep_ram(core, beginning.kept);
+        self.keep_memory(core, beginning.kept);
         let begun = match beginning.begun {
             Ok(begun) => begun,
             Err(refusal) => {
@@ -151,15 +151,15 @@ impl Host {
         Ok(())
     }
 
-    /// Where an array of these drives can run: RAM drives do not move.
+    /// Where an array of these drives can run: memory does not move.
     fn core_for(&self, drives: &[String]) -> Answer<usize> {
         let mut home = None;
         for name in drives {
-            if let Medium::Ram { home: Some(its), .. } = self.attached(name)?.medium {
+            if let Medium::Memory { home: Some(its), .. } = self.attached(name)?.medium {
                 match home {
                     Some(core) if core != its.core => {
                         return Err(Refusal::conflict(
-                            "these RAM drives live on different cores, from arrays before",
+                            "these memory drives live on different cores, from arrays before",
                         )
                         .fix("detach and attach them again (that empties them)"));
                     }
@@ -170,31 +170,32 @@ impl Host {
         Ok(home.unwrap_or_else(|| self.quietest_core()))
     }
 
-    pub(super) fn seeds(&self, drives: &[String]) -> Answer<Vec<Seed>> {
-        let seed = |name: &String| {
+    pub(super) async fn seeds(&self, drives: &[String]) -> Answer<Vec<Seed>> {
+        let mut seeds = Vec::new();
+        for name in drives {
             let origin = match self.attached(name)?.medium {
-                Medium::Ram { bytes, home: Some(home) } => Origin::Kept { key: home.key, bytes },
-                Medium::Ram { bytes, home: None } => Origin::Ram { bytes },
-                Medium::Device(device) => Origin::File {
-                    device: device.duplicate().map_err(|error| {
-                        Refusal::failed(format!("drive {name} cannot be shared: {error}"))
-                    })?,
-                    limits: device.limits,
-                },
+                Medium::Memory { memory, home: Some(home) } => {
+                    Origin::Kept { key: home.key, memory }
+                }
+                Medium::Memory { memory, home: None } => Origin::Memory(memory),
+                Medium::Device(device) => {
+                    let limits = device.limits;
+                    Origin::File { device: lend(name, &device).await?, limits }
+                }
             };
-            Ok(Seed { name: name.clone(), origin })
-        };
-        drives.iter().map(seed).collect()
+            seeds.push(Seed { name: name.clone(), origin });
+        }
+        Ok(seeds)
     }
 
-    /// Notes which reactor keeps which RAM drive.
-    pub(super) fn keep_ram(&self, core: usize, kept: Kept) {
+    /// Notes which reactor keeps which memory drive.
+    pub(super) fn keep_memory(&self, core: usize, kept: Kept) {
         self.look(|state| {
             for (name, key) in kept {
                 if let Some(drive) = state.drives.get_mut(&name)
-                    && let Medium::Ram { home, .. } = &mut drive.medium
+                    && let Medium::Memory { home, .. } = &mut drive.medium
                 {
-                    *home = Some(RamHome { core, key });
+                    *home = Some(Home { core, key });
                 }
             }
         });
@@ -258,7 +259,7 @@ impl Host {
                 if let Some(drive) = name.and_then(|name| state.drives.get_mut(name)) {
                     drive.used_by = Some((uuid, member.index));
                     drive.overwrite = false;
-                    if matches!(drive.medium, Medium::Ram { .. }) {
+                    if matches!(drive.medium, Medium::Memory { .. }) {
                         // Its label can be read on its reactor only; it says this.
                         drive.content = Content::Labelled(Labelled {
                             drive: member.drive_uuid,
@@ -380,7 +381,7 @@ impl Host {
         }
         let known_generation = self.known_generation(uuid, &drives);
         let core = self.core_for(&drives)?;
-        let seeds = self.seeds(&drives)?;
+        let seeds = self.seeds(&drives).await?;
         let shown = name.to_owned();
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
@@ -392,7 +393,7 @@ impl Host {
             Beginning { kept, begun }
         });
         let beginning = beginning.await?;
-        self.keep_ram(core, beginning.kept);
+        self.keep_memory(core, beginning.kept);
         let begun = beginning.begun?;
         tracing::info!(array = name, state = ?begun.snapshot.state, "array started");
         self.adopt(core, &begun, name).await
@@ -530,13 +531,13 @@ impl Host {
                 })?;
                 self.probe_drive(name).await?;
             }
-            Medium::Ram { bytes, home } => {
+            Medium::Memory { memory, home } => {
                 if let Some(home) = home {
                     engine::forget(self.core(home.core), home.key).await?;
                 }
                 self.look(|state| {
                     if let Some(drive) = state.drives.get_mut(name) {
-                        drive.medium = Medium::Ram { bytes, home: None };
+                        drive.medium = Medium::Memory { memory, home: None };
                         drive.content = Content::Blank;
                     }
                 });

@@ -1,22 +1,37 @@
 //! Attaching, detaching and probing drives.
 
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
+
+use ashlar_reactor::op::Device;
+use tokio::time::Instant;
 
 use crate::api::Done;
-use crate::api::drive::{Drive, DriveAttach, DriveSource};
+use crate::api::drive::{Drive, DriveAttach, DriveModel, DriveSource};
 use crate::catalog::KnownDrive;
 use crate::device::content::Content;
 use crate::device::{self, Identity, OpenDevice};
-use crate::engine;
+use crate::engine::{self, Memory};
 use crate::host::{Attached, Host, Medium};
 use crate::name::{check_name, name_from_path};
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
 
+/// How long a drive that was just let go may take to answer what it was asked before.
+const LET_GO_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a look at a drive may take; a drive that does not answer must not hold up everything.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
+/// More would be no model of any drive, and less no drive.
+const MODEL_IOPS: RangeInclusive<u64> = 1..=100_000_000;
+const MODEL_MEGABYTES_PER_SECOND: RangeInclusive<u64> = 1..=1_000_000;
+const MODEL_LATENCY_US_MAX: u64 = 1_000_000;
+
 /// What to open, and how; sent to a thread that may wait for the disk.
 struct Opening {
     path: PathBuf,
+    lossy: bool,
     size_bytes: Option<u64>,
     force: bool,
     /// Drives that are attached already.
@@ -35,8 +50,14 @@ impl Host {
         let _change = self.begin().await?;
         let name = self.new_drive_name(&request)?;
         let (attached, created) = match &request.source {
-            DriveSource::Ram(bytes) => (ram_drive(*bytes, &request)?, None),
-            DriveSource::Path(path) => {
+            DriveSource::Ram(bytes) => {
+                (memory_drive(Memory::Ram { bytes: *bytes }, &request)?, None)
+            }
+            DriveSource::Model(model) => {
+                check_model(model)?;
+                (memory_drive(Memory::Model(*model), &request)?, None)
+            }
+            DriveSource::Path(path) | DriveSource::Lossy(path) => {
                 let opened = self.open_path(path, &request).await?;
                 let medium = Medium::Device(Arc::new(opened.device));
                 let attached = Attached::new(medium, opened.content, request.force);
@@ -68,14 +89,12 @@ impl Host {
     fn new_drive_name(&self, request: &DriveAttach) -> Answer<String> {
         let name = match (&request.name, &request.source) {
             (Some(name), _) => name.clone(),
-            (None, DriveSource::Path(path)) => name_from_path(path).ok_or_else(|| {
-                Refusal::invalid("no name can be made from the path").fix("give --name")
-            })?,
-            (None, DriveSource::Ram(_)) => self.look(|state| {
-                let numbers = 0..;
-                let mut names = numbers.map(|number: u32| format!("ram{number}"));
-                names.find(|name| !state.catalog.drives.contains_key(name)).expect("endless")
-            }),
+            (None, DriveSource::Path(path) | DriveSource::Lossy(path)) => name_from_path(path)
+                .ok_or_else(|| {
+                    Refusal::invalid("no name can be made from the path").fix("give --name")
+                })?,
+            (None, DriveSource::Ram(_)) => self.numbered_name("ram"),
+            (None, DriveSource::Model(_)) => self.numbered_name("model"),
         };
         check_name("a drive", &name)?;
         // A missing drive may be attached anew, perhaps from another path.
@@ -98,6 +117,14 @@ impl Host {
         Ok(name)
     }
 
+    /// The first of `ram0`, `ram1`, … that is free.
+    fn numbered_name(&self, kind: &str) -> String {
+        self.look(|state| {
+            let mut names = (0..).map(|number: u32| format!("{kind}{number}"));
+            names.find(|name| !state.catalog.drives.contains_key(name)).expect("endless")
+        })
+    }
+
     async fn open_path(&self, path: &Path, request: &DriveAttach) -> Answer<Opened> {
         if !path.is_absolute() {
             return Err(Refusal::invalid(format!("{} is not an absolute path", path.display()))
@@ -105,6 +132,7 @@ impl Host {
         }
         let opening = Opening {
             path: path.to_owned(),
+            lossy: matches!(request.source, DriveSource::Lossy(_)),
             size_bytes: request.size_bytes,
             force: request.force,
             known: self.identities(),
@@ -116,7 +144,7 @@ impl Host {
         self.look(|state| {
             let known = state.drives.iter().filter_map(|(name, drive)| match &drive.medium {
                 Medium::Device(device) => Some((name.clone(), device.identity)),
-                Medium::Ram { .. } => None,
+                Medium::Memory { .. } => None,
             });
             known.collect()
         })
@@ -144,13 +172,12 @@ impl Host {
     /// Attaches a drive of the catalog again, at start.
     pub(super) async fn reattach_drive(&self, name: &str, known: &KnownDrive) -> Answer<()> {
         let attached = match &known.source {
-            DriveSource::Ram(bytes) => {
-                let medium = Medium::Ram { bytes: *bytes, home: None };
-                Attached::new(medium, Content::Blank, known.overwrite)
-            }
-            DriveSource::Path(path) => {
+            DriveSource::Ram(bytes) => blank_memory(Memory::Ram { bytes: *bytes }, known.overwrite),
+            DriveSource::Model(model) => blank_memory(Memory::Model(*model), known.overwrite),
+            DriveSource::Path(path) | DriveSource::Lossy(path) => {
                 let opening = Opening {
                     path: path.clone(),
+                    lossy: matches!(known.source, DriveSource::Lossy(_)),
                     size_bytes: None,
                     force: known.overwrite,
                     known: self.identities(),
@@ -171,7 +198,8 @@ impl Host {
             return self.forget_drive(name).await;
         }
         let mut notes = Vec::new();
-        if let Some((array, member)) = self.attached(name)?.used_by {
+        let attached = self.attached(name)?;
+        if let Some((array, member)) = attached.used_by {
             let array_name = self.array_name(array);
             if !force {
                 return Err(Refusal::conflict(format!(
@@ -188,6 +216,11 @@ impl Host {
             self.after_members_changed(array).await?;
             notes.push(format!("member {member} of array {array_name} has lost its drive"));
         }
+        if let Medium::Device(device) = &attached.medium
+            && !let_go(device).await
+        {
+            notes.push("it can be attached again once it has answered what it was asked".into());
+        }
         let mut done = self.forget_drive(name).await?;
         notes.append(&mut done.notes);
         Ok(Done { notes })
@@ -201,7 +234,7 @@ impl Host {
             state.missing.remove(name);
             state.drives.remove(name)
         });
-        if let Some(Attached { medium: Medium::Ram { home: Some(home), .. }, .. }) = attached {
+        if let Some(Attached { medium: Medium::Memory { home: Some(home), .. }, .. }) = attached {
             engine::forget(self.core(home.core), home.key).await?;
         }
         tracing::info!(drive = name, "drive detached");
@@ -219,7 +252,11 @@ impl Host {
                     .fix(format!("see `ashlar drive show {shown}`, or replace it"))
             })
         });
-        let content = probed.await??;
+        let Ok(answer) = tokio::time::timeout(PROBE_TIMEOUT, probed).await else {
+            return Err(Refusal::failed(format!("drive {name} does not answer"))
+                .fix("see the kernel's log (`dmesg`), or use another drive"));
+        };
+        let content = answer??;
         self.look(|state| {
             if let Some(drive) = state.drives.get_mut(name) {
                 drive.content = content.clone();
@@ -236,6 +273,28 @@ pub(super) async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work)
         .await
         .map_err(|error| Refusal::failed(format!("an internal error: {error}")))
+}
+
+/// A device for a reactor, once nothing is under way on it any more.
+pub(super) async fn lend(name: &str, device: &OpenDevice) -> Answer<Device> {
+    if let_go(device).await {
+        return Ok(device.lend());
+    }
+    Err(Refusal::conflict(format!("drive {name} has not answered what it was asked before")).fix(
+        "try again when it has, or when Linux has given it up (see `dmesg`), or use another drive",
+    ))
+}
+
+/// Waits until no reactor has the device; false if that takes too long.
+async fn let_go(device: &OpenDevice) -> bool {
+    let deadline = Instant::now() + LET_GO_TIMEOUT;
+    while device.is_lent() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        tokio::time::sleep(LET_GO_TIMEOUT / 200).await;
+    }
+    true
 }
 
 fn open(opening: Opening) -> Answer<Opened> {
@@ -270,7 +329,8 @@ fn open_existing(opening: &Opening) -> Answer<(OpenDevice, Content)> {
     if let Some((name, _)) = opening.known.iter().find(|(_, known)| *known == identity) {
         return Err(Refusal::conflict(format!("{shown} is attached already, as drive {name}")));
     }
-    let device = OpenDevice::open(path)?;
+    let mut device = OpenDevice::open(path)?;
+    device.lossy = opening.lossy;
     let has = device.limits.bytes;
     if let Some(wanted) = opening.size_bytes.filter(|wanted| *wanted != has) {
         let (has, wanted) = (Size(has), Size(wanted));
@@ -310,22 +370,44 @@ fn check_content(path: &Path, bytes: u64, content: &Content) -> Answer<()> {
     }
 }
 
-fn ram_drive(bytes: u64, request: &DriveAttach) -> Answer<Attached> {
+fn memory_drive(memory: Memory, request: &DriveAttach) -> Answer<Attached> {
+    let bytes = memory.bytes();
     let (least, size) = (device::DRIVE_BYTES_MIN, Size(bytes));
     if request.size_bytes.is_some() {
-        return Err(Refusal::invalid("a RAM drive has its size in its name").fix("use ram:SIZE"));
+        return Err(Refusal::invalid("a drive of memory has its size in its name")
+            .fix("use ram:SIZE or model:SIZE,…"));
     }
     if bytes < least || !bytes.is_multiple_of(4096) {
-        return Err(Refusal::invalid(format!("{size} is no size for a RAM drive"))
+        return Err(Refusal::invalid(format!("{size} is no size for a drive of memory"))
             .fix(format!("use at least {}, and a multiple of 4K", Size(least))));
     }
     let free = memory_available();
     if free.is_some_and(|free| bytes > free) {
         let free = Size(free.unwrap_or(0));
-        return Err(Refusal::no_space(format!("a RAM drive of {size} does not fit: {free} free"))
-            .fix("use a smaller one"));
+        return Err(Refusal::no_space(format!("{size} of memory do not fit: {free} free"))
+            .fix("use a smaller drive"));
     }
-    Ok(Attached::new(Medium::Ram { bytes, home: None }, Content::Blank, request.force))
+    Ok(blank_memory(memory, request.force))
+}
+
+fn blank_memory(memory: Memory, overwrite: bool) -> Attached {
+    Attached::new(Medium::Memory { memory, home: None }, Content::Blank, overwrite)
+}
+
+fn check_model(model: &DriveModel) -> Answer<()> {
+    let good = MODEL_IOPS.contains(&model.iops)
+        && MODEL_MEGABYTES_PER_SECOND.contains(&model.megabytes_per_second)
+        && model.latency_us <= MODEL_LATENCY_US_MAX;
+    if good {
+        return Ok(());
+    }
+    Err(Refusal::invalid("no drive is like that").fix(format!(
+        "use iops={} to {}, mbps={} to {}, latency-us=0 to {MODEL_LATENCY_US_MAX}",
+        MODEL_IOPS.start(),
+        MODEL_IOPS.end(),
+        MODEL_MEGABYTES_PER_SECOND.start(),
+        MODEL_MEGABYTES_PER_SECOND.end(),
+    )))
 }
 
 fn memory_available() -> Option<u64> {

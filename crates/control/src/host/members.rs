@@ -123,13 +123,13 @@ impl Host {
     /// Gives a member its drive, on the array's reactor. A drive that is labelled gets a new uuid,
     /// so that nothing that it carried before can be taken for the array's.
     async fn put_drive(&self, running: Running, member: u8, drive: &str) -> Answer<()> {
-        if let Medium::Ram { home: Some(home), .. } = self.attached(drive)?.medium
+        if let Medium::Memory { home: Some(home), .. } = self.attached(drive)?.medium
             && home.core != running.core
         {
-            return Err(Refusal::conflict(format!("RAM drive {drive} lives on another core"))
+            return Err(Refusal::conflict(format!("memory drive {drive} lives on another core"))
                 .fix("detach and attach it again (that empties it)"));
         }
-        let seeds = self.seeds(&[drive.to_owned()])?;
+        let seeds = self.seeds(&[drive.to_owned()]).await?;
         let put = self.on_array(running, async move |reactor, pool| {
             let (mut drives, kept) = plant(&reactor, seeds);
             let drive = drives.pop().expect("one seed, one drive");
@@ -138,7 +138,7 @@ impl Host {
             (kept, result.map_err(|error| translate::change(&error)))
         });
         let (kept, result) = put.await?;
-        self.keep_ram(running.core, kept);
+        self.keep_memory(running.core, kept);
         if result.is_err() {
             // The array may hold the drive all the same, as a stale member.
             self.after_members_changed(running.uuid).await?;

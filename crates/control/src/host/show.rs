@@ -9,7 +9,7 @@ use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveState};
 use crate::api::export::{Export, ExportState};
 use crate::api::status::{CoreStatus, Status};
 use crate::device::content::Content;
-use crate::engine::RAM_SECTOR_BYTES;
+use crate::engine::{MEMORY_SECTOR_BYTES, Memory};
 use crate::host::{Attached, Host, Medium, Running};
 use crate::refusal::{Answer, Refusal, RefusalKind};
 use crate::snapshot::{ArraySnapshot, MemberDrive, MemberSnapshot, percent};
@@ -80,7 +80,9 @@ impl Host {
                 array_uuid: None,
                 member: None,
                 health: None,
+                slow: None,
                 counters: None,
+                latency: None,
             });
         };
         let label = match &attached.content {
@@ -101,7 +103,7 @@ impl Host {
             bytes: Some(attached.bytes()),
             sector_bytes: Some(match &attached.medium {
                 Medium::Device(device) => device.limits.sector_bytes,
-                Medium::Ram { .. } => RAM_SECTOR_BYTES,
+                Medium::Memory { .. } => MEMORY_SECTOR_BYTES,
             }),
             content: Some(attached.content.to_string()),
             uuid: label.as_ref().map(|label| label.drive),
@@ -109,7 +111,9 @@ impl Host {
             array_uuid,
             member: member.or(label.map(|label| label.member)),
             health: used.map(|drive| drive.health),
+            slow: used.map(|drive| drive.slow),
             counters: used.map(|drive| drive.counters),
+            latency: used.map(|drive| drive.latency),
         })
     }
 
@@ -257,9 +261,11 @@ fn drives_in_use(snapshots: &Snapshots) -> InUse {
 
 fn kind_of(attached: &Attached) -> DriveKind {
     match &attached.medium {
+        Medium::Device(device) if device.lossy => DriveKind::Lossy,
         Medium::Device(device) if device.is_block_device() => DriveKind::BlockDevice,
         Medium::Device(_) => DriveKind::File,
-        Medium::Ram { .. } => DriveKind::Ram,
+        Medium::Memory { memory: Memory::Ram { .. }, .. } => DriveKind::Ram,
+        Medium::Memory { memory: Memory::Model(_), .. } => DriveKind::Model,
     }
 }
 
@@ -307,6 +313,9 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
                 problems.push(format!("drive {name} has met errors"));
             }
             (DriveState::Free | DriveState::Member, Some(DriveHealth::Healthy) | None) => {}
+        }
+        if drive.slow == Some(true) && drive.health != Some(DriveHealth::Failed) {
+            problems.push(format!("drive {name} is slow; see `ashlar drive list`"));
         }
     }
     for array in arrays {

@@ -105,7 +105,7 @@ impl Host {
                 Medium::Device(device) if device.has_shrunk() => {
                     drive.used_by.map(|(array, member)| (name.clone(), array, member))
                 }
-                Medium::Device(_) | Medium::Ram { .. } => None,
+                Medium::Device(_) | Medium::Memory { .. } => None,
             });
             drives.collect()
         });
@@ -170,17 +170,37 @@ fn log_member(array: &str, before: &MemberSnapshot, now: &MemberSnapshot) {
         }
     }
     let (Some(was), Some(is)) = (&before.drive, &now.drive) else { return };
-    if was.name != is.name || was.health == is.health {
+    if was.name != is.name {
+        return;
+    }
+    match (was.slow, is.slow) {
+        (false, true) => {
+            let (reads, writes) = (is.latency.reads.p99_ns / 1000, is.latency.writes.p99_ns / 1000);
+            tracing::warn!(array, member, drive, reads, writes, "drive is slow (us, 99 %)");
+        }
+        (true, false) => tracing::info!(array, member, drive, "drive is slow no longer"),
+        (false, false) | (true, true) => {}
+    }
+    if was.health == is.health {
         return;
     }
     let (read_errors, write_errors) = (is.counters.read_errors, is.counters.write_errors);
+    let timeouts = is.counters.timeouts;
     match is.health {
         DriveHealth::Healthy => tracing::info!(array, member, drive, "drive is healthy again"),
         DriveHealth::Suspect => {
             tracing::warn!(array, member, drive, read_errors, write_errors, "drive is suspect");
         }
         DriveHealth::Failed => {
-            tracing::error!(array, member, drive, read_errors, write_errors, "drive failed");
+            tracing::error!(
+                array,
+                member,
+                drive,
+                read_errors,
+                write_errors,
+                timeouts,
+                "drive failed"
+            );
         }
     }
 }

@@ -137,11 +137,8 @@ impl Daemon {
 
     /// Runs `ashlar` with these words; `@/` begins a path in the daemon's directory.
     pub fn run(&self, line: &str) -> Output {
-        let directory = self.directory.path().display().to_string();
-        let words = line.split_whitespace().map(|word| match word.strip_prefix("@/") {
-            Some(name) => format!("{directory}/{name}"),
-            None => word.to_owned(),
-        });
+        let directory = format!("{}/", self.directory.path().display());
+        let words = line.split_whitespace().map(|word| word.replace("@/", &directory));
         Command::new("timeout")
             .args([COMMAND_SECONDS_MAX, BINARY])
             .args(words)
@@ -222,9 +219,11 @@ fn texts(output: &Output) -> (String, String) {
 }
 
 fn without_what_moves(value: &mut Value) {
-    const MOVING: [&str; 8] = [
+    const MOVING: [&str; 10] = [
         "uptime_s",
         "counters",
+        "latency",
+        "slow",
         "dirty_regions",
         "resync",
         "rebuild",
