@@ -5,10 +5,13 @@ are put back to an earlier moment must find that out.
 """
 
 import hashlib
+import re
+import shutil
 import subprocess
 import sys
 import unittest
 from collections import Counter
+from pathlib import Path
 
 from tests.powercut.ledger import ACCOUNTS, SESSIONS, Ledger, transaction
 from tests.powercut.plan import Heal, Loss, rounds
@@ -73,6 +76,24 @@ class Judge(unittest.TestCase):
         self.assertEqual({plan.heal for plan in plans}, set(Heal))
         self.assertEqual({plan.level for plan in plans}, {5, 6})
         self.assertEqual(sum(plan.loss != Loss.NONE for plan in plans), 25)
+
+
+class Cut(unittest.TestCase):
+    def powercut(self, *words: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "tests.powercut", *words]
+        return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
+
+    def test_cuts_lose_nothing(self):
+        done = self.powercut("--rounds", "2", "--seed", "1")
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_drives_that_forget_are_seen(self):
+        done = self.powercut("--rounds", "2", "--seed", "1", "--raw", "--lie-in-round", "2")
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("VIOLATION", done.stderr)
+        evidence = Path(re.search(r"the evidence is in (\S+):", done.stderr)[1])
+        self.assertTrue((evidence / "at-the-cut").is_dir())
+        shutil.rmtree(evidence)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,9 @@ class Array:
     def whole(self, member: dict) -> bool:
         return member["present"] and member["state"] == "trusted"
 
+    def is_whole(self) -> bool:
+        return all(map(self.whole, self.members()))
+
     def absent(self) -> list[dict]:
         """Members without a drive."""
         return [member for member in self.members() if not member["present"]]
@@ -89,7 +92,8 @@ class Array:
         """While the daemon is dead."""
         self.file(member["drive"]).unlink()
 
-    def heal(self, same_drive: bool, wait: bool) -> None:
+    def heal(self, same_drive: bool) -> None:
+        """Gives every absent member a drive; the rebuild begins by itself."""
         for member in self.absent():
             old = member["last_drive"]
             if same_drive and old and self.file(old).exists():
@@ -99,8 +103,9 @@ class Array:
                 place = ["--member", str(member["index"]), "--new", self.attach_new()]
                 self.engine.ashlar("array", "replace", ARRAY, *place)
                 self.discard(old)
-        if wait:
-            self.engine.rebuild(ARRAY, REBUILD_SECONDS_MAX)
+
+    def finish_rebuild(self) -> None:
+        self.engine.rebuild(ARRAY, REBUILD_SECONDS_MAX)
 
     def discard(self, name: str | None) -> None:
         """A drive that was replaced is not seen again."""
@@ -120,8 +125,9 @@ class Array:
     def finish_scrub(self) -> list[str]:
         with contextlib.closing(self.scrub.stdout):
             said, _ = self.scrub.communicate(timeout=SCRUB_SECONDS_MAX)
+        status, self.scrub = self.scrub.returncode, None
         report = self.engine.show("array", "show", ARRAY)["scrub"]
-        wrong = [] if self.scrub.returncode == 0 else [f"scrub: {said.strip()}"]
+        wrong = [] if status == 0 else [f"scrub: {said.strip()}"]
         for name in ("mismatched_stripes", "unreadable_stripes"):
             if report[name]:
                 wrong.append(f"scrub: {name} {report[name]}, first {report['first_mismatch']}")

@@ -70,7 +70,7 @@ SCRIPT = r"""{
 def session_script(seed: int, session: int, first: int, psql: str) -> str:
     """A shell script that commits and says `first`, the next, and so on until it is killed."""
     values = f"-v seed={seed} -v s={session} -v first={first} -v M={MODULUS} -v H={HALF}"
-    return f"echo | awk {values} {shlex.quote(SCRIPT)} | stdbuf -oL {psql} -q -v ON_ERROR_STOP=1"
+    return f"echo | mawk {values} {shlex.quote(SCRIPT)} | stdbuf -oL {psql} -q -v ON_ERROR_STOP=1"
 
 
 @dataclass

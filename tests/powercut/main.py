@@ -28,6 +28,7 @@ from tests.powercut.story import Story, Violation
 from tests.rig import BINARY, CACHE
 
 BYTES_FREE_MIN = 8 << 30  # drives of one array, their copy, and the saved guest
+LIE = "the drives forget what they flushed in this round (from 2 on): shows that it would be seen"
 
 
 def main() -> int:
@@ -35,7 +36,10 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seed", type=int, help="left out: by chance")
     parser.add_argument("--raw", action="store_true", help="numbered blocks and no database")
+    parser.add_argument("--lie-in-round", type=int, metavar="N", help=LIE)
     chosen = parser.parse_args()
+    if chosen.rounds < 1:
+        parser.error("--rounds must be 1 or more")
     seed = secrets.randbelow(1_000_000) if chosen.seed is None else chosen.seed
     for end in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(end, interrupted)
@@ -56,7 +60,6 @@ def main() -> int:
         print(f"\npowercut: VIOLATION\n{violation}", file=sys.stderr)
     except (guest_image.BuildError, vm.VmError, EngineError) as error:
         print(f"\npowercut: {type(error).__name__}: {error}", file=sys.stderr)
-    (work / "guest.saved").unlink(missing_ok=True)
     kind = " --raw" if chosen.raw else ""
     print(
         f"the evidence is in {work}: drives and state as the cut left them in at-the-cut, and as "
@@ -78,9 +81,10 @@ def run(chosen: argparse.Namespace, seed: int, work: Path, cleanup: ExitStack) -
     image = guest_image.build(CACHE, print)
     accel = vm.working_accel(image, print)
     workload = Raw(seed) if chosen.raw else Database(seed)
-    story = Story(BINARY, image, accel, workload, work, sockets, cleanup)
+    lie = None if chosen.lie_in_round is None else chosen.lie_in_round - 1
+    story = Story(BINARY, image, accel, workload, work, sockets, cleanup, lie)
     print(f"{workload.name}, {chosen.rounds} rounds, seed {seed}, accel {accel}", flush=True)
-    print(f"guest: {story.save_guest()}", flush=True)
+    print(f"guest: {story.save_guest(work.parent)}", flush=True)
     begin = time.monotonic()
     for plan in rounds(seed, chosen.rounds):
         with open(work / "plan.json", "a") as file:
@@ -90,7 +94,8 @@ def run(chosen: argparse.Namespace, seed: int, work: Path, cleanup: ExitStack) -
         passed = time.monotonic() - begin
         left = passed / done * (chosen.rounds - done)
         print(f"{done:3}/{chosen.rounds} {line} | {minutes(left)} to go", flush=True)
+    took = time.monotonic() - begin
     print(
         f"{chosen.rounds} power cuts, {story.kept} {workload.unit}, nothing lost; "
-        f"{minutes(time.monotonic() - begin)}, {(time.monotonic() - begin) / chosen.rounds:.1f} s a round"
+        f"{minutes(took)}, {took / chosen.rounds:.1f} s a round"
     )

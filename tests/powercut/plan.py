@@ -23,11 +23,11 @@ class Loss(Enum):
 
 
 class Heal(Enum):
-    """What becomes of a missing drive after the restart."""
+    """What becomes of missing members after the checks."""
 
-    BEFORE = "rebuilt before writes"
-    DURING = "rebuilt during writes"
-    LATER = "left for the next round"
+    NOW = "rebuilt before the next writes"
+    DURING = "rebuilt during the next writes, and their cut"
+    LATER = "not yet"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Round:
     new_series: bool
     full_page_writes: bool
     loss: Loss
-    heal: Heal  # of what earlier rounds lost
+    heal: Heal
     same_drive: bool  # a pulled drive comes back itself, and not a new one
     member: int  # which goes, if it has a drive
     write_seconds: float
@@ -56,8 +56,7 @@ def plan(seed: int, number: int) -> Round:
     # Every other round is degraded; one in five of them only because of the cut.
     losses = [Loss.BEFORE, Loss.BEFORE, Loss.DURING, Loss.DURING, Loss.WITH_CUT]
     loss = chance.choice(losses) if number % 2 == 1 else Loss.NONE
-    # After a loss, half of the next rounds begin whole again; the others are degraded longer.
-    heal = chance.choice([Heal.BEFORE, Heal.BEFORE, Heal.DURING, Heal.LATER])
+    heal = chance.choice([Heal.NOW, Heal.NOW, Heal.DURING, Heal.LATER])
     return Round(
         number=number,
         level=level,

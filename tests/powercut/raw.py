@@ -21,7 +21,7 @@ class RawBuildError(Exception):
 
 
 class Raw:
-    name = "raw blocks"
+    name = "raw"
     unit = "writes"
 
     def __init__(self, seed: int):

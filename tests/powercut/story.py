@@ -3,14 +3,18 @@
 Whatever is wrong ends the run: what led to it lies in the run's directory then.
 """
 
+import hashlib
+import os
 import shutil
+import subprocess
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from demo import postgres, vm
 from demo.engine import Engine
 from demo.guest_image import GuestImage
-from demo.vm import Vm
+from demo.vm import QEMU, Vm
 from tests.powercut.array import Array
 from tests.powercut.plan import MEMBERS, Heal, Loss, Round
 
@@ -46,12 +50,13 @@ class Clock:
 class Story:
     def __init__(
         self, binary: Path, image: GuestImage, accel: str, workload, work: Path, sockets: Path,
-        cleanup: ExitStack,
+        cleanup: ExitStack, lie_in_round: int | None = None,
     ):  # fmt: skip
         self.binary = binary
         self.image = image
         self.accel = accel
         self.workload = workload
+        self.lie_in_round = lie_in_round
         self.work = work
         self.sockets = sockets
         self.cleanup = cleanup
@@ -59,7 +64,7 @@ class Story:
         self.engine: Engine | None = None
         self.vm: Vm | None = None
         self.array: Array | None = None
-        self.saved = work / "guest.saved"
+        self.saved: Path | None = None
         self.kept = 0  # what was acknowledged, of all rounds
 
     # Guest
@@ -72,17 +77,32 @@ class Story:
         self.cleanup.callback(vm.close)
         return vm
 
-    def save_guest(self) -> str:
-        """Boots, prepares and saves the guest that each round starts from."""
+    def save_guest(self, cache: Path) -> str:
+        """Boots, prepares and saves the guest that each round starts from, if it is not there."""
+        self.saved = cache / f"guest-{self.workload.name}-{self.guest_key()}"
+        if self.saved.exists():
+            return "from the cache"
+        for stale in cache.glob(f"guest-{self.workload.name}-*"):
+            stale.unlink()
         clock = Clock()
-        vm = self.new_vm(None)
+        draft = self.work / "guest.saved"
+        guest = self.new_vm(None)
         with clock("boot"):
-            vm.start()
+            guest.start()
         with clock("prepare"):
-            self.workload.prepare_guest(vm)
+            self.workload.prepare_guest(guest)
         with clock("save"):
-            vm.save(self.saved)
+            guest.save(draft)
+        draft.rename(self.saved)
         return f"{clock}, {self.saved.stat().st_size >> 20} MiB"
+
+    def guest_key(self) -> str:
+        """Changes with anything that decides what a saved guest is."""
+        version = subprocess.run([QEMU, "--version"], capture_output=True, text=True).stdout
+        key = hashlib.sha256(f"{self.image.key} {self.accel} {os.uname().release} {version}".encode())
+        for source in [*sorted(Path(__file__).parent.glob("*.py")), Path(vm.__file__), Path(postgres.__file__)]:
+            key.update(source.read_bytes())
+        return key.hexdigest()[:12]
 
     def start_guest(self, clock: Clock) -> None:
         with clock("restore"):
@@ -101,15 +121,13 @@ class Story:
         clock = Clock()
         if plan.new_series:
             self.begin_series(plan, clock)
-        elif self.array.absent() and plan.heal != Heal.LATER:
-            with clock("heal"):
-                self.array.heal(plan.same_drive, plan.heal == Heal.BEFORE)
         before = self.workload.said
         story = self.write_and_cut(plan, clock)
         committed = self.workload.said - before
         self.kept += committed
         self.restart(plan, clock)
         self.check(clock)
+        self.heal(plan, clock)
         fpw = "on " if plan.full_page_writes else "off"
         return (
             f"RAID {plan.level}, pages {fpw}, {story}: {committed} {self.workload.unit} kept"
@@ -145,7 +163,7 @@ class Story:
 
     def write_and_cut(self, plan: Round, clock: Clock) -> str:
         """What happened to the drives, in words."""
-        events = [] if all(map(self.array.whole, self.array.members())) else ["degraded"]
+        events = [] if self.array.is_whole() else ["degraded"]
         member = self.array.may_lose(plan.member) if plan.loss != Loss.NONE else None
         if member:
             events.append(f"{member['drive']} {plan.loss.value}")
@@ -183,8 +201,12 @@ class Story:
             raise Violation("the guest complained before the cut: " + "; ".join(odd[:5]))
 
     def restart(self, plan: Round, clock: Clock) -> None:
+        kept = self.work / "at-the-cut"
+        if plan.number == self.lie_in_round:
+            shutil.rmtree(self.series)
+            kept.rename(self.series)  # all drives forget what they flushed since the cut before
         with clock("keep"):
-            self.array.keep(self.work / "at-the-cut")
+            self.array.keep(kept)
         if plan.early_cut_seconds is not None:
             with clock("early cut"):
                 self.engine.spawn()
@@ -195,7 +217,8 @@ class Story:
         self.start_guest(clock)
         with clock("daemon"):
             self.engine.wait_ready()
-        self.array.begin_scrub()
+        if self.array.is_whole():  # nothing can be verified without the redundancy
+            self.array.begin_scrub()
         disk = self.plug(clock)
         with clock("mount"):
             self.workload.recover(self.vm, disk)
@@ -208,6 +231,22 @@ class Story:
         with clock("deep"):
             wrong += self.workload.deep_wrong(self.vm)
         with clock("scrub"):
-            wrong += self.array.finish_scrub() + self.array.wrong()
+            if self.array.scrub:
+                wrong += self.array.finish_scrub()
+            wrong += self.array.wrong()
         if wrong:
             raise Violation("\n".join(wrong))
+
+    def heal(self, plan: Round, clock: Clock) -> None:
+        if plan.heal == Heal.LATER or self.array.is_whole():
+            return
+        with clock("rebuild"):
+            self.array.heal(plan.same_drive)
+            if plan.heal == Heal.NOW:
+                self.array.finish_rebuild()
+        if plan.heal == Heal.NOW:
+            with clock("scrub"):
+                self.array.begin_scrub()
+                wrong = self.array.finish_scrub() + self.array.wrong()
+            if wrong:
+                raise Violation("\n".join(wrong))
