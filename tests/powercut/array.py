@@ -105,7 +105,7 @@ class Array:
                 self.discard(old)
 
     def finish_rebuild(self) -> None:
-        self.engine.rebuild(ARRAY, REBUILD_SECONDS_MAX)
+        self.engine.ashlar("array", "rebuild", ARRAY, "--wait", timeout=REBUILD_SECONDS_MAX)
 
     def discard(self, name: str | None) -> None:
         """A drive that was replaced is not seen again."""

@@ -16,6 +16,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 from demo import guest_image, vm
@@ -86,10 +87,11 @@ def run(chosen: argparse.Namespace, seed: int, work: Path, cleanup: ExitStack) -
     print(f"{workload.name}, {chosen.rounds} rounds, seed {seed}, accel {accel}", flush=True)
     print(f"guest: {story.save_guest(work.parent)}", flush=True)
     begin = time.monotonic()
-    for plan in rounds(seed, chosen.rounds):
+    plans = rounds(seed, chosen.rounds + 1)
+    for plan, following in pairwise(plans):
         with open(work / "plan.json", "a") as file:
             print(json.dumps(asdict(plan), default=lambda kind: kind.value), file=file)
-        line = story.play(plan)
+        line = story.play(plan, following)
         done = plan.number + 1
         passed = time.monotonic() - begin
         left = passed / done * (chosen.rounds - done)

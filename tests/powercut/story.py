@@ -116,7 +116,7 @@ class Story:
 
     # A round
 
-    def play(self, plan: Round) -> str:
+    def play(self, plan: Round, following: Round) -> str:
         """One line about what was done and found."""
         clock = Clock()
         if plan.new_series:
@@ -125,7 +125,7 @@ class Story:
         story = self.write_and_cut(plan, clock)
         committed = self.workload.said - before
         self.kept += committed
-        self.restart(plan, clock)
+        self.restart(plan, clock, following.full_page_writes)
         self.check(clock)
         self.heal(plan, clock)
         fpw = "on " if plan.full_page_writes else "off"
@@ -200,7 +200,7 @@ class Story:
         if odd:
             raise Violation("the guest complained before the cut: " + "; ".join(odd[:5]))
 
-    def restart(self, plan: Round, clock: Clock) -> None:
+    def restart(self, plan: Round, clock: Clock, full_page_writes: bool) -> None:
         kept = self.work / "at-the-cut"
         if plan.number == self.lie_in_round:
             shutil.rmtree(self.series)
@@ -223,7 +223,7 @@ class Story:
         with clock("mount"):
             self.workload.recover(self.vm, disk)
         with clock("start"):
-            self.workload.start(self.vm, plan.full_page_writes)
+            self.workload.start(self.vm, full_page_writes)
 
     def check(self, clock: Clock) -> None:
         with clock("check"):
