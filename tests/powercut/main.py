@@ -7,13 +7,14 @@ violation the run's directory stays and is named; otherwise nothing is left behi
 import argparse
 import fcntl
 import json
-import os
+import resource
 import secrets
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import traceback
 from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import pairwise
@@ -61,6 +62,8 @@ def main() -> int:
         print(f"\npowercut: VIOLATION\n{violation}", file=sys.stderr)
     except (guest_image.BuildError, vm.VmError, EngineError) as error:
         print(f"\npowercut: {type(error).__name__}: {error}", file=sys.stderr)
+    except Exception:
+        traceback.print_exc()
     kind = " --raw" if chosen.raw else ""
     print(
         f"the evidence is in {work}: drives and state as the cut left them in at-the-cut, and as "
@@ -97,7 +100,10 @@ def run(chosen: argparse.Namespace, seed: int, work: Path, cleanup: ExitStack) -
         left = passed / done * (chosen.rounds - done)
         print(f"{done:3}/{chosen.rounds} {line} | {minutes(left)} to go", flush=True)
     took = time.monotonic() - begin
+    # What it would take at least where nothing else runs.
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = (used.ru_utime + used.ru_stime) / chosen.rounds
     print(
         f"{chosen.rounds} power cuts, {story.kept} {workload.unit}, nothing lost; "
-        f"{minutes(took)}, {took / chosen.rounds:.1f} s a round"
+        f"{minutes(took)}, {took / chosen.rounds:.1f} s a round, {cpu:.1f} s of a CPU"
     )

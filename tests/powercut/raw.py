@@ -8,16 +8,13 @@ that was said to be durable, or the one after it.
 import subprocess
 from pathlib import Path
 
+from demo.guest_image import BuildError
 from demo.vm import Command, Vm
 from tests.rig import CHECKOUT
 
 SOURCE = CHECKOUT / "xtask/examples/raw_writer.rs"
 WRITER = "/run/raw_writer"
 READ_SECONDS_MAX = 120
-
-
-class RawBuildError(Exception):
-    """The writer could not be compiled."""
 
 
 class Raw:
@@ -42,7 +39,7 @@ class Raw:
             ]  # fmt: skip
             done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
             if done.returncode != 0:
-                raise RawBuildError(done.stderr)
+                raise BuildError(f"{SOURCE} does not compile:\n{done.stderr}")
         file = f"if=none,id=tools,file={program},format=raw,readonly=on,file.locking=off"
         return ["-drive", file, "-device", "virtio-blk-pci,drive=tools,addr=0x1c"]
 
