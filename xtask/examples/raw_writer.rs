@@ -8,8 +8,11 @@
 //! The device's first part is divided into slots: 1 to 128 sectors (64 KiB) long, one after the
 //! other, so most begin anywhere. A slot is always written as a whole by one write, and each of its
 //! sectors carries slot, version and place, and bytes that follow from them. So after a power cut
-//! a slot must hold one version and nothing else. Threads own disjoint slots; a thread writes a few,
-//! flushes, says them, and only then goes on: no slot is more than one version past what was said.
+//! a slot must hold one version and nothing else. Threads own disjoint slots; a thread writes a
+//! few, flushes, says them, and only then goes on: no slot is more than one version past what was
+//! said.
+
+#![allow(clippy::cast_possible_truncation, reason = "small numbers, in a guest of 64 bits")]
 
 use std::fs::{File, OpenOptions};
 use std::io::{Result, Write, stdout};

@@ -26,7 +26,8 @@ use crate::error::ArrayError;
 use crate::journal::{Entry, Slice};
 use crate::layout::{Piece, Positions};
 use crate::mode::Mode;
-use crate::update::{NewRows, Store, Stored, Updated};
+use crate::stored::{Store, Stored, Updated};
+use crate::update::NewRows;
 use crate::write_plan::bands;
 
 impl Array {
