@@ -34,7 +34,8 @@ use crate::refusal::{Answer, Refusal};
     ),
     servers((url = "http://localhost", description = "over the daemon's Unix socket")),
     tags(
-        (name = "drives"), (name = "arrays"), (name = "spares"), (name = "volumes"), (name = "exports"),
+        (name = "drives"), (name = "arrays"), (name = "spares"), (name = "volumes"),
+        (name = "exports"),
         (name = "status")
     )
 )]
