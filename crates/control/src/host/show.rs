@@ -192,6 +192,9 @@ impl Host {
             members: members.map(|member| self.member_shown(snapshot, member, &plans)).collect(),
             volumes: volumes.map(|volume| volume.name.clone()).collect(),
             settings: Some(snapshot.settings),
+            journal: Some(snapshot.journal),
+            written_regions: Some(snapshot.written_regions),
+            regions: Some(snapshot.regions),
             dirty_regions: Some(snapshot.dirty_regions),
             resync: snapshot.resync,
             rebuild: snapshot.rebuild,
@@ -216,15 +219,16 @@ impl Host {
             (drive.map(|(name, _)| name.clone()), last.cloned())
         });
         let seen = member.drive.as_ref();
-        let health = drive.as_ref().and(seen).map(|drive| drive.health);
+        let used = drive.as_ref().and(seen);
         Member {
             index: member.index,
             last_drive: seen.map(|drive| drive.name.clone()).or(last_drive),
             drive,
             drive_uuid: member.drive_uuid,
             state: member.state,
-            health,
+            health: used.map(|drive| drive.health),
             present: member.is_present(),
+            counters: used.map(|drive| drive.counters),
             takeover: plans.get(&member.index).and_then(takeover_shown),
             rebuilt_percent: match member.state {
                 crate::api::array::MemberState::Trusted => 100,
@@ -321,6 +325,9 @@ fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) 
         members: Vec::new(),
         volumes: Vec::new(),
         settings: None,
+        journal: None,
+        written_regions: None,
+        regions: None,
         dirty_regions: None,
         resync: None,
         rebuild: None,
