@@ -82,7 +82,7 @@ impl Host {
         seen.replaced = replaced;
     }
 
-    /// Stops an array that another host has taken over; its drives were let go already.
+    /// Stops an array that another host has taken over; its drives were pulled then.
     async fn give_up(&self, snapshot: &ArraySnapshot) {
         let Ok(_turn) = self.changes.try_lock() else { return };
         let Some(running) = self.look(|state| state.arrays.get(&snapshot.uuid).copied()) else {
