@@ -61,9 +61,8 @@ impl Host {
             self.keep_generation(snapshot);
         }
         self.watch_replaced(seen, &now);
-        self.note_absences(&now);
-        for array in now.keys() {
-            self.mend(*array).await;
+        for array in self.note_absences(&now) {
+            self.mend(array).await;
         }
         seen.arrays = now;
         self.watch_exports(seen).await;
