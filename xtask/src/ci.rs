@@ -13,7 +13,7 @@ const STEPS: [(&str, &str); 8] = [
     ("licences and sources", "cargo deny --log-level error check bans licenses sources"),
     ("release build", "cargo build --release --workspace --locked"),
     ("simulator", SIM),
-    ("guests", "python3 -W ignore -m unittest -v tests.test_guest"),
+    ("guests", "python3 -W ignore -m unittest -v tests.test_guest tests.test_powercut.Judge"),
     // Last, so that the test runner's own summary ends the output.
     ("tests", "cargo test --workspace --locked"),
 ];
