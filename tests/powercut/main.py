@@ -70,7 +70,8 @@ def main() -> int:
     kind = " --raw" if chosen.raw else ""
     print(
         f"the evidence is in {work}: drives and state as the cut left them in at-the-cut, and as "
-        f"they are now in series-*; violation.txt, plan.json, ashlar.log, commands.log, console.log\n"
+        f"they are now in series-*; violation.txt, plan.json, ashlar.log, commands.log, "
+        f"console.log\n"
         f"again: cargo xtask powercut --rounds {chosen.rounds} --seed {seed}{kind}",
         file=sys.stderr,
     )
