@@ -121,6 +121,9 @@ impl Array {
             journal.release().await?;
             if journal.oldest() == oldest {
                 round?;
+                if !self.kept_batches.borrow().is_empty() {
+                    return Err(ArrayError::Lost);
+                }
                 // Somebody else is about to store it.
                 journal.changed_since(seen).await;
             }

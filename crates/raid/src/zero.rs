@@ -164,7 +164,7 @@ impl Array {
         loop {
             let seen = self.journal.changes();
             // Before the stripes: whoever has a sector may wait for those who need a stripe.
-            let _sectors = self.lock_sectors(stripes.clone()).await;
+            let _sectors = self.lock_all_sectors(stripes.clone()).await;
             // Held first: what is written from now on is put in place after the zeroes.
             let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
             let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
@@ -176,13 +176,12 @@ impl Array {
                 continue;
             };
             let (sequence, hold) = appended?;
-            if let Err(error) = self.journal.flush().await {
+            let is_written = self.is_written(StripeIndex(stripes.start));
+            if is_written && let Err(error) = self.journal.flush().await {
                 self.journal.void(sequence).await;
                 return Err(error);
             }
-            if self.is_written(StripeIndex(stripes.start))
-                && let Err(error) = self.zero_in_place(stripes.clone()).await
-            {
+            if is_written && let Err(error) = self.zero_in_place(stripes.clone()).await {
                 // Half of it may be done: after a crash it must be done whole.
                 self.kept_batches.borrow_mut().push(hold);
                 stripes.for_each(|stripe| self.torn_stripes.insert(StripeIndex(stripe)));
@@ -199,12 +198,11 @@ impl Array {
         }
     }
 
-    /// Locks all sectors of these stripes that may be written in parts.
-    pub(crate) async fn lock_sectors(&self, stripes: Range<u64>) -> Vec<RangeGuard> {
+    /// Locks all stripes, parts of whose sectors may be written.
+    pub(crate) async fn lock_all_sectors(&self, stripes: Range<u64>) -> Vec<RangeGuard> {
         let mut guards = Vec::new();
         for stripe in stripes.filter(|_| self.sector_bytes > 512) {
-            let sectors = self.sector_locks.lock(stripe..stripe + 1, Lock::Exclusive);
-            guards.push(sectors.await);
+            guards.push(self.sector_locks.lock(stripe..stripe + 1, Lock::Exclusive).await);
         }
         guards
     }
