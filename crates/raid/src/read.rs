@@ -35,7 +35,7 @@ impl Array {
         let mut started: SmallVec<[(Piece, Buffers, Option<DriveIo>); 2]> = SmallVec::new();
         for piece in self.layout().pieces(offset, len) {
             let into = into.slice(piece.in_request());
-            if self.is_blank_stripe(piece.stripe) {
+            if self.is_blank_stripe(piece.stripe) && self.written.is_settled() {
                 into.fill_zero();
                 continue;
             }
@@ -69,7 +69,7 @@ impl Array {
         let sector = self.sector_bytes;
         let whole =
             piece.rows.start.is_multiple_of(sector) && piece.rows.end.is_multiple_of(sector);
-        if self.journal.pending.borrow().contains(piece.stripe) {
+        if !self.is_written(piece.stripe) || self.journal.pending.borrow().contains(piece.stripe) {
             return None;
         }
         if !whole || !into.is_aligned(MEMORY_ALIGN.max(sector as usize)) {
@@ -147,6 +147,8 @@ impl Array {
     ) -> Result<Buffer, ArrayError> {
         let first = self.layout().data_positions(chunk).start;
         if !self.is_written(stripe) {
+            // Else it might be written again after a restart.
+            self.written.settle().await?;
             return Ok(self.zeroes(rows));
         }
         if !after_error && let Some(Ok(buffer)) = self.read_position(stripe, first, rows).await {

@@ -68,7 +68,7 @@ struct Region {
 struct Page {
     sequence: Cell<u64>,
     writing: Cell<bool>,
-    /// The members may hold something else than the bits wanted: a write of it failed.
+    /// A write of it failed: what the members have of it, a start would have to find out.
     unsettled: Cell<bool>,
 }
 
@@ -196,9 +196,7 @@ impl RegionMap {
             let state = &mut self.regions.borrow_mut()[to_usize(region.0)];
             self.outside.set(self.outside.get() + u64::from(state.durable));
             (state.wanted, state.durable) = (false, false);
-            let page = to_usize(region.0 / REGIONS_PER_PAGE);
-            self.pages[page].unsettled.set(true);
-            pages.push(page);
+            pages.push(to_usize(region.0 / REGIONS_PER_PAGE));
         }
         pages.dedup();
         for page in pages {
@@ -207,7 +205,12 @@ impl RegionMap {
         Ok(())
     }
 
-    /// Writes again what the members may not have: after a write of a page that failed.
+    /// Whether the members have what is in memory, as far as that was waited for.
+    pub fn is_settled(&self) -> bool {
+        self.pages.iter().all(|page| !page.unsettled.get())
+    }
+
+    /// Writes again what the members may not have.
     pub async fn settle(&self) -> Result<(), ArrayError> {
         for (number, page) in self.pages.iter().enumerate() {
             if page.unsettled.get() {
@@ -276,6 +279,7 @@ impl RegionMap {
         }
         self.pages[page].writing.set(true);
         let result = self.write_page_now(page).await;
+        self.pages[page].unsettled.set(result.is_err());
         self.pages[page].writing.set(false);
         self.waiting.wake_all(&self.reactor);
         result
@@ -301,16 +305,13 @@ impl RegionMap {
         let writes = targets.iter().map(|t| self.write_to(t.index(), record.clone(), sequence));
         let results = join_all(writes).await;
         self.members.fence_failed(&targets, &results).await?;
-        let mut changed = false;
         for (index, wanted) in wanted.iter().enumerate() {
             let region = &mut self.regions.borrow_mut()[first + index];
-            changed |= *wanted != region.wanted;
             if *wanted && region.wanted && !region.durable {
                 region.durable = true;
                 self.outside.set(self.outside.get() - 1);
             }
         }
-        self.pages[page].unsettled.set(changed);
         Ok(())
     }
 

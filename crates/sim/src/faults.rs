@@ -273,9 +273,9 @@ impl Plan {
         let policy = self.policy.map_or("usual policy".into(), |policy| format!("{policy:?}"));
         let Plan { lives, workers, ops_per_worker, hot_stripes, faults_max, .. } = self;
         let mut text = format!(
-            "level {} of {members} ({groups} × {data}+{parity}), {policy}, chunk {}K, {lives} lives \
-             of {workers} workers × {ops_per_worker} operations on {hot_stripes} stripes, up to \
-             {faults_max} faults a life:",
+            "level {} of {members} ({groups} × {data}+{parity}), {policy}, chunk {}K, {lives} \
+             lives of {workers} workers × {ops_per_worker} operations on {hot_stripes} stripes, up \
+             to {faults_max} faults a life:",
             level_name(level),
             chunk_bytes >> 10
         );

@@ -182,7 +182,9 @@ impl Fleet {
 
     /// A fault strikes this member. `doomed`: its drive dies later.
     pub fn impair(&mut self, index: usize, doomed: Option<u32>) {
-        self.impaired.insert(index, doomed);
+        // A drive that is to die still is, whatever else happens to its member.
+        let known = self.impaired.get(&index).copied().flatten();
+        self.impaired.insert(index, doomed.or(known));
     }
 
     /// Drives that answer, of members and (`returned`) of former members.
