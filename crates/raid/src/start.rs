@@ -95,7 +95,11 @@ impl Array {
         Err(ChangeError::Spec("a drive failed while it was labelled".into()))
     }
 
-    async fn write_label(&self, index: MemberIndex, member: &Member) -> Result<(), ChangeError> {
+    pub(crate) async fn write_label(
+        &self,
+        index: MemberIndex,
+        member: &Member,
+    ) -> Result<(), ChangeError> {
         let drive = member.drive.as_ref().ok_or(ChangeError::NoMember(index))?;
         let label =
             Label { drive_uuid: member.drive_uuid, array: self.uuid(), layout: member.areas };
