@@ -158,7 +158,7 @@ impl Stripe {
                 let mut parity: Vec<(usize, &mut [u8])> =
                     parity.iter_mut().map(|chunk| &mut **chunk).enumerate().collect();
                 for _ in 0..times {
-                    kernels.update(k - 1, black_box(data[0]), black_box(new), &mut parity);
+                    kernels.update(m, k - 1, black_box(data[0]), black_box(new), &mut parity);
                 }
             }
             Work::Recover => {

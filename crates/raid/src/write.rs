@@ -319,7 +319,8 @@ impl Array {
                 .filter(|(index, _)| held[*index].is_some())
                 .map(|(index, buffer)| (index, buffer.bytes_mut()))
                 .collect();
-            self.kernels.update((*chunk).into(), before.bytes(), bytes.bytes(), &mut targets);
+            let (m, chunk) = (layout.parity.into(), (*chunk).into());
+            self.kernels.update(m, chunk, before.bytes(), bytes.bytes(), &mut targets);
         }
         parity
     }
