@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use ashlar_format::array_superblock::MemberState;
+use ashlar_format::record::{self, Header};
 use ashlar_format::units::{RegionIndex, to_usize};
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
@@ -23,6 +24,7 @@ use ashlar_reactor::buffer::BufferPool;
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::prng::Prng;
 use ashlar_reactor::wait_list::WaitList;
+use zerocopy::IntoBytes;
 
 use crate::canary::Canary;
 use crate::chaos;
@@ -34,6 +36,11 @@ use crate::inspect;
 use crate::oracle::Oracle;
 use crate::workload::Life;
 use crate::world::{AtCompletion, SharedWorld, SimBackend, World};
+
+/// Stripes of an array: four regions of the dirty map. More would only be resynced, rebuilt and
+/// scrubbed, since few are written to. An array cannot be asked to use less of its drives than it
+/// could, but its superblock can say so.
+const STRIPES_MAX: u64 = 64;
 
 /// What a seed came to.
 #[derive(Clone, Debug, Default)]
@@ -367,12 +374,7 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
         chunk_bytes: plan.geometry.chunk_bytes,
         copies: 0,
     };
-    let drives = {
-        let fleet = seedling.fleet.borrow();
-        let open = |drive: &u32| (fleet.uuid(*drive), fleet.open(&seedling.reactor, *drive));
-        fleet.slots.iter().map(open).collect()
-    };
-    let array = match Array::create(&seedling.reactor, &spec, drives).await {
+    let array = match create_short(&seedling, &spec).await {
         Ok(array) => array,
         Err(error) => {
             seedling.world.borrow_mut().fail(format!("the array cannot be created: {error}"));
@@ -391,6 +393,32 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
     }
     seedling.world.borrow_mut().canary_awake = true;
     go_on(seedling, array, pool, phase).await
+}
+
+/// An array that has the first `STRIPES_MAX` stripes of its drives only.
+async fn create_short(seedling: &Seedling, spec: &ArraySpec) -> Result<Rc<Array>, String> {
+    let Seedling { reactor, world, fleet, .. } = seedling;
+    let drives = {
+        let fleet = fleet.borrow();
+        let open = |drive: &u32| (fleet.uuid(*drive), fleet.open(reactor, *drive));
+        fleet.slots.iter().map(open).collect()
+    };
+    let whole = Array::create(reactor, spec, drives).await.map_err(|error| error.to_string())?;
+    whole.stop().await.map_err(|error| error.to_string())?;
+    for drive in &mut world.borrow_mut().drives {
+        let mut superblock = inspect::superblock(drive).ok_or("a drive has no superblock")?;
+        superblock.stripes = superblock.stripes.get().min(STRIPES_MAX).into();
+        let Header { owner, home, sequence, .. } = superblock.header;
+        record::seal(&mut superblock, owner, home.get(), sequence.get());
+        drive.write(home.get(), superblock.as_bytes());
+        drive.flush(drive.writes_done());
+    }
+    let drives = {
+        let fleet = fleet.borrow();
+        fleet.slots.iter().map(|drive| fleet.open(reactor, *drive)).collect()
+    };
+    let array = Array::assemble(reactor, drives, AssembleOptions::default()).await;
+    array.map_err(|error| error.to_string())
 }
 
 async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
