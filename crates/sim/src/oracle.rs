@@ -41,23 +41,28 @@ const BEGINNING: Moment = Moment::MIN;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    /// Zero: the sector reads as zeroes.
-    version: u32,
-    submitted: Moment,
+    /// The ticket of its write.
+    write: u32,
+    zeroes: bool,
+    /// Dead durably: a power cut does not revive it.
+    gone: bool,
     /// When it was answered; `None` while it is in flight.
     ended: Option<Moment>,
     dead: Option<Moment>,
-    /// Dead durably: a power cut does not revive it.
-    gone: bool,
 }
 
 impl Entry {
     const INITIAL: Entry =
-        Entry { version: 0, submitted: BEGINNING, ended: Some(BEGINNING), dead: None, gone: false };
+        Entry { write: 0, zeroes: true, gone: false, ended: Some(BEGINNING), dead: None };
+
+    /// What the sector says of itself; zero: it reads as zeroes.
+    fn version(&self) -> u32 {
+        if self.zeroes { 0 } else { self.write }
+    }
 }
 
 /// What a sector may hold.
-type Entries = SmallVec<[Entry; 2]>;
+type Entries = SmallVec<[Entry; 3]>;
 
 /// Sectors that are kept together; a group whose sectors were never written is not there.
 const GROUP: usize = 64;
@@ -68,7 +73,6 @@ type Group = Box<[Entries; GROUP]>;
 pub struct Ticket {
     first: u64,
     count: u64,
-    version: u32,
     began: Moment,
     id: u32,
 }
@@ -108,12 +112,12 @@ impl Oracle {
         self.clock
     }
 
-    fn ticket(&mut self, offset: u64, len: u64, version: u32) -> Ticket {
+    fn ticket(&mut self, offset: u64, len: u64) -> Ticket {
         assert!((offset | len).is_multiple_of(SECTOR as u64));
         let began = self.tick();
         self.next_id += 1;
         let (first, count) = (offset / SECTOR as u64, len / SECTOR as u64);
-        Ticket { first, count, version, began, id: self.next_id }
+        Ticket { first, count, began, id: self.next_id }
     }
 
     /// The entries of a sector that may have been written.
@@ -128,10 +132,8 @@ impl Oracle {
 
     /// A write begins. `zeroes`: it writes zeroes; else fill its bytes with `fill`.
     pub fn write_begins(&mut self, offset: u64, len: u64, zeroes: bool) -> Ticket {
-        let version = if zeroes { 0 } else { self.next_id + 1 };
-        let ticket = self.ticket(offset, len, version);
-        let submitted = ticket.began;
-        let entry = Entry { version, submitted, ended: None, dead: None, gone: false };
+        let ticket = self.ticket(offset, len);
+        let entry = Entry { write: ticket.id, zeroes, gone: false, ended: None, dead: None };
         for sector in ticket.first..ticket.first + ticket.count {
             let (group, index) = place(sector);
             if self.groups.len() <= group {
@@ -151,7 +153,7 @@ impl Oracle {
             let (sectors, rest) = piece.bytes_mut().as_chunks_mut();
             assert!(rest.is_empty(), "requests are whole sectors");
             for sector in sectors {
-                self.content(number, ticket.version, sector);
+                self.content(number, ticket.id, sector);
                 number += 1;
             }
         }
@@ -182,7 +184,7 @@ impl Oracle {
         for sector in ticket.first..ticket.first + ticket.count {
             let Some(entries) = self.entries(sector) else { continue };
             for entry in entries.iter_mut() {
-                if entry.submitted == ticket.began && entry.ended.is_none() {
+                if entry.write == ticket.id {
                     entry.ended = Some(now);
                 } else if acknowledged
                     && entry.dead.is_none()
@@ -218,7 +220,7 @@ impl Oracle {
     }
 
     pub fn read_begins(&mut self, offset: u64, len: u64) -> Ticket {
-        let ticket = self.ticket(offset, len, 0);
+        let ticket = self.ticket(offset, len);
         self.reads.insert(ticket.id, ticket.began);
         ticket
     }
@@ -250,7 +252,7 @@ impl Oracle {
         };
         let allowed = |entry: &Entry| entry.dead.is_none_or(|dead| dead >= began);
         let good = version.is_some_and(|version| {
-            entries.iter().any(|entry| entry.version == version && allowed(entry))
+            entries.iter().any(|entry| entry.version() == version && allowed(entry))
         });
         if !good {
             return Err(format!(
@@ -270,7 +272,7 @@ impl Oracle {
         if entries.iter().any(|entry| entry.ended.is_none_or(|ended| ended >= began)) {
             return;
         }
-        let others = entries.iter_mut().filter(|entry| entry.version != version);
+        let others = entries.iter_mut().filter(|entry| entry.version() != version);
         let mut any = false;
         for entry in others.filter(|entry| entry.dead.is_none()) {
             entry.dead = Some(now);
@@ -323,7 +325,7 @@ impl Oracle {
                 (None, None) => "in flight",
                 (None, Some(_)) => "current",
             };
-            Some(format!("version {} ({state})", entry.version))
+            Some(format!("version {} ({state})", entry.version()))
         };
         let entries = self.entries(number).into_iter().flatten();
         entries.filter_map(|entry| text(entry)).collect::<Vec<_>>().join(", ")
@@ -361,7 +363,7 @@ mod tests {
         let ticket = oracle.write_begins(0, 512, zeroes);
         let mut sector = ZEROES;
         if !zeroes {
-            oracle.content(0, ticket.version, &mut sector);
+            oracle.content(0, ticket.id, &mut sector);
         }
         (ticket, sector)
     }
@@ -424,7 +426,7 @@ mod tests {
         mixed[511] ^= 1;
         assert!(!read(&mut oracle, &mixed));
         let mut stranger = ZEROES;
-        oracle.content(9, one.version, &mut stranger);
+        oracle.content(9, one.id, &mut stranger);
         assert!(!read(&mut oracle, &stranger));
     }
 }
