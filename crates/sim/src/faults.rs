@@ -9,7 +9,7 @@ use crate::drive::{Loss, Traits};
 
 /// Requests of all workers in all lives. Ten seeds of some hundred requests find more than one of
 /// some thousand.
-const REQUESTS_MAX: u64 = 500;
+const REQUESTS_MAX: u64 = 300;
 
 /// How a life ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -37,10 +37,10 @@ use crate::oracle::Oracle;
 use crate::workload::Life;
 use crate::world::{AtCompletion, SharedWorld, SimBackend, World};
 
-/// Stripes of an array: four regions of the dirty map. More would only be resynced, rebuilt and
+/// Stripes of an array: three regions of the dirty map. More would only be resynced, rebuilt and
 /// scrubbed, since few are written to. An array cannot be asked to use less of its drives than it
 /// could, but its superblock can say so.
-const STRIPES_MAX: u64 = 64;
+const STRIPES_MAX: u64 = 48;
 
 /// What a seed came to.
 #[derive(Clone, Debug, Default)]
