@@ -93,7 +93,7 @@ impl ArraySnapshot {
 
     /// How long a member may be away before a spare takes its place.
     pub fn spare_delay(&self) -> Duration {
-        Duration::from_secs(180)
+        Duration::from_secs(self.settings.spare_delay_s.into())
     }
 
     /// Drives that hold everything.
@@ -130,7 +130,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         parity_chunks: status.parity_chunks,
         chunk_bytes: status.chunk_bytes,
         stripes: status.stripes,
-        sector_bytes: sector_bytes(&status.members),
+        sector_bytes: status.sector_bytes,
         capacity: status.capacity,
         free: pool.free_bytes(),
         generation: status.generation,
@@ -149,13 +149,14 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
     }
 }
 
-fn sector_bytes(members: &[raid::MemberStatus]) -> u32 {
-    let drives = members.iter().filter_map(|member| member.drive.as_ref());
-    drives.map(|drive| drive.limits().sector_bytes).max().unwrap_or(512)
-}
-
 fn settings(status: &raid::ArrayStatus) -> Settings {
+    let its = status.settings;
     Settings {
+        rebuild_percent: its.rebuild_percent(),
+        hedge_percent: its.hedge_percent(),
+        atomic_bytes: its.atomic_bytes(status.sector_bytes),
+        spare_delay_s: its.spare_delay_s(),
+        scrub_period_s: its.scrub_period_s().unwrap_or(0),
         policy: match status.policy {
             format::Policy::Journal => Policy::Journal,
             format::Policy::Bitmap => Policy::Bitmap,

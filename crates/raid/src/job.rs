@@ -64,6 +64,12 @@ impl Slot {
         }
     }
 
+    pub(crate) fn advance_by(&self, more: u64) {
+        if let Some(running) = self.running.get() {
+            self.advance(running.done + more);
+        }
+    }
+
     pub(crate) fn end(&self) {
         self.running.set(None);
     }

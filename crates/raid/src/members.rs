@@ -6,6 +6,7 @@
 //! - generations only grow, and one superblock write runs at a time.
 
 use std::cell::{Cell, Ref, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
@@ -20,8 +21,10 @@ use ashlar_reactor::wait_list::WaitList;
 use smallvec::SmallVec;
 
 use crate::error::ArrayError;
+use crate::filled::Filled;
 use crate::label;
 use crate::layout::{Layout, Positions};
+use crate::settings::Settings;
 use crate::write_plan::each;
 
 /// A member's drive and what its data is worth.
@@ -33,9 +36,9 @@ pub struct Member {
     /// Where things are on the drive. Of an absent member: unknown, and unused.
     pub areas: MemberLayout,
     pub state: MemberState,
-    /// Stripes below are rebuilt; only of a rebuilding member.
-    pub rebuilt_stripes: u64,
-    /// How many of them were flushed since: as many as a superblock may name.
+    /// What was filled of a rebuilding member.
+    pub filled: Filled,
+    /// Stripes below are filled and were flushed since: as many as a superblock may name.
     pub rebuilt_flushed: u64,
 }
 
@@ -45,20 +48,37 @@ impl Member {
         self.drive.as_ref().filter(|drive| drive.is_alive())
     }
 
+    /// Whether its drive has all acknowledged data of `stripe`.
+    fn is_current(&self, stripe: StripeIndex) -> bool {
+        match self.state {
+            MemberState::Trusted => true,
+            MemberState::Rebuilding => self.filled.contains(stripe),
+            MemberState::Stale => false,
+        }
+    }
+
+    /// It is not to be read any more.
+    fn become_stale(&mut self) {
+        self.state = MemberState::Stale;
+        self.filled = Filled::default();
+        self.rebuilt_flushed = 0;
+    }
+
     /// The drive, if it holds all acknowledged data of `stripe`.
     pub fn holds(&self, stripe: StripeIndex) -> Option<&Rc<Drive>> {
-        let current = match self.state {
-            MemberState::Trusted => true,
-            MemberState::Rebuilding => stripe.0 < self.rebuilt_stripes,
-            MemberState::Stale => false,
-        };
-        self.alive().filter(|_| current)
+        self.alive().filter(|_| self.is_current(stripe))
     }
 
     /// The drive, if superblocks and dirty maps are kept on it.
     pub fn keeps_metadata(&self) -> Option<&Rc<Drive>> {
         self.alive().filter(|_| self.state != MemberState::Stale)
     }
+}
+
+/// Largest sector of any member: what reads and writes of members are multiples of.
+pub(crate) fn sector_bytes(members: &[Member]) -> u32 {
+    let sectors = members.iter().flat_map(|m| &m.drive).map(|drive| drive.limits().sector_bytes);
+    sectors.max().unwrap_or(512)
 }
 
 /// What does not change while an array runs.
@@ -80,6 +100,7 @@ pub struct Members {
     /// See the superblock's field of this name.
     journal_from: Cell<u64>,
     policy: Cell<Policy>,
+    settings: Cell<Settings>,
     writing: Cell<bool>,
     pulled: Cell<bool>,
     waiting: WaitList,
@@ -93,6 +114,7 @@ impl Members {
         generation: u64,
         journal_from: u64,
         policy: Policy,
+        settings: Settings,
     ) -> Members {
         assert!(list.len() == identity.layout.members());
         Members {
@@ -103,6 +125,7 @@ impl Members {
             durable_generation: Cell::new(generation),
             journal_from: Cell::new(journal_from),
             policy: Cell::new(policy),
+            settings: Cell::new(settings),
             writing: Cell::new(false),
             pulled: Cell::new(false),
             waiting: WaitList::default(),
@@ -159,14 +182,7 @@ impl Members {
         missed: Positions,
     ) -> Result<(), ArrayError> {
         let layout = &self.identity.layout;
-        let believed = |index: &MemberIndex| {
-            let member = &self.list.borrow()[index.index()];
-            match member.state {
-                MemberState::Trusted => true,
-                MemberState::Rebuilding => stripe.0 < member.rebuilt_stripes,
-                MemberState::Stale => false,
-            }
-        };
+        let believed = |index: &MemberIndex| self.list.borrow()[index.index()].is_current(stripe);
         let members = each(missed).map(|p| layout.member_at(stripe, p));
         let behind: SmallVec<[MemberIndex; 4]> = members.filter(believed).collect();
         self.fence(behind.into_iter()).await
@@ -186,9 +202,7 @@ impl Members {
         for index in missed {
             let member = &mut self.list.borrow_mut()[index.index()];
             if member.state != MemberState::Stale {
-                member.state = MemberState::Stale;
-                member.rebuilt_stripes = 0;
-                member.rebuilt_flushed = 0;
+                member.become_stale();
                 changed = true;
             }
         }
@@ -229,6 +243,16 @@ impl Members {
     /// Changes the policy; `settled` makes it durable.
     pub fn set_policy(&self, policy: Policy) {
         self.policy.set(policy);
+        self.generation.set(self.generation.get() + 1);
+    }
+
+    pub fn settings(&self) -> Settings {
+        self.settings.get()
+    }
+
+    /// Changes the settings; `settled` makes it durable.
+    pub fn set_settings(&self, settings: Settings) {
+        self.settings.set(settings);
         self.generation.set(self.generation.get() + 1);
     }
 
@@ -274,11 +298,11 @@ impl Members {
         self.fence(failed.into_iter()).await
     }
 
-    /// Moves the point up to which a member is rebuilt; in memory only.
-    pub fn set_rebuilt(&self, index: MemberIndex, stripes: u64) {
+    /// A rebuilding member holds these stripes, too; in memory only.
+    pub(crate) fn fill(&self, index: MemberIndex, stripes: Range<u64>) {
         let member = &mut self.list.borrow_mut()[index.index()];
-        assert!(member.state == MemberState::Rebuilding && stripes >= member.rebuilt_stripes);
-        member.rebuilt_stripes = stripes;
+        assert!(member.state == MemberState::Rebuilding, "member {index} is not rebuilt");
+        member.filled.add(stripes);
     }
 
     /// Waits until the state in memory is durable. In a settled array: returns at once.
@@ -391,6 +415,7 @@ impl Members {
         superblock.stripes = layout.stripes.into();
         superblock.journal_from = self.journal_from.get().into();
         superblock.policy = self.policy.get() as u8;
+        superblock.settings = self.settings.get().stored();
         for (stored, member) in superblock.members.iter_mut().zip(list.iter()) {
             *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_flushed);
         }

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use crate::array::Array;
 use crate::error::ChangeError;
 use crate::journal::Slice;
+use crate::shift::Shift;
 use crate::status::ScrubReport;
 
 enum Verdict {
@@ -42,16 +43,18 @@ impl Array {
 
     async fn scrub(self: &Rc<Self>, repair: bool) {
         let mut report = ScrubReport::default();
+        let mut shift = Shift::begin(self);
         for stripe in 0..self.layout().stripes {
             if !self.is_written(StripeIndex(stripe)) {
                 continue;
             }
-            let Ok(_request) = self.begin() else { return };
-            let began = self.reactor.now();
+            if shift.is_over() {
+                shift.rest().await;
+            }
+            let Ok(_request) = self.admit().await else { return };
             self.scrub_stripe(StripeIndex(stripe), repair, &mut report).await;
             self.jobs.set_scrub_report(report);
             self.jobs.scrub_slot().advance(stripe + 1);
-            self.give_way(began).await;
         }
     }
 

@@ -16,12 +16,14 @@ pub use crate::assemble::AssembleOptions;
 use crate::assemble::{Found, find, read_map};
 use crate::destage::DESTAGERS;
 use crate::error::{ArrayError, AssembleError, ChangeError};
+use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::{Layout, Shape};
 use crate::lease::{self, Claim, Host, Leasehold};
-use crate::members::{Identity, Member, Members};
+use crate::members::{Identity, Member, Members, sector_bytes};
 use crate::mode::Mode;
 use crate::region_map::{StoredMap, region_stripes_for};
+use crate::settings::{Settings, SettingsChange};
 
 /// What an array shall be.
 #[derive(Clone, Debug)]
@@ -34,6 +36,8 @@ pub struct ArraySpec {
     pub shape: Shape,
     /// `None`: as the level has it.
     pub policy: Option<Policy>,
+    /// Beside the usual ones.
+    pub settings: SettingsChange,
     /// Who makes it. `None`: no other host can reach these drives.
     pub host: Option<Host>,
 }
@@ -55,7 +59,11 @@ impl Array {
         let list = members.clone();
         let policy = spec.policy.unwrap_or(identity.layout.default_policy());
         identity.layout.check_policy(policy).map_err(ChangeError::Spec)?;
-        let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0, policy));
+        let sector_bytes = sector_bytes(&members);
+        let settings = Settings::default().changed(spec.settings, sector_bytes);
+        let settings = settings.map_err(ChangeError::Spec)?;
+        let members = Members::new(reactor, identity.clone(), members, 0, 0, policy, settings);
+        let members = Rc::new(members);
         let empty = || StoredMap::empty(identity.layout.stripes, identity.region_stripes);
         // Nothing was written: nothing has to be zeroed or to agree.
         let maps = StoredMaps { dirty: empty(), written: empty() };
@@ -127,6 +135,7 @@ impl Array {
             generation,
             journal_from,
             found.policy,
+            found.settings,
         );
         let array = Array::new(reactor, identity.clone(), Rc::new(members), &maps);
         if let Some((host, claim)) = options.host.zip(claim) {
@@ -271,7 +280,7 @@ impl Array {
             drive: Some(drive.clone()),
             areas: areas.ok_or(too_small)?,
             state: MemberState::Rebuilding,
-            rebuilt_stripes: 0,
+            filled: Filled::default(),
             rebuilt_flushed: 0,
         })
     }
@@ -372,7 +381,7 @@ fn plan_array(
             areas: label::plan(has, layout.parity).ok_or(too_small)?,
             drive: Some(drive),
             state: MemberState::Trusted,
-            rebuilt_stripes: 0,
+            filled: Filled::default(),
             rebuilt_flushed: 0,
         });
     }

@@ -6,6 +6,8 @@ use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::MemberIndex;
 
+use crate::settings::Settings;
+
 /// How much of its redundancy an array has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrayState {
@@ -112,6 +114,9 @@ pub struct ArrayStatus {
     /// Another host has taken the array over; nothing of it is served here any more.
     pub lost_to: Option<String>,
     pub policy: Policy,
+    pub settings: Settings,
+    /// Largest of any member.
+    pub sector_bytes: u32,
     pub journal: JournalStatus,
     pub members: Vec<MemberStatus>,
     /// Regions in all, and those that were ever written: the others take no part in long work.

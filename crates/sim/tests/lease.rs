@@ -11,10 +11,12 @@ use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::{Level, MemberState};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
+use ashlar_raid::filled::Filled;
 use ashlar_raid::label;
 use ashlar_raid::layout::Shape;
 use ashlar_raid::lease::{self, BEAT_PERIOD, Host, WATCH_BEATS};
 use ashlar_raid::members::Member;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::{Order, Reactor};
@@ -86,6 +88,7 @@ async fn create(reactor: &Reactor, host: Host) -> Rc<Array> {
         chunk_bytes: 16 << 10,
         shape: Shape::default(),
         policy: None,
+        settings: SettingsChange::default(),
         host: Some(host),
     };
     let drives = drives(reactor).into_iter().zip(10..).map(|(drive, id)| ([id; 16], drive));
@@ -256,7 +259,7 @@ fn members(reactor: &Reactor) -> Vec<Member> {
         drive: Some(drive),
         areas,
         state: MemberState::Trusted,
-        rebuilt_stripes: 0,
+        filled: Filled::default(),
         rebuilt_flushed: 0,
     };
     drives(reactor).into_iter().zip(10..).map(member).collect()
