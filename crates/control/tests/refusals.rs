@@ -126,6 +126,7 @@ fn arrays_that_cannot_be() {
         ("array create b --level 5 --drives d0,d1,d2 --chunk 8G", "chunk"),
         ("array create b --level 5 --drives d0,d1,d2 --copies 2", "copies"),
         ("array create b --level 10 --drives d0,d1,d2 --copies 2", ""),
+        ("array scrub a --stop", "no scrub is running"),
         ("array start a", "runs already"),
     ] {
         let said = daemon.refused(line);

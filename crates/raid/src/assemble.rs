@@ -30,6 +30,7 @@ use crate::layout::Layout;
 use crate::lease::Host;
 use crate::members::{Identity, Member};
 use crate::region_map::StoredMap;
+use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
 
 /// How careful to be when an array is started.
@@ -51,6 +52,7 @@ pub(crate) struct Found {
     pub(crate) journal_from: u64,
     pub(crate) policy: Policy,
     pub(crate) settings: Settings,
+    pub(crate) scrub: ScrubMark,
 }
 
 struct Candidate {
@@ -87,8 +89,9 @@ pub(crate) async fn find(
     let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     let settings = Settings::from_stored(newest.settings);
+    let scrub = ScrubMark { next: newest.scrub_next.get(), began_s: newest.scrub_began.get() };
     let identity = Rc::new(identity);
-    Ok(Found { identity, members, generation, journal_from, policy, settings })
+    Ok(Found { identity, members, generation, journal_from, policy, settings, scrub })
 }
 
 async fn newest_superblock(

@@ -5,6 +5,7 @@
 pub mod parity;
 pub mod error;
 pub mod settings;
+pub mod scrub_plan;
 pub mod status;
 pub mod layout;
 pub mod write_plan;
@@ -34,6 +35,7 @@ mod resync;
 mod zero;
 mod rebuild_plan;
 mod rebuild;
+mod locate;
 mod scrub;
 mod table;
 mod assemble;

@@ -24,6 +24,7 @@ use crate::error::ArrayError;
 use crate::filled::Filled;
 use crate::label;
 use crate::layout::{Layout, Positions};
+use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
 use crate::write_plan::each;
 
@@ -101,6 +102,7 @@ pub struct Members {
     journal_from: Cell<u64>,
     policy: Cell<Policy>,
     settings: Cell<Settings>,
+    scrub: Cell<ScrubMark>,
     writing: Cell<bool>,
     pulled: Cell<bool>,
     waiting: WaitList,
@@ -126,6 +128,7 @@ impl Members {
             journal_from: Cell::new(journal_from),
             policy: Cell::new(policy),
             settings: Cell::new(settings),
+            scrub: Cell::default(),
             writing: Cell::new(false),
             pulled: Cell::new(false),
             waiting: WaitList::default(),
@@ -254,6 +257,15 @@ impl Members {
     pub fn set_settings(&self, settings: Settings) {
         self.settings.set(settings);
         self.generation.set(self.generation.get() + 1);
+    }
+
+    pub fn scrub(&self) -> ScrubMark {
+        self.scrub.get()
+    }
+
+    /// What the next superblock says of the scrub.
+    pub fn set_scrub(&self, mark: ScrubMark) {
+        self.scrub.set(mark);
     }
 
     /// Fences members that are believed and do not answer, if the others can stand for them: what
@@ -416,6 +428,8 @@ impl Members {
         superblock.journal_from = self.journal_from.get().into();
         superblock.policy = self.policy.get() as u8;
         superblock.settings = self.settings.get().stored();
+        superblock.scrub_next = self.scrub.get().next.into();
+        superblock.scrub_began = self.scrub.get().began_s.into();
         for (stored, member) in superblock.members.iter_mut().zip(list.iter()) {
             *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_flushed);
         }

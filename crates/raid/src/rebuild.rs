@@ -33,10 +33,6 @@ use crate::rebuild_plan::{self, Standing};
 use crate::shift::Shift;
 use crate::write_plan::each;
 
-/// Under way for each member that is filled: more than any drive needs to be kept busy.
-const UNDER_WAY_BYTES: u64 = 1 << 20;
-/// Stripes under way, however large their chunks are, and where guests ask for something, too.
-const UNDER_WAY_MIN: u64 = 4;
 /// Between two superblocks that say how far it is.
 const SAVE_PERIOD: Duration = Duration::from_secs(2);
 
@@ -167,9 +163,6 @@ impl Array {
         given_up: &[Target],
         shift: &mut Shift<'_>,
     ) {
-        let chunk = u64::from(self.layout().chunk_bytes);
-        let groups = self.groups_of(leg);
-        let most = (UNDER_WAY_BYTES / chunk).max(UNDER_WAY_MIN);
         let (mut at, mut saved) = (leg.stripes.start, self.reactor.now());
         while at < leg.stripes.end
             && leg.failed.borrow().is_empty()
@@ -187,9 +180,7 @@ impl Array {
             let stripes = self.next_stripes(leg, at);
             at = stripes.end;
             self.sync_before(leg, &stripes).await;
-            // What is under way is what a guest's request waits behind.
-            let under_way = if shift.is_crowded() { UNDER_WAY_MIN } else { most };
-            let lane = leg.lanes.enter(under_way * groups).await;
+            let lane = leg.lanes.enter(shift.stripes_at_once()).await;
             let locks = self.lock_for(leg, &stripes).await;
             let array = self.clone();
             self.reactor.spawn(array.fill(leg.clone(), stripes, lane, locks, request));
@@ -197,15 +188,7 @@ impl Array {
         leg.lanes.drained().await;
     }
 
-    fn groups_of(&self, leg: &Leg) -> u64 {
-        let size = usize::from(self.layout().positions());
-        let mut groups: Vec<usize> =
-            leg.targets.iter().map(|its| its.index.index() / size).collect();
-        groups.dedup();
-        groups.len() as u64
-    }
-
-    /// Members of the leg that stripe is for, as positions.
+    /// Members of the leg that a stripe is for, as positions.
     fn wanted(&self, leg: &Leg, stripe: StripeIndex) -> Positions {
         let targets = leg.targets.iter().filter(|target| !leg.has_failed(target));
         let positions = targets.filter_map(|its| self.layout().position_of(stripe, its.index));

@@ -19,8 +19,6 @@ use crate::write_plan::{bits, each};
 
 /// Between two looks at what maintenance has to do.
 const MAINTENANCE_PERIOD: Duration = Duration::from_millis(250);
-/// Stripes that are synced at the same time.
-const STRIPES_AT_ONCE: u64 = 8;
 /// Rounds of maintenance between two tries of stripes that could not be synced.
 const RETRY_ROUNDS: u32 = 240;
 
@@ -119,6 +117,7 @@ impl Array {
                 self.resync().await;
                 rounds_until_retry = RETRY_ROUNDS;
             }
+            self.scrub_if_due();
             // An array that cannot write its dirty map keeps its bits: that only costs a resync.
             let _ = self.clean_dirty_map(QUIET_BEFORE_CLEAN).await;
         }
@@ -140,7 +139,7 @@ impl Array {
                 let _ = self.clean_dirty_map(QUIET_BEFORE_CLEAN).await;
             }
             let Ok(request) = self.admit().await else { break };
-            let lane = lanes.enter(STRIPES_AT_ONCE).await;
+            let lane = lanes.enter(shift.stripes_at_once()).await;
             let array = self.clone();
             self.reactor.spawn(async move {
                 // One that cannot be synced is left.

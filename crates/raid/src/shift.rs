@@ -10,6 +10,10 @@ use crate::pace::rest;
 /// A job works for this long before it stays away: long beside the time of one stripe, short beside
 /// what a person notices.
 const SHIFT: Duration = Duration::from_millis(25);
+/// Under way on each member: more than any drive needs to be kept busy.
+const UNDER_WAY_BYTES: u64 = 1 << 20;
+/// Stripes under way, however large their chunks are.
+const UNDER_WAY_MIN: u64 = 4;
 /// While it stays away it looks this often whether it still should.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -59,9 +63,22 @@ impl<'a> Shift<'a> {
         true
     }
 
-    /// Whether guests have asked for anything in this shift.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.array.pace.requests() > self.requests_before
+    /// How many stripes keep a group's drives busy; fewer while guests ask for anything, whose
+    /// requests wait behind them.
+    pub(crate) fn stripes_at_once(&self) -> u64 {
+        let chunk = u64::from(self.array.layout().chunk_bytes);
+        let crowded = self.array.pace.requests() > self.requests_before;
+        let wanted = if crowded { 0 } else { UNDER_WAY_BYTES / chunk };
+        wanted.max(UNDER_WAY_MIN) * u64::from(self.array.layout().groups)
+    }
+
+    /// Stays away while another job is more urgent. Nothing of this one is under way.
+    pub(crate) async fn wait_while(&mut self, urgent: impl Fn() -> bool) {
+        self.working = None;
+        while urgent() && !self.array.is_stopping() {
+            self.array.pause(LOOK).await;
+        }
+        *self = Shift::begin(self.array);
     }
 
     /// Stays away; then the next shift begins. Nothing of the job is under way.

@@ -23,6 +23,7 @@ use crate::lease::{self, Claim, Host, Leasehold};
 use crate::members::{Identity, Member, Members, sector_bytes};
 use crate::mode::Mode;
 use crate::region_map::{StoredMap, region_stripes_for};
+use crate::scrub_plan::ScrubMark;
 use crate::settings::{Settings, SettingsChange};
 
 /// What an array shall be.
@@ -63,6 +64,8 @@ impl Array {
         let settings = Settings::default().changed(spec.settings, sector_bytes);
         let settings = settings.map_err(ChangeError::Spec)?;
         let members = Members::new(reactor, identity.clone(), members, 0, 0, policy, settings);
+        // There is nothing to scrub yet.
+        members.set_scrub(ScrubMark { next: 0, began_s: reactor.unix_s() });
         let members = Rc::new(members);
         let empty = || StoredMap::empty(identity.layout.stripes, identity.region_stripes);
         // Nothing was written: nothing has to be zeroed or to agree.
@@ -137,6 +140,7 @@ impl Array {
             found.policy,
             found.settings,
         );
+        members.set_scrub(found.scrub);
         let array = Array::new(reactor, identity.clone(), Rc::new(members), &maps);
         if let Some((host, claim)) = options.host.zip(claim) {
             array.hold(host, claim);
@@ -148,6 +152,7 @@ impl Array {
         }
         array.run();
         array.start_rebuild();
+        array.resume_scrub();
         Ok(array)
     }
 

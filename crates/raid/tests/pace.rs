@@ -1,5 +1,5 @@
-//! Goal: a rebuild moves at the share that was set of what the drives can do; under
-//! load it leaves more to guests, but never stands still; and each stripe is read once.
+//! Goal: rebuild and scrub move at the share that was set of what the drives can do; under load they
+//! leave more to guests, but never stand still; and each stripe is read once.
 //! Method: modelled drives under a clock that jumps. The formulas are of the geometry alone.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
@@ -11,6 +11,7 @@ use std::time::Duration;
 use ashlar_format::array_superblock::Level;
 use ashlar_raid::array::Array;
 use ashlar_raid::settings::SettingsChange;
+use ashlar_raid::status::ScrubState;
 use modelled::{BYTES_PER_SECOND, Guests, LATENCY, full_array, rebuild, run};
 
 fn share(percent: u8) -> SettingsChange {
@@ -31,19 +32,19 @@ fn assert_about(what: &str, took: Duration, wanted_ms: u64) {
 
 #[test]
 fn a_rebuild_has_its_share_of_idle_drives() {
-    for percent in [100, 30, 10] {
-        for (level, members, lost) in
-            [(Level::Raid5, 5, &[2][..]), (Level::Raid6, 6, &[0, 3]), (Level::Raid1, 2, &[1])]
-        {
-            run(|reactor| async move {
-                let kind = (level, members);
-                let array = full_array(&reactor, kind, share(percent), |_| LATENCY).await;
-                let took = rebuild(&reactor, &array, lost).await;
-                let wanted_ms = fill_ms(&array) * 100 / u64::from(percent);
-                assert_about(&format!("{level:?} at {percent} %"), took, wanted_ms);
-                array.stop().await.unwrap();
-            });
-        }
+    let kinds = [(Level::Raid5, 5, &[2][..]), (Level::Raid6, 6, &[0, 3]), (Level::Raid1, 2, &[1])];
+    let shares = [100, 30, 10].map(|percent| (percent, kinds[0]));
+    for (percent, (level, members, lost)) in
+        shares.into_iter().chain([(30, kinds[1]), (30, kinds[2])])
+    {
+        run(|reactor| async move {
+            let kind = (level, members);
+            let array = full_array(&reactor, kind, share(percent), |_| LATENCY).await;
+            let took = rebuild(&reactor, &array, lost).await;
+            let wanted_ms = fill_ms(&array) * 100 / u64::from(percent);
+            assert_about(&format!("{level:?} at {percent} %"), took, wanted_ms);
+            array.stop().await.unwrap();
+        });
     }
 }
 
@@ -90,6 +91,20 @@ fn under_load_it_leaves_more_to_guests_and_ends() {
         // A tenth of 60 % is 6 %, of drives that guests use, too.
         assert!(ms < full_ms * 100 / 6 * 2, "it starved: {ms} ms");
         assert!(beside * 2 > alone, "guests were left {beside} reads a second of {alone}");
+        array.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn a_scrub_has_its_share_too() {
+    run(|reactor| async move {
+        let array = full_array(&reactor, (Level::Raid5, 5), share(30), |_| LATENCY).await;
+        let began = reactor.now();
+        array.start_scrub(false).unwrap();
+        while matches!(array.status().scrub, ScrubState::Running { .. }) {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+        assert_about("scrub at 30 %", reactor.now().since(began), fill_ms(&array) * 100 / 30);
         array.stop().await.unwrap();
     });
 }

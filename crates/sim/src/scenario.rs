@@ -569,6 +569,11 @@ async fn safety(life: &Rc<Life>, prng: &mut Prng) {
 }
 
 async fn stop(life: &Rc<Life>) -> End {
+    // No fault of the world makes a drive lie.
+    let scrub = life.array.status().scrub;
+    if let Some(report) = scrub.report().filter(|report| report.mismatched_stripes > 0) {
+        life.fail(format!("stripes did not agree: {report:?}"));
+    }
     let began = life.oracle.borrow_mut().flush_begins();
     match life.array.stop().await {
         Ok(()) => life.oracle.borrow_mut().flush_ends(began),
