@@ -169,7 +169,7 @@ impl Array {
             let _sectors = self.lock_sectors(stripes.clone()).await;
             // Held first: what is written from now on is put in place after the zeroes.
             let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
-            let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
+            let Some(appended) = self.journal.append_now(&entries, Class::New(0)).await else {
                 drop((_locks, _sectors));
                 if let Some(error) = self.journal.stuck() {
                     return Err(error);
