@@ -26,8 +26,8 @@ pub const fn reserve_bytes(parity: u8) -> u64 {
     parity as u64 * (payload + 4 * HEADER_BYTES) + payload + 8 * HEADER_BYTES
 }
 
-/// Bytes of the ring for parity of so many pending bytes, at most: a quarter more than their `parity`
-/// rows, for headers and for batches that are not full.
+/// Bytes of the ring for parity of so many pending bytes, at most: a quarter more than the parity
+/// itself, for headers and for batches that are not full.
 pub const fn parity_bytes_max(parity: u8, pending: u64) -> u64 {
     parity as u64 * (pending + pending / 4)
 }
