@@ -18,7 +18,6 @@ use crate::api::drive::DriveSource;
 use crate::refusal::{Answer, Refusal};
 
 const FILE: &str = "catalog.json";
-const FILE_NEW: &str = "catalog.json.new";
 const LOCK: &str = "lock";
 /// Raised when an older daemon could not make sense of the file.
 const VERSION: u32 = 1;
@@ -143,28 +142,42 @@ impl StateDirectory {
 
     /// Replaces the stored catalog, durably.
     pub fn save(&self, catalog: &Catalog) -> Answer<()> {
-        self.replace(catalog).map_err(|error| {
-            let path = self.path.display();
-            let text = format!("the catalog in {path} cannot be written: {error}");
-            let fix = format!("make room in {path}, and let the daemon write there");
-            match error.raw_os_error() {
-                Some(libc::ENOSPC | libc::EDQUOT) => Refusal::no_space(text).fix(fix),
-                _ => Refusal::failed(text).fix(fix),
-            }
-        })
+        let text = serde_json::to_vec_pretty(catalog).map_err(io::Error::other);
+        let saved = text.and_then(|text| self.replace(FILE, &text));
+        saved.map_err(|error| self.unwritten("the catalog", &error))
     }
 
-    fn replace(&self, catalog: &Catalog) -> io::Result<()> {
-        let text = serde_json::to_vec_pretty(catalog).map_err(io::Error::other)?;
-        let new = self.path.join(FILE_NEW);
+    fn unwritten(&self, what: &str, error: &io::Error) -> Refusal {
+        let path = self.path.display();
+        let text = format!("{what} in {path} cannot be written: {error}");
+        let fix = format!("make room in {path}, and let the daemon write there");
+        match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => Refusal::no_space(text).fix(fix),
+            _ => Refusal::failed(text).fix(fix),
+        }
+    }
+
+    /// The uuid in the file of this name; a new one if there is none that can be read.
+    pub fn keep_uuid(&self, name: &str) -> Answer<Uuid> {
+        let stored = std::fs::read_to_string(self.path.join(name)).unwrap_or_default();
+        if let Ok(uuid) = Uuid::try_parse(stored.trim()) {
+            return Ok(uuid);
+        }
+        let uuid = Uuid::new_v4();
+        let kept = self.replace(name, uuid.to_string().as_bytes());
+        kept.map(|()| uuid).map_err(|error| self.unwritten(name, &error))
+    }
+
+    fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
+        let new = self.path.join(format!("{name}.new"));
         let mut file =
             OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-        file.write_all(&text)?;
+        file.write_all(text)?;
         file.write_all(b"\n")?;
         // Before the rename: a name that leads to bytes still in flight is an empty file after a
         // power cut.
         file.sync_all()?;
-        std::fs::rename(&new, self.path.join(FILE))?;
+        std::fs::rename(&new, self.path.join(name))?;
         File::open(&self.path)?.sync_all()
     }
 }
@@ -176,6 +189,8 @@ mod tests {
 
     use super::*;
     use crate::refusal::RefusalKind;
+
+    const FILE_NEW: &str = "catalog.json.new";
 
     fn filled() -> Catalog {
         let array = Uuid::from_bytes([7; 16]);

@@ -7,6 +7,7 @@ mod export;
 mod follow;
 mod inspect;
 mod output;
+mod settings;
 mod status;
 mod volume;
 
@@ -17,6 +18,7 @@ use std::time::Duration;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
+use uuid::Uuid;
 
 use crate::client::Client;
 use crate::daemon::{self, CpuList, Settings};
@@ -98,6 +100,15 @@ struct Serve {
     /// Microseconds that an idle reactor looks for work before it sleeps
     #[arg(long, default_value_t = POLL_US_DEFAULT, value_name = "US")]
     poll_us: u64,
+    /// Who this host is to others that reach its drives; left out: made from /etc/machine-id and
+    /// the host's name
+    #[arg(long, value_name = "UUID", value_parser = host_id)]
+    host_id: Option<Uuid>,
+}
+
+fn host_id(text: &str) -> Result<Uuid, String> {
+    let uuid = Uuid::try_parse(text).ok().filter(|uuid| !uuid.is_nil());
+    uuid.ok_or_else(|| "use a uuid that is not zero".to_owned())
 }
 
 /// Does what was asked for. Errors go to stderr; the status is 1 for them.
@@ -155,6 +166,7 @@ async fn run_daemon(serve: Serve, socket: PathBuf) -> Answer<()> {
         socket,
         cores: serve.cores,
         poll_window: Duration::from_micros(serve.poll_us),
+        host_id: serve.host_id,
     })
     .await
 }

@@ -14,11 +14,12 @@ use ashlar_reactor::cores::Core;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
+use uuid::Uuid;
 
 use crate::catalog::StateDirectory;
 use crate::host::{Host, Seen, WATCH_INTERVAL};
 use crate::refusal::{Answer, Refusal};
-use crate::{server, socket};
+use crate::{machine, server, socket};
 
 /// Most reactors; one per CPU is all that makes sense.
 const CPUS_MAX: usize = 256;
@@ -55,6 +56,8 @@ pub struct Settings {
     /// `None`: one reactor, on the first CPU that this process may use.
     pub cores: Option<CpuList>,
     pub poll_window: Duration,
+    /// Who this host is to others that reach its drives. `None`: it knows itself.
+    pub host_id: Option<Uuid>,
 }
 
 /// Serves until it is told to stop.
@@ -65,7 +68,9 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     let mut signals = Signals::catch()?;
     let listener = listen(&path)?;
     let exports_directory = path.parent().unwrap_or(Path::new("/")).join("export");
-    let host = Arc::new(Host::new(start_cores(&settings)?, directory, exports_directory));
+    let lessee = machine::host(settings.host_id, &directory)?;
+    let cores = start_cores(&settings)?;
+    let host = Arc::new(Host::new(cores, directory, exports_directory, lessee));
     let restored = tokio::select! {
         restored = host.restore() => restored,
         () = signals.first() => Err(Refusal::failed("ended while starting")),

@@ -11,6 +11,7 @@ mod drives;
 mod exports;
 mod members;
 mod restore;
+mod settings;
 mod show;
 mod translate;
 mod volumes;
@@ -24,6 +25,7 @@ use std::sync::{Arc, Mutex};
 use ashlar_drive::drive::Drive;
 use ashlar_pool::pool::Pool;
 use ashlar_pool::volume::Volume;
+use ashlar_raid::lease;
 use ashlar_reactor::cores::Core;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
@@ -119,6 +121,8 @@ pub struct Host {
     directory: StateDirectory,
     /// Where sockets of exports are made, unless told otherwise.
     exports_directory: PathBuf,
+    /// What this host is called in leases.
+    lessee: lease::Host,
     started: Instant,
     changes: tokio::sync::Mutex<()>,
     state: Mutex<State>,
@@ -130,12 +134,18 @@ struct Change<'a> {
 }
 
 impl Host {
-    pub fn new(cores: Vec<Core>, directory: StateDirectory, exports_directory: PathBuf) -> Host {
+    pub fn new(
+        cores: Vec<Core>,
+        directory: StateDirectory,
+        exports_directory: PathBuf,
+        lessee: lease::Host,
+    ) -> Host {
         assert!(!cores.is_empty(), "a daemon without a reactor");
         Host {
             cores,
             directory,
             exports_directory,
+            lessee,
             started: Instant::now(),
             changes: tokio::sync::Mutex::new(()),
             state: Mutex::default(),

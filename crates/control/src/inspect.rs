@@ -6,6 +6,7 @@ use std::path::Path;
 
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState};
 use ashlar_format::drive_label::DriveLabel;
+use ashlar_format::lease::Lease;
 use ashlar_format::record::Record;
 use ashlar_format::units::Area;
 use ashlar_format::volume_table::VolumeTable;
@@ -14,6 +15,7 @@ use uuid::Uuid;
 
 use crate::device::content::content;
 use crate::device::signature::EDGE_BYTES;
+use crate::level::notation;
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::percent;
 use crate::survey::{self, Copies, Medium};
@@ -59,8 +61,10 @@ pub struct MemberReport {
 pub struct SuperblockReport {
     pub name: String,
     pub generation: u64,
-    pub level: u8,
+    /// As operators write it, such as `5` or `10+4`.
+    pub level: String,
     pub copies: u8,
+    pub groups: u8,
     pub data_chunks: u8,
     pub parity_chunks: u8,
     pub chunk_bytes: u32,
@@ -77,6 +81,16 @@ pub struct VolumeReport {
     pub bytes: u64,
     /// Ranges of the array: offset and length.
     pub extents: Vec<(u64, u64)>,
+}
+
+/// Which host has the array.
+#[derive(Debug, Serialize)]
+pub struct LeaseReport {
+    /// `null`: nobody.
+    pub host: Option<Uuid>,
+    pub host_name: String,
+    pub epoch: u64,
+    pub beat: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -98,6 +112,7 @@ pub struct Report {
     pub superblock: Option<SuperblockReport>,
     pub volumes: Option<Vec<VolumeReport>>,
     pub dirty_map: Option<DirtyReport>,
+    pub lease: Option<LeaseReport>,
 }
 
 /// Reads a drive; changes nothing, takes no lock.
@@ -125,6 +140,7 @@ pub fn inspect(path: &Path) -> Answer<Report> {
         superblock: None,
         volumes: None,
         dirty_map: None,
+        lease: None,
     };
     let labels = survey::read_label(medium);
     report.add_copies("label", &labels);
@@ -141,6 +157,9 @@ pub fn inspect(path: &Path) -> Answer<Report> {
         pages_bad: dirty.pages_bad,
         regions_dirty: dirty.regions_dirty,
     });
+    let leases = survey::read_lease(medium, &label);
+    report.add_copies("lease", &leases);
+    report.lease = leases.newest.map(|lease| lease_report(&lease));
     report.label = Some(label_report(&label));
     Ok(report)
 }
@@ -168,6 +187,7 @@ fn label_report(label: &DriveLabel) -> LabelReport {
             area("superblocks", layout.superblocks),
             area("dirty map", layout.dirty_map),
             area("volume table", layout.volume_table),
+            area("lease", layout.lease),
             area("journal", layout.journal),
             area("data", layout.data),
         ],
@@ -194,14 +214,28 @@ fn superblock_report(superblock: &ArraySuperblock) -> SuperblockReport {
     SuperblockReport {
         name: superblock.name().unwrap_or_default().to_owned(),
         generation: superblock.header.sequence.get(),
-        level: superblock.level,
+        level: superblock.level().map_or_else(
+            |_| superblock.level.to_string(),
+            |level| notation(level, superblock.data_chunks, superblock.parity_chunks),
+        ),
         copies: superblock.copies,
+        groups: superblock.groups,
         data_chunks: superblock.data_chunks,
         parity_chunks: superblock.parity_chunks,
         chunk_bytes: superblock.chunk_bytes.get(),
         stripes,
         member: superblock.member.get(),
         members: members.collect(),
+    }
+}
+
+fn lease_report(lease: &Lease) -> LeaseReport {
+    let host = Uuid::from_bytes(lease.host);
+    LeaseReport {
+        host: (!host.is_nil()).then_some(host),
+        host_name: lease.host_name().unwrap_or_default().to_owned(),
+        epoch: lease.epoch.get(),
+        beat: lease.beat.get(),
     }
 }
 

@@ -4,6 +4,7 @@
 //! lowest to highest; a module uses only those above it in this list.
 
 mod size;
+mod level;
 mod refusal;
 mod name;
 mod api;
@@ -12,6 +13,7 @@ mod survey;
 mod device;
 mod socket;
 mod catalog;
+mod machine;
 mod engine;
 mod snapshot;
 mod vhost;

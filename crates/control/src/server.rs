@@ -15,6 +15,7 @@ use utoipa_axum::routes;
 use crate::api::array::{Array, ArrayCreate, ArrayReplace, ArrayScrub, RebuildStarted, ScanResult};
 use crate::api::drive::{Drive, DriveAttach};
 use crate::api::export::{Export, ExportCreate};
+use crate::api::settings::SettingsChange;
 use crate::api::status::Status;
 use crate::api::volume::{Volume, VolumeCreate, VolumeResize};
 use crate::api::{Done, ErrorBody, Force};
@@ -64,6 +65,7 @@ fn documented() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(replace_member))
         .routes(routes!(rebuild_array))
         .routes(routes!(scrub_array))
+        .routes(routes!(set_array))
         .routes(routes!(list_volumes, create_volume))
         .routes(routes!(show_volume, delete_volume))
         .routes(routes!(resize_volume))
@@ -274,6 +276,18 @@ async fn scrub_array(
     Body(request): Body<ArrayScrub>,
 ) -> Reply<Array> {
     finish(async move { host.scrub_array(&name, request).await }).await
+}
+
+/// Set what an operator can set, while the array runs
+#[utoipa::path(post, path = "/v1/arrays/{name}/set", tag = "arrays",
+    params(("name" = String, Path)), request_body = SettingsChange,
+    responses((status = 200, body = Array), (status = "default", body = ErrorBody)))]
+async fn set_array(
+    State(host): State<Arc<Host>>,
+    Path(name): Path<String>,
+    Body(request): Body<SettingsChange>,
+) -> Reply<Array> {
+    finish(async move { host.set_array(&name, request).await }).await
 }
 
 /// All volumes of running arrays

@@ -12,6 +12,8 @@ use uuid::Uuid;
 
 use crate::api::array::{ArrayCounters, ArrayState, MemberState, Progress, Scrub, ScrubState};
 use crate::api::drive::{DriveCounters, DriveHealth, DriveLatency, LatencySummary};
+use crate::api::settings::{Policy, Settings};
+use crate::level::notation;
 
 /// The drive of a member, as its array sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +54,9 @@ pub struct ArraySnapshot {
     /// As stored on the drives; this host may know it by another name.
     pub name: String,
     pub state: ArrayState,
-    pub level: u8,
+    /// The host that has taken it over.
+    pub lost_to: Option<String>,
+    pub level: String,
     pub copies: u8,
     pub groups: u8,
     pub data_chunks: u8,
@@ -64,6 +68,7 @@ pub struct ArraySnapshot {
     pub generation: u64,
     pub members: Vec<MemberSnapshot>,
     pub volumes: Vec<VolumeSnapshot>,
+    pub settings: Settings,
     pub dirty_regions: u64,
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,
@@ -99,7 +104,8 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
             raid::ArrayState::Degraded => ArrayState::Degraded,
             raid::ArrayState::Failed => ArrayState::Failed,
         },
-        level: status.level as u8,
+        lost_to: status.lost_to.clone(),
+        level: notation(status.level, status.data_chunks, status.parity_chunks),
         copies: status.copies,
         groups: status.groups,
         data_chunks: status.data_chunks,
@@ -111,12 +117,23 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         generation: status.generation,
         members: status.members.iter().map(member).collect(),
         volumes: volumes.collect(),
+        settings: settings(&status),
         dirty_regions: status.dirty_regions,
         resync: status.resync.map(progress),
         rebuild: status.rebuild.map(progress),
         rebuild_error: status.rebuild_error.clone(),
         scrub: scrub(&status.scrub),
         counters: counters(&status.counters),
+    }
+}
+
+fn settings(status: &raid::ArrayStatus) -> Settings {
+    Settings {
+        policy: match status.policy {
+            format::Policy::Journal => Policy::Journal,
+            format::Policy::Bitmap => Policy::Bitmap,
+            format::Policy::None => Policy::None,
+        },
     }
 }
 

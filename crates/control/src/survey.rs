@@ -8,6 +8,7 @@ use std::io;
 
 use ashlar_format::array_superblock::{ArraySuperblock, SLOTS as SUPERBLOCK_SLOTS};
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
+use ashlar_format::lease::{Lease, SLOTS as LEASE_SLOTS};
 use ashlar_format::record::{self, MAGIC, Record, RecordError};
 use ashlar_format::region_map::{REGIONS_PER_PAGE, RegionMapPage, SLOTS as DIRTY_MAP_SLOTS};
 use ashlar_format::units::{Area, to_usize};
@@ -135,6 +136,12 @@ pub fn read_superblocks(medium: Medium<'_>, label: &DriveLabel) -> Copies<ArrayS
 pub fn read_volume_table(medium: Medium<'_>, label: &DriveLabel) -> Copies<VolumeTable> {
     let start = label.layout().volume_table.offset;
     let homes: Vec<u64> = (0..TABLE_SLOTS).map(|slot| start + slot * VolumeTable::BYTES).collect();
+    Copies::read(medium, Some(label.header.owner), &homes)
+}
+
+pub fn read_lease(medium: Medium<'_>, label: &DriveLabel) -> Copies<Lease> {
+    let start = label.layout().lease.offset;
+    let homes: Vec<u64> = (0..LEASE_SLOTS).map(|slot| start + slot * Lease::BYTES).collect();
     Copies::read(medium, Some(label.header.owner), &homes)
 }
 

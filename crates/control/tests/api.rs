@@ -48,7 +48,8 @@ fn refusals_are_json_with_the_right_status() {
         ("POST", "/v1/drives", json!({}), 400),
         ("POST", "/v1/drives", json!({ "source": { "path": "relative" } }), 400),
         ("POST", "/v1/drives", json!({ "source": { "ram": 1 << 26 }, "surprise": 1 }), 400),
-        ("POST", "/v1/arrays", json!({ "name": "b", "level": 3, "drives": ["d0"] }), 400),
+        ("POST", "/v1/arrays", json!({ "name": "b", "level": "3", "drives": ["d0"] }), 400),
+        ("POST", "/v1/arrays", json!({ "name": "b", "level": 1, "drives": ["d0"] }), 400),
         ("POST", "/v1/arrays/a/scrub", json!({ "repair": "yes" }), 400),
         ("POST", "/v1/volumes", volume, 507),
         ("POST", "/v1/volumes/v/resize", json!({ "bytes": 512 }), 409),
@@ -98,7 +99,7 @@ fn only_the_daemons_user_may_ask() {
 #[test]
 fn a_change_is_whole_or_none_when_its_client_goes_away() {
     let daemon = Daemon::with_drives(4);
-    let body = json!({ "name": "a", "level": 5, "drives": ["d0", "d1", "d2", "d3"] });
+    let body = json!({ "name": "a", "level": "5", "drives": ["d0", "d1", "d2", "d3"] });
     let mut created = 0;
     for requests_before in 0..6 {
         let stream = send(&daemon, "POST", "/v1/arrays", &body.to_string());
@@ -136,7 +137,7 @@ fn half_a_request_and_nonsense_harm_nobody() {
 #[test]
 fn one_of_two_equal_changes_wins() {
     let daemon = Daemon::with_drives(3);
-    let body = json!({ "name": "a", "level": 5, "drives": ["d0", "d1", "d2"] }).to_string();
+    let body = json!({ "name": "a", "level": "5", "drives": ["d0", "d1", "d2"] }).to_string();
     let mut rivals: Vec<_> = (0..4).map(|_| send(&daemon, "POST", "/v1/arrays", &body)).collect();
     let answers: Vec<String> = rivals
         .iter_mut()

@@ -18,11 +18,25 @@ fn members(array: &Value) -> Vec<(String, String)> {
 
 #[test]
 fn every_level_from_blank_drives_to_blank_drives() {
-    let daemon = Daemon::with_drives(6);
-    for (level, count, data) in [(0, 3, 3), (1, 2, 1), (5, 4, 3), (6, 5, 3), (10, 6, 3)] {
+    let daemon = Daemon::with_drives(8);
+    for (level, count, data) in [
+        ("0", 3, 3),
+        ("1", 2, 1),
+        ("5", 4, 3),
+        ("6", 5, 3),
+        ("10", 6, 3),
+        ("50", 6, 4),
+        ("60", 8, 4),
+        ("1+1", 2, 1),
+        ("4+1", 5, 4),
+        ("6+2", 8, 6),
+    ] {
         daemon.create_array("a", level, count);
         let array = daemon.json("array show a");
-        assert_eq!(array["state"], "optimal", "level {level}");
+        assert_eq!((&array["state"], &array["level"]), (&"optimal".into(), &level.into()));
+        let (inspected, stored) = (daemon.json("inspect @/d0.img"), &array["groups"]);
+        assert_eq!(inspected["superblock"]["level"], level);
+        assert_eq!(&inspected["superblock"]["groups"], stored);
         let capacity = array["capacity_bytes"].as_u64().unwrap();
         assert!((data * DRIVE_BYTES * 9 / 10..data * DRIVE_BYTES).contains(&capacity), "{level}");
         assert_eq!(array["free_bytes"], array["capacity_bytes"]);
@@ -50,6 +64,49 @@ fn every_level_from_blank_drives_to_blank_drives() {
             assert_eq!(drive["state"], "free");
         }
     }
+}
+
+#[test]
+fn policies_are_usual_chosen_and_changed() {
+    let mut daemon = Daemon::with_drives(4);
+    for (level, usual) in [("0", "none"), ("1", "bitmap"), ("5", "journal"), ("3+1", "journal")] {
+        daemon.create_array("a", level, 4);
+        assert_eq!(daemon.json("array show a")["settings"]["policy"], usual, "{level}");
+        daemon.ok("array delete a");
+    }
+    daemon.ok("array create a --level 6 --drives d0,d1,d2,d3 --policy none");
+    for policy in ["none", "journal", "bitmap"] {
+        let said = daemon.ok(&format!("array set a --policy {policy}"));
+        assert!(said.contains(policy), "{said}");
+        daemon.kill();
+        daemon.start_again();
+        assert_eq!(daemon.json("array show a")["settings"]["policy"], policy);
+    }
+    assert!(daemon.ok("array show a").contains("policy      bitmap"));
+}
+
+#[test]
+fn groups_are_as_large_as_they_shall_be() {
+    let daemon = Daemon::with_drives(8);
+    let drives: Vec<String> = (0..8).map(|number| format!("d{number}")).collect();
+    let drives = drives.join(",");
+    daemon.ok(&format!("array create a --level 50 --drives {drives} --group-size 4"));
+    let array = daemon.json("array show a");
+    let shape = ["groups", "data_chunks", "parity_chunks"].map(|field| array[field].clone());
+    assert_eq!(shape, [2, 3, 1].map(Value::from));
+    let said = daemon.ok("array list");
+    assert!(said.contains("RAID 50, 2 groups of 3+1 chunks of 64K"), "{said}");
+    // One drive of each group may go, and a new one need only hold what one member does.
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("drive detach d0 --force");
+    daemon.ok("drive detach d5 --force");
+    assert_eq!(daemon.array_state("a"), "degraded");
+    daemon.attach_new("new");
+    daemon.attach_new("newer");
+    daemon.ok("array replace a --old d0 --new new --wait");
+    daemon.ok("array replace a --old d5 --new newer --wait");
+    assert_eq!(daemon.array_state("a"), "optimal");
+    assert!(daemon.ok("array scrub a --wait").contains("all is well"));
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub const ATTEMPTS_MAX: u32 = 4;
 /// Wait before the second attempt; doubled for each further one.
 const BACKOFF_FIRST: Duration = Duration::from_millis(1);
 /// Zeroing may take so many times longer than other operations: a drive may have to write it all.
-const ZEROING_PATIENCE: u32 = 12;
+const ZEROING_PATIENCE: u32 = 3;
 
 /// What a drive can do. Found out when it is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

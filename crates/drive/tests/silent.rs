@@ -75,7 +75,7 @@ fn the_time_is_settable_and_counts_for_each_attempt() {
         world.answer_after(5 * MS);
         assert_eq!(waiting.await, Ok(()));
         // Zeroing may take longer.
-        world.answer(Answer::After(900 * MS, Ok(())));
+        world.answer(Answer::After(230 * MS, Ok(())));
         assert_eq!(drive.write_zeroes(0, 4096).await, Ok(()));
         world.answer(Answer::Never);
         assert_eq!(drive.write_zeroes(0, 4096).await, Err(DriveError::Gone));

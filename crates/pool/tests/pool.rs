@@ -35,6 +35,7 @@ async fn pool(reactor: &Reactor) -> Rc<Pool> {
         chunk_bytes: 16 << 10,
         shape: Shape::default(),
         policy: None,
+        host: None,
     };
     let mut drives = Vec::new();
     for index in 0..4 {

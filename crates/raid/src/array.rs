@@ -2,7 +2,7 @@
 //!
 //! Reading, writing, starting and the long jobs are in their own files and add to `Array` there.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use crate::error::{ArrayError, ChangeError};
 use crate::job::Jobs;
 use crate::journal::Journal;
 use crate::layout::Layout;
+use crate::lease::Leasehold;
 use crate::members::{Identity, Member, Members};
 use crate::mode::Modes;
 use crate::parity::Kernels;
@@ -62,6 +63,8 @@ pub struct Array {
     /// Sequence of the newest volume table.
     pub(crate) table_sequence: Cell<u64>,
     pub(crate) table_lock: Rc<RangeLock>,
+    /// Where other hosts could reach the drives.
+    pub(crate) lease: OnceCell<Rc<Leasehold>>,
 }
 
 /// What the members say of regions.
@@ -129,6 +132,7 @@ impl Array {
             next_copy: Cell::new(0),
             table_sequence: Cell::new(0),
             table_lock: RangeLock::new(reactor, 0),
+            lease: OnceCell::new(),
         })
     }
 
@@ -159,8 +163,21 @@ impl Array {
         self.layout().stripe_bytes()
     }
 
+    /// A request from outside begins; not before it is sure that the array is still ours.
+    pub(crate) async fn admit(self: &Rc<Self>) -> Result<RequestGuard, ArrayError> {
+        self.sure().await;
+        self.begin()
+    }
+
+    /// Waits while it is unknown whether the array is still ours.
+    pub(crate) async fn sure(&self) {
+        if let Some(lease) = self.lease.get() {
+            lease.sure().await;
+        }
+    }
+
     pub(crate) fn begin(self: &Rc<Self>) -> Result<RequestGuard, ArrayError> {
-        if self.stopping.get() {
+        if self.stopping.get() || self.lease.get().is_some_and(|lease| lease.is_lost()) {
             return Err(ArrayError::Stopped);
         }
         self.requests.set(self.requests.get() + 1);
@@ -294,6 +311,7 @@ impl Array {
             capacity: layout.capacity(),
             generation: self.members.generation(),
             state: self.state(),
+            lost_to: self.lease.get().and_then(|lease| lease.lost_to()),
             policy: self.policy(),
             journal: self.journal.status(),
             members: self.members.list().iter().enumerate().map(member).collect(),

@@ -26,6 +26,7 @@ use ashlar_reactor::executor::Reactor;
 use crate::error::AssembleError;
 use crate::label::{self, Label};
 use crate::layout::Layout;
+use crate::lease::Host;
 use crate::members::{Identity, Member};
 use crate::region_map::StoredMap;
 
@@ -36,6 +37,8 @@ pub struct AssembleOptions {
     pub force: bool,
     /// The array's generation as this host last saw it: members of this generation are new enough.
     pub known_generation: Option<u64>,
+    /// Who wants the array. `None`: no other host can reach these drives.
+    pub host: Option<Host>,
 }
 
 /// What the drives say the array is.

@@ -63,6 +63,7 @@ impl Array {
     pub(crate) async fn destage(self: Rc<Self>) {
         self.set_destagers(self.destagers.get() + 1);
         while let Some(before) = self.wait_for_destage().await {
+            self.sure().await;
             let mut round = self.destage_round(before).await;
             if self.journal.is_filling() || self.journal.wants_release() {
                 round = round.and(self.journal.release().await);

@@ -53,6 +53,8 @@ pub enum AssembleError {
          --force to go on without them and lose what only they hold"
     )]
     MaybeOld,
+    #[error("{host} uses it: its lease is alive")]
+    InUse { host: String },
     #[error(
         "{0} cannot be read on any trusted member; attach the absent ones, or use --force to take \
          the one before it, and lose what was written first since"

@@ -41,8 +41,10 @@ use crate::status::JournalStatus;
 
 /// Sequences that one start of an array has for its batches.
 const SEQUENCES_PER_GENERATION_LOG2: u32 = 32;
-/// Batches that are written at the same time. Few: while they are, others gather for the next.
-const COMMITS_MAX: u32 = 2;
+/// Small batches that are written at the same time: while they are, others gather for the next.
+const SMALL_COMMITS_MAX: u32 = 2;
+/// Batches that are written at the same time.
+const COMMITS_MAX: u32 = 8;
 const HEADER_BYTES: u64 = JournalBatch::BYTES;
 
 /// Rows to be stored at one position.
@@ -130,6 +132,12 @@ struct Waiting {
     result: Rc<Cell<Option<Result<u64, ArrayError>>>>,
 }
 
+impl Waiting {
+    fn payload_bytes(&self) -> u64 {
+        self.entries.iter().map(Entry::payload_bytes).sum()
+    }
+}
+
 pub(crate) struct Journal {
     reactor: Reactor,
     identity: Rc<Identity>,
@@ -138,6 +146,8 @@ pub(crate) struct Journal {
     /// Oldest first.
     pub(crate) ring: RefCell<VecDeque<Batch>>,
     queue: RefCell<VecDeque<Waiting>>,
+    /// Payload of those in the queue.
+    queued_bytes: Cell<u64>,
     commits: Cell<u32>,
     next_sequence: Cell<u64>,
     /// Sequences below are written, or failed.
@@ -168,6 +178,7 @@ impl Journal {
             pending: RefCell::new(pending),
             ring: RefCell::default(),
             queue: RefCell::default(),
+            queued_bytes: Cell::new(0),
             commits: Cell::new(0),
             next_sequence: Cell::new(1),
             completed: Cell::new(1),
@@ -187,7 +198,9 @@ impl Journal {
         assert!(entries.len() <= ENTRIES_MAX && payload <= u64::from(PAYLOAD_BYTES_MAX));
         let result = Rc::new(Cell::new(None));
         self.queue.borrow_mut().push_back(Waiting { entries, result: result.clone() });
-        if self.commits.get() < COMMITS_MAX {
+        self.queued_bytes.set(self.queued_bytes.get() + payload);
+        let full = self.queued_bytes.get() > u64::from(PAYLOAD_BYTES_MAX) / 2;
+        if self.commits.get() < if full { COMMITS_MAX } else { SMALL_COMMITS_MAX } {
             self.commits.set(self.commits.get() + 1);
             // As a task of its own it runs after those that are ready now, and takes theirs along.
             self.reactor.spawn(self.clone().commit());
@@ -209,7 +222,7 @@ impl Journal {
                 Ok(()) => match self.enter(&entries, Class::New) {
                     // Another batch took the room meanwhile.
                     None => {
-                        taken.into_iter().rev().for_each(|w| self.queue.borrow_mut().push_front(w));
+                        self.put_back(taken);
                         continue;
                     }
                     Some((sequence, hold)) => self.write(&entries, sequence, hold).await,
@@ -229,14 +242,23 @@ impl Journal {
         let mut queue = self.queue.borrow_mut();
         let (mut taken, mut count, mut payload) = (Vec::new(), 0, 0);
         while let Some(next) = queue.front() {
+            let bytes = next.payload_bytes();
             count += next.entries.len();
-            payload += next.entries.iter().map(Entry::payload_bytes).sum::<u64>();
-            if count > ENTRIES_MAX || payload > u64::from(PAYLOAD_BYTES_MAX) {
+            if count > ENTRIES_MAX || payload + bytes > u64::from(PAYLOAD_BYTES_MAX) {
                 break;
             }
+            payload += bytes;
             taken.extend(queue.pop_front());
         }
+        self.queued_bytes.set(self.queued_bytes.get() - payload);
         taken
+    }
+
+    /// Puts back what was taken from the front.
+    fn put_back(&self, taken: Vec<Waiting>) {
+        let bytes: u64 = taken.iter().map(Waiting::payload_bytes).sum();
+        self.queued_bytes.set(self.queued_bytes.get() + bytes);
+        taken.into_iter().rev().for_each(|waiting| self.queue.borrow_mut().push_front(waiting));
     }
 
     /// Waits until the largest batch fits.

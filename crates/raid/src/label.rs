@@ -24,8 +24,9 @@ const BAD_BLOCKS_AT: u64 = 640 << 10;
 const LEASE_AT: u64 = 704 << 10;
 const JOURNAL_AT: u64 = 1 << 20;
 const AREA_ALIGN: u64 = 1 << 20;
-/// The journal takes a 256th of a drive; not more than this, nor less than it needs.
-const JOURNAL_BYTES_MAX: u64 = 32 << 20;
+/// The journal takes a 64th of a drive; not more than this, which is also kept in memory and read
+/// after a crash, nor less than it needs.
+const JOURNAL_BYTES_MAX: u64 = 128 << 20;
 const DATA_BYTES_MIN: u64 = 1 << 20;
 /// Kept free before the last label copy.
 const TAIL_BYTES: u64 = 64 << 10;
@@ -48,7 +49,7 @@ pub const DRIVE_BYTES_MIN: u64 = 8 << 20;
 /// Where things go on a drive of `drive_bytes`, member of an array with so many parity chunks;
 /// `None` if it is too small.
 pub fn plan(drive_bytes: u64, parity: u8) -> Option<MemberLayout> {
-    let journal = (drive_bytes / 256).min(JOURNAL_BYTES_MAX).max(ring_bytes_min(parity));
+    let journal = (drive_bytes / 64).min(JOURNAL_BYTES_MAX).max(ring_bytes_min(parity));
     let journal = journal.next_multiple_of(AREA_ALIGN);
     let data_at = JOURNAL_AT + journal;
     if drive_bytes < DRIVE_BYTES_MIN || drive_bytes < data_at + DATA_BYTES_MIN + TAIL_BYTES {
@@ -108,20 +109,44 @@ pub async fn write(
 /// The first copy that opens; `None` if none does.
 pub async fn read(reactor: &Reactor, drive: &Rc<Drive>) -> Result<Option<Label>, DriveError> {
     for home in DriveLabel::homes(usable_bytes(drive)) {
-        let mut bytes = match read_bytes(reactor, drive, home, DriveLabel::BYTES).await {
-            Ok(bytes) => bytes,
-            Err(DriveError::Media) => continue,
-            Err(error) => return Err(error),
-        };
-        record::upgrade::<DriveLabel>(&mut bytes);
-        if let Ok(label) = record::open::<DriveLabel>(&bytes, None, home)
-            && label.drive_bytes.get() <= usable_bytes(drive)
-        {
-            let drive_uuid = label.header.owner;
-            return Ok(Some(Label { drive_uuid, array: label.array, layout: label.layout() }));
+        match read_copy(reactor, drive, home).await {
+            Ok(None) | Err(DriveError::Media) => {}
+            found => return found,
         }
     }
     Ok(None)
+}
+
+async fn read_copy(
+    reactor: &Reactor,
+    drive: &Rc<Drive>,
+    home: u64,
+) -> Result<Option<Label>, DriveError> {
+    let mut bytes = read_bytes(reactor, drive, home, DriveLabel::BYTES).await?;
+    record::upgrade::<DriveLabel>(&mut bytes);
+    let opened = record::open::<DriveLabel>(&bytes, None, home).ok();
+    let fits = opened.filter(|label| label.drive_bytes.get() <= usable_bytes(drive));
+    Ok(fits.map(|label| {
+        let (drive_uuid, array, layout) = (label.header.owner, label.array, label.layout());
+        Label { drive_uuid, array, layout }
+    }))
+}
+
+/// Writes all copies again if some do not open, or are another member's: a crash came between them,
+/// or one cannot be read.
+pub async fn heal(
+    reactor: &Reactor,
+    drive: &Rc<Drive>,
+    label: &Label,
+    member: u32,
+) -> Result<(), DriveError> {
+    for home in DriveLabel::homes(usable_bytes(drive)) {
+        let copy = read_copy(reactor, drive, home).await.ok().flatten();
+        if copy.is_none_or(|copy| copy.drive_uuid != label.drive_uuid) {
+            return write(reactor, drive, label, member).await;
+        }
+    }
+    Ok(())
 }
 
 /// Seals `record` for its drive and place and writes it. Not flushed.

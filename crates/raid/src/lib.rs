@@ -9,6 +9,7 @@ pub mod layout;
 pub mod write_plan;
 pub mod label;
 pub mod members;
+pub mod lease;
 pub mod region_map;
 mod stripe_set;
 mod pending;

@@ -81,6 +81,7 @@ pub struct Members {
     journal_from: Cell<u64>,
     policy: Cell<Policy>,
     writing: Cell<bool>,
+    let_go: Cell<bool>,
     waiting: WaitList,
 }
 
@@ -103,8 +104,15 @@ impl Members {
             journal_from: Cell::new(journal_from),
             policy: Cell::new(policy),
             writing: Cell::new(false),
+            let_go: Cell::new(false),
             waiting: WaitList::default(),
         }
+    }
+
+    /// The array is another host's now: nothing is started on the drives any more.
+    pub fn let_go(&self) {
+        self.let_go.set(true);
+        self.list.borrow().iter().flat_map(|member| &member.drive).for_each(|drive| drive.pull());
     }
 
     pub fn generation(&self) -> u64 {
@@ -297,7 +305,7 @@ impl Members {
             let list = self.list.borrow();
             (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some()).collect()
         };
-        if targets.is_empty() {
+        if targets.is_empty() || self.let_go.get() {
             return Err(ArrayError::Lost);
         }
         let writes = targets.iter().map(|index| self.write_superblock(*index, generation));

@@ -1,19 +1,31 @@
 //! Parity of a stripe: computing it, keeping it current, and recomputing lost chunks from it.
 //!
-//! A stripe has `k` data chunks D_0 .. D_(k-1) and up to two parity chunks, over GF(2^8) with
-//! polynomial 0x11d (H. P. Anvin, "The mathematics of RAID-6"; the code of Linux md and ISA-L):
+//! A stripe has `k` data chunks D_0 .. D_(k-1) and `m` parity chunks, up to 8, and up to 64 in all,
+//! over GF(2^8) with polynomial 0x11d. Parity chunk r is a sum of data chunks times factors that
+//! are the same whatever `k` and `m` are, so the first parity chunks of a wider code are those of a
+//! narrower one:
 //!
 //! ```text
-//! P = sum of D_i          Q = sum of 2^i * D_i
+//! r = 0: P = sum of D_i
+//! r = 1: Q = sum of 2^i * D_i
+//! r > 1:     sum of 2^i / (1 + 2^(i + r - 1)) * D_i
 //! ```
 //!
-//! Chunk ids: 0 .. k are data, k is P, k + 1 is Q. `Kernels` picks the instructions; which chunks
-//! to read for a lost one is decided in `solve.rs`, without touching a byte of them. Both know the
-//! code only as rows of factors, so that one with more parity chunks can join.
+//! P and Q are those of RAID 6 (H. P. Anvin, "The mathematics of RAID-6"; Linux md and ISA-L).
+//! Powers could go on with 4^i, but not to a fourth parity chunk: some losses could not be solved
+//! (J. S. Plank and Y. Ding, "Note: Correction to the 1997 Tutorial on Reed-Solomon Coding", 2005).
+//! So the rows from Q on are a Cauchy matrix, 1 / (x_r + y_i) with y_i = 2^-i, x_1 = 0 and x_r =
+//! 2^(r-1) for the others, all different; and P is its row for an infinite x. Every square part of
+//! such a matrix is invertible (R. M. Roth and A. Lempel, "On MDS codes via Cauchy matrices", IEEE
+//! Transactions on Information Theory 35, 1989), so any `m` losses can be solved.
+//!
+//! Chunk ids: 0 .. k are data, k + r is parity chunk r. `Kernels` picks the instructions; which
+//! chunks to read for lost ones is decided in `solve.rs`, without touching a byte of them.
 //!
 //! Invariants: every kernel gives the same bytes; nothing allocates but `all_available`; a chunk is
 //! never recomputed from fewer chunks than determine it.
 
+mod code;
 mod gf256;
 mod scalar;
 mod solve;
@@ -28,21 +40,16 @@ mod tests;
 
 use smallvec::SmallVec;
 
+use code::{FACTORS, Factors};
+
 /// Lengths of chunks, and of parts of them, in bytes are multiples of this.
 pub const LENGTH_UNIT: usize = 512;
 
-/// Data chunks in a stripe. 2^i is different for each i below 255; two ids go to parity.
-pub const DATA_CHUNKS_MAX: usize = CHUNKS_MAX - PARITY_CHUNKS_MAX;
+/// Chunks in a stripe, data and parity.
+pub const CHUNKS_MAX: usize = 64;
 
 /// Parity chunks in a stripe.
-pub const PARITY_CHUNKS_MAX: usize = 2;
-
-/// Chunks in a stripe; an id fits a byte, and 255 is left over to say "none".
-const CHUNKS_MAX: usize = 255;
-
-/// An update goes over all parities piece by piece, so that the second finds the data in L1.
-const UPDATE_PIECE: usize = 8 << 10;
-const _: () = assert!(UPDATE_PIECE.is_multiple_of(LENGTH_UNIT));
+pub const PARITY_CHUNKS_MAX: usize = 8;
 
 /// Fewer chunks of the stripe are present than it has data chunks: what is lost stays lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -132,38 +139,47 @@ impl Kernels {
         }
     }
 
-    /// Overwrites `parity`, which is P or P and Q, with the parity of all data chunks in order.
+    /// Overwrites `parity`, which is all of the stripe's, with the parity of all data chunks in
+    /// order.
     pub fn encode(self, data: &[&[u8]], parity: &mut [&mut [u8]]) {
         assert!(!data.is_empty());
-        assert!(data.len() <= DATA_CHUNKS_MAX);
+        assert!((1..=PARITY_CHUNKS_MAX).contains(&parity.len()));
+        assert!(data.len() + parity.len() <= CHUNKS_MAX);
         let length = data[0].len();
         assert_lengths(length, data.iter().map(|chunk| chunk.len()));
         assert_lengths(length, parity.iter().map(|chunk| chunk.len()));
-        match parity {
-            [p] => dispatch!(self.set, sum(data, p)),
-            [p, q] => dispatch!(self.set, sum_pq(data, p, q)),
-            _ => panic!("{} parity chunks: only P, or P and Q, can be encoded", parity.len()),
+        if let [p, q] = parity {
+            return dispatch!(self.set, sum_pq(data, p, q));
         }
+        self.combine(data.as_chunks::<1>().0, &FACTORS[..data.len()], parity, false);
     }
 
-    /// Makes parity current after data chunk `index`, or the same part of each chunk, changed from
-    /// `old` to `new`: read-modify-write.
+    /// Makes parity current after data chunk `index` of a stripe with `m` parity chunks, or the
+    /// same part of each chunk, changed from `old` to `new`: read-modify-write.
     ///
-    /// `parity` pairs a parity chunk's number, 0 for P and 1 for Q, with its bytes; one whose
-    /// member is missing is not given.
-    pub fn update(self, index: usize, old: &[u8], new: &[u8], parity: &mut [(usize, &mut [u8])]) {
-        assert!(index < DATA_CHUNKS_MAX);
+    /// `parity` pairs a parity chunk's number, 0 for P, with its bytes; one whose member is missing
+    /// is not given.
+    pub fn update(
+        self,
+        m: usize,
+        index: usize,
+        old: &[u8],
+        new: &[u8],
+        parity: &mut [(usize, &mut [u8])],
+    ) {
+        assert!(m <= PARITY_CHUNKS_MAX);
+        assert!(index + m < CHUNKS_MAX);
         let length = old.len();
         assert_lengths(length, [new.len()]);
         assert_lengths(length, parity.iter().map(|(_, bytes)| bytes.len()));
-        for start in (0..length).step_by(UPDATE_PIECE) {
-            let piece = start..length.min(start + UPDATE_PIECE);
-            let change = [&old[piece.clone()], &new[piece.clone()]];
-            for (number, bytes) in parity.iter_mut() {
-                let factor = solve::factor(*number, index);
-                dispatch!(self.set, mul_add(factor, change, &mut bytes[piece.clone()]));
-            }
+        let mut factors = [0; PARITY_CHUNKS_MAX];
+        let mut outputs = SmallVec::<[&mut [u8]; PARITY_CHUNKS_MAX]>::new();
+        for (output, (number, bytes)) in parity.iter_mut().enumerate() {
+            assert!(*number < m, "parity {number} of {m}");
+            factors[output] = FACTORS[index][*number];
+            outputs.push(bytes);
         }
+        self.combine(&[[old, new]], &[factors], &mut outputs, true);
     }
 
     /// Recomputes the `missing` chunks, data or parity, of a stripe of `k` data and `m` parity
@@ -189,29 +205,34 @@ impl Kernels {
         // Inline for all chunks of the widest stripe: it never allocates.
         let mut sources = SmallVec::<[&[u8]; CHUNKS_MAX]>::new();
         sources.extend(recovery.positions().map(|position| present[position].1));
-        match missing {
-            [(_, output)] if recovery.is_sum(0) => dispatch!(self.set, sum(&sources, output)),
-            [(_, output)] => {
-                dispatch!(self.set, combine(&sources, [recovery.row(0)], [*output]));
-            }
-            [(_, first), (_, second)] => {
-                let rows = [recovery.row(0), recovery.row(1)];
-                dispatch!(self.set, combine(&sources, rows, [*first, *second]));
-            }
-            _ => unreachable!("two parity chunks recover two chunks, and `plan` refused more"),
-        }
+        let mut outputs = SmallVec::<[&mut [u8]; PARITY_CHUNKS_MAX]>::new();
+        outputs.extend(missing.iter_mut().map(|(_, bytes)| &mut **bytes));
+        self.combine(sources.as_chunks::<1>().0, recovery.factors(), &mut outputs, false);
         Ok(())
     }
 
     /// `into` += `factor` * `from`: the step of which every code over this field is made.
     pub fn mul_add(self, factor: u8, from: &[u8], into: &mut [u8]) {
         assert_lengths(from.len(), [into.len()]);
-        dispatch!(self.set, mul_add(factor, [from], into));
+        self.combine(&[[from]], &[[factor; PARITY_CHUNKS_MAX]], &mut [into], true);
     }
 
     /// `into` ^= `from`.
     pub fn xor_into(self, from: &[u8], into: &mut [u8]) {
         self.mul_add(1, from, into);
+    }
+
+    /// `outputs[o]` = sum of `factors[i][o]` * (sum of `sources[i]`), or with `add`, += that.
+    fn combine<const S: usize>(
+        self,
+        sources: &[[&[u8]; S]],
+        factors: &[Factors],
+        outputs: &mut [&mut [u8]],
+        add: bool,
+    ) {
+        assert!(sources.len() == factors.len());
+        assert!(outputs.len() <= PARITY_CHUNKS_MAX);
+        dispatch!(self.set, combine(sources, factors, outputs, add));
     }
 }
 

@@ -25,7 +25,7 @@ const MEMORY_ALIGN: usize = 512;
 impl Array {
     /// Fills `into` from `offset`; both multiples of 512 bytes.
     pub async fn read(self: &Rc<Self>, offset: u64, into: Buffers) -> Result<(), ArrayError> {
-        let _request = self.begin()?;
+        let _request = self.admit().await?;
         let len = into.len() as u64;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);

@@ -199,10 +199,11 @@ impl RegionMap {
             pages.push(to_usize(region.0 / REGIONS_PER_PAGE));
         }
         pages.dedup();
+        let mut result = Ok(());
         for page in pages {
-            self.write_page(page).await?;
+            result = result.and(self.write_page(page).await);
         }
-        Ok(())
+        result
     }
 
     /// Whether the members have what is in memory, as far as that was waited for.

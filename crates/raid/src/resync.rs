@@ -113,6 +113,7 @@ impl Array {
         self.set_maintained(true);
         while !self.is_stopping() {
             self.pause(MAINTENANCE_PERIOD).await;
+            self.sure().await;
             rounds_until_retry = rounds_until_retry.saturating_sub(1);
             if self.unsynced.count() > 0 && rounds_until_retry == 0 {
                 self.resync().await;
@@ -151,6 +152,7 @@ impl Array {
 
     /// Leaves half of the time to others while there are any.
     pub(crate) async fn give_way(&self, began: Instant) {
+        self.sure().await;
         // One of the requests is the job's own.
         if self.requests() > 1 {
             self.pause(self.reactor.now().since(began)).await;

@@ -13,11 +13,12 @@ use ashlar_reactor::executor::Reactor;
 
 use crate::array::{Array, StoredMaps};
 pub use crate::assemble::AssembleOptions;
-use crate::assemble::{find, read_map};
+use crate::assemble::{Found, find, read_map};
 use crate::destage::DESTAGERS;
 use crate::error::{ArrayError, AssembleError, ChangeError};
 use crate::label::{self, Label};
 use crate::layout::{Layout, Shape};
+use crate::lease::{self, Claim, Host, Leasehold};
 use crate::members::{Identity, Member, Members};
 use crate::mode::Mode;
 use crate::region_map::{StoredMap, region_stripes_for};
@@ -33,6 +34,8 @@ pub struct ArraySpec {
     pub shape: Shape,
     /// `None`: as the level has it.
     pub policy: Option<Policy>,
+    /// Who makes it. `None`: no other host can reach these drives.
+    pub host: Option<Host>,
 }
 
 fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> ChangeError {
@@ -57,7 +60,11 @@ impl Array {
         // Nothing was written: nothing has to be zeroed or to agree.
         let maps = StoredMaps { dirty: empty(), written: empty() };
         let array = Array::new(reactor, identity.clone(), members, &maps);
+        if let Some(host) = spec.host {
+            array.hold(host, Claim::after(None, reactor.now()));
+        }
         if let Err(error) = array.write_metadata(&list).await {
+            array.release().await;
             // What was written is of no use to anyone; drives that still answer forget it.
             let _ = array.wipe().await;
             return Err(error);
@@ -88,10 +95,23 @@ impl Array {
         Err(ChangeError::Spec("a drive failed while it was labelled".into()))
     }
 
+    async fn heal_labels(&self) {
+        for index in (0..self.layout().members()).map(MemberIndex::new) {
+            let Ok(member) = self.member(index) else { continue };
+            let Some(drive) = member.keeps_metadata() else { continue };
+            let label = self.label_of(&member);
+            // One copy is enough to start with: this is tried again at the next start.
+            let _ = label::heal(&self.reactor, drive, &label, index.0.into()).await;
+        }
+    }
+
+    fn label_of(&self, member: &Member) -> Label {
+        Label { drive_uuid: member.drive_uuid, array: self.uuid(), layout: member.areas }
+    }
+
     async fn write_label(&self, index: MemberIndex, member: &Member) -> Result<(), ChangeError> {
         let drive = member.drive.as_ref().ok_or(ChangeError::NoMember(index))?;
-        let label =
-            Label { drive_uuid: member.drive_uuid, array: self.uuid(), layout: member.areas };
+        let label = self.label_of(member);
         let written = label::write(&self.reactor, drive, &label, index.0.into()).await;
         written.map_err(drive_error(drive))
     }
@@ -102,7 +122,7 @@ impl Array {
         drives: Vec<Rc<Drive>>,
         options: AssembleOptions,
     ) -> Result<Rc<Array>, AssembleError> {
-        let found = find(reactor, drives, options).await?;
+        let (found, claim) = find_and_take(reactor, drives, options).await?;
         let maps = StoredMaps {
             dirty: read_map(MapKind::Dirty, reactor, &found, options).await?,
             written: read_map(MapKind::Written, reactor, &found, options).await?,
@@ -118,28 +138,55 @@ impl Array {
             found.policy,
         );
         let array = Array::new(reactor, identity.clone(), Rc::new(members), &maps);
-        array.dirty.write_all_anew().await?;
-        array.written.write_all_anew().await?;
-        // A crash may have left the newest superblock on some members only; nothing may rest on it
-        // before it is on all. And from here on the generation is one of this start alone.
-        array.members.save().await?;
-        array.journal.begin_sequences(array.members.generation());
-        if journal_from == 0 {
-            for region in array.dirty.inside() {
-                if array.written.contains(region) {
-                    let stripes = array.dirty.stripes_of(region);
-                    stripes.for_each(|stripe| array.unsynced.insert(StripeIndex(stripe)));
-                }
-            }
-        } else {
-            array.replay(journal_from).await?;
-            array.modes.set(Mode::Journaled);
+        if let Some((host, claim)) = options.host.zip(claim) {
+            array.hold(host, claim);
         }
-        // A degraded array is covered from the very first write.
-        drop(array.enter_mode().await?);
+        if let Err(error) = array.bring_up(journal_from).await {
+            array.release().await;
+            let lost_to = array.status().lost_to;
+            return Err(lost_to.map_or(error.into(), |host| AssembleError::InUse { host }));
+        }
         array.run();
         array.start_rebuild();
         Ok(array)
+    }
+
+    /// Makes what the drives say the state of an array that may be written to.
+    async fn bring_up(self: &Rc<Self>, journal_from: u64) -> Result<(), ArrayError> {
+        self.sure().await;
+        self.dirty.write_all_anew().await?;
+        self.written.write_all_anew().await?;
+        // A crash may have left the newest superblock on some members only; nothing may rest on it
+        // before it is on all. And from here on the generation is one of this start alone.
+        self.members.save().await?;
+        self.heal_labels().await;
+        self.journal.begin_sequences(self.members.generation());
+        if journal_from == 0 {
+            for region in self.dirty.inside() {
+                if self.written.contains(region) {
+                    let stripes = self.dirty.stripes_of(region);
+                    stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
+                }
+            }
+        } else {
+            self.replay(journal_from).await?;
+            self.modes.set(Mode::Journaled);
+        }
+        // A degraded array is covered from the very first write.
+        drop(self.enter_mode().await?);
+        Ok(())
+    }
+
+    fn hold(&self, host: Host, claim: Claim) {
+        let members = self.members.clone();
+        let held = Leasehold::keep(&self.reactor, self.uuid(), members, host, claim);
+        assert!(self.lease.set(held).is_ok(), "two leases for one array");
+    }
+
+    async fn release(&self) {
+        if let Some(lease) = self.lease.get() {
+            lease.release().await;
+        }
     }
 
     /// Puts `drive` in the place of an absent, failed or stale member, labels it (durably), and
@@ -270,6 +317,12 @@ impl Array {
     /// Waits for requests under way, flushes, marks the array clean. Afterwards it does nothing.
     pub async fn stop(self: &Rc<Self>) -> Result<(), ArrayError> {
         self.drain().await;
+        let rested = self.rest().await;
+        self.release().await;
+        rested
+    }
+
+    async fn rest(self: &Rc<Self>) -> Result<(), ArrayError> {
         let drained = self.drain_journal().await;
         self.members.flush().await?;
         self.clean_dirty_map(Duration::ZERO).await?;
@@ -293,6 +346,20 @@ impl Array {
         }
         Ok(())
     }
+}
+
+/// What is on the drives, once no other host changes it.
+async fn find_and_take(
+    reactor: &Reactor,
+    drives: Vec<Rc<Drive>>,
+    options: AssembleOptions,
+) -> Result<(Found, Option<Claim>), AssembleError> {
+    let found = find(reactor, drives.clone(), options).await?;
+    let Some(host) = options.host else { return Ok((found, None)) };
+    let array = found.identity.uuid;
+    let claim = lease::take(reactor, array, &found.members, &host, options.force).await?;
+    // Another host may have had it until now.
+    Ok((find(reactor, drives, options).await?, Some(claim)))
 }
 
 /// What the array and its members will be; refuses what does not fit.

@@ -109,6 +109,8 @@ pub struct ArrayStatus {
     pub capacity: u64,
     pub generation: u64,
     pub state: ArrayState,
+    /// Another host has taken the array over; nothing of it is served here any more.
+    pub lost_to: Option<String>,
     pub policy: Policy,
     pub journal: JournalStatus,
     pub members: Vec<MemberStatus>,

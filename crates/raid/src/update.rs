@@ -202,7 +202,8 @@ impl Array {
                 .map(|(index, buffer)| (index, &mut buffer.bytes_mut()[part.clone()]))
                 .collect();
             let before = &before.bytes()[part.clone()];
-            self.kernels.update(new.chunk.into(), before, new.bytes.bytes(), &mut targets);
+            let m = layout.parity.into();
+            self.kernels.update(m, new.chunk.into(), before, new.bytes.bytes(), &mut targets);
         }
         parity
     }

@@ -36,7 +36,7 @@ enum Zeroed {
 impl Array {
     /// The range reads as zeroes afterwards; space under whole stripes may be given back.
     pub async fn write_zeroes(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let _request = self.begin()?;
+        let _request = self.admit().await?;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
@@ -51,7 +51,7 @@ impl Array {
     /// Gives space under whole stripes of the range back; they read as zeroes. What is left of the
     /// range keeps its bytes, and so does what is beside whole regions where drives cannot zero.
     pub async fn discard(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let _request = self.begin()?;
+        let _request = self.admit().await?;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
@@ -153,7 +153,7 @@ impl Array {
         loop {
             let seen = self.journal.changes();
             // Before the stripes: whoever has a sector may wait for those who need a stripe.
-            let _sectors = self.lock_sectors(stripes.clone()).await;
+            let _sectors = self.lock_all_sectors(stripes.clone()).await;
             // Held first: what is written from now on is put in place after the zeroes.
             let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
             let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
@@ -165,13 +165,12 @@ impl Array {
                 continue;
             };
             let (sequence, hold) = appended?;
-            if let Err(error) = self.journal.flush().await {
+            let is_written = self.is_written(StripeIndex(stripes.start));
+            if is_written && let Err(error) = self.journal.flush().await {
                 self.journal.void(sequence).await;
                 return Err(error);
             }
-            if self.is_written(StripeIndex(stripes.start))
-                && let Err(error) = self.zero_in_place(stripes.clone()).await
-            {
+            if is_written && let Err(error) = self.zero_in_place(stripes.clone()).await {
                 // Half of it may be done: after a crash it must be done whole.
                 self.kept_batches.borrow_mut().push(hold);
                 stripes.for_each(|stripe| self.torn_stripes.insert(StripeIndex(stripe)));
@@ -188,12 +187,11 @@ impl Array {
         }
     }
 
-    /// Locks all sectors of these stripes that may be written in parts.
-    pub(crate) async fn lock_sectors(&self, stripes: Range<u64>) -> Vec<RangeGuard> {
+    /// Locks all stripes, parts of whose sectors may be written.
+    pub(crate) async fn lock_all_sectors(&self, stripes: Range<u64>) -> Vec<RangeGuard> {
         let mut guards = Vec::new();
         for stripe in stripes.filter(|_| self.sector_bytes > 512) {
-            let sectors = self.sector_locks.lock(stripe..stripe + 1, Lock::Exclusive);
-            guards.push(sectors.await);
+            guards.push(self.sector_locks.lock(stripe..stripe + 1, Lock::Exclusive).await);
         }
         guards
     }

@@ -61,7 +61,7 @@ fn degraded_replaced_and_rebuilt() {
             assert_eq!(pair.array.state(), ArrayState::Degraded);
             pair.array.flush().await.unwrap();
             let known = Some(pair.array.status().generation);
-            let options = AssembleOptions { known_generation: known, force: false };
+            let options = AssembleOptions { known_generation: known, ..AssembleOptions::default() };
             pair.restart(options).await;
             pair.check().await;
             for member in lost {
@@ -131,7 +131,7 @@ fn assembly_refuses_what_it_cannot_be_sure_of() {
             pair.array.status().members.into_iter().map(|m| m.drive.unwrap()).collect();
         pair.array.stop().await.unwrap();
         let assemble = |drives: Vec<Rc<Drive>>, known_generation, force| {
-            let options = AssembleOptions { force, known_generation };
+            let options = AssembleOptions { force, known_generation, host: None };
             let reactor = reactor.clone();
             async move { Array::assemble(&reactor, drives, options).await.map(|_| ()) }
         };

@@ -135,7 +135,8 @@ fn a_degraded_array_forgets() {
             pair.put(region - 512, &[9; 512]).await;
             pair.check().await;
             let known = Some(pair.array.status().generation);
-            pair.restart(AssembleOptions { known_generation: known, force: false }).await;
+            let options = AssembleOptions { known_generation: known, ..AssembleOptions::default() };
+            pair.restart(options).await;
             pair.check().await;
             pair.replace(0).await;
             pair.rebuilt().await;

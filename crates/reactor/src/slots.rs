@@ -202,7 +202,8 @@ impl Slots {
         deadlines.min()
     }
 
-    /// The backend has ended: it fills nothing any more, and what was in flight lets its buffers go.
+    /// The backend has ended: it fills nothing any more, and what was in flight lets its buffers
+    /// go.
     pub(crate) fn end(self) {
         for slot in &self.slots {
             if let Slot::InFlight { op: Op::Read { into, .. }, .. } = slot {

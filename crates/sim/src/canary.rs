@@ -62,8 +62,8 @@ impl Canary {
         let MemberLayout { superblocks, dirty_map, written_map, journal, data, .. } = layout;
         let inside = |area: ashlar_format::units::Area| area.range().contains(&offset);
         match self {
-            Canary::NoDirtyMap if inside(dirty_map) => all_clean(bytes, offset),
             Canary::NoWrittenMap if inside(written_map) => Sabotage::Drop,
+            Canary::NoDirtyMap if inside(dirty_map) => all_clean(bytes, offset),
             Canary::NoFence if inside(superblocks) => Sabotage::Drop,
             Canary::NoJournal if inside(journal) => Sabotage::Drop,
             Canary::TrustReturned if inside(superblocks) => all_trusted(bytes, offset),

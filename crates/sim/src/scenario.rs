@@ -365,6 +365,7 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
         chunk_bytes: plan.geometry.chunk_bytes,
         shape: Shape::default(),
         policy: None,
+        host: None,
     };
     let drives = {
         let fleet = seedling.fleet.borrow();
@@ -406,7 +407,7 @@ async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
             let fleet = seedling.fleet.borrow();
             offered.iter().map(|drive| fleet.open(&seedling.reactor, *drive)).collect()
         };
-        let options = AssembleOptions { force: false, known_generation };
+        let options = AssembleOptions { force: false, known_generation, host: None };
         match Array::assemble(&seedling.reactor, handles, options).await {
             Ok(array) => return assembled(seedling, array, phase).await,
             Err(AssembleError::MaybeOld) if may_refuse(&seedling, &offered) => {

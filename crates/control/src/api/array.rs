@@ -5,13 +5,14 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::api::drive::DriveHealth;
+use crate::api::settings::{Settings, SettingsChange};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ArrayCreate {
     pub name: String,
-    /// 0, 1, 5, 6 or 10.
-    pub level: u8,
+    /// 0, 1, 5, 6, 7.3, 10, 50, 60, 70, or N+M: data and parity chunks of a stripe.
+    pub level: String,
     /// Names of attached drives, in the order of the members.
     pub drives: Vec<String>,
     /// 16 KiB to 1 MiB, a power of two. Left out: 64 KiB.
@@ -20,6 +21,11 @@ pub struct ArrayCreate {
     /// Copies of each block at levels 1 (left out: one a drive) and 10 (left out: two).
     #[serde(default)]
     pub copies: Option<u8>,
+    /// Members of one group at levels 50, 60 and 70. Left out: there are two groups.
+    #[serde(default)]
+    pub group_members: Option<u8>,
+    #[serde(default)]
+    pub settings: SettingsChange,
     /// Also take drives that carry another array's label.
     #[serde(default)]
     pub force: bool,
@@ -151,8 +157,12 @@ pub struct Array {
     pub error: Option<String>,
     /// CPU of the reactor that serves it.
     pub cpu: Option<usize>,
-    pub level: Option<u8>,
+    /// As it was written when the array was created, such as `5` or `10+4`.
+    pub level: Option<String>,
     pub copies: Option<u8>,
+    /// Groups of members that keep parity each for itself; 1 but for levels 50, 60 and 70.
+    pub groups: Option<u8>,
+    /// In a stripe.
     pub data_chunks: Option<u8>,
     pub parity_chunks: Option<u8>,
     pub chunk_bytes: Option<u32>,
@@ -165,6 +175,7 @@ pub struct Array {
     pub generation: Option<u64>,
     pub members: Vec<Member>,
     pub volumes: Vec<String>,
+    pub settings: Option<Settings>,
     /// Regions whose members may not agree if power fails now.
     pub dirty_regions: Option<u64>,
     /// Making members agree again after a crash.

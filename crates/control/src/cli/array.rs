@@ -14,14 +14,18 @@ use crate::cli::complete;
 use crate::cli::drive::{health_name, with_notes};
 use crate::cli::follow::{Work, follow};
 use crate::cli::output::{Output, duration, or_dash, rows, show, table};
+use crate::cli::settings::{self, SettingsOptions};
 use crate::client::{Client, path_of};
+use crate::level::{LEVELS, is_written_like_one};
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
 
 #[derive(Subcommand)]
 pub enum Command {
     /// Make an array of attached drives
-    Create(Create),
+    Create(Box<Create>),
+    /// Set what can be set while an array runs; without options: show it
+    Set(Set),
     /// All arrays
     List,
     /// One array: members, long work, counters
@@ -79,9 +83,9 @@ pub enum Command {
 pub struct Create {
     /// Name of the new array
     name: String,
-    /// RAID level: 0, 1, 5, 6 or 10
-    #[arg(long)]
-    level: u8,
+    /// RAID level: 0, 1, 5, 6, 7.3, 10, 50, 60, 70, or N+M: N data and M parity chunks a stripe
+    #[arg(long, value_parser = level_text)]
+    level: String,
     /// Names of attached drives, in the order of the members
     #[arg(long, value_delimiter = ',', required = true, value_name = "DRIVE,…")]
     #[arg(add = ArgValueCandidates::new(complete::drives))]
@@ -92,9 +96,23 @@ pub struct Create {
     /// Copies of each block at level 1 (left out: one a drive) and 10 (left out: two)
     #[arg(long)]
     copies: Option<u8>,
+    /// Drives of one group at levels 50, 60 and 70; left out: there are two groups
+    #[arg(long, value_name = "DRIVES")]
+    group_size: Option<u8>,
     /// Also take drives that carry another array's label
     #[arg(long)]
     force: bool,
+    #[command(flatten)]
+    settings: SettingsOptions,
+}
+
+#[derive(Args)]
+pub struct Set {
+    /// Its name
+    #[arg(add = ArgValueCandidates::new(complete::arrays))]
+    name: String,
+    #[command(flatten)]
+    settings: SettingsOptions,
 }
 
 #[derive(Args)]
@@ -133,6 +151,10 @@ pub struct Start {
     force: bool,
 }
 
+fn level_text(text: &str) -> Result<String, String> {
+    if is_written_like_one(text) { Ok(text.to_owned()) } else { Err(format!("use {LEVELS}")) }
+}
+
 pub async fn run(command: Command, client: &Client, output: Output) -> Answer<ExitCode> {
     match command {
         Command::Create(create) => {
@@ -141,6 +163,11 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<Ex
                 let size = Size(array.capacity_bytes.unwrap_or(0));
                 format!("array {} created: {}, {size}", array.name, layout(array))
             })?;
+        }
+        Command::Set(Set { name, settings }) => {
+            let path = format!("{}/set", path_of("arrays", &name));
+            let array: Array = client.post(&path, &settings.change()).await?;
+            show(output, &array, |array| settings_lines(array).join("\n"))?;
         }
         Command::List => {
             let arrays: Vec<Array> = client.get("/v1/arrays").await?;
@@ -194,6 +221,8 @@ impl Create {
             drives: self.drives,
             chunk_bytes,
             copies: self.copies,
+            group_members: self.group_size,
+            settings: self.settings.change(),
             force: self.force,
         })
     }
@@ -287,10 +316,10 @@ pub fn state_name(state: ArrayState) -> &'static str {
     }
 }
 
-/// `RAID 5, 4+1 chunks of 64K`.
+/// `RAID 5, 4+1 chunks of 64K`, `RAID 60, 2 groups of 6+2 chunks of 64K`.
 fn layout(array: &Array) -> String {
     let (Some(level), Some(data), Some(parity)) =
-        (array.level, array.data_chunks, array.parity_chunks)
+        (&array.level, array.data_chunks, array.parity_chunks)
     else {
         return "-".to_owned();
     };
@@ -300,7 +329,11 @@ fn layout(array: &Array) -> String {
             format!("RAID {level}, {data}\u{d7}{copies} chunks of {chunk}")
         }
         (_, 0) => format!("RAID {level}, {data} chunks of {chunk}"),
-        (_, _) => format!("RAID {level}, {data}+{parity} chunks of {chunk}"),
+        (_, _) => {
+            let groups = array.groups.filter(|groups| *groups > 1);
+            let groups = groups.map(|groups| format!("{groups} groups of ")).unwrap_or_default();
+            format!("RAID {level}, {groups}{data}+{parity} chunks of {chunk}")
+        }
     }
 }
 
@@ -368,6 +401,7 @@ fn details(array: &Array) -> String {
         lines.push(format!("layout      {}", layout(array)));
         lines.push(format!("size        {} ({free} free)", Size(capacity)));
         lines.push(format!("volumes     {}", or_dash(listed(&array.volumes))));
+        lines.extend(settings_lines(array));
         lines.push(format!("cpu         {}", or_dash(array.cpu)));
         lines.push(format!("generation  {}", or_dash(array.generation)));
         lines.push(format!("dirty       {} regions", or_dash(array.dirty_regions)));
@@ -390,6 +424,10 @@ fn details(array: &Array) -> String {
         lines.push(members_table(&array.members));
     }
     lines.join("\n")
+}
+
+fn settings_lines(array: &Array) -> Vec<String> {
+    array.settings.as_ref().map(settings::lines).unwrap_or_default()
 }
 
 fn listed(names: &[String]) -> Option<String> {

@@ -59,6 +59,15 @@ fn text(report: &Report) -> String {
             dirty.regions_dirty, dirty.pages_bad, dirty.pages
         ));
     }
+    parts.extend(report.lease.as_ref().map(|lease| match lease.host {
+        Some(host) => {
+            format!(
+                "lease: host {} ({host}), epoch {}, beat {}",
+                lease.host_name, lease.epoch, lease.beat
+            )
+        }
+        None => format!("lease: free, epoch {}", lease.epoch),
+    }));
     parts.join("\n\n")
 }
 
@@ -87,10 +96,11 @@ fn superblock(its: &SuperblockReport) -> String {
         ]);
     }
     format!(
-        "array {}: RAID {}, {} data and {} parity chunks of {}, {} copies, {} stripes, \
+        "array {}: RAID {}, {} groups, {} data and {} parity chunks of {}, {} copies, {} stripes, \
          generation {}\n{}",
         its.name,
         its.level,
+        its.groups,
         its.data_chunks,
         its.parity_chunks,
         Size(its.chunk_bytes.into()),

@@ -18,7 +18,9 @@ use crate::catalog::KnownArray;
 use crate::device::content::{Content, Labelled};
 use crate::engine::{self, Kept, Origin, Seed, plant};
 use crate::host::drives::{blocking, lend};
+use crate::host::settings::stored_policy;
 use crate::host::{Home, Host, Medium, Running, translate};
+use crate::level::{LEVELS, Notation};
 use crate::name::check_name;
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, snapshot};
@@ -99,10 +101,19 @@ impl Host {
             return Err(Refusal::conflict(format!("there is an array {} already", request.name))
                 .fix("give it another name, or delete that one first"));
         }
-        let level = Level::from_number(request.level).ok_or_else(|| {
-            Refusal::invalid(format!("there is no RAID level {}", request.level))
-                .fix("use 0, 1, 5, 6 or 10")
-        })?;
+        let Notation { level, data, parity } =
+            Notation::parse(&request.level).ok_or_else(|| {
+                Refusal::invalid(format!("there is no RAID level {}", request.level))
+                    .fix(format!("use {LEVELS}"))
+            })?;
+        let (members, chunks) = (request.drives.len(), usize::from(data) + usize::from(parity));
+        if level == Level::RaidNm && members != chunks {
+            return Err(Refusal::invalid(format!(
+                "level {} needs {chunks} drives, not {members}",
+                request.level
+            ))
+            .fix(format!("name {chunks} drives, or use another level")));
+        }
         for (index, name) in request.drives.iter().enumerate() {
             if request.drives[..index].contains(name) {
                 return Err(Refusal::invalid(format!("drive {name} is named twice"))
@@ -114,8 +125,13 @@ impl Host {
             name: request.name.clone(),
             level,
             chunk_bytes: request.chunk_bytes.unwrap_or(CHUNK_BYTES_DEFAULT),
-            shape: Shape { copies: request.copies.unwrap_or(0), ..Shape::default() },
-            policy: None,
+            shape: Shape {
+                copies: request.copies.unwrap_or(0),
+                parity,
+                group_members: request.group_members.unwrap_or(0),
+            },
+            policy: request.settings.policy.map(stored_policy),
+            host: Some(self.lessee),
         })
     }
 
@@ -383,9 +399,9 @@ impl Host {
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives).await?;
         let shown = name.to_owned();
+        let options = AssembleOptions { force, known_generation, host: Some(self.lessee) };
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
-            let options = AssembleOptions { force, known_generation };
             let begun = match Array::assemble(&reactor, drives, options).await {
                 Ok(array) => open_pool(&reactor, array).await,
                 Err(error) => Err(translate::assemble(&shown, &error)),

@@ -281,7 +281,8 @@ pub(super) async fn lend(name: &str, device: &OpenDevice) -> Answer<Device> {
         return Ok(device.lend());
     }
     Err(Refusal::conflict(format!("drive {name} has not answered what it was asked before")).fix(
-        "try again when it has, or when Linux has given it up (see `dmesg`), or use another drive",
+        "try again when it has, or when Linux has given it up (see `dmesg`); or detach it, to go \
+         on without it",
     ))
 }
 

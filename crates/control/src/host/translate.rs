@@ -25,6 +25,10 @@ pub fn assemble(name: &str, error: &AssembleError) -> Refusal {
         .fix(format!(
             "attach the other drives; or accept the loss: `ashlar array start {name} --force`"
         )),
+        AssembleError::InUse { host } => {
+            Refusal::conflict(format!("array {name} is in use by {host} (its lease is alive)"))
+                .fix("stop it there first, or use --force, which risks that both hosts write")
+        }
         AssembleError::Unreadable(_) => Refusal::conflict(text),
         AssembleError::Array(error) => array(text, *error),
     }

@@ -12,7 +12,7 @@ use crate::api::export::ExportState;
 use crate::catalog::KnownArray;
 use crate::host::arrays::last_drives;
 use crate::host::{Host, Medium};
-use crate::refusal::Answer;
+use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, MemberSnapshot};
 
 pub const WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -48,6 +48,9 @@ impl Host {
                 }
             }
         }
+        for (_, lost) in now.extract_if(.., |_, snapshot| snapshot.lost_to.is_some()) {
+            self.give_up(&lost).await;
+        }
         for (uuid, snapshot) in &now {
             if let Some(before) = seen.arrays.get(uuid) {
                 log_changes(&self.array_name(*uuid), before, snapshot);
@@ -56,6 +59,22 @@ impl Host {
         }
         seen.arrays = now;
         self.watch_exports(seen).await;
+    }
+
+    /// Stops an array that another host has taken over; its drives were let go already.
+    async fn give_up(&self, snapshot: &ArraySnapshot) {
+        let Ok(_turn) = self.changes.try_lock() else { return };
+        let Some(running) = self.look(|state| state.arrays.get(&snapshot.uuid).copied()) else {
+            return;
+        };
+        let name = self.array_name(snapshot.uuid);
+        let taker = snapshot.lost_to.as_deref().unwrap_or_default();
+        let why = Refusal::conflict(format!("{taker} has taken array {name} over"))
+            .fix(format!("stop it there, then `ashlar array start {name}`"));
+        tracing::error!(array = name, "stopped: {}", why.line());
+        // It has nothing to put to rest that it could still write.
+        let _ = self.stop_running(running).await;
+        self.look(|state| state.unavailable.insert(snapshot.uuid, why));
     }
 
     async fn watch_exports(&self, seen: &mut Seen) {

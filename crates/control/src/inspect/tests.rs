@@ -55,6 +55,15 @@ impl Sample {
         page.set(5, true);
         seal(&mut page, DRIVE, layout.dirty_map.offset, 1);
         sample.write(layout.dirty_map.offset, page.as_bytes());
+        for beat in [40, 41] {
+            let home = layout.lease.offset + beat % 2 * Lease::BYTES;
+            let mut lease = Lease::free(ARRAY);
+            lease.host = [3; 16];
+            lease.host_name = name_field("elsewhere").unwrap();
+            lease.beat = beat.into();
+            seal(&mut lease, DRIVE, home, beat);
+            sample.write(home, lease.as_bytes());
+        }
         sample
     }
 
@@ -101,6 +110,8 @@ fn a_good_member_is_read_in_full() {
     assert_eq!((superblock.members[0].state, superblock.members[1].state), ("stale", "trusted"));
     assert_eq!(report.volumes.unwrap().len(), 0);
     assert_eq!(report.dirty_map.unwrap().regions_dirty, 1);
+    let lease = report.lease.unwrap();
+    assert_eq!((lease.host_name.as_str(), lease.beat), ("elsewhere", 41));
     assert_eq!(report.label.unwrap().drive_bytes, BYTES);
 }
 

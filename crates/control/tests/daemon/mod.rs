@@ -4,6 +4,7 @@
 
 #![allow(dead_code, clippy::unwrap_used, reason = "each test uses its part")]
 
+use std::fmt::Display;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -46,13 +47,15 @@ pub struct Daemon {
     directory: TempDir,
     /// Name of the state directory.
     state: String,
+    /// Another host than this one, if it shall say so.
+    host: Option<u8>,
     process: Option<Process>,
 }
 
 impl Daemon {
     pub fn start() -> Daemon {
         let directory = tempfile::Builder::new().prefix("ashlar-").tempdir().unwrap();
-        let mut daemon = Daemon { directory, state: "state".into(), process: None };
+        let mut daemon = Daemon { directory, state: "state".into(), host: None, process: None };
         daemon.start_again();
         daemon
     }
@@ -65,7 +68,7 @@ impl Daemon {
     }
 
     /// A daemon with array `a` of this level on drives `d0`, `d1`, …
-    pub fn with_array(level: u8, members: usize) -> Daemon {
+    pub fn with_array(level: impl Display, members: usize) -> Daemon {
         let daemon = Daemon::with_drives(members);
         daemon.create_array("a", level, members);
         daemon
@@ -76,7 +79,7 @@ impl Daemon {
         self.ok(&format!("drive attach @/{name}.img"));
     }
 
-    pub fn create_array(&self, name: &str, level: u8, members: usize) {
+    pub fn create_array(&self, name: &str, level: impl Display, members: usize) {
         let drives: Vec<String> = (0..members).map(|number| format!("d{number}")).collect();
         self.ok(&format!("array create {name} --level {level} --drives {}", drives.join(",")));
     }
@@ -100,6 +103,7 @@ impl Daemon {
             .arg(self.path(state))
             .arg("--socket")
             .arg(self.path(socket))
+            .args(self.host.map(|host| format!("--host-id=00000000-0000-0000-0000-{host:012}")))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -111,6 +115,12 @@ impl Daemon {
         assert!(self.process.is_none(), "it runs");
         self.process = Some(self.serve(&self.state.clone(), "api.sock"));
         self.ok("status --wait-up 30");
+    }
+
+    /// Starts on another host that reaches the same drives.
+    pub fn start_on_host(&mut self, host: u8) {
+        self.host = Some(host);
+        self.start_without_state();
     }
 
     /// Starts again as if on a host that has never seen these drives.

@@ -1,4 +1,4 @@
-//! Parity with AVX2, 128 or 256 bytes of each chunk at a time.
+//! Parity with AVX2, 64 to 256 bytes of each chunk at a time.
 //!
 //! A product by a constant is two table look-ups with `pshufb`, one for each half of the byte
 //! (J. S. Plank et al., "Screaming Fast Galois Field Arithmetic", FAST 2013); a product by 2 is an
@@ -11,6 +11,7 @@
 
 use core::arch::x86_64::*;
 
+use super::code::Factors;
 use super::gf256::NIBBLE_PRODUCTS;
 
 const VECTOR: usize = 32;
@@ -19,26 +20,16 @@ const VECTOR: usize = 32;
 const WIDE: usize = 8;
 /// The same where tables, masks and a second sum need registers too.
 const NARROW: usize = 4;
+/// The same with three or four sums.
+const NARROWEST: usize = 2;
 const _: () = assert!(super::LENGTH_UNIT.is_multiple_of(WIDE * VECTOR));
-const _: () = assert!(WIDE.is_multiple_of(NARROW));
+const _: () = assert!(WIDE.is_multiple_of(NARROW) && NARROW.is_multiple_of(NARROWEST));
+
+/// Outputs to sum at once; more go in several passes over the sources.
+const OUTPUTS_AT_ONCE: usize = 4;
 
 /// `WIDTH` vectors side by side, as bytes of memory.
 type Block<const WIDTH: usize> = [[u8; VECTOR]; WIDTH];
-
-/// `output` = sum of `sources`.
-#[target_feature(enable = "avx2")]
-pub(super) fn sum(sources: &[&[u8]], output: &mut [u8]) {
-    for (index, target) in blocks_mut::<WIDE>(output).iter_mut().enumerate() {
-        let mut total = [_mm256_setzero_si256(); WIDE];
-        for source in sources.iter().rev() {
-            let data = load(block::<WIDE>(source, index));
-            for vector in 0..WIDE {
-                total[vector] = _mm256_xor_si256(total[vector], data[vector]);
-            }
-        }
-        store(target, total);
-    }
-}
 
 /// `p` = sum of `sources`, `q` = sum of 2^i * `sources[i]`, by Horner's rule from the last source.
 #[target_feature(enable = "avx2")]
@@ -59,44 +50,62 @@ pub(super) fn sum_pq(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
     }
 }
 
-/// `into` += `factor` * sum of `sources`.
+/// `outputs[o]` = sum of `factors[i][o]` * (sum of `sources[i]`), or with `add`, += that.
 #[target_feature(enable = "avx2")]
-pub(super) fn mul_add<const S: usize>(factor: u8, sources: [&[u8]; S], into: &mut [u8]) {
-    let tables = tables(factor);
-    for (index, target) in blocks_mut::<NARROW>(into).iter_mut().enumerate() {
-        let mut total = [_mm256_setzero_si256(); NARROW];
-        for source in sources {
-            let data = load(block::<NARROW>(source, index));
-            for vector in 0..NARROW {
-                total[vector] = _mm256_xor_si256(total[vector], data[vector]);
+pub(super) fn combine<const S: usize>(
+    sources: &[[&[u8]; S]],
+    factors: &[Factors],
+    outputs: &mut [&mut [u8]],
+    add: bool,
+) {
+    // As in encoding, the factors of the first output are often all one.
+    let is_sum = factors.iter().all(|factors| factors[0] == 1);
+    for (pass, outputs) in outputs.chunks_mut(OUTPUTS_AT_ONCE).enumerate() {
+        let first = pass * OUTPUTS_AT_ONCE;
+        match (outputs.len(), is_sum && first == 0) {
+            (1, true) => combine_to::<1, WIDE, true, S>(sources, factors, first, outputs, add),
+            (1, false) => combine_to::<1, NARROW, false, S>(sources, factors, first, outputs, add),
+            (2, true) => combine_to::<2, NARROW, true, S>(sources, factors, first, outputs, add),
+            (2, false) => combine_to::<2, NARROW, false, S>(sources, factors, first, outputs, add),
+            (3, true) => combine_to::<3, NARROWEST, true, S>(sources, factors, first, outputs, add),
+            (3, false) => {
+                combine_to::<3, NARROWEST, false, S>(sources, factors, first, outputs, add)
             }
+            (4, true) => combine_to::<4, NARROWEST, true, S>(sources, factors, first, outputs, add),
+            (4, false) => {
+                combine_to::<4, NARROWEST, false, S>(sources, factors, first, outputs, add)
+            }
+            (count, _) => unreachable!("{count} outputs"),
         }
-        let mut result = load(target);
-        for vector in 0..NARROW {
-            // P is most of the work, and its factor is one.
-            let term = if factor == 1 { total[vector] } else { product(total[vector], tables) };
-            result[vector] = _mm256_xor_si256(result[vector], term);
-        }
-        store(target, result);
     }
 }
 
-/// `outputs[o]` = sum of `rows[o][i]` * `sources[i]`.
+/// `combine` to `N` outputs, from number `first` on. `SUM`: factors of the first are one.
+#[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn combine<const N: usize>(
-    sources: &[&[u8]],
-    rows: [&[u8]; N],
-    outputs: [&mut [u8]; N],
+fn combine_to<const N: usize, const WIDTH: usize, const SUM: bool, const S: usize>(
+    sources: &[[&[u8]; S]],
+    factors: &[Factors],
+    first: usize,
+    outputs: &mut [&mut [u8]],
+    add: bool,
 ) {
-    let mut outputs = outputs.map(blocks_mut::<NARROW>);
+    let outputs: &mut [&mut [u8]; N] = outputs.try_into().expect("counted by `combine`");
+    let mut outputs = outputs.each_mut().map(|output| blocks_mut::<WIDTH>(output));
     for index in 0..outputs[0].len() {
-        let mut totals = [[_mm256_setzero_si256(); NARROW]; N];
-        for (position, source) in sources.iter().enumerate().rev() {
-            let data = load(block::<NARROW>(source, index));
-            for (total, row) in totals.iter_mut().zip(rows) {
-                let tables = tables(row[position]);
-                for vector in 0..NARROW {
-                    let term = product(data[vector], tables);
+        let mut totals = [[_mm256_setzero_si256(); WIDTH]; N];
+        if add {
+            for (total, output) in totals.iter_mut().zip(&outputs) {
+                *total = load(&output[index]);
+            }
+        }
+        for (source, factors) in sources.iter().zip(factors).rev() {
+            let data = load_sum::<WIDTH, S>(source, index);
+            for (output, total) in totals.iter_mut().enumerate() {
+                let tables = tables(factors[first + output]);
+                for vector in 0..WIDTH {
+                    let is_one = SUM && output == 0;
+                    let term = if is_one { data[vector] } else { product(data[vector], tables) };
                     total[vector] = _mm256_xor_si256(total[vector], term);
                 }
             }
@@ -108,8 +117,25 @@ pub(super) fn combine<const N: usize>(
 }
 
 #[inline(always)]
-fn blocks_mut<const WIDTH: usize>(bytes: &mut [u8]) -> &mut [Block<WIDTH>] {
-    bytes.as_chunks_mut::<VECTOR>().0.as_chunks_mut::<WIDTH>().0
+fn blocks_mut<const WIDTH: usize>(output: &mut [u8]) -> &mut [Block<WIDTH>] {
+    output.as_chunks_mut::<VECTOR>().0.as_chunks_mut::<WIDTH>().0
+}
+
+/// Block `index` of the sum of the parts of `source`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_sum<const WIDTH: usize, const S: usize>(
+    source: &[&[u8]; S],
+    index: usize,
+) -> [__m256i; WIDTH] {
+    let mut data = load(block::<WIDTH>(source[0], index));
+    for part in &source[1..] {
+        let more = load(block::<WIDTH>(part, index));
+        for vector in 0..WIDTH {
+            data[vector] = _mm256_xor_si256(data[vector], more[vector]);
+        }
+    }
+    data
 }
 
 /// Block `index` of `source`: one check of bounds for all its loads.

@@ -1,4 +1,4 @@
-//! Parity with AVX-512 and GFNI, 256 bytes of each chunk at a time.
+//! Parity with AVX-512 and GFNI, 128 or 256 bytes of each chunk at a time.
 //!
 //! A product by a constant is linear over the bits of a byte, so it is one `gf2p8affineqb` with an
 //! 8x8 bit matrix per constant. The instruction `gf2p8mulb` would not do: its polynomial is 0x11b.
@@ -7,53 +7,46 @@
 //! from it where chunks lie side by side: walking up by a chunk's length, a load trains the stride
 //! prefetcher of Zen 5 to fetch what no one reads, and 4+1 falls from 190 to 116 GB/s.
 //!
+//! What was tried and is slower, on Zen 5 with 64 KiB chunks: prefetching ahead, by up to a fifth
+//! from L2, without gain from memory; stores past the caches, by almost half for 4+2 from L2, while
+//! they gain a tenth from memory, and nothing here can tell the two apart.
+//!
 //! Invariant, kept by `Kernels`: these functions are called only where the CPU reported avx512f
-//! and gfni; the slices of one call have the same length, a multiple of `BLOCK`.
+//! and gfni; the slices of one call have the same length, a multiple of `LENGTH_UNIT`.
 
 use core::arch::x86_64::*;
 
+use super::code::Factors;
 use super::gf256;
+use super::{CHUNKS_MAX, LENGTH_UNIT};
 
-/// Bytes of one source that are in registers at once, as four vectors. With half or twice as many,
-/// 4+1 and 4+2 are up to 13 % slower from L2.
-const BLOCK: usize = 256;
 const VECTOR: usize = 64;
-const VECTORS: usize = BLOCK / VECTOR;
-const _: () = assert!(super::LENGTH_UNIT.is_multiple_of(BLOCK));
 
-type Block = [u8; BLOCK];
-type Vectors = [__m512i; VECTORS];
+/// Vectors of one source in registers at once. With half or twice as many, 4+1 and 4+2 are up to
+/// 13 % slower from L2.
+const WIDE: usize = 4;
+/// The same for more outputs than five, whose sums need most of the 32 registers.
+const NARROW: usize = 2;
+const _: () = assert!(LENGTH_UNIT.is_multiple_of(WIDE * VECTOR));
+const _: () = assert!(WIDE.is_multiple_of(NARROW));
+
+/// `WIDTH` vectors side by side, as bytes of memory.
+type Block<const WIDTH: usize> = [[u8; VECTOR]; WIDTH];
 
 /// `MATRICES[factor]` is the operand of `gf2p8affineqb` that multiplies by `factor`.
-static MATRICES: [u64; 256] = matrices();
-
-/// `output` = sum of `sources`.
-#[target_feature(enable = "avx512f,gfni")]
-pub(super) fn sum(sources: &[&[u8]], output: &mut [u8]) {
-    for (index, target) in output.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-        let mut total = [_mm512_setzero_si512(); VECTORS];
-        for source in sources.iter().rev() {
-            let data = load(block(source, index));
-            for vector in 0..VECTORS {
-                total[vector] = _mm512_xor_si512(total[vector], data[vector]);
-            }
-        }
-        store(target, total);
-    }
-}
+static MATRICES: [i64; 256] = matrices();
 
 /// `p` = sum of `sources`, `q` = sum of 2^i * `sources[i]`, by Horner's rule from the last source.
 #[target_feature(enable = "avx512f,gfni")]
 pub(super) fn sum_pq(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
-    let p_blocks = p.as_chunks_mut::<BLOCK>().0;
-    let q_blocks = q.as_chunks_mut::<BLOCK>().0;
-    let two = matrix(2);
+    let two = _mm512_set1_epi64(MATRICES[2]);
+    let (p_blocks, q_blocks) = (blocks_mut::<WIDE>(p), blocks_mut::<WIDE>(q));
     for (index, (p_block, q_block)) in p_blocks.iter_mut().zip(q_blocks).enumerate() {
-        let mut p_total = [_mm512_setzero_si512(); VECTORS];
-        let mut q_total = [_mm512_setzero_si512(); VECTORS];
+        let mut p_total = [_mm512_setzero_si512(); WIDE];
+        let mut q_total = [_mm512_setzero_si512(); WIDE];
         for source in sources.iter().rev() {
-            let data = load(block(source, index));
-            for vector in 0..VECTORS {
+            let data = load(block::<WIDE>(source, index));
+            for vector in 0..WIDE {
                 p_total[vector] = _mm512_xor_si512(p_total[vector], data[vector]);
                 q_total[vector] = _mm512_xor_si512(product(q_total[vector], two), data[vector]);
             }
@@ -63,42 +56,66 @@ pub(super) fn sum_pq(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
     }
 }
 
-/// `into` += `factor` * sum of `sources`.
+/// `outputs[o]` = sum of `factors[i][o]` * (sum of `sources[i]`), or with `add`, += that.
 #[target_feature(enable = "avx512f,gfni")]
-pub(super) fn mul_add<const S: usize>(factor: u8, sources: [&[u8]; S], into: &mut [u8]) {
-    let factor = matrix(factor);
-    for (index, target) in into.as_chunks_mut::<BLOCK>().0.iter_mut().enumerate() {
-        let mut total = [_mm512_setzero_si512(); VECTORS];
-        for source in sources {
-            let data = load(block(source, index));
-            for vector in 0..VECTORS {
-                total[vector] = _mm512_xor_si512(total[vector], data[vector]);
-            }
-        }
-        let mut result = load(target);
-        for vector in 0..VECTORS {
-            result[vector] = _mm512_xor_si512(result[vector], product(total[vector], factor));
-        }
-        store(target, result);
+pub(super) fn combine<const S: usize>(
+    sources: &[[&[u8]; S]],
+    factors: &[Factors],
+    outputs: &mut [&mut [u8]],
+    add: bool,
+) {
+    // As in encoding, the factors of the first output are often all one.
+    let is_sum = factors.iter().all(|factors| factors[0] == 1);
+    match (outputs.len(), is_sum) {
+        (1, true) => combine_to::<1, WIDE, true, S>(sources, factors, outputs, add),
+        (1, false) => combine_to::<1, WIDE, false, S>(sources, factors, outputs, add),
+        (2, true) => combine_to::<2, WIDE, true, S>(sources, factors, outputs, add),
+        (2, false) => combine_to::<2, WIDE, false, S>(sources, factors, outputs, add),
+        (3, true) => combine_to::<3, WIDE, true, S>(sources, factors, outputs, add),
+        (3, false) => combine_to::<3, WIDE, false, S>(sources, factors, outputs, add),
+        (4, true) => combine_to::<4, WIDE, true, S>(sources, factors, outputs, add),
+        (4, false) => combine_to::<4, WIDE, false, S>(sources, factors, outputs, add),
+        (5, _) => combine_to::<5, WIDE, false, S>(sources, factors, outputs, add),
+        (6, _) => combine_to::<6, NARROW, false, S>(sources, factors, outputs, add),
+        (7, _) => combine_to::<7, NARROW, false, S>(sources, factors, outputs, add),
+        (8, _) => combine_to::<8, NARROW, false, S>(sources, factors, outputs, add),
+        (0, _) => {}
+        (count, _) => unreachable!("{count} outputs"),
     }
 }
 
-/// `outputs[o]` = sum of `rows[o][i]` * `sources[i]`.
+/// `combine` to `N` outputs. `SUM`: factors of the first are one.
+#[inline]
 #[target_feature(enable = "avx512f,gfni")]
-pub(super) fn combine<const N: usize>(
-    sources: &[&[u8]],
-    rows: [&[u8]; N],
-    outputs: [&mut [u8]; N],
+fn combine_to<const N: usize, const WIDTH: usize, const SUM: bool, const S: usize>(
+    sources: &[[&[u8]; S]],
+    factors: &[Factors],
+    outputs: &mut [&mut [u8]],
+    add: bool,
 ) {
-    let mut outputs = outputs.map(|output| output.as_chunks_mut::<BLOCK>().0);
+    // Side by side for a source, and looked up once, not in every block.
+    let mut matrices = [[0; N]; CHUNKS_MAX];
+    for (matrices, factors) in matrices.iter_mut().zip(factors) {
+        for (matrix, factor) in matrices.iter_mut().zip(factors) {
+            *matrix = MATRICES[usize::from(*factor)];
+        }
+    }
+    let outputs: &mut [&mut [u8]; N] = outputs.try_into().expect("counted by `combine`");
+    let mut outputs = outputs.each_mut().map(|output| blocks_mut::<WIDTH>(output));
     for index in 0..outputs[0].len() {
-        let mut totals = [[_mm512_setzero_si512(); VECTORS]; N];
-        for (position, source) in sources.iter().enumerate().rev() {
-            let data = load(block(source, index));
-            for (total, row) in totals.iter_mut().zip(rows) {
-                let factor = matrix(row[position]);
-                for vector in 0..VECTORS {
-                    let term = product(data[vector], factor);
+        let mut totals = [[_mm512_setzero_si512(); WIDTH]; N];
+        if add {
+            for (total, output) in totals.iter_mut().zip(&outputs) {
+                *total = load(&output[index]);
+            }
+        }
+        for (source, matrices) in sources.iter().zip(&matrices[..sources.len()]).rev() {
+            let data = load_sum::<WIDTH, S>(source, index);
+            for (output, total) in totals.iter_mut().enumerate() {
+                let matrix = _mm512_set1_epi64(matrices[output]);
+                for vector in 0..WIDTH {
+                    let is_one = SUM && output == 0;
+                    let term = if is_one { data[vector] } else { product(data[vector], matrix) };
                     total[vector] = _mm512_xor_si512(total[vector], term);
                 }
             }
@@ -109,17 +126,39 @@ pub(super) fn combine<const N: usize>(
     }
 }
 
+#[inline(always)]
+fn blocks_mut<const WIDTH: usize>(output: &mut [u8]) -> &mut [Block<WIDTH>] {
+    output.as_chunks_mut::<VECTOR>().0.as_chunks_mut::<WIDTH>().0
+}
+
+/// Block `index` of the sum of the parts of `source`.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_sum<const WIDTH: usize, const S: usize>(
+    source: &[&[u8]; S],
+    index: usize,
+) -> [__m512i; WIDTH] {
+    let mut data = load(block::<WIDTH>(source[0], index));
+    for part in &source[1..] {
+        let more = load(block::<WIDTH>(part, index));
+        for vector in 0..WIDTH {
+            data[vector] = _mm512_xor_si512(data[vector], more[vector]);
+        }
+    }
+    data
+}
+
 /// Block `index` of `source`: one check of bounds for all its loads.
 #[inline(always)]
-fn block(source: &[u8], index: usize) -> &Block {
-    &source.as_chunks::<BLOCK>().0[index]
+fn block<const WIDTH: usize>(source: &[u8], index: usize) -> &Block<WIDTH> {
+    &source.as_chunks::<VECTOR>().0.as_chunks::<WIDTH>().0[index]
 }
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load(block: &Block) -> Vectors {
-    let mut vectors = [_mm512_setzero_si512(); VECTORS];
-    for (vector, bytes) in vectors.iter_mut().zip(block.as_chunks::<VECTOR>().0) {
+fn load<const WIDTH: usize>(block: &Block<WIDTH>) -> [__m512i; WIDTH] {
+    let mut vectors = [_mm512_setzero_si512(); WIDTH];
+    for (vector, bytes) in vectors.iter_mut().zip(block) {
         // SAFETY: `bytes` is a reference to 64 readable bytes; the load asks for no alignment.
         *vector = unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) };
     }
@@ -128,8 +167,8 @@ fn load(block: &Block) -> Vectors {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn store(block: &mut Block, vectors: Vectors) {
-    for (vector, bytes) in vectors.into_iter().zip(block.as_chunks_mut::<VECTOR>().0) {
+fn store<const WIDTH: usize>(block: &mut Block<WIDTH>, vectors: [__m512i; WIDTH]) {
+    for (vector, bytes) in vectors.into_iter().zip(block) {
         // SAFETY: `bytes` is an exclusive reference to 64 bytes; the store asks for no alignment.
         unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), vector) };
     }
@@ -141,13 +180,7 @@ fn product(bytes: __m512i, matrix: __m512i) -> __m512i {
     _mm512_gf2p8affine_epi64_epi8::<0>(bytes, matrix)
 }
 
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn matrix(factor: u8) -> __m512i {
-    _mm512_set1_epi64(MATRICES[usize::from(factor)].cast_signed())
-}
-
-const fn matrices() -> [u64; 256] {
+const fn matrices() -> [i64; 256] {
     let mut table = [0; 256];
     let mut factor: u8 = 0;
     loop {
@@ -164,7 +197,7 @@ const fn matrices() -> [u64; 256] {
 ///
 /// Factor 2: bit 0 of the product is bit 7 of the operand, so byte 7 is 0x80; bit 2 is bit 1 plus
 /// (as 0x1d has bit 2) bit 7, so byte 5 is 0x82.
-const fn matrix_bits(factor: u8) -> u64 {
+const fn matrix_bits(factor: u8) -> i64 {
     let mut rows = [0u8; 8];
     let mut bit = 0;
     while bit < 8 {
@@ -176,7 +209,7 @@ const fn matrix_bits(factor: u8) -> u64 {
         }
         bit += 1;
     }
-    u64::from_le_bytes(rows)
+    i64::from_le_bytes(rows)
 }
 
 const _: () = assert!(matrix_bits(2).to_le_bytes()[7] == 0x80);

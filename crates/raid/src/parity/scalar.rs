@@ -6,7 +6,8 @@
 //! Invariant, kept by the caller (`Kernels`) for all kernel files: the slices of one call have the
 //! same length, a multiple of `LENGTH_UNIT`. A break of it panics; it does not corrupt.
 
-use super::gf256::NIBBLE_PRODUCTS;
+use super::code::Factors;
+use super::gf256::times;
 
 const WORD: usize = size_of::<u64>();
 
@@ -16,17 +17,6 @@ const LOWEST_BIT: u64 = 0x0101_0101_0101_0101;
 
 /// What x^8 is reduced to in GF(2^8) with polynomial 0x11d.
 const REDUCTION: u64 = 0x1d;
-
-/// `output` = sum of `sources`.
-pub(super) fn sum(sources: &[&[u8]], output: &mut [u8]) {
-    for (index, target) in output.as_chunks_mut::<WORD>().0.iter_mut().enumerate() {
-        let mut total = 0;
-        for source in sources {
-            total ^= word(source, index);
-        }
-        *target = total.to_le_bytes();
-    }
-}
 
 /// `p` = sum of `sources`, `q` = sum of 2^i * `sources[i]`, by Horner's rule from the last source.
 pub(super) fn sum_pq(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
@@ -44,29 +34,31 @@ pub(super) fn sum_pq(sources: &[&[u8]], p: &mut [u8], q: &mut [u8]) {
     }
 }
 
-/// `into` += `factor` * sum of `sources`.
-pub(super) fn mul_add<const S: usize>(factor: u8, sources: [&[u8]; S], into: &mut [u8]) {
-    let sources = sources.map(|source| &source[..into.len()]);
-    let [low, high] = &NIBBLE_PRODUCTS[usize::from(factor)];
-    let product = |byte: u8| low[usize::from(byte & 15)] ^ high[usize::from(byte >> 4)];
-    for (index, target) in into.iter_mut().enumerate() {
-        let total = sources.iter().fold(0, |total, source| total ^ source[index]);
-        // P is most of the work and its factor is one; without tables, the compiler finds vectors.
-        *target ^= if factor == 1 { total } else { product(total) };
+/// `outputs[o]` = sum of `factors[i][o]` * (sum of `sources[i]`), or with `add`, += that.
+pub(super) fn combine<const S: usize>(
+    sources: &[[&[u8]; S]],
+    factors: &[Factors],
+    outputs: &mut [&mut [u8]],
+    add: bool,
+) {
+    for (number, output) in outputs.iter_mut().enumerate() {
+        if !add {
+            output.fill(0);
+        }
+        for (source, factors) in sources.iter().zip(factors) {
+            mul_add(source, factors[number], output);
+        }
     }
 }
 
-/// `outputs[o]` = sum of `rows[o][i]` * `sources[i]`.
-pub(super) fn combine<const N: usize>(
-    sources: &[&[u8]],
-    rows: [&[u8]; N],
-    outputs: [&mut [u8]; N],
-) {
-    for (row, output) in rows.into_iter().zip(outputs) {
-        output.fill(0);
-        for (factor, source) in row.iter().zip(sources) {
-            mul_add(*factor, [*source], output);
-        }
+/// `into` += `factor` * (sum of `source`).
+fn mul_add<const S: usize>(source: &[&[u8]; S], factor: u8, into: &mut [u8]) {
+    let source = source.map(|part| &part[..into.len()]);
+    let times = times(factor);
+    for (index, target) in into.iter_mut().enumerate() {
+        let total = source.iter().fold(0, |total, part| total ^ part[index]);
+        // P is most of the work and its factor is one; without tables, the compiler finds vectors.
+        *target ^= if factor == 1 { total } else { times(total) };
     }
 }
 

@@ -1,33 +1,28 @@
 //! Which present chunks to read, and with which factors, to recompute lost ones.
 //!
-//! Each parity chunk is an equation: its bytes are the sum of `factor(parity, i)` * D_i. As many
-//! equations as there are unknown data chunks are solved here, on factors alone; what comes out is
-//! a row of factors for each lost chunk, with which a kernel sums the present ones.
+//! Each parity chunk is an equation: the sum of it and of all data chunks times their factors is
+//! zero. As many equations as there are unknown data chunks are solved here, on factors alone; what
+//! comes out is a row of factors for each lost chunk, with which a kernel sums the present ones.
 //!
 //! Invariant: a plan reads exactly `k` chunks, and these determine the stripe.
 
-use smallvec::SmallVec;
+use super::code::{FACTORS, Factors};
+use super::gf256::{inverse, times};
+use super::{CHUNKS_MAX, NotEnough, PARITY_CHUNKS_MAX};
 
-use super::gf256::{self, inverse, multiply};
-use super::{CHUNKS_MAX, DATA_CHUNKS_MAX, NotEnough, PARITY_CHUNKS_MAX};
+/// Chunk ids as bits.
+type Ids = u64;
+const _: () = assert!(CHUNKS_MAX == Ids::BITS as usize);
 
-/// Marks a chunk id that is not among the present ones.
-const ABSENT: u8 = 255;
-const _: () = assert!(CHUNKS_MAX <= ABSENT as usize);
-const _: () = assert!(DATA_CHUNKS_MAX < gf256::ORDER);
-
-/// A byte for each chunk of the widest stripe.
+/// A factor for each chunk of the widest stripe.
 type Row = [u8; CHUNKS_MAX];
-/// Factors of the unknown data chunks in the equations; the rows and columns in use come first.
-type Square = [[u8; PARITY_CHUNKS_MAX]; PARITY_CHUNKS_MAX];
-type UpToParity = SmallVec<[usize; PARITY_CHUNKS_MAX]>;
 
-/// How to recompute the missing chunks: output o is the sum of `row(o)[s]` * source s.
+/// How to recompute the missing chunks: output o is the sum of `factors()[s][o]` * source s.
 pub(super) struct Recovery {
-    source_count: usize,
     /// Where in the caller's list of present chunks each source is; in order of chunk ids.
-    positions: Row,
-    rows: [Row; PARITY_CHUNKS_MAX],
+    positions: [u8; CHUNKS_MAX],
+    factors: [Factors; CHUNKS_MAX],
+    source_count: usize,
 }
 
 impl Recovery {
@@ -35,23 +30,9 @@ impl Recovery {
         self.positions[..self.source_count].iter().map(|position| usize::from(*position))
     }
 
-    pub(super) fn row(&self, output: usize) -> &[u8] {
-        &self.rows[output][..self.source_count]
+    pub(super) fn factors(&self) -> &[Factors] {
+        &self.factors[..self.source_count]
     }
-
-    /// Is the output a plain sum? It is for a data chunk recomputed from P, and for P.
-    pub(super) fn is_sum(&self, output: usize) -> bool {
-        self.row(output).iter().all(|factor| *factor == 1)
-    }
-}
-
-/// The factor of data chunk `index` in parity chunk number `parity`: 1 in P, 2^index in Q.
-///
-/// Such powers can be solved for any losses only up to two parity chunks; more need other factors
-/// (J. S. Plank and Y. Ding, "Note: Correction to the 1997 Tutorial on Reed-Solomon Coding").
-pub(super) fn factor(parity: usize, index: usize) -> u8 {
-    assert!(parity < PARITY_CHUNKS_MAX);
-    gf256::power(parity * index)
 }
 
 /// Decides how to recompute the chunks `missing` of a stripe of `k` data and `m` parity chunks
@@ -62,133 +43,120 @@ pub(super) fn plan(
     present: impl Iterator<Item = usize>,
     missing: impl ExactSizeIterator<Item = usize>,
 ) -> Result<Recovery, NotEnough> {
-    assert!((1..=DATA_CHUNKS_MAX).contains(&k));
+    assert!(k >= 1);
     assert!(m <= PARITY_CHUNKS_MAX);
-    let mut present_count: u8 = 0;
-    let mut positions = [ABSENT; CHUNKS_MAX];
+    assert!(k + m <= CHUNKS_MAX);
+    let mut positions = [0; CHUNKS_MAX];
+    let mut given: Ids = 0;
+    let mut count: u8 = 0;
     for id in present {
         assert!(id < k + m, "chunk {id} in a stripe of {k}+{m}");
-        assert!(positions[id] == ABSENT, "chunk {id} is given twice");
-        positions[id] = present_count;
-        present_count += 1;
+        assert!(given & 1 << id == 0, "chunk {id} is given twice");
+        given |= 1 << id;
+        positions[id] = count;
+        count += 1;
     }
-    if usize::from(present_count) < k {
+    if usize::from(count) < k {
         return Err(NotEnough);
     }
-    assert!(missing.len() <= k + m - usize::from(present_count), "a chunk is missing twice");
-    let system = System::new(k, m, |id| positions[id] != ABSENT);
-    let mut recovery = Recovery {
-        source_count: k,
-        positions: [0; CHUNKS_MAX],
-        rows: [[0; CHUNKS_MAX]; PARITY_CHUNKS_MAX],
-    };
-    for (position, source) in recovery.positions.iter_mut().zip(system.sources()) {
-        *position = positions[source];
+    assert!(missing.len() <= k + m - usize::from(count), "a chunk is missing twice");
+    let data: Ids = Ids::MAX >> (CHUNKS_MAX - k);
+    let unknown = data & !given;
+    // P comes first: without factors, its sum is the cheapest.
+    let mut equations: Ids = 0;
+    for id in each(given & !data).take(unknown.count_ones() as usize) {
+        equations |= 1 << id;
     }
-    for (row, id) in recovery.rows.iter_mut().zip(missing) {
+    let solved = solve(k, unknown, equations);
+
+    let sources = data & given | equations;
+    let mut recovery = Recovery {
+        positions: [0; CHUNKS_MAX],
+        factors: [[0; PARITY_CHUNKS_MAX]; CHUNKS_MAX],
+        source_count: k,
+    };
+    for (position, id) in recovery.positions.iter_mut().zip(each(sources)) {
+        *position = positions[id];
+    }
+    for (output, id) in missing.enumerate() {
         assert!(id < k + m, "chunk {id} in a stripe of {k}+{m}");
-        assert!(positions[id] == ABSENT, "chunk {id} is present, or missing twice");
-        positions[id] = 0;
-        for (value, source) in row.iter_mut().zip(system.sources()) {
-            *value = system.share(id, source);
+        assert!(given & 1 << id == 0, "chunk {id} is present, or missing twice");
+        given |= 1 << id;
+        let encoded;
+        let by_id = match each(unknown).position(|unknown| unknown == id) {
+            Some(index) => &solved[index],
+            None => {
+                encoded = encode_without(k, id, unknown, &solved);
+                &encoded
+            }
+        };
+        for (factors, source) in recovery.factors.iter_mut().zip(each(sources)) {
+            factors[output] = by_id[source];
         }
     }
     Ok(recovery)
 }
 
-/// The unknown data chunks, and just as many equations.
-struct System {
-    k: usize,
-    /// Ids of the data chunks that are not present.
-    unknown: UpToParity,
-    /// Numbers of the parity chunks to solve with.
-    equations: UpToParity,
-    /// Unknown u is the sum of `solution[u][e]` * (equation e less its known chunks).
-    solution: Square,
+fn each(mut ids: Ids) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let id = ids.trailing_zeros();
+        ids &= ids.wrapping_sub(1);
+        (id < Ids::BITS).then_some(id as usize)
+    })
 }
 
-impl System {
-    fn new(k: usize, m: usize, is_present: impl Fn(usize) -> bool) -> System {
-        let unknown: UpToParity = (0..k).filter(|id| !is_present(*id)).collect();
-        // P comes first: without factors, its sum is the cheapest.
-        let equations: UpToParity =
-            (0..m).filter(|parity| is_present(k + parity)).take(unknown.len()).collect();
-        assert!(equations.len() == unknown.len(), "at least k chunks are present");
-        let mut factors = Square::default();
-        for (row, parity) in factors.iter_mut().zip(&equations) {
-            for (value, index) in row.iter_mut().zip(&unknown) {
-                *value = factor(*parity, *index);
-            }
-        }
-        let solution = invert(factors, unknown.len());
-        System { k, unknown, equations, solution }
-    }
-
-    /// Ids of the chunks that a recovery reads, ascending.
-    fn sources(&self) -> impl Iterator<Item = usize> {
-        let known = (0..self.k).filter(|id| !self.unknown.contains(id));
-        known.chain(self.equations.iter().map(|parity| self.k + parity))
-    }
-
-    /// The factor of chunk `source` in lost chunk `output`; both are chunk ids.
-    fn share(&self, output: usize, source: usize) -> u8 {
-        if output < self.k {
-            let unknown = self.unknown.iter().position(|id| *id == output);
-            return self.share_in_unknown(unknown.expect("a lost chunk is unknown"), source);
-        }
-        // Parity is encoded anew, from known chunks and from what the unknown ones are made of.
-        let parity = output - self.k;
-        let mut share = if source < self.k { factor(parity, source) } else { 0 };
-        for (unknown, id) in self.unknown.iter().enumerate() {
-            share ^= multiply(factor(parity, *id), self.share_in_unknown(unknown, source));
-        }
-        share
-    }
-
-    fn share_in_unknown(&self, unknown: usize, source: usize) -> u8 {
-        let mut share = 0;
-        for (parity, weight) in self.equations.iter().zip(self.solution[unknown]) {
-            if source < self.k {
-                share ^= multiply(weight, factor(*parity, source));
-            } else if source == self.k + parity {
-                share ^= weight;
-            }
-        }
-        share
-    }
-}
-
-/// The inverse of the first `size` rows and columns, by Gauss-Jordan elimination.
+/// For each unknown chunk the factors, by chunk id, of the sum that it is: Gauss-Jordan elimination
+/// of the `unknown` data chunks from the equations of the parity chunks `equations`.
 ///
 /// No rows are swapped, as no pivot can be zero: the code recovers any losses, so every square part
 /// of its factors is invertible. If that were false, `inverse` would panic.
-fn invert(mut square: Square, size: usize) -> Square {
-    let mut inverted = Square::default();
-    for (index, row) in inverted.iter_mut().enumerate() {
-        row[index] = 1;
+fn solve(k: usize, unknown: Ids, equations: Ids) -> [Row; PARITY_CHUNKS_MAX] {
+    assert!(equations.count_ones() == unknown.count_ones(), "at least k chunks are present");
+    let mut rows = [[0; CHUNKS_MAX]; PARITY_CHUNKS_MAX];
+    for (row, id) in rows.iter_mut().zip(each(equations)) {
+        *row = equation(k, id);
     }
-    for column in 0..size {
-        let scale = inverse(square[column][column]);
-        scale_row(&mut square[column], scale);
-        scale_row(&mut inverted[column], scale);
-        let (pivot_left, pivot_right) = (square[column], inverted[column]);
-        for row in (0..size).filter(|row| *row != column) {
-            let multiple = square[row][column];
-            add_multiple(&mut square[row], multiple, &pivot_left);
-            add_multiple(&mut inverted[row], multiple, &pivot_right);
+    let count = equations.count_ones() as usize;
+    // Behind the last equation all is zero.
+    let end = (Ids::BITS - equations.leading_zeros()) as usize;
+    for (index, column) in each(unknown).enumerate() {
+        let mut pivot = rows[index];
+        if pivot[column] != 1 {
+            let scale = times(inverse(pivot[column]));
+            pivot[..end].iter_mut().for_each(|factor| *factor = scale(*factor));
         }
+        for (_, row) in rows[..count].iter_mut().enumerate().filter(|(other, _)| *other != index) {
+            eliminate(row, column, &pivot[..end]);
+        }
+        rows[index] = pivot;
     }
-    inverted
+    rows
 }
 
-fn scale_row(row: &mut [u8], factor: u8) {
-    for value in row {
-        *value = multiply(*value, factor);
+/// Parity chunk `id` is encoded anew, from known chunks and from what the unknown ones are made of.
+fn encode_without(k: usize, id: usize, unknown: Ids, solved: &[Row]) -> Row {
+    let mut row = equation(k, id);
+    for (column, solved) in each(unknown).zip(solved) {
+        eliminate(&mut row, column, solved);
     }
+    row
 }
 
-fn add_multiple(row: &mut [u8], factor: u8, other: &[u8]) {
-    for (value, addend) in row.iter_mut().zip(other) {
-        *value ^= multiply(factor, *addend);
+/// What sums to zero, by chunk id: parity chunk `id`, and data chunks times their factors.
+fn equation(k: usize, id: usize) -> Row {
+    let mut row = [0; CHUNKS_MAX];
+    for (value, factors) in row[..k].iter_mut().zip(&FACTORS) {
+        *value = factors[id - k];
+    }
+    row[id] = 1;
+    row
+}
+
+/// Subtracts the multiple of `pivot`, which has 1 in `column`, that leaves 0 there.
+fn eliminate(row: &mut Row, column: usize, pivot: &[u8]) {
+    assert!(pivot[column] == 1);
+    let times = times(row[column]);
+    for (value, other) in row.iter_mut().zip(pivot) {
+        *value ^= times(*other);
     }
 }

@@ -74,6 +74,7 @@ impl Pair {
             chunk_bytes: 16 << 10,
             shape: ashlar_raid::layout::Shape::default(),
             policy: None,
+            host: None,
         };
         let array = Array::create(reactor, &spec, drives).await.unwrap();
         let bytes = vec![0; array.capacity().min(4 << 20) as usize];

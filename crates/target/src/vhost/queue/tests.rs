@@ -32,6 +32,7 @@ async fn disk(reactor: &Reactor, level: Level, drives: u8) -> Rc<Disk> {
         chunk_bytes,
         shape: Default::default(),
         policy: None,
+        host: None,
     };
     let bytes = DISK + (16 << 20);
     let limits = Limits { bytes, sector_bytes: 512, zeroes_cheaply: true };

@@ -1,0 +1,30 @@
+//! What an operator has set of an array.
+
+use ashlar_format::array_superblock as format;
+
+use crate::api::array::Array as Shown;
+use crate::api::settings::{Policy, SettingsChange};
+use crate::host::{Host, translate};
+use crate::refusal::Answer;
+
+impl Host {
+    pub async fn set_array(&self, name: &str, change: SettingsChange) -> Answer<Shown> {
+        let _change = self.begin().await?;
+        let running = self.running_array(name)?;
+        let set = self.on_array(running, async move |_, pool| match change.policy {
+            Some(policy) => pool.array().set_policy(stored_policy(policy)).await,
+            None => Ok(()),
+        });
+        set.await?.map_err(|error| translate::change(&error))?;
+        tracing::info!(array = name, ?change, "array set");
+        self.show_array_by_uuid(running.uuid).await
+    }
+}
+
+pub(super) fn stored_policy(policy: Policy) -> format::Policy {
+    match policy {
+        Policy::Journal => format::Policy::Journal,
+        Policy::Bitmap => format::Policy::Bitmap,
+        Policy::None => format::Policy::None,
+    }
+}

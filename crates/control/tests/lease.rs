@@ -1,0 +1,123 @@
+//! Goal: an array serves on one host at a time, and a host that is gone does not keep it.
+//! Method: daemons that call themselves different hosts, one after the other on the same files;
+//! where two would have to hold the files at once, the test writes the other host's leases.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod daemon;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use ashlar_format::lease::{Lease, SLOTS};
+use ashlar_format::record::{self, name_field};
+use daemon::Daemon;
+use serde_json::Value;
+use uuid::Uuid;
+use zerocopy::IntoBytes;
+
+const DRIVES: usize = 3;
+
+fn attach_all(daemon: &Daemon) {
+    (0..DRIVES).for_each(|number| drop(daemon.ok(&format!("drive attach @/d{number}.img"))));
+}
+
+fn lease(daemon: &Daemon) -> Value {
+    daemon.json("inspect @/d0.img")["lease"].clone()
+}
+
+/// Another host writes a lease on every drive.
+fn write_lease(daemon: &Daemon, host: u8, epoch: u64, beat: u64) {
+    for number in 0..DRIVES {
+        let report = daemon.json(&format!("inspect @/d{number}.img"));
+        let label = &report["label"];
+        let uuid = |field: &str| Uuid::parse_str(label[field].as_str().unwrap()).unwrap();
+        let areas = label["areas"].as_array().unwrap();
+        let area = areas.iter().find(|area| area["name"] == "lease").unwrap();
+        let home = area["offset"].as_u64().unwrap() + beat % SLOTS * Lease::BYTES;
+        let mut lease = Lease::free(uuid("array").into_bytes());
+        lease.host = [host; 16];
+        lease.host_name = name_field("elsewhere").unwrap();
+        lease.epoch = epoch.into();
+        lease.beat = beat.into();
+        record::seal(&mut lease, uuid("drive").into_bytes(), home, beat);
+        let file = File::options().write(true).open(daemon.path(&format!("d{number}.img")));
+        file.unwrap().write_all_at(lease.as_bytes(), home).unwrap();
+    }
+}
+
+#[test]
+fn a_stopped_array_starts_on_another_host_at_once() {
+    let mut daemon = Daemon::with_array(5, DRIVES);
+    daemon.ok("volume create v --array a --size 16M");
+    assert!(lease(&daemon)["host"].is_string());
+    for host in 1..=2 {
+        daemon.stop();
+        assert_eq!(lease(&daemon)["host"], Value::Null);
+        daemon.start_on_host(host);
+        attach_all(&daemon);
+        daemon.ok("array start --scan");
+        assert_eq!(daemon.array_state("a"), "optimal");
+        daemon.ok("volume show v");
+        let holder = format!("00000000-0000-0000-0000-{host:012}");
+        assert_eq!(lease(&daemon)["host"], holder);
+    }
+    daemon.ok("array stop a");
+    assert_eq!(lease(&daemon)["host"], Value::Null);
+}
+
+#[test]
+fn a_host_that_died_is_replaced_when_its_lease_stands_still() {
+    let mut daemon = Daemon::with_array(5, DRIVES);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.kill();
+    let epoch = lease(&daemon)["epoch"].as_u64().unwrap();
+    daemon.start_on_host(1);
+    attach_all(&daemon);
+    daemon.ok("array start --scan");
+    assert_eq!(daemon.array_state("a"), "optimal");
+    daemon.ok("volume show v");
+    assert!(lease(&daemon)["epoch"].as_u64().unwrap() > epoch);
+}
+
+#[test]
+fn a_host_that_lives_is_left_its_array() {
+    let mut daemon = Daemon::with_array(5, DRIVES);
+    daemon.kill();
+    daemon.start_on_host(1);
+    attach_all(&daemon);
+    let refused = std::thread::scope(|scope| {
+        let start = scope.spawn(|| daemon.run("array start --scan"));
+        // The other host beats as long as it is watched.
+        let mut beats = 1000..;
+        while !start.is_finished() {
+            write_lease(&daemon, 9, 7, beats.next().unwrap());
+        }
+        start.join().unwrap()
+    });
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("array a is in use by host elsewhere (its lease is alive)"), "{said}");
+    assert!(said.contains("--force, which risks that both hosts write"), "{said}");
+    assert_eq!(lease(&daemon)["epoch"], 7, "nothing was written");
+    let said = daemon.ok("array start --scan --force");
+    assert!(said.contains("started"), "{said}");
+    assert_eq!(lease(&daemon)["epoch"], 8);
+}
+
+#[test]
+fn a_host_that_lost_its_array_stops_to_serve_it() {
+    let daemon = Daemon::with_array(5, DRIVES);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    write_lease(&daemon, 9, 7, 1000);
+    daemon.wait_for("array show a", |array| array["state"] == "unavailable");
+    let why = daemon.json("array show a")["error"].as_str().unwrap().to_owned();
+    assert!(why.contains("host elsewhere has taken array a over"), "{why}");
+    assert_eq!(daemon.json("export show e")["state"], "down");
+    assert_eq!(lease(&daemon)["epoch"], 7, "nothing was written any more");
+    daemon.refused("volume create w --array a --size 1M");
+    daemon.ok("array start a --force");
+    assert_eq!(daemon.array_state("a"), "optimal");
+    assert_eq!(daemon.json("export show e")["state"], "listening");
+}

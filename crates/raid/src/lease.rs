@@ -1,0 +1,456 @@
+//! One host at a time has an array: a lease on every member says who, and its beat that this host
+//! is alive.
+//!
+//! Invariants:
+//! - an array with a lease is not written to before the lease is durable and was read back;
+//! - who finds another's lease never writes again: all drives are let go;
+//! - work waits while the last beat that is known to be good began longer ago than [`TRUST`], which
+//!   is less than another host waits before it takes the array over.
+//!
+//! How an array is taken:
+//! 1. the leases are read; another host's must stand still for [`WATCH_BEATS`] periods, else: refused
+//! 2. ours, with a larger epoch, is durable (crash: we have it, and may take it again at once)
+//! 3. we wait as long as a rival that has not seen ours may take from its 1 to its 2
+//! 4. ours is read back; another's instead: refused
+//!
+//! Whose 2 comes after our 4 began its 1 after our 2, and saw it: so of two hosts at most one gets
+//! past 4. A host that was slow from 1 to 2 waits at 3 until an owner that it did not see has looked
+//! again, or trusts its lease no longer. (M. Fischer's mutual exclusion by timing, in L. Lamport, "A
+//! Fast Mutual Exclusion Algorithm", ACM TOCS 5(1), 1987.) A beat goes the same way, 1 to 4: what it
+//! proves is that nobody who had not seen it has the array. What a stalled host had handed to its
+//! drives before it stalled is beyond this: only the drives themselves could refuse it.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_drive::drive::Drive;
+use ashlar_drive::error::DriveError;
+use ashlar_format::lease::{HOST_NAME_BYTES, Lease, SLOTS};
+use ashlar_format::record;
+use ashlar_format::units::to_usize;
+use ashlar_reactor::backend::Instant;
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::join::join_all;
+use ashlar_reactor::wait_list::WaitList;
+
+use crate::error::{ArrayError, AssembleError};
+use crate::label;
+use crate::members::{Member, Members};
+
+/// Between two beats.
+pub const BEAT_PERIOD: Duration = Duration::from_secs(5);
+/// Periods that another host's lease must stand still before it is taken over.
+pub const WATCH_BEATS: u32 = 3;
+/// For so long after its beginning a good beat is relied on.
+const TRUST: Duration = Duration::from_secs(10);
+/// Who reads the leases and has not written its own within this time is slow.
+const SETTLE: Duration = Duration::from_millis(500);
+// What was started just before the trust ended has a period to reach the drives.
+const _: () =
+    assert!(TRUST.as_secs() + BEAT_PERIOD.as_secs() <= WATCH_BEATS as u64 * BEAT_PERIOD.as_secs());
+
+const NOBODY: [u8; 16] = [0; 16];
+
+/// Who wants an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Host {
+    uuid: [u8; 16],
+    name: [u8; HOST_NAME_BYTES],
+}
+
+impl Host {
+    /// `uuid`: not zero. `name`: for people; what does not fit is cut off.
+    pub fn new(uuid: [u8; 16], name: &str) -> Host {
+        assert!(uuid != NOBODY, "a host without an identity");
+        let end = name.floor_char_boundary(HOST_NAME_BYTES);
+        let name = record::name_field(&name[..end]).expect("it was cut to fit");
+        Host { uuid, name }
+    }
+}
+
+/// What a host takes: beats count on from there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Claim {
+    epoch: u64,
+    beat: u64,
+    /// When it was begun to be written.
+    began: Instant,
+}
+
+impl Claim {
+    /// After what was found: of a new array, nothing.
+    pub(crate) fn after(newest: Option<&Lease>, began: Instant) -> Claim {
+        let (epoch, beat) = newest.map_or((0, 0), age);
+        Claim { epoch: epoch + 1, beat: beat + 1, began }
+    }
+
+    /// Nobody else has the array before this moment.
+    pub fn until(&self) -> Instant {
+        self.began.after(TRUST)
+    }
+
+    fn is_in(&self, found: &Lease, host: &Host) -> bool {
+        found.epoch.get() == self.epoch && found.host == host.uuid
+    }
+
+    /// Whether a lease that was found says that another has the array, or had it since.
+    fn is_overridden(&self, found: &Lease, host: &Host) -> bool {
+        found.epoch.get() > self.epoch || found.epoch.get() == self.epoch && found.host != host.uuid
+    }
+}
+
+/// Leases of one array are ordered by it.
+fn age(lease: &Lease) -> (u64, u64) {
+    (lease.epoch.get(), lease.beat.get())
+}
+
+fn is_others(newest: Option<&Lease>, host: &Host) -> bool {
+    newest.is_some_and(|lease| lease.host != NOBODY && lease.host != host.uuid)
+}
+
+/// As it stands in messages.
+fn owner_name(lease: &Lease) -> String {
+    match lease.host_name() {
+        Ok(name) if !name.is_empty() => format!("host {name}"),
+        Ok(_) | Err(_) => "another host".to_owned(),
+    }
+}
+
+/// Where a member keeps its leases.
+struct Place {
+    drive: Rc<Drive>,
+    drive_uuid: [u8; 16],
+    at: u64,
+}
+
+impl Place {
+    fn of(member: &Member, drive: &Rc<Drive>) -> Place {
+        let (drive_uuid, at) = (member.drive_uuid, member.areas.lease.offset);
+        Place { drive: drive.clone(), drive_uuid, at }
+    }
+
+    /// The newest lease here; `None`: there never was one.
+    async fn read(&self, reactor: &Reactor, array: [u8; 16]) -> Result<Option<Lease>, DriveError> {
+        let read = label::read_bytes(reactor, &self.drive, self.at, SLOTS * Lease::BYTES);
+        let bytes = read.await?;
+        let slots = bytes.chunks_exact(to_usize(Lease::BYTES)).zip(0..);
+        let leases = slots.filter_map(|(slot, index)| {
+            let home = self.at + index * Lease::BYTES;
+            record::open::<Lease>(slot, Some(self.drive_uuid), home).ok()
+        });
+        Ok(leases.filter(|lease| lease.array == array).max_by_key(|lease| age(lease)).cloned())
+    }
+
+    /// Durable when this returns.
+    async fn write(&self, reactor: &Reactor, mut lease: Lease) -> Result<(), DriveError> {
+        let beat = lease.beat.get();
+        let home = self.at + beat % SLOTS * Lease::BYTES;
+        label::write_record(reactor, &self.drive, &mut lease, self.drive_uuid, home, beat).await?;
+        self.drive.flush().await
+    }
+}
+
+/// Where leases are written.
+fn places(members: &[Member]) -> Vec<Place> {
+    members.iter().filter_map(|member| Some(Place::of(member, member.keeps_metadata()?))).collect()
+}
+
+async fn newest(reactor: &Reactor, array: [u8; 16], members: &[Member]) -> Option<Lease> {
+    let places = members.iter().filter_map(|member| Some(Place::of(member, member.alive()?)));
+    let places: Vec<Place> = places.collect();
+    let found = join_all(places.iter().map(|place| place.read(reactor, array))).await;
+    found.into_iter().flatten().flatten().max_by_key(age)
+}
+
+/// Takes the array for `host`, who has it for [`TRUST`] from when this began to write, and longer if
+/// it beats. `force`: from whoever has it.
+pub async fn take(
+    reactor: &Reactor,
+    array: [u8; 16],
+    members: &[Member],
+    host: &Host,
+    force: bool,
+) -> Result<Claim, AssembleError> {
+    let (mut read_at, mut found) = (reactor.now(), newest(reactor, array, members).await);
+    for _ in 0..WATCH_BEATS {
+        if force || !is_others(found.as_ref(), host) {
+            break;
+        }
+        reactor.sleep(BEAT_PERIOD).await;
+        read_at = reactor.now();
+        let before = found.as_ref().map(age);
+        let again = newest(reactor, array, members).await;
+        // The member with the newest may not have answered this time.
+        found = found.into_iter().chain(again).max_by_key(age);
+        if let Some(moved) = found.as_ref().filter(|lease| Some(age(lease)) > before)
+            && is_others(found.as_ref(), host)
+        {
+            return Err(AssembleError::InUse { host: owner_name(moved) });
+        }
+    }
+    let claim = Claim::after(found.as_ref(), reactor.now());
+    write_and_confirm(reactor, array, members, host, claim, read_at).await?;
+    Ok(claim)
+}
+
+/// Steps 2 to 4. `read_at`: when step 1 began.
+async fn write_and_confirm(
+    reactor: &Reactor,
+    array: [u8; 16],
+    members: &[Member],
+    host: &Host,
+    claim: Claim,
+    read_at: Instant,
+) -> Result<(), AssembleError> {
+    let places = places(members);
+    let lease = lease(array, host, claim.epoch, claim.beat);
+    let writes = join_all(places.iter().map(|place| place.write(reactor, lease.clone()))).await;
+    let slow = reactor.now().since(read_at) > SETTLE;
+    reactor.sleep(if slow { TRUST + SETTLE } else { SETTLE }).await;
+    let written = places.iter().zip(&writes).filter(|(_, write)| write.is_ok());
+    let mut confirmed = false;
+    for found in join_all(written.map(|(place, _)| place.read(reactor, array))).await {
+        match found {
+            Ok(Some(found)) if claim.is_in(&found, host) => confirmed = true,
+            Ok(found) => {
+                let host = found.map_or_else(|| "another host".into(), |found| owner_name(&found));
+                return Err(AssembleError::InUse { host });
+            }
+            // A drive that has stopped to answer since is found out by the first write.
+            Err(_) => {}
+        }
+    }
+    if confirmed { Ok(()) } else { Err(ArrayError::Lost.into()) }
+}
+
+fn lease(array: [u8; 16], host: &Host, epoch: u64, beat: u64) -> Lease {
+    let mut lease = Lease::free(array);
+    lease.host = host.uuid;
+    lease.host_name = host.name;
+    lease.epoch = epoch.into();
+    lease.beat = beat.into();
+    lease
+}
+
+/// ```text
+///   Held ──another's lease was found──► Lost
+///     └──the array was stopped──► Released
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum State {
+    Held,
+    Released,
+    Lost { to: String },
+}
+
+/// The lease of an array that runs.
+pub(crate) struct Leasehold {
+    reactor: Reactor,
+    array: [u8; 16],
+    members: Rc<Members>,
+    host: Host,
+    claim: Claim,
+    /// When the newest beat began that is known to be good.
+    good: Cell<Instant>,
+    newest_beat: Cell<u64>,
+    state: RefCell<State>,
+    /// Tasks that have not ended.
+    keepers: Cell<usize>,
+    changed: WaitList,
+}
+
+impl Leasehold {
+    /// Keeps what `take` got: beats, from now on, until it is released or lost.
+    pub(crate) fn keep(
+        reactor: &Reactor,
+        array: [u8; 16],
+        members: Rc<Members>,
+        host: Host,
+        claim: Claim,
+    ) -> Rc<Leasehold> {
+        let keepers = members.list().len();
+        let held = Rc::new(Leasehold {
+            reactor: reactor.clone(),
+            array,
+            members,
+            host,
+            claim,
+            good: Cell::new(claim.began),
+            newest_beat: Cell::new(claim.beat),
+            state: RefCell::new(State::Held),
+            keepers: Cell::new(keepers),
+            changed: WaitList::default(),
+        });
+        // One a member: a drive that does not answer holds up nobody's beat but its own.
+        (0..keepers).for_each(|index| reactor.spawn(held.clone().keep_on(index)));
+        held
+    }
+
+    async fn keep_on(self: Rc<Self>, index: usize) {
+        let mut beat = self.claim.beat;
+        while self.is_held() {
+            let began = self.reactor.now();
+            let place = {
+                let list = self.members.list();
+                // No member keeps anything: nothing can be written either.
+                if list.iter().all(|member| member.keeps_metadata().is_none()) {
+                    self.note_good(began);
+                }
+                list[index].keeps_metadata().map(|drive| Place::of(&list[index], drive))
+            };
+            if let Some(place) = place {
+                beat += 1;
+                self.newest_beat.set(self.newest_beat.get().max(beat));
+                // Whether it was good shows in `good`; the next one tries again.
+                let _ = self.beat(&place, beat).await;
+            }
+            self.pause_until(began.after(BEAT_PERIOD)).await;
+        }
+        self.keepers.set(self.keepers.get() - 1);
+        self.changed.wake_all(&self.reactor);
+    }
+
+    async fn beat(&self, place: &Place, beat: u64) -> Result<(), DriveError> {
+        self.look(place).await?;
+        let began = self.reactor.now();
+        let record = lease(self.array, &self.host, self.claim.epoch, beat);
+        place.write(&self.reactor, record).await?;
+        // After a long stall this beat may have replaced a rival's claim: that one beats, too.
+        let wait = if self.is_trusted() { SETTLE } else { BEAT_PERIOD + SETTLE };
+        self.pause_until(self.reactor.now().after(wait)).await;
+        if self.is_held() && self.look(place).await? {
+            self.note_good(began);
+        }
+        Ok(())
+    }
+
+    /// Whether the newest lease here is this one; another's ends it.
+    async fn look(&self, place: &Place) -> Result<bool, DriveError> {
+        let found = place.read(&self.reactor, self.array).await?;
+        if let Some(found) =
+            found.as_ref().filter(|found| self.claim.is_overridden(found, &self.host))
+        {
+            self.lose(owner_name(found));
+            return Err(DriveError::Gone);
+        }
+        Ok(found.is_some_and(|found| self.claim.is_in(&found, &self.host)))
+    }
+
+    fn note_good(&self, began: Instant) {
+        self.good.set(self.good.get().max(began));
+        self.changed.wake_all(&self.reactor);
+    }
+
+    fn is_trusted(&self) -> bool {
+        self.reactor.now().since(self.good.get()) <= TRUST
+    }
+
+    /// Waits, unless the lease ends.
+    async fn pause_until(&self, deadline: Instant) {
+        self.changed.until_or(&self.reactor, deadline, || !self.is_held()).await;
+    }
+
+    fn lose(&self, to: String) {
+        self.members.let_go();
+        *self.state.borrow_mut() = State::Lost { to };
+        self.changed.wake_all(&self.reactor);
+    }
+
+    fn is_held(&self) -> bool {
+        *self.state.borrow() == State::Held
+    }
+
+    /// The host that has taken the array over; perhaps without a name.
+    pub(crate) fn lost_to(&self) -> Option<String> {
+        match &*self.state.borrow() {
+            State::Lost { to } => Some(to.clone()),
+            State::Held | State::Released => None,
+        }
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(*self.state.borrow(), State::Lost { .. })
+    }
+
+    /// Waits until this host can be sure that it has the array, or that it has not.
+    pub(crate) async fn sure(&self) {
+        self.changed.until(&self.reactor, || self.is_trusted() || !self.is_held()).await;
+    }
+
+    /// Lets others take the array at once. Nothing of it is under way any more.
+    pub(crate) async fn release(&self) {
+        if !self.is_held() {
+            return;
+        }
+        *self.state.borrow_mut() = State::Released;
+        self.changed.wake_all(&self.reactor);
+        // A beat that is under way would bring the lease back.
+        self.changed.until(&self.reactor, || self.keepers.get() == 0).await;
+        let places = places(&self.members.list());
+        let mut free = Lease::free(self.array);
+        free.epoch = self.claim.epoch.into();
+        free.beat = (self.newest_beat.get() + 1).into();
+        let frees = places.iter().map(async |place| {
+            self.look(place).await?;
+            place.write(&self.reactor, free.clone()).await
+        });
+        // Who cannot be told waits until the lease has stood still.
+        join_all(frees).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALPHA: [u8; 16] = [1; 16];
+    const BETA: [u8; 16] = [2; 16];
+
+    fn of(host: [u8; 16], epoch: u64, beat: u64) -> Lease {
+        lease([9; 16], &Host { uuid: host, name: [0; HOST_NAME_BYTES] }, epoch, beat)
+    }
+
+    #[test]
+    fn who_has_the_array() {
+        let us = Host::new(ALPHA, "alpha");
+        assert!(!is_others(None, &us));
+        for (host, others) in [(NOBODY, false), (ALPHA, false), (BETA, true)] {
+            assert_eq!(is_others(Some(&of(host, 3, 7)), &us), others);
+        }
+        for (host, epoch, lost) in [
+            (ALPHA, 2, false),
+            (ALPHA, 3, false),
+            (BETA, 2, false),
+            (BETA, 3, true),
+            (BETA, 4, true),
+            // Taken by another daemon that calls itself the same, or taken and let go.
+            (ALPHA, 4, true),
+            (NOBODY, 4, true),
+        ] {
+            let claim = Claim { epoch: 3, beat: 1, began: Instant::default() };
+            let found = of(host, epoch, 7);
+            assert_eq!(claim.is_overridden(&found, &us), lost, "{host:?} {epoch}");
+            assert_eq!(claim.is_in(&found, &us), (host, epoch) == (ALPHA, 3));
+        }
+    }
+
+    #[test]
+    fn epochs_and_beats_only_grow() {
+        let began = Instant::default();
+        assert_eq!(Claim::after(None, began), Claim { epoch: 1, beat: 1, began });
+        let after = Claim::after(Some(&of(BETA, 4, 90)), began);
+        assert_eq!(after, Claim { epoch: 5, beat: 91, began });
+        assert!(age(&of(ALPHA, 5, 1)) > age(&of(BETA, 4, 90)));
+        assert!(age(&of(ALPHA, 4, 91)) > age(&of(ALPHA, 4, 90)));
+    }
+
+    #[test]
+    fn names_are_cut_between_letters() {
+        let name = "ä".repeat(40);
+        let host = Host::new(ALPHA, &name);
+        assert_eq!(record::name_from(&host.name), Ok(&name[..64]));
+        let odd = format!("x{name}");
+        assert_eq!(record::name_from(&Host::new(ALPHA, &odd).name), Ok(&odd[..63]));
+    }
+}

@@ -1,0 +1,308 @@
+//! Goal: an array is never written to by two hosts, and a host that is gone keeps nobody waiting
+//! for long.
+//! Method: two hosts with drives of their own on the same simulated storage, in virtual time.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_drive::drive::{Drive, Limits};
+use ashlar_format::array_superblock::{Level, MemberState};
+use ashlar_raid::array::Array;
+use ashlar_raid::error::{ArrayError, AssembleError};
+use ashlar_raid::label;
+use ashlar_raid::layout::Shape;
+use ashlar_raid::lease::{self, BEAT_PERIOD, Host, WATCH_BEATS};
+use ashlar_raid::members::Member;
+use ashlar_raid::start::{ArraySpec, AssembleOptions};
+use ashlar_raid::status::ArrayState;
+use ashlar_reactor::executor::{Order, Reactor};
+use ashlar_reactor::join::join_all;
+use ashlar_reactor::op::Device;
+use ashlar_reactor::prng::Prng;
+use ashlar_sim::drive::{SimDrive, Traits};
+use ashlar_sim::world::{SharedWorld, SimBackend, World};
+
+const MEMBERS: u32 = 3;
+const DRIVE_BYTES: u64 = 12 << 20;
+const WATCH: Duration = Duration::from_secs(BEAT_PERIOD.as_secs() * WATCH_BEATS as u64);
+const A_MOMENT: Duration = Duration::from_secs(2);
+/// Where leases are on a member.
+const LEASES: std::ops::Range<u64> = 704 << 10..712 << 10;
+
+fn alpha() -> Host {
+    Host::new([1; 16], "alpha")
+}
+
+fn beta() -> Host {
+    Host::new([2; 16], "beta")
+}
+
+/// Storage that several hosts reach.
+fn storage(seed: u64, latency_ns_max: u64) -> SharedWorld {
+    let mut world = World::new(seed, false);
+    let traits = Traits {
+        bytes: DRIVE_BYTES,
+        sector_bytes: 512,
+        volatile_cache: true,
+        zeroes: true,
+        latency_ns_min: 10_000,
+        latency_ns_max,
+    };
+    for drive in 0..MEMBERS {
+        world.add_drive(SimDrive::new(traits, [drive as u8; 16]));
+    }
+    Rc::new(RefCell::new(world))
+}
+
+/// Runs until the test ends; then whoever has not stopped dies.
+fn life<F>(world: &SharedWorld, order: u64, test: impl FnOnce(Reactor) -> F)
+where
+    F: Future<Output = ()> + 'static,
+{
+    world.borrow_mut().begin_life();
+    let order = Order::Seeded(Prng::from_seed(order));
+    let reactor = Reactor::new(Box::new(SimBackend::new(world)), order);
+    reactor.block_on(test(reactor.clone())).expect("the test ends");
+    assert_eq!(world.borrow().failure(), None);
+    world.borrow_mut().end_life(None);
+    reactor.abandon();
+}
+
+/// One host's view of the drives.
+fn drives(reactor: &Reactor) -> Vec<Rc<Drive>> {
+    let limits = Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true };
+    let open =
+        |drive| Drive::new(reactor, Device::Simulated { drive }, limits, &format!("d{drive}"));
+    (0..MEMBERS).map(open).collect()
+}
+
+async fn create(reactor: &Reactor, host: Host) -> Rc<Array> {
+    let spec = ArraySpec {
+        uuid: [9; 16],
+        name: "test".into(),
+        level: Level::Raid5,
+        chunk_bytes: 16 << 10,
+        shape: Shape::default(),
+        policy: None,
+        host: Some(host),
+    };
+    let drives = drives(reactor).into_iter().zip(10..).map(|(drive, id)| ([id; 16], drive));
+    Array::create(reactor, &spec, drives.collect()).await.unwrap()
+}
+
+async fn start(reactor: &Reactor, host: Host, force: bool) -> Result<Rc<Array>, AssembleError> {
+    let options = AssembleOptions { force, known_generation: None, host: Some(host) };
+    Array::assemble(reactor, drives(reactor), options).await
+}
+
+async fn write(reactor: &Reactor, array: &Rc<Array>, value: u8) -> Result<(), ArrayError> {
+    let buffer = reactor.buffer(4096);
+    buffer.copy_from_slice(&[value; 4096]);
+    array.write(0, buffer.into()).await
+}
+
+async fn read(reactor: &Reactor, array: &Rc<Array>) -> u8 {
+    let buffer = reactor.buffer(4096);
+    array.read(0, buffer.clone().into()).await.unwrap();
+    buffer.bytes()[0]
+}
+
+fn in_use(by: &str) -> Option<AssembleError> {
+    Some(AssembleError::InUse { host: format!("host {by}") })
+}
+
+#[test]
+fn a_host_that_lives_keeps_its_array_and_one_that_stops_hands_it_over() {
+    let world = storage(1, 1_000_000);
+    life(&world, 1, |reactor| async move {
+        let ours = create(&reactor, alpha()).await;
+        for _ in 0..3 {
+            let began = reactor.now();
+            assert_eq!(start(&reactor, beta(), false).await.err(), in_use("alpha"));
+            assert!(reactor.now().since(began) < 2 * BEAT_PERIOD);
+            write(&reactor, &ours, 7).await.unwrap();
+        }
+        reactor.sleep(10 * BEAT_PERIOD).await;
+        ours.stop().await.unwrap();
+        let began = reactor.now();
+        let theirs = start(&reactor, beta(), false).await.unwrap();
+        assert!(reactor.now().since(began) < A_MOMENT);
+        assert_eq!(read(&reactor, &theirs).await, 7);
+        assert_eq!(start(&reactor, alpha(), false).await.err(), in_use("beta"));
+        theirs.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn a_host_that_died_is_waited_for_and_then_replaced() {
+    let world = storage(2, 1_000_000);
+    life(&world, 1, |reactor| async move {
+        let array = create(&reactor, alpha()).await;
+        write(&reactor, &array, 3).await.unwrap();
+        array.flush().await.unwrap();
+    });
+    // It may start again at once.
+    life(&world, 2, |reactor| async move {
+        let began = reactor.now();
+        start(&reactor, alpha(), false).await.unwrap();
+        assert!(reactor.now().since(began) < A_MOMENT);
+    });
+    life(&world, 3, |reactor| async move {
+        let began = reactor.now();
+        let array = start(&reactor, beta(), false).await.unwrap();
+        let waited = reactor.now().since(began);
+        assert!((WATCH..WATCH + A_MOMENT).contains(&waited), "{waited:?}");
+        assert_eq!(read(&reactor, &array).await, 3);
+        assert_eq!(array.state(), ArrayState::Optimal);
+        array.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn a_host_that_lost_its_array_never_writes_again() {
+    let world = storage(3, 1_000_000);
+    let storage = world.clone();
+    life(&world, 1, |reactor| async move {
+        let ours = create(&reactor, alpha()).await;
+        let (array, its) = (ours.clone(), reactor.clone());
+        let ended = Rc::new(RefCell::new(None));
+        let why = ended.clone();
+        // It is in the middle of things.
+        reactor.spawn(async move {
+            while why.borrow().is_none() {
+                *why.borrow_mut() = write(&its, &array, 1).await.err();
+            }
+        });
+        let theirs = start(&reactor, beta(), true).await.unwrap();
+        reactor.sleep(BEAT_PERIOD).await;
+        assert_eq!(ours.status().lost_to.as_deref(), Some("host beta"));
+        assert!(ended.borrow().is_some());
+        assert_eq!(write(&reactor, &ours, 2).await, Err(ArrayError::Stopped));
+        write(&reactor, &theirs, 3).await.unwrap();
+        theirs.stop().await.unwrap();
+        let all = || {
+            let world = storage.borrow();
+            let drives = world.drives.iter();
+            drives.map(|drive| drive.peek(0, DRIVE_BYTES as usize)).collect::<Vec<_>>()
+        };
+        let before = all();
+        // With or without an error: it has nothing to put to rest.
+        let _ = ours.stop().await;
+        reactor.sleep(WATCH).await;
+        assert!(all() == before, "something was written");
+        let again = start(&reactor, beta(), false).await.unwrap();
+        assert_eq!(read(&reactor, &again).await, 3);
+        again.stop().await.unwrap();
+    });
+}
+
+/// Now and then drives take long, from milliseconds to longer than a host waits for a rival.
+async fn stumbling(reactor: Reactor, world: SharedWorld, mut prng: Prng) {
+    for _ in 0..100 {
+        let until = world.borrow().now_ns() + prng.below(300_000);
+        let (which, factor) = (prng.below(1 << MEMBERS), [100, 4_000, 40_000][prng.index(3)]);
+        for (index, drive) in world.borrow_mut().drives.iter_mut().enumerate() {
+            if which >> index & 1 == 1 {
+                (drive.slow_factor, drive.slow_until_ns) = (factor, until);
+            }
+        }
+        reactor.sleep(Duration::from_nanos(prng.below(600_000))).await;
+    }
+}
+
+#[test]
+fn of_hosts_that_come_at_once_one_gets_the_array() {
+    let (mut won, mut refused, mut later) = (0, 0, 0);
+    for seed in 0..3000 {
+        let mut prng = Prng::from_seed(seed);
+        let world = storage(seed, 100_000);
+        let storage = world.clone();
+        let apart = Duration::from_nanos(prng.below(1_000_000));
+        let taken = Rc::new(RefCell::new(Vec::new()));
+        let times = taken.clone();
+        life(&world, seed, |reactor| async move {
+            reactor.spawn(stumbling(reactor.clone(), storage, prng));
+            let come = async |host: Host, after: Duration| {
+                reactor.sleep(after).await;
+                let members = members(&reactor);
+                match lease::take(&reactor, [9; 16], &members, &host, false).await {
+                    Ok(claim) => times.borrow_mut().push((reactor.now(), claim)),
+                    Err(AssembleError::InUse { .. }) => {}
+                    Err(error) => panic!("seed {seed}: {error}"),
+                }
+            };
+            join_all([come(alpha(), apart), come(beta(), Duration::ZERO)]).await;
+        });
+        match taken.borrow()[..] {
+            [] => refused += 1,
+            [_] => won += 1,
+            [(_, first), (then, _)] => {
+                // The first would have beaten, or have trusted its lease no longer.
+                assert!(then >= first.until(), "seed {seed}: two hosts have the array");
+                later += 1;
+            }
+            [..] => unreachable!(),
+        }
+    }
+    assert!(won + refused > 20 && later > 1000, "{won} {refused} {later}");
+}
+
+fn members(reactor: &Reactor) -> Vec<Member> {
+    let areas = label::plan(DRIVE_BYTES, 1).unwrap();
+    let member = |(drive, id)| Member {
+        drive_uuid: [id; 16],
+        drive: Some(drive),
+        areas,
+        state: MemberState::Trusted,
+        rebuilt_stripes: 0,
+        rebuilt_flushed: 0,
+    };
+    drives(reactor).into_iter().zip(10..).map(member).collect()
+}
+
+#[test]
+fn a_dead_member_costs_no_lease() {
+    let world = storage(5, 1_000_000);
+    let storage = world.clone();
+    life(&world, 1, |reactor| async move {
+        let ours = create(&reactor, alpha()).await;
+        storage.borrow_mut().kill(1);
+        for value in 0..5 {
+            reactor.sleep(BEAT_PERIOD).await;
+            write(&reactor, &ours, value).await.unwrap();
+            assert_eq!(read(&reactor, &ours).await, value);
+        }
+        assert_eq!(start(&reactor, beta(), true).await.map(|_| ()), Ok(()));
+    });
+}
+
+/// Drives that take so long that a beat takes longer than another host would have waited.
+#[test]
+fn requests_wait_while_nobody_knows_who_has_the_array() {
+    let world = storage(6, 10_000);
+    let storage = world.clone();
+    life(&world, 1, |reactor| async move {
+        let ours = create(&reactor, alpha()).await;
+        write(&reactor, &ours, 1).await.unwrap();
+        // Until it has cleaned up after itself.
+        reactor.sleep(4 * BEAT_PERIOD).await;
+        let until = storage.borrow().now_ns() + 20 * 1_000_000_000;
+        for drive in &mut storage.borrow_mut().drives {
+            // 10 µs become 9 s: not yet the silence that a drive fails by.
+            (drive.slow_factor, drive.slow_until_ns) = (900_000, until);
+        }
+        reactor.sleep(Duration::from_secs(16)).await;
+        let (array, its) = (ours.clone(), reactor.clone());
+        reactor.spawn(async move { write(&its, &array, 2).await.unwrap() });
+        reactor.sleep(Duration::from_secs(1)).await;
+        for op in storage.borrow().in_flight(|_| true) {
+            let offset = op.split(['(', ',']).nth(2).and_then(|text| text.trim().parse().ok());
+            assert!(offset.is_some_and(|offset| LEASES.contains(&offset)), "{op}");
+        }
+        reactor.sleep(2 * WATCH).await;
+        assert_eq!(read(&reactor, &ours).await, 2);
+        ours.stop().await.unwrap();
+    });
+}
