@@ -33,12 +33,18 @@ class Engine:
     # The daemon
 
     def start(self) -> None:
+        self.spawn()
+        self.wait_ready()
+
+    def spawn(self) -> None:
         command = [
             str(self.binary), "serve", "--state", str(self.directory), "--socket", str(self.socket),
             "--cores", self.cores,
         ]  # fmt: skip
         with open(self.log, "ab") as log:
             self.daemon = child.start(command, stdout=log, stderr=log)
+
+    def wait_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS_MAX
         while True:
             self.must_run()

@@ -31,9 +31,10 @@ class Postgres:
         if off:
             raise VmError(f"PostgreSQL runs without {', '.join(off)}: the demo would prove nothing")
 
-    def start(self) -> None:
+    def start(self, options: str = "") -> None:
         self.vm.check(
-            f"{AS_POSTGRES} pg_ctl --wait --timeout=120 -D {DATA} -l {DATA}/log start >/dev/null"
+            f"{AS_POSTGRES} pg_ctl --wait --timeout=120 -D {DATA} -l {DATA}/log -o '{options}' "
+            "start >/dev/null"
             f" || {{ tail {DATA}/log; false; }}",
             timeout=150,
         )

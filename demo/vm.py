@@ -9,6 +9,9 @@
 The disks are /dev/vda, /dev/vdb, … in the order of `vhost_sockets`. A disk's socket may go away and
 come back: QEMU connects again, and the guest's requests wait for it.
 
+A guest that runs can be saved to a file, and started from it any number of times, each in a second
+or two: `Vm(…, saved=file)`. Disks under test come to such a guest later, by `plug`.
+
 Commands run over virtio-serial ports (`guest/agent.sh`), each port one command at a time, so up to
 COMMANDS_MAX run at once. One more port is kept for ending the commands of the others. The channels
 are socket pairs made here: no port numbers, no files, nothing to clean up.
@@ -22,6 +25,7 @@ import os
 import queue
 import re
 import secrets
+import shlex
 import shutil
 import socket
 import subprocess
@@ -39,6 +43,8 @@ COMMANDS_MAX = 7
 BOOT_SECONDS_MAX = 120  # under emulation on a busy machine; 3 to 5 when it is quiet
 KVM_BOOT_SECONDS_MAX = 15  # 1 to 2 where KVM works; where it does not, some guests hang for ever
 RECONNECT_SECONDS = 1
+POLL_SECONDS = 0.02
+SAVE_BYTES_PER_SEC = 8 << 30  # as fast as it goes: nobody waits for this guest
 OUTPUT_BYTES_MAX = 256 << 20
 
 # Without ERMS Linux clears pages by words and not by single bytes: a soft lockup that was seen now
@@ -84,6 +90,8 @@ class Vm:
         log: Path | None = None,  # the guest's console
         qemu_options: list[str] = (),
         kernel_options: str = "",
+        saved: Path | None = None,  # goes on from there; made by `save` of a Vm with these options
+        slots: int = 0,  # for disks to `plug`
     ):
         self.image = image
         self.vhost_sockets = [str(path) for path in vhost_sockets]
@@ -94,6 +102,8 @@ class Vm:
         self.log = Path(log or os.devnull)
         self.qemu_options = list(qemu_options)
         self.kernel_options = kernel_options
+        self.saved = saved
+        self.slots = slots
         self.qemu: subprocess.Popen | None = None
         self.boot_seconds: float | None = None
 
@@ -128,8 +138,11 @@ class Vm:
         try:
             self.qmp_channel = Qmp(near[0])
             ports = [Port(end, self) for end in near[1:]]
-            for port in ports:
-                port.wait_ready(begin + seconds)
+            if self.saved:
+                self.wait_restored(begin + seconds)
+            else:
+                for port in ports:
+                    port.wait_ready(begin + seconds)
         except BaseException:
             self.close()
             raise
@@ -139,6 +152,13 @@ class Vm:
             self.ports.put(port)
         self.boot_seconds = time.monotonic() - begin
         return self
+
+    def wait_restored(self, deadline: float) -> None:
+        while self.qmp("query-status")["status"] == "inmigrate":
+            if time.monotonic() > deadline:
+                raise VmError(f"the guest was not restored from {self.saved} in time")
+            time.sleep(POLL_SECONDS)
+        self.qmp("cont")
 
     def command_line(self, fds: list[int]) -> list[str]:
         """Disks under test sit in the first PCI slots, so that the guest names them vda, vdb, …"""
@@ -161,6 +181,10 @@ class Vm:
                 "-device", f"vhost-user-blk-pci,chardev=disk{number},addr={2 + number:#x},"
                 f"num-queues={self.queues},queue-size=128",
             ]  # fmt: skip
+        for number in range(self.slots):
+            command += ["-device", f"pcie-root-port,id=slot{number},chassis={number + 1}"]
+        if self.saved:
+            command += ["-incoming", f"exec:cat {shlex.quote(str(self.saved))}"]
         root = f"file={self.image.root},format=raw,readonly=on,file.locking=off"
         command += [
             "-drive", f"if=none,id=root,{root}",
@@ -200,6 +224,38 @@ class Vm:
     def qmp(self, command: str, **arguments):
         """One command of QEMU's monitor protocol."""
         return self.qmp_channel.call(command, arguments)
+
+    def plug(self, slot: int, path: str | Path, seconds: float = 60) -> str:
+        """Plugs a vhost-user-blk disk into a slot, and gives its name in the guest."""
+        known = set(self.disks())
+        address = {"type": "unix", "data": {"path": str(path)}}
+        socket_of_disk = {"type": "socket", "data": {"addr": address, "server": False}}
+        self.qmp("chardev-add", id=f"plugged{slot}", backend=socket_of_disk)
+        self.qmp(
+            "device_add", driver="vhost-user-blk-pci", id=f"disk{slot}", chardev=f"plugged{slot}",
+            bus=f"slot{slot}", **{"num-queues": self.queues, "queue-size": 128},
+        )  # fmt: skip
+        deadline = time.monotonic() + seconds
+        while not (new := set(self.disks()) - known):
+            if time.monotonic() > deadline:
+                raise VmError(f"the guest did not find the disk in slot {slot}")
+            time.sleep(POLL_SECONDS)
+        return new.pop()
+
+    def disks(self) -> list[str]:
+        return self.check("ls /dev/vd?").split()
+
+    def save(self, path: Path, seconds: float = 60) -> None:
+        """Stops the guest where it is and writes all of it to a file. The Vm is over then."""
+        self.qmp("stop")
+        self.qmp("migrate-set-parameters", **{"max-bandwidth": SAVE_BYTES_PER_SEC})
+        self.qmp("migrate", uri=f"exec:cat >{shlex.quote(str(path))}")
+        deadline = time.monotonic() + seconds
+        while (status := self.qmp("query-migrate")["status"]) != "completed":
+            if status == "failed" or time.monotonic() > deadline:
+                raise VmError(f"the guest could not be saved to {path}: {status}")
+            time.sleep(POLL_SECONDS)
+        self.close()
 
     @property
     def running(self) -> bool:

@@ -4,15 +4,18 @@ use std::process::{Command, ExitCode};
 
 /// A fixed budget of seeds; kept seeds and planted bugs are among the simulator's own tests.
 const SIM: &str = "cargo xtask sim --seeds 2000";
+/// Single faults at every third operation of small workloads: about a minute.
+const SINGLE_FAULTS: &str = "cargo xtask sim --enumerate 3";
 
 /// Name of a step, and its command line. What fails fastest stands first.
-const STEPS: [(&str, &str); 8] = [
+const STEPS: [(&str, &str); 9] = [
     ("format", "cargo fmt --all --check"),
     ("house rules", "cargo xtask tidy"),
     ("clippy", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
     ("licences and sources", "cargo deny --log-level error check bans licenses sources"),
     ("release build", "cargo build --release --workspace --locked"),
     ("simulator", SIM),
+    ("single faults", SINGLE_FAULTS),
     ("guests", "python3 -W ignore -m unittest -v tests.test_guest"),
     // Last, so that the test runner's own summary ends the output.
     ("tests", "cargo test --workspace --locked"),

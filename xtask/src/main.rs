@@ -1,6 +1,8 @@
-//! Developer commands: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask sim`.
+//! Developer commands: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask sim`,
+//! `cargo xtask powercut`.
 
 mod ci;
+mod powercut;
 mod sim;
 mod tidy;
 
@@ -27,6 +29,12 @@ enum Command {
         /// Passed on to `ashlar-sim`
         arguments: Vec<String>,
     },
+    /// Power cuts under a database in a virtual machine: [--rounds N] [--seed S] [--raw]
+    #[command(trailing_var_arg = true, allow_hyphen_values = true, disable_help_flag = true)]
+    Powercut {
+        /// Passed on to `tests/powercut`
+        arguments: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -34,5 +42,6 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(),
         Command::Tidy => tidy::run(),
         Command::Sim { arguments } => sim::run(&arguments),
+        Command::Powercut { arguments } => powercut::run(&arguments),
     }
 }

@@ -7,6 +7,7 @@ pub mod array;
 pub mod drive;
 pub mod export;
 pub mod settings;
+pub mod spare;
 pub mod status;
 pub mod volume;
 

@@ -20,7 +20,9 @@ use crate::refusal::{Answer, Refusal};
 const FILE: &str = "catalog.json";
 const LOCK: &str = "lock";
 /// Raised when an older daemon could not make sense of the file.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
+/// Read, too: it has no spares.
+const VERSION_OLDEST: u32 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -59,11 +61,30 @@ pub struct KnownExport {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+pub struct KnownSpare {
+    /// `None`: for any array.
+    pub array: Option<Uuid>,
+    /// The operator agreed that what it carries may be overwritten.
+    #[serde(default)]
+    pub overwrite: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Catalog {
     version: u32,
     pub drives: BTreeMap<String, KnownDrive>,
+    /// By the drive's name.
+    #[serde(default)]
+    pub spares: BTreeMap<String, KnownSpare>,
     pub arrays: BTreeMap<Uuid, KnownArray>,
     pub exports: BTreeMap<String, KnownExport>,
+}
+
+/// What every version says.
+#[derive(Deserialize)]
+struct Versioned {
+    version: u32,
 }
 
 impl Default for Catalog {
@@ -71,6 +92,7 @@ impl Default for Catalog {
         Catalog {
             version: VERSION,
             drives: BTreeMap::new(),
+            spares: BTreeMap::new(),
             arrays: BTreeMap::new(),
             exports: BTreeMap::new(),
         }
@@ -129,15 +151,17 @@ impl StateDirectory {
         };
         let fix = "restore it, or move it away, attach the drives again and run \
                    `ashlar array start --scan`";
-        let catalog: Catalog = serde_json::from_slice(&text).map_err(|error| {
+        let damaged = |error: serde_json::Error| {
             Refusal::failed(format!("{} is damaged: {error}", path.display())).fix(fix)
-        })?;
-        if catalog.version != VERSION {
-            let text = format!("{} has version {}", path.display(), catalog.version);
+        };
+        let Versioned { version } = serde_json::from_slice(&text).map_err(damaged)?;
+        if !(VERSION_OLDEST..=VERSION).contains(&version) {
+            let text = format!("{} has version {version}", path.display());
             return Err(Refusal::failed(format!("{text}, which this build does not know"))
                 .fix("start the ashlar that wrote it"));
         }
-        Ok(catalog)
+        let catalog: Catalog = serde_json::from_slice(&text).map_err(damaged)?;
+        Ok(Catalog { version: VERSION, ..catalog })
     }
 
     /// Replaces the stored catalog, durably.
@@ -204,6 +228,7 @@ mod tests {
         let known =
             KnownArray { name: "main".into(), generation: 9, current, started: true, drives };
         catalog.arrays.insert(array, known);
+        catalog.spares.insert("r0".into(), KnownSpare { array: Some(array), overwrite: true });
         let socket = "/run/ashlar/export/vm1.sock".into();
         let export = KnownExport { array, volume: "vol".into(), socket, queues: 4 };
         catalog.exports.insert("vm1".into(), export);
@@ -251,9 +276,12 @@ mod tests {
             let refusal = directory.load().unwrap_err();
             assert!(refusal.fix.unwrap().contains("--scan"), "{text:?}");
         }
-        let newer = r#"{"version":2,"drives":{},"arrays":{},"exports":{}}"#;
+        let newer = r#"{"version":3,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
         std::fs::write(scratch.path().join(FILE), newer).unwrap();
-        assert!(directory.load().unwrap_err().error.contains("version 2"));
+        assert!(directory.load().unwrap_err().error.contains("version 3"));
+        let older = r#"{"version":1,"drives":{},"arrays":{},"exports":{}}"#;
+        std::fs::write(scratch.path().join(FILE), older).unwrap();
+        assert_eq!(directory.load(), Ok(Catalog::default()));
     }
 
     #[test]

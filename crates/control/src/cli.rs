@@ -8,6 +8,7 @@ mod follow;
 mod inspect;
 mod output;
 mod settings;
+mod spare;
 mod status;
 mod volume;
 
@@ -60,6 +61,9 @@ enum Command {
     /// Arrays of drives
     #[command(subcommand)]
     Array(array::Command),
+    /// Spares: drives that take over when members fail
+    #[command(subcommand)]
+    Spare(spare::Command),
     /// Volumes on arrays
     #[command(subcommand)]
     Volume(volume::Command),
@@ -143,6 +147,7 @@ async fn dispatch(command: Command, socket: PathBuf, output: Output) -> Answer<E
         Command::Status(status) => status::run(status, &client, output).await?,
         Command::Drive(command) => drive::run(command, &client, output).await?,
         Command::Array(command) => return array::run(command, &client, output).await,
+        Command::Spare(command) => spare::run(command, &client, output).await?,
         Command::Volume(command) => volume::run(command, &client, output).await?,
         Command::Export(command) => export::run(command, &client, output).await?,
         Command::Inspect(command) => inspect::run(&command, output)?,

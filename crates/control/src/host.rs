@@ -13,6 +13,7 @@ mod members;
 mod restore;
 mod settings;
 mod show;
+mod spares;
 mod translate;
 mod volumes;
 mod watch;
@@ -70,17 +71,26 @@ struct Attached {
     overwrite: bool,
     /// The running array that uses it, and as which member.
     used_by: Option<(Uuid, u8)>,
+    /// Why it is not used where it could be of use by itself: that was tried.
+    passed_over: Option<String>,
 }
 
 impl Attached {
     fn new(medium: Medium, content: Content, overwrite: bool) -> Attached {
-        Attached { medium, content, overwrite, used_by: None }
+        Attached { medium, content, overwrite, used_by: None, passed_over: None }
     }
 
     fn bytes(&self) -> u64 {
         match &self.medium {
             Medium::Device(device) => device.limits.bytes,
             Medium::Memory { memory, .. } => memory.bytes(),
+        }
+    }
+
+    fn sector_bytes(&self) -> u32 {
+        match &self.medium {
+            Medium::Device(device) => device.limits.sector_bytes,
+            Medium::Memory { .. } => engine::MEMORY_SECTOR_BYTES,
         }
     }
 }
@@ -110,6 +120,8 @@ struct State {
     arrays: BTreeMap<Uuid, Running>,
     /// Arrays that shall run and could not be started, and why.
     unavailable: BTreeMap<Uuid, Refusal>,
+    /// Since when members of running arrays are away.
+    away: BTreeMap<(Uuid, u8), Instant>,
     exports: BTreeMap<String, Serving>,
     /// Exports that could not be started, and why.
     down: BTreeMap<String, Refusal>,

@@ -16,6 +16,7 @@ mod catalog;
 mod machine;
 mod engine;
 mod snapshot;
+mod takeover;
 mod vhost;
 mod host;
 mod server;

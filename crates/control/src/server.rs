@@ -16,6 +16,7 @@ use crate::api::array::{Array, ArrayCreate, ArrayReplace, ArrayScrub, RebuildSta
 use crate::api::drive::{Drive, DriveAttach};
 use crate::api::export::{Export, ExportCreate};
 use crate::api::settings::SettingsChange;
+use crate::api::spare::{Spare, SpareAdd};
 use crate::api::status::Status;
 use crate::api::volume::{Volume, VolumeCreate, VolumeResize};
 use crate::api::{Done, ErrorBody, Force};
@@ -33,7 +34,8 @@ use crate::refusal::{Answer, Refusal};
     ),
     servers((url = "http://localhost", description = "over the daemon's Unix socket")),
     tags(
-        (name = "drives"), (name = "arrays"), (name = "volumes"), (name = "exports"),
+        (name = "drives"), (name = "arrays"), (name = "spares"), (name = "volumes"),
+        (name = "exports"),
         (name = "status")
     )
 )]
@@ -66,6 +68,8 @@ fn documented() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(rebuild_array))
         .routes(routes!(scrub_array))
         .routes(routes!(set_array))
+        .routes(routes!(list_spares, add_spare))
+        .routes(routes!(remove_spare))
         .routes(routes!(list_volumes, create_volume))
         .routes(routes!(show_volume, delete_volume))
         .routes(routes!(resize_volume))
@@ -288,6 +292,28 @@ async fn set_array(
     Body(request): Body<SettingsChange>,
 ) -> Reply<Array> {
     finish(async move { host.set_array(&name, request).await }).await
+}
+
+/// All spares
+#[utoipa::path(get, path = "/v1/spares", tag = "spares",
+    responses((status = 200, body = [Spare])))]
+async fn list_spares(State(host): State<Arc<Host>>) -> Json<Vec<Spare>> {
+    Json(host.list_spares())
+}
+
+/// Keep a drive for members that are away for too long
+#[utoipa::path(post, path = "/v1/spares", tag = "spares", request_body = SpareAdd,
+    responses((status = 200, body = Spare), (status = "default", body = ErrorBody)))]
+async fn add_spare(State(host): State<Arc<Host>>, Body(request): Body<SpareAdd>) -> Reply<Spare> {
+    finish(async move { host.add_spare(request).await }).await
+}
+
+/// Keep a drive as a spare no longer
+#[utoipa::path(delete, path = "/v1/spares/{drive}", tag = "spares",
+    params(("drive" = String, Path)),
+    responses((status = 200, body = Done), (status = "default", body = ErrorBody)))]
+async fn remove_spare(State(host): State<Arc<Host>>, Path(drive): Path<String>) -> Reply<Done> {
+    finish(async move { host.remove_spare(&drive).await }).await
 }
 
 /// All volumes of running arrays

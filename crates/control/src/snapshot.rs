@@ -1,6 +1,7 @@
 //! An array at one moment, in plain values that can leave its reactor.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::health::HealthState;
@@ -63,6 +64,8 @@ pub struct ArraySnapshot {
     pub parity_chunks: u8,
     pub chunk_bytes: u32,
     pub stripes: u64,
+    /// Largest of any member.
+    pub sector_bytes: u32,
     pub capacity: u64,
     pub free: u64,
     pub generation: u64,
@@ -78,6 +81,16 @@ pub struct ArraySnapshot {
 }
 
 impl ArraySnapshot {
+    /// Bytes of data on each member.
+    pub fn member_data_bytes(&self) -> u64 {
+        self.stripes / u64::from(self.groups) * u64::from(self.chunk_bytes)
+    }
+
+    /// How long a member may be away before a spare takes its place.
+    pub fn spare_delay(&self) -> Duration {
+        Duration::from_secs(180)
+    }
+
     /// Drives that hold everything.
     pub fn current(&self) -> BTreeSet<Uuid> {
         let current = self
@@ -112,6 +125,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         parity_chunks: status.parity_chunks,
         chunk_bytes: status.chunk_bytes,
         stripes: status.stripes,
+        sector_bytes: sector_bytes(&status.members),
         capacity: status.capacity,
         free: pool.free_bytes(),
         generation: status.generation,
@@ -125,6 +139,11 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         scrub: scrub(&status.scrub),
         counters: counters(&status.counters),
     }
+}
+
+fn sector_bytes(members: &[raid::MemberStatus]) -> u32 {
+    let drives = members.iter().filter_map(|member| member.drive.as_ref());
+    drives.map(|drive| drive.limits().sector_bytes).max().unwrap_or(512)
 }
 
 fn settings(status: &raid::ArrayStatus) -> Settings {

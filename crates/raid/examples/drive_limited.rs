@@ -5,8 +5,8 @@
 //! stands what the geometry allows, with its formula, and the ratio. The policies take turns in one
 //! run (A B A B); the best and the worst turn are shown.
 //!
-//! Formulas, of an array of n drives, k of them data in each stripe and m parity; every drive serves
-//! `iops` operations a second of up to `bytes_per_second / iops` bytes:
+//! Formulas, of an array of n drives, k of them data in each stripe and m parity; every drive
+//! serves `iops` operations a second of up to `bytes_per_second / iops` bytes:
 //! - random read: n · iops (each read is one operation)
 //! - random write in place: n · iops / (2 + 2m) (read and write one data and m parity chunks), or
 //!   with the fewest reads, n · iops / (1 + m + k − 1) by reconstruction where that is less

@@ -12,7 +12,6 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
 use ashlar_reactor::wait_list::WaitList;
 
-use crate::destage::Torn;
 use crate::error::{ArrayError, ChangeError};
 use crate::job::Jobs;
 use crate::journal::Journal;
@@ -24,6 +23,7 @@ use crate::parity::Kernels;
 use crate::pending::Hold;
 use crate::region_map::{RegionGuard, RegionMap, StoredMap};
 use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
+use crate::stored::Torn;
 use crate::stripe_set::StripeSet;
 
 pub struct Array {

@@ -4,8 +4,8 @@
 //! or for `AGE_MAX`. Order of one round, and what a crash leaves at each step:
 //! 1. stripes are locked; what is pending of them, as far as it is durable, is cut into bands; old
 //!    bytes are read
-//! 2. parity that shall be stored becomes entries of the journal, durably (crash up to here: nothing
-//!    is in place yet; the data is pending again)
+//! 2. parity that shall be stored becomes entries of the journal, durably (crash up to here:
+//!    nothing is in place yet; the data is pending again)
 //! 3. data and parity are stored in place (crash: the journal has both, and stores them again)
 //! 4. members that missed it are fenced, durably
 //! 5. it is pending no longer, and its batches may be released once members were flushed again
@@ -25,9 +25,9 @@ use ashlar_reactor::range_lock::{Mode, RangeGuard};
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::journal::{Class, Entry, NewData};
-use crate::layout::Positions;
 use crate::pending::{Hold, Patch};
-use crate::update::{NewRows, Store, Updated};
+use crate::stored::{Store, Torn, Updated};
+use crate::update::NewRows;
 use crate::write_plan::{Band, bands, bits, each};
 
 /// What is pending is taken up after this time, and before twice of it.
@@ -46,16 +46,6 @@ struct Job {
     patches: Vec<Patch>,
     /// First sequence of its patches.
     oldest: u64,
-}
-
-/// A band that was stored in part. Its stripe is taken out of what is pending until it is whole.
-pub(crate) struct Torn {
-    updated: Updated,
-    /// Positions that have it already.
-    stored: Positions,
-    newest: u64,
-    /// Its batches, those of its parity too.
-    _holds: Vec<Hold>,
 }
 
 impl Array {

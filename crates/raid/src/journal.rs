@@ -1,9 +1,9 @@
 //! The journal: writes are acknowledged once they stand in it, and are put in place later.
 //!
 //! A batch holds what many requests of one moment have to say (group commit): new bytes, parity
-//! that is about to be stored with bytes of earlier batches, stripes that become zero. It is written
-//! to as many members of one group as may be lost there, plus one. What is acknowledged and not yet
-//! in place is also kept in memory (`pending`), so that reads see it.
+//! that is about to be stored with bytes of earlier batches, stripes that become zero. It is
+//! written to as many members of one group as may be lost there, plus one. What is acknowledged
+//! and not yet in place is also kept in memory (`pending`), so that reads see it.
 //!
 //! Batches stand in a ring at the same place on every member. Invariants:
 //! - `journal_from` is in the superblock only while every write under way has a batch, and no

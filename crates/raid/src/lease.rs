@@ -8,17 +8,19 @@
 //!   is less than another host waits before it takes the array over.
 //!
 //! How an array is taken:
-//! 1. the leases are read; another host's must stand still for [`WATCH_BEATS`] periods, else: refused
+//! 1. the leases are read; another host's must stand still for [`WATCH_BEATS`] periods, else:
+//!    refused
 //! 2. ours, with a larger epoch, is durable (crash: we have it, and may take it again at once)
 //! 3. we wait as long as a rival that has not seen ours may take from its 1 to its 2
 //! 4. ours is read back; another's instead: refused
 //!
 //! Whose 2 comes after our 4 began its 1 after our 2, and saw it: so of two hosts at most one gets
-//! past 4. A host that was slow from 1 to 2 waits at 3 until an owner that it did not see has looked
-//! again, or trusts its lease no longer. (M. Fischer's mutual exclusion by timing, in L. Lamport, "A
-//! Fast Mutual Exclusion Algorithm", ACM TOCS 5(1), 1987.) A beat goes the same way, 1 to 4: what it
-//! proves is that nobody who had not seen it has the array. What a stalled host had handed to its
-//! drives before it stalled is beyond this: only the drives themselves could refuse it.
+//! past 4. A host that was slow from 1 to 2 waits at 3 until an owner that it did not see has
+//! looked again, or trusts its lease no longer. (M. Fischer's mutual exclusion by timing, in L.
+//! Lamport, "A Fast Mutual Exclusion Algorithm", ACM TOCS 5(1), 1987.) A beat goes the same way, 1
+//! to 4: what it proves is that nobody who had not seen it has the array. What a stalled host had
+//! handed to its drives before it stalled is beyond this: only the drives themselves could refuse
+//! it.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -163,8 +165,8 @@ async fn newest(reactor: &Reactor, array: [u8; 16], members: &[Member]) -> Optio
     found.into_iter().flatten().flatten().max_by_key(age)
 }
 
-/// Takes the array for `host`, who has it for [`TRUST`] from when this began to write, and longer if
-/// it beats. `force`: from whoever has it.
+/// Takes the array for `host`, who has it for [`TRUST`] from when this began to write, and longer
+/// if it beats. `force`: from whoever has it.
 pub async fn take(
     reactor: &Reactor,
     array: [u8; 16],

@@ -5,19 +5,13 @@
 //!      ▲──────────all in place, and the superblock says so durably─────────┘
 //! ```
 //!
-//! Which one it should be follows from the policy and from the members. Under policy `bitmap` a
-//! degraded array with parity uses the journal too: in place, a crash would cost the missing
-//! member's blocks of what was being written.
+//! Which one it should be, `policy.rs` decides.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-use ashlar_format::array_superblock::Policy;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::wait_list::WaitList;
-
-use crate::array::Array;
-use crate::error::ArrayError;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Mode {
@@ -29,16 +23,16 @@ pub(crate) enum Mode {
 /// The mode, and how many requests rely on it.
 #[derive(Default)]
 pub(crate) struct Modes {
-    mode: Cell<Mode>,
-    users: Cell<u64>,
-    switching: Cell<bool>,
-    changed: WaitList,
+    pub(crate) mode: Cell<Mode>,
+    pub(crate) users: Cell<u64>,
+    pub(crate) switching: Cell<bool>,
+    pub(crate) changed: WaitList,
 }
 
 /// Keeps the mode as it is.
 pub(crate) struct ModeGuard {
-    reactor: Reactor,
-    modes: Rc<Modes>,
+    pub(crate) reactor: Reactor,
+    pub(crate) modes: Rc<Modes>,
     pub(crate) mode: Mode,
 }
 
@@ -56,85 +50,5 @@ impl Modes {
     pub(crate) fn set(&self, mode: Mode) {
         assert!(self.users.get() == 0);
         self.mode.set(mode);
-    }
-}
-
-impl Array {
-    fn wanted_mode(&self) -> Mode {
-        let degraded = self.layout().parity > 0 && !self.members.all_trusted();
-        let journaled = match self.members.policy() {
-            Policy::Journal => true,
-            Policy::Bitmap => degraded,
-            Policy::None => false,
-        };
-        // The journal's promise is about stripes that agree.
-        if journaled && self.unsynced.count() == 0 { Mode::Journaled } else { Mode::Direct }
-    }
-
-    /// Before anything is written: the mode that it is to be written in.
-    pub(crate) async fn enter_mode(self: &Rc<Self>) -> Result<ModeGuard, ArrayError> {
-        let modes = &self.modes;
-        loop {
-            if modes.switching.get() {
-                modes.changed.until(&self.reactor, || !modes.switching.get()).await;
-                continue;
-            }
-            let wanted = self.wanted_mode();
-            if wanted == modes.mode.get() {
-                modes.users.set(modes.users.get() + 1);
-                let (reactor, modes) = (self.reactor.clone(), modes.clone());
-                return Ok(ModeGuard { reactor, modes, mode: wanted });
-            }
-            modes.switching.set(true);
-            modes.changed.until(&self.reactor, || modes.users.get() == 0).await;
-            let switched = match wanted {
-                Mode::Journaled => self.begin_journal().await,
-                Mode::Direct => self.end_journal().await,
-            };
-            modes.switching.set(false);
-            modes.changed.wake_all(&self.reactor);
-            switched?;
-        }
-    }
-
-    /// Says in the superblock that the journal covers every write. Nothing is under way.
-    async fn begin_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
-        // What was written in place must not be undone by a power cut any more: no batch would
-        // cure it.
-        self.members.flush().await?;
-        if self.wanted_mode() == Mode::Journaled {
-            self.members.set_journal_from(self.journal.next_sequence());
-            self.members.settled().await?;
-            self.modes.set(Mode::Journaled);
-        }
-        Ok(())
-    }
-
-    /// Puts everything in place, and says in the superblock that the journal covers nothing: else
-    /// a crash would store old batches over what comes now.
-    async fn end_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
-        self.drain_journal().await?;
-        self.members.set_journal_from(0);
-        self.members.settled().await?;
-        self.modes.set(Mode::Direct);
-        Ok(())
-    }
-
-    pub fn policy(&self) -> Policy {
-        self.members.policy()
-    }
-
-    /// Changes what is durable before a write is acknowledged; durably, while the array serves.
-    pub async fn set_policy(
-        self: &Rc<Self>,
-        policy: Policy,
-    ) -> Result<(), crate::error::ChangeError> {
-        let _request = self.begin()?;
-        self.layout().check_policy(policy).map_err(crate::error::ChangeError::Spec)?;
-        self.members.set_policy(policy);
-        self.members.settled().await?;
-        // So that the change is complete when this returns.
-        drop(self.enter_mode().await?);
-        Ok(())
     }
 }

@@ -9,10 +9,11 @@
 //! | data only | as it was before | pending |
 //! | zeroes | zeroes, or torn | zeroed again; what came before is void |
 //!
-//! Parity whose oldest data is not looked for any more was stored completely: that data was released
-//! only after it. Other parity was written when its data was durable: if that is not found, more
-//! members are lost than the array can do without, and so is the stripe. Every batch is first given back to as many members as it should be on, since a
-//! crash may have left it on one.
+//! Parity whose oldest data is not looked for any more was stored completely: that data was
+//! released only after it. Other parity was written when its data was durable: if that is not
+//! found, more members are lost than the array can do without, and so is the stripe. Every batch
+//! is first given back to as many members as it should be on, since a crash may have left it on
+//! one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -31,7 +32,7 @@ use crate::journal::{Batch, NewData, batch_bytes, write_copy};
 use crate::label;
 use crate::layout::Positions;
 use crate::pending::{Hold, Patch};
-use crate::update::Store;
+use crate::stored::Store;
 use crate::write_plan::{bands, bits, each};
 
 /// Bytes of the ring that are read at once.

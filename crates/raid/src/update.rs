@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::layout::Positions;
+use crate::stored::{Store, Stored, Updated};
 use crate::write_plan::{Band, Situation, WritePlan, bits, each, is_storable, plan_write};
 
 /// Stable bytes for rows of one data chunk.
@@ -35,14 +36,6 @@ impl NewRows {
     }
 }
 
-/// Bytes for one position.
-#[derive(Clone)]
-pub(crate) struct Store {
-    pub(crate) position: u8,
-    pub(crate) row: u32,
-    pub(crate) bytes: Buffers,
-}
-
 /// A position whose old bytes are being read; `None`: its member does not hold them.
 type OldBytes = (u8, Option<(Buffer, DriveIo)>);
 
@@ -56,31 +49,6 @@ pub(crate) struct Update {
     writable: Positions,
     unreadable: Positions,
     reads: SmallVec<[OldBytes; 4]>,
-}
-
-/// A band that can be stored.
-pub(crate) struct Updated {
-    pub(crate) stripe: StripeIndex,
-    pub(crate) band: Band,
-    /// Positions that should have the new bytes; those that can are in `stores`.
-    pub(crate) wanted: Positions,
-    pub(crate) writable: Positions,
-    pub(crate) stores: SmallVec<[Store; 4]>,
-}
-
-impl Updated {
-    /// Positions whose members are behind from now on.
-    pub(crate) fn missed(&self) -> Positions {
-        self.wanted & !self.writable
-    }
-}
-
-/// What a write left behind on the members.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Stored {
-    /// Positions that hold the new bytes.
-    pub(crate) stored: Positions,
-    pub(crate) no_space: bool,
 }
 
 impl Array {

@@ -26,14 +26,15 @@ use crate::error::ArrayError;
 use crate::journal::{Entry, Slice};
 use crate::layout::{Piece, Positions};
 use crate::mode::Mode;
-use crate::update::{NewRows, Store, Stored, Updated};
+use crate::stored::{Store, Stored, Updated};
+use crate::update::NewRows;
 use crate::write_plan::bands;
 
 impl Array {
     /// Writes `from` at `offset`; both multiples of 512 bytes. The bytes are copied before
     /// anything is computed from them, so the caller's memory may change meanwhile.
     pub async fn write(self: &Rc<Self>, offset: u64, from: Buffers) -> Result<(), ArrayError> {
-        let _request = self.admit().await?;
+        let _request = self.begin()?;
         let len = from.len() as u64;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
@@ -53,7 +54,7 @@ impl Array {
 
     /// Everything acknowledged before is durable when this returns.
     pub async fn flush(self: &Rc<Self>) -> Result<(), ArrayError> {
-        let _request = self.admit().await?;
+        let _request = self.begin()?;
         self.count(|counters| counters.flushes += 1);
         self.written.settle().await?;
         self.journal.flush().await

@@ -116,8 +116,7 @@ impl Array {
         let first = self.written.stripes_of(RegionIndex(regions.start)).start;
         let stripes = first..self.written.stripes_of(RegionIndex(regions.end - 1)).end;
         let seen = self.journal.changes();
-        let sectors =
-            if journaled { self.lock_all_sectors(stripes.clone()).await } else { Vec::new() };
+        let sectors = if journaled { self.lock_sectors(stripes.clone()).await } else { Vec::new() };
         let locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
         let is_torn = |stripe: u64| self.torn_stripes.contains(StripeIndex(stripe));
         if stripes.clone().any(is_torn) {

@@ -36,7 +36,7 @@ enum Zeroed {
 impl Array {
     /// The range reads as zeroes afterwards; space under whole stripes may be given back.
     pub async fn write_zeroes(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let _request = self.admit().await?;
+        let _request = self.begin()?;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
@@ -51,7 +51,7 @@ impl Array {
     /// Gives space under whole stripes of the range back; they read as zeroes. What is left of the
     /// range keeps its bytes, and so does what is beside whole regions where drives cannot zero.
     pub async fn discard(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let _request = self.admit().await?;
+        let _request = self.begin()?;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
@@ -138,10 +138,23 @@ impl Array {
             return Ok(Zeroed::All);
         }
         let members = 0..self.layout().members();
-        let results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
-        if results.iter().all(|result| *result == Err(DriveError::Unsupported)) {
+        let asked = |index: &usize| {
+            let member = MemberIndex::new(*index);
+            let part = self.layout().member_range(stripes.clone(), member);
+            !part.is_empty() && self.drive_of(*index).is_ok()
+        };
+        // The others have nothing of it, or are not here, and did nothing in any case.
+        let asked: Vec<usize> = members.clone().filter(asked).collect();
+        let mut results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
+        if asked.iter().all(|index| results[*index] == Err(DriveError::Unsupported)) {
             self.cannot_zero.set(true);
             return Ok(Zeroed::Untouched);
+        }
+        // Others have zeroed their part: without these the stripes would not agree.
+        for index in asked {
+            if results[index] == Err(DriveError::Unsupported) {
+                results[index] = self.write_zero_part(index, &stripes).await;
+            }
         }
         self.zeroed(stripes, &results).await
     }
@@ -153,7 +166,7 @@ impl Array {
         loop {
             let seen = self.journal.changes();
             // Before the stripes: whoever has a sector may wait for those who need a stripe.
-            let _sectors = self.lock_all_sectors(stripes.clone()).await;
+            let _sectors = self.lock_sectors(stripes.clone()).await;
             // Held first: what is written from now on is put in place after the zeroes.
             let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
             let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
@@ -165,12 +178,13 @@ impl Array {
                 continue;
             };
             let (sequence, hold) = appended?;
-            let is_written = self.is_written(StripeIndex(stripes.start));
-            if is_written && let Err(error) = self.journal.flush().await {
+            if let Err(error) = self.journal.flush().await {
                 self.journal.void(sequence).await;
                 return Err(error);
             }
-            if is_written && let Err(error) = self.zero_in_place(stripes.clone()).await {
+            if self.is_written(StripeIndex(stripes.start))
+                && let Err(error) = self.zero_in_place(stripes.clone()).await
+            {
                 // Half of it may be done: after a crash it must be done whole.
                 self.kept_batches.borrow_mut().push(hold);
                 stripes.for_each(|stripe| self.torn_stripes.insert(StripeIndex(stripe)));
@@ -187,11 +201,12 @@ impl Array {
         }
     }
 
-    /// Locks all stripes, parts of whose sectors may be written.
-    pub(crate) async fn lock_all_sectors(&self, stripes: Range<u64>) -> Vec<RangeGuard> {
+    /// Locks all sectors of these stripes that may be written in parts.
+    pub(crate) async fn lock_sectors(&self, stripes: Range<u64>) -> Vec<RangeGuard> {
         let mut guards = Vec::new();
         for stripe in stripes.filter(|_| self.sector_bytes > 512) {
-            guards.push(self.sector_locks.lock(stripe..stripe + 1, Lock::Exclusive).await);
+            let sectors = self.sector_locks.lock(stripe..stripe + 1, Lock::Exclusive);
+            guards.push(sectors.await);
         }
         guards
     }
@@ -287,8 +302,7 @@ impl Array {
         stripes: Range<u64>,
         results: &[Result<(), DriveError>],
     ) -> Result<Zeroed, ArrayError> {
-        let unable = [Err(DriveError::Unsupported), Err(DriveError::NoSpace)];
-        let unable = results.iter().any(|result| unable.contains(result));
+        let unable = results.contains(&Err(DriveError::NoSpace));
         for stripe in stripes.clone().map(StripeIndex) {
             let done = self.held_and_done(stripe, results);
             let missed = done != self.members.held(stripe);

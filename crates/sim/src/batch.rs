@@ -34,7 +34,7 @@ pub fn run_caught(seed: u64, options: Options) -> Verdict {
     })
 }
 
-pub const ALL_CANARIES: [Canary; 7] = [
+pub const ALL_CANARIES: [Canary; 10] = [
     Canary::NoDirtyMap,
     Canary::NoWrittenMap,
     Canary::NoFlush,
@@ -42,6 +42,9 @@ pub const ALL_CANARIES: [Canary; 7] = [
     Canary::NoJournal,
     Canary::ParityOff,
     Canary::TrustReturned,
+    Canary::ReplayOutOfOrder,
+    Canary::RebuildAhead,
+    Canary::SplitWrites,
 ];
 
 /// The first seed that finds a planted bug, and how.

@@ -3,6 +3,7 @@
 
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState, StoredMember};
 use ashlar_format::drive_label::MemberLayout;
+use ashlar_format::journal_batch::JournalBatch;
 use ashlar_format::record;
 use ashlar_format::region_map::{MapKind, RegionMapPage};
 use ashlar_format::units::{MemberIndex, StripeIndex};
@@ -29,6 +30,12 @@ pub enum Canary {
     ParityOff,
     /// Superblocks say of every member that it can be trusted.
     TrustReturned,
+    /// Two batches of the journal that follow each other have each other's place in the order.
+    ReplayOutOfOrder,
+    /// Superblocks say of a member that is rebuilt that all of it is.
+    RebuildAhead,
+    /// A write reaches the array as two.
+    SplitWrites,
 }
 
 /// What happens to a write.
@@ -62,19 +69,24 @@ impl Canary {
         let MemberLayout { superblocks, dirty_map, written_map, journal, data, .. } = layout;
         let inside = |area: ashlar_format::units::Area| area.range().contains(&offset);
         match self {
-            Canary::NoWrittenMap if inside(written_map) => Sabotage::Drop,
             Canary::NoDirtyMap if inside(dirty_map) => all_clean(bytes, offset),
+            Canary::NoWrittenMap if inside(written_map) => Sabotage::Drop,
             Canary::NoFence if inside(superblocks) => Sabotage::Drop,
             Canary::NoJournal if inside(journal) => Sabotage::Drop,
             Canary::TrustReturned if inside(superblocks) => all_trusted(bytes, offset),
             Canary::ParityOff if inside(data) => flipped(drive, array, offset - data.offset, bytes),
+            Canary::ReplayOutOfOrder if inside(journal) => out_of_order(bytes, offset),
+            Canary::RebuildAhead if inside(superblocks) => all_rebuilt(bytes, offset),
             Canary::NoDirtyMap
             | Canary::NoWrittenMap
             | Canary::NoFlush
             | Canary::NoFence
             | Canary::NoJournal
             | Canary::ParityOff
-            | Canary::TrustReturned => Sabotage::Nothing,
+            | Canary::TrustReturned
+            | Canary::ReplayOutOfOrder
+            | Canary::RebuildAhead
+            | Canary::SplitWrites => Sabotage::Nothing,
         }
     }
 }
@@ -94,6 +106,34 @@ fn all_trusted(bytes: Option<&[u8]>, home: u64) -> Sabotage {
     Sabotage::Replace(superblock.as_bytes().to_vec())
 }
 
+/// The superblock with every rebuilding member filled to its end, sealed again.
+fn all_rebuilt(bytes: Option<&[u8]>, home: u64) -> Sabotage {
+    let opened = bytes.and_then(|bytes| record::open::<ArraySuperblock>(bytes, None, home).ok());
+    let Some(mut superblock) = opened.cloned() else { return Sabotage::Nothing };
+    let (count, stripes) = (superblock.members().len(), superblock.stripes.get());
+    for member in &mut superblock.members[..count] {
+        if member.state() == Ok(MemberState::Rebuilding) {
+            *member = StoredMember::new(member.drive, MemberState::Rebuilding, stripes);
+        }
+    }
+    let (owner, sequence) = (superblock.header.owner, superblock.header.sequence.get());
+    record::seal(&mut superblock, owner, home, sequence);
+    Sabotage::Replace(superblock.as_bytes().to_vec())
+}
+
+/// The batch with its sequence swapped with a neighbour's, sealed again.
+fn out_of_order(bytes: Option<&[u8]>, home: u64) -> Sabotage {
+    let opened = bytes.and_then(|bytes| record::open::<JournalBatch>(bytes, None, home).ok());
+    let (Some(mut batch), Some(bytes)) = (opened.cloned(), bytes) else {
+        return Sabotage::Nothing;
+    };
+    let (owner, sequence) = (batch.header.owner, batch.header.sequence.get() ^ 1);
+    record::seal(&mut batch, owner, home, sequence);
+    let mut bytes = bytes.to_vec();
+    bytes[..size_of::<JournalBatch>()].copy_from_slice(batch.as_bytes());
+    Sabotage::Replace(bytes)
+}
+
 /// The dirty-map page without a bit set, sealed again.
 fn all_clean(bytes: Option<&[u8]>, home: u64) -> Sabotage {
     let opened = bytes.and_then(|bytes| record::open::<RegionMapPage>(bytes, None, home).ok());
@@ -107,7 +147,8 @@ fn all_clean(bytes: Option<&[u8]>, home: u64) -> Sabotage {
 /// Flips a bit of the parity that the first drive stores.
 fn flipped(drive: &SimDrive, array: Option<&Layout>, at: u64, bytes: Option<&[u8]>) -> Sabotage {
     let (Some(bytes), Some(array)) = (bytes, array) else { return Sabotage::Nothing };
-    let stripe = StripeIndex(at / u64::from(array.chunk_bytes));
+    // The first member is of the first group, which has every `groups`-th stripe.
+    let stripe = StripeIndex(at / u64::from(array.chunk_bytes) * u64::from(array.groups));
     let first = MemberIndex(0);
     if drive.uuid[0] != 0 || array.position_of(stripe, first) < Some(array.data * array.copies) {
         return Sabotage::Nothing;

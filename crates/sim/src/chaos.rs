@@ -4,9 +4,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_format::units::MemberIndex;
+use ashlar_format::array_superblock::Policy;
+use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_pool::error::PoolError;
-use ashlar_raid::error::ArrayError;
+use ashlar_raid::error::{ArrayError, ChangeError};
 use ashlar_raid::label;
 use ashlar_reactor::prng::Prng;
 
@@ -25,6 +26,7 @@ enum Act {
     Slow,
     Scrub,
     PoolChange,
+    PolicyChange,
 }
 
 /// Runs until the workers have ended or the seed's faults are used up.
@@ -33,9 +35,21 @@ pub async fn rage(life: Rc<Life>, mut prng: Prng) {
     if acts.is_empty() {
         return;
     }
+    if life.plan.spares && prng.chance(1, 2) {
+        // Drives that did not come back from the last life.
+        let members = 0..life.array.layout().members();
+        let gone: Vec<usize> = members.filter(|index| is_gone(&life, *index)).collect();
+        for index in gone {
+            give_spare(&life, index, &mut prng).await;
+        }
+    }
     let count = prng.below(life.plan.faults_max + 1);
     for _ in 0..count {
-        let longest = [100_000, 10_000_000, 500_000_000][prng.index(3)];
+        let longest = match life.plan.single {
+            None => [100_000, 10_000_000, 500_000_000][prng.index(3)],
+            // As long as a few requests of a small workload.
+            Some(_) => 1_000_000,
+        };
         life.reactor.sleep(Duration::from_nanos(prng.below(longest))).await;
         if life.working.get() == 0 || life.world.borrow().is_dark() {
             return;
@@ -59,6 +73,7 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.slow, Act::Slow),
         (plan.scrubs, Act::Scrub),
         (plan.pool_changes, Act::PoolChange),
+        (plan.policy_changes, Act::PolicyChange),
     ];
     kinds.into_iter().filter(|(there, _)| *there).map(|(_, act)| act).collect()
 }
@@ -82,12 +97,15 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
                 let _ = life.array.pull_member(MemberIndex::new(index));
             }
         }
-        Act::PlugIn => plug_in(life, index, drive).await,
+        Act::PlugIn => {
+            if let Some(index) = an_impaired(life, index) {
+                let drive = life.fleet.borrow().slots[index];
+                plug_in(life, index, drive).await;
+            }
+        }
         Act::Spare => {
-            if life.fleet.borrow().is_impaired(index) {
-                let spare = life.fleet.borrow_mut().new_drive();
-                life.note(|| format!("member {index} gets drive {spare}"));
-                replace(life, index, spare).await;
+            if let Some(index) = an_impaired(life, index) {
+                give_spare(life, index, prng).await;
             }
         }
         Act::Rebuild => {
@@ -109,8 +127,32 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
             life.note(|| format!("scrub: {started:?}"));
         }
         Act::PoolChange => pool_change(life, prng).await,
+        Act::PolicyChange => policy_change(life, prng).await,
     }
     life.fleet.borrow_mut().refresh(&life.array.status());
+}
+
+fn is_gone(life: &Life, index: usize) -> bool {
+    life.array.status().members[index].drive.is_none()
+}
+
+async fn give_spare(life: &Rc<Life>, index: usize, prng: &mut Prng) {
+    let spare = life.fleet.borrow_mut().new_drive();
+    life.note(|| format!("member {index} gets drive {spare}"));
+    replace(life, index, spare).await;
+    life.fleet.borrow_mut().refresh(&life.array.status());
+    if life.ends_suddenly && prng.chance(1, 2) {
+        // While it is filled.
+        life.world.borrow_mut().plan(prng.below(500), AtCompletion::Dark);
+    }
+}
+
+/// The first member from `index` on that is impaired.
+fn an_impaired(life: &Life, index: usize) -> Option<usize> {
+    let fleet = life.fleet.borrow();
+    let members = fleet.slots.len();
+    let mut all = (0..members).map(|more| (index + more) % members);
+    all.find(|index| fleet.is_impaired(*index))
 }
 
 /// A drive that was pulled, and is well, is plugged in again: not while it works on what it was
@@ -118,7 +160,7 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
 async fn plug_in(life: &Rc<Life>, index: usize, drive: u32) {
     let dead = life.world.borrow_mut().drive(drive).dead;
     let busy = !life.world.borrow().in_flight(|its| its == drive).is_empty();
-    if !dead && !busy && life.fleet.borrow().is_impaired(index) {
+    if !dead && !busy {
         life.note(|| format!("member {index}: drive {drive} is plugged in again"));
         replace(life, index, drive).await;
     }
@@ -145,14 +187,32 @@ fn latent(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
             // Somewhere in the metadata.
             prng.below(areas.data.offset)
         } else {
-            let stripe = hot[prng.index(hot.len())];
-            areas.data.offset
-                + stripe * u64::from(layout.chunk_bytes)
-                + prng.below(layout.chunk_bytes.into())
+            let stripe = StripeIndex(hot[prng.index(hot.len())]);
+            let row = prng.below(layout.chunk_bytes.into());
+            areas.data.offset + layout.member_offset(stripe, 0) + row
         };
         let mut world = life.world.borrow_mut();
         world.note(|| format!("drive {drive} (member {index}) cannot read at {at}"));
         world.drive(drive).latent.insert(at / SECTOR_BYTES as u64);
+    }
+}
+
+/// What is durable before a write is acknowledged changes while writes are under way.
+async fn policy_change(life: &Rc<Life>, prng: &mut Prng) {
+    let policies = life.plan.geometry.policies();
+    let policy = policies[prng.index(policies.len())];
+    life.note(|| format!("policy {policy:?}"));
+    if policy != Policy::Journal {
+        life.oracle.borrow_mut().no_longer_atomic();
+    }
+    let done = life.array.set_policy(policy).await;
+    life.note(|| format!("policy {policy:?}: {done:?}"));
+    match done {
+        Ok(()) | Err(ChangeError::Array(ArrayError::Stopped)) => {}
+        Err(error) if !life.plan.beyond && life.unsure.borrow().is_empty() => {
+            life.fail(format!("the policy cannot be changed: {error}"));
+        }
+        Err(_) => {}
     }
 }
 

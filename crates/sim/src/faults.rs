@@ -1,8 +1,10 @@
 //! Which faults a seed has at all, and how strong: drawn anew for each seed, from none to extreme,
 //! since moderate rates everywhere hide bugs.
 
-use ashlar_format::array_superblock::Level;
+use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_raid::label;
+use ashlar_raid::layout::{Layout, Shape, level_name};
+use ashlar_raid::parity::PARITY_CHUNKS_MAX;
 use ashlar_reactor::prng::Prng;
 
 use crate::drive::{Loss, Traits};
@@ -15,33 +17,98 @@ pub enum Ending {
     PowerCut,
 }
 
+/// Data area of a drive, at least.
+const DATA_BYTES_MIN: u64 = 3 << 20;
+
 /// What the seed's array is.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
     pub level: Level,
     pub members: usize,
+    pub shape: Shape,
     pub chunk_bytes: u32,
 }
 
+/// Level, members, and what of `Shape` the level has a choice of: copies, parity chunks or members
+/// of a group.
+const KINDS: [(Level, usize, u8); 22] = [
+    (Level::Raid1, 2, 0),
+    (Level::Raid1, 3, 0),
+    (Level::Raid10, 4, 0),
+    (Level::Raid10, 6, 3),
+    (Level::Raid5, 3, 0),
+    (Level::Raid5, 3, 0),
+    (Level::Raid5, 4, 0),
+    (Level::Raid5, 5, 0),
+    (Level::Raid6, 4, 0),
+    (Level::Raid6, 4, 0),
+    (Level::Raid6, 6, 0),
+    (Level::Raid50, 6, 3),
+    (Level::Raid50, 9, 3),
+    (Level::Raid60, 8, 4),
+    (Level::RaidNm, 2, 1),
+    (Level::RaidNm, 3, 2),
+    (Level::Raid7, 5, 0),
+    (Level::Raid7, 6, 0),
+    (Level::Raid70, 10, 5),
+    (Level::RaidNm, 5, 4),
+    (Level::RaidNm, 6, 3),
+    (Level::RaidNm, 10, 8),
+];
+
 impl Geometry {
-    pub const ALL: [(Level, usize); 9] = [
-        (Level::Raid1, 2),
-        (Level::Raid1, 3),
-        (Level::Raid10, 4),
-        (Level::Raid5, 3),
-        (Level::Raid5, 5),
-        (Level::Raid6, 4),
-        (Level::Raid6, 6),
-        (Level::Raid5, 4),
-        (Level::Raid0, 2),
-    ];
+    /// Every kind of array that this build can compute parity for.
+    pub fn all() -> impl Iterator<Item = Geometry> {
+        let geometries = KINDS.into_iter().map(|(level, members, choice)| {
+            let shape = match level {
+                Level::RaidNm => Shape { parity: choice, ..Shape::default() },
+                Level::Raid50 | Level::Raid60 | Level::Raid70 => {
+                    Shape { group_members: choice, ..Shape::default() }
+                }
+                Level::Raid0 | Level::Raid1 | Level::Raid10 => {
+                    Shape { copies: choice, ..Shape::default() }
+                }
+                Level::Raid5 | Level::Raid6 | Level::Raid7 => Shape::default(),
+            };
+            Geometry { level, members, shape, chunk_bytes: 64 << 10 }
+        });
+        geometries.filter(|its| usize::from(its.layout().parity) <= PARITY_CHUNKS_MAX)
+    }
+
+    /// Level 0, of two members.
+    pub fn raid0() -> Geometry {
+        let (level, shape) = (Level::Raid0, Shape::default());
+        Geometry { level, members: 2, shape, chunk_bytes: 64 << 10 }
+    }
+
+    pub fn layout(&self) -> Layout {
+        let layout = Layout::new(self.level, self.members, self.shape, self.chunk_bytes);
+        layout.expect("the geometries are possible")
+    }
+
+    /// Policies that such an array can have.
+    pub fn policies(&self) -> Vec<Policy> {
+        let layout = self.layout();
+        Policy::ALL.into_iter().filter(|policy| layout.check_policy(*policy).is_ok()).collect()
+    }
+
+    /// The smallest drives that have some room for data beside the journal.
+    fn drive_bytes(&self) -> u64 {
+        let parity = self.layout().parity;
+        let fits = |mib: &u64| {
+            label::plan(mib << 20, parity).is_some_and(|areas| areas.data.len >= DATA_BYTES_MIN)
+        };
+        let least = label::DRIVE_BYTES_MIN >> 20;
+        (least..).find(fits).expect("some drive is large enough") << 20
+    }
 
     fn draw(prng: &mut Prng) -> Geometry {
+        let all: Vec<Geometry> = Geometry::all().collect();
         // Level 0 is there for the plumbing: seldom.
-        let count = if prng.chance(1, 20) { Self::ALL.len() } else { Self::ALL.len() - 1 };
-        let (level, members) = Self::ALL[prng.index(count)];
+        let drawn =
+            if prng.chance(1, 100) { Geometry::raid0() } else { all[prng.index(all.len())] };
         let chunk_bytes = [16 << 10, 16 << 10, 32 << 10, 64 << 10][prng.index(4)];
-        Geometry { level, members, chunk_bytes }
+        Geometry { chunk_bytes, ..drawn }
     }
 }
 
@@ -59,7 +126,7 @@ pub enum SingleFault {
     Fail,
     /// The power is cut.
     Cut(Loss),
-    /// The power is cut, and one drive does not come back.
+    /// The power is cut, and as many drives as the array bears do not come back.
     CutAndLose(Loss),
     /// The power is cut while a member is missing since before the life began.
     CutDegraded(Loss),
@@ -70,7 +137,13 @@ pub enum SingleFault {
 pub struct Plan {
     pub seed: u64,
     pub geometry: Geometry,
+    /// `None`: the usual one.
+    pub policy: Option<Policy>,
+    /// The policy is changed while the array serves.
+    pub policy_changes: bool,
     pub traits: Traits,
+    /// Every other drive can zero by itself if the others cannot, and the other way round.
+    pub mixed: bool,
     pub lives: u32,
     pub workers: usize,
     pub ops_per_worker: u64,
@@ -83,6 +156,8 @@ pub struct Plan {
     /// Faults in a life, at most.
     pub faults_max: u64,
     pub deaths: bool,
+    /// Drives do not come back from the end of a life, as many as the array bears.
+    pub deaths_at_end: bool,
     pub pulls: bool,
     pub latent: bool,
     pub slow: bool,
@@ -98,18 +173,22 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A small workload of two lives, and nothing but one fault.
-    pub fn single(level: Level, members: usize, single: Single) -> Plan {
+    /// A small workload of two lives, and nothing but one fault. Without a `policy` it changes all
+    /// the time.
+    pub fn single(geometry: Geometry, policy: Option<Policy>, single: Single) -> Plan {
         Plan {
-            geometry: Geometry { level, members, chunk_bytes: 64 << 10 },
+            geometry,
+            policy,
+            policy_changes: policy.is_none(),
             traits: Traits {
-                bytes: label::DRIVE_BYTES_MIN,
+                bytes: geometry.drive_bytes(),
                 sector_bytes: 512,
                 volatile_cache: true,
                 zeroes: true,
                 latency_ns_min: 10_000,
                 latency_ns_max: 200_000,
             },
+            mixed: false,
             lives: 2,
             workers: 2,
             ops_per_worker: 12,
@@ -117,8 +196,10 @@ impl Plan {
             flush_one_in: 4,
             hot_stripes: 2,
             endings: vec![Ending::CleanStop],
-            faults_max: 0,
+            // Changes of the policy, if there are any.
+            faults_max: 8,
             deaths: false,
+            deaths_at_end: false,
             pulls: false,
             latent: false,
             slow: false,
@@ -127,7 +208,8 @@ impl Plan {
             returns: false,
             transient_one_in: None,
             pool_changes: false,
-            beyond: false,
+            // Where nothing may be lost, a fault is one too many.
+            beyond: !geometry.layout().is_redundant() && single.what == SingleFault::Fail,
             single: Some(single),
             ..Plan::draw(1)
         }
@@ -136,6 +218,8 @@ impl Plan {
     pub fn draw(seed: u64) -> Plan {
         let mut prng = Prng::stream(seed, "plan");
         let geometry = Geometry::draw(&mut prng);
+        let policies = geometry.policies();
+        let policy = prng.chance(1, 3).then(|| policies[prng.index(policies.len())]);
         let ops = [20, 60, 200][prng.index(3)];
         let mut endings = vec![Ending::CleanStop];
         if prng.chance(3, 4) {
@@ -150,10 +234,15 @@ impl Plan {
         let mut half = || prng.chance(1, 2);
         let (deaths, pulls, latent, slow) = (half(), half(), half(), half());
         let (scrubs, spares, returns, pool_changes) = (half(), half(), half(), half());
+        let (deaths_at_end, policy_changes) = (half(), half() && half());
+        let mixed = half() && half() && half();
         Plan {
             seed,
             geometry,
-            traits: draw_traits(&mut prng),
+            policy,
+            policy_changes,
+            traits: draw_traits(&mut prng, geometry.drive_bytes()),
+            mixed,
             lives: 1 + u32::try_from(prng.below(5)).unwrap_or(0),
             workers: 1 + prng.index(5),
             ops_per_worker: ops,
@@ -163,6 +252,7 @@ impl Plan {
             endings,
             faults_max: [0, 2, 5, 12][prng.index(4)],
             deaths,
+            deaths_at_end,
             pulls,
             latent,
             slow,
@@ -178,17 +268,21 @@ impl Plan {
 
     /// One line about the seed.
     pub fn describe(&self) -> String {
-        let Geometry { level, members, chunk_bytes } = self.geometry;
+        let Geometry { level, members, chunk_bytes, .. } = self.geometry;
+        let Layout { data, parity, groups, .. } = self.geometry.layout();
+        let policy = self.policy.map_or("usual policy".into(), |policy| format!("{policy:?}"));
         let Plan { lives, workers, ops_per_worker, hot_stripes, faults_max, .. } = self;
         let mut text = format!(
-            "level {} of {members}, chunk {}K, {lives} lives of {workers} workers × \
-             {ops_per_worker} operations on {hot_stripes} stripes, up to {faults_max} faults a \
-             life:",
-            level as u8,
+            "level {} of {members} ({groups} × {data}+{parity}), {policy}, chunk {}K, {lives} \
+             lives of {workers} workers × {ops_per_worker} operations on {hot_stripes} stripes, up \
+             to {faults_max} faults a life:",
+            level_name(level),
             chunk_bytes >> 10
         );
         let kinds = [
             (self.deaths, "deaths"),
+            (self.deaths_at_end, "deaths at the end of a life"),
+            (self.policy_changes, "policy changes"),
             (self.pulls, "pulls"),
             (self.latent, "latent errors"),
             (self.slow, "slow drives"),
@@ -199,6 +293,8 @@ impl Plan {
             (self.pool_changes, "pool changes"),
             (!self.traits.volatile_cache, "no volatile cache"),
             (self.traits.sector_bytes == 4096, "4K sectors"),
+            (!self.traits.zeroes, "no zeroing by drives"),
+            (self.mixed, "mixed drives"),
             (self.beyond, "BEYOND THE BUDGET"),
         ];
         for (_, name) in kinds.iter().filter(|(there, _)| *there) {
@@ -209,10 +305,10 @@ impl Plan {
     }
 }
 
-fn draw_traits(prng: &mut Prng) -> Traits {
+fn draw_traits(prng: &mut Prng, bytes: u64) -> Traits {
     let latency = [(1_000, 2_000), (10_000, 200_000), (50_000, 5_000_000)][prng.index(3)];
     Traits {
-        bytes: label::DRIVE_BYTES_MIN,
+        bytes,
         sector_bytes: if prng.chance(1, 5) { 4096 } else { 512 },
         volatile_cache: !prng.chance(1, 8),
         zeroes: !prng.chance(1, 6),

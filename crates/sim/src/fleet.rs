@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use ashlar_drive::drive::{Drive, Limits};
-use ashlar_format::array_superblock::MemberState;
+use ashlar_format::array_superblock::{ArraySuperblock, MemberState};
 use ashlar_raid::label;
 use ashlar_raid::layout::Layout;
 use ashlar_raid::status::ArrayStatus;
@@ -18,6 +18,8 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
 
 use crate::drive::{BLOCK_BYTES, SimDrive, Traits};
+use crate::faults::Plan;
+use crate::inspect::superblock;
 use crate::world::{SharedWorld, World};
 
 /// One block of litter in so many bytes: some in each chunk.
@@ -26,6 +28,7 @@ const LITTER_STEP_BYTES: usize = 12 << 10;
 pub struct Fleet {
     world: SharedWorld,
     traits: Traits,
+    mixed: bool,
     pub layout: Layout,
     /// The drive of each member.
     pub slots: Vec<u32>,
@@ -39,17 +42,18 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    pub fn new(world: &SharedWorld, layout: Layout, traits: Traits, beyond: bool) -> Fleet {
+    pub fn new(world: &SharedWorld, layout: Layout, plan: &Plan) -> Fleet {
         let mut fleet = Fleet {
             world: world.clone(),
-            traits,
+            traits: plan.traits,
+            mixed: plan.mixed,
             layout,
             slots: Vec::new(),
             retired: Vec::new(),
             uuids_issued: 0,
             by_uuid: BTreeMap::new(),
             impaired: BTreeMap::new(),
-            beyond,
+            beyond: plan.beyond,
         };
         for _ in 0..layout.members() {
             let drive = fleet.new_drive();
@@ -62,7 +66,9 @@ impl Fleet {
     pub fn new_drive(&mut self) -> u32 {
         let number = self.world.borrow().drives.len();
         let uuid = self.new_uuid(number);
-        let mut blank = SimDrive::new(self.traits, uuid);
+        let mut traits = self.traits;
+        traits.zeroes ^= self.mixed && number.is_multiple_of(2);
+        let mut blank = SimDrive::new(traits, uuid);
         litter(&mut blank, self.layout.parity);
         let drive = self.world.borrow_mut().add_drive(blank);
         self.by_uuid.insert(uuid, drive);
@@ -92,10 +98,11 @@ impl Fleet {
 
     /// A handle for the engine.
     pub fn open(&self, reactor: &Reactor, drive: u32) -> Rc<Drive> {
+        let traits = self.world.borrow_mut().drive(drive).traits;
         let limits = Limits {
-            bytes: self.traits.bytes,
-            sector_bytes: self.traits.sector_bytes,
-            zeroes_cheaply: self.traits.zeroes,
+            bytes: traits.bytes,
+            sector_bytes: traits.sector_bytes,
+            zeroes_cheaply: traits.zeroes,
         };
         Drive::new(reactor, Device::Simulated { drive }, limits, &format!("d{drive}"))
     }
@@ -149,6 +156,28 @@ impl Fleet {
         let held = |member: usize| member != index && !self.impaired.contains_key(&member);
         let held: Vec<bool> = (0..self.layout.members()).map(held).collect();
         self.beyond || self.layout.survives(&held)
+    }
+
+    /// Whether the drive of this member may be lost while no array runs: the others are well, and
+    /// every drive says that they can be trusted.
+    pub fn may_lose(&self, index: usize) -> bool {
+        let world = self.world.borrow();
+        let drives: Vec<&SimDrive> =
+            self.slots.iter().map(|drive| &world.drives[*drive as usize]).collect();
+        let said: Vec<ArraySuperblock> =
+            drives.iter().filter(|its| !its.dead).filter_map(|its| superblock(its)).collect();
+        let trusted = |member: usize| {
+            said.iter().all(|superblock| {
+                let its = &superblock.members()[member];
+                its.state() == Ok(MemberState::Trusted) && its.drive == drives[member].uuid
+            })
+        };
+        let held = |member: usize| {
+            let well = !drives[member].dead && drives[member].latent.is_empty();
+            member != index && !self.impaired.contains_key(&member) && well && trusted(member)
+        };
+        let held: Vec<bool> = (0..self.slots.len()).map(held).collect();
+        !drives[index].dead && self.layout.survives(&held)
     }
 
     /// A fault strikes this member. `doomed`: its drive dies later.

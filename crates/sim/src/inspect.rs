@@ -8,7 +8,7 @@ use ashlar_format::region_map::{self, MapKind, RegionMapPage};
 use ashlar_format::units::StripeIndex;
 use ashlar_raid::label;
 use ashlar_raid::layout::Layout;
-use ashlar_raid::parity::Kernels;
+use ashlar_raid::parity::{Kernels, PARITY_CHUNKS_MAX};
 use smallvec::SmallVec;
 
 use crate::drive::{BLOCK_BYTES, Block, SimDrive, ZEROES};
@@ -106,7 +106,7 @@ pub fn agrees(members: &[&SimDrive], layout: &Layout, stripe: StripeIndex) -> bo
             });
         }
         let (data, parity) = row.split_at(layout.data.into());
-        let mut should = [ZEROES; 2];
+        let mut should = [ZEROES; PARITY_CHUNKS_MAX];
         let mut outputs: SmallVec<[&mut [u8]; 2]> =
             should.iter_mut().take(parity.len()).map(|block| block.as_mut_slice()).collect();
         Kernels::detect().encode(data, &mut outputs);

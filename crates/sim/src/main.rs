@@ -54,7 +54,7 @@ fn main() -> ExitCode {
     } else if let Some(canary) = arguments.canary {
         canary_is_found(&arguments, canary)
     } else if let Some(stride) = arguments.enumerate {
-        enumerated(stride)
+        enumerated(stride, arguments.jobs.unwrap_or_else(cores).max(1))
     } else {
         many(&arguments)
     };
@@ -91,8 +91,12 @@ fn canary_is_found(arguments: &Arguments, canary: Canary) -> bool {
     }
 }
 
-fn enumerated(stride: u64) -> bool {
-    let report = ashlar_sim::enumerate::run(stride);
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
+fn enumerated(stride: u64, jobs: usize) -> bool {
+    let report = ashlar_sim::enumerate::run(stride, jobs);
     println!("{} single faults, {} failed", report.cases, report.failures.len());
     for failure in &report.failures {
         println!("{failure}");
@@ -173,7 +177,6 @@ fn many(arguments: &Arguments) -> bool {
     let totals = Totals::new(arguments.seeds);
     let next = AtomicU64::new(arguments.start);
     let end = arguments.start.saturating_add(arguments.seeds);
-    let cores = || std::thread::available_parallelism().map_or(1, NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..arguments.jobs.unwrap_or_else(cores).max(1) {
             scope.spawn(|| {

@@ -9,10 +9,15 @@
 //! Where several entries are possible and none is in flight, the first read decides: the others
 //! die. (Only a flush makes that durable, too: a read alone makes nothing so.)
 //!
+//! A write that is *atomic* is all there or not at all after a restart: a sector that reads as
+//! what was before it, and one that reads as what it brought, are never both seen. Sectors that
+//! something newer covers, or something that was under way at the same time, say nothing. What was
+//! seen counts until a power cut, and beyond it if a flush was acknowledged in between.
+//!
 //! Every sector carries seed, number and version, so a misplaced one names itself, and its bytes
 //! depend on all three, so a mixture is seen.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZero;
 
 use ashlar_reactor::buffer::Buffers;
@@ -56,6 +61,19 @@ impl Entry {
         Entry { version: 0, submitted: BEGINNING, ended: Some(BEGINNING), dead: None, gone: false };
 }
 
+/// A write of which all sectors are there after a restart, or none.
+#[derive(Debug, Default)]
+struct Atomic {
+    /// The array was restarted since it began.
+    restarted: bool,
+    /// Versions of the writes that were under way when it began: which of them is newer, nobody
+    /// knows.
+    rivals: BTreeSet<u32>,
+    /// Sectors that were read as its own, and as older, and when that was.
+    new: Option<(u64, Moment)>,
+    old: Option<(u64, Moment)>,
+}
+
 /// What a sector may hold.
 type Entries = SmallVec<[Entry; 2]>;
 
@@ -82,6 +100,10 @@ pub struct Oracle {
     next_id: u32,
     /// When each read under way began.
     reads: BTreeMap<u32, Moment>,
+    /// By version.
+    atomic: BTreeMap<u32, Atomic>,
+    /// When the newest flush began that was acknowledged.
+    flushed: Moment,
     pub sectors_checked: u64,
 }
 
@@ -99,6 +121,8 @@ impl Oracle {
             clock: BEGINNING,
             next_id: 1,
             reads: BTreeMap::new(),
+            atomic: BTreeMap::new(),
+            flushed: BEGINNING,
             sectors_checked: 0,
         }
     }
@@ -141,6 +165,34 @@ impl Oracle {
             self.groups[group].get_or_insert_with(blank)[index].push(entry);
         }
         ticket
+    }
+
+    /// The write that has just begun is atomic.
+    pub fn is_atomic(&mut self, ticket: &Ticket) {
+        assert!(ticket.version > 0, "zeroes cannot be told from zeroes");
+        let mut rivals = BTreeSet::new();
+        for sector in ticket.first..ticket.first + ticket.count {
+            let under_way =
+                self.entries(sector).into_iter().flatten().filter(|e| e.ended.is_none());
+            rivals.extend(under_way.map(|entry| entry.version));
+        }
+        self.atomic.insert(ticket.version, Atomic { rivals, ..Atomic::default() });
+    }
+
+    /// The write is atomic no longer.
+    pub fn may_be_split(&mut self, ticket: &Ticket) {
+        self.atomic.remove(&ticket.version);
+    }
+
+    /// Writes that are under way may be done in parts from now on.
+    pub fn no_longer_atomic(&mut self) {
+        let under_way: BTreeSet<u32> = self
+            .all_entries()
+            .flatten()
+            .filter(|entry| entry.ended.is_none())
+            .map(|entry| entry.version)
+            .collect();
+        self.atomic.retain(|version, _| !under_way.contains(version));
     }
 
     /// Content for a write that has begun.
@@ -204,6 +256,7 @@ impl Oracle {
     /// A flush that began then was acknowledged.
     pub fn flush_ends(&mut self, began: Moment) {
         self.tick();
+        self.flushed = self.flushed.max(began);
         // Reads under way may still return what died after they began.
         let oldest_read = self.reads.values().min().copied().unwrap_or(Moment::MAX);
         while let Some((_, first, count)) = self.dying.pop_front_if(|(dead, _, _)| *dead < began) {
@@ -259,7 +312,41 @@ impl Oracle {
                 self.describe_entries(number, began)
             ));
         }
-        self.decide(number, began, version.unwrap_or(0));
+        let version = version.unwrap_or(0);
+        self.judge_atomic(number, version)?;
+        self.decide(number, began, version);
+        Ok(())
+    }
+
+    /// A sector reads as `version`: what that says about the atomic writes that it belongs to.
+    fn judge_atomic(&mut self, number: u64, version: u32) -> Result<(), String> {
+        let now = self.clock;
+        let (group, index) = place(number);
+        let group = self.groups.get(group).and_then(Option::as_ref);
+        let entries = group.map_or(&[][..], |group| &group[index]);
+        for entry in entries {
+            let Some(atomic) = self.atomic.get_mut(&entry.version).filter(|its| its.restarted)
+            else {
+                continue;
+            };
+            let newer_zeroes =
+                || entries.iter().any(|its| its.version == 0 && its.submitted > entry.submitted);
+            if version == entry.version {
+                atomic.new.get_or_insert((number, now));
+            } else if version < entry.version
+                && !atomic.rivals.contains(&version)
+                && (version > 0 || !newer_zeroes())
+            {
+                atomic.old.get_or_insert((number, now));
+            }
+            if let (Some((new, _)), Some((old, _))) = (atomic.new, atomic.old) {
+                let version = entry.version;
+                return Err(format!(
+                    "version {version} was to be all or nothing: sector {new} has it, sector {old} \
+                     has what was before"
+                ));
+            }
+        }
         Ok(())
     }
 
@@ -334,6 +421,12 @@ impl Oracle {
         let now = self.tick();
         self.reads.clear();
         self.dying.clear();
+        let flushed = self.flushed;
+        for atomic in self.atomic.values_mut() {
+            atomic.restarted = true;
+            atomic.new = atomic.new.filter(|(_, seen)| *seen < flushed);
+            atomic.old = atomic.old.filter(|(_, seen)| *seen < flushed);
+        }
         for entries in self.all_entries() {
             entries.retain(|entry| !entry.gone);
             for entry in entries.iter_mut() {
@@ -347,6 +440,7 @@ impl Oracle {
     pub fn process_crash(&mut self) {
         let now = self.tick();
         self.reads.clear();
+        self.atomic.values_mut().for_each(|atomic| atomic.restarted = true);
         for entry in self.all_entries().flatten() {
             entry.ended.get_or_insert(now);
         }
@@ -413,6 +507,37 @@ mod tests {
         oracle.process_crash();
         assert!(read(&mut oracle, &first));
         assert!(!read(&mut oracle, &second));
+    }
+
+    #[test]
+    fn an_atomic_write_is_there_or_not() {
+        let restarted = || {
+            let mut oracle = Oracle::new(5);
+            let ticket = oracle.write_begins(0, 1024, false);
+            oracle.is_atomic(&ticket);
+            oracle.power_cut();
+            let mut sectors = [ZEROES; 2];
+            oracle.content(0, ticket.version, &mut sectors[0]);
+            oracle.content(1, ticket.version, &mut sectors[1]);
+            (oracle, sectors)
+        };
+        let read = |oracle: &mut Oracle, sectors: &[Sector; 2]| {
+            let ticket = oracle.read_begins(0, 1024);
+            oracle.read_ends(&ticket, sectors.iter()).is_ok()
+        };
+        let (mut oracle, new) = restarted();
+        assert!(read(&mut oracle, &new));
+        let (mut oracle, _) = restarted();
+        assert!(read(&mut oracle, &[ZEROES; 2]));
+        let (mut oracle, new) = restarted();
+        assert!(!read(&mut oracle, &[new[0], ZEROES]));
+        let (mut oracle, new) = restarted();
+        assert!(!read(&mut oracle, &[ZEROES, new[1]]));
+        // What something newer covers may be as old as it likes.
+        let (mut oracle, new) = restarted();
+        let zeroes = oracle.write_begins(0, 512, true);
+        oracle.write_ends(&zeroes, true);
+        assert!(read(&mut oracle, &[ZEROES, new[1]]));
     }
 
     #[test]

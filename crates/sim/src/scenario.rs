@@ -11,15 +11,14 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use ashlar_format::array_superblock::MemberState;
+use ashlar_format::array_superblock::{MemberState, Policy};
 use ashlar_format::region_map::{MapKind, RegionMapPage};
 use ashlar_format::units::to_usize;
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::AssembleError;
-use ashlar_raid::layout::{Layout, Shape};
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
-use ashlar_raid::status::ArrayState;
+use ashlar_raid::status::{ArrayState, ArrayStatus};
 use ashlar_reactor::buffer::BufferPool;
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::prng::Prng;
@@ -66,8 +65,8 @@ pub struct Scenario {
     prng: Prng,
     order: Prng,
     life: u32,
-    /// A life began degraded, with every stripe in sync: from then on the journal covers all
-    /// writes, and a crash must leave no stripe unsure.
+    /// A life began with every stripe in sync, and the journal covers all its writes: a crash must
+    /// leave no stripe unsure.
     covered: Rc<Cell<bool>>,
     /// What a power cut does, if that is not drawn.
     loss: Option<Loss>,
@@ -97,18 +96,17 @@ impl Scenario {
     pub fn new(plan: Plan, options: Options) -> Scenario {
         let seed = plan.seed;
         let geometry = plan.geometry;
-        let layout =
-            Layout::new(geometry.level, geometry.members, Shape::default(), geometry.chunk_bytes);
-        let layout = layout.expect("the geometries are possible");
+        let layout = geometry.layout();
         let mut world = World::new(seed, options.trace);
         world.canary = options.canary;
         world.canary_awake = options.canary.is_some_and(Canary::is_early);
         world.layout = Some(layout);
+        world.trace.drive_bytes = plan.traits.bytes;
         world.trace.chunk_bytes = geometry.chunk_bytes.into();
         world.trace.parity = layout.parity;
         world.note(|| plan.describe());
         let world = Rc::new(RefCell::new(world));
-        let fleet = Fleet::new(&world, layout, plan.traits, plan.beyond);
+        let fleet = Fleet::new(&world, layout, &plan);
         Scenario {
             plan: Rc::new(plan),
             world,
@@ -139,7 +137,7 @@ impl Scenario {
     pub fn single_fault(&mut self, single: Single) -> bool {
         self.live(Start::Create, Phase::Safety(Ending::CleanStop));
         if matches!(single.what, SingleFault::CutDegraded(_)) {
-            self.lose_a_drive(0);
+            self.lose_drives(0, 1);
         }
         let cut = match single.what {
             SingleFault::Fail => None,
@@ -155,7 +153,8 @@ impl Scenario {
         }
         let reached = self.world.borrow().completions >= before + single.after;
         if matches!(single.what, SingleFault::CutAndLose(_)) {
-            self.lose_a_drive(1);
+            let first = to_usize(single.after) % self.plan.geometry.members;
+            self.lose_drives(first, usize::MAX);
         }
         if !self.is_over() {
             self.calm();
@@ -164,10 +163,19 @@ impl Scenario {
         reached
     }
 
-    fn lose_a_drive(&mut self, index: usize) {
-        let drive = self.fleet.borrow().slots[index];
-        self.fleet.borrow_mut().impair(index, None);
-        self.world.borrow_mut().kill(drive);
+    /// Drives die between two lives: those of the first members from `first` on, up to `count`, as
+    /// far as the array bears it.
+    fn lose_drives(&mut self, first: usize, count: usize) {
+        let members = self.plan.geometry.members;
+        let mut left = count;
+        for index in (0..members).map(|index| (first + index) % members) {
+            if left > 0 && self.fleet.borrow().may_lose(index) {
+                let drive = self.fleet.borrow().slots[index];
+                self.fleet.borrow_mut().impair(index, None);
+                self.world.borrow_mut().kill(drive);
+                left -= 1;
+            }
+        }
     }
 
     pub fn all_lives(&mut self) {
@@ -260,6 +268,11 @@ impl Scenario {
             }
         }
         self.fleet.borrow_mut().spare_all();
+        if self.plan.deaths_at_end && self.prng.chance(1, 2) {
+            let members = self.plan.geometry.members;
+            let (first, count) = (self.prng.index(members), 1 + self.prng.index(members));
+            self.lose_drives(first, count);
+        }
     }
 
     /// Some drives that were out are back, with what they held. Returns whether former members
@@ -298,7 +311,7 @@ impl Scenario {
         let mut unsure = BTreeSet::new();
         let newest = inspect::newest(drives());
         let uncovered = newest.as_ref().is_some_and(|newest| newest.journal_from.get() == 0);
-        if self.plan.geometry.level.parity() != Some(0) && uncovered {
+        if uncovered {
             let newest = newest.expect("looked at above");
             let stripes = newest.stripes.get();
             let region_stripes = u64::from(newest.region_stripes.get());
@@ -315,8 +328,12 @@ impl Scenario {
         let count = unsure.len();
         self.world.borrow_mut().note(|| format!("{count} stripes are unsure, covered {covered}"));
         if covered && !unsure.is_empty() && !self.plan.beyond {
-            let why = "the journal did not cover a degraded array".into();
+            let why = "the journal did not cover all writes".into();
             self.world.borrow_mut().fail(why);
+        }
+        if self.plan.geometry.layout().parity == 0 {
+            // Copies that differ can be read, each by itself.
+            unsure.clear();
         }
         *self.unsure.borrow_mut() = unsure;
     }
@@ -363,8 +380,8 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
         name: "sim".into(),
         level: plan.geometry.level,
         chunk_bytes: plan.geometry.chunk_bytes,
-        shape: Shape::default(),
-        policy: None,
+        shape: plan.geometry.shape,
+        policy: plan.policy,
         host: None,
     };
     let drives = {
@@ -468,13 +485,10 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
     let volume = pool.volume("main").expect("looked at before");
     let status = array.status();
     seedling.fleet.borrow_mut().refresh(&status);
-    let degraded = status.state != ArrayState::Optimal;
-    let covered = degraded && status.unsynced_stripes == 0 && array.layout().parity > 0;
-    // What is rebuilt may become optimal, and lose a member while it is written healthily.
-    let rebuilt = seedling.plan.spares || seedling.plan.pulls || status.rebuild.is_some();
-    seedling.covered.set(covered && !rebuilt);
+    seedling.covered.set(is_covered(&seedling.plan, &status));
     let life = Rc::new(Life {
         impaired_seen: Cell::new(seedling.fleet.borrow().any_impaired()),
+        ends_suddenly: matches!(phase, Phase::Safety(ending) if ending != Ending::CleanStop),
         is_first: seedling.is_first,
         plan: seedling.plan.clone(),
         world: seedling.world.clone(),
@@ -502,6 +516,21 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         }
     }
     stop(&life).await
+}
+
+/// Whether the journal covers all writes of a life that begins.
+fn is_covered(plan: &Plan, status: &ArrayStatus) -> bool {
+    if status.unsynced_stripes > 0 || plan.policy_changes {
+        return false;
+    }
+    let degraded = status.state != ArrayState::Optimal && status.parity_chunks > 0;
+    // What is rebuilt may become optimal, and lose a member while it is written healthily.
+    let rebuilt = plan.spares || plan.pulls || status.rebuild.is_some();
+    match status.policy {
+        Policy::Journal => true,
+        Policy::Bitmap => degraded && !rebuilt,
+        Policy::None => false,
+    }
 }
 
 fn plan_ending(life: &Life, ending: Ending, prng: &mut Prng) {

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
+use ashlar_format::array_superblock::Policy;
 use ashlar_pool::pool::Pool;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::array::Array;
@@ -14,18 +15,23 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::prng::Prng;
 use ashlar_reactor::wait_list::WaitList;
 
+use crate::canary::Canary;
 use crate::faults::Plan;
 use crate::fleet::Fleet;
 use crate::oracle::Oracle;
 use crate::world::SharedWorld;
 
 const SECTOR: u64 = 512;
+/// Longest write that is all or nothing under policy `journal`.
+const ATOMIC_BYTES_MAX: u64 = 64 << 10;
 /// Longest request in bytes.
 const REQUEST_BYTES_MAX: u64 = 200 << 10;
 
 /// What a life's tasks share.
 pub struct Life {
     pub plan: Rc<Plan>,
+    /// It ends by a crash or a power cut.
+    pub ends_suddenly: bool,
     /// The array was created in this life.
     pub is_first: bool,
     pub world: SharedWorld,
@@ -127,6 +133,10 @@ impl Life {
     pub async fn write(&self, offset: u64, len: u64, zeroes: bool) {
         let before = self.before(offset, len);
         let ticket = self.oracle.borrow_mut().write_begins(offset, len, zeroes);
+        let atomic = !zeroes && len <= ATOMIC_BYTES_MAX && self.is_journaled();
+        if atomic {
+            self.oracle.borrow_mut().is_atomic(&ticket);
+        }
         let what = if zeroes { "zeroing" } else { "write" };
         self.note(|| format!("{what} {offset} +{len} {ticket:?}"));
         let result = if zeroes {
@@ -135,10 +145,18 @@ impl Life {
             let first_piece = if len.is_multiple_of(3) { 1536 } else { 1 << 20 };
             let from = self.buffers(len, first_piece);
             self.oracle.borrow().fill(&ticket, &from);
-            self.volume.write(offset, from).await
+            let canary = self.world.borrow().canary;
+            match canary {
+                Some(Canary::SplitWrites) if atomic => self.write_in_two(offset, from).await,
+                Some(_) | None => self.volume.write(offset, from).await,
+            }
         };
         let good = self.judge(what, &before, offset, len, result);
         self.oracle.borrow_mut().write_ends(&ticket, good);
+        if atomic && u64::from(self.plan.traits.sector_bytes) > SECTOR {
+            // Who writes a part of a sector from now on brings along what this one wrote beside it.
+            self.oracle.borrow_mut().may_be_split(&ticket);
+        }
         if good {
             self.note(|| format!("{what} {offset} +{len} acknowledged"));
             let stripe = self.array.stripe_bytes();
@@ -146,6 +164,18 @@ impl Life {
                 self.unsure.borrow_mut().remove(&whole);
             }
         }
+    }
+
+    /// Whether a write that begins now goes through the journal.
+    fn is_journaled(&self) -> bool {
+        self.array.policy() == Policy::Journal && self.array.status().unsynced_stripes == 0
+    }
+
+    /// What the array must not do of itself, for a canary.
+    async fn write_in_two(&self, offset: u64, from: Buffers) -> Result<(), ArrayError> {
+        let half = from.len().div_ceil(2).next_multiple_of(512).min(from.len());
+        self.volume.write(offset, from.slice(0..half)).await?;
+        self.volume.write(offset + half as u64, from.slice(half..from.len())).await
     }
 
     /// Whole stripes of the range may become zeroes (a hint: they may also stay), the rest stays.

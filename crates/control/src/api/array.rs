@@ -94,8 +94,18 @@ pub struct Member {
     pub health: Option<DriveHealth>,
     /// Whether its drive is there and answers.
     pub present: bool,
+    /// The spare that will take its place, if its own drive does not come back before.
+    pub takeover: Option<Takeover>,
     /// How much of it holds current data, 0 to 100.
     pub rebuilt_percent: u8,
+}
+
+/// A spare that takes a member's place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Takeover {
+    /// Name of the drive.
+    pub spare: String,
+    pub remaining_ms: u64,
 }
 
 /// Long work: rebuild, resync or scrub.

@@ -79,6 +79,10 @@ pub enum DriveState {
     Free,
     /// Part of a running array.
     Member,
+    /// Kept to take the place of a member.
+    Spare,
+    /// Was part of a running array; another drive has its place, and it is not used.
+    Replaced,
     /// Should be attached, but cannot be; `error` says why.
     Missing,
 }

@@ -6,6 +6,7 @@ use utoipa::ToSchema;
 use crate::api::array::Array;
 use crate::api::drive::Drive;
 use crate::api::export::Export;
+use crate::api::spare::Spare;
 use crate::api::volume::Volume;
 
 /// One reactor.
@@ -24,6 +25,7 @@ pub struct Status {
     pub cores: Vec<CoreStatus>,
     pub drives: Vec<Drive>,
     pub arrays: Vec<Array>,
+    pub spares: Vec<Spare>,
     pub volumes: Vec<Volume>,
     pub exports: Vec<Export>,
     /// What needs a person, one line each.

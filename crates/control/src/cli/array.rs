@@ -419,6 +419,7 @@ fn details(array: &Array) -> String {
         lines.push(format!("rescued     {} read anew from others", its.reconstructed));
         lines.push(format!("repaired    {} blocks", its.repaired));
     }
+    lines.extend(array.members.iter().filter_map(takeover_line));
     if !array.members.is_empty() {
         lines.push(String::new());
         lines.push(members_table(&array.members));
@@ -428,6 +429,13 @@ fn details(array: &Array) -> String {
 
 fn settings_lines(array: &Array) -> Vec<String> {
     array.settings.as_ref().map(settings::lines).unwrap_or_default()
+}
+
+fn takeover_line(member: &Member) -> Option<String> {
+    let takeover = member.takeover.as_ref()?;
+    let (index, spare) = (member.index, &takeover.spare);
+    let left = duration(takeover.remaining_ms);
+    Some(format!("member {index:<5}spare {spare} takes over in {left}"))
 }
 
 fn listed(names: &[String]) -> Option<String> {

@@ -49,6 +49,10 @@ pub fn arrays() -> Vec<CompletionCandidate> {
     names("/v1/arrays")
 }
 
+pub fn spares() -> Vec<CompletionCandidate> {
+    names("/v1/spares")
+}
+
 pub fn volumes() -> Vec<CompletionCandidate> {
     names("/v1/volumes")
 }
@@ -59,6 +63,7 @@ pub fn exports() -> Vec<CompletionCandidate> {
 
 #[derive(Deserialize)]
 struct Named {
+    #[serde(alias = "drive")]
     name: String,
 }
 

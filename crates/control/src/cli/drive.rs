@@ -155,6 +155,12 @@ fn model(text: &str) -> Option<DriveModel> {
 /// What can be done with a drive that is, or was, a member.
 fn hint(drive: &Drive) -> Vec<String> {
     let hint = |array: &String| {
+        if drive.state == DriveState::Replaced {
+            return format!(
+                "another drive has its place in array {array}: it is not used; attach it with \
+                 --force to use it for something else"
+            );
+        }
         format!(
             "`ashlar array start --scan` starts its array; `ashlar array rebuild {array}` takes \
              the drive back into the running one"
@@ -205,6 +211,8 @@ fn state(drive: &Drive) -> &'static str {
         DriveState::Free if drive.array.is_some() => "labelled",
         DriveState::Free => "free",
         DriveState::Member => "member",
+        DriveState::Spare => "spare",
+        DriveState::Replaced => "replaced",
         DriveState::Missing => "missing",
     }
 }

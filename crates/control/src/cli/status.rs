@@ -9,6 +9,7 @@ use crate::cli::array::arrays_table;
 use crate::cli::drive::drives_table;
 use crate::cli::export::exports_table;
 use crate::cli::output::{Output, duration, show};
+use crate::cli::spare::spares_table;
 use crate::cli::volume::volumes_table;
 use crate::client::Client;
 use crate::refusal::Answer;
@@ -47,6 +48,9 @@ fn screen(status: &api::Status) -> String {
     }
     if !status.volumes.is_empty() || !status.exports.is_empty() {
         parts.push(exports_table(&status.exports));
+    }
+    if !status.spares.is_empty() {
+        parts.push(spares_table(&status.spares));
     }
     parts.push(drives_table(&status.drives));
     parts.join("\n\n")

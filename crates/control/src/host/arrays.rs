@@ -135,36 +135,43 @@ impl Host {
         })
     }
 
-    /// Refuses drives that are in use or carry what nobody agreed to lose.
+    /// Refuses drives that are in use, spares, or carry what nobody agreed to lose.
     pub(super) async fn check_new_members(&self, drives: &[String], force: bool) -> Answer<()> {
         for name in drives {
-            let drive = self.attached(name)?;
-            if let Some((array, member)) = drive.used_by {
-                let array = self.array_name(array);
-                return Err(Refusal::conflict(format!(
-                    "drive {name} is in use: member {member} of array {array}"
-                ))
-                .fix("use another drive; `ashlar drive list` shows which are free"));
+            if self.look(|state| state.catalog.spares.contains_key(name)) {
+                return Err(Refusal::conflict(format!("drive {name} is a spare"))
+                    .fix(format!("`ashlar spare remove {name}` first, or use another drive")));
             }
-            let content = self.probe_drive(name).await?;
-            if drive.overwrite || force {
-                continue;
-            }
-            match content {
-                Content::Blank => {}
-                Content::Labelled(_) => {
-                    return Err(Refusal::conflict(format!("drive {name} is {content}")).fix(
-                        "start that array (`ashlar array start --scan`), or use --force to \
-                         overwrite the drive",
-                    ));
-                }
-                Content::Damaged { .. } | Content::Foreign(_) => {
-                    return Err(Refusal::conflict(format!("drive {name} carries {content}"))
-                        .fix("if it may be lost, use --force"));
-                }
-            }
+            self.check_free(name, force).await?;
         }
         Ok(())
+    }
+
+    pub(super) async fn check_free(&self, name: &str, force: bool) -> Answer<()> {
+        let drive = self.attached(name)?;
+        if let Some((array, member)) = drive.used_by {
+            let array = self.array_name(array);
+            return Err(Refusal::conflict(format!(
+                "drive {name} is in use: member {member} of array {array}"
+            ))
+            .fix("use another drive; `ashlar drive list` shows which are free"));
+        }
+        let content = self.probe_drive(name).await?;
+        if drive.overwrite || force {
+            return Ok(());
+        }
+        match content {
+            Content::Blank => Ok(()),
+            Content::Labelled(_) => Err(Refusal::conflict(format!("drive {name} is {content}"))
+                .fix(
+                    "start that array (`ashlar array start --scan`), or use --force to \
+                     overwrite the drive",
+                )),
+            Content::Damaged { .. } | Content::Foreign(_) => {
+                Err(Refusal::conflict(format!("drive {name} carries {content}"))
+                    .fix("if it may be lost, use --force"))
+            }
+        }
     }
 
     /// Where an array of these drives can run: memory does not move.
@@ -504,6 +511,7 @@ impl Host {
         }
         self.record(|catalog| {
             catalog.arrays.remove(&uuid);
+            catalog.spares.retain(|_, spare| spare.array != Some(uuid));
         })?;
         self.look(|state| state.unavailable.remove(&uuid));
         tracing::info!(array = name, "array deleted");

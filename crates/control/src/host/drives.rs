@@ -229,6 +229,7 @@ impl Host {
     async fn forget_drive(&self, name: &str) -> Answer<Done> {
         self.record(|catalog| {
             catalog.drives.remove(name);
+            catalog.spares.remove(name);
         })?;
         let attached = self.look(|state| {
             state.missing.remove(name);

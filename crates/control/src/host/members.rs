@@ -70,7 +70,7 @@ impl Host {
             .fix("make a new array, and copy what can still be read"));
         }
         let has = self.attached(drive)?.bytes();
-        let needs = array.stripes / u64::from(array.groups) * u64::from(array.chunk_bytes);
+        let needs = array.member_data_bytes();
         match plan(has, array.parity_chunks) {
             Some(layout) if layout.data.len >= needs => Ok(()),
             Some(_) | None => {
@@ -122,7 +122,7 @@ impl Host {
 
     /// Gives a member its drive, on the array's reactor. A drive that is labelled gets a new uuid,
     /// so that nothing that it carried before can be taken for the array's.
-    async fn put_drive(&self, running: Running, member: u8, drive: &str) -> Answer<()> {
+    pub(super) async fn put_drive(&self, running: Running, member: u8, drive: &str) -> Answer<()> {
         if let Medium::Memory { home: Some(home), .. } = self.attached(drive)?.medium
             && home.core != running.core
         {
@@ -212,7 +212,11 @@ impl Host {
     }
 
     /// Puts the drive that was this member back, if it is attached; its name then.
-    async fn take_back(&self, running: Running, member: &MemberSnapshot) -> Answer<Option<String>> {
+    pub(super) async fn take_back(
+        &self,
+        running: Running,
+        member: &MemberSnapshot,
+    ) -> Answer<Option<String>> {
         let own = |content: &Content| {
             matches!(content, Content::Labelled(Labelled { drive, array, .. })
                 if *drive == member.drive_uuid && *array == running.uuid)

@@ -25,7 +25,7 @@ impl Host {
                 }
             }
         }
-        Ok(())
+        self.forget_used_spares()
     }
 
     /// Drains exports, then flushes and stops arrays. They will be started again with the daemon.

@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
-use crate::api::array::{Array, ArrayState, Member};
+use crate::api::array::{Array, ArrayState, Member, Takeover};
 use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveState};
 use crate::api::export::{Export, ExportState};
 use crate::api::status::{CoreStatus, Status};
 use crate::device::content::Content;
-use crate::engine::{MEMORY_SECTOR_BYTES, Memory};
+use crate::engine::Memory;
 use crate::host::{Attached, Host, Medium, Running};
 use crate::refusal::{Answer, Refusal, RefusalKind};
 use crate::snapshot::{ArraySnapshot, MemberDrive, MemberSnapshot, percent};
+use crate::takeover::Decision;
 
 /// All running arrays at one moment; a refusal for those that do not answer.
 pub(super) type Snapshots = BTreeMap<Uuid, Answer<ArraySnapshot>>;
@@ -47,19 +48,19 @@ impl Host {
     fn drives_with(&self, snapshots: &Snapshots) -> Vec<Drive> {
         let in_use = drives_in_use(snapshots);
         let names: Vec<String> = self.look(|state| state.catalog.drives.keys().cloned().collect());
-        let shown = names.iter().filter_map(|name| self.drive_with(name, &in_use));
+        let shown = names.iter().filter_map(|name| self.drive_with(name, &in_use, snapshots));
         shown.collect()
     }
 
     pub async fn show_drive(&self, name: &str) -> Answer<Drive> {
-        let in_use = drives_in_use(&self.snapshots().await);
-        self.drive_with(name, &in_use).ok_or_else(|| {
+        let snapshots = self.snapshots().await;
+        self.drive_with(name, &drives_in_use(&snapshots), &snapshots).ok_or_else(|| {
             Refusal::unknown(format!("there is no drive {name}"))
                 .fix("`ashlar drive list` shows all; `ashlar drive attach PATH` adds one")
         })
     }
 
-    fn drive_with(&self, name: &str, in_use: &InUse) -> Option<Drive> {
+    fn drive_with(&self, name: &str, in_use: &InUse, snapshots: &Snapshots) -> Option<Drive> {
         let (known, attached, why) = self.look(|state| {
             let known = state.catalog.drives.get(name).cloned();
             (known, state.drives.get(name).cloned(), state.missing.get(name).map(Refusal::line))
@@ -94,17 +95,22 @@ impl Host {
             attached.used_by.map(|(array, _)| array).or(label.as_ref().map(|label| label.array));
         let member = attached.used_by.map(|(_, member)| u32::from(member));
         let kind = kind_of(&attached);
+        let is_spare = || self.look(|state| state.catalog.spares.contains_key(name));
+        let running = |array: &Uuid| snapshots.get(array)?.as_ref().ok();
+        let state = match attached.used_by {
+            Some(_) => DriveState::Member,
+            None if is_spare() => DriveState::Spare,
+            None if is_replaced(&attached, running) => DriveState::Replaced,
+            None => DriveState::Free,
+        };
         Some(Drive {
             name: name.to_owned(),
             source,
-            state: if attached.used_by.is_some() { DriveState::Member } else { DriveState::Free },
+            state,
             error: None,
             kind: Some(kind),
             bytes: Some(attached.bytes()),
-            sector_bytes: Some(match &attached.medium {
-                Medium::Device(device) => device.limits.sector_bytes,
-                Medium::Memory { .. } => MEMORY_SECTOR_BYTES,
-            }),
+            sector_bytes: Some(attached.sector_bytes()),
             content: Some(attached.content.to_string()),
             uuid: label.as_ref().map(|label| label.drive),
             array: array_uuid.map(|uuid| self.name_of_label(uuid, &attached.content)),
@@ -170,6 +176,7 @@ impl Host {
     }
 
     fn running_shown(&self, name: &str, running: Running, snapshot: &ArraySnapshot) -> Array {
+        let plans = self.plans(snapshot);
         let members = snapshot.members.iter();
         let volumes = snapshot.volumes.iter();
         Array {
@@ -188,7 +195,7 @@ impl Host {
             capacity_bytes: Some(snapshot.capacity),
             free_bytes: Some(snapshot.free),
             generation: Some(snapshot.generation),
-            members: members.map(|member| self.member_shown(snapshot, member)).collect(),
+            members: members.map(|member| self.member_shown(snapshot, member, &plans)).collect(),
             volumes: volumes.map(|volume| volume.name.clone()).collect(),
             settings: Some(snapshot.settings),
             dirty_regions: Some(snapshot.dirty_regions),
@@ -200,7 +207,12 @@ impl Host {
         }
     }
 
-    fn member_shown(&self, array: &ArraySnapshot, member: &MemberSnapshot) -> Member {
+    fn member_shown(
+        &self,
+        array: &ArraySnapshot,
+        member: &MemberSnapshot,
+        plans: &BTreeMap<u8, Decision>,
+    ) -> Member {
         let place = (array.uuid, member.index);
         let (drive, last_drive) = self.look(|state| {
             let mut drives = state.drives.iter();
@@ -219,6 +231,7 @@ impl Host {
             state: member.state,
             health,
             present: member.is_present(),
+            takeover: plans.get(&member.index).and_then(takeover_shown),
             rebuilt_percent: match member.state {
                 crate::api::array::MemberState::Trusted => 100,
                 crate::api::array::MemberState::Stale => 0,
@@ -248,10 +261,21 @@ impl Host {
             volumes: self.volumes_with(&snapshots),
             drives,
             arrays,
+            spares: self.list_spares(),
             exports,
             problems,
         }
     }
+}
+
+/// Whether a drive was a member of a running array and another has its place now.
+pub(super) fn is_replaced<'a>(
+    drive: &Attached,
+    running: impl Fn(&Uuid) -> Option<&'a ArraySnapshot>,
+) -> bool {
+    let Content::Labelled(label) = &drive.content else { return false };
+    let Some(array) = running(&label.array) else { return false };
+    drive.used_by.is_none() && array.members.iter().all(|its| its.drive_uuid != label.drive)
 }
 
 /// The drives that arrays use, as they see them.
@@ -259,6 +283,17 @@ fn drives_in_use(snapshots: &Snapshots) -> InUse {
     let members = snapshots.values().flatten().flat_map(|snapshot| &snapshot.members);
     let drives = members.filter_map(|member| member.drive.clone());
     drives.map(|drive| (drive.name.clone(), drive)).collect()
+}
+
+fn takeover_shown(decision: &Decision) -> Option<Takeover> {
+    match decision {
+        Decision::Leave | Decision::Rejoin(_) => None,
+        Decision::Wait { spare, left } => {
+            let remaining_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+            Some(Takeover { spare: spare.clone(), remaining_ms })
+        }
+        Decision::TakeOver(spare) => Some(Takeover { spare: spare.clone(), remaining_ms: 0 }),
+    }
 }
 
 fn kind_of(attached: &Attached) -> DriveKind {
@@ -316,7 +351,10 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
             (_, Some(DriveHealth::Suspect)) => {
                 problems.push(format!("drive {name} has met errors"));
             }
-            (DriveState::Free | DriveState::Member, Some(DriveHealth::Healthy) | None) => {}
+            (
+                DriveState::Free | DriveState::Member | DriveState::Spare | DriveState::Replaced,
+                Some(DriveHealth::Healthy) | None,
+            ) => {}
         }
         if drive.slow == Some(true) && drive.health != Some(DriveHealth::Failed) {
             problems.push(format!("drive {name} is slow; see `ashlar drive list`"));

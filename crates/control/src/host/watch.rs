@@ -11,6 +11,7 @@ use crate::api::drive::DriveHealth;
 use crate::api::export::ExportState;
 use crate::catalog::KnownArray;
 use crate::host::arrays::last_drives;
+use crate::host::show::is_replaced;
 use crate::host::{Host, Medium};
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, MemberSnapshot};
@@ -23,6 +24,8 @@ pub struct Seen {
     arrays: BTreeMap<Uuid, ArraySnapshot>,
     /// Arrays that did not answer.
     silent: BTreeSet<Uuid>,
+    /// Attached drives whose place in a running array another has.
+    replaced: BTreeSet<String>,
     /// Exports with a guest.
     connected: BTreeSet<String>,
 }
@@ -57,8 +60,26 @@ impl Host {
             }
             self.keep_generation(snapshot);
         }
+        self.watch_replaced(seen, &now);
+        self.note_absences(&now);
+        for array in now.keys() {
+            self.mend(*array).await;
+        }
         seen.arrays = now;
         self.watch_exports(seen).await;
+    }
+
+    /// Says of drives that came back too late that they are not used.
+    fn watch_replaced(&self, seen: &mut Seen, arrays: &BTreeMap<Uuid, ArraySnapshot>) {
+        let replaced: BTreeSet<String> = self.look(|state| {
+            let drives = state.drives.iter();
+            let replaced = drives.filter(|(_, drive)| is_replaced(drive, |uuid| arrays.get(uuid)));
+            replaced.map(|(name, _)| name.clone()).collect()
+        });
+        for drive in replaced.difference(&seen.replaced) {
+            tracing::warn!(drive, "not used: another drive has its place in its array");
+        }
+        seen.replaced = replaced;
     }
 
     /// Stops an array that another host has taken over; its drives were let go already.

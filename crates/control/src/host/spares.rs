@@ -1,0 +1,229 @@
+//! Spares, and members that come back: what `takeover` decides is done here.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ashlar_raid::label::plan;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::api::Done;
+use crate::api::array::{ArrayState, MemberState};
+use crate::api::spare::{Spare, SpareAdd};
+use crate::catalog::KnownSpare;
+use crate::device::content::Content;
+use crate::host::{Host, Running, State};
+use crate::refusal::{Answer, Refusal};
+use crate::snapshot::{ArraySnapshot, MemberSnapshot};
+use crate::takeover::{Away, Candidate, Decision, Needs, decide};
+
+impl Host {
+    pub fn list_spares(&self) -> Vec<Spare> {
+        let known = self.look(|state| state.catalog.spares.clone());
+        known.iter().map(|(drive, spare)| self.spare_shown(drive, spare)).collect()
+    }
+
+    fn spare_shown(&self, drive: &str, spare: &KnownSpare) -> Spare {
+        let (attached, missing) = self.look(|state| {
+            (state.drives.get(drive).cloned(), state.missing.get(drive).map(Refusal::line))
+        });
+        Spare {
+            drive: drive.to_owned(),
+            array: spare.array.map(|array| self.array_name(array)),
+            bytes: attached.as_ref().map(|drive| drive.bytes()),
+            sector_bytes: attached.as_ref().map(|drive| drive.sector_bytes()),
+            error: missing.or(attached.and_then(|drive| drive.passed_over)),
+        }
+    }
+
+    pub async fn add_spare(&self, request: SpareAdd) -> Answer<Spare> {
+        let _change = self.begin().await?;
+        let SpareAdd { drive, array, force } = request;
+        let array = array.map(|name| self.array_uuid(&name)).transpose()?;
+        if self.look(|state| state.catalog.spares.contains_key(&drive)) {
+            return Err(Refusal::conflict(format!("drive {drive} is a spare already")).fix(
+                format!("`ashlar spare remove {drive}` first, to keep it for another array"),
+            ));
+        }
+        self.check_new_members(std::slice::from_ref(&drive), force).await?;
+        let attached = self.attached(&drive)?;
+        let overwrite = force || attached.overwrite;
+        let spare = KnownSpare { array, overwrite };
+        self.record(|catalog| {
+            catalog.spares.insert(drive.clone(), spare.clone());
+        })?;
+        self.look(|state| {
+            if let Some(its) = state.drives.get_mut(&drive) {
+                its.passed_over = None;
+            }
+        });
+        tracing::info!(drive, array = array.map(|uuid| self.array_name(uuid)), "spare added");
+        Ok(self.spare_shown(&drive, &spare))
+    }
+
+    pub async fn remove_spare(&self, drive: &str) -> Answer<Done> {
+        let _change = self.begin().await?;
+        if !self.look(|state| state.catalog.spares.contains_key(drive)) {
+            return Err(Refusal::unknown(format!("there is no spare {drive}"))
+                .fix("`ashlar spare list` shows all"));
+        }
+        self.record(|catalog| {
+            catalog.spares.remove(drive);
+        })?;
+        tracing::info!(drive, "spare removed");
+        Ok(Done::default())
+    }
+
+    /// Notes since when members are away.
+    pub(super) fn note_absences(&self, arrays: &BTreeMap<Uuid, ArraySnapshot>) {
+        let now = Instant::now();
+        self.look(|state| {
+            let before = std::mem::take(&mut state.away);
+            for array in arrays.values() {
+                for member in array.members.iter().filter(|member| is_away(member)) {
+                    let place = (array.uuid, member.index);
+                    state.away.insert(place, before.get(&place).copied().unwrap_or(now));
+                }
+            }
+        });
+    }
+
+    /// What will be done about each member that is away.
+    pub(super) fn plans(&self, array: &ArraySnapshot) -> BTreeMap<u8, Decision> {
+        self.look(|state| {
+            let away: Vec<Away> = absences(state, array);
+            let members: Vec<u8> = away.iter().map(|away| away.member).collect();
+            let decisions = decide(&needs(array), &away, candidates(state, array));
+            members.into_iter().zip(decisions).collect()
+        })
+    }
+
+    /// Does what is due about the members of an array that are away; not while something else is
+    /// changed.
+    pub(super) async fn mend(&self, array: Uuid) {
+        let Ok(_turn) = self.changes.try_lock() else { return };
+        let running = self.look(|state| {
+            let running = state.arrays.get(&array).copied();
+            running.filter(|_| !state.stopping)
+        });
+        let Some(running) = running else { return };
+        // As it is now that nobody else changes it.
+        let Ok(snapshot) = self.snapshot(running).await else { return };
+        for (index, decision) in self.plans(&snapshot) {
+            let Some(member) = snapshot.members.iter().find(|its| its.index == index) else {
+                continue;
+            };
+            let (drive, done) = match decision {
+                Decision::Leave | Decision::Wait { .. } => continue,
+                Decision::Rejoin(drive) => {
+                    let Some(back) = self.take_back(running, member).await.transpose() else {
+                        continue;
+                    };
+                    (drive, back.map(|_| ()))
+                }
+                Decision::TakeOver(spare) => {
+                    let taken = self.take_over(running, index, &spare).await;
+                    (spare, taken)
+                }
+            };
+            let name = self.array_name(array);
+            match done {
+                Ok(()) => tracing::warn!(array = name, member = index, drive, "has a drive again"),
+                Err(refusal) => {
+                    let why = refusal.line();
+                    tracing::error!(array = name, member = index, drive, "not used: {why}");
+                    self.pass_over(&drive, why);
+                }
+            }
+            if let Err(refusal) = self.after_members_changed(array).await {
+                tracing::error!(array = name, "{}", refusal.line());
+            }
+        }
+    }
+
+    async fn take_over(&self, running: Running, member: u8, spare: &str) -> Answer<()> {
+        let overwrite =
+            self.look(|state| state.catalog.spares.get(spare).is_some_and(|spare| spare.overwrite));
+        // What is on it may have changed since it was added.
+        self.check_free(spare, overwrite).await?;
+        self.put_drive(running, member, spare).await?;
+        self.record(|catalog| {
+            catalog.spares.remove(spare);
+        })
+    }
+
+    /// The drive is not tried again by itself until it is attached, or added, anew.
+    fn pass_over(&self, drive: &str, why: String) {
+        self.look(|state| {
+            if let Some(drive) = state.drives.get_mut(drive) {
+                drive.passed_over = Some(why);
+            }
+        });
+    }
+
+    /// Spares that have become members are spares no more.
+    pub(super) fn forget_used_spares(&self) -> Answer<()> {
+        let used: Vec<String> = self.look(|state| {
+            let spares = state.catalog.spares.keys();
+            let used = spares.filter(|name| {
+                state.drives.get(*name).is_some_and(|drive| drive.used_by.is_some())
+            });
+            used.cloned().collect()
+        });
+        if used.is_empty() {
+            return Ok(());
+        }
+        self.record(|catalog| catalog.spares.retain(|name, _| !used.contains(name)))
+    }
+}
+
+fn is_away(member: &MemberSnapshot) -> bool {
+    !member.is_present() || member.state == MemberState::Stale
+}
+
+fn absences(state: &State, array: &ArraySnapshot) -> Vec<Away> {
+    let now = Instant::now();
+    let away = array.members.iter().filter(|member| is_away(member)).map(|member| {
+        let since = state.away.get(&(array.uuid, member.index));
+        let is_own = |content: &Content| match content {
+            Content::Labelled(its) => its.array == array.uuid && its.drive == member.drive_uuid,
+            Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => false,
+        };
+        let mut drives = state.drives.iter();
+        let returned = drives.find(|(_, drive)| {
+            drive.used_by.is_none() && drive.passed_over.is_none() && is_own(&drive.content)
+        });
+        Away {
+            member: member.index,
+            time: since.map_or(Duration::ZERO, |since| now.duration_since(*since)),
+            returned: returned.map(|(name, _)| name.clone()),
+        }
+    });
+    away.collect()
+}
+
+fn needs(array: &ArraySnapshot) -> Needs {
+    let redundant = array.parity_chunks > 0 || array.copies > 1;
+    Needs {
+        array: array.uuid,
+        rebuildable: redundant && array.state == ArrayState::Degraded,
+        data_bytes: array.member_data_bytes(),
+        sector_bytes: array.sector_bytes,
+        delay: array.spare_delay(),
+    }
+}
+
+fn candidates(state: &State, array: &ArraySnapshot) -> Vec<Candidate> {
+    let ready = state.catalog.spares.iter().filter_map(|(name, spare)| {
+        let drive = state.drives.get(name)?;
+        let free = drive.used_by.is_none() && drive.passed_over.is_none();
+        free.then(|| Candidate {
+            drive: name.clone(),
+            array: spare.array,
+            bytes: drive.bytes(),
+            data_bytes: plan(drive.bytes(), array.parity_chunks).map_or(0, |areas| areas.data.len),
+            sector_bytes: drive.sector_bytes(),
+        })
+    });
+    ready.collect()
+}

@@ -1,0 +1,159 @@
+//! What is done about members that are away: they are waited for, taken back, or a spare takes
+//! their place. Decisions only; `host/spares.rs` acts.
+
+use std::time::Duration;
+
+use uuid::Uuid;
+
+/// What an array needs of a spare.
+#[derive(Clone, Copy, Debug)]
+pub struct Needs {
+    pub array: Uuid,
+    /// All blocks are served, so that a member can be rebuilt.
+    pub rebuildable: bool,
+    /// Bytes of data on a member.
+    pub data_bytes: u64,
+    pub sector_bytes: u32,
+    /// How long a member may be away.
+    pub delay: Duration,
+}
+
+/// A member without a drive that answers, or with one that missed a write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Away {
+    pub member: u8,
+    pub time: Duration,
+    /// Its own drive, attached again.
+    pub returned: Option<String>,
+}
+
+/// A drive that is kept for this.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub drive: String,
+    /// `None`: for any array.
+    pub array: Option<Uuid>,
+    pub bytes: u64,
+    /// Room for a member's data.
+    pub data_bytes: u64,
+    pub sector_bytes: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// There is nothing that could be done.
+    Leave,
+    /// Its own drive is back.
+    Rejoin(String),
+    Wait {
+        spare: String,
+        left: Duration,
+    },
+    TakeOver(String),
+}
+
+/// One decision for each; no spare is promised to two.
+pub fn decide(needs: &Needs, away: &[Away], mut spares: Vec<Candidate>) -> Vec<Decision> {
+    let decide = |away: &Away| {
+        if !needs.rebuildable {
+            return Decision::Leave;
+        }
+        if let Some(drive) = &away.returned {
+            return Decision::Rejoin(drive.clone());
+        }
+        let Some(best) = best(needs, &spares) else { return Decision::Leave };
+        let spare = spares.remove(best).drive;
+        match needs.delay.checked_sub(away.time) {
+            None | Some(Duration::ZERO) => Decision::TakeOver(spare),
+            Some(left) => Decision::Wait { spare, left },
+        }
+    };
+    away.iter().map(decide).collect()
+}
+
+/// The array's own before any other; the smallest that is large enough.
+fn best(needs: &Needs, spares: &[Candidate]) -> Option<usize> {
+    let fits = |spare: &Candidate| {
+        spare.array.is_none_or(|array| array == needs.array)
+            && spare.data_bytes >= needs.data_bytes
+            && spare.sector_bytes <= needs.sector_bytes
+    };
+    let fitting = spares.iter().enumerate().filter(|(_, spare)| fits(spare));
+    let best = fitting.min_by_key(|(_, spare)| (spare.array.is_none(), spare.bytes, &spare.drive));
+    best.map(|(index, _)| index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OURS: Uuid = Uuid::from_u128(1);
+    const OTHER: Uuid = Uuid::from_u128(2);
+
+    fn needs() -> Needs {
+        let delay = Duration::from_secs(180);
+        Needs { array: OURS, rebuildable: true, data_bytes: 100, sector_bytes: 4096, delay }
+    }
+
+    fn away(seconds: u64, returned: Option<&str>) -> Away {
+        let time = Duration::from_secs(seconds);
+        Away { member: 0, time, returned: returned.map(str::to_owned) }
+    }
+
+    fn spare(drive: &str, array: Option<Uuid>, bytes: u64, sector_bytes: u32) -> Candidate {
+        Candidate { drive: drive.into(), array, bytes, data_bytes: bytes - 10, sector_bytes }
+    }
+
+    fn take_over(drive: &str) -> Decision {
+        Decision::TakeOver(drive.into())
+    }
+
+    #[test]
+    fn what_is_done_and_when() {
+        let spares = vec![spare("s", None, 200, 512)];
+        let wait =
+            |seconds| Decision::Wait { spare: "s".into(), left: Duration::from_secs(seconds) };
+        let lost = Needs { rebuildable: false, ..needs() };
+        let at_once = Needs { delay: Duration::ZERO, ..needs() };
+        let back = Decision::Rejoin("d1".into());
+        for (needs, away, spares, decision) in [
+            (needs(), away(0, None), &spares[..], wait(180)),
+            (needs(), away(179, None), &spares, wait(1)),
+            (needs(), away(180, None), &spares, take_over("s")),
+            (needs(), away(9999, None), &spares, take_over("s")),
+            (at_once, away(0, None), &spares, take_over("s")),
+            (needs(), away(9999, None), &[], Decision::Leave),
+            (needs(), away(3, Some("d1")), &spares, back.clone()),
+            (needs(), away(9999, Some("d1")), &[], back),
+            (lost, away(9999, None), &spares, Decision::Leave),
+            (lost, away(9999, Some("d1")), &spares, Decision::Leave),
+        ] {
+            assert_eq!(decide(&needs, &[away], spares.to_vec()), [decision]);
+        }
+    }
+
+    #[test]
+    fn which_spare() {
+        for (spares, best) in [
+            (vec![spare("small", None, 109, 512)], None),
+            (vec![spare("enough", None, 110, 512)], Some("enough")),
+            (vec![spare("coarse", None, 200, 8192)], None),
+            (vec![spare("theirs", Some(OTHER), 200, 512)], None),
+            (vec![spare("b", None, 300, 512), spare("a", None, 200, 4096)], Some("a")),
+            (vec![spare("b", None, 200, 512), spare("a", None, 200, 512)], Some("a")),
+            (vec![spare("pool", None, 200, 512), spare("own", Some(OURS), 900, 512)], Some("own")),
+            (vec![spare("pool", None, 200, 512), spare("own", Some(OURS), 90, 512)], Some("pool")),
+        ] {
+            let decision = best.map_or(Decision::Leave, take_over);
+            assert_eq!(decide(&needs(), &[away(999, None)], spares), [decision]);
+        }
+    }
+
+    #[test]
+    fn no_spare_is_promised_twice() {
+        let spares = vec![spare("a", None, 200, 512), spare("b", None, 300, 512)];
+        let three = [away(999, None), away(999, None), away(999, None)];
+        let decisions = decide(&needs(), &three, spares);
+        assert_eq!(decisions, [take_over("a"), take_over("b"), Decision::Leave]);
+    }
+}

@@ -1,0 +1,111 @@
+//! Goal: a member that is away comes back or is replaced, and nobody has to be there for it.
+//! Method: drives are pulled and attached again under a daemon with and without spares.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod daemon;
+
+use daemon::Daemon;
+use serde_json::{Value, json};
+
+fn spares(daemon: &Daemon) -> Vec<(String, Value)> {
+    let list = daemon.json("spare list");
+    let spares = list.as_array().unwrap().iter();
+    spares.map(|s| (s["drive"].as_str().unwrap().to_owned(), s["array"].clone())).collect()
+}
+
+#[test]
+fn spares_are_kept_until_they_are_let_go() {
+    let mut daemon = Daemon::with_array(5, 4);
+    for name in ["s0", "s1", "s2"] {
+        daemon.attach_new(name);
+    }
+    assert!(daemon.ok("spare add s0").contains("for all arrays"));
+    assert!(daemon.ok("spare add s1 --array a").contains("for array a"));
+    daemon.ok("spare add s2");
+    let all = [("s0", Value::Null), ("s1", json!("a")), ("s2", Value::Null)];
+    let all = all.map(|(name, array)| (name.to_owned(), array));
+    assert_eq!(spares(&daemon), all);
+    for by_force in [false, true] {
+        if by_force {
+            daemon.kill()
+        } else {
+            daemon.stop()
+        }
+        daemon.start_again();
+        assert_eq!(spares(&daemon), all);
+    }
+    assert_eq!(daemon.json("drive show s0")["state"], "spare");
+    assert!(daemon.ok("status").contains("s1     a"));
+    daemon.ok("spare remove s0");
+    assert_eq!(daemon.json("drive show s0")["state"], "free");
+    daemon.ok("drive detach s2");
+    assert_eq!(spares(&daemon), all[1..2]);
+    // What it was kept for is gone.
+    daemon.ok("array delete a");
+    assert_eq!(spares(&daemon), []);
+}
+
+#[test]
+fn spares_that_cannot_be() {
+    let daemon = Daemon::with_array(1, 2);
+    for name in ["s0", "old", "new"] {
+        daemon.attach_new(name);
+    }
+    daemon.ok("array create b --level 0 --drives old");
+    daemon.ok("array replace a --member 0 --new new --force --wait");
+    daemon.ok("spare add s0");
+    for (line, what) in [
+        ("spare add x", "no drive x"),
+        ("spare add s0", "a spare already"),
+        ("spare add d1", "in use"),
+        ("spare add d0", "member 0 of array a"),
+        ("spare add s0 --array x", "no array x"),
+        ("spare remove d0", "no spare d0"),
+        ("array create c --level 0 --drives s0", "is a spare"),
+        ("array replace a --member 1 --new s0 --force", "is a spare"),
+    ] {
+        let said = daemon.refused(line);
+        assert!(said.contains(what) && said.contains("\nfix: "), "{line}: {said}");
+    }
+    daemon.misused("spare");
+    daemon.misused("spare add");
+    daemon.ok("spare add d0 --force");
+}
+
+#[test]
+fn a_member_that_comes_back_is_taken_back() {
+    let daemon = Daemon::with_array(6, 5);
+    daemon.attach_new("s0");
+    daemon.ok("spare add s0");
+    daemon.ok("drive detach d1 --force");
+    // Two of them miss this.
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.wait_for("array show a", |array| array["members"][1]["takeover"]["spare"] == "s0");
+    let left = daemon.json("array show a")["members"][1]["takeover"]["remaining_ms"].clone();
+    assert!((150_000..=180_000).contains(&left.as_u64().unwrap()), "{left}");
+    let said = daemon.ok("array show a");
+    assert!(said.contains("spare s0 takes over in "), "{said}");
+    daemon.ok("drive attach @/d1.img");
+    daemon.wait_for("array show a", |array| array["state"] == "optimal");
+    assert_eq!(spares(&daemon).len(), 1);
+    assert!(daemon.ok("array scrub a --wait").contains("all is well"));
+}
+
+#[test]
+fn a_drive_that_was_replaced_is_not_used_again() {
+    let daemon = Daemon::with_array(5, 4);
+    daemon.attach_new("new");
+    daemon.ok("drive detach d1 --force");
+    daemon.ok("array replace a --old d1 --new new --wait");
+    let said = daemon.ok("drive attach @/d1.img");
+    assert!(said.contains("another drive has its place in array a"), "{said}");
+    assert_eq!(daemon.json("drive show d1")["state"], "replaced");
+    daemon.wait_for("drive show d1", |_| daemon.log().contains("not used: another drive has"));
+    let array = daemon.json("array show a");
+    assert_eq!(
+        (&array["state"], &array["members"][1]["drive"]),
+        (&json!("optimal"), &json!("new"))
+    );
+    assert!(daemon.refused("spare add d1").contains("member 1 of array a"));
+}

@@ -1,0 +1,88 @@
+//! Which mode the array is written in: it follows from the policy and from the members. Under
+//! policy `bitmap` a degraded array with parity uses the journal too: in place, a crash would cost
+//! the missing member's blocks of what was being written.
+
+use std::rc::Rc;
+
+use ashlar_format::array_superblock::Policy;
+
+use crate::array::Array;
+use crate::error::{ArrayError, ChangeError};
+use crate::mode::{Mode, ModeGuard};
+
+impl Array {
+    fn wanted_mode(&self) -> Mode {
+        let degraded = self.layout().parity > 0 && !self.members.all_trusted();
+        let journaled = match self.members.policy() {
+            Policy::Journal => true,
+            Policy::Bitmap => degraded,
+            Policy::None => false,
+        };
+        // The journal's promise is about stripes that agree.
+        if journaled && self.unsynced.count() == 0 { Mode::Journaled } else { Mode::Direct }
+    }
+
+    /// Before anything is written: the mode that it is to be written in.
+    pub(crate) async fn enter_mode(self: &Rc<Self>) -> Result<ModeGuard, ArrayError> {
+        let modes = &self.modes;
+        loop {
+            if modes.switching.get() {
+                modes.changed.until(&self.reactor, || !modes.switching.get()).await;
+                continue;
+            }
+            let wanted = self.wanted_mode();
+            if wanted == modes.mode.get() {
+                modes.users.set(modes.users.get() + 1);
+                let (reactor, modes) = (self.reactor.clone(), modes.clone());
+                return Ok(ModeGuard { reactor, modes, mode: wanted });
+            }
+            modes.switching.set(true);
+            modes.changed.until(&self.reactor, || modes.users.get() == 0).await;
+            let switched = match wanted {
+                Mode::Journaled => self.begin_journal().await,
+                Mode::Direct => self.end_journal().await,
+            };
+            modes.switching.set(false);
+            modes.changed.wake_all(&self.reactor);
+            switched?;
+        }
+    }
+
+    /// Says in the superblock that the journal covers every write. Nothing is under way.
+    async fn begin_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
+        // What was written in place must not be undone by a power cut any more: no batch would
+        // cure it.
+        self.members.flush().await?;
+        if self.wanted_mode() == Mode::Journaled {
+            self.members.set_journal_from(self.journal.next_sequence());
+            self.members.settled().await?;
+            self.modes.set(Mode::Journaled);
+        }
+        Ok(())
+    }
+
+    /// Puts everything in place, and says in the superblock that the journal covers nothing: else
+    /// a crash would store old batches over what comes now.
+    async fn end_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
+        self.drain_journal().await?;
+        self.members.set_journal_from(0);
+        self.members.settled().await?;
+        self.modes.set(Mode::Direct);
+        Ok(())
+    }
+
+    pub fn policy(&self) -> Policy {
+        self.members.policy()
+    }
+
+    /// Changes what is durable before a write is acknowledged; durably, while the array serves.
+    pub async fn set_policy(self: &Rc<Self>, policy: Policy) -> Result<(), ChangeError> {
+        let _request = self.begin()?;
+        self.layout().check_policy(policy).map_err(ChangeError::Spec)?;
+        self.members.set_policy(policy);
+        self.members.settled().await?;
+        // So that the change is complete when this returns.
+        drop(self.enter_mode().await?);
+        Ok(())
+    }
+}

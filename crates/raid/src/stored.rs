@@ -1,0 +1,52 @@
+//! A band of a stripe on its way to the members: what goes where, and what has arrived.
+
+use ashlar_format::units::StripeIndex;
+use ashlar_reactor::buffer::Buffers;
+use smallvec::SmallVec;
+
+use crate::layout::Positions;
+use crate::pending::Hold;
+use crate::write_plan::Band;
+
+/// Bytes for one position.
+#[derive(Clone)]
+pub(crate) struct Store {
+    pub(crate) position: u8,
+    pub(crate) row: u32,
+    pub(crate) bytes: Buffers,
+}
+
+/// A band that can be stored.
+pub(crate) struct Updated {
+    pub(crate) stripe: StripeIndex,
+    pub(crate) band: Band,
+    /// Positions that should have the new bytes; those that can are in `stores`.
+    pub(crate) wanted: Positions,
+    pub(crate) writable: Positions,
+    pub(crate) stores: SmallVec<[Store; 4]>,
+}
+
+impl Updated {
+    /// Positions whose members are behind from now on.
+    pub(crate) fn missed(&self) -> Positions {
+        self.wanted & !self.writable
+    }
+}
+
+/// What a write left behind on the members.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Stored {
+    /// Positions that hold the new bytes.
+    pub(crate) stored: Positions,
+    pub(crate) no_space: bool,
+}
+
+/// A band that was stored in part. Its stripe is taken out of what is pending until it is whole.
+pub(crate) struct Torn {
+    pub(crate) updated: Updated,
+    /// Positions that have it already.
+    pub(crate) stored: Positions,
+    pub(crate) newest: u64,
+    /// Its batches, those of its parity too.
+    pub(crate) _holds: Vec<Hold>,
+}

@@ -1,0 +1,1 @@
+"""Power cuts on a database that runs on Ashlar: `cargo xtask powercut`."""
