@@ -129,11 +129,7 @@ impl Array {
     ) -> Result<(), ArrayError> {
         let Some(first) = pieces.first() else { return Ok(()) };
         let stripe = first.stripe;
-        let _region = if self.layout().is_redundant() {
-            Some(self.dirty.mark(self.dirty.region_of(stripe)).await?)
-        } else {
-            None
-        };
+        let _region = self.mark_dirty(stripe).await?;
         let wide = pieces.iter().map(|piece| self.whole_sectors(&piece.rows));
         let first_row = wide.clone().map(|rows| rows.start).min().unwrap_or(0);
         let last_row = wide.map(|rows| rows.end).max().unwrap_or(0);
