@@ -92,9 +92,10 @@ class Database:
     def write(self, vm: Vm) -> None:
         """Starts the sessions."""
         self.odd = []
+        next_of = [self.ledger.said[session] + 1 for session in range(SESSIONS)]
         self.sessions = [
-            vm.spawn(session_script(self.seed, session, self.ledger.said[session] + 1, PSQL), self.hear)
-            for session in range(SESSIONS)
+            vm.spawn(session_script(self.seed, session, first, PSQL), self.hear)
+            for session, first in enumerate(next_of)
         ]
         self.sessions.append(vm.spawn(f"({CHECKPOINTS}) | {PSQL} -q", self.hear))
 

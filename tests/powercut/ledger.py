@@ -21,7 +21,8 @@ MODULUS = 1_000_003  # products stay exact in awk's floating point numbers
 
 SCHEMA = f"""
 CREATE TABLE account (id int PRIMARY KEY, amount bigint, filler text) WITH (fillfactor = 80);
-INSERT INTO account SELECT id, 0, repeat('x', {FILLER_BYTES}) FROM generate_series(1, {ACCOUNTS}) id;
+INSERT INTO account
+    SELECT id, 0, repeat('x', {FILLER_BYTES}) FROM generate_series(1, {ACCOUNTS}) id;
 CREATE TABLE ledger (
     session int, number int, low int, high int, moved int, payload text,
     PRIMARY KEY (session, number));

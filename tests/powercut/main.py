@@ -29,7 +29,7 @@ from tests.powercut.raw import Raw
 from tests.powercut.story import Story, Violation
 from tests.rig import BINARY, CACHE
 
-BYTES_FREE_MIN = 8 << 30  # drives of one array, their copy, and the saved guest
+LINES_SHOWN = 12  # of a violation
 LIE = "the drives forget what they flushed in this round (from 2 on): shows that it would be seen"
 
 
@@ -59,7 +59,10 @@ def main() -> int:
         print("\npowercut: stopped; nothing is left behind", file=sys.stderr)
         return 130
     except Violation as violation:
-        print(f"\npowercut: VIOLATION\n{violation}", file=sys.stderr)
+        (work / "violation.txt").write_text(f"{violation}\n")
+        lines = str(violation).splitlines()
+        first = "\n".join(lines[:LINES_SHOWN])
+        print(f"\npowercut: VIOLATION, {len(lines)} lines\n{first}", file=sys.stderr)
     except (guest_image.BuildError, vm.VmError, EngineError) as error:
         print(f"\npowercut: {type(error).__name__}: {error}", file=sys.stderr)
     except Exception:
@@ -67,7 +70,8 @@ def main() -> int:
     kind = " --raw" if chosen.raw else ""
     print(
         f"the evidence is in {work}: drives and state as the cut left them in at-the-cut, and as "
-        f"they are now in series-*; plan.json, ashlar.log, commands.log, console.log\n"
+        f"they are now in series-*; violation.txt, plan.json, ashlar.log, commands.log, "
+        f"console.log\n"
         f"again: cargo xtask powercut --rounds {chosen.rounds} --seed {seed}{kind}",
         file=sys.stderr,
     )

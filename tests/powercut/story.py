@@ -99,8 +99,10 @@ class Story:
     def guest_key(self) -> str:
         """Changes with anything that decides what a saved guest is."""
         version = subprocess.run([QEMU, "--version"], capture_output=True, text=True).stdout
-        key = hashlib.sha256(f"{self.image.key} {self.accel} {os.uname().release} {version}".encode())
-        for source in [*sorted(Path(__file__).parent.glob("*.py")), Path(vm.__file__), Path(postgres.__file__)]:
+        host = f"{self.image.key} {self.accel} {os.uname().release} {version}"
+        key = hashlib.sha256(host.encode())
+        own = sorted(Path(__file__).parent.glob("*.py"))
+        for source in [*own, Path(vm.__file__), Path(postgres.__file__)]:
             key.update(source.read_bytes())
         return key.hexdigest()[:12]
 
@@ -111,7 +113,8 @@ class Story:
     def plug(self, clock: Clock) -> str:
         with clock("plug"):
             # The saved guest believes that it is still then, and its random numbers repeat.
-            self.vm.check(f"date -s @{int(time.time())} >/dev/null; echo {time.time_ns()} >/dev/urandom")
+            now = f"date -s @{int(time.time())} >/dev/null; echo {time.time_ns()} >/dev/urandom"
+            self.vm.check(now)
             return self.vm.plug(0, self.array.socket)
 
     # A round

@@ -7,12 +7,9 @@
 //!
 //! The device's first part is divided into slots: 1 to 128 sectors (64 KiB) long, one after the
 //! other, so most begin anywhere. A slot is always written as a whole by one write, and each of its
-//! sectors carries slot, version and place, and bytes that follow from them. So after a power cut
-//! a slot must hold one version and nothing else. Threads own disjoint slots; a thread writes a
-//! few, flushes, says them, and only then goes on: no slot is more than one version past what was
-//! said.
-
-#![allow(clippy::cast_possible_truncation, reason = "small numbers, in a guest of 64 bits")]
+//! sectors carries its version and bytes that follow from slot, version and place. So after a power
+//! cut a slot must hold one version and nothing else. Threads own disjoint slots; a thread writes a
+//! few, flushes, says them, and only then goes on: no slot is more than one version past that.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Result, Write, stdout};
@@ -21,10 +18,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 const SECTOR: usize = 512;
-const SLOT_SECTORS_MAX: u64 = 128;
+const SLOT_SECTORS_MAX: usize = 128;
 const SLOTS: usize = 1500; // 48 MiB
 const THREADS: usize = 4;
-const BATCH_MAX: u64 = 8;
+const BATCH_MAX: usize = 8;
 const O_DIRECT: i32 = 0o40000;
 const PAGE: usize = 4096;
 
@@ -91,9 +88,9 @@ fn write_own(file: &File, seed: u64, thread: usize) -> Result<()> {
     }
     let mut random = Random(seed ^ versions.iter().sum::<u64>() ^ (thread as u64) << 32);
     loop {
-        let count = random.below(BATCH_MAX) as usize + 1;
-        let first = random.below(own.len() as u64) as usize;
-        let stride = random.below(16) as usize + 1;
+        let count = random.below(BATCH_MAX) + 1;
+        let first = random.below(own.len());
+        let stride = random.below(16) + 1;
         let mut said = String::new();
         // 8 slots of stride 16 are not a whole turn: each slot at most once.
         for place in (0..count).map(|step| (first + step * stride) % own.len()) {
@@ -161,7 +158,7 @@ fn slots(seed: u64) -> Vec<Slot> {
                 0 => SLOT_SECTORS_MAX,
                 _ => random.below(SLOT_SECTORS_MAX) + 1,
             };
-            let slot = Slot { number, offset, bytes: sectors as usize * SECTOR };
+            let slot = Slot { number, offset, bytes: sectors * SECTOR };
             offset += slot.bytes as u64;
             slot
         })
@@ -180,7 +177,7 @@ struct Aligned {
 
 impl Aligned {
     fn new() -> Aligned {
-        let memory = vec![0; SLOT_SECTORS_MAX as usize * SECTOR + PAGE];
+        let memory = vec![0; SLOT_SECTORS_MAX * SECTOR + PAGE];
         let start = memory.as_ptr().align_offset(PAGE);
         Aligned { memory, start }
     }
@@ -202,7 +199,8 @@ impl Random {
         word ^ word >> 31
     }
 
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
+    fn below(&mut self, end: usize) -> usize {
+        let [low, high, ..] = self.next().to_le_bytes();
+        usize::from(u16::from_le_bytes([low, high])) % end
     }
 }

@@ -11,7 +11,9 @@ use ashlar_pool::pool::Pool;
 use ashlar_raid::status as raid;
 use uuid::Uuid;
 
-use crate::api::array::{ArrayCounters, ArrayState, MemberState, Progress, Scrub, ScrubState};
+use crate::api::array::{
+    ArrayCounters, ArrayState, JournalFill, MemberState, Progress, Scrub, ScrubState,
+};
 use crate::api::drive::{DriveCounters, DriveHealth, DriveLatency, LatencySummary};
 use crate::api::settings::{Policy, Settings};
 use crate::level::notation;
@@ -72,6 +74,9 @@ pub struct ArraySnapshot {
     pub members: Vec<MemberSnapshot>,
     pub volumes: Vec<VolumeSnapshot>,
     pub settings: Settings,
+    pub journal: JournalFill,
+    pub regions: u64,
+    pub written_regions: u64,
     pub dirty_regions: u64,
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,
@@ -132,6 +137,9 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         members: status.members.iter().map(member).collect(),
         volumes: volumes.collect(),
         settings: settings(&status),
+        journal: journal(&status.journal),
+        regions: status.regions,
+        written_regions: status.written_regions,
         dirty_regions: status.dirty_regions,
         resync: status.resync.map(progress),
         rebuild: status.rebuild.map(progress),
@@ -153,6 +161,14 @@ fn settings(status: &raid::ArrayStatus) -> Settings {
             format::Policy::Bitmap => Policy::Bitmap,
             format::Policy::None => Policy::None,
         },
+    }
+}
+
+fn journal(status: &raid::JournalStatus) -> JournalFill {
+    JournalFill {
+        bytes: status.bytes,
+        used_bytes: status.used_bytes,
+        pending_bytes: status.pending_bytes,
     }
 }
 

@@ -126,6 +126,15 @@ pub fn read_label(medium: Medium<'_>) -> Copies<DriveLabel> {
     survey
 }
 
+/// Whether good copies of a label name different arrays: parts of two drives in one.
+pub fn labels_disagree(medium: Medium<'_>, labels: &Copies<DriveLabel>) -> bool {
+    let good = labels.copies.iter().filter(|copy| copy.found.is_ok());
+    let read = |copy: &Copy| Copies::<DriveLabel>::read(medium, None, &[copy.home]).newest;
+    let mut arrays = good.filter_map(read).map(|label| label.array);
+    let first = arrays.next();
+    arrays.any(|array| Some(array) != first)
+}
+
 pub fn read_superblocks(medium: Medium<'_>, label: &DriveLabel) -> Copies<ArraySuperblock> {
     let start = label.layout().superblocks.offset;
     let homes: Vec<u64> =

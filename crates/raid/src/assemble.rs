@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy, SLOTS};
-use ashlar_format::record;
+use ashlar_format::record::{self, RecordError};
 use ashlar_format::region_map::{self, MapKind, REGIONS_PER_PAGE, RegionMapPage};
 use ashlar_format::units::{MemberIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
@@ -65,7 +65,7 @@ pub(crate) async fn find(
     for drive in drives {
         // A drive that does not answer is one that is not here.
         if let Ok(Some(label)) = label::read(reactor, &drive).await {
-            let superblock = newest_superblock(reactor, &drive, &label).await;
+            let superblock = newest_superblock(reactor, &drive, &label).await?;
             candidates.push(Candidate { drive, label, superblock });
         }
     }
@@ -90,7 +90,7 @@ pub(crate) async fn newest_superblock(
     reactor: &Reactor,
     drive: &Rc<Drive>,
     label: &Label,
-) -> Option<ArraySuperblock> {
+) -> Result<Option<ArraySuperblock>, AssembleError> {
     let mut newest: Option<ArraySuperblock> = None;
     for slot in 0..SLOTS {
         let home = label.layout.superblocks.offset + slot * ArraySuperblock::BYTES;
@@ -98,13 +98,20 @@ pub(crate) async fn newest_superblock(
         let Ok(mut bytes) = read else { continue };
         record::upgrade::<ArraySuperblock>(&mut bytes);
         let opened = record::open::<ArraySuperblock>(&bytes, Some(label.drive_uuid), home);
-        let Ok(superblock) = opened else { continue };
+        let superblock = match opened {
+            Ok(superblock) => superblock,
+            // Whatever an older one says is outdated.
+            Err(RecordError::Version(version)) => {
+                return Err(AssembleError::Newer { drive: drive.name().to_owned(), version });
+            }
+            Err(_) => continue,
+        };
         let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
         if superblock.array == label.array && superblock.header.sequence.get() > best {
             newest = Some(superblock.clone());
         }
     }
-    newest
+    Ok(newest)
 }
 
 fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
@@ -139,10 +146,17 @@ fn members_of(
         }
         let nowhere =
             label::plan(label::DRIVE_BYTES_MIN, 0).expect("the smallest drive has a plan");
-        // A label that does not fit the array is none of this array's.
         let needs =
             newest.stripes.get() / u64::from(newest.groups) * u64::from(newest.chunk_bytes.get());
-        let owner = owner.filter(|owner| owner.label.layout.data.len >= needs);
+        if let Some(owner) = owner.filter(|owner| owner.label.layout.data.len < needs) {
+            let (drive, has) = (owner.drive.name().to_owned(), owner.label.layout.data.len);
+            return Err(AssembleError::TooSmall {
+                drive,
+                member: MemberIndex::new(index),
+                has,
+                needs,
+            });
+        }
         let state = stored.state().map_err(|_| AssembleError::NoSuperblock)?;
         let own = owner.and_then(|owner| owner.superblock.as_ref());
         let own = own.map(|own| generation_low(own.header.sequence.get()));

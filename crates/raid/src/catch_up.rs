@@ -56,7 +56,8 @@ impl Array {
         let same = label.array == self.uuid() && label.drive_uuid == old.drive_uuid;
         let fits = drive.limits().sector_bytes <= self.sector_bytes
             && label.layout.data.len >= self.member_bytes();
-        let own = newest_superblock(&self.reactor, drive, &label).await?.header.sequence.get();
+        let own = newest_superblock(&self.reactor, drive, &label).await.ok().flatten()?;
+        let own = own.header.sequence.get();
         (same && fits && generation_low(own) == old.own_generation).then_some(label.layout)
     }
 

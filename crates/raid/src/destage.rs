@@ -214,7 +214,13 @@ impl Array {
         let mut ready = ready.into_iter().peekable();
         while ready.peek().is_some() {
             let (mut batch, mut entries, mut payload) = (Vec::new(), Vec::new(), 0);
+            let front = self.journal.oldest();
+            let is_oldest = ready.peek().is_some_and(|(job, _)| Some(job.oldest) == front);
             while let Some((job, updated)) = ready.peek() {
+                // The last room is for the oldest batch alone.
+                if is_oldest && Some(job.oldest) != front {
+                    break;
+                }
                 let more = self.parity_entries(job, updated, newest);
                 let bytes: u64 = more.iter().map(Entry::payload_bytes).sum();
                 let fits = entries.len() + more.len() <= ENTRIES_MAX
@@ -227,9 +233,7 @@ impl Array {
                 batch.extend(ready.next());
             }
             if !entries.is_empty() {
-                let front = self.journal.oldest();
-                let oldest = batch.iter().any(|(job, _)| Some(job.oldest) == front);
-                let class = if oldest { Class::Oldest } else { Class::Parity };
+                let class = if is_oldest { Class::Oldest } else { Class::Parity };
                 match self.journal.append_now(&entries, class).await {
                     Some(appended) => holds.push(appended?.1),
                     // What has waited longest is recorded; the rest waits until that made room.

@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - an array with a lease is not written to before the lease is durable and was read back;
-//! - who finds another's lease never writes again: all drives are let go;
+//! - who finds another's lease never writes again: all drives are pulled;
 //! - work waits while the last beat that is known to be good began longer ago than [`TRUST`], which
 //!   is less than another host waits before it takes the array over.
 //!
@@ -354,7 +354,7 @@ impl Leasehold {
     }
 
     fn lose(&self, to: String) {
-        self.members.let_go();
+        self.members.pull_all();
         *self.state.borrow_mut() = State::Lost { to };
         self.changed.wake_all(&self.reactor);
     }
@@ -426,7 +426,7 @@ mod tests {
             (BETA, 2, false),
             (BETA, 3, true),
             (BETA, 4, true),
-            // Taken by another daemon that calls itself the same, or taken and let go.
+            // Taken by another daemon that calls itself the same, or taken and freed.
             (ALPHA, 4, true),
             (NOBODY, 4, true),
         ] {

@@ -124,7 +124,7 @@ pub struct Members {
     journal_from: Cell<u64>,
     policy: Cell<Policy>,
     writing: Cell<bool>,
-    let_go: Cell<bool>,
+    pulled: Cell<bool>,
     waiting: WaitList,
 }
 
@@ -147,14 +147,14 @@ impl Members {
             journal_from: Cell::new(journal_from),
             policy: Cell::new(policy),
             writing: Cell::new(false),
-            let_go: Cell::new(false),
+            pulled: Cell::new(false),
             waiting: WaitList::default(),
         }
     }
 
     /// The array is another host's now: nothing is started on the drives any more.
-    pub fn let_go(&self) {
-        self.let_go.set(true);
+    pub fn pull_all(&self) {
+        self.pulled.set(true);
         self.list.borrow().iter().flat_map(|member| &member.drive).for_each(|drive| drive.pull());
     }
 
@@ -354,7 +354,7 @@ impl Members {
             let list = self.list.borrow();
             (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some()).collect()
         };
-        if targets.is_empty() || self.let_go.get() {
+        if targets.is_empty() || self.pulled.get() {
             return Err(ArrayError::Lost);
         }
         // A new superblock says of its own drive what that will have.

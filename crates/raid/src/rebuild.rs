@@ -168,6 +168,10 @@ impl Array {
             // Batches that were written without the member are on fewer members than they should
             // be once another one may be lost again.
             self.drain_journal().await.map_err(|error| error.to_string())?;
+            // A crash while it was labelled may have left it with one copy.
+            let member = self.members.list()[target.index.index()].clone();
+            let labelled = self.write_label(target.index, &member).await;
+            labelled.map_err(|error| error.to_string())?;
         }
         drive.flush().await.map_err(|error| error.to_string())?;
         let changed = self.members.change(target.index, |member| {

@@ -198,6 +198,13 @@ impl Array {
             let patch = Patch { chunk, rows, bytes, sequence, hold };
             self.journal.pending.borrow_mut().insert(stripe, patch);
         }
+        // What was just stored needs no room for its parity again: the ring may have none.
+        for band in &findings.parity {
+            for chunk in each(band.data.chunks) {
+                let mut pending = self.journal.pending.borrow_mut();
+                pending.remove(stripe, chunk, &band.rows, band.data.newest);
+            }
+        }
         Ok(())
     }
 

@@ -109,7 +109,11 @@ impl Array {
         Label { drive_uuid: member.drive_uuid, array: self.uuid(), layout: member.areas }
     }
 
-    async fn write_label(&self, index: MemberIndex, member: &Member) -> Result<(), ChangeError> {
+    pub(crate) async fn write_label(
+        &self,
+        index: MemberIndex,
+        member: &Member,
+    ) -> Result<(), ChangeError> {
         let drive = member.drive.as_ref().ok_or(ChangeError::NoMember(index))?;
         let label = self.label_of(member);
         let written = label::write(&self.reactor, drive, &label, index.0.into()).await;

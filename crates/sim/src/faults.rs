@@ -9,6 +9,10 @@ use ashlar_reactor::prng::Prng;
 
 use crate::drive::{Loss, Traits};
 
+/// Requests of all workers in all lives. Ten seeds of some hundred requests find more than one of
+/// some thousand.
+const REQUESTS_MAX: u64 = 300;
+
 /// How a life ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -236,16 +240,19 @@ impl Plan {
         let (scrubs, spares, returns, pool_changes) = (half(), half(), half(), half());
         let (deaths_at_end, policy_changes) = (half(), half() && half());
         let mixed = half() && half() && half();
+        let traits = draw_traits(&mut prng, geometry.drive_bytes());
+        let lives = 1 + prng.below(5);
+        let workers = 1 + prng.below(5);
         Plan {
             seed,
             geometry,
             policy,
             policy_changes,
-            traits: draw_traits(&mut prng, geometry.drive_bytes()),
+            traits,
             mixed,
-            lives: 1 + u32::try_from(prng.below(5)).unwrap_or(0),
-            workers: 1 + prng.index(5),
-            ops_per_worker: ops,
+            lives: u32::try_from(lives).unwrap_or(1),
+            workers: usize::try_from(workers).unwrap_or(1),
+            ops_per_worker: ops.min(REQUESTS_MAX / (lives * workers)),
             pause_ns_max: [0, 100_000, 10_000_000, 1_000_000_000][prng.index(4)],
             flush_one_in: [3, 10, 40][prng.index(3)],
             hot_stripes: [1, 3, 12][prng.index(3)],

@@ -24,8 +24,9 @@ use crate::world::SharedWorld;
 const SECTOR: u64 = 512;
 /// Longest write that is all or nothing under policy `journal`.
 const ATOMIC_BYTES_MAX: u64 = 64 << 10;
-/// Longest request in bytes.
-const REQUEST_BYTES_MAX: u64 = 200 << 10;
+/// Longest request in sectors, drawn. The long ones cross stripes; they cost most and are few.
+const LEN_SECTORS_MAX: [u64; 20] =
+    [1, 1, 1, 1, 8, 8, 8, 8, 8, 16, 16, 16, 16, 16, 64, 64, 64, 64, 128, 400];
 
 /// What a life's tasks share.
 pub struct Life {
@@ -294,7 +295,7 @@ impl Life {
     fn range(&self, hot: &[u64], prng: &mut Prng) -> (u64, u64) {
         let stripe = self.array.stripe_bytes();
         let first = hot[prng.index(hot.len())] * stripe;
-        let len_max = [1, 8, 16, 64, REQUEST_BYTES_MAX / SECTOR][prng.index(5)];
+        let len_max = LEN_SECTORS_MAX[prng.index(LEN_SECTORS_MAX.len())];
         let mut len = SECTOR * (1 + prng.below(len_max));
         let mut offset = first + SECTOR * prng.below(stripe / SECTOR);
         if prng.chance(1, 2) {

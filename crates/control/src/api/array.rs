@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::api::drive::DriveHealth;
+use crate::api::drive::{DriveCounters, DriveHealth};
 use crate::api::settings::{Settings, SettingsChange};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -94,10 +94,22 @@ pub struct Member {
     pub health: Option<DriveHealth>,
     /// Whether its drive is there and answers.
     pub present: bool,
+    /// What its drive has done, and what went wrong; `null` if it has none.
+    pub counters: Option<DriveCounters>,
     /// The spare that will take its place, if its own drive does not come back before.
     pub takeover: Option<Takeover>,
     /// How much of it holds current data, 0 to 100.
     pub rebuilt_percent: u8,
+}
+
+/// How full the journal on each member is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JournalFill {
+    pub bytes: u64,
+    /// What would be read after a crash.
+    pub used_bytes: u64,
+    /// Acknowledged, and not in place yet.
+    pub pending_bytes: u64,
 }
 
 /// A spare that takes a member's place.
@@ -186,6 +198,10 @@ pub struct Array {
     pub members: Vec<Member>,
     pub volumes: Vec<String>,
     pub settings: Option<Settings>,
+    pub journal: Option<JournalFill>,
+    /// Parts of the array that were ever written, of so many: the others need no rebuild.
+    pub written_regions: Option<u64>,
+    pub regions: Option<u64>,
     /// Regions whose members may not agree if power fails now.
     pub dirty_regions: Option<u64>,
     /// Making members agree again after a crash.

@@ -7,9 +7,10 @@ use clap_complete::engine::ArgValueCandidates;
 
 use crate::api::Done;
 use crate::api::array::{
-    Array, ArrayCreate, ArrayReplace, ArrayScrub, ArrayState, Member, MemberState, Progress,
-    RebuildStarted, ScanResult, Scrub, ScrubState,
+    Array, ArrayCreate, ArrayReplace, ArrayScrub, ArrayState, JournalFill, Member, MemberState,
+    Progress, RebuildStarted, ScanResult, Scrub, ScrubState,
 };
+use crate::api::drive::DriveCounters;
 use crate::cli::complete;
 use crate::cli::drive::{health_name, with_notes};
 use crate::cli::follow::{Work, follow};
@@ -329,6 +330,8 @@ fn layout(array: &Array) -> String {
             format!("RAID {level}, {data}\u{d7}{copies} chunks of {chunk}")
         }
         (_, 0) => format!("RAID {level}, {data} chunks of {chunk}"),
+        // The level says it.
+        (_, _) if level.contains('+') => format!("RAID {level}, chunks of {chunk}"),
         (_, _) => {
             let groups = array.groups.filter(|groups| *groups > 1);
             let groups = groups.map(|groups| format!("{groups} groups of ")).unwrap_or_default();
@@ -404,7 +407,10 @@ fn details(array: &Array) -> String {
         lines.extend(settings_lines(array));
         lines.push(format!("cpu         {}", or_dash(array.cpu)));
         lines.push(format!("generation  {}", or_dash(array.generation)));
+        let (written, all) = (or_dash(array.written_regions), or_dash(array.regions));
+        lines.push(format!("written     {written} of {all} regions"));
         lines.push(format!("dirty       {} regions", or_dash(array.dirty_regions)));
+        lines.extend(array.journal.as_ref().map(journal_line));
     }
     for (what, progress) in [("rebuild", array.rebuild), ("resync", array.resync)] {
         lines.extend(progress.map(|progress| format!("{what:<12}{}", progress_text(&progress))));
@@ -431,6 +437,11 @@ fn settings_lines(array: &Array) -> Vec<String> {
     array.settings.as_ref().map(settings::lines).unwrap_or_default()
 }
 
+fn journal_line(journal: &JournalFill) -> String {
+    let (used, pending) = (Size(journal.used_bytes), Size(journal.pending_bytes));
+    format!("journal     {used} of {} used, {pending} not in place yet", Size(journal.bytes))
+}
+
 fn takeover_line(member: &Member) -> Option<String> {
     let takeover = member.takeover.as_ref()?;
     let (index, spare) = (member.index, &takeover.spare);
@@ -443,7 +454,7 @@ fn listed(names: &[String]) -> Option<String> {
 }
 
 fn members_table(members: &[Member]) -> String {
-    let mut shown = table(&["MEMBER>", "DRIVE", "STATE", "HEALTH", "CURRENT>", "UUID"]);
+    let mut shown = table(&["MEMBER>", "DRIVE", "STATE", "HEALTH", "ERRORS", "CURRENT>", "UUID"]);
     for member in members {
         let drive = match (&member.drive, &member.last_drive) {
             (Some(drive), _) => drive.clone(),
@@ -454,12 +465,25 @@ fn members_table(members: &[Member]) -> String {
             member.index.to_string(),
             drive,
             member_state(member).to_owned(),
-            or_dash(member.health.map(health_name)),
+            member.health.map_or("missing", health_name).to_owned(),
+            or_dash(member.counters.as_ref().and_then(errors)),
             format!("{} %", member.rebuilt_percent),
             member.drive_uuid.to_string(),
         ]);
     }
     rows(&shown, "")
+}
+
+/// `3 read, 1 silent`; `None` if there were none.
+fn errors(counters: &DriveCounters) -> Option<String> {
+    let kinds = [
+        (counters.read_errors, "read"),
+        (counters.write_errors, "write"),
+        (counters.timeouts, "silent"),
+    ];
+    let met = kinds.iter().filter(|(count, _)| *count > 0);
+    let met: Vec<String> = met.map(|(count, kind)| format!("{count} {kind}")).collect();
+    listed(&met)
 }
 
 fn member_state(member: &Member) -> &'static str {

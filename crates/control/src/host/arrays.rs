@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ashlar_format::array_superblock::Level;
+use ashlar_format::array_superblock::{ArraySuperblock, Level};
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
 use ashlar_raid::layout::Shape;
@@ -167,7 +167,7 @@ impl Host {
                     "start that array (`ashlar array start --scan`), or use --force to \
                      overwrite the drive",
                 )),
-            Content::Damaged { .. } | Content::Foreign(_) => {
+            Content::Damaged { .. } | Content::Newer { .. } | Content::Foreign(_) => {
                 Err(Refusal::conflict(format!("drive {name} carries {content}"))
                     .fix("if it may be lost, use --force"))
             }
@@ -402,16 +402,17 @@ impl Host {
             ))
             .fix(format!("attach its drives, then `ashlar array start {name}`")));
         }
+        self.check_claims(uuid, name, &drives).await?;
         let known_generation = self.known_generation(uuid, &drives);
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives).await?;
-        let shown = name.to_owned();
+        let (shown, absent) = (name.to_owned(), self.absent_drives(uuid));
         let options = AssembleOptions { force, known_generation, host: Some(self.lessee) };
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
             let begun = match Array::assemble(&reactor, drives, options).await {
                 Ok(array) => open_pool(&reactor, array).await,
-                Err(error) => Err(translate::assemble(&shown, &error)),
+                Err(error) => Err(translate::assemble(&shown, &absent, &error)),
             };
             Beginning { kept, begun }
         });
@@ -422,16 +423,54 @@ impl Host {
         self.adopt(core, &begun, name).await
     }
 
+    /// Names that drives of an array had, and nothing here has.
+    fn absent_drives(&self, uuid: Uuid) -> Vec<String> {
+        self.look(|state| {
+            let known = state.catalog.arrays.get(&uuid).into_iter().flat_map(|its| &its.drives);
+            let absent = known.filter(|(_, drive)| !state.drives.contains_key(*drive));
+            absent.map(|(_, drive)| drive.clone()).collect()
+        })
+    }
+
+    /// Refuses an array whose superblock names a drive that is here with another array's label.
+    async fn check_claims(&self, uuid: Uuid, name: &str, drives: &[String]) -> Answer<()> {
+        let mut newest: Option<Box<ArraySuperblock>> = None;
+        for drive in drives {
+            let Medium::Device(device) = self.attached(drive)?.medium else { continue };
+            let found = blocking(move || device.superblock()).await?;
+            let sequence = |its: &ArraySuperblock| its.header.sequence.get();
+            newest = newest.into_iter().chain(found).max_by_key(|its| sequence(its));
+        }
+        let Some(superblock) = newest else { return Ok(()) };
+        let claimed = self.look(|state| {
+            let members = superblock.members().iter().enumerate();
+            let mut claimed = members.filter_map(|(index, member)| {
+                let mut drives = state.drives.iter();
+                drives.find_map(|(name, drive)| {
+                    let label = drive.content.label()?;
+                    let same = label.drive.into_bytes() == member.drive && label.array != uuid;
+                    same.then(|| (name.clone(), index, label.to_string()))
+                })
+            });
+            claimed.next()
+        });
+        let Some((drive, member, label)) = claimed else { return Ok(()) };
+        Err(Refusal::conflict(format!(
+            "array {name} cannot start: two arrays claim drive {drive}: it is member {member} of \
+             {name}, and its own label says {label}"
+        ))
+        .fix(format!(
+            "see `ashlar inspect` of the drives of both; detach {drive} to start {name} without it"
+        )))
+    }
+
     /// The generation that these drives must have reached, if this host knows one that binds them.
     fn known_generation(&self, uuid: Uuid, drives: &[String]) -> Option<u64> {
         self.look(|state| {
             let known = state.catalog.arrays.get(&uuid)?;
-            let is_current = |content: &Content| match content {
-                Content::Labelled(label) => known.current.contains(&label.drive),
-                Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => false,
-            };
-            let mut drives = drives.iter().filter_map(|name| state.drives.get(name));
-            drives.any(|drive| is_current(&drive.content)).then_some(known.generation)
+            let labels = drives.iter().filter_map(|name| state.drives.get(name)?.content.label());
+            let mut current = labels.filter(|label| known.current.contains(&label.drive));
+            current.next().map(|_| known.generation)
         })
     }
 

@@ -366,6 +366,8 @@ fn check_content(path: &Path, bytes: u64, content: &Content) -> Answer<()> {
             Err(Refusal::conflict(format!("{shown} carries a damaged Ashlar label: {why}"))
                 .fix(format!("see `ashlar inspect {shown}`; {fix}")))
         }
+        Content::Newer { .. } => Err(Refusal::conflict(format!("{shown} carries {content}"))
+            .fix(format!("start the ashlar that wrote it; {fix}"))),
         Content::Foreign(what) => {
             Err(Refusal::conflict(format!("{shown} carries data: {what}")).fix(fix))
         }

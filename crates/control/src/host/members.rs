@@ -5,7 +5,7 @@ use ashlar_raid::label::plan;
 use uuid::Uuid;
 
 use crate::api::array::{Array as Shown, ArrayReplace, ArrayScrub, MemberState, RebuildStarted};
-use crate::device::content::{Content, Labelled};
+use crate::device::content::Content;
 use crate::engine::plant;
 use crate::host::{Host, Medium, Running, translate};
 use crate::refusal::{Answer, Refusal};
@@ -37,10 +37,8 @@ impl Host {
         }
         // The drive that was this member may come back without --force: nothing on it is lost
         // that the array does not have.
-        let comes_back = match self.probe_drive(&request.new).await? {
-            Content::Labelled(label) => label.drive == member.drive_uuid,
-            Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => false,
-        };
+        let content = self.probe_drive(&request.new).await?;
+        let comes_back = content.label().is_some_and(|label| label.drive == member.drive_uuid);
         self.check_new_members(std::slice::from_ref(&request.new), request.force || comes_back)
             .await?;
         self.check_replacement(&snapshot, &request.new)?;
@@ -218,8 +216,8 @@ impl Host {
         member: &MemberSnapshot,
     ) -> Answer<Option<String>> {
         let own = |content: &Content| {
-            matches!(content, Content::Labelled(Labelled { drive, array, .. })
-                if *drive == member.drive_uuid && *array == running.uuid)
+            let label = content.label();
+            label.is_some_and(|its| its.drive == member.drive_uuid && its.array == running.uuid)
         };
         let found = self.look(|state| {
             let found = state.drives.iter().find(|(_, drive)| {

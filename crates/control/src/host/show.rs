@@ -86,10 +86,7 @@ impl Host {
                 latency: None,
             });
         };
-        let label = match &attached.content {
-            Content::Labelled(label) => Some(label.clone()),
-            Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => None,
-        };
+        let label = attached.content.label().cloned();
         let used = attached.used_by.and_then(|_| in_use.get(name));
         let array_uuid =
             attached.used_by.map(|(array, _)| array).or(label.as_ref().map(|label| label.array));
@@ -126,10 +123,7 @@ impl Host {
     /// This host's name of an array, or the one its label goes by.
     fn name_of_label(&self, uuid: Uuid, content: &Content) -> String {
         let known = self.look(|state| state.catalog.arrays.get(&uuid).map(|a| a.name.clone()));
-        let stored = match content {
-            Content::Labelled(label) => label.array_name.clone(),
-            Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => None,
-        };
+        let stored = content.label().and_then(|label| label.array_name.clone());
         known.or(stored).unwrap_or_else(|| uuid.to_string())
     }
 
@@ -198,6 +192,9 @@ impl Host {
             members: members.map(|member| self.member_shown(snapshot, member, &plans)).collect(),
             volumes: volumes.map(|volume| volume.name.clone()).collect(),
             settings: Some(snapshot.settings),
+            journal: Some(snapshot.journal),
+            written_regions: Some(snapshot.written_regions),
+            regions: Some(snapshot.regions),
             dirty_regions: Some(snapshot.dirty_regions),
             resync: snapshot.resync,
             rebuild: snapshot.rebuild,
@@ -222,15 +219,16 @@ impl Host {
             (drive.map(|(name, _)| name.clone()), last.cloned())
         });
         let seen = member.drive.as_ref();
-        let health = drive.as_ref().and(seen).map(|drive| drive.health);
+        let used = drive.as_ref().and(seen);
         Member {
             index: member.index,
             last_drive: seen.map(|drive| drive.name.clone()).or(last_drive),
             drive,
             drive_uuid: member.drive_uuid,
             state: member.state,
-            health,
+            health: used.map(|drive| drive.health),
             present: member.is_present(),
+            counters: used.map(|drive| drive.counters),
             takeover: plans.get(&member.index).and_then(takeover_shown),
             rebuilt_percent: match member.state {
                 crate::api::array::MemberState::Trusted => 100,
@@ -327,6 +325,9 @@ fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) 
         members: Vec::new(),
         volumes: Vec::new(),
         settings: None,
+        journal: None,
+        written_regions: None,
+        regions: None,
         dirty_regions: None,
         resync: None,
         rebuild: None,

@@ -1,6 +1,6 @@
 //! Spares, and members that come back: what `takeover` decides is done here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ashlar_raid::label::plan;
@@ -74,18 +74,26 @@ impl Host {
         Ok(Done::default())
     }
 
-    /// Notes since when members are away.
-    pub(super) fn note_absences(&self, arrays: &BTreeMap<Uuid, ArraySnapshot>) {
+    /// Notes since when members are away; the arrays that miss some.
+    pub(super) fn note_absences(&self, arrays: &BTreeMap<Uuid, ArraySnapshot>) -> BTreeSet<Uuid> {
         let now = Instant::now();
+        let away = |array: &ArraySnapshot| {
+            let members = array.members.iter().filter(|member| is_away(member));
+            members.map(|member| (array.uuid, member.index)).collect::<Vec<_>>()
+        };
+        let away: BTreeSet<(Uuid, u8)> = arrays.values().flat_map(away).collect();
         self.look(|state| {
-            let before = std::mem::take(&mut state.away);
-            for array in arrays.values() {
-                for member in array.members.iter().filter(|member| is_away(member)) {
-                    let place = (array.uuid, member.index);
-                    state.away.insert(place, before.get(&place).copied().unwrap_or(now));
-                }
+            let State { away: known, arrays: running, .. } = state;
+            // Of an array that does not answer just now nothing is known.
+            known.retain(|place, _| {
+                away.contains(place)
+                    || !arrays.contains_key(&place.0) && running.contains_key(&place.0)
+            });
+            for place in &away {
+                known.entry(*place).or_insert(now);
             }
         });
+        away.into_iter().map(|(array, _)| array).collect()
     }
 
     /// What will be done about each member that is away.
@@ -113,22 +121,22 @@ impl Host {
             let Some(member) = snapshot.members.iter().find(|its| its.index == index) else {
                 continue;
             };
-            let (drive, done) = match decision {
+            let name = self.array_name(array);
+            let (drive, done, what) = match decision {
                 Decision::Leave | Decision::Wait { .. } => continue,
                 Decision::Rejoin(drive) => {
-                    let Some(back) = self.take_back(running, member).await.transpose() else {
-                        continue;
-                    };
-                    (drive, back.map(|_| ()))
+                    let changed = || Refusal::conflict("it is not that member's drive any more");
+                    let back = self.take_back(running, member).await;
+                    let back = back.and_then(|back| back.map(|_| ()).ok_or_else(changed));
+                    (drive, back, "its drive is back, and taken back")
                 }
                 Decision::TakeOver(spare) => {
                     let taken = self.take_over(running, index, &spare).await;
-                    (spare, taken)
+                    (spare, taken, "away for too long: a spare has taken its place")
                 }
             };
-            let name = self.array_name(array);
             match done {
-                Ok(()) => tracing::warn!(array = name, member = index, drive, "has a drive again"),
+                Ok(()) => tracing::warn!(array = name, member = index, drive, "{what}"),
                 Err(refusal) => {
                     let why = refusal.line();
                     tracing::error!(array = name, member = index, drive, "not used: {why}");
@@ -185,9 +193,9 @@ fn absences(state: &State, array: &ArraySnapshot) -> Vec<Away> {
     let now = Instant::now();
     let away = array.members.iter().filter(|member| is_away(member)).map(|member| {
         let since = state.away.get(&(array.uuid, member.index));
-        let is_own = |content: &Content| match content {
-            Content::Labelled(its) => its.array == array.uuid && its.drive == member.drive_uuid,
-            Content::Blank | Content::Damaged { .. } | Content::Foreign(_) => false,
+        let is_own = |content: &Content| {
+            let label = content.label();
+            label.is_some_and(|its| its.array == array.uuid && its.drive == member.drive_uuid)
         };
         let mut drives = state.drives.iter();
         let returned = drives.find(|(_, drive)| {

@@ -7,18 +7,35 @@ use ashlar_raid::error::{ArrayError, AssembleError, ChangeError};
 use crate::refusal::Refusal;
 use crate::size::Size;
 
-/// A refused start, of the array called `name`.
-pub fn assemble(name: &str, error: &AssembleError) -> Refusal {
+/// A refused start, of the array called `name`; `absent`: names of its drives that are not here, as
+/// far as they are known.
+pub fn assemble(name: &str, absent: &[String], error: &AssembleError) -> Refusal {
     let text = format!("array {name} cannot start: {error}");
     match error {
         AssembleError::NoLabel | AssembleError::NoSuperblock => Refusal::conflict(text)
             .fix("look at its drives with `ashlar inspect DRIVE`, and attach those that are good"),
+        AssembleError::Newer { .. } => Refusal::conflict(text)
+            .fix("start the ashlar that wrote it; an older one would lose what that has written"),
+        AssembleError::TooSmall { drive, member, has, needs } => Refusal::conflict(format!(
+            "array {name} cannot start: the label of drive {drive} leaves {} for data, member \
+             {member} holds {}",
+            Size(*has),
+            Size(*needs)
+        ))
+        .fix(format!(
+            "it is not that member's drive: `ashlar drive detach {drive}`, then `ashlar array \
+             start {name}`"
+        )),
         AssembleError::Mixed => Refusal::conflict(text).fix("this is a bug; please report it"),
         AssembleError::Twice(_) => {
             Refusal::conflict(text).fix("`ashlar drive list` shows both; detach the wrong one")
         }
-        AssembleError::TooFew { .. } => Refusal::conflict(text)
-            .fix(format!("attach its other drives, then `ashlar array start {name}`")),
+        AssembleError::TooFew { .. } => {
+            let others =
+                if absent.is_empty() { "its other drives".into() } else { absent.join(", ") };
+            Refusal::conflict(text)
+                .fix(format!("attach {others}, then `ashlar array start {name}`"))
+        }
         AssembleError::MaybeOld => Refusal::conflict(format!(
             "array {name} cannot start: the absent members may hold newer data"
         ))

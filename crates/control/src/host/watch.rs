@@ -61,9 +61,8 @@ impl Host {
             self.keep_generation(snapshot);
         }
         self.watch_replaced(seen, &now);
-        self.note_absences(&now);
-        for array in now.keys() {
-            self.mend(*array).await;
+        for array in self.note_absences(&now) {
+            self.mend(array).await;
         }
         seen.arrays = now;
         self.watch_exports(seen).await;
@@ -82,7 +81,7 @@ impl Host {
         seen.replaced = replaced;
     }
 
-    /// Stops an array that another host has taken over; its drives were let go already.
+    /// Stops an array that another host has taken over; its drives were pulled then.
     async fn give_up(&self, snapshot: &ArraySnapshot) {
         let Ok(_turn) = self.changes.try_lock() else { return };
         let Some(running) = self.look(|state| state.arrays.get(&snapshot.uuid).copied()) else {

@@ -161,10 +161,15 @@ fn measure(
     let mut rounds: Vec<Vec<f64>> = Vec::new();
     let mut elapsed = Duration::ZERO;
     while elapsed < time || rounds.len() < 2 {
-        let mut rates = Vec::new();
-        for contestant in &contestants {
-            let (bytes, duration) = stripes.round(work, *contestant, round_bytes);
-            rates.push(bytes as f64 / duration.as_secs_f64() / 1e9);
+        let mut rates = vec![0.0; contestants.len()];
+        let mut turn: Vec<usize> = (0..contestants.len()).collect();
+        // Back and forth, as each finds the caches as the one before left them.
+        if rounds.len() % 2 == 1 {
+            turn.reverse();
+        }
+        for index in turn {
+            let (bytes, duration) = stripes.round(work, contestants[index], round_bytes);
+            rates[index] = bytes as f64 / duration.as_secs_f64() / 1e9;
             elapsed += duration;
         }
         rounds.push(rates);

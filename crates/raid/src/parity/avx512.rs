@@ -7,9 +7,9 @@
 //! from it where chunks lie side by side: walking up by a chunk's length, a load trains the stride
 //! prefetcher of Zen 5 to fetch what no one reads, and 4+1 falls from 190 to 116 GB/s.
 //!
-//! What was tried and is slower, on Zen 5 with 64 KiB chunks: prefetching ahead, by up to a fifth
-//! from L2, without gain from memory; stores past the caches, by almost half for 4+2 from L2, while
-//! they gain a tenth from memory, and nothing here can tell the two apart.
+//! Tried on Zen 5 with 64 KiB chunks, and left out: prefetching ahead, which loses from L2 and does
+//! not gain from memory; and stores past the caches, which gain a tenth from memory and lose almost
+//! half for 4+2 from L2, while nothing here can tell the two apart.
 //!
 //! Invariant, kept by `Kernels`: these functions are called only where the CPU reported avx512f
 //! and gfni; the slices of one call have the same length, a multiple of `LENGTH_UNIT`.

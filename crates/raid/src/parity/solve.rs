@@ -120,15 +120,15 @@ fn solve(k: usize, unknown: Ids, equations: Ids) -> [Row; PARITY_CHUNKS_MAX] {
     // Behind the last equation all is zero.
     let end = (Ids::BITS - equations.leading_zeros()) as usize;
     for (index, column) in each(unknown).enumerate() {
-        let mut pivot = rows[index];
+        let pivot = &mut rows[index][..end];
         if pivot[column] != 1 {
             let scale = times(inverse(pivot[column]));
-            pivot[..end].iter_mut().for_each(|factor| *factor = scale(*factor));
+            pivot.iter_mut().for_each(|factor| *factor = scale(*factor));
         }
-        for (_, row) in rows[..count].iter_mut().enumerate().filter(|(other, _)| *other != index) {
+        for other in (0..count).filter(|other| *other != index) {
+            let [pivot, row] = rows.get_disjoint_mut([index, other]).expect("two rows");
             eliminate(row, column, &pivot[..end]);
         }
-        rows[index] = pivot;
     }
     rows
 }

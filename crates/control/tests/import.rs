@@ -1,0 +1,171 @@
+//! Goal: drives that contradict each other, or that are not what they say, are refused with the
+//! reason and what to do, and nothing is written to them.
+//! Method: each contradiction is written on the drives of a stopped array; all bytes of all drives
+//! are compared before and after.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod daemon;
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+
+use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
+use ashlar_format::drive_label::{DriveLabel, StoredArea};
+use ashlar_format::record::{self, Record, payload_checksum};
+use daemon::{DRIVE_BYTES, Daemon};
+
+/// Arrays `a` on d0 and d1, `b` on d2 and d3; both stopped.
+fn two_stopped_arrays() -> Daemon {
+    let daemon = Daemon::with_drives(4);
+    daemon.ok("array create a --level 1 --drives d0,d1");
+    daemon.ok("array create b --level 1 --drives d2,d3");
+    daemon.ok("array stop a");
+    daemon.ok("array stop b");
+    daemon
+}
+
+fn file(daemon: &Daemon, drive: &str) -> File {
+    let path = daemon.path(&format!("{drive}.img"));
+    File::options().read(true).write(true).open(path).unwrap()
+}
+
+fn read<T: Record>(file: &File, home: u64) -> Option<T> {
+    let mut bytes = vec![0; size_of::<T>()];
+    file.read_exact_at(&mut bytes, home).unwrap();
+    record::open::<T>(&bytes, None, home).ok()?;
+    T::read_from_bytes(&bytes).ok()
+}
+
+fn label(file: &File) -> DriveLabel {
+    read(file, 0).unwrap()
+}
+
+/// Changes every good copy of a record.
+fn change<T: Record>(file: &File, homes: &[u64], change: impl Fn(&mut T)) {
+    for home in homes {
+        let Some(mut record) = read::<T>(file, *home) else { continue };
+        let (owner, sequence) = (record.header().owner, record.header().sequence.get());
+        change(&mut record);
+        record::seal(&mut record, owner, *home, sequence);
+        file.write_all_at(record.as_bytes(), *home).unwrap();
+    }
+}
+
+fn superblocks(file: &File) -> Vec<u64> {
+    let start = label(file).layout().superblocks.offset;
+    (0..SLOTS).map(|slot| start + slot * ArraySuperblock::BYTES).collect()
+}
+
+/// As a newer build would write it.
+fn make_newer(file: &File, home: u64, len: u64) {
+    let mut bytes = vec![0; usize::try_from(len).unwrap()];
+    file.read_exact_at(&mut bytes, home).unwrap();
+    bytes[10..12].copy_from_slice(&99_u16.to_le_bytes());
+    bytes[16..20].fill(0);
+    let sum = payload_checksum(&bytes);
+    bytes[16..20].copy_from_slice(&sum.to_le_bytes());
+    file.write_all_at(&bytes, home).unwrap();
+}
+
+/// What is said to a command that is refused and writes nothing to any drive.
+fn untouched(daemon: &Daemon, line: &str) -> String {
+    let all = || {
+        let drives = (0..4).map(|number| {
+            let mut bytes = Vec::new();
+            file(daemon, &format!("d{number}")).read_to_end(&mut bytes).unwrap();
+            payload_checksum(&bytes)
+        });
+        drives.collect::<Vec<u32>>()
+    };
+    let before = all();
+    let said = daemon.refused(line);
+    assert!(said.contains("\nfix: "), "{said}");
+    assert_eq!(all(), before, "{line} wrote something");
+    said
+}
+
+#[test]
+fn one_drive_and_two_arrays() {
+    let daemon = two_stopped_arrays();
+    let theirs = label(&file(&daemon, "d2")).header.owner;
+    for drive in ["d0", "d1"] {
+        let file = file(&daemon, drive);
+        change(&file, &superblocks(&file), |its: &mut ArraySuperblock| {
+            its.members[1].drive = theirs;
+        });
+    }
+    let said = untouched(&daemon, "array start a");
+    assert!(said.contains("two arrays claim drive d2"), "{said}");
+    assert!(said.contains("member 0 of array b"), "{said}");
+    // Its own array has it.
+    daemon.ok("array start b");
+    assert!(daemon.refused("array start a").contains("two arrays claim drive d2"));
+}
+
+#[test]
+fn one_drive_with_the_labels_of_two() {
+    let mut daemon = two_stopped_arrays();
+    daemon.stop();
+    let other = label(&file(&daemon, "d2")).array;
+    change(&file(&daemon, "d0"), &[4096], |its: &mut DriveLabel| its.array = other);
+    daemon.start_again();
+    let missing = daemon.json("drive show d0");
+    assert!(missing["error"].as_str().unwrap().contains("different arrays"), "{missing}");
+    let said = untouched(&daemon, "drive attach @/d0.img");
+    assert!(said.contains("its copies name different arrays"), "{said}");
+    assert!(said.contains("ashlar inspect") && said.contains("--force"), "{said}");
+    daemon.ok("array start a");
+    assert_eq!(daemon.array_state("a"), "degraded");
+}
+
+#[test]
+fn a_member_without_room_for_its_data() {
+    let daemon = two_stopped_arrays();
+    let homes = [0, 4096, DRIVE_BYTES - 4096];
+    change(&file(&daemon, "d1"), &homes, |its: &mut DriveLabel| {
+        let StoredArea { offset, len } = its.data;
+        its.data = StoredArea { offset, len: (len.get() / 2 / 4096 * 4096).into() };
+    });
+    let said = untouched(&daemon, "array start a");
+    assert!(said.contains("the label of drive d1 leaves"), "{said}");
+    daemon.ok("drive detach d1");
+    daemon.ok("array start a");
+}
+
+#[test]
+fn what_a_newer_build_wrote() {
+    let mut daemon = two_stopped_arrays();
+    let superblock = superblocks(&file(&daemon, "d0"))[1];
+    make_newer(&file(&daemon, "d0"), superblock, ArraySuperblock::BYTES);
+    let said = untouched(&daemon, "array start a");
+    assert!(said.contains("drive d0 was written by a newer build"), "{said}");
+    assert!(said.contains("superblock version 99"), "{said}");
+    let said = untouched(&daemon, "array start a --force");
+    assert!(said.contains("newer build"), "{said}");
+    daemon.stop();
+    for home in [0, 4096, DRIVE_BYTES - 4096] {
+        make_newer(&file(&daemon, "d2"), home, DriveLabel::BYTES);
+    }
+    daemon.start_again();
+    let said = untouched(&daemon, "drive attach @/d2.img");
+    assert!(said.contains("a label of version 99, by a newer Ashlar"), "{said}");
+    assert!(said.contains("start the ashlar that wrote it"), "{said}");
+}
+
+#[test]
+fn too_few_members() {
+    let mut daemon = Daemon::with_array(6, 4);
+    daemon.stop();
+    for name in ["d0", "d2", "d3"] {
+        std::fs::rename(daemon.path(&format!("{name}.img")), daemon.path(name)).unwrap();
+    }
+    daemon.start_again();
+    let bytes = || std::fs::read(daemon.path("d1.img")).unwrap();
+    let before = bytes();
+    let said = daemon.refused("array start a");
+    assert!(said.contains("1 of 2 members that are needed are here"), "{said}");
+    assert!(said.contains("attach d0, d2, d3"), "{said}");
+    assert!(bytes() == before, "something was written");
+}
