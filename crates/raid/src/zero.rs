@@ -36,7 +36,7 @@ enum Zeroed {
 impl Array {
     /// The range reads as zeroes afterwards; space under whole stripes may be given back.
     pub async fn write_zeroes(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let _request = self.begin()?;
+        let _request = self.admit().await?;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
@@ -51,7 +51,7 @@ impl Array {
     /// Gives space under whole stripes of the range back; they read as zeroes. What is left of the
     /// range keeps its bytes, and so does what is beside whole regions where drives cannot zero.
     pub async fn discard(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let _request = self.begin()?;
+        let _request = self.admit().await?;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
