@@ -140,6 +140,7 @@ impl Array {
 
     /// `stripes`: ascending; nobody else stores anything of them.
     async fn destage_stripes(self: &Rc<Self>, stripes: &[StripeIndex]) -> Result<(), ArrayError> {
+        let _touched: Vec<_> = stripes.iter().map(|stripe| self.touch(*stripe)).collect();
         let made = join_all(stripes.iter().map(|stripe| self.make_written(*stripe))).await;
         let mut result: Result<(), _> = made.into_iter().collect();
         let mut _locks: Vec<RangeGuard> = Vec::new();
@@ -331,6 +332,7 @@ impl Array {
         let mut result = Ok(());
         for mut torn in torn {
             let stripe = torn.updated.stripe;
+            let _touched = self.touch(stripe);
             let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
             let missing = torn.updated.stores.iter().filter(|s| torn.stored & 1 << s.position == 0);
             let missing: Vec<Store> = missing.cloned().collect();

@@ -35,6 +35,7 @@ use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
 use zerocopy::IntoBytes;
 
+use crate::dirty::Dirty;
 use crate::error::ArrayError;
 use crate::layout::Positions;
 use crate::members::{Identity, Members};
@@ -144,6 +145,7 @@ pub(crate) struct Journal {
     reactor: Reactor,
     identity: Rc<Identity>,
     pub(crate) members: Rc<Members>,
+    dirty: Rc<Dirty>,
     pub(crate) pending: RefCell<Pending>,
     /// Oldest first.
     pub(crate) ring: RefCell<VecDeque<Batch>>,
@@ -173,12 +175,14 @@ impl Journal {
         reactor: &Reactor,
         identity: Rc<Identity>,
         members: Rc<Members>,
+        dirty: Rc<Dirty>,
     ) -> Rc<Journal> {
         let pending = Pending::none(identity.layout.stripes);
         Rc::new(Journal {
             reactor: reactor.clone(),
             identity,
             members,
+            dirty,
             pending: RefCell::new(pending),
             ring: RefCell::default(),
             queue: RefCell::default(),
@@ -536,6 +540,7 @@ impl Journal {
     async fn release_stored(&self) -> Result<(), ArrayError> {
         let Some(stored) = self.last_in_place() else { return Ok(()) };
         self.flush().await?;
+        self.dirty.before_release().await?;
         // Durably forgotten before one of them is overwritten: a crash must not find the older of
         // two batches for one place without the newer.
         let kept = self.ring.borrow().iter().map(|batch| batch.sequence).find(|s| *s > stored);
