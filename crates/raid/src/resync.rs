@@ -119,6 +119,10 @@ impl Array {
                 self.resync().await;
                 rounds_until_retry = RETRY_ROUNDS;
             }
+            if self.journal.refusal().is_some() {
+                // Who waits for room must hear that there is no member left to have it.
+                self.journal.note_change();
+            }
             // An array that cannot write its dirty map keeps its bits: that only costs a resync.
             let _ = self.clean_dirty_map(QUIET_BEFORE_CLEAN).await;
             let _ = self.dirty.clear_missed().await;
