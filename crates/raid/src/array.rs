@@ -100,10 +100,10 @@ impl Array {
             let sectors = list.iter().flat_map(|m| &m.drive).map(|d| d.limits().sector_bytes);
             sectors.max().unwrap_or(512)
         };
-        let chunk_bytes = identity.layout.chunk_bytes;
+        let chunk_bytes = identity.layout().chunk_bytes;
         let map =
             |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
-        let unsynced = StripeSet::none(identity.layout.stripes);
+        let unsynced = StripeSet::none(identity.layout().stripes);
         Rc::new(Array {
             reactor: reactor.clone(),
             journal: Journal::new(reactor, identity.clone(), members.clone()),
@@ -111,7 +111,7 @@ impl Array {
             written: map(MapKind::Written, &maps.written),
             modes: Rc::default(),
             torn: RefCell::default(),
-            torn_stripes: StripeSet::none(identity.layout.stripes),
+            torn_stripes: StripeSet::none(identity.layout().stripes),
             kept_batches: RefCell::default(),
             destage_before: Cell::new(0),
             destagers: Cell::new(0),
@@ -144,8 +144,8 @@ impl Array {
         &self.identity.name
     }
 
-    pub fn layout(&self) -> &Layout {
-        &self.identity.layout
+    pub fn layout(&self) -> Layout {
+        self.identity.layout()
     }
 
     /// Bytes for volumes.
@@ -155,7 +155,7 @@ impl Array {
 
     /// Bytes of data in one region: what is written or not as a whole.
     pub fn region_bytes(&self) -> u64 {
-        u64::from(self.identity.region_stripes) * self.stripe_bytes()
+        u64::from(self.identity.region_stripes()) * self.stripe_bytes()
     }
 
     /// Bytes of data in one stripe.
@@ -315,7 +315,7 @@ impl Array {
             policy: self.policy(),
             journal: self.journal.status(),
             members: self.members.list().iter().enumerate().map(member).collect(),
-            regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes),
+            regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes()),
             written_regions: self.written.count(),
             dirty_regions: self.dirty.count(),
             unsynced_stripes: self.unsynced.count(),

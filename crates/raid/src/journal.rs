@@ -170,7 +170,7 @@ impl Journal {
         identity: Rc<Identity>,
         members: Rc<Members>,
     ) -> Rc<Journal> {
-        let pending = Pending::none(identity.layout.stripes);
+        let pending = Pending::none(identity.layout().stripes);
         Rc::new(Journal {
             reactor: reactor.clone(),
             identity,
@@ -385,7 +385,7 @@ impl Journal {
     /// Members for the copies of a batch that ends at `end` of the ring; which ones, turns with
     /// the sequence. All of one group: if all of them are lost, so is the group.
     pub(crate) fn targets(&self, sequence: u64, end: u64) -> Vec<Target> {
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let list = self.members.list();
         let group = if layout.is_mirrored() { layout.copies } else { layout.positions() };
         let group = usize::from(group);
@@ -429,7 +429,7 @@ impl Journal {
     }
 
     fn reserve_bytes(&self) -> u64 {
-        reserve_bytes(self.identity.layout.parity)
+        reserve_bytes(self.identity.layout().parity)
     }
 
     fn find_room(&self, len: u64, class: Class) -> Option<u64> {

@@ -131,13 +131,13 @@ impl RegionMap {
     }
 
     pub fn region_of(&self, stripe: StripeIndex) -> RegionIndex {
-        RegionIndex(stripe.0 / u64::from(self.identity.region_stripes))
+        RegionIndex(stripe.0 / u64::from(self.identity.region_stripes()))
     }
 
     /// Stripes of a region.
     pub fn stripes_of(&self, region: RegionIndex) -> std::ops::Range<u64> {
-        let size = u64::from(self.identity.region_stripes);
-        let end = ((region.0 + 1) * size).min(self.identity.layout.stripes);
+        let size = u64::from(self.identity.region_stripes());
+        let end = ((region.0 + 1) * size).min(self.identity.layout().stripes);
         region.0 * size..end
     }
 

@@ -100,7 +100,7 @@ impl Array {
 
     /// The caller holds the stripe.
     async fn verify(&self, stripe: StripeIndex) -> Verdict {
-        let layout = *self.layout();
+        let layout = self.layout();
         let rows = 0..layout.chunk_bytes;
         let mut started: SmallVec<[_; 8]> = SmallVec::new();
         for position in 0..layout.positions() {

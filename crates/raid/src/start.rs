@@ -53,10 +53,10 @@ impl Array {
     ) -> Result<Rc<Array>, ChangeError> {
         let (identity, members) = plan_array(spec, drives)?;
         let list = members.clone();
-        let policy = spec.policy.unwrap_or(identity.layout.default_policy());
-        identity.layout.check_policy(policy).map_err(ChangeError::Spec)?;
+        let policy = spec.policy.unwrap_or(identity.layout().default_policy());
+        identity.layout().check_policy(policy).map_err(ChangeError::Spec)?;
         let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0, policy));
-        let empty = || StoredMap::empty(identity.layout.stripes, identity.region_stripes);
+        let empty = || StoredMap::empty(identity.layout().stripes, identity.region_stripes());
         // Nothing was written: nothing has to be zeroed or to agree.
         let maps = StoredMaps { dirty: empty(), written: empty() };
         let array = Array::new(reactor, identity.clone(), members, &maps);
@@ -382,11 +382,7 @@ fn plan_array(
     if layout.stripes > STRIPES_MAX {
         return Err(ChangeError::Spec("the drives are too large for this chunk; use more".into()));
     }
-    let identity = Identity {
-        uuid: spec.uuid,
-        name: spec.name.clone(),
-        layout,
-        region_stripes: region_stripes_for(layout.stripes),
-    };
+    let region_stripes = region_stripes_for(layout.stripes);
+    let identity = Identity::new(spec.uuid, spec.name.clone(), layout, region_stripes);
     Ok((Rc::new(identity), members))
 }

@@ -99,7 +99,7 @@ impl Array {
                 at += 1;
                 continue;
             }
-            let size = u64::from(self.identity.region_stripes);
+            let size = u64::from(self.identity.region_stripes());
             let most = (at + (STRIPES_AT_ONCE / size).max(1)).min(regions.end);
             let end = (at + 1..most).find(|region| self.is_blank(RegionIndex(*region)));
             let batch = at..end.unwrap_or(most);
