@@ -257,15 +257,17 @@ async fn newest_page(
         let area = label::map_area(&member.areas, kind);
         let home = area.offset + RegionMapPage::slot_offset(number, slot);
         let read = label::read_bytes(reactor, drive, home, RegionMapPage::BYTES).await;
-        let Ok(bytes) = read else {
+        let Ok(mut bytes) = read else {
             is_whole = false;
             continue;
         };
+        record::upgrade::<RegionMapPage>(&mut bytes);
         let opened = record::open::<RegionMapPage>(&bytes, Some(member.drive_uuid), home);
         let Ok(page) = opened else { continue };
         let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
         let same = page.page.get() == number && page.map.get() == kind as u32;
-        let ours = page.array == found.identity.uuid && same;
+        let counts = page.is_for(found.identity.region_stripes());
+        let ours = page.array == found.identity.uuid && same && counts;
         if ours && page.header.sequence.get() > best {
             newest = Some(page.clone());
         }

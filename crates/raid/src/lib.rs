@@ -32,3 +32,4 @@ mod scrub;
 mod table;
 mod assemble;
 pub mod start;
+mod grow;

@@ -244,6 +244,11 @@ impl Members {
         self.settled().await
     }
 
+    /// Its label has them already.
+    pub fn set_areas(&self, index: MemberIndex, areas: MemberLayout) {
+        self.list.borrow_mut()[index.index()].areas = areas;
+    }
+
     pub fn journal_from(&self) -> u64 {
         self.journal_from.get()
     }

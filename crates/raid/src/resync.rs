@@ -27,6 +27,7 @@ const RETRY_ROUNDS: u32 = 240;
 impl Array {
     /// Makes a stripe agree, if it does not.
     pub(crate) async fn sync_now(self: &Rc<Self>, stripe: StripeIndex) -> Result<(), ArrayError> {
+        let _regions = self.hold_regions().await;
         let _region = self.dirty.mark(self.dirty.region_of(stripe)).await?;
         let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
         if !self.unsynced.contains(stripe) {
@@ -164,6 +165,7 @@ impl Array {
         self: &Rc<Self>,
         quiet_for: Duration,
     ) -> Result<(), ArrayError> {
+        let _regions = self.hold_regions().await;
         let mut quiet = self.dirty.quiet(quiet_for);
         quiet.retain(|region| {
             let stripes = self.dirty.stripes_of(*region);

@@ -65,6 +65,7 @@ impl Array {
             report.unreadable_stripes += 1;
             return;
         }
+        let _regions = self.hold_regions().await;
         // Before the lock: a writer marks its region before it locks, too.
         let region = self.dirty.mark(self.dirty.region_of(stripe));
         let _region = match repair.then_some(region) {

@@ -38,7 +38,7 @@ pub struct ArraySpec {
     pub host: Option<Host>,
 }
 
-fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> ChangeError {
+pub(crate) fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> ChangeError {
     let drive = drive.name().to_owned();
     move |error| ChangeError::Drive { drive: drive.clone(), error }
 }
@@ -189,6 +189,9 @@ impl Array {
         drive_uuid: [u8; 16],
     ) -> Result<(), ChangeError> {
         let _request = self.begin()?;
+        if self.growing.get() {
+            return Err(ChangeError::Busy("a change of the array's size"));
+        }
         let old = self.member(index)?;
         if old.keeps_metadata().is_some() {
             return Err(ChangeError::MemberInUse(index));
