@@ -56,12 +56,7 @@ impl RegionMapPage {
     pub const BYTES: u64 = size_of::<RegionMapPage>() as u64;
 
     /// A page with no region in the set.
-    pub fn empty(
-        array: [u8; 16],
-        kind: MapKind,
-        page: u32,
-        region_stripes: u32,
-    ) -> RegionMapPage {
+    pub fn empty(array: [u8; 16], kind: MapKind, page: u32, region_stripes: u32) -> RegionMapPage {
         RegionMapPage {
             header: Header::default(),
             array,
