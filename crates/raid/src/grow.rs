@@ -86,14 +86,16 @@ impl Array {
     async fn extend_label(&self, index: MemberIndex) -> Result<(), ChangeError> {
         let old = self.member(index)?;
         let areas = grown(&old).ok_or(ChangeError::NotOptimal)?;
+        let drive = old.drive.clone().ok_or(ChangeError::NotOptimal)?;
+        let label = self.label_of(&Member { areas, ..old.clone() });
+        let healed = label::heal(&self.reactor, &drive, &label, index.0.into()).await;
+        healed.map_err(drive_error(&drive))?;
         if areas == old.areas {
             return Ok(());
         }
-        self.write_label(index, &Member { areas, ..old.clone() }).await?;
         self.members.set_areas(index, areas);
         // What is now in the midst of the data area must not be taken for a label, should the drive
         // ever be cut off there.
-        let drive = old.drive.ok_or(ChangeError::NotOptimal)?;
         let zeroes = self.reactor.buffer(to_usize(DriveLabel::BYTES));
         zeroes.fill_zero();
         let written = drive.write(label::last_home(&old.areas), zeroes.into()).await;

@@ -95,14 +95,27 @@ impl Array {
         Err(ChangeError::Spec("a drive failed while it was labelled".into()))
     }
 
+    async fn heal_labels(&self) {
+        for index in (0..self.layout().members()).map(MemberIndex::new) {
+            let Ok(member) = self.member(index) else { continue };
+            let Some(drive) = member.keeps_metadata() else { continue };
+            let label = self.label_of(&member);
+            // One copy is enough to start with: this is tried again at the next start.
+            let _ = label::heal(&self.reactor, drive, &label, index.0.into()).await;
+        }
+    }
+
+    pub(crate) fn label_of(&self, member: &Member) -> Label {
+        Label { drive_uuid: member.drive_uuid, array: self.uuid(), layout: member.areas }
+    }
+
     pub(crate) async fn write_label(
         &self,
         index: MemberIndex,
         member: &Member,
     ) -> Result<(), ChangeError> {
         let drive = member.drive.as_ref().ok_or(ChangeError::NoMember(index))?;
-        let label =
-            Label { drive_uuid: member.drive_uuid, array: self.uuid(), layout: member.areas };
+        let label = self.label_of(member);
         let written = label::write(&self.reactor, drive, &label, index.0.into()).await;
         written.map_err(drive_error(drive))
     }
@@ -150,6 +163,7 @@ impl Array {
         // A crash may have left the newest superblock on some members only; nothing may rest on it
         // before it is on all. And from here on the generation is one of this start alone.
         self.members.save().await?;
+        self.heal_labels().await;
         self.journal.begin_sequences(self.members.generation());
         if journal_from == 0 {
             for region in self.dirty.inside() {
