@@ -2,7 +2,7 @@
 //!
 //! Order, and what a crash leaves at each step:
 //! 1. the labels name larger data areas, durably (crash: room that nobody uses)
-//! 2. nobody writes, and nobody uses a region's number. A region that becomes a part of one that
+//! 2. nobody writes, the journal is empty, and nobody uses a region's number. A region that becomes a part of one that
 //!    was written is made written; stripes that do so are zeroed, durably (crash: as before)
 //! 3. new pages of the maps are durable (crash: they do not count)
 //! 4. the superblock names the new size, and which pages count (crash: the old size, or the new)
@@ -105,12 +105,16 @@ impl Array {
     /// Steps 2 to 5.
     async fn grow_to(self: &Rc<Self>, size: Size) -> Result<(), ArrayError> {
         let _pause = self.modes.pause(&self.reactor).await;
+        // What is pending is put in place region by region.
+        self.drain_journal().await?;
         let _regions = self.region_lock.lock(0..1, Mode::Exclusive).await;
         for region in self.written.swallowed(size) {
             self.make_region_written(region).await?;
         }
         let last = StripeIndex(self.layout().stripes.saturating_sub(1));
         if self.is_written(last) {
+            // Whoever misses this must be known to have missed it.
+            let _dirty = self.mark_dirty(last).await?;
             let region = last.0 / u64::from(size.region_stripes) + 1;
             let end = (region * u64::from(size.region_stripes)).min(size.stripes);
             if last.0 + 1 < end {

@@ -21,7 +21,6 @@ use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
-use ashlar_reactor::prng::Prng;
 use pair::{DRIVE_BYTES, Pair, run};
 
 const LARGER: u64 = DRIVE_BYTES + (8 << 20);
@@ -48,6 +47,16 @@ async fn pair(reactor: &Reactor, level: Level, members: u8, shape: Shape, bytes:
         let drive = littered(reactor, &format!("d{index}"), bytes).await;
         drives.push(([index; 16], drive));
     }
+    let array = create(reactor, level, shape, drives).await;
+    Pair::of(reactor, array.clone(), array.capacity())
+}
+
+async fn create(
+    reactor: &Reactor,
+    level: Level,
+    shape: Shape,
+    drives: Vec<([u8; 16], Rc<Drive>)>,
+) -> Rc<Array> {
     let spec = ArraySpec {
         uuid: [9; 16],
         name: "test".into(),
@@ -57,9 +66,7 @@ async fn pair(reactor: &Reactor, level: Level, members: u8, shape: Shape, bytes:
         policy: None,
         host: None,
     };
-    let array = Array::create(reactor, &spec, drives).await.unwrap();
-    let bytes = vec![0; array.capacity() as usize];
-    Pair { reactor: reactor.clone(), array, bytes, prng: Prng::from_seed(7) }
+    Array::create(reactor, &spec, drives).await.unwrap()
 }
 
 fn drives(array: &Array) -> Vec<Rc<Drive>> {
@@ -232,7 +239,8 @@ fn regions_are_merged() {
             files.push(file);
             drives.push(([index; 16], drive));
         }
-        let mut pair = Pair::on(&reactor, Level::Raid1, drives).await;
+        let array = create(&reactor, Level::Raid1, Shape::default(), drives).await;
+        let mut pair = Pair::of(&reactor, array, 4 << 20);
         let region = pair.array.region_bytes();
         assert_eq!(region, 16 * chunk);
         // In the first half of the first pair of regions, and in the second half of the third.

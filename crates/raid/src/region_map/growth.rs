@@ -79,23 +79,24 @@ impl RegionMap {
     }
 
     fn grown(&self, size: Size) -> Vec<Region> {
-        let regions = self.regions.borrow();
-        let mut grown: Vec<Region> = regions.chunks(self.factor(size)).map(union).collect();
-        let count = RegionMap::region_count(size.stripes, size.region_stripes);
-        grown.resize(to_usize(count), Region::default());
-        grown
+        self.merged(size, &self.regions.borrow(), |parts| Region {
+            wanted: parts.iter().any(|part| part.wanted),
+            durable: parts.iter().any(|part| part.durable),
+        })
     }
-}
 
-fn union(parts: &[Region]) -> Region {
-    let mut union = Region::default();
-    for part in parts {
-        union.wanted |= part.wanted;
-        union.durable |= part.durable;
-        union.writers += part.writers;
-        union.last_write = union.last_write.max(part.last_write);
+    /// What is known of each region of this size, from what is known of those of today.
+    pub(crate) fn merged<T: Clone + Default>(
+        &self,
+        size: Size,
+        today: &[T],
+        union: impl Fn(&[T]) -> T,
+    ) -> Vec<T> {
+        let mut merged: Vec<T> = today.chunks(self.factor(size)).map(union).collect();
+        let count = RegionMap::region_count(size.stripes, size.region_stripes);
+        merged.resize(to_usize(count), T::default());
+        merged
     }
-    union
 }
 
 #[cfg(test)]
