@@ -177,7 +177,7 @@ impl Journal {
         members: Rc<Members>,
         dirty: Rc<Dirty>,
     ) -> Rc<Journal> {
-        let pending = Pending::none(identity.layout.stripes);
+        let pending = Pending::none(identity.layout().stripes);
         Rc::new(Journal {
             reactor: reactor.clone(),
             identity,
@@ -399,7 +399,7 @@ impl Journal {
     /// Members for the copies of a batch that ends at `end` of the ring; which ones, turns with
     /// the sequence. All of one group: if all of them are lost, so is the group.
     pub(crate) fn targets(&self, sequence: u64, end: u64) -> Vec<Target> {
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let list = self.members.list();
         let group = if layout.is_mirrored() { layout.copies } else { layout.positions() };
         let group = usize::from(group);
@@ -444,7 +444,7 @@ impl Journal {
 
     fn find_room(&self, len: u64, class: Class) -> Option<u64> {
         let size = self.ring_bytes();
-        let parity = self.identity.layout.parity;
+        let parity = self.identity.layout().parity;
         let kept = match class {
             Class::New(payload) => {
                 let pending = self.pending.borrow().bytes() + self.entered_bytes.get();
