@@ -134,7 +134,7 @@ async fn bench(reactor: Reactor) {
                     reactor.sleep(Duration::from_millis(500)).await;
                 }
                 let before = guests.as_ref().map_or(0, |guests| guests.reads.take() * 2);
-                let layout = *array.layout();
+                let layout = array.layout();
                 let bytes = (layout.member_stripes() * u64::from(layout.chunk_bytes)) as f64;
                 let took = rebuild(&reactor, &array, lost).await;
                 let wanted = BYTES_PER_SECOND as f64 * f64::from(share) / 100.0 / 1e6;

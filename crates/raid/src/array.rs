@@ -12,6 +12,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
 use ashlar_reactor::wait_list::WaitList;
 
+use crate::dirty::{Dirty, RegionGuard};
 use crate::error::{ArrayError, ChangeError};
 use crate::job::Jobs;
 use crate::journal::Journal;
@@ -22,7 +23,7 @@ use crate::mode::Modes;
 use crate::pace::Pace;
 use crate::parity::Kernels;
 use crate::pending::Hold;
-use crate::region_map::{RegionGuard, RegionMap, StoredMap};
+use crate::region_map::{RegionMap, StoredMap};
 use crate::settings::{Settings, SettingsChange};
 use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
 use crate::stored::Torn;
@@ -32,7 +33,7 @@ pub struct Array {
     pub(crate) reactor: Reactor,
     pub(crate) identity: Rc<Identity>,
     pub(crate) members: Rc<Members>,
-    pub(crate) dirty: Rc<RegionMap>,
+    pub(crate) dirty: Rc<Dirty>,
     pub(crate) written: Rc<RegionMap>,
     pub(crate) journal: Rc<Journal>,
     pub(crate) modes: Rc<Modes>,
@@ -66,6 +67,12 @@ pub struct Array {
     /// Sequence of the newest volume table.
     pub(crate) table_sequence: Cell<u64>,
     pub(crate) table_lock: Rc<RangeLock>,
+    /// Bytes that are given out; what has just grown is not yet durably so.
+    capacity: Cell<u64>,
+    /// Somebody changes its size.
+    pub(crate) growing: Cell<bool>,
+    /// Shared by those who use numbers of regions, exclusive while these change.
+    pub(crate) region_lock: Rc<RangeLock>,
     /// Where other hosts could reach the drives.
     pub(crate) lease: OnceCell<Rc<Leasehold>>,
 }
@@ -74,6 +81,7 @@ pub struct Array {
 pub(crate) struct StoredMaps {
     pub(crate) dirty: StoredMap,
     pub(crate) written: StoredMap,
+    pub(crate) missed: StoredMap,
 }
 
 /// Keeps the array from stopping while a request is under way.
@@ -99,18 +107,25 @@ impl Array {
         maps: &StoredMaps,
     ) -> Rc<Array> {
         let sector_bytes = sector_bytes(&members.list());
-        let chunk_bytes = identity.layout.chunk_bytes;
+        let chunk_bytes = identity.layout().chunk_bytes;
         let map =
             |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
-        let unsynced = StripeSet::none(identity.layout.stripes);
+        let dirty = Dirty::new(
+            reactor,
+            members.clone(),
+            map(MapKind::Dirty, &maps.dirty),
+            map(MapKind::Missed, &maps.missed),
+        );
+        let layout = identity.layout();
+        let unsynced = StripeSet::none(layout.stripes);
         Rc::new(Array {
             reactor: reactor.clone(),
-            journal: Journal::new(reactor, identity.clone(), members.clone()),
-            dirty: map(MapKind::Dirty, &maps.dirty),
+            journal: Journal::new(reactor, identity.clone(), members.clone(), dirty.clone()),
+            dirty,
             written: map(MapKind::Written, &maps.written),
             modes: Rc::default(),
             torn: RefCell::default(),
-            torn_stripes: StripeSet::none(identity.layout.stripes),
+            torn_stripes: StripeSet::none(layout.stripes),
             kept_batches: RefCell::default(),
             destage_before: Cell::new(0),
             destagers: Cell::new(0),
@@ -132,6 +147,9 @@ impl Array {
             next_copy: Cell::new(0),
             table_sequence: Cell::new(0),
             table_lock: RangeLock::new(reactor, 0),
+            capacity: Cell::new(layout.capacity()),
+            growing: Cell::new(false),
+            region_lock: RangeLock::new(reactor, 0),
             lease: OnceCell::new(),
         })
     }
@@ -144,18 +162,23 @@ impl Array {
         &self.identity.name
     }
 
-    pub fn layout(&self) -> &Layout {
-        &self.identity.layout
+    pub fn layout(&self) -> Layout {
+        self.identity.layout()
     }
 
     /// Bytes for volumes.
     pub fn capacity(&self) -> u64 {
-        self.layout().capacity()
+        self.capacity.get()
+    }
+
+    /// All of the layout may be given out: a superblock says durably that it is there.
+    pub(crate) fn set_capacity(&self) {
+        self.capacity.set(self.layout().capacity());
     }
 
     /// Bytes of data in one region: what is written or not as a whole.
     pub fn region_bytes(&self) -> u64 {
-        u64::from(self.identity.region_stripes) * self.stripe_bytes()
+        u64::from(self.identity.region_stripes()) * self.stripe_bytes()
     }
 
     /// Bytes of data in one stripe.
@@ -234,12 +257,25 @@ impl Array {
         if !self.layout().is_redundant() {
             return Ok(None);
         }
-        self.dirty.mark(self.dirty.region_of(stripe)).await.map(Some)
+        self.dirty.mark(self.dirty.map.region_of(stripe)).await.map(Some)
+    }
+
+    /// The same of what the journal covers: its region is known to be dirty while the guard lives.
+    pub(crate) fn touch(&self, stripe: StripeIndex) -> RegionGuard {
+        self.dirty.touch(self.dirty.map.region_of(stripe))
+    }
+
+    /// Keeps regions from being made larger, and so their numbers from becoming others. Whoever
+    /// uses such a number over an await holds this, or the mode. Nobody takes it who holds a
+    /// stripe, or has it already.
+    pub(crate) async fn hold_regions(&self) -> RangeGuard {
+        self.region_lock.lock(0..1, Mode::Shared).await
     }
 
     /// Writes every map anew to all members: for one that has just joined.
     pub(crate) async fn write_maps(&self) -> Result<(), ArrayError> {
-        self.dirty.write_all().await?;
+        self.dirty.map.write_all().await?;
+        self.dirty.missed.write_all().await?;
         self.written.write_all().await
     }
 
@@ -291,6 +327,7 @@ impl Array {
             drive: member.drive.clone(),
             state: member.state,
             rebuilt_stripes: member.filled.count(),
+            catches_up: member.catches_up,
         };
         let now = self.reactor.now();
         ArrayStatus {
@@ -303,7 +340,7 @@ impl Array {
             parity_chunks: layout.parity,
             chunk_bytes: layout.chunk_bytes,
             stripes: layout.stripes,
-            capacity: layout.capacity(),
+            capacity: self.capacity(),
             generation: self.members.generation(),
             state: self.state(),
             lost_to: self.lease.get().and_then(|lease| lease.lost_to()),
@@ -312,9 +349,9 @@ impl Array {
             sector_bytes: self.sector_bytes,
             journal: self.journal.status(),
             members: self.members.list().iter().enumerate().map(member).collect(),
-            regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes),
+            regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes()),
             written_regions: self.written.count(),
-            dirty_regions: self.dirty.count(),
+            dirty_regions: self.dirty.map.count(),
             unsynced_stripes: self.unsynced.count(),
             resync: self.jobs.resync(now),
             rebuild: self.jobs.rebuild(now),

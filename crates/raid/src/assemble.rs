@@ -9,7 +9,7 @@
 //! | trusted | no | absent; the array starts if the others can stand for it |
 //! | rebuilding | yes | rebuilding, from where it was |
 //! | rebuilding, stale | no | absent |
-//! | stale | yes | stale: not read until it was rebuilt |
+//! | stale | yes | rebuilding, what it missed only, if that is known; else stale |
 //!
 //! A drive with this array's label whose uuid the newest superblock does not name was replaced: it
 //! is left alone.
@@ -28,7 +28,7 @@ use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::Layout;
 use crate::lease::Host;
-use crate::members::{Identity, Member};
+use crate::members::{Identity, Member, generation_low};
 use crate::region_map::StoredMap;
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
@@ -85,7 +85,7 @@ pub(crate) async fn find(
     let generation = newest.header.sequence.get();
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
     let members = members_of(&newest, &candidates)?;
-    judge(&identity.layout, &members, generation, options)?;
+    judge(&identity.layout(), &members, generation, options)?;
     let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     let settings = Settings::from_stored(newest.settings);
@@ -94,7 +94,7 @@ pub(crate) async fn find(
     Ok(Found { identity, members, generation, journal_from, policy, settings, scrub })
 }
 
-async fn newest_superblock(
+pub(crate) async fn newest_superblock(
     reactor: &Reactor,
     drive: &Rc<Drive>,
     label: &Label,
@@ -133,12 +133,8 @@ fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
         chunk_bytes: superblock.chunk_bytes.get(),
         stripes: superblock.stripes.get(),
     };
-    Some(Identity {
-        uuid: superblock.array,
-        name: superblock.name().ok()?.to_owned(),
-        layout,
-        region_stripes: superblock.region_stripes.get(),
-    })
+    let name = superblock.name().ok()?.to_owned();
+    Some(Identity::new(superblock.array, name, layout, superblock.region_stripes.get()))
 }
 
 fn members_of(
@@ -165,13 +161,21 @@ fn members_of(
                 needs,
             });
         }
+        let state = stored.state().map_err(|_| AssembleError::NoSuperblock)?;
+        let own = owner.and_then(|owner| owner.superblock.as_ref());
+        let own = own.map(|own| generation_low(own.header.sequence.get()));
+        // What it lacks is known only if it was used nowhere else.
+        let is_own = owner.is_none() || own == Some(stored.own_generation.get());
         members.push(Member {
             drive_uuid: stored.drive,
             drive: owner.map(|owner| owner.drive.clone()),
             areas: owner.map_or(nowhere, |owner| owner.label.layout),
-            state: stored.state().map_err(|_| AssembleError::NoSuperblock)?,
+            state,
             filled: Filled::up_to(stored.rebuilt_stripes.get()),
             rebuilt_flushed: stored.rebuilt_stripes.get(),
+            catches_up: stored.catches_up == 1 && (state != MemberState::Stale || is_own),
+            behind: None,
+            own_generation: own.unwrap_or(stored.own_generation.get()),
         });
     }
     Ok(members)
@@ -224,8 +228,8 @@ pub(crate) async fn read_map(
     found: &Found,
     options: AssembleOptions,
 ) -> Result<StoredMap, AssembleError> {
-    let Identity { layout, region_stripes, .. } = &*found.identity;
-    let mut map = StoredMap::empty(layout.stripes, *region_stripes);
+    let identity = &found.identity;
+    let mut map = StoredMap::empty(identity.layout().stripes, identity.region_stripes());
     for (number, sequence) in map.sequences.iter_mut().enumerate() {
         let first = number * to_usize(REGIONS_PER_PAGE);
         let count = map.inside.len().min(first + to_usize(REGIONS_PER_PAGE)) - first;
@@ -269,15 +273,17 @@ async fn newest_page(
         let area = label::map_area(&member.areas, kind);
         let home = area.offset + RegionMapPage::slot_offset(number, slot);
         let read = label::read_bytes(reactor, drive, home, RegionMapPage::BYTES).await;
-        let Ok(bytes) = read else {
+        let Ok(mut bytes) = read else {
             is_whole = false;
             continue;
         };
+        record::upgrade::<RegionMapPage>(&mut bytes);
         let opened = record::open::<RegionMapPage>(&bytes, Some(member.drive_uuid), home);
         let Ok(page) = opened else { continue };
         let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
         let same = page.page.get() == number && page.map.get() == kind as u32;
-        let ours = page.array == found.identity.uuid && same;
+        let counts = page.is_for(found.identity.region_stripes());
+        let ours = page.array == found.identity.uuid && same && counts;
         if ours && page.header.sequence.get() > best {
             newest = Some(page.clone());
         }

@@ -7,7 +7,7 @@ use ashlar_format::units::StripeIndex;
 /// All stripes below one, and some ranges beyond that were more urgent. Only the first can be
 /// stored: after a restart the ranges are filled again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Filled {
+pub(crate) struct Filled {
     up_to: u64,
     /// Ascending, with gaps between them.
     ahead: Vec<Range<u64>>,

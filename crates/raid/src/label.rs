@@ -84,14 +84,27 @@ pub fn usable_bytes(drive: &Drive) -> u64 {
 }
 
 /// A drive's label, opened.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
     pub drive_uuid: [u8; 16],
     pub array: [u8; 16],
     pub layout: MemberLayout,
 }
 
-/// Writes every copy of a label and makes them durable.
+/// The same areas, and all that a larger drive has beyond them for data.
+pub fn extend(areas: MemberLayout, drive_bytes: u64) -> MemberLayout {
+    let end = drive_bytes.saturating_sub(TAIL_BYTES);
+    let len = end.saturating_sub(areas.data.offset).max(areas.data.len);
+    MemberLayout { data: Area { len, ..areas.data }, ..areas }
+}
+
+/// Where the last copy of the label with these areas is.
+pub fn last_home(areas: &MemberLayout) -> u64 {
+    areas.data.range().end + TAIL_BYTES - DriveLabel::BYTES
+}
+
+/// Writes every copy of a label, one after the other, so that a crash leaves some that open: the
+/// old ones or the new ones. Durable when this returns.
 pub async fn write(
     reactor: &Reactor,
     drive: &Rc<Drive>,
@@ -102,27 +115,52 @@ pub async fn write(
     for home in DriveLabel::homes(bytes) {
         let mut copy = DriveLabel::new(label.array, member, bytes, &label.layout);
         write_record(reactor, drive, &mut copy, label.drive_uuid, home, 1).await?;
+        drive.flush().await?;
     }
-    drive.flush().await
+    Ok(())
 }
 
 /// The first copy that opens; `None` if none does.
 pub async fn read(reactor: &Reactor, drive: &Rc<Drive>) -> Result<Option<Label>, DriveError> {
     for home in DriveLabel::homes(usable_bytes(drive)) {
-        let mut bytes = match read_bytes(reactor, drive, home, DriveLabel::BYTES).await {
-            Ok(bytes) => bytes,
-            Err(DriveError::Media) => continue,
-            Err(error) => return Err(error),
-        };
-        record::upgrade::<DriveLabel>(&mut bytes);
-        if let Ok(label) = record::open::<DriveLabel>(&bytes, None, home)
-            && label.drive_bytes.get() <= usable_bytes(drive)
-        {
-            let drive_uuid = label.header.owner;
-            return Ok(Some(Label { drive_uuid, array: label.array, layout: label.layout() }));
+        match read_copy(reactor, drive, home).await {
+            Ok(None) | Err(DriveError::Media) => {}
+            found => return found,
         }
     }
     Ok(None)
+}
+
+async fn read_copy(
+    reactor: &Reactor,
+    drive: &Rc<Drive>,
+    home: u64,
+) -> Result<Option<Label>, DriveError> {
+    let mut bytes = read_bytes(reactor, drive, home, DriveLabel::BYTES).await?;
+    record::upgrade::<DriveLabel>(&mut bytes);
+    let opened = record::open::<DriveLabel>(&bytes, None, home).ok();
+    let fits = opened.filter(|label| label.drive_bytes.get() <= usable_bytes(drive));
+    Ok(fits.map(|label| {
+        let (drive_uuid, array, layout) = (label.header.owner, label.array, label.layout());
+        Label { drive_uuid, array, layout }
+    }))
+}
+
+/// Writes all copies again if some do not open, or say something else: a crash came between them,
+/// or one cannot be read.
+pub async fn heal(
+    reactor: &Reactor,
+    drive: &Rc<Drive>,
+    label: &Label,
+    member: u32,
+) -> Result<(), DriveError> {
+    for home in DriveLabel::homes(usable_bytes(drive)) {
+        let copy = read_copy(reactor, drive, home).await.ok().flatten();
+        if copy.as_ref() != Some(label) {
+            return write(reactor, drive, label, member).await;
+        }
+    }
+    Ok(())
 }
 
 /// Seals `record` for its drive and place and writes it. Not flushed.
@@ -163,6 +201,11 @@ mod tests {
             let layout = plan(bytes, 1).unwrap();
             DriveLabel::new([0; 16], 0, bytes, &layout).check().unwrap();
             assert!(layout.data.len > bytes / 2);
+            assert_eq!(last_home(&layout), DriveLabel::homes(bytes)[2]);
+            assert_eq!(extend(layout, bytes), layout);
+            let larger = extend(layout, 3 * bytes);
+            DriveLabel::new([0; 16], 0, 3 * bytes, &larger).check().unwrap();
+            assert_eq!(larger.data.len, layout.data.len + 2 * bytes);
         }
     }
 }

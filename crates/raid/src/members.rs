@@ -24,6 +24,7 @@ use crate::error::ArrayError;
 use crate::filled::Filled;
 use crate::label;
 use crate::layout::{Layout, Positions};
+use crate::missed::Behind;
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
 use crate::write_plan::each;
@@ -38,12 +39,37 @@ pub struct Member {
     pub areas: MemberLayout,
     pub state: MemberState,
     /// What was filled of a rebuilding member.
-    pub filled: Filled,
+    pub(crate) filled: Filled,
     /// Stripes below are filled and were flushed since: as many as a superblock may name.
     pub rebuilt_flushed: u64,
+    /// Of a stale or rebuilding member: what it lacks is known (see `dirty`).
+    pub catches_up: bool,
+    /// What a rebuilding member that catches up lacked when that began, at most.
+    pub behind: Option<Rc<Behind>>,
+    /// Low half of the generation of the newest superblock on its own drive.
+    pub own_generation: u32,
 }
 
 impl Member {
+    pub fn new(
+        drive_uuid: [u8; 16],
+        drive: Option<Rc<Drive>>,
+        areas: MemberLayout,
+        state: MemberState,
+    ) -> Member {
+        Member {
+            drive_uuid,
+            drive,
+            areas,
+            state,
+            filled: Filled::default(),
+            rebuilt_flushed: 0,
+            catches_up: false,
+            behind: None,
+            own_generation: 0,
+        }
+    }
+
     /// The drive, if it answers.
     pub fn alive(&self) -> Option<&Rc<Drive>> {
         self.drive.as_ref().filter(|drive| drive.is_alive())
@@ -53,16 +79,22 @@ impl Member {
     fn is_current(&self, stripe: StripeIndex) -> bool {
         match self.state {
             MemberState::Trusted => true,
-            MemberState::Rebuilding => self.filled.contains(stripe),
+            MemberState::Rebuilding => self.filled.contains(stripe) || !self.lacked(stripe),
             MemberState::Stale => false,
         }
     }
 
+    /// Whether a rebuilding member has to be given `stripe`.
+    pub fn lacked(&self, stripe: StripeIndex) -> bool {
+        self.behind.as_ref().is_none_or(|behind| behind.contains(stripe))
+    }
+
     /// It is not to be read any more.
-    fn become_stale(&mut self) {
+    pub fn become_stale(&mut self) {
         self.state = MemberState::Stale;
         self.filled = Filled::default();
         self.rebuilt_flushed = 0;
+        self.behind = None;
     }
 
     /// The drive, if it holds all acknowledged data of `stripe`.
@@ -82,12 +114,44 @@ pub(crate) fn sector_bytes(members: &[Member]) -> u32 {
     sectors.max().unwrap_or(512)
 }
 
-/// What does not change while an array runs.
+/// What an array is. Of this only its size changes while it runs (see `grow`).
 pub struct Identity {
     pub uuid: [u8; 16],
     pub name: String,
-    pub layout: Layout,
-    pub region_stripes: u32,
+    layout: Cell<Layout>,
+    region_stripes: Cell<u32>,
+}
+
+impl Identity {
+    pub fn new(uuid: [u8; 16], name: String, layout: Layout, region_stripes: u32) -> Identity {
+        let (layout, region_stripes) = (Cell::new(layout), Cell::new(region_stripes));
+        Identity { uuid, name, layout, region_stripes }
+    }
+
+    pub fn layout(&self) -> Layout {
+        self.layout.get()
+    }
+
+    /// Stripes covered by one bit of a map.
+    pub fn region_stripes(&self) -> u32 {
+        self.region_stripes.get()
+    }
+
+    /// In memory only; the next superblock says so.
+    pub(crate) fn grow(&self, size: Size) {
+        let layout = self.layout.get();
+        assert!(size.stripes >= layout.stripes);
+        assert!(size.region_stripes.is_multiple_of(self.region_stripes.get()));
+        self.layout.set(Layout { stripes: size.stripes, ..layout });
+        self.region_stripes.set(size.region_stripes);
+    }
+}
+
+/// What grows of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub(crate) stripes: u64,
+    pub(crate) region_stripes: u32,
 }
 
 pub struct Members {
@@ -118,7 +182,7 @@ impl Members {
         policy: Policy,
         settings: Settings,
     ) -> Members {
-        assert!(list.len() == identity.layout.members());
+        assert!(list.len() == identity.layout().members());
         Members {
             reactor: reactor.clone(),
             identity,
@@ -152,14 +216,14 @@ impl Members {
     /// The drive at `position` of `stripe`, if it holds it, and where its data area begins.
     pub fn at(&self, stripe: StripeIndex, position: u8) -> Option<(Rc<Drive>, u64)> {
         let list = self.list.borrow();
-        let member = &list[self.identity.layout.member_at(stripe, position).index()];
+        let member = &list[self.identity.layout().member_at(stripe, position).index()];
         member.holds(stripe).map(|drive| (drive.clone(), member.areas.data.offset))
     }
 
     /// Positions of `stripe` that hold all acknowledged data.
     pub fn held(&self, stripe: StripeIndex) -> Positions {
         let list = self.list.borrow();
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let held = (0..layout.positions())
             .filter(|p| list[layout.member_at(stripe, *p).index()].holds(stripe).is_some());
         held.fold(0, |bits, position| bits | 1 << position)
@@ -169,12 +233,26 @@ impl Members {
     pub fn serves_all(&self) -> bool {
         let list = self.list.borrow();
         let trusted = list.iter().map(|m| m.state == MemberState::Trusted && m.alive().is_some());
-        self.identity.layout.survives(&trusted.collect::<Vec<_>>())
+        self.identity.layout().survives(&trusted.collect::<Vec<_>>())
     }
 
     pub fn all_trusted(&self) -> bool {
         let trusted = |m: &Member| m.state == MemberState::Trusted && m.alive().is_some();
         self.list.borrow().iter().all(trusted)
+    }
+
+    /// Whether somebody lacks what only the maps can tell.
+    pub fn is_any_behind(&self) -> bool {
+        self.list.borrow().iter().any(|member| member.catches_up)
+    }
+
+    /// At start: what members lack that were catching up, at most.
+    pub fn set_behind(&self, behind: &Behind) {
+        for member in self.list.borrow_mut().iter_mut() {
+            if member.state == MemberState::Rebuilding && member.catches_up {
+                member.behind = Some(Rc::new(behind.clone()));
+            }
+        }
     }
 
     /// Makes sure, durably, that what these positions of `stripe` missed is never read from them.
@@ -184,7 +262,7 @@ impl Members {
         stripe: StripeIndex,
         missed: Positions,
     ) -> Result<(), ArrayError> {
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let believed = |index: &MemberIndex| self.list.borrow()[index.index()].is_current(stripe);
         let members = each(missed).map(|p| layout.member_at(stripe, p));
         let behind: SmallVec<[MemberIndex; 4]> = members.filter(believed).collect();
@@ -205,6 +283,7 @@ impl Members {
         for index in missed {
             let member = &mut self.list.borrow_mut()[index.index()];
             if member.state != MemberState::Stale {
+                member.catches_up |= member.state == MemberState::Trusted;
                 member.become_stale();
                 changed = true;
             }
@@ -227,6 +306,11 @@ impl Members {
     pub async fn save(&self) -> Result<(), ArrayError> {
         self.generation.set(self.generation.get() + 1);
         self.settled().await
+    }
+
+    /// Its label has them already.
+    pub fn set_areas(&self, index: MemberIndex, areas: MemberLayout) {
+        self.list.borrow_mut()[index.index()].areas = areas;
     }
 
     pub fn journal_from(&self) -> u64 {
@@ -344,8 +428,18 @@ impl Members {
         if targets.is_empty() || self.pulled.get() {
             return Err(ArrayError::Lost);
         }
+        // A new superblock says of its own drive what that will have.
+        let before: Vec<u32> = targets
+            .iter()
+            .map(|index| self.set_own_generation(*index, generation_low(generation)))
+            .collect();
         let writes = targets.iter().map(|index| self.write_superblock(*index, generation));
         let results = join_all(writes).await;
+        for ((index, before), result) in targets.iter().zip(before).zip(&results) {
+            if result.is_err() {
+                self.set_own_generation(*index, before);
+            }
+        }
         let targets: Vec<MemberIndex> = targets.into_iter().map(MemberIndex::new).collect();
         let failed = self.may_fence(&targets, &results)?;
         if self.mark_stale(failed.into_iter()) {
@@ -353,6 +447,11 @@ impl Members {
         }
         self.durable_generation.set(generation);
         Ok(())
+    }
+
+    /// Returns what it was before.
+    fn set_own_generation(&self, index: usize, generation: u32) -> u32 {
+        std::mem::replace(&mut self.list.borrow_mut()[index].own_generation, generation)
     }
 
     /// Who failed to take metadata and can be done without. Nobody is given up for a full file
@@ -391,7 +490,7 @@ impl Members {
                 && member.alive().is_some()
                 && !failed.contains(&MemberIndex::new(index))
         };
-        self.identity.layout.survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
+        self.identity.layout().survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
     }
 
     async fn write_superblock(&self, index: usize, generation: u64) -> Result<(), DriveError> {
@@ -410,7 +509,7 @@ impl Members {
     }
 
     fn superblock(&self, own: MemberIndex) -> ArraySuperblock {
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let list = self.list.borrow();
         let mut superblock = ArraySuperblock::blank();
         superblock.array = self.identity.uuid;
@@ -423,7 +522,7 @@ impl Members {
         superblock.member_count = u16::try_from(list.len()).expect("few members").into();
         superblock.member = u16::from(own.0).into();
         superblock.chunk_bytes = layout.chunk_bytes.into();
-        superblock.region_stripes = self.identity.region_stripes.into();
+        superblock.region_stripes = self.identity.region_stripes().into();
         superblock.stripes = layout.stripes.into();
         superblock.journal_from = self.journal_from.get().into();
         superblock.policy = self.policy.get() as u8;
@@ -432,7 +531,14 @@ impl Members {
         superblock.scrub_began = self.scrub.get().began_s.into();
         for (stored, member) in superblock.members.iter_mut().zip(list.iter()) {
             *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_flushed);
+            stored.catches_up = member.catches_up.into();
+            stored.own_generation = member.own_generation.into();
         }
         superblock
     }
+}
+
+/// As a member's entry in the superblock has it.
+pub fn generation_low(generation: u64) -> u32 {
+    u32::try_from(generation & u64::from(u32::MAX)).expect("masked")
 }

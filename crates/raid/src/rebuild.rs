@@ -141,7 +141,7 @@ impl Array {
             if whole { Standing::Whole } else { Standing::Away }
         };
         let standings: Vec<Standing> = list.iter().enumerate().map(standing).collect();
-        let leg = rebuild_plan::next_leg(self.layout(), &standings)?;
+        let leg = rebuild_plan::next_leg(&self.layout(), &standings)?;
         let targets = waiting.iter().filter(|its| leg.members >> its.index.index() & 1 == 1);
         let filled = |target: &Target| list[target.index.index()].filled.count();
         let done = waiting.iter().map(filled).sum();
@@ -188,21 +188,32 @@ impl Array {
         leg.lanes.drained().await;
     }
 
-    /// Members of the leg that a stripe is for, as positions.
+    /// Members of the leg that a stripe may be for, as positions.
     fn wanted(&self, leg: &Leg, stripe: StripeIndex) -> Positions {
         let targets = leg.targets.iter().filter(|target| !leg.has_failed(target));
         let positions = targets.filter_map(|its| self.layout().position_of(stripe, its.index));
         positions.fold(0, |bits, position| bits | 1 << position)
     }
 
+    /// Members of the leg that have to be given a stripe.
+    fn lacking(&self, leg: &Leg, stripe: StripeIndex) -> Positions {
+        if !self.is_written(stripe) {
+            return 0;
+        }
+        let list = self.members.list();
+        let lacks =
+            |position: &u8| list[self.layout().member_at(stripe, *position).index()].lacked(stripe);
+        each(self.wanted(leg, stripe)).filter(lacks).fold(0, |bits, position| bits | 1 << position)
+    }
+
     /// What is filled at once from `at` on: one stripe, with those before it that the leg is not
-    /// for; or all of a region that was never written: nothing is moved for it.
+    /// for; or all of a region of which nothing is lacked.
     fn next_stripes(&self, leg: &Leg, at: u64) -> Range<u64> {
         let mut rest = (at..leg.stripes.end).map(StripeIndex);
         let Some(first) = rest.find(|stripe| self.wanted(leg, *stripe) != 0) else {
             return at..leg.stripes.end;
         };
-        if self.is_written(first) {
+        if self.lacking(leg, first) != 0 {
             return at..first.0 + 1;
         }
         let region = self.written.stripes_of(self.written.region_of(first));
@@ -246,8 +257,9 @@ impl Array {
         _locks: Vec<RangeGuard>,
         _request: RequestGuard,
     ) {
-        let written = stripes.clone().map(StripeIndex).filter(|stripe| self.is_written(*stripe));
-        join_all(written.map(|stripe| self.fill_stripe(&leg, stripe))).await;
+        let lacked = stripes.clone().map(StripeIndex);
+        let lacked = lacked.filter(|stripe| self.lacking(&leg, *stripe) != 0);
+        join_all(lacked.map(|stripe| self.fill_stripe(&leg, stripe))).await;
         // A member that failed before must not hold what comes after.
         lane.turn().await;
         for target in leg.targets.iter().filter(|target| !leg.has_failed(target)) {
@@ -271,7 +283,7 @@ impl Array {
 
     /// Writes what members should hold of one stripe, which is locked.
     async fn fill_stripe(&self, leg: &Leg, stripe: StripeIndex) {
-        let wanted = self.wanted(leg, stripe);
+        let wanted = self.lacking(leg, stripe);
         if wanted == 0 {
             return;
         }
@@ -358,6 +370,8 @@ impl Array {
                 if state == MemberState::Trusted {
                     member.filled = Filled::default();
                     member.rebuilt_flushed = 0;
+                    member.catches_up = false;
+                    member.behind = None;
                 }
             }
         });

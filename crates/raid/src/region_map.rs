@@ -2,21 +2,22 @@
 //! ever written, which a member missed.
 //!
 //! Invariants:
-//! - a page is durable on every member that keeps metadata before `insert`, `mark`, `remove` or
-//!   `clean` returns; whoever could not take it is fenced before that;
+//! - a page is durable on every member that keeps metadata before `insert` or `remove` returns;
+//!   whoever could not take it is fenced before that;
 //! - the newest page on any member decides. At start every page is written anew with a sequence
 //!   beyond any that a crash may have left half-written, so nothing that was decided then is
 //!   decided otherwise when an absent member comes back;
-//! - a dirty region is cleaned only after every write to it is durable.
+//! - no page for regions of another size is written before the superblock that says so is durable
+//!   (but beside the pages that count, see `growth`).
+
+pub(crate) mod growth;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Duration;
 
 use ashlar_drive::error::DriveError;
 use ashlar_format::region_map::{MapKind, PAGES_MAX, REGIONS_PER_PAGE, RegionMapPage};
 use ashlar_format::units::{MemberIndex, RegionIndex, StripeIndex, to_usize};
-use ashlar_reactor::backend::Instant;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
@@ -24,9 +25,8 @@ use ashlar_reactor::wait_list::WaitList;
 use crate::error::ArrayError;
 use crate::label;
 use crate::members::{Identity, Members};
+use crate::missed::Behind;
 
-/// A region that nobody wrote to for this long is cleaned.
-pub const QUIET_BEFORE_CLEAN: Duration = Duration::from_secs(3);
 /// Writes that fail on some members and that no later one reached all, at most. Even, so that the
 /// slot of the newest page is not the one that is written next.
 pub const SEQUENCES_PER_START: u64 = 1 << 16;
@@ -61,8 +61,6 @@ struct Region {
     wanted: bool,
     /// The bit is known to be set on the drives.
     durable: bool,
-    writers: u32,
-    last_write: Instant,
 }
 
 struct Page {
@@ -80,23 +78,9 @@ pub struct RegionMap {
     regions: RefCell<Vec<Region>>,
     /// Regions whose bit is not durable.
     outside: Cell<u64>,
+    /// As many as there can be; the first ones are in use.
     pages: Vec<Page>,
     waiting: WaitList,
-}
-
-/// Keeps a region dirty while a write to it is under way.
-pub struct RegionGuard {
-    map: Rc<RegionMap>,
-    region: RegionIndex,
-}
-
-impl Drop for RegionGuard {
-    fn drop(&mut self) {
-        let now = self.map.reactor.now();
-        let region = &mut self.map.regions.borrow_mut()[to_usize(self.region.0)];
-        region.writers -= 1;
-        region.last_write = now;
-    }
 }
 
 impl RegionMap {
@@ -107,9 +91,9 @@ impl RegionMap {
         members: Rc<Members>,
         stored: &StoredMap,
     ) -> Rc<RegionMap> {
-        let region = |bit: &bool| Region { wanted: *bit, durable: *bit, ..Region::default() };
-        let page = |sequence: &u64| Page {
-            sequence: Cell::new(*sequence),
+        let region = |bit: &bool| Region { wanted: *bit, durable: *bit };
+        let page = |number: u64| Page {
+            sequence: Cell::new(stored.sequences.get(to_usize(number)).copied().unwrap_or(0)),
             writing: Cell::new(false),
             unsettled: Cell::new(false),
         };
@@ -121,7 +105,7 @@ impl RegionMap {
             members,
             regions: RefCell::new(stored.inside.iter().map(region).collect()),
             outside: Cell::new(outside),
-            pages: stored.sequences.iter().map(page).collect(),
+            pages: (0..PAGES_MAX).map(page).collect(),
             waiting: WaitList::default(),
         })
     }
@@ -131,14 +115,24 @@ impl RegionMap {
     }
 
     pub fn region_of(&self, stripe: StripeIndex) -> RegionIndex {
-        RegionIndex(stripe.0 / u64::from(self.identity.region_stripes))
+        RegionIndex(stripe.0 / u64::from(self.identity.region_stripes()))
     }
 
     /// Stripes of a region.
     pub fn stripes_of(&self, region: RegionIndex) -> std::ops::Range<u64> {
-        let size = u64::from(self.identity.region_stripes);
-        let end = ((region.0 + 1) * size).min(self.identity.layout.stripes);
+        let size = u64::from(self.identity.region_stripes());
+        let end = ((region.0 + 1) * size).min(self.identity.layout().stripes);
         region.0 * size..end
+    }
+
+    /// Regions in all.
+    pub fn regions(&self) -> u64 {
+        self.regions.borrow().len() as u64
+    }
+
+    /// A set of regions of this array.
+    pub fn set_of(&self, inside: impl Iterator<Item = RegionIndex>) -> Behind {
+        Behind::new(self.regions(), self.identity.region_stripes(), inside)
     }
 
     /// Regions inside.
@@ -157,14 +151,6 @@ impl RegionMap {
         let regions = self.regions.borrow();
         let inside = regions.iter().enumerate().filter(|(_, region)| region.durable);
         inside.map(|(index, _)| RegionIndex(index as u64)).collect()
-    }
-
-    /// Returns once the region's bit is durable. The bit stays while the guard lives.
-    pub async fn mark(self: &Rc<Self>, region: RegionIndex) -> Result<RegionGuard, ArrayError> {
-        self.regions.borrow_mut()[to_usize(region.0)].writers += 1;
-        let guard = RegionGuard { map: self.clone(), region };
-        self.insert(&[region]).await?;
-        Ok(guard)
     }
 
     /// Returns once the bits of these regions are durable.
@@ -199,10 +185,11 @@ impl RegionMap {
             pages.push(to_usize(region.0 / REGIONS_PER_PAGE));
         }
         pages.dedup();
+        let mut result = Ok(());
         for page in pages {
-            self.write_page(page).await?;
+            result = result.and(self.write_page(page).await);
         }
-        Ok(())
+        result
     }
 
     /// Whether the members have what is in memory, as far as that was waited for.
@@ -220,37 +207,9 @@ impl RegionMap {
         Ok(())
     }
 
-    /// Dirty regions that nobody wrote to for `quiet_for`: they could be cleaned, were all their
-    /// writes durable.
-    pub fn quiet(&self, quiet_for: Duration) -> Vec<RegionIndex> {
-        let now = self.reactor.now();
-        let regions = self.regions.borrow();
-        let quiet = regions.iter().enumerate().filter(|(_, region)| {
-            let idle = now.since(region.last_write) >= quiet_for;
-            region.durable && region.writers == 0 && idle
-        });
-        quiet.map(|(index, _)| RegionIndex(index as u64)).collect()
-    }
-
-    /// Clears the bits of regions that were `quiet` before a flush of all members that has
-    /// succeeded since, and that nobody wrote to meanwhile.
-    pub async fn clean(
-        &self,
-        quiet: &[RegionIndex],
-        flush_began: Instant,
-    ) -> Result<(), ArrayError> {
-        let still_quiet = |region: &&RegionIndex| {
-            let state = &self.regions.borrow()[to_usize(region.0)];
-            state.writers == 0 && state.last_write < flush_began
-        };
-        // From here a new writer waits for the bit again.
-        let quiet: Vec<RegionIndex> = quiet.iter().filter(still_quiet).copied().collect();
-        self.remove(&quiet).await
-    }
-
     /// At start: what was found is what holds from now on, whatever an absent member shows later.
     pub async fn write_all_anew(&self) -> Result<(), ArrayError> {
-        for page in &self.pages {
+        for page in &self.pages[..self.page_count()] {
             page.sequence.set(page.sequence.get() + SEQUENCES_PER_START);
         }
         self.write_all().await
@@ -258,10 +217,15 @@ impl RegionMap {
 
     /// Writes every page to all members, as it is: for a member that has just joined.
     pub async fn write_all(&self) -> Result<(), ArrayError> {
-        for page in 0..self.pages.len() {
+        for page in 0..self.page_count() {
             self.write_page(page).await?;
         }
         Ok(())
+    }
+
+    /// Pages in use.
+    fn page_count(&self) -> usize {
+        to_usize(RegionMapPage::pages_for(self.regions.borrow().len() as u64))
     }
 
     /// Group commit: one page write at a time serves all who wait.
@@ -286,25 +250,18 @@ impl RegionMap {
     }
 
     async fn write_page_now(&self, page: usize) -> Result<(), ArrayError> {
+        // The superblock may be about to say that regions have another size.
+        self.members.settled().await?;
         let sequence = self.pages[page].sequence.get() + 1;
         self.pages[page].sequence.set(sequence);
         let first = page * to_usize(REGIONS_PER_PAGE);
-        let wanted: Vec<bool> = {
+        let (record, wanted) = {
             let regions = self.regions.borrow();
-            let end = regions.len().min(first + to_usize(REGIONS_PER_PAGE));
-            regions[first..end].iter().map(|region| region.wanted).collect()
+            let region_stripes = self.identity.region_stripes();
+            let wanted: Vec<bool> = page_of(&regions, page).iter().map(|r| r.wanted).collect();
+            (self.record(page, region_stripes, &wanted), wanted)
         };
-        let number = u32::try_from(page).expect("few pages");
-        let mut record = RegionMapPage::empty(self.identity.uuid, self.kind, number);
-        wanted.iter().enumerate().for_each(|(index, inside)| record.set(index, *inside));
-        let targets: Vec<MemberIndex> = {
-            let list = self.members.list();
-            let kept = (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some());
-            kept.map(MemberIndex::new).collect()
-        };
-        let writes = targets.iter().map(|t| self.write_to(t.index(), record.clone(), sequence));
-        let results = join_all(writes).await;
-        self.members.fence_failed(&targets, &results).await?;
+        self.write_to_all(&record, sequence).await?;
         for (index, wanted) in wanted.iter().enumerate() {
             let region = &mut self.regions.borrow_mut()[first + index];
             if *wanted && region.wanted && !region.durable {
@@ -313,6 +270,26 @@ impl RegionMap {
             }
         }
         Ok(())
+    }
+
+    fn record(&self, page: usize, region_stripes: u32, inside: &[bool]) -> RegionMapPage {
+        let number = u32::try_from(page).expect("few pages");
+        let array = self.identity.uuid;
+        let mut record = RegionMapPage::empty(array, self.kind, number, region_stripes);
+        inside.iter().enumerate().for_each(|(index, inside)| record.set(index, *inside));
+        record
+    }
+
+    /// Writes a page to every member that keeps metadata; who fails is fenced.
+    async fn write_to_all(&self, record: &RegionMapPage, sequence: u64) -> Result<(), ArrayError> {
+        let targets: Vec<MemberIndex> = {
+            let list = self.members.list();
+            let kept = (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some());
+            kept.map(MemberIndex::new).collect()
+        };
+        let writes = targets.iter().map(|t| self.write_to(t.index(), record.clone(), sequence));
+        let results = join_all(writes).await;
+        self.members.fence_failed(&targets, &results).await
     }
 
     async fn write_to(
@@ -331,4 +308,10 @@ impl RegionMap {
         label::write_record(&self.reactor, &drive, &mut record, drive_uuid, home, sequence).await?;
         drive.flush().await
     }
+}
+
+/// The regions of one page.
+fn page_of(regions: &[Region], page: usize) -> &[Region] {
+    let first = page * to_usize(REGIONS_PER_PAGE);
+    &regions[first..regions.len().min(first + to_usize(REGIONS_PER_PAGE))]
 }

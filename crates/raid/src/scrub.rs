@@ -217,7 +217,7 @@ impl Array {
         }
         let chunks: SmallVec<[&[u8]; 16]> = have.iter().map(Buffer::bytes).collect();
         let mut found = Vec::new();
-        for mismatch in locate(layout, self.kernels, &chunks, self.sector_bytes) {
+        for mismatch in locate(&layout, self.kernels, &chunks, self.sector_bytes) {
             let mended = self.mend(stripe, &mismatch, undecided, &should).await;
             found.push((mismatch, mended));
         }

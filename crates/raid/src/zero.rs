@@ -36,37 +36,53 @@ enum Zeroed {
 impl Array {
     /// The range reads as zeroes afterwards; space under whole stripes may be given back.
     pub async fn write_zeroes(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let _request = self.begin()?;
+        let _request = self.admit().await?;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
         self.written.settle().await?;
-        let (whole, parts) = self.by_regions(offset, len);
-        for part in parts {
-            self.zero_range(part).await?;
+        loop {
+            let layout = self.layout();
+            let (whole, parts) = self.by_regions(offset, len);
+            for part in parts {
+                self.zero_range(part).await?;
+            }
+            if self.forget(whole, &layout).await? {
+                return Ok(());
+            }
         }
-        self.forget(whole).await
     }
 
     /// Gives space under whole stripes of the range back; they read as zeroes. What is left of the
     /// range keeps its bytes, and so does what is beside whole regions where drives cannot zero.
     pub async fn discard(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let _request = self.begin()?;
+        let _request = self.admit().await?;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
         self.written.settle().await?;
-        let (whole, parts) = self.by_regions(offset, len);
-        for part in parts {
-            let stripe = self.stripe_bytes();
-            let stripes = part.start.div_ceil(stripe)..part.end / stripe;
-            for some in in_steps(stripes, STRIPES_AT_ONCE) {
-                if !self.cannot_zero.get() {
-                    self.zero_by_drives(some).await?;
-                }
+        loop {
+            let layout = self.layout();
+            let (whole, parts) = self.by_regions(offset, len);
+            for part in parts {
+                self.discard_range(part).await?;
+            }
+            if self.forget(whole, &layout).await? {
+                return Ok(());
             }
         }
-        self.forget(whole).await
+    }
+
+    /// A range in one region.
+    async fn discard_range(self: &Rc<Self>, range: Range<u64>) -> Result<(), ArrayError> {
+        let stripe = self.stripe_bytes();
+        let stripes = range.start.div_ceil(stripe)..range.end / stripe;
+        for some in in_steps(stripes, STRIPES_AT_ONCE) {
+            if !self.cannot_zero.get() {
+                self.zero_by_drives(some).await?;
+            }
+        }
+        Ok(())
     }
 
     /// The whole regions of a range, and the bytes beside them in regions that are not blank. (What
@@ -163,15 +179,16 @@ impl Array {
     /// crash half-way would leave parity that fits nothing.
     async fn zero_journaled(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), ArrayError> {
         let entries = [Entry::Zeroes { stripes: stripes.clone() }];
+        let _touched = self.touch(StripeIndex(stripes.start));
         loop {
             let seen = self.journal.changes();
             // Before the stripes: whoever has a sector may wait for those who need a stripe.
             let _sectors = self.lock_sectors(stripes.clone()).await;
             // Held first: what is written from now on is put in place after the zeroes.
             let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
-            let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
+            let Some(appended) = self.journal.append_now(&entries, Class::New(0)).await else {
                 drop((_locks, _sectors));
-                if let Some(error) = self.journal.stuck() {
+                if let Some(error) = self.journal.refusal() {
                     return Err(error);
                 }
                 self.journal.changed_since(seen).await;
@@ -279,12 +296,21 @@ impl Array {
     async fn write_zero_part(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
         let (drive, base) = self.drive_of(index)?;
         let range = self.layout().member_range(stripes.clone(), MemberIndex::new(index));
+        self.write_zeroes_to(&drive, base + range.start..base + range.end).await
+    }
+
+    /// Zeroes for a range of a drive that cannot make them itself.
+    pub(crate) async fn write_zeroes_to(
+        &self,
+        drive: &Rc<Drive>,
+        range: Range<u64>,
+    ) -> Result<(), DriveError> {
         let zeroes = self.reactor.buffer(to_usize(ZEROES_BYTES));
         zeroes.fill_zero();
         let mut at = range.start;
         while at < range.end {
             let part = ZEROES_BYTES.min(range.end - at);
-            drive.write(base + at, zeroes.slice(0..to_usize(part)).into()).await?;
+            drive.write(at, zeroes.slice(0..to_usize(part)).into()).await?;
             at += part;
         }
         Ok(())

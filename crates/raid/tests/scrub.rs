@@ -22,7 +22,7 @@ use pair::{DRIVE_BYTES, Pair, run};
 
 /// Changes bytes of one chunk on its drive.
 async fn lie(pair: &Pair, stripe: u64, position: u8, row: u32, bytes: usize) {
-    let layout = *pair.array.layout();
+    let layout = pair.array.layout();
     let member = layout.member_at(StripeIndex(stripe), position);
     let drive = pair.array.status().members[member.index()].drive.clone().unwrap();
     let base = label::plan(DRIVE_BYTES, layout.parity).unwrap().data.offset;
@@ -67,7 +67,7 @@ fn who_lies_alone_is_named_and_mended() {
         let kinds = [(Level::Raid6, 6), (Level::Raid60, 8), (Level::Raid7, 5), (Level::Raid1, 3)];
         for (level, members) in kinds {
             let mut pair = written(&reactor, level, members).await;
-            let layout = *pair.array.layout();
+            let layout = pair.array.layout();
             let (mut places, mut wrong) = (Vec::new(), BTreeMap::new());
             for position in 0..layout.positions() {
                 let stripe = u64::from(position);
@@ -112,7 +112,7 @@ fn where_it_cannot_be_told_nothing_is_written_unasked() {
     run(|reactor| async move {
         for (level, members) in [(Level::Raid5, 4), (Level::Raid1, 2), (Level::Raid10, 4)] {
             let mut pair = written(&reactor, level, members).await;
-            let layout = *pair.array.layout();
+            let layout = pair.array.layout();
             // Not the data, nor the first copy: what is made to agree then is right.
             let last = layout.positions() - 1;
             lie(&pair, 3, last, 512, 1024).await;

@@ -20,6 +20,8 @@ pub enum Canary {
     NoDirtyMap,
     /// The map of written regions is never written after creation.
     NoWrittenMap,
+    /// What a member misses is never noted.
+    NoMissedMap,
     /// Flushes are never sent.
     NoFlush,
     /// Superblocks are never written after creation: nobody is fenced durably.
@@ -66,11 +68,13 @@ impl Canary {
         let Some(layout) = label::plan(drive.traits.bytes, parity) else {
             return Sabotage::Nothing;
         };
-        let MemberLayout { superblocks, dirty_map, written_map, journal, data, .. } = layout;
+        let MemberLayout { superblocks, dirty_map, written_map, missed_map, journal, data, .. } =
+            layout;
         let inside = |area: ashlar_format::units::Area| area.range().contains(&offset);
         match self {
             Canary::NoDirtyMap if inside(dirty_map) => all_clean(bytes, offset),
             Canary::NoWrittenMap if inside(written_map) => Sabotage::Drop,
+            Canary::NoMissedMap if inside(missed_map) => Sabotage::Drop,
             Canary::NoFence if inside(superblocks) => Sabotage::Drop,
             Canary::NoJournal if inside(journal) => Sabotage::Drop,
             Canary::TrustReturned if inside(superblocks) => all_trusted(bytes, offset),
@@ -79,6 +83,7 @@ impl Canary {
             Canary::RebuildAhead if inside(superblocks) => all_rebuilt(bytes, offset),
             Canary::NoDirtyMap
             | Canary::NoWrittenMap
+            | Canary::NoMissedMap
             | Canary::NoFlush
             | Canary::NoFence
             | Canary::NoJournal
@@ -138,7 +143,8 @@ fn out_of_order(bytes: Option<&[u8]>, home: u64) -> Sabotage {
 fn all_clean(bytes: Option<&[u8]>, home: u64) -> Sabotage {
     let opened = bytes.and_then(|bytes| record::open::<RegionMapPage>(bytes, None, home).ok());
     let Some(page) = opened else { return Sabotage::Nothing };
-    let mut clean = RegionMapPage::empty(page.array, MapKind::Dirty, page.page.get());
+    let (number, region_stripes) = (page.page.get(), page.region_stripes.get());
+    let mut clean = RegionMapPage::empty(page.array, MapKind::Dirty, number, region_stripes);
     let (owner, sequence) = (page.header.owner, page.header.sequence.get());
     record::seal(&mut clean, owner, home, sequence);
     Sabotage::Replace(clean.as_bytes().to_vec())

@@ -11,7 +11,6 @@ use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::{Level, MemberState};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
-use ashlar_raid::filled::Filled;
 use ashlar_raid::label;
 use ashlar_raid::layout::Shape;
 use ashlar_raid::lease::{self, BEAT_PERIOD, Host, WATCH_BEATS};
@@ -254,14 +253,7 @@ fn of_hosts_that_come_at_once_one_gets_the_array() {
 
 fn members(reactor: &Reactor) -> Vec<Member> {
     let areas = label::plan(DRIVE_BYTES, 1).unwrap();
-    let member = |(drive, id)| Member {
-        drive_uuid: [id; 16],
-        drive: Some(drive),
-        areas,
-        state: MemberState::Trusted,
-        filled: Filled::default(),
-        rebuilt_flushed: 0,
-    };
+    let member = |(drive, id)| Member::new([id; 16], Some(drive), areas, MemberState::Trusted);
     drives(reactor).into_iter().zip(10..).map(member).collect()
 }
 
