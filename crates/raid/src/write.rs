@@ -35,6 +35,7 @@ impl Array {
     /// anything is computed from them, so the caller's memory may change meanwhile.
     pub async fn write(self: &Rc<Self>, offset: u64, from: Buffers) -> Result<(), ArrayError> {
         let _request = self.admit().await?;
+        let began = self.reactor.turn_time();
         let len = from.len() as u64;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
@@ -49,6 +50,7 @@ impl Array {
             counters.writes += 1;
             counters.write_bytes += len;
         });
+        self.pace.served(began, self.reactor.turn_time());
         result
     }
 
@@ -60,7 +62,7 @@ impl Array {
         self.journal.flush().await
     }
 
-    /// A write that fits in one batch is atomic.
+    /// A write that fits in one batch is atomic; whatever is promised to be fits in one.
     async fn write_journaled(
         self: &Rc<Self>,
         pieces: &[Piece],
@@ -86,6 +88,8 @@ impl Array {
         if batches.is_empty() {
             return self.journal.append(batch).await.map(|_| ());
         }
+        let promised = self.settings().atomic_bytes(self.sector_bytes) as usize;
+        assert!(from.len() > promised, "an atomic write in several batches");
         batches.push(batch);
         let appends = batches.into_iter().map(|batch| self.journal.append(batch));
         join_all(appends).await.into_iter().try_for_each(|appended| appended.map(|_| ()))
