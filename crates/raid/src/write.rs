@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_format::journal_batch::{ENTRIES_MAX, PAYLOAD_BYTES_MAX};
-use ashlar_format::units::StripeIndex;
+use ashlar_format::units::{StripeIndex, to_usize};
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::{Mode as Lock, RangeGuard};
@@ -34,13 +34,31 @@ impl Array {
     /// Writes `from` at `offset`; both multiples of 512 bytes. The bytes are copied before
     /// anything is computed from them, so the caller's memory may change meanwhile.
     pub async fn write(self: &Rc<Self>, offset: u64, from: Buffers) -> Result<(), ArrayError> {
+        let end = offset.checked_add(from.len() as u64).ok_or(ArrayError::Range)?;
+        self.write_ranges(std::slice::from_ref(&(offset..end)), from).await
+    }
+
+    /// The same of several ranges, which `from` fills in order: one write, as atomic as any.
+    pub async fn write_ranges(
+        self: &Rc<Self>,
+        ranges: &[Range<u64>],
+        from: Buffers,
+    ) -> Result<(), ArrayError> {
         let _request = self.admit().await?;
         let began = self.reactor.turn_time();
-        let len = from.len() as u64;
-        if !self.layout().contains(offset, len) {
-            return Err(ArrayError::Range);
+        let mut pieces: SmallVec<[Piece; 4]> = SmallVec::new();
+        let mut len = 0;
+        for range in ranges {
+            let part = range.end - range.start;
+            if !self.layout().contains(range.start, part) {
+                return Err(ArrayError::Range);
+            }
+            let at = to_usize(len);
+            let of_range = self.layout().pieces(range.start, part);
+            pieces.extend(of_range.map(|piece| Piece { at: at + piece.at, ..piece }));
+            len += part;
         }
-        let pieces: SmallVec<[Piece; 4]> = self.layout().pieces(offset, len).collect();
+        assert!(len == from.len() as u64, "the ranges are as long as what fills them");
         let mode = self.enter_mode().await?;
         let result = match mode.mode {
             Mode::Journaled => self.write_journaled(&pieces, &from).await,
