@@ -192,6 +192,12 @@ impl Drive {
         self.start(Op::Read { device: self.device, offset, into })
     }
 
+    /// The same where some blocks are known to be unreadable, to find out which: those say nothing
+    /// more about the drive.
+    pub fn probe(self: &Rc<Self>, offset: u64, into: Buffers) -> DriveIo {
+        DriveIo { is_probe: true, ..self.read(offset, into) }
+    }
+
     /// Writes `from` at `offset`; in the drive's cache, perhaps, until `flush`.
     pub fn write(self: &Rc<Self>, offset: u64, from: Buffers) -> DriveIo {
         self.start(Op::Write { device: self.device, offset, from })
@@ -246,7 +252,7 @@ impl Drive {
 
     fn start(self: &Rc<Self>, op: Op) -> DriveIo {
         let state = if self.is_alive() { State::Waiting(self.submit(&op)) } else { State::Refused };
-        DriveIo { drive: self.clone(), op, attempt: 1, state }
+        DriveIo { drive: self.clone(), op, attempt: 1, is_probe: false, state }
     }
 
     fn submit(self: &Rc<Self>, op: &Op) -> Io {
@@ -372,6 +378,7 @@ pub struct DriveIo {
     drive: Rc<Drive>,
     op: Op,
     attempt: u32,
+    is_probe: bool,
     state: State,
 }
 
@@ -434,7 +441,9 @@ impl DriveIo {
         if !hopeless && self.attempt < ATTEMPTS_MAX {
             return None;
         }
-        self.drive.bad_answer(&self.op, error);
+        if !self.is_probe || error != DriveError::Media {
+            self.drive.bad_answer(&self.op, error);
+        }
         Some(Err(error))
     }
 

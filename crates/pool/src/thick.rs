@@ -45,6 +45,18 @@ impl Thick {
         Ok(())
     }
 
+    /// Where a byte of the array is in the volume.
+    pub(crate) fn find(&self, at: u64) -> Option<u64> {
+        let mut before = 0;
+        for extent in self.extents.borrow().iter() {
+            if extent.range().contains(&at) {
+                return Some(before + at - extent.offset);
+            }
+            before += extent.len;
+        }
+        None
+    }
+
     pub(crate) async fn read(&self, offset: u64, into: Buffers) -> Result<(), ArrayError> {
         let len = into.len() as u64;
         self.for_ranges(offset, len, |at, from, part| {

@@ -4,6 +4,7 @@
 
 pub mod parity;
 pub mod error;
+pub mod bad_set;
 pub mod status;
 pub mod layout;
 pub mod write_plan;
@@ -13,6 +14,7 @@ pub mod members;
 pub mod lease;
 pub mod region_map;
 pub mod dirty;
+pub mod bad_blocks;
 mod stripe_set;
 mod pending;
 mod journal;
@@ -27,8 +29,9 @@ mod update;
 mod write;
 mod destage;
 mod replay;
-mod resync;
 mod zero;
+mod give_up;
+mod resync;
 mod rebuild;
 mod scrub;
 mod table;

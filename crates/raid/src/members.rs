@@ -182,6 +182,15 @@ impl Members {
         held.fold(0, |bits, position| bits | 1 << position)
     }
 
+    /// Whether a trusted member that is not here may bring something of `stripe` back.
+    pub fn may_return(&self, stripe: StripeIndex) -> bool {
+        let list = self.list.borrow();
+        let layout = &self.identity.layout;
+        let mut members =
+            (0..layout.positions()).map(|p| &list[layout.member_at(stripe, p).index()]);
+        members.any(|member| member.state == MemberState::Trusted && member.alive().is_none())
+    }
+
     /// Whether all blocks of all stripes can be served.
     pub fn serves_all(&self) -> bool {
         let list = self.list.borrow();

@@ -2,7 +2,7 @@
 //!
 //! Stripes are done in order, a window at a time, each window locked until the member's
 //! `rebuilt_stripes` has moved over it. How far it is goes to the superblock now and then, after a
-//! flush of the new drive: a restart goes on from there.
+//! flush of the new drive: a restart goes on from there. What cannot be worked out is given up.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_reactor::buffer::Buffer;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
 
@@ -112,9 +113,9 @@ impl Array {
         target: Target,
         stripes: Range<u64>,
     ) -> Result<(), ArrayError> {
-        for stripe in stripes.clone() {
-            if self.unsynced.contains(StripeIndex(stripe)) {
-                self.sync_now(StripeIndex(stripe)).await?;
+        for stripe in stripes.clone().map(StripeIndex) {
+            if self.unsynced.contains(stripe) {
+                self.sync_or_give_up(stripe).await?;
             }
         }
         let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
@@ -142,16 +143,29 @@ impl Array {
     async fn rebuild_stripe(&self, target: Target, stripe: StripeIndex) -> Result<(), ArrayError> {
         let layout = self.layout();
         let Some(position) = layout.position_of(stripe, target.index) else { return Ok(()) };
-        let rows = 0..layout.chunk_bytes;
-        let bytes = if layout.parity > 0 {
-            self.reconstruct(stripe, position, &rows, 0).await?
-        } else {
-            self.read_locked(stripe, position / layout.copies, &rows).await?.0
+        let bytes = match self.what_should_stand(stripe, position).await {
+            Err(ArrayError::Lost) if self.give_up_locked(stripe).await? => {
+                self.what_should_stand(stripe, position).await?
+            }
+            bytes => bytes?,
         };
         let (drive, base) = self.rebuild_target(target).ok_or(ArrayError::Lost)?;
         let slice = Slice { position, row: 0, bytes };
         let at = base + layout.member_offset(stripe, slice.row);
         drive.write(at, slice.bytes.into()).await.map_err(|_| ArrayError::Lost)
+    }
+
+    async fn what_should_stand(
+        &self,
+        stripe: StripeIndex,
+        position: u8,
+    ) -> Result<Buffer, ArrayError> {
+        let layout = self.layout();
+        let rows = 0..layout.chunk_bytes;
+        if layout.parity > 0 {
+            return self.reconstruct(stripe, position, &rows, 0).await;
+        }
+        self.read_locked(stripe, position / layout.copies, &rows).await.map(|(bytes, _)| bytes)
     }
 
     /// Makes the member's progress (or its end) durable: its data first, then the superblock.
@@ -168,6 +182,7 @@ impl Array {
             // Batches that were written without the member are on fewer members than they should
             // be once another one may be lost again.
             self.drain_journal().await.map_err(|error| error.to_string())?;
+            self.settle_bad().await.map_err(|error| error.to_string())?;
             // A crash while it was labelled may have left it with one copy.
             let member = self.members.list()[target.index.index()].clone();
             let labelled = self.write_label(target.index, &member).await;

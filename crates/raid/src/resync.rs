@@ -41,6 +41,22 @@ impl Array {
         Ok(())
     }
 
+    /// Makes a stripe agree, if need be by giving up what keeps it from that.
+    pub(crate) async fn sync_or_give_up(
+        self: &Rc<Self>,
+        stripe: StripeIndex,
+    ) -> Result<(), ArrayError> {
+        let synced = self.sync_now(stripe).await;
+        if synced != Err(ArrayError::Lost) {
+            return synced;
+        }
+        let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
+        if self.is_written(stripe) {
+            self.give_up_locked(stripe).await?;
+        }
+        Ok(())
+    }
+
     /// Makes parity anew from the data. Data that cannot be read leaves nothing to be sure of.
     async fn sync_parity(&self, stripe: StripeIndex) -> Result<(), ArrayError> {
         let layout = self.layout();
@@ -122,6 +138,7 @@ impl Array {
             // An array that cannot write its dirty map keeps its bits: that only costs a resync.
             let _ = self.clean_dirty_map(QUIET_BEFORE_CLEAN).await;
             let _ = self.dirty.clear_missed().await;
+            let _ = self.settle_bad().await;
         }
         self.set_maintained(false);
     }
@@ -144,11 +161,17 @@ impl Array {
                 break;
             }
             let began = self.reactor.now();
-            join_all(window.iter().map(|stripe| self.sync_now(*stripe))).await;
+            join_all(window.iter().map(|stripe| self.resync_stripe(*stripe))).await;
             self.jobs.resync_slot().advance(total.saturating_sub(self.unsynced.count()));
             self.give_way(began).await;
         }
         self.jobs.resync_slot().end();
+    }
+
+    async fn resync_stripe(self: &Rc<Self>, stripe: StripeIndex) -> Result<(), ArrayError> {
+        // While some are away, they may come back, and have what is needed.
+        let all_here = self.members.held(stripe) == bits(0..self.layout().positions());
+        if all_here { self.sync_or_give_up(stripe).await } else { self.sync_now(stripe).await }
     }
 
     /// Leaves half of the time to others while there are any.

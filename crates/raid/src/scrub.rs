@@ -81,6 +81,7 @@ impl Array {
         if !self.is_written(stripe) {
             return;
         }
+        report.bad_stripes += u64::from(!self.bad.of(stripe).is_empty());
         match self.verify(stripe).await {
             Verdict::Agrees => {}
             Verdict::Unreadable => report.unreadable_stripes += 1,

@@ -6,6 +6,8 @@ use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::MemberIndex;
 
+use crate::bad_set::BadRange;
+
 /// How much of its redundancy an array has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArrayState {
@@ -62,6 +64,8 @@ pub struct ScrubReport {
     pub repaired_stripes: u64,
     /// Stripes that could not be read well enough to be checked.
     pub unreadable_stripes: u64,
+    /// Stripes with blocks that are lost until they are written again.
+    pub bad_stripes: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -124,7 +128,9 @@ pub struct ArrayStatus {
     pub dirty_regions: u64,
     /// Stripes that wait for resync.
     pub unsynced_stripes: u64,
-    /// The pass over them that is under way.
+    /// Blocks that are lost until they are written again, in order.
+    pub bad: Vec<BadRange>,
+    /// The pass over unsynced stripes that is under way.
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,
     /// Why the last rebuild stopped before its end.

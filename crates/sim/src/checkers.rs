@@ -99,7 +99,8 @@ async fn become_whole(life: &Rc<Life>) -> bool {
     loop {
         let status = life.array.status();
         let busy = status.rebuild.is_some() || status.resync.is_some();
-        if status.state == ArrayState::Optimal && status.unsynced_stripes == 0 && !busy {
+        let whole = status.state == ArrayState::Optimal && status.unsynced_stripes == 0;
+        if whole && status.bad.is_empty() && !busy {
             return true;
         }
         if life.world.borrow().is_dark() {
@@ -110,7 +111,8 @@ async fn become_whole(life: &Rc<Life>) -> bool {
             let (state, unsynced) = (status.state.name(), status.unsynced_stripes);
             life.fail(format!(
                 "not whole after {WHOLE_WITHIN:?}: {state}, members {states:?}, {unsynced} stripes \
-                 unsynced, rebuild error {:?}",
+                 unsynced, {} bad, rebuild error {:?}",
+                status.bad.len(),
                 status.rebuild_error
             ));
             return false;
@@ -118,7 +120,10 @@ async fn become_whole(life: &Rc<Life>) -> bool {
         if status.rebuild.is_none() {
             give_spares(life).await;
         }
-        restore(life).await;
+        // What is lost does not keep members from being rebuilt.
+        if whole && !busy {
+            restore(life).await;
+        }
         life.reactor.sleep(Duration::from_secs(1)).await;
     }
 }
@@ -144,11 +149,8 @@ async fn give_spares(life: &Rc<Life>) {
     life.impaired_seen.set(true);
 }
 
-/// Stripes of the write hole are written anew, as from a backup: only that makes them agree.
+/// Stripes with blocks that were given up are written anew, as from a backup.
 async fn restore(life: &Rc<Life>) {
-    if life.array.status().unsynced_stripes == 0 {
-        return;
-    }
     let unsure: Vec<u64> = life.unsure.borrow().iter().copied().collect();
     let stripe = life.array.stripe_bytes();
     for index in unsure {

@@ -60,6 +60,8 @@ pub struct Scenario {
     pub oracle: Rc<RefCell<Oracle>>,
     pub fleet: Rc<RefCell<Fleet>>,
     pub unsure: Rc<RefCell<BTreeSet<u64>>>,
+    /// Of any life so far.
+    ever_unsure: BTreeSet<u64>,
     /// Engine memory. Only of this seed: what a buffer holds when it is taken must repeat, too.
     buffers: Rc<BufferPool>,
     prng: Prng,
@@ -113,6 +115,7 @@ impl Scenario {
             oracle: Rc::new(RefCell::new(Oracle::new(seed))),
             fleet: Rc::new(RefCell::new(fleet)),
             unsure: Rc::default(),
+            ever_unsure: BTreeSet::new(),
             buffers: BufferPool::new(),
             prng: Prng::stream(seed, "workload"),
             order: Prng::stream(seed, "order"),
@@ -323,6 +326,7 @@ impl Scenario {
             };
             unsure.extend((0..stripes).filter(|s| has(&written, *s) && has(&dirty, *s)));
         }
+        let bad = inspect::bad_stripes(drives());
         let covered = self.covered.get();
         drop(world);
         let count = unsure.len();
@@ -335,6 +339,12 @@ impl Scenario {
             // Copies that differ can be read, each by itself.
             unsure.clear();
         }
+        self.ever_unsure.extend(&unsure);
+        if !bad.is_subset(&self.ever_unsure) && !self.plan.beyond {
+            let why = format!("{bad:?}: not all of them were unsure once, and some are given up");
+            self.world.borrow_mut().fail(why);
+        }
+        unsure.extend(bad);
         *self.unsure.borrow_mut() = unsure;
     }
 
@@ -487,7 +497,7 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
     seedling.fleet.borrow_mut().refresh(&status);
     seedling.covered.set(is_covered(&seedling.plan, &status));
     let life = Rc::new(Life {
-        impaired_seen: Cell::new(seedling.fleet.borrow().any_impaired()),
+        impaired_seen: Cell::new(seedling.fleet.borrow().any_impaired() || !status.bad.is_empty()),
         ends_suddenly: matches!(phase, Phase::Safety(ending) if ending != Ending::CleanStop),
         is_first: seedling.is_first,
         plan: seedling.plan.clone(),

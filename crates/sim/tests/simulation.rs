@@ -80,6 +80,11 @@ fn a_missing_map_of_what_is_missed_is_found() {
 }
 
 #[test]
+fn a_missing_list_of_bad_blocks_is_found() {
+    assert_found(Canary::NoBadBlocks);
+}
+
+#[test]
 fn missing_flushes_are_found() {
     assert_found(Canary::NoFlush);
 }
