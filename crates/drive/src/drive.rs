@@ -165,6 +165,13 @@ impl Drive {
         self.health.set(health);
     }
 
+    /// Notes whether its array could do without it.
+    pub fn set_needed(&self, needed: bool) {
+        let mut health = self.health.get();
+        health.needed = needed;
+        self.health.set(health);
+    }
+
     /// Whether it is worth asking.
     pub fn is_alive(&self) -> bool {
         self.health.get().state != HealthState::Failed

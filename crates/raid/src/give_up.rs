@@ -222,14 +222,14 @@ impl Array {
                 }
             });
         }
-        let parity = layout.parity_positions();
         let mut parity: SmallVec<[Buffer; 2]> =
-            parity.map(|_| self.reactor.buffer(part.len())).collect();
-        let inputs: SmallVec<[&[u8]; 16]> = data.iter().map(Buffer::bytes).collect();
-        let mut outputs: SmallVec<[&mut [u8]; 2]> =
-            parity.iter_mut().map(Buffer::bytes_mut).collect();
-        self.kernels.encode(&inputs, &mut outputs);
-        drop(outputs);
+            layout.parity_positions().map(|_| self.reactor.buffer(part.len())).collect();
+        if layout.parity > 0 {
+            let inputs: SmallVec<[&[u8]; 16]> = data.iter().map(Buffer::bytes).collect();
+            let mut outputs: SmallVec<[&mut [u8]; 2]> =
+                parity.iter_mut().map(Buffer::bytes_mut).collect();
+            self.kernels.encode(&inputs, &mut outputs);
+        }
         let slice = |position: u8| {
             let bytes = match position.checked_sub(layout.data * layout.copies) {
                 Some(index) => &parity[usize::from(index)],

@@ -272,6 +272,7 @@ impl Journal {
     /// Waits until the largest batch fits.
     async fn room_for_next(&self) -> Result<(), ArrayError> {
         let len = HEADER_BYTES + u64::from(PAYLOAD_BYTES_MAX);
+        self.check_ring()?;
         if self.find_room(len, Class::New).is_some() {
             return Ok(());
         }
@@ -292,9 +293,17 @@ impl Journal {
         entries: &[Entry],
         class: Class,
     ) -> Option<Result<(u64, Hold), ArrayError>> {
+        if let Err(error) = self.check_ring() {
+            return Some(Err(error));
+        }
         let (sequence, hold) = self.enter(entries, class)?;
         let written = self.write(entries, sequence, hold.clone()).await;
         Some(written.map(|sequence| (sequence, hold)))
+    }
+
+    /// Where no member is left there is no ring, and never will be room in it.
+    fn check_ring(&self) -> Result<(), ArrayError> {
+        if self.ring_bytes() == 0 { Err(ArrayError::Lost) } else { Ok(()) }
     }
 
     /// Takes a place in the ring.
@@ -433,7 +442,7 @@ impl Journal {
         let ring = self.ring.borrow();
         let (Some(first), Some(last)) = (ring.front(), ring.back()) else { return 0 };
         let end = last.at + last.len;
-        if last.at >= first.at { end - first.at } else { self.ring_bytes() - first.at + end }
+        (if last.at >= first.at { end } else { self.ring_bytes() + end }).saturating_sub(first.at)
     }
 
     fn reserve_bytes(&self) -> u64 {

@@ -384,6 +384,7 @@ impl Members {
             self.generation.set(self.generation.get() + 1);
         }
         self.durable_generation.set(generation);
+        self.note_needed();
         Ok(())
     }
 
@@ -429,6 +430,15 @@ impl Members {
                 && !failed.contains(&MemberIndex::new(index))
         };
         self.identity.layout.survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
+    }
+
+    /// Tells every drive whether the others could stand for it.
+    pub fn note_needed(&self) {
+        for (index, member) in self.list.borrow().iter().enumerate() {
+            if let Some(drive) = member.alive() {
+                drive.set_needed(!self.survives_without(&[MemberIndex::new(index)]));
+            }
+        }
     }
 
     async fn write_superblock(&self, index: usize, generation: u64) -> Result<(), DriveError> {

@@ -130,6 +130,7 @@ impl Array {
         while !self.is_stopping() {
             self.pause(MAINTENANCE_PERIOD).await;
             self.sure().await;
+            self.members.note_needed();
             rounds_until_retry = rounds_until_retry.saturating_sub(1);
             if self.unsynced.count() > 0 && rounds_until_retry == 0 {
                 self.resync().await;
