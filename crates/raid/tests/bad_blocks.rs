@@ -59,7 +59,8 @@ impl Backend for Faulty {
     fn register(&mut self, device: Device) -> DeviceId {
         let file = match &device {
             Device::File { file } => Arc::as_ptr(file) as usize,
-            _ => 0,
+            Device::Ram { .. } | Device::Model { .. } => 0,
+            Device::Lossy { .. } | Device::Simulated { .. } => 0,
         };
         let id = self.kernel.register(device);
         self.files.insert(id, file);
@@ -210,15 +211,15 @@ async fn with_bad_rows(
     let mut expected = Vec::new();
     for stripe in lost {
         for chunk in chunks(&pair, stripe, &[&[1], &spoilt[..]].concat()) {
-            let start = |row| pair.array.layout().array_offset(stripe, chunk, row) as usize;
-            let rows =
-                if stripe == STRIPE { vec![1024..2048, 9216..9728] } else { vec![512..1024] };
-            expected.extend(rows.into_iter().map(|rows| start(rows.start)..start(rows.end)));
+            let rows: &[Range<usize>] =
+                if stripe == STRIPE { &[1024..2048, 9216..9728] } else { &[512..1024] };
+            let first = pair.array.layout().array_offset(stripe, chunk, 0) as usize;
+            expected.extend(rows.iter().map(|rows| first + rows.start..first + rows.end));
         }
     }
     if level == Level::Raid10 {
         // Members 0 and 1 are copies of one chunk.
-        expected.retain(|bad| bad.start as u64 / (16 << 10) % 2 == 0);
+        expected.retain(|bad| (bad.start >> 14).is_multiple_of(2));
     }
     assert_eq!(bad(&pair), expected, "{level:?} {policy:?}");
     pair
