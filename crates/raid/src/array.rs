@@ -66,6 +66,12 @@ pub struct Array {
     /// Sequence of the newest volume table.
     pub(crate) table_sequence: Cell<u64>,
     pub(crate) table_lock: Rc<RangeLock>,
+    /// Bytes that are given out; what has just grown is not yet durably so.
+    capacity: Cell<u64>,
+    /// Somebody changes its size.
+    pub(crate) growing: Cell<bool>,
+    /// Shared by those who use numbers of regions, exclusive while these change.
+    pub(crate) region_lock: Rc<RangeLock>,
     /// Where other hosts could reach the drives.
     pub(crate) lease: OnceCell<Rc<Leasehold>>,
 }
@@ -105,7 +111,7 @@ impl Array {
             let sectors = list.iter().flat_map(|m| &m.drive).map(|d| d.limits().sector_bytes);
             sectors.max().unwrap_or(512)
         };
-        let chunk_bytes = identity.layout.chunk_bytes;
+        let chunk_bytes = identity.layout().chunk_bytes;
         let map =
             |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
         let dirty = Dirty::new(
@@ -116,7 +122,8 @@ impl Array {
         );
         let bad = BadBlocks::new(reactor, identity.clone(), members.clone(), &maps.bad);
         let (own, others) = (identity.clone(), members.clone());
-        let unsynced = StripeSet::none(identity.layout.stripes);
+        let layout = identity.layout();
+        let unsynced = StripeSet::none(layout.stripes);
         Rc::new(Array {
             reactor: reactor.clone(),
             journal: Journal::new(reactor, own, others, dirty.clone(), bad.clone()),
@@ -125,7 +132,7 @@ impl Array {
             written: map(MapKind::Written, &maps.written),
             modes: Rc::default(),
             torn: RefCell::default(),
-            torn_stripes: StripeSet::none(identity.layout.stripes),
+            torn_stripes: StripeSet::none(layout.stripes),
             kept_batches: RefCell::default(),
             destage_before: Cell::new(0),
             destagers: Cell::new(0),
@@ -146,6 +153,9 @@ impl Array {
             next_copy: Cell::new(0),
             table_sequence: Cell::new(0),
             table_lock: RangeLock::new(reactor, 0),
+            capacity: Cell::new(layout.capacity()),
+            growing: Cell::new(false),
+            region_lock: RangeLock::new(reactor, 0),
             lease: OnceCell::new(),
         })
     }
@@ -158,18 +168,23 @@ impl Array {
         &self.identity.name
     }
 
-    pub fn layout(&self) -> &Layout {
-        &self.identity.layout
+    pub fn layout(&self) -> Layout {
+        self.identity.layout()
     }
 
     /// Bytes for volumes.
     pub fn capacity(&self) -> u64 {
-        self.layout().capacity()
+        self.capacity.get()
+    }
+
+    /// All of the layout may be given out: a superblock says durably that it is there.
+    pub(crate) fn set_capacity(&self) {
+        self.capacity.set(self.layout().capacity());
     }
 
     /// Bytes of data in one region: what is written or not as a whole.
     pub fn region_bytes(&self) -> u64 {
-        u64::from(self.identity.region_stripes) * self.stripe_bytes()
+        u64::from(self.identity.region_stripes()) * self.stripe_bytes()
     }
 
     /// Bytes of data in one stripe.
@@ -261,6 +276,13 @@ impl Array {
         self.dirty.touch(self.dirty.map.region_of(stripe))
     }
 
+    /// Keeps regions from being made larger, and so their numbers from becoming others. Whoever
+    /// uses such a number over an await holds this, or the mode. Nobody takes it who holds a
+    /// stripe, or has it already.
+    pub(crate) async fn hold_regions(&self) -> RangeGuard {
+        self.region_lock.lock(0..1, Mode::Shared).await
+    }
+
     /// Writes every map anew to all members: for one that has just joined.
     pub(crate) async fn write_maps(&self) -> Result<(), ArrayError> {
         self.dirty.map.write_all().await?;
@@ -335,14 +357,14 @@ impl Array {
             parity_chunks: layout.parity,
             chunk_bytes: layout.chunk_bytes,
             stripes: layout.stripes,
-            capacity: layout.capacity(),
+            capacity: self.capacity(),
             generation: self.members.generation(),
             state: self.state(),
             lost_to: self.lease.get().and_then(|lease| lease.lost_to()),
             policy: self.policy(),
             journal: self.journal.status(),
             members: self.members.list().iter().enumerate().map(member).collect(),
-            regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes),
+            regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes()),
             written_regions: self.written.count(),
             dirty_regions: self.dirty.map.count(),
             unsynced_stripes: self.unsynced.count(),

@@ -80,7 +80,7 @@ pub(crate) async fn find(
     let generation = newest.header.sequence.get();
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
     let members = members_of(&newest, &candidates)?;
-    judge(&identity.layout, &members, generation, options)?;
+    judge(&identity.layout(), &members, generation, options)?;
     let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     Ok(Found { identity: Rc::new(identity), members, generation, journal_from, policy })
@@ -125,12 +125,8 @@ fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
         chunk_bytes: superblock.chunk_bytes.get(),
         stripes: superblock.stripes.get(),
     };
-    Some(Identity {
-        uuid: superblock.array,
-        name: superblock.name().ok()?.to_owned(),
-        layout,
-        region_stripes: superblock.region_stripes.get(),
-    })
+    let name = superblock.name().ok()?.to_owned();
+    Some(Identity::new(superblock.array, name, layout, superblock.region_stripes.get()))
 }
 
 fn members_of(
@@ -224,8 +220,8 @@ pub(crate) async fn read_map(
     found: &Found,
     options: AssembleOptions,
 ) -> Result<StoredMap, AssembleError> {
-    let Identity { layout, region_stripes, .. } = &*found.identity;
-    let mut map = StoredMap::empty(layout.stripes, *region_stripes);
+    let identity = &found.identity;
+    let mut map = StoredMap::empty(identity.layout().stripes, identity.region_stripes());
     for (number, sequence) in map.sequences.iter_mut().enumerate() {
         let first = number * to_usize(REGIONS_PER_PAGE);
         let count = map.inside.len().min(first + to_usize(REGIONS_PER_PAGE)) - first;
@@ -269,15 +265,17 @@ async fn newest_page(
         let area = label::map_area(&member.areas, kind);
         let home = area.offset + RegionMapPage::slot_offset(number, slot);
         let read = label::read_bytes(reactor, drive, home, RegionMapPage::BYTES).await;
-        let Ok(bytes) = read else {
+        let Ok(mut bytes) = read else {
             is_whole = false;
             continue;
         };
+        record::upgrade::<RegionMapPage>(&mut bytes);
         let opened = record::open::<RegionMapPage>(&bytes, Some(member.drive_uuid), home);
         let Ok(page) = opened else { continue };
         let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
         let same = page.page.get() == number && page.map.get() == kind as u32;
-        let ours = page.array == found.identity.uuid && same;
+        let counts = page.is_for(found.identity.region_stripes());
+        let ours = page.array == found.identity.uuid && same && counts;
         if ours && page.header.sequence.get() > best {
             newest = Some(page.clone());
         }

@@ -67,7 +67,7 @@ impl BadBlocks {
         stored: &StoredList,
     ) -> Rc<BadBlocks> {
         let (mut set, mut unsettled) = (BadSet::default(), BTreeMap::new());
-        let layout = &identity.layout;
+        let layout = identity.layout();
         for range in &stored.ranges {
             let (stripe, chunk) = (StripeIndex(range.stripe.get()), range.chunk);
             let rows = range.row.get()..range.row.get() + range.len.get();

@@ -2,8 +2,9 @@
 //!
 //! Lazily, so that writes to one stripe become one: what is pending waits until the journal fills,
 //! or for `AGE_MAX`. Order of one round, and what a crash leaves at each step:
-//! 1. stripes are locked; what is pending of them, as far as it is durable, is cut into bands; old
-//!    bytes are read
+//! 1. stripes are locked, and what was stored of them before made durable: parity in the journal
+//!    must not depend on bytes that a power cut takes away. What is pending of them, as far as it
+//!    is durable, is cut into bands; old bytes are read
 //! 2. parity that shall be stored becomes entries of the journal, durably (crash up to here:
 //!    nothing is in place yet; the data is pending again)
 //! 3. data and parity are stored in place (crash: the journal has both, and stores them again)
@@ -14,6 +15,7 @@
 //! What could not be stored whole is torn: it is stored again, exactly as it was, before anything
 //! else is done with its stripe, and its batches stay.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -147,9 +149,12 @@ impl Array {
             _locks.push(self.lock_stripe(*stripe, Mode::Exclusive).await);
         }
         // What is durable by then is stored: parity in the journal is worth nothing without the
-        // data that it belongs to.
-        if self.journal.pending.borrow().oldest_of(stripes) >= self.journal.durable() {
-            self.journal.flush().await?;
+        // data that it belongs to, be that in the journal or in place.
+        let journal = &self.journal;
+        if journal.pending.borrow().oldest_of(stripes) >= journal.durable()
+            || stripes.iter().any(|stripe| !journal.is_flushed(*stripe))
+        {
+            journal.flush().await?;
         }
         let newest = self.journal.durable() - 1;
         let mut started = Vec::new();
@@ -211,38 +216,47 @@ impl Array {
         newest: u64,
     ) -> Result<(Vec<(Job, Updated)>, Vec<Hold>), ArrayError> {
         let (mut recorded, mut holds) = (Vec::new(), Vec::new());
-        let mut ready = ready.into_iter().peekable();
-        while ready.peek().is_some() {
-            let (mut batch, mut entries, mut payload) = (Vec::new(), Vec::new(), 0);
-            let front = self.journal.oldest();
-            let is_oldest = ready.peek().is_some_and(|(job, _)| Some(job.oldest) == front);
-            while let Some((job, updated)) = ready.peek() {
-                // The last room is for the oldest batch alone.
-                if is_oldest && Some(job.oldest) != front {
+        let mut ready = VecDeque::from(ready);
+        while let Some((first, _)) = ready.front() {
+            let (mut count, mut entries) = self.parity_batch(ready.iter(), newest);
+            let mut class = Class::Parity;
+            let oldest = first.oldest;
+            while !entries.is_empty() {
+                if let Some(appended) = self.journal.append_now(&entries, class).await {
+                    holds.push(appended?.1);
                     break;
                 }
-                let more = self.parity_entries(job, updated, newest);
-                let bytes: u64 = more.iter().map(Entry::payload_bytes).sum();
-                let fits = entries.len() + more.len() <= ENTRIES_MAX
-                    && payload + bytes <= u64::from(PAYLOAD_BYTES_MAX);
-                if !fits {
-                    break;
+                // What has waited longest may use all the room there is, so that there is some
+                // again; the rest waits for that.
+                if class == Class::Oldest || self.journal.oldest() != Some(oldest) {
+                    return Ok((recorded, holds));
                 }
-                payload += bytes;
-                entries.extend(more);
-                batch.extend(ready.next());
+                let of_oldest = ready.iter().take_while(|(job, _)| job.oldest == oldest);
+                (count, entries) = self.parity_batch(of_oldest, newest);
+                class = Class::Oldest;
             }
-            if !entries.is_empty() {
-                let class = if is_oldest { Class::Oldest } else { Class::Parity };
-                match self.journal.append_now(&entries, class).await {
-                    Some(appended) => holds.push(appended?.1),
-                    // What has waited longest is recorded; the rest waits until that made room.
-                    None => break,
-                }
-            }
-            recorded.append(&mut batch);
+            recorded.extend(ready.drain(..count));
         }
         Ok((recorded, holds))
+    }
+
+    /// How many of these fit in one batch, and their entries.
+    fn parity_batch<'a>(
+        &self,
+        jobs: impl Iterator<Item = &'a (Job, Updated)>,
+        newest: u64,
+    ) -> (usize, Vec<Entry>) {
+        let (mut count, mut entries, mut payload) = (0, Vec::new(), 0);
+        for (job, updated) in jobs {
+            let more = self.parity_entries(job, updated, newest);
+            payload += more.iter().map(Entry::payload_bytes).sum::<u64>();
+            if entries.len() + more.len() > ENTRIES_MAX || payload > u64::from(PAYLOAD_BYTES_MAX) {
+                break;
+            }
+            entries.extend(more);
+            count += 1;
+        }
+        (count, entries)
     }
 
     fn parity_entries(&self, job: &Job, updated: &Updated, newest: u64) -> Vec<Entry> {
@@ -307,6 +321,7 @@ impl Array {
             self.torn.borrow_mut().push(torn);
             return result;
         }
+        self.journal.note_stored(updated.stripe);
         let mut pending = self.journal.pending.borrow_mut();
         for chunk in each(updated.band.chunks) {
             self.bad.remove(updated.stripe, chunk, &updated.band.rows);

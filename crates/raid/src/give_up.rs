@@ -74,7 +74,7 @@ fn judge(layout: &Layout, held: Positions, readable: Positions, agrees: bool) ->
 
 impl Array {
     /// Makes a stripe one that can be read, as far as it can, and written. False: nothing had to
-    /// change for that. The caller holds the stripe.
+    /// change for that. The caller holds the stripe, and before it the regions.
     pub(crate) async fn give_up_locked(&self, stripe: StripeIndex) -> Result<bool, ArrayError> {
         let _region = self.mark_dirty(stripe).await?;
         let agrees = !self.unsynced.contains(stripe);
@@ -134,7 +134,7 @@ impl Array {
             let unreadable = |its: &&Probed| its.unreadable.iter().any(|bad| overlap(bad, &band));
             let unreadable = probed.iter().filter(unreadable);
             let readable = held & !unreadable.fold(0, |bits, its| bits | 1 << its.position);
-            let verdict = judge(self.layout(), held, readable, agrees);
+            let verdict = judge(&self.layout(), held, readable, agrees);
             if verdict == Verdict::default() {
                 continue;
             }

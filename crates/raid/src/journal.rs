@@ -14,16 +14,18 @@
 //!   the older is never found without the newer if the newer was ever stored in place;
 //! - batches are completed in the order of sequence, so that `completed` says what `pending` holds;
 //! - sequences grow over all starts of the array, so no old batch looks like a new one;
-//! - the ring always has room to put its oldest batch in place (`RESERVE`), so it never jams.
+//! - data is only let into the ring while there is room left for the parity of all that is pending,
+//!   so that it never jams.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::journal_batch::{
-    ENTRIES_MAX, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, StoredEntry, reserve_bytes,
+    ENTRIES_MAX, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, StoredEntry, parity_bytes_max,
+    reserve_bytes,
 };
 use ashlar_format::record;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
@@ -112,8 +114,8 @@ impl Entry {
 /// How far a batch may fill the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Leaves room for parity of what is pending.
-    New,
+    /// So many bytes of data: leaves room for their parity, and for that of all that is pending.
+    New(u64),
     /// Leaves room for parity of the oldest batch.
     Parity,
     /// Parity of the oldest batch: may use all there is.
@@ -152,12 +154,17 @@ pub(crate) struct Journal {
     queue: RefCell<VecDeque<Waiting>>,
     /// Payload of those in the queue.
     queued_bytes: Cell<u64>,
+    /// Payload of batches that have a place in the ring, and are not pending yet.
+    entered_bytes: Cell<u64>,
     commits: Cell<u32>,
     next_sequence: Cell<u64>,
     /// Sequences below are written, or failed.
     completed: Cell<u64>,
     /// Sequences below are durable, or failed.
     durable: Cell<u64>,
+    flushes: Cell<u64>,
+    /// Stripes that were stored in place since the last flush began, and the flushes before that.
+    stored: RefCell<BTreeMap<u64, u64>>,
     releasing: Cell<bool>,
     /// Callers whose batch has no room yet.
     waiting_for_room: Cell<u32>,
@@ -176,7 +183,7 @@ impl Journal {
         dirty: Rc<Dirty>,
         bad: Rc<BadBlocks>,
     ) -> Rc<Journal> {
-        let pending = Pending::none(identity.layout.stripes);
+        let pending = Pending::none(identity.layout().stripes);
         Rc::new(Journal {
             reactor: reactor.clone(),
             identity,
@@ -187,10 +194,13 @@ impl Journal {
             ring: RefCell::default(),
             queue: RefCell::default(),
             queued_bytes: Cell::new(0),
+            entered_bytes: Cell::new(0),
             commits: Cell::new(0),
             next_sequence: Cell::new(1),
             completed: Cell::new(1),
             durable: Cell::new(1),
+            flushes: Cell::new(0),
+            stored: RefCell::default(),
             releasing: Cell::new(false),
             waiting_for_room: Cell::new(0),
             stuck: Cell::new(None),
@@ -227,14 +237,18 @@ impl Journal {
             }
             let entries: Vec<Entry> = taken.iter().flat_map(|w| w.entries.clone()).collect();
             let written = match room {
-                Ok(()) => match self.enter(&entries, Class::New) {
-                    // Another batch took the room meanwhile.
-                    None => {
+                Ok(()) => {
+                    let payload = entries.iter().map(Entry::payload_bytes).sum();
+                    let Some((sequence, hold)) = self.enter(&entries, Class::New(payload)) else {
+                        // Another batch took the room meanwhile.
                         self.put_back(taken);
                         continue;
-                    }
-                    Some((sequence, hold)) => self.write(&entries, sequence, hold).await,
-                },
+                    };
+                    self.entered_bytes.set(self.entered_bytes.get() + payload);
+                    let written = self.write(&entries, sequence, hold).await;
+                    self.entered_bytes.set(self.entered_bytes.get() - payload);
+                    written
+                }
                 Err(error) => Err(error),
             };
             for waiting in taken {
@@ -271,18 +285,18 @@ impl Journal {
 
     /// Waits until the largest batch fits.
     async fn room_for_next(&self) -> Result<(), ArrayError> {
-        let len = HEADER_BYTES + u64::from(PAYLOAD_BYTES_MAX);
-        self.check_ring()?;
-        if self.find_room(len, Class::New).is_some() {
+        let payload = u64::from(PAYLOAD_BYTES_MAX);
+        let has_room = || self.find_room(HEADER_BYTES + payload, Class::New(payload)).is_some();
+        if has_room() {
             return Ok(());
         }
         self.waiting_for_room.set(self.waiting_for_room.get() + 1);
         self.note_change();
-        let fits = || self.find_room(len, Class::New).is_some() || self.stuck.get().is_some();
-        self.changed.until(&self.reactor, fits).await;
+        let go_on = || has_room() || self.refusal().is_some();
+        self.changed.until(&self.reactor, go_on).await;
         self.waiting_for_room.set(self.waiting_for_room.get() - 1);
-        match self.stuck.get() {
-            Some(error) if self.find_room(len, Class::New).is_none() => Err(error),
+        match self.refusal() {
+            Some(error) if !has_room() => Err(error),
             Some(_) | None => Ok(()),
         }
     }
@@ -293,17 +307,9 @@ impl Journal {
         entries: &[Entry],
         class: Class,
     ) -> Option<Result<(u64, Hold), ArrayError>> {
-        if let Err(error) = self.check_ring() {
-            return Some(Err(error));
-        }
         let (sequence, hold) = self.enter(entries, class)?;
         let written = self.write(entries, sequence, hold.clone()).await;
         Some(written.map(|sequence| (sequence, hold)))
-    }
-
-    /// Where no member is left there is no ring, and never will be room in it.
-    fn check_ring(&self) -> Result<(), ArrayError> {
-        if self.ring_bytes() == 0 { Err(ArrayError::Lost) } else { Ok(()) }
     }
 
     /// Takes a place in the ring.
@@ -402,7 +408,7 @@ impl Journal {
     /// Members for the copies of a batch that ends at `end` of the ring; which ones, turns with
     /// the sequence. All of one group: if all of them are lost, so is the group.
     pub(crate) fn targets(&self, sequence: u64, end: u64) -> Vec<Target> {
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let list = self.members.list();
         let group = if layout.is_mirrored() { layout.copies } else { layout.positions() };
         let group = usize::from(group);
@@ -442,18 +448,22 @@ impl Journal {
         let ring = self.ring.borrow();
         let (Some(first), Some(last)) = (ring.front(), ring.back()) else { return 0 };
         let end = last.at + last.len;
-        (if last.at >= first.at { end } else { self.ring_bytes() + end }).saturating_sub(first.at)
-    }
-
-    fn reserve_bytes(&self) -> u64 {
-        reserve_bytes(self.identity.layout.parity)
+        if last.at >= first.at {
+            end - first.at
+        } else {
+            self.ring_bytes().saturating_sub(first.at) + end
+        }
     }
 
     fn find_room(&self, len: u64, class: Class) -> Option<u64> {
         let size = self.ring_bytes();
+        let parity = self.identity.layout().parity;
         let kept = match class {
-            Class::New => (2 * self.reserve_bytes()).min(size / 2).max(size / 3),
-            Class::Parity => self.reserve_bytes(),
+            Class::New(payload) => {
+                let pending = self.pending.borrow().bytes() + self.entered_bytes.get();
+                parity_bytes_max(parity, pending + payload) + reserve_bytes(parity)
+            }
+            Class::Parity => reserve_bytes(parity),
             Class::Oldest => 0,
         };
         let ring = self.ring.borrow();
@@ -496,9 +506,10 @@ impl Journal {
         self.ring.borrow().front().map(|batch| batch.sequence)
     }
 
-    /// Why the oldest batches cannot be put in place; `None` if they can.
-    pub(crate) fn stuck(&self) -> Option<ArrayError> {
-        self.stuck.get()
+    /// Why there will be no room, however long somebody waits; `None` if there may be.
+    pub(crate) fn refusal(&self) -> Option<ArrayError> {
+        let nowhere = self.ring_bytes() == 0;
+        self.stuck.get().or(nowhere.then_some(ArrayError::Lost))
     }
 
     /// The oldest batches cannot be put in place, or can again (`None`).
@@ -511,9 +522,22 @@ impl Journal {
     /// Makes everything that was acknowledged before durable.
     pub(crate) async fn flush(&self) -> Result<(), ArrayError> {
         let completed = self.completed.get();
+        let flushes = self.flushes.get();
+        self.flushes.set(flushes + 1);
         self.members.flush().await?;
         self.durable.set(completed.max(self.durable.get()));
+        self.stored.borrow_mut().retain(|_, before| *before > flushes);
         Ok(())
+    }
+
+    /// Something was stored in place in this stripe.
+    pub(crate) fn note_stored(&self, stripe: StripeIndex) {
+        self.stored.borrow_mut().insert(stripe.0, self.flushes.get());
+    }
+
+    /// Whether all that was stored in place in this stripe is durable.
+    pub(crate) fn is_flushed(&self, stripe: StripeIndex) -> bool {
+        !self.stored.borrow().contains_key(&stripe.0)
     }
 
     /// Sequences below this one are durable.

@@ -38,3 +38,4 @@ mod table;
 mod assemble;
 mod catch_up;
 pub mod start;
+mod grow;

@@ -104,12 +104,44 @@ impl Member {
     }
 }
 
-/// What does not change while an array runs.
+/// What an array is. Of this only its size changes while it runs (see `grow`).
 pub struct Identity {
     pub uuid: [u8; 16],
     pub name: String,
-    pub layout: Layout,
-    pub region_stripes: u32,
+    layout: Cell<Layout>,
+    region_stripes: Cell<u32>,
+}
+
+impl Identity {
+    pub fn new(uuid: [u8; 16], name: String, layout: Layout, region_stripes: u32) -> Identity {
+        let (layout, region_stripes) = (Cell::new(layout), Cell::new(region_stripes));
+        Identity { uuid, name, layout, region_stripes }
+    }
+
+    pub fn layout(&self) -> Layout {
+        self.layout.get()
+    }
+
+    /// Stripes covered by one bit of a map.
+    pub fn region_stripes(&self) -> u32 {
+        self.region_stripes.get()
+    }
+
+    /// In memory only; the next superblock says so.
+    pub(crate) fn grow(&self, size: Size) {
+        let layout = self.layout.get();
+        assert!(size.stripes >= layout.stripes);
+        assert!(size.region_stripes.is_multiple_of(self.region_stripes.get()));
+        self.layout.set(Layout { stripes: size.stripes, ..layout });
+        self.region_stripes.set(size.region_stripes);
+    }
+}
+
+/// What grows of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub(crate) stripes: u64,
+    pub(crate) region_stripes: u32,
 }
 
 pub struct Members {
@@ -137,7 +169,7 @@ impl Members {
         journal_from: u64,
         policy: Policy,
     ) -> Members {
-        assert!(list.len() == identity.layout.members());
+        assert!(list.len() == identity.layout().members());
         Members {
             reactor: reactor.clone(),
             identity,
@@ -169,14 +201,14 @@ impl Members {
     /// The drive at `position` of `stripe`, if it holds it, and where its data area begins.
     pub fn at(&self, stripe: StripeIndex, position: u8) -> Option<(Rc<Drive>, u64)> {
         let list = self.list.borrow();
-        let member = &list[self.identity.layout.member_at(stripe, position).index()];
+        let member = &list[self.identity.layout().member_at(stripe, position).index()];
         member.holds(stripe).map(|drive| (drive.clone(), member.areas.data.offset))
     }
 
     /// Positions of `stripe` that hold all acknowledged data.
     pub fn held(&self, stripe: StripeIndex) -> Positions {
         let list = self.list.borrow();
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let held = (0..layout.positions())
             .filter(|p| list[layout.member_at(stripe, *p).index()].holds(stripe).is_some());
         held.fold(0, |bits, position| bits | 1 << position)
@@ -185,7 +217,7 @@ impl Members {
     /// Whether a trusted member that is not here may bring something of `stripe` back.
     pub fn may_return(&self, stripe: StripeIndex) -> bool {
         let list = self.list.borrow();
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let mut members =
             (0..layout.positions()).map(|p| &list[layout.member_at(stripe, p).index()]);
         members.any(|member| member.state == MemberState::Trusted && member.alive().is_none())
@@ -195,7 +227,7 @@ impl Members {
     pub fn serves_all(&self) -> bool {
         let list = self.list.borrow();
         let trusted = list.iter().map(|m| m.state == MemberState::Trusted && m.alive().is_some());
-        self.identity.layout.survives(&trusted.collect::<Vec<_>>())
+        self.identity.layout().survives(&trusted.collect::<Vec<_>>())
     }
 
     pub fn all_trusted(&self) -> bool {
@@ -224,7 +256,7 @@ impl Members {
         stripe: StripeIndex,
         missed: Positions,
     ) -> Result<(), ArrayError> {
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let believed = |index: &MemberIndex| self.list.borrow()[index.index()].is_current(stripe);
         let members = each(missed).map(|p| layout.member_at(stripe, p));
         let behind: SmallVec<[MemberIndex; 4]> = members.filter(believed).collect();
@@ -268,6 +300,11 @@ impl Members {
     pub async fn save(&self) -> Result<(), ArrayError> {
         self.generation.set(self.generation.get() + 1);
         self.settled().await
+    }
+
+    /// Its label has them already.
+    pub fn set_areas(&self, index: MemberIndex, areas: MemberLayout) {
+        self.list.borrow_mut()[index.index()].areas = areas;
     }
 
     pub fn journal_from(&self) -> u64 {
@@ -429,7 +466,7 @@ impl Members {
                 && member.alive().is_some()
                 && !failed.contains(&MemberIndex::new(index))
         };
-        self.identity.layout.survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
+        self.identity.layout().survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
     }
 
     /// Tells every drive whether the others could stand for it.
@@ -457,7 +494,7 @@ impl Members {
     }
 
     fn superblock(&self, own: MemberIndex) -> ArraySuperblock {
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let list = self.list.borrow();
         let mut superblock = ArraySuperblock::blank();
         superblock.array = self.identity.uuid;
@@ -470,7 +507,7 @@ impl Members {
         superblock.member_count = u16::try_from(list.len()).expect("few members").into();
         superblock.member = u16::from(own.0).into();
         superblock.chunk_bytes = layout.chunk_bytes.into();
-        superblock.region_stripes = self.identity.region_stripes.into();
+        superblock.region_stripes = self.identity.region_stripes().into();
         superblock.stripes = layout.stripes.into();
         superblock.journal_from = self.journal_from.get().into();
         superblock.policy = self.policy.get() as u8;

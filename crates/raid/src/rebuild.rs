@@ -118,6 +118,7 @@ impl Array {
                 self.sync_or_give_up(stripe).await?;
             }
         }
+        let _regions = self.hold_regions().await;
         let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
         let all = stripes.clone().map(StripeIndex);
         let lacked = all.filter(|stripe| self.is_lacked(target, *stripe));

@@ -39,7 +39,7 @@ pub struct ArraySpec {
     pub host: Option<Host>,
 }
 
-fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> ChangeError {
+pub(crate) fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> ChangeError {
     let drive = drive.name().to_owned();
     move |error| ChangeError::Drive { drive: drive.clone(), error }
 }
@@ -54,10 +54,10 @@ impl Array {
     ) -> Result<Rc<Array>, ChangeError> {
         let (identity, members) = plan_array(spec, drives)?;
         let list = members.clone();
-        let policy = spec.policy.unwrap_or(identity.layout.default_policy());
-        identity.layout.check_policy(policy).map_err(ChangeError::Spec)?;
+        let policy = spec.policy.unwrap_or(identity.layout().default_policy());
+        identity.layout().check_policy(policy).map_err(ChangeError::Spec)?;
         let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0, policy));
-        let empty = || StoredMap::empty(identity.layout.stripes, identity.region_stripes);
+        let empty = || StoredMap::empty(identity.layout().stripes, identity.region_stripes());
         // Nothing was written: nothing has to be zeroed or to agree.
         let bad = StoredList::default();
         let maps = StoredMaps { dirty: empty(), written: empty(), missed: empty(), bad };
@@ -107,7 +107,7 @@ impl Array {
         }
     }
 
-    fn label_of(&self, member: &Member) -> Label {
+    pub(crate) fn label_of(&self, member: &Member) -> Label {
         Label { drive_uuid: member.drive_uuid, array: self.uuid(), layout: member.areas }
     }
 
@@ -219,6 +219,9 @@ impl Array {
         drive_uuid: [u8; 16],
     ) -> Result<(), ChangeError> {
         let _request = self.begin()?;
+        if self.growing.get() {
+            return Err(ChangeError::Busy("a change of the array's size"));
+        }
         let old = self.member(index)?;
         if old.keeps_metadata().is_some() {
             return Err(ChangeError::MemberInUse(index));
@@ -361,11 +364,7 @@ fn plan_array(
     if layout.stripes > STRIPES_MAX {
         return Err(ChangeError::Spec("the drives are too large for this chunk; use more".into()));
     }
-    let identity = Identity {
-        uuid: spec.uuid,
-        name: spec.name.clone(),
-        layout,
-        region_stripes: region_stripes_for(layout.stripes),
-    };
+    let region_stripes = region_stripes_for(layout.stripes);
+    let identity = Identity::new(spec.uuid, spec.name.clone(), layout, region_stripes);
     Ok((Rc::new(identity), members))
 }

@@ -211,10 +211,10 @@ async fn with_bad_rows(
     let mut expected = Vec::new();
     for stripe in lost {
         for chunk in chunks(&pair, stripe, &[&[1], &spoilt[..]].concat()) {
-            let rows: &[Range<usize>] =
-                if stripe == STRIPE { &[1024..2048, 9216..9728] } else { &[512..1024] };
+            let rows: &[(usize, usize)] =
+                if stripe == STRIPE { &[(1024, 2048), (9216, 9728)] } else { &[(512, 1024)] };
             let first = pair.array.layout().array_offset(stripe, chunk, 0) as usize;
-            expected.extend(rows.iter().map(|rows| first + rows.start..first + rows.end));
+            expected.extend(rows.iter().map(|(start, end)| first + start..first + end));
         }
     }
     if level == Level::Raid10 {

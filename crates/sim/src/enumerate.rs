@@ -20,7 +20,13 @@ pub struct Report {
 }
 
 /// A workload, and the kind of fault that it is tried with.
-type Case = (Geometry, Option<Policy>, fn(Loss) -> SingleFault);
+#[derive(Clone, Copy)]
+struct Case {
+    geometry: Geometry,
+    policy: Option<Policy>,
+    grows: bool,
+    what: fn(Loss) -> SingleFault,
+}
 
 /// Every `stride`-th operation; 1: all. On the smallest array of every level that this build knows,
 /// under every policy that it can have, and while that changes. `jobs` cases run at the same time.
@@ -56,8 +62,13 @@ fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for geometry in geometries {
         let changes = geometry.layout().is_redundant().then_some(None);
-        for policy in geometry.policies().into_iter().map(Some).chain(changes) {
-            cases.extend(faults(&geometry).iter().map(|what| (geometry, policy, *what)));
+        let policies = geometry.policies().into_iter().map(Some).chain(changes);
+        let growing = Some(geometry.layout().default_policy());
+        let kinds = policies.map(|policy| (policy, false)).chain([(growing, true)]);
+        for (policy, grows) in kinds {
+            let case =
+                |what: &fn(Loss) -> SingleFault| Case { geometry, policy, grows, what: *what };
+            cases.extend(faults(&geometry).iter().map(case));
         }
     }
     cases
@@ -84,10 +95,11 @@ fn loss(after: u64) -> Loss {
 }
 
 /// False once the fault comes after the workload.
-fn one(report: &mut Report, (geometry, policy, what): &Case, after: u64) -> bool {
+fn one(report: &mut Report, case: &Case, after: u64) -> bool {
+    let Case { geometry, policy, grows, what } = *case;
     let single = Single { after, what: what(loss(after)) };
     let run = || {
-        let plan = Plan::single(*geometry, *policy, single);
+        let plan = Plan { grows, ..Plan::single(geometry, policy, single) };
         let mut scenario = Scenario::new(plan, Options::default());
         let reached = scenario.single_fault(single);
         (reached, scenario.verdict().failure)
@@ -98,7 +110,9 @@ fn one(report: &mut Report, (geometry, policy, what): &Case, after: u64) -> bool
     if let Some(why) = failure {
         let (level, members) = (level_name(geometry.level), geometry.members);
         let policy = policy.map_or("any policy".into(), |policy| format!("{policy:?}"));
-        report.failures.push(format!("level {level} of {members}, {policy}, {single:?}: {why}"));
+        let grows = if grows { ", growing" } else { "" };
+        let what = format!("level {level} of {members}, {policy}{grows}, {single:?}: {why}");
+        report.failures.push(what);
     }
     reached
 }

@@ -156,6 +156,8 @@ pub struct Plan {
     /// One operation in so many is a flush.
     pub flush_one_in: u64,
     pub hot_stripes: usize,
+    /// Many long requests at once, as many as fill the journal.
+    pub floods: bool,
     pub endings: Vec<Ending>,
     /// Faults in a life, at most.
     pub faults_max: u64,
@@ -171,6 +173,8 @@ pub struct Plan {
     pub returns: bool,
     pub transient_one_in: Option<u64>,
     pub pool_changes: bool,
+    /// Drives get larger, and so does the array.
+    pub grows: bool,
     /// More faults than the level promises to bear: errors are allowed, wrong data never.
     pub beyond: bool,
     pub single: Option<Single>,
@@ -199,6 +203,7 @@ impl Plan {
             pause_ns_max: 0,
             flush_one_in: 4,
             hot_stripes: 2,
+            floods: false,
             endings: vec![Ending::CleanStop],
             // Changes of the policy, if there are any.
             faults_max: 8,
@@ -212,6 +217,7 @@ impl Plan {
             returns: false,
             transient_one_in: None,
             pool_changes: false,
+            grows: false,
             // Where nothing may be lost, a fault is one too many.
             beyond: !geometry.layout().is_redundant() && single.what == SingleFault::Fail,
             single: Some(single),
@@ -241,8 +247,9 @@ impl Plan {
         let (deaths_at_end, policy_changes) = (half(), half() && half());
         let mixed = half() && half() && half();
         let traits = draw_traits(&mut prng, geometry.drive_bytes());
-        let lives = 1 + prng.below(5);
-        let workers = 1 + prng.below(5);
+        let floods = prng.chance(1, 24);
+        let lives = 1 + prng.below(if floods { 2 } else { 5 });
+        let workers = if floods { 16 } else { 1 + prng.below(5) };
         Plan {
             seed,
             geometry,
@@ -252,10 +259,11 @@ impl Plan {
             mixed,
             lives: u32::try_from(lives).unwrap_or(1),
             workers: usize::try_from(workers).unwrap_or(1),
-            ops_per_worker: ops.min(REQUESTS_MAX / (lives * workers)),
+            ops_per_worker: if floods { 60 } else { ops.min(REQUESTS_MAX / (lives * workers)) },
             pause_ns_max: [0, 100_000, 10_000_000, 1_000_000_000][prng.index(4)],
             flush_one_in: [3, 10, 40][prng.index(3)],
             hot_stripes: [1, 3, 12][prng.index(3)],
+            floods,
             endings,
             faults_max: [0, 2, 5, 12][prng.index(4)],
             deaths,
@@ -269,6 +277,7 @@ impl Plan {
             transient_one_in: prng.chance(1, 3).then(|| [5, 50, 500][prng.index(3)]),
             pool_changes,
             beyond: prng.chance(1, 8),
+            grows: prng.chance(1, 4),
             single: None,
         }
     }
@@ -287,6 +296,7 @@ impl Plan {
             chunk_bytes >> 10
         );
         let kinds = [
+            (self.floods, "floods"),
             (self.deaths, "deaths"),
             (self.deaths_at_end, "deaths at the end of a life"),
             (self.policy_changes, "policy changes"),
@@ -298,6 +308,7 @@ impl Plan {
             (self.returns, "returns"),
             (self.transient_one_in.is_some(), "transient errors"),
             (self.pool_changes, "pool changes"),
+            (self.grows, "growing"),
             (!self.traits.volatile_cache, "no volatile cache"),
             (self.traits.sector_bytes == 4096, "4K sectors"),
             (!self.traits.zeroes, "no zeroing by drives"),

@@ -96,6 +96,20 @@ impl Fleet {
         uuid
     }
 
+    /// All drives of members, and those to come, get more bytes. How many they have then.
+    pub fn grow(&mut self, more: u64) -> u64 {
+        self.traits.bytes += more;
+        for drive in &self.slots {
+            self.world.borrow_mut().drive(*drive).grow(self.traits.bytes);
+        }
+        self.traits.bytes
+    }
+
+    /// Of each drive.
+    pub fn bytes(&self) -> u64 {
+        self.traits.bytes
+    }
+
     /// A handle for the engine.
     pub fn open(&self, reactor: &Reactor, drive: u32) -> Rc<Drive> {
         let traits = self.world.borrow_mut().drive(drive).traits;

@@ -40,6 +40,8 @@ pub struct Life {
     pub array: Rc<Array>,
     pub pool: Rc<Pool>,
     pub volume: Volume,
+    /// Of the volume: what requests may use.
+    pub bytes: Cell<u64>,
     pub oracle: Rc<RefCell<Oracle>>,
     pub fleet: Rc<RefCell<Fleet>>,
     /// Stripes that waited for resync when the life began, or had bad blocks, and were not written
@@ -229,7 +231,7 @@ impl Life {
 
     /// Starts the workers.
     pub fn start_workers(self: &Rc<Life>, prng: &mut Prng) {
-        let hot = hot_stripes(&self.plan, self.volume.bytes() / self.array.stripe_bytes());
+        let hot = hot_stripes(&self.plan, self.bytes.get() / self.array.stripe_bytes());
         self.working.set(self.plan.workers);
         for _ in 0..self.plan.workers {
             let (life, hot) = (self.clone(), hot.clone());
@@ -284,7 +286,7 @@ impl Life {
         let more = SECTOR * prng.below(9);
         let offset = (stripe / region * region).saturating_sub(more);
         let len = region * (1 + prng.below(2)) + more;
-        let len = len.min(self.volume.bytes() - offset);
+        let len = len.min(self.bytes.get() - offset);
         if prng.chance(1, 2) {
             self.write(offset, len, true).await;
         } else {
@@ -296,7 +298,10 @@ impl Life {
     fn range(&self, hot: &[u64], prng: &mut Prng) -> (u64, u64) {
         let stripe = self.array.stripe_bytes();
         let first = hot[prng.index(hot.len())] * stripe;
-        let len_max = LEN_SECTORS_MAX[prng.index(LEN_SECTORS_MAX.len())];
+        let len_max = match self.plan.floods {
+            true => 256,
+            false => LEN_SECTORS_MAX[prng.index(LEN_SECTORS_MAX.len())],
+        };
         let mut len = SECTOR * (1 + prng.below(len_max));
         let mut offset = first + SECTOR * prng.below(stripe / SECTOR);
         if prng.chance(1, 2) {
@@ -306,15 +311,18 @@ impl Life {
             // The same few places again and again.
             offset = first;
         }
-        offset = offset.min(self.volume.bytes() - SECTOR);
-        (offset, len.min(self.volume.bytes() - offset))
+        offset = offset.min(self.bytes.get() - SECTOR);
+        (offset, len.min(self.bytes.get() - offset))
     }
 }
 
-/// Stripes in the first, a middle and the last region of the volume.
+/// Stripes in the first, a middle and the last region of the volume; all for a flood.
 pub fn hot_stripes(plan: &Plan, stripes: u64) -> Vec<u64> {
     let mut prng = Prng::stream(plan.seed, "hot");
     let bases = [0, stripes / 2, stripes - 1];
+    if plan.floods {
+        return (0..stripes).collect();
+    }
     let pick = |index: usize| {
         let near = bases[index % bases.len()] + prng.below(5);
         near.min(stripes - 1)

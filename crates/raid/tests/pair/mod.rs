@@ -102,6 +102,12 @@ impl Pair {
         Pair { reactor: reactor.clone(), array, bytes, prng: Prng::from_seed(7), files }
     }
 
+    /// An array on other drives, so many bytes of which are used.
+    pub fn of(reactor: &Reactor, array: Rc<Array>, bytes: u64) -> Pair {
+        let (reactor, bytes) = (reactor.clone(), vec![0; bytes as usize]);
+        Pair { reactor, array, bytes, prng: Prng::from_seed(7), files: Vec::new() }
+    }
+
     /// A random range of whole sectors, often small, sometimes over several stripes.
     pub fn range(&mut self) -> (usize, usize) {
         let len_max = [8, 64, 700][self.prng.index(3)];
