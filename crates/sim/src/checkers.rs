@@ -69,7 +69,7 @@ fn on_members<T>(life: &Life, look: impl FnOnce(&[&SimDrive]) -> T) -> T {
 /// Faults are over.
 pub async fn liveness(life: &Rc<Life>) {
     let redundant = life.array.layout().is_redundant();
-    if redundant && !become_whole(life).await {
+    if redundant && !become_whole(life, true).await {
         return;
     }
     if life.plan.grows {
@@ -105,14 +105,15 @@ async fn use_all(life: &Rc<Life>) {
     }
 }
 
-/// Gives spares and starts rebuilds again, as an operator would, until the array is optimal.
-async fn become_whole(life: &Rc<Life>) -> bool {
+/// Gives spares and starts rebuilds again, as an operator would, until the array is optimal;
+/// `restored`: and what was lost for that was written again, as from a backup.
+pub async fn become_whole(life: &Rc<Life>, restored: bool) -> bool {
     let deadline = life.reactor.now().after(WHOLE_WITHIN);
     loop {
         let status = life.array.status();
         let busy = status.rebuild.is_some() || status.resync.is_some();
         let whole = status.state == ArrayState::Optimal && status.unsynced_stripes == 0;
-        if whole && status.bad.is_empty() && !busy {
+        if whole && !busy && (status.bad.is_empty() || !restored) {
             return true;
         }
         if life.world.borrow().is_dark() {

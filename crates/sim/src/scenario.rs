@@ -84,6 +84,8 @@ enum Start {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Safety(Ending),
+    /// Faults are over, and members are rebuilt past what is lost: is that remembered?
+    Rebuild,
     Liveness,
 }
 
@@ -160,10 +162,23 @@ impl Scenario {
             self.lose_drives(first, usize::MAX);
         }
         if !self.is_over() {
-            self.calm();
-            self.live(Start::Assemble, Phase::Liveness);
+            self.recover(Start::Assemble);
         }
         reached
+    }
+
+    /// Faults are over.
+    fn recover(&mut self, mut start: Start) {
+        self.calm();
+        let Plan { geometry, policy, policy_changes, .. } = &*self.plan;
+        let uncovered = *policy_changes || policy.is_some_and(|its| its != Policy::Journal);
+        if uncovered && geometry.layout().parity > 0 {
+            self.live(start, Phase::Rebuild);
+            start = Start::Assemble;
+        }
+        if !self.is_over() {
+            self.live(start, Phase::Liveness);
+        }
     }
 
     /// Drives die between two lives: those of the first members from `first` on, up to `count`, as
@@ -192,8 +207,7 @@ impl Scenario {
             }
         }
         if !self.plan.beyond {
-            self.calm();
-            self.live(start, Phase::Liveness);
+            self.recover(start);
         }
     }
 
@@ -263,7 +277,7 @@ impl Scenario {
                 self.world.borrow_mut().end_life(None);
                 self.oracle.borrow_mut().process_crash();
             }
-            (None, Phase::Safety(Ending::CleanStop) | Phase::Liveness) => {
+            (None, Phase::Safety(Ending::CleanStop) | Phase::Rebuild | Phase::Liveness) => {
                 let now_ns = self.world.borrow().now_ns();
                 let why = format!("hung: nothing will ever happen again at {now_ns} ns");
                 self.world.borrow_mut().fail(why);
@@ -514,9 +528,10 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         waiting: WaitList::default(),
     });
     match phase {
-        Phase::Liveness => {
-            checkers::liveness(&life).await;
+        Phase::Rebuild => {
+            checkers::become_whole(&life, false).await;
         }
+        Phase::Liveness => checkers::liveness(&life).await,
         Phase::Safety(ending) => {
             plan_ending(&life, ending, &mut seedling.prng);
             safety(&life, &mut seedling.prng).await;

@@ -163,9 +163,20 @@ impl Life {
         }
         if good {
             self.note(|| format!("{what} {offset} +{len} acknowledged"));
+            self.can_be_read(offset, len).await;
             let stripe = self.array.stripe_bytes();
             for whole in offset.div_ceil(stripe)..(offset + len) / stripe {
                 self.unsure.borrow_mut().remove(&whole);
+            }
+        }
+    }
+
+    /// What was acknowledged is bad no longer.
+    async fn can_be_read(&self, offset: u64, len: u64) {
+        if self.array.has_doubts() && !self.plan.beyond {
+            let into = self.buffers(len, 1 << 20);
+            if let Err(error) = self.volume.read(offset, into).await {
+                self.fail(format!("{len} bytes at {offset} were written, and then: {error}"));
             }
         }
     }
