@@ -15,15 +15,18 @@ use ashlar_reactor::wait_list::WaitList;
 use crate::bad_blocks::{BadBlocks, StoredList};
 use crate::dirty::{Dirty, RegionGuard};
 use crate::error::{ArrayError, ChangeError};
+use crate::hedge::Hedging;
 use crate::job::Jobs;
 use crate::journal::Journal;
 use crate::layout::Layout;
 use crate::lease::Leasehold;
-use crate::members::{Identity, Member, Members};
+use crate::members::{Identity, Member, Members, sector_bytes};
 use crate::mode::Modes;
+use crate::pace::Pace;
 use crate::parity::Kernels;
 use crate::pending::Hold;
 use crate::region_map::{RegionMap, StoredMap};
+use crate::settings::{Settings, SettingsChange};
 use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
 use crate::stored::Torn;
 use crate::stripe_set::StripeSet;
@@ -55,6 +58,8 @@ pub struct Array {
     /// Largest sector of any member: what reads and writes of members are multiples of.
     pub(crate) sector_bytes: u32,
     pub(crate) jobs: Jobs,
+    pub(crate) pace: Pace,
+    pub(crate) hedging: Hedging,
     counters: Cell<ArrayCounters>,
     requests: Cell<u64>,
     stopping: Cell<bool>,
@@ -106,11 +111,7 @@ impl Array {
         members: Rc<Members>,
         maps: &StoredMaps,
     ) -> Rc<Array> {
-        let sector_bytes = {
-            let list = members.list();
-            let sectors = list.iter().flat_map(|m| &m.drive).map(|d| d.limits().sector_bytes);
-            sectors.max().unwrap_or(512)
-        };
+        let sector_bytes = sector_bytes(&members.list());
         let chunk_bytes = identity.layout().chunk_bytes;
         let map =
             |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
@@ -145,6 +146,8 @@ impl Array {
             kernels: Kernels::detect(),
             sector_bytes,
             jobs: Jobs::default(),
+            pace: Pace::default(),
+            hedging: Hedging::default(),
             counters: Cell::default(),
             requests: Cell::new(0),
             stopping: Cell::new(false),
@@ -213,13 +216,15 @@ impl Array {
         Ok(RequestGuard { array: self.clone() })
     }
 
-    pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.get()
+    /// Part of a request that is under way goes on after it: also while the array is to stop.
+    pub(crate) fn go_on(self: &Rc<Self>) -> RequestGuard {
+        assert!(self.requests.get() > 0, "there is no request to go on with");
+        self.requests.set(self.requests.get() + 1);
+        RequestGuard { array: self.clone() }
     }
 
-    /// Requests under way.
-    pub(crate) fn requests(&self) -> u64 {
-        self.requests.get()
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.get()
     }
 
     /// Whether nothing is under way, jobs included: no request, and no row locked.
@@ -343,7 +348,7 @@ impl Array {
             drive_uuid: member.drive_uuid,
             drive: member.drive.clone(),
             state: member.state,
-            rebuilt_stripes: member.rebuilt_stripes,
+            rebuilt_stripes: member.filled.count(),
             catches_up: member.catches_up,
         };
         let now = self.reactor.now();
@@ -362,6 +367,8 @@ impl Array {
             state: self.state(),
             lost_to: self.lease.get().and_then(|lease| lease.lost_to()),
             policy: self.policy(),
+            settings: self.settings(),
+            sector_bytes: self.sector_bytes,
             journal: self.journal.status(),
             members: self.members.list().iter().enumerate().map(member).collect(),
             regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes()),
@@ -375,6 +382,18 @@ impl Array {
             scrub: self.jobs.scrub(now),
             counters: self.counters.get(),
         }
+    }
+
+    pub fn settings(&self) -> Settings {
+        self.members.settings()
+    }
+
+    /// Changes what an operator can set; durably, while the array serves.
+    pub async fn set_settings(self: &Rc<Self>, change: SettingsChange) -> Result<(), ChangeError> {
+        let _request = self.begin()?;
+        let settings = self.settings().changed(change, self.sector_bytes);
+        self.members.set_settings(settings.map_err(ChangeError::Spec)?);
+        Ok(self.members.settled().await?)
     }
 
     /// The member's drive was pulled: it is used no longer. Returns at once.

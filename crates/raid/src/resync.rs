@@ -5,9 +5,10 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use ashlar_drive::latency::{Latency, LatencySummary};
+use ashlar_drive::slow::judge;
+use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::StripeIndex;
-use ashlar_reactor::backend::Instant;
-use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
 use smallvec::SmallVec;
 
@@ -15,12 +16,15 @@ use crate::array::Array;
 use crate::dirty::QUIET_BEFORE_CLEAN;
 use crate::error::ArrayError;
 use crate::journal::Slice;
+use crate::lanes::Lanes;
+use crate::members::Member;
+use crate::shift::Shift;
 use crate::write_plan::{bits, each};
 
 /// Between two looks at what maintenance has to do.
 const MAINTENANCE_PERIOD: Duration = Duration::from_millis(250);
-/// Stripes that are synced at the same time.
-const STRIPES_AT_ONCE: usize = 8;
+/// Rounds of maintenance between two looks at how fast the drives are.
+const LOOK_ROUNDS: u32 = 4;
 /// Rounds of maintenance between two tries of stripes that could not be synced.
 const RETRY_ROUNDS: u32 = 240;
 
@@ -127,7 +131,7 @@ impl Array {
 
     /// Runs as long as the array does: resyncs, and cleans the dirty map.
     pub(crate) async fn maintain(self: Rc<Self>) {
-        let mut rounds_until_retry = 0u32;
+        let (mut rounds_until_retry, mut rounds_until_look) = (0u32, LOOK_ROUNDS);
         self.set_maintained(true);
         while !self.is_stopping() {
             self.pause(MAINTENANCE_PERIOD).await;
@@ -137,6 +141,12 @@ impl Array {
             if self.unsynced.count() > 0 && rounds_until_retry == 0 {
                 self.resync().await;
                 rounds_until_retry = RETRY_ROUNDS;
+            }
+            self.scrub_if_due();
+            rounds_until_look = rounds_until_look.saturating_sub(1);
+            if rounds_until_look == 0 {
+                self.compare_drives();
+                rounds_until_look = LOOK_ROUNDS;
             }
             if self.journal.refusal().is_some() {
                 // Who waits for room must hear that there is no member left to have it.
@@ -152,28 +162,51 @@ impl Array {
         self.set_maintained(false);
     }
 
+    /// Which drives are slow, say their siblings. One that is rebuilt does other work than they.
+    fn compare_drives(&self) {
+        let list = self.members.list();
+        let at_work = |member: &Member| {
+            let same = member.state == MemberState::Trusted;
+            member.alive().filter(|_| same).map(|drive| drive.latency())
+        };
+        let latencies: Vec<Option<Latency>> = list.iter().map(at_work).collect();
+        let of = |which: fn(Latency) -> LatencySummary| -> Vec<Option<LatencySummary>> {
+            latencies.iter().map(|latency| latency.map(which)).collect()
+        };
+        let (reads, writes) = (of(|its| its.reads), of(|its| its.writes));
+        let verdicts = judge(&reads).into_iter().zip(judge(&writes));
+        for (member, (reads, writes)) in list.iter().zip(verdicts) {
+            member.alive().into_iter().for_each(|drive| drive.compared(reads, writes));
+        }
+        self.hedging.learn(&reads);
+    }
+
     /// One pass over all unsynced stripes. Those that cannot be synced are left.
     async fn resync(self: &Rc<Self>) {
         let total = self.unsynced.count();
         self.jobs.resync_slot().begin(self.reactor.now(), 0, total);
+        let (lanes, mut shift) = (Lanes::new(&self.reactor), Shift::begin(self));
         let mut at = StripeIndex(0);
-        loop {
-            let mut window = Vec::new();
-            while window.len() < STRIPES_AT_ONCE
-                && let Some(stripe) = self.unsynced.next(at)
-            {
-                at = StripeIndex(stripe.0 + 1);
-                window.push(stripe);
+        while let Some(stripe) = self.unsynced.next(at) {
+            at = StripeIndex(stripe.0 + 1);
+            if shift.is_over() {
+                lanes.drained().await;
+                shift.rest().await;
+                // A crash later must not begin with what is done.
+                let _ = self.clean_dirty_map(QUIET_BEFORE_CLEAN).await;
             }
-            let Ok(_request) = self.begin() else { break };
-            if window.is_empty() {
-                break;
-            }
-            let began = self.reactor.now();
-            join_all(window.iter().map(|stripe| self.resync_stripe(*stripe))).await;
-            self.jobs.resync_slot().advance(total.saturating_sub(self.unsynced.count()));
-            self.give_way(began).await;
+            let Ok(request) = self.admit().await else { break };
+            let lane = lanes.enter(shift.stripes_at_once()).await;
+            let array = self.clone();
+            self.reactor.spawn(async move {
+                // One that cannot be synced is left.
+                let _ = array.resync_stripe(stripe).await;
+                let left = array.unsynced.count();
+                array.jobs.resync_slot().advance(total.saturating_sub(left));
+                drop((lane, request));
+            });
         }
+        lanes.drained().await;
         self.jobs.resync_slot().end();
     }
 
@@ -181,15 +214,6 @@ impl Array {
         // While some are away, they may come back, and have what is needed.
         let all_here = self.members.held(stripe) == bits(0..self.layout().positions());
         if all_here { self.sync_or_give_up(stripe).await } else { self.sync_now(stripe).await }
-    }
-
-    /// Leaves half of the time to others while there are any.
-    pub(crate) async fn give_way(&self, began: Instant) {
-        self.sure().await;
-        // One of the requests is the job's own.
-        if self.requests() > 1 {
-            self.pause(self.reactor.now().since(began)).await;
-        }
     }
 
     /// Clears the bits of regions where nothing is going on any more.

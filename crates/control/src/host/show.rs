@@ -200,7 +200,7 @@ impl Host {
             resync: snapshot.resync,
             rebuild: snapshot.rebuild,
             rebuild_error: snapshot.rebuild_error.clone(),
-            scrub: Some(snapshot.scrub),
+            scrub: Some(snapshot.scrub.clone()),
             counters: Some(snapshot.counters),
         }
     }
@@ -228,8 +228,10 @@ impl Host {
             drive_uuid: member.drive_uuid,
             state: member.state,
             health: used.map(|drive| drive.health),
+            slow: used.is_some_and(|drive| drive.slow),
             present: member.is_present(),
             counters: used.map(|drive| drive.counters),
+            wrong_stripes: member.wrong_stripes,
             takeover: plans.get(&member.index).and_then(takeover_shown),
             rebuilt_percent: match member.state {
                 crate::api::array::MemberState::Trusted => 100,
@@ -382,6 +384,13 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
             let count = array.bad_blocks.len();
             problems.push(format!(
                 "array {name} has lost blocks, in {count} places; see `ashlar array show {name}`"
+            ));
+        }
+        if let Some(scrub) = array.scrub.as_ref().filter(|scrub| scrub.mismatched_stripes > 0) {
+            let stripes = scrub.mismatched_stripes;
+            problems.push(format!(
+                "array {name}: the last scrub found {stripes} stripes that did not agree; \
+                 `ashlar array show {name}` says where"
             ));
         }
     }

@@ -195,7 +195,16 @@ fn log_changes(name: &str, before: &ArraySnapshot, now: &ArraySnapshot) {
         if mismatched + unreadable + bad == 0 {
             tracing::info!(array = name, "scrub finished: all is well");
         } else {
-            tracing::warn!(array = name, mismatched, repaired, unreadable, bad, "scrub finished");
+            let undecided = found.undecided_stripes;
+            tracing::warn!(
+                array = name,
+                mismatched,
+                undecided,
+                repaired,
+                unreadable,
+                bad,
+                "scrub finished"
+            );
         }
     }
 }
