@@ -107,6 +107,10 @@ impl Array {
         drive: &Rc<Drive>,
         areas: MemberLayout,
     ) -> Result<(), ChangeError> {
+        // Else members that are away, and do not know of this, could be started without it.
+        if !self.members.survives_without(&[index]) {
+            return Err(ArrayError::Lost.into());
+        }
         let uuid = self.member(index)?.drive_uuid;
         let emptied = self.empty(drive, areas.journal).await;
         emptied.map_err(|error| ChangeError::Drive { drive: drive.name().into(), error })?;

@@ -290,21 +290,30 @@ impl Array {
                 (job, updated, stores)
             })
             .collect();
-        let mut result = Ok(());
+        let (mut result, mut left) = (Ok(()), Vec::new());
         for (job, updated, stores) in started {
             let done = self.finish_stores(stores).await;
             let mut holds = parity_holds.clone();
             holds.extend(job.patches.iter().map(|patch| patch.hold.clone()));
             let torn = Torn { updated, stored: done.stored, newest, _holds: holds };
-            if let Err(error) = self.stored(torn, done.no_space).await {
+            if let Err((error, torn)) = self.stored(torn, done.no_space).await {
                 result = Err(error);
+                left.push(torn);
             }
         }
+        self.keep_torn(left);
         result
     }
 
+    /// All at once, and before anybody looks at their stripes again: whoever stored them, or mends
+    /// them next, is the only one that has them.
+    fn keep_torn(&self, torn: Vec<Torn>) {
+        torn.iter().for_each(|torn| self.torn_stripes.insert(torn.updated.stripe));
+        self.torn.borrow_mut().extend(torn);
+    }
+
     /// A band was stored on some positions, or on all.
-    async fn stored(&self, torn: Torn, no_space: bool) -> Result<(), ArrayError> {
+    async fn stored(&self, torn: Torn, no_space: bool) -> Result<(), (ArrayError, Torn)> {
         let Torn { updated, stored, newest, .. } = &torn;
         let behind = updated.wanted & !stored;
         let result = if behind & updated.writable == 0 {
@@ -316,10 +325,8 @@ impl Array {
         } else {
             Err(ArrayError::Lost)
         };
-        if result.is_err() {
-            self.torn_stripes.insert(updated.stripe);
-            self.torn.borrow_mut().push(torn);
-            return result;
+        if let Err(error) = result {
+            return Err((error, torn));
         }
         self.journal.note_stored(updated.stripe);
         let mut pending = self.journal.pending.borrow_mut();
@@ -334,8 +341,9 @@ impl Array {
     pub(crate) async fn mend_torn(&self) -> Result<(), ArrayError> {
         let torn = std::mem::take(&mut *self.torn.borrow_mut());
         let mut stripes: Vec<StripeIndex> = torn.iter().map(|t| t.updated.stripe).collect();
+        stripes.sort_unstable();
         stripes.dedup();
-        let mut result = Ok(());
+        let (mut result, mut left) = (Ok(()), Vec::new());
         for mut torn in torn {
             let stripe = torn.updated.stripe;
             let _touched = self.touch(stripe);
@@ -344,10 +352,12 @@ impl Array {
             let missing: Vec<Store> = missing.cloned().collect();
             let done = self.finish_stores(self.start_stores(stripe, &missing)).await;
             torn.stored |= done.stored;
-            if let Err(error) = self.stored(torn, done.no_space).await {
+            if let Err((error, torn)) = self.stored(torn, done.no_space).await {
                 result = Err(error);
+                left.push(torn);
             }
         }
+        self.keep_torn(left);
         for stripe in stripes {
             if !self.is_torn(stripe) {
                 self.torn_stripes.remove(stripe);

@@ -352,11 +352,7 @@ impl Journal {
     }
 
     async fn write_copies(&self, entries: &[Entry], sequence: u64) -> Result<(), ArrayError> {
-        let at = {
-            let ring = self.ring.borrow();
-            let batch = ring.iter().rfind(|batch| batch.sequence == sequence);
-            batch.expect("held, so it is in the ring").at
-        };
+        let at = self.place_of(sequence).expect("held, so it is in the ring");
         let (batch, payload) = self.compose(entries, sequence);
         loop {
             // A member that answers no more, but is believed, could come back without the others
@@ -382,7 +378,24 @@ impl Journal {
     /// Empties a batch whose caller hears of an error: what it says must not come true after a
     /// crash. Members that cannot be written do not keep the caller from hearing.
     pub(crate) async fn void(&self, sequence: u64) {
-        let _ = self.write_copies(&[], sequence).await;
+        let Some(at) = self.place_of(sequence) else { return };
+        let (batch, payload) = self.compose(&[], sequence);
+        // Nobody knows any more which members it went to.
+        let targets: Vec<Target> = {
+            let list = self.members.list();
+            let fit = (0..list.len()).filter_map(|i| Target::of(&list, i, at + HEADER_BYTES));
+            fit.collect()
+        };
+        let writes = targets
+            .iter()
+            .map(|target| write_copy(&self.reactor, target, &batch, &payload, at, sequence));
+        join_all(writes).await;
+    }
+
+    /// Where a batch stands in the ring.
+    fn place_of(&self, sequence: u64) -> Option<u64> {
+        let ring = self.ring.borrow();
+        ring.iter().rfind(|batch| batch.sequence == sequence).map(|batch| batch.at)
     }
 
     fn compose(&self, entries: &[Entry], sequence: u64) -> (JournalBatch, Buffers) {
@@ -472,7 +485,8 @@ impl Journal {
         };
         let end = last.at + last.len;
         if last.at < first.at {
-            return (end + len + kept < first.at).then_some(end);
+            // It may have become smaller.
+            return (end + len + kept < first.at && end + len <= size).then_some(end);
         }
         // Used in one piece: behind it, else at the front.
         if end + len <= size {

@@ -497,7 +497,8 @@ impl Members {
         self.fence(failed.into_iter()).await
     }
 
-    fn survives_without(&self, failed: &[MemberIndex]) -> bool {
+    /// Whether the others hold every block, as far as they are here.
+    pub(crate) fn survives_without(&self, failed: &[MemberIndex]) -> bool {
         let list = self.list.borrow();
         let good = |(index, member): (usize, &Member)| {
             member.state == MemberState::Trusted

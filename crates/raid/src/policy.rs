@@ -34,7 +34,10 @@ impl Array {
             if wanted == modes.mode.get() {
                 modes.users.set(modes.users.get() + 1);
                 let (reactor, modes) = (self.reactor.clone(), modes.clone());
-                return Ok(ModeGuard { reactor, modes, mode: wanted });
+                let guard = ModeGuard { reactor, modes, mode: wanted };
+                // A switch may have failed before, and have left another `journal_from` on some.
+                self.members.settled().await?;
+                return Ok(guard);
             }
             modes.switching.set(true);
             modes.changed.until(&self.reactor, || modes.users.get() == 0).await;
@@ -55,7 +58,11 @@ impl Array {
         self.members.flush().await?;
         if self.wanted_mode() == Mode::Journaled {
             self.members.set_journal_from(self.journal.next_sequence());
-            self.members.settled().await?;
+            let settled = self.members.settled().await;
+            if settled.is_err() {
+                self.members.set_journal_from(0);
+                return settled;
+            }
             self.modes.set(Mode::Journaled);
         }
         Ok(())
@@ -66,7 +73,11 @@ impl Array {
     async fn end_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
         self.drain_journal().await?;
         self.members.set_journal_from(0);
-        self.members.settled().await?;
+        let settled = self.members.settled().await;
+        if settled.is_err() {
+            self.members.set_journal_from(self.journal.next_sequence());
+            return settled;
+        }
         self.modes.set(Mode::Direct);
         Ok(())
     }

@@ -323,6 +323,9 @@ impl Array {
         stripe: StripeIndex,
         wanted: Positions,
     ) -> Result<SmallVec<[(u8, Buffer); 2]>, ArrayError> {
+        if self.torn_stripes.contains(stripe) {
+            return Err(ArrayError::Lost);
+        }
         let layout = self.layout();
         let rows = 0..layout.chunk_bytes;
         if layout.parity > 0 {
@@ -362,10 +365,17 @@ impl Array {
         if self.data_of(target).is_none() {
             return Err("its drive is gone".into());
         }
+        // Batches that were written without the member are on fewer members than they should be
+        // once another one may be lost again; and a replay would store what they say of its stripes
+        // over what was rebuilt since.
+        match self.drain_journal().await {
+            Err(_) if state == MemberState::Rebuilding => return Ok(()),
+            drained => drained.map_err(|error| error.to_string())?,
+        }
         if state == MemberState::Trusted {
-            // Batches that were written without the member are on fewer members than they should
-            // be once another one may be lost again.
-            self.drain_journal().await.map_err(|error| error.to_string())?;
+            if !self.members.survives_without(&[target.index]) {
+                return Err(ArrayError::Lost.to_string());
+            }
             self.settle_bad().await.map_err(|error| error.to_string())?;
             // A crash while it was labelled may have left it with one copy.
             let member = self.members.list()[target.index.index()].clone();

@@ -39,6 +39,7 @@ use crate::write_plan::{bands, bits, each};
 const READ_BYTES: u64 = 512 << 10;
 
 /// A batch that was found, with the members that have it.
+#[derive(Clone)]
 struct Found {
     batch: JournalBatch,
     /// Of all entries; none where all are zeroes.
@@ -50,6 +51,10 @@ struct Found {
 impl Found {
     fn sequence(&self) -> u64 {
         self.batch.header.sequence.get()
+    }
+
+    fn is_void(&self) -> bool {
+        self.batch.entries().is_empty()
     }
 
     /// Bytes it takes in the ring.
@@ -106,7 +111,7 @@ struct Findings {
 impl Array {
     /// Puts in place what the journal holds from `journal_from` on. Nothing is served yet.
     pub(crate) async fn replay(self: &Rc<Self>, journal_from: u64) -> Result<(), ArrayError> {
-        let found = self.find_batches(journal_from).await;
+        let (found, tail) = self.find_batches(journal_from).await;
         self.heal_batches(&found).await?;
         let mut ring = VecDeque::new();
         let mut stripes: BTreeMap<u64, Findings> = BTreeMap::new();
@@ -119,7 +124,6 @@ impl Array {
             }
         }
         *self.journal.ring.borrow_mut() = ring;
-        let tail = found.first().map_or(0, Found::sequence);
         for (stripe, findings) in stripes {
             let holds: Vec<Hold> = findings.data.iter().map(|(_, hold)| hold.clone()).collect();
             match self.replay_stripe(StripeIndex(stripe), findings, tail).await {
@@ -269,8 +273,8 @@ impl Array {
         self.journal.flush().await
     }
 
-    /// All batches that may not be in place, oldest first.
-    async fn find_batches(&self, journal_from: u64) -> Vec<Found> {
+    /// All batches that may not be in place, oldest first; and the sequence from which that is so.
+    async fn find_batches(&self, journal_from: u64) -> (Vec<Found>, u64) {
         let members: Vec<(MemberIndex, Rc<Drive>, [u8; 16], Area)> = {
             let list = self.members.list();
             let kept = list.iter().enumerate().filter_map(|(index, m)| {
@@ -287,7 +291,13 @@ impl Array {
                 let one = self.open_batch(&bytes, drive_uuid, area.offset, at);
                 at += one.as_ref().map_or(4096, Found::len);
                 if let Some(one) = one {
-                    let known = found.entry(one.sequence()).or_insert(one);
+                    let known = found.entry(one.sequence()).or_insert_with(|| one.clone());
+                    // Of one that was voided its caller was told of an error.
+                    if one.is_void() && !known.is_void() {
+                        *known = one;
+                    } else if known.is_void() && !one.is_void() {
+                        continue;
+                    }
                     known.members.push(index);
                 }
             }
@@ -295,7 +305,7 @@ impl Array {
         let tails = found.values().map(|one| one.batch.tail_sequence.get());
         let tail = tails.max().unwrap_or(0).max(journal_from);
         found.retain(|sequence, _| *sequence >= tail);
-        found.into_values().collect()
+        (found.into_values().collect(), tail)
     }
 
     /// A member's whole ring. What cannot be read is zero, and so no batch.
