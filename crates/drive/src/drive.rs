@@ -165,6 +165,22 @@ impl Drive {
         self.health.set(health);
     }
 
+    /// Whoever keeps checksums says that it returned a block other than it was written.
+    pub fn note_wrong_block(&self) {
+        self.judge(|health| {
+            health.wrong_blocks += 1;
+            health.lied();
+        });
+    }
+
+    /// The same of a checksum that the drive keeps.
+    pub fn note_wrong_checksum(&self) {
+        self.judge(|health| {
+            health.wrong_checksums += 1;
+            health.lied();
+        });
+    }
+
     /// Whether it is worth asking.
     pub fn is_alive(&self) -> bool {
         self.health.get().state != HealthState::Failed

@@ -36,6 +36,7 @@ async fn pool(reactor: &Reactor) -> Rc<Pool> {
         chunk_bytes: 16 << 10,
         shape: Shape::default(),
         policy: None,
+        integrity: false,
         host: None,
     };
     let mut drives = Vec::new();

@@ -40,6 +40,7 @@ async fn array(reactor: &Reactor, level: Level, members: u8) -> Rc<Array> {
         chunk_bytes: 64 << 10,
         shape: Default::default(),
         policy: None,
+        integrity: false,
         host: None,
     };
     Array::create(reactor, &spec, (0..members).map(drive).collect()).await.unwrap()

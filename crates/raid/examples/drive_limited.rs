@@ -150,6 +150,7 @@ async fn array(reactor: &Reactor, case: &Case) -> Rc<Array> {
         chunk_bytes: 64 << 10,
         shape: Shape::default(),
         policy: Some(case.policy),
+        integrity: false,
         host: None,
     };
     Array::create(reactor, &spec, (0..case.members).map(drive).collect()).await.unwrap()

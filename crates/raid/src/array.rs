@@ -6,6 +6,7 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use ashlar_format::block_sums::BLOCK_BYTES;
 use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::executor::Reactor;
@@ -13,6 +14,7 @@ use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::error::{ArrayError, ChangeError};
+use crate::integrity::Integrity;
 use crate::job::Jobs;
 use crate::journal::Journal;
 use crate::layout::Layout;
@@ -33,6 +35,8 @@ pub struct Array {
     pub(crate) dirty: Rc<RegionMap>,
     pub(crate) written: Rc<RegionMap>,
     pub(crate) journal: Rc<Journal>,
+    /// `None`: members keep no checksums.
+    pub(crate) integrity: Option<Rc<Integrity>>,
     pub(crate) modes: Rc<Modes>,
     /// Bands that are stored in part, and their stripes.
     pub(crate) torn: RefCell<Vec<Torn>>,
@@ -98,15 +102,20 @@ impl Array {
         let sector_bytes = {
             let list = members.list();
             let sectors = list.iter().flat_map(|m| &m.drive).map(|d| d.limits().sector_bytes);
-            sectors.max().unwrap_or(512)
+            // A checksum is of a whole block.
+            let least = if identity.integrity { BLOCK_BYTES } else { 512 };
+            sectors.max().unwrap_or(512).max(least)
         };
+        let new_integrity = || Integrity::new(reactor, identity.clone(), members.clone());
+        let integrity = identity.integrity.then(new_integrity);
         let chunk_bytes = identity.layout.chunk_bytes;
         let map =
             |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
         let unsynced = StripeSet::none(identity.layout.stripes);
         Rc::new(Array {
             reactor: reactor.clone(),
-            journal: Journal::new(reactor, identity.clone(), members.clone()),
+            journal: Journal::new(reactor, identity.clone(), members.clone(), integrity.clone()),
+            integrity,
             dirty: map(MapKind::Dirty, &maps.dirty),
             written: map(MapKind::Written, &maps.written),
             modes: Rc::default(),
@@ -313,6 +322,7 @@ impl Array {
             state: self.state(),
             lost_to: self.lease.get().and_then(|lease| lease.lost_to()),
             policy: self.policy(),
+            integrity: self.identity.integrity,
             journal: self.journal.status(),
             members: self.members.list().iter().enumerate().map(member).collect(),
             regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes),

@@ -18,6 +18,7 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy, SLOTS};
+use ashlar_format::block_sums;
 use ashlar_format::record::{self, RecordError};
 use ashlar_format::region_map::{self, MapKind, REGIONS_PER_PAGE, RegionMapPage};
 use ashlar_format::units::{MemberIndex, to_usize};
@@ -130,6 +131,7 @@ fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
         name: superblock.name().ok()?.to_owned(),
         layout,
         region_stripes: superblock.region_stripes.get(),
+        integrity: superblock.integrity != 0,
     })
 }
 
@@ -148,8 +150,14 @@ fn members_of(
             label::plan(label::DRIVE_BYTES_MIN, 0).expect("the smallest drive has a plan");
         let needs =
             newest.stripes.get() / u64::from(newest.groups) * u64::from(newest.chunk_bytes.get());
-        if let Some(owner) = owner.filter(|owner| owner.label.layout.data.len < needs) {
-            let (drive, has) = (owner.drive.name().to_owned(), owner.label.layout.data.len);
+        let room = |owner: &Candidate| match newest.integrity {
+            0 => owner.label.layout.data.len,
+            _ => block_sums::blocks_in(owner.label.layout.integrity.len)
+                .saturating_mul(block_sums::BLOCK_BYTES.into())
+                .min(owner.label.layout.data.len),
+        };
+        if let Some(owner) = owner.filter(|owner| room(owner) < needs) {
+            let (drive, has) = (owner.drive.name().to_owned(), room(owner));
             return Err(AssembleError::TooSmall {
                 drive,
                 member: MemberIndex::new(index),

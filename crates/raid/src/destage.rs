@@ -134,7 +134,10 @@ impl Array {
             }
         }
         self.journal.note_change();
-        result
+        match &self.integrity {
+            Some(integrity) => result.and(integrity.trim().await),
+            None => result,
+        }
     }
 
     /// `stripes`: ascending; nobody else stores anything of them.

@@ -34,6 +34,7 @@ use ashlar_reactor::wait_list::WaitList;
 use zerocopy::IntoBytes;
 
 use crate::error::ArrayError;
+use crate::integrity::Integrity;
 use crate::layout::Positions;
 use crate::members::{Identity, Members};
 use crate::pending::{Hold, Patch, Pending};
@@ -142,6 +143,7 @@ pub(crate) struct Journal {
     reactor: Reactor,
     identity: Rc<Identity>,
     pub(crate) members: Rc<Members>,
+    integrity: Option<Rc<Integrity>>,
     pub(crate) pending: RefCell<Pending>,
     /// Oldest first.
     pub(crate) ring: RefCell<VecDeque<Batch>>,
@@ -169,12 +171,14 @@ impl Journal {
         reactor: &Reactor,
         identity: Rc<Identity>,
         members: Rc<Members>,
+        integrity: Option<Rc<Integrity>>,
     ) -> Rc<Journal> {
         let pending = Pending::none(identity.layout.stripes);
         Rc::new(Journal {
             reactor: reactor.clone(),
             identity,
             members,
+            integrity,
             pending: RefCell::new(pending),
             ring: RefCell::default(),
             queue: RefCell::default(),
@@ -525,6 +529,9 @@ impl Journal {
 
     async fn release_stored(&self) -> Result<(), ArrayError> {
         let Some(stored) = self.last_in_place() else { return Ok(()) };
+        if let Some(integrity) = &self.integrity {
+            integrity.write_back().await?;
+        }
         self.flush().await?;
         // Durably forgotten before one of them is overwritten: a crash must not find the older of
         // two batches for one place without the newer.

@@ -6,6 +6,7 @@ use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
 use ashlar_format::bad_blocks::{self, BadBlocks};
+use ashlar_format::block_sums;
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
 use ashlar_format::journal_batch::ring_bytes_min;
 use ashlar_format::lease::{self, Lease};
@@ -67,6 +68,19 @@ pub fn plan(drive_bytes: u64, parity: u8) -> Option<MemberLayout> {
         integrity: Area { offset: data_at, len: 0 },
         data: Area { offset: data_at, len: drive_bytes - TAIL_BYTES - data_at },
     })
+}
+
+/// The same for a member that may keep checksums of its blocks: they stand before the data.
+pub fn plan_for(drive_bytes: u64, parity: u8, integrity: bool) -> Option<MemberLayout> {
+    let mut areas = plan(drive_bytes, parity)?;
+    if !integrity {
+        return Some(areas);
+    }
+    let len = block_sums::area_bytes(areas.data.len).next_multiple_of(AREA_ALIGN);
+    areas.integrity.len = len;
+    areas.data.offset += len;
+    areas.data.len = areas.data.len.checked_sub(len).filter(|left| *left >= DATA_BYTES_MIN)?;
+    Some(areas)
 }
 
 /// Where a map of regions is on a member.
@@ -163,6 +177,18 @@ mod tests {
             let layout = plan(bytes, 1).unwrap();
             DriveLabel::new([0; 16], 0, bytes, &layout).check().unwrap();
             assert!(layout.data.len > bytes / 2);
+        }
+    }
+
+    #[test]
+    fn checksums_have_room_for_all_data() {
+        for bytes in [DRIVE_BYTES_MIN, 64 << 20, 2 << 30, 30 << 40] {
+            let layout = plan_for(bytes, 1, true).unwrap();
+            DriveLabel::new([0; 16], 0, bytes, &layout).check().unwrap();
+            assert!(layout.integrity.len >= block_sums::area_bytes(layout.data.len));
+            let plain = plan(bytes, 1).unwrap().data.len;
+            // 4.27 bytes of 4096.
+            assert!(plain - layout.data.len <= plain / 950 + AREA_ALIGN);
         }
     }
 }

@@ -67,6 +67,26 @@ pub struct Identity {
     pub name: String,
     pub layout: Layout,
     pub region_stripes: u32,
+    /// Members keep a checksum of every block.
+    pub integrity: bool,
+}
+
+impl Identity {
+    /// An error says why a policy is not for this array.
+    pub fn check_policy(&self, policy: Policy) -> Result<(), String> {
+        if self.integrity && !self.layout.is_redundant() {
+            return Err("level 0 has nothing to mend a block from; create it without --integrity"
+                .into());
+        }
+        self.layout.check_policy(policy)?;
+        if self.integrity && policy != Policy::Journal {
+            // Checksums and blocks do not become durable together.
+            return Err("checksums of blocks need policy journal: without it a crash leaves \
+                        blocks that do not fit them; create the array without --integrity"
+                .into());
+        }
+        Ok(())
+    }
 }
 
 pub struct Members {
@@ -391,6 +411,7 @@ impl Members {
         superblock.stripes = layout.stripes.into();
         superblock.journal_from = self.journal_from.get().into();
         superblock.policy = self.policy.get() as u8;
+        superblock.integrity = self.identity.integrity.into();
         for (stored, member) in superblock.members.iter_mut().zip(list.iter()) {
             *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_flushed);
         }

@@ -2,7 +2,8 @@
 //!
 //! What was never written is zero. A healthy read takes no lock and goes straight into the caller's
 //! memory. A read that must be
-//! reconstructed locks its rows, so that no write changes them half-way.
+//! reconstructed locks its rows, so that no write changes them half-way. What does not fit its
+//! checksum is read again under that lock (`verify.rs`).
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -17,6 +18,7 @@ use smallvec::SmallVec;
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::layout::{Piece, Positions};
+use crate::verify::{blocks, within};
 use crate::write_plan::each;
 
 /// Memory for direct I/O begins at a multiple of this many bytes.
@@ -32,7 +34,7 @@ impl Array {
         }
         // All are started before the first is waited for; and all are waited for, also after an
         // error, since a drive may still be writing to the caller's memory.
-        let mut started: SmallVec<[(Piece, Buffers, Option<DriveIo>); 2]> = SmallVec::new();
+        let mut started: SmallVec<[(Piece, Buffers, Option<(u8, DriveIo)>); 2]> = SmallVec::new();
         for piece in self.layout().pieces(offset, len) {
             let into = into.slice(piece.in_request());
             if self.is_blank_stripe(piece.stripe) && self.written.is_settled() {
@@ -44,17 +46,17 @@ impl Array {
         }
         let mut result = Ok(());
         for (piece, into, io) in started {
-            let direct = match io {
-                Some(io) => Some(io.await),
-                None => None,
-            };
-            if direct == Some(Ok(())) {
+            let direct = io.is_some();
+            if let Some((position, io)) = io
+                && io.await.is_ok()
+                && self.fits(piece.stripe, position, piece.rows.start, &into).await
+            {
                 continue;
             }
             // A drive that was given up may still be writing there, and would do so over what is
             // put there instead, or over what the guest makes of its memory next.
             self.reactor.reclaim(&into).await;
-            let recovered = self.read_indirect(&piece, &into, direct.is_some()).await;
+            let recovered = self.read_indirect(&piece, &into, direct).await;
             result = result.and(recovered);
         }
         self.count(|counters| {
@@ -64,8 +66,8 @@ impl Array {
         result
     }
 
-    /// Starts the read if its member can fill the caller's memory itself.
-    fn start_read(&self, piece: &Piece, into: &Buffers) -> Option<DriveIo> {
+    /// Starts the read if its member can fill the caller's memory itself. Says which position.
+    fn start_read(&self, piece: &Piece, into: &Buffers) -> Option<(u8, DriveIo)> {
         let sector = self.sector_bytes;
         let whole =
             piece.rows.start.is_multiple_of(sector) && piece.rows.end.is_multiple_of(sector);
@@ -79,7 +81,7 @@ impl Array {
         if !self.layout().is_mirrored() {
             let (drive, base) = self.members.at(piece.stripe, positions.start)?;
             let at = base + self.layout().member_offset(piece.stripe, piece.rows.start);
-            return Some(drive.read(at, into.clone()));
+            return Some((positions.start, drive.read(at, into.clone())));
         }
         // Copies that may differ must be made one before any is shown.
         if self.unsynced.contains(piece.stripe) {
@@ -89,9 +91,10 @@ impl Array {
         let turn = self.next_copy.get();
         self.next_copy.set(turn.wrapping_add(1));
         let mut order = (0..copies).map(|i| positions.start + turn.wrapping_add(i) % copies);
-        let (drive, base) = order.find_map(|p| self.members.at(piece.stripe, p))?;
+        let (position, (drive, base)) =
+            order.find_map(|p| Some((p, self.members.at(piece.stripe, p)?)))?;
         let at = base + self.layout().member_offset(piece.stripe, piece.rows.start);
-        Some(drive.read(at, into.clone()))
+        Some((position, drive.read(at, into.clone())))
     }
 
     /// Reads through engine memory: reconstructed, unaligned, or after an error.
@@ -151,17 +154,31 @@ impl Array {
             self.written.settle().await?;
             return Ok(self.zeroes(rows));
         }
-        if !after_error && let Some(Ok(buffer)) = self.read_position(stripe, first, rows).await {
-            return Ok(buffer);
+        let mut after_error = after_error;
+        if !after_error && let Some(read) = self.read_position(stripe, first, rows).await {
+            match read {
+                Ok(buffer) => return Ok(buffer),
+                Err(_) => after_error = true,
+            }
         }
         let mode = if after_error { Mode::Exclusive } else { Mode::Shared };
         let _rows = self.lock_rows(stripe, rows.clone(), mode).await;
         if !self.is_written(stripe) {
             return Ok(self.zeroes(rows));
         }
-        let (buffer, bad) = self.read_locked(stripe, chunk, rows).await?;
-        if after_error {
-            self.repair(stripe, rows.start, &buffer, bad).await;
+        if !after_error || self.integrity.is_none() {
+            let (buffer, bad) = self.read_locked(stripe, chunk, rows).await?;
+            if after_error {
+                self.repair(stripe, rows.start, &buffer, bad).await;
+            }
+            return Ok(buffer);
+        }
+        // Members that lie do so here and there: each block has sources of its own.
+        let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
+        for block in blocks(rows) {
+            let (part, bad) = self.read_locked(stripe, chunk, &block).await?;
+            self.repair(stripe, block.start, &part, bad).await;
+            buffer.slice(within(rows, &block)).copy_from(&part);
         }
         Ok(buffer)
     }
@@ -188,16 +205,24 @@ impl Array {
     ) -> Result<(Buffer, Positions), ArrayError> {
         let mut bad = 0;
         for position in self.layout().data_positions(chunk) {
-            match self.read_position(stripe, position, rows).await {
-                Some(Ok(buffer)) => return Ok((buffer, bad)),
-                Some(Err(_)) => bad |= 1 << position,
-                None => {}
+            let Some((buffer, io)) = self.start_position(stripe, position, rows) else { continue };
+            match io.await {
+                Err(_) => bad |= 1 << position,
+                Ok(()) => match self.mend(stripe, position, rows, &buffer).await {
+                    Ok(()) => return Ok((buffer, bad)),
+                    // Another copy may be what it should be.
+                    Err(error) if self.layout().parity > 0 => return Err(error),
+                    Err(_) => {}
+                },
             }
         }
         if self.layout().parity == 0 {
             return Err(ArrayError::Lost);
         }
         let buffer = self.reconstruct(stripe, chunk, rows, bad).await?;
+        if bad != 0 && !self.may_be(stripe, chunk, rows, &buffer).await {
+            return Err(ArrayError::Lost);
+        }
         self.count(|counters| counters.reconstructed += 1);
         Ok((buffer, bad))
     }
@@ -216,14 +241,19 @@ impl Array {
         Some((buffer, io))
     }
 
-    async fn read_position(
+    /// What is not as the member was given it counts as unreadable.
+    pub(crate) async fn read_position(
         &self,
         stripe: StripeIndex,
         position: u8,
         rows: &Range<u32>,
     ) -> Option<Result<Buffer, DriveError>> {
         let (buffer, io) = self.start_position(stripe, position, rows)?;
-        Some(io.await.map(|()| buffer))
+        if let Err(error) = io.await {
+            return Some(Err(error));
+        }
+        let fits = self.fits(stripe, position, rows.start, &buffer.clone().into()).await;
+        Some(if fits { Ok(buffer) } else { Err(DriveError::Media) })
     }
 
     /// Works rows of one position out from `k` others. `bad` cannot be read.
@@ -274,9 +304,11 @@ impl Array {
             .collect();
         let (mut have, mut failed) = (SmallVec::new(), 0);
         for (position, (buffer, io)) in started {
-            match io.await {
-                Ok(()) => have.push((position, buffer)),
-                Err(_) => failed |= 1 << position,
+            let bytes = buffer.clone().into();
+            if io.await.is_ok() && self.fits(stripe, position, rows.start, &bytes).await {
+                have.push((position, buffer));
+            } else {
+                failed |= 1 << position;
             }
         }
         Ok(if failed == 0 { Ok(have) } else { Err(failed) })
@@ -288,6 +320,7 @@ impl Array {
         for position in each(bad) {
             if let Some((drive, base)) = self.members.at(stripe, position) {
                 let at = base + self.layout().member_offset(stripe, row);
+                self.set_sums(stripe, position, row, &buffer.clone().into());
                 if drive.write(at, buffer.clone().into()).await.is_ok() {
                     self.count(|counters| counters.repaired += 1);
                 }

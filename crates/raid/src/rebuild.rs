@@ -146,6 +146,7 @@ impl Array {
         let (drive, base) = self.rebuild_target(target).ok_or(ArrayError::Lost)?;
         let slice = Slice { position, row: 0, bytes };
         let at = base + layout.member_offset(stripe, slice.row);
+        self.set_sums(stripe, position, slice.row, &slice.bytes.clone().into());
         drive.write(at, slice.bytes.into()).await.map_err(|_| ArrayError::Lost)
     }
 
@@ -168,6 +169,7 @@ impl Array {
             let labelled = self.write_label(target.index, &member).await;
             labelled.map_err(|error| error.to_string())?;
         }
+        self.write_sums().await.map_err(|error| error.to_string())?;
         drive.flush().await.map_err(|error| error.to_string())?;
         let changed = self.members.change(target.index, |member| {
             // It may have been fenced, or replaced, while the flush ran.

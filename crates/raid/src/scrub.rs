@@ -1,4 +1,5 @@
-//! Scrub: reads everything and verifies that parity or copies agree with the data.
+//! Scrub: reads everything and verifies that parity or copies agree with the data. Blocks that do
+//! not fit their checksums are mended first, as in any read.
 
 use std::rc::Rc;
 
@@ -104,14 +105,15 @@ impl Array {
         let rows = 0..layout.chunk_bytes;
         let mut started: SmallVec<[_; 8]> = SmallVec::new();
         for position in 0..layout.positions() {
-            started.push(self.start_position(stripe, position, &rows));
+            started.push((position, self.start_position(stripe, position, &rows)));
         }
         let mut have: SmallVec<[Buffer; 8]> = SmallVec::new();
         let mut complete = true;
-        for started in started {
+        for (position, started) in started {
             match started {
                 Some((buffer, io)) => {
-                    complete &= io.await.is_ok();
+                    complete &= io.await.is_ok()
+                        && self.mend(stripe, position, &rows, &buffer).await.is_ok();
                     have.push(buffer);
                 }
                 None => complete = false,

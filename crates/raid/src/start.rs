@@ -34,6 +34,9 @@ pub struct ArraySpec {
     pub shape: Shape,
     /// `None`: as the level has it.
     pub policy: Option<Policy>,
+    /// Members keep a checksum of every block; under policy `journal`, also where the level would
+    /// have another.
+    pub integrity: bool,
     /// Who makes it. `None`: no other host can reach these drives.
     pub host: Option<Host>,
 }
@@ -53,8 +56,10 @@ impl Array {
     ) -> Result<Rc<Array>, ChangeError> {
         let (identity, members) = plan_array(spec, drives)?;
         let list = members.clone();
-        let policy = spec.policy.unwrap_or(identity.layout.default_policy());
-        identity.layout.check_policy(policy).map_err(ChangeError::Spec)?;
+        let usual = identity.layout.default_policy();
+        let usual = if spec.integrity { Policy::Journal } else { usual };
+        let policy = spec.policy.unwrap_or(usual);
+        identity.check_policy(policy).map_err(ChangeError::Spec)?;
         let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0, policy));
         let empty = || StoredMap::empty(identity.layout.stripes, identity.region_stripes);
         // Nothing was written: nothing has to be zeroed or to agree.
@@ -264,7 +269,8 @@ impl Array {
         }
         let needs = self.layout().member_stripes() * u64::from(self.layout().chunk_bytes);
         let has = label::usable_bytes(drive);
-        let areas = label::plan(has, self.layout().parity).filter(|areas| areas.data.len >= needs);
+        let areas = label::plan_for(has, self.layout().parity, self.identity.integrity);
+        let areas = areas.filter(|areas| areas.data.len >= needs);
         let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
         Ok(Member {
             drive_uuid,
@@ -314,6 +320,7 @@ impl Array {
 
     async fn rest(self: &Rc<Self>) -> Result<(), ArrayError> {
         let drained = self.drain_journal().await;
+        self.write_sums().await?;
         self.members.flush().await?;
         self.clean_dirty_map(Duration::ZERO).await?;
         drained
@@ -369,7 +376,7 @@ fn plan_array(
         let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
         members.push(Member {
             drive_uuid,
-            areas: label::plan(has, layout.parity).ok_or(too_small)?,
+            areas: label::plan_for(has, layout.parity, spec.integrity).ok_or(too_small)?,
             drive: Some(drive),
             state: MemberState::Trusted,
             rebuilt_stripes: 0,
@@ -387,6 +394,7 @@ fn plan_array(
         name: spec.name.clone(),
         layout,
         region_stripes: region_stripes_for(layout.stripes),
+        integrity: spec.integrity,
     };
     Ok((Rc::new(identity), members))
 }

@@ -112,6 +112,8 @@ pub struct ArrayStatus {
     /// Another host has taken the array over; nothing of it is served here any more.
     pub lost_to: Option<String>,
     pub policy: Policy,
+    /// Members keep a checksum of every block.
+    pub integrity: bool,
     pub journal: JournalStatus,
     pub members: Vec<MemberStatus>,
     /// Regions in all, and those that were ever written: the others take no part in long work.

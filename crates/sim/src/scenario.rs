@@ -382,6 +382,7 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
         chunk_bytes: plan.geometry.chunk_bytes,
         shape: plan.geometry.shape,
         policy: plan.policy,
+        integrity: false,
         host: None,
     };
     let drives = {

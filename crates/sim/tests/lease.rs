@@ -86,6 +86,7 @@ async fn create(reactor: &Reactor, host: Host) -> Rc<Array> {
         chunk_bytes: 16 << 10,
         shape: Shape::default(),
         policy: None,
+        integrity: false,
         host: Some(host),
     };
     let drives = drives(reactor).into_iter().zip(10..).map(|(drive, id)| ([id; 16], drive));

@@ -74,6 +74,7 @@ impl Pair {
             chunk_bytes: 16 << 10,
             shape: ashlar_raid::layout::Shape::default(),
             policy: None,
+            integrity: false,
             host: None,
         };
         let array = Array::create(reactor, &spec, drives).await.unwrap();

@@ -55,6 +55,7 @@ impl Rig {
                 chunk_bytes: 64 << 10,
                 shape: Shape::default(),
                 policy: None,
+                integrity: false,
                 host: None,
             };
             let layout = Layout::new(level, drives.into(), spec.shape, spec.chunk_bytes);

@@ -32,6 +32,7 @@ async fn disk(reactor: &Reactor, level: Level, drives: u8) -> Rc<Disk> {
         chunk_bytes,
         shape: Default::default(),
         policy: None,
+        integrity: false,
         host: None,
     };
     let bytes = DISK + (16 << 20);
