@@ -140,13 +140,7 @@ impl Integrity {
         self.set_each(member, range.start, range.end - range.start, |_| sum);
     }
 
-    fn set_each(
-        &self,
-        member: MemberIndex,
-        at: u64,
-        len: u64,
-        sum: impl Fn(Range<usize>) -> u32,
-    ) {
+    fn set_each(&self, member: MemberIndex, at: u64, len: u64, sum: impl Fn(Range<usize>) -> u32) {
         for run in runs(at, len) {
             let page = self.page_of((member, run.page));
             for (block, inside) in run.blocks() {

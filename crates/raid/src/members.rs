@@ -75,8 +75,9 @@ impl Identity {
     /// An error says why a policy is not for this array.
     pub fn check_policy(&self, policy: Policy) -> Result<(), String> {
         if self.integrity && !self.layout.is_redundant() {
-            return Err("level 0 has nothing to mend a block from; create it without --integrity"
-                .into());
+            return Err(
+                "level 0 has nothing to mend a block from; create it without --integrity".into()
+            );
         }
         self.layout.check_policy(policy)?;
         if self.integrity && policy != Policy::Journal {

@@ -39,6 +39,16 @@ pub async fn fill(reactor: &Reactor, drive: &Rc<Drive>) {
     }
 }
 
+async fn filled(reactor: &Reactor, members: usize, sector: u32) -> Vec<([u8; 16], Rc<Drive>)> {
+    let mut drives = Vec::new();
+    for i in 0..members {
+        let drive = drive(reactor, &format!("d{i}"), sector);
+        fill(reactor, &drive).await;
+        drives.push(([i as u8; 16], drive));
+    }
+    drives
+}
+
 pub fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
     let backend = UringBackend::new().unwrap();
     let reactor = Reactor::new(Box::new(backend), Order::Fifo);
@@ -57,17 +67,17 @@ pub struct Pair {
 impl Pair {
     /// On drives that are not empty: nothing may depend on what stands there.
     pub async fn new(reactor: &Reactor, level: Level, members: usize, sector: u32) -> Pair {
-        let mut drives = Vec::new();
-        for i in 0..members {
-            let drive = drive(reactor, &format!("d{i}"), sector);
-            fill(reactor, &drive).await;
-            drives.push(([i as u8; 16], drive));
-        }
-        Pair::on(reactor, level, drives).await
+        Pair::of(reactor, &Pair::spec(level), filled(reactor, members, sector).await).await
     }
 
-    pub async fn on(reactor: &Reactor, level: Level, drives: Vec<([u8; 16], Rc<Drive>)>) -> Pair {
-        let spec = ArraySpec {
+    /// The same with a checksum of every block.
+    pub async fn checked(reactor: &Reactor, level: Level, members: usize, sector: u32) -> Pair {
+        let spec = ArraySpec { integrity: true, ..Pair::spec(level) };
+        Pair::of(reactor, &spec, filled(reactor, members, sector).await).await
+    }
+
+    pub fn spec(level: Level) -> ArraySpec {
+        ArraySpec {
             uuid: [9; 16],
             name: "test".into(),
             level,
@@ -76,8 +86,15 @@ impl Pair {
             policy: None,
             integrity: false,
             host: None,
-        };
-        let array = Array::create(reactor, &spec, drives).await.unwrap();
+        }
+    }
+
+    pub async fn on(reactor: &Reactor, level: Level, drives: Vec<([u8; 16], Rc<Drive>)>) -> Pair {
+        Pair::of(reactor, &Pair::spec(level), drives).await
+    }
+
+    async fn of(reactor: &Reactor, spec: &ArraySpec, drives: Vec<([u8; 16], Rc<Drive>)>) -> Pair {
+        let array = Array::create(reactor, spec, drives).await.unwrap();
         let bytes = vec![0; array.capacity().min(4 << 20) as usize];
         Pair { reactor: reactor.clone(), array, bytes, prng: Prng::from_seed(7) }
     }
