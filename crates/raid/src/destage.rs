@@ -148,9 +148,13 @@ impl Array {
         for stripe in stripes {
             _locks.push(self.lock_stripe(*stripe, Mode::Exclusive).await);
         }
+        // A record of these rows makes the one before it void. What that one stored is not stored
+        // again, so its checksums must be durable by now.
+        self.write_sums().await?;
         // What is durable by then is stored: parity in the journal is worth nothing without the
         // data that it belongs to.
-        if self.journal.pending.borrow().oldest_of(stripes) >= self.journal.durable() {
+        let oldest = self.journal.pending.borrow().oldest_of(stripes);
+        if self.integrity.is_some() || oldest >= self.journal.durable() {
             self.journal.flush().await?;
         }
         let newest = self.journal.durable() - 1;

@@ -404,10 +404,10 @@ fn runs(at: u64, len: u64) -> impl Iterator<Item = Run> {
     })
 }
 
-/// The checksum of one block of `bytes`. What a guest may change meanwhile is copied first.
+/// The checksum of one block of `bytes`. Memory that is not ours alone is copied first.
 fn sum_of(bytes: &Buffers, block: Range<usize>) -> u32 {
     if let [piece] = bytes.pieces()
-        && !piece.is_foreign()
+        && piece.is_stable()
     {
         return block_sum(&piece.bytes()[block]);
     }

@@ -19,8 +19,8 @@ pub struct Report {
     pub failures: Vec<String>,
 }
 
-/// A workload, and the kind of fault that it is tried with.
-type Case = (Geometry, Option<Policy>, fn(Loss) -> SingleFault);
+/// A workload, with checksums or without, and the kind of fault that it is tried with.
+type Case = (Geometry, Option<Policy>, bool, fn(Loss) -> SingleFault);
 
 /// Every `stride`-th operation; 1: all. On the smallest array of every level that this build knows,
 /// under every policy that it can have, and while that changes. `jobs` cases run at the same time.
@@ -57,7 +57,11 @@ fn cases() -> Vec<Case> {
     for geometry in geometries {
         let changes = geometry.layout().is_redundant().then_some(None);
         for policy in geometry.policies().into_iter().map(Some).chain(changes) {
-            cases.extend(faults(&geometry).iter().map(|what| (geometry, policy, *what)));
+            let whats = || faults(&geometry).iter();
+            cases.extend(whats().map(|what| (geometry, policy, false, *what)));
+            if policy == Some(Policy::Journal) {
+                cases.extend(whats().map(|what| (geometry, policy, true, *what)));
+            }
         }
     }
     cases
@@ -84,10 +88,10 @@ fn loss(after: u64) -> Loss {
 }
 
 /// False once the fault comes after the workload.
-fn one(report: &mut Report, (geometry, policy, what): &Case, after: u64) -> bool {
+fn one(report: &mut Report, (geometry, policy, integrity, what): &Case, after: u64) -> bool {
     let single = Single { after, what: what(loss(after)) };
     let run = || {
-        let plan = Plan::single(*geometry, *policy, single);
+        let plan = Plan::single(*geometry, *policy, *integrity, single);
         let mut scenario = Scenario::new(plan, Options::default());
         let reached = scenario.single_fault(single);
         (reached, scenario.verdict().failure)
@@ -98,6 +102,7 @@ fn one(report: &mut Report, (geometry, policy, what): &Case, after: u64) -> bool
     if let Some(why) = failure {
         let (level, members) = (level_name(geometry.level), geometry.members);
         let policy = policy.map_or("any policy".into(), |policy| format!("{policy:?}"));
+        let policy = if *integrity { policy + " with checksums" } else { policy };
         report.failures.push(format!("level {level} of {members}, {policy}, {single:?}: {why}"));
     }
     reached

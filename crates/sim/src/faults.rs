@@ -2,6 +2,7 @@
 //! since moderate rates everywhere hide bugs.
 
 use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_format::drive_label::MemberLayout;
 use ashlar_raid::label;
 use ashlar_raid::layout::{Layout, Shape, level_name};
 use ashlar_raid::parity::PARITY_CHUNKS_MAX;
@@ -97,10 +98,11 @@ impl Geometry {
     }
 
     /// The smallest drives that have some room for data beside the journal.
-    fn drive_bytes(&self) -> u64 {
+    fn drive_bytes(&self, integrity: bool) -> u64 {
         let parity = self.layout().parity;
         let fits = |mib: &u64| {
-            label::plan(mib << 20, parity).is_some_and(|areas| areas.data.len >= DATA_BYTES_MIN)
+            label::plan_for(mib << 20, parity, integrity)
+                .is_some_and(|areas| areas.data.len >= DATA_BYTES_MIN)
         };
         let least = label::DRIVE_BYTES_MIN >> 20;
         (least..).find(fits).expect("some drive is large enough") << 20
@@ -136,6 +138,17 @@ pub enum SingleFault {
     CutDegraded(Loss),
 }
 
+/// What drives answer other than the truth, without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lies {
+    None,
+    /// Data rots, and writes of data are lost or misdirected; checksums rot.
+    Data,
+    /// Checksums rot, and writes of checksums are lost or misdirected. Not of both: a drive that
+    /// loses a block and its checksum shows what fits.
+    Checksums,
+}
+
 /// All that a seed decides before it begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -146,6 +159,10 @@ pub struct Plan {
     /// The policy is changed while the array serves.
     pub policy_changes: bool,
     pub traits: Traits,
+    /// Members keep checksums of their blocks.
+    pub integrity: bool,
+    /// Only of arrays that do.
+    pub lies: Lies,
     /// Every other drive can zero by itself if the others cannot, and the other way round.
     pub mixed: bool,
     pub lives: u32,
@@ -179,13 +196,20 @@ pub struct Plan {
 impl Plan {
     /// A small workload of two lives, and nothing but one fault. Without a `policy` it changes all
     /// the time.
-    pub fn single(geometry: Geometry, policy: Option<Policy>, single: Single) -> Plan {
+    pub fn single(
+        geometry: Geometry,
+        policy: Option<Policy>,
+        integrity: bool,
+        single: Single,
+    ) -> Plan {
         Plan {
             geometry,
             policy,
             policy_changes: policy.is_none(),
+            integrity,
+            lies: Lies::None,
             traits: Traits {
-                bytes: geometry.drive_bytes(),
+                bytes: geometry.drive_bytes(integrity),
                 sector_bytes: 512,
                 volatile_cache: true,
                 zeroes: true,
@@ -240,14 +264,17 @@ impl Plan {
         let (scrubs, spares, returns, pool_changes) = (half(), half(), half(), half());
         let (deaths_at_end, policy_changes) = (half(), half() && half());
         let mixed = half() && half() && half();
-        let traits = draw_traits(&mut prng, geometry.drive_bytes());
+        let (integrity, lies) = draw_lies(seed, &geometry);
+        let traits = draw_traits(&mut prng, geometry.drive_bytes(integrity));
         let lives = 1 + prng.below(5);
         let workers = 1 + prng.below(5);
         Plan {
             seed,
             geometry,
-            policy,
-            policy_changes,
+            policy: if integrity { Some(Policy::Journal) } else { policy },
+            policy_changes: policy_changes && !integrity,
+            integrity,
+            lies,
             traits,
             mixed,
             lives: u32::try_from(lives).unwrap_or(1),
@@ -273,6 +300,13 @@ impl Plan {
         }
     }
 
+    /// Where things are on every drive.
+    pub fn areas(&self) -> MemberLayout {
+        let parity = self.geometry.layout().parity;
+        let areas = label::plan_for(self.traits.bytes, parity, self.integrity);
+        areas.expect("drives have room for areas")
+    }
+
     /// One line about the seed.
     pub fn describe(&self) -> String {
         let Geometry { level, members, chunk_bytes, .. } = self.geometry;
@@ -287,6 +321,9 @@ impl Plan {
             chunk_bytes >> 10
         );
         let kinds = [
+            (self.integrity, "checksums"),
+            (self.lies == Lies::Data, "lies"),
+            (self.lies == Lies::Checksums, "lies about checksums"),
             (self.deaths, "deaths"),
             (self.deaths_at_end, "deaths at the end of a life"),
             (self.policy_changes, "policy changes"),
@@ -310,6 +347,15 @@ impl Plan {
         text += &format!(" ends {:?}", self.endings);
         text
     }
+}
+
+/// From a stream of its own, so that seeds without checksums are what they were.
+fn draw_lies(seed: u64, geometry: &Geometry) -> (bool, Lies) {
+    let mut prng = Prng::stream(seed, "lies");
+    if !geometry.layout().is_redundant() || !prng.chance(1, 4) {
+        return (false, Lies::None);
+    }
+    (true, [Lies::None, Lies::Data, Lies::Data, Lies::Checksums][prng.index(4)])
 }
 
 fn draw_traits(prng: &mut Prng, bytes: u64) -> Traits {

@@ -35,6 +35,9 @@ use crate::oracle::Oracle;
 use crate::workload::Life;
 use crate::world::{AtCompletion, SharedWorld, SimBackend, World};
 
+/// Of every array.
+pub const ARRAY_UUID: [u8; 16] = [9; 16];
+
 /// What a seed came to.
 #[derive(Clone, Debug, Default)]
 pub struct Verdict {
@@ -100,10 +103,9 @@ impl Scenario {
         let mut world = World::new(seed, options.trace);
         world.canary = options.canary;
         world.canary_awake = options.canary.is_some_and(Canary::is_early);
-        world.layout = Some(layout);
-        world.trace.drive_bytes = plan.traits.bytes;
+        world.array = Some((layout, plan.areas()));
+        world.trace.areas = Some(plan.areas());
         world.trace.chunk_bytes = geometry.chunk_bytes.into();
-        world.trace.parity = layout.parity;
         world.note(|| plan.describe());
         let world = Rc::new(RefCell::new(world));
         let fleet = Fleet::new(&world, layout, &plan);
@@ -208,6 +210,7 @@ impl Scenario {
         let mut world = self.world.borrow_mut();
         for drive in &mut world.drives {
             drive.latent.clear();
+            drive.mischief.clear();
             drive.transient_one_in = None;
             drive.slow_until_ns = 0;
         }
@@ -376,13 +379,13 @@ struct Seedling {
 async fn create(seedling: Seedling, phase: Phase) -> End {
     let plan = seedling.plan.clone();
     let spec = ArraySpec {
-        uuid: [9; 16],
+        uuid: ARRAY_UUID,
         name: "sim".into(),
         level: plan.geometry.level,
         chunk_bytes: plan.geometry.chunk_bytes,
         shape: plan.geometry.shape,
         policy: plan.policy,
-        integrity: false,
+        integrity: plan.integrity,
         host: None,
     };
     let drives = {
@@ -569,6 +572,7 @@ async fn safety(life: &Rc<Life>, prng: &mut Prng) {
 }
 
 async fn stop(life: &Rc<Life>) -> End {
+    checkers::accusations(life);
     let began = life.oracle.borrow_mut().flush_begins();
     match life.array.stop().await {
         Ok(()) => life.oracle.borrow_mut().flush_ends(began),
