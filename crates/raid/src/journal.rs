@@ -288,6 +288,10 @@ impl Journal {
         entries: &[Entry],
         class: Class,
     ) -> Option<Result<(u64, Hold), ArrayError>> {
+        if self.ring_bytes() == 0 {
+            // No member is left to have it: waiting for room would be for ever.
+            return Some(Err(ArrayError::Lost));
+        }
         let (sequence, hold) = self.enter(entries, class)?;
         let written = self.write(entries, sequence, hold.clone()).await;
         Some(written.map(|sequence| (sequence, hold)))

@@ -224,6 +224,7 @@ fn lie(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
             _ => (areas.data, data),
         };
         let at = within.offset + at;
+        its.lied_of_sums |= within == areas.integrity;
         match what {
             0 | 1 => its.rot(at),
             2 => its.mischief.push_back(Mischief::Lose { within }),

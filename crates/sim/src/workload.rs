@@ -154,7 +154,8 @@ impl Life {
         };
         let good = self.judge(what, &before, offset, len, result);
         self.oracle.borrow_mut().write_ends(&ticket, good);
-        if atomic && u64::from(self.plan.traits.sector_bytes) > SECTOR {
+        let large_sectors = u64::from(self.plan.traits.sector_bytes) > SECTOR;
+        if atomic && (large_sectors || self.plan.integrity) {
             // Who writes a part of a sector from now on brings along what this one wrote beside it.
             self.oracle.borrow_mut().may_be_split(&ticket);
         }
