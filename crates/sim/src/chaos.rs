@@ -73,6 +73,7 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.spares, Act::Rebuild),
         (plan.latent, Act::Latent),
         (plan.lies != Lies::None, Act::Lie),
+        (plan.lies != Lies::None, Act::Lie),
         (plan.slow, Act::Slow),
         (plan.scrubs, Act::Scrub),
         (plan.pool_changes, Act::PoolChange),
@@ -216,7 +217,7 @@ fn lie(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
         let row = u32::try_from(prng.below(layout.chunk_bytes.into())).unwrap_or(0);
         let data = layout.member_offset(stripe, row);
         let sum = data / u64::from(BLOCK_BYTES) / BLOCKS_PER_PAGE * PAGE_BYTES;
-        let what = prng.below(4);
+        let what = prng.below(7);
         let its = world.drive(drive);
         let (within, at) = match what {
             0 => (areas.integrity, sum + prng.below(PAGE_BYTES)),
@@ -226,8 +227,8 @@ fn lie(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
         let at = within.offset + at;
         its.lied_of_sums |= within == areas.integrity;
         match what {
-            0 | 1 => its.rot(at),
-            2 => its.mischief.push_back(Mischief::Lose { within }),
+            0..3 => its.rot(at),
+            3..6 => its.mischief.push_back(Mischief::Lose { within }),
             _ => {
                 let step = if sums { PAGE_BYTES } else { layout.chunk_bytes.into() };
                 let by = step * (1 + prng.below(3));

@@ -352,10 +352,10 @@ impl Plan {
 /// From a stream of its own, so that seeds without checksums are what they were.
 fn draw_lies(seed: u64, geometry: &Geometry) -> (bool, Lies) {
     let mut prng = Prng::stream(seed, "lies");
-    if !geometry.layout().is_redundant() || !prng.chance(1, 4) {
+    if !geometry.layout().is_redundant() || !prng.chance(1, 3) {
         return (false, Lies::None);
     }
-    (true, [Lies::None, Lies::Data, Lies::Data, Lies::Checksums][prng.index(4)])
+    (true, [Lies::None, Lies::Data, Lies::Data, Lies::Data, Lies::Checksums][prng.index(5)])
 }
 
 fn draw_traits(prng: &mut Prng, bytes: u64) -> Traits {
