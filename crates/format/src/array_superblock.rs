@@ -133,7 +133,14 @@ impl MemberState {
 pub struct StoredMember {
     pub drive: [u8; 16],
     pub state: u8,
-    reserved: [u8; 7],
+    /// 1: of a member that is stale or rebuilding; all it may lack is in the maps of missed and of
+    /// dirty regions, or in the journal.
+    pub catches_up: u8,
+    reserved: [u8; 2],
+    /// Low half of the generation of the newest superblock on the member's own drive: what comes
+    /// back with another one was used elsewhere.
+    pub own_generation: U32,
+    /// Of a rebuilding member.
     pub rebuilt_stripes: U64,
 }
 const _: () = assert!(size_of::<StoredMember>() == 32);
@@ -141,7 +148,15 @@ const _: () = assert!(size_of::<StoredMember>() == 32);
 impl StoredMember {
     pub fn new(drive: [u8; 16], state: MemberState, rebuilt_stripes: u64) -> StoredMember {
         let rebuilt_stripes = U64::new(rebuilt_stripes);
-        StoredMember { drive, state: state as u8, reserved: [0; 7], rebuilt_stripes }
+        StoredMember { drive, state: state as u8, rebuilt_stripes, ..StoredMember::default() }
+    }
+
+    fn check(&self) -> Result<(), RecordError> {
+        let trusted = self.state()? == MemberState::Trusted;
+        if self.catches_up > 1 || trusted && self.catches_up != 0 || self.reserved != [0; 2] {
+            return Err(RecordError::Field("a member"));
+        }
+        Ok(())
     }
 
     pub fn state(&self) -> Result<MemberState, RecordError> {
@@ -306,7 +321,7 @@ impl Record for ArraySuperblock {
             return Err(RecordError::Field("stripes a region"));
         }
         for member in self.members() {
-            member.state()?;
+            member.check()?;
             if member.rebuilt_stripes.get() > self.stripes.get() {
                 return Err(RecordError::Field("rebuilt stripes"));
             }

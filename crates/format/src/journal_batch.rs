@@ -26,6 +26,12 @@ pub const fn reserve_bytes(parity: u8) -> u64 {
     parity as u64 * (payload + 4 * HEADER_BYTES) + payload + 8 * HEADER_BYTES
 }
 
+/// Bytes of the ring for parity of so many pending bytes, at most: a quarter more than the parity
+/// itself, for headers and for batches that are not full.
+pub const fn parity_bytes_max(parity: u8, pending: u64) -> u64 {
+    parity as u64 * (pending + pending / 4)
+}
+
 /// Least bytes of a ring for stripes with so many parity chunks: a third stays free for parity.
 pub const fn ring_bytes_min(parity: u8) -> u64 {
     let wanted = 3 * reserve_bytes(parity);

@@ -194,6 +194,8 @@ fn sealed_nonsense_is_refused() {
     assert!(refused(|s| (s.stripes, s.region_stripes) = ((1 << 30).into(), 1.into())));
     assert!(refused(|s| (s.copies, s.data_chunks) = (2, 2)));
     assert!(refused(|s| s.members[4].state = 9));
+    assert!(refused(|s| s.members[4].catches_up = 2));
+    assert!(refused(|s| s.members[0].catches_up = 1), "a trusted member lacks nothing");
     assert!(refused(|s| s.groups = 0));
     assert!(refused(|s| s.groups = 2));
     assert!(refused(|s| s.policy = 3));

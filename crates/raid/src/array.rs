@@ -13,6 +13,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
 use ashlar_reactor::wait_list::WaitList;
 
+use crate::dirty::{Dirty, RegionGuard};
 use crate::error::{ArrayError, ChangeError};
 use crate::integrity::Integrity;
 use crate::job::Jobs;
@@ -23,7 +24,7 @@ use crate::members::{Identity, Member, Members};
 use crate::mode::Modes;
 use crate::parity::Kernels;
 use crate::pending::Hold;
-use crate::region_map::{RegionGuard, RegionMap, StoredMap};
+use crate::region_map::{RegionMap, StoredMap};
 use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
 use crate::stored::Torn;
 use crate::stripe_set::StripeSet;
@@ -32,7 +33,7 @@ pub struct Array {
     pub(crate) reactor: Reactor,
     pub(crate) identity: Rc<Identity>,
     pub(crate) members: Rc<Members>,
-    pub(crate) dirty: Rc<RegionMap>,
+    pub(crate) dirty: Rc<Dirty>,
     pub(crate) written: Rc<RegionMap>,
     pub(crate) journal: Rc<Journal>,
     /// `None`: members keep no checksums.
@@ -75,6 +76,7 @@ pub struct Array {
 pub(crate) struct StoredMaps {
     pub(crate) dirty: StoredMap,
     pub(crate) written: StoredMap,
+    pub(crate) missed: StoredMap,
 }
 
 /// Keeps the array from stopping while a request is under way.
@@ -111,12 +113,24 @@ impl Array {
         let chunk_bytes = identity.layout.chunk_bytes;
         let map =
             |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
+        let dirty = Dirty::new(
+            reactor,
+            members.clone(),
+            map(MapKind::Dirty, &maps.dirty),
+            map(MapKind::Missed, &maps.missed),
+        );
         let unsynced = StripeSet::none(identity.layout.stripes);
         Rc::new(Array {
             reactor: reactor.clone(),
-            journal: Journal::new(reactor, identity.clone(), members.clone(), integrity.clone()),
+            journal: Journal::new(
+                reactor,
+                identity.clone(),
+                members.clone(),
+                dirty.clone(),
+                integrity.clone(),
+            ),
             integrity,
-            dirty: map(MapKind::Dirty, &maps.dirty),
+            dirty,
             written: map(MapKind::Written, &maps.written),
             modes: Rc::default(),
             torn: RefCell::default(),
@@ -248,12 +262,18 @@ impl Array {
         if !self.layout().is_redundant() {
             return Ok(None);
         }
-        self.dirty.mark(self.dirty.region_of(stripe)).await.map(Some)
+        self.dirty.mark(self.dirty.map.region_of(stripe)).await.map(Some)
+    }
+
+    /// The same of what the journal covers: its region is known to be dirty while the guard lives.
+    pub(crate) fn touch(&self, stripe: StripeIndex) -> RegionGuard {
+        self.dirty.touch(self.dirty.map.region_of(stripe))
     }
 
     /// Writes every map anew to all members: for one that has just joined.
     pub(crate) async fn write_maps(&self) -> Result<(), ArrayError> {
-        self.dirty.write_all().await?;
+        self.dirty.map.write_all().await?;
+        self.dirty.missed.write_all().await?;
         self.written.write_all().await
     }
 
@@ -305,6 +325,7 @@ impl Array {
             drive: member.drive.clone(),
             state: member.state,
             rebuilt_stripes: member.rebuilt_stripes,
+            catches_up: member.catches_up,
         };
         let now = self.reactor.now();
         ArrayStatus {
@@ -327,7 +348,7 @@ impl Array {
             members: self.members.list().iter().enumerate().map(member).collect(),
             regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes),
             written_regions: self.written.count(),
-            dirty_regions: self.dirty.count(),
+            dirty_regions: self.dirty.map.count(),
             unsynced_stripes: self.unsynced.count(),
             resync: self.jobs.resync(now),
             rebuild: self.jobs.rebuild(now),

@@ -9,7 +9,7 @@
 //! | trusted | no | absent; the array starts if the others can stand for it |
 //! | rebuilding | yes | rebuilding, from where it was |
 //! | rebuilding, stale | no | absent |
-//! | stale | yes | stale: not read until it was rebuilt |
+//! | stale | yes | rebuilding, what it missed only, if that is known; else stale |
 //!
 //! A drive with this array's label whose uuid the newest superblock does not name was replaced: it
 //! is left alone.
@@ -28,7 +28,7 @@ use crate::error::AssembleError;
 use crate::label::{self, Label};
 use crate::layout::Layout;
 use crate::lease::Host;
-use crate::members::{Identity, Member};
+use crate::members::{Identity, Member, generation_low};
 use crate::region_map::StoredMap;
 
 /// How careful to be when an array is started.
@@ -87,7 +87,7 @@ pub(crate) async fn find(
     Ok(Found { identity: Rc::new(identity), members, generation, journal_from, policy })
 }
 
-async fn newest_superblock(
+pub(crate) async fn newest_superblock(
     reactor: &Reactor,
     drive: &Rc<Drive>,
     label: &Label,
@@ -165,13 +165,21 @@ fn members_of(
                 needs,
             });
         }
+        let state = stored.state().map_err(|_| AssembleError::NoSuperblock)?;
+        let own = owner.and_then(|owner| owner.superblock.as_ref());
+        let own = own.map(|own| generation_low(own.header.sequence.get()));
+        // What it lacks is known only if it was used nowhere else.
+        let is_own = owner.is_none() || own == Some(stored.own_generation.get());
         members.push(Member {
             drive_uuid: stored.drive,
             drive: owner.map(|owner| owner.drive.clone()),
             areas: owner.map_or(nowhere, |owner| owner.label.layout),
-            state: stored.state().map_err(|_| AssembleError::NoSuperblock)?,
+            state,
             rebuilt_stripes: stored.rebuilt_stripes.get(),
             rebuilt_flushed: stored.rebuilt_stripes.get(),
+            catches_up: stored.catches_up == 1 && (state != MemberState::Stale || is_own),
+            behind: None,
+            own_generation: own.unwrap_or(stored.own_generation.get()),
         });
     }
     Ok(members)

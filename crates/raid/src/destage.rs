@@ -14,6 +14,7 @@
 //! What could not be stored whole is torn: it is stored again, exactly as it was, before anything
 //! else is done with its stripe, and its batches stay.
 
+use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -142,6 +143,7 @@ impl Array {
 
     /// `stripes`: ascending; nobody else stores anything of them.
     async fn destage_stripes(self: &Rc<Self>, stripes: &[StripeIndex]) -> Result<(), ArrayError> {
+        let _touched: Vec<_> = stripes.iter().map(|stripe| self.touch(*stripe)).collect();
         let made = join_all(stripes.iter().map(|stripe| self.make_written(*stripe))).await;
         let mut result: Result<(), _> = made.into_iter().collect();
         let mut _locks: Vec<RangeGuard> = Vec::new();
@@ -217,38 +219,47 @@ impl Array {
         newest: u64,
     ) -> Result<(Vec<(Job, Updated)>, Vec<Hold>), ArrayError> {
         let (mut recorded, mut holds) = (Vec::new(), Vec::new());
-        let mut ready = ready.into_iter().peekable();
-        while ready.peek().is_some() {
-            let (mut batch, mut entries, mut payload) = (Vec::new(), Vec::new(), 0);
-            let front = self.journal.oldest();
-            let is_oldest = ready.peek().is_some_and(|(job, _)| Some(job.oldest) == front);
-            while let Some((job, updated)) = ready.peek() {
-                // The last room is for the oldest batch alone.
-                if is_oldest && Some(job.oldest) != front {
+        let mut ready = VecDeque::from(ready);
+        while let Some((first, _)) = ready.front() {
+            let (mut count, mut entries) = self.parity_batch(ready.iter(), newest);
+            let mut class = Class::Parity;
+            let oldest = first.oldest;
+            while !entries.is_empty() {
+                if let Some(appended) = self.journal.append_now(&entries, class).await {
+                    holds.push(appended?.1);
                     break;
                 }
-                let more = self.parity_entries(job, updated, newest);
-                let bytes: u64 = more.iter().map(Entry::payload_bytes).sum();
-                let fits = entries.len() + more.len() <= ENTRIES_MAX
-                    && payload + bytes <= u64::from(PAYLOAD_BYTES_MAX);
-                if !fits {
-                    break;
+                // What has waited longest may use all the room there is, so that there is some
+                // again; the rest waits for that.
+                if class == Class::Oldest || self.journal.oldest() != Some(oldest) {
+                    return Ok((recorded, holds));
                 }
-                payload += bytes;
-                entries.extend(more);
-                batch.extend(ready.next());
+                let of_oldest = ready.iter().take_while(|(job, _)| job.oldest == oldest);
+                (count, entries) = self.parity_batch(of_oldest, newest);
+                class = Class::Oldest;
             }
-            if !entries.is_empty() {
-                let class = if is_oldest { Class::Oldest } else { Class::Parity };
-                match self.journal.append_now(&entries, class).await {
-                    Some(appended) => holds.push(appended?.1),
-                    // What has waited longest is recorded; the rest waits until that made room.
-                    None => break,
-                }
-            }
-            recorded.append(&mut batch);
+            recorded.extend(ready.drain(..count));
         }
         Ok((recorded, holds))
+    }
+
+    /// How many of these fit in one batch, and their entries.
+    fn parity_batch<'a>(
+        &self,
+        jobs: impl Iterator<Item = &'a (Job, Updated)>,
+        newest: u64,
+    ) -> (usize, Vec<Entry>) {
+        let (mut count, mut entries, mut payload) = (0, Vec::new(), 0);
+        for (job, updated) in jobs {
+            let more = self.parity_entries(job, updated, newest);
+            payload += more.iter().map(Entry::payload_bytes).sum::<u64>();
+            if entries.len() + more.len() > ENTRIES_MAX || payload > u64::from(PAYLOAD_BYTES_MAX) {
+                break;
+            }
+            entries.extend(more);
+            count += 1;
+        }
+        (count, entries)
     }
 
     fn parity_entries(&self, job: &Job, updated: &Updated, newest: u64) -> Vec<Entry> {
@@ -328,6 +339,7 @@ impl Array {
         let mut result = Ok(());
         for mut torn in torn {
             let stripe = torn.updated.stripe;
+            let _touched = self.touch(stripe);
             let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
             let missing = torn.updated.stores.iter().filter(|s| torn.stored & 1 << s.position == 0);
             let missing: Vec<Store> = missing.cloned().collect();

@@ -14,7 +14,8 @@
 //!   the older is never found without the newer if the newer was ever stored in place;
 //! - batches are completed in the order of sequence, so that `completed` says what `pending` holds;
 //! - sequences grow over all starts of the array, so no old batch looks like a new one;
-//! - the ring always has room to put its oldest batch in place (`RESERVE`), so it never jams.
+//! - data is only let into the ring while there is room left for the parity of all that is pending,
+//!   so that it never jams.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -23,7 +24,8 @@ use std::rc::Rc;
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::journal_batch::{
-    ENTRIES_MAX, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, StoredEntry, reserve_bytes,
+    ENTRIES_MAX, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, StoredEntry, parity_bytes_max,
+    reserve_bytes,
 };
 use ashlar_format::record;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
@@ -33,6 +35,7 @@ use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
 use zerocopy::IntoBytes;
 
+use crate::dirty::Dirty;
 use crate::error::ArrayError;
 use crate::integrity::Integrity;
 use crate::layout::Positions;
@@ -111,8 +114,8 @@ impl Entry {
 /// How far a batch may fill the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// Leaves room for parity of what is pending.
-    New,
+    /// So many bytes of data: leaves room for their parity, and for that of all that is pending.
+    New(u64),
     /// Leaves room for parity of the oldest batch.
     Parity,
     /// Parity of the oldest batch: may use all there is.
@@ -143,6 +146,7 @@ pub(crate) struct Journal {
     reactor: Reactor,
     identity: Rc<Identity>,
     pub(crate) members: Rc<Members>,
+    dirty: Rc<Dirty>,
     integrity: Option<Rc<Integrity>>,
     pub(crate) pending: RefCell<Pending>,
     /// Oldest first.
@@ -150,6 +154,8 @@ pub(crate) struct Journal {
     queue: RefCell<VecDeque<Waiting>>,
     /// Payload of those in the queue.
     queued_bytes: Cell<u64>,
+    /// Payload of batches that have a place in the ring, and are not pending yet.
+    entered_bytes: Cell<u64>,
     commits: Cell<u32>,
     next_sequence: Cell<u64>,
     /// Sequences below are written, or failed.
@@ -171,6 +177,7 @@ impl Journal {
         reactor: &Reactor,
         identity: Rc<Identity>,
         members: Rc<Members>,
+        dirty: Rc<Dirty>,
         integrity: Option<Rc<Integrity>>,
     ) -> Rc<Journal> {
         let pending = Pending::none(identity.layout.stripes);
@@ -178,11 +185,13 @@ impl Journal {
             reactor: reactor.clone(),
             identity,
             members,
+            dirty,
             integrity,
             pending: RefCell::new(pending),
             ring: RefCell::default(),
             queue: RefCell::default(),
             queued_bytes: Cell::new(0),
+            entered_bytes: Cell::new(0),
             commits: Cell::new(0),
             next_sequence: Cell::new(1),
             completed: Cell::new(1),
@@ -223,14 +232,18 @@ impl Journal {
             }
             let entries: Vec<Entry> = taken.iter().flat_map(|w| w.entries.clone()).collect();
             let written = match room {
-                Ok(()) => match self.enter(&entries, Class::New) {
-                    // Another batch took the room meanwhile.
-                    None => {
+                Ok(()) => {
+                    let payload = entries.iter().map(Entry::payload_bytes).sum();
+                    let Some((sequence, hold)) = self.enter(&entries, Class::New(payload)) else {
+                        // Another batch took the room meanwhile.
                         self.put_back(taken);
                         continue;
-                    }
-                    Some((sequence, hold)) => self.write(&entries, sequence, hold).await,
-                },
+                    };
+                    self.entered_bytes.set(self.entered_bytes.get() + payload);
+                    let written = self.write(&entries, sequence, hold).await;
+                    self.entered_bytes.set(self.entered_bytes.get() - payload);
+                    written
+                }
                 Err(error) => Err(error),
             };
             for waiting in taken {
@@ -267,17 +280,18 @@ impl Journal {
 
     /// Waits until the largest batch fits.
     async fn room_for_next(&self) -> Result<(), ArrayError> {
-        let len = HEADER_BYTES + u64::from(PAYLOAD_BYTES_MAX);
-        if self.find_room(len, Class::New).is_some() {
+        let payload = u64::from(PAYLOAD_BYTES_MAX);
+        let has_room = || self.find_room(HEADER_BYTES + payload, Class::New(payload)).is_some();
+        if has_room() {
             return Ok(());
         }
         self.waiting_for_room.set(self.waiting_for_room.get() + 1);
         self.note_change();
-        let fits = || self.find_room(len, Class::New).is_some() || self.stuck.get().is_some();
-        self.changed.until(&self.reactor, fits).await;
+        let go_on = || has_room() || self.stuck.get().is_some();
+        self.changed.until(&self.reactor, go_on).await;
         self.waiting_for_room.set(self.waiting_for_room.get() - 1);
         match self.stuck.get() {
-            Some(error) if self.find_room(len, Class::New).is_none() => Err(error),
+            Some(error) if !has_room() => Err(error),
             Some(_) | None => Ok(()),
         }
     }
@@ -436,15 +450,15 @@ impl Journal {
         if last.at >= first.at { end - first.at } else { self.ring_bytes() - first.at + end }
     }
 
-    fn reserve_bytes(&self) -> u64 {
-        reserve_bytes(self.identity.layout.parity)
-    }
-
     fn find_room(&self, len: u64, class: Class) -> Option<u64> {
         let size = self.ring_bytes();
+        let parity = self.identity.layout.parity;
         let kept = match class {
-            Class::New => (2 * self.reserve_bytes()).min(size / 2).max(size / 3),
-            Class::Parity => self.reserve_bytes(),
+            Class::New(payload) => {
+                let pending = self.pending.borrow().bytes() + self.entered_bytes.get();
+                parity_bytes_max(parity, pending + payload) + reserve_bytes(parity)
+            }
+            Class::Parity => reserve_bytes(parity),
             Class::Oldest => 0,
         };
         let ring = self.ring.borrow();
@@ -537,6 +551,7 @@ impl Journal {
             integrity.write_back().await?;
         }
         self.flush().await?;
+        self.dirty.before_release().await?;
         // Durably forgotten before one of them is overwritten: a crash must not find the older of
         // two batches for one place without the newer.
         let kept = self.ring.borrow().iter().map(|batch| batch.sequence).find(|s| *s > stored);

@@ -123,20 +123,44 @@ pub async fn write(
 /// The first copy that opens; `None` if none does.
 pub async fn read(reactor: &Reactor, drive: &Rc<Drive>) -> Result<Option<Label>, DriveError> {
     for home in DriveLabel::homes(usable_bytes(drive)) {
-        let mut bytes = match read_bytes(reactor, drive, home, DriveLabel::BYTES).await {
-            Ok(bytes) => bytes,
-            Err(DriveError::Media) => continue,
-            Err(error) => return Err(error),
-        };
-        record::upgrade::<DriveLabel>(&mut bytes);
-        if let Ok(label) = record::open::<DriveLabel>(&bytes, None, home)
-            && label.drive_bytes.get() <= usable_bytes(drive)
-        {
-            let drive_uuid = label.header.owner;
-            return Ok(Some(Label { drive_uuid, array: label.array, layout: label.layout() }));
+        match read_copy(reactor, drive, home).await {
+            Ok(None) | Err(DriveError::Media) => {}
+            found => return found,
         }
     }
     Ok(None)
+}
+
+async fn read_copy(
+    reactor: &Reactor,
+    drive: &Rc<Drive>,
+    home: u64,
+) -> Result<Option<Label>, DriveError> {
+    let mut bytes = read_bytes(reactor, drive, home, DriveLabel::BYTES).await?;
+    record::upgrade::<DriveLabel>(&mut bytes);
+    let opened = record::open::<DriveLabel>(&bytes, None, home).ok();
+    let fits = opened.filter(|label| label.drive_bytes.get() <= usable_bytes(drive));
+    Ok(fits.map(|label| {
+        let (drive_uuid, array, layout) = (label.header.owner, label.array, label.layout());
+        Label { drive_uuid, array, layout }
+    }))
+}
+
+/// Writes all copies again if some do not open, or are another member's: a crash came between them,
+/// or one cannot be read.
+pub async fn heal(
+    reactor: &Reactor,
+    drive: &Rc<Drive>,
+    label: &Label,
+    member: u32,
+) -> Result<(), DriveError> {
+    for home in DriveLabel::homes(usable_bytes(drive)) {
+        let copy = read_copy(reactor, drive, home).await.ok().flatten();
+        if copy.is_none_or(|copy| copy.drive_uuid != label.drive_uuid) {
+            return write(reactor, drive, label, member).await;
+        }
+    }
+    Ok(())
 }
 
 /// Seals `record` for its drive and place and writes it. Not flushed.

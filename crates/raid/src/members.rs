@@ -22,6 +22,7 @@ use smallvec::SmallVec;
 use crate::error::ArrayError;
 use crate::label;
 use crate::layout::{Layout, Positions};
+use crate::missed::Behind;
 use crate::write_plan::each;
 
 /// A member's drive and what its data is worth.
@@ -37,22 +38,64 @@ pub struct Member {
     pub rebuilt_stripes: u64,
     /// How many of them were flushed since: as many as a superblock may name.
     pub rebuilt_flushed: u64,
+    /// Of a stale or rebuilding member: what it lacks is known (see `dirty`).
+    pub catches_up: bool,
+    /// What a rebuilding member that catches up lacked when that began, at most.
+    pub behind: Option<Rc<Behind>>,
+    /// Low half of the generation of the newest superblock on its own drive.
+    pub own_generation: u32,
 }
 
 impl Member {
+    pub fn new(
+        drive_uuid: [u8; 16],
+        drive: Option<Rc<Drive>>,
+        areas: MemberLayout,
+        state: MemberState,
+    ) -> Member {
+        Member {
+            drive_uuid,
+            drive,
+            areas,
+            state,
+            rebuilt_stripes: 0,
+            rebuilt_flushed: 0,
+            catches_up: false,
+            behind: None,
+            own_generation: 0,
+        }
+    }
+
     /// The drive, if it answers.
     pub fn alive(&self) -> Option<&Rc<Drive>> {
         self.drive.as_ref().filter(|drive| drive.is_alive())
     }
 
+    /// Whether its drive has all acknowledged data of `stripe`.
+    fn is_current(&self, stripe: StripeIndex) -> bool {
+        match self.state {
+            MemberState::Trusted => true,
+            MemberState::Rebuilding => stripe.0 < self.rebuilt_stripes || !self.lacked(stripe),
+            MemberState::Stale => false,
+        }
+    }
+
+    /// Whether a rebuilding member has to be given `stripe`.
+    pub fn lacked(&self, stripe: StripeIndex) -> bool {
+        self.behind.as_ref().is_none_or(|behind| behind.contains(stripe))
+    }
+
+    /// It is not to be read any more.
+    pub fn become_stale(&mut self) {
+        self.state = MemberState::Stale;
+        self.rebuilt_stripes = 0;
+        self.rebuilt_flushed = 0;
+        self.behind = None;
+    }
+
     /// The drive, if it holds all acknowledged data of `stripe`.
     pub fn holds(&self, stripe: StripeIndex) -> Option<&Rc<Drive>> {
-        let current = match self.state {
-            MemberState::Trusted => true,
-            MemberState::Rebuilding => stripe.0 < self.rebuilt_stripes,
-            MemberState::Stale => false,
-        };
-        self.alive().filter(|_| current)
+        self.alive().filter(|_| self.is_current(stripe))
     }
 
     /// The drive, if superblocks and dirty maps are kept on it.
@@ -172,6 +215,20 @@ impl Members {
         self.list.borrow().iter().all(trusted)
     }
 
+    /// Whether somebody lacks what only the maps can tell.
+    pub fn is_any_behind(&self) -> bool {
+        self.list.borrow().iter().any(|member| member.catches_up)
+    }
+
+    /// At start: what members lack that were catching up, at most.
+    pub fn set_behind(&self, behind: &Behind) {
+        for member in self.list.borrow_mut().iter_mut() {
+            if member.state == MemberState::Rebuilding && member.catches_up {
+                member.behind = Some(Rc::new(behind.clone()));
+            }
+        }
+    }
+
     /// Makes sure, durably, that what these positions of `stripe` missed is never read from them.
     /// Members that are known to be behind already are left alone.
     pub async fn fence_missed(
@@ -180,14 +237,7 @@ impl Members {
         missed: Positions,
     ) -> Result<(), ArrayError> {
         let layout = &self.identity.layout;
-        let believed = |index: &MemberIndex| {
-            let member = &self.list.borrow()[index.index()];
-            match member.state {
-                MemberState::Trusted => true,
-                MemberState::Rebuilding => stripe.0 < member.rebuilt_stripes,
-                MemberState::Stale => false,
-            }
-        };
+        let believed = |index: &MemberIndex| self.list.borrow()[index.index()].is_current(stripe);
         let members = each(missed).map(|p| layout.member_at(stripe, p));
         let behind: SmallVec<[MemberIndex; 4]> = members.filter(believed).collect();
         self.fence(behind.into_iter()).await
@@ -207,9 +257,8 @@ impl Members {
         for index in missed {
             let member = &mut self.list.borrow_mut()[index.index()];
             if member.state != MemberState::Stale {
-                member.state = MemberState::Stale;
-                member.rebuilt_stripes = 0;
-                member.rebuilt_flushed = 0;
+                member.catches_up |= member.state == MemberState::Trusted;
+                member.become_stale();
                 changed = true;
             }
         }
@@ -329,8 +378,18 @@ impl Members {
         if targets.is_empty() || self.pulled.get() {
             return Err(ArrayError::Lost);
         }
+        // A new superblock says of its own drive what that will have.
+        let before: Vec<u32> = targets
+            .iter()
+            .map(|index| self.set_own_generation(*index, generation_low(generation)))
+            .collect();
         let writes = targets.iter().map(|index| self.write_superblock(*index, generation));
         let results = join_all(writes).await;
+        for ((index, before), result) in targets.iter().zip(before).zip(&results) {
+            if result.is_err() {
+                self.set_own_generation(*index, before);
+            }
+        }
         let targets: Vec<MemberIndex> = targets.into_iter().map(MemberIndex::new).collect();
         let failed = self.may_fence(&targets, &results)?;
         if self.mark_stale(failed.into_iter()) {
@@ -338,6 +397,11 @@ impl Members {
         }
         self.durable_generation.set(generation);
         Ok(())
+    }
+
+    /// Returns what it was before.
+    fn set_own_generation(&self, index: usize, generation: u32) -> u32 {
+        std::mem::replace(&mut self.list.borrow_mut()[index].own_generation, generation)
     }
 
     /// Who failed to take metadata and can be done without. Nobody is given up for a full file
@@ -415,7 +479,14 @@ impl Members {
         superblock.integrity = self.identity.integrity.into();
         for (stored, member) in superblock.members.iter_mut().zip(list.iter()) {
             *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_flushed);
+            stored.catches_up = member.catches_up.into();
+            stored.own_generation = member.own_generation.into();
         }
         superblock
     }
+}
+
+/// As a member's entry in the superblock has it.
+pub fn generation_low(generation: u64) -> u32 {
+    u32::try_from(generation & u64::from(u32::MAX)).expect("masked")
 }

@@ -78,7 +78,7 @@ impl Array {
         while at < stripes {
             let Ok(_request) = self.begin() else { return Ok(()) };
             let began = self.reactor.now();
-            let end = self.window_end(at, window);
+            let end = self.window_end(target, at, window);
             let text = |error: ArrayError| format!("stripes {at} to {end}: {error}");
             self.rebuild_window(target, at..end).await.map_err(text)?;
             at = end;
@@ -93,14 +93,18 @@ impl Array {
         self.save_rebuild(target, MemberState::Trusted).await
     }
 
-    /// All of a region that was not written is one window: nothing is moved for it.
-    fn window_end(&self, at: u64, window: u64) -> u64 {
+    /// All of a region that needs nothing is one window.
+    fn window_end(&self, target: Target, at: u64, window: u64) -> u64 {
         let region = self.written.stripes_of(self.written.region_of(StripeIndex(at)));
-        if self.is_written(StripeIndex(at)) {
+        if self.is_lacked(target, StripeIndex(at)) {
             (at + window).min(self.layout().stripes)
         } else {
             region.end
         }
+    }
+
+    fn is_lacked(&self, target: Target, stripe: StripeIndex) -> bool {
+        self.is_written(stripe) && self.members.list()[target.index.index()].lacked(stripe)
     }
 
     async fn rebuild_window(
@@ -114,8 +118,9 @@ impl Array {
             }
         }
         let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
-        let written = stripes.clone().map(StripeIndex).filter(|stripe| self.is_written(*stripe));
-        let each = written.map(|stripe| self.rebuild_stripe(target, stripe));
+        let all = stripes.clone().map(StripeIndex);
+        let lacked = all.filter(|stripe| self.is_lacked(target, *stripe));
+        let each = lacked.map(|stripe| self.rebuild_stripe(target, stripe));
         join_all(each).await.into_iter().collect::<Result<(), _>>()?;
         // Still held by our locks: no write can have come between. But the member may have been
         // given another drive, which holds nothing of this.
@@ -179,6 +184,8 @@ impl Array {
                 if state == MemberState::Trusted {
                     member.rebuilt_stripes = 0;
                     member.rebuilt_flushed = 0;
+                    member.catches_up = false;
+                    member.behind = None;
                 }
             }
         });

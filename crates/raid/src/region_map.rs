@@ -2,21 +2,18 @@
 //! ever written, which a member missed.
 //!
 //! Invariants:
-//! - a page is durable on every member that keeps metadata before `insert`, `mark`, `remove` or
-//!   `clean` returns; whoever could not take it is fenced before that;
+//! - a page is durable on every member that keeps metadata before `insert` or `remove` returns;
+//!   whoever could not take it is fenced before that;
 //! - the newest page on any member decides. At start every page is written anew with a sequence
 //!   beyond any that a crash may have left half-written, so nothing that was decided then is
-//!   decided otherwise when an absent member comes back;
-//! - a dirty region is cleaned only after every write to it is durable.
+//!   decided otherwise when an absent member comes back.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Duration;
 
 use ashlar_drive::error::DriveError;
 use ashlar_format::region_map::{MapKind, PAGES_MAX, REGIONS_PER_PAGE, RegionMapPage};
 use ashlar_format::units::{MemberIndex, RegionIndex, StripeIndex, to_usize};
-use ashlar_reactor::backend::Instant;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
@@ -24,9 +21,8 @@ use ashlar_reactor::wait_list::WaitList;
 use crate::error::ArrayError;
 use crate::label;
 use crate::members::{Identity, Members};
+use crate::missed::Behind;
 
-/// A region that nobody wrote to for this long is cleaned.
-pub const QUIET_BEFORE_CLEAN: Duration = Duration::from_secs(3);
 /// Writes that fail on some members and that no later one reached all, at most. Even, so that the
 /// slot of the newest page is not the one that is written next.
 pub const SEQUENCES_PER_START: u64 = 1 << 16;
@@ -55,14 +51,12 @@ impl StoredMap {
     }
 }
 
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Region {
     /// The bit shall be set.
     wanted: bool,
     /// The bit is known to be set on the drives.
     durable: bool,
-    writers: u32,
-    last_write: Instant,
 }
 
 struct Page {
@@ -84,21 +78,6 @@ pub struct RegionMap {
     waiting: WaitList,
 }
 
-/// Keeps a region dirty while a write to it is under way.
-pub struct RegionGuard {
-    map: Rc<RegionMap>,
-    region: RegionIndex,
-}
-
-impl Drop for RegionGuard {
-    fn drop(&mut self) {
-        let now = self.map.reactor.now();
-        let region = &mut self.map.regions.borrow_mut()[to_usize(self.region.0)];
-        region.writers -= 1;
-        region.last_write = now;
-    }
-}
-
 impl RegionMap {
     pub fn new(
         kind: MapKind,
@@ -107,7 +86,7 @@ impl RegionMap {
         members: Rc<Members>,
         stored: &StoredMap,
     ) -> Rc<RegionMap> {
-        let region = |bit: &bool| Region { wanted: *bit, durable: *bit, ..Region::default() };
+        let region = |bit: &bool| Region { wanted: *bit, durable: *bit };
         let page = |sequence: &u64| Page {
             sequence: Cell::new(*sequence),
             writing: Cell::new(false),
@@ -141,6 +120,16 @@ impl RegionMap {
         region.0 * size..end
     }
 
+    /// Regions in all.
+    pub fn regions(&self) -> u64 {
+        self.regions.borrow().len() as u64
+    }
+
+    /// A set of regions of this array.
+    pub fn set_of(&self, inside: impl Iterator<Item = RegionIndex>) -> Behind {
+        Behind::new(self.regions(), self.identity.region_stripes, inside)
+    }
+
     /// Regions inside.
     pub fn count(&self) -> u64 {
         self.regions.borrow().len() as u64 - self.outside.get()
@@ -157,14 +146,6 @@ impl RegionMap {
         let regions = self.regions.borrow();
         let inside = regions.iter().enumerate().filter(|(_, region)| region.durable);
         inside.map(|(index, _)| RegionIndex(index as u64)).collect()
-    }
-
-    /// Returns once the region's bit is durable. The bit stays while the guard lives.
-    pub async fn mark(self: &Rc<Self>, region: RegionIndex) -> Result<RegionGuard, ArrayError> {
-        self.regions.borrow_mut()[to_usize(region.0)].writers += 1;
-        let guard = RegionGuard { map: self.clone(), region };
-        self.insert(&[region]).await?;
-        Ok(guard)
     }
 
     /// Returns once the bits of these regions are durable.
@@ -199,10 +180,11 @@ impl RegionMap {
             pages.push(to_usize(region.0 / REGIONS_PER_PAGE));
         }
         pages.dedup();
+        let mut result = Ok(());
         for page in pages {
-            self.write_page(page).await?;
+            result = result.and(self.write_page(page).await);
         }
-        Ok(())
+        result
     }
 
     /// Whether the members have what is in memory, as far as that was waited for.
@@ -218,34 +200,6 @@ impl RegionMap {
             }
         }
         Ok(())
-    }
-
-    /// Dirty regions that nobody wrote to for `quiet_for`: they could be cleaned, were all their
-    /// writes durable.
-    pub fn quiet(&self, quiet_for: Duration) -> Vec<RegionIndex> {
-        let now = self.reactor.now();
-        let regions = self.regions.borrow();
-        let quiet = regions.iter().enumerate().filter(|(_, region)| {
-            let idle = now.since(region.last_write) >= quiet_for;
-            region.durable && region.writers == 0 && idle
-        });
-        quiet.map(|(index, _)| RegionIndex(index as u64)).collect()
-    }
-
-    /// Clears the bits of regions that were `quiet` before a flush of all members that has
-    /// succeeded since, and that nobody wrote to meanwhile.
-    pub async fn clean(
-        &self,
-        quiet: &[RegionIndex],
-        flush_began: Instant,
-    ) -> Result<(), ArrayError> {
-        let still_quiet = |region: &&RegionIndex| {
-            let state = &self.regions.borrow()[to_usize(region.0)];
-            state.writers == 0 && state.last_write < flush_began
-        };
-        // From here a new writer waits for the bit again.
-        let quiet: Vec<RegionIndex> = quiet.iter().filter(still_quiet).copied().collect();
-        self.remove(&quiet).await
     }
 
     /// At start: what was found is what holds from now on, whatever an absent member shows later.

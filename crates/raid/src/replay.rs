@@ -173,6 +173,7 @@ impl Array {
         mut findings: Findings,
         tail: u64,
     ) -> Result<(), ArrayError> {
+        let _touched = self.touch(stripe);
         if let Some(zeroed_at) = findings.zeroed_at {
             findings.data.retain(|(piece, _)| piece.sequence > zeroed_at);
             findings.parity.clear();

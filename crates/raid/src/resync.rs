@@ -12,9 +12,9 @@ use ashlar_reactor::range_lock::Mode;
 use smallvec::SmallVec;
 
 use crate::array::Array;
+use crate::dirty::QUIET_BEFORE_CLEAN;
 use crate::error::ArrayError;
 use crate::journal::Slice;
-use crate::region_map::QUIET_BEFORE_CLEAN;
 use crate::write_plan::{bits, each};
 
 /// Between two looks at what maintenance has to do.
@@ -27,7 +27,7 @@ const RETRY_ROUNDS: u32 = 240;
 impl Array {
     /// Makes a stripe agree, if it does not.
     pub(crate) async fn sync_now(self: &Rc<Self>, stripe: StripeIndex) -> Result<(), ArrayError> {
-        let _region = self.dirty.mark(self.dirty.region_of(stripe)).await?;
+        let _region = self.mark_dirty(stripe).await?;
         let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
         if !self.unsynced.contains(stripe) {
             return Ok(());
@@ -122,6 +122,7 @@ impl Array {
             }
             // An array that cannot write its dirty map keeps its bits: that only costs a resync.
             let _ = self.clean_dirty_map(QUIET_BEFORE_CLEAN).await;
+            let _ = self.dirty.clear_missed().await;
         }
         self.set_maintained(false);
     }
@@ -167,7 +168,7 @@ impl Array {
     ) -> Result<(), ArrayError> {
         let mut quiet = self.dirty.quiet(quiet_for);
         quiet.retain(|region| {
-            let stripes = self.dirty.stripes_of(*region);
+            let stripes = self.dirty.map.stripes_of(*region);
             let waiting = self.unsynced.next(StripeIndex(stripes.start));
             waiting.is_none_or(|stripe| stripe.0 >= stripes.end)
         });

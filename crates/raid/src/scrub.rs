@@ -67,7 +67,7 @@ impl Array {
             return;
         }
         // Before the lock: a writer marks its region before it locks, too.
-        let region = self.dirty.mark(self.dirty.region_of(stripe));
+        let region = self.mark_dirty(stripe);
         let _region = match repair.then_some(region) {
             None => None,
             Some(region) => match region.await {

@@ -63,7 +63,7 @@ impl Array {
         let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0, policy));
         let empty = || StoredMap::empty(identity.layout.stripes, identity.region_stripes);
         // Nothing was written: nothing has to be zeroed or to agree.
-        let maps = StoredMaps { dirty: empty(), written: empty() };
+        let maps = StoredMaps { dirty: empty(), written: empty(), missed: empty() };
         let array = Array::new(reactor, identity.clone(), members, &maps);
         if let Some(host) = spec.host {
             array.hold(host, Claim::after(None, reactor.now()));
@@ -100,14 +100,27 @@ impl Array {
         Err(ChangeError::Spec("a drive failed while it was labelled".into()))
     }
 
+    async fn heal_labels(&self) {
+        for index in (0..self.layout().members()).map(MemberIndex::new) {
+            let Ok(member) = self.member(index) else { continue };
+            let Some(drive) = member.keeps_metadata() else { continue };
+            let label = self.label_of(&member);
+            // One copy is enough to start with: this is tried again at the next start.
+            let _ = label::heal(&self.reactor, drive, &label, index.0.into()).await;
+        }
+    }
+
+    fn label_of(&self, member: &Member) -> Label {
+        Label { drive_uuid: member.drive_uuid, array: self.uuid(), layout: member.areas }
+    }
+
     pub(crate) async fn write_label(
         &self,
         index: MemberIndex,
         member: &Member,
     ) -> Result<(), ChangeError> {
         let drive = member.drive.as_ref().ok_or(ChangeError::NoMember(index))?;
-        let label =
-            Label { drive_uuid: member.drive_uuid, array: self.uuid(), layout: member.areas };
+        let label = self.label_of(member);
         let written = label::write(&self.reactor, drive, &label, index.0.into()).await;
         written.map_err(drive_error(drive))
     }
@@ -122,6 +135,7 @@ impl Array {
         let maps = StoredMaps {
             dirty: read_map(MapKind::Dirty, reactor, &found, options).await?,
             written: read_map(MapKind::Written, reactor, &found, options).await?,
+            missed: read_map(MapKind::Missed, reactor, &found, options).await?,
         };
         let identity = found.identity;
         let (generation, journal_from) = (found.generation, found.journal_from);
@@ -150,16 +164,18 @@ impl Array {
     /// Makes what the drives say the state of an array that may be written to.
     async fn bring_up(self: &Rc<Self>, journal_from: u64) -> Result<(), ArrayError> {
         self.sure().await;
-        self.dirty.write_all_anew().await?;
+        self.dirty.map.write_all_anew().await?;
+        self.dirty.missed.write_all_anew().await?;
         self.written.write_all_anew().await?;
         // A crash may have left the newest superblock on some members only; nothing may rest on it
         // before it is on all. And from here on the generation is one of this start alone.
         self.members.save().await?;
+        self.heal_labels().await;
         self.journal.begin_sequences(self.members.generation());
         if journal_from == 0 {
-            for region in self.dirty.inside() {
+            for region in self.dirty.map.inside() {
                 if self.written.contains(region) {
-                    let stripes = self.dirty.stripes_of(region);
+                    let stripes = self.dirty.map.stripes_of(region);
                     stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
                 }
             }
@@ -167,6 +183,8 @@ impl Array {
             self.replay(journal_from).await?;
             self.modes.set(Mode::Journaled);
         }
+        self.members.set_behind(&self.dirty.behind());
+        self.catch_up_all().await;
         // A degraded array is covered from the very first write.
         drop(self.enter_mode().await?);
         Ok(())
@@ -185,8 +203,8 @@ impl Array {
     }
 
     /// Puts `drive` in the place of an absent, failed or stale member, labels it (durably), and
-    /// starts to rebuild onto it. A drive that was pulled and comes back before anything was
-    /// written without it takes its place again at once.
+    /// starts to rebuild onto it. A member's own drive that comes back keeps its uuid: it takes its
+    /// place again at once if nothing was written without it, else it is given what it missed.
     pub async fn replace_member(
         self: &Rc<Self>,
         index: MemberIndex,
@@ -198,8 +216,8 @@ impl Array {
         if old.keeps_metadata().is_some() {
             return Err(ChangeError::MemberInUse(index));
         }
-        if self.rejoins(&old, &drive).await {
-            return self.rejoin(index, &old, drive).await;
+        if self.take_back(index, &old, &drive).await? {
+            return Ok(());
         }
         if !self.layout().is_redundant() {
             return Err(ChangeError::Spec("level 0 has nothing to rebuild a member from".into()));
@@ -208,49 +226,11 @@ impl Array {
         self.members.change(index, |place| *place = member.clone()).await?;
         let prepared = self.prepare_replacement(index, &member).await;
         if prepared.is_err() {
-            let stale = self.members.change(index, |place| place.state = MemberState::Stale);
-            stale.await?;
+            self.members.change(index, Member::become_stale).await?;
             return prepared;
         }
         self.start_rebuild();
         Ok(())
-    }
-
-    async fn rejoin(
-        self: &Rc<Self>,
-        index: MemberIndex,
-        old: &Member,
-        drive: Rc<Drive>,
-    ) -> Result<(), ChangeError> {
-        let mut taken = false;
-        let change = self.members.change(index, |member| {
-            // Since its label was read it may have been fenced, or another drive put in its place.
-            let same = member.drive_uuid == old.drive_uuid && member.alive().is_none();
-            if same && member.state == MemberState::Trusted {
-                member.drive = Some(drive);
-                taken = true;
-            }
-        });
-        change.await?;
-        if !taken {
-            return Err(ChangeError::Busy("another change of this member"));
-        }
-        self.write_maps().await?;
-        Ok(self.renew_table().await?)
-    }
-
-    /// Whether the drive is the member itself and has missed nothing.
-    async fn rejoins(&self, old: &Member, drive: &Rc<Drive>) -> bool {
-        let lost_cache = old.drive.as_ref().is_some_and(|drive| drive.is_unflushed());
-        if old.state != MemberState::Trusted || lost_cache {
-            return false;
-        }
-        let label = label::read(&self.reactor, drive).await.ok().flatten();
-        label.is_some_and(|label| {
-            label.array == self.uuid()
-                && label.drive_uuid == old.drive_uuid
-                && label.layout == old.areas
-        })
     }
 
     fn plan_replacement(
@@ -267,19 +247,13 @@ impl Array {
                 self.sector_bytes
             )));
         }
-        let needs = self.layout().member_stripes() * u64::from(self.layout().chunk_bytes);
+        let needs = self.member_bytes();
         let has = label::usable_bytes(drive);
         let areas = label::plan_for(has, self.layout().parity, self.identity.integrity);
         let areas = areas.filter(|areas| areas.data.len >= needs);
         let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
-        Ok(Member {
-            drive_uuid,
-            drive: Some(drive.clone()),
-            areas: areas.ok_or(too_small)?,
-            state: MemberState::Rebuilding,
-            rebuilt_stripes: 0,
-            rebuilt_flushed: 0,
-        })
+        let areas = areas.ok_or(too_small)?;
+        Ok(Member::new(drive_uuid, Some(drive.clone()), areas, MemberState::Rebuilding))
     }
 
     async fn prepare_replacement(
@@ -287,8 +261,7 @@ impl Array {
         index: MemberIndex,
         member: &Member,
     ) -> Result<(), ChangeError> {
-        self.write_maps().await?;
-        self.renew_table().await?;
+        self.renew_metadata().await?;
         self.write_label(index, member).await
     }
 
@@ -374,14 +347,8 @@ fn plan_array(
         let has = label::usable_bytes(&drive);
         let needs = label::DRIVE_BYTES_MIN;
         let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
-        members.push(Member {
-            drive_uuid,
-            areas: label::plan_for(has, layout.parity, spec.integrity).ok_or(too_small)?,
-            drive: Some(drive),
-            state: MemberState::Trusted,
-            rebuilt_stripes: 0,
-            rebuilt_flushed: 0,
-        });
+        let areas = label::plan_for(has, layout.parity, spec.integrity).ok_or(too_small)?;
+        members.push(Member::new(drive_uuid, Some(drive), areas, MemberState::Trusted));
     }
     let data_bytes = members.iter().map(|member| member.areas.data.len).min().unwrap_or(0);
     let chunks = data_bytes / u64::from(layout.chunk_bytes);

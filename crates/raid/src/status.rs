@@ -35,6 +35,9 @@ pub struct MemberStatus {
     pub drive: Option<Rc<Drive>>,
     pub state: MemberState,
     pub rebuilt_stripes: u64,
+    /// Of a stale or rebuilding member: it needs no more than what it missed, if its own drive is
+    /// back.
+    pub catches_up: bool,
 }
 
 /// Long work on an array: rebuild, resync or scrub.

@@ -34,7 +34,7 @@ impl Array {
     /// Writes `from` at `offset`; both multiples of 512 bytes. The bytes are copied before
     /// anything is computed from them, so the caller's memory may change meanwhile.
     pub async fn write(self: &Rc<Self>, offset: u64, from: Buffers) -> Result<(), ArrayError> {
-        let _request = self.begin()?;
+        let _request = self.admit().await?;
         let len = from.len() as u64;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
@@ -54,7 +54,7 @@ impl Array {
 
     /// Everything acknowledged before is durable when this returns.
     pub async fn flush(self: &Rc<Self>) -> Result<(), ArrayError> {
-        let _request = self.begin()?;
+        let _request = self.admit().await?;
         self.count(|counters| counters.flushes += 1);
         self.written.settle().await?;
         self.journal.flush().await
@@ -129,11 +129,7 @@ impl Array {
     ) -> Result<(), ArrayError> {
         let Some(first) = pieces.first() else { return Ok(()) };
         let stripe = first.stripe;
-        let _region = if self.layout().is_redundant() {
-            Some(self.dirty.mark(self.dirty.region_of(stripe)).await?)
-        } else {
-            None
-        };
+        let _region = self.mark_dirty(stripe).await?;
         let wide = pieces.iter().map(|piece| self.whole_sectors(&piece.rows));
         let first_row = wide.clone().map(|rows| rows.start).min().unwrap_or(0);
         let last_row = wide.map(|rows| rows.end).max().unwrap_or(0);

@@ -163,7 +163,7 @@ impl Array {
         stripes: Range<u64>,
     ) -> Result<Option<Hold>, ArrayError> {
         let entries = [Entry::Zeroes { stripes: stripes.clone() }];
-        let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
+        let Some(appended) = self.journal.append_now(&entries, Class::New(0)).await else {
             return Ok(None);
         };
         let (sequence, hold) = appended?;

@@ -36,7 +36,7 @@ enum Zeroed {
 impl Array {
     /// The range reads as zeroes afterwards; space under whole stripes may be given back.
     pub async fn write_zeroes(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let _request = self.begin()?;
+        let _request = self.admit().await?;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
@@ -51,7 +51,7 @@ impl Array {
     /// Gives space under whole stripes of the range back; they read as zeroes. What is left of the
     /// range keeps its bytes, and so does what is beside whole regions where drives cannot zero.
     pub async fn discard(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
-        let _request = self.begin()?;
+        let _request = self.admit().await?;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
@@ -166,13 +166,14 @@ impl Array {
     /// crash half-way would leave parity that fits nothing.
     async fn zero_journaled(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), ArrayError> {
         let entries = [Entry::Zeroes { stripes: stripes.clone() }];
+        let _touched = self.touch(StripeIndex(stripes.start));
         loop {
             let seen = self.journal.changes();
             // Before the stripes: whoever has a sector may wait for those who need a stripe.
             let _sectors = self.lock_sectors(stripes.clone()).await;
             // Held first: what is written from now on is put in place after the zeroes.
             let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
-            let Some(appended) = self.journal.append_now(&entries, Class::Parity).await else {
+            let Some(appended) = self.journal.append_now(&entries, Class::New(0)).await else {
                 drop((_locks, _sectors));
                 if let Some(error) = self.journal.stuck() {
                     return Err(error);
@@ -284,12 +285,21 @@ impl Array {
     async fn write_zero_part(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
         let (drive, base) = self.drive_of(index)?;
         let range = self.layout().member_range(stripes.clone(), MemberIndex::new(index));
+        self.write_zeroes_to(&drive, base + range.start..base + range.end).await
+    }
+
+    /// Zeroes for a range of a drive that cannot make them itself.
+    pub(crate) async fn write_zeroes_to(
+        &self,
+        drive: &Rc<Drive>,
+        range: Range<u64>,
+    ) -> Result<(), DriveError> {
         let zeroes = self.reactor.buffer(to_usize(ZEROES_BYTES));
         zeroes.fill_zero();
         let mut at = range.start;
         while at < range.end {
             let part = ZEROES_BYTES.min(range.end - at);
-            drive.write(base + at, zeroes.slice(0..to_usize(part)).into()).await?;
+            drive.write(at, zeroes.slice(0..to_usize(part)).into()).await?;
             at += part;
         }
         Ok(())

@@ -124,9 +124,14 @@ impl Landing {
 /// What a drive does to its next write in an area, and says that it is done.
 #[derive(Clone, Copy, Debug)]
 pub enum Mischief {
-    Lose { within: Area },
+    Lose {
+        within: Area,
+    },
     /// It lands so many bytes from where it should, if that is in the area.
-    Misdirect { within: Area, by: u64 },
+    Misdirect {
+        within: Area,
+        by: u64,
+    },
 }
 
 /// Of a block that is rewritten by no write yet.

@@ -173,6 +173,8 @@ pub struct Plan {
     /// One operation in so many is a flush.
     pub flush_one_in: u64,
     pub hot_stripes: usize,
+    /// Many long requests at once, as many as fill the journal.
+    pub floods: bool,
     pub endings: Vec<Ending>,
     /// Faults in a life, at most.
     pub faults_max: u64,
@@ -223,6 +225,7 @@ impl Plan {
             pause_ns_max: 0,
             flush_one_in: 4,
             hot_stripes: 2,
+            floods: false,
             endings: vec![Ending::CleanStop],
             // Changes of the policy, if there are any.
             faults_max: 8,
@@ -266,8 +269,9 @@ impl Plan {
         let mixed = half() && half() && half();
         let (integrity, lies) = draw_lies(seed, &geometry);
         let traits = draw_traits(&mut prng, geometry.drive_bytes(integrity));
-        let lives = 1 + prng.below(5);
-        let workers = 1 + prng.below(5);
+        let floods = prng.chance(1, 24);
+        let lives = 1 + prng.below(if floods { 2 } else { 5 });
+        let workers = if floods { 16 } else { 1 + prng.below(5) };
         Plan {
             seed,
             geometry,
@@ -279,10 +283,11 @@ impl Plan {
             mixed,
             lives: u32::try_from(lives).unwrap_or(1),
             workers: usize::try_from(workers).unwrap_or(1),
-            ops_per_worker: ops.min(REQUESTS_MAX / (lives * workers)),
+            ops_per_worker: if floods { 60 } else { ops.min(REQUESTS_MAX / (lives * workers)) },
             pause_ns_max: [0, 100_000, 10_000_000, 1_000_000_000][prng.index(4)],
             flush_one_in: [3, 10, 40][prng.index(3)],
             hot_stripes: [1, 3, 12][prng.index(3)],
+            floods,
             endings,
             faults_max: [0, 2, 5, 12][prng.index(4)],
             deaths,
@@ -321,6 +326,7 @@ impl Plan {
             chunk_bytes >> 10
         );
         let kinds = [
+            (self.floods, "floods"),
             (self.integrity, "checksums"),
             (self.lies == Lies::Data, "lies"),
             (self.lies == Lies::Checksums, "lies about checksums"),

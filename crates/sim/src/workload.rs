@@ -296,7 +296,10 @@ impl Life {
     fn range(&self, hot: &[u64], prng: &mut Prng) -> (u64, u64) {
         let stripe = self.array.stripe_bytes();
         let first = hot[prng.index(hot.len())] * stripe;
-        let len_max = LEN_SECTORS_MAX[prng.index(LEN_SECTORS_MAX.len())];
+        let len_max = match self.plan.floods {
+            true => 256,
+            false => LEN_SECTORS_MAX[prng.index(LEN_SECTORS_MAX.len())],
+        };
         let mut len = SECTOR * (1 + prng.below(len_max));
         let mut offset = first + SECTOR * prng.below(stripe / SECTOR);
         if prng.chance(1, 2) {
@@ -311,10 +314,13 @@ impl Life {
     }
 }
 
-/// Stripes in the first, a middle and the last region of the volume.
+/// Stripes in the first, a middle and the last region of the volume; all for a flood.
 pub fn hot_stripes(plan: &Plan, stripes: u64) -> Vec<u64> {
     let mut prng = Prng::stream(plan.seed, "hot");
     let bases = [0, stripes / 2, stripes - 1];
+    if plan.floods {
+        return (0..stripes).collect();
+    }
     let pick = |index: usize| {
         let near = bases[index % bases.len()] + prng.below(5);
         near.min(stripes - 1)

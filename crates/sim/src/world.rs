@@ -45,10 +45,13 @@ pub enum AtCompletion {
 
 /// Virtual time in which any life must end.
 const LIFE_NS_MAX: u64 = 4 * 3600 * 1_000_000_000;
+/// And so many operations: some that hang are busy.
+const LIFE_OPERATIONS_MAX: u64 = 500_000;
 
 pub struct World {
     now_ns: u64,
     life_began_ns: u64,
+    life_began_after: u64,
     sequence: u64,
     /// By ticket.
     in_flight: Vec<Option<InFlight>>,
@@ -80,6 +83,7 @@ impl World {
         World {
             now_ns: 0,
             life_began_ns: 0,
+            life_began_after: 0,
             sequence: 0,
             in_flight: Vec::new(),
             due: BinaryHeap::new(),
@@ -171,6 +175,7 @@ impl World {
         assert!(self.due.is_empty(), "operations of the last life are still in flight");
         self.dark = self.failure.is_some();
         self.life_began_ns = self.now_ns;
+        self.life_began_after = self.completions;
     }
 
     pub fn go_dark(&mut self) {
@@ -393,7 +398,8 @@ impl Backend for SimBackend {
         let until = until.map(Instant::as_ns);
         let Some(wake) = next.into_iter().chain(until).min() else { return false };
         world.now_ns = world.now_ns.max(wake);
-        if world.now_ns > world.life_began_ns + LIFE_NS_MAX {
+        let is_long = world.now_ns > world.life_began_ns + LIFE_NS_MAX;
+        if is_long || world.completions > world.life_began_after + LIFE_OPERATIONS_MAX {
             world.fail("hung: a life does not end, something waits for ever".into());
             return false;
         }

@@ -252,14 +252,7 @@ fn of_hosts_that_come_at_once_one_gets_the_array() {
 
 fn members(reactor: &Reactor) -> Vec<Member> {
     let areas = label::plan(DRIVE_BYTES, 1).unwrap();
-    let member = |(drive, id)| Member {
-        drive_uuid: [id; 16],
-        drive: Some(drive),
-        areas,
-        state: MemberState::Trusted,
-        rebuilt_stripes: 0,
-        rebuilt_flushed: 0,
-    };
+    let member = |(drive, id)| Member::new([id; 16], Some(drive), areas, MemberState::Trusted);
     drives(reactor).into_iter().zip(10..).map(member).collect()
 }
 

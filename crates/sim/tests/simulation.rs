@@ -76,6 +76,11 @@ fn a_missing_map_of_written_regions_is_found() {
 }
 
 #[test]
+fn a_missing_map_of_what_is_missed_is_found() {
+    assert_found(Canary::NoMissedMap);
+}
+
+#[test]
 fn missing_flushes_are_found() {
     assert_found(Canary::NoFlush);
 }

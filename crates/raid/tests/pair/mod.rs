@@ -7,7 +7,9 @@
     reason = "each test uses a part of it"
 )]
 
+use std::fs::File;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_drive::drive::{Drive, Limits};
@@ -22,12 +24,24 @@ use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::op::Device;
 use ashlar_reactor::prng::Prng;
 use ashlar_reactor::uring::UringBackend;
+use rustix::fs::{MemfdFlags, memfd_create};
 
 pub const DRIVE_BYTES: u64 = 12 << 20;
 
 pub fn drive(reactor: &Reactor, name: &str, sector_bytes: u32) -> Rc<Drive> {
+    open(reactor, &memory(), name, sector_bytes)
+}
+
+/// A file in memory: unlike a RAM drive it outlives its handles.
+fn memory() -> Arc<File> {
+    let file = File::from(memfd_create("drive", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(DRIVE_BYTES).unwrap();
+    Arc::new(file)
+}
+
+fn open(reactor: &Reactor, file: &Arc<File>, name: &str, sector_bytes: u32) -> Rc<Drive> {
     let limits = Limits { bytes: DRIVE_BYTES, sector_bytes, zeroes_cheaply: true };
-    Drive::new(reactor, Device::Ram { bytes: DRIVE_BYTES }, limits, name)
+    Drive::new(reactor, Device::File { file: file.clone() }, limits, name)
 }
 
 /// Bytes that are nobody's data, all over a drive.
@@ -37,16 +51,6 @@ pub async fn fill(reactor: &Reactor, drive: &Rc<Drive>) {
     for at in (0..DRIVE_BYTES).step_by(1 << 20) {
         drive.write(at, buffer.clone().into()).await.unwrap();
     }
-}
-
-async fn filled(reactor: &Reactor, members: usize, sector: u32) -> Vec<([u8; 16], Rc<Drive>)> {
-    let mut drives = Vec::new();
-    for i in 0..members {
-        let drive = drive(reactor, &format!("d{i}"), sector);
-        fill(reactor, &drive).await;
-        drives.push(([i as u8; 16], drive));
-    }
-    drives
 }
 
 pub fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
@@ -62,18 +66,19 @@ pub struct Pair {
     pub array: Rc<Array>,
     pub bytes: Vec<u8>,
     pub prng: Prng,
+    files: Vec<(Rc<Drive>, Arc<File>)>,
 }
 
 impl Pair {
     /// On drives that are not empty: nothing may depend on what stands there.
     pub async fn new(reactor: &Reactor, level: Level, members: usize, sector: u32) -> Pair {
-        Pair::of(reactor, &Pair::spec(level), filled(reactor, members, sector).await).await
+        Pair::of(reactor, &Pair::spec(level), members, sector).await
     }
 
     /// The same with a checksum of every block.
     pub async fn checked(reactor: &Reactor, level: Level, members: usize, sector: u32) -> Pair {
         let spec = ArraySpec { integrity: true, ..Pair::spec(level) };
-        Pair::of(reactor, &spec, filled(reactor, members, sector).await).await
+        Pair::of(reactor, &spec, members, sector).await
     }
 
     pub fn spec(level: Level) -> ArraySpec {
@@ -89,14 +94,19 @@ impl Pair {
         }
     }
 
-    pub async fn on(reactor: &Reactor, level: Level, drives: Vec<([u8; 16], Rc<Drive>)>) -> Pair {
-        Pair::of(reactor, &Pair::spec(level), drives).await
-    }
-
-    async fn of(reactor: &Reactor, spec: &ArraySpec, drives: Vec<([u8; 16], Rc<Drive>)>) -> Pair {
+    async fn of(reactor: &Reactor, spec: &ArraySpec, members: usize, sector: u32) -> Pair {
+        let mut files = Vec::new();
+        for i in 0..members {
+            let file = memory();
+            let drive = open(reactor, &file, &format!("d{i}"), sector);
+            fill(reactor, &drive).await;
+            files.push((drive, file));
+        }
+        let drives = files.iter().enumerate().map(|(i, (drive, _))| ([i as u8; 16], drive.clone()));
+        let drives = drives.collect();
         let array = Array::create(reactor, spec, drives).await.unwrap();
         let bytes = vec![0; array.capacity().min(4 << 20) as usize];
-        Pair { reactor: reactor.clone(), array, bytes, prng: Prng::from_seed(7) }
+        Pair { reactor: reactor.clone(), array, bytes, prng: Prng::from_seed(7), files }
     }
 
     /// A random range of whole sectors, often small, sometimes over several stripes.
@@ -185,20 +195,38 @@ impl Pair {
         assert_eq!(self.array.status().rebuild_error, None);
     }
 
-    pub async fn replace(&self, member: u8) {
-        let new = drive(&self.reactor, "new", 512);
+    /// A member gets another drive.
+    pub async fn replace(&mut self, member: u8) {
+        let file = memory();
+        let new = open(&self.reactor, &file, "new", 512);
         fill(&self.reactor, &new).await;
+        self.files.push((new.clone(), file));
         let uuid = [200 + member; 16];
         self.array.replace_member(MemberIndex(member), new, uuid).await.unwrap();
     }
 
+    /// A new handle for what is behind an old one, as when a drive is plugged in again.
+    pub fn plug_in(&mut self, old: &Rc<Drive>) -> Rc<Drive> {
+        let (_, file) = self.files.iter().find(|(drive, _)| Rc::ptr_eq(drive, old)).unwrap();
+        let file = file.clone();
+        let new = open(&self.reactor, &file, old.name(), old.limits().sector_bytes);
+        self.files.push((new.clone(), file));
+        new
+    }
+
     /// Stops the array and puts it together again from its drives, in reverse order.
     pub async fn restart(&mut self, options: AssembleOptions) {
+        self.restart_with(options, Vec::new()).await;
+    }
+
+    /// The same, with more drives than those that answer.
+    pub async fn restart_with(&mut self, options: AssembleOptions, more: Vec<Rc<Drive>>) {
         let members = self.array.status().members;
         self.array.stop().await.unwrap();
         assert_eq!(self.read(0, 512).await, Err(ArrayError::Stopped));
         let mut drives: Vec<_> = members.into_iter().filter_map(|m| m.drive).collect();
         drives.retain(|drive| drive.is_alive());
+        drives.extend(more);
         drives.reverse();
         self.array = Array::assemble(&self.reactor, drives, options).await.unwrap();
     }
