@@ -96,6 +96,15 @@ impl OpenDevice {
         }
     }
 
+    /// The same device if it has more bytes than when it was opened; `None` if it has not.
+    pub fn grown(&self) -> io::Result<Option<OpenDevice>> {
+        let bytes = length(&self.file)?;
+        let limits = Limits { bytes: bytes - bytes % PAGE_BYTES, ..self.limits };
+        let (file, identity, lossy) = (self.file.clone(), self.identity, self.lossy);
+        let grown = OpenDevice { file, identity, limits, lossy };
+        Ok((limits.bytes > self.limits.bytes).then_some(grown))
+    }
+
     /// Whether it has fewer bytes than when it was opened.
     pub fn has_shrunk(&self) -> bool {
         length(&self.file).is_ok_and(|bytes| bytes < self.limits.bytes)

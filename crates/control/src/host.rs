@@ -9,6 +9,7 @@
 mod arrays;
 mod drives;
 mod exports;
+mod grow;
 mod members;
 mod restore;
 mod settings;

@@ -12,7 +12,9 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::api::array::{Array, ArrayCreate, ArrayReplace, ArrayScrub, RebuildStarted, ScanResult};
+use crate::api::array::{
+    Array, ArrayCreate, ArrayGrown, ArrayReplace, ArrayScrub, RebuildStarted, ScanResult,
+};
 use crate::api::drive::{Drive, DriveAttach};
 use crate::api::export::{Export, ExportCreate};
 use crate::api::settings::SettingsChange;
@@ -67,6 +69,7 @@ fn documented() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(replace_member))
         .routes(routes!(rebuild_array))
         .routes(routes!(scrub_array))
+        .routes(routes!(grow_array))
         .routes(routes!(set_array))
         .routes(routes!(list_spares, add_spare))
         .routes(routes!(remove_spare))
@@ -280,6 +283,16 @@ async fn scrub_array(
     Body(request): Body<ArrayScrub>,
 ) -> Reply<Array> {
     finish(async move { host.scrub_array(&name, request).await }).await
+}
+
+/// Use what all drives of an array have more by now, while it serves
+///
+/// Replace its drives by larger ones, or make them larger, before. Refused if nothing is gained.
+#[utoipa::path(post, path = "/v1/arrays/{name}/grow", tag = "arrays",
+    params(("name" = String, Path)),
+    responses((status = 200, body = ArrayGrown), (status = "default", body = ErrorBody)))]
+async fn grow_array(State(host): State<Arc<Host>>, Path(name): Path<String>) -> Reply<ArrayGrown> {
+    finish(async move { host.grow_array(&name).await }).await
 }
 
 /// Set what an operator can set, while the array runs

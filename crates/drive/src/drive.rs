@@ -58,7 +58,7 @@ pub struct Counters {
 pub struct Drive {
     reactor: Reactor,
     device: DeviceId,
-    limits: Limits,
+    limits: Cell<Limits>,
     health_limits: HealthLimits,
     name: String,
     health: Cell<Health>,
@@ -120,7 +120,7 @@ impl Drive {
         Rc::new(Drive {
             reactor: reactor.clone(),
             device: reactor.register(device),
-            limits,
+            limits: Cell::new(limits),
             health_limits,
             name: name.to_owned(),
             health: Cell::default(),
@@ -138,7 +138,13 @@ impl Drive {
     }
 
     pub fn limits(&self) -> Limits {
-        self.limits
+        self.limits.get()
+    }
+
+    /// The device has more bytes than when it was attached.
+    pub fn grow(&self, bytes: u64) {
+        let limits = self.limits.get();
+        self.limits.set(Limits { bytes: bytes.max(limits.bytes), ..limits });
     }
 
     pub fn health(&self) -> Health {

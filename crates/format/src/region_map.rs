@@ -4,6 +4,9 @@
 //! Each page has two slots on every member, written in turn, so that a torn write leaves the page
 //! before it. Bits of all trusted members are taken together: a bit too many costs time, a bit
 //! too few would cost data.
+//!
+//! An array that grows may need larger regions. Its pages are then written for these beside those
+//! that still count, and the superblock's `stripes a region` says in one step which ones do.
 
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -11,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::record::{Header, Kind, Record, RecordError, Upgrade};
 use crate::upgrade;
 
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 pub const SLOTS: u64 = 2;
 const BITS_BYTES: usize = 3968;
 /// Most pages of one map: enough for a quarter of a million regions.
@@ -40,7 +43,9 @@ pub struct RegionMapPage {
     pub page: U32,
     /// A [`MapKind`].
     pub map: U32,
-    reserved: [u8; 40],
+    /// The page counts while the superblock says the same; zero, in version 1: always.
+    pub region_stripes: U32,
+    reserved: [u8; 36],
     /// Bit `r % 8` of byte `r / 8` is region `r` of the page.
     pub bits: [u8; BITS_BYTES],
 }
@@ -51,13 +56,14 @@ impl RegionMapPage {
     pub const BYTES: u64 = size_of::<RegionMapPage>() as u64;
 
     /// A page with no region in the set.
-    pub fn empty(array: [u8; 16], kind: MapKind, page: u32) -> RegionMapPage {
+    pub fn empty(array: [u8; 16], kind: MapKind, page: u32, region_stripes: u32) -> RegionMapPage {
         RegionMapPage {
             header: Header::default(),
             array,
             page: U32::new(page),
             map: U32::new(kind as u32),
-            reserved: [0; 40],
+            region_stripes: U32::new(region_stripes),
+            reserved: [0; 36],
             bits: [0; BITS_BYTES],
         }
     }
@@ -74,6 +80,11 @@ impl RegionMapPage {
         } else {
             self.bits[region / 8] &= !bit;
         }
+    }
+
+    /// Whether it counts in an array with so many stripes a region.
+    pub fn is_for(&self, region_stripes: u32) -> bool {
+        [0, region_stripes].contains(&self.region_stripes.get())
     }
 
     /// Offset of a page's slot inside the map's area.
@@ -110,3 +121,6 @@ impl Record for RegionMapPage {
         Ok(())
     }
 }
+
+/// Version 1 knew regions of one size only: its pages say nothing of it.
+pub(crate) fn v1_to_v2(_bytes: &mut [u8]) {}

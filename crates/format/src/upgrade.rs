@@ -33,7 +33,13 @@ versions!(
     [array_superblock::v1_to_v2],
     ["array_superblock_v1.bin", "array_superblock_v2.bin"]
 );
-versions!(region_map, REGION_MAP_UPGRADES, REGION_MAP_GOLDEN, [], ["region_map_v1.bin"]);
+versions!(
+    region_map,
+    REGION_MAP_UPGRADES,
+    REGION_MAP_GOLDEN,
+    [region_map::v1_to_v2],
+    ["region_map_v1.bin", "region_map_v2.bin"]
+);
 versions!(volume_table, VOLUME_TABLE_UPGRADES, VOLUME_TABLE_GOLDEN, [], ["volume_table_v1.bin"]);
 versions!(
     journal_batch,

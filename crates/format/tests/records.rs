@@ -62,7 +62,7 @@ fn superblock() -> ArraySuperblock {
 }
 
 fn region_page() -> RegionMapPage {
-    let mut page = RegionMapPage::empty(ARRAY, MapKind::Dirty, 1);
+    let mut page = RegionMapPage::empty(ARRAY, MapKind::Dirty, 1, 0);
     page.set(0, true);
     page.set(31743, true);
     page

@@ -68,6 +68,12 @@ pub struct Array {
     /// Sequence of the newest volume table.
     pub(crate) table_sequence: Cell<u64>,
     pub(crate) table_lock: Rc<RangeLock>,
+    /// Bytes that are given out; what has just grown is not yet durably so.
+    capacity: Cell<u64>,
+    /// Somebody changes its size.
+    pub(crate) growing: Cell<bool>,
+    /// Shared by those who use numbers of regions, exclusive while these change.
+    pub(crate) region_lock: Rc<RangeLock>,
     /// Where other hosts could reach the drives.
     pub(crate) lease: OnceCell<Rc<Leasehold>>,
 }
@@ -110,7 +116,7 @@ impl Array {
         };
         let new_integrity = || Integrity::new(reactor, identity.clone(), members.clone());
         let integrity = identity.integrity.then(new_integrity);
-        let chunk_bytes = identity.layout.chunk_bytes;
+        let chunk_bytes = identity.layout().chunk_bytes;
         let map =
             |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
         let dirty = Dirty::new(
@@ -119,7 +125,8 @@ impl Array {
             map(MapKind::Dirty, &maps.dirty),
             map(MapKind::Missed, &maps.missed),
         );
-        let unsynced = StripeSet::none(identity.layout.stripes);
+        let layout = identity.layout();
+        let unsynced = StripeSet::none(layout.stripes);
         Rc::new(Array {
             reactor: reactor.clone(),
             journal: Journal::new(
@@ -134,7 +141,7 @@ impl Array {
             written: map(MapKind::Written, &maps.written),
             modes: Rc::default(),
             torn: RefCell::default(),
-            torn_stripes: StripeSet::none(identity.layout.stripes),
+            torn_stripes: StripeSet::none(layout.stripes),
             kept_batches: RefCell::default(),
             destage_before: Cell::new(0),
             destagers: Cell::new(0),
@@ -155,6 +162,9 @@ impl Array {
             next_copy: Cell::new(0),
             table_sequence: Cell::new(0),
             table_lock: RangeLock::new(reactor, 0),
+            capacity: Cell::new(layout.capacity()),
+            growing: Cell::new(false),
+            region_lock: RangeLock::new(reactor, 0),
             lease: OnceCell::new(),
         })
     }
@@ -167,18 +177,23 @@ impl Array {
         &self.identity.name
     }
 
-    pub fn layout(&self) -> &Layout {
-        &self.identity.layout
+    pub fn layout(&self) -> Layout {
+        self.identity.layout()
     }
 
     /// Bytes for volumes.
     pub fn capacity(&self) -> u64 {
-        self.layout().capacity()
+        self.capacity.get()
+    }
+
+    /// All of the layout may be given out: a superblock says durably that it is there.
+    pub(crate) fn set_capacity(&self) {
+        self.capacity.set(self.layout().capacity());
     }
 
     /// Bytes of data in one region: what is written or not as a whole.
     pub fn region_bytes(&self) -> u64 {
-        u64::from(self.identity.region_stripes) * self.stripe_bytes()
+        u64::from(self.identity.region_stripes()) * self.stripe_bytes()
     }
 
     /// Bytes of data in one stripe.
@@ -270,6 +285,13 @@ impl Array {
         self.dirty.touch(self.dirty.map.region_of(stripe))
     }
 
+    /// Keeps regions from being made larger, and so their numbers from becoming others. Whoever
+    /// uses such a number over an await holds this, or the mode. Nobody takes it who holds a
+    /// stripe, or has it already.
+    pub(crate) async fn hold_regions(&self) -> RangeGuard {
+        self.region_lock.lock(0..1, Mode::Shared).await
+    }
+
     /// Writes every map anew to all members: for one that has just joined.
     pub(crate) async fn write_maps(&self) -> Result<(), ArrayError> {
         self.dirty.map.write_all().await?;
@@ -338,7 +360,7 @@ impl Array {
             parity_chunks: layout.parity,
             chunk_bytes: layout.chunk_bytes,
             stripes: layout.stripes,
-            capacity: layout.capacity(),
+            capacity: self.capacity(),
             generation: self.members.generation(),
             state: self.state(),
             lost_to: self.lease.get().and_then(|lease| lease.lost_to()),
@@ -346,7 +368,7 @@ impl Array {
             integrity: self.identity.integrity,
             journal: self.journal.status(),
             members: self.members.list().iter().enumerate().map(member).collect(),
-            regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes),
+            regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes()),
             written_regions: self.written.count(),
             dirty_regions: self.dirty.map.count(),
             unsynced_stripes: self.unsynced.count(),

@@ -18,7 +18,6 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy, SLOTS};
-use ashlar_format::block_sums;
 use ashlar_format::record::{self, RecordError};
 use ashlar_format::region_map::{self, MapKind, REGIONS_PER_PAGE, RegionMapPage};
 use ashlar_format::units::{MemberIndex, to_usize};
@@ -81,7 +80,7 @@ pub(crate) async fn find(
     let generation = newest.header.sequence.get();
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
     let members = members_of(&newest, &candidates)?;
-    judge(&identity.layout, &members, generation, options)?;
+    judge(&identity.layout(), &members, generation, options)?;
     let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     Ok(Found { identity: Rc::new(identity), members, generation, journal_from, policy })
@@ -126,13 +125,9 @@ fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
         chunk_bytes: superblock.chunk_bytes.get(),
         stripes: superblock.stripes.get(),
     };
-    Some(Identity {
-        uuid: superblock.array,
-        name: superblock.name().ok()?.to_owned(),
-        layout,
-        region_stripes: superblock.region_stripes.get(),
-        integrity: superblock.integrity != 0,
-    })
+    let (name, integrity) = (superblock.name().ok()?.to_owned(), superblock.integrity != 0);
+    let region_stripes = superblock.region_stripes.get();
+    Some(Identity::new(superblock.array, name, layout, region_stripes, integrity))
 }
 
 fn members_of(
@@ -152,9 +147,7 @@ fn members_of(
             newest.stripes.get() / u64::from(newest.groups) * u64::from(newest.chunk_bytes.get());
         let room = |owner: &Candidate| match newest.integrity {
             0 => owner.label.layout.data.len,
-            _ => block_sums::blocks_in(owner.label.layout.integrity.len)
-                .saturating_mul(block_sums::BLOCK_BYTES.into())
-                .min(owner.label.layout.data.len),
+            _ => label::sums_for(&owner.label.layout).min(owner.label.layout.data.len),
         };
         if let Some(owner) = owner.filter(|owner| room(owner) < needs) {
             let (drive, has) = (owner.drive.name().to_owned(), room(owner));
@@ -232,8 +225,8 @@ pub(crate) async fn read_map(
     found: &Found,
     options: AssembleOptions,
 ) -> Result<StoredMap, AssembleError> {
-    let Identity { layout, region_stripes, .. } = &*found.identity;
-    let mut map = StoredMap::empty(layout.stripes, *region_stripes);
+    let identity = &found.identity;
+    let mut map = StoredMap::empty(identity.layout().stripes, identity.region_stripes());
     for (number, sequence) in map.sequences.iter_mut().enumerate() {
         let first = number * to_usize(REGIONS_PER_PAGE);
         let count = map.inside.len().min(first + to_usize(REGIONS_PER_PAGE)) - first;
@@ -277,15 +270,17 @@ async fn newest_page(
         let area = label::map_area(&member.areas, kind);
         let home = area.offset + RegionMapPage::slot_offset(number, slot);
         let read = label::read_bytes(reactor, drive, home, RegionMapPage::BYTES).await;
-        let Ok(bytes) = read else {
+        let Ok(mut bytes) = read else {
             is_whole = false;
             continue;
         };
+        record::upgrade::<RegionMapPage>(&mut bytes);
         let opened = record::open::<RegionMapPage>(&bytes, Some(member.drive_uuid), home);
         let Ok(page) = opened else { continue };
         let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
         let same = page.page.get() == number && page.map.get() == kind as u32;
-        let ours = page.array == found.identity.uuid && same;
+        let counts = page.is_for(found.identity.region_stripes());
+        let ours = page.array == found.identity.uuid && same && counts;
         if ours && page.header.sequence.get() > best {
             newest = Some(page.clone());
         }

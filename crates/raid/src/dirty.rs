@@ -17,7 +17,7 @@ use ashlar_reactor::backend::Instant;
 use ashlar_reactor::executor::Reactor;
 
 use crate::error::ArrayError;
-use crate::members::Members;
+use crate::members::{Members, Size};
 use crate::missed::Behind;
 use crate::region_map::RegionMap;
 
@@ -68,6 +68,25 @@ impl Dirty {
         }
         let (reactor, regions) = (reactor.clone(), RefCell::new(regions));
         Rc::new(Dirty { reactor, members, map, missed, regions })
+    }
+
+    /// See `RegionMap::prepare`.
+    pub(crate) async fn prepare(&self, size: Size) -> Result<(), ArrayError> {
+        self.map.prepare(size).await?;
+        self.missed.prepare(size).await
+    }
+
+    /// See `RegionMap::adopt`. Nobody has a guard.
+    pub(crate) fn adopt(&self, size: Size) {
+        let merged = self.map.merged(size, &self.regions.borrow(), |parts| Region {
+            touched: parts.iter().any(|part| part.touched),
+            writers: parts.iter().map(|part| part.writers).sum(),
+            last_write: parts.iter().map(|part| part.last_write).max().unwrap_or_default(),
+        });
+        assert!(merged.iter().all(|region| region.writers == 0), "a region is being written");
+        *self.regions.borrow_mut() = merged;
+        self.map.adopt(size);
+        self.missed.adopt(size);
     }
 
     /// Before a write that the journal covers.

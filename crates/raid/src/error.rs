@@ -29,6 +29,14 @@ pub enum ChangeError {
     NoMember(MemberIndex),
     #[error("member {0} is in use; pull its drive first")]
     MemberInUse(MemberIndex),
+    #[error("all members must be here and trusted for this: rebuild or replace the others first")]
+    NotOptimal,
+    /// The member with the smallest drive holds as much as that has room for.
+    #[error(
+        "there is nothing to gain: member {member} ({drive}, {has} bytes) holds {holds} bytes of \
+         data, all that fits; give it a larger drive, or make this one larger"
+    )]
+    NothingToGain { member: MemberIndex, drive: String, has: u64, holds: u64 },
     #[error("{0} is already running")]
     Busy(&'static str),
     #[error("the array cannot do this now: {0}")]

@@ -180,7 +180,7 @@ impl Journal {
         dirty: Rc<Dirty>,
         integrity: Option<Rc<Integrity>>,
     ) -> Rc<Journal> {
-        let pending = Pending::none(identity.layout.stripes);
+        let pending = Pending::none(identity.layout().stripes);
         Rc::new(Journal {
             reactor: reactor.clone(),
             identity,
@@ -287,10 +287,10 @@ impl Journal {
         }
         self.waiting_for_room.set(self.waiting_for_room.get() + 1);
         self.note_change();
-        let go_on = || has_room() || self.stuck.get().is_some();
+        let go_on = || has_room() || self.refusal().is_some();
         self.changed.until(&self.reactor, go_on).await;
         self.waiting_for_room.set(self.waiting_for_room.get() - 1);
-        match self.stuck.get() {
+        match self.refusal() {
             Some(error) if !has_room() => Err(error),
             Some(_) | None => Ok(()),
         }
@@ -407,7 +407,7 @@ impl Journal {
     /// Members for the copies of a batch that ends at `end` of the ring; which ones, turns with
     /// the sequence. All of one group: if all of them are lost, so is the group.
     pub(crate) fn targets(&self, sequence: u64, end: u64) -> Vec<Target> {
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let list = self.members.list();
         let group = if layout.is_mirrored() { layout.copies } else { layout.positions() };
         let group = usize::from(group);
@@ -447,12 +447,16 @@ impl Journal {
         let ring = self.ring.borrow();
         let (Some(first), Some(last)) = (ring.front(), ring.back()) else { return 0 };
         let end = last.at + last.len;
-        if last.at >= first.at { end - first.at } else { self.ring_bytes() - first.at + end }
+        if last.at >= first.at {
+            end - first.at
+        } else {
+            self.ring_bytes().saturating_sub(first.at) + end
+        }
     }
 
     fn find_room(&self, len: u64, class: Class) -> Option<u64> {
         let size = self.ring_bytes();
-        let parity = self.identity.layout.parity;
+        let parity = self.identity.layout().parity;
         let kept = match class {
             Class::New(payload) => {
                 let pending = self.pending.borrow().bytes() + self.entered_bytes.get();
@@ -501,9 +505,10 @@ impl Journal {
         self.ring.borrow().front().map(|batch| batch.sequence)
     }
 
-    /// Why the oldest batches cannot be put in place; `None` if they can.
-    pub(crate) fn stuck(&self) -> Option<ArrayError> {
-        self.stuck.get()
+    /// Why there will be no room, however long somebody waits; `None` if there may be.
+    pub(crate) fn refusal(&self) -> Option<ArrayError> {
+        let nowhere = self.ring_bytes() == 0;
+        self.stuck.get().or(nowhere.then_some(ArrayError::Lost))
     }
 
     /// The oldest batches cannot be put in place, or can again (`None`).

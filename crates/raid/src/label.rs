@@ -98,14 +98,35 @@ pub fn usable_bytes(drive: &Drive) -> u64 {
 }
 
 /// A drive's label, opened.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
     pub drive_uuid: [u8; 16],
     pub array: [u8; 16],
     pub layout: MemberLayout,
 }
 
-/// Writes every copy of a label and makes them durable.
+/// Data bytes whose checksums fit in the areas.
+pub fn sums_for(areas: &MemberLayout) -> u64 {
+    block_sums::blocks_in(areas.integrity.len).saturating_mul(block_sums::BLOCK_BYTES.into())
+}
+
+/// The same areas, and all that a larger drive has beyond them for data.
+pub fn extend(areas: MemberLayout, drive_bytes: u64) -> MemberLayout {
+    let end = drive_bytes.saturating_sub(TAIL_BYTES);
+    let room = end.saturating_sub(areas.data.offset);
+    // A block without room for its checksum is of no use.
+    let room = if areas.integrity.len == 0 { room } else { room.min(sums_for(&areas)) };
+    let len = room.max(areas.data.len);
+    MemberLayout { data: Area { len, ..areas.data }, ..areas }
+}
+
+/// Where the last copy of the label with these areas is.
+pub fn last_home(areas: &MemberLayout) -> u64 {
+    areas.data.range().end + TAIL_BYTES - DriveLabel::BYTES
+}
+
+/// Writes every copy of a label, one after the other, so that a crash leaves some that open: the
+/// old ones or the new ones. Durable when this returns.
 pub async fn write(
     reactor: &Reactor,
     drive: &Rc<Drive>,
@@ -116,8 +137,9 @@ pub async fn write(
     for home in DriveLabel::homes(bytes) {
         let mut copy = DriveLabel::new(label.array, member, bytes, &label.layout);
         write_record(reactor, drive, &mut copy, label.drive_uuid, home, 1).await?;
+        drive.flush().await?;
     }
-    drive.flush().await
+    Ok(())
 }
 
 /// The first copy that opens; `None` if none does.
@@ -146,7 +168,7 @@ async fn read_copy(
     }))
 }
 
-/// Writes all copies again if some do not open, or are another member's: a crash came between them,
+/// Writes all copies again if some do not open, or say something else: a crash came between them,
 /// or one cannot be read.
 pub async fn heal(
     reactor: &Reactor,
@@ -156,7 +178,7 @@ pub async fn heal(
 ) -> Result<(), DriveError> {
     for home in DriveLabel::homes(usable_bytes(drive)) {
         let copy = read_copy(reactor, drive, home).await.ok().flatten();
-        if copy.is_none_or(|copy| copy.drive_uuid != label.drive_uuid) {
+        if copy.as_ref() != Some(label) {
             return write(reactor, drive, label, member).await;
         }
     }
@@ -201,6 +223,11 @@ mod tests {
             let layout = plan(bytes, 1).unwrap();
             DriveLabel::new([0; 16], 0, bytes, &layout).check().unwrap();
             assert!(layout.data.len > bytes / 2);
+            assert_eq!(last_home(&layout), DriveLabel::homes(bytes)[2]);
+            assert_eq!(extend(layout, bytes), layout);
+            let larger = extend(layout, 3 * bytes);
+            DriveLabel::new([0; 16], 0, 3 * bytes, &larger).check().unwrap();
+            assert_eq!(larger.data.len, layout.data.len + 2 * bytes);
         }
     }
 

@@ -37,3 +37,4 @@ mod table;
 mod assemble;
 mod catch_up;
 pub mod start;
+mod grow;

@@ -104,25 +104,46 @@ impl Member {
     }
 }
 
-/// What does not change while an array runs.
+/// What an array is. Of this only its size changes while it runs (see `grow`).
 pub struct Identity {
     pub uuid: [u8; 16],
     pub name: String,
-    pub layout: Layout,
-    pub region_stripes: u32,
+    layout: Cell<Layout>,
+    region_stripes: Cell<u32>,
     /// Members keep a checksum of every block.
     pub integrity: bool,
 }
 
 impl Identity {
+    pub fn new(
+        uuid: [u8; 16],
+        name: String,
+        layout: Layout,
+        region_stripes: u32,
+        integrity: bool,
+    ) -> Identity {
+        let (layout, region_stripes) = (Cell::new(layout), Cell::new(region_stripes));
+        Identity { uuid, name, layout, region_stripes, integrity }
+    }
+
+    pub fn layout(&self) -> Layout {
+        self.layout.get()
+    }
+
+    /// Stripes covered by one bit of a map.
+    pub fn region_stripes(&self) -> u32 {
+        self.region_stripes.get()
+    }
+
     /// An error says why a policy is not for this array.
     pub fn check_policy(&self, policy: Policy) -> Result<(), String> {
-        if self.integrity && !self.layout.is_redundant() {
+        let layout = self.layout();
+        if self.integrity && !layout.is_redundant() {
             return Err(
                 "level 0 has nothing to mend a block from; create it without --integrity".into()
             );
         }
-        self.layout.check_policy(policy)?;
+        layout.check_policy(policy)?;
         if self.integrity && policy != Policy::Journal {
             // Checksums and blocks do not become durable together.
             return Err("checksums of blocks need policy journal: without it a crash leaves \
@@ -131,6 +152,22 @@ impl Identity {
         }
         Ok(())
     }
+
+    /// In memory only; the next superblock says so.
+    pub(crate) fn grow(&self, size: Size) {
+        let layout = self.layout.get();
+        assert!(size.stripes >= layout.stripes);
+        assert!(size.region_stripes.is_multiple_of(self.region_stripes.get()));
+        self.layout.set(Layout { stripes: size.stripes, ..layout });
+        self.region_stripes.set(size.region_stripes);
+    }
+}
+
+/// What grows of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size {
+    pub(crate) stripes: u64,
+    pub(crate) region_stripes: u32,
 }
 
 pub struct Members {
@@ -158,7 +195,7 @@ impl Members {
         journal_from: u64,
         policy: Policy,
     ) -> Members {
-        assert!(list.len() == identity.layout.members());
+        assert!(list.len() == identity.layout().members());
         Members {
             reactor: reactor.clone(),
             identity,
@@ -190,14 +227,14 @@ impl Members {
     /// The drive at `position` of `stripe`, if it holds it, and where its data area begins.
     pub fn at(&self, stripe: StripeIndex, position: u8) -> Option<(Rc<Drive>, u64)> {
         let list = self.list.borrow();
-        let member = &list[self.identity.layout.member_at(stripe, position).index()];
+        let member = &list[self.identity.layout().member_at(stripe, position).index()];
         member.holds(stripe).map(|drive| (drive.clone(), member.areas.data.offset))
     }
 
     /// Positions of `stripe` that hold all acknowledged data.
     pub fn held(&self, stripe: StripeIndex) -> Positions {
         let list = self.list.borrow();
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let held = (0..layout.positions())
             .filter(|p| list[layout.member_at(stripe, *p).index()].holds(stripe).is_some());
         held.fold(0, |bits, position| bits | 1 << position)
@@ -207,7 +244,7 @@ impl Members {
     pub fn serves_all(&self) -> bool {
         let list = self.list.borrow();
         let trusted = list.iter().map(|m| m.state == MemberState::Trusted && m.alive().is_some());
-        self.identity.layout.survives(&trusted.collect::<Vec<_>>())
+        self.identity.layout().survives(&trusted.collect::<Vec<_>>())
     }
 
     pub fn all_trusted(&self) -> bool {
@@ -236,7 +273,7 @@ impl Members {
         stripe: StripeIndex,
         missed: Positions,
     ) -> Result<(), ArrayError> {
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let believed = |index: &MemberIndex| self.list.borrow()[index.index()].is_current(stripe);
         let members = each(missed).map(|p| layout.member_at(stripe, p));
         let behind: SmallVec<[MemberIndex; 4]> = members.filter(believed).collect();
@@ -280,6 +317,11 @@ impl Members {
     pub async fn save(&self) -> Result<(), ArrayError> {
         self.generation.set(self.generation.get() + 1);
         self.settled().await
+    }
+
+    /// Its label has them already.
+    pub fn set_areas(&self, index: MemberIndex, areas: MemberLayout) {
+        self.list.borrow_mut()[index.index()].areas = areas;
     }
 
     pub fn journal_from(&self) -> u64 {
@@ -440,7 +482,7 @@ impl Members {
                 && member.alive().is_some()
                 && !failed.contains(&MemberIndex::new(index))
         };
-        self.identity.layout.survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
+        self.identity.layout().survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
     }
 
     async fn write_superblock(&self, index: usize, generation: u64) -> Result<(), DriveError> {
@@ -459,7 +501,7 @@ impl Members {
     }
 
     fn superblock(&self, own: MemberIndex) -> ArraySuperblock {
-        let layout = &self.identity.layout;
+        let layout = self.identity.layout();
         let list = self.list.borrow();
         let mut superblock = ArraySuperblock::blank();
         superblock.array = self.identity.uuid;
@@ -472,7 +514,7 @@ impl Members {
         superblock.member_count = u16::try_from(list.len()).expect("few members").into();
         superblock.member = u16::from(own.0).into();
         superblock.chunk_bytes = layout.chunk_bytes.into();
-        superblock.region_stripes = self.identity.region_stripes.into();
+        superblock.region_stripes = self.identity.region_stripes().into();
         superblock.stripes = layout.stripes.into();
         superblock.journal_from = self.journal_from.get().into();
         superblock.policy = self.policy.get() as u8;

@@ -45,7 +45,29 @@ impl Drop for ModeGuard {
     }
 }
 
+/// Keeps everyone from entering a mode.
+pub(crate) struct Pause {
+    reactor: Reactor,
+    modes: Rc<Modes>,
+}
+
+impl Drop for Pause {
+    fn drop(&mut self) {
+        self.modes.switching.set(false);
+        self.modes.changed.wake_all(&self.reactor);
+    }
+}
+
 impl Modes {
+    /// Waits until nobody relies on the mode: nobody writes until the pause is dropped.
+    pub(crate) async fn pause(self: &Rc<Self>, reactor: &Reactor) -> Pause {
+        self.changed.until(reactor, || !self.switching.get()).await;
+        self.switching.set(true);
+        let pause = Pause { reactor: reactor.clone(), modes: self.clone() };
+        self.changed.until(reactor, || self.users.get() == 0).await;
+        pause
+    }
+
     /// While nobody uses it.
     pub(crate) fn set(&self, mode: Mode) {
         assert!(self.users.get() == 0);

@@ -72,6 +72,11 @@ impl Pending {
         }
     }
 
+    /// The array has more stripes.
+    pub(crate) fn grow(&self, stripes: u64) {
+        self.present.grow(stripes);
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -6,7 +6,11 @@
 //!   whoever could not take it is fenced before that;
 //! - the newest page on any member decides. At start every page is written anew with a sequence
 //!   beyond any that a crash may have left half-written, so nothing that was decided then is
-//!   decided otherwise when an absent member comes back.
+//!   decided otherwise when an absent member comes back;
+//! - no page for regions of another size is written before the superblock that says so is durable
+//!   (but beside the pages that count, see `growth`).
+
+pub(crate) mod growth;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -51,7 +55,7 @@ impl StoredMap {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Region {
     /// The bit shall be set.
     wanted: bool,
@@ -74,6 +78,7 @@ pub struct RegionMap {
     regions: RefCell<Vec<Region>>,
     /// Regions whose bit is not durable.
     outside: Cell<u64>,
+    /// As many as there can be; the first ones are in use.
     pages: Vec<Page>,
     waiting: WaitList,
 }
@@ -87,8 +92,8 @@ impl RegionMap {
         stored: &StoredMap,
     ) -> Rc<RegionMap> {
         let region = |bit: &bool| Region { wanted: *bit, durable: *bit };
-        let page = |sequence: &u64| Page {
-            sequence: Cell::new(*sequence),
+        let page = |number: u64| Page {
+            sequence: Cell::new(stored.sequences.get(to_usize(number)).copied().unwrap_or(0)),
             writing: Cell::new(false),
             unsettled: Cell::new(false),
         };
@@ -100,7 +105,7 @@ impl RegionMap {
             members,
             regions: RefCell::new(stored.inside.iter().map(region).collect()),
             outside: Cell::new(outside),
-            pages: stored.sequences.iter().map(page).collect(),
+            pages: (0..PAGES_MAX).map(page).collect(),
             waiting: WaitList::default(),
         })
     }
@@ -110,13 +115,13 @@ impl RegionMap {
     }
 
     pub fn region_of(&self, stripe: StripeIndex) -> RegionIndex {
-        RegionIndex(stripe.0 / u64::from(self.identity.region_stripes))
+        RegionIndex(stripe.0 / u64::from(self.identity.region_stripes()))
     }
 
     /// Stripes of a region.
     pub fn stripes_of(&self, region: RegionIndex) -> std::ops::Range<u64> {
-        let size = u64::from(self.identity.region_stripes);
-        let end = ((region.0 + 1) * size).min(self.identity.layout.stripes);
+        let size = u64::from(self.identity.region_stripes());
+        let end = ((region.0 + 1) * size).min(self.identity.layout().stripes);
         region.0 * size..end
     }
 
@@ -127,7 +132,7 @@ impl RegionMap {
 
     /// A set of regions of this array.
     pub fn set_of(&self, inside: impl Iterator<Item = RegionIndex>) -> Behind {
-        Behind::new(self.regions(), self.identity.region_stripes, inside)
+        Behind::new(self.regions(), self.identity.region_stripes(), inside)
     }
 
     /// Regions inside.
@@ -204,7 +209,7 @@ impl RegionMap {
 
     /// At start: what was found is what holds from now on, whatever an absent member shows later.
     pub async fn write_all_anew(&self) -> Result<(), ArrayError> {
-        for page in &self.pages {
+        for page in &self.pages[..self.page_count()] {
             page.sequence.set(page.sequence.get() + SEQUENCES_PER_START);
         }
         self.write_all().await
@@ -212,10 +217,15 @@ impl RegionMap {
 
     /// Writes every page to all members, as it is: for a member that has just joined.
     pub async fn write_all(&self) -> Result<(), ArrayError> {
-        for page in 0..self.pages.len() {
+        for page in 0..self.page_count() {
             self.write_page(page).await?;
         }
         Ok(())
+    }
+
+    /// Pages in use.
+    fn page_count(&self) -> usize {
+        to_usize(RegionMapPage::pages_for(self.regions.borrow().len() as u64))
     }
 
     /// Group commit: one page write at a time serves all who wait.
@@ -240,25 +250,18 @@ impl RegionMap {
     }
 
     async fn write_page_now(&self, page: usize) -> Result<(), ArrayError> {
+        // The superblock may be about to say that regions have another size.
+        self.members.settled().await?;
         let sequence = self.pages[page].sequence.get() + 1;
         self.pages[page].sequence.set(sequence);
         let first = page * to_usize(REGIONS_PER_PAGE);
-        let wanted: Vec<bool> = {
+        let (record, wanted) = {
             let regions = self.regions.borrow();
-            let end = regions.len().min(first + to_usize(REGIONS_PER_PAGE));
-            regions[first..end].iter().map(|region| region.wanted).collect()
+            let region_stripes = self.identity.region_stripes();
+            let wanted: Vec<bool> = page_of(&regions, page).iter().map(|r| r.wanted).collect();
+            (self.record(page, region_stripes, &wanted), wanted)
         };
-        let number = u32::try_from(page).expect("few pages");
-        let mut record = RegionMapPage::empty(self.identity.uuid, self.kind, number);
-        wanted.iter().enumerate().for_each(|(index, inside)| record.set(index, *inside));
-        let targets: Vec<MemberIndex> = {
-            let list = self.members.list();
-            let kept = (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some());
-            kept.map(MemberIndex::new).collect()
-        };
-        let writes = targets.iter().map(|t| self.write_to(t.index(), record.clone(), sequence));
-        let results = join_all(writes).await;
-        self.members.fence_failed(&targets, &results).await?;
+        self.write_to_all(&record, sequence).await?;
         for (index, wanted) in wanted.iter().enumerate() {
             let region = &mut self.regions.borrow_mut()[first + index];
             if *wanted && region.wanted && !region.durable {
@@ -267,6 +270,26 @@ impl RegionMap {
             }
         }
         Ok(())
+    }
+
+    fn record(&self, page: usize, region_stripes: u32, inside: &[bool]) -> RegionMapPage {
+        let number = u32::try_from(page).expect("few pages");
+        let array = self.identity.uuid;
+        let mut record = RegionMapPage::empty(array, self.kind, number, region_stripes);
+        inside.iter().enumerate().for_each(|(index, inside)| record.set(index, *inside));
+        record
+    }
+
+    /// Writes a page to every member that keeps metadata; who fails is fenced.
+    async fn write_to_all(&self, record: &RegionMapPage, sequence: u64) -> Result<(), ArrayError> {
+        let targets: Vec<MemberIndex> = {
+            let list = self.members.list();
+            let kept = (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some());
+            kept.map(MemberIndex::new).collect()
+        };
+        let writes = targets.iter().map(|t| self.write_to(t.index(), record.clone(), sequence));
+        let results = join_all(writes).await;
+        self.members.fence_failed(&targets, &results).await
     }
 
     async fn write_to(
@@ -285,4 +308,10 @@ impl RegionMap {
         label::write_record(&self.reactor, &drive, &mut record, drive_uuid, home, sequence).await?;
         drive.flush().await
     }
+}
+
+/// The regions of one page.
+fn page_of(regions: &[Region], page: usize) -> &[Region] {
+    let first = page * to_usize(REGIONS_PER_PAGE);
+    &regions[first..regions.len().min(first + to_usize(REGIONS_PER_PAGE))]
 }

@@ -27,6 +27,7 @@ const RETRY_ROUNDS: u32 = 240;
 impl Array {
     /// Makes a stripe agree, if it does not.
     pub(crate) async fn sync_now(self: &Rc<Self>, stripe: StripeIndex) -> Result<(), ArrayError> {
+        let _regions = self.hold_regions().await;
         let _region = self.mark_dirty(stripe).await?;
         let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
         if !self.unsynced.contains(stripe) {
@@ -120,8 +121,13 @@ impl Array {
                 self.resync().await;
                 rounds_until_retry = RETRY_ROUNDS;
             }
+            if self.journal.refusal().is_some() {
+                // Who waits for room must hear that there is no member left to have it.
+                self.journal.note_change();
+            }
             // An array that cannot write its dirty map keeps its bits: that only costs a resync.
             let _ = self.clean_dirty_map(QUIET_BEFORE_CLEAN).await;
+            let _regions = self.hold_regions().await;
             let _ = self.dirty.clear_missed().await;
         }
         self.set_maintained(false);
@@ -166,6 +172,7 @@ impl Array {
         self: &Rc<Self>,
         quiet_for: Duration,
     ) -> Result<(), ArrayError> {
+        let _regions = self.hold_regions().await;
         let mut quiet = self.dirty.quiet(quiet_for);
         quiet.retain(|region| {
             let stripes = self.dirty.map.stripes_of(*region);

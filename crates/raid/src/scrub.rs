@@ -66,6 +66,7 @@ impl Array {
             report.unreadable_stripes += 1;
             return;
         }
+        let _regions = self.hold_regions().await;
         // Before the lock: a writer marks its region before it locks, too.
         let region = self.mark_dirty(stripe);
         let _region = match repair.then_some(region) {
@@ -101,7 +102,7 @@ impl Array {
 
     /// The caller holds the stripe.
     async fn verify(&self, stripe: StripeIndex) -> Verdict {
-        let layout = *self.layout();
+        let layout = self.layout();
         let rows = 0..layout.chunk_bytes;
         let mut started: SmallVec<[_; 8]> = SmallVec::new();
         for position in 0..layout.positions() {

@@ -41,7 +41,7 @@ pub struct ArraySpec {
     pub host: Option<Host>,
 }
 
-fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> ChangeError {
+pub(crate) fn drive_error(drive: &Drive) -> impl Fn(DriveError) -> ChangeError {
     let drive = drive.name().to_owned();
     move |error| ChangeError::Drive { drive: drive.clone(), error }
 }
@@ -56,12 +56,12 @@ impl Array {
     ) -> Result<Rc<Array>, ChangeError> {
         let (identity, members) = plan_array(spec, drives)?;
         let list = members.clone();
-        let usual = identity.layout.default_policy();
+        let usual = identity.layout().default_policy();
         let usual = if spec.integrity { Policy::Journal } else { usual };
         let policy = spec.policy.unwrap_or(usual);
         identity.check_policy(policy).map_err(ChangeError::Spec)?;
         let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0, policy));
-        let empty = || StoredMap::empty(identity.layout.stripes, identity.region_stripes);
+        let empty = || StoredMap::empty(identity.layout().stripes, identity.region_stripes());
         // Nothing was written: nothing has to be zeroed or to agree.
         let maps = StoredMaps { dirty: empty(), written: empty(), missed: empty() };
         let array = Array::new(reactor, identity.clone(), members, &maps);
@@ -110,7 +110,7 @@ impl Array {
         }
     }
 
-    fn label_of(&self, member: &Member) -> Label {
+    pub(crate) fn label_of(&self, member: &Member) -> Label {
         Label { drive_uuid: member.drive_uuid, array: self.uuid(), layout: member.areas }
     }
 
@@ -212,6 +212,9 @@ impl Array {
         drive_uuid: [u8; 16],
     ) -> Result<(), ChangeError> {
         let _request = self.begin()?;
+        if self.growing.get() {
+            return Err(ChangeError::Busy("a change of the array's size"));
+        }
         let old = self.member(index)?;
         if old.keeps_metadata().is_some() {
             return Err(ChangeError::MemberInUse(index));
@@ -356,12 +359,7 @@ fn plan_array(
     if layout.stripes > STRIPES_MAX {
         return Err(ChangeError::Spec("the drives are too large for this chunk; use more".into()));
     }
-    let identity = Identity {
-        uuid: spec.uuid,
-        name: spec.name.clone(),
-        layout,
-        region_stripes: region_stripes_for(layout.stripes),
-        integrity: spec.integrity,
-    };
+    let (region_stripes, name) = (region_stripes_for(layout.stripes), spec.name.clone());
+    let identity = Identity::new(spec.uuid, name, layout, region_stripes, spec.integrity);
     Ok((Rc::new(identity), members))
 }

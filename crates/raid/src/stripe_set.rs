@@ -17,6 +17,11 @@ impl StripeSet {
         StripeSet { bits: RefCell::new(vec![0; words]), count: Cell::new(0) }
     }
 
+    /// There are more stripes; none of the new ones is in the set.
+    pub fn grow(&self, stripes: u64) {
+        self.bits.borrow_mut().resize(to_usize(stripes.div_ceil(64)), 0);
+    }
+
     fn place(stripe: StripeIndex) -> (usize, u64) {
         (to_usize(stripe.0 / 64), 1 << (stripe.0 % 64))
     }

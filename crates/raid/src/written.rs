@@ -34,6 +34,7 @@ use ashlar_reactor::range_lock::Mode as Lock;
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::journal::{Class, Entry};
+use crate::layout::Layout;
 use crate::mode::Mode;
 use crate::pending::Hold;
 
@@ -64,13 +65,25 @@ impl Array {
         if self.is_written(stripe) {
             return Ok(());
         }
-        let region = self.written.region_of(stripe);
-        let _dirty = self.mark_dirty(stripe).await?;
+        let _regions = self.hold_regions().await;
+        self.make_region_written(self.written.region_of(stripe)).await
+    }
+
+    /// The same of a region; the caller holds the regions.
+    pub(crate) async fn make_region_written(&self, region: RegionIndex) -> Result<(), ArrayError> {
         let stripes = self.written.stripes_of(region);
+        let _dirty = self.mark_dirty(StripeIndex(stripes.start)).await?;
         let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
-        if self.is_written(stripe) {
+        if self.written.contains(region) {
             return Ok(());
         }
+        self.zero_everywhere(stripes).await?;
+        self.written.insert(&[region]).await
+    }
+
+    /// Zeroes stripes that nothing is known of, durably, on all members that answer; those that
+    /// miss it are fenced.
+    pub(crate) async fn zero_everywhere(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
         let members = 0..self.layout().members();
         let zeroed = join_all(members.map(|index| self.zero_durably(index, &stripes))).await;
         if zeroed.contains(&Err(DriveError::NoSpace)) {
@@ -87,7 +100,7 @@ impl Array {
             self.write_sums().await?;
             self.members.flush().await?;
         }
-        self.written.insert(&[region]).await
+        Ok(())
     }
 
     async fn zero_durably(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
@@ -96,27 +109,44 @@ impl Array {
         drive.flush().await
     }
 
-    /// All of these regions read as zeroes afterwards; and they need no rebuild.
-    pub(crate) async fn forget(self: &Rc<Self>, regions: Range<u64>) -> Result<(), ArrayError> {
+    /// All of these regions read as zeroes afterwards; and they need no rebuild. False: regions may
+    /// be others than they were in `layout`.
+    pub(crate) async fn forget(
+        self: &Rc<Self>,
+        regions: Range<u64>,
+        layout: &Layout,
+    ) -> Result<bool, ArrayError> {
         let mut at = regions.start;
         while at < regions.end {
+            if self.layout() != *layout {
+                return Ok(false);
+            }
             if self.is_blank(RegionIndex(at)) {
                 at += 1;
                 continue;
             }
-            let size = u64::from(self.identity.region_stripes);
+            let size = u64::from(self.identity.region_stripes());
             let most = (at + (STRIPES_AT_ONCE / size).max(1)).min(regions.end);
             let end = (at + 1..most).find(|region| self.is_blank(RegionIndex(*region)));
             let batch = at..end.unwrap_or(most);
-            while !self.forget_batch(batch.clone()).await? {}
-            at = batch.end;
+            if self.forget_batch(batch.clone(), layout).await? {
+                at = batch.end;
+            }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// False: it has to be done again.
-    async fn forget_batch(self: &Rc<Self>, regions: Range<u64>) -> Result<bool, ArrayError> {
+    async fn forget_batch(
+        self: &Rc<Self>,
+        regions: Range<u64>,
+        layout: &Layout,
+    ) -> Result<bool, ArrayError> {
         let mode = self.enter_mode().await?;
+        // As long as the mode is held, the array does not grow.
+        if self.layout() != *layout {
+            return Ok(false);
+        }
         let journaled = mode.mode == Mode::Journaled;
         let first = self.written.stripes_of(RegionIndex(regions.start)).start;
         let stripes = first..self.written.stripes_of(RegionIndex(regions.end - 1)).end;
@@ -134,7 +164,7 @@ impl Array {
             hold = self.void_records(stripes.clone()).await?;
             if hold.is_none() {
                 drop((sectors, locks));
-                if let Some(error) = self.journal.stuck() {
+                if let Some(error) = self.journal.refusal() {
                     return Err(error);
                 }
                 self.journal.changed_since(seen).await;

@@ -41,11 +41,16 @@ impl Array {
             return Err(ArrayError::Range);
         }
         self.written.settle().await?;
-        let (whole, parts) = self.by_regions(offset, len);
-        for part in parts {
-            self.zero_range(part).await?;
+        loop {
+            let layout = self.layout();
+            let (whole, parts) = self.by_regions(offset, len);
+            for part in parts {
+                self.zero_range(part).await?;
+            }
+            if self.forget(whole, &layout).await? {
+                return Ok(());
+            }
         }
-        self.forget(whole).await
     }
 
     /// Gives space under whole stripes of the range back; they read as zeroes. What is left of the
@@ -56,17 +61,28 @@ impl Array {
             return Err(ArrayError::Range);
         }
         self.written.settle().await?;
-        let (whole, parts) = self.by_regions(offset, len);
-        for part in parts {
-            let stripe = self.stripe_bytes();
-            let stripes = part.start.div_ceil(stripe)..part.end / stripe;
-            for some in in_steps(stripes, STRIPES_AT_ONCE) {
-                if !self.cannot_zero.get() {
-                    self.zero_by_drives(some).await?;
-                }
+        loop {
+            let layout = self.layout();
+            let (whole, parts) = self.by_regions(offset, len);
+            for part in parts {
+                self.discard_range(part).await?;
+            }
+            if self.forget(whole, &layout).await? {
+                return Ok(());
             }
         }
-        self.forget(whole).await
+    }
+
+    /// A range in one region.
+    async fn discard_range(self: &Rc<Self>, range: Range<u64>) -> Result<(), ArrayError> {
+        let stripe = self.stripe_bytes();
+        let stripes = range.start.div_ceil(stripe)..range.end / stripe;
+        for some in in_steps(stripes, STRIPES_AT_ONCE) {
+            if !self.cannot_zero.get() {
+                self.zero_by_drives(some).await?;
+            }
+        }
+        Ok(())
     }
 
     /// The whole regions of a range, and the bytes beside them in regions that are not blank. (What
@@ -175,7 +191,7 @@ impl Array {
             let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
             let Some(appended) = self.journal.append_now(&entries, Class::New(0)).await else {
                 drop((_locks, _sectors));
-                if let Some(error) = self.journal.stuck() {
+                if let Some(error) = self.journal.refusal() {
                     return Err(error);
                 }
                 self.journal.changed_since(seen).await;

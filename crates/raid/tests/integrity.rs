@@ -44,7 +44,7 @@ fn areas(pair: &Pair) -> MemberLayout {
 
 /// The block at `row` of a position of a stripe.
 fn spot(pair: &Pair, stripe: u64, position: u8, row: u32) -> Spot {
-    let layout = *pair.array.layout();
+    let layout = pair.array.layout();
     let member = layout.member_at(StripeIndex(stripe), position).index();
     let drive = pair.array.status().members[member].drive.clone().unwrap();
     let at = areas(pair).data.offset + layout.member_offset(StripeIndex(stripe), row);

@@ -152,7 +152,8 @@ fn out_of_order(bytes: Option<&[u8]>, home: u64) -> Sabotage {
 fn all_clean(bytes: Option<&[u8]>, home: u64) -> Sabotage {
     let opened = bytes.and_then(|bytes| record::open::<RegionMapPage>(bytes, None, home).ok());
     let Some(page) = opened else { return Sabotage::Nothing };
-    let mut clean = RegionMapPage::empty(page.array, MapKind::Dirty, page.page.get());
+    let (number, region_stripes) = (page.page.get(), page.region_stripes.get());
+    let mut clean = RegionMapPage::empty(page.array, MapKind::Dirty, number, region_stripes);
     let (owner, sequence) = (page.header.owner, page.header.sequence.get());
     record::seal(&mut clean, owner, home, sequence);
     Sabotage::Replace(clean.as_bytes().to_vec())

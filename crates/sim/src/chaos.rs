@@ -5,16 +5,19 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_format::array_superblock::Policy;
-use ashlar_format::block_sums::{BLOCK_BYTES, BLOCKS_PER_PAGE, PAGE_BYTES};
+use ashlar_format::block_sums::{BLOCKS_PER_PAGE, PAGE_BYTES};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_pool::error::PoolError;
 use ashlar_raid::error::{ArrayError, ChangeError};
 use ashlar_reactor::prng::Prng;
 
-use crate::drive::{Mischief, SECTOR_BYTES};
+use crate::drive::{BLOCK_BYTES, Mischief, SECTOR_BYTES};
 use crate::faults::Lies;
 use crate::workload::Life;
 use crate::world::AtCompletion;
+
+/// Drives that grow stay below this, so that a label is planned as it was for the smaller one.
+const DRIVE_BYTES_MAX: u64 = 24 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
@@ -29,6 +32,7 @@ enum Act {
     Scrub,
     PoolChange,
     PolicyChange,
+    Grow,
 }
 
 /// Runs until the workers have ended or the seed's faults are used up.
@@ -78,6 +82,7 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.scrubs, Act::Scrub),
         (plan.pool_changes, Act::PoolChange),
         (plan.policy_changes, Act::PolicyChange),
+        (plan.grows, Act::Grow),
     ];
     kinds.into_iter().filter(|(there, _)| *there).map(|(_, act)| act).collect()
 }
@@ -133,6 +138,7 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
         }
         Act::PoolChange => pool_change(life, prng).await,
         Act::PolicyChange => policy_change(life, prng).await,
+        Act::Grow => grow(life, prng).await,
     }
     life.fleet.borrow_mut().refresh(&life.array.status());
 }
@@ -216,7 +222,7 @@ fn lie(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
         let stripe = StripeIndex(hot[prng.index(hot.len())]);
         let row = u32::try_from(prng.below(layout.chunk_bytes.into())).unwrap_or(0);
         let data = layout.member_offset(stripe, row);
-        let sum = data / u64::from(BLOCK_BYTES) / BLOCKS_PER_PAGE * PAGE_BYTES;
+        let sum = data / BLOCK_BYTES as u64 / BLOCKS_PER_PAGE * PAGE_BYTES;
         let what = prng.below(7);
         let its = world.drive(drive);
         let (within, at) = match what {
@@ -255,6 +261,42 @@ async fn policy_change(life: &Rc<Life>, prng: &mut Prng) {
             life.fail(format!("the policy cannot be changed: {error}"));
         }
         Err(_) => {}
+    }
+}
+
+/// The drives get larger, or have before; the array uses that, and so does the volume.
+async fn grow(life: &Rc<Life>, prng: &mut Prng) {
+    if prng.chance(2, 3) && life.fleet.borrow().bytes() < DRIVE_BYTES_MAX {
+        let more = BLOCK_BYTES as u64 * (1 + prng.below(512));
+        let bytes = life.fleet.borrow_mut().grow(more);
+        life.note(|| format!("the drives grow to {bytes} bytes"));
+        let drives = life.array.status().members.into_iter().filter_map(|member| member.drive);
+        drives.for_each(|drive| drive.grow(bytes));
+    }
+    let before = life.array.capacity();
+    let done = life.array.grow().await;
+    life.note(|| format!("grow from {before}: {done:?}"));
+    match done {
+        Ok(_) => widen(life).await,
+        Err(ChangeError::Array(ArrayError::Lost | ArrayError::NoSpace))
+            if !life.plan.beyond && life.unsure.borrow().is_empty() =>
+        {
+            life.fail(format!("the array cannot grow: {done:?}"));
+        }
+        Err(_) => {}
+    }
+}
+
+/// Makes the volume larger, if what is free lies behind it: to checkers its bytes are the array's.
+async fn widen(life: &Rc<Life>) {
+    if life.pool.volume("extra").is_some() {
+        return;
+    }
+    let bytes = life.volume.bytes() + life.pool.free_bytes() / 2 / 512 * 512;
+    let done = life.pool.resize("main", bytes).await;
+    life.note(|| format!("resize volume main to {bytes}: {done:?}"));
+    if done.is_ok() {
+        life.bytes.set(bytes);
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_raid::error::ChangeError;
 use ashlar_raid::status::{ArrayState, ScrubState};
 
 use crate::drive::SimDrive;
@@ -50,7 +51,7 @@ async fn read_used(life: &Life) {
         let at = stripe * stripe_bytes;
         let blank = on_members(life, |members| {
             let members = (members, life.plan.areas().data);
-            inspect::is_blank(members, life.array.layout(), StripeIndex(stripe))
+            inspect::is_blank(members, &life.array.layout(), StripeIndex(stripe))
         });
         let in_use = !blank && life.array.is_written(StripeIndex(stripe));
         let used = in_use || life.oracle.borrow().was_written(at, stripe_bytes);
@@ -73,6 +74,9 @@ pub async fn liveness(life: &Rc<Life>) {
     if redundant && !become_whole(life).await {
         return;
     }
+    if life.plan.grows {
+        use_all(life).await;
+    }
     life.flush().await;
     let thorough = life.plan.seed.is_multiple_of(THOROUGH_ONE_IN);
     if thorough {
@@ -94,6 +98,14 @@ pub async fn liveness(life: &Rc<Life>) {
     life.reactor.sleep(Duration::from_millis(1)).await;
     if !life.array.is_quiet() && !life.world.borrow().is_dark() {
         life.fail("something is still under way or locked in an idle array".into());
+    }
+}
+
+/// Drives that grew are used to their end.
+async fn use_all(life: &Rc<Life>) {
+    match life.array.grow().await {
+        Ok(_) | Err(ChangeError::NothingToGain { .. }) => {}
+        Err(error) => life.fail(format!("an optimal array cannot grow: {error}")),
     }
 }
 
@@ -221,7 +233,7 @@ fn agreement(life: &Life) {
         let members = (members, life.plan.areas().data);
         let stripes = (0..layout.stripes).map(StripeIndex);
         let mut stripes = stripes.filter(|stripe| life.array.is_written(*stripe));
-        stripes.find(|stripe| !inspect::agrees(members, layout, *stripe))
+        stripes.find(|stripe| !inspect::agrees(members, &layout, *stripe))
     });
     if let Some(stripe) = differs {
         life.fail(format!("stripe {} of a whole array does not agree with itself", stripe.0));

@@ -186,6 +186,15 @@ impl SimDrive {
         }
     }
 
+    /// It gets more bytes, which hold anything.
+    pub fn grow(&mut self, bytes: u64) {
+        let blocks = usize::try_from(bytes).expect("small drives") / BLOCK_BYTES;
+        let litter =
+            |block: usize| Content(block.is_multiple_of(3).then(|| Box::new([0x5a; BLOCK_BYTES])));
+        self.blocks.extend((self.blocks.len()..blocks).map(litter));
+        self.traits.bytes = bytes;
+    }
+
     /// Whether `offset..offset + len` is a range of whole sectors of this drive.
     pub fn accepts(&self, offset: u64, len: u64) -> bool {
         let sector = u64::from(self.traits.sector_bytes);

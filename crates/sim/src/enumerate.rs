@@ -19,8 +19,15 @@ pub struct Report {
     pub failures: Vec<String>,
 }
 
-/// A workload, with checksums or without, and the kind of fault that it is tried with.
-type Case = (Geometry, Option<Policy>, bool, fn(Loss) -> SingleFault);
+/// A workload, and the kind of fault that it is tried with.
+#[derive(Clone, Copy)]
+struct Case {
+    geometry: Geometry,
+    policy: Option<Policy>,
+    grows: bool,
+    integrity: bool,
+    what: fn(Loss) -> SingleFault,
+}
 
 /// Every `stride`-th operation; 1: all. On the smallest array of every level that this build knows,
 /// under every policy that it can have, and while that changes. `jobs` cases run at the same time.
@@ -56,12 +63,17 @@ fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for geometry in geometries {
         let changes = geometry.layout().is_redundant().then_some(None);
-        for policy in geometry.policies().into_iter().map(Some).chain(changes) {
-            let whats = || faults(&geometry).iter();
-            cases.extend(whats().map(|what| (geometry, policy, false, *what)));
-            if policy == Some(Policy::Journal) {
-                cases.extend(whats().map(|what| (geometry, policy, true, *what)));
-            }
+        let policies = geometry.policies().into_iter().map(Some).chain(changes);
+        let growing = Some(geometry.layout().default_policy());
+        let kinds = policies.map(|policy| (policy, false, false)).chain([(growing, true, false)]);
+        let checked = geometry.layout().is_redundant();
+        let checked = checked.then_some((Some(Policy::Journal), false, true));
+        for (policy, grows, integrity) in kinds.chain(checked) {
+            let case = |what: &fn(Loss) -> SingleFault| {
+                let what = *what;
+                Case { geometry, policy, grows, integrity, what }
+            };
+            cases.extend(faults(&geometry).iter().map(case));
         }
     }
     cases
@@ -88,10 +100,11 @@ fn loss(after: u64) -> Loss {
 }
 
 /// False once the fault comes after the workload.
-fn one(report: &mut Report, (geometry, policy, integrity, what): &Case, after: u64) -> bool {
+fn one(report: &mut Report, case: &Case, after: u64) -> bool {
+    let Case { geometry, policy, grows, integrity, what } = *case;
     let single = Single { after, what: what(loss(after)) };
     let run = || {
-        let plan = Plan::single(*geometry, *policy, *integrity, single);
+        let plan = Plan { grows, ..Plan::single(geometry, policy, integrity, single) };
         let mut scenario = Scenario::new(plan, Options::default());
         let reached = scenario.single_fault(single);
         (reached, scenario.verdict().failure)
@@ -102,8 +115,10 @@ fn one(report: &mut Report, (geometry, policy, integrity, what): &Case, after: u
     if let Some(why) = failure {
         let (level, members) = (level_name(geometry.level), geometry.members);
         let policy = policy.map_or("any policy".into(), |policy| format!("{policy:?}"));
-        let policy = if *integrity { policy + " with checksums" } else { policy };
-        report.failures.push(format!("level {level} of {members}, {policy}, {single:?}: {why}"));
+        let grows = if grows { ", growing" } else { "" };
+        let sums = if integrity { ", checksums" } else { "" };
+        let what = format!("level {level} of {members}, {policy}{grows}{sums}, {single:?}: {why}");
+        report.failures.push(what);
     }
     reached
 }

@@ -190,6 +190,8 @@ pub struct Plan {
     pub returns: bool,
     pub transient_one_in: Option<u64>,
     pub pool_changes: bool,
+    /// Drives get larger, and so does the array.
+    pub grows: bool,
     /// More faults than the level promises to bear: errors are allowed, wrong data never.
     pub beyond: bool,
     pub single: Option<Single>,
@@ -239,6 +241,7 @@ impl Plan {
             returns: false,
             transient_one_in: None,
             pool_changes: false,
+            grows: false,
             // Where nothing may be lost, a fault is one too many.
             beyond: !geometry.layout().is_redundant() && single.what == SingleFault::Fail,
             single: Some(single),
@@ -301,6 +304,7 @@ impl Plan {
             transient_one_in: prng.chance(1, 3).then(|| [5, 50, 500][prng.index(3)]),
             pool_changes,
             beyond: prng.chance(1, 8),
+            grows: prng.chance(1, 4),
             single: None,
         }
     }
@@ -341,6 +345,7 @@ impl Plan {
             (self.returns, "returns"),
             (self.transient_one_in.is_some(), "transient errors"),
             (self.pool_changes, "pool changes"),
+            (self.grows, "growing"),
             (!self.traits.volatile_cache, "no volatile cache"),
             (self.traits.sector_bytes == 4096, "4K sectors"),
             (!self.traits.zeroes, "no zeroing by drives"),

@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState};
-use ashlar_format::drive_label::MemberLayout;
+use ashlar_raid::label;
 use ashlar_raid::layout::Layout;
 use ashlar_raid::status::ArrayStatus;
 use ashlar_reactor::executor::Reactor;
@@ -29,7 +29,7 @@ pub struct Fleet {
     world: SharedWorld,
     traits: Traits,
     mixed: bool,
-    areas: MemberLayout,
+    integrity: bool,
     pub layout: Layout,
     /// The drive of each member.
     pub slots: Vec<u32>,
@@ -48,7 +48,7 @@ impl Fleet {
             world: world.clone(),
             traits: plan.traits,
             mixed: plan.mixed,
-            areas: plan.areas(),
+            integrity: plan.integrity,
             layout,
             slots: Vec::new(),
             retired: Vec::new(),
@@ -71,7 +71,7 @@ impl Fleet {
         let mut traits = self.traits;
         traits.zeroes ^= self.mixed && number.is_multiple_of(2);
         let mut blank = SimDrive::new(traits, uuid);
-        litter(&mut blank, &self.areas);
+        litter(&mut blank, self.layout.parity, self.integrity);
         let drive = self.world.borrow_mut().add_drive(blank);
         self.by_uuid.insert(uuid, drive);
         drive
@@ -96,6 +96,20 @@ impl Fleet {
         self.world.borrow_mut().drive(drive).uuid = uuid;
         self.by_uuid.insert(uuid, drive);
         uuid
+    }
+
+    /// All drives of members, and those to come, get more bytes. How many they have then.
+    pub fn grow(&mut self, more: u64) -> u64 {
+        self.traits.bytes += more;
+        for drive in &self.slots {
+            self.world.borrow_mut().drive(*drive).grow(self.traits.bytes);
+        }
+        self.traits.bytes
+    }
+
+    /// Of each drive.
+    pub fn bytes(&self) -> u64 {
+        self.traits.bytes
     }
 
     /// A handle for the engine.
@@ -199,7 +213,9 @@ impl Fleet {
 }
 
 /// A drive that was never written is not empty: some blocks of the data area hold anything.
-fn litter(drive: &mut SimDrive, areas: &MemberLayout) {
+fn litter(drive: &mut SimDrive, parity: u8, integrity: bool) {
+    let areas = label::plan_for(drive.traits.bytes, parity, integrity);
+    let Some(areas) = areas else { return };
     for at in areas.data.range().step_by(LITTER_STEP_BYTES) {
         drive.write(at, &[0x5a; BLOCK_BYTES]);
     }

@@ -499,6 +499,7 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         reactor: seedling.reactor.clone(),
         array,
         pool,
+        bytes: Cell::new(volume.bytes()),
         volume,
         oracle: seedling.oracle.clone(),
         fleet: seedling.fleet.clone(),

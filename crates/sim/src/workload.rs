@@ -40,6 +40,8 @@ pub struct Life {
     pub array: Rc<Array>,
     pub pool: Rc<Pool>,
     pub volume: Volume,
+    /// Of the volume: what requests may use.
+    pub bytes: Cell<u64>,
     pub oracle: Rc<RefCell<Oracle>>,
     pub fleet: Rc<RefCell<Fleet>>,
     /// Stripes that waited for resync when the life began, and were not written whole since. With
@@ -229,7 +231,7 @@ impl Life {
 
     /// Starts the workers.
     pub fn start_workers(self: &Rc<Life>, prng: &mut Prng) {
-        let hot = hot_stripes(&self.plan, self.volume.bytes() / self.array.stripe_bytes());
+        let hot = hot_stripes(&self.plan, self.bytes.get() / self.array.stripe_bytes());
         self.working.set(self.plan.workers);
         for _ in 0..self.plan.workers {
             let (life, hot) = (self.clone(), hot.clone());
@@ -284,7 +286,7 @@ impl Life {
         let more = SECTOR * prng.below(9);
         let offset = (stripe / region * region).saturating_sub(more);
         let len = region * (1 + prng.below(2)) + more;
-        let len = len.min(self.volume.bytes() - offset);
+        let len = len.min(self.bytes.get() - offset);
         if prng.chance(1, 2) {
             self.write(offset, len, true).await;
         } else {
@@ -309,8 +311,8 @@ impl Life {
             // The same few places again and again.
             offset = first;
         }
-        offset = offset.min(self.volume.bytes() - SECTOR);
-        (offset, len.min(self.volume.bytes() - offset))
+        offset = offset.min(self.bytes.get() - SECTOR);
+        (offset, len.min(self.bytes.get() - offset))
     }
 }
 

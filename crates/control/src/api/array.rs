@@ -222,6 +222,14 @@ pub struct RebuildStarted {
     pub array: Array,
 }
 
+/// What `grow` did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ArrayGrown {
+    /// For volumes, more than before.
+    pub gained_bytes: u64,
+    pub array: Array,
+}
+
 /// What `start` with a scan did.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ScanResult {

@@ -7,8 +7,8 @@ use clap_complete::engine::ArgValueCandidates;
 
 use crate::api::Done;
 use crate::api::array::{
-    Array, ArrayCreate, ArrayReplace, ArrayScrub, ArrayState, JournalFill, Member, MemberState,
-    Progress, RebuildStarted, ScanResult, Scrub, ScrubState,
+    Array, ArrayCreate, ArrayGrown, ArrayReplace, ArrayScrub, ArrayState, JournalFill, Member,
+    MemberState, Progress, RebuildStarted, ScanResult, Scrub, ScrubState,
 };
 use crate::api::drive::DriveCounters;
 use crate::cli::complete;
@@ -54,6 +54,12 @@ pub enum Command {
         /// Show progress until it is done
         #[arg(long)]
         wait: bool,
+    },
+    /// Use the space of drives that are larger by now than they were, or than those they replaced
+    Grow {
+        /// Its name
+        #[arg(add = ArgValueCandidates::new(complete::arrays))]
+        name: String,
     },
     /// Read and verify everything
     Scrub {
@@ -186,6 +192,14 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<Ex
         }
         Command::Replace(replace) => run_replace(replace, client, output).await?,
         Command::Rebuild { name, wait } => run_rebuild(&name, wait, client, output).await?,
+        Command::Grow { name } => {
+            let path = format!("{}/grow", path_of("arrays", &name));
+            let grown: ArrayGrown = client.post(&path, &()).await?;
+            show(output, &grown, |grown| {
+                let (gained, size) = (Size(grown.gained_bytes), grown.array.capacity_bytes);
+                format!("array {name} has gained {gained}: {}", or_dash(size.map(Size)))
+            })?;
+        }
         Command::Scrub { name, repair, wait } => {
             return run_scrub(&name, repair, wait, client, output).await;
         }

@@ -65,6 +65,18 @@ pub fn change(error: &ChangeError) -> Refusal {
         }
         ChangeError::MemberInUse(_) => Refusal::conflict(text)
             .fix("--force pulls it for you; its redundancy is lost until the rebuild is done"),
+        ChangeError::NotOptimal => Refusal::conflict(text)
+            .fix("`ashlar array show` lists the members; see `array rebuild`"),
+        ChangeError::NothingToGain { member, drive, has, holds } => Refusal::conflict(format!(
+            "there is nothing to gain: member {member} has drive {drive} of {}, and holds {} of \
+             data: no more fits",
+            Size(*has),
+            Size(*holds)
+        ))
+        .fix(format!(
+            "give it a larger drive, by `ashlar array replace --member {member}`, or make drive \
+             {drive} itself larger, and then grow again"
+        )),
         ChangeError::Busy(_) => Refusal::conflict(text).fix("wait until it is done"),
         ChangeError::Array(error) => array(text, *error),
     }

@@ -51,7 +51,7 @@ impl Sample {
         let mut table = VolumeTable::empty(ARRAY);
         seal(table.as_mut(), DRIVE, home, 2);
         sample.write(home, table.as_bytes());
-        let mut page = RegionMapPage::empty(ARRAY, MapKind::Dirty, 0);
+        let mut page = RegionMapPage::empty(ARRAY, MapKind::Dirty, 0, 16);
         page.set(5, true);
         seal(&mut page, DRIVE, layout.dirty_map.offset, 1);
         sample.write(layout.dirty_map.offset, page.as_bytes());

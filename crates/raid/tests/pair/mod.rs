@@ -72,13 +72,13 @@ pub struct Pair {
 impl Pair {
     /// On drives that are not empty: nothing may depend on what stands there.
     pub async fn new(reactor: &Reactor, level: Level, members: usize, sector: u32) -> Pair {
-        Pair::of(reactor, &Pair::spec(level), members, sector).await
+        Pair::made(reactor, &Pair::spec(level), members, sector).await
     }
 
     /// The same with a checksum of every block.
     pub async fn checked(reactor: &Reactor, level: Level, members: usize, sector: u32) -> Pair {
         let spec = ArraySpec { integrity: true, ..Pair::spec(level) };
-        Pair::of(reactor, &spec, members, sector).await
+        Pair::made(reactor, &spec, members, sector).await
     }
 
     pub fn spec(level: Level) -> ArraySpec {
@@ -94,7 +94,7 @@ impl Pair {
         }
     }
 
-    async fn of(reactor: &Reactor, spec: &ArraySpec, members: usize, sector: u32) -> Pair {
+    async fn made(reactor: &Reactor, spec: &ArraySpec, members: usize, sector: u32) -> Pair {
         let mut files = Vec::new();
         for i in 0..members {
             let file = memory();
@@ -107,6 +107,12 @@ impl Pair {
         let array = Array::create(reactor, spec, drives).await.unwrap();
         let bytes = vec![0; array.capacity().min(4 << 20) as usize];
         Pair { reactor: reactor.clone(), array, bytes, prng: Prng::from_seed(7), files }
+    }
+
+    /// An array on other drives, so many bytes of which are used.
+    pub fn of(reactor: &Reactor, array: Rc<Array>, bytes: u64) -> Pair {
+        let (reactor, bytes) = (reactor.clone(), vec![0; bytes as usize]);
+        Pair { reactor, array, bytes, prng: Prng::from_seed(7), files: Vec::new() }
     }
 
     /// A random range of whole sectors, often small, sometimes over several stripes.

@@ -1,0 +1,82 @@
+//! Goal: an array uses the space of larger drives, from the command line, and is told why where it
+//! cannot.
+//! Method: files of drives are made longer, or replaced by longer ones, under a daemon.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod daemon;
+
+use std::fs::File;
+
+use daemon::{DRIVE_BYTES, Daemon};
+
+fn lengthen(daemon: &Daemon, drive: &str, bytes: u64) {
+    let path = daemon.path(&format!("{drive}.img"));
+    File::options().write(true).open(path).unwrap().set_len(bytes).unwrap();
+}
+
+fn capacity(daemon: &Daemon) -> u64 {
+    daemon.json("array show a")["capacity_bytes"].as_u64().unwrap()
+}
+
+#[test]
+fn files_that_grew() {
+    let mut daemon = Daemon::with_array(5, 3);
+    let before = capacity(&daemon);
+    daemon.ok(&format!("volume create v --array a --size {before}"));
+    let said = daemon.refused("array grow a");
+    assert!(said.contains("nothing to gain") && said.contains("fix: "), "{said}");
+    for drive in ["d0", "d1"] {
+        lengthen(&daemon, drive, DRIVE_BYTES + (32 << 20));
+    }
+    // Not those that are larger, but the one that is not.
+    let output = daemon.run("array grow a");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("member 2") && said.contains("drive d2 of 64M"), "{said}");
+    lengthen(&daemon, "d2", DRIVE_BYTES + (24 << 20));
+    let said = daemon.ok("array grow a");
+    assert!(said.contains("gained 48M"), "{said}");
+    let after = capacity(&daemon);
+    assert_eq!(after - before, 48 << 20);
+    daemon.ok(&format!("volume resize v --size {after}"));
+    assert_eq!(daemon.json("drive show d0")["bytes"], DRIVE_BYTES + (32 << 20));
+    for by_force in [false, true] {
+        if by_force {
+            daemon.kill();
+        } else {
+            daemon.stop();
+        }
+        daemon.start_again();
+        assert_eq!(capacity(&daemon), after);
+        assert_eq!(daemon.array_state("a"), "optimal");
+        assert_eq!(daemon.json("volume show v")["bytes"], after);
+    }
+    daemon.ok("array scrub a --wait");
+    assert!(daemon.refused("array grow a").contains("member 2"));
+    assert!(daemon.refused("array grow b").contains("no array b"));
+    daemon.misused("array grow");
+}
+
+#[test]
+fn larger_drives_in_place_of_the_old_ones() {
+    let daemon = Daemon::with_array(1, 2);
+    let before = capacity(&daemon);
+    daemon.ok("volume create v --array a --size 8M");
+    for index in 0..2 {
+        let new = format!("n{index}");
+        daemon.make_drive(&new);
+        lengthen(&daemon, &new, 2 * DRIVE_BYTES);
+        daemon.ok(&format!("drive attach @/{new}.img"));
+        let line = format!("array replace a --member {index} --new {new} --force --wait");
+        daemon.ok(&line);
+    }
+    daemon.ok("drive detach d0");
+    daemon.ok("array grow a");
+    assert!(capacity(&daemon) >= before + DRIVE_BYTES);
+    daemon.ok("drive detach n1 --force");
+    let said = daemon.refused("array grow a");
+    assert!(said.contains("all members") && said.contains("fix: "), "{said}");
+    // What was large enough once is not any more.
+    let said = daemon.refused("array replace a --member 1 --new d1 --force");
+    assert!(said.contains("too small"), "{said}");
+}

@@ -1,0 +1,278 @@
+//! Goal: an array uses the space of larger drives while it serves; what it held stays, what is new
+//! reads as zeroes, whatever stood on the drives.
+//! Method: drives full of other bytes that show more of themselves later, or take the place of
+//! smaller ones; every byte is compared, before and after a restart.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod pair;
+
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use ashlar_drive::drive::{Drive, Limits};
+use ashlar_format::array_superblock::Level;
+use ashlar_format::region_map::{PAGES_MAX, REGIONS_PER_PAGE};
+use ashlar_format::units::MemberIndex;
+use ashlar_raid::array::Array;
+use ashlar_raid::error::ChangeError;
+use ashlar_raid::layout::Shape;
+use ashlar_raid::start::{ArraySpec, AssembleOptions};
+use ashlar_raid::status::ArrayState;
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::op::Device;
+use pair::{DRIVE_BYTES, Pair, run};
+
+const LARGER: u64 = DRIVE_BYTES + (8 << 20);
+
+fn limits(bytes: u64) -> Limits {
+    Limits { bytes, sector_bytes: 512, zeroes_cheaply: true }
+}
+
+/// A drive of `LARGER` bytes, none of them zero, that shows `bytes` of them.
+async fn littered(reactor: &Reactor, name: &str, bytes: u64) -> Rc<Drive> {
+    let device = Device::Ram { bytes: LARGER };
+    let drive = Drive::new(reactor, device, limits(bytes), name);
+    let litter = reactor.buffer(1 << 20);
+    litter.copy_from_slice(&[0xa5; 1 << 20]);
+    for at in (0..LARGER).step_by(1 << 20) {
+        drive.write(at, litter.clone().into()).await.unwrap();
+    }
+    drive
+}
+
+async fn pair(reactor: &Reactor, level: Level, members: u8, shape: Shape, bytes: u64) -> Pair {
+    let mut drives = Vec::new();
+    for index in 0..members {
+        let drive = littered(reactor, &format!("d{index}"), bytes).await;
+        drives.push(([index; 16], drive));
+    }
+    let array = create(reactor, level, shape, drives).await;
+    Pair::of(reactor, array.clone(), array.capacity())
+}
+
+async fn create(
+    reactor: &Reactor,
+    level: Level,
+    shape: Shape,
+    drives: Vec<([u8; 16], Rc<Drive>)>,
+) -> Rc<Array> {
+    let spec = ArraySpec {
+        uuid: [9; 16],
+        name: "test".into(),
+        level,
+        chunk_bytes: 16 << 10,
+        shape,
+        policy: None,
+        host: None,
+    };
+    Array::create(reactor, &spec, drives).await.unwrap()
+}
+
+fn drives(array: &Array) -> Vec<Rc<Drive>> {
+    array.status().members.into_iter().filter_map(|member| member.drive).collect()
+}
+
+/// The bytes that were gained are known to be zero from now on.
+async fn grow(pair: &mut Pair) {
+    let before = pair.array.capacity();
+    assert_eq!(pair.bytes.len() as u64, before);
+    let gained = pair.array.grow().await.unwrap();
+    assert!(gained > 0);
+    assert_eq!(pair.array.capacity(), before + gained);
+    pair.bytes.resize((before + gained) as usize, 0);
+}
+
+fn shapes() -> Vec<(Level, u8, Shape)> {
+    let plain = Shape::default();
+    vec![
+        (Level::Raid0, 2, plain),
+        (Level::Raid1, 2, plain),
+        (Level::Raid10, 4, plain),
+        (Level::Raid5, 3, plain),
+        (Level::Raid6, 4, plain),
+        (Level::Raid50, 6, plain),
+        (Level::RaidNm, 6, Shape { parity: 3, ..plain }),
+    ]
+}
+
+#[test]
+fn drives_that_grew() {
+    run(|reactor| async move {
+        for (level, members, shape) in shapes() {
+            let mut pair = pair(&reactor, level, members, shape, DRIVE_BYTES).await;
+            let old = pair.bytes.len();
+            pair.write_some(40).await;
+            // The last region is a short one: it gets stripes that hold litter.
+            pair.put(old - 512, &[7; 512]).await;
+            let refused = pair.array.grow().await;
+            assert!(matches!(refused, Err(ChangeError::NothingToGain { .. })), "{refused:?}");
+            drives(&pair.array).iter().for_each(|drive| drive.grow(LARGER));
+            grow(&mut pair).await;
+            pair.check().await;
+            pair.put(old, &[8; 4096]).await;
+            pair.put(pair.bytes.len() - 512, &[9; 512]).await;
+            pair.write_some(20).await;
+            pair.check().await;
+            pair.restart(AssembleOptions::default()).await;
+            assert_eq!(pair.array.capacity(), pair.bytes.len() as u64, "{level:?}");
+            pair.check().await;
+            if pair.array.layout().is_redundant() {
+                pair.scrub_is_clean().await;
+                pair.array.pull_member(MemberIndex(1)).unwrap();
+                pair.check().await;
+                pair.write_some(10).await;
+                pair.check().await;
+            }
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn larger_drives_one_by_one() {
+    run(|reactor| async move {
+        for (level, members, shape) in shapes().into_iter().filter(|its| its.0 != Level::Raid0) {
+            let mut pair = pair(&reactor, level, members, shape, DRIVE_BYTES).await;
+            pair.write_some(30).await;
+            for index in 0..members {
+                match pair.array.grow().await {
+                    Err(ChangeError::NothingToGain { member, has, .. }) => {
+                        assert_eq!((member, has), (MemberIndex(index), DRIVE_BYTES));
+                    }
+                    other => panic!("{level:?}: {other:?}"),
+                }
+                pair.array.pull_member(MemberIndex(index)).unwrap();
+                assert_eq!(pair.array.grow().await, Err(ChangeError::NotOptimal));
+                let new = littered(&reactor, "new", LARGER).await;
+                let uuid = [100 + index; 16];
+                pair.array.replace_member(MemberIndex(index), new, uuid).await.unwrap();
+                pair.rebuilt().await;
+            }
+            grow(&mut pair).await;
+            pair.put(pair.bytes.len() - 512, &[9; 512]).await;
+            pair.write_some(30).await;
+            pair.restart(AssembleOptions::default()).await;
+            assert_eq!(pair.array.state(), ArrayState::Optimal);
+            pair.check().await;
+            pair.scrub_is_clean().await;
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn a_drive_that_is_too_small_by_now_is_refused() {
+    run(|reactor| async move {
+        let mut pair = pair(&reactor, Level::Raid1, 2, Shape::default(), DRIVE_BYTES).await;
+        drives(&pair.array).iter().for_each(|drive| drive.grow(LARGER));
+        grow(&mut pair).await;
+        pair.array.pull_member(MemberIndex(0)).unwrap();
+        let small = littered(&reactor, "small", DRIVE_BYTES).await;
+        let refused = pair.array.replace_member(MemberIndex(0), small, [50; 16]).await;
+        assert!(matches!(refused, Err(ChangeError::DriveTooSmall { .. })), "{refused:?}");
+        // And cut off where it once ended, it shows no label of that time.
+        pair.array.stop().await.unwrap();
+        let last = pair.array.status().members[1].drive.clone().unwrap();
+        let was_last = reactor.buffer(4096);
+        last.read(DRIVE_BYTES - 4096, was_last.clone().into()).await.unwrap();
+        assert!(was_last.bytes().iter().all(|byte| *byte == 0));
+    });
+}
+
+#[test]
+fn requests_go_on_meanwhile() {
+    run(|reactor| async move {
+        for level in [Level::Raid1, Level::Raid5] {
+            let mut pair = pair(&reactor, level, 3, Shape::default(), DRIVE_BYTES).await;
+            let array = pair.array.clone();
+            let done = Rc::new(std::cell::Cell::new(0u32));
+            for worker in 0..4u8 {
+                let (array, reactor, done) = (array.clone(), reactor.clone(), done.clone());
+                pair.reactor.spawn(async move {
+                    let buffer = reactor.buffer(4096);
+                    for round in 0..60u64 {
+                        buffer.copy_from_slice(&[worker + 1; 4096]);
+                        let at = (u64::from(worker) * 60 + round) * 4096;
+                        array.write(at, buffer.clone().into()).await.unwrap();
+                        if round % 16 == 7 {
+                            array.discard(2 << 20, 2 << 20).await.unwrap();
+                        }
+                    }
+                    done.set(done.get() + 1);
+                });
+            }
+            drives(&array).iter().for_each(|drive| drive.grow(LARGER));
+            grow(&mut pair).await;
+            while done.get() < 4 {
+                reactor.sleep(std::time::Duration::from_millis(1)).await;
+            }
+            for worker in 0..4 {
+                pair.bytes[worker * 60 * 4096..][..60 * 4096].fill(worker as u8 + 1);
+            }
+            pair.check().await;
+            pair.scrub_is_clean().await;
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+/// A sparse file that is larger than memory, without a name.
+fn sparse(reactor: &Reactor, name: &str, bytes: u64) -> (Rc<Drive>, Arc<std::fs::File>) {
+    let file = Arc::new(tempfile::tempfile().unwrap());
+    file.set_len(bytes).unwrap();
+    let device = Device::File { file: file.clone() };
+    (Drive::new(reactor, device, limits(bytes), name), file)
+}
+
+/// So many stripes that regions become larger: two of them, one written and one not, are one after.
+#[test]
+fn regions_are_merged() {
+    run(|reactor| async move {
+        let chunk = 16u64 << 10;
+        let most = PAGES_MAX * REGIONS_PER_PAGE * 16;
+        let bytes = most * chunk;
+        let mut drives = Vec::new();
+        let mut files = Vec::new();
+        for index in 0..2u8 {
+            let (drive, file) = sparse(&reactor, &format!("d{index}"), bytes);
+            files.push(file);
+            drives.push(([index; 16], drive));
+        }
+        let array = create(&reactor, Level::Raid1, Shape::default(), drives).await;
+        let mut pair = Pair::of(&reactor, array, 4 << 20);
+        let region = pair.array.region_bytes();
+        assert_eq!(region, 16 * chunk);
+        // In the first half of the first pair of regions, and in the second half of the third.
+        pair.put(512, &[1; 512]).await;
+        pair.put((5 * region) as usize, &[2; 512]).await;
+        pair.in_place().await;
+        let data = ashlar_raid::label::plan(bytes, 0).unwrap().data.offset;
+        for file in &files {
+            // What was never written holds anything.
+            for at in [region, 4 * region] {
+                file.write_all_at(&[0xa5; 4096], data + at).unwrap();
+            }
+            file.set_len(2 * bytes).unwrap();
+        }
+        for member in pair.array.status().members {
+            member.drive.unwrap().grow(2 * bytes);
+        }
+        pair.array.grow().await.unwrap();
+        assert_eq!(pair.array.region_bytes(), 2 * region);
+        assert_eq!(pair.array.status().written_regions, 2);
+        for _ in 0..2 {
+            pair.check().await;
+            let end = pair.array.capacity() - 512;
+            assert!(end > 2 * bytes - (200 << 20));
+            let into = reactor.buffer(512);
+            pair.array.read(end, into.clone().into()).await.unwrap();
+            assert!(into.bytes().iter().all(|byte| *byte == 0));
+            pair.restart(AssembleOptions::default()).await;
+            assert_eq!(pair.array.region_bytes(), 2 * region);
+        }
+        pair.write_some(30).await;
+        pair.check().await;
+        pair.array.stop().await.unwrap();
+    });
+}
