@@ -64,6 +64,7 @@ async fn create(
         chunk_bytes: 16 << 10,
         shape,
         policy: None,
+        integrity: false,
         host: None,
     };
     Array::create(reactor, &spec, drives).await.unwrap()
