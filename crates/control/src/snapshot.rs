@@ -7,6 +7,7 @@ use ashlar_drive::drive::Drive;
 use ashlar_drive::health::HealthState;
 use ashlar_drive::latency;
 use ashlar_format::array_superblock as format;
+use ashlar_format::block_sums::BLOCK_BYTES;
 use ashlar_pool::pool::Pool;
 use ashlar_raid::status as raid;
 use uuid::Uuid;
@@ -66,7 +67,7 @@ pub struct ArraySnapshot {
     pub parity_chunks: u8,
     pub chunk_bytes: u32,
     pub stripes: u64,
-    /// Largest of any member.
+    /// What members are read and written in: the largest sector of any.
     pub sector_bytes: u32,
     pub capacity: u64,
     pub free: u64,
@@ -74,6 +75,7 @@ pub struct ArraySnapshot {
     pub members: Vec<MemberSnapshot>,
     pub volumes: Vec<VolumeSnapshot>,
     pub settings: Settings,
+    pub integrity: bool,
     pub journal: JournalFill,
     pub regions: u64,
     pub written_regions: u64,
@@ -130,13 +132,14 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         parity_chunks: status.parity_chunks,
         chunk_bytes: status.chunk_bytes,
         stripes: status.stripes,
-        sector_bytes: sector_bytes(&status.members),
+        sector_bytes: sector_bytes(&status),
         capacity: status.capacity,
         free: pool.free_bytes(),
         generation: status.generation,
         members: status.members.iter().map(member).collect(),
         volumes: volumes.collect(),
         settings: settings(&status),
+        integrity: status.integrity,
         journal: journal(&status.journal),
         regions: status.regions,
         written_regions: status.written_regions,
@@ -149,9 +152,11 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
     }
 }
 
-fn sector_bytes(members: &[raid::MemberStatus]) -> u32 {
-    let drives = members.iter().filter_map(|member| member.drive.as_ref());
-    drives.map(|drive| drive.limits().sector_bytes).max().unwrap_or(512)
+fn sector_bytes(status: &raid::ArrayStatus) -> u32 {
+    let drives = status.members.iter().filter_map(|member| member.drive.as_ref());
+    // Whole blocks have checksums.
+    let least = if status.integrity { BLOCK_BYTES } else { 512 };
+    drives.map(|drive| drive.limits().sector_bytes).max().unwrap_or(512).max(least)
 }
 
 fn settings(status: &raid::ArrayStatus) -> Settings {
@@ -206,6 +211,8 @@ fn member_drive(drive: &Drive) -> MemberDrive {
             read_errors: health.read_errors,
             write_errors: health.write_errors,
             timeouts: health.timeouts,
+            wrong_blocks: health.wrong_blocks,
+            wrong_checksums: health.wrong_checksums,
         },
         latency: DriveLatency {
             reads: latency_summary(latency.reads),

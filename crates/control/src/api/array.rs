@@ -24,6 +24,10 @@ pub struct ArrayCreate {
     /// Members of one group at levels 50, 60 and 70. Left out: there are two groups.
     #[serde(default)]
     pub group_members: Option<u8>,
+    /// Keep a checksum of every block, to find and mend what a drive returns other than it was
+    /// written. Needs policy `journal`, which is usual then, and cannot be changed.
+    #[serde(default)]
+    pub integrity: bool,
     #[serde(default)]
     pub settings: SettingsChange,
     /// Also take drives that carry another array's label.
@@ -164,7 +168,7 @@ pub struct ArrayCounters {
     pub flushes: u64,
     /// Reads that were reconstructed from the other members.
     pub reconstructed: u64,
-    /// Blocks rewritten because their member could not read them.
+    /// Blocks rewritten because their member could not read them, or returned them wrong.
     pub repaired: u64,
 }
 
@@ -198,6 +202,8 @@ pub struct Array {
     pub members: Vec<Member>,
     pub volumes: Vec<String>,
     pub settings: Option<Settings>,
+    /// A checksum of every block is kept.
+    pub integrity: Option<bool>,
     pub journal: Option<JournalFill>,
     /// Parts of the array that were ever written, of so many: the others need no rebuild.
     pub written_regions: Option<u64>,

@@ -131,7 +131,7 @@ impl Host {
                 group_members: request.group_members.unwrap_or(0),
             },
             policy: request.settings.policy.map(stored_policy),
-            integrity: false,
+            integrity: request.integrity,
             host: Some(self.lessee),
         })
     }
