@@ -30,6 +30,7 @@ use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::layout::Shape;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::ArraySpec;
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::op::Device;
@@ -151,6 +152,7 @@ async fn array(reactor: &Reactor, case: &Case) -> Rc<Array> {
         shape: Shape::default(),
         policy: Some(case.policy),
         integrity: false,
+        settings: SettingsChange::default(),
         host: None,
     };
     Array::create(reactor, &spec, (0..case.members).map(drive).collect()).await.unwrap()

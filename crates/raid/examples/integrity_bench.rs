@@ -13,6 +13,7 @@ use std::time::Duration;
 use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_raid::array::Array;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::ArraySpec;
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::op::Device;
@@ -62,6 +63,7 @@ async fn array(reactor: &Reactor, level: Level, members: u8, integrity: bool) ->
         shape: Default::default(),
         policy: Some(Policy::Journal),
         integrity,
+        settings: SettingsChange::default(),
         host: None,
     };
     Array::create(reactor, &spec, (0..members).map(drive).collect()).await.unwrap()

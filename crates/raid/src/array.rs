@@ -6,7 +6,6 @@ use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_format::block_sums::BLOCK_BYTES;
 use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::executor::Reactor;
@@ -20,11 +19,13 @@ use crate::job::Jobs;
 use crate::journal::Journal;
 use crate::layout::Layout;
 use crate::lease::Leasehold;
-use crate::members::{Identity, Member, Members};
+use crate::members::{Identity, Member, Members, sector_bytes};
 use crate::mode::Modes;
+use crate::pace::Pace;
 use crate::parity::Kernels;
 use crate::pending::Hold;
 use crate::region_map::{RegionMap, StoredMap};
+use crate::settings::{Settings, SettingsChange};
 use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
 use crate::stored::Torn;
 use crate::stripe_set::StripeSet;
@@ -57,6 +58,7 @@ pub struct Array {
     /// Largest sector of any member: what reads and writes of members are multiples of.
     pub(crate) sector_bytes: u32,
     pub(crate) jobs: Jobs,
+    pub(crate) pace: Pace,
     counters: Cell<ArrayCounters>,
     requests: Cell<u64>,
     stopping: Cell<bool>,
@@ -107,13 +109,7 @@ impl Array {
         members: Rc<Members>,
         maps: &StoredMaps,
     ) -> Rc<Array> {
-        let sector_bytes = {
-            let list = members.list();
-            let sectors = list.iter().flat_map(|m| &m.drive).map(|d| d.limits().sector_bytes);
-            // A checksum is of a whole block.
-            let least = if identity.integrity { BLOCK_BYTES } else { 512 };
-            sectors.max().unwrap_or(512).max(least)
-        };
+        let sector_bytes = sector_bytes(&members.list()).max(identity.least_sector());
         let new_integrity = || Integrity::new(reactor, identity.clone(), members.clone());
         let integrity = identity.integrity.then(new_integrity);
         let chunk_bytes = identity.layout().chunk_bytes;
@@ -154,6 +150,7 @@ impl Array {
             kernels: Kernels::detect(),
             sector_bytes,
             jobs: Jobs::default(),
+            pace: Pace::default(),
             counters: Cell::default(),
             requests: Cell::new(0),
             stopping: Cell::new(false),
@@ -224,11 +221,6 @@ impl Array {
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.get()
-    }
-
-    /// Requests under way.
-    pub(crate) fn requests(&self) -> u64 {
-        self.requests.get()
     }
 
     /// Whether nothing is under way, jobs included: no request, and no row locked.
@@ -346,7 +338,7 @@ impl Array {
             drive_uuid: member.drive_uuid,
             drive: member.drive.clone(),
             state: member.state,
-            rebuilt_stripes: member.rebuilt_stripes,
+            rebuilt_stripes: member.filled.count(),
             catches_up: member.catches_up,
         };
         let now = self.reactor.now();
@@ -366,6 +358,8 @@ impl Array {
             lost_to: self.lease.get().and_then(|lease| lease.lost_to()),
             policy: self.policy(),
             integrity: self.identity.integrity,
+            settings: self.settings(),
+            sector_bytes: self.sector_bytes,
             journal: self.journal.status(),
             members: self.members.list().iter().enumerate().map(member).collect(),
             regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes()),
@@ -378,6 +372,18 @@ impl Array {
             scrub: self.jobs.scrub(now),
             counters: self.counters.get(),
         }
+    }
+
+    pub fn settings(&self) -> Settings {
+        self.members.settings()
+    }
+
+    /// Changes what an operator can set; durably, while the array serves.
+    pub async fn set_settings(self: &Rc<Self>, change: SettingsChange) -> Result<(), ChangeError> {
+        let _request = self.begin()?;
+        let settings = self.settings().changed(change, self.sector_bytes);
+        self.members.set_settings(settings.map_err(ChangeError::Spec)?);
+        Ok(self.members.settled().await?)
     }
 
     /// The member's drive was pulled: it is used no longer. Returns at once.

@@ -18,7 +18,7 @@
 //!   so that it never jams.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
@@ -162,6 +162,9 @@ pub(crate) struct Journal {
     completed: Cell<u64>,
     /// Sequences below are durable, or failed.
     durable: Cell<u64>,
+    flushes: Cell<u64>,
+    /// Stripes that were stored in place since the last flush began, and the flushes before that.
+    stored: RefCell<BTreeMap<u64, u64>>,
     releasing: Cell<bool>,
     /// Callers whose batch has no room yet.
     waiting_for_room: Cell<u32>,
@@ -196,6 +199,8 @@ impl Journal {
             next_sequence: Cell::new(1),
             completed: Cell::new(1),
             durable: Cell::new(1),
+            flushes: Cell::new(0),
+            stored: RefCell::default(),
             releasing: Cell::new(false),
             waiting_for_room: Cell::new(0),
             stuck: Cell::new(None),
@@ -521,9 +526,22 @@ impl Journal {
     /// Makes everything that was acknowledged before durable.
     pub(crate) async fn flush(&self) -> Result<(), ArrayError> {
         let completed = self.completed.get();
+        let flushes = self.flushes.get();
+        self.flushes.set(flushes + 1);
         self.members.flush().await?;
         self.durable.set(completed.max(self.durable.get()));
+        self.stored.borrow_mut().retain(|_, before| *before > flushes);
         Ok(())
+    }
+
+    /// Something was stored in place in this stripe.
+    pub(crate) fn note_stored(&self, stripe: StripeIndex) {
+        self.stored.borrow_mut().insert(stripe.0, self.flushes.get());
+    }
+
+    /// Whether all that was stored in place in this stripe is durable.
+    pub(crate) fn is_flushed(&self, stripe: StripeIndex) -> bool {
+        !self.stored.borrow().contains_key(&stripe.0)
     }
 
     /// Sequences below this one are durable.

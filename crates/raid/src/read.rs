@@ -28,6 +28,7 @@ impl Array {
     /// Fills `into` from `offset`; both multiples of 512 bytes.
     pub async fn read(self: &Rc<Self>, offset: u64, into: Buffers) -> Result<(), ArrayError> {
         let _request = self.admit().await?;
+        let began = self.reactor.turn_time();
         let len = into.len() as u64;
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
@@ -63,6 +64,7 @@ impl Array {
             counters.reads += 1;
             counters.read_bytes += len;
         });
+        self.pace.served(began, self.reactor.turn_time());
         result
     }
 
@@ -208,7 +210,7 @@ impl Array {
             let Some((buffer, io)) = self.start_position(stripe, position, rows) else { continue };
             match io.await {
                 Err(_) => bad |= 1 << position,
-                Ok(()) => match self.mend(stripe, position, rows, &buffer).await {
+                Ok(()) => match self.make_true(stripe, position, rows, &buffer).await {
                     Ok(()) => return Ok((buffer, bad)),
                     // Another copy may be what it should be.
                     Err(error) if self.layout().parity > 0 => return Err(error),
@@ -264,25 +266,41 @@ impl Array {
         rows: &Range<u32>,
         bad: Positions,
     ) -> Result<Buffer, ArrayError> {
+        let mut all = self.reconstruct_all(stripe, 1 << position, rows, bad).await?;
+        Ok(all.remove(0).1)
+    }
+
+    /// The same for several positions, which are read for once.
+    pub(crate) async fn reconstruct_all(
+        &self,
+        stripe: StripeIndex,
+        wanted: Positions,
+        rows: &Range<u32>,
+        bad: Positions,
+    ) -> Result<SmallVec<[(u8, Buffer); 2]>, ArrayError> {
         // Parity that may not fit the data would give wrong data.
         if self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe) {
             return Err(ArrayError::Lost);
         }
-        let mut bad = bad | 1 << position;
+        let mut bad = bad | wanted;
         let have = loop {
             match self.read_any_k(stripe, rows, bad).await? {
                 Ok(have) => break have,
                 Err(unreadable) => bad |= unreadable,
             }
         };
-        let mut out = self.reactor.buffer((rows.end - rows.start) as usize);
+        let len = (rows.end - rows.start) as usize;
+        let mut out: SmallVec<[(u8, Buffer); 2]> =
+            each(wanted).map(|position| (position, self.reactor.buffer(len))).collect();
         let present: SmallVec<[(usize, &[u8]); 8]> =
             have.iter().map(|(p, buffer)| (usize::from(*p), buffer.bytes())).collect();
-        let mut missing = [(usize::from(position), out.bytes_mut())];
+        let mut missing: SmallVec<[(usize, &mut [u8]); 2]> =
+            out.iter_mut().map(|(p, buffer)| (usize::from(*p), buffer.bytes_mut())).collect();
         let layout = self.layout();
         self.kernels
             .reconstruct(layout.data.into(), layout.parity.into(), &present, &mut missing)
             .map_err(|_| ArrayError::Lost)?;
+        drop(missing);
         Ok(out)
     }
 

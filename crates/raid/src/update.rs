@@ -108,7 +108,7 @@ impl Array {
                     Some((buffer, io)) => match io.await {
                         Ok(()) => {
                             let (stripe, rows) = (update.stripe, &update.band.rows);
-                            let mended = self.mend(stripe, position, rows, &buffer).await;
+                            let mended = self.make_true(stripe, position, rows, &buffer).await;
                             mended.ok().map(|()| buffer)
                         }
                         Err(_) => None,

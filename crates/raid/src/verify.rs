@@ -80,7 +80,7 @@ impl Array {
     }
 
     /// Puts right what was read from a position, there and in `read`. The caller holds the rows.
-    pub(crate) async fn mend(
+    pub(crate) async fn make_true(
         &self,
         stripe: StripeIndex,
         position: u8,

@@ -17,6 +17,7 @@ use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ChangeError;
 use ashlar_raid::layout::Shape;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
@@ -65,6 +66,7 @@ async fn create(
         shape,
         policy: None,
         integrity: false,
+        settings: SettingsChange::default(),
         host: None,
     };
     Array::create(reactor, &spec, drives).await.unwrap()

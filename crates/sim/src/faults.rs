@@ -6,6 +6,7 @@ use ashlar_format::drive_label::MemberLayout;
 use ashlar_raid::label;
 use ashlar_raid::layout::{Layout, Shape, level_name};
 use ashlar_raid::parity::PARITY_CHUNKS_MAX;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_reactor::prng::Prng;
 
 use crate::drive::{Loss, Traits};
@@ -194,6 +195,7 @@ pub struct Plan {
     pub grows: bool,
     /// More faults than the level promises to bear: errors are allowed, wrong data never.
     pub beyond: bool,
+    pub settings: SettingsChange,
     pub single: Option<Single>,
 }
 
@@ -244,6 +246,7 @@ impl Plan {
             grows: false,
             // Where nothing may be lost, a fault is one too many.
             beyond: !geometry.layout().is_redundant() && single.what == SingleFault::Fail,
+            settings: SettingsChange::default(),
             single: Some(single),
             ..Plan::draw(1)
         }
@@ -305,6 +308,7 @@ impl Plan {
             pool_changes,
             beyond: prng.chance(1, 8),
             grows: prng.chance(1, 4),
+            settings: draw_settings(&mut prng, traits.sector_bytes),
             single: None,
         }
     }
@@ -367,6 +371,17 @@ fn draw_lies(seed: u64, geometry: &Geometry) -> (bool, Lies) {
         return (false, Lies::None);
     }
     (true, [Lies::None, Lies::Data, Lies::Data, Lies::Data, Lies::Checksums][prng.index(5)])
+}
+
+fn draw_settings(prng: &mut Prng, sector_bytes: u32) -> SettingsChange {
+    let mut drawn = |values: [u32; 3]| prng.chance(1, 2).then(|| values[prng.index(3)]);
+    let percent = |value: u32| u8::try_from(value).expect("a percentage");
+    SettingsChange {
+        rebuild_percent: drawn([1, 10, 100]).map(percent),
+        scrub_period_s: drawn([0, 3600, 7200]),
+        atomic_bytes: drawn([4 << 10, 128 << 10, (256 << 10) - sector_bytes / 4096 * 4096]),
+        ..SettingsChange::default()
+    }
 }
 
 fn draw_traits(prng: &mut Prng, bytes: u64) -> Traits {

@@ -15,6 +15,7 @@ use ashlar_raid::label;
 use ashlar_raid::layout::Shape;
 use ashlar_raid::lease::{self, BEAT_PERIOD, Host, WATCH_BEATS};
 use ashlar_raid::members::Member;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::{Order, Reactor};
@@ -87,6 +88,7 @@ async fn create(reactor: &Reactor, host: Host) -> Rc<Array> {
         shape: Shape::default(),
         policy: None,
         integrity: false,
+        settings: SettingsChange::default(),
         host: Some(host),
     };
     let drives = drives(reactor).into_iter().zip(10..).map(|(drive, id)| ([id; 16], drive));

@@ -18,7 +18,7 @@ use crate::catalog::KnownArray;
 use crate::device::content::{Content, Labelled};
 use crate::engine::{self, Kept, Origin, Seed, plant};
 use crate::host::drives::{blocking, lend};
-use crate::host::settings::stored_policy;
+use crate::host::settings::{beside_policy, stored_policy};
 use crate::host::{Home, Host, Medium, Running, translate};
 use crate::level::{LEVELS, Notation};
 use crate::name::check_name;
@@ -132,6 +132,7 @@ impl Host {
             },
             policy: request.settings.policy.map(stored_policy),
             integrity: request.integrity,
+            settings: beside_policy(&request.settings),
             host: Some(self.lessee),
         })
     }

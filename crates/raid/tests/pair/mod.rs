@@ -17,6 +17,7 @@ use ashlar_format::array_superblock::Level;
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ArrayError;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ScrubState;
 use ashlar_reactor::buffer::Buffers;
@@ -90,6 +91,7 @@ impl Pair {
             shape: ashlar_raid::layout::Shape::default(),
             policy: None,
             integrity: false,
+            settings: SettingsChange::default(),
             host: None,
         }
     }
