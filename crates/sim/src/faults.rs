@@ -2,6 +2,7 @@
 //! since moderate rates everywhere hide bugs.
 
 use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_format::block_sums::BLOCK_BYTES;
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_raid::label;
 use ashlar_raid::layout::{Layout, Shape, level_name};
@@ -308,9 +309,14 @@ impl Plan {
             pool_changes,
             beyond: prng.chance(1, 8),
             grows: prng.chance(1, 4),
-            settings: draw_settings(&mut prng, traits.sector_bytes),
+            settings: draw_settings(&mut prng, sector_bytes(traits, integrity)),
             single: None,
         }
+    }
+
+    /// What the array reads and writes its members in.
+    pub fn sector_bytes(&self) -> u32 {
+        sector_bytes(self.traits, self.integrity)
     }
 
     /// Where things are on every drive.
@@ -362,6 +368,10 @@ impl Plan {
         text += &format!(" ends {:?}", self.endings);
         text
     }
+}
+
+fn sector_bytes(traits: Traits, integrity: bool) -> u32 {
+    if integrity { BLOCK_BYTES } else { traits.sector_bytes }
 }
 
 /// From a stream of its own, so that seeds without checksums are what they were.
