@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use ashlar_drive::drive::DriveIo;
+use ashlar_drive::drive::{Drive, DriveIo};
 use ashlar_drive::error::DriveError;
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::{Buffer, Buffers};
@@ -17,12 +17,22 @@ use smallvec::SmallVec;
 
 use crate::array::Array;
 use crate::error::ArrayError;
+use crate::hedged_read::HedgedIo;
 use crate::layout::{Piece, Positions};
 use crate::verify::{blocks, within};
 use crate::write_plan::each;
 
 /// Memory for direct I/O begins at a multiple of this many bytes.
 const MEMORY_ALIGN: usize = 512;
+
+/// How a piece is being read.
+enum Started {
+    /// From a position into the caller's memory.
+    Direct(u8, DriveIo),
+    Hedged(HedgedIo),
+    /// It takes more than one member.
+    Not,
+}
 
 impl Array {
     /// Fills `into` from `offset`; both multiples of 512 bytes.
@@ -35,29 +45,33 @@ impl Array {
         }
         // All are started before the first is waited for; and all are waited for, also after an
         // error, since a drive may still be writing to the caller's memory.
-        let mut started: SmallVec<[(Piece, Buffers, Option<(u8, DriveIo)>); 2]> = SmallVec::new();
+        let mut started: SmallVec<[(Piece, Buffers, Started); 2]> = SmallVec::new();
         for piece in self.layout().pieces(offset, len) {
             let into = into.slice(piece.in_request());
             if self.is_blank_stripe(piece.stripe) && self.written.is_settled() {
                 into.fill_zero();
                 continue;
             }
-            let io = self.start_read(&piece, &into);
-            started.push((piece, into, io));
+            let read = self.start_read(&piece, &into);
+            started.push((piece, into, read));
         }
         let mut result = Ok(());
-        for (piece, into, io) in started {
-            let direct = io.is_some();
-            if let Some((position, io)) = io
-                && io.await.is_ok()
-                && self.fits(piece.stripe, position, piece.rows.start, &into).await
-            {
+        for (piece, into, read) in started {
+            let direct = match read {
+                Started::Direct(position, io) => {
+                    let row = piece.rows.start;
+                    Some(io.await.is_ok() && self.fits(piece.stripe, position, row, &into).await)
+                }
+                Started::Hedged(io) => Some(self.finish_hedged(&piece, &into, io).await.is_ok()),
+                Started::Not => None,
+            };
+            if direct == Some(true) {
                 continue;
             }
             // A drive that was given up may still be writing there, and would do so over what is
             // put there instead, or over what the guest makes of its memory next.
             self.reactor.reclaim(&into).await;
-            let recovered = self.read_indirect(&piece, &into, direct).await;
+            let recovered = self.read_indirect(&piece, &into, direct.is_some()).await;
             result = result.and(recovered);
         }
         self.count(|counters| {
@@ -68,35 +82,42 @@ impl Array {
         result
     }
 
-    /// Starts the read if its member can fill the caller's memory itself. Says which position.
-    fn start_read(&self, piece: &Piece, into: &Buffers) -> Option<(u8, DriveIo)> {
+    /// Starts the read if one member can answer it.
+    fn start_read(&self, piece: &Piece, into: &Buffers) -> Started {
         let sector = self.sector_bytes;
         let whole =
             piece.rows.start.is_multiple_of(sector) && piece.rows.end.is_multiple_of(sector);
-        if !self.is_written(piece.stripe) || self.journal.pending.borrow().contains(piece.stripe) {
-            return None;
+        let pending = self.journal.pending.borrow().contains(piece.stripe);
+        if !self.is_written(piece.stripe) || pending || !whole {
+            return Started::Not;
         }
-        if !whole || !into.is_aligned(MEMORY_ALIGN.max(sector as usize)) {
-            return None;
+        let Some((position, drive, at)) = self.one_that_has(piece) else { return Started::Not };
+        if self.settings().hedge_percent() > 0 && self.layout().is_redundant() {
+            return Started::Hedged(self.start_hedged(piece, position, &drive, at));
         }
+        if !into.is_aligned(MEMORY_ALIGN.max(sector as usize)) {
+            return Started::Not;
+        }
+        Started::Direct(position, drive.read(at, into.clone()))
+    }
+
+    /// A position that holds the piece, its drive, and where it is there.
+    fn one_that_has(&self, piece: &Piece) -> Option<(u8, Rc<Drive>, u64)> {
         let positions = self.layout().data_positions(piece.chunk);
-        if !self.layout().is_mirrored() {
-            let (drive, base) = self.members.at(piece.stripe, positions.start)?;
-            let at = base + self.layout().member_offset(piece.stripe, piece.rows.start);
-            return Some((positions.start, drive.read(at, into.clone())));
-        }
-        // Copies that may differ must be made one before any is shown.
-        if self.unsynced.contains(piece.stripe) {
-            return None;
+        let mut turn = 0;
+        if self.layout().is_mirrored() {
+            // Copies that may differ must be made one before any is shown.
+            if self.unsynced.contains(piece.stripe) {
+                return None;
+            }
+            turn = self.next_copy.get();
+            self.next_copy.set(turn.wrapping_add(1));
         }
         let copies = self.layout().copies;
-        let turn = self.next_copy.get();
-        self.next_copy.set(turn.wrapping_add(1));
         let mut order = (0..copies).map(|i| positions.start + turn.wrapping_add(i) % copies);
         let (position, (drive, base)) =
             order.find_map(|p| Some((p, self.members.at(piece.stripe, p)?)))?;
-        let at = base + self.layout().member_offset(piece.stripe, piece.rows.start);
-        Some((position, drive.read(at, into.clone())))
+        Some((position, drive, base + self.layout().member_offset(piece.stripe, piece.rows.start)))
     }
 
     /// Reads through engine memory: reconstructed, unaligned, or after an error.
