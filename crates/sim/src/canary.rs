@@ -12,8 +12,7 @@ use ashlar_raid::layout::Layout;
 use clap::ValueEnum;
 use zerocopy::IntoBytes;
 
-use crate::drive::{SimDrive, ZEROES};
-use crate::scenario::ARRAY_UUID;
+use crate::drive::{ARRAY_UUID, SimDrive, ZEROES};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Canary {

@@ -13,6 +13,8 @@ use ashlar_format::units::Area;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::prng::Prng;
 
+/// The array that the drives of a world are for.
+pub const ARRAY_UUID: [u8; 16] = [9; 16];
 pub const BLOCK_BYTES: usize = 4096;
 pub const SECTOR_BYTES: usize = 512;
 const SECTORS_PER_BLOCK: usize = BLOCK_BYTES / SECTOR_BYTES;

@@ -27,16 +27,13 @@ use ashlar_reactor::wait_list::WaitList;
 use crate::canary::Canary;
 use crate::chaos;
 use crate::checkers;
-use crate::drive::Loss;
+use crate::drive::{ARRAY_UUID, Loss};
 use crate::faults::{Ending, Plan, Single, SingleFault};
 use crate::fleet::Fleet;
 use crate::inspect;
 use crate::oracle::Oracle;
 use crate::workload::Life;
 use crate::world::{AtCompletion, SharedWorld, SimBackend, World};
-
-/// Of every array.
-pub const ARRAY_UUID: [u8; 16] = [9; 16];
 
 /// What a seed came to.
 #[derive(Clone, Debug, Default)]
