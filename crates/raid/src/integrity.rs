@@ -39,7 +39,7 @@ use crate::members::{Identity, Members};
 
 /// Pages of one array in memory: 64 MiB, the checksums of 60 GiB. While more than these are not
 /// written back, there are more.
-pub const PAGES_MAX: usize = (64 << 20) / PAGE_BYTES as usize;
+pub const PAGES_MAX: usize = (64 << 20) / to_usize(PAGE_BYTES);
 /// Pages that are written at the same time.
 const WRITES_AT_ONCE: usize = 64;
 const BLOCK: usize = BLOCK_BYTES as usize;
@@ -436,7 +436,9 @@ mod tests {
     fn checksums_of_pieces_are_those_of_the_whole() {
         let pool = ashlar_reactor::buffer::BufferPool::new();
         let whole = pool.take(2 * BLOCK);
-        whole.copy_from_slice(&std::array::from_fn::<u8, 8192, _>(|at| (at % 251) as u8));
+        whole.copy_from_slice(&std::array::from_fn::<u8, 8192, _>(|at| {
+            at.to_le_bytes()[0] ^ at.to_le_bytes()[1]
+        }));
         let mut parts = Buffers::from(whole.slice(0..5000));
         parts.push(whole.slice(5000..8192));
         let second = BLOCK..2 * BLOCK;

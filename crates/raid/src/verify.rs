@@ -107,7 +107,7 @@ impl Array {
         read: &Buffer,
     ) -> Result<(), ArrayError> {
         let Some(integrity) = &self.integrity else { return Ok(()) };
-        let others = self.from_others(stripe, position, block).await?;
+        let others = self.others_have(stripe, position, block).await?;
         let member = self.layout().member_at(stripe, position);
         let at = self.layout().member_offset(stripe, block.start);
         let wanted = integrity.wanted(member, at).await;
@@ -155,7 +155,7 @@ impl Array {
     }
 
     /// Rows of a position as the other members have them.
-    async fn from_others(
+    async fn others_have(
         &self,
         stripe: StripeIndex,
         position: u8,
