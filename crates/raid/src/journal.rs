@@ -35,6 +35,7 @@ use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
 use zerocopy::IntoBytes;
 
+use crate::bad_blocks::BadBlocks;
 use crate::dirty::Dirty;
 use crate::error::ArrayError;
 use crate::integrity::Integrity;
@@ -147,6 +148,7 @@ pub(crate) struct Journal {
     identity: Rc<Identity>,
     pub(crate) members: Rc<Members>,
     dirty: Rc<Dirty>,
+    bad: Rc<BadBlocks>,
     integrity: Option<Rc<Integrity>>,
     pub(crate) pending: RefCell<Pending>,
     /// Oldest first.
@@ -181,6 +183,7 @@ impl Journal {
         identity: Rc<Identity>,
         members: Rc<Members>,
         dirty: Rc<Dirty>,
+        bad: Rc<BadBlocks>,
         integrity: Option<Rc<Integrity>>,
     ) -> Rc<Journal> {
         let pending = Pending::none(identity.layout().stripes);
@@ -189,6 +192,7 @@ impl Journal {
             identity,
             members,
             dirty,
+            bad,
             integrity,
             pending: RefCell::new(pending),
             ring: RefCell::default(),
@@ -575,6 +579,7 @@ impl Journal {
         }
         self.flush().await?;
         self.dirty.before_release().await?;
+        self.bad.save().await?;
         // Durably forgotten before one of them is overwritten: a crash must not find the older of
         // two batches for one place without the newer.
         let kept = self.ring.borrow().iter().map(|batch| batch.sequence).find(|s| *s > stored);
