@@ -69,7 +69,7 @@ pub struct ArraySnapshot {
     pub parity_chunks: u8,
     pub chunk_bytes: u32,
     pub stripes: u64,
-    /// Largest of any member.
+    /// What members are read and written in: the largest sector of any.
     pub sector_bytes: u32,
     pub capacity: u64,
     pub free: u64,
@@ -77,6 +77,7 @@ pub struct ArraySnapshot {
     pub members: Vec<MemberSnapshot>,
     pub volumes: Vec<VolumeSnapshot>,
     pub settings: Settings,
+    pub integrity: bool,
     pub journal: JournalFill,
     pub regions: u64,
     pub written_regions: u64,
@@ -141,6 +142,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         members: status.members.iter().map(|its| member(its, &status.scrub)).collect(),
         volumes: volumes.collect(),
         settings: settings(&status),
+        integrity: status.integrity,
         journal: journal(&status.journal),
         regions: status.regions,
         written_regions: status.written_regions,
@@ -214,6 +216,8 @@ fn member_drive(drive: &Drive) -> MemberDrive {
             read_errors: health.read_errors,
             write_errors: health.write_errors,
             timeouts: health.timeouts,
+            wrong_blocks: health.wrong_blocks,
+            wrong_checksums: health.wrong_checksums,
         },
         latency: DriveLatency {
             reads: latency_summary(latency.reads),

@@ -89,6 +89,38 @@ fn policies_are_usual_chosen_and_changed() {
 }
 
 #[test]
+fn arrays_with_checksums_keep_their_policy() {
+    let mut daemon = Daemon::with_drives(4);
+    let drives = "--drives d0,d1,d2,d3";
+    let said = daemon.refused(&format!("array create a --level 0 {drives} --integrity"));
+    assert!(said.contains("without --integrity"), "{said}");
+    let said =
+        daemon.refused(&format!("array create a --level 5 {drives} --integrity --policy bitmap"));
+    assert!(said.contains("policy journal"), "{said}");
+    for level in ["1", "6"] {
+        daemon.ok(&format!("array create a --level {level} {drives} --integrity"));
+        daemon.kill();
+        daemon.start_again();
+        let array = daemon.json("array show a");
+        assert_eq!(array["integrity"], true);
+        assert_eq!(array["settings"]["policy"], "journal");
+        assert!(daemon.ok("array show a").contains("a checksum of every block"));
+        let said = daemon.refused("array set a --policy bitmap");
+        assert!(said.contains("--integrity"), "{said}");
+        assert!(daemon.ok("drive show d1").contains("wrong     0 blocks, 0 checksums"));
+        assert_eq!(daemon.json("drive show d1")["counters"]["wrong_blocks"], 0);
+        // A larger drive takes the place of one, with room for the checksums of what it adds.
+        daemon.attach_new("new");
+        daemon.ok("array replace a --old d1 --new new --force --wait");
+        assert_eq!(daemon.array_state("a"), "optimal");
+        daemon.ok("array delete a");
+        daemon.ok("drive detach new");
+    }
+    daemon.create_array("a", "5", 4);
+    assert_eq!(daemon.json("array show a")["integrity"], false);
+}
+
+#[test]
 fn settings_are_usual_chosen_changed_and_kept() {
     let mut daemon = Daemon::with_drives(3);
     let shown = |daemon: &Daemon| daemon.json("array show a")["settings"].clone();

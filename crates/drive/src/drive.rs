@@ -175,6 +175,22 @@ impl Drive {
         self.health.set(health);
     }
 
+    /// Whoever keeps checksums says that it returned a block other than it was written.
+    pub fn note_wrong_block(&self) {
+        self.judge(|health| {
+            health.wrong_blocks += 1;
+            health.lied();
+        });
+    }
+
+    /// The same of a checksum that the drive keeps.
+    pub fn note_wrong_checksum(&self) {
+        self.judge(|health| {
+            health.wrong_checksums += 1;
+            health.lied();
+        });
+    }
+
     /// Notes whether its array could do without it.
     pub fn set_needed(&self, needed: bool) {
         let mut health = self.health.get();

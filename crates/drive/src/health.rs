@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | Healthy | nothing that counts | an error |
 //! | Suspect | an error after retries | `good_answers_forgive` good answers in a row: Healthy |
+//! | Suspect | a block that is not what was written | the same |
 //! | Failed | `errors_max` errors that were not forgiven | for ever: it is used no longer |
 //! | Failed | it says that it is gone, or was pulled | the same |
 //! | Failed | an operation not answered for `answer_within` | the same |
@@ -71,6 +72,10 @@ pub struct Health {
     pub write_errors: u64,
     /// Operations that it did not answer in time: the first fails it.
     pub timeouts: u64,
+    /// Blocks that it returned other than they were written, without an error.
+    pub wrong_blocks: u64,
+    /// Checksums of blocks that it returned so.
+    pub wrong_checksums: u64,
     /// Takes several times as long as its siblings, they say.
     pub slow: bool,
     /// Its array cannot do without it: that it cannot read some blocks does not fail it.
@@ -86,6 +91,8 @@ impl Default for Health {
             read_errors: 0,
             write_errors: 0,
             timeouts: 0,
+            wrong_blocks: 0,
+            wrong_checksums: 0,
             slow: false,
             needed: false,
             recent_errors: 0,
@@ -122,6 +129,14 @@ impl Health {
         if error == DriveError::Gone || too_many {
             self.state = HealthState::Failed;
         } else {
+            self.state = HealthState::Suspect;
+        }
+    }
+
+    /// It lied. It is used on, since whoever says so has the truth.
+    pub(crate) fn lied(&mut self) {
+        self.good_in_a_row = 0;
+        if self.state == HealthState::Healthy {
             self.state = HealthState::Suspect;
         }
     }

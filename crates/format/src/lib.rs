@@ -15,5 +15,6 @@ pub mod region_map;
 pub mod array_superblock;
 pub mod journal_batch;
 pub mod bad_blocks;
+pub mod block_sums;
 pub mod lease;
 pub mod volume_table;

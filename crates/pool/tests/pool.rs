@@ -37,6 +37,7 @@ async fn pool(reactor: &Reactor) -> Rc<Pool> {
         chunk_bytes: 16 << 10,
         shape: Shape::default(),
         policy: None,
+        integrity: false,
         settings: SettingsChange::default(),
         host: None,
     };

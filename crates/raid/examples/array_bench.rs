@@ -41,6 +41,7 @@ async fn array(reactor: &Reactor, level: Level, members: u8) -> Rc<Array> {
         chunk_bytes: 64 << 10,
         shape: Default::default(),
         policy: None,
+        integrity: false,
         settings: SettingsChange::default(),
         host: None,
     };

@@ -151,6 +151,7 @@ async fn array(reactor: &Reactor, case: &Case) -> Rc<Array> {
         chunk_bytes: 64 << 10,
         shape: Shape::default(),
         policy: Some(case.policy),
+        integrity: false,
         settings: SettingsChange::default(),
         host: None,
     };

@@ -63,6 +63,7 @@ async fn array(
         chunk_bytes: 64 << 10,
         shape: Shape::default(),
         policy: None,
+        integrity: false,
         settings: SettingsChange::default(),
         host: None,
     };

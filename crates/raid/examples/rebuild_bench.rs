@@ -61,6 +61,7 @@ async fn array(reactor: &Reactor, level: Level, members: usize) -> Rc<Array> {
         chunk_bytes: 64 << 10,
         shape: Shape::default(),
         policy: None,
+        integrity: false,
         settings: SettingsChange { rebuild_percent: Some(100), ..SettingsChange::default() },
         host: None,
     };

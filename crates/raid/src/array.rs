@@ -16,6 +16,7 @@ use crate::bad_blocks::{BadBlocks, StoredList};
 use crate::dirty::{Dirty, RegionGuard};
 use crate::error::{ArrayError, ChangeError};
 use crate::hedge::Hedging;
+use crate::integrity::Integrity;
 use crate::job::Jobs;
 use crate::journal::Journal;
 use crate::layout::Layout;
@@ -39,6 +40,8 @@ pub struct Array {
     pub(crate) written: Rc<RegionMap>,
     pub(crate) bad: Rc<BadBlocks>,
     pub(crate) journal: Rc<Journal>,
+    /// `None`: members keep no checksums.
+    pub(crate) integrity: Option<Rc<Integrity>>,
     pub(crate) modes: Rc<Modes>,
     /// Bands that are stored in part, and their stripes.
     pub(crate) torn: RefCell<Vec<Torn>>,
@@ -111,7 +114,9 @@ impl Array {
         members: Rc<Members>,
         maps: &StoredMaps,
     ) -> Rc<Array> {
-        let sector_bytes = sector_bytes(&members.list());
+        let sector_bytes = sector_bytes(&members.list()).max(identity.least_sector());
+        let new_integrity = || Integrity::new(reactor, identity.clone(), members.clone());
+        let integrity = identity.integrity.then(new_integrity);
         let chunk_bytes = identity.layout().chunk_bytes;
         let map =
             |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
@@ -127,7 +132,15 @@ impl Array {
         let unsynced = StripeSet::none(layout.stripes);
         Rc::new(Array {
             reactor: reactor.clone(),
-            journal: Journal::new(reactor, own, others, dirty.clone(), bad.clone()),
+            journal: Journal::new(
+                reactor,
+                own,
+                others,
+                dirty.clone(),
+                bad.clone(),
+                integrity.clone(),
+            ),
+            integrity,
             dirty,
             bad,
             written: map(MapKind::Written, &maps.written),
@@ -367,6 +380,7 @@ impl Array {
             state: self.state(),
             lost_to: self.lease.get().and_then(|lease| lease.lost_to()),
             policy: self.policy(),
+            integrity: self.identity.integrity,
             settings: self.settings(),
             sector_bytes: self.sector_bytes,
             journal: self.journal.status(),

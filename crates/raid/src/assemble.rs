@@ -133,8 +133,9 @@ fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
         chunk_bytes: superblock.chunk_bytes.get(),
         stripes: superblock.stripes.get(),
     };
-    let name = superblock.name().ok()?.to_owned();
-    Some(Identity::new(superblock.array, name, layout, superblock.region_stripes.get()))
+    let (name, integrity) = (superblock.name().ok()?.to_owned(), superblock.integrity != 0);
+    let region_stripes = superblock.region_stripes.get();
+    Some(Identity::new(superblock.array, name, layout, region_stripes, integrity))
 }
 
 fn members_of(
@@ -152,8 +153,12 @@ fn members_of(
             label::plan(label::DRIVE_BYTES_MIN, 0).expect("the smallest drive has a plan");
         let needs =
             newest.stripes.get() / u64::from(newest.groups) * u64::from(newest.chunk_bytes.get());
-        if let Some(owner) = owner.filter(|owner| owner.label.layout.data.len < needs) {
-            let (drive, has) = (owner.drive.name().to_owned(), owner.label.layout.data.len);
+        let room = |owner: &Candidate| match newest.integrity {
+            0 => owner.label.layout.data.len,
+            _ => label::sums_for(&owner.label.layout).min(owner.label.layout.data.len),
+        };
+        if let Some(owner) = owner.filter(|owner| room(owner) < needs) {
+            let (drive, has) = (owner.drive.name().to_owned(), room(owner));
             return Err(AssembleError::TooSmall {
                 drive,
                 member: MemberIndex::new(index),

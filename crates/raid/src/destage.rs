@@ -136,7 +136,10 @@ impl Array {
             }
         }
         self.journal.note_change();
-        result
+        match &self.integrity {
+            Some(integrity) => result.and(integrity.trim().await),
+            None => result,
+        }
     }
 
     /// `stripes`: ascending; nobody else stores anything of them.
@@ -148,10 +151,14 @@ impl Array {
         for stripe in stripes {
             _locks.push(self.lock_stripe(*stripe, Mode::Exclusive).await);
         }
+        // A record of these rows makes the one before it void. What that one stored is not stored
+        // again, so its checksums must be durable by now.
+        self.write_sums().await?;
         // What is durable by then is stored: parity in the journal is worth nothing without the
         // data that it belongs to, be that in the journal or in place.
         let journal = &self.journal;
-        if journal.pending.borrow().oldest_of(stripes) >= journal.durable()
+        if self.integrity.is_some()
+            || journal.pending.borrow().oldest_of(stripes) >= journal.durable()
             || stripes.iter().any(|stripe| !journal.is_flushed(*stripe))
         {
             journal.flush().await?;

@@ -173,9 +173,12 @@ impl Array {
             let (drive, base) = self.members.at(stripe, position).ok_or(ArrayError::Lost)?;
             let into = bytes.slice(inside(rows.start, &part));
             let at = base + self.layout().member_offset(stripe, part.start);
-            match drive.probe(at, into.into()).await {
-                Ok(()) => {}
-                Err(DriveError::Media) => {
+            let read = drive.probe(at, into.clone().into()).await;
+            let row = part.start;
+            match read {
+                Ok(()) if self.fits(stripe, position, row, &into.into()).await => {}
+                // What is not as it was written must not become parity.
+                Ok(()) | Err(DriveError::Media) => {
                     let sectors = (part.end - part.start) / self.sector_bytes;
                     let middle = part.start + sectors / 2 * self.sector_bytes;
                     if sectors > 1 {

@@ -81,10 +81,13 @@ impl Array {
                 First::Others(Err(_)) => hedged.io.await,
             },
         };
-        if own.is_ok() {
-            into.copy_from(&hedged.buffer.into());
+        own?;
+        let bytes = hedged.buffer.into();
+        if !self.fits(piece.stripe, hedged.position, piece.rows.start, &bytes).await {
+            return Err(DriveError::Media);
         }
-        own
+        into.copy_from(&bytes);
+        Ok(())
     }
 
     /// `None`: its time is over.
@@ -142,11 +145,12 @@ impl Array {
         if !self.layout().is_mirrored() {
             return self.reconstruct(stripe, late, rows, 0).await;
         }
-        let mut copies = self.layout().data_positions(chunk).filter(|position| *position != late);
-        let first = copies.find_map(|position| self.start_position(stripe, position, rows));
-        let (buffer, io) = first.ok_or(ArrayError::Lost)?;
-        io.await.map_err(|_| ArrayError::Lost)?;
-        Ok(buffer)
+        for position in self.layout().data_positions(chunk).filter(|position| *position != late) {
+            if let Some(read) = self.read_position(stripe, position, rows).await {
+                return read.map_err(|_| ArrayError::Lost);
+            }
+        }
+        Err(ArrayError::Lost)
     }
 
     /// How late it was is to be known, and what went wrong; and the array stops after it.

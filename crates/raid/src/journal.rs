@@ -38,6 +38,7 @@ use zerocopy::IntoBytes;
 use crate::bad_blocks::BadBlocks;
 use crate::dirty::Dirty;
 use crate::error::ArrayError;
+use crate::integrity::Integrity;
 use crate::layout::Positions;
 use crate::members::{Identity, Members};
 use crate::pending::{Hold, Patch, Pending};
@@ -148,6 +149,7 @@ pub(crate) struct Journal {
     pub(crate) members: Rc<Members>,
     dirty: Rc<Dirty>,
     bad: Rc<BadBlocks>,
+    integrity: Option<Rc<Integrity>>,
     pub(crate) pending: RefCell<Pending>,
     /// Oldest first.
     pub(crate) ring: RefCell<VecDeque<Batch>>,
@@ -182,6 +184,7 @@ impl Journal {
         members: Rc<Members>,
         dirty: Rc<Dirty>,
         bad: Rc<BadBlocks>,
+        integrity: Option<Rc<Integrity>>,
     ) -> Rc<Journal> {
         let pending = Pending::none(identity.layout().stripes);
         Rc::new(Journal {
@@ -190,6 +193,7 @@ impl Journal {
             members,
             dirty,
             bad,
+            integrity,
             pending: RefCell::new(pending),
             ring: RefCell::default(),
             queue: RefCell::default(),
@@ -307,6 +311,10 @@ impl Journal {
         entries: &[Entry],
         class: Class,
     ) -> Option<Result<(u64, Hold), ArrayError>> {
+        if self.ring_bytes() == 0 {
+            // No member is left to have it: waiting for room would be for ever.
+            return Some(Err(ArrayError::Lost));
+        }
         let (sequence, hold) = self.enter(entries, class)?;
         let written = self.write(entries, sequence, hold.clone()).await;
         Some(written.map(|sequence| (sequence, hold)))
@@ -580,6 +588,9 @@ impl Journal {
 
     async fn release_stored(&self) -> Result<(), ArrayError> {
         let Some(stored) = self.last_in_place() else { return Ok(()) };
+        if let Some(integrity) = &self.integrity {
+            integrity.write_back().await?;
+        }
         self.flush().await?;
         self.dirty.before_release().await?;
         self.bad.save().await?;

@@ -6,6 +6,7 @@ use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
 use ashlar_format::bad_blocks::{self, BadBlocks};
+use ashlar_format::block_sums;
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
 use ashlar_format::journal_batch::ring_bytes_min;
 use ashlar_format::lease::{self, Lease};
@@ -69,6 +70,19 @@ pub fn plan(drive_bytes: u64, parity: u8) -> Option<MemberLayout> {
     })
 }
 
+/// The same for a member that may keep checksums of its blocks: they stand before the data.
+pub fn plan_for(drive_bytes: u64, parity: u8, integrity: bool) -> Option<MemberLayout> {
+    let mut areas = plan(drive_bytes, parity)?;
+    if !integrity {
+        return Some(areas);
+    }
+    let len = block_sums::area_bytes(areas.data.len).next_multiple_of(AREA_ALIGN);
+    areas.integrity.len = len;
+    areas.data.offset += len;
+    areas.data.len = areas.data.len.checked_sub(len).filter(|left| *left >= DATA_BYTES_MIN)?;
+    Some(areas)
+}
+
 /// Where a map of regions is on a member.
 pub fn map_area(areas: &MemberLayout, kind: MapKind) -> Area {
     match kind {
@@ -91,10 +105,18 @@ pub struct Label {
     pub layout: MemberLayout,
 }
 
+/// Data bytes whose checksums fit in the areas.
+pub fn sums_for(areas: &MemberLayout) -> u64 {
+    block_sums::blocks_in(areas.integrity.len).saturating_mul(block_sums::BLOCK_BYTES.into())
+}
+
 /// The same areas, and all that a larger drive has beyond them for data.
 pub fn extend(areas: MemberLayout, drive_bytes: u64) -> MemberLayout {
     let end = drive_bytes.saturating_sub(TAIL_BYTES);
-    let len = end.saturating_sub(areas.data.offset).max(areas.data.len);
+    let room = end.saturating_sub(areas.data.offset);
+    // A block without room for its checksum is of no use.
+    let room = if areas.integrity.len == 0 { room } else { room.min(sums_for(&areas)) };
+    let len = room.max(areas.data.len);
     MemberLayout { data: Area { len, ..areas.data }, ..areas }
 }
 
@@ -206,6 +228,18 @@ mod tests {
             let larger = extend(layout, 3 * bytes);
             DriveLabel::new([0; 16], 0, 3 * bytes, &larger).check().unwrap();
             assert_eq!(larger.data.len, layout.data.len + 2 * bytes);
+        }
+    }
+
+    #[test]
+    fn checksums_have_room_for_all_data() {
+        for bytes in [DRIVE_BYTES_MIN, 64 << 20, 2 << 30, 30 << 40] {
+            let layout = plan_for(bytes, 1, true).unwrap();
+            DriveLabel::new([0; 16], 0, bytes, &layout).check().unwrap();
+            assert!(layout.integrity.len >= block_sums::area_bytes(layout.data.len));
+            let plain = plan(bytes, 1).unwrap().data.len;
+            // 4.27 bytes of 4096.
+            assert!(plain - layout.data.len <= plain / 950 + AREA_ALIGN);
         }
     }
 }

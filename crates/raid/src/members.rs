@@ -12,6 +12,7 @@ use std::rc::Rc;
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy, SLOTS, StoredMember};
+use ashlar_format::block_sums::BLOCK_BYTES;
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record::name_field;
 use ashlar_format::units::{MemberIndex, StripeIndex};
@@ -120,12 +121,20 @@ pub struct Identity {
     pub name: String,
     layout: Cell<Layout>,
     region_stripes: Cell<u32>,
+    /// Members keep a checksum of every block.
+    pub integrity: bool,
 }
 
 impl Identity {
-    pub fn new(uuid: [u8; 16], name: String, layout: Layout, region_stripes: u32) -> Identity {
+    pub fn new(
+        uuid: [u8; 16],
+        name: String,
+        layout: Layout,
+        region_stripes: u32,
+        integrity: bool,
+    ) -> Identity {
         let (layout, region_stripes) = (Cell::new(layout), Cell::new(region_stripes));
-        Identity { uuid, name, layout, region_stripes }
+        Identity { uuid, name, layout, region_stripes, integrity }
     }
 
     pub fn layout(&self) -> Layout {
@@ -135,6 +144,29 @@ impl Identity {
     /// Stripes covered by one bit of a map.
     pub fn region_stripes(&self) -> u32 {
         self.region_stripes.get()
+    }
+
+    /// A checksum is of a whole block.
+    pub fn least_sector(&self) -> u32 {
+        if self.integrity { BLOCK_BYTES } else { 512 }
+    }
+
+    /// An error says why a policy is not for this array.
+    pub fn check_policy(&self, policy: Policy) -> Result<(), String> {
+        let layout = self.layout();
+        if self.integrity && !layout.is_redundant() {
+            return Err(
+                "level 0 has nothing to mend a block from; create it without --integrity".into()
+            );
+        }
+        layout.check_policy(policy)?;
+        if self.integrity && policy != Policy::Journal {
+            // Checksums and blocks do not become durable together.
+            return Err("checksums of blocks need policy journal: without it a crash leaves \
+                        blocks that do not fit them; create the array without --integrity"
+                .into());
+        }
+        Ok(())
     }
 
     /// In memory only; the next superblock says so.
@@ -550,6 +582,7 @@ impl Members {
         superblock.stripes = layout.stripes.into();
         superblock.journal_from = self.journal_from.get().into();
         superblock.policy = self.policy.get() as u8;
+        superblock.integrity = self.identity.integrity.into();
         superblock.settings = self.settings.get().stored();
         superblock.scrub_next = self.scrub.get().next.into();
         superblock.scrub_began = self.scrub.get().began_s.into();

@@ -89,7 +89,7 @@ impl Array {
     /// Changes what is durable before a write is acknowledged; durably, while the array serves.
     pub async fn set_policy(self: &Rc<Self>, policy: Policy) -> Result<(), ChangeError> {
         let _request = self.begin()?;
-        self.layout().check_policy(policy).map_err(ChangeError::Spec)?;
+        self.identity.check_policy(policy).map_err(ChangeError::Spec)?;
         self.members.set_policy(policy);
         self.members.settled().await?;
         // So that the change is complete when this returns.

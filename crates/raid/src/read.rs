@@ -2,7 +2,8 @@
 //!
 //! What was never written is zero. A healthy read takes no lock and goes straight into the caller's
 //! memory. A read that must be
-//! reconstructed locks its rows, so that no write changes them half-way.
+//! reconstructed locks its rows, so that no write changes them half-way. What does not fit its
+//! checksum is read again under that lock (`verify.rs`).
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -18,6 +19,7 @@ use crate::array::Array;
 use crate::error::ArrayError;
 use crate::hedged_read::HedgedIo;
 use crate::layout::{Piece, Positions};
+use crate::verify::{blocks, within};
 use crate::write_plan::each;
 
 /// Memory for direct I/O begins at a multiple of this many bytes.
@@ -25,8 +27,8 @@ const MEMORY_ALIGN: usize = 512;
 
 /// How a piece is being read.
 enum Started {
-    /// Into the caller's memory.
-    Direct(DriveIo),
+    /// From a position into the caller's memory.
+    Direct(u8, DriveIo),
     Hedged(HedgedIo),
     /// It takes more than one member.
     Not,
@@ -57,18 +59,21 @@ impl Array {
         let mut result = Ok(());
         for (piece, into, read) in started {
             let direct = match read {
-                Started::Direct(io) => Some(io.await),
-                Started::Hedged(io) => Some(self.finish_hedged(&piece, &into, io).await),
+                Started::Direct(position, io) => {
+                    let row = piece.rows.start;
+                    Some(io.await.is_ok() && self.fits(piece.stripe, position, row, &into).await)
+                }
+                Started::Hedged(io) => Some(self.finish_hedged(&piece, &into, io).await.is_ok()),
                 Started::Not => None,
             };
             // Zeroes take the place of what is given up meanwhile.
-            if direct == Some(Ok(())) && self.bad.added() == seen {
+            if direct == Some(true) && self.bad.added() == seen {
                 continue;
             }
             // A drive that was given up may still be writing there, and would do so over what is
             // put there instead, or over what the guest makes of its memory next.
             self.reactor.reclaim(&into).await;
-            let after_error = direct.is_some_and(|direct| direct.is_err());
+            let after_error = direct == Some(false);
             let recovered = self.read_indirect(&piece, &into, after_error).await;
             result = result.and(recovered);
         }
@@ -99,7 +104,7 @@ impl Array {
         if !into.is_aligned(MEMORY_ALIGN.max(sector as usize)) {
             return Started::Not;
         }
-        Started::Direct(drive.read(at, into.clone()))
+        Started::Direct(position, drive.read(at, into.clone()))
     }
 
     /// A position that holds the piece, its drive, and where it is there.
@@ -199,17 +204,31 @@ impl Array {
             self.written.settle().await?;
             return Ok(self.zeroes(rows));
         }
-        if !after_error && let Some(Ok(buffer)) = self.read_position(stripe, first, rows).await {
-            return Ok(buffer);
+        let mut after_error = after_error;
+        if !after_error && let Some(read) = self.read_position(stripe, first, rows).await {
+            match read {
+                Ok(buffer) => return Ok(buffer),
+                Err(_) => after_error = true,
+            }
         }
         let mode = if after_error { Mode::Exclusive } else { Mode::Shared };
         let _rows = self.lock_rows(stripe, rows.clone(), mode).await;
         if !self.is_written(stripe) {
             return Ok(self.zeroes(rows));
         }
-        let (buffer, bad) = self.read_locked(stripe, chunk, rows).await?;
-        if after_error {
-            self.repair(stripe, rows.start, &buffer, bad).await;
+        if !after_error || self.integrity.is_none() {
+            let (buffer, bad) = self.read_locked(stripe, chunk, rows).await?;
+            if after_error {
+                self.repair(stripe, rows.start, &buffer, bad).await;
+            }
+            return Ok(buffer);
+        }
+        // Members that lie do so here and there: each block has sources of its own.
+        let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
+        for block in blocks(rows) {
+            let (part, bad) = self.read_locked(stripe, chunk, &block).await?;
+            self.repair(stripe, block.start, &part, bad).await;
+            buffer.slice(within(rows, &block)).copy_from(&part);
         }
         Ok(buffer)
     }
@@ -236,16 +255,24 @@ impl Array {
     ) -> Result<(Buffer, Positions), ArrayError> {
         let mut bad = 0;
         for position in self.layout().data_positions(chunk) {
-            match self.read_position(stripe, position, rows).await {
-                Some(Ok(buffer)) => return Ok((buffer, bad)),
-                Some(Err(_)) => bad |= 1 << position,
-                None => {}
+            let Some((buffer, io)) = self.start_position(stripe, position, rows) else { continue };
+            match io.await {
+                Err(_) => bad |= 1 << position,
+                Ok(()) => match self.make_true(stripe, position, rows, &buffer).await {
+                    Ok(()) => return Ok((buffer, bad)),
+                    // Another copy may be what it should be.
+                    Err(error) if self.layout().parity > 0 => return Err(error),
+                    Err(_) => {}
+                },
             }
         }
         if self.layout().parity == 0 {
             return Err(ArrayError::Lost);
         }
         let buffer = self.reconstruct(stripe, chunk, rows, bad).await?;
+        if bad != 0 && !self.may_be(stripe, chunk, rows, &buffer).await {
+            return Err(ArrayError::Lost);
+        }
         self.count(|counters| counters.reconstructed += 1);
         Ok((buffer, bad))
     }
@@ -264,14 +291,19 @@ impl Array {
         Some((buffer, io))
     }
 
-    async fn read_position(
+    /// What is not as the member was given it counts as unreadable.
+    pub(crate) async fn read_position(
         &self,
         stripe: StripeIndex,
         position: u8,
         rows: &Range<u32>,
     ) -> Option<Result<Buffer, DriveError>> {
         let (buffer, io) = self.start_position(stripe, position, rows)?;
-        Some(io.await.map(|()| buffer))
+        if let Err(error) = io.await {
+            return Some(Err(error));
+        }
+        let fits = self.fits(stripe, position, rows.start, &buffer.clone().into()).await;
+        Some(if fits { Ok(buffer) } else { Err(DriveError::Media) })
     }
 
     /// Works rows of one position out from `k` others. `bad` cannot be read.
@@ -338,9 +370,11 @@ impl Array {
             .collect();
         let (mut have, mut failed) = (SmallVec::new(), 0);
         for (position, (buffer, io)) in started {
-            match io.await {
-                Ok(()) => have.push((position, buffer)),
-                Err(_) => failed |= 1 << position,
+            let bytes = buffer.clone().into();
+            if io.await.is_ok() && self.fits(stripe, position, rows.start, &bytes).await {
+                have.push((position, buffer));
+            } else {
+                failed |= 1 << position;
             }
         }
         Ok(if failed == 0 { Ok(have) } else { Err(failed) })
@@ -352,6 +386,7 @@ impl Array {
         for position in each(bad) {
             if let Some((drive, base)) = self.members.at(stripe, position) {
                 let at = base + self.layout().member_offset(stripe, row);
+                self.set_sums(stripe, position, row, &buffer.clone().into());
                 if drive.write(at, buffer.clone().into()).await.is_ok() {
                     self.count(|counters| counters.repaired += 1);
                 }

@@ -305,8 +305,9 @@ impl Array {
         for target in &leg.targets {
             let position = self.layout().position_of(stripe, target.index);
             let chunk = chunks.iter().find(|(its, _)| Some(*its) == position);
-            if let Some(((_, bytes), base)) = chunk.zip(self.data_of(target)) {
+            if let Some(((position, bytes), base)) = chunk.zip(self.data_of(target)) {
                 let at = base + self.layout().member_offset(stripe, 0);
+                self.set_sums(stripe, *position, 0, &bytes.clone().into());
                 started.push((target, target.drive.write(at, bytes.clone().into())));
             }
         }
@@ -382,6 +383,7 @@ impl Array {
             let labelled = self.write_label(target.index, &member).await;
             labelled.map_err(|error| error.to_string())?;
         }
+        self.write_sums().await.map_err(|error| error.to_string())?;
         target.drive.flush().await.map_err(|error| error.to_string())?;
         let changed = self.members.change(target.index, |member| {
             // It may have been fenced, or replaced, while the flush ran.

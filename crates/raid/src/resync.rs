@@ -69,12 +69,13 @@ impl Array {
         let rows = 0..layout.chunk_bytes;
         let mut started: SmallVec<[_; 8]> = SmallVec::new();
         for position in 0..layout.data {
-            started.push(self.start_position(stripe, position, &rows));
+            started.push((position, self.start_position(stripe, position, &rows)));
         }
         let mut data = SmallVec::<[_; 8]>::new();
-        for started in started {
+        for (position, started) in started {
             let Some((buffer, io)) = started else { continue };
             if io.await.is_ok() {
+                self.set_sums(stripe, position, 0, &buffer.clone().into());
                 data.push(buffer);
             }
         }
@@ -233,6 +234,7 @@ impl Array {
         }
         let began = self.reactor.now();
         self.written.settle().await?;
+        self.write_sums().await?;
         self.members.flush().await?;
         self.dirty.clean(&quiet, began).await
     }

@@ -1,4 +1,5 @@
-//! Scrub: reads everything and verifies that parity or copies agree with the data.
+//! Scrub: reads everything and verifies that parity or copies agree with the data. Blocks that do
+//! not fit their checksums are mended first, as in any read.
 //!
 //! It begins by itself once a period, or by hand; many stripes are under way, paced (`shift.rs`);
 //! where it is goes to the superblock now and then, so that a restart goes on from there. Which
@@ -229,14 +230,15 @@ impl Array {
     async fn read_all(&self, stripe: StripeIndex) -> Option<SmallVec<[Buffer; 8]>> {
         let rows = 0..self.layout().chunk_bytes;
         let started: SmallVec<[_; 8]> = (0..self.layout().positions())
-            .map(|position| self.start_position(stripe, position, &rows))
+            .map(|position| (position, self.start_position(stripe, position, &rows)))
             .collect();
         let mut have = SmallVec::new();
         let mut complete = true;
-        for started in started {
+        for (position, started) in started {
             match started {
                 Some((buffer, io)) => {
-                    complete &= io.await.is_ok();
+                    complete &= io.await.is_ok()
+                        && self.make_true(stripe, position, &rows, &buffer).await.is_ok();
                     have.push(buffer);
                 }
                 None => complete = false,

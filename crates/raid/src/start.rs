@@ -37,6 +37,9 @@ pub struct ArraySpec {
     pub shape: Shape,
     /// `None`: as the level has it.
     pub policy: Option<Policy>,
+    /// Members keep a checksum of every block; under policy `journal`, also where the level would
+    /// have another.
+    pub integrity: bool,
     /// Beside the usual ones.
     pub settings: SettingsChange,
     /// Who makes it. `None`: no other host can reach these drives.
@@ -58,9 +61,11 @@ impl Array {
     ) -> Result<Rc<Array>, ChangeError> {
         let (identity, members) = plan_array(spec, drives)?;
         let list = members.clone();
-        let policy = spec.policy.unwrap_or(identity.layout().default_policy());
-        identity.layout().check_policy(policy).map_err(ChangeError::Spec)?;
-        let sector_bytes = sector_bytes(&members);
+        let usual = identity.layout().default_policy();
+        let usual = if spec.integrity { Policy::Journal } else { usual };
+        let policy = spec.policy.unwrap_or(usual);
+        identity.check_policy(policy).map_err(ChangeError::Spec)?;
+        let sector_bytes = sector_bytes(&members).max(identity.least_sector());
         let settings = Settings::default().changed(spec.settings, sector_bytes);
         let settings = settings.map_err(ChangeError::Spec)?;
         let members = Members::new(reactor, identity.clone(), members, 0, 0, policy, settings);
@@ -272,7 +277,8 @@ impl Array {
         }
         let needs = self.member_bytes();
         let has = label::usable_bytes(drive);
-        let areas = label::plan(has, self.layout().parity).filter(|areas| areas.data.len >= needs);
+        let areas = label::plan_for(has, self.layout().parity, self.identity.integrity);
+        let areas = areas.filter(|areas| areas.data.len >= needs);
         let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
         let areas = areas.ok_or(too_small)?;
         Ok(Member::new(drive_uuid, Some(drive.clone()), areas, MemberState::Rebuilding))
@@ -315,6 +321,7 @@ impl Array {
 
     async fn rest(self: &Rc<Self>) -> Result<(), ArrayError> {
         let drained = self.drain_journal().await;
+        self.write_sums().await?;
         self.members.flush().await?;
         self.clean_dirty_map(Duration::ZERO).await?;
         drained
@@ -368,7 +375,7 @@ fn plan_array(
         let has = label::usable_bytes(&drive);
         let needs = label::DRIVE_BYTES_MIN;
         let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
-        let areas = label::plan(has, layout.parity).ok_or(too_small)?;
+        let areas = label::plan_for(has, layout.parity, spec.integrity).ok_or(too_small)?;
         members.push(Member::new(drive_uuid, Some(drive), areas, MemberState::Trusted));
     }
     let data_bytes = members.iter().map(|member| member.areas.data.len).min().unwrap_or(0);
@@ -377,7 +384,7 @@ fn plan_array(
     if layout.stripes > STRIPES_MAX {
         return Err(ChangeError::Spec("the drives are too large for this chunk; use more".into()));
     }
-    let region_stripes = region_stripes_for(layout.stripes);
-    let identity = Identity::new(spec.uuid, spec.name.clone(), layout, region_stripes);
+    let (region_stripes, name) = (region_stripes_for(layout.stripes), spec.name.clone());
+    let identity = Identity::new(spec.uuid, name, layout, region_stripes, spec.integrity);
     Ok((Rc::new(identity), members))
 }

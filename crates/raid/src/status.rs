@@ -163,6 +163,8 @@ pub struct ArrayStatus {
     /// Another host has taken the array over; nothing of it is served here any more.
     pub lost_to: Option<String>,
     pub policy: Policy,
+    /// Members keep a checksum of every block.
+    pub integrity: bool,
     pub settings: Settings,
     /// Largest of any member.
     pub sector_bytes: u32,

@@ -105,7 +105,14 @@ impl Array {
             let (mut old, mut failed) = (SmallVec::<[(u8, Buffer); 8]>::new(), 0);
             for (position, started) in std::mem::take(&mut update.reads) {
                 let done = match started {
-                    Some((buffer, io)) => io.await.ok().map(|()| buffer),
+                    Some((buffer, io)) => match io.await {
+                        Ok(()) => {
+                            let (stripe, rows) = (update.stripe, &update.band.rows);
+                            let mended = self.make_true(stripe, position, rows, &buffer).await;
+                            mended.ok().map(|()| buffer)
+                        }
+                        Err(_) => None,
+                    },
                     None => None,
                 };
                 match done {
@@ -249,6 +256,7 @@ impl Array {
         let start = |store: &Store| {
             let (drive, base) = self.members.at(stripe, store.position)?;
             let at = base + self.layout().member_offset(stripe, store.row);
+            self.set_sums(stripe, store.position, store.row, &store.bytes);
             Some((store.position, drive.write(at, store.bytes.clone())))
         };
         stores.iter().filter_map(start).collect()

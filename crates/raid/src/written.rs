@@ -11,7 +11,8 @@
 //! Write order of `make_written`, and what a crash leaves at each step:
 //! 1. the region is dirty, durably (nothing is known of it yet)
 //! 2. all its stripes are locked, and zeroed on all members that answer; those that miss it are
-//!    fenced, durably; the others are flushed (crash up to here: not written)
+//!    fenced, durably; the others are flushed, with the checksums of zeroes where those are kept
+//!    (crash up to here: not written)
 //! 3. its bit is durable (crash before: it may be written or not, and is zero in both cases)
 //! 4. the first write into it begins
 //!
@@ -96,6 +97,10 @@ impl Array {
                 return Err(ArrayError::Lost);
             }
             self.fence_others(stripe, done).await?;
+        }
+        if self.integrity.is_some() {
+            self.write_sums().await?;
+            self.members.flush().await?;
         }
         Ok(())
     }

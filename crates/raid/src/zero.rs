@@ -171,6 +171,9 @@ impl Array {
             if results[index] == Err(DriveError::Unsupported) {
                 results[index] = self.write_zero_part(index, &stripes).await;
             }
+            if results[index].is_ok() {
+                self.set_zero_sums(MemberIndex::new(index), &stripes);
+            }
         }
         self.zeroed(stripes, &results).await
     }
@@ -261,13 +264,15 @@ impl Array {
         index: usize,
         stripes: &Range<u64>,
     ) -> Result<(), DriveError> {
-        match self.zero_part(index, stripes).await {
-            Err(DriveError::Unsupported) => {
-                self.cannot_zero.set(true);
-                self.write_zero_part(index, stripes).await
-            }
-            other => other,
+        let mut zeroed = self.zero_part(index, stripes).await;
+        if zeroed == Err(DriveError::Unsupported) {
+            self.cannot_zero.set(true);
+            zeroed = self.write_zero_part(index, stripes).await;
         }
+        if zeroed.is_ok() {
+            self.set_zero_sums(MemberIndex::new(index), stripes);
+        }
+        zeroed
     }
 
     /// The positions of a stripe that are held, by members whose result is good.

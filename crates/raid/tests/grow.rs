@@ -65,6 +65,7 @@ async fn create(
         chunk_bytes: 16 << 10,
         shape,
         policy: None,
+        integrity: false,
         settings: SettingsChange::default(),
         host: None,
     };

@@ -139,6 +139,11 @@ impl Buffer {
         matches!(self.region.owner, Owner::Foreign { .. })
     }
 
+    /// Whether `bytes` may be asked for: nobody else changes any of the memory.
+    pub fn is_stable(&self) -> bool {
+        !self.is_foreign() && self.region.filling.get() == 0
+    }
+
     /// A view of a part of this view. Panics if the range is outside it.
     pub fn slice(&self, range: Range<usize>) -> Buffer {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);

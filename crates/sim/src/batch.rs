@@ -34,7 +34,7 @@ pub fn run_caught(seed: u64, options: Options) -> Verdict {
     })
 }
 
-pub const ALL_CANARIES: [Canary; 12] = [
+pub const ALL_CANARIES: [Canary; 14] = [
     Canary::NoDirtyMap,
     Canary::NoWrittenMap,
     Canary::NoMissedMap,
@@ -47,6 +47,8 @@ pub const ALL_CANARIES: [Canary; 12] = [
     Canary::ReplayOutOfOrder,
     Canary::RebuildAhead,
     Canary::SplitWrites,
+    Canary::NoChecksums,
+    Canary::ChecksumsOfWhatIsThere,
 ];
 
 /// The first seed that finds a planted bug, and how.

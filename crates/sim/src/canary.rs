@@ -2,17 +2,17 @@
 //! between engine and drive knows where things stand on a drive and does there what the bug would.
 
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState, StoredMember};
+use ashlar_format::block_sums::{self, Home, SUMS_PER_SECTOR, SumSector, block_sum};
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::journal_batch::JournalBatch;
 use ashlar_format::record;
 use ashlar_format::region_map::{MapKind, RegionMapPage};
 use ashlar_format::units::{MemberIndex, StripeIndex};
-use ashlar_raid::label;
 use ashlar_raid::layout::Layout;
 use clap::ValueEnum;
 use zerocopy::IntoBytes;
 
-use crate::drive::SimDrive;
+use crate::drive::{ARRAY_UUID, SimDrive, ZEROES};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Canary {
@@ -40,6 +40,11 @@ pub enum Canary {
     RebuildAhead,
     /// A write reaches the array as two.
     SplitWrites,
+    /// Checksums are not written before the journal forgets what they are of: never, after
+    /// creation.
+    NoChecksums,
+    /// Checksums are worked out from what the drive shows when they are written.
+    ChecksumsOfWhatIsThere,
 }
 
 /// What happens to a write.
@@ -62,27 +67,29 @@ impl Canary {
     pub fn on_write(
         self,
         drive: &SimDrive,
-        array: Option<&Layout>,
+        array: Option<&(Layout, MemberLayout)>,
         offset: u64,
         bytes: Option<&[u8]>,
     ) -> Sabotage {
-        let parity = array.map_or(0, |array| array.parity);
-        let Some(layout) = label::plan(drive.traits.bytes, parity) else {
-            return Sabotage::Nothing;
-        };
-        let MemberLayout { superblocks, dirty_map, written_map, journal, data, .. } = layout;
+        let Some((array, areas)) = array else { return Sabotage::Nothing };
+        let MemberLayout { superblocks, dirty_map, written_map, journal, .. } = *areas;
+        let MemberLayout { integrity, data, .. } = *areas;
         let inside = |area: ashlar_format::units::Area| area.range().contains(&offset);
         match self {
             Canary::NoDirtyMap if inside(dirty_map) => all_clean(bytes, offset),
             Canary::NoWrittenMap if inside(written_map) => Sabotage::Drop,
-            Canary::NoMissedMap if inside(layout.missed_map) => Sabotage::Drop,
-            Canary::NoBadBlocks if inside(layout.bad_blocks) => Sabotage::Drop,
+            Canary::NoMissedMap if inside(areas.missed_map) => Sabotage::Drop,
+            Canary::NoBadBlocks if inside(areas.bad_blocks) => Sabotage::Drop,
             Canary::NoFence if inside(superblocks) => Sabotage::Drop,
             Canary::NoJournal if inside(journal) => Sabotage::Drop,
             Canary::TrustReturned if inside(superblocks) => all_trusted(bytes, offset),
             Canary::ParityOff if inside(data) => flipped(drive, array, offset - data.offset, bytes),
             Canary::ReplayOutOfOrder if inside(journal) => out_of_order(bytes, offset),
             Canary::RebuildAhead if inside(superblocks) => all_rebuilt(bytes, offset),
+            Canary::NoChecksums if inside(integrity) => Sabotage::Drop,
+            Canary::ChecksumsOfWhatIsThere if inside(integrity) => {
+                sums_of_what_is_there(drive, areas, offset, bytes)
+            }
             Canary::NoDirtyMap
             | Canary::NoWrittenMap
             | Canary::NoMissedMap
@@ -94,7 +101,9 @@ impl Canary {
             | Canary::TrustReturned
             | Canary::ReplayOutOfOrder
             | Canary::RebuildAhead
-            | Canary::SplitWrites => Sabotage::Nothing,
+            | Canary::SplitWrites
+            | Canary::NoChecksums
+            | Canary::ChecksumsOfWhatIsThere => Sabotage::Nothing,
         }
     }
 }
@@ -153,9 +162,36 @@ fn all_clean(bytes: Option<&[u8]>, home: u64) -> Sabotage {
     Sabotage::Replace(clean.as_bytes().to_vec())
 }
 
+/// The page with the checksums of its blocks as they stand on the drive, sealed again.
+fn sums_of_what_is_there(
+    drive: &SimDrive,
+    areas: &MemberLayout,
+    offset: u64,
+    bytes: Option<&[u8]>,
+) -> Sabotage {
+    let Some(bytes) = bytes else { return Sabotage::Nothing };
+    let first = (offset - areas.integrity.offset) / block_sums::SECTOR_BYTES;
+    let mut page = bytes.to_vec();
+    for (sector, bytes) in (0..).zip(page.chunks_mut(size_of::<SumSector>())) {
+        let offset = offset + sector * block_sums::SECTOR_BYTES;
+        let home = Home { array: ARRAY_UUID, drive: drive.uuid, offset };
+        let Some(mut sums) = SumSector::open(bytes, &home).cloned() else { continue };
+        for block in 0..SUMS_PER_SECTOR {
+            let number = (first + sector) * SUMS_PER_SECTOR as u64 + block as u64;
+            let at = areas.data.offset + number * u64::from(block_sums::BLOCK_BYTES);
+            if sums.get(block).is_some() {
+                sums.set(block, block_sum(drive.block(at).unwrap_or(&ZEROES)));
+            }
+        }
+        sums.seal(&home);
+        bytes.copy_from_slice(sums.as_bytes());
+    }
+    Sabotage::Replace(page)
+}
+
 /// Flips a bit of the parity that the first drive stores.
-fn flipped(drive: &SimDrive, array: Option<&Layout>, at: u64, bytes: Option<&[u8]>) -> Sabotage {
-    let (Some(bytes), Some(array)) = (bytes, array) else { return Sabotage::Nothing };
+fn flipped(drive: &SimDrive, array: &Layout, at: u64, bytes: Option<&[u8]>) -> Sabotage {
+    let Some(bytes) = bytes else { return Sabotage::Nothing };
     // The first member is of the first group, which has every `groups`-th stripe.
     let stripe = StripeIndex(at / u64::from(array.chunk_bytes) * u64::from(array.groups));
     let first = MemberIndex(0);

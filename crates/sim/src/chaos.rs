@@ -5,13 +5,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_format::array_superblock::Policy;
+use ashlar_format::block_sums::{BLOCKS_PER_PAGE, PAGE_BYTES};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_pool::error::PoolError;
 use ashlar_raid::error::{ArrayError, ChangeError};
-use ashlar_raid::label;
 use ashlar_reactor::prng::Prng;
 
-use crate::drive::{BLOCK_BYTES, SECTOR_BYTES};
+use crate::drive::{BLOCK_BYTES, Mischief, SECTOR_BYTES};
+use crate::faults::Lies;
 use crate::workload::Life;
 use crate::world::AtCompletion;
 
@@ -26,6 +27,7 @@ enum Act {
     Spare,
     Rebuild,
     Latent,
+    Lie,
     Slow,
     Scrub,
     PoolChange,
@@ -74,6 +76,8 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.spares, Act::Spare),
         (plan.spares, Act::Rebuild),
         (plan.latent, Act::Latent),
+        (plan.lies != Lies::None, Act::Lie),
+        (plan.lies != Lies::None, Act::Lie),
         (plan.slow, Act::Slow),
         (plan.scrubs, Act::Scrub),
         (plan.pool_changes, Act::PoolChange),
@@ -120,6 +124,7 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
             life.note(|| format!("rebuild: {done:?}"));
         }
         Act::Latent => latent(life, index, drive, prng),
+        Act::Lie => lie(life, index, drive, prng),
         Act::Slow => {
             let mut world = life.world.borrow_mut();
             let until = world.now_ns() + prng.below(1_000_000_000);
@@ -181,14 +186,14 @@ async fn replace(life: &Rc<Life>, index: usize, drive: u32) {
 }
 
 fn latent(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
-    let has_some = !life.world.borrow_mut().drive(drive).latent.is_empty();
+    let has_some = !life.world.borrow_mut().drive(drive).is_sound();
     if !has_some && !life.fleet.borrow().may_impair(index) {
         return;
     }
     life.fleet.borrow_mut().impair(index, None);
     let layout = life.array.layout();
     let hot = crate::workload::hot_stripes(&life.plan, layout.stripes);
-    let Some(areas) = label::plan(life.plan.traits.bytes, layout.parity) else { return };
+    let areas = life.plan.areas();
     for _ in 0..1 + prng.below(4) {
         let at = if prng.chance(1, 4) {
             // Somewhere in the metadata.
@@ -201,6 +206,43 @@ fn latent(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
         let mut world = life.world.borrow_mut();
         world.note(|| format!("drive {drive} (member {index}) cannot read at {at}"));
         world.drive(drive).latent.insert(at / SECTOR_BYTES as u64);
+    }
+}
+
+/// A drive does not do what it says, of data or of checksums.
+fn lie(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
+    if !life.fleet.borrow().is_impaired(index) && !life.fleet.borrow().may_impair(index) {
+        return;
+    }
+    life.fleet.borrow_mut().impair(index, None);
+    let (areas, layout) = (life.plan.areas(), life.array.layout());
+    let hot = crate::workload::hot_stripes(&life.plan, layout.stripes);
+    let sums = life.plan.lies == Lies::Checksums;
+    let mut world = life.world.borrow_mut();
+    for _ in 0..1 + prng.below(3) {
+        let stripe = StripeIndex(hot[prng.index(hot.len())]);
+        let row = u32::try_from(prng.below(layout.chunk_bytes.into())).unwrap_or(0);
+        let data = layout.member_offset(stripe, row);
+        let sum = data / BLOCK_BYTES as u64 / BLOCKS_PER_PAGE * PAGE_BYTES;
+        let what = prng.below(7);
+        let its = world.drive(drive);
+        let (within, at) = match what {
+            0 => (areas.integrity, sum + prng.below(PAGE_BYTES)),
+            _ if sums => (areas.integrity, sum),
+            _ => (areas.data, data),
+        };
+        let at = within.offset + at;
+        its.lied_of_sums |= within == areas.integrity;
+        match what {
+            0..3 => its.rot(at),
+            3..6 => its.mischief.push_back(Mischief::Lose { within }),
+            _ => {
+                let step = if sums { PAGE_BYTES } else { layout.chunk_bytes.into() };
+                let by = step * (1 + prng.below(3));
+                its.mischief.push_back(Mischief::Misdirect { within, by });
+            }
+        }
+        world.note(|| format!("drive {drive} (member {index}) lies, kind {what}, at {at}"));
     }
 }
 

@@ -11,6 +11,7 @@ use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::status::{ArrayState, ScrubState};
 
 use crate::drive::SimDrive;
+use crate::faults::Lies;
 use crate::inspect;
 use crate::workload::Life;
 
@@ -50,6 +51,7 @@ async fn read_used(life: &Life) {
     for stripe in 0..life.volume.bytes() / stripe_bytes {
         let at = stripe * stripe_bytes;
         let blank = on_members(life, |members| {
+            let members = (members, life.plan.areas().data);
             inspect::is_blank(members, &life.array.layout(), StripeIndex(stripe))
         });
         let in_use = !blank && life.array.is_written(StripeIndex(stripe));
@@ -85,12 +87,14 @@ pub async fn liveness(life: &Rc<Life>) {
     }
     if redundant {
         become_clean(life).await;
-        if thorough {
+        // Nobody has read the parity that a drive lies about.
+        if thorough || life.plan.lies != Lies::None {
             scrub(life).await;
         }
         agreement(life);
         labels(life);
     }
+    accusations(life);
     // Jobs may still be on their last step.
     life.reactor.sleep(Duration::from_millis(1)).await;
     if !life.array.is_quiet() && !life.world.borrow().is_dark() {
@@ -247,12 +251,27 @@ async fn scrub(life: &Life) {
 fn agreement(life: &Life) {
     let layout = life.array.layout();
     let differs = on_members(life, |members| {
+        let members = (members, life.plan.areas().data);
         let stripes = (0..layout.stripes).map(StripeIndex);
         let mut stripes = stripes.filter(|stripe| life.array.is_written(*stripe));
         stripes.find(|stripe| !inspect::agrees(members, &layout, *stripe))
     });
     if let Some(stripe) = differs {
         life.fail(format!("stripe {} of a whole array does not agree with itself", stripe.0));
+    }
+}
+
+/// Only drives that lied are said to have.
+pub fn accusations(life: &Life) {
+    for member in life.array.status().members {
+        let Some(drive) = &member.drive else { continue };
+        let (health, name) = (drive.health(), drive.name());
+        let told = (health.wrong_blocks, health.wrong_checksums) != (0, 0);
+        let number: Option<u32> = name[1..].parse().ok();
+        let lied = number.is_some_and(|number| life.world.borrow_mut().drive(number).lied);
+        if told && !lied {
+            life.fail(format!("{name} is said to have lied, and has not: {health:?}"));
+        }
     }
 }
 

@@ -9,9 +9,12 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
+use ashlar_format::units::Area;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::prng::Prng;
 
+/// The array that the drives of a world are for.
+pub const ARRAY_UUID: [u8; 16] = [9; 16];
 pub const BLOCK_BYTES: usize = 4096;
 pub const SECTOR_BYTES: usize = 512;
 const SECTORS_PER_BLOCK: usize = BLOCK_BYTES / SECTOR_BYTES;
@@ -120,6 +123,22 @@ impl Landing {
     }
 }
 
+/// What a drive does to its next write in an area, and says that it is done.
+#[derive(Clone, Copy, Debug)]
+pub enum Mischief {
+    Lose {
+        within: Area,
+    },
+    /// It lands so many bytes from where it should, if that is in the area.
+    Misdirect {
+        within: Area,
+        by: u64,
+    },
+}
+
+/// Of a block that is rewritten by no write yet.
+const NEVER: u64 = u64::MAX;
+
 pub struct SimDrive {
     pub traits: Traits,
     pub uuid: [u8; 16],
@@ -128,6 +147,14 @@ pub struct SimDrive {
     writes: u64,
     /// Sectors of 512 bytes that cannot be read until they are written.
     pub latent: BTreeSet<u64>,
+    pub mischief: VecDeque<Mischief>,
+    /// Blocks that may not be what the drive was given, until a flush covers the write of this
+    /// number.
+    lies: BTreeMap<usize, u64>,
+    /// It did something like that once.
+    pub lied: bool,
+    /// Of its checksums: some are not known again before all blocks were read.
+    pub lied_of_sums: bool,
     /// Answers nothing any more.
     pub dead: bool,
     /// Latency is multiplied by this until `slow_until_ns`.
@@ -149,6 +176,10 @@ impl SimDrive {
             undo: VecDeque::new(),
             writes: 0,
             latent: BTreeSet::new(),
+            mischief: VecDeque::new(),
+            lies: BTreeMap::new(),
+            lied: false,
+            lied_of_sums: false,
             dead: false,
             slow_factor: 1,
             slow_until_ns: 0,
@@ -206,7 +237,48 @@ impl SimDrive {
         self.writes
     }
 
+    /// Whether it would return all that it was given.
+    pub fn is_sound(&self) -> bool {
+        let lies = self.lied_of_sums || !self.lies.is_empty() || !self.mischief.is_empty();
+        self.latent.is_empty() && !lies
+    }
+
+    /// A bit of the byte at `offset` turns over.
+    pub fn rot(&mut self, offset: u64) {
+        let at = usize::try_from(offset).expect("small drives");
+        let content = &mut self.blocks[at / BLOCK_BYTES];
+        let mut bytes = *content.bytes();
+        bytes[at % BLOCK_BYTES] ^= 1 << (at % 8);
+        *content.memory() = bytes;
+        self.lies_at(offset, 1);
+    }
+
+    /// Where a write lands; `None`: nowhere.
+    pub fn fate(&mut self, offset: u64, len: u64) -> Option<u64> {
+        let struck = self.mischief.pop_front_if(|mischief| {
+            let (Mischief::Lose { within } | Mischief::Misdirect { within, .. }) = mischief;
+            within.range().contains(&offset)
+        });
+        let to = match struck {
+            None => return Some(offset),
+            Some(Mischief::Lose { .. }) => None,
+            Some(Mischief::Misdirect { within, by }) => {
+                Some(offset + by).filter(|to| to + len <= within.range().end)
+            }
+        };
+        self.lies_at(offset, len);
+        to
+    }
+
+    /// These bytes may be others than the drive was given.
+    pub fn lies_at(&mut self, offset: u64, len: u64) {
+        self.lied = true;
+        let len = usize::try_from(len).expect("small drives");
+        self.lies.extend(parts(offset, len).map(|part| (part.block, NEVER)));
+    }
+
     pub fn flush(&mut self, covers: u64) {
+        self.lies.retain(|_, rewritten| *rewritten >= covers);
         while self.undo.pop_front_if(|undo| undo.write < covers).is_some() {}
     }
 
@@ -280,6 +352,9 @@ impl SimDrive {
             }
             let sectors = landed().fold(0, |sectors, sector| sectors | 1 << sector);
             let bytes = from.map(|from| &from[part.at..part.at + part.inside.len()]);
+            if sectors == u8::MAX && self.lies.contains_key(&part.block) {
+                self.lies.insert(part.block, write);
+            }
             if sectors != 0 {
                 self.store_block(write, sectors, bytes, part);
             }
@@ -314,6 +389,7 @@ impl SimDrive {
     /// Power is cut: unflushed writes are lost, kept or torn. Nothing is cached afterwards.
     pub fn cut_power(&mut self, loss: Loss, prng: &mut Prng) {
         self.retries.clear();
+        self.lies.values_mut().for_each(|rewritten| *rewritten = NEVER);
         let mut by_block: BTreeMap<usize, Vec<Undo>> = BTreeMap::new();
         for undo in std::mem::take(&mut self.undo) {
             by_block.entry(undo.block).or_default().push(undo);

@@ -25,6 +25,7 @@ struct Case {
     geometry: Geometry,
     policy: Option<Policy>,
     grows: bool,
+    integrity: bool,
     what: fn(Loss) -> SingleFault,
 }
 
@@ -64,10 +65,14 @@ fn cases() -> Vec<Case> {
         let changes = geometry.layout().is_redundant().then_some(None);
         let policies = geometry.policies().into_iter().map(Some).chain(changes);
         let growing = Some(geometry.layout().default_policy());
-        let kinds = policies.map(|policy| (policy, false)).chain([(growing, true)]);
-        for (policy, grows) in kinds {
-            let case =
-                |what: &fn(Loss) -> SingleFault| Case { geometry, policy, grows, what: *what };
+        let kinds = policies.map(|policy| (policy, false, false)).chain([(growing, true, false)]);
+        let checked = geometry.layout().is_redundant();
+        let checked = checked.then_some((Some(Policy::Journal), false, true));
+        for (policy, grows, integrity) in kinds.chain(checked) {
+            let case = |what: &fn(Loss) -> SingleFault| {
+                let what = *what;
+                Case { geometry, policy, grows, integrity, what }
+            };
             cases.extend(faults(&geometry).iter().map(case));
         }
     }
@@ -96,10 +101,10 @@ fn loss(after: u64) -> Loss {
 
 /// False once the fault comes after the workload.
 fn one(report: &mut Report, case: &Case, after: u64) -> bool {
-    let Case { geometry, policy, grows, what } = *case;
+    let Case { geometry, policy, grows, integrity, what } = *case;
     let single = Single { after, what: what(loss(after)) };
     let run = || {
-        let plan = Plan { grows, ..Plan::single(geometry, policy, single) };
+        let plan = Plan { grows, ..Plan::single(geometry, policy, integrity, single) };
         let mut scenario = Scenario::new(plan, Options::default());
         let reached = scenario.single_fault(single);
         (reached, scenario.verdict().failure)
@@ -111,7 +116,8 @@ fn one(report: &mut Report, case: &Case, after: u64) -> bool {
         let (level, members) = (level_name(geometry.level), geometry.members);
         let policy = policy.map_or("any policy".into(), |policy| format!("{policy:?}"));
         let grows = if grows { ", growing" } else { "" };
-        let what = format!("level {level} of {members}, {policy}{grows}, {single:?}: {why}");
+        let sums = if integrity { ", checksums" } else { "" };
+        let what = format!("level {level} of {members}, {policy}{grows}{sums}, {single:?}: {why}");
         report.failures.push(what);
     }
     reached

@@ -2,6 +2,8 @@
 //! since moderate rates everywhere hide bugs.
 
 use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_format::block_sums::BLOCK_BYTES;
+use ashlar_format::drive_label::MemberLayout;
 use ashlar_raid::label;
 use ashlar_raid::layout::{Layout, Shape, level_name};
 use ashlar_raid::parity::PARITY_CHUNKS_MAX;
@@ -98,10 +100,11 @@ impl Geometry {
     }
 
     /// The smallest drives that have some room for data beside the journal.
-    fn drive_bytes(&self) -> u64 {
+    fn drive_bytes(&self, integrity: bool) -> u64 {
         let parity = self.layout().parity;
         let fits = |mib: &u64| {
-            label::plan(mib << 20, parity).is_some_and(|areas| areas.data.len >= DATA_BYTES_MIN)
+            label::plan_for(mib << 20, parity, integrity)
+                .is_some_and(|areas| areas.data.len >= DATA_BYTES_MIN)
         };
         let least = label::DRIVE_BYTES_MIN >> 20;
         (least..).find(fits).expect("some drive is large enough") << 20
@@ -137,6 +140,17 @@ pub enum SingleFault {
     CutDegraded(Loss),
 }
 
+/// What drives answer other than the truth, without an error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lies {
+    None,
+    /// Data rots, and writes of data are lost or misdirected; checksums rot.
+    Data,
+    /// Checksums rot, and writes of checksums are lost or misdirected. Not of both: a drive that
+    /// loses a block and its checksum shows what fits.
+    Checksums,
+}
+
 /// All that a seed decides before it begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -147,6 +161,10 @@ pub struct Plan {
     /// The policy is changed while the array serves.
     pub policy_changes: bool,
     pub traits: Traits,
+    /// Members keep checksums of their blocks.
+    pub integrity: bool,
+    /// Only of arrays that do.
+    pub lies: Lies,
     /// Every other drive can zero by itself if the others cannot, and the other way round.
     pub mixed: bool,
     pub lives: u32,
@@ -185,13 +203,20 @@ pub struct Plan {
 impl Plan {
     /// A small workload of two lives, and nothing but one fault. Without a `policy` it changes all
     /// the time.
-    pub fn single(geometry: Geometry, policy: Option<Policy>, single: Single) -> Plan {
+    pub fn single(
+        geometry: Geometry,
+        policy: Option<Policy>,
+        integrity: bool,
+        single: Single,
+    ) -> Plan {
         Plan {
             geometry,
             policy,
             policy_changes: policy.is_none(),
+            integrity,
+            lies: Lies::None,
             traits: Traits {
-                bytes: geometry.drive_bytes(),
+                bytes: geometry.drive_bytes(integrity),
                 sector_bytes: 512,
                 volatile_cache: true,
                 zeroes: true,
@@ -249,15 +274,18 @@ impl Plan {
         let (scrubs, spares, returns, pool_changes) = (half(), half(), half(), half());
         let (deaths_at_end, policy_changes) = (half(), half() && half());
         let mixed = half() && half() && half();
-        let traits = draw_traits(&mut prng, geometry.drive_bytes());
+        let (integrity, lies) = draw_lies(seed, &geometry);
+        let traits = draw_traits(&mut prng, geometry.drive_bytes(integrity));
         let floods = prng.chance(1, 24);
         let lives = 1 + prng.below(if floods { 2 } else { 5 });
         let workers = if floods { 16 } else { 1 + prng.below(5) };
         Plan {
             seed,
             geometry,
-            policy,
-            policy_changes,
+            policy: if integrity { Some(Policy::Journal) } else { policy },
+            policy_changes: policy_changes && !integrity,
+            integrity,
+            lies,
             traits,
             mixed,
             lives: u32::try_from(lives).unwrap_or(1),
@@ -281,9 +309,21 @@ impl Plan {
             pool_changes,
             beyond: prng.chance(1, 8),
             grows: prng.chance(1, 4),
-            settings: draw_settings(&mut prng, traits.sector_bytes),
+            settings: draw_settings(&mut prng, sector_bytes(traits, integrity)),
             single: None,
         }
+    }
+
+    /// What the array reads and writes its members in.
+    pub fn sector_bytes(&self) -> u32 {
+        sector_bytes(self.traits, self.integrity)
+    }
+
+    /// Where things are on every drive.
+    pub fn areas(&self) -> MemberLayout {
+        let parity = self.geometry.layout().parity;
+        let areas = label::plan_for(self.traits.bytes, parity, self.integrity);
+        areas.expect("drives have room for areas")
     }
 
     /// One line about the seed.
@@ -301,6 +341,9 @@ impl Plan {
         );
         let kinds = [
             (self.floods, "floods"),
+            (self.integrity, "checksums"),
+            (self.lies == Lies::Data, "lies"),
+            (self.lies == Lies::Checksums, "lies about checksums"),
             (self.deaths, "deaths"),
             (self.deaths_at_end, "deaths at the end of a life"),
             (self.policy_changes, "policy changes"),
@@ -325,6 +368,19 @@ impl Plan {
         text += &format!(" ends {:?}, {:?}", self.endings, self.settings);
         text
     }
+}
+
+fn sector_bytes(traits: Traits, integrity: bool) -> u32 {
+    if integrity { BLOCK_BYTES } else { traits.sector_bytes }
+}
+
+/// From a stream of its own, so that seeds without checksums are what they were.
+fn draw_lies(seed: u64, geometry: &Geometry) -> (bool, Lies) {
+    let mut prng = Prng::stream(seed, "lies");
+    if !geometry.layout().is_redundant() || !prng.chance(1, 3) {
+        return (false, Lies::None);
+    }
+    (true, [Lies::None, Lies::Data, Lies::Data, Lies::Data, Lies::Checksums][prng.index(5)])
 }
 
 fn draw_settings(prng: &mut Prng, sector_bytes: u32) -> SettingsChange {

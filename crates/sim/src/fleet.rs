@@ -29,6 +29,7 @@ pub struct Fleet {
     world: SharedWorld,
     traits: Traits,
     mixed: bool,
+    integrity: bool,
     pub layout: Layout,
     /// The drive of each member.
     pub slots: Vec<u32>,
@@ -47,6 +48,7 @@ impl Fleet {
             world: world.clone(),
             traits: plan.traits,
             mixed: plan.mixed,
+            integrity: plan.integrity,
             layout,
             slots: Vec::new(),
             retired: Vec::new(),
@@ -69,7 +71,7 @@ impl Fleet {
         let mut traits = self.traits;
         traits.zeroes ^= self.mixed && number.is_multiple_of(2);
         let mut blank = SimDrive::new(traits, uuid);
-        litter(&mut blank, self.layout.parity);
+        litter(&mut blank, self.layout.parity, self.integrity);
         let drive = self.world.borrow_mut().add_drive(blank);
         self.by_uuid.insert(uuid, drive);
         drive
@@ -139,7 +141,7 @@ impl Fleet {
             let alive = member.drive.as_ref().is_some_and(|drive| drive.is_alive());
             let drive = &world.drives[self.slots[index] as usize];
             let well = alive && member.state == MemberState::Trusted;
-            if !well || drive.dead || !drive.latent.is_empty() {
+            if !well || drive.dead || !drive.is_sound() {
                 self.impaired.entry(index).or_insert(None);
             } else if self.is_spared(index, &world) {
                 self.impaired.remove(&index);
@@ -187,7 +189,7 @@ impl Fleet {
             })
         };
         let held = |member: usize| {
-            let well = !drives[member].dead && drives[member].latent.is_empty();
+            let well = !drives[member].dead && drives[member].is_sound();
             member != index && !self.impaired.contains_key(&member) && well && trusted(member)
         };
         let held: Vec<bool> = (0..self.slots.len()).map(held).collect();
@@ -211,8 +213,9 @@ impl Fleet {
 }
 
 /// A drive that was never written is not empty: some blocks of the data area hold anything.
-fn litter(drive: &mut SimDrive, parity: u8) {
-    let Some(areas) = label::plan(drive.traits.bytes, parity) else { return };
+fn litter(drive: &mut SimDrive, parity: u8, integrity: bool) {
+    let areas = label::plan_for(drive.traits.bytes, parity, integrity);
+    let Some(areas) = areas else { return };
     for at in areas.data.range().step_by(LITTER_STEP_BYTES) {
         drive.write(at, &[0x5a; BLOCK_BYTES]);
     }

@@ -8,7 +8,7 @@ use ashlar_format::bad_blocks::{self, BadBlocks};
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::record;
 use ashlar_format::region_map::{self, MapKind, RegionMapPage};
-use ashlar_format::units::StripeIndex;
+use ashlar_format::units::{Area, StripeIndex};
 use ashlar_raid::label;
 use ashlar_raid::layout::Layout;
 use ashlar_raid::parity::{Kernels, PARITY_CHUNKS_MAX};
@@ -93,14 +93,14 @@ pub fn bad_labels(drive: &SimDrive) -> usize {
 /// Blocks of one row of a stripe, by position.
 type Row<'a> = SmallVec<[Option<&'a Block>; 8]>;
 
-/// The rows of a stripe in which any of the members' drives has more than zeroes.
+/// The rows of a stripe in which any of the members' drives has more than zeroes. `data`: the data
+/// area of each.
 fn rows<'a>(
-    members: &[&'a SimDrive],
+    (members, data): (&[&'a SimDrive], Area),
     layout: &Layout,
     stripe: StripeIndex,
 ) -> impl Iterator<Item = Row<'a>> {
-    let areas = members.iter().map(|drive| label::plan(drive.traits.bytes, layout.parity));
-    let data = areas.flatten().next().expect("drives have room for areas").data.offset;
+    let data = data.offset;
     let rows = (0..layout.chunk_bytes).step_by(BLOCK_BYTES);
     let row = move |row: u32| -> Row<'a> {
         let at = data + layout.member_offset(stripe, row);
@@ -111,12 +111,12 @@ fn rows<'a>(
 }
 
 /// Whether a stripe reads as zeroes wherever it is read from.
-pub fn is_blank(members: &[&SimDrive], layout: &Layout, stripe: StripeIndex) -> bool {
+pub fn is_blank(members: (&[&SimDrive], Area), layout: &Layout, stripe: StripeIndex) -> bool {
     rows(members, layout, stripe).next().is_none()
 }
 
 /// Whether parity or copies of a stripe agree with its data: what a scrub verifies.
-pub fn agrees(members: &[&SimDrive], layout: &Layout, stripe: StripeIndex) -> bool {
+pub fn agrees(members: (&[&SimDrive], Area), layout: &Layout, stripe: StripeIndex) -> bool {
     rows(members, layout, stripe).all(|row| {
         let row: SmallVec<[&[u8]; 8]> =
             row.iter().map(|block| block.unwrap_or(&ZEROES).as_slice()).collect();

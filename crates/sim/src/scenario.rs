@@ -27,7 +27,7 @@ use ashlar_reactor::wait_list::WaitList;
 use crate::canary::Canary;
 use crate::chaos;
 use crate::checkers;
-use crate::drive::Loss;
+use crate::drive::{ARRAY_UUID, Loss};
 use crate::faults::{Ending, Plan, Single, SingleFault};
 use crate::fleet::Fleet;
 use crate::inspect;
@@ -105,10 +105,9 @@ impl Scenario {
         let mut world = World::new(seed, options.trace);
         world.canary = options.canary;
         world.canary_awake = options.canary.is_some_and(Canary::is_early);
-        world.layout = Some(layout);
-        world.trace.drive_bytes = plan.traits.bytes;
+        world.array = Some((layout, plan.areas()));
+        world.trace.areas = Some(plan.areas());
         world.trace.chunk_bytes = geometry.chunk_bytes.into();
-        world.trace.parity = layout.parity;
         world.note(|| plan.describe());
         let world = Rc::new(RefCell::new(world));
         let fleet = Fleet::new(&world, layout, &plan);
@@ -227,6 +226,7 @@ impl Scenario {
         let mut world = self.world.borrow_mut();
         for drive in &mut world.drives {
             drive.latent.clear();
+            drive.mischief.clear();
             drive.transient_one_in = None;
             drive.slow_until_ns = 0;
         }
@@ -402,12 +402,13 @@ struct Seedling {
 async fn create(seedling: Seedling, phase: Phase) -> End {
     let plan = seedling.plan.clone();
     let spec = ArraySpec {
-        uuid: [9; 16],
+        uuid: ARRAY_UUID,
         name: "sim".into(),
         level: plan.geometry.level,
         chunk_bytes: plan.geometry.chunk_bytes,
         shape: plan.geometry.shape,
         policy: plan.policy,
+        integrity: plan.integrity,
         settings: plan.settings,
         host: None,
     };
@@ -597,9 +598,10 @@ async fn safety(life: &Rc<Life>, prng: &mut Prng) {
 }
 
 async fn stop(life: &Rc<Life>) -> End {
+    checkers::accusations(life);
     let status = life.array.status();
     life.world.borrow_mut().hedged += status.counters.hedged;
-    // No fault of the world makes a drive lie.
+    // What drives lie about is mended before it is compared.
     if let Some(report) = status.scrub.report().filter(|report| report.mismatched_stripes > 0) {
         life.fail(format!("stripes did not agree: {report:?}"));
     }

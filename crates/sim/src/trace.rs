@@ -1,6 +1,6 @@
 //! What happened, as one number to compare runs by and, when asked for, as lines to read.
 
-use ashlar_raid::label;
+use ashlar_format::drive_label::MemberLayout;
 use ashlar_reactor::op::Op;
 
 /// Kind, offset and length of an operation.
@@ -17,15 +17,14 @@ pub fn place(op: &Op) -> (&'static str, u64, u64) {
 pub struct Trace {
     lines: bool,
     hash: u64,
-    pub drive_bytes: u64,
+    /// Of every drive.
+    pub areas: Option<MemberLayout>,
     pub chunk_bytes: u64,
-    pub parity: u8,
 }
 
 impl Trace {
     pub fn new(lines: bool) -> Trace {
-        let (drive_bytes, chunk_bytes) = (label::DRIVE_BYTES_MIN, 16 << 10);
-        Trace { lines, hash: 0xcbf2_9ce4_8422_2325, drive_bytes, chunk_bytes, parity: 0 }
+        Trace { lines, hash: 0xcbf2_9ce4_8422_2325, areas: None, chunk_bytes: 16 << 10 }
     }
 
     /// Depends on every operation, its time and its outcome, in order.
@@ -58,7 +57,7 @@ impl Trace {
 
     /// Says what stands at `offset` of a drive.
     fn area(&self, offset: u64, len: u64) -> String {
-        let Some(layout) = label::plan(self.drive_bytes, self.parity) else {
+        let Some(layout) = self.areas else {
             return offset.to_string();
         };
         let names = [

@@ -135,7 +135,7 @@ impl Life {
     pub async fn write(&self, offset: u64, len: u64, zeroes: bool) {
         let before = self.before(offset, len);
         let ticket = self.oracle.borrow_mut().write_begins(offset, len, zeroes);
-        let atomic = self.array.settings().atomic_bytes(self.plan.traits.sector_bytes);
+        let atomic = self.array.settings().atomic_bytes(self.plan.sector_bytes());
         let atomic = !zeroes && len <= u64::from(atomic) && self.is_journaled();
         if atomic {
             self.oracle.borrow_mut().is_atomic(&ticket);
@@ -156,7 +156,7 @@ impl Life {
         };
         let good = self.judge(what, &before, offset, len, result);
         self.oracle.borrow_mut().write_ends(&ticket, good);
-        if atomic && u64::from(self.plan.traits.sector_bytes) > SECTOR {
+        if atomic && u64::from(self.plan.sector_bytes()) > SECTOR {
             // Who writes a part of a sector from now on brings along what this one wrote beside it.
             self.oracle.borrow_mut().may_be_split(&ticket);
         }

@@ -13,6 +13,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::rc::Rc;
 
+use ashlar_format::drive_label::MemberLayout;
 use ashlar_raid::layout::Layout;
 use ashlar_reactor::backend::{Backend, Instant};
 use ashlar_reactor::buffer::Buffers;
@@ -71,8 +72,8 @@ pub struct World {
     /// The planted bug, and whether it is at work yet.
     pub canary: Option<Canary>,
     pub canary_awake: bool,
-    /// Of the array, once it is there.
-    pub layout: Option<Layout>,
+    /// Of the array, once it is there, and of each of its drives.
+    pub array: Option<(Layout, MemberLayout)>,
     /// Place of the operation that fails for good.
     failing: Option<(u32, u64, &'static str)>,
 }
@@ -99,7 +100,7 @@ impl World {
             trace: Trace::new(trace),
             canary: None,
             canary_awake: false,
-            layout: None,
+            array: None,
             failing: None,
         }
     }
@@ -311,7 +312,7 @@ impl World {
     }
 
     fn write(&mut self, drive: u32, at: u64, len: u64, bytes: Option<&[u8]>) -> Outcome {
-        let World { drives, faults, canary, canary_awake, layout, .. } = self;
+        let World { drives, faults, canary, canary_awake, array, .. } = self;
         let drive = &mut drives[drive as usize];
         if !drive.accepts(at, len) {
             return Err(Errno(libc::EINVAL));
@@ -322,12 +323,16 @@ impl World {
         }
         let canary = canary.filter(|_| *canary_awake);
         let sabotage = canary
-            .map_or(Sabotage::Nothing, |canary| canary.on_write(drive, layout.as_ref(), at, bytes));
+            .map_or(Sabotage::Nothing, |canary| canary.on_write(drive, array.as_ref(), at, bytes));
+        let Some(to) = drive.fate(at, len) else { return Ok(len) };
         match (sabotage, bytes) {
             (Sabotage::Drop, _) => {}
-            (Sabotage::Replace(bytes), _) => drive.write(at, &bytes),
-            (Sabotage::Nothing, Some(bytes)) => drive.write(at, bytes),
-            (Sabotage::Nothing, None) => drive.write_zeroes(at, len),
+            (Sabotage::Replace(bytes), _) => drive.write(to, &bytes),
+            (Sabotage::Nothing, Some(bytes)) => drive.write(to, bytes),
+            (Sabotage::Nothing, None) => drive.write_zeroes(to, len),
+        }
+        if to != at {
+            drive.lies_at(to, len);
         }
         Ok(len)
     }

@@ -105,6 +105,7 @@ async fn create(reactor: Reactor, kind: (Level, usize, Policy, &'static [u32])) 
         chunk_bytes: CHUNK,
         shape: Shape::default(),
         policy: Some(policy),
+        integrity: false,
         settings: SettingsChange::default(),
         host: None,
     };

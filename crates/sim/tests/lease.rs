@@ -87,6 +87,7 @@ async fn create(reactor: &Reactor, host: Host) -> Rc<Array> {
         chunk_bytes: 16 << 10,
         shape: Shape::default(),
         policy: None,
+        integrity: false,
         settings: SettingsChange::default(),
         host: Some(host),
     };

@@ -10,7 +10,7 @@ use ashlar_format::array_superblock::Policy;
 use ashlar_sim::batch::{self, find_canary, run_caught};
 use ashlar_sim::canary::Canary;
 use ashlar_sim::enumerate;
-use ashlar_sim::faults::Plan;
+use ashlar_sim::faults::{Lies, Plan};
 use ashlar_sim::scenario::{Options, Scenario, Verdict};
 
 /// Seeds of one test run. Continuous integration runs more of them in release.
@@ -47,7 +47,8 @@ fn seeds_that_failed_once() {
 fn discards_on_drives_that_differ() {
     for seed in 130..145 {
         let policy = Some(Policy::None);
-        let plan = Plan { policy, mixed: true, deaths: true, ..Plan::draw(seed) };
+        let drawn = Plan { integrity: false, lies: Lies::None, ..Plan::draw(seed) };
+        let plan = Plan { policy, mixed: true, deaths: true, ..drawn };
         let mut scenario = Scenario::new(plan, Options::default());
         scenario.all_lives();
         assert_eq!(scenario.verdict().failure, None, "seed {seed}");
@@ -154,6 +155,16 @@ fn a_rebuild_that_claims_more_than_it_has_flushed_is_found() {
 #[test]
 fn a_write_in_two_parts_is_found() {
     assert_found(Canary::SplitWrites);
+}
+
+#[test]
+fn checksums_that_are_not_written_are_found() {
+    assert_found(Canary::NoChecksums);
+}
+
+#[test]
+fn checksums_of_what_a_drive_made_of_a_write_are_found() {
+    assert_found(Canary::ChecksumsOfWhatIsThere);
 }
 
 #[test]

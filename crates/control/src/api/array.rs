@@ -24,6 +24,10 @@ pub struct ArrayCreate {
     /// Members of one group at levels 50, 60 and 70. Left out: there are two groups.
     #[serde(default)]
     pub group_members: Option<u8>,
+    /// Keep a checksum of every block, to find and mend what a drive returns other than it was
+    /// written. Needs policy `journal`, which is usual then, and cannot be changed.
+    #[serde(default)]
+    pub integrity: bool,
     #[serde(default)]
     pub settings: SettingsChange,
     /// Also take drives that carry another array's label.
@@ -207,7 +211,7 @@ pub struct ArrayCounters {
     pub hedged: u64,
     /// Of these, reads that the others were first to answer.
     pub hedges_won: u64,
-    /// Blocks rewritten because their member could not read them.
+    /// Blocks rewritten because their member could not read them, or returned them wrong.
     pub repaired: u64,
 }
 
@@ -241,6 +245,8 @@ pub struct Array {
     pub members: Vec<Member>,
     pub volumes: Vec<String>,
     pub settings: Option<Settings>,
+    /// A checksum of every block is kept.
+    pub integrity: Option<bool>,
     pub journal: Option<JournalFill>,
     /// Parts of the array that were ever written, of so many: the others need no rebuild.
     pub written_regions: Option<u64>,

@@ -123,6 +123,11 @@ pub struct DriveCounters {
     pub write_errors: u64,
     /// Operations that were not answered in time; the first makes the drive a failed one.
     pub timeouts: u64,
+    /// Blocks that it returned other than they were written, without an error; known where the
+    /// array keeps checksums.
+    pub wrong_blocks: u64,
+    /// The same of checksums that it keeps.
+    pub wrong_checksums: u64,
 }
 
 /// How long operations took in the last seconds. Zero without operations.

@@ -112,6 +112,9 @@ pub struct Create {
     /// Drives of one group at levels 50, 60 and 70; left out: there are two groups
     #[arg(long, value_name = "DRIVES")]
     group_size: Option<u8>,
+    /// Keep a checksum of every block: what a drive returns wrong is found, named and mended
+    #[arg(long)]
+    integrity: bool,
     /// Also take drives that carry another array's label
     #[arg(long)]
     force: bool,
@@ -244,6 +247,7 @@ impl Create {
             chunk_bytes,
             copies: self.copies,
             group_members: self.group_size,
+            integrity: self.integrity,
             settings: self.settings.change(),
             force: self.force,
         })
@@ -445,6 +449,8 @@ fn details(array: &Array) -> String {
         lines.push(format!("size        {} ({free} free)", Size(capacity)));
         lines.push(format!("volumes     {}", or_dash(listed(&array.volumes))));
         lines.extend(settings_lines(array));
+        let checked = array.integrity.filter(|integrity| *integrity);
+        lines.extend(checked.map(|_| "integrity   a checksum of every block".to_owned()));
         lines.push(format!("cpu         {}", or_dash(array.cpu)));
         lines.push(format!("generation  {}", or_dash(array.generation)));
         let (written, all) = (or_dash(array.written_regions), or_dash(array.regions));
@@ -549,6 +555,8 @@ fn errors(member: &Member) -> Option<String> {
         (counters.write_errors, "write"),
         (counters.timeouts, "silent"),
         (member.wrong_stripes, "wrong"),
+        (counters.wrong_blocks, "wrong blocks"),
+        (counters.wrong_checksums, "wrong checksums"),
     ];
     let met = kinds.iter().filter(|(count, _)| *count > 0);
     let met: Vec<String> = met.map(|(count, kind)| format!("{count} {kind}")).collect();

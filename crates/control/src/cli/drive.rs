@@ -286,6 +286,8 @@ fn details(drive: &Drive) -> String {
         lines.push(format!("flushes   {}", its.flushes));
         lines.push(format!("retries   {}", its.retries));
         lines.push(format!("timeouts  {}", its.timeouts));
+        let (blocks, checksums) = (its.wrong_blocks, its.wrong_checksums);
+        lines.push(format!("wrong     {blocks} blocks, {checksums} checksums"));
     }
     if let Some(its) = &drive.latency {
         lines.push(format!("read      {}", latency(its.reads)));

@@ -131,6 +131,7 @@ impl Host {
                 group_members: request.group_members.unwrap_or(0),
             },
             policy: request.settings.policy.map(stored_policy),
+            integrity: request.integrity,
             settings: beside_policy(&request.settings),
             host: Some(self.lessee),
         })

@@ -1,7 +1,7 @@
 //! Members of a running array: pulled, replaced, taken back, scrubbed.
 
 use ashlar_format::units::MemberIndex;
-use ashlar_raid::label::plan;
+use ashlar_raid::label::plan_for;
 use uuid::Uuid;
 
 use crate::api::array::{Array as Shown, ArrayReplace, ArrayScrub, MemberState, RebuildStarted};
@@ -69,7 +69,7 @@ impl Host {
         }
         let has = self.attached(drive)?.bytes();
         let needs = array.member_data_bytes();
-        match plan(has, array.parity_chunks) {
+        match plan_for(has, array.parity_chunks, array.integrity) {
             Some(layout) if layout.data.len >= needs => Ok(()),
             Some(_) | None => {
                 let (has, needs) = (Size(has), Size(needs));

@@ -192,6 +192,7 @@ impl Host {
             members: members.map(|member| self.member_shown(snapshot, member, &plans)).collect(),
             volumes: volumes.map(|volume| volume.name.clone()).collect(),
             settings: Some(snapshot.settings),
+            integrity: Some(snapshot.integrity),
             journal: Some(snapshot.journal),
             written_regions: Some(snapshot.written_regions),
             regions: Some(snapshot.regions),
@@ -328,6 +329,7 @@ fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) 
         members: Vec::new(),
         volumes: Vec::new(),
         settings: None,
+        integrity: None,
         journal: None,
         written_regions: None,
         regions: None,
@@ -339,6 +341,10 @@ fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) 
         scrub: None,
         counters: None,
     }
+}
+
+fn has_lied(drive: &Drive) -> bool {
+    drive.counters.is_some_and(|its| its.wrong_blocks + its.wrong_checksums > 0)
 }
 
 /// What needs a person.
@@ -353,13 +359,23 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
                 "drive {name} has failed; replace it: `ashlar array replace ARRAY --old {name} \
                  --new DRIVE`"
             )),
-            (_, Some(DriveHealth::Suspect)) => {
+            (_, Some(DriveHealth::Suspect)) if !has_lied(drive) => {
                 problems.push(format!("drive {name} has met errors"));
             }
             (
                 DriveState::Free | DriveState::Member | DriveState::Spare | DriveState::Replaced,
-                Some(DriveHealth::Healthy) | None,
+                Some(DriveHealth::Healthy | DriveHealth::Suspect) | None,
             ) => {}
+        }
+        if let Some(its) = drive.counters.filter(|_| has_lied(drive)) {
+            problems.push(format!(
+                "drive {name} returned {} blocks and {} checksums other than they were written, \
+                 without an error; `ashlar array scrub {} --wait` finds and mends the rest; \
+                 replace it if there are more later",
+                its.wrong_blocks,
+                its.wrong_checksums,
+                drive.array.as_deref().unwrap_or("ARRAY")
+            ));
         }
         if drive.slow == Some(true) && drive.health != Some(DriveHealth::Failed) {
             problems.push(format!("drive {name} is slow; see `ashlar drive list`"));
@@ -401,4 +417,42 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
         }
     }
     problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::drive::{DriveCounters, DriveSource};
+
+    /// It counts as suspect for a while only; what it did needs a person longer.
+    #[test]
+    fn a_drive_that_lied_is_a_problem() {
+        for health in [DriveHealth::Healthy, DriveHealth::Suspect] {
+            let counters = DriveCounters { wrong_blocks: 2, ..DriveCounters::default() };
+            let mut drive = Drive {
+                name: "d1".into(),
+                source: DriveSource::Path("/dev/d1".into()),
+                state: DriveState::Member,
+                error: None,
+                kind: None,
+                bytes: None,
+                sector_bytes: None,
+                content: None,
+                uuid: None,
+                array: Some("main".into()),
+                array_uuid: None,
+                member: None,
+                health: Some(health),
+                slow: None,
+                counters: Some(counters),
+                latency: None,
+            };
+            let said = problems(std::slice::from_ref(&drive), &[], &[]);
+            assert_eq!(said.len(), 1);
+            assert!(said[0].contains("d1 returned 2 blocks") && said[0].contains("scrub main"));
+            drive.counters = Some(DriveCounters::default());
+            let left = problems(&[drive], &[], &[]).len();
+            assert_eq!(left, usize::from(health == DriveHealth::Suspect));
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use ashlar_raid::label::plan;
+use ashlar_raid::label::plan_for;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -229,7 +229,8 @@ fn candidates(state: &State, array: &ArraySnapshot) -> Vec<Candidate> {
             drive: name.clone(),
             array: spare.array,
             bytes: drive.bytes(),
-            data_bytes: plan(drive.bytes(), array.parity_chunks).map_or(0, |areas| areas.data.len),
+            data_bytes: plan_for(drive.bytes(), array.parity_chunks, array.integrity)
+                .map_or(0, |areas| areas.data.len),
             sector_bytes: drive.sector_bytes(),
         })
     });

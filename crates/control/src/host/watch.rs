@@ -7,7 +7,7 @@ use std::time::Duration;
 use uuid::Uuid;
 
 use crate::api::array::{ArrayState, MemberState, Progress, ScrubState};
-use crate::api::drive::DriveHealth;
+use crate::api::drive::{DriveCounters, DriveHealth};
 use crate::api::export::ExportState;
 use crate::catalog::KnownArray;
 use crate::host::arrays::last_drives;
@@ -232,6 +232,12 @@ fn log_member(array: &str, before: &MemberSnapshot, now: &MemberSnapshot) {
         }
         (true, false) => tracing::info!(array, member, drive, "drive is slow no longer"),
         (false, false) | (true, true) => {}
+    }
+    let wrong = |its: &DriveCounters| (its.wrong_blocks, its.wrong_checksums);
+    if wrong(&was.counters) != wrong(&is.counters) {
+        let (blocks, checksums) = wrong(&is.counters);
+        let text = "drive returned blocks other than they were written; they were mended";
+        tracing::warn!(array, member, drive, blocks, checksums, "{text}");
     }
     if was.health == is.health {
         return;

@@ -59,6 +59,7 @@ pub async fn full_array(
         chunk_bytes: 64 << 10,
         shape: Shape::default(),
         policy: None,
+        integrity: false,
         settings,
         host: None,
     };

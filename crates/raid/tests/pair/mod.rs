@@ -80,6 +80,30 @@ pub struct Pair {
 impl Pair {
     /// On drives that are not empty: nothing may depend on what stands there.
     pub async fn new(reactor: &Reactor, level: Level, members: usize, sector: u32) -> Pair {
+        Pair::made(reactor, &Pair::spec(level), members, sector).await
+    }
+
+    /// The same with a checksum of every block.
+    pub async fn checked(reactor: &Reactor, level: Level, members: usize, sector: u32) -> Pair {
+        let spec = ArraySpec { integrity: true, ..Pair::spec(level) };
+        Pair::made(reactor, &spec, members, sector).await
+    }
+
+    pub fn spec(level: Level) -> ArraySpec {
+        ArraySpec {
+            uuid: [9; 16],
+            name: "test".into(),
+            level,
+            chunk_bytes: 16 << 10,
+            shape: ashlar_raid::layout::Shape::default(),
+            policy: None,
+            integrity: false,
+            settings: SettingsChange::default(),
+            host: None,
+        }
+    }
+
+    async fn made(reactor: &Reactor, spec: &ArraySpec, members: usize, sector: u32) -> Pair {
         let mut files = Vec::new();
         for i in 0..members {
             let file = memory();
@@ -87,19 +111,9 @@ impl Pair {
             fill(reactor, &drive).await;
             files.push((drive, file));
         }
-        let spec = ArraySpec {
-            uuid: [9; 16],
-            name: "test".into(),
-            level,
-            chunk_bytes: 16 << 10,
-            shape: ashlar_raid::layout::Shape::default(),
-            policy: None,
-            settings: SettingsChange::default(),
-            host: None,
-        };
         let drives = files.iter().enumerate().map(|(i, (drive, _))| ([i as u8; 16], drive.clone()));
         let drives = drives.collect();
-        let array = Array::create(reactor, &spec, drives).await.unwrap();
+        let array = Array::create(reactor, spec, drives).await.unwrap();
         let bytes = vec![0; array.capacity().min(4 << 20) as usize];
         Pair { reactor: reactor.clone(), array, bytes, prng: Prng::from_seed(7), files }
     }

@@ -56,6 +56,7 @@ impl Rig {
                 chunk_bytes: 64 << 10,
                 shape: Shape::default(),
                 policy: None,
+                integrity: false,
                 settings: SettingsChange::default(),
                 host: None,
             };

@@ -33,6 +33,7 @@ async fn disk(reactor: &Reactor, level: Level, drives: u8) -> Rc<Disk> {
         chunk_bytes,
         shape: Default::default(),
         policy: None,
+        integrity: false,
         settings: SettingsChange::default(),
         host: None,
     };

@@ -1,0 +1,208 @@
+//! Blocks that are not what their member was given: who lies, what is true, and mending it.
+//!
+//! Whatever is read of a member is compared with its checksums. A read without a lock may come
+//! between a store and its checksum: then it is done again under the lock of its rows, and only
+//! what does not fit there counts. For each block:
+//!
+//! | the checksum fits | of what was read | of what the others say | who is wrong |
+//! |---|---|---|---|
+//! | | yes | | nobody |
+//! | | no | yes | the drive: the block is written again |
+//! | | no | no, but both are equal | the checksum: it is set again |
+//! | | there is none | not what was read | the drive, which has lost both: the same as above |
+//! | | no | no, and they differ | nobody knows: the read is an error |
+//!
+//! "The others" are members whose own blocks fit their checksums.
+
+use std::ops::Range;
+
+use ashlar_format::block_sums::{BLOCK_BYTES, block_sum};
+use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_reactor::buffer::{Buffer, Buffers};
+
+use crate::array::Array;
+use crate::error::ArrayError;
+
+/// What is wrong with a block that does not fit its checksum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    WrongBlock,
+    WrongChecksum,
+    Unknown,
+}
+
+fn judge(wanted: Option<u32>, read: &[u8], others: &[u8]) -> Verdict {
+    if read == others {
+        return Verdict::WrongChecksum;
+    }
+    match wanted {
+        None => Verdict::WrongBlock,
+        Some(wanted) if block_sum(others) == wanted => Verdict::WrongBlock,
+        Some(_) => Verdict::Unknown,
+    }
+}
+
+impl Array {
+    /// These bytes are being stored at a position, from `row` on.
+    pub(crate) fn set_sums(&self, stripe: StripeIndex, position: u8, row: u32, bytes: &Buffers) {
+        if let Some(integrity) = &self.integrity {
+            let at = self.layout().member_offset(stripe, row);
+            integrity.set(self.layout().member_at(stripe, position), at, bytes);
+        }
+    }
+
+    /// A member's part of these stripes is zeroes now.
+    pub(crate) fn set_zero_sums(&self, member: MemberIndex, stripes: &Range<u64>) {
+        if let Some(integrity) = &self.integrity {
+            integrity.set_zero(member, self.layout().member_range(stripes.clone(), member));
+        }
+    }
+
+    /// Makes checksums durable with the next flush of the members.
+    pub(crate) async fn write_sums(&self) -> Result<(), ArrayError> {
+        match &self.integrity {
+            Some(integrity) => integrity.write_back().await,
+            None => Ok(()),
+        }
+    }
+
+    /// Whether bytes that were read from a position, from `row` on, are what it was given.
+    pub(crate) async fn fits(
+        &self,
+        stripe: StripeIndex,
+        position: u8,
+        row: u32,
+        bytes: &Buffers,
+    ) -> bool {
+        let Some(integrity) = &self.integrity else { return true };
+        let at = self.layout().member_offset(stripe, row);
+        integrity.fits(self.layout().member_at(stripe, position), at, bytes).await
+    }
+
+    /// Puts right what was read from a position, there and in `read`. The caller holds the rows.
+    pub(crate) async fn make_true(
+        &self,
+        stripe: StripeIndex,
+        position: u8,
+        rows: &Range<u32>,
+        read: &Buffer,
+    ) -> Result<(), ArrayError> {
+        if self.fits(stripe, position, rows.start, &read.clone().into()).await {
+            return Ok(());
+        }
+        for block in blocks(rows) {
+            let bytes = read.slice(within(rows, &block));
+            if !self.fits(stripe, position, block.start, &bytes.clone().into()).await {
+                self.mend_block(stripe, position, &block, &bytes).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn mend_block(
+        &self,
+        stripe: StripeIndex,
+        position: u8,
+        block: &Range<u32>,
+        read: &Buffer,
+    ) -> Result<(), ArrayError> {
+        let Some(integrity) = &self.integrity else { return Ok(()) };
+        let others = self.others_have(stripe, position, block).await?;
+        let member = self.layout().member_at(stripe, position);
+        let at = self.layout().member_offset(stripe, block.start);
+        let wanted = integrity.wanted(member, at).await;
+        let Some((drive, base)) = self.members.at(stripe, position) else {
+            // It is gone meanwhile; what the others have counts.
+            read.copy_from(&others);
+            return Ok(());
+        };
+        let verdict = judge(wanted, read.bytes(), others.bytes());
+        match verdict {
+            Verdict::Unknown => return Err(ArrayError::Lost),
+            Verdict::WrongChecksum => drive.note_wrong_checksum(),
+            Verdict::WrongBlock => {
+                drive.note_wrong_block();
+                if drive.write(base + at, others.clone().into()).await.is_ok() {
+                    self.count(|counters| counters.repaired += 1);
+                }
+            }
+        }
+        if verdict == Verdict::WrongChecksum || wanted.is_none() {
+            integrity.set(member, at, &others.clone().into());
+        }
+        read.copy_from(&others);
+        Ok(())
+    }
+
+    /// Whether what was worked out for a position, which cannot be read, is what it was given.
+    pub(crate) async fn may_be(
+        &self,
+        stripe: StripeIndex,
+        position: u8,
+        rows: &Range<u32>,
+        bytes: &Buffer,
+    ) -> bool {
+        let Some(integrity) = &self.integrity else { return true };
+        let member = self.layout().member_at(stripe, position);
+        for block in blocks(rows) {
+            let at = self.layout().member_offset(stripe, block.start);
+            let sum = block_sum(bytes.slice(within(rows, &block)).bytes());
+            if integrity.wanted(member, at).await.is_some_and(|wanted| wanted != sum) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Rows of a position as the other members have them.
+    async fn others_have(
+        &self,
+        stripe: StripeIndex,
+        position: u8,
+        rows: &Range<u32>,
+    ) -> Result<Buffer, ArrayError> {
+        if self.layout().parity > 0 {
+            return self.reconstruct(stripe, position, rows, 0).await;
+        }
+        let chunk = position / self.layout().copies;
+        for other in self.layout().data_positions(chunk).filter(|other| *other != position) {
+            if let Some(Ok(buffer)) = self.read_position(stripe, other, rows).await {
+                return Ok(buffer);
+            }
+        }
+        Err(ArrayError::Lost)
+    }
+}
+
+/// The blocks of these rows.
+pub(crate) fn blocks(rows: &Range<u32>) -> impl Iterator<Item = Range<u32>> {
+    let end = rows.end;
+    let starts = rows.clone().step_by(BLOCK_BYTES as usize);
+    starts.map(move |start| start..end.min(start + BLOCK_BYTES))
+}
+
+/// Where a part is in the bytes of these rows.
+pub(crate) fn within(rows: &Range<u32>, part: &Range<u32>) -> Range<usize> {
+    (part.start - rows.start) as usize..(part.end - rows.start) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_verdict() {
+        let (a, b) = ([1; 4096], [2; 4096]);
+        let sum = |block: &[u8]| Some(block_sum(block));
+        let table = [
+            (sum(&b), &a, &b, Verdict::WrongBlock),
+            (sum(&b), &a, &a, Verdict::WrongChecksum),
+            (None, &a, &a, Verdict::WrongChecksum),
+            (None, &a, &b, Verdict::WrongBlock),
+            (sum(&[3; 4096]), &a, &b, Verdict::Unknown),
+        ];
+        for (wanted, read, others, verdict) in table {
+            assert_eq!(judge(wanted, read, others), verdict);
+        }
+    }
+}
