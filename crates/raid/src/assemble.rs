@@ -27,7 +27,7 @@ use crate::error::AssembleError;
 use crate::label::{self, Label};
 use crate::layout::Layout;
 use crate::lease::Host;
-use crate::members::{Identity, Member, generation_low};
+use crate::members::{Identity, Member, Restripe, generation_low};
 use crate::region_map::StoredMap;
 
 /// How careful to be when an array is started.
@@ -126,7 +126,12 @@ fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
         stripes: superblock.stripes.get(),
     };
     let name = superblock.name().ok()?.to_owned();
-    Some(Identity::new(superblock.array, name, layout, superblock.region_stripes.get()))
+    let region_stripes = superblock.region_stripes.get();
+    let identity = Identity::new(superblock.array, name, layout, region_stripes);
+    let (old_data, cursor) = (superblock.old_data_chunks, superblock.restriped.get());
+    let restripe = Restripe { old_data, cursor, saved: cursor };
+    identity.set_restripe((old_data > 0).then_some(restripe));
+    Some(identity)
 }
 
 fn members_of(

@@ -36,3 +36,4 @@ mod assemble;
 mod catch_up;
 pub mod start;
 mod grow;
+mod restripe;

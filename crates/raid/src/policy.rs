@@ -18,6 +18,8 @@ impl Array {
             Policy::Bitmap => degraded,
             Policy::None => false,
         };
+        // What is moved to new stripes goes through the journal.
+        let journaled = journaled || self.is_restriping();
         // The journal's promise is about stripes that agree.
         if journaled && self.unsynced.count() == 0 { Mode::Journaled } else { Mode::Direct }
     }

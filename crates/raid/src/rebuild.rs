@@ -140,7 +140,7 @@ impl Array {
 
     /// Writes what the member should hold of one stripe. The caller holds the stripe.
     async fn rebuild_stripe(&self, target: Target, stripe: StripeIndex) -> Result<(), ArrayError> {
-        let layout = self.layout();
+        let layout = self.layout_of(stripe);
         let Some(position) = layout.position_of(stripe, target.index) else { return Ok(()) };
         let rows = 0..layout.chunk_bytes;
         let bytes = if layout.parity > 0 {

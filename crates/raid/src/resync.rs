@@ -44,7 +44,7 @@ impl Array {
 
     /// Makes parity anew from the data. Data that cannot be read leaves nothing to be sure of.
     async fn sync_parity(&self, stripe: StripeIndex) -> Result<(), ArrayError> {
-        let layout = self.layout();
+        let layout = self.layout_of(stripe);
         let rows = 0..layout.chunk_bytes;
         let mut started: SmallVec<[_; 8]> = SmallVec::new();
         for position in 0..layout.data {
@@ -75,7 +75,7 @@ impl Array {
 
     /// Writes the first copy that can be read over the others.
     async fn sync_copies(&self, stripe: StripeIndex) -> Result<(), ArrayError> {
-        let layout = self.layout();
+        let layout = self.layout_of(stripe);
         let rows = 0..layout.chunk_bytes;
         let mut all_here = true;
         for chunk in 0..layout.data {

@@ -27,6 +27,9 @@ impl Array {
         if !self.layout().is_redundant() {
             return Err(ChangeError::Spec("level 0 has nothing to verify data with".into()));
         }
+        if self.is_restriping() {
+            return Err(ChangeError::Busy("a restripe"));
+        }
         if self.jobs.scrub_slot().is_running() {
             return Err(ChangeError::Busy("a scrub"));
         }

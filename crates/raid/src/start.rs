@@ -153,6 +153,7 @@ impl Array {
         }
         array.run();
         array.start_rebuild();
+        array.start_restripe();
         Ok(array)
     }
 
@@ -231,7 +232,7 @@ impl Array {
         Ok(())
     }
 
-    fn plan_replacement(
+    pub(crate) fn plan_replacement(
         &self,
         drive: &Rc<Drive>,
         drive_uuid: [u8; 16],

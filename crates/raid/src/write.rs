@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::journal::{Entry, Slice};
-use crate::layout::{Piece, Positions};
+use crate::layout::{Layout, Piece, Positions};
 use crate::mode::Mode;
 use crate::stored::{Store, Stored, Updated};
 use crate::update::NewRows;
@@ -36,11 +36,11 @@ impl Array {
     pub async fn write(self: &Rc<Self>, offset: u64, from: Buffers) -> Result<(), ArrayError> {
         let _request = self.admit().await?;
         let len = from.len() as u64;
-        if !self.layout().contains(offset, len) {
+        if !self.contains(offset, len) {
             return Err(ArrayError::Range);
         }
-        let pieces: SmallVec<[Piece; 4]> = self.layout().pieces(offset, len).collect();
         let mode = self.enter_mode().await?;
+        let pieces: SmallVec<[Piece; 4]> = self.pieces(offset, len).collect();
         let result = match mode.mode {
             Mode::Journaled => self.write_journaled(&pieces, &from).await,
             Mode::Direct => self.write_direct(&pieces, &from).await,
@@ -162,8 +162,11 @@ impl Array {
     }
 
     fn is_whole_stripe(&self, pieces: &[Piece]) -> bool {
-        pieces.len() == usize::from(self.layout().data)
-            && pieces.iter().all(|piece| piece.rows == (0..self.layout().chunk_bytes))
+        let is_whole = |layout: Layout| {
+            let whole = pieces.iter().all(|piece| piece.rows == (0..layout.chunk_bytes));
+            whole && pieces.len() == usize::from(layout.data)
+        };
+        pieces.first().is_some_and(|piece| is_whole(self.layout_of(piece.stripe)))
     }
 
     /// Locks rows of a stripe whose parity or copies agree, making them agree first where needed.

@@ -245,7 +245,7 @@ async fn grow(life: &Rc<Life>, prng: &mut Prng) {
     }
 }
 
-/// Makes the volume larger, if what is free lies behind it: to checkers its bytes are the array's.
+/// Makes the volume larger, if what is free lies behind it: checkers look for its bytes there.
 async fn widen(life: &Rc<Life>) {
     if life.pool.volume("extra").is_some() {
         return;
