@@ -219,6 +219,12 @@ impl Array {
         layout.pieces(offset, new).chain(old.map(move |its| Piece { at: its.at + at, ..its }))
     }
 
+    /// The stripe that holds this byte now.
+    pub fn stripe_at(&self, offset: u64) -> StripeIndex {
+        let sector = self.pieces(offset / 512 * 512, 512).next();
+        sector.expect("a sector is in one piece").stripe
+    }
+
     /// Keeps what is at these addresses from being moved to other stripes.
     pub(crate) async fn hold_addresses(self: &Rc<Self>, offset: u64, len: u64) -> AddressGuard {
         if self.is_restriping() && len > 0 {

@@ -34,7 +34,7 @@ pub fn run_caught(seed: u64, options: Options) -> Verdict {
     })
 }
 
-pub const ALL_CANARIES: [Canary; 11] = [
+pub const ALL_CANARIES: [Canary; 12] = [
     Canary::NoDirtyMap,
     Canary::NoWrittenMap,
     Canary::NoMissedMap,
@@ -46,6 +46,7 @@ pub const ALL_CANARIES: [Canary; 11] = [
     Canary::ReplayOutOfOrder,
     Canary::RebuildAhead,
     Canary::SplitWrites,
+    Canary::RestripeAhead,
 ];
 
 /// The first seed that finds a planted bug, and how.

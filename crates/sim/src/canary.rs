@@ -38,6 +38,8 @@ pub enum Canary {
     RebuildAhead,
     /// A write reaches the array as two.
     SplitWrites,
+    /// Superblocks say of one stripe too many that it has its new shape.
+    RestripeAhead,
 }
 
 /// What happens to a write.
@@ -81,6 +83,7 @@ impl Canary {
             Canary::ParityOff if inside(data) => flipped(drive, array, offset - data.offset, bytes),
             Canary::ReplayOutOfOrder if inside(journal) => out_of_order(bytes, offset),
             Canary::RebuildAhead if inside(superblocks) => all_rebuilt(bytes, offset),
+            Canary::RestripeAhead if inside(superblocks) => restriped_ahead(bytes, offset),
             Canary::NoDirtyMap
             | Canary::NoWrittenMap
             | Canary::NoMissedMap
@@ -91,7 +94,8 @@ impl Canary {
             | Canary::TrustReturned
             | Canary::ReplayOutOfOrder
             | Canary::RebuildAhead
-            | Canary::SplitWrites => Sabotage::Nothing,
+            | Canary::SplitWrites
+            | Canary::RestripeAhead => Sabotage::Nothing,
         }
     }
 }
@@ -121,6 +125,20 @@ fn all_rebuilt(bytes: Option<&[u8]>, home: u64) -> Sabotage {
             *member = StoredMember::new(member.drive, MemberState::Rebuilding, stripes);
         }
     }
+    let (owner, sequence) = (superblock.header.owner, superblock.header.sequence.get());
+    record::seal(&mut superblock, owner, home, sequence);
+    Sabotage::Replace(superblock.as_bytes().to_vec())
+}
+
+/// The superblock with the cursor of a restripe one stripe on, sealed again.
+fn restriped_ahead(bytes: Option<&[u8]>, home: u64) -> Sabotage {
+    let opened = bytes.and_then(|bytes| record::open::<ArraySuperblock>(bytes, None, home).ok());
+    let Some(mut superblock) = opened.cloned() else { return Sabotage::Nothing };
+    let restriped = superblock.restriped.get() + 1;
+    if superblock.old_data_chunks == 0 || restriped > superblock.stripes.get() {
+        return Sabotage::Nothing;
+    }
+    superblock.restriped = restriped.into();
     let (owner, sequence) = (superblock.header.owner, superblock.header.sequence.get());
     record::seal(&mut superblock, owner, home, sequence);
     Sabotage::Replace(superblock.as_bytes().to_vec())

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_format::array_superblock::Policy;
+use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_pool::error::PoolError;
 use ashlar_raid::error::{ArrayError, ChangeError};
@@ -31,6 +31,7 @@ enum Act {
     PoolChange,
     PolicyChange,
     Grow,
+    Add,
 }
 
 /// Runs until the workers have ended or the seed's faults are used up.
@@ -79,6 +80,7 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.pool_changes, Act::PoolChange),
         (plan.policy_changes, Act::PolicyChange),
         (plan.grows, Act::Grow),
+        (plan.adds, Act::Add),
     ];
     kinds.into_iter().filter(|(there, _)| *there).map(|(_, act)| act).collect()
 }
@@ -134,6 +136,7 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
         Act::PoolChange => pool_change(life, prng).await,
         Act::PolicyChange => policy_change(life, prng).await,
         Act::Grow => grow(life, prng).await,
+        Act::Add => add_members(life, prng).await,
     }
     life.fleet.borrow_mut().refresh(&life.array.status());
 }
@@ -242,6 +245,35 @@ async fn grow(life: &Rc<Life>, prng: &mut Prng) {
             life.fail(format!("the array cannot grow: {done:?}"));
         }
         Err(_) => {}
+    }
+}
+
+/// The array gets members, once or twice.
+async fn add_members(life: &Rc<Life>, prng: &mut Prng) {
+    let layout = life.array.layout();
+    let added = layout.members() - life.plan.geometry.members;
+    if layout.groups > 1 || layout.level == Level::Raid1 || added > usize::from(layout.copies) {
+        return;
+    }
+    let mut drives = Vec::new();
+    for _ in 0..layout.copies {
+        let drive = life.fleet.borrow_mut().joining_drive();
+        let fleet = life.fleet.borrow();
+        drives.push((fleet.uuid(drive), fleet.open(&life.reactor, drive)));
+    }
+    let done = life.array.add_members(drives).await;
+    life.note(|| format!("members are added to {}: {done:?}", layout.members()));
+    match done {
+        Ok(()) if life.ends_suddenly && prng.chance(1, 2) => {
+            // While everything is moved.
+            life.world.borrow_mut().plan(prng.below(2000), AtCompletion::Dark);
+        }
+        Err(ChangeError::Array(ArrayError::Lost | ArrayError::NoSpace))
+            if !life.plan.beyond && life.unsure.borrow().is_empty() =>
+        {
+            life.fail(format!("members cannot be added: {done:?}"));
+        }
+        Ok(()) | Err(_) => {}
     }
 }
 

@@ -72,6 +72,9 @@ pub async fn liveness(life: &Rc<Life>) {
     if redundant && !become_whole(life).await {
         return;
     }
+    while life.array.status().restripe.is_some() && !life.world.borrow().is_dark() {
+        life.reactor.sleep(Duration::from_secs(1)).await;
+    }
     if life.plan.grows {
         use_all(life).await;
     }
@@ -110,7 +113,8 @@ async fn become_whole(life: &Rc<Life>) -> bool {
     let deadline = life.reactor.now().after(WHOLE_WITHIN);
     loop {
         let status = life.array.status();
-        let busy = status.rebuild.is_some() || status.resync.is_some();
+        let busy =
+            status.rebuild.is_some() || status.resync.is_some() || status.restripe.is_some();
         if status.state == ArrayState::Optimal && status.unsynced_stripes == 0 && !busy {
             return true;
         }

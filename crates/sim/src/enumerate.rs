@@ -20,11 +20,19 @@ pub struct Report {
 }
 
 /// A workload, and the kind of fault that it is tried with.
+/// What is done with the array besides requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Nothing,
+    Grow,
+    Add,
+}
+
 #[derive(Clone, Copy)]
 struct Case {
     geometry: Geometry,
     policy: Option<Policy>,
-    grows: bool,
+    change: Change,
     what: fn(Loss) -> SingleFault,
 }
 
@@ -64,10 +72,11 @@ fn cases() -> Vec<Case> {
         let changes = geometry.layout().is_redundant().then_some(None);
         let policies = geometry.policies().into_iter().map(Some).chain(changes);
         let growing = Some(geometry.layout().default_policy());
-        let kinds = policies.map(|policy| (policy, false)).chain([(growing, true)]);
-        for (policy, grows) in kinds {
+        let changes = [(growing, Change::Grow), (growing, Change::Add)];
+        let kinds = policies.map(|policy| (policy, Change::Nothing)).chain(changes);
+        for (policy, change) in kinds {
             let case =
-                |what: &fn(Loss) -> SingleFault| Case { geometry, policy, grows, what: *what };
+                |what: &fn(Loss) -> SingleFault| Case { geometry, policy, change, what: *what };
             cases.extend(faults(&geometry).iter().map(case));
         }
     }
@@ -96,10 +105,14 @@ fn loss(after: u64) -> Loss {
 
 /// False once the fault comes after the workload.
 fn one(report: &mut Report, case: &Case, after: u64) -> bool {
-    let Case { geometry, policy, grows, what } = *case;
+    let Case { geometry, policy, change, what } = *case;
     let single = Single { after, what: what(loss(after)) };
     let run = || {
-        let plan = Plan { grows, ..Plan::single(geometry, policy, single) };
+        let plan = Plan {
+            grows: change == Change::Grow,
+            adds: change == Change::Add,
+            ..Plan::single(geometry, policy, single)
+        };
         let mut scenario = Scenario::new(plan, Options::default());
         let reached = scenario.single_fault(single);
         (reached, scenario.verdict().failure)
@@ -110,8 +123,7 @@ fn one(report: &mut Report, case: &Case, after: u64) -> bool {
     if let Some(why) = failure {
         let (level, members) = (level_name(geometry.level), geometry.members);
         let policy = policy.map_or("any policy".into(), |policy| format!("{policy:?}"));
-        let grows = if grows { ", growing" } else { "" };
-        let what = format!("level {level} of {members}, {policy}{grows}, {single:?}: {why}");
+        let what = format!("level {level} of {members}, {policy}, {change:?}, {single:?}: {why}");
         report.failures.push(what);
     }
     reached

@@ -120,6 +120,11 @@ fn a_write_in_two_parts_is_found() {
 }
 
 #[test]
+fn a_restripe_that_claims_more_than_is_in_the_journal_is_found() {
+    assert_found(Canary::RestripeAhead);
+}
+
+#[test]
 fn single_faults() {
     let report = enumerate::run(STRIDE, 1);
     assert!(report.cases > 0);
