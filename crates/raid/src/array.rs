@@ -202,6 +202,15 @@ impl Array {
         self.identity.restripe().is_some()
     }
 
+    /// Whether nothing is in the stripe any more: all of it was moved.
+    pub(crate) fn is_dead(&self, stripe: StripeIndex) -> bool {
+        let layout = self.layout();
+        self.identity.restripe().is_some_and(|its| {
+            let end = (stripe.0 + 1) * its.old(layout).stripe_bytes();
+            stripe.0 >= its.cursor && end <= its.cursor * layout.stripe_bytes()
+        })
+    }
+
     /// Whether `offset..offset + len` is inside the array and of whole sectors.
     pub(crate) fn contains(&self, offset: u64, len: u64) -> bool {
         self.layout().contains(offset, len) && offset + len <= self.capacity()

@@ -71,11 +71,29 @@ pub(crate) struct NewData {
 /// One thing that a batch says.
 #[derive(Clone)]
 pub(crate) enum Entry {
-    Data { stripe: StripeIndex, chunk: u8, row: u32, bytes: Buffer },
-    Parity { stripe: StripeIndex, position: u8, row: u32, bytes: Buffer, data: NewData },
-    Zeroes { stripes: std::ops::Range<u64> },
+    Data {
+        stripe: StripeIndex,
+        chunk: u8,
+        row: u32,
+        bytes: Buffer,
+    },
+    Parity {
+        stripe: StripeIndex,
+        position: u8,
+        row: u32,
+        bytes: Buffer,
+        data: NewData,
+    },
+    Zeroes {
+        stripes: std::ops::Range<u64>,
+    },
     /// Data of a stripe of the new shape. Who appends it makes it pending.
-    Moved { stripe: StripeIndex, chunk: u8, row: u32, bytes: Buffer },
+    Moved {
+        stripe: StripeIndex,
+        chunk: u8,
+        row: u32,
+        bytes: Buffer,
+    },
 }
 
 impl Entry {

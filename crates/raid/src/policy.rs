@@ -51,7 +51,7 @@ impl Array {
     }
 
     /// Says in the superblock that the journal covers every write. Nothing is under way.
-    async fn begin_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
+    pub(crate) async fn begin_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
         // What was written in place must not be undone by a power cut any more: no batch would
         // cure it.
         self.members.flush().await?;

@@ -76,11 +76,13 @@ impl Array {
             self.write_label(index, &member).await?;
             members.push(member);
         }
-        self.widen(layout, members).await?;
-        self.members.save().await?;
-        self.renew_metadata().await?;
-        self.start_restripe();
-        Ok(())
+        let begun = self.widen(layout, members).await;
+        if self.is_restriping() {
+            self.open_reads_ended().await;
+            self.start_restripe();
+        }
+        begun?;
+        Ok(self.renew_metadata().await?)
     }
 
     /// The layout with so many more members.
@@ -107,15 +109,18 @@ impl Array {
 
     /// From here on there are more members, and no stripe has the new shape yet.
     async fn widen(self: &Rc<Self>, layout: Layout, new: Vec<Member>) -> Result<(), ArrayError> {
-        let pause = self.modes.pause(&self.reactor).await;
+        let _pause = self.modes.pause(&self.reactor).await;
         self.drain_journal().await?;
         let old_data = self.layout().data;
         self.identity.set_layout(layout);
         self.identity.set_restripe(Some(Restripe { old_data, cursor: 0, saved: 0 }));
         self.members.add(new);
-        drop(pause);
-        self.open_reads_ended().await;
-        Ok(())
+        // From the first superblock on that says so the journal covers all writes: a stripe that is
+        // moved in part could not be made to agree with itself.
+        if self.modes.mode.get() == Mode::Direct {
+            self.begin_journal().await?;
+        }
+        self.members.settled().await
     }
 
     /// Goes on where it was, if members were being added.

@@ -172,6 +172,7 @@ impl Array {
             for region in self.dirty.map.inside() {
                 if self.written.contains(region) {
                     let stripes = self.dirty.map.stripes_of(region);
+                    let stripes = stripes.filter(|stripe| !self.is_dead(StripeIndex(*stripe)));
                     stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
                 }
             }

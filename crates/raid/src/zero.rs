@@ -291,8 +291,7 @@ impl Array {
         results: &[Result<(), DriveError>],
     ) -> Positions {
         let layout = self.layout_of(stripe);
-        let good =
-            |position: &u8| results[layout.member_at(stripe, *position).index()].is_ok();
+        let good = |position: &u8| results[layout.member_at(stripe, *position).index()].is_ok();
         let done = each(self.members.held(stripe)).filter(good);
         done.fold(0, |bits, position| bits | 1 << position)
     }

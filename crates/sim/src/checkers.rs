@@ -113,8 +113,7 @@ async fn become_whole(life: &Rc<Life>) -> bool {
     let deadline = life.reactor.now().after(WHOLE_WITHIN);
     loop {
         let status = life.array.status();
-        let busy =
-            status.rebuild.is_some() || status.resync.is_some() || status.restripe.is_some();
+        let busy = status.rebuild.is_some() || status.resync.is_some() || status.restripe.is_some();
         if status.state == ArrayState::Optimal && status.unsynced_stripes == 0 && !busy {
             return true;
         }
@@ -175,8 +174,7 @@ async fn restore(life: &Rc<Life>) {
             }
         } else {
             // Beyond the volume nothing is known, and nothing is lost.
-            let zeroed = life.array.write_zeroes(at, stripe).await;
-            life.note(|| format!("stripe {index} zeroed: {zeroed:?}"));
+            life.zero_beyond(at, stripe).await;
         }
     }
 }

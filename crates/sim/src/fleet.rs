@@ -197,8 +197,10 @@ impl Fleet {
             drives.iter().filter(|its| !its.dead).filter_map(|its| superblock(its)).collect();
         let trusted = |member: usize| {
             said.iter().all(|superblock| {
-                let its = &superblock.members()[member];
-                its.state() == Ok(MemberState::Trusted) && its.drive == drives[member].uuid
+                // One that was just added is not known to all.
+                superblock.members().get(member).is_some_and(|its| {
+                    its.state() == Ok(MemberState::Trusted) && its.drive == drives[member].uuid
+                })
             })
         };
         let held = |member: usize| {

@@ -73,7 +73,8 @@ impl Life {
     }
 
     fn is_unsure(&self, offset: u64, len: u64) -> bool {
-        let (first, last) = (self.array.stripe_at(offset).0, self.array.stripe_at(offset + len - 1).0);
+        let (first, last) =
+            (self.array.stripe_at(offset).0, self.array.stripe_at(offset + len - 1).0);
         let unsure = self.unsure.borrow().range(first.min(last)..=first.max(last)).next().is_some();
         unsure && self.array.status().unsynced_stripes > 0
     }
@@ -168,6 +169,17 @@ impl Life {
             for whole in offset.div_ceil(stripe)..(offset + len) / stripe {
                 self.unsure.borrow_mut().remove(&whole);
             }
+        }
+    }
+
+    /// Zeroes a stripe that is not all of the volume's.
+    pub async fn zero_beyond(&self, at: u64, len: u64) {
+        let known = len.min(self.volume.bytes().saturating_sub(at));
+        let ticket = (known > 0).then(|| self.oracle.borrow_mut().write_begins(at, known, true));
+        let zeroed = self.array.write_zeroes(at, len).await;
+        self.note(|| format!("{len} bytes at {at} zeroed: {zeroed:?}"));
+        if let Some(ticket) = ticket {
+            self.oracle.borrow_mut().write_ends(&ticket, zeroed.is_ok());
         }
     }
 
