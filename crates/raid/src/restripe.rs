@@ -60,7 +60,8 @@ impl Array {
     ) -> Result<(), ChangeError> {
         let _request = self.begin()?;
         let _growing = Growing::begin(self)?;
-        if self.is_restriping() || self.jobs.scrub_slot().is_running() {
+        let runs = self.jobs.restripe_slot().is_running() || self.jobs.scrub_slot().is_running();
+        if self.is_restriping() || runs {
             return Err(ChangeError::Busy("a restripe or a scrub"));
         }
         if self.state() != ArrayState::Optimal || self.unsynced.count() > 0 {
@@ -141,6 +142,7 @@ impl Array {
         (layout.stripes * u64::from(restripe.old_data)).div_ceil(u64::from(layout.data))
     }
 
+    /// Until all is moved, or the array stops. One at a time: so it ends before another can begin.
     async fn restripe(self: &Rc<Self>) {
         while let Some(restripe) = self.identity.restripe() {
             self.sure().await;
@@ -148,7 +150,7 @@ impl Array {
             let began = self.reactor.now();
             let end = self.moved_stripes(restripe);
             let moved = if self.jobs.rebuild_slot().is_running() {
-                // One at a time.
+                // Not both at a time.
                 Ok(false)
             } else if restripe.cursor < end {
                 self.move_window(restripe, end).await
@@ -156,16 +158,13 @@ impl Array {
                 self.end_restripe(end).await.map(|()| true)
             };
             self.jobs.set_restripe_error(moved.err().map(|error| error.to_string()));
-            match moved {
-                Ok(true) => {
-                    let cursor = self.identity.restripe().map_or(end, |its| its.cursor);
-                    self.jobs.restripe_slot().advance(cursor);
-                    self.give_way(began).await;
-                }
-                Ok(false) | Err(_) => {
-                    drop(request);
-                    self.pause(RETRY_AFTER).await;
-                }
+            let Some(now) = self.identity.restripe() else { return };
+            if moved == Ok(true) {
+                self.jobs.restripe_slot().advance(now.cursor);
+                self.give_way(began).await;
+            } else {
+                drop(request);
+                self.pause(RETRY_AFTER).await;
             }
         }
     }
@@ -279,12 +278,7 @@ impl Array {
         written: Vec<Written>,
     ) -> Result<(), ArrayError> {
         self.identity.set_restripe(Some(Restripe { saved: cursor, ..restripe }));
-        let mut saved = self.members.save().await;
-        while saved.is_err() && !self.is_stopping() {
-            self.pause(RETRY_AFTER).await;
-            saved = self.members.settled().await;
-        }
-        if let Err(error) = saved {
+        if let Err(error) = self.save_for_sure().await {
             // Some members may say so: then these batches are all there is of the window.
             let holds = written.into_iter().map(|(_, _, hold)| hold);
             self.kept_batches.borrow_mut().extend(holds);
@@ -328,8 +322,18 @@ impl Array {
             .collect();
         self.written.remove(&behind).await?;
         self.identity.set_restripe(None);
-        self.members.save().await?;
+        self.save_for_sure().await?;
         self.set_capacity();
         Ok(())
+    }
+
+    /// Makes a superblock durable. An error: it may be, or not, and the array stops.
+    async fn save_for_sure(&self) -> Result<(), ArrayError> {
+        let mut saved = self.members.save().await;
+        while saved.is_err() && !self.is_stopping() {
+            self.pause(RETRY_AFTER).await;
+            saved = self.members.settled().await;
+        }
+        saved
     }
 }

@@ -50,6 +50,18 @@ fn discards_on_drives_that_differ() {
     }
 }
 
+/// Members are added in every one of them, and lives end often while everything is moved.
+#[test]
+fn members_are_added() {
+    for seed in 0..150 {
+        let plan = Plan { adds: true, beyond: false, ..Plan::draw(seed) };
+        let plan = Plan { faults_max: plan.faults_max.max(5), lives: plan.lives.max(3), ..plan };
+        let mut scenario = Scenario::new(plan, Options::default());
+        scenario.all_lives();
+        assert_eq!(scenario.verdict().failure, None, "seed {seed}");
+    }
+}
+
 #[test]
 fn a_seed_repeats_exactly() {
     let hashes = |seed: u64| run_caught(seed, Options::default()).hash;
