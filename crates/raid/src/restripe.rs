@@ -128,7 +128,8 @@ impl Array {
     pub(crate) fn start_restripe(self: &Rc<Self>) {
         let Some(restripe) = self.identity.restripe() else { return };
         let slot = self.jobs.restripe_slot();
-        slot.begin(self.reactor.now(), restripe.cursor, self.moved_stripes(restripe));
+        let end = self.moved_stripes(restripe);
+        slot.begin(self.reactor.now(), restripe.cursor.min(end), end);
         let array = self.clone();
         self.reactor.spawn(async move {
             array.restripe().await;

@@ -199,6 +199,8 @@ impl Host {
             resync: snapshot.resync,
             rebuild: snapshot.rebuild,
             rebuild_error: snapshot.rebuild_error.clone(),
+            restripe: snapshot.restripe,
+            restripe_error: snapshot.restripe_error.clone(),
             scrub: Some(snapshot.scrub),
             counters: Some(snapshot.counters),
         }
@@ -332,6 +334,8 @@ fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) 
         resync: None,
         rebuild: None,
         rebuild_error: None,
+        restripe: None,
+        restripe_error: None,
         scrub: None,
         counters: None,
     }
