@@ -4,6 +4,7 @@
 //! lowest to highest; a module uses only those above it in this list.
 
 mod size;
+mod period;
 mod level;
 mod refusal;
 mod name;

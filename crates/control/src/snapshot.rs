@@ -12,7 +12,7 @@ use ashlar_raid::status as raid;
 use uuid::Uuid;
 
 use crate::api::array::{
-    ArrayCounters, ArrayState, JournalFill, MemberState, Progress, Scrub, ScrubState,
+    ArrayCounters, ArrayState, JournalFill, MemberState, Progress, Scrub, ScrubPlace, ScrubState,
 };
 use crate::api::drive::{DriveCounters, DriveHealth, DriveLatency, LatencySummary};
 use crate::api::settings::{Policy, Settings};
@@ -35,6 +35,7 @@ pub struct MemberSnapshot {
     pub drive: Option<MemberDrive>,
     pub state: MemberState,
     pub rebuilt_stripes: u64,
+    pub wrong_stripes: u64,
 }
 
 impl MemberSnapshot {
@@ -95,7 +96,7 @@ impl ArraySnapshot {
 
     /// How long a member may be away before a spare takes its place.
     pub fn spare_delay(&self) -> Duration {
-        Duration::from_secs(180)
+        Duration::from_secs(self.settings.spare_delay_s.into())
     }
 
     /// Drives that hold everything.
@@ -132,11 +133,11 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         parity_chunks: status.parity_chunks,
         chunk_bytes: status.chunk_bytes,
         stripes: status.stripes,
-        sector_bytes: sector_bytes(&status.members),
+        sector_bytes: status.sector_bytes,
         capacity: status.capacity,
         free: pool.free_bytes(),
         generation: status.generation,
-        members: status.members.iter().map(member).collect(),
+        members: status.members.iter().map(|its| member(its, &status.scrub)).collect(),
         volumes: volumes.collect(),
         settings: settings(&status),
         journal: journal(&status.journal),
@@ -153,13 +154,14 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
     }
 }
 
-fn sector_bytes(members: &[raid::MemberStatus]) -> u32 {
-    let drives = members.iter().filter_map(|member| member.drive.as_ref());
-    drives.map(|drive| drive.limits().sector_bytes).max().unwrap_or(512)
-}
-
 fn settings(status: &raid::ArrayStatus) -> Settings {
+    let its = status.settings;
     Settings {
+        rebuild_percent: its.rebuild_percent(),
+        hedge_percent: its.hedge_percent(),
+        atomic_bytes: its.atomic_bytes(status.sector_bytes),
+        spare_delay_s: its.spare_delay_s(),
+        scrub_period_s: its.scrub_period_s().unwrap_or(0),
         policy: match status.policy {
             format::Policy::Journal => Policy::Journal,
             format::Policy::Bitmap => Policy::Bitmap,
@@ -176,7 +178,8 @@ fn journal(status: &raid::JournalStatus) -> JournalFill {
     }
 }
 
-fn member(status: &raid::MemberStatus) -> MemberSnapshot {
+fn member(status: &raid::MemberStatus, scrub: &raid::ScrubState) -> MemberSnapshot {
+    let wrong = scrub.report().and_then(|its| its.wrong_by_member.get(&status.index));
     MemberSnapshot {
         index: status.index.0,
         drive_uuid: Uuid::from_bytes(status.drive_uuid),
@@ -187,6 +190,7 @@ fn member(status: &raid::MemberStatus) -> MemberSnapshot {
             format::MemberState::Rebuilding => MemberState::Rebuilding,
         },
         rebuilt_stripes: status.rebuilt_stripes,
+        wrong_stripes: wrong.copied().unwrap_or(0),
     }
 }
 
@@ -243,20 +247,28 @@ fn progress(progress: raid::Progress) -> Progress {
 }
 
 fn scrub(state: &raid::ScrubState) -> Scrub {
-    let (state, running, report) = match state {
-        raid::ScrubState::Never => (ScrubState::Never, None, raid::ScrubReport::default()),
-        raid::ScrubState::Running { progress, report } => {
-            (ScrubState::Running, Some(*progress), *report)
-        }
-        raid::ScrubState::Finished { report } => (ScrubState::Finished, None, *report),
+    let report = state.report().cloned().unwrap_or_default();
+    let (state, running) = match state {
+        raid::ScrubState::Never => (ScrubState::Never, None),
+        raid::ScrubState::Running { progress, .. } => (ScrubState::Running, Some(*progress)),
+        raid::ScrubState::Stopped { .. } => (ScrubState::Stopped, None),
+        raid::ScrubState::Finished { .. } => (ScrubState::Finished, None),
+    };
+    let place = |its: &raid::ScrubPlace| ScrubPlace {
+        stripe: its.stripe,
+        offset: its.offset,
+        len: its.len,
+        member: its.member.map(|member| member.0),
+        repaired: its.repaired,
     };
     Scrub {
         state,
         progress: running.map(progress),
         mismatched_stripes: report.mismatched_stripes,
-        first_mismatch: report.first_mismatch,
+        undecided_stripes: report.undecided_stripes,
         repaired_stripes: report.repaired_stripes,
         unreadable_stripes: report.unreadable_stripes,
+        places: report.places.iter().map(place).collect(),
     }
 }
 

@@ -89,6 +89,39 @@ fn policies_are_usual_chosen_and_changed() {
 }
 
 #[test]
+fn settings_are_usual_chosen_changed_and_kept() {
+    let mut daemon = Daemon::with_drives(3);
+    let shown = |daemon: &Daemon| daemon.json("array show a")["settings"].clone();
+    let expected = |settings: [u64; 5]| {
+        let [share, hedge, atomic, delay, scrub] = settings;
+        serde_json::json!({
+            "policy": "journal",
+            "rebuild_percent": share,
+            "hedge_percent": hedge,
+            "atomic_bytes": atomic,
+            "spare_delay_s": delay,
+            "scrub_period_s": scrub,
+        })
+    };
+    daemon.create_array("a", "5", 3);
+    assert_eq!(shown(&daemon), expected([30, 0, 64 << 10, 180, 30 * 24 * 3600]));
+    daemon.ok("array delete a");
+    daemon.ok("array create a --level 5 --drives d0,d1,d2 --rebuild-share 100 --scrub-every never");
+    assert_eq!(shown(&daemon), expected([100, 0, 64 << 10, 180, 0]));
+    daemon.ok("array set a --hedge 5 --atomic 128K --spare-delay 0 --scrub-every 7d");
+    let all = expected([100, 5, 128 << 10, 0, 7 * 24 * 3600]);
+    assert_eq!(shown(&daemon), all);
+    daemon.refused("array set a --hedge 9 --atomic 1M");
+    daemon.kill();
+    daemon.start_again();
+    assert_eq!(shown(&daemon), all);
+    let said = daemon.ok("array show a");
+    for line in ["share       100 %", "hedged      up to 5 %", "atomic      128K", "every 7d"] {
+        assert!(said.contains(line), "{line}: {said}");
+    }
+}
+
+#[test]
 fn groups_are_as_large_as_they_shall_be() {
     let daemon = Daemon::with_drives(8);
     let drives: Vec<String> = (0..8).map(|number| format!("d{number}")).collect();

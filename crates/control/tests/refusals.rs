@@ -71,6 +71,11 @@ fn misuse_is_status_two() {
         "array create a --drives d0,d1",
         "array create a --level 5 --drives d0,d1,d2 --policy maybe",
         "array set a --policy",
+        "array set a --rebuild-share 0",
+        "array set a --rebuild-share 101",
+        "array set a --hedge 101",
+        "array set a --scrub-every 0",
+        "array set a --spare-delay soon",
         "array create a --level five --drives d0",
         "array create a --level 4+ --drives d0",
         "array create a --level 50 --group-size two --drives d0",
@@ -108,7 +113,11 @@ fn arrays_that_cannot_be() {
         ("array create b --level 50 --drives d0,d1,d2 --group-size 2", "at least 6"),
         ("array create b --level 5 --drives d0,d1,d2 --group-size 3", "groups"),
         ("array create b --level 0 --drives d0,d1,d2 --policy journal", "policy is none"),
+        ("array create b --level 5 --drives d0,d1,d2 --atomic 2K", "4K to 256K"),
+        ("array create b --level 5 --drives d0,d1,d2 --scrub-every 1s", "1 hour to 3650 days"),
         ("array create b --level 5 --drives d0,d1,d0", "named twice"),
+        ("array set a --atomic 257K", "4K to 256K"),
+        ("array set a --spare-delay 4000d", "0 s to 3650 days"),
         ("array create b --level 5 --drives d0,d1,d3", "in use"),
         ("array create a --level 5 --drives d0,d1,d2", "already"),
         ("array create b --level 5 --drives d0,d1,d2 --chunk 8K", "chunk"),
@@ -117,6 +126,7 @@ fn arrays_that_cannot_be() {
         ("array create b --level 5 --drives d0,d1,d2 --chunk 8G", "chunk"),
         ("array create b --level 5 --drives d0,d1,d2 --copies 2", "copies"),
         ("array create b --level 10 --drives d0,d1,d2 --copies 2", ""),
+        ("array scrub a --stop", "no scrub is running"),
         ("array start a", "runs already"),
     ] {
         let said = daemon.refused(line);
@@ -219,6 +229,8 @@ fn scribbled_and_truncated_labels() {
     let open = |name: &str| File::options().write(true).open(directory.join(name)).unwrap();
     // One copy of the label, and one superblock: others stand for them.
     open("d0.img").write_all_at(&[0x5a; 4096], 0).unwrap();
+    // It is healed at the next start.
+    assert!(daemon.ok("inspect @/d0.img").contains("no Ashlar record"));
     // All copies.
     for offset in [100, 4196, DRIVE_BYTES - 4000] {
         open("d1.img").write_all_at(b"scribble", offset).unwrap();
@@ -228,7 +240,6 @@ fn scribbled_and_truncated_labels() {
     let missing = daemon.json("drive show d1");
     assert_eq!(missing["state"], "missing");
     assert!(missing["error"].as_str().unwrap().contains("damaged Ashlar label"), "{missing}");
-    assert!(daemon.ok("inspect @/d0.img").contains("no Ashlar record"));
     let output = daemon.run("inspect @/d1.img");
     assert_eq!(output.status.code(), Some(1));
     assert!(daemon.refused("drive attach @/d1.img").contains("damaged Ashlar label"));

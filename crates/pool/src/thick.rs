@@ -1,12 +1,14 @@
 //! A thick volume: ranges of an array, written in place.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 
-use ashlar_format::units::Area;
+use ashlar_format::units::{Area, to_usize};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ArrayError;
 use ashlar_reactor::buffer::Buffers;
+use smallvec::SmallVec;
 
 pub struct Thick {
     pub(crate) uuid: [u8; 16],
@@ -18,59 +20,49 @@ pub struct Thick {
 }
 
 impl Thick {
-    /// Cuts a byte range of the volume into ranges of the array, and does `each` on them in turn:
-    /// its place on the array, its place in the request, its length.
-    async fn for_ranges<F: Future<Output = Result<(), ArrayError>>>(
-        &self,
-        offset: u64,
-        len: u64,
-        mut each: impl FnMut(u64, u64, u64) -> F,
-    ) -> Result<(), ArrayError> {
-        if offset.checked_add(len).is_none_or(|end| end > self.bytes.get()) {
-            return Err(ArrayError::Range);
-        }
-        let (mut done, mut extent_start) = (0, 0);
-        let count = self.extents.borrow().len();
-        for index in 0..count {
-            let extent = self.extents.borrow()[index];
-            let at = offset + done;
-            if done < len && at < extent_start + extent.len {
-                let inside = at - extent_start;
-                let part = (extent.len - inside).min(len - done);
-                each(extent.offset + inside, done, part).await?;
-                done += part;
+    /// The ranges of the array that a byte range of the volume stands in, in its order.
+    fn ranges(&self, offset: u64, len: u64) -> Result<SmallVec<[Range<u64>; 1]>, ArrayError> {
+        let end = offset.checked_add(len).filter(|end| *end <= self.bytes.get());
+        let end = end.ok_or(ArrayError::Range)?;
+        let (mut ranges, mut extent_start) = (SmallVec::new(), 0);
+        for extent in self.extents.borrow().iter() {
+            let first = offset.max(extent_start);
+            let last = end.min(extent_start + extent.len);
+            if first < last {
+                let at = |byte| extent.offset + (byte - extent_start);
+                ranges.push(at(first)..at(last));
             }
             extent_start += extent.len;
+        }
+        Ok(ranges)
+    }
+
+    pub(crate) async fn read(&self, offset: u64, into: Buffers) -> Result<(), ArrayError> {
+        let mut done = 0;
+        for range in self.ranges(offset, into.len() as u64)? {
+            let end = done + to_usize(range.end - range.start);
+            self.array.read(range.start, into.slice(done..end)).await?;
+            done = end;
         }
         Ok(())
     }
 
-    pub(crate) async fn read(&self, offset: u64, into: Buffers) -> Result<(), ArrayError> {
-        let len = into.len() as u64;
-        self.for_ranges(offset, len, |at, from, part| {
-            self.array.read(at, into.slice(range(from, part)))
-        })
-        .await
-    }
-
     pub(crate) async fn write(&self, offset: u64, from: Buffers) -> Result<(), ArrayError> {
-        let len = from.len() as u64;
-        self.for_ranges(offset, len, |at, start, part| {
-            self.array.write(at, from.slice(range(start, part)))
-        })
-        .await
+        let ranges = self.ranges(offset, from.len() as u64)?;
+        if ranges.is_empty() { Ok(()) } else { self.array.write_ranges(&ranges, from).await }
     }
 
     pub(crate) async fn discard(&self, offset: u64, len: u64) -> Result<(), ArrayError> {
-        self.for_ranges(offset, len, |at, _, part| self.array.discard(at, part)).await
+        for range in self.ranges(offset, len)? {
+            self.array.discard(range.start, range.end - range.start).await?;
+        }
+        Ok(())
     }
 
     pub(crate) async fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), ArrayError> {
-        self.for_ranges(offset, len, |at, _, part| self.array.write_zeroes(at, part)).await
+        for range in self.ranges(offset, len)? {
+            self.array.write_zeroes(range.start, range.end - range.start).await?;
+        }
+        Ok(())
     }
-}
-
-fn range(start: u64, len: u64) -> std::ops::Range<usize> {
-    use ashlar_format::units::to_usize;
-    to_usize(start)..to_usize(start + len)
 }

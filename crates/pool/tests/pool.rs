@@ -10,6 +10,7 @@ use ashlar_format::array_superblock::Level;
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
 use ashlar_raid::layout::Shape;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::ArraySpec;
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::op::Device;
@@ -36,6 +37,7 @@ async fn pool(reactor: &Reactor) -> Rc<Pool> {
         chunk_bytes: 16 << 10,
         shape: Shape::default(),
         policy: None,
+        settings: SettingsChange::default(),
         host: None,
     };
     let mut drives = Vec::new();

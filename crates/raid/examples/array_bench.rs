@@ -12,6 +12,7 @@ use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::Level;
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::ArraySpec;
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::op::Device;
@@ -40,6 +41,7 @@ async fn array(reactor: &Reactor, level: Level, members: u8) -> Rc<Array> {
         chunk_bytes: 64 << 10,
         shape: Default::default(),
         policy: None,
+        settings: SettingsChange::default(),
         host: None,
     };
     Array::create(reactor, &spec, (0..members).map(drive).collect()).await.unwrap()

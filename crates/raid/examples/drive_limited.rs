@@ -30,6 +30,7 @@ use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::layout::Shape;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::ArraySpec;
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::op::Device;
@@ -150,6 +151,7 @@ async fn array(reactor: &Reactor, case: &Case) -> Rc<Array> {
         chunk_bytes: 64 << 10,
         shape: Shape::default(),
         policy: Some(case.policy),
+        settings: SettingsChange::default(),
         host: None,
     };
     Array::create(reactor, &spec, (0..case.members).map(drive).collect()).await.unwrap()

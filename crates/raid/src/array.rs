@@ -18,11 +18,13 @@ use crate::job::Jobs;
 use crate::journal::Journal;
 use crate::layout::{Layout, Piece};
 use crate::lease::Leasehold;
-use crate::members::{Identity, Member, Members};
+use crate::members::{Identity, Member, Members, sector_bytes};
 use crate::mode::Modes;
+use crate::pace::Pace;
 use crate::parity::Kernels;
 use crate::pending::Hold;
 use crate::region_map::{RegionMap, StoredMap};
+use crate::settings::{Settings, SettingsChange};
 use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
 use crate::stored::Torn;
 use crate::stripe_set::StripeSet;
@@ -53,6 +55,7 @@ pub struct Array {
     /// Largest sector of any member: what reads and writes of members are multiples of.
     pub(crate) sector_bytes: u32,
     pub(crate) jobs: Jobs,
+    pub(crate) pace: Pace,
     counters: Cell<ArrayCounters>,
     requests: Cell<u64>,
     stopping: Cell<bool>,
@@ -71,6 +74,9 @@ pub struct Array {
     /// Who reads without that lock.
     open_reads: Cell<u64>,
     open_reads_done: WaitList,
+    /// A window of a restripe is under way.
+    pub(crate) moving: Cell<bool>,
+    pub(crate) moved: WaitList,
     /// Somebody changes its size.
     pub(crate) growing: Cell<bool>,
     /// Shared by those who use numbers of regions, exclusive while these change.
@@ -126,11 +132,7 @@ impl Array {
         members: Rc<Members>,
         maps: &StoredMaps,
     ) -> Rc<Array> {
-        let sector_bytes = {
-            let list = members.list();
-            let sectors = list.iter().flat_map(|m| &m.drive).map(|d| d.limits().sector_bytes);
-            sectors.max().unwrap_or(512)
-        };
+        let sector_bytes = sector_bytes(&members.list());
         let chunk_bytes = identity.layout().chunk_bytes;
         let map =
             |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
@@ -163,6 +165,7 @@ impl Array {
             kernels: Kernels::detect(),
             sector_bytes,
             jobs: Jobs::default(),
+            pace: Pace::default(),
             counters: Cell::default(),
             requests: Cell::new(0),
             stopping: Cell::new(false),
@@ -172,6 +175,8 @@ impl Array {
             table_sequence: Cell::new(0),
             table_lock: RangeLock::new(reactor, 0),
             capacity: Cell::new(given_out.capacity()),
+            moving: Cell::new(false),
+            moved: WaitList::default(),
             growing: Cell::new(false),
             address_lock: RangeLock::new(reactor, 63),
             open_reads: Cell::new(0),
@@ -294,11 +299,6 @@ impl Array {
         self.stopping.get()
     }
 
-    /// Requests under way.
-    pub(crate) fn requests(&self) -> u64 {
-        self.requests.get()
-    }
-
     /// Whether nothing is under way, jobs included: no request, and no row locked.
     pub fn is_quiet(&self) -> bool {
         self.requests.get() == 0 && self.locks.is_idle()
@@ -414,7 +414,7 @@ impl Array {
             drive_uuid: member.drive_uuid,
             drive: member.drive.clone(),
             state: member.state,
-            rebuilt_stripes: member.rebuilt_stripes,
+            rebuilt_stripes: member.filled.count(),
             catches_up: member.catches_up,
         };
         let now = self.reactor.now();
@@ -433,6 +433,8 @@ impl Array {
             state: self.state(),
             lost_to: self.lease.get().and_then(|lease| lease.lost_to()),
             policy: self.policy(),
+            settings: self.settings(),
+            sector_bytes: self.sector_bytes,
             journal: self.journal.status(),
             members: self.members.list().iter().enumerate().map(member).collect(),
             regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes()),
@@ -447,6 +449,18 @@ impl Array {
             scrub: self.jobs.scrub(now),
             counters: self.counters.get(),
         }
+    }
+
+    pub fn settings(&self) -> Settings {
+        self.members.settings()
+    }
+
+    /// Changes what an operator can set; durably, while the array serves.
+    pub async fn set_settings(self: &Rc<Self>, change: SettingsChange) -> Result<(), ChangeError> {
+        let _request = self.begin()?;
+        let settings = self.settings().changed(change, self.sector_bytes);
+        self.members.set_settings(settings.map_err(ChangeError::Spec)?);
+        Ok(self.members.settled().await?)
     }
 
     /// The member's drive was pulled: it is used no longer. Returns at once.

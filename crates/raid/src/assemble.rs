@@ -24,11 +24,14 @@ use ashlar_format::units::{MemberIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
 
 use crate::error::AssembleError;
+use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::Layout;
 use crate::lease::Host;
 use crate::members::{Identity, Member, Restripe, generation_low};
 use crate::region_map::StoredMap;
+use crate::scrub_plan::ScrubMark;
+use crate::settings::Settings;
 
 /// How careful to be when an array is started.
 #[derive(Clone, Copy, Debug, Default)]
@@ -48,6 +51,8 @@ pub(crate) struct Found {
     pub(crate) generation: u64,
     pub(crate) journal_from: u64,
     pub(crate) policy: Policy,
+    pub(crate) settings: Settings,
+    pub(crate) scrub: ScrubMark,
 }
 
 struct Candidate {
@@ -83,7 +88,10 @@ pub(crate) async fn find(
     judge(&identity.layout(), &members, generation, options)?;
     let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
-    Ok(Found { identity: Rc::new(identity), members, generation, journal_from, policy })
+    let settings = Settings::from_stored(newest.settings);
+    let scrub = ScrubMark { next: newest.scrub_next.get(), began_s: newest.scrub_began.get() };
+    let identity = Rc::new(identity);
+    Ok(Found { identity, members, generation, journal_from, policy, settings, scrub })
 }
 
 pub(crate) async fn newest_superblock(
@@ -168,7 +176,7 @@ fn members_of(
             drive: owner.map(|owner| owner.drive.clone()),
             areas: owner.map_or(nowhere, |owner| owner.label.layout),
             state,
-            rebuilt_stripes: stored.rebuilt_stripes.get(),
+            filled: Filled::up_to(stored.rebuilt_stripes.get()),
             rebuilt_flushed: stored.rebuilt_stripes.get(),
             catches_up: stored.catches_up == 1 && (state != MemberState::Stale || is_own),
             behind: None,

@@ -2,8 +2,9 @@
 //!
 //! Lazily, so that writes to one stripe become one: what is pending waits until the journal fills,
 //! or for `AGE_MAX`. Order of one round, and what a crash leaves at each step:
-//! 1. stripes are locked; what is pending of them, as far as it is durable, is cut into bands; old
-//!    bytes are read
+//! 1. stripes are locked, and what was stored of them before made durable: parity in the journal
+//!    must not depend on bytes that a power cut takes away. What is pending of them, as far as it
+//!    is durable, is cut into bands; old bytes are read
 //! 2. parity that shall be stored becomes entries of the journal, durably (crash up to here:
 //!    nothing is in place yet; the data is pending again)
 //! 3. data and parity are stored in place (crash: the journal has both, and stores them again)
@@ -148,9 +149,12 @@ impl Array {
             _locks.push(self.lock_stripe(*stripe, Mode::Exclusive).await);
         }
         // What is durable by then is stored: parity in the journal is worth nothing without the
-        // data that it belongs to.
-        if self.journal.pending.borrow().oldest_of(stripes) >= self.journal.durable() {
-            self.journal.flush().await?;
+        // data that it belongs to, be that in the journal or in place.
+        let journal = &self.journal;
+        if journal.pending.borrow().oldest_of(stripes) >= journal.durable()
+            || stripes.iter().any(|stripe| !journal.is_flushed(*stripe))
+        {
+            journal.flush().await?;
         }
         let newest = self.journal.durable() - 1;
         let mut started = Vec::new();
@@ -317,6 +321,7 @@ impl Array {
             self.torn.borrow_mut().push(torn);
             return result;
         }
+        self.journal.note_stored(updated.stripe);
         let mut pending = self.journal.pending.borrow_mut();
         for chunk in each(updated.band.chunks) {
             pending.remove(updated.stripe, chunk, &updated.band.rows, *newest);

@@ -41,7 +41,9 @@ pub(crate) struct Jobs {
     restripe: Slot,
     restripe_error: RefCell<Option<String>>,
     rebuild_error: RefCell<Option<String>>,
-    scrub_report: Cell<Option<ScrubReport>>,
+    pub(crate) scrub_report: RefCell<Option<ScrubReport>>,
+    /// The scrub is to end, or has ended, before its end.
+    pub(crate) scrub_stopped: Cell<bool>,
 }
 
 #[derive(Default)]
@@ -64,6 +66,17 @@ impl Slot {
             running.done = done.clamp(running.done, running.total);
             self.running.set(Some(running));
         }
+    }
+
+    pub(crate) fn advance_by(&self, more: u64) {
+        if let Some(running) = self.running.get() {
+            self.advance(running.done + more);
+        }
+    }
+
+    /// How far it is; zero if it does not run.
+    pub(crate) fn done(&self) -> u64 {
+        self.running.get().map_or(0, |running| running.done)
     }
 
     pub(crate) fn end(&self) {
@@ -108,10 +121,6 @@ impl Jobs {
         *self.rebuild_error.borrow_mut() = error;
     }
 
-    pub(crate) fn set_scrub_report(&self, report: ScrubReport) {
-        self.scrub_report.set(Some(report));
-    }
-
     pub(crate) fn resync(&self, now: Instant) -> Option<Progress> {
         self.resync.progress(now)
     }
@@ -125,12 +134,11 @@ impl Jobs {
     }
 
     pub(crate) fn scrub(&self, now: Instant) -> ScrubState {
-        match (self.scrub.progress(now), self.scrub_report.get()) {
-            (Some(progress), report) => {
-                ScrubState::Running { progress, report: report.unwrap_or_default() }
-            }
-            (None, Some(report)) => ScrubState::Finished { report },
-            (None, None) => ScrubState::Never,
+        let Some(report) = self.scrub_report.borrow().clone() else { return ScrubState::Never };
+        match self.scrub.progress(now) {
+            Some(progress) => ScrubState::Running { progress, report },
+            None if self.scrub_stopped.get() => ScrubState::Stopped { report },
+            None => ScrubState::Finished { report },
         }
     }
 }

@@ -18,7 +18,7 @@
 //!   so that it never jams.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
@@ -185,6 +185,9 @@ pub(crate) struct Journal {
     completed: Cell<u64>,
     /// Sequences below are durable, or failed.
     durable: Cell<u64>,
+    flushes: Cell<u64>,
+    /// Stripes that were stored in place since the last flush began, and the flushes before that.
+    stored: RefCell<BTreeMap<u64, u64>>,
     releasing: Cell<bool>,
     /// Callers whose batch has no room yet.
     waiting_for_room: Cell<u32>,
@@ -217,6 +220,8 @@ impl Journal {
             next_sequence: Cell::new(1),
             completed: Cell::new(1),
             durable: Cell::new(1),
+            flushes: Cell::new(0),
+            stored: RefCell::default(),
             releasing: Cell::new(false),
             waiting_for_room: Cell::new(0),
             stuck: Cell::new(None),
@@ -308,10 +313,10 @@ impl Journal {
         }
         self.waiting_for_room.set(self.waiting_for_room.get() + 1);
         self.note_change();
-        let go_on = || has_room() || self.stuck.get().is_some();
+        let go_on = || has_room() || self.refusal().is_some();
         self.changed.until(&self.reactor, go_on).await;
         self.waiting_for_room.set(self.waiting_for_room.get() - 1);
-        match self.stuck.get() {
+        match self.refusal() {
             Some(error) if !has_room() => Err(error),
             Some(_) | None => Ok(()),
         }
@@ -464,7 +469,11 @@ impl Journal {
         let ring = self.ring.borrow();
         let (Some(first), Some(last)) = (ring.front(), ring.back()) else { return 0 };
         let end = last.at + last.len;
-        if last.at >= first.at { end - first.at } else { self.ring_bytes() - first.at + end }
+        if last.at >= first.at {
+            end - first.at
+        } else {
+            self.ring_bytes().saturating_sub(first.at) + end
+        }
     }
 
     fn find_room(&self, len: u64, class: Class) -> Option<u64> {
@@ -526,9 +535,10 @@ impl Journal {
         self.ring.borrow().front().map(|batch| batch.sequence)
     }
 
-    /// Why the oldest batches cannot be put in place; `None` if they can.
-    pub(crate) fn stuck(&self) -> Option<ArrayError> {
-        self.stuck.get()
+    /// Why there will be no room, however long somebody waits; `None` if there may be.
+    pub(crate) fn refusal(&self) -> Option<ArrayError> {
+        let nowhere = self.ring_bytes() == 0;
+        self.stuck.get().or(nowhere.then_some(ArrayError::Lost))
     }
 
     /// The oldest batches cannot be put in place, or can again (`None`).
@@ -541,9 +551,22 @@ impl Journal {
     /// Makes everything that was acknowledged before durable.
     pub(crate) async fn flush(&self) -> Result<(), ArrayError> {
         let completed = self.completed.get();
+        let flushes = self.flushes.get();
+        self.flushes.set(flushes + 1);
         self.members.flush().await?;
         self.durable.set(completed.max(self.durable.get()));
+        self.stored.borrow_mut().retain(|_, before| *before > flushes);
         Ok(())
+    }
+
+    /// Something was stored in place in this stripe.
+    pub(crate) fn note_stored(&self, stripe: StripeIndex) {
+        self.stored.borrow_mut().insert(stripe.0, self.flushes.get());
+    }
+
+    /// Whether all that was stored in place in this stripe is durable.
+    pub(crate) fn is_flushed(&self, stripe: StripeIndex) -> bool {
+        !self.stored.borrow().contains_key(&stripe.0)
     }
 
     /// Sequences below this one are durable.

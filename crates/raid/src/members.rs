@@ -6,6 +6,7 @@
 //! - generations only grow, and one superblock write runs at a time.
 
 use std::cell::{Cell, Ref, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
@@ -20,9 +21,12 @@ use ashlar_reactor::wait_list::WaitList;
 use smallvec::SmallVec;
 
 use crate::error::ArrayError;
+use crate::filled::Filled;
 use crate::label;
 use crate::layout::{Layout, Positions};
 use crate::missed::Behind;
+use crate::scrub_plan::ScrubMark;
+use crate::settings::Settings;
 use crate::write_plan::each;
 
 /// A member's drive and what its data is worth.
@@ -34,9 +38,9 @@ pub struct Member {
     /// Where things are on the drive. Of an absent member: unknown, and unused.
     pub areas: MemberLayout,
     pub state: MemberState,
-    /// Stripes below are rebuilt; only of a rebuilding member.
-    pub rebuilt_stripes: u64,
-    /// How many of them were flushed since: as many as a superblock may name.
+    /// What was filled of a rebuilding member.
+    pub(crate) filled: Filled,
+    /// Stripes below are filled and were flushed since: as many as a superblock may name.
     pub rebuilt_flushed: u64,
     /// Of a stale or rebuilding member: what it lacks is known (see `dirty`).
     pub catches_up: bool,
@@ -58,7 +62,7 @@ impl Member {
             drive,
             areas,
             state,
-            rebuilt_stripes: 0,
+            filled: Filled::default(),
             rebuilt_flushed: 0,
             catches_up: false,
             behind: None,
@@ -75,7 +79,7 @@ impl Member {
     fn is_current(&self, stripe: StripeIndex) -> bool {
         match self.state {
             MemberState::Trusted => true,
-            MemberState::Rebuilding => stripe.0 < self.rebuilt_stripes || !self.lacked(stripe),
+            MemberState::Rebuilding => self.filled.contains(stripe) || !self.lacked(stripe),
             MemberState::Stale => false,
         }
     }
@@ -88,7 +92,7 @@ impl Member {
     /// It is not to be read any more.
     pub fn become_stale(&mut self) {
         self.state = MemberState::Stale;
-        self.rebuilt_stripes = 0;
+        self.filled = Filled::default();
         self.rebuilt_flushed = 0;
         self.behind = None;
     }
@@ -102,6 +106,12 @@ impl Member {
     pub fn keeps_metadata(&self) -> Option<&Rc<Drive>> {
         self.alive().filter(|_| self.state != MemberState::Stale)
     }
+}
+
+/// Largest sector of any member: what reads and writes of members are multiples of.
+pub(crate) fn sector_bytes(members: &[Member]) -> u32 {
+    let sectors = members.iter().flat_map(|m| &m.drive).map(|drive| drive.limits().sector_bytes);
+    sectors.max().unwrap_or(512)
 }
 
 /// What an array is. Of this only its size changes while it runs (see `grow`).
@@ -198,6 +208,8 @@ pub struct Members {
     /// See the superblock's field of this name.
     journal_from: Cell<u64>,
     policy: Cell<Policy>,
+    settings: Cell<Settings>,
+    scrub: Cell<ScrubMark>,
     writing: Cell<bool>,
     pulled: Cell<bool>,
     waiting: WaitList,
@@ -211,6 +223,7 @@ impl Members {
         generation: u64,
         journal_from: u64,
         policy: Policy,
+        settings: Settings,
     ) -> Members {
         assert!(list.len() == identity.layout().members());
         Members {
@@ -221,6 +234,8 @@ impl Members {
             durable_generation: Cell::new(generation),
             journal_from: Cell::new(journal_from),
             policy: Cell::new(policy),
+            settings: Cell::new(settings),
+            scrub: Cell::default(),
             writing: Cell::new(false),
             pulled: Cell::new(false),
             waiting: WaitList::default(),
@@ -367,6 +382,25 @@ impl Members {
         self.generation.set(self.generation.get() + 1);
     }
 
+    pub fn settings(&self) -> Settings {
+        self.settings.get()
+    }
+
+    /// Changes the settings; `settled` makes it durable.
+    pub fn set_settings(&self, settings: Settings) {
+        self.settings.set(settings);
+        self.generation.set(self.generation.get() + 1);
+    }
+
+    pub fn scrub(&self) -> ScrubMark {
+        self.scrub.get()
+    }
+
+    /// What the next superblock says of the scrub.
+    pub fn set_scrub(&self, mark: ScrubMark) {
+        self.scrub.set(mark);
+    }
+
     /// Fences members that are believed and do not answer, if the others can stand for them: what
     /// is acknowledged from here on is not on them, and they could come back alone.
     pub async fn fence_absent(&self) -> Result<(), ArrayError> {
@@ -409,11 +443,11 @@ impl Members {
         self.fence(failed.into_iter()).await
     }
 
-    /// Moves the point up to which a member is rebuilt; in memory only.
-    pub fn set_rebuilt(&self, index: MemberIndex, stripes: u64) {
+    /// A rebuilding member holds these stripes, too; in memory only.
+    pub(crate) fn fill(&self, index: MemberIndex, stripes: Range<u64>) {
         let member = &mut self.list.borrow_mut()[index.index()];
-        assert!(member.state == MemberState::Rebuilding && stripes >= member.rebuilt_stripes);
-        member.rebuilt_stripes = stripes;
+        assert!(member.state == MemberState::Rebuilding, "member {index} is not rebuilt");
+        member.filled.add(stripes);
     }
 
     /// Waits until the state in memory is durable. In a settled array: returns at once.
@@ -545,6 +579,9 @@ impl Members {
             superblock.old_data_chunks = restripe.old_data;
             superblock.restriped = restripe.saved.into();
         }
+        superblock.settings = self.settings.get().stored();
+        superblock.scrub_next = self.scrub.get().next.into();
+        superblock.scrub_began = self.scrub.get().began_s.into();
         for (stored, member) in superblock.members.iter_mut().zip(list.iter()) {
             *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_flushed);
             stored.catches_up = member.catches_up.into();

@@ -26,6 +26,7 @@ impl Array {
     /// Fills `into` from `offset`; both multiples of 512 bytes.
     pub async fn read(self: &Rc<Self>, offset: u64, into: Buffers) -> Result<(), ArrayError> {
         let _request = self.admit().await?;
+        let began = self.reactor.turn_time();
         let len = into.len() as u64;
         let _addresses = self.hold_addresses(offset, len).await;
         if !self.contains(offset, len) {
@@ -62,6 +63,7 @@ impl Array {
             counters.reads += 1;
             counters.read_bytes += len;
         });
+        self.pace.served(began, self.reactor.turn_time());
         result
     }
 
@@ -235,25 +237,41 @@ impl Array {
         rows: &Range<u32>,
         bad: Positions,
     ) -> Result<Buffer, ArrayError> {
+        let mut all = self.reconstruct_all(stripe, 1 << position, rows, bad).await?;
+        Ok(all.remove(0).1)
+    }
+
+    /// The same for several positions, which are read for once.
+    pub(crate) async fn reconstruct_all(
+        &self,
+        stripe: StripeIndex,
+        wanted: Positions,
+        rows: &Range<u32>,
+        bad: Positions,
+    ) -> Result<SmallVec<[(u8, Buffer); 2]>, ArrayError> {
         // Parity that may not fit the data would give wrong data.
         if self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe) {
             return Err(ArrayError::Lost);
         }
-        let mut bad = bad | 1 << position;
+        let mut bad = bad | wanted;
         let have = loop {
             match self.read_any_k(stripe, rows, bad).await? {
                 Ok(have) => break have,
                 Err(unreadable) => bad |= unreadable,
             }
         };
-        let mut out = self.reactor.buffer((rows.end - rows.start) as usize);
+        let len = (rows.end - rows.start) as usize;
+        let mut out: SmallVec<[(u8, Buffer); 2]> =
+            each(wanted).map(|position| (position, self.reactor.buffer(len))).collect();
         let present: SmallVec<[(usize, &[u8]); 8]> =
             have.iter().map(|(p, buffer)| (usize::from(*p), buffer.bytes())).collect();
-        let mut missing = [(usize::from(position), out.bytes_mut())];
+        let mut missing: SmallVec<[(usize, &mut [u8]); 2]> =
+            out.iter_mut().map(|(p, buffer)| (usize::from(*p), buffer.bytes_mut())).collect();
         let layout = self.layout_of(stripe);
         self.kernels
             .reconstruct(layout.data.into(), layout.parity.into(), &present, &mut missing)
             .map_err(|_| ArrayError::Lost)?;
+        drop(missing);
         Ok(out)
     }
 

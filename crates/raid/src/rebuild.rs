@@ -1,9 +1,16 @@
-//! Rebuild: fills a replaced member while the array serves.
+//! Rebuild: fills replaced members while the array serves.
 //!
-//! Stripes are done in order, a window at a time, each window locked until the member's
-//! `rebuilt_stripes` has moved over it. How far it is goes to the superblock now and then, after a
-//! flush of the new drive: a restart goes on from there.
+//! A leg fills a range of stripes for all members that wait for them (`rebuild_plan.rs`); each
+//! stripe is read once. Many stripes are under way at once, and paced (`shift.rs`). Invariants:
+//! - a stripe is locked from before it is read until its members hold it, in memory: no write in
+//!   between can miss them;
+//! - stripes of one leg are locked in ascending order, one after the other, and none is held from
+//!   one leg to the next: the order of all who hold several;
+//! - a member holds a stripe of a leg only after it holds all before it in that leg;
+//! - how far a member is goes to the superblock now and then, after a flush of its drive: a restart
+//!   goes on from there.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
@@ -11,24 +18,59 @@ use std::time::Duration;
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_reactor::buffer::Buffer;
 use ashlar_reactor::join::join_all;
-use ashlar_reactor::range_lock::Mode;
+use ashlar_reactor::range_lock::{Mode, RangeGuard};
+use smallvec::SmallVec;
 
-use crate::array::Array;
+use crate::array::{Array, RequestGuard};
 use crate::error::ArrayError;
-use crate::journal::Slice;
+use crate::filled::Filled;
+use crate::lanes::{Lane, Lanes};
+use crate::layout::Positions;
+use crate::members::Member;
+use crate::rebuild_plan::{self, Standing};
+use crate::shift::Shift;
+use crate::write_plan::each;
 
-/// Bytes of the new member that are filled at a time.
-const WINDOW_BYTES: u64 = 1 << 20;
 /// Between two superblocks that say how far it is.
 const SAVE_PERIOD: Duration = Duration::from_secs(2);
 
-/// The member that is filled, and the drive it had when that began: another drive in its place
-/// must not inherit what was done for this one.
-#[derive(Clone, Copy)]
+/// A member that is filled, and the drive it had when that began: another drive in its place must
+/// not inherit what was done for this one.
+#[derive(Clone)]
 struct Target {
     index: MemberIndex,
     drive_uuid: [u8; 16],
+    drive: Rc<Drive>,
+}
+
+impl PartialEq for Target {
+    fn eq(&self, other: &Target) -> bool {
+        let same = self.index == other.index && self.drive_uuid == other.drive_uuid;
+        same && Rc::ptr_eq(&self.drive, &other.drive)
+    }
+}
+
+/// Stripes that are being filled for the same members.
+struct Leg {
+    stripes: Range<u64>,
+    targets: Vec<Target>,
+    lanes: Rc<Lanes>,
+    /// Members that cannot be filled, and why.
+    failed: RefCell<Vec<(Target, String)>>,
+}
+
+impl Leg {
+    fn fail(&self, target: &Target, why: String) {
+        if !self.has_failed(target) {
+            self.failed.borrow_mut().push((target.clone(), why));
+        }
+    }
+
+    fn has_failed(&self, target: &Target) -> bool {
+        self.failed.borrow().iter().any(|(failed, _)| failed == target)
+    }
 }
 
 impl Array {
@@ -38,132 +80,282 @@ impl Array {
             return;
         }
         self.jobs.set_rebuild_error(None);
+        self.jobs.rebuild_slot().begin(self.reactor.now(), 0, self.layout().stripes);
         let array = self.clone();
-        let slot = self.jobs.rebuild_slot();
-        slot.begin(self.reactor.now(), 0, self.layout().stripes);
         self.reactor.spawn(async move {
-            // A member that cannot be rebuilt does not keep the others from it.
-            let mut given_up = Vec::new();
-            while !array.is_stopping()
-                && let Some(index) = array.rebuilding_member(&given_up)
-            {
-                if let Err(error) = array.rebuild_member(index).await {
-                    array.jobs.set_rebuild_error(Some(format!("member {index}, {error}")));
-                    given_up.push(index);
-                }
-            }
+            // No other window is begun while this runs.
+            array.moved.until(&array.reactor, || !array.moving.get()).await;
+            array.rebuild_all().await;
             array.jobs.rebuild_slot().end();
         });
     }
 
-    fn rebuilding_member(&self, given_up: &[MemberIndex]) -> Option<MemberIndex> {
-        let list = self.members.list();
-        let mut members = (0..list.len()).map(MemberIndex::new);
-        members.find(|index| {
-            let member = &list[index.index()];
-            let waiting = member.state == MemberState::Rebuilding && member.alive().is_some();
-            waiting && !given_up.contains(index)
-        })
+    async fn rebuild_all(self: &Rc<Self>) {
+        // A member that cannot be rebuilt does not keep the others from it.
+        let mut given_up: Vec<Target> = Vec::new();
+        let mut shift = Shift::begin(self);
+        while !self.is_stopping() {
+            let waiting = self.rebuilding(&given_up);
+            let mut failed = Vec::new();
+            if let Some(filled) = waiting.iter().find(|target| self.is_filled(target)) {
+                let Ok(_request) = self.admit().await else { return };
+                let saved = self.save_rebuild(filled, MemberState::Trusted).await;
+                failed.extend(saved.err().map(|why| (filled.clone(), why)));
+            } else if let Some(leg) = self.next_leg(&waiting) {
+                self.fill_leg(&leg, &waiting, &given_up, &mut shift).await;
+                failed = leg.failed.take();
+            } else {
+                return;
+            }
+            for (target, why) in failed {
+                let why = format!("member {}, {why}", target.index);
+                self.jobs.set_rebuild_error(Some(why));
+                given_up.push(target);
+            }
+        }
     }
 
-    async fn rebuild_member(self: &Rc<Self>, index: MemberIndex) -> Result<(), String> {
-        let stripes = self.layout().stripes;
-        let window = (WINDOW_BYTES / u64::from(self.layout().chunk_bytes)).max(1);
-        let (target, mut at) = {
-            let member = &self.members.list()[index.index()];
-            (Target { index, drive_uuid: member.drive_uuid }, member.rebuilt_stripes)
+    /// Members that wait to be filled, or to be trusted.
+    fn rebuilding(&self, given_up: &[Target]) -> Vec<Target> {
+        let list = self.members.list();
+        let members = list.iter().enumerate();
+        let waiting = members.filter(|(_, its)| its.state == MemberState::Rebuilding);
+        let targets = waiting.filter_map(|(index, its)| {
+            let (index, drive_uuid) = (MemberIndex::new(index), its.drive_uuid);
+            Some(Target { index, drive_uuid, drive: its.alive()?.clone() })
+        });
+        targets.filter(|target| !given_up.contains(target)).collect()
+    }
+
+    fn is_filled(&self, target: &Target) -> bool {
+        let list = self.members.list();
+        list[target.index.index()].filled.first_gap() >= self.layout().stripes
+    }
+
+    /// `None`: nobody waits.
+    fn next_leg(&self, waiting: &[Target]) -> Option<Rc<Leg>> {
+        let list = self.members.list();
+        let standing = |(index, member): (usize, &Member)| {
+            if waiting.iter().any(|its| its.index.index() == index) {
+                return Standing::Filling(member.filled.clone());
+            }
+            let whole = member.state == MemberState::Trusted && member.alive().is_some();
+            if whole { Standing::Whole } else { Standing::Away }
         };
-        self.jobs.rebuild_slot().begin(self.reactor.now(), at, stripes);
-        let mut saved = self.reactor.now();
-        while at < stripes {
-            let Ok(_request) = self.begin() else { return Ok(()) };
-            let began = self.reactor.now();
-            let end = self.window_end(target, at, window);
-            let text = |error: ArrayError| format!("stripes {at} to {end}: {error}");
-            self.rebuild_window(target, at..end).await.map_err(text)?;
-            at = end;
-            self.jobs.rebuild_slot().advance(at);
+        let standings: Vec<Standing> = list.iter().enumerate().map(standing).collect();
+        let leg = rebuild_plan::next_leg(&self.layout(), &standings)?;
+        let targets = waiting.iter().filter(|its| leg.members >> its.index.index() & 1 == 1);
+        let filled = |target: &Target| list[target.index.index()].filled.count();
+        let done = waiting.iter().map(filled).sum();
+        let total = self.layout().stripes * waiting.len() as u64;
+        self.jobs.rebuild_slot().begin(self.reactor.now(), done, total);
+        Some(Rc::new(Leg {
+            stripes: leg.stripes,
+            targets: targets.cloned().collect(),
+            lanes: Lanes::new(&self.reactor),
+            failed: RefCell::default(),
+        }))
+    }
+
+    /// Ends early when a member fails, or others wait now: then another leg may come first.
+    async fn fill_leg(
+        self: &Rc<Self>,
+        leg: &Rc<Leg>,
+        waiting: &[Target],
+        given_up: &[Target],
+        shift: &mut Shift<'_>,
+    ) {
+        let (mut at, mut saved) = (leg.stripes.start, self.reactor.now());
+        while at < leg.stripes.end
+            && leg.failed.borrow().is_empty()
+            && self.rebuilding(given_up) == waiting
+        {
+            if shift.is_over() {
+                leg.lanes.drained().await;
+                shift.rest().await;
+            }
+            let Ok(request) = self.admit().await else { break };
             if self.reactor.now().since(saved) >= SAVE_PERIOD {
-                self.save_rebuild(target, MemberState::Rebuilding).await?;
+                self.save_leg(leg).await;
                 saved = self.reactor.now();
             }
-            self.give_way(began).await;
+            let stripes = self.next_stripes(leg, at);
+            at = stripes.end;
+            self.sync_before(leg, &stripes).await;
+            let lane = leg.lanes.enter(shift.stripes_at_once()).await;
+            let locks = self.lock_for(leg, &stripes).await;
+            let array = self.clone();
+            self.reactor.spawn(array.fill(leg.clone(), stripes, lane, locks, request));
         }
-        let Ok(_request) = self.begin() else { return Ok(()) };
-        self.save_rebuild(target, MemberState::Trusted).await
+        leg.lanes.drained().await;
     }
 
-    /// All of a region that needs nothing is one window.
-    fn window_end(&self, target: Target, at: u64, window: u64) -> u64 {
-        let region = self.written.stripes_of(self.written.region_of(StripeIndex(at)));
-        if self.is_lacked(target, StripeIndex(at)) {
-            (at + window).min(self.layout().stripes)
-        } else {
-            region.end
+    /// Members of the leg that a stripe may be for, as positions.
+    fn wanted(&self, leg: &Leg, stripe: StripeIndex) -> Positions {
+        let targets = leg.targets.iter().filter(|target| !leg.has_failed(target));
+        let positions =
+            targets.filter_map(|its| self.layout_of(stripe).position_of(stripe, its.index));
+        positions.fold(0, |bits, position| bits | 1 << position)
+    }
+
+    /// Members of the leg that have to be given a stripe.
+    fn lacking(&self, leg: &Leg, stripe: StripeIndex) -> Positions {
+        if !self.is_written(stripe) {
+            return 0;
         }
+        let list = self.members.list();
+        let lacks = |position: &u8| {
+            list[self.layout_of(stripe).member_at(stripe, *position).index()].lacked(stripe)
+        };
+        each(self.wanted(leg, stripe)).filter(lacks).fold(0, |bits, position| bits | 1 << position)
     }
 
-    fn is_lacked(&self, target: Target, stripe: StripeIndex) -> bool {
-        self.is_written(stripe) && self.members.list()[target.index.index()].lacked(stripe)
+    /// What is filled at once from `at` on: one stripe, with those before it that the leg is not
+    /// for; or all of a region of which nothing is lacked.
+    fn next_stripes(&self, leg: &Leg, at: u64) -> Range<u64> {
+        let mut rest = (at..leg.stripes.end).map(StripeIndex);
+        let Some(first) = rest.find(|stripe| self.wanted(leg, *stripe) != 0) else {
+            return at..leg.stripes.end;
+        };
+        if self.lacking(leg, first) != 0 {
+            return at..first.0 + 1;
+        }
+        let region = self.written.stripes_of(self.written.region_of(first));
+        at..region.end.min(leg.stripes.end)
     }
 
-    async fn rebuild_window(
-        self: &Rc<Self>,
-        target: Target,
-        stripes: Range<u64>,
-    ) -> Result<(), ArrayError> {
-        for stripe in stripes.clone() {
-            if self.unsynced.contains(StripeIndex(stripe)) {
-                self.sync_now(StripeIndex(stripe)).await?;
+    async fn sync_before(self: &Rc<Self>, leg: &Leg, stripes: &Range<u64>) {
+        for stripe in stripes.clone().map(StripeIndex) {
+            if self.unsynced.contains(stripe)
+                && self.wanted(leg, stripe) != 0
+                && let Err(error) = self.sync_now(stripe).await
+            {
+                self.fail_all(leg, stripe, error);
             }
         }
-        let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
-        let all = stripes.clone().map(StripeIndex);
-        let lacked = all.filter(|stripe| self.is_lacked(target, *stripe));
-        let each = lacked.map(|stripe| self.rebuild_stripe(target, stripe));
-        join_all(each).await.into_iter().collect::<Result<(), _>>()?;
-        // Still held by our locks: no write can have come between. But the member may have been
-        // given another drive, which holds nothing of this.
-        self.rebuild_target(target).ok_or(ArrayError::Lost)?;
-        self.members.set_rebuilt(target.index, stripes.end);
-        Ok(())
     }
 
-    /// The drive that is filled and where its data begins, if it is still the one.
-    fn rebuild_target(&self, target: Target) -> Option<(Rc<Drive>, u64)> {
+    fn fail_all(&self, leg: &Leg, stripe: StripeIndex, error: ArrayError) {
+        for target in &leg.targets {
+            if self.layout_of(stripe).position_of(stripe, target.index).is_some() {
+                leg.fail(target, format!("stripe {}: {error}", stripe.0));
+            }
+        }
+    }
+
+    async fn lock_for(&self, leg: &Leg, stripes: &Range<u64>) -> Vec<RangeGuard> {
+        let mut locks = Vec::new();
+        for stripe in stripes.clone().map(StripeIndex) {
+            if self.wanted(leg, stripe) != 0 {
+                locks.push(self.lock_stripe(stripe, Mode::Exclusive).await);
+            }
+        }
+        locks
+    }
+
+    async fn fill(
+        self: Rc<Self>,
+        leg: Rc<Leg>,
+        stripes: Range<u64>,
+        lane: Lane,
+        _locks: Vec<RangeGuard>,
+        _request: RequestGuard,
+    ) {
+        let lacked = stripes.clone().map(StripeIndex);
+        let lacked = lacked.filter(|stripe| self.lacking(&leg, *stripe) != 0);
+        join_all(lacked.map(|stripe| self.fill_stripe(&leg, stripe))).await;
+        // A member that failed before must not hold what comes after.
+        lane.turn().await;
+        for target in leg.targets.iter().filter(|target| !leg.has_failed(target)) {
+            // It may have been fenced, or given another drive, which holds nothing of this.
+            if self.data_of(target).is_some() {
+                self.members.fill(target.index, stripes.clone());
+            }
+        }
+        let filled = stripes.end - stripes.start;
+        self.jobs.rebuild_slot().advance_by(filled * leg.targets.len() as u64);
+    }
+
+    /// Where the data of the member begins on its drive, if that is still the one.
+    fn data_of(&self, target: &Target) -> Option<u64> {
         let list = self.members.list();
         let member = &list[target.index.index()];
-        let same = member.drive_uuid == target.drive_uuid;
-        let drive = member.alive().filter(|_| same && member.state == MemberState::Rebuilding)?;
-        Some((drive.clone(), member.areas.data.offset))
+        let drive = member.alive().filter(|drive| Rc::ptr_eq(drive, &target.drive))?;
+        let same = drive.is_alive() && member.drive_uuid == target.drive_uuid;
+        (same && member.state == MemberState::Rebuilding).then_some(member.areas.data.offset)
     }
 
-    /// Writes what the member should hold of one stripe. The caller holds the stripe.
-    async fn rebuild_stripe(&self, target: Target, stripe: StripeIndex) -> Result<(), ArrayError> {
-        let layout = self.layout_of(stripe);
-        let Some(position) = layout.position_of(stripe, target.index) else { return Ok(()) };
-        let rows = 0..layout.chunk_bytes;
-        let bytes = if layout.parity > 0 {
-            self.reconstruct(stripe, position, &rows, 0).await?
-        } else {
-            self.read_locked(stripe, position / layout.copies, &rows).await?.0
+    /// Writes what members should hold of one stripe, which is locked.
+    async fn fill_stripe(&self, leg: &Leg, stripe: StripeIndex) {
+        let wanted = self.lacking(leg, stripe);
+        if wanted == 0 {
+            return;
+        }
+        let chunks = match self.what_should_stand(stripe, wanted).await {
+            Ok(chunks) => chunks,
+            Err(error) => return self.fail_all(leg, stripe, error),
         };
-        let (drive, base) = self.rebuild_target(target).ok_or(ArrayError::Lost)?;
-        let slice = Slice { position, row: 0, bytes };
-        let at = base + layout.member_offset(stripe, slice.row);
-        drive.write(at, slice.bytes.into()).await.map_err(|_| ArrayError::Lost)
+        let mut started: SmallVec<[_; 2]> = SmallVec::new();
+        for target in &leg.targets {
+            let position = self.layout_of(stripe).position_of(stripe, target.index);
+            let chunk = chunks.iter().find(|(its, _)| Some(*its) == position);
+            if let Some(((_, bytes), base)) = chunk.zip(self.data_of(target)) {
+                let at = base + self.layout().member_offset(stripe, 0);
+                started.push((target, target.drive.write(at, bytes.clone().into())));
+            }
+        }
+        for (target, io) in started {
+            if io.await.is_err() {
+                leg.fail(target, format!("stripe {}: {}", stripe.0, ArrayError::Lost));
+            }
+        }
+    }
+
+    /// Whole chunks of some positions of a stripe, from the others.
+    async fn what_should_stand(
+        &self,
+        stripe: StripeIndex,
+        wanted: Positions,
+    ) -> Result<SmallVec<[(u8, Buffer); 2]>, ArrayError> {
+        let layout = self.layout_of(stripe);
+        let rows = 0..layout.chunk_bytes;
+        if layout.parity > 0 {
+            return self.reconstruct_all(stripe, wanted, &rows, 0).await;
+        }
+        let mut chunks: SmallVec<[(u8, Buffer); 2]> = SmallVec::new();
+        for position in each(wanted) {
+            let copies = layout.data_positions(position / layout.copies);
+            let known = chunks.iter().find(|(its, _)| copies.contains(its));
+            let bytes = match known {
+                Some((_, bytes)) => bytes.clone(),
+                None => self.read_locked(stripe, position / layout.copies, &rows).await?.0,
+            };
+            chunks.push((position, bytes));
+        }
+        Ok(chunks)
+    }
+
+    /// Makes progress durable. What cannot be saved is filled again after a restart.
+    async fn save_leg(self: &Rc<Self>, leg: &Leg) {
+        for target in &leg.targets {
+            let is_ahead = |member: &Member| member.filled.first_gap() > member.rebuilt_flushed;
+            let ahead = is_ahead(&self.members.list()[target.index.index()]);
+            if ahead && let Err(why) = self.save_rebuild(target, MemberState::Rebuilding).await {
+                leg.fail(target, why);
+            }
+        }
     }
 
     /// Makes the member's progress (or its end) durable: its data first, then the superblock.
     async fn save_rebuild(
         self: &Rc<Self>,
-        target: Target,
+        target: &Target,
         state: MemberState,
     ) -> Result<(), String> {
-        let rebuilt_stripes = self.members.list()[target.index.index()].rebuilt_stripes;
-        let Some((drive, _)) = self.rebuild_target(target) else {
+        let first_gap = self.members.list()[target.index.index()].filled.first_gap();
+        if self.data_of(target).is_none() {
             return Err("its drive is gone".into());
-        };
+        }
         if state == MemberState::Trusted {
             // Batches that were written without the member are on fewer members than they should
             // be once another one may be lost again.
@@ -173,14 +365,14 @@ impl Array {
             let labelled = self.write_label(target.index, &member).await;
             labelled.map_err(|error| error.to_string())?;
         }
-        drive.flush().await.map_err(|error| error.to_string())?;
+        target.drive.flush().await.map_err(|error| error.to_string())?;
         let changed = self.members.change(target.index, |member| {
             // It may have been fenced, or replaced, while the flush ran.
             if member.state == MemberState::Rebuilding && member.drive_uuid == target.drive_uuid {
                 member.state = state;
-                member.rebuilt_flushed = rebuilt_stripes;
+                member.rebuilt_flushed = first_gap;
                 if state == MemberState::Trusted {
-                    member.rebuilt_stripes = 0;
+                    member.filled = Filled::default();
                     member.rebuilt_flushed = 0;
                     member.catches_up = false;
                     member.behind = None;

@@ -40,6 +40,7 @@ use crate::layout::Layout;
 use crate::members::{Member, Restripe};
 use crate::mode::Mode;
 use crate::pending::{Hold, Patch};
+use crate::shift::Shift;
 use crate::status::ArrayState;
 
 /// Bytes that are moved at a time, unless a stripe has more: so long others wait for them.
@@ -145,26 +146,34 @@ impl Array {
 
     /// Until all is moved, or the array stops. One at a time: so it ends before another can begin.
     async fn restripe(self: &Rc<Self>) {
+        let mut shift = Shift::begin(self);
         while let Some(restripe) = self.identity.restripe() {
-            self.sure().await;
-            let Ok(request) = self.begin() else { return };
-            let began = self.reactor.now();
+            let rebuilds = || self.jobs.rebuild_slot().is_running();
+            if rebuilds() {
+                shift.wait_while(rebuilds).await;
+            } else if shift.is_over() {
+                shift.rest().await;
+            }
+            let Ok(request) = self.admit().await else { return };
+            // Not both at a time.
+            if rebuilds() {
+                continue;
+            }
+            self.moving.set(true);
             let end = self.moved_stripes(restripe);
-            let moved = if self.jobs.rebuild_slot().is_running() {
-                // Not both at a time.
-                Ok(false)
-            } else if restripe.cursor < end {
+            let moved = if restripe.cursor < end {
                 self.move_window(restripe, end).await
             } else {
                 self.end_restripe(end).await.map(|()| true)
             };
+            self.moving.set(false);
+            self.moved.wake_all(&self.reactor);
             self.jobs.set_restripe_error(moved.err().map(|error| error.to_string()));
             let Some(now) = self.identity.restripe() else { return };
+            drop(request);
             if moved == Ok(true) {
                 self.jobs.restripe_slot().advance(now.cursor);
-                self.give_way(began).await;
             } else {
-                drop(request);
                 self.pause(RETRY_AFTER).await;
             }
         }

@@ -6,8 +6,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_format::units::StripeIndex;
-use ashlar_reactor::backend::Instant;
-use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
 use smallvec::SmallVec;
 
@@ -15,12 +13,12 @@ use crate::array::Array;
 use crate::dirty::QUIET_BEFORE_CLEAN;
 use crate::error::ArrayError;
 use crate::journal::Slice;
+use crate::lanes::Lanes;
+use crate::shift::Shift;
 use crate::write_plan::{bits, each};
 
 /// Between two looks at what maintenance has to do.
 const MAINTENANCE_PERIOD: Duration = Duration::from_millis(250);
-/// Stripes that are synced at the same time.
-const STRIPES_AT_ONCE: usize = 8;
 /// Rounds of maintenance between two tries of stripes that could not be synced.
 const RETRY_ROUNDS: u32 = 240;
 
@@ -120,6 +118,11 @@ impl Array {
                 self.resync().await;
                 rounds_until_retry = RETRY_ROUNDS;
             }
+            self.scrub_if_due();
+            if self.journal.refusal().is_some() {
+                // Who waits for room must hear that there is no member left to have it.
+                self.journal.note_change();
+            }
             // An array that cannot write its dirty map keeps its bits: that only costs a resync.
             let _ = self.clean_dirty_map(QUIET_BEFORE_CLEAN).await;
             let _regions = self.hold_regions().await;
@@ -132,34 +135,29 @@ impl Array {
     async fn resync(self: &Rc<Self>) {
         let total = self.unsynced.count();
         self.jobs.resync_slot().begin(self.reactor.now(), 0, total);
+        let (lanes, mut shift) = (Lanes::new(&self.reactor), Shift::begin(self));
         let mut at = StripeIndex(0);
-        loop {
-            let mut window = Vec::new();
-            while window.len() < STRIPES_AT_ONCE
-                && let Some(stripe) = self.unsynced.next(at)
-            {
-                at = StripeIndex(stripe.0 + 1);
-                window.push(stripe);
+        while let Some(stripe) = self.unsynced.next(at) {
+            at = StripeIndex(stripe.0 + 1);
+            if shift.is_over() {
+                lanes.drained().await;
+                shift.rest().await;
+                // A crash later must not begin with what is done.
+                let _ = self.clean_dirty_map(QUIET_BEFORE_CLEAN).await;
             }
-            let Ok(_request) = self.begin() else { break };
-            if window.is_empty() {
-                break;
-            }
-            let began = self.reactor.now();
-            join_all(window.iter().map(|stripe| self.sync_now(*stripe))).await;
-            self.jobs.resync_slot().advance(total.saturating_sub(self.unsynced.count()));
-            self.give_way(began).await;
+            let Ok(request) = self.admit().await else { break };
+            let lane = lanes.enter(shift.stripes_at_once()).await;
+            let array = self.clone();
+            self.reactor.spawn(async move {
+                // One that cannot be synced is left.
+                let _ = array.sync_now(stripe).await;
+                let left = array.unsynced.count();
+                array.jobs.resync_slot().advance(total.saturating_sub(left));
+                drop((lane, request));
+            });
         }
+        lanes.drained().await;
         self.jobs.resync_slot().end();
-    }
-
-    /// Leaves half of the time to others while there are any.
-    pub(crate) async fn give_way(&self, began: Instant) {
-        self.sure().await;
-        // One of the requests is the job's own.
-        if self.requests() > 1 {
-            self.pause(self.reactor.now().since(began)).await;
-        }
     }
 
     /// Clears the bits of regions where nothing is going on any more.

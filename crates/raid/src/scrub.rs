@@ -1,6 +1,16 @@
 //! Scrub: reads everything and verifies that parity or copies agree with the data.
+//!
+//! It begins by itself once a period, or by hand; many stripes are under way, paced (`shift.rs`);
+//! where it is goes to the superblock now and then, so that a restart goes on from there. Which
+//! chunk is wrong is told where that can be (`locate.rs`), and then mended at once. Where it cannot
+//! be, parity and copies are made anew only if an operator asks for it: the data may be what is
+//! wrong.
+//!
+//! The dirty map is not marked for what is mended: rows are wrong before and right after, and a
+//! crash in between leaves each of them one or the other. (Resync would take wrong data for right.)
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::Buffer;
@@ -10,19 +20,36 @@ use smallvec::SmallVec;
 use crate::array::Array;
 use crate::error::ChangeError;
 use crate::journal::Slice;
-use crate::status::ScrubReport;
+use crate::lanes::Lanes;
+use crate::locate::{Mismatch, locate};
+use crate::scrub_plan::ScrubMark;
+use crate::shift::Shift;
+use crate::status::{SCRUB_PLACES_MAX, ScrubPlace, ScrubReport};
 
+/// Between two superblocks that say how far it is.
+const SAVE_PERIOD: Duration = Duration::from_secs(10);
+
+/// What a scrub does where it cannot tell which chunk is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Undecided {
+    Leave,
+    /// Parity is made to fit the data, copies to be as the first.
+    MakeAgree,
+}
+
+/// What became of one stripe.
 enum Verdict {
     Agrees,
     /// It cannot be told: members are missing or cannot read.
     Unreadable,
-    /// What should stand at these positions.
-    Differs(SmallVec<[Slice; 2]>),
+    /// With whether each was mended.
+    Differs(Vec<(Mismatch, bool)>),
 }
 
 impl Array {
-    /// Starts to read and verify everything; `repair` writes parity or copies anew where they do
-    /// not agree with the data (for mirrors: with the first copy).
+    /// Starts to read and verify everything. What is surely wrong is mended; with `repair`, where
+    /// that cannot be told parity or copies are written anew, to agree with the data (or with the
+    /// first copy).
     pub fn start_scrub(self: &Rc<Self>, repair: bool) -> Result<(), ChangeError> {
         if !self.layout().is_redundant() {
             return Err(ChangeError::Spec("level 0 has nothing to verify data with".into()));
@@ -33,84 +60,180 @@ impl Array {
         if self.jobs.scrub_slot().is_running() {
             return Err(ChangeError::Busy("a scrub"));
         }
-        self.jobs.scrub_slot().begin(self.reactor.now(), 0, self.layout().stripes);
-        self.jobs.set_scrub_report(ScrubReport::default());
-        let array = self.clone();
-        self.reactor.spawn(async move {
-            array.scrub(repair).await;
-            array.jobs.scrub_slot().end();
-        });
+        let undecided = if repair { Undecided::MakeAgree } else { Undecided::Leave };
+        self.begin_scrub(ScrubMark { next: 0, began_s: self.reactor.unix_s() }, undecided);
         Ok(())
     }
 
-    async fn scrub(self: &Rc<Self>, repair: bool) {
-        let mut report = ScrubReport::default();
-        for stripe in 0..self.layout().stripes {
-            if !self.is_written(StripeIndex(stripe)) {
+    /// Ends the scrub that runs; the next one begins from the start.
+    pub fn stop_scrub(&self) -> Result<(), ChangeError> {
+        if !self.jobs.scrub_slot().is_running() {
+            return Err(ChangeError::Spec("no scrub is running".into()));
+        }
+        self.jobs.scrub_stopped.set(true);
+        Ok(())
+    }
+
+    /// Goes on with a scrub that the array's last stop, or a crash, interrupted.
+    pub(crate) fn resume_scrub(self: &Rc<Self>) {
+        let mark = self.members.scrub();
+        if mark.next > 0 && self.layout().is_redundant() && !self.is_restriping() {
+            self.begin_scrub(mark, Undecided::Leave);
+        }
+    }
+
+    /// Where members are missing or stripes wait for resync, little could be verified.
+    pub(crate) fn scrub_if_due(self: &Rc<Self>) {
+        let period_s = self.settings().scrub_period_s();
+        let ready = self.members.all_trusted() && self.unsynced.count() == 0;
+        if ready && self.members.scrub().is_due(period_s, self.reactor.unix_s()) {
+            // Refused while one runs, and at level 0.
+            let _ = self.start_scrub(false);
+        }
+    }
+
+    fn begin_scrub(self: &Rc<Self>, mark: ScrubMark, undecided: Undecided) {
+        self.jobs.scrub_slot().begin(self.reactor.now(), mark.next, self.layout().stripes);
+        self.jobs.scrub_stopped.set(false);
+        *self.jobs.scrub_report.borrow_mut() = Some(ScrubReport::default());
+        let array = self.clone();
+        self.reactor.spawn(async move {
+            array.scrub(mark, undecided).await;
+            if let Ok(_request) = array.admit().await {
+                array.save_scrub(ScrubMark { next: 0, ..mark }).await;
+            }
+            array.jobs.scrub_slot().end();
+        });
+    }
+
+    async fn scrub(self: &Rc<Self>, mark: ScrubMark, undecided: Undecided) {
+        let (lanes, mut shift) = (Lanes::new(&self.reactor), Shift::begin(self));
+        let (mut at, mut saved) = (mark.next, None);
+        while at < self.layout().stripes && !self.jobs.scrub_stopped.get() {
+            let stripe = StripeIndex(at);
+            if !self.is_written(stripe) {
+                at = self.written.stripes_of(self.written.region_of(stripe)).end;
                 continue;
             }
-            let Ok(_request) = self.begin() else { return };
-            let began = self.reactor.now();
-            self.scrub_stripe(StripeIndex(stripe), repair, &mut report).await;
-            self.jobs.set_scrub_report(report);
-            self.jobs.scrub_slot().advance(stripe + 1);
-            self.give_way(began).await;
+            if self.is_mending() {
+                lanes.drained().await;
+                shift.wait_while(|| self.is_mending()).await;
+            } else if shift.is_over() {
+                lanes.drained().await;
+                shift.rest().await;
+            }
+            let Ok(request) = self.admit().await else { break };
+            let done = self.jobs.scrub_slot().done();
+            let now = self.reactor.now();
+            if done > 0 && saved.is_none_or(|saved| now.since(saved) >= SAVE_PERIOD) {
+                self.save_scrub(ScrubMark { next: done, ..mark }).await;
+                saved = Some(now);
+            }
+            let lane = lanes.enter(shift.stripes_at_once()).await;
+            let array = self.clone();
+            self.reactor.spawn(async move {
+                let verdict = array.scrub_stripe(stripe, undecided).await;
+                lane.turn().await;
+                array.note_verdict(stripe, verdict);
+                array.jobs.scrub_slot().advance(stripe.0 + 1);
+                drop((lane, request));
+            });
+            at += 1;
         }
+        lanes.drained().await;
     }
 
-    async fn scrub_stripe(
-        self: &Rc<Self>,
-        stripe: StripeIndex,
-        repair: bool,
-        report: &mut ScrubReport,
-    ) {
-        if self.unsynced.contains(stripe) && self.sync_now(stripe).await.is_err() {
-            report.unreadable_stripes += 1;
-            return;
-        }
-        let _regions = self.hold_regions().await;
-        // Before the lock: a writer marks its region before it locks, too.
-        let region = self.mark_dirty(stripe);
-        let _region = match repair.then_some(region) {
-            None => None,
-            Some(region) => match region.await {
-                Ok(guard) => Some(guard),
-                Err(_) => {
-                    report.unreadable_stripes += 1;
-                    return;
-                }
-            },
+    /// What is more urgent is done: redundancy is made where there is too little of it.
+    fn is_mending(&self) -> bool {
+        let mending = self.jobs.rebuild_slot().is_running() || self.jobs.resync_slot().is_running();
+        mending && !self.jobs.scrub_stopped.get()
+    }
+
+    /// What cannot be stored is scrubbed again after a restart.
+    async fn save_scrub(&self, mark: ScrubMark) {
+        self.members.set_scrub(mark);
+        let _ = self.members.save().await;
+    }
+
+    fn note_verdict(&self, stripe: StripeIndex, verdict: Verdict) {
+        let mut report = self.jobs.scrub_report.borrow_mut();
+        let report = report.get_or_insert_default();
+        let found = match verdict {
+            Verdict::Agrees => return,
+            Verdict::Unreadable => {
+                report.unreadable_stripes += 1;
+                return;
+            }
+            Verdict::Differs(found) => found,
         };
+        report.mismatched_stripes += 1;
+        report.undecided_stripes += u64::from(found.iter().any(|(its, _)| its.liar.is_none()));
+        report.repaired_stripes += u64::from(found.iter().all(|(_, repaired)| *repaired));
+        let mut wrong: Vec<u8> = found.iter().filter_map(|(its, _)| its.liar_position()).collect();
+        wrong.sort_unstable();
+        wrong.dedup();
+        for position in wrong {
+            let member = self.layout().member_at(stripe, position);
+            *report.wrong_by_member.entry(member).or_default() += 1;
+        }
+        let room = SCRUB_PLACES_MAX - report.places.len();
+        let places =
+            found.iter().map(|(mismatch, repaired)| self.place(stripe, mismatch, *repaired));
+        report.places.extend(places.take(room));
+    }
+
+    fn place(&self, stripe: StripeIndex, mismatch: &Mismatch, repaired: bool) -> ScrubPlace {
+        let layout = self.layout();
+        let position = mismatch.liar_position();
+        let member = position.map(|position| layout.member_at(stripe, position));
+        let first = stripe.0 * layout.stripe_bytes();
+        let data_bytes = layout.data * layout.copies;
+        let (offset, len) = match position.filter(|position| *position < data_bytes) {
+            Some(position) => {
+                let chunk = u64::from(position / layout.copies) * u64::from(layout.chunk_bytes);
+                let rows = &mismatch.rows;
+                (first + chunk + u64::from(rows.start), u64::from(rows.end - rows.start))
+            }
+            None => (first, layout.stripe_bytes()),
+        };
+        ScrubPlace { stripe: stripe.0, offset, len, member, repaired }
+    }
+
+    async fn scrub_stripe(self: &Rc<Self>, stripe: StripeIndex, undecided: Undecided) -> Verdict {
+        if self.unsynced.contains(stripe) && self.sync_now(stripe).await.is_err() {
+            return Verdict::Unreadable;
+        }
         let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
         if !self.is_written(stripe) {
-            return;
+            return Verdict::Agrees;
         }
-        match self.verify(stripe).await {
-            Verdict::Agrees => {}
-            Verdict::Unreadable => report.unreadable_stripes += 1,
-            Verdict::Differs(slices) => {
-                report.mismatched_stripes += 1;
-                report.first_mismatch.get_or_insert(stripe.0);
-                if repair {
-                    let stored = self.write_slices(stripe, &slices).await.stored;
-                    let written = slices.iter().fold(0, |bits, slice| bits | 1 << slice.position);
-                    if stored == written {
-                        report.repaired_stripes += 1;
-                    }
-                }
-            }
+        if self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe) {
+            return Verdict::Unreadable;
         }
+        let Some(have) = self.read_all(stripe).await else { return Verdict::Unreadable };
+        let layout = self.layout();
+        let should =
+            if layout.is_mirrored() { self.first_copies(&have) } else { self.parity_of(&have) };
+        let agrees = |its: &Slice| its.bytes.bytes() == have[usize::from(its.position)].bytes();
+        if should.iter().all(agrees) {
+            return Verdict::Agrees;
+        }
+        let chunks: SmallVec<[&[u8]; 16]> = have.iter().map(Buffer::bytes).collect();
+        let mut found = Vec::new();
+        for mismatch in locate(&layout, self.kernels, &chunks, self.sector_bytes) {
+            let mended = self.mend(stripe, &mismatch, undecided, &should).await;
+            found.push((mismatch, mended));
+        }
+        Verdict::Differs(found)
     }
 
-    /// The caller holds the stripe.
-    async fn verify(&self, stripe: StripeIndex) -> Verdict {
-        let layout = self.layout();
-        let rows = 0..layout.chunk_bytes;
-        let mut started: SmallVec<[_; 8]> = SmallVec::new();
-        for position in 0..layout.positions() {
-            started.push(self.start_position(stripe, position, &rows));
-        }
-        let mut have: SmallVec<[Buffer; 8]> = SmallVec::new();
+    /// The chunks of all positions; `None` if one cannot be read. The caller holds the stripe.
+    async fn read_all(&self, stripe: StripeIndex) -> Option<SmallVec<[Buffer; 8]>> {
+        let rows = 0..self.layout().chunk_bytes;
+        let started: SmallVec<[_; 8]> = (0..self.layout().positions())
+            .map(|position| self.start_position(stripe, position, &rows))
+            .collect();
+        let mut have = SmallVec::new();
         let mut complete = true;
         for started in started {
             match started {
@@ -121,16 +244,36 @@ impl Array {
                 None => complete = false,
             }
         }
-        if !complete {
-            return Verdict::Unreadable;
-        }
-        let should: SmallVec<[Slice; 2]> =
-            if layout.is_mirrored() { self.first_copies(&have) } else { self.parity_of(&have) };
-        let differs = should
-            .into_iter()
-            .filter(|slice| slice.bytes.bytes() != have[usize::from(slice.position)].bytes());
-        let differs: SmallVec<[Slice; 2]> = differs.collect();
-        if differs.is_empty() { Verdict::Agrees } else { Verdict::Differs(differs) }
+        complete.then_some(have)
+    }
+
+    /// Writes the rows that are wrong anew. The caller holds the stripe.
+    async fn mend(
+        &self,
+        stripe: StripeIndex,
+        mismatch: &Mismatch,
+        undecided: Undecided,
+        should: &[Slice],
+    ) -> bool {
+        let row = mismatch.rows.start;
+        let slices: SmallVec<[Slice; 2]> = match (&mismatch.liar, undecided) {
+            (Some(liar), _) => {
+                let bytes = self.reactor.buffer(liar.right.len());
+                bytes.copy_from_slice(&liar.right);
+                [Slice { position: liar.position, row, bytes }].into_iter().collect()
+            }
+            (None, Undecided::Leave) => return false,
+            (None, Undecided::MakeAgree) => {
+                let rows = row as usize..mismatch.rows.end as usize;
+                let part = |its: &Slice| {
+                    let bytes = its.bytes.slice(rows.clone());
+                    Slice { position: its.position, row, bytes }
+                };
+                should.iter().map(part).collect()
+            }
+        };
+        let wanted = slices.iter().fold(0, |bits, slice| bits | 1 << slice.position);
+        self.write_slices(stripe, &slices).await.stored == wanted
     }
 
     fn first_copies(&self, have: &[Buffer]) -> SmallVec<[Slice; 2]> {

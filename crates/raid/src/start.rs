@@ -19,9 +19,11 @@ use crate::error::{ArrayError, AssembleError, ChangeError};
 use crate::label::{self, Label};
 use crate::layout::{Layout, Shape};
 use crate::lease::{self, Claim, Host, Leasehold};
-use crate::members::{Identity, Member, Members};
+use crate::members::{Identity, Member, Members, sector_bytes};
 use crate::mode::Mode;
 use crate::region_map::{StoredMap, region_stripes_for};
+use crate::scrub_plan::ScrubMark;
+use crate::settings::{Settings, SettingsChange};
 
 /// What an array shall be.
 #[derive(Clone, Debug)]
@@ -34,6 +36,8 @@ pub struct ArraySpec {
     pub shape: Shape,
     /// `None`: as the level has it.
     pub policy: Option<Policy>,
+    /// Beside the usual ones.
+    pub settings: SettingsChange,
     /// Who makes it. `None`: no other host can reach these drives.
     pub host: Option<Host>,
 }
@@ -55,7 +59,13 @@ impl Array {
         let list = members.clone();
         let policy = spec.policy.unwrap_or(identity.layout().default_policy());
         identity.layout().check_policy(policy).map_err(ChangeError::Spec)?;
-        let members = Rc::new(Members::new(reactor, identity.clone(), members, 0, 0, policy));
+        let sector_bytes = sector_bytes(&members);
+        let settings = Settings::default().changed(spec.settings, sector_bytes);
+        let settings = settings.map_err(ChangeError::Spec)?;
+        let members = Members::new(reactor, identity.clone(), members, 0, 0, policy, settings);
+        // There is nothing to scrub yet.
+        members.set_scrub(ScrubMark { next: 0, began_s: reactor.unix_s() });
+        let members = Rc::new(members);
         let empty = || StoredMap::empty(identity.layout().stripes, identity.region_stripes());
         // Nothing was written: nothing has to be zeroed or to agree.
         let maps = StoredMaps { dirty: empty(), written: empty(), missed: empty() };
@@ -141,7 +151,9 @@ impl Array {
             generation,
             journal_from,
             found.policy,
+            found.settings,
         );
+        members.set_scrub(found.scrub);
         let array = Array::new(reactor, identity.clone(), Rc::new(members), &maps);
         if let Some((host, claim)) = options.host.zip(claim) {
             array.hold(host, claim);
@@ -154,6 +166,7 @@ impl Array {
         array.run();
         array.start_rebuild();
         array.start_restripe();
+        array.resume_scrub();
         Ok(array)
     }
 

@@ -1,10 +1,13 @@
 //! What an array says about itself.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::MemberIndex;
+
+use crate::settings::Settings;
 
 /// How much of its redundancy an array has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,23 +55,61 @@ pub struct Progress {
 }
 
 /// What a scrub found so far, or in all.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScrubReport {
     /// Stripes where parity or copies did not agree.
     pub mismatched_stripes: u64,
-    /// First of them.
-    pub first_mismatch: Option<u64>,
-    /// Stripes whose parity or copies were written anew.
+    /// Of these, stripes where it could not be told which chunk is wrong.
+    pub undecided_stripes: u64,
+    /// Stripes where all that did not agree was written anew.
     pub repaired_stripes: u64,
     /// Stripes that could not be read well enough to be checked.
     pub unreadable_stripes: u64,
+    /// The first places, [`SCRUB_PLACES_MAX`] at most.
+    pub places: Vec<ScrubPlace>,
+    /// Stripes in which a member's chunk was wrong.
+    pub wrong_by_member: BTreeMap<MemberIndex, u64>,
 }
 
-#[derive(Clone, Copy, Debug)]
+pub const SCRUB_PLACES_MAX: usize = 16;
+
+/// Bytes of the array that did not agree with what stands beside them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScrubPlace {
+    pub stripe: u64,
+    /// The wrong bytes; where they are no data, or it cannot be told which are wrong, the stripe.
+    pub offset: u64,
+    pub len: u64,
+    /// Whose bytes were wrong. `None`: it could not be told.
+    pub member: Option<MemberIndex>,
+    pub repaired: bool,
+}
+
+#[derive(Clone, Debug)]
 pub enum ScrubState {
     Never,
-    Running { progress: Progress, report: ScrubReport },
-    Finished { report: ScrubReport },
+    Running {
+        progress: Progress,
+        report: ScrubReport,
+    },
+    /// By hand, before its end.
+    Stopped {
+        report: ScrubReport,
+    },
+    Finished {
+        report: ScrubReport,
+    },
+}
+
+impl ScrubState {
+    pub fn report(&self) -> Option<&ScrubReport> {
+        match self {
+            ScrubState::Never => None,
+            ScrubState::Running { report, .. }
+            | ScrubState::Stopped { report }
+            | ScrubState::Finished { report } => Some(report),
+        }
+    }
 }
 
 /// Requests served since the array was started.
@@ -115,6 +156,9 @@ pub struct ArrayStatus {
     /// Another host has taken the array over; nothing of it is served here any more.
     pub lost_to: Option<String>,
     pub policy: Policy,
+    pub settings: Settings,
+    /// Largest of any member.
+    pub sector_bytes: u32,
     pub journal: JournalStatus,
     pub members: Vec<MemberStatus>,
     /// Regions in all, and those that were ever written: the others take no part in long work.

@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_format::journal_batch::{ENTRIES_MAX, PAYLOAD_BYTES_MAX};
-use ashlar_format::units::StripeIndex;
+use ashlar_format::units::{StripeIndex, to_usize};
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::{Mode as Lock, RangeGuard};
@@ -34,13 +34,31 @@ impl Array {
     /// Writes `from` at `offset`; both multiples of 512 bytes. The bytes are copied before
     /// anything is computed from them, so the caller's memory may change meanwhile.
     pub async fn write(self: &Rc<Self>, offset: u64, from: Buffers) -> Result<(), ArrayError> {
+        let end = offset.checked_add(from.len() as u64).ok_or(ArrayError::Range)?;
+        self.write_ranges(std::slice::from_ref(&(offset..end)), from).await
+    }
+
+    /// The same of several ranges, which `from` fills in order: one write, as atomic as any.
+    pub async fn write_ranges(
+        self: &Rc<Self>,
+        ranges: &[Range<u64>],
+        from: Buffers,
+    ) -> Result<(), ArrayError> {
         let _request = self.admit().await?;
-        let len = from.len() as u64;
-        if !self.contains(offset, len) {
+        let began = self.reactor.turn_time();
+        let len: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        assert!(len == from.len() as u64, "the ranges are as long as what fills them");
+        if ranges.iter().any(|range| !self.contains(range.start, range.end - range.start)) {
             return Err(ArrayError::Range);
         }
         let mode = self.enter_mode().await?;
-        let pieces: SmallVec<[Piece; 4]> = self.pieces(offset, len).collect();
+        let (mut pieces, mut at) = (SmallVec::<[Piece; 4]>::new(), 0);
+        for range in ranges {
+            let part = range.end - range.start;
+            let of_range = self.pieces(range.start, part);
+            pieces.extend(of_range.map(|piece| Piece { at: at + piece.at, ..piece }));
+            at += to_usize(part);
+        }
         let result = match mode.mode {
             Mode::Journaled => self.write_journaled(&pieces, &from).await,
             Mode::Direct => self.write_direct(&pieces, &from).await,
@@ -49,6 +67,7 @@ impl Array {
             counters.writes += 1;
             counters.write_bytes += len;
         });
+        self.pace.served(began, self.reactor.turn_time());
         result
     }
 
@@ -60,7 +79,7 @@ impl Array {
         self.journal.flush().await
     }
 
-    /// A write that fits in one batch is atomic.
+    /// A write that fits in one batch is atomic; whatever is promised to be fits in one.
     async fn write_journaled(
         self: &Rc<Self>,
         pieces: &[Piece],
@@ -86,6 +105,8 @@ impl Array {
         if batches.is_empty() {
             return self.journal.append(batch).await.map(|_| ());
         }
+        let promised = self.settings().atomic_bytes(self.sector_bytes) as usize;
+        assert!(from.len() > promised, "an atomic write in several batches");
         batches.push(batch);
         let appends = batches.into_iter().map(|batch| self.journal.append(batch));
         join_all(appends).await.into_iter().try_for_each(|appended| appended.map(|_| ()))

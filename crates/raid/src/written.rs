@@ -159,7 +159,7 @@ impl Array {
             hold = self.void_records(stripes.clone()).await?;
             if hold.is_none() {
                 drop((sectors, locks));
-                if let Some(error) = self.journal.stuck() {
+                if let Some(error) = self.journal.refusal() {
                     return Err(error);
                 }
                 self.journal.changed_since(seen).await;

@@ -212,7 +212,7 @@ impl Array {
             let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
             let Some(appended) = self.journal.append_now(&entries, Class::New(0)).await else {
                 drop((_locks, _sectors));
-                if let Some(error) = self.journal.stuck() {
+                if let Some(error) = self.journal.refusal() {
                     return Err(error);
                 }
                 self.journal.changed_since(seen).await;

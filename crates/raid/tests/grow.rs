@@ -17,6 +17,7 @@ use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ChangeError;
 use ashlar_raid::layout::Shape;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
@@ -64,6 +65,7 @@ async fn create(
         chunk_bytes: 16 << 10,
         shape,
         policy: None,
+        settings: SettingsChange::default(),
         host: None,
     };
     Array::create(reactor, &spec, drives).await.unwrap()

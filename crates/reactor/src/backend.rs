@@ -35,6 +35,12 @@ impl Instant {
 pub trait Backend {
     fn now(&self) -> Instant;
 
+    /// Seconds since 1970, by a clock that somebody may set at any time: for what must be told
+    /// again after a restart, and for nothing else. A virtual world begins in 1970.
+    fn unix_s(&self) -> u64 {
+        self.now().as_ns() / 1_000_000_000
+    }
+
     /// Takes a device over; its id is valid until `unregister`.
     fn register(&mut self, device: Device) -> DeviceId;
 

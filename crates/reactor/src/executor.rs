@@ -124,6 +124,11 @@ impl Reactor {
         self.inner.backend.borrow().now()
     }
 
+    /// See [`Backend::unix_s`].
+    pub fn unix_s(&self) -> u64 {
+        self.inner.backend.borrow().unix_s()
+    }
+
     /// When the backend was last looked at: `now`, less a turn of the reactor at most, for free.
     pub fn turn_time(&self) -> Instant {
         self.inner.turn_time.get()

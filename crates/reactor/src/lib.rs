@@ -21,6 +21,7 @@ pub mod join;
 pub mod mailbox;
 mod ram;
 mod model;
+pub mod virtual_time;
 mod lossy;
 pub mod uring;
 pub mod cores;

@@ -130,8 +130,9 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
             drive.slow_until_ns = until;
         }
         Act::Scrub => {
-            let started = life.array.start_scrub(prng.chance(1, 2));
-            life.note(|| format!("scrub: {started:?}"));
+            let (stop, repair) = (prng.chance(1, 4), prng.chance(1, 2));
+            let done = if stop { life.array.stop_scrub() } else { life.array.start_scrub(repair) };
+            life.note(|| format!("scrub (stop: {stop}): {done:?}"));
         }
         Act::PoolChange => pool_change(life, prng).await,
         Act::PolicyChange => policy_change(life, prng).await,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::error::ChangeError;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::status::{ArrayState, ScrubState};
 
 use crate::drive::SimDrive;
@@ -69,7 +70,7 @@ fn on_members<T>(life: &Life, look: impl FnOnce(&[&SimDrive]) -> T) -> T {
 /// Faults are over.
 pub async fn liveness(life: &Rc<Life>) {
     let redundant = life.array.layout().is_redundant();
-    if redundant && !become_whole(life).await {
+    if redundant && !(become_whole(life).await && no_more_scrubs(life).await) {
         return;
     }
     while life.array.status().restripe.is_some() && !life.world.borrow().is_dark() {
@@ -138,6 +139,26 @@ async fn become_whole(life: &Rc<Life>) -> bool {
     }
 }
 
+/// None begins by itself any more, and none runs. False: that will never be.
+async fn no_more_scrubs(life: &Rc<Life>) -> bool {
+    let never = SettingsChange { scrub_period_s: Some(0), ..SettingsChange::default() };
+    if let Err(error) = life.array.set_settings(never).await {
+        life.fail(format!("the settings cannot be changed: {error}"));
+        return false;
+    }
+    let deadline = life.reactor.now().after(WHOLE_WITHIN);
+    while let ScrubState::Running { progress, .. } = life.array.status().scrub {
+        if life.reactor.now() >= deadline {
+            life.fail(format!("a scrub is not stopped: {progress:?}"));
+            return false;
+        }
+        let stopped = life.array.stop_scrub();
+        life.note(|| format!("scrub: {stopped:?}"));
+        life.reactor.sleep(Duration::from_millis(50)).await;
+    }
+    true
+}
+
 async fn give_spares(life: &Rc<Life>) {
     for (index, member) in life.array.status().members.iter().enumerate() {
         let alive = member.drive.as_ref().is_some_and(|drive| drive.is_alive());
@@ -200,11 +221,8 @@ async fn become_clean(life: &Life) {
 }
 
 async fn scrub(life: &Life) {
-    if life.array.start_scrub(false).is_err() {
-        life.reactor.sleep(Duration::from_secs(60)).await;
-        if let Err(error) = life.array.start_scrub(false) {
-            return life.fail(format!("a scrub cannot start: {error}"));
-        }
+    if let Err(error) = life.array.start_scrub(false) {
+        return life.fail(format!("a scrub cannot start: {error}"));
     }
     let deadline = life.reactor.now().after(WHOLE_WITHIN);
     loop {

@@ -5,6 +5,7 @@ use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_raid::label;
 use ashlar_raid::layout::{Layout, Shape, level_name};
 use ashlar_raid::parity::PARITY_CHUNKS_MAX;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_reactor::prng::Prng;
 
 use crate::drive::{Loss, Traits};
@@ -179,6 +180,7 @@ pub struct Plan {
     pub adds: bool,
     /// More faults than the level promises to bear: errors are allowed, wrong data never.
     pub beyond: bool,
+    pub settings: SettingsChange,
     pub single: Option<Single>,
 }
 
@@ -223,6 +225,7 @@ impl Plan {
             adds: false,
             // Where nothing may be lost, a fault is one too many.
             beyond: !geometry.layout().is_redundant() && single.what == SingleFault::Fail,
+            settings: SettingsChange::default(),
             single: Some(single),
             ..Plan::draw(1)
         }
@@ -281,6 +284,7 @@ impl Plan {
             pool_changes,
             beyond: prng.chance(1, 8),
             grows: prng.chance(1, 4),
+            settings: draw_settings(&mut prng, traits.sector_bytes),
             adds: prng.chance(1, 4),
             single: None,
         }
@@ -325,6 +329,17 @@ impl Plan {
         }
         text += &format!(" ends {:?}", self.endings);
         text
+    }
+}
+
+fn draw_settings(prng: &mut Prng, sector_bytes: u32) -> SettingsChange {
+    let mut drawn = |values: [u32; 3]| prng.chance(1, 2).then(|| values[prng.index(3)]);
+    let percent = |value: u32| u8::try_from(value).expect("a percentage");
+    SettingsChange {
+        rebuild_percent: drawn([1, 10, 100]).map(percent),
+        scrub_period_s: drawn([0, 3600, 7200]),
+        atomic_bytes: drawn([4 << 10, 128 << 10, (256 << 10) - sector_bytes / 4096 * 4096]),
+        ..SettingsChange::default()
     }
 }
 

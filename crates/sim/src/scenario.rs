@@ -387,6 +387,7 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
         chunk_bytes: plan.geometry.chunk_bytes,
         shape: plan.geometry.shape,
         policy: plan.policy,
+        settings: plan.settings,
         host: None,
     };
     let drives = {
@@ -574,6 +575,11 @@ async fn safety(life: &Rc<Life>, prng: &mut Prng) {
 }
 
 async fn stop(life: &Rc<Life>) -> End {
+    // No fault of the world makes a drive lie.
+    let scrub = life.array.status().scrub;
+    if let Some(report) = scrub.report().filter(|report| report.mismatched_stripes > 0) {
+        life.fail(format!("stripes did not agree: {report:?}"));
+    }
     let began = life.oracle.borrow_mut().flush_begins();
     match life.array.stop().await {
         Ok(()) => life.oracle.borrow_mut().flush_ends(began),

@@ -22,8 +22,6 @@ use crate::oracle::Oracle;
 use crate::world::SharedWorld;
 
 const SECTOR: u64 = 512;
-/// Longest write that is all or nothing under policy `journal`.
-const ATOMIC_BYTES_MAX: u64 = 64 << 10;
 /// Longest request in sectors, drawn. The long ones cross stripes; they cost most and are few.
 const LEN_SECTORS_MAX: [u64; 20] =
     [1, 1, 1, 1, 8, 8, 8, 8, 8, 16, 16, 16, 16, 16, 64, 64, 64, 64, 128, 400];
@@ -136,7 +134,8 @@ impl Life {
     pub async fn write(&self, offset: u64, len: u64, zeroes: bool) {
         let before = self.before(offset, len);
         let ticket = self.oracle.borrow_mut().write_begins(offset, len, zeroes);
-        let atomic = !zeroes && len <= ATOMIC_BYTES_MAX && self.is_journaled();
+        let atomic = self.array.settings().atomic_bytes(self.plan.traits.sector_bytes);
+        let atomic = !zeroes && len <= u64::from(atomic) && self.is_journaled();
         if atomic {
             self.oracle.borrow_mut().is_atomic(&ticket);
         }

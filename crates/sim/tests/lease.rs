@@ -15,6 +15,7 @@ use ashlar_raid::label;
 use ashlar_raid::layout::Shape;
 use ashlar_raid::lease::{self, BEAT_PERIOD, Host, WATCH_BEATS};
 use ashlar_raid::members::Member;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::{Order, Reactor};
@@ -86,6 +87,7 @@ async fn create(reactor: &Reactor, host: Host) -> Rc<Array> {
         chunk_bytes: 16 << 10,
         shape: Shape::default(),
         policy: None,
+        settings: SettingsChange::default(),
         host: Some(host),
     };
     let drives = drives(reactor).into_iter().zip(10..).map(|(drive, id)| ([id; 16], drive));

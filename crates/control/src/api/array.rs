@@ -50,9 +50,13 @@ pub struct ArrayReplace {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ArrayScrub {
-    /// Write parity or copies anew where they do not agree with the data.
+    /// Where it cannot be told which chunk is wrong, write parity or copies anew, to agree with the
+    /// data or the first copy. What surely is wrong is always mended.
     #[serde(default)]
     pub repair: bool,
+    /// End the scrub that runs instead.
+    #[serde(default)]
+    pub stop: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -96,6 +100,8 @@ pub struct Member {
     pub present: bool,
     /// What its drive has done, and what went wrong; `null` if it has none.
     pub counters: Option<DriveCounters>,
+    /// Stripes in which the last scrub found its chunk wrong.
+    pub wrong_stripes: u64,
     /// The spare that will take its place, if its own drive does not come back before.
     pub takeover: Option<Takeover>,
     /// How much of it holds current data, 0 to 100.
@@ -137,21 +143,37 @@ pub struct Progress {
 pub enum ScrubState {
     Never,
     Running,
+    /// By hand, before its end.
+    Stopped,
     Finished,
 }
 
-/// The scrub that runs, or the last one since the array was started.
+/// Bytes of an array that did not agree with what stands beside them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ScrubPlace {
+    pub stripe: u64,
+    /// The wrong bytes; where they are no data, or it cannot be told which are wrong, the stripe.
+    pub offset: u64,
+    pub len: u64,
+    /// Whose bytes were wrong; `null`: it could not be told.
+    pub member: Option<u8>,
+    pub repaired: bool,
+}
+
+/// The scrub that runs, or the last one since the array was started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Scrub {
     pub state: ScrubState,
     pub progress: Option<Progress>,
     /// Stripes whose parity or copies did not agree.
     pub mismatched_stripes: u64,
-    /// First of them.
-    pub first_mismatch: Option<u64>,
+    /// Of these, stripes where it could not be told which chunk is wrong.
+    pub undecided_stripes: u64,
     pub repaired_stripes: u64,
     /// Stripes that could not be read well enough to be checked.
     pub unreadable_stripes: u64,
+    /// The first 16 places.
+    pub places: Vec<ScrubPlace>,
 }
 
 /// Requests served since the array was started.

@@ -8,9 +8,8 @@ use clap_complete::engine::ArgValueCandidates;
 use crate::api::Done;
 use crate::api::array::{
     Array, ArrayCreate, ArrayGrow, ArrayGrown, ArrayReplace, ArrayScrub, ArrayState, JournalFill,
-    Member, MemberState, Progress, RebuildStarted, ScanResult, Scrub, ScrubState,
+    Member, MemberState, Progress, RebuildStarted, ScanResult, Scrub, ScrubPlace, ScrubState,
 };
-use crate::api::drive::DriveCounters;
 use crate::cli::complete;
 use crate::cli::drive::{health_name, with_notes};
 use crate::cli::follow::{Work, follow};
@@ -62,9 +61,13 @@ pub enum Command {
         /// Its name
         #[arg(add = ArgValueCandidates::new(complete::arrays))]
         name: String,
-        /// Write parity or copies anew where they do not agree with the data
-        #[arg(long)]
+        /// Where it cannot be told which chunk is wrong, write parity or copies anew, to agree
+        /// with the data or the first copy; what surely is wrong is always mended
+        #[arg(long, conflicts_with = "stop")]
         repair: bool,
+        /// End the scrub that runs instead; the next one begins from the start
+        #[arg(long, conflicts_with = "wait")]
+        stop: bool,
         /// Show progress until it is done; the status is 1 if something was found and not mended
         #[arg(long)]
         wait: bool,
@@ -207,8 +210,9 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<Ex
         Command::Replace(replace) => run_replace(replace, client, output).await?,
         Command::Rebuild { name, wait } => run_rebuild(&name, wait, client, output).await?,
         Command::Grow(grow) => run_grow(grow, client, output).await?,
-        Command::Scrub { name, repair, wait } => {
-            return run_scrub(&name, repair, wait, client, output).await;
+        Command::Scrub { name, repair, stop, wait } => {
+            let request = ArrayScrub { repair, stop };
+            return run_scrub(&name, request, wait, client, output).await;
         }
         Command::Stop { name, force } => {
             let path = format!("{}/stop?force={force}", path_of("arrays", &name));
@@ -307,15 +311,16 @@ async fn run_rebuild(name: &str, wait: bool, client: &Client, output: Output) ->
 
 async fn run_scrub(
     name: &str,
-    repair: bool,
+    request: ArrayScrub,
     wait: bool,
     client: &Client,
     output: Output,
 ) -> Answer<ExitCode> {
     let path = format!("{}/scrub", path_of("arrays", name));
-    let array: Array = client.post(&path, &ArrayScrub { repair }).await?;
+    let array: Array = client.post(&path, &request).await?;
     if !wait {
-        show(output, &array, |_| format!("the scrub of array {name} runs"))?;
+        let what = if request.stop { "ends" } else { "runs" };
+        show(output, &array, |_| format!("the scrub of array {name} {what}"))?;
         return Ok(ExitCode::SUCCESS);
     }
     let array = follow(client, name, Work::Scrub).await?;
@@ -323,7 +328,9 @@ async fn run_scrub(
         format!("scrub of array {name} {}", or_dash(array.scrub.as_ref().map(scrub_text)))
     })?;
     let clean = array.scrub.is_some_and(|scrub| {
-        scrub.unreadable_stripes == 0 && scrub.mismatched_stripes == scrub.repaired_stripes
+        let good =
+            scrub.unreadable_stripes == 0 && scrub.mismatched_stripes == scrub.repaired_stripes;
+        good && scrub.state == ScrubState::Finished
     });
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -392,17 +399,32 @@ fn scrub_text(scrub: &Scrub) -> String {
     let found = match (scrub.mismatched_stripes, scrub.unreadable_stripes) {
         (0, 0) => "all is well".to_owned(),
         (mismatched, unreadable) => format!(
-            "{mismatched} stripes did not agree (first: {}), {} repaired, {unreadable} unreadable",
-            or_dash(scrub.first_mismatch),
-            scrub.repaired_stripes
+            "{mismatched} stripes did not agree, {} repaired; of {} it cannot be told what is \
+             wrong; {unreadable} unreadable",
+            scrub.repaired_stripes, scrub.undecided_stripes
         ),
     };
     match (scrub.state, &scrub.progress) {
         (ScrubState::Never, _) => "never since the start".to_owned(),
         (ScrubState::Running, Some(progress)) => format!("{}; {found}", progress_text(progress)),
         (ScrubState::Running, None) => format!("runs; {found}"),
+        (ScrubState::Stopped, _) => format!("stopped before its end; {found}"),
         (ScrubState::Finished, _) => format!("done: {found}"),
     }
+}
+
+/// `  at 1310720 +512 (stripe 5)  member 2, drive d2: mended`.
+fn place_line(place: &ScrubPlace, members: &[Member]) -> String {
+    let ScrubPlace { stripe, offset, len, member, repaired } = *place;
+    let who = match member {
+        Some(index) => {
+            let drive = members.iter().find(|its| its.index == index);
+            format!("member {index}, drive {}", or_dash(drive.and_then(|its| its.drive.clone())))
+        }
+        None => "it cannot be told which member".to_owned(),
+    };
+    let mended = if repaired { "mended" } else { "not mended" };
+    format!("            at {offset} +{len} (stripe {stripe}): {who}; {mended}")
 }
 
 /// What goes on in an array: the rebuild before the rest.
@@ -467,6 +489,8 @@ fn details(array: &Array) -> String {
     let waits = array.restripe_error.as_ref();
     lines.extend(waits.map(|why| format!("restripe    waits: {why}")));
     lines.extend(array.scrub.as_ref().map(|scrub| format!("scrub       {}", scrub_text(scrub))));
+    let places = array.scrub.iter().flat_map(|scrub| &scrub.places);
+    lines.extend(places.map(|place| place_line(place, &array.members)));
     if let Some(its) = &array.counters {
         lines.push(format!("reads       {} ({})", its.reads, Size(its.read_bytes)));
         lines.push(format!("writes      {} ({})", its.writes, Size(its.write_bytes)));
@@ -515,7 +539,7 @@ fn members_table(members: &[Member]) -> String {
             drive,
             member_state(member).to_owned(),
             member.health.map_or("missing", health_name).to_owned(),
-            or_dash(member.counters.as_ref().and_then(errors)),
+            or_dash(errors(member)),
             format!("{} %", member.rebuilt_percent),
             member.drive_uuid.to_string(),
         ]);
@@ -524,11 +548,13 @@ fn members_table(members: &[Member]) -> String {
 }
 
 /// `3 read, 1 silent`; `None` if there were none.
-fn errors(counters: &DriveCounters) -> Option<String> {
+fn errors(member: &Member) -> Option<String> {
+    let counters = member.counters.unwrap_or_default();
     let kinds = [
         (counters.read_errors, "read"),
         (counters.write_errors, "write"),
         (counters.timeouts, "silent"),
+        (member.wrong_stripes, "wrong"),
     ];
     let met = kinds.iter().filter(|(count, _)| *count > 0);
     let met: Vec<String> = met.map(|(count, kind)| format!("{count} {kind}")).collect();

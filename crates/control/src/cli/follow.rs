@@ -6,7 +6,7 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
-use crate::api::array::{Array, ArrayState, MemberState, Progress, ScrubState};
+use crate::api::array::{Array, ArrayState, MemberState, Progress, Scrub, ScrubState};
 use crate::cli::array::progress_text;
 use crate::cli::output::duration;
 use crate::client::{Client, path_of};
@@ -60,7 +60,9 @@ impl Work {
             },
             Work::Restripe => array.restripe.map_or(Stand::Done, Stand::Running),
             Work::Scrub => match &array.scrub {
-                Some(scrub) if scrub.state == ScrubState::Finished => Stand::Done,
+                Some(Scrub { state: ScrubState::Finished | ScrubState::Stopped, .. }) => {
+                    Stand::Done
+                }
                 Some(scrub) => scrub.progress.map_or(Stand::Idle, Stand::Running),
                 None => Stand::Idle,
             },

@@ -18,7 +18,7 @@ use crate::catalog::KnownArray;
 use crate::device::content::{Content, Labelled};
 use crate::engine::{self, Kept, Origin, Seed, plant};
 use crate::host::drives::{blocking, lend};
-use crate::host::settings::stored_policy;
+use crate::host::settings::{beside_policy, stored_policy};
 use crate::host::{Home, Host, Medium, Running, translate};
 use crate::level::{LEVELS, Notation};
 use crate::name::check_name;
@@ -131,6 +131,7 @@ impl Host {
                 group_members: request.group_members.unwrap_or(0),
             },
             policy: request.settings.policy.map(stored_policy),
+            settings: beside_policy(&request.settings),
             host: Some(self.lessee),
         })
     }

@@ -238,10 +238,14 @@ impl Host {
     pub async fn scrub_array(&self, name: &str, request: ArrayScrub) -> Answer<Shown> {
         let _change = self.begin().await?;
         let running = self.running_array(name)?;
-        let started =
-            self.on_array(running, async move |_, pool| pool.array().start_scrub(request.repair));
-        started.await?.map_err(|error| translate::change(&error))?;
-        tracing::info!(array = name, repair = request.repair, "scrub started");
+        let ArrayScrub { repair, stop } = request;
+        let done = self.on_array(running, async move |_, pool| match stop {
+            true => pool.array().stop_scrub(),
+            false => pool.array().start_scrub(repair),
+        });
+        done.await?.map_err(|error| translate::change(&error))?;
+        let what = if stop { "scrub stopped" } else { "scrub started" };
+        tracing::info!(array = name, repair, "{what}");
         self.show_array_by_uuid(running.uuid).await
     }
 }

@@ -1,6 +1,7 @@
 //! What an operator has set of an array.
 
 use ashlar_format::array_superblock as format;
+use ashlar_raid::settings as raid;
 
 use crate::api::array::Array as Shown;
 use crate::api::settings::{Policy, SettingsChange};
@@ -11,13 +12,26 @@ impl Host {
     pub async fn set_array(&self, name: &str, change: SettingsChange) -> Answer<Shown> {
         let _change = self.begin().await?;
         let running = self.running_array(name)?;
-        let set = self.on_array(running, async move |_, pool| match change.policy {
-            Some(policy) => pool.array().set_policy(stored_policy(policy)).await,
-            None => Ok(()),
+        let set = self.on_array(running, async move |_, pool| {
+            pool.array().set_settings(beside_policy(&change)).await?;
+            match change.policy {
+                Some(policy) => pool.array().set_policy(stored_policy(policy)).await,
+                None => Ok(()),
+            }
         });
         set.await?.map_err(|error| translate::change(&error))?;
         tracing::info!(array = name, ?change, "array set");
         self.show_array_by_uuid(running.uuid).await
+    }
+}
+
+pub(super) fn beside_policy(change: &SettingsChange) -> raid::SettingsChange {
+    raid::SettingsChange {
+        rebuild_percent: change.rebuild_percent,
+        hedge_percent: change.hedge_percent,
+        atomic_bytes: change.atomic_bytes,
+        spare_delay_s: change.spare_delay_s,
+        scrub_period_s: change.scrub_period_s,
     }
 }
 

@@ -201,7 +201,7 @@ impl Host {
             rebuild_error: snapshot.rebuild_error.clone(),
             restripe: snapshot.restripe,
             restripe_error: snapshot.restripe_error.clone(),
-            scrub: Some(snapshot.scrub),
+            scrub: Some(snapshot.scrub.clone()),
             counters: Some(snapshot.counters),
         }
     }
@@ -231,6 +231,7 @@ impl Host {
             health: used.map(|drive| drive.health),
             present: member.is_present(),
             counters: used.map(|drive| drive.counters),
+            wrong_stripes: member.wrong_stripes,
             takeover: plans.get(&member.index).and_then(takeover_shown),
             rebuilt_percent: match member.state {
                 crate::api::array::MemberState::Trusted => 100,
@@ -379,6 +380,13 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
             },
             ArrayState::Failed => problems.push(format!("array {name} has failed: data is lost")),
             ArrayState::Unavailable => problems.push(error.to_owned()),
+        }
+        if let Some(scrub) = array.scrub.as_ref().filter(|scrub| scrub.mismatched_stripes > 0) {
+            let stripes = scrub.mismatched_stripes;
+            problems.push(format!(
+                "array {name}: the last scrub found {stripes} stripes that did not agree; \
+                 `ashlar array show {name}` says where"
+            ));
         }
     }
     for export in exports {

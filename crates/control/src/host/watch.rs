@@ -191,7 +191,15 @@ fn log_changes(name: &str, before: &ArraySnapshot, now: &ArraySnapshot) {
         if mismatched + unreadable == 0 {
             tracing::info!(array = name, "scrub finished: all is well");
         } else {
-            tracing::warn!(array = name, mismatched, repaired, unreadable, "scrub finished");
+            let undecided = found.undecided_stripes;
+            tracing::warn!(
+                array = name,
+                mismatched,
+                undecided,
+                repaired,
+                unreadable,
+                "scrub finished"
+            );
         }
     }
 }

@@ -17,6 +17,7 @@ use ashlar_format::array_superblock::Level;
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ArrayError;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ScrubState;
 use ashlar_reactor::buffer::Buffers;
@@ -86,6 +87,7 @@ impl Pair {
             chunk_bytes: 16 << 10,
             shape: ashlar_raid::layout::Shape::default(),
             policy: None,
+            settings: SettingsChange::default(),
             host: None,
         };
         let drives = files.iter().enumerate().map(|(i, (drive, _))| ([i as u8; 16], drive.clone()));

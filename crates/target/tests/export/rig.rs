@@ -12,6 +12,7 @@ use ashlar_pool::pool::Pool;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::array::Array;
 use ashlar_raid::layout::{Layout, Shape};
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::ArraySpec;
 use ashlar_reactor::cores::Core;
 use ashlar_reactor::executor::Reactor;
@@ -55,6 +56,7 @@ impl Rig {
                 chunk_bytes: 64 << 10,
                 shape: Shape::default(),
                 policy: None,
+                settings: SettingsChange::default(),
                 host: None,
             };
             let layout = Layout::new(level, drives.into(), spec.shape, spec.chunk_bytes);

@@ -8,6 +8,7 @@ use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::Level;
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::ArraySpec;
 use ashlar_reactor::executor::Order;
 use ashlar_reactor::op::Device;
@@ -32,6 +33,7 @@ async fn disk(reactor: &Reactor, level: Level, drives: u8) -> Rc<Disk> {
         chunk_bytes,
         shape: Default::default(),
         policy: None,
+        settings: SettingsChange::default(),
         host: None,
     };
     let bytes = DISK + (16 << 20);

@@ -1,0 +1,107 @@
+//! A job's turns: it works for a while, then it stays away, as `pace` decides.
+
+use std::time::Duration;
+
+use ashlar_reactor::backend::Instant;
+
+use crate::array::Array;
+use crate::pace::rest;
+
+/// A job works for this long before it stays away: long beside the time of one stripe, short beside
+/// what a person notices.
+const SHIFT: Duration = Duration::from_millis(25);
+/// Under way on each member: more than any drive needs to be kept busy.
+const UNDER_WAY_BYTES: u64 = 1 << 20;
+/// Stripes under way, however large their chunks are.
+const UNDER_WAY_MIN: u64 = 4;
+/// While it stays away it looks this often whether it still should.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Says that a job is at work while it lives.
+struct Working<'a>(&'a Array);
+
+impl<'a> Working<'a> {
+    fn begin(array: &'a Array) -> Working<'a> {
+        array.pace.working.set(array.pace.working.get() + 1);
+        Working(array)
+    }
+}
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        let pace = &self.0.pace;
+        pace.working.set(pace.working.get() - 1);
+        pace.ceased.set(self.0.reactor.now());
+    }
+}
+
+/// A job's time at work, and then away.
+pub(crate) struct Shift<'a> {
+    array: &'a Array,
+    working: Option<Working<'a>>,
+    began: Instant,
+    requests_before: u64,
+}
+
+impl<'a> Shift<'a> {
+    pub(crate) fn begin(array: &'a Array) -> Shift<'a> {
+        let (began, requests_before) = (array.reactor.now(), array.pace.requests());
+        Shift { array, working: Some(Working::begin(array)), began, requests_before }
+    }
+
+    /// Whether the job should let its work end and then `rest`.
+    pub(crate) fn is_over(&mut self) -> bool {
+        let active = self.lasts();
+        if active < SHIFT {
+            return false;
+        }
+        if self.rest_after(active).is_zero() {
+            // Nothing to stay away for: the next one, without a break.
+            *self = Shift::begin(self.array);
+            return false;
+        }
+        true
+    }
+
+    /// How many stripes keep a group's drives busy; fewer while guests ask for anything, whose
+    /// requests wait behind them.
+    pub(crate) fn stripes_at_once(&self) -> u64 {
+        let chunk = u64::from(self.array.layout().chunk_bytes);
+        let crowded = self.array.pace.requests() > self.requests_before;
+        let wanted = if crowded { 0 } else { UNDER_WAY_BYTES / chunk };
+        wanted.max(UNDER_WAY_MIN) * u64::from(self.array.layout().groups)
+    }
+
+    /// Stays away while another job is more urgent. Nothing of this one is under way.
+    pub(crate) async fn wait_while(&mut self, urgent: impl Fn() -> bool) {
+        self.working = None;
+        while urgent() && !self.array.is_stopping() {
+            self.array.pause(LOOK).await;
+        }
+        *self = Shift::begin(self.array);
+    }
+
+    /// Stays away; then the next shift begins. Nothing of the job is under way.
+    pub(crate) async fn rest(&mut self) {
+        let active = self.lasts();
+        self.working = None;
+        while !self.array.is_stopping() {
+            let away = self.lasts() - active;
+            let left = self.rest_after(active).saturating_sub(away);
+            if left.is_zero() {
+                break;
+            }
+            self.array.pause(left.min(LOOK)).await;
+        }
+        *self = Shift::begin(self.array);
+    }
+
+    fn lasts(&self) -> Duration {
+        self.array.reactor.now().since(self.began)
+    }
+
+    fn rest_after(&self, active: Duration) -> Duration {
+        let load = self.array.pace.load(self.lasts(), self.requests_before);
+        rest(active, self.array.settings().rebuild_percent(), load)
+    }
+}

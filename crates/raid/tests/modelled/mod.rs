@@ -1,0 +1,128 @@
+//! Arrays of modelled drives under a clock that jumps: how fast the drives let them be.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    dead_code,
+    unreachable_pub,
+    reason = "each test uses a part of it"
+)]
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_drive::drive::{Drive, Limits};
+use ashlar_format::array_superblock::Level;
+use ashlar_format::units::MemberIndex;
+use ashlar_raid::array::Array;
+use ashlar_raid::layout::Shape;
+use ashlar_raid::settings::SettingsChange;
+use ashlar_raid::start::ArraySpec;
+use ashlar_reactor::executor::{Order, Reactor};
+use ashlar_reactor::op::Device;
+use ashlar_reactor::prng::Prng;
+use ashlar_reactor::virtual_time::VirtualBackend;
+
+pub const DRIVE_BYTES: u64 = 48 << 20;
+pub const IOPS: u64 = 20_000;
+pub const BYTES_PER_SECOND: u64 = 200_000_000;
+pub const LATENCY: Duration = Duration::from_micros(80);
+
+pub fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
+    let reactor = Reactor::new(Box::<VirtualBackend>::default(), Order::Fifo);
+    let future = test(reactor.clone());
+    reactor.block_on(future).expect("the test ends");
+}
+
+pub fn drive(reactor: &Reactor, name: &str, latency: Duration) -> Rc<Drive> {
+    let limits = Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true };
+    let (bytes, iops, bytes_per_second) = (DRIVE_BYTES, IOPS, BYTES_PER_SECOND);
+    let device = Device::Model { bytes, iops, bytes_per_second, latency };
+    Drive::new(reactor, device, limits, name)
+}
+
+/// An array that is written everywhere, and all of it in place.
+pub async fn full_array(
+    reactor: &Reactor,
+    (level, members): (Level, usize),
+    settings: SettingsChange,
+    latency: impl Fn(usize) -> Duration,
+) -> Rc<Array> {
+    let drives = (0..members)
+        .map(|index| ([index as u8; 16], drive(reactor, &format!("d{index}"), latency(index))));
+    let spec = ArraySpec {
+        uuid: [1; 16],
+        name: "modelled".into(),
+        level,
+        chunk_bytes: 64 << 10,
+        shape: Shape::default(),
+        policy: None,
+        settings,
+        host: None,
+    };
+    let array = Array::create(reactor, &spec, drives.collect()).await.unwrap();
+    let buffer = reactor.buffer(1 << 20);
+    buffer.copy_from_slice(&[7; 1 << 20]);
+    let stripe = array.stripe_bytes();
+    let mut at = 0;
+    while at < array.capacity() {
+        let len = (buffer.len() as u64 / stripe * stripe).min(array.capacity() - at);
+        array.write(at, buffer.slice(0..len as usize).into()).await.unwrap();
+        at += len;
+    }
+    while array.status().journal.pending_bytes > 0 {
+        reactor.sleep(Duration::from_millis(10)).await;
+    }
+    array
+}
+
+/// Puts blank drives in the place of members, and waits until they are filled: how long it took.
+pub async fn rebuild(reactor: &Reactor, array: &Rc<Array>, members: &[u8]) -> Duration {
+    let began = reactor.now();
+    for member in members {
+        let new = drive(reactor, "new", LATENCY);
+        array.pull_member(MemberIndex(*member)).unwrap();
+        array.replace_member(MemberIndex(*member), new, [100 + member; 16]).await.unwrap();
+    }
+    while array.status().rebuild.is_some() {
+        reactor.sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(array.status().rebuild_error, None);
+    reactor.now().since(began)
+}
+
+/// Random reads of 4 KiB by so many guests, until told to stop. How long they take is measured.
+pub struct Guests {
+    pub reads: Rc<Cell<u64>>,
+    pub took: Rc<Cell<Duration>>,
+    stop: Rc<Cell<bool>>,
+}
+
+impl Guests {
+    pub fn start(reactor: &Reactor, array: &Rc<Array>, count: u64, pause: Duration) -> Guests {
+        let (reads, took, stop) = (Rc::default(), Rc::default(), Rc::default());
+        let guests = Guests { reads, took, stop };
+        for guest in 0..count {
+            let (reactor, array) = (reactor.clone(), array.clone());
+            let (reads, took) = (guests.reads.clone(), guests.took.clone());
+            let stop = guests.stop.clone();
+            reactor.clone().spawn(async move {
+                let mut prng = Prng::from_seed(guest);
+                let buffer = reactor.buffer(4096);
+                while !stop.get() {
+                    let at = prng.below(array.capacity() / 4096) * 4096;
+                    let began = reactor.now();
+                    array.read(at, buffer.clone().into()).await.unwrap();
+                    reads.set(reads.get() + 1);
+                    took.set(took.get() + reactor.now().since(began));
+                    reactor.sleep(pause).await;
+                }
+            });
+        }
+        guests
+    }
+
+    pub fn stop(&self) {
+        self.stop.set(true);
+    }
+}

@@ -1,0 +1,110 @@
+//! Goal: rebuild and scrub move at the share that was set of what the drives can do; under load they
+//! leave more to guests, but never stand still; and each stripe is read once.
+//! Method: modelled drives under a clock that jumps. The formulas are of the geometry alone.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod modelled;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_format::array_superblock::Level;
+use ashlar_raid::array::Array;
+use ashlar_raid::settings::SettingsChange;
+use ashlar_raid::status::ScrubState;
+use modelled::{BYTES_PER_SECOND, Guests, LATENCY, full_array, rebuild, run};
+
+fn share(percent: u8) -> SettingsChange {
+    SettingsChange { rebuild_percent: Some(percent), ..SettingsChange::default() }
+}
+
+/// The new drive takes all that it can: its data at full speed, in milliseconds.
+fn fill_ms(array: &Array) -> u64 {
+    let layout = array.layout();
+    layout.member_stripes() * u64::from(layout.chunk_bytes) * 1000 / BYTES_PER_SECOND
+}
+
+fn assert_about(what: &str, took: Duration, wanted_ms: u64) {
+    let ms = took.as_millis() as u64;
+    println!("{what}: {ms} ms, wanted {wanted_ms} ms");
+    assert!(ms * 10 <= wanted_ms * 11 && ms * 10 >= wanted_ms * 9, "{what}: {ms}, {wanted_ms} ms");
+}
+
+#[test]
+fn a_rebuild_has_its_share_of_idle_drives() {
+    let kinds = [(Level::Raid5, 5, &[2][..]), (Level::Raid6, 6, &[0, 3]), (Level::Raid1, 2, &[1])];
+    let shares = [100, 30, 10].map(|percent| (percent, kinds[0]));
+    for (percent, (level, members, lost)) in
+        shares.into_iter().chain([(30, kinds[1]), (30, kinds[2])])
+    {
+        run(|reactor| async move {
+            let kind = (level, members);
+            let array = full_array(&reactor, kind, share(percent), |_| LATENCY).await;
+            let took = rebuild(&reactor, &array, lost).await;
+            let wanted_ms = fill_ms(&array) * 100 / u64::from(percent);
+            assert_about(&format!("{level:?} at {percent} %"), took, wanted_ms);
+            array.stop().await.unwrap();
+        });
+    }
+}
+
+fn read_bytes(array: &Rc<Array>) -> u64 {
+    let members = array.status().members;
+    members.iter().map(|m| m.drive.as_ref().unwrap().counters().read_bytes).sum()
+}
+
+#[test]
+fn members_that_wait_together_are_filled_from_one_read() {
+    run(|reactor| async move {
+        let array = full_array(&reactor, (Level::Raid7, 7), share(100), |_| LATENCY).await;
+        let member_bytes = fill_ms(&array) * BYTES_PER_SECOND / 1000;
+        let before: u64 = read_bytes(&array);
+        let spent: u64 = [1, 4, 6]
+            .map(|its: usize| array.status().members[its].drive.as_ref().unwrap().clone())
+            .iter()
+            .map(|drive| drive.counters().read_bytes)
+            .sum();
+        rebuild(&reactor, &array, &[1, 4, 6]).await;
+        let read = read_bytes(&array) + spent - before;
+        // Four of the others, once, and what was filled for one before all had come.
+        let once = 4 * member_bytes;
+        assert!(read >= once && read < once * 3 / 2, "{read} bytes, once is {once}");
+        array.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn under_load_it_leaves_more_to_guests_and_ends() {
+    run(|reactor| async move {
+        let array = full_array(&reactor, (Level::Raid5, 5), share(60), |_| LATENCY).await;
+        // Before, and then beside the rebuild.
+        let guests = Guests::start(&reactor, &array, 8, Duration::ZERO);
+        reactor.sleep(Duration::from_secs(1)).await;
+        let alone = guests.reads.take();
+        let took = rebuild(&reactor, &array, &[2]).await;
+        guests.stop();
+        let ms = took.as_millis() as u64;
+        let beside = guests.reads.get() * 1000 / ms;
+        let full_ms = fill_ms(&array);
+        println!("{ms} ms, {full_ms} at full speed; guests read {alone}, then {beside} a second");
+        assert!(ms > full_ms * 100 / 60 * 3 / 2, "it did not give way: {ms} ms");
+        // A tenth of 60 % is 6 %, of drives that guests use, too.
+        assert!(ms < full_ms * 100 / 6 * 2, "it starved: {ms} ms");
+        assert!(beside * 2 > alone, "guests were left {beside} reads a second of {alone}");
+        array.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn a_scrub_has_its_share_too() {
+    run(|reactor| async move {
+        let array = full_array(&reactor, (Level::Raid5, 5), share(30), |_| LATENCY).await;
+        let began = reactor.now();
+        array.start_scrub(false).unwrap();
+        while matches!(array.status().scrub, ScrubState::Running { .. }) {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+        assert_about("scrub at 30 %", reactor.now().since(began), fill_ms(&array) * 100 / 30);
+        array.stop().await.unwrap();
+    });
+}

@@ -1,0 +1,55 @@
+//! A world of modelled drives whose clock jumps to whatever happens next: what an arrangement of
+//! drives allows, to the nanosecond, however busy the machine is that finds it out.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::backend::{Backend, Instant};
+use crate::model::Model;
+use crate::op::{Device, DeviceId, Done, Op, Ticket};
+
+#[derive(Default)]
+pub struct VirtualBackend {
+    now: Instant,
+    models: Vec<Model>,
+    /// When to tell; at one moment, in the order of submission.
+    due: BTreeMap<(Instant, u64), Done>,
+    submitted: u64,
+}
+
+impl Backend for VirtualBackend {
+    fn now(&self) -> Instant {
+        self.now
+    }
+
+    fn register(&mut self, device: Device) -> DeviceId {
+        let Device::Model { bytes, iops, bytes_per_second, latency } = device else {
+            panic!("virtual time is for modelled drives only");
+        };
+        self.models.push(Model::new(bytes, iops, bytes_per_second, latency));
+        DeviceId(u32::try_from(self.models.len() - 1).expect("few drives"))
+    }
+
+    fn unregister(&mut self, device: DeviceId) {
+        assert!((device.0 as usize) < self.models.len(), "let go twice");
+    }
+
+    fn submit(&mut self, ticket: Ticket, op: &Op) {
+        let device = op.device().expect("nothing in virtual time has a descriptor");
+        let (at, outcome) = self.models[device.0 as usize].run(op, self.now);
+        self.due.insert((at, self.submitted), Done { ticket, outcome });
+        self.submitted += 1;
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        let later = self.due.split_off(&(self.now.after(Duration::from_nanos(1)), 0));
+        done.extend(std::mem::replace(&mut self.due, later).into_values());
+    }
+
+    fn idle(&mut self, until: Option<Instant>) -> bool {
+        let next = self.due.first_key_value().map(|((at, _), _)| *at);
+        let Some(next) = next.into_iter().chain(until).min() else { return false };
+        self.now = self.now.max(next);
+        true
+    }
+}
