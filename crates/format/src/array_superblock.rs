@@ -258,6 +258,7 @@ const _: () = assert!(std::mem::offset_of!(ArraySuperblock, level) == 144);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, members) == 176);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, policy) == 2224);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, scrub_next) == 2248);
+const _: () = assert!(std::mem::offset_of!(ArraySuperblock, restriped) == 2272);
 
 impl ArraySuperblock {
     pub const BYTES: u64 = size_of::<ArraySuperblock>() as u64;
