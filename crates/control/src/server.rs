@@ -288,8 +288,8 @@ async fn scrub_array(
 /// Add members to an array, or use what all its drives have more by now, while it serves
 ///
 /// With `add`, everything is moved to stripes over all members; there is more room once that is
-/// done. Without, replace its drives by larger ones, or make them larger, before; refused if nothing
-/// is gained.
+/// done. Without, replace its drives by larger ones, or make them larger, before; refused if
+/// nothing is gained.
 #[utoipa::path(post, path = "/v1/arrays/{name}/grow", tag = "arrays",
     params(("name" = String, Path)), request_body = ArrayGrow,
     responses((status = 200, body = ArrayGrown), (status = "default", body = ErrorBody)))]

@@ -2,8 +2,9 @@
 //!
 //! Order, and what a crash leaves at each step:
 //! 1. the labels name larger data areas, durably (crash: room that nobody uses)
-//! 2. nobody writes, the journal is empty, and nobody uses a region's number. A region that becomes a part of one that
-//!    was written is made written; stripes that do so are zeroed, durably (crash: as before)
+//! 2. nobody writes, the journal is empty, and nobody uses a region's number. A region that becomes
+//!    a part of one that was written is made written; stripes that do so are zeroed, durably
+//!    (crash: as before)
 //! 3. new pages of the maps are durable (crash: they do not count)
 //! 4. the superblock names the new size, and which pages count (crash: the old size, or the new)
 //! 5. the bytes are given out. They were never written, so they read as zeroes and cost nothing

@@ -2,9 +2,14 @@
 //! while the array serves.
 //!
 //! Stripes are numbered by their rows on the members, in both shapes. A new stripe has more room
-//! than an old one: the new stripes 0 to c hold all that was in the old ones 0 to c, and more. So the
-//! number of a stripe alone says which shape it has: the new one below the cursor, else the old one
-//! (`Identity::layout_of`). What was in old stripes below c * new / old chunks is dead.
+//! than an old one: new stripes below the cursor hold all that was in old ones below it, and more.
+//! So the number of a stripe alone says which shape it has: the new one below the cursor, else the
+//! old one (`Identity::layout_of`). Old stripes from there on whose bytes were moved are dead.
+//!
+//! ```text
+//! 3 to 4 data chunks, cursor 3:  new 0  new 1  new 2 │ dead 3   old 4  old 5 ...
+//!                     bytes of:  0..4   4..8   8..12 │ 9..12    12..   15..   chunks
+//! ```
 //!
 //! Order of one window, new stripes from the cursor on, and what a crash leaves at each step:
 //! 1. nobody reads or writes these bytes, nothing is pending, the journal is empty

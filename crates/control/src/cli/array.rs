@@ -148,8 +148,8 @@ pub struct Grow {
     /// Its name
     #[arg(add = ArgValueCandidates::new(complete::arrays))]
     name: String,
-    /// Names of attached drives that become members: everything is moved to stripes over all of them
-    /// while the array serves (levels 0, 5, 6, 7.3, N+M; level 10: as many as it has copies)
+    /// Names of attached drives that become members: everything is moved to stripes over all of
+    /// them while the array serves (levels 0, 5, 6, 7.3, N+M; level 10: as many as it has copies)
     #[arg(long, value_delimiter = ',', value_name = "DRIVE,…")]
     #[arg(add = ArgValueCandidates::new(complete::drives))]
     add: Vec<String>,
