@@ -280,6 +280,8 @@ fn counters(counters: &raid::ArrayCounters) -> ArrayCounters {
         write_bytes: counters.write_bytes,
         flushes: counters.flushes,
         reconstructed: counters.reconstructed,
+        hedged: counters.hedged,
+        hedges_won: counters.hedges_won,
         repaired: counters.repaired,
     }
 }

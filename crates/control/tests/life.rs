@@ -116,7 +116,7 @@ fn settings_are_usual_chosen_changed_and_kept() {
     daemon.start_again();
     assert_eq!(shown(&daemon), all);
     let said = daemon.ok("array show a");
-    for line in ["share       100 %", "hedged      up to 5 %", "atomic      128K", "every 7d"] {
+    for line in ["share       100 %", "hedge       up to 5 %", "atomic      128K", "every 7d"] {
         assert!(said.contains(line), "{line}: {said}");
     }
 }

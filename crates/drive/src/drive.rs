@@ -25,6 +25,7 @@ use ashlar_reactor::wait_list::WaitList;
 use crate::error::DriveError;
 use crate::health::{During, Health, HealthLimits, HealthState};
 use crate::latency::{Latency, Window};
+use crate::slow::{Opinion, Verdict};
 
 /// Times an operation is tried, in all.
 pub const ATTEMPTS_MAX: u32 = 4;
@@ -63,6 +64,7 @@ pub struct Drive {
     name: String,
     health: Cell<Health>,
     counters: Cell<Counters>,
+    opinion: Cell<Opinion>,
     reads: RefCell<Window>,
     writes: RefCell<Window>,
     flush: FlushState,
@@ -125,6 +127,7 @@ impl Drive {
             name: name.to_owned(),
             health: Cell::default(),
             counters: Cell::default(),
+            opinion: Cell::default(),
             reads: RefCell::default(),
             writes: RefCell::default(),
             flush: FlushState::default(),
@@ -164,10 +167,11 @@ impl Drive {
         }
     }
 
-    /// Notes what its siblings say of its pace (see [`crate::slow`]).
-    pub fn set_slow(&self, slow: bool) {
+    /// Notes what its siblings say of its pace, now (see [`crate::slow`]).
+    pub fn compared(&self, reads: Verdict, writes: Verdict) {
+        self.opinion.set(self.opinion.get().after(reads, writes));
         let mut health = self.health.get();
-        health.slow = slow;
+        health.slow = self.opinion.get().is_slow();
         self.health.set(health);
     }
 

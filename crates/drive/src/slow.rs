@@ -15,6 +15,10 @@ pub const SLOW_FACTOR: u64 = 4;
 pub const SLOW_NS_MIN: u64 = 200_000;
 /// Fewer operations in the window say nothing; a 99th percentile needs a hundred.
 pub const SAMPLES_MIN: u64 = 100;
+/// Looks in a row that must find a drive slow before it is said to be.
+const LOOKS_UNTIL_SLOW: u8 = 3;
+/// Looks in a row that must not, before it is said no more: longer than the window they look at.
+const LOOKS_UNTIL_NORMAL: u8 = 15;
 
 /// What its siblings say about a drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +45,62 @@ impl Verdict {
     }
 }
 
+/// What was said of a drive, look after look: it does not change with every one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opinion {
+    slow: bool,
+    /// Looks in a row that found otherwise.
+    otherwise: u8,
+}
+
+impl Opinion {
+    pub fn is_slow(self) -> bool {
+        self.slow
+    }
+
+    /// After one more look, at its reads and at its writes.
+    #[must_use]
+    pub fn after(self, reads: Verdict, writes: Verdict) -> Opinion {
+        if (reads, writes) == (Verdict::Unknown, Verdict::Unknown) {
+            return self;
+        }
+        if self.slow == (reads.is_slow() || writes.is_slow()) {
+            return Opinion { otherwise: 0, ..self };
+        }
+        let otherwise = self.otherwise + 1;
+        let enough = if self.slow { LOOKS_UNTIL_NORMAL } else { LOOKS_UNTIL_SLOW };
+        if otherwise < enough {
+            return Opinion { otherwise, ..self };
+        }
+        Opinion { slow: !self.slow, otherwise: 0 }
+    }
+}
+
+/// Medians of the percentiles of a drive's siblings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Siblings {
+    pub p50_ns: u64,
+    pub p99_ns: u64,
+}
+
+/// `None`: they did too little lately to say.
+pub fn siblings_of(members: &[Option<LatencySummary>], index: usize) -> Option<Siblings> {
+    let others = members.iter().enumerate().filter(|(other, _)| *other != index);
+    let known: SmallVec<[LatencySummary; 16]> =
+        others.filter_map(|(_, other)| other.filter(is_known)).collect();
+    if known.is_empty() {
+        return None;
+    }
+    Some(Siblings {
+        p50_ns: median(known.iter().map(|sibling| sibling.p50_ns).collect()),
+        p99_ns: median(known.iter().map(|sibling| sibling.p99_ns).collect()),
+    })
+}
+
+fn is_known(its: &LatencySummary) -> bool {
+    its.samples >= SAMPLES_MIN
+}
+
 /// Judges every drive of one array by what it did lately, reads or writes; `None`: a member without
 /// a drive. Verdicts in the same order.
 pub fn judge(members: &[Option<LatencySummary>]) -> SmallVec<[Verdict; 16]> {
@@ -48,19 +108,15 @@ pub fn judge(members: &[Option<LatencySummary>]) -> SmallVec<[Verdict; 16]> {
 }
 
 fn judge_one(members: &[Option<LatencySummary>], index: usize) -> Verdict {
-    let known = |its: &LatencySummary| its.samples >= SAMPLES_MIN;
-    let Some(its) = members[index].filter(known) else { return Verdict::Unknown };
-    let others = members.iter().enumerate().filter(|(other, _)| *other != index);
-    let siblings: SmallVec<[LatencySummary; 16]> =
-        others.filter_map(|(_, other)| other.filter(known)).collect();
-    if siblings.is_empty() {
+    let own = members[index].filter(is_known);
+    let Some((its, siblings)) = own.zip(siblings_of(members, index)) else {
         return Verdict::Unknown;
-    }
+    };
     let slowness = Slowness {
         p50_ns: its.p50_ns,
         p99_ns: its.p99_ns,
-        siblings_p50_ns: median(siblings.iter().map(|sibling| sibling.p50_ns).collect()),
-        siblings_p99_ns: median(siblings.iter().map(|sibling| sibling.p99_ns).collect()),
+        siblings_p50_ns: siblings.p50_ns,
+        siblings_p99_ns: siblings.p99_ns,
     };
     let exceeds = |own: u64, siblings: u64| own > siblings.saturating_mul(SLOW_FACTOR);
     let slow = slowness.p50_ns > SLOW_NS_MIN
@@ -117,6 +173,26 @@ mod tests {
         let fast = its(10, 20);
         assert_eq!(slow(&[fast, fast, its(200, 4000)]), [0; 0], "fast enough for anyone");
         assert_eq!(slow(&[fast, fast, its(201, 4000)]), [2]);
+    }
+
+    #[test]
+    fn one_look_changes_no_opinion() {
+        let (fast, slow) = (Verdict::Normal, judge(&[its(100, 500), its(900, 4000)])[1]);
+        let unknown = Verdict::Unknown;
+        let after = |looks: &[(Verdict, Verdict)]| {
+            let opinion = Opinion::default();
+            looks.iter().fold(opinion, |all, (reads, writes)| all.after(*reads, *writes))
+        };
+        assert!(!after(&[(slow, fast); 2]).is_slow());
+        assert!(
+            after(&[(slow, unknown), (unknown, unknown), (fast, slow), (slow, slow)]).is_slow()
+        );
+        assert!(!after(&[(slow, fast), (slow, fast), (fast, fast), (slow, fast)]).is_slow());
+        let mut looks = vec![(slow, fast); 3];
+        looks.extend([(fast, unknown); 14]);
+        assert!(after(&looks).is_slow());
+        looks.push((unknown, fast));
+        assert!(!after(&looks).is_slow());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use std::time::Duration;
 use ashlar_drive::drive::{Drive, DriveIo};
 use ashlar_drive::error::DriveError;
 use ashlar_drive::health::{ANSWER_WITHIN, HealthLimits, HealthState};
+use ashlar_drive::slow::{Slowness, Verdict};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use world::{Answer, World, run};
@@ -159,7 +160,8 @@ fn times_are_those_of_the_drive() {
         assert!(near(latency.writes.p999_ns, 100_000), "{latency:?}");
         reactor.sleep(Duration::from_secs(11)).await;
         assert_eq!(drive.latency(), Default::default(), "that was long ago");
-        drive.set_slow(true);
+        let numbers = Slowness { p50_ns: 9, p99_ns: 9, siblings_p50_ns: 1, siblings_p99_ns: 1 };
+        (0..3).for_each(|_| drive.compared(Verdict::Slow(numbers), Verdict::Unknown));
         assert!(drive.health().slow && drive.is_alive());
     });
 }

@@ -156,12 +156,15 @@ async fn bench(reactor: Reactor) {
 }
 
 fn main() {
-    let backend: Box<dyn Backend> = if std::env::args().any(|arg| arg == "virtual") {
+    let jumps = std::env::args().any(|arg| arg == "virtual");
+    let backend: Box<dyn Backend> = if jumps {
         Box::<VirtualBackend>::default()
     } else {
         Box::new(UringBackend::new().unwrap())
     };
     let reactor = Reactor::new(backend, Order::Fifo);
-    reactor.set_poll_window(Duration::from_millis(2));
+    if !jumps {
+        reactor.set_poll_window(Duration::from_millis(2));
+    }
     reactor.block_on(bench(reactor.clone()));
 }

@@ -14,6 +14,7 @@ use ashlar_reactor::wait_list::WaitList;
 
 use crate::dirty::{Dirty, RegionGuard};
 use crate::error::{ArrayError, ChangeError};
+use crate::hedge::Hedging;
 use crate::job::Jobs;
 use crate::journal::Journal;
 use crate::layout::{Layout, Piece};
@@ -56,6 +57,7 @@ pub struct Array {
     pub(crate) sector_bytes: u32,
     pub(crate) jobs: Jobs,
     pub(crate) pace: Pace,
+    pub(crate) hedging: Hedging,
     counters: Cell<ArrayCounters>,
     requests: Cell<u64>,
     stopping: Cell<bool>,
@@ -166,6 +168,7 @@ impl Array {
             sector_bytes,
             jobs: Jobs::default(),
             pace: Pace::default(),
+            hedging: Hedging::default(),
             counters: Cell::default(),
             requests: Cell::new(0),
             stopping: Cell::new(false),
@@ -293,6 +296,13 @@ impl Array {
         }
         self.requests.set(self.requests.get() + 1);
         Ok(RequestGuard { array: self.clone() })
+    }
+
+    /// Part of a request that is under way goes on after it: also while the array is to stop.
+    pub(crate) fn go_on(self: &Rc<Self>) -> RequestGuard {
+        assert!(self.requests.get() > 0, "there is no request to go on with");
+        self.requests.set(self.requests.get() + 1);
+        RequestGuard { array: self.clone() }
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

@@ -424,16 +424,20 @@ impl Members {
     /// Makes everything that was acknowledged before durable. Members that cannot are fenced, while
     /// the others can stand for them.
     pub async fn flush(&self) -> Result<(), ArrayError> {
-        let kept: Vec<(MemberIndex, Rc<Drive>)> = {
+        let believed: Vec<(MemberIndex, Option<Rc<Drive>>)> = {
             let list = self.list.borrow();
-            let kept = list.iter().enumerate().filter(|(_, m)| m.state != MemberState::Stale);
-            kept.filter_map(|(i, m)| Some((MemberIndex::new(i), m.drive.clone()?))).collect()
+            let believed = list.iter().enumerate().filter(|(_, m)| m.state != MemberState::Stale);
+            believed.map(|(index, m)| (MemberIndex::new(index), m.drive.clone())).collect()
         };
-        // A drive that is gone but had nothing in its cache missed nothing.
-        let waiting: Vec<_> = kept.into_iter().filter(|(_, drive)| drive.is_unflushed()).collect();
+        // Whose drive was never here may have come through a power cut without what it had not
+        // flushed. A drive that is gone but had nothing in its cache missed nothing.
+        let unknown = believed.iter().filter(|(_, drive)| drive.is_none()).map(|(index, _)| *index);
+        let mut failed: Vec<MemberIndex> = unknown.collect();
+        let here = believed.iter().filter_map(|(index, drive)| Some((*index, drive.as_ref()?)));
+        let waiting: Vec<_> = here.filter(|(_, drive)| drive.is_unflushed()).collect();
         let results = join_all(waiting.iter().map(|(_, drive)| drive.flush())).await;
-        let failed = waiting.iter().zip(&results).filter(|(_, result)| result.is_err());
-        let failed: Vec<MemberIndex> = failed.map(|((index, _), _)| *index).collect();
+        let results = waiting.iter().zip(&results);
+        failed.extend(results.filter(|(_, result)| result.is_err()).map(|((index, _), _)| *index));
         if failed.is_empty() {
             return self.settled().await;
         }

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use ashlar_drive::drive::DriveIo;
+use ashlar_drive::drive::{Drive, DriveIo};
 use ashlar_drive::error::DriveError;
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::{Buffer, Buffers};
@@ -16,11 +16,21 @@ use smallvec::SmallVec;
 
 use crate::array::Array;
 use crate::error::ArrayError;
+use crate::hedged_read::HedgedIo;
 use crate::layout::{Piece, Positions};
 use crate::write_plan::each;
 
 /// Memory for direct I/O begins at a multiple of this many bytes.
 const MEMORY_ALIGN: usize = 512;
+
+/// How a piece is being read.
+enum Started {
+    /// Into the caller's memory.
+    Direct(DriveIo),
+    Hedged(HedgedIo),
+    /// It takes more than one member.
+    Not,
+}
 
 impl Array {
     /// Fills `into` from `offset`; both multiples of 512 bytes.
@@ -34,21 +44,22 @@ impl Array {
         }
         // All are started before the first is waited for; and all are waited for, also after an
         // error, since a drive may still be writing to the caller's memory.
-        let mut started: SmallVec<[(Piece, Buffers, Option<DriveIo>); 2]> = SmallVec::new();
+        let mut started: SmallVec<[(Piece, Buffers, Started); 2]> = SmallVec::new();
         for piece in self.pieces(offset, len) {
             let into = into.slice(piece.in_request());
             if self.is_blank_stripe(piece.stripe) && self.written.is_settled() {
                 into.fill_zero();
                 continue;
             }
-            let io = self.start_read(&piece, &into);
-            started.push((piece, into, io));
+            let read = self.start_read(&piece, &into);
+            started.push((piece, into, read));
         }
         let mut result = Ok(());
-        for (piece, into, io) in started {
-            let direct = match io {
-                Some(io) => Some(io.await),
-                None => None,
+        for (piece, into, read) in started {
+            let direct = match read {
+                Started::Direct(io) => Some(io.await),
+                Started::Hedged(io) => Some(self.finish_hedged(&piece, &into, io).await),
+                Started::Not => None,
             };
             if direct == Some(Ok(())) {
                 continue;
@@ -67,34 +78,42 @@ impl Array {
         result
     }
 
-    /// Starts the read if its member can fill the caller's memory itself.
-    fn start_read(&self, piece: &Piece, into: &Buffers) -> Option<DriveIo> {
+    /// Starts the read if one member can answer it.
+    fn start_read(&self, piece: &Piece, into: &Buffers) -> Started {
         let sector = self.sector_bytes;
         let whole =
             piece.rows.start.is_multiple_of(sector) && piece.rows.end.is_multiple_of(sector);
-        if !self.is_written(piece.stripe) || self.journal.pending.borrow().contains(piece.stripe) {
-            return None;
+        let pending = self.journal.pending.borrow().contains(piece.stripe);
+        if !self.is_written(piece.stripe) || pending || !whole {
+            return Started::Not;
         }
-        if !whole || !into.is_aligned(MEMORY_ALIGN.max(sector as usize)) {
-            return None;
+        let Some((position, drive, at)) = self.one_that_has(piece) else { return Started::Not };
+        if self.settings().hedge_percent() > 0 && self.layout().is_redundant() {
+            return Started::Hedged(self.start_hedged(piece, position, &drive, at));
         }
+        if !into.is_aligned(MEMORY_ALIGN.max(sector as usize)) {
+            return Started::Not;
+        }
+        Started::Direct(drive.read(at, into.clone()))
+    }
+
+    /// A position that holds the piece, its drive, and where it is there.
+    fn one_that_has(&self, piece: &Piece) -> Option<(u8, Rc<Drive>, u64)> {
         let positions = self.layout().data_positions(piece.chunk);
-        if !self.layout().is_mirrored() {
-            let (drive, base) = self.members.at(piece.stripe, positions.start)?;
-            let at = base + self.layout().member_offset(piece.stripe, piece.rows.start);
-            return Some(drive.read(at, into.clone()));
-        }
-        // Copies that may differ must be made one before any is shown.
-        if self.unsynced.contains(piece.stripe) {
-            return None;
+        let mut turn = 0;
+        if self.layout().is_mirrored() {
+            // Copies that may differ must be made one before any is shown.
+            if self.unsynced.contains(piece.stripe) {
+                return None;
+            }
+            turn = self.next_copy.get();
+            self.next_copy.set(turn.wrapping_add(1));
         }
         let copies = self.layout().copies;
-        let turn = self.next_copy.get();
-        self.next_copy.set(turn.wrapping_add(1));
         let mut order = (0..copies).map(|i| positions.start + turn.wrapping_add(i) % copies);
-        let (drive, base) = order.find_map(|p| self.members.at(piece.stripe, p))?;
-        let at = base + self.layout().member_offset(piece.stripe, piece.rows.start);
-        Some(drive.read(at, into.clone()))
+        let (position, (drive, base)) =
+            order.find_map(|p| Some((p, self.members.at(piece.stripe, p)?)))?;
+        Some((position, drive, base + self.layout().member_offset(piece.stripe, piece.rows.start)))
     }
 
     /// Reads through engine memory: reconstructed, unaligned, or after an error.

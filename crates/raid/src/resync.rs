@@ -5,6 +5,9 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use ashlar_drive::latency::{Latency, LatencySummary};
+use ashlar_drive::slow::judge;
+use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::range_lock::Mode;
 use smallvec::SmallVec;
@@ -14,11 +17,14 @@ use crate::dirty::QUIET_BEFORE_CLEAN;
 use crate::error::ArrayError;
 use crate::journal::Slice;
 use crate::lanes::Lanes;
+use crate::members::Member;
 use crate::shift::Shift;
 use crate::write_plan::{bits, each};
 
 /// Between two looks at what maintenance has to do.
 const MAINTENANCE_PERIOD: Duration = Duration::from_millis(250);
+/// Rounds of maintenance between two looks at how fast the drives are.
+const LOOK_ROUNDS: u32 = 4;
 /// Rounds of maintenance between two tries of stripes that could not be synced.
 const RETRY_ROUNDS: u32 = 240;
 
@@ -108,7 +114,7 @@ impl Array {
 
     /// Runs as long as the array does: resyncs, and cleans the dirty map.
     pub(crate) async fn maintain(self: Rc<Self>) {
-        let mut rounds_until_retry = 0u32;
+        let (mut rounds_until_retry, mut rounds_until_look) = (0u32, LOOK_ROUNDS);
         self.set_maintained(true);
         while !self.is_stopping() {
             self.pause(MAINTENANCE_PERIOD).await;
@@ -119,6 +125,11 @@ impl Array {
                 rounds_until_retry = RETRY_ROUNDS;
             }
             self.scrub_if_due();
+            rounds_until_look = rounds_until_look.saturating_sub(1);
+            if rounds_until_look == 0 {
+                self.compare_drives();
+                rounds_until_look = LOOK_ROUNDS;
+            }
             if self.journal.refusal().is_some() {
                 // Who waits for room must hear that there is no member left to have it.
                 self.journal.note_change();
@@ -129,6 +140,25 @@ impl Array {
             let _ = self.dirty.clear_missed().await;
         }
         self.set_maintained(false);
+    }
+
+    /// Which drives are slow, say their siblings. One that is rebuilt does other work than they.
+    fn compare_drives(&self) {
+        let list = self.members.list();
+        let at_work = |member: &Member| {
+            let same = member.state == MemberState::Trusted;
+            member.alive().filter(|_| same).map(|drive| drive.latency())
+        };
+        let latencies: Vec<Option<Latency>> = list.iter().map(at_work).collect();
+        let of = |which: fn(Latency) -> LatencySummary| -> Vec<Option<LatencySummary>> {
+            latencies.iter().map(|latency| latency.map(which)).collect()
+        };
+        let (reads, writes) = (of(|its| its.reads), of(|its| its.writes));
+        let verdicts = judge(&reads).into_iter().zip(judge(&writes));
+        for (member, (reads, writes)) in list.iter().zip(verdicts) {
+            member.alive().into_iter().for_each(|drive| drive.compared(reads, writes));
+        }
+        self.hedging.learn(&reads);
     }
 
     /// One pass over all unsynced stripes. Those that cannot be synced are left.

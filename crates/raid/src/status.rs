@@ -122,6 +122,10 @@ pub struct ArrayCounters {
     pub flushes: u64,
     /// Reads that were reconstructed from the other members.
     pub reconstructed: u64,
+    /// Reads that were also asked of the others, since their own member was late; and those where
+    /// the others came first.
+    pub hedged: u64,
+    pub hedges_won: u64,
     /// Blocks rewritten because their member could not read them.
     pub repaired: u64,
 }

@@ -31,10 +31,14 @@ impl Model {
 
     /// The outcome of `op`, and when to tell.
     pub(crate) fn run(&mut self, op: &Op, now: Instant) -> (Instant, Outcome) {
-        (self.answer_at(op, now), self.memory.run(op))
+        (self.answer_at(op, now), self.run_now(op))
     }
 
-    fn answer_at(&mut self, op: &Op, now: Instant) -> Instant {
+    pub(crate) fn run_now(&mut self, op: &Op) -> Outcome {
+        self.memory.run(op)
+    }
+
+    pub(crate) fn answer_at(&mut self, op: &Op, now: Instant) -> Instant {
         let moved = match op {
             Op::Read { into, .. } => into.len(),
             Op::Write { from, .. } => from.len(),

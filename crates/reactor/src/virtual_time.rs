@@ -1,5 +1,6 @@
 //! A world of modelled drives whose clock jumps to whatever happens next: what an arrangement of
-//! drives allows, to the nanosecond, however busy the machine is that finds it out.
+//! drives allows, to the nanosecond, however busy the machine is that finds it out. What a drive
+//! does to memory, it does when its answer is due: a late one writes late.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +14,7 @@ pub struct VirtualBackend {
     now: Instant,
     models: Vec<Model>,
     /// When to tell; at one moment, in the order of submission.
-    due: BTreeMap<(Instant, u64), Done>,
+    due: BTreeMap<(Instant, u64), (Ticket, Op)>,
     submitted: u64,
 }
 
@@ -36,14 +37,18 @@ impl Backend for VirtualBackend {
 
     fn submit(&mut self, ticket: Ticket, op: &Op) {
         let device = op.device().expect("nothing in virtual time has a descriptor");
-        let (at, outcome) = self.models[device.0 as usize].run(op, self.now);
-        self.due.insert((at, self.submitted), Done { ticket, outcome });
+        let at = self.models[device.0 as usize].answer_at(op, self.now);
+        self.due.insert((at, self.submitted), (ticket, op.clone()));
         self.submitted += 1;
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
         let later = self.due.split_off(&(self.now.after(Duration::from_nanos(1)), 0));
-        done.extend(std::mem::replace(&mut self.due, later).into_values());
+        for (ticket, op) in std::mem::replace(&mut self.due, later).into_values() {
+            let device = op.device().expect("looked at when it was submitted");
+            let outcome = self.models[device.0 as usize].run_now(&op);
+            done.push(Done { ticket, outcome });
+        }
     }
 
     fn idle(&mut self, until: Option<Instant>) -> bool {

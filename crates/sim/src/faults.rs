@@ -337,6 +337,7 @@ fn draw_settings(prng: &mut Prng, sector_bytes: u32) -> SettingsChange {
     let percent = |value: u32| u8::try_from(value).expect("a percentage");
     SettingsChange {
         rebuild_percent: drawn([1, 10, 100]).map(percent),
+        hedge_percent: drawn([1, 50, 100]).map(percent),
         scrub_period_s: drawn([0, 3600, 7200]),
         atomic_bytes: drawn([4 << 10, 128 << 10, (256 << 10) - sector_bytes / 4096 * 4096]),
         ..SettingsChange::default()

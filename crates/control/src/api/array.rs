@@ -96,6 +96,8 @@ pub struct Member {
     pub state: MemberState,
     /// `null` if it has no drive.
     pub health: Option<DriveHealth>,
+    /// It takes several times as long as the other drives of its array; it is still used.
+    pub slow: bool,
     /// Whether its drive is there and answers.
     pub present: bool,
     /// What its drive has done, and what went wrong; `null` if it has none.
@@ -186,6 +188,10 @@ pub struct ArrayCounters {
     pub flushes: u64,
     /// Reads that were reconstructed from the other members.
     pub reconstructed: u64,
+    /// Reads that were also asked of the others, since their own member was late.
+    pub hedged: u64,
+    /// Of these, reads that the others were first to answer.
+    pub hedges_won: u64,
     /// Blocks rewritten because their member could not read them.
     pub repaired: u64,
 }

@@ -496,6 +496,8 @@ fn details(array: &Array) -> String {
         lines.push(format!("writes      {} ({})", its.writes, Size(its.write_bytes)));
         lines.push(format!("flushes     {}", its.flushes));
         lines.push(format!("rescued     {} read anew from others", its.reconstructed));
+        let (hedged, won) = (its.hedged, its.hedges_won);
+        lines.push(format!("hedged      {hedged} reads, others were first for {won}"));
         lines.push(format!("repaired    {} blocks", its.repaired));
     }
     lines.extend(array.members.iter().filter_map(takeover_line));
@@ -538,13 +540,19 @@ fn members_table(members: &[Member]) -> String {
             member.index.to_string(),
             drive,
             member_state(member).to_owned(),
-            member.health.map_or("missing", health_name).to_owned(),
+            health(member),
             or_dash(errors(member)),
             format!("{} %", member.rebuilt_percent),
             member.drive_uuid.to_string(),
         ]);
     }
     rows(&shown, "")
+}
+
+/// `healthy`, `suspect, slow`.
+fn health(member: &Member) -> String {
+    let slow = if member.slow { ", slow" } else { "" };
+    format!("{}{slow}", member.health.map_or("missing", health_name))
 }
 
 /// `3 read, 1 silent`; `None` if there were none.

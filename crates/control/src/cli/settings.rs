@@ -79,7 +79,7 @@ pub fn lines(settings: &Settings) -> Vec<String> {
     vec![
         format!("policy      {}", policy_name(policy)),
         format!("share       {rebuild_percent} % for rebuild, resync and scrub"),
-        format!("hedged      {hedged}"),
+        format!("hedge       {hedged}"),
         format!("atomic      {} a write", Size(atomic_bytes.into())),
         format!("spares      after {}", Period(settings.spare_delay_s)),
         format!("scrubs      {scrubs}"),

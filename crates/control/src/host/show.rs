@@ -229,6 +229,7 @@ impl Host {
             drive_uuid: member.drive_uuid,
             state: member.state,
             health: used.map(|drive| drive.health),
+            slow: used.is_some_and(|drive| drive.slow),
             present: member.is_present(),
             counters: used.map(|drive| drive.counters),
             wrong_stripes: member.wrong_stripes,
