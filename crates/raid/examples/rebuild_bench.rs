@@ -3,7 +3,7 @@
 //! `cargo run --release -p ashlar-raid --example rebuild_bench [virtual]`. Drives of the kind
 //! `model`, slow enough that the CPU does not matter; `virtual`: under a clock that jumps, so that
 //! it cannot. Formula: the new drive is written all the time, at its full speed: its data bytes /
-//! bytes_per_second, by the share. (The others are read at k / (n − lost) of theirs, which is less.)
+//! bytes_per_second, by the share. (The others are read at k / (n − lost) of theirs, no more.)
 //! Beside guests, who read 4 KiB at random with `GUESTS` requests under way, the share is at most
 //! what was set; what they still get stands beside what they had without it.
 #![allow(
@@ -119,8 +119,8 @@ async fn rebuild(reactor: &Reactor, array: &Rc<Array>, lost: &[u8]) -> f64 {
 
 async fn bench(reactor: Reactor) {
     println!(
-        "{:8} {:>6} {:>12} {:>10} {:>10} {:>6}   {}",
-        "level", "share", "", "wanted", "measured", "ratio", "guests' reads a second"
+        "{:8} {:>6} {:>12} {:>10} {:>10} {:>6}   guests' reads a second",
+        "level", "share", "", "wanted", "measured", "ratio"
     );
     for (level, members, lost) in CASES {
         for share in [10u8, 30, 60, 100] {
@@ -143,11 +143,11 @@ async fn bench(reactor: Reactor) {
                     guests.running.set(false);
                     format!("{:.0} of {before}", guests.reads.get() as f64 / took)
                 });
+                let (level, load) = (level as u8, if loaded { "guests" } else { "idle" });
+                let ratio = measured / wanted;
                 println!(
-                    "RAID {:<3} {share:>4} % {:>12} {wanted:>5.0} MB/s {measured:>5.1} MB/s {:>6.2}   {beside}",
-                    level as u8,
-                    if loaded { "guests" } else { "idle" },
-                    measured / wanted,
+                    "RAID {level:<3} {share:>4} % {load:>12} {wanted:>5.0} MB/s \
+                     {measured:>5.1} MB/s {ratio:>6.2}   {beside}"
                 );
                 array.stop().await.unwrap();
             }

@@ -8,9 +8,11 @@ use std::time::Duration;
 use ashlar_drive::latency::LatencySummary;
 use ashlar_drive::slow::siblings_of;
 
-/// No drive is late before this, however fast its siblings are: to ask them costs more than to wait.
+/// No drive is late before this, however fast its siblings are: to ask them costs more than to
+/// wait.
 const PATIENCE_MIN: Duration = Duration::from_micros(200);
-/// Where siblings did too little lately to say what is usual: longer than a drive needs that is well.
+/// Where siblings did too little lately to say what is usual: longer than a drive that is well
+/// needs.
 const PATIENCE_UNKNOWN: Duration = Duration::from_millis(50);
 /// Reads that may be hedged in a row after many that were not.
 const SAVED_MAX: u32 = 16;

@@ -15,8 +15,9 @@ pub const ATOMIC_BYTES_MIN: u32 = 4 << 10;
 pub const ATOMIC_BYTES_MAX: u32 = PAYLOAD_BYTES_MAX;
 const SPARE_DELAY_S_USUAL: u32 = 180;
 const DAY_S: u32 = 24 * 3600;
-/// A drive of 20 TB that is read at 30 % of 250 MB/s takes 74 h, a tenth of this; and what latent
-/// errors do harm is found within a time in which a second drive seldom fails.
+/// A drive of 20 TB that is read at 30 % of 250 MB/s takes 74 h, a tenth of this: often enough that
+/// most of what cannot be read is mended before another drive fails, and seldom enough that guests
+/// have the drives for themselves most of the time.
 const SCRUB_PERIOD_S_USUAL: u32 = 30 * DAY_S;
 pub const SCRUB_PERIOD_S_MIN: u32 = 3600;
 /// Of any time that can be set.

@@ -1,6 +1,6 @@
-//! Goal: with hedged reads a slow drive does not make reads slow, the answer is right, no more reads
-//! are asked twice than may be, and a late drive never writes into a caller's memory. A slow drive
-//! is said to be slow, and only it.
+//! Goal: with hedged reads a slow drive does not make reads slow, the answer is right, no more
+//! reads are asked twice than may be, and a late drive never writes into a caller's memory. A slow
+//! drive is said to be slow, and only it.
 //! Method: modelled drives, one of them sixty times slower, under a clock that jumps.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 

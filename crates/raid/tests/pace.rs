@@ -1,5 +1,5 @@
-//! Goal: rebuild and scrub move at the share that was set of what the drives can do; under load they
-//! leave more to guests, but never stand still; and each stripe is read once.
+//! Goal: rebuild and scrub move at the share that was set of what the drives can do; under load
+//! they leave more to guests, but never stand still; and each stripe is read once.
 //! Method: modelled drives under a clock that jumps. The formulas are of the geometry alone.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 

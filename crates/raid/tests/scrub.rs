@@ -1,6 +1,7 @@
 //! Goal: a scrub finds what does not agree, names who is wrong where that can be told, mends that,
 //! and nothing else unasked; it begins by itself, can be stopped, and goes on after a restart.
-//! Method: bytes are changed on drives behind the array's back; modelled drives for what takes time.
+//! Method: bytes are changed on drives behind the array's back; modelled drives for what takes
+//! time.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod modelled;

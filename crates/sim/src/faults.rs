@@ -327,7 +327,7 @@ impl Plan {
         for (_, name) in kinds.iter().filter(|(there, _)| *there) {
             text += &format!(" {name},");
         }
-        text += &format!(" ends {:?}", self.endings);
+        text += &format!(" ends {:?}, {:?}", self.endings, self.settings);
         text
     }
 }

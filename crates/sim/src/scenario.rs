@@ -43,6 +43,7 @@ pub struct Verdict {
     /// Of all operations on all drives.
     pub hash: u64,
     pub completions: u64,
+    pub hedged: u64,
     pub sectors_checked: u64,
     pub virtual_ns: u64,
 }
@@ -128,6 +129,7 @@ impl Scenario {
             failure: world.failure().map(str::to_owned),
             hash: world.trace.hash(),
             completions: world.completions,
+            hedged: world.hedged,
             sectors_checked: self.oracle.borrow().sectors_checked,
             virtual_ns: world.now_ns(),
         }
@@ -575,9 +577,10 @@ async fn safety(life: &Rc<Life>, prng: &mut Prng) {
 }
 
 async fn stop(life: &Rc<Life>) -> End {
+    let status = life.array.status();
+    life.world.borrow_mut().hedged += status.counters.hedged;
     // No fault of the world makes a drive lie.
-    let scrub = life.array.status().scrub;
-    if let Some(report) = scrub.report().filter(|report| report.mismatched_stripes > 0) {
+    if let Some(report) = status.scrub.report().filter(|report| report.mismatched_stripes > 0) {
         life.fail(format!("stripes did not agree: {report:?}"));
     }
     let began = life.oracle.borrow_mut().flush_begins();

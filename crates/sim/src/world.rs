@@ -61,6 +61,8 @@ pub struct World {
     pub faults: Prng,
     /// Operations completed since the world began.
     pub completions: u64,
+    /// Reads that the engine also asked others for, in lives that ended in order.
+    pub hedged: u64,
     plans: BTreeMap<u64, AtCompletion>,
     dark: bool,
     /// The first check that failed.
@@ -90,6 +92,7 @@ impl World {
             latency: Prng::stream(seed, "latency"),
             faults: Prng::stream(seed, "faults"),
             completions: 0,
+            hedged: 0,
             plans: BTreeMap::new(),
             dark: false,
             failure: None,

@@ -11,7 +11,7 @@ use ashlar_sim::batch::{self, find_canary, run_caught};
 use ashlar_sim::canary::Canary;
 use ashlar_sim::enumerate;
 use ashlar_sim::faults::Plan;
-use ashlar_sim::scenario::{Options, Scenario};
+use ashlar_sim::scenario::{Options, Scenario, Verdict};
 
 /// Seeds of one test run. Continuous integration runs more of them in release.
 const SEEDS: u64 = 400;
@@ -20,21 +20,23 @@ const CANARY_SEEDS: u64 = 100;
 /// Every how many operations a single fault is tried.
 const STRIDE: u64 = 31;
 
-fn assert_good(seed: u64) {
+fn assert_good(seed: u64) -> Verdict {
     let verdict = run_caught(seed, Options::default());
     assert_eq!(verdict.failure, None, "repeat it: cargo xtask sim --seed {seed}");
+    verdict
 }
 
 #[test]
 fn a_batch_of_seeds() {
-    (0..SEEDS).for_each(assert_good);
+    let hedged: u64 = (0..SEEDS).map(|seed| assert_good(seed).hedged).sum();
+    assert!(hedged > 0, "no read was late enough to be hedged");
 }
 
 #[test]
 fn seeds_that_failed_once() {
     let seeds = batch::kept_seeds();
     assert!(!seeds.is_empty());
-    seeds.into_iter().for_each(assert_good);
+    seeds.into_iter().for_each(|seed| drop(assert_good(seed)));
 }
 
 /// A discard that only some drives could do left its stripes waiting for resync: with a member lost

@@ -14,11 +14,11 @@ pub struct SettingsOptions {
     #[arg(long, value_enum)]
     policy: Option<Policy>,
     /// Share of the drives' bandwidth for rebuild, resync and scrub, 1 to 100; usual: 30
-    #[arg(long, value_name = "PERCENT", value_parser = RangedU64ValueParser::<u8>::new().range(1..=100))]
+    #[arg(long, value_name = "PERCENT", value_parser = percent(1))]
     rebuild_share: Option<u8>,
     /// Reads of a hundred that may also be worked out from other members when theirs is late, 0 to
     /// 100; usual: 0, none
-    #[arg(long, value_name = "PERCENT", value_parser = RangedU64ValueParser::<u8>::new().range(0..=100))]
+    #[arg(long, value_name = "PERCENT", value_parser = percent(0))]
     hedge: Option<u8>,
     /// Writes up to this size are there as a whole after a crash, or not at all, under policy
     /// journal: 4K to 256K; usual: 64K
@@ -30,6 +30,10 @@ pub struct SettingsOptions {
     /// Time between the beginnings of two scrubs, such as 7d, or never; usual: 30d
     #[arg(long, value_name = "TIME", value_parser = scrub_period)]
     scrub_every: Option<Period>,
+}
+
+fn percent(least: u64) -> RangedU64ValueParser<u8> {
+    RangedU64ValueParser::new().range(least..=100)
 }
 
 /// Zero seconds are never; nobody means them otherwise.

@@ -32,6 +32,8 @@ pub fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
     let reactor = Reactor::new(Box::<VirtualBackend>::default(), Order::Fifo);
     let future = test(reactor.clone());
     reactor.block_on(future).expect("the test ends");
+    // What still runs would keep the memory of its drives.
+    reactor.abandon();
 }
 
 pub fn drive(reactor: &Reactor, name: &str, latency: Duration) -> Rc<Drive> {
