@@ -66,13 +66,7 @@ impl Array {
     ) -> Result<(), ChangeError> {
         let _request = self.begin()?;
         let _growing = Growing::begin(self)?;
-        let runs = self.jobs.restripe_slot().is_running() || self.jobs.scrub_slot().is_running();
-        if self.is_restriping() || runs {
-            return Err(ChangeError::Busy("a restripe or a scrub"));
-        }
-        if self.state() != ArrayState::Optimal || self.unsynced.count() > 0 {
-            return Err(ChangeError::NotOptimal);
-        }
+        self.may_widen()?;
         let layout = self.wider(drives.len())?;
         let mut members = Vec::new();
         for (uuid, drive) in drives {
@@ -90,6 +84,17 @@ impl Array {
         }
         begun?;
         Ok(self.renew_metadata().await?)
+    }
+
+    fn may_widen(&self) -> Result<(), ChangeError> {
+        let runs = self.jobs.restripe_slot().is_running() || self.jobs.scrub_slot().is_running();
+        if self.is_restriping() || runs {
+            return Err(ChangeError::Busy("a restripe or a scrub"));
+        }
+        if self.state() != ArrayState::Optimal || self.unsynced.count() > 0 {
+            return Err(ChangeError::NotOptimal);
+        }
+        Ok(())
     }
 
     /// The layout with so many more members.
@@ -115,9 +120,11 @@ impl Array {
     }
 
     /// From here on there are more members, and no stripe has the new shape yet.
-    async fn widen(self: &Rc<Self>, layout: Layout, new: Vec<Member>) -> Result<(), ArrayError> {
+    async fn widen(self: &Rc<Self>, layout: Layout, new: Vec<Member>) -> Result<(), ChangeError> {
         let _pause = self.modes.pause(&self.reactor).await;
         self.drain_journal().await?;
+        // A scrub may have begun since, or a member been lost.
+        self.may_widen()?;
         let old_data = self.layout().data;
         self.identity.set_layout(layout);
         self.identity.set_restripe(Some(Restripe { old_data, cursor: 0, saved: 0 }));
@@ -127,7 +134,7 @@ impl Array {
         if self.modes.mode.get() == Mode::Direct {
             self.begin_journal().await?;
         }
-        self.members.settled().await
+        Ok(self.members.settled().await?)
     }
 
     /// Goes on where it was, if members were being added.
