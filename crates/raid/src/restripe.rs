@@ -91,6 +91,10 @@ impl Array {
         if self.is_restriping() || runs {
             return Err(ChangeError::Busy("a restripe or a scrub"));
         }
+        if !self.bad.is_empty() {
+            let why = "some blocks are lost (see `array show`); write them anew first";
+            return Err(ChangeError::Spec(why.into()));
+        }
         if self.state() != ArrayState::Optimal || self.unsynced.count() > 0 {
             return Err(ChangeError::NotOptimal);
         }

@@ -222,7 +222,8 @@ impl Array {
         Ok(parity)
     }
 
-    fn decode(
+    /// Rows of a data chunk from those of `k` other positions.
+    pub(crate) fn decode(
         &self,
         layout: &Layout,
         chunk: u8,

@@ -490,7 +490,8 @@ impl Drop for Io {
 pub struct Sleep {
     reactor: Reactor,
     deadline: Instant,
-    entry: Option<u64>,
+    /// Of the timers, and the task that it wakes.
+    entry: Option<(u64, TaskId)>,
 }
 
 impl Future for Sleep {
@@ -500,10 +501,16 @@ impl Future for Sleep {
         if self.reactor.now() >= self.deadline {
             return Poll::Ready(());
         }
-        if self.entry.is_none() {
-            let task = self.reactor.current_task();
-            let entry = self.reactor.inner.timers.borrow_mut().add(self.deadline, task);
-            self.entry = Some(entry);
+        let task = self.reactor.current_task();
+        // It may have been handed to another task since.
+        if self.entry.is_none_or(|(_, woken)| woken != task) {
+            let mut timers = self.reactor.inner.timers.borrow_mut();
+            if let Some((old, _)) = self.entry {
+                timers.remove(self.deadline, old);
+            }
+            let entry = timers.add(self.deadline, task);
+            drop(timers);
+            self.entry = Some((entry, task));
         }
         Poll::Pending
     }
@@ -511,7 +518,7 @@ impl Future for Sleep {
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        if let Some(entry) = self.entry {
+        if let Some((entry, _)) = self.entry {
             self.reactor.inner.timers.borrow_mut().remove(self.deadline, entry);
         }
     }
