@@ -13,7 +13,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::api::array::{
-    Array, ArrayCreate, ArrayGrown, ArrayReplace, ArrayScrub, RebuildStarted, ScanResult,
+    Array, ArrayCreate, ArrayGrow, ArrayGrown, ArrayReplace, ArrayScrub, RebuildStarted, ScanResult,
 };
 use crate::api::drive::{Drive, DriveAttach};
 use crate::api::export::{Export, ExportCreate};
@@ -285,14 +285,20 @@ async fn scrub_array(
     finish(async move { host.scrub_array(&name, request).await }).await
 }
 
-/// Use what all drives of an array have more by now, while it serves
+/// Add members to an array, or use what all its drives have more by now, while it serves
 ///
-/// Replace its drives by larger ones, or make them larger, before. Refused if nothing is gained.
+/// With `add`, everything is moved to stripes over all members; there is more room once that is
+/// done. Without, replace its drives by larger ones, or make them larger, before; refused if
+/// nothing is gained.
 #[utoipa::path(post, path = "/v1/arrays/{name}/grow", tag = "arrays",
-    params(("name" = String, Path)),
+    params(("name" = String, Path)), request_body = ArrayGrow,
     responses((status = 200, body = ArrayGrown), (status = "default", body = ErrorBody)))]
-async fn grow_array(State(host): State<Arc<Host>>, Path(name): Path<String>) -> Reply<ArrayGrown> {
-    finish(async move { host.grow_array(&name).await }).await
+async fn grow_array(
+    State(host): State<Arc<Host>>,
+    Path(name): Path<String>,
+    Body(request): Body<ArrayGrow>,
+) -> Reply<ArrayGrown> {
+    finish(async move { host.grow_array(&name, request).await }).await
 }
 
 /// Set what an operator can set, while the array runs

@@ -86,6 +86,8 @@ pub struct ArraySnapshot {
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,
     pub rebuild_error: Option<String>,
+    pub restripe: Option<Progress>,
+    pub restripe_error: Option<String>,
     pub scrub: Scrub,
     pub counters: ArrayCounters,
 }
@@ -151,6 +153,8 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         resync: status.resync.map(progress),
         rebuild: status.rebuild.map(progress),
         rebuild_error: status.rebuild_error.clone(),
+        restripe: status.restripe.map(progress),
+        restripe_error: status.restripe_error.clone(),
         scrub: scrub(&status.scrub),
         counters: counters(&status.counters),
     }

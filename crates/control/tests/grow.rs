@@ -80,3 +80,40 @@ fn larger_drives_in_place_of_the_old_ones() {
     let said = daemon.refused("array replace a --member 1 --new d1 --force");
     assert!(said.contains("too small"), "{said}");
 }
+
+#[test]
+fn drives_are_added() {
+    let mut daemon = Daemon::with_array(5, 3);
+    let before = capacity(&daemon);
+    daemon.ok("volume create v --array a --size 32M");
+    for name in ["n0", "n1", "n2"] {
+        daemon.attach_new(name);
+    }
+    let said = daemon.refused("array grow a --add n0,n0");
+    assert!(said.contains("named twice"), "{said}");
+    assert!(daemon.refused("array grow a --add d0").contains("in use"));
+    assert!(daemon.refused("array grow a --add x").contains("no drive x"));
+    daemon.misused("array grow a --force");
+    let said = daemon.ok("array grow a --add n0 --wait");
+    assert!(said.contains("gained"), "{said}");
+    assert_eq!(capacity(&daemon), before / 2 * 3);
+    assert!(daemon.ok("array show a").contains("RAID 5, 3+1"));
+    // Goes on after a crash.
+    daemon.ok("array grow a --add n1");
+    daemon.kill();
+    daemon.start_again();
+    daemon.wait_for("array show a", |array| array["restripe"].is_null());
+    assert_eq!(capacity(&daemon), before / 2 * 4);
+    assert_eq!(daemon.array_state("a"), "optimal");
+    assert_eq!(daemon.json("drive show n1")["state"], daemon.json("drive show d0")["state"]);
+    daemon.ok("array scrub a --wait");
+    daemon.ok(&format!("volume resize v --size {}", before / 2 * 4));
+    // One too small, and a level that cannot.
+    daemon.make_drive("m0");
+    daemon.make_drive("m1");
+    daemon.ok("drive attach @/m0.img");
+    daemon.ok("drive attach @/m1.img");
+    daemon.ok("array create b --level 1 --drives m0,m1");
+    let said = daemon.refused("array grow b --add n2");
+    assert!(said.contains("levels 0, 5") && said.contains("fix: "), "{said}");
+}

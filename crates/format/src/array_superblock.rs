@@ -11,7 +11,7 @@ use crate::record::{self, Header, Kind, Record, RecordError, Upgrade};
 use crate::region_map::{PAGES_MAX, REGIONS_PER_PAGE};
 use crate::upgrade;
 
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Most members of one array.
 pub const MEMBERS_MAX: usize = 64;
 /// Most stripes: with the smallest chunk, members of 64 TiB.
@@ -246,13 +246,19 @@ pub struct ArraySuperblock {
     pub scrub_began: U64,
     /// Version 1's `journal_from`, of records that this version cannot store again.
     v1_journal_from: U64,
-    reserved: [u8; 1824],
+    /// Stripes below are of the shape above, the others have `old_data_chunks`. Zero but while
+    /// members are being added.
+    pub restriped: U64,
+    /// Data chunks of a stripe before members were added; zero: all stripes have the same shape.
+    pub old_data_chunks: u8,
+    reserved: [u8; 1815],
 }
 const _: () = assert!(size_of::<ArraySuperblock>() == 4096);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, level) == 144);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, members) == 176);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, policy) == 2224);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, scrub_next) == 2248);
+const _: () = assert!(std::mem::offset_of!(ArraySuperblock, restriped) == 2272);
 
 impl ArraySuperblock {
     pub const BYTES: u64 = size_of::<ArraySuperblock>() as u64;
@@ -333,6 +339,11 @@ impl Record for ArraySuperblock {
         if self.scrub_next.get() > self.stripes.get() {
             return Err(RecordError::Field("scrub"));
         }
+        let moving = self.old_data_chunks > 0;
+        let grows = self.old_data_chunks < self.data_chunks && self.groups == 1;
+        if moving && !grows || self.restriped.get() > if moving { self.stripes.get() } else { 0 } {
+            return Err(RecordError::Field("restriped"));
+        }
         if self.reserved.iter().any(|byte| *byte != 0) {
             return Err(RecordError::Field("reserved bytes"));
         }
@@ -370,3 +381,6 @@ pub(crate) fn v1_to_v2(bytes: &mut [u8]) {
     bytes.copy_within(FROM..FROM + 8, OLD);
     bytes[FROM..FROM + 8].fill(0);
 }
+
+/// All stripes of version 2 have the same shape.
+pub(crate) fn v2_to_v3(_bytes: &mut [u8]) {}

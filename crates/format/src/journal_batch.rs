@@ -48,10 +48,14 @@ pub enum EntryKind {
     Parity = 2,
     /// Whole stripes read as zeroes from here on; `len` counts them. No payload.
     Zeroes = 3,
+    /// Bytes of a data chunk of a stripe that gets a new shape: they count once the superblock says
+    /// that it has it.
+    Moved = 4,
 }
 
 impl EntryKind {
-    pub const ALL: [EntryKind; 3] = [EntryKind::Data, EntryKind::Parity, EntryKind::Zeroes];
+    pub const ALL: [EntryKind; 4] =
+        [EntryKind::Data, EntryKind::Parity, EntryKind::Zeroes, EntryKind::Moved];
 
     fn from_number(number: u8) -> Option<EntryKind> {
         EntryKind::ALL.into_iter().find(|kind| *kind as u8 == number)
@@ -94,7 +98,7 @@ impl StoredEntry {
     /// Bytes it has in the payload; zero for a kind that is not known.
     pub fn payload_len(&self) -> u32 {
         match self.kind() {
-            Ok(EntryKind::Data | EntryKind::Parity) => self.len.get(),
+            Ok(EntryKind::Data | EntryKind::Parity | EntryKind::Moved) => self.len.get(),
             Ok(EntryKind::Zeroes) | Err(_) => 0,
         }
     }

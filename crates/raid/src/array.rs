@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_format::region_map::MapKind;
-use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
 use ashlar_reactor::wait_list::WaitList;
@@ -19,7 +19,7 @@ use crate::hedge::Hedging;
 use crate::integrity::Integrity;
 use crate::job::Jobs;
 use crate::journal::Journal;
-use crate::layout::Layout;
+use crate::layout::{Layout, Piece};
 use crate::lease::Leasehold;
 use crate::members::{Identity, Member, Members, sector_bytes};
 use crate::mode::Modes;
@@ -76,6 +76,14 @@ pub struct Array {
     pub(crate) table_lock: Rc<RangeLock>,
     /// Bytes that are given out; what has just grown is not yet durably so.
     capacity: Cell<u64>,
+    /// Of byte ranges of the array, while they may be moved to other stripes.
+    pub(crate) address_lock: Rc<RangeLock>,
+    /// Who reads without that lock.
+    open_reads: Cell<u64>,
+    open_reads_done: WaitList,
+    /// A window of a restripe is under way.
+    pub(crate) moving: Cell<bool>,
+    pub(crate) moved: WaitList,
     /// Somebody changes its size.
     pub(crate) growing: Cell<bool>,
     /// Shared by those who use numbers of regions, exclusive while these change.
@@ -107,6 +115,24 @@ impl Drop for RequestGuard {
     }
 }
 
+/// See `hold_addresses`.
+pub(crate) enum AddressGuard {
+    Held(#[expect(dead_code, reason = "it is held")] RangeGuard),
+    /// Nothing is moved before it is dropped.
+    Open(Rc<Array>),
+}
+
+impl Drop for AddressGuard {
+    fn drop(&mut self) {
+        if let AddressGuard::Open(array) = self {
+            array.open_reads.set(array.open_reads.get() - 1);
+            if array.open_reads.get() == 0 {
+                array.open_reads_done.wake_all(&array.reactor);
+            }
+        }
+    }
+}
+
 impl Array {
     pub(crate) fn new(
         reactor: &Reactor,
@@ -129,6 +155,7 @@ impl Array {
         let bad = BadBlocks::new(reactor, identity.clone(), members.clone(), &maps.bad);
         let (own, others) = (identity.clone(), members.clone());
         let layout = identity.layout();
+        let given_out = identity.restripe().map_or(layout, |its| its.old(layout));
         let unsynced = StripeSet::none(layout.stripes);
         Rc::new(Array {
             reactor: reactor.clone(),
@@ -169,8 +196,13 @@ impl Array {
             next_copy: Cell::new(0),
             table_sequence: Cell::new(0),
             table_lock: RangeLock::new(reactor, 0),
-            capacity: Cell::new(layout.capacity()),
+            capacity: Cell::new(given_out.capacity()),
+            moving: Cell::new(false),
+            moved: WaitList::default(),
             growing: Cell::new(false),
+            address_lock: RangeLock::new(reactor, 63),
+            open_reads: Cell::new(0),
+            open_reads_done: WaitList::default(),
             region_lock: RangeLock::new(reactor, 0),
             lease: OnceCell::new(),
         })
@@ -186,6 +218,62 @@ impl Array {
 
     pub fn layout(&self) -> Layout {
         self.identity.layout()
+    }
+
+    /// The shape of one stripe: not all have the same while members are being added.
+    pub(crate) fn layout_of(&self, stripe: StripeIndex) -> Layout {
+        self.identity.layout_of(stripe)
+    }
+
+    pub(crate) fn is_restriping(&self) -> bool {
+        self.identity.restripe().is_some()
+    }
+
+    /// Whether nothing is in the stripe any more: all of it was moved.
+    pub(crate) fn is_dead(&self, stripe: StripeIndex) -> bool {
+        let layout = self.layout();
+        self.identity.restripe().is_some_and(|its| {
+            let end = (stripe.0 + 1) * its.old(layout).stripe_bytes();
+            stripe.0 >= its.cursor && end <= its.cursor * layout.stripe_bytes()
+        })
+    }
+
+    /// Whether `offset..offset + len` is inside the array and of whole sectors.
+    pub(crate) fn contains(&self, offset: u64, len: u64) -> bool {
+        self.layout().contains(offset, len) && offset + len <= self.capacity()
+    }
+
+    /// Cuts a byte range into pieces that each lie in one chunk, in order. Who does so relies on it
+    /// only while holding the mode, or these addresses.
+    pub(crate) fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<> {
+        let layout = self.layout();
+        let restripe = self.identity.restripe();
+        let moved = restripe.map_or(u64::MAX, |its| its.cursor * layout.stripe_bytes());
+        let new = moved.clamp(offset, offset + len) - offset;
+        let old = restripe.map_or(layout, |its| its.old(layout)).pieces(offset + new, len - new);
+        let at = to_usize(new);
+        layout.pieces(offset, new).chain(old.map(move |its| Piece { at: its.at + at, ..its }))
+    }
+
+    /// The stripe that holds this byte now.
+    pub fn stripe_at(&self, offset: u64) -> StripeIndex {
+        let sector = self.pieces(offset / 512 * 512, 512).next();
+        sector.expect("a sector is in one piece").stripe
+    }
+
+    /// Keeps what is at these addresses from being moved to other stripes.
+    pub(crate) async fn hold_addresses(self: &Rc<Self>, offset: u64, len: u64) -> AddressGuard {
+        if self.is_restriping() && len > 0 {
+            let end = offset.saturating_add(len);
+            return AddressGuard::Held(self.address_lock.lock(offset..end, Mode::Shared).await);
+        }
+        self.open_reads.set(self.open_reads.get() + 1);
+        AddressGuard::Open(self.clone())
+    }
+
+    /// Waits for those who hold addresses since before members were added.
+    pub(crate) async fn open_reads_ended(&self) {
+        self.open_reads_done.until(&self.reactor, || self.open_reads.get() == 0).await;
     }
 
     /// Bytes for volumes.
@@ -393,6 +481,8 @@ impl Array {
             resync: self.jobs.resync(now),
             rebuild: self.jobs.rebuild(now),
             rebuild_error: self.jobs.rebuild_error(),
+            restripe: self.jobs.restripe(now),
+            restripe_error: self.jobs.restripe_error(),
             scrub: self.jobs.scrub(now),
             counters: self.counters.get(),
         }

@@ -28,7 +28,7 @@ use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::Layout;
 use crate::lease::Host;
-use crate::members::{Identity, Member, generation_low};
+use crate::members::{Identity, Member, Restripe, generation_low};
 use crate::region_map::StoredMap;
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
@@ -135,7 +135,11 @@ fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
     };
     let (name, integrity) = (superblock.name().ok()?.to_owned(), superblock.integrity != 0);
     let region_stripes = superblock.region_stripes.get();
-    Some(Identity::new(superblock.array, name, layout, region_stripes, integrity))
+    let identity = Identity::new(superblock.array, name, layout, region_stripes, integrity);
+    let (old_data, cursor) = (superblock.old_data_chunks, superblock.restriped.get());
+    let restripe = Restripe { old_data, cursor, saved: cursor };
+    identity.set_restripe((old_data > 0).then_some(restripe));
+    Some(identity)
 }
 
 fn members_of(

@@ -267,7 +267,7 @@ impl Array {
     }
 
     fn parity_entries(&self, job: &Job, updated: &Updated, newest: u64) -> Vec<Entry> {
-        let layout = self.layout();
+        let layout = self.layout_of(job.stripe);
         let all = bits(0..layout.data);
         if layout.parity == 0 || job.band.chunks == all {
             return Vec::new();

@@ -122,7 +122,7 @@ impl Array {
     ) -> Result<bool, ArrayError> {
         let held = self.members.held(stripe);
         let may_return = self.members.may_return(stripe);
-        if may_return || self.torn_stripes.contains(stripe) || !self.can_do_with(held) {
+        if may_return || self.torn_stripes.contains(stripe) || !self.can_do_with(stripe, held) {
             return Err(ArrayError::Lost);
         }
         let mut probed = SmallVec::<[Probed; 8]>::new();
@@ -134,13 +134,13 @@ impl Array {
             let unreadable = |its: &&Probed| its.unreadable.iter().any(|bad| overlap(bad, &band));
             let unreadable = probed.iter().filter(unreadable);
             let readable = held & !unreadable.fold(0, |bits, its| bits | 1 << its.position);
-            let verdict = judge(&self.layout(), held, readable, agrees);
+            let verdict = judge(&self.layout_of(stripe), held, readable, agrees);
             if verdict == Verdict::default() {
                 continue;
             }
             let range = |chunk| BadRange { stripe, chunk, rows: band.clone() };
             lost.extend(each(verdict.lost).map(range));
-            slices.extend(self.contents(&probed, rows.start, &band, readable, verdict)?);
+            slices.extend(self.contents(stripe, &probed, rows.start, &band, readable, verdict)?);
             written |= verdict.written;
         }
         let changed = !lost.is_empty() || written != 0;
@@ -150,7 +150,7 @@ impl Array {
         let stored = self.write_slices(stripe, &slices).await;
         let missed = written & !stored.stored;
         if missed != 0 {
-            if stored.no_space || !self.can_do_with(self.members.held(stripe) & !missed) {
+            if stored.no_space || !self.can_do_with(stripe, self.members.held(stripe) & !missed) {
                 self.unsynced.insert(stripe);
                 return Err(if stored.no_space { ArrayError::NoSpace } else { ArrayError::Lost });
             }
@@ -196,13 +196,14 @@ impl Array {
     /// What is to stand in a band. `first`: the row at which what was probed begins.
     fn contents(
         &self,
+        stripe: StripeIndex,
         probed: &[Probed],
         first: u32,
         band: &Range<u32>,
         readable: Positions,
         verdict: Verdict,
     ) -> Result<Vec<Slice>, ArrayError> {
-        let layout = self.layout();
+        let layout = self.layout_of(stripe);
         let part = inside(first, band);
         let usable = probed.iter().filter(|its| readable & 1 << its.position != 0);
         let usable = usable.map(|its| (its.position, its.bytes.slice(part.clone())));
@@ -221,7 +222,7 @@ impl Array {
                 None if verdict.lost & 1 << chunk != 0 => zeroes(),
                 None => {
                     let enough = usable.get(..usize::from(layout.data)).ok_or(ArrayError::Lost)?;
-                    self.decode(chunk, enough, part.len())?
+                    self.decode(&layout, chunk, enough, part.len())?
                 }
             });
         }

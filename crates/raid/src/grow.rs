@@ -27,7 +27,16 @@ use crate::start::drive_error;
 use crate::status::ArrayState;
 
 /// Says that the array's size is being changed.
-struct Growing(Rc<Array>);
+pub(crate) struct Growing(Rc<Array>);
+
+impl Growing {
+    pub(crate) fn begin(array: &Rc<Array>) -> Result<Growing, ChangeError> {
+        if array.growing.replace(true) {
+            return Err(ChangeError::Busy("a change of the array's size"));
+        }
+        Ok(Growing(array.clone()))
+    }
+}
 
 impl Drop for Growing {
     fn drop(&mut self) {
@@ -40,10 +49,10 @@ impl Array {
     /// ones. Returns the bytes that were gained for volumes; durable when this returns.
     pub async fn grow(self: &Rc<Self>) -> Result<u64, ChangeError> {
         let _request = self.begin()?;
-        if self.growing.replace(true) {
-            return Err(ChangeError::Busy("a change of the array's size"));
+        let _growing = Growing::begin(self)?;
+        if self.is_restriping() {
+            return Err(ChangeError::Busy("a restripe"));
         }
-        let _growing = Growing(self.clone());
         if self.state() != ArrayState::Optimal {
             return Err(ChangeError::NotOptimal);
         }

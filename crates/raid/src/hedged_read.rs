@@ -55,7 +55,7 @@ impl Array {
         at: u64,
     ) -> HedgedIo {
         self.hedging.earn(self.settings().hedge_percent());
-        let member = self.layout().member_at(piece.stripe, position);
+        let member = self.layout_of(piece.stripe).member_at(piece.stripe, position);
         let late = self.reactor.turn_time().after(self.hedging.patience(member.index()));
         let buffer = self.reactor.buffer(piece.len());
         HedgedIo { io: drive.read(at, buffer.clone().into()), buffer, position, late }

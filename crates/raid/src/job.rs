@@ -38,6 +38,8 @@ pub(crate) struct Jobs {
     resync: Slot,
     rebuild: Slot,
     scrub: Slot,
+    restripe: Slot,
+    restripe_error: RefCell<Option<String>>,
     rebuild_error: RefCell<Option<String>>,
     pub(crate) scrub_report: RefCell<Option<ScrubReport>>,
     /// The scrub is to end, or has ended, before its end.
@@ -97,6 +99,22 @@ impl Jobs {
 
     pub(crate) fn scrub_slot(&self) -> &Slot {
         &self.scrub
+    }
+
+    pub(crate) fn restripe_slot(&self) -> &Slot {
+        &self.restripe
+    }
+
+    pub(crate) fn set_restripe_error(&self, error: Option<String>) {
+        *self.restripe_error.borrow_mut() = error;
+    }
+
+    pub(crate) fn restripe(&self, now: Instant) -> Option<Progress> {
+        self.restripe.progress(now)
+    }
+
+    pub(crate) fn restripe_error(&self) -> Option<String> {
+        self.restripe_error.borrow().clone()
     }
 
     pub(crate) fn set_rebuild_error(&self, error: Option<String>) {

@@ -73,15 +73,37 @@ pub(crate) struct NewData {
 /// One thing that a batch says.
 #[derive(Clone)]
 pub(crate) enum Entry {
-    Data { stripe: StripeIndex, chunk: u8, row: u32, bytes: Buffer },
-    Parity { stripe: StripeIndex, position: u8, row: u32, bytes: Buffer, data: NewData },
-    Zeroes { stripes: std::ops::Range<u64> },
+    Data {
+        stripe: StripeIndex,
+        chunk: u8,
+        row: u32,
+        bytes: Buffer,
+    },
+    Parity {
+        stripe: StripeIndex,
+        position: u8,
+        row: u32,
+        bytes: Buffer,
+        data: NewData,
+    },
+    Zeroes {
+        stripes: std::ops::Range<u64>,
+    },
+    /// Data of a stripe of the new shape. Who appends it makes it pending.
+    Moved {
+        stripe: StripeIndex,
+        chunk: u8,
+        row: u32,
+        bytes: Buffer,
+    },
 }
 
 impl Entry {
     fn payload(&self) -> Option<&Buffer> {
         match self {
-            Entry::Data { bytes, .. } | Entry::Parity { bytes, .. } => Some(bytes),
+            Entry::Data { bytes, .. }
+            | Entry::Moved { bytes, .. }
+            | Entry::Parity { bytes, .. } => Some(bytes),
             Entry::Zeroes { .. } => None,
         }
     }
@@ -95,6 +117,9 @@ impl Entry {
         match self {
             Entry::Data { stripe, chunk, row, bytes } => {
                 StoredEntry::new(EntryKind::Data, stripe.0, *chunk, *row, len(bytes))
+            }
+            Entry::Moved { stripe, chunk, row, bytes } => {
+                StoredEntry::new(EntryKind::Moved, stripe.0, *chunk, *row, len(bytes))
             }
             Entry::Parity { stripe, position, row, bytes, data } => {
                 let kind = EntryKind::Parity;
@@ -501,6 +526,14 @@ impl Journal {
             return (end - first.at + len + kept <= size).then_some(end);
         }
         (len + kept < first.at).then_some(0)
+    }
+
+    /// Whether whole stripes with so many bytes of data would have room, were the ring empty.
+    pub(crate) fn has_room_for(&self, payload: u64) -> bool {
+        // A batch is at least half full: what did not fit in it is not more than a whole one.
+        let batches = 2 * payload.div_ceil(u64::from(PAYLOAD_BYTES_MAX)) + 1;
+        let kept = 2 * reserve_bytes(self.identity.layout().parity);
+        payload + batches * HEADER_BYTES + kept <= self.ring_bytes()
     }
 
     /// Whether the ring should be emptied rather sooner than later.

@@ -215,11 +215,10 @@ impl Layout {
     }
 
     /// The position of `stripe` that `member` holds, the inverse of `member_at`; `None` if the
-    /// stripe is on another group.
+    /// stripe is on others.
     pub fn position_of(&self, stripe: StripeIndex, member: MemberIndex) -> Option<u8> {
-        assert!(member.index() < self.members());
         if self.parity == 0 {
-            return Some(member.0);
+            return Some(member.0).filter(|position| *position < self.positions());
         }
         let group = self.group_of(stripe);
         let inner = member.index().checked_sub(group.start).filter(|m| *m < group.len())?;

@@ -51,3 +51,4 @@ mod assemble;
 mod catch_up;
 pub mod start;
 mod grow;
+mod restripe;

@@ -123,6 +123,18 @@ pub struct Identity {
     region_stripes: Cell<u32>,
     /// Members keep a checksum of every block.
     pub integrity: bool,
+    restripe: Cell<Option<Restripe>>,
+}
+
+/// Members were added, and stripes are being given the shape that goes with that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restripe {
+    /// Data chunks of a stripe before.
+    pub old_data: u8,
+    /// Stripes below have the new shape.
+    pub cursor: u64,
+    /// What a superblock says of the cursor: it moves there first.
+    pub saved: u64,
 }
 
 impl Identity {
@@ -134,7 +146,31 @@ impl Identity {
         integrity: bool,
     ) -> Identity {
         let (layout, region_stripes) = (Cell::new(layout), Cell::new(region_stripes));
-        Identity { uuid, name, layout, region_stripes, integrity }
+        Identity { uuid, name, layout, region_stripes, integrity, restripe: Cell::new(None) }
+    }
+
+    pub fn restripe(&self) -> Option<Restripe> {
+        self.restripe.get()
+    }
+
+    pub(crate) fn set_restripe(&self, restripe: Option<Restripe>) {
+        self.restripe.set(restripe);
+    }
+
+    /// In memory only.
+    pub(crate) fn set_layout(&self, layout: Layout) {
+        self.layout.set(layout);
+    }
+
+    /// The shape of one stripe. While members are being added: of the stripes with numbers below
+    /// the cursor the new one, of the others the old one. (What was in the old stripes below is in
+    /// new ones by then: those have more room.)
+    pub fn layout_of(&self, stripe: StripeIndex) -> Layout {
+        let layout = self.layout.get();
+        match self.restripe.get() {
+            Some(restripe) if stripe.0 >= restripe.cursor => restripe.old(layout),
+            Some(_) | None => layout,
+        }
     }
 
     pub fn layout(&self) -> Layout {
@@ -176,6 +212,13 @@ impl Identity {
         assert!(size.region_stripes.is_multiple_of(self.region_stripes.get()));
         self.layout.set(Layout { stripes: size.stripes, ..layout });
         self.region_stripes.set(size.region_stripes);
+    }
+}
+
+impl Restripe {
+    /// The layout before.
+    pub fn old(&self, layout: Layout) -> Layout {
+        Layout { data: self.old_data, ..layout }
     }
 }
 
@@ -241,6 +284,12 @@ impl Members {
         self.generation.get()
     }
 
+    /// There are more of them; the caller changes the layout at once.
+    pub(crate) fn add(&self, members: Vec<Member>) {
+        self.list.borrow_mut().extend(members);
+        self.generation.set(self.generation.get() + 1);
+    }
+
     pub fn list(&self) -> Ref<'_, Vec<Member>> {
         self.list.borrow()
     }
@@ -248,14 +297,14 @@ impl Members {
     /// The drive at `position` of `stripe`, if it holds it, and where its data area begins.
     pub fn at(&self, stripe: StripeIndex, position: u8) -> Option<(Rc<Drive>, u64)> {
         let list = self.list.borrow();
-        let member = &list[self.identity.layout().member_at(stripe, position).index()];
+        let member = &list[self.identity.layout_of(stripe).member_at(stripe, position).index()];
         member.holds(stripe).map(|drive| (drive.clone(), member.areas.data.offset))
     }
 
     /// Positions of `stripe` that hold all acknowledged data.
     pub fn held(&self, stripe: StripeIndex) -> Positions {
         let list = self.list.borrow();
-        let layout = self.identity.layout();
+        let layout = self.identity.layout_of(stripe);
         let held = (0..layout.positions())
             .filter(|p| list[layout.member_at(stripe, *p).index()].holds(stripe).is_some());
         held.fold(0, |bits, position| bits | 1 << position)
@@ -303,7 +352,7 @@ impl Members {
         stripe: StripeIndex,
         missed: Positions,
     ) -> Result<(), ArrayError> {
-        let layout = self.identity.layout();
+        let layout = self.identity.layout_of(stripe);
         let believed = |index: &MemberIndex| self.list.borrow()[index.index()].is_current(stripe);
         let members = each(missed).map(|p| layout.member_at(stripe, p));
         let behind: SmallVec<[MemberIndex; 4]> = members.filter(believed).collect();
@@ -583,6 +632,10 @@ impl Members {
         superblock.journal_from = self.journal_from.get().into();
         superblock.policy = self.policy.get() as u8;
         superblock.integrity = self.identity.integrity.into();
+        if let Some(restripe) = self.identity.restripe() {
+            superblock.old_data_chunks = restripe.old_data;
+            superblock.restriped = restripe.saved.into();
+        }
         superblock.settings = self.settings.get().stored();
         superblock.scrub_next = self.scrub.get().next.into();
         superblock.scrub_began = self.scrub.get().began_s.into();

@@ -18,6 +18,8 @@ impl Array {
             Policy::Bitmap => degraded,
             Policy::None => false,
         };
+        // What is moved to new stripes goes through the journal.
+        let journaled = journaled || self.is_restriping();
         // The journal's promise is about stripes that agree.
         if journaled && self.unsynced.count() == 0 { Mode::Journaled } else { Mode::Direct }
     }
@@ -52,7 +54,7 @@ impl Array {
     }
 
     /// Says in the superblock that the journal covers every write. Nothing is under way.
-    async fn begin_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
+    pub(crate) async fn begin_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
         // What was written in place must not be undone by a power cut any more: no batch would
         // cure it.
         self.members.flush().await?;

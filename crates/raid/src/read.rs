@@ -40,14 +40,15 @@ impl Array {
         let _request = self.admit().await?;
         let began = self.reactor.turn_time();
         let len = into.len() as u64;
-        if !self.layout().contains(offset, len) {
+        let _addresses = self.hold_addresses(offset, len).await;
+        if !self.contains(offset, len) {
             return Err(ArrayError::Range);
         }
         let seen = self.bad.added();
         // All are started before the first is waited for; and all are waited for, also after an
         // error, since a drive may still be writing to the caller's memory.
         let mut started: SmallVec<[(Piece, Buffers, Started); 2]> = SmallVec::new();
-        for piece in self.layout().pieces(offset, len) {
+        for piece in self.pieces(offset, len) {
             let into = into.slice(piece.in_request());
             if self.is_blank_stripe(piece.stripe) && self.written.is_settled() {
                 into.fill_zero();
@@ -233,7 +234,7 @@ impl Array {
         Ok(buffer)
     }
 
-    fn zeroes(&self, rows: &Range<u32>) -> Buffer {
+    pub(crate) fn zeroes(&self, rows: &Range<u32>) -> Buffer {
         let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
         buffer.fill_zero();
         buffer
@@ -344,7 +345,7 @@ impl Array {
             have.iter().map(|(p, buffer)| (usize::from(*p), buffer.bytes())).collect();
         let mut missing: SmallVec<[(usize, &mut [u8]); 2]> =
             out.iter_mut().map(|(p, buffer)| (usize::from(*p), buffer.bytes_mut())).collect();
-        let layout = self.layout();
+        let layout = self.layout_of(stripe);
         self.kernels
             .reconstruct(layout.data.into(), layout.parity.into(), &present, &mut missing)
             .map_err(|_| ArrayError::Lost)?;
@@ -360,7 +361,7 @@ impl Array {
         bad: Positions,
     ) -> Result<Result<SmallVec<[(u8, Buffer); 8]>, Positions>, ArrayError> {
         let usable = self.members.held(stripe) & !bad;
-        let wanted = usize::from(self.layout().data);
+        let wanted = usize::from(self.layout_of(stripe).data);
         if (usable.count_ones() as usize) < wanted {
             return Err(ArrayError::Lost);
         }

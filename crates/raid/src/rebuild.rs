@@ -85,6 +85,8 @@ impl Array {
         self.jobs.rebuild_slot().begin(self.reactor.now(), 0, self.layout().stripes);
         let array = self.clone();
         self.reactor.spawn(async move {
+            // No other window is begun while this runs.
+            array.moved.until(&array.reactor, || !array.moving.get()).await;
             array.rebuild_all().await;
             array.jobs.rebuild_slot().end();
         });
@@ -193,7 +195,8 @@ impl Array {
     /// Members of the leg that a stripe may be for, as positions.
     fn wanted(&self, leg: &Leg, stripe: StripeIndex) -> Positions {
         let targets = leg.targets.iter().filter(|target| !leg.has_failed(target));
-        let positions = targets.filter_map(|its| self.layout().position_of(stripe, its.index));
+        let positions =
+            targets.filter_map(|its| self.layout_of(stripe).position_of(stripe, its.index));
         positions.fold(0, |bits, position| bits | 1 << position)
     }
 
@@ -203,8 +206,9 @@ impl Array {
             return 0;
         }
         let list = self.members.list();
-        let lacks =
-            |position: &u8| list[self.layout().member_at(stripe, *position).index()].lacked(stripe);
+        let lacks = |position: &u8| {
+            list[self.layout_of(stripe).member_at(stripe, *position).index()].lacked(stripe)
+        };
         each(self.wanted(leg, stripe)).filter(lacks).fold(0, |bits, position| bits | 1 << position)
     }
 
@@ -235,7 +239,7 @@ impl Array {
 
     fn fail_all(&self, leg: &Leg, stripe: StripeIndex, error: ArrayError) {
         for target in &leg.targets {
-            if self.layout().position_of(stripe, target.index).is_some() {
+            if self.layout_of(stripe).position_of(stripe, target.index).is_some() {
                 leg.fail(target, format!("stripe {}: {error}", stripe.0));
             }
         }
@@ -303,7 +307,7 @@ impl Array {
         };
         let mut started: SmallVec<[_; 2]> = SmallVec::new();
         for target in &leg.targets {
-            let position = self.layout().position_of(stripe, target.index);
+            let position = self.layout_of(stripe).position_of(stripe, target.index);
             let chunk = chunks.iter().find(|(its, _)| Some(*its) == position);
             if let Some(((position, bytes), base)) = chunk.zip(self.data_of(target)) {
                 let at = base + self.layout().member_offset(stripe, 0);
@@ -327,7 +331,7 @@ impl Array {
         if self.torn_stripes.contains(stripe) {
             return Err(ArrayError::Lost);
         }
-        let layout = self.layout();
+        let layout = self.layout_of(stripe);
         let rows = 0..layout.chunk_bytes;
         if layout.parity > 0 {
             return self.reconstruct_all(stripe, wanted, &rows, 0).await;

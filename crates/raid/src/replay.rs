@@ -151,17 +151,20 @@ impl Array {
         piece: Piece,
         hold: &Hold,
     ) {
-        let layout = self.layout();
+        let layout = self.layout_of(piece.stripe);
+        let moved = self.identity.restripe().is_some_and(|its| piece.stripe.0 < its.cursor);
         let first = piece.stripe.0;
         let fits = piece.rows.end <= layout.chunk_bytes && first < layout.stripes;
         match kind {
-            EntryKind::Data if fits && piece.position < layout.data => {
+            // The superblock says whether the stripe has its new shape.
+            EntryKind::Moved if !moved => {}
+            EntryKind::Data | EntryKind::Moved if fits && piece.position < layout.data => {
                 stripes.entry(first).or_default().data.push((piece, hold.clone()));
             }
             EntryKind::Parity if fits && layout.parity_positions().contains(&piece.position) => {
                 stripes.entry(first).or_default().parity.push(piece);
             }
-            EntryKind::Data | EntryKind::Parity => {}
+            EntryKind::Data | EntryKind::Moved | EntryKind::Parity => {}
             EntryKind::Zeroes => {
                 let end = (first + u64::from(piece.rows.end)).min(layout.stripes);
                 for stripe in first..end {

@@ -65,7 +65,7 @@ impl Array {
 
     /// Makes parity anew from the data. Data that cannot be read leaves nothing to be sure of.
     async fn sync_parity(&self, stripe: StripeIndex) -> Result<(), ArrayError> {
-        let layout = self.layout();
+        let layout = self.layout_of(stripe);
         let rows = 0..layout.chunk_bytes;
         let mut started: SmallVec<[_; 8]> = SmallVec::new();
         for position in 0..layout.data {
@@ -97,7 +97,7 @@ impl Array {
 
     /// Writes the first copy that can be read over the others.
     async fn sync_copies(&self, stripe: StripeIndex) -> Result<(), ArrayError> {
-        let layout = self.layout();
+        let layout = self.layout_of(stripe);
         let rows = 0..layout.chunk_bytes;
         let mut all_here = true;
         for chunk in 0..layout.data {
@@ -213,7 +213,7 @@ impl Array {
 
     async fn resync_stripe(self: &Rc<Self>, stripe: StripeIndex) -> Result<(), ArrayError> {
         // While some are away, they may come back, and have what is needed.
-        let all_here = self.members.held(stripe) == bits(0..self.layout().positions());
+        let all_here = self.members.held(stripe) == bits(0..self.layout_of(stripe).positions());
         if all_here { self.sync_or_give_up(stripe).await } else { self.sync_now(stripe).await }
     }
 

@@ -55,6 +55,9 @@ impl Array {
         if !self.layout().is_redundant() {
             return Err(ChangeError::Spec("level 0 has nothing to verify data with".into()));
         }
+        if self.is_restriping() {
+            return Err(ChangeError::Busy("a restripe"));
+        }
         if self.jobs.scrub_slot().is_running() {
             return Err(ChangeError::Busy("a scrub"));
         }
@@ -75,7 +78,7 @@ impl Array {
     /// Goes on with a scrub that the array's last stop, or a crash, interrupted.
     pub(crate) fn resume_scrub(self: &Rc<Self>) {
         let mark = self.members.scrub();
-        if mark.next > 0 && self.layout().is_redundant() {
+        if mark.next > 0 && self.layout().is_redundant() && !self.is_restriping() {
             self.begin_scrub(mark, Undecided::Leave);
         }
     }

@@ -177,6 +177,7 @@ impl Array {
         }
         array.run();
         array.start_rebuild();
+        array.start_restripe();
         array.resume_scrub();
         Ok(array)
     }
@@ -200,6 +201,7 @@ impl Array {
             for region in self.dirty.map.inside() {
                 if self.written.contains(region) {
                     let stripes = self.dirty.map.stripes_of(region);
+                    let stripes = stripes.filter(|stripe| !self.is_dead(StripeIndex(*stripe)));
                     stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
                 }
             }
@@ -261,7 +263,7 @@ impl Array {
         Ok(())
     }
 
-    fn plan_replacement(
+    pub(crate) fn plan_replacement(
         &self,
         drive: &Rc<Drive>,
         drive_uuid: [u8; 16],

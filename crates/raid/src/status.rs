@@ -184,6 +184,10 @@ pub struct ArrayStatus {
     pub rebuild: Option<Progress>,
     /// Why the last rebuild stopped before its end.
     pub rebuild_error: Option<String>,
+    /// Members were added: what is given its new place.
+    pub restripe: Option<Progress>,
+    /// Why that does not go on.
+    pub restripe_error: Option<String>,
     pub scrub: ScrubState,
     pub counters: ArrayCounters,
 }

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 use crate::array::Array;
 use crate::error::ArrayError;
-use crate::layout::Positions;
+use crate::layout::{Layout, Positions};
 use crate::stored::{Store, Stored, Updated};
 use crate::write_plan::{Band, Situation, WritePlan, bits, each, is_storable, plan_write};
 
@@ -70,7 +70,7 @@ impl Array {
         new: SmallVec<[NewRows; 2]>,
         unreadable: Positions,
     ) -> Result<Update, ArrayError> {
-        let layout = self.layout();
+        let layout = self.layout_of(stripe);
         let writable = self.members.held(stripe);
         let plan = if layout.parity == 0 {
             WritePlan::NoRead
@@ -83,7 +83,7 @@ impl Array {
         let wanted = match plan {
             WritePlan::Lost => return Err(ArrayError::Lost),
             WritePlan::NoRead => 0,
-            WritePlan::ReadModifyWrite => band.chunks | self.parity_bits() & writable,
+            WritePlan::ReadModifyWrite => band.chunks | self.parity_bits(stripe) & writable,
             WritePlan::ReconstructWrite => data & !band.chunks,
             WritePlan::Decode => {
                 let first_k = each(writable & !unreadable).take(layout.data.into());
@@ -95,8 +95,8 @@ impl Array {
         Ok(Update { stripe, band, new, plan, writable, unreadable, reads })
     }
 
-    fn parity_bits(&self) -> Positions {
-        bits(self.layout().parity_positions())
+    fn parity_bits(&self, stripe: StripeIndex) -> Positions {
+        bits(self.layout_of(stripe).parity_positions())
     }
 
     /// Waits for the old bytes and works parity out.
@@ -129,18 +129,18 @@ impl Array {
     }
 
     fn updated(&self, update: Update, old: &[(u8, Buffer)]) -> Result<Updated, ArrayError> {
-        let layout = self.layout();
+        let layout = self.layout_of(update.stripe);
         let parity = match update.plan {
             WritePlan::ReadModifyWrite => self.add_difference(&update, old),
             WritePlan::ReconstructWrite | WritePlan::Decode => self.encode(&update, old)?,
-            WritePlan::NoRead if update.writable & self.parity_bits() != 0 => {
+            WritePlan::NoRead if update.writable & self.parity_bits(update.stripe) != 0 => {
                 self.encode(&update, old)?
             }
             WritePlan::NoRead | WritePlan::Lost => SmallVec::new(),
         };
         let Update { stripe, band, new, writable, .. } = update;
         let mut stores: SmallVec<[Store; 4]> = SmallVec::new();
-        let mut wanted = self.parity_bits();
+        let mut wanted = self.parity_bits(stripe);
         for chunk in new.chunk_by(|a, b| a.chunk == b.chunk) {
             let mut bytes = Buffers::default();
             chunk.iter().for_each(|new| bytes.push(new.bytes.clone()));
@@ -159,7 +159,7 @@ impl Array {
     /// Read-modify-write: old parity plus the difference of the written chunks. Parity that is
     /// not held comes out as garbage and is not written.
     fn add_difference(&self, update: &Update, old: &[(u8, Buffer)]) -> SmallVec<[Buffer; 2]> {
-        let layout = self.layout();
+        let layout = self.layout_of(update.stripe);
         let rows = &update.band.rows;
         let find = |position: u8| old.iter().find(|(p, _)| *p == position).map(|(_, b)| b.clone());
         let held: SmallVec<[Option<Buffer>; 2]> = layout.parity_positions().map(find).collect();
@@ -189,7 +189,7 @@ impl Array {
         update: &Update,
         old: &[(u8, Buffer)],
     ) -> Result<SmallVec<[Buffer; 2]>, ArrayError> {
-        let layout = self.layout();
+        let layout = self.layout_of(update.stripe);
         let rows = &update.band.rows;
         let len = (rows.end - rows.start) as usize;
         // Old bytes of the chunks that are not written, worked out where they were not read.
@@ -198,7 +198,7 @@ impl Array {
             let known = old.iter().find(|(position, _)| *position == chunk);
             let bytes = match known {
                 Some((_, bytes)) => bytes.clone(),
-                None => self.decode(chunk, old, len)?,
+                None => self.decode(&layout, chunk, old, len)?,
             };
             rest.push((chunk, bytes));
         }
@@ -232,11 +232,11 @@ impl Array {
     /// Rows of a data chunk from those of `k` other positions.
     pub(crate) fn decode(
         &self,
+        layout: &Layout,
         chunk: u8,
         old: &[(u8, Buffer)],
         len: usize,
     ) -> Result<Buffer, ArrayError> {
-        let layout = self.layout();
         let mut out = self.reactor.buffer(len);
         let present: SmallVec<[(usize, &[u8]); 8]> =
             old.iter().map(|(p, buffer)| (usize::from(*p), buffer.bytes())).collect();
@@ -284,7 +284,7 @@ impl Array {
 
     /// Whether everything that was written can be read back, from what was stored.
     pub(crate) fn is_safe(&self, updated: &Updated, stored: Positions) -> bool {
-        let layout = self.layout();
+        let layout = self.layout_of(updated.stripe);
         if layout.parity == 0 {
             let copies = |chunk: u8| bits(layout.data_positions(chunk));
             return each(updated.band.chunks).all(|chunk| stored & copies(chunk) != 0);
@@ -297,7 +297,7 @@ impl Array {
 
     /// Whether a write of this data chunk could be kept.
     pub(crate) fn can_store(&self, stripe: StripeIndex, chunk: u8) -> bool {
-        let layout = self.layout();
+        let layout = self.layout_of(stripe);
         if !self.is_written(stripe) && !self.members.serves_all() {
             return false;
         }

@@ -24,7 +24,7 @@ use smallvec::SmallVec;
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::journal::{Entry, Slice};
-use crate::layout::{Piece, Positions};
+use crate::layout::{Layout, Piece, Positions};
 use crate::mode::Mode;
 use crate::stored::{Store, Stored, Updated};
 use crate::update::NewRows;
@@ -46,21 +46,20 @@ impl Array {
     ) -> Result<(), ArrayError> {
         let _request = self.admit().await?;
         let began = self.reactor.turn_time();
-        let mut pieces: SmallVec<[Piece; 4]> = SmallVec::new();
-        let mut len = 0;
+        let len: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+        assert!(len == from.len() as u64, "the ranges are as long as what fills them");
+        if ranges.iter().any(|range| !self.contains(range.start, range.end - range.start)) {
+            return Err(ArrayError::Range);
+        }
+        let mode = self.enter_mode().await?;
+        let (mut pieces, mut at) = (SmallVec::<[Piece; 4]>::new(), 0);
         for range in ranges {
             let part = range.end - range.start;
-            if !self.layout().contains(range.start, part) {
-                return Err(ArrayError::Range);
-            }
-            let at = to_usize(len);
-            let of_range = self.layout().pieces(range.start, part);
+            let of_range = self.pieces(range.start, part);
             pieces.extend(of_range.map(|piece| Piece { at: at + piece.at, ..piece }));
-            len += part;
+            at += to_usize(part);
         }
-        assert!(len == from.len() as u64, "the ranges are as long as what fills them");
         self.check_room_for_bad(&pieces)?;
-        let mode = self.enter_mode().await?;
         let result = match mode.mode {
             Mode::Journaled => self.write_journaled(&pieces, &from).await,
             Mode::Direct => self.write_direct(&pieces, &from).await,
@@ -214,8 +213,11 @@ impl Array {
     }
 
     fn is_whole_stripe(&self, pieces: &[Piece]) -> bool {
-        pieces.len() == usize::from(self.layout().data)
-            && pieces.iter().all(|piece| piece.rows == (0..self.layout().chunk_bytes))
+        let is_whole = |layout: Layout| {
+            let whole = pieces.iter().all(|piece| piece.rows == (0..layout.chunk_bytes));
+            whole && pieces.len() == usize::from(layout.data)
+        };
+        pieces.first().is_some_and(|piece| is_whole(self.layout_of(piece.stripe)))
     }
 
     /// Locks rows of a stripe whose parity or copies agree, making them agree first where needed.

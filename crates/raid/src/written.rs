@@ -93,7 +93,7 @@ impl Array {
         }
         for stripe in stripes.map(StripeIndex) {
             let done = self.held_and_done(stripe, &zeroed);
-            if !self.can_do_with(done) {
+            if !self.can_do_with(stripe, done) {
                 return Err(ArrayError::Lost);
             }
             self.fence_others(stripe, done).await?;

@@ -16,7 +16,7 @@ use ashlar_reactor::range_lock::{Mode as Lock, RangeGuard};
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::journal::{Class, Entry};
-use crate::layout::Positions;
+use crate::layout::{Layout, Positions};
 use crate::mode::Mode;
 use crate::write_plan::{bits, each};
 
@@ -37,15 +37,18 @@ impl Array {
     /// The range reads as zeroes afterwards; space under whole stripes may be given back.
     pub async fn write_zeroes(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
         let _request = self.admit().await?;
-        if !self.layout().contains(offset, len) {
+        if !self.contains(offset, len) {
             return Err(ArrayError::Range);
         }
         self.written.settle().await?;
         loop {
+            if self.is_restriping() {
+                return self.write_zero_bytes(offset, offset + len).await;
+            }
             let layout = self.layout();
             let (whole, parts) = self.by_regions(offset, len);
             for part in parts {
-                self.zero_range(part).await?;
+                self.zero_range(&layout, part).await?;
             }
             if self.forget(whole, &layout).await? {
                 return Ok(());
@@ -57,29 +60,35 @@ impl Array {
     /// range keeps its bytes, and so does what is beside whole regions where drives cannot zero.
     pub async fn discard(self: &Rc<Self>, offset: u64, len: u64) -> Result<(), ArrayError> {
         let _request = self.admit().await?;
-        if !self.layout().contains(offset, len) {
+        if !self.contains(offset, len) {
             return Err(ArrayError::Range);
         }
         self.written.settle().await?;
-        loop {
+        // While members are being added nothing is given back.
+        while !self.is_restriping() {
             let layout = self.layout();
             let (whole, parts) = self.by_regions(offset, len);
             for part in parts {
-                self.discard_range(part).await?;
+                self.discard_range(&layout, part).await?;
             }
             if self.forget(whole, &layout).await? {
-                return Ok(());
+                break;
             }
         }
+        Ok(())
     }
 
     /// A range in one region.
-    async fn discard_range(self: &Rc<Self>, range: Range<u64>) -> Result<(), ArrayError> {
-        let stripe = self.stripe_bytes();
+    async fn discard_range(
+        self: &Rc<Self>,
+        layout: &Layout,
+        range: Range<u64>,
+    ) -> Result<(), ArrayError> {
+        let stripe = layout.stripe_bytes();
         let stripes = range.start.div_ceil(stripe)..range.end / stripe;
         for some in in_steps(stripes, STRIPES_AT_ONCE) {
             if !self.cannot_zero.get() {
-                self.zero_by_drives(some).await?;
+                self.zero_by_drives(layout, some).await?;
             }
         }
         Ok(())
@@ -103,13 +112,17 @@ impl Array {
     }
 
     /// A range in one region.
-    async fn zero_range(self: &Rc<Self>, range: Range<u64>) -> Result<(), ArrayError> {
-        let stripe = self.stripe_bytes();
+    async fn zero_range(
+        self: &Rc<Self>,
+        layout: &Layout,
+        range: Range<u64>,
+    ) -> Result<(), ArrayError> {
+        let stripe = layout.stripe_bytes();
         let first = range.start.next_multiple_of(stripe).min(range.end);
         let last = (range.end / stripe * stripe).max(first);
         self.write_zero_bytes(range.start, first).await?;
         for stripes in in_steps(first / stripe..last / stripe, STRIPES_AT_ONCE) {
-            self.zero_stripes(stripes).await?;
+            self.zero_stripes(layout, stripes).await?;
         }
         self.write_zero_bytes(last, range.end).await
     }
@@ -133,17 +146,28 @@ impl Array {
         Ok(())
     }
 
-    async fn zero_stripes(self: &Rc<Self>, stripes: Range<u64>) -> Result<(), ArrayError> {
-        if self.zero_by_drives(stripes.clone()).await? == Zeroed::All {
+    async fn zero_stripes(
+        self: &Rc<Self>,
+        layout: &Layout,
+        stripes: Range<u64>,
+    ) -> Result<(), ArrayError> {
+        if self.zero_by_drives(layout, stripes.clone()).await? == Zeroed::All {
             return Ok(());
         }
-        let stripe = self.stripe_bytes();
+        let stripe = layout.stripe_bytes();
         self.write_zero_bytes(stripes.start * stripe, stripes.end * stripe).await
     }
 
-    /// `stripes`: of one region.
-    async fn zero_by_drives(self: &Rc<Self>, stripes: Range<u64>) -> Result<Zeroed, ArrayError> {
+    /// `stripes`: of one region, if the array has still this layout.
+    async fn zero_by_drives(
+        self: &Rc<Self>,
+        layout: &Layout,
+        stripes: Range<u64>,
+    ) -> Result<Zeroed, ArrayError> {
         let mode = self.enter_mode().await?;
+        if self.layout() != *layout || self.is_restriping() {
+            return Ok(Zeroed::Untouched);
+        }
         if mode.mode == Mode::Journaled {
             self.zero_journaled(stripes).await?;
             return Ok(Zeroed::All);
@@ -250,7 +274,7 @@ impl Array {
         }
         for stripe in stripes.map(StripeIndex) {
             let done = self.held_and_done(stripe, &results);
-            if done != self.members.held(stripe) && !self.can_do_with(done) {
+            if done != self.members.held(stripe) && !self.can_do_with(stripe, done) {
                 return Err(ArrayError::Lost);
             }
             self.fence_others(stripe, done).await?;
@@ -281,8 +305,8 @@ impl Array {
         stripe: StripeIndex,
         results: &[Result<(), DriveError>],
     ) -> Positions {
-        let good =
-            |position: &u8| results[self.layout().member_at(stripe, *position).index()].is_ok();
+        let layout = self.layout_of(stripe);
+        let good = |position: &u8| results[layout.member_at(stripe, *position).index()].is_ok();
         let done = each(self.members.held(stripe)).filter(good);
         done.fold(0, |bits, position| bits | 1 << position)
     }
@@ -293,13 +317,13 @@ impl Array {
         stripe: StripeIndex,
         done: Positions,
     ) -> Result<(), ArrayError> {
-        let all = bits(0..self.layout().positions());
+        let all = bits(0..self.layout_of(stripe).positions());
         self.members.fence_missed(stripe, all & !done).await
     }
 
-    /// Whether these positions of a stripe are enough to read all of it.
-    pub(crate) fn can_do_with(&self, positions: Positions) -> bool {
-        let layout = self.layout();
+    /// Whether these positions are enough to read all of the stripe.
+    pub(crate) fn can_do_with(&self, stripe: StripeIndex, positions: Positions) -> bool {
+        let layout = self.layout_of(stripe);
         let copies = |chunk: u8| bits(layout.data_positions(chunk));
         if layout.parity > 0 {
             return positions.count_ones() >= u32::from(layout.data);
@@ -347,7 +371,7 @@ impl Array {
         for stripe in stripes.clone().map(StripeIndex) {
             let done = self.held_and_done(stripe, results);
             let missed = done != self.members.held(stripe);
-            if missed && (unable || !self.can_do_with(done)) {
+            if missed && (unable || !self.can_do_with(stripe, done)) {
                 // Some drives have zeroed their part: until all of it is written, the stripes may
                 // not agree.
                 if self.layout().is_redundant() {

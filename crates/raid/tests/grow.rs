@@ -279,3 +279,70 @@ fn regions_are_merged() {
         pair.array.stop().await.unwrap();
     });
 }
+
+async fn add(pair: &Pair, count: u8) {
+    let mut drives = Vec::new();
+    for index in 0..count {
+        let drive = littered(&pair.reactor, &format!("a{index}"), DRIVE_BYTES).await;
+        drives.push(([100 + index; 16], drive));
+    }
+    pair.array.add_members(drives).await.unwrap();
+}
+
+async fn restriped(pair: &mut Pair, old: u64, new: u64) {
+    let before = pair.array.status().members.len() as u64;
+    assert!(before > 0);
+    while pair.array.status().restripe.is_some() {
+        pair.reactor.sleep(std::time::Duration::from_millis(1)).await;
+    }
+    assert_eq!(pair.array.status().restripe_error, None);
+    assert_eq!(pair.array.capacity() / new, pair.bytes.len() as u64 / old);
+    pair.bytes.resize(pair.array.capacity() as usize, 0);
+}
+
+/// Level, members, shape; how many are added; data chunks of a stripe before and after.
+fn widenings() -> Vec<(Level, u8, Shape, u8, u64, u64)> {
+    let plain = Shape::default();
+    vec![
+        (Level::Raid0, 1, plain, 1, 1, 2),
+        (Level::Raid0, 2, plain, 3, 2, 5),
+        (Level::Raid10, 4, plain, 2, 2, 3),
+        (Level::Raid5, 3, plain, 1, 2, 3),
+        (Level::Raid5, 4, plain, 2, 3, 5),
+        (Level::Raid6, 4, plain, 1, 2, 3),
+        (Level::RaidNm, 6, Shape { parity: 3, ..plain }, 1, 3, 4),
+    ]
+}
+
+#[test]
+fn members_are_added() {
+    run(|reactor| async move {
+        for (level, members, shape, more, old, new) in widenings() {
+            let mut pair = pair(&reactor, level, members, shape, DRIVE_BYTES).await;
+            pair.write_some(40).await;
+            pair.put(pair.bytes.len() - 512, &[7; 512]).await;
+            let before = pair.bytes.len();
+            add(&pair, more).await;
+            assert_eq!(pair.array.capacity() as usize, before);
+            pair.check().await;
+            pair.write_some(20).await;
+            pair.check().await;
+            restriped(&mut pair, old, new).await;
+            pair.check().await;
+            pair.put(before, &[8; 4096]).await;
+            pair.put(pair.bytes.len() - 512, &[9; 512]).await;
+            pair.write_some(20).await;
+            pair.check().await;
+            pair.restart(AssembleOptions::default()).await;
+            pair.check().await;
+            if pair.array.layout().is_redundant() {
+                pair.scrub_is_clean().await;
+                pair.array.pull_member(MemberIndex(members)).unwrap();
+                pair.check().await;
+                pair.write_some(10).await;
+                pair.check().await;
+            }
+            pair.array.stop().await.unwrap();
+        }
+    });
+}

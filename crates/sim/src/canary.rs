@@ -45,6 +45,8 @@ pub enum Canary {
     NoChecksums,
     /// Checksums are worked out from what the drive shows when they are written.
     ChecksumsOfWhatIsThere,
+    /// Superblocks say of one stripe too many that it has its new shape.
+    RestripeAhead,
 }
 
 /// What happens to a write.
@@ -90,6 +92,7 @@ impl Canary {
             Canary::ChecksumsOfWhatIsThere if inside(integrity) => {
                 sums_of_what_is_there(drive, areas, offset, bytes)
             }
+            Canary::RestripeAhead if inside(superblocks) => restriped_ahead(bytes, offset),
             Canary::NoDirtyMap
             | Canary::NoWrittenMap
             | Canary::NoMissedMap
@@ -103,7 +106,8 @@ impl Canary {
             | Canary::RebuildAhead
             | Canary::SplitWrites
             | Canary::NoChecksums
-            | Canary::ChecksumsOfWhatIsThere => Sabotage::Nothing,
+            | Canary::ChecksumsOfWhatIsThere
+            | Canary::RestripeAhead => Sabotage::Nothing,
         }
     }
 }
@@ -133,6 +137,20 @@ fn all_rebuilt(bytes: Option<&[u8]>, home: u64) -> Sabotage {
             *member = StoredMember::new(member.drive, MemberState::Rebuilding, stripes);
         }
     }
+    let (owner, sequence) = (superblock.header.owner, superblock.header.sequence.get());
+    record::seal(&mut superblock, owner, home, sequence);
+    Sabotage::Replace(superblock.as_bytes().to_vec())
+}
+
+/// The superblock with the cursor of a restripe one stripe on, sealed again.
+fn restriped_ahead(bytes: Option<&[u8]>, home: u64) -> Sabotage {
+    let opened = bytes.and_then(|bytes| record::open::<ArraySuperblock>(bytes, None, home).ok());
+    let Some(mut superblock) = opened.cloned() else { return Sabotage::Nothing };
+    let restriped = superblock.restriped.get() + 1;
+    if superblock.old_data_chunks == 0 || restriped > superblock.stripes.get() {
+        return Sabotage::Nothing;
+    }
+    superblock.restriped = restriped.into();
     let (owner, sequence) = (superblock.header.owner, superblock.header.sequence.get());
     record::seal(&mut superblock, owner, home, sequence);
     Sabotage::Replace(superblock.as_bytes().to_vec())

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_format::array_superblock::Policy;
+use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::block_sums::{BLOCKS_PER_PAGE, PAGE_BYTES};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_pool::error::PoolError;
@@ -33,6 +33,7 @@ enum Act {
     PoolChange,
     PolicyChange,
     Grow,
+    Add,
 }
 
 /// Runs until the workers have ended or the seed's faults are used up.
@@ -83,6 +84,7 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.pool_changes, Act::PoolChange),
         (plan.policy_changes, Act::PolicyChange),
         (plan.grows, Act::Grow),
+        (plan.adds, Act::Add),
     ];
     kinds.into_iter().filter(|(there, _)| *there).map(|(_, act)| act).collect()
 }
@@ -140,6 +142,7 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
         Act::PoolChange => pool_change(life, prng).await,
         Act::PolicyChange => policy_change(life, prng).await,
         Act::Grow => grow(life, prng).await,
+        Act::Add => add_members(life, prng).await,
     }
     life.fleet.borrow_mut().refresh(&life.array.status());
 }
@@ -288,7 +291,36 @@ async fn grow(life: &Rc<Life>, prng: &mut Prng) {
     }
 }
 
-/// Makes the volume larger, if what is free lies behind it: to checkers its bytes are the array's.
+/// The array gets members, once or twice.
+async fn add_members(life: &Rc<Life>, prng: &mut Prng) {
+    let layout = life.array.layout();
+    let added = layout.members() - life.plan.geometry.members;
+    if layout.groups > 1 || layout.level == Level::Raid1 || added > usize::from(layout.copies) {
+        return;
+    }
+    let mut drives = Vec::new();
+    for _ in 0..layout.copies {
+        let drive = life.fleet.borrow_mut().joining_drive();
+        let fleet = life.fleet.borrow();
+        drives.push((fleet.uuid(drive), fleet.open(&life.reactor, drive)));
+    }
+    let done = life.array.add_members(drives).await;
+    life.note(|| format!("members are added to {}: {done:?}", layout.members()));
+    match done {
+        Ok(()) if life.ends_suddenly && prng.chance(1, 2) => {
+            // While everything is moved.
+            life.world.borrow_mut().plan(prng.below(2000), AtCompletion::Dark);
+        }
+        Err(ChangeError::Array(ArrayError::Lost | ArrayError::NoSpace))
+            if !life.plan.beyond && life.unsure.borrow().is_empty() =>
+        {
+            life.fail(format!("members cannot be added: {done:?}"));
+        }
+        Ok(()) | Err(_) => {}
+    }
+}
+
+/// Makes the volume larger, if what is free lies behind it: checkers look for its bytes there.
 async fn widen(life: &Rc<Life>) {
     if life.pool.volume("extra").is_some() {
         return;

@@ -75,6 +75,9 @@ pub async fn liveness(life: &Rc<Life>) {
     if redundant && !(become_whole(life, true).await && no_more_scrubs(life).await) {
         return;
     }
+    while life.array.status().restripe.is_some() && !life.world.borrow().is_dark() {
+        life.reactor.sleep(Duration::from_secs(1)).await;
+    }
     if life.plan.grows {
         use_all(life).await;
     }
@@ -116,7 +119,7 @@ pub async fn become_whole(life: &Rc<Life>, restored: bool) -> bool {
     let deadline = life.reactor.now().after(WHOLE_WITHIN);
     loop {
         let status = life.array.status();
-        let busy = status.rebuild.is_some() || status.resync.is_some();
+        let busy = status.rebuild.is_some() || status.resync.is_some() || status.restripe.is_some();
         let whole = status.state == ArrayState::Optimal && status.unsynced_stripes == 0;
         if whole && !busy && (status.bad.is_empty() || !restored) {
             return true;
@@ -199,8 +202,7 @@ async fn restore(life: &Rc<Life>) {
             }
         } else {
             // Beyond the volume nothing is known, and nothing is lost.
-            let zeroed = life.array.write_zeroes(at, stripe).await;
-            life.note(|| format!("stripe {index} zeroed: {zeroed:?}"));
+            life.zero_beyond(at, stripe).await;
         }
     }
 }

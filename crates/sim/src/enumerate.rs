@@ -20,11 +20,19 @@ pub struct Report {
 }
 
 /// A workload, and the kind of fault that it is tried with.
+/// What is done with the array besides requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Nothing,
+    Grow,
+    Add,
+}
+
 #[derive(Clone, Copy)]
 struct Case {
     geometry: Geometry,
     policy: Option<Policy>,
-    grows: bool,
+    change: Change,
     integrity: bool,
     what: fn(Loss) -> SingleFault,
 }
@@ -65,13 +73,14 @@ fn cases() -> Vec<Case> {
         let changes = geometry.layout().is_redundant().then_some(None);
         let policies = geometry.policies().into_iter().map(Some).chain(changes);
         let growing = Some(geometry.layout().default_policy());
-        let kinds = policies.map(|policy| (policy, false, false)).chain([(growing, true, false)]);
+        let changes = [(growing, Change::Grow, false), (growing, Change::Add, false)];
+        let kinds = policies.map(|policy| (policy, Change::Nothing, false)).chain(changes);
         let checked = geometry.layout().is_redundant();
-        let checked = checked.then_some((Some(Policy::Journal), false, true));
-        for (policy, grows, integrity) in kinds.chain(checked) {
+        let checked = checked.then_some((Some(Policy::Journal), Change::Nothing, true));
+        for (policy, change, integrity) in kinds.chain(checked) {
             let case = |what: &fn(Loss) -> SingleFault| {
                 let what = *what;
-                Case { geometry, policy, grows, integrity, what }
+                Case { geometry, policy, change, integrity, what }
             };
             cases.extend(faults(&geometry).iter().map(case));
         }
@@ -101,10 +110,14 @@ fn loss(after: u64) -> Loss {
 
 /// False once the fault comes after the workload.
 fn one(report: &mut Report, case: &Case, after: u64) -> bool {
-    let Case { geometry, policy, grows, integrity, what } = *case;
+    let Case { geometry, policy, change, integrity, what } = *case;
     let single = Single { after, what: what(loss(after)) };
     let run = || {
-        let plan = Plan { grows, ..Plan::single(geometry, policy, integrity, single) };
+        let plan = Plan {
+            grows: change == Change::Grow,
+            adds: change == Change::Add,
+            ..Plan::single(geometry, policy, integrity, single)
+        };
         let mut scenario = Scenario::new(plan, Options::default());
         let reached = scenario.single_fault(single);
         (reached, scenario.verdict().failure)
@@ -115,9 +128,9 @@ fn one(report: &mut Report, case: &Case, after: u64) -> bool {
     if let Some(why) = failure {
         let (level, members) = (level_name(geometry.level), geometry.members);
         let policy = policy.map_or("any policy".into(), |policy| format!("{policy:?}"));
-        let grows = if grows { ", growing" } else { "" };
         let sums = if integrity { ", checksums" } else { "" };
-        let what = format!("level {level} of {members}, {policy}{grows}{sums}, {single:?}: {why}");
+        let what =
+            format!("level {level} of {members}, {policy}, {change:?}{sums}, {single:?}: {why}");
         report.failures.push(what);
     }
     reached

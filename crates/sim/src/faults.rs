@@ -194,6 +194,8 @@ pub struct Plan {
     pub pool_changes: bool,
     /// Drives get larger, and so does the array.
     pub grows: bool,
+    /// Members are added.
+    pub adds: bool,
     /// More faults than the level promises to bear: errors are allowed, wrong data never.
     pub beyond: bool,
     pub settings: SettingsChange,
@@ -245,6 +247,7 @@ impl Plan {
             transient_one_in: None,
             pool_changes: false,
             grows: false,
+            adds: false,
             // Where nothing may be lost, a fault is one too many.
             beyond: !geometry.layout().is_redundant() && single.what == SingleFault::Fail,
             settings: SettingsChange::default(),
@@ -310,6 +313,7 @@ impl Plan {
             beyond: prng.chance(1, 8),
             grows: prng.chance(1, 4),
             settings: draw_settings(&mut prng, sector_bytes(traits, integrity)),
+            adds: prng.chance(1, 4) && !integrity,
             single: None,
         }
     }
@@ -356,6 +360,7 @@ impl Plan {
             (self.transient_one_in.is_some(), "transient errors"),
             (self.pool_changes, "pool changes"),
             (self.grows, "growing"),
+            (self.adds, "members are added"),
             (!self.traits.volatile_cache, "no volatile cache"),
             (self.traits.sector_bytes == 4096, "4K sectors"),
             (!self.traits.zeroes, "no zeroing by drives"),

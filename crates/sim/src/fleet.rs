@@ -33,6 +33,8 @@ pub struct Fleet {
     pub layout: Layout,
     /// The drive of each member.
     pub slots: Vec<u32>,
+    /// Drives that are about to become members, or were.
+    joining: Vec<u32>,
     /// Drives that were members once.
     pub retired: Vec<u32>,
     uuids_issued: u8,
@@ -51,6 +53,7 @@ impl Fleet {
             integrity: plan.integrity,
             layout,
             slots: Vec::new(),
+            joining: Vec::new(),
             retired: Vec::new(),
             uuids_issued: 0,
             by_uuid: BTreeMap::new(),
@@ -74,6 +77,13 @@ impl Fleet {
         litter(&mut blank, self.layout.parity, self.integrity);
         let drive = self.world.borrow_mut().add_drive(blank);
         self.by_uuid.insert(uuid, drive);
+        drive
+    }
+
+    /// A drive that is to be added to the array: whether it is, the array says later.
+    pub fn joining_drive(&mut self) -> u32 {
+        let drive = self.new_drive();
+        self.joining.push(drive);
         drive
     }
 
@@ -101,7 +111,7 @@ impl Fleet {
     /// All drives of members, and those to come, get more bytes. How many they have then.
     pub fn grow(&mut self, more: u64) -> u64 {
         self.traits.bytes += more;
-        for drive in &self.slots {
+        for drive in self.slots.iter().chain(&self.joining) {
             self.world.borrow_mut().drive(*drive).grow(self.traits.bytes);
         }
         self.traits.bytes
@@ -130,12 +140,17 @@ impl Fleet {
             let known = named.or_else(|| self.by_uuid.get(&member.drive_uuid).copied());
             let Some(drive) = known else { continue };
             self.by_uuid.insert(member.drive_uuid, drive);
+            if index == self.slots.len() {
+                self.slots.push(drive);
+                self.joining.retain(|joining| *joining != drive);
+            }
             if self.slots[index] != drive {
                 self.retired.retain(|retired| *retired != drive);
                 self.retired.push(self.slots[index]);
                 self.slots[index] = drive;
             }
         }
+        self.layout.data = status.data_chunks;
         let world = self.world.borrow();
         for (index, member) in status.members.iter().enumerate() {
             let alive = member.drive.as_ref().is_some_and(|drive| drive.is_alive());
@@ -184,8 +199,10 @@ impl Fleet {
             drives.iter().filter(|its| !its.dead).filter_map(|its| superblock(its)).collect();
         let trusted = |member: usize| {
             said.iter().all(|superblock| {
-                let its = &superblock.members()[member];
-                its.state() == Ok(MemberState::Trusted) && its.drive == drives[member].uuid
+                // One that was just added is not known to all.
+                superblock.members().get(member).is_some_and(|its| {
+                    its.state() == Ok(MemberState::Trusted) && its.drive == drives[member].uuid
+                })
             })
         };
         let held = |member: usize| {
@@ -207,7 +224,7 @@ impl Fleet {
     pub fn offered(&self, returned: bool) -> Vec<u32> {
         let world = self.world.borrow();
         let former = self.retired.iter().filter(|_| returned);
-        let all = self.slots.iter().chain(former).copied();
+        let all = self.slots.iter().chain(&self.joining).chain(former).copied();
         all.filter(|drive| !world.drives[*drive as usize].dead).collect()
     }
 }

@@ -331,7 +331,7 @@ impl Scenario {
         let newest = inspect::newest(drives());
         let uncovered = newest.as_ref().is_some_and(|newest| newest.journal_from.get() == 0);
         if uncovered {
-            let newest = newest.expect("looked at above");
+            let newest = newest.as_ref().expect("looked at above");
             let stripes = newest.stripes.get();
             let region_stripes = u64::from(newest.region_stripes.get());
             let region = |stripe: u64| to_usize(stripe / region_stripes);
@@ -344,7 +344,12 @@ impl Scenario {
         }
         let bad = inspect::bad_stripes(drives());
         let covered = self.covered.get();
+        let restriped = newest.as_ref().filter(|newest| newest.old_data_chunks > 0);
+        let restriped = restriped.map(|newest| newest.restriped.get());
         drop(world);
+        if let Some(cursor) = restriped {
+            self.world.borrow_mut().note(|| format!("{cursor} stripes have their new shape"));
+        }
         let count = unsure.len();
         self.world.borrow_mut().note(|| format!("{count} stripes are unsure, covered {covered}"));
         if covered && !unsure.is_empty() && !self.plan.beyond {

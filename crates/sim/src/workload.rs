@@ -72,9 +72,9 @@ impl Life {
     }
 
     fn is_unsure(&self, offset: u64, len: u64) -> bool {
-        let stripe = self.array.stripe_bytes();
-        let (first, last) = (offset / stripe, (offset + len - 1) / stripe);
-        let unsure = self.unsure.borrow().range(first..=last).next().is_some();
+        let (first, last) =
+            (self.array.stripe_at(offset).0, self.array.stripe_at(offset + len - 1).0);
+        let unsure = self.unsure.borrow().range(first.min(last)..=first.max(last)).next().is_some();
         unsure && self.array.has_doubts()
     }
 
@@ -163,10 +163,24 @@ impl Life {
         if good {
             self.note(|| format!("{what} {offset} +{len} acknowledged"));
             self.can_be_read(offset, len).await;
+            if self.array.status().restripe.is_some() {
+                return;
+            }
             let stripe = self.array.stripe_bytes();
             for whole in offset.div_ceil(stripe)..(offset + len) / stripe {
                 self.unsure.borrow_mut().remove(&whole);
             }
+        }
+    }
+
+    /// Zeroes a stripe that is not all of the volume's.
+    pub async fn zero_beyond(&self, at: u64, len: u64) {
+        let known = len.min(self.volume.bytes().saturating_sub(at));
+        let ticket = (known > 0).then(|| self.oracle.borrow_mut().write_begins(at, known, true));
+        let zeroed = self.array.write_zeroes(at, len).await;
+        self.note(|| format!("{len} bytes at {at} zeroed: {zeroed:?}"));
+        if let Some(ticket) = ticket {
+            self.oracle.borrow_mut().write_ends(&ticket, zeroed.is_ok());
         }
     }
 
@@ -283,7 +297,8 @@ impl Life {
             }
             9 => {
                 let stripe = self.array.stripe_bytes();
-                self.write(offset / stripe * stripe, stripe, false).await;
+                let first = offset / stripe * stripe;
+                self.write(first, stripe.min(self.bytes.get() - first), false).await;
             }
             _ => self.write(offset, len, false).await,
         }
@@ -294,7 +309,8 @@ impl Life {
         let region = self.array.region_bytes();
         let stripe = hot[prng.index(hot.len())] * self.array.stripe_bytes();
         let more = SECTOR * prng.below(9);
-        let offset = (stripe / region * region).saturating_sub(more);
+        let last = self.bytes.get() - SECTOR;
+        let offset = (stripe / region * region).saturating_sub(more).min(last);
         let len = region * (1 + prng.below(2)) + more;
         let len = len.min(self.bytes.get() - offset);
         if prng.chance(1, 2) {

@@ -55,6 +55,18 @@ fn discards_on_drives_that_differ() {
     }
 }
 
+/// Members are added in every one of them, and lives end often while everything is moved.
+#[test]
+fn members_are_added() {
+    for seed in 0..150 {
+        let plan = Plan { adds: true, beyond: false, ..Plan::draw(seed) };
+        let plan = Plan { faults_max: plan.faults_max.max(5), lives: plan.lives.max(3), ..plan };
+        let mut scenario = Scenario::new(plan, Options::default());
+        scenario.all_lives();
+        assert_eq!(scenario.verdict().failure, None, "seed {seed}");
+    }
+}
+
 /// Sectors become unreadable while members are missing and rebuilt: that is more than any level
 /// bears, and answered by errors, but never by wrong data.
 #[test]
@@ -165,6 +177,11 @@ fn checksums_that_are_not_written_are_found() {
 #[test]
 fn checksums_of_what_a_drive_made_of_a_write_are_found() {
     assert_found(Canary::ChecksumsOfWhatIsThere);
+}
+
+#[test]
+fn a_restripe_that_claims_more_than_is_in_the_journal_is_found() {
+    assert_found(Canary::RestripeAhead);
 }
 
 #[test]

@@ -132,7 +132,7 @@ pub struct Takeover {
     pub remaining_ms: u64,
 }
 
-/// Long work: rebuild, resync or scrub.
+/// Long work: rebuild, resync, restripe or scrub.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Progress {
     pub stripes_done: u64,
@@ -261,6 +261,12 @@ pub struct Array {
     pub rebuild: Option<Progress>,
     /// Why the last rebuild stopped before its end.
     pub rebuild_error: Option<String>,
+    /// Members were added: everything is being moved to stripes over all of them.
+    #[serde(default)]
+    pub restripe: Option<Progress>,
+    /// Why that does not go on.
+    #[serde(default)]
+    pub restripe_error: Option<String>,
     pub scrub: Option<Scrub>,
     pub counters: Option<ArrayCounters>,
 }
@@ -274,10 +280,22 @@ pub struct RebuildStarted {
     pub array: Array,
 }
 
+/// How an array shall grow.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ArrayGrow {
+    /// Names of attached drives that become members; empty: drives of members are larger by now.
+    #[serde(default)]
+    pub add: Vec<String>,
+    /// Also take drives that carry another array's label.
+    #[serde(default)]
+    pub force: bool,
+}
+
 /// What `grow` did.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ArrayGrown {
-    /// For volumes, more than before.
+    /// For volumes, more than before. With members that are added: once everything is moved.
     pub gained_bytes: u64,
     pub array: Array,
 }

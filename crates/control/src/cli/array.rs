@@ -7,8 +7,9 @@ use clap_complete::engine::ArgValueCandidates;
 
 use crate::api::Done;
 use crate::api::array::{
-    Array, ArrayCreate, ArrayGrown, ArrayReplace, ArrayScrub, ArrayState, BadBlocks, JournalFill,
-    Member, MemberState, Progress, RebuildStarted, ScanResult, Scrub, ScrubPlace, ScrubState,
+    Array, ArrayCreate, ArrayGrow, ArrayGrown, ArrayReplace, ArrayScrub, ArrayState, BadBlocks,
+    JournalFill, Member, MemberState, Progress, RebuildStarted, ScanResult, Scrub, ScrubPlace,
+    ScrubState,
 };
 use crate::cli::complete;
 use crate::cli::drive::{health_name, with_notes};
@@ -57,12 +58,8 @@ pub enum Command {
         #[arg(long)]
         wait: bool,
     },
-    /// Use the space of drives that are larger by now than they were, or than those they replaced
-    Grow {
-        /// Its name
-        #[arg(add = ArgValueCandidates::new(complete::arrays))]
-        name: String,
-    },
+    /// Add drives; or use those that are larger by now than they were, or than those they replaced
+    Grow(Grow),
     /// Read and verify everything
     Scrub {
         /// Its name
@@ -154,6 +151,24 @@ pub struct Replace {
 }
 
 #[derive(Args)]
+pub struct Grow {
+    /// Its name
+    #[arg(add = ArgValueCandidates::new(complete::arrays))]
+    name: String,
+    /// Names of attached drives that become members: everything is moved to stripes over all of
+    /// them while the array serves (levels 0, 5, 6, 7.3, N+M; level 10: as many as it has copies)
+    #[arg(long, value_delimiter = ',', value_name = "DRIVE,…")]
+    #[arg(add = ArgValueCandidates::new(complete::drives))]
+    add: Vec<String>,
+    /// Also take drives that carry another array's label
+    #[arg(long, requires = "add")]
+    force: bool,
+    /// Show progress until everything is moved
+    #[arg(long, requires = "add")]
+    wait: bool,
+}
+
+#[derive(Args)]
 pub struct Start {
     /// Its name
     #[arg(required_unless_present = "scan", conflicts_with = "scan")]
@@ -201,14 +216,7 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<Ex
         }
         Command::Replace(replace) => run_replace(replace, client, output).await?,
         Command::Rebuild { name, wait } => run_rebuild(&name, wait, client, output).await?,
-        Command::Grow { name } => {
-            let path = format!("{}/grow", path_of("arrays", &name));
-            let grown: ArrayGrown = client.post(&path, &()).await?;
-            show(output, &grown, |grown| {
-                let (gained, size) = (Size(grown.gained_bytes), grown.array.capacity_bytes);
-                format!("array {name} has gained {gained}: {}", or_dash(size.map(Size)))
-            })?;
-        }
+        Command::Grow(grow) => run_grow(grow, client, output).await?,
         Command::Scrub { name, repair, stop, wait } => {
             let request = ArrayScrub { repair, stop };
             return run_scrub(&name, request, wait, client, output).await;
@@ -267,6 +275,25 @@ async fn run_replace(replace: Replace, client: &Client, output: Output) -> Answe
         let member = or_dash(index.map(|its| its.index));
         let done = if wait { "was rebuilt" } else { "is being rebuilt" };
         format!("member {member} of array {name} {done} on drive {new}")
+    })
+}
+
+async fn run_grow(grow: Grow, client: &Client, output: Output) -> Answer<()> {
+    let Grow { name, add, force, wait } = grow;
+    let path = format!("{}/grow", path_of("arrays", &name));
+    let moves = !add.is_empty() && !wait;
+    let mut grown: ArrayGrown = client.post(&path, &ArrayGrow { add, force }).await?;
+    if wait {
+        grown.array = follow(client, &name, Work::Restripe).await?;
+    }
+    show(output, &grown, |grown| {
+        let (gained, size) = (Size(grown.gained_bytes), grown.array.capacity_bytes);
+        if moves {
+            return format!(
+                "array {name} is being moved to all its drives, and then gains {gained}"
+            );
+        }
+        format!("array {name} has gained {gained}: {}", or_dash(size.map(Size)))
     })
 }
 
@@ -412,7 +439,12 @@ fn place_line(place: &ScrubPlace, members: &[Member]) -> String {
 /// What goes on in an array: the rebuild before the rest.
 pub fn work_text(array: &Array) -> Option<String> {
     let scrub = array.scrub.as_ref().and_then(|scrub| scrub.progress);
-    let works = [("rebuild", array.rebuild), ("resync", array.resync), ("scrub", scrub)];
+    let works = [
+        ("rebuild", array.rebuild),
+        ("resync", array.resync),
+        ("restripe", array.restripe),
+        ("scrub", scrub),
+    ];
     let mut running = works.iter().filter_map(|(what, progress)| {
         progress.map(|progress| format!("{what} {}", progress_text(&progress)))
     });
@@ -458,12 +490,16 @@ fn details(array: &Array) -> String {
         lines.push(format!("dirty       {} regions", or_dash(array.dirty_regions)));
         lines.extend(array.journal.as_ref().map(journal_line));
     }
-    for (what, progress) in [("rebuild", array.rebuild), ("resync", array.resync)] {
+    let works =
+        [("rebuild", array.rebuild), ("resync", array.resync), ("restripe", array.restripe)];
+    for (what, progress) in works {
         lines.extend(progress.map(|progress| format!("{what:<12}{}", progress_text(&progress))));
     }
     lines.extend(bad_line(&array.bad_blocks));
     let stopped = array.rebuild_error.as_ref();
     lines.extend(stopped.map(|why| format!("rebuild     stopped: {why}")));
+    let waits = array.restripe_error.as_ref();
+    lines.extend(waits.map(|why| format!("restripe    waits: {why}")));
     lines.extend(array.scrub.as_ref().map(|scrub| format!("scrub       {}", scrub_text(scrub))));
     let places = array.scrub.iter().flat_map(|scrub| &scrub.places);
     lines.extend(places.map(|place| place_line(place, &array.members)));

@@ -25,6 +25,7 @@ pub enum Work {
         members: Vec<u8>,
     },
     Scrub,
+    Restripe,
 }
 
 /// How it stands.
@@ -46,6 +47,7 @@ impl Work {
         match self {
             Work::Rebuild { .. } => "rebuild",
             Work::Scrub => "scrub",
+            Work::Restripe => "restripe",
         }
     }
 
@@ -56,6 +58,7 @@ impl Work {
                 None if members.iter().all(|index| is_trusted(array, *index)) => Stand::Done,
                 None => Stand::Idle,
             },
+            Work::Restripe => array.restripe.map_or(Stand::Done, Stand::Running),
             Work::Scrub => match &array.scrub {
                 Some(Scrub { state: ScrubState::Finished | ScrubState::Stopped, .. }) => {
                     Stand::Done

@@ -76,7 +76,7 @@ impl Host {
     }
 
     /// Those of `drives` that carry nothing.
-    fn blank_drives(&self, drives: &[String]) -> Vec<String> {
+    pub(super) fn blank_drives(&self, drives: &[String]) -> Vec<String> {
         self.look(|state| {
             let blank = |name: &&String| {
                 state.drives.get(*name).is_some_and(|drive| drive.content == Content::Blank)

@@ -1,18 +1,70 @@
-//! Arrays grow into what their drives have more by now.
+//! Arrays grow: into what their drives have more by now, or over more drives.
 
 use std::sync::Arc;
 
 use uuid::Uuid;
 
-use crate::api::array::ArrayGrown;
-use crate::host::{Host, Medium, translate};
+use crate::api::array::{ArrayGrow, ArrayGrown};
+use crate::engine::plant;
+use crate::host::{Host, Medium, Running, translate};
 use crate::refusal::{Answer, Refusal};
 
 impl Host {
-    /// Looks how large the drives of an array are now, and uses what fits on all of them.
-    pub async fn grow_array(&self, name: &str) -> Answer<ArrayGrown> {
+    pub async fn grow_array(&self, name: &str, request: ArrayGrow) -> Answer<ArrayGrown> {
         let _change = self.begin().await?;
         let running = self.running_array(name)?;
+        let gained_bytes = if request.add.is_empty() {
+            self.use_larger_drives(running).await?
+        } else {
+            self.add_members(running, &request).await?
+        };
+        tracing::info!(array = name, gained_bytes, added = request.add.join(","), "array grown");
+        let array = self.show_array_by_uuid(running.uuid).await?;
+        Ok(ArrayGrown { gained_bytes, array })
+    }
+
+    /// Adds drives as members. Returns what is gained once everything is moved.
+    async fn add_members(&self, running: Running, request: &ArrayGrow) -> Answer<u64> {
+        self.check_new_members(&request.add, request.force).await?;
+        for (index, name) in request.add.iter().enumerate() {
+            if request.add[..index].contains(name) {
+                return Err(Refusal::invalid(format!("drive {name} is named twice"))
+                    .fix("name each drive once"));
+            }
+            if let Medium::Memory { home: Some(home), .. } = self.attached(name)?.medium
+                && home.core != running.core
+            {
+                return Err(Refusal::conflict(format!(
+                    "memory drive {name} lives on another core"
+                ))
+                .fix("detach and attach it again (that empties it)"));
+            }
+        }
+        let blank = self.blank_drives(&request.add);
+        let seeds = self.seeds(&request.add).await?;
+        let added = self.on_array(running, async move |reactor, pool| {
+            let (drives, kept) = plant(&reactor, seeds);
+            let drives =
+                drives.into_iter().map(|drive| (Uuid::new_v4().into_bytes(), drive)).collect();
+            let before = pool.array().capacity();
+            let added = pool.array().add_members(drives).await;
+            let gained = pool.array().layout().capacity() - before;
+            (kept, added.map(|()| gained).map_err(|error| translate::change(&error)))
+        });
+        let (kept, added) = added.await?;
+        self.keep_memory(running.core, kept);
+        // Also after an error: they may be members all the same.
+        self.after_members_changed(running.uuid).await?;
+        if added.is_err() {
+            let free = |name: &String| self.attached(name).is_ok_and(|its| its.used_by.is_none());
+            let left: Vec<String> = blank.into_iter().filter(free).collect();
+            self.blank_again(&left).await;
+        }
+        added
+    }
+
+    /// Looks how large the drives of an array are now, and uses what fits on all of them.
+    async fn use_larger_drives(&self, running: Running) -> Answer<u64> {
         let sizes = self.measure_members(running.uuid)?;
         let grown = self.on_array(running, async move |_, pool| {
             for member in pool.array().status().members {
@@ -26,10 +78,7 @@ impl Host {
         let grown = grown.await?.map_err(|error| translate::change(&error));
         // Labels may have been written in any case.
         self.after_members_changed(running.uuid).await?;
-        let gained_bytes = grown?;
-        tracing::info!(array = name, gained_bytes, "array grown");
-        let array = self.show_array_by_uuid(running.uuid).await?;
-        Ok(ArrayGrown { gained_bytes, array })
+        grown
     }
 
     /// The members of an array and the bytes that their drives have now.

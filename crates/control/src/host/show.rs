@@ -201,6 +201,8 @@ impl Host {
             resync: snapshot.resync,
             rebuild: snapshot.rebuild,
             rebuild_error: snapshot.rebuild_error.clone(),
+            restripe: snapshot.restripe,
+            restripe_error: snapshot.restripe_error.clone(),
             scrub: Some(snapshot.scrub.clone()),
             counters: Some(snapshot.counters),
         }
@@ -338,6 +340,8 @@ fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) 
         resync: None,
         rebuild: None,
         rebuild_error: None,
+        restripe: None,
+        restripe_error: None,
         scrub: None,
         counters: None,
     }
