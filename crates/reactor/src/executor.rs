@@ -490,7 +490,8 @@ impl Drop for Io {
 pub struct Sleep {
     reactor: Reactor,
     deadline: Instant,
-    entry: Option<u64>,
+    /// Its timer, and the task that this wakes.
+    entry: Option<(u64, TaskId)>,
 }
 
 impl Future for Sleep {
@@ -500,18 +501,23 @@ impl Future for Sleep {
         if self.reactor.now() >= self.deadline {
             return Poll::Ready(());
         }
-        if self.entry.is_none() {
-            let task = self.reactor.current_task();
-            let entry = self.reactor.inner.timers.borrow_mut().add(self.deadline, task);
-            self.entry = Some(entry);
+        let task = self.reactor.current_task();
+        let mut timers = self.reactor.inner.timers.borrow_mut();
+        // It may have been handed from one task to another.
+        if let Some((entry, _)) = self.entry.filter(|(_, woken)| *woken != task) {
+            timers.remove(self.deadline, entry);
         }
+        let same = self.entry.filter(|(_, woken)| *woken == task);
+        let entry = same.unwrap_or_else(|| (timers.add(self.deadline, task), task));
+        drop(timers);
+        self.entry = Some(entry);
         Poll::Pending
     }
 }
 
 impl Drop for Sleep {
     fn drop(&mut self) {
-        if let Some(entry) = self.entry {
+        if let Some((entry, _)) = self.entry {
             self.reactor.inner.timers.borrow_mut().remove(self.deadline, entry);
         }
     }
