@@ -8,11 +8,13 @@ use ashlar_drive::health::HealthState;
 use ashlar_drive::latency;
 use ashlar_format::array_superblock as format;
 use ashlar_pool::pool::Pool;
+use ashlar_raid::bad_set::BadRange;
 use ashlar_raid::status as raid;
 use uuid::Uuid;
 
 use crate::api::array::{
-    ArrayCounters, ArrayState, JournalFill, MemberState, Progress, Scrub, ScrubPlace, ScrubState,
+    ArrayCounters, ArrayState, BadBlocks, JournalFill, MemberState, Progress, Scrub, ScrubPlace,
+    ScrubState,
 };
 use crate::api::drive::{DriveCounters, DriveHealth, DriveLatency, LatencySummary};
 use crate::api::settings::{Policy, Settings};
@@ -79,6 +81,7 @@ pub struct ArraySnapshot {
     pub regions: u64,
     pub written_regions: u64,
     pub dirty_regions: u64,
+    pub bad_blocks: Vec<BadBlocks>,
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,
     pub rebuild_error: Option<String>,
@@ -142,6 +145,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         regions: status.regions,
         written_regions: status.written_regions,
         dirty_regions: status.dirty_regions,
+        bad_blocks: status.bad.iter().map(|range| bad_blocks(pool, range)).collect(),
         resync: status.resync.map(progress),
         rebuild: status.rebuild.map(progress),
         rebuild_error: status.rebuild_error.clone(),
@@ -242,6 +246,18 @@ fn progress(progress: raid::Progress) -> Progress {
     }
 }
 
+fn bad_blocks(pool: &Pool, range: &BadRange) -> BadBlocks {
+    let BadRange { stripe, chunk, rows } = range;
+    let offset = pool.array().layout().array_offset(*stripe, *chunk, rows.start);
+    let (volume, volume_offset) = pool.volume_at(offset).unzip();
+    BadBlocks {
+        offset,
+        bytes: u64::from(rows.end - rows.start),
+        volume: volume.map(|volume| volume.name().to_owned()),
+        volume_offset,
+    }
+}
+
 fn scrub(state: &raid::ScrubState) -> Scrub {
     let report = state.report().cloned().unwrap_or_default();
     let (state, running) = match state {
@@ -264,6 +280,7 @@ fn scrub(state: &raid::ScrubState) -> Scrub {
         undecided_stripes: report.undecided_stripes,
         repaired_stripes: report.repaired_stripes,
         unreadable_stripes: report.unreadable_stripes,
+        bad_stripes: report.bad_stripes,
         places: report.places.iter().map(place).collect(),
     }
 }

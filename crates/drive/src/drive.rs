@@ -175,6 +175,13 @@ impl Drive {
         self.health.set(health);
     }
 
+    /// Notes whether its array could do without it.
+    pub fn set_needed(&self, needed: bool) {
+        let mut health = self.health.get();
+        health.needed = needed;
+        self.health.set(health);
+    }
+
     /// Whether it is worth asking.
     pub fn is_alive(&self) -> bool {
         self.health.get().state != HealthState::Failed
@@ -200,6 +207,12 @@ impl Drive {
     /// Fills `into` from `offset`. Both are multiples of the sector, in address too.
     pub fn read(self: &Rc<Self>, offset: u64, into: Buffers) -> DriveIo {
         self.start(Op::Read { device: self.device, offset, into })
+    }
+
+    /// The same where some blocks are known to be unreadable, to find out which: those say nothing
+    /// more about the drive.
+    pub fn probe(self: &Rc<Self>, offset: u64, into: Buffers) -> DriveIo {
+        DriveIo { is_probe: true, ..self.read(offset, into) }
     }
 
     /// Writes `from` at `offset`; in the drive's cache, perhaps, until `flush`.
@@ -256,7 +269,7 @@ impl Drive {
 
     fn start(self: &Rc<Self>, op: Op) -> DriveIo {
         let state = if self.is_alive() { State::Waiting(self.submit(&op)) } else { State::Refused };
-        DriveIo { drive: self.clone(), op, attempt: 1, state }
+        DriveIo { drive: self.clone(), op, attempt: 1, is_probe: false, state }
     }
 
     fn submit(self: &Rc<Self>, op: &Op) -> Io {
@@ -382,6 +395,7 @@ pub struct DriveIo {
     drive: Rc<Drive>,
     op: Op,
     attempt: u32,
+    is_probe: bool,
     state: State,
 }
 
@@ -444,7 +458,9 @@ impl DriveIo {
         if !hopeless && self.attempt < ATTEMPTS_MAX {
             return None;
         }
-        self.drive.bad_answer(&self.op, error);
+        if !self.is_probe || error != DriveError::Media {
+            self.drive.bad_answer(&self.op, error);
+        }
         Some(Err(error))
     }
 

@@ -73,6 +73,8 @@ pub struct Health {
     pub timeouts: u64,
     /// Takes several times as long as its siblings, they say.
     pub slow: bool,
+    /// Its array cannot do without it: that it cannot read some blocks does not fail it.
+    pub needed: bool,
     recent_errors: u32,
     good_in_a_row: u32,
 }
@@ -85,6 +87,7 @@ impl Default for Health {
             write_errors: 0,
             timeouts: 0,
             slow: false,
+            needed: false,
             recent_errors: 0,
             good_in_a_row: 0,
         }
@@ -114,7 +117,9 @@ impl Health {
         }
         self.good_in_a_row = 0;
         self.recent_errors += 1;
-        if error == DriveError::Gone || self.recent_errors >= limits.errors_max {
+        let unreadable = error == DriveError::Media && matches!(during, During::Read);
+        let too_many = self.recent_errors >= limits.errors_max && !(unreadable && self.needed);
+        if error == DriveError::Gone || too_many {
             self.state = HealthState::Failed;
         } else {
             self.state = HealthState::Suspect;
@@ -154,6 +159,18 @@ mod tests {
         error(&mut health, DriveError::Gone);
         assert_eq!(health.state, HealthState::Failed, "only a new drive is healthy again");
         assert_eq!((health.read_errors, health.write_errors), (5, 0), "it is judged no more");
+    }
+
+    #[test]
+    fn a_drive_that_is_needed_is_used_although_it_cannot_read_all() {
+        let limits = HealthLimits { errors_max: 3, ..Default::default() };
+        let mut health = Health { needed: true, ..Health::default() };
+        for _ in 0..9 {
+            health.error(&limits, DriveError::Media, During::Read);
+        }
+        assert_eq!((health.state, health.read_errors), (HealthState::Suspect, 9));
+        health.error(&limits, DriveError::Media, During::Write);
+        assert_eq!(health.state, HealthState::Failed);
     }
 
     #[test]

@@ -34,14 +34,26 @@ pub struct StoredBadRange {
     /// In bytes.
     pub len: U32,
     pub chunk: u8,
-    reserved: [u8; 7],
+    /// 1: parity of these rows may not agree yet with what stands in place.
+    pub unsettled: u8,
+    reserved: [u8; 6],
 }
 const _: () = assert!(size_of::<StoredBadRange>() == 24);
 
 impl StoredBadRange {
     pub fn new(stripe: u64, chunk: u8, row: u32, len: u32) -> StoredBadRange {
         let (row, len) = (U32::new(row), U32::new(len));
-        StoredBadRange { stripe: stripe.into(), row, len, chunk, reserved: [0; 7] }
+        StoredBadRange { stripe: stripe.into(), row, len, chunk, unsettled: 0, reserved: [0; 6] }
+    }
+
+    fn check(&self) -> Result<(), RecordError> {
+        let whole = self.row.get().is_multiple_of(512) && self.len.get().is_multiple_of(512);
+        let end = self.row.get().checked_add(self.len.get());
+        let reserved = self.unsettled > 1 || self.reserved != [0; 6];
+        if !whole || end.is_none() || self.len.get() == 0 || reserved {
+            return Err(RecordError::Field("a bad range"));
+        }
+        Ok(())
     }
 }
 
@@ -91,10 +103,7 @@ impl Record for BadBlocks {
             return Err(RecordError::Field("count of bad ranges"));
         }
         for range in self.ranges() {
-            let whole = range.row.get().is_multiple_of(512) && range.len.get().is_multiple_of(512);
-            if !whole || range.len.get() == 0 || range.reserved.iter().any(|byte| *byte != 0) {
-                return Err(RecordError::Field("a bad range"));
-            }
+            range.check()?;
         }
         if self.reserved_a.iter().any(|byte| *byte != 0) {
             return Err(RecordError::Field("reserved bytes"));

@@ -75,6 +75,12 @@ impl Pool {
         self.volumes.borrow().get(name).cloned().map(Volume::Thick)
     }
 
+    /// The volume that has this byte of the array, and where in the volume it is.
+    pub fn volume_at(&self, at: u64) -> Option<(Volume, u64)> {
+        let volumes = self.volumes.borrow();
+        volumes.values().find_map(|thick| Some((Volume::Thick(thick.clone()), thick.find(at)?)))
+    }
+
     fn thick(&self, name: &str) -> Result<Rc<Thick>, PoolError> {
         let found = self.volumes.borrow().get(name).cloned();
         found.ok_or_else(|| PoolError::NotFound(name.into()))

@@ -47,6 +47,18 @@ impl Thick {
         Ok(())
     }
 
+    /// Where a byte of the array is in the volume.
+    pub(crate) fn find(&self, at: u64) -> Option<u64> {
+        let mut before = 0;
+        for extent in self.extents.borrow().iter() {
+            if extent.range().contains(&at) {
+                return Some(before + at - extent.offset);
+            }
+            before += extent.len;
+        }
+        None
+    }
+
     pub(crate) async fn write(&self, offset: u64, from: Buffers) -> Result<(), ArrayError> {
         let ranges = self.ranges(offset, from.len() as u64)?;
         if ranges.is_empty() { Ok(()) } else { self.array.write_ranges(&ranges, from).await }

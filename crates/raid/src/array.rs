@@ -12,6 +12,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
 use ashlar_reactor::wait_list::WaitList;
 
+use crate::bad_blocks::{BadBlocks, StoredList};
 use crate::dirty::{Dirty, RegionGuard};
 use crate::error::{ArrayError, ChangeError};
 use crate::hedge::Hedging;
@@ -36,6 +37,7 @@ pub struct Array {
     pub(crate) members: Rc<Members>,
     pub(crate) dirty: Rc<Dirty>,
     pub(crate) written: Rc<RegionMap>,
+    pub(crate) bad: Rc<BadBlocks>,
     pub(crate) journal: Rc<Journal>,
     pub(crate) modes: Rc<Modes>,
     /// Bands that are stored in part, and their stripes.
@@ -84,6 +86,7 @@ pub(crate) struct StoredMaps {
     pub(crate) dirty: StoredMap,
     pub(crate) written: StoredMap,
     pub(crate) missed: StoredMap,
+    pub(crate) bad: StoredList,
 }
 
 /// Keeps the array from stopping while a request is under way.
@@ -118,12 +121,15 @@ impl Array {
             map(MapKind::Dirty, &maps.dirty),
             map(MapKind::Missed, &maps.missed),
         );
+        let bad = BadBlocks::new(reactor, identity.clone(), members.clone(), &maps.bad);
+        let (own, others) = (identity.clone(), members.clone());
         let layout = identity.layout();
         let unsynced = StripeSet::none(layout.stripes);
         Rc::new(Array {
             reactor: reactor.clone(),
-            journal: Journal::new(reactor, identity.clone(), members.clone(), dirty.clone()),
+            journal: Journal::new(reactor, own, others, dirty.clone(), bad.clone()),
             dirty,
+            bad,
             written: map(MapKind::Written, &maps.written),
             modes: Rc::default(),
             torn: RefCell::default(),
@@ -286,6 +292,7 @@ impl Array {
     pub(crate) async fn write_maps(&self) -> Result<(), ArrayError> {
         self.dirty.map.write_all().await?;
         self.dirty.missed.write_all().await?;
+        self.bad.write_all().await?;
         self.written.write_all().await
     }
 
@@ -329,6 +336,11 @@ impl Array {
         }
     }
 
+    /// Whether some stripes wait for resync, or have bad blocks: reads of those may fail.
+    pub fn has_doubts(&self) -> bool {
+        self.unsynced.count() > 0 || !self.bad.is_empty()
+    }
+
     pub fn status(&self) -> ArrayStatus {
         let layout = self.layout();
         let member = |(index, member): (usize, &Member)| MemberStatus {
@@ -363,6 +375,7 @@ impl Array {
             written_regions: self.written.count(),
             dirty_regions: self.dirty.map.count(),
             unsynced_stripes: self.unsynced.count(),
+            bad: self.bad.ranges(),
             resync: self.jobs.resync(now),
             rebuild: self.jobs.rebuild(now),
             rebuild_error: self.jobs.rebuild_error(),

@@ -324,6 +324,7 @@ impl Array {
         self.journal.note_stored(updated.stripe);
         let mut pending = self.journal.pending.borrow_mut();
         for chunk in each(updated.band.chunks) {
+            self.bad.remove(updated.stripe, chunk, &updated.band.rows);
             pending.remove(updated.stripe, chunk, &updated.band.rows, *newest);
         }
         Ok(())

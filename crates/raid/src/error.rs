@@ -10,6 +10,11 @@ pub enum ArrayError {
     /// More members are lost than the level can do without; other blocks may be fine.
     #[error("these blocks are lost: too many members are missing")]
     Lost,
+    /// They were given up; or a part of a sector was to be written whose rest was.
+    #[error("these blocks are lost until they are written again, as whole sectors")]
+    Bad,
+    #[error("the list of bad blocks is full")]
+    TooManyBad,
     #[error("no space left under a member")]
     NoSpace,
     #[error("the array was stopped")]

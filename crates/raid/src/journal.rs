@@ -35,6 +35,7 @@ use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
 use zerocopy::IntoBytes;
 
+use crate::bad_blocks::BadBlocks;
 use crate::dirty::Dirty;
 use crate::error::ArrayError;
 use crate::layout::Positions;
@@ -146,6 +147,7 @@ pub(crate) struct Journal {
     identity: Rc<Identity>,
     pub(crate) members: Rc<Members>,
     dirty: Rc<Dirty>,
+    bad: Rc<BadBlocks>,
     pub(crate) pending: RefCell<Pending>,
     /// Oldest first.
     pub(crate) ring: RefCell<VecDeque<Batch>>,
@@ -179,6 +181,7 @@ impl Journal {
         identity: Rc<Identity>,
         members: Rc<Members>,
         dirty: Rc<Dirty>,
+        bad: Rc<BadBlocks>,
     ) -> Rc<Journal> {
         let pending = Pending::none(identity.layout().stripes);
         Rc::new(Journal {
@@ -186,6 +189,7 @@ impl Journal {
             identity,
             members,
             dirty,
+            bad,
             pending: RefCell::new(pending),
             ring: RefCell::default(),
             queue: RefCell::default(),
@@ -564,6 +568,7 @@ impl Journal {
         let Some(stored) = self.last_in_place() else { return Ok(()) };
         self.flush().await?;
         self.dirty.before_release().await?;
+        self.bad.save().await?;
         // Durably forgotten before one of them is overwritten: a crash must not find the older of
         // two batches for one place without the newer.
         let kept = self.ring.borrow().iter().map(|batch| batch.sequence).find(|s| *s > stored);

@@ -258,6 +258,12 @@ impl Layout {
         stripe.0 / u64::from(self.groups) * u64::from(self.chunk_bytes) + u64::from(row)
     }
 
+    /// Offset in the array of a row of a data chunk.
+    pub fn array_offset(&self, stripe: StripeIndex, chunk: u8, row: u32) -> u64 {
+        let in_stripe = u64::from(chunk) * u64::from(self.chunk_bytes) + u64::from(row);
+        stripe.0 * self.stripe_bytes() + in_stripe
+    }
+
     /// Whether `offset..offset + len` is inside the array and of whole sectors.
     pub fn contains(&self, offset: u64, len: u64) -> bool {
         let end = offset.checked_add(len);
@@ -375,6 +381,8 @@ mod tests {
             let chunk = u64::from(layout.chunk_bytes);
             for piece in layout.pieces(0, layout.capacity()) {
                 assert_eq!(u64::from(piece.rows.end - piece.rows.start), chunk);
+                let back = layout.array_offset(piece.stripe, piece.chunk, piece.rows.start);
+                assert_eq!(back, piece.at as u64);
                 for position in layout.data_positions(piece.chunk) {
                     let member = layout.member_at(piece.stripe, position);
                     assert_eq!(layout.position_of(piece.stripe, member), Some(position));

@@ -4,6 +4,7 @@
 
 pub mod parity;
 pub mod error;
+pub mod bad_set;
 pub mod settings;
 pub mod scrub_plan;
 pub mod status;
@@ -16,6 +17,7 @@ pub mod members;
 pub mod lease;
 pub mod region_map;
 pub mod dirty;
+pub mod bad_blocks;
 mod stripe_set;
 mod pending;
 mod journal;
@@ -35,8 +37,9 @@ mod update;
 mod write;
 mod destage;
 mod replay;
-mod resync;
 mod zero;
+mod give_up;
+mod resync;
 mod rebuild_plan;
 mod rebuild;
 mod locate;

@@ -229,6 +229,15 @@ impl Members {
         held.fold(0, |bits, position| bits | 1 << position)
     }
 
+    /// Whether a trusted member that is not here may bring something of `stripe` back.
+    pub fn may_return(&self, stripe: StripeIndex) -> bool {
+        let list = self.list.borrow();
+        let layout = self.identity.layout();
+        let mut members =
+            (0..layout.positions()).map(|p| &list[layout.member_at(stripe, p).index()]);
+        members.any(|member| member.state == MemberState::Trusted && member.alive().is_none())
+    }
+
     /// Whether all blocks of all stripes can be served.
     pub fn serves_all(&self) -> bool {
         let list = self.list.borrow();
@@ -450,6 +459,7 @@ impl Members {
             self.generation.set(self.generation.get() + 1);
         }
         self.durable_generation.set(generation);
+        self.note_needed();
         Ok(())
     }
 
@@ -495,6 +505,15 @@ impl Members {
                 && !failed.contains(&MemberIndex::new(index))
         };
         self.identity.layout().survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
+    }
+
+    /// Tells every drive whether the others could stand for it.
+    pub fn note_needed(&self) {
+        for (index, member) in self.list.borrow().iter().enumerate() {
+            if let Some(drive) = member.alive() {
+                drive.set_needed(!self.survives_without(&[MemberIndex::new(index)]));
+            }
+        }
     }
 
     async fn write_superblock(&self, index: usize, generation: u64) -> Result<(), DriveError> {

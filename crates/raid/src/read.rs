@@ -41,6 +41,7 @@ impl Array {
         if !self.layout().contains(offset, len) {
             return Err(ArrayError::Range);
         }
+        let seen = self.bad.added();
         // All are started before the first is waited for; and all are waited for, also after an
         // error, since a drive may still be writing to the caller's memory.
         let mut started: SmallVec<[(Piece, Buffers, Started); 2]> = SmallVec::new();
@@ -60,13 +61,15 @@ impl Array {
                 Started::Hedged(io) => Some(self.finish_hedged(&piece, &into, io).await),
                 Started::Not => None,
             };
-            if direct == Some(Ok(())) {
+            // Zeroes take the place of what is given up meanwhile.
+            if direct == Some(Ok(())) && self.bad.added() == seen {
                 continue;
             }
             // A drive that was given up may still be writing there, and would do so over what is
             // put there instead, or over what the guest makes of its memory next.
             self.reactor.reclaim(&into).await;
-            let recovered = self.read_indirect(&piece, &into, direct.is_some()).await;
+            let after_error = direct.is_some_and(|direct| direct.is_err());
+            let recovered = self.read_indirect(&piece, &into, after_error).await;
             result = result.and(recovered);
         }
         self.count(|counters| {
@@ -84,6 +87,9 @@ impl Array {
             piece.rows.start.is_multiple_of(sector) && piece.rows.end.is_multiple_of(sector);
         let pending = self.journal.pending.borrow().contains(piece.stripe);
         if !self.is_written(piece.stripe) || pending || !whole {
+            return Started::Not;
+        }
+        if self.bad.is_within(piece.stripe, piece.chunk, &piece.rows) {
             return Started::Not;
         }
         let Some((position, drive, at)) = self.one_that_has(piece) else { return Started::Not };
@@ -141,9 +147,30 @@ impl Array {
         rows: &Range<u32>,
         after_error: bool,
     ) -> Result<Buffer, ArrayError> {
+        loop {
+            let seen = self.bad.added();
+            let buffer = self.read_newest_now(stripe, chunk, rows, after_error).await?;
+            if self.bad.added() == seen {
+                return Ok(buffer);
+            }
+        }
+    }
+
+    async fn read_newest_now(
+        self: &Rc<Self>,
+        stripe: StripeIndex,
+        chunk: u8,
+        rows: &Range<u32>,
+        after_error: bool,
+    ) -> Result<Buffer, ArrayError> {
         // Looked at before the members are: what is put in place meanwhile is in one of the two.
         let parts: SmallVec<[(u32, Buffer); 4]> =
             self.journal.pending.borrow().within(stripe, chunk, rows).collect();
+        if self.is_written(stripe) {
+            let len = |bytes: &Buffer| u32::try_from(bytes.len()).expect("at most a chunk");
+            let newer = parts.iter().map(|(row, bytes)| *row..*row + len(bytes));
+            self.bad.check(stripe, chunk, rows, newer)?;
+        }
         let pending: usize = parts.iter().map(|(_, bytes)| bytes.len()).sum();
         let len = (rows.end - rows.start) as usize;
         let buffer = if pending == len {

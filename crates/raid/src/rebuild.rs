@@ -9,6 +9,8 @@
 //! - a member holds a stripe of a leg only after it holds all before it in that leg;
 //! - how far a member is goes to the superblock now and then, after a flush of its drive: a restart
 //!   goes on from there.
+//!
+//! What cannot be worked out is given up (`give_up.rs`).
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -224,7 +226,7 @@ impl Array {
         for stripe in stripes.clone().map(StripeIndex) {
             if self.unsynced.contains(stripe)
                 && self.wanted(leg, stripe) != 0
-                && let Err(error) = self.sync_now(stripe).await
+                && let Err(error) = self.sync_or_give_up(stripe).await
             {
                 self.fail_all(leg, stripe, error);
             }
@@ -240,7 +242,7 @@ impl Array {
     }
 
     async fn lock_for(&self, leg: &Leg, stripes: &Range<u64>) -> Vec<RangeGuard> {
-        let mut locks = Vec::new();
+        let mut locks = vec![self.hold_regions().await];
         for stripe in stripes.clone().map(StripeIndex) {
             if self.wanted(leg, stripe) != 0 {
                 locks.push(self.lock_stripe(stripe, Mode::Exclusive).await);
@@ -287,7 +289,15 @@ impl Array {
         if wanted == 0 {
             return;
         }
-        let chunks = match self.what_should_stand(stripe, wanted).await {
+        let mut chunks = self.what_should_stand(stripe, wanted).await;
+        if matches!(chunks, Err(ArrayError::Lost)) {
+            chunks = match self.give_up_locked(stripe).await {
+                Ok(true) => self.what_should_stand(stripe, wanted).await,
+                Ok(false) => Err(ArrayError::Lost),
+                Err(error) => Err(error),
+            };
+        }
+        let chunks = match chunks {
             Ok(chunks) => chunks,
             Err(error) => return self.fail_all(leg, stripe, error),
         };
@@ -356,6 +366,7 @@ impl Array {
             // Batches that were written without the member are on fewer members than they should
             // be once another one may be lost again.
             self.drain_journal().await.map_err(|error| error.to_string())?;
+            self.settle_bad().await.map_err(|error| error.to_string())?;
             // A crash while it was labelled may have left it with one copy.
             let member = self.members.list()[target.index.index()].clone();
             let labelled = self.write_label(target.index, &member).await;

@@ -179,6 +179,7 @@ impl Array {
             findings.parity.clear();
             if self.is_written(stripe) {
                 self.zero_in_place(stripe.0..stripe.0 + 1).await?;
+                self.bad.remove_stripes(stripe.0..stripe.0 + 1);
             }
         }
         findings.parity.retain(|parity| parity.data.oldest >= tail);
@@ -201,6 +202,7 @@ impl Array {
         // What was just stored needs no room for its parity again: the ring may have none.
         for band in &findings.parity {
             for chunk in each(band.data.chunks) {
+                self.bad.remove(stripe, chunk, &band.rows);
                 let mut pending = self.journal.pending.borrow_mut();
                 pending.remove(stripe, chunk, &band.rows, band.data.newest);
             }

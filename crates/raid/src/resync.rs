@@ -46,6 +46,23 @@ impl Array {
         Ok(())
     }
 
+    /// Makes a stripe agree, if need be by giving up what keeps it from that.
+    pub(crate) async fn sync_or_give_up(
+        self: &Rc<Self>,
+        stripe: StripeIndex,
+    ) -> Result<(), ArrayError> {
+        let synced = self.sync_now(stripe).await;
+        if synced != Err(ArrayError::Lost) {
+            return synced;
+        }
+        let _regions = self.hold_regions().await;
+        let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
+        if self.is_written(stripe) {
+            self.give_up_locked(stripe).await?;
+        }
+        Ok(())
+    }
+
     /// Makes parity anew from the data. Data that cannot be read leaves nothing to be sure of.
     async fn sync_parity(&self, stripe: StripeIndex) -> Result<(), ArrayError> {
         let layout = self.layout();
@@ -119,6 +136,7 @@ impl Array {
         while !self.is_stopping() {
             self.pause(MAINTENANCE_PERIOD).await;
             self.sure().await;
+            self.members.note_needed();
             rounds_until_retry = rounds_until_retry.saturating_sub(1);
             if self.unsynced.count() > 0 && rounds_until_retry == 0 {
                 self.resync().await;
@@ -136,8 +154,10 @@ impl Array {
             }
             // An array that cannot write its dirty map keeps its bits: that only costs a resync.
             let _ = self.clean_dirty_map(QUIET_BEFORE_CLEAN).await;
-            let _regions = self.hold_regions().await;
+            let regions = self.hold_regions().await;
             let _ = self.dirty.clear_missed().await;
+            drop(regions);
+            let _ = self.settle_bad().await;
         }
         self.set_maintained(false);
     }
@@ -180,7 +200,7 @@ impl Array {
             let array = self.clone();
             self.reactor.spawn(async move {
                 // One that cannot be synced is left.
-                let _ = array.sync_now(stripe).await;
+                let _ = array.resync_stripe(stripe).await;
                 let left = array.unsynced.count();
                 array.jobs.resync_slot().advance(total.saturating_sub(left));
                 drop((lane, request));
@@ -188,6 +208,12 @@ impl Array {
         }
         lanes.drained().await;
         self.jobs.resync_slot().end();
+    }
+
+    async fn resync_stripe(self: &Rc<Self>, stripe: StripeIndex) -> Result<(), ArrayError> {
+        // While some are away, they may come back, and have what is needed.
+        let all_here = self.members.held(stripe) == bits(0..self.layout().positions());
+        if all_here { self.sync_or_give_up(stripe).await } else { self.sync_now(stripe).await }
     }
 
     /// Clears the bits of regions where nothing is going on any more.

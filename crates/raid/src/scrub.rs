@@ -155,6 +155,7 @@ impl Array {
     fn note_verdict(&self, stripe: StripeIndex, verdict: Verdict) {
         let mut report = self.jobs.scrub_report.borrow_mut();
         let report = report.get_or_insert_default();
+        report.bad_stripes += u64::from(!self.bad.of(stripe).is_empty());
         let found = match verdict {
             Verdict::Agrees => return,
             Verdict::Unreadable => {

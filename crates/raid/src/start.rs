@@ -14,6 +14,7 @@ use ashlar_reactor::executor::Reactor;
 use crate::array::{Array, StoredMaps};
 pub use crate::assemble::AssembleOptions;
 use crate::assemble::{Found, find, read_map};
+use crate::bad_blocks::{self, StoredList};
 use crate::destage::DESTAGERS;
 use crate::error::{ArrayError, AssembleError, ChangeError};
 use crate::label::{self, Label};
@@ -68,7 +69,8 @@ impl Array {
         let members = Rc::new(members);
         let empty = || StoredMap::empty(identity.layout().stripes, identity.region_stripes());
         // Nothing was written: nothing has to be zeroed or to agree.
-        let maps = StoredMaps { dirty: empty(), written: empty(), missed: empty() };
+        let bad = StoredList::default();
+        let maps = StoredMaps { dirty: empty(), written: empty(), missed: empty(), bad };
         let array = Array::new(reactor, identity.clone(), members, &maps);
         if let Some(host) = spec.host {
             array.hold(host, Claim::after(None, reactor.now()));
@@ -137,7 +139,12 @@ impl Array {
         options: AssembleOptions,
     ) -> Result<Rc<Array>, AssembleError> {
         let (found, claim) = find_and_take(reactor, drives, options).await?;
+        let bad = bad_blocks::read(reactor, found.identity.uuid, &found.members).await;
+        if bad.is_none() && !options.force {
+            return Err(AssembleError::Unreadable("the list of bad blocks"));
+        }
         let maps = StoredMaps {
+            bad: bad.unwrap_or_default(),
             dirty: read_map(MapKind::Dirty, reactor, &found, options).await?,
             written: read_map(MapKind::Written, reactor, &found, options).await?,
             missed: read_map(MapKind::Missed, reactor, &found, options).await?,
@@ -175,6 +182,10 @@ impl Array {
         self.dirty.map.write_all_anew().await?;
         self.dirty.missed.write_all_anew().await?;
         self.written.write_all_anew().await?;
+        // A crash came while their regions were forgotten.
+        let blank = self.bad.stripes().into_iter().filter(|stripe| !self.is_written(*stripe));
+        blank.for_each(|stripe| self.bad.remove_stripes(stripe.0..stripe.0 + 1));
+        self.bad.write_anew().await?;
         // A crash may have left the newest superblock on some members only; nothing may rest on it
         // before it is on all. And from here on the generation is one of this start alone.
         self.members.save().await?;
@@ -191,6 +202,7 @@ impl Array {
             self.replay(journal_from).await?;
             self.modes.set(Mode::Journaled);
         }
+        self.give_up_again().await?;
         self.members.set_behind(&self.dirty.behind());
         self.catch_up_all().await;
         // A degraded array is covered from the very first write.

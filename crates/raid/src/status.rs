@@ -7,6 +7,7 @@ use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::MemberIndex;
 
+use crate::bad_set::BadRange;
 use crate::settings::Settings;
 
 /// How much of its redundancy an array has.
@@ -65,6 +66,8 @@ pub struct ScrubReport {
     pub repaired_stripes: u64,
     /// Stripes that could not be read well enough to be checked.
     pub unreadable_stripes: u64,
+    /// Stripes with blocks that are lost until they are written again.
+    pub bad_stripes: u64,
     /// The first places, [`SCRUB_PLACES_MAX`] at most.
     pub places: Vec<ScrubPlace>,
     /// Stripes in which a member's chunk was wrong.
@@ -172,7 +175,9 @@ pub struct ArrayStatus {
     pub dirty_regions: u64,
     /// Stripes that wait for resync.
     pub unsynced_stripes: u64,
-    /// The pass over them that is under way.
+    /// Blocks that are lost until they are written again, in order.
+    pub bad: Vec<BadRange>,
+    /// The pass over unsynced stripes that is under way.
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,
     /// Why the last rebuild stopped before its end.

@@ -222,7 +222,13 @@ impl Array {
         Ok(parity)
     }
 
-    fn decode(&self, chunk: u8, old: &[(u8, Buffer)], len: usize) -> Result<Buffer, ArrayError> {
+    /// Rows of a data chunk from those of `k` other positions.
+    pub(crate) fn decode(
+        &self,
+        chunk: u8,
+        old: &[(u8, Buffer)],
+        len: usize,
+    ) -> Result<Buffer, ArrayError> {
         let layout = self.layout();
         let mut out = self.reactor.buffer(len);
         let present: SmallVec<[(usize, &[u8]); 8]> =

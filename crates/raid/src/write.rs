@@ -59,6 +59,7 @@ impl Array {
             len += part;
         }
         assert!(len == from.len() as u64, "the ranges are as long as what fills them");
+        self.check_room_for_bad(&pieces)?;
         let mode = self.enter_mode().await?;
         let result = match mode.mode {
             Mode::Journaled => self.write_journaled(&pieces, &from).await,
@@ -77,7 +78,35 @@ impl Array {
         let _request = self.admit().await?;
         self.count(|counters| counters.flushes += 1);
         self.written.settle().await?;
+        self.bad.save().await?;
         self.journal.flush().await
+    }
+
+    /// Before writes that may leave parts of bad ranges.
+    fn check_room_for_bad(&self, pieces: &[Piece]) -> Result<(), ArrayError> {
+        if self.bad.is_empty() {
+            return Ok(());
+        }
+        let pending = self.journal.pending.borrow();
+        let waiting = self.bad.stripes().into_iter().map(|s| pending.of(s, u64::MAX).len()).sum();
+        let bears = |p: &Piece| self.bad.bears(p.stripe, p.chunk, &p.rows, waiting);
+        if pieces.iter().all(bears) { Ok(()) } else { Err(ArrayError::TooManyBad) }
+    }
+
+    /// Before a write in place is acknowledged: these rows are bad no longer, durably. By then the
+    /// new bytes are, too.
+    async fn heal(
+        &self,
+        stripe: StripeIndex,
+        written: &[(u8, Range<u32>)],
+    ) -> Result<(), ArrayError> {
+        let is_bad = |(chunk, rows): &(u8, _)| self.bad.is_within(stripe, *chunk, rows);
+        if !written.iter().any(is_bad) {
+            return Ok(());
+        }
+        self.members.flush().await?;
+        written.iter().for_each(|(chunk, rows)| self.bad.remove(stripe, *chunk, rows));
+        self.bad.save().await
     }
 
     /// A write that fits in one batch is atomic; whatever is promised to be fits in one.
@@ -180,7 +209,8 @@ impl Array {
         if whole && result.is_ok() {
             self.unsynced.remove(stripe);
         }
-        result
+        result?;
+        self.heal(stripe, &written).await
     }
 
     fn is_whole_stripe(&self, pieces: &[Piece]) -> bool {
@@ -224,7 +254,10 @@ impl Array {
             _ if rows == piece.rows => self.reactor.buffer(len),
             Mode::Journaled => self.read_newest(piece.stripe, piece.chunk, &rows, false).await?,
             // The caller holds the rows.
-            Mode::Direct => self.read_locked(piece.stripe, piece.chunk, &rows).await?.0,
+            Mode::Direct => {
+                self.bad.check(piece.stripe, piece.chunk, &rows, std::iter::empty())?;
+                self.read_locked(piece.stripe, piece.chunk, &rows).await?.0
+            }
         };
         let at = (piece.rows.start - rows.start) as usize;
         let own = Buffers::from(bytes.slice(at..at + piece.len()));

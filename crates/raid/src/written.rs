@@ -77,6 +77,8 @@ impl Array {
             return Ok(());
         }
         self.zero_everywhere(stripes).await?;
+        // Else it might have bad blocks of before it was forgotten, after a crash.
+        self.bad.save().await?;
         self.written.insert(&[region]).await
     }
 
@@ -173,6 +175,7 @@ impl Array {
             self.kept_batches.borrow_mut().extend(hold);
             return Err(error);
         }
+        self.bad.remove_stripes(stripes.clone());
         self.members.fence_absent().await?;
         drop(hold);
         self.journal.note_change();

@@ -207,6 +207,7 @@ impl Array {
                 stripes.for_each(|stripe| self.torn_stripes.insert(StripeIndex(stripe)));
                 return Err(error);
             }
+            self.bad.remove_stripes(stripes.clone());
             let mut pending = self.journal.pending.borrow_mut();
             for stripe in stripes.clone() {
                 pending.remove_stripe(StripeIndex(stripe), sequence);
@@ -342,7 +343,12 @@ impl Array {
             }
             self.fence_others(stripe, done).await?;
         }
-        stripes.for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
+        stripes.clone().for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
+        if stripes.clone().any(|stripe| !self.bad.of(StripeIndex(stripe)).is_empty()) {
+            self.members.flush().await?;
+            self.bad.remove_stripes(stripes);
+            self.bad.save().await?;
+        }
         Ok(Zeroed::All)
     }
 

@@ -97,6 +97,7 @@ fn who_lies_alone_is_named_and_mended() {
                 undecided_stripes: 0,
                 repaired_stripes: count,
                 unreadable_stripes: 0,
+                bad_stripes: 0,
                 places,
                 wrong_by_member: wrong,
             };

@@ -490,7 +490,7 @@ impl Drop for Io {
 pub struct Sleep {
     reactor: Reactor,
     deadline: Instant,
-    /// Its timer, and the task that this wakes.
+    /// Of the timers, and the task that it wakes.
     entry: Option<(u64, TaskId)>,
 }
 
@@ -502,15 +502,16 @@ impl Future for Sleep {
             return Poll::Ready(());
         }
         let task = self.reactor.current_task();
-        let mut timers = self.reactor.inner.timers.borrow_mut();
-        // It may have been handed from one task to another.
-        if let Some((entry, _)) = self.entry.filter(|(_, woken)| *woken != task) {
-            timers.remove(self.deadline, entry);
+        // It may have been handed to another task since.
+        if self.entry.is_none_or(|(_, woken)| woken != task) {
+            let mut timers = self.reactor.inner.timers.borrow_mut();
+            if let Some((old, _)) = self.entry {
+                timers.remove(self.deadline, old);
+            }
+            let entry = timers.add(self.deadline, task);
+            drop(timers);
+            self.entry = Some((entry, task));
         }
-        let same = self.entry.filter(|(_, woken)| *woken == task);
-        let entry = same.unwrap_or_else(|| (timers.add(self.deadline, task), task));
-        drop(timers);
-        self.entry = Some(entry);
         Poll::Pending
     }
 }

@@ -34,10 +34,11 @@ pub fn run_caught(seed: u64, options: Options) -> Verdict {
     })
 }
 
-pub const ALL_CANARIES: [Canary; 11] = [
+pub const ALL_CANARIES: [Canary; 12] = [
     Canary::NoDirtyMap,
     Canary::NoWrittenMap,
     Canary::NoMissedMap,
+    Canary::NoBadBlocks,
     Canary::NoFlush,
     Canary::NoFence,
     Canary::NoJournal,

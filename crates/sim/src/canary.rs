@@ -22,6 +22,8 @@ pub enum Canary {
     NoWrittenMap,
     /// What a member misses is never noted.
     NoMissedMap,
+    /// The list of bad blocks is never written.
+    NoBadBlocks,
     /// Flushes are never sent.
     NoFlush,
     /// Superblocks are never written after creation: nobody is fenced durably.
@@ -68,13 +70,13 @@ impl Canary {
         let Some(layout) = label::plan(drive.traits.bytes, parity) else {
             return Sabotage::Nothing;
         };
-        let MemberLayout { superblocks, dirty_map, written_map, missed_map, journal, data, .. } =
-            layout;
+        let MemberLayout { superblocks, dirty_map, written_map, journal, data, .. } = layout;
         let inside = |area: ashlar_format::units::Area| area.range().contains(&offset);
         match self {
             Canary::NoDirtyMap if inside(dirty_map) => all_clean(bytes, offset),
             Canary::NoWrittenMap if inside(written_map) => Sabotage::Drop,
-            Canary::NoMissedMap if inside(missed_map) => Sabotage::Drop,
+            Canary::NoMissedMap if inside(layout.missed_map) => Sabotage::Drop,
+            Canary::NoBadBlocks if inside(layout.bad_blocks) => Sabotage::Drop,
             Canary::NoFence if inside(superblocks) => Sabotage::Drop,
             Canary::NoJournal if inside(journal) => Sabotage::Drop,
             Canary::TrustReturned if inside(superblocks) => all_trusted(bytes, offset),
@@ -84,6 +86,7 @@ impl Canary {
             Canary::NoDirtyMap
             | Canary::NoWrittenMap
             | Canary::NoMissedMap
+            | Canary::NoBadBlocks
             | Canary::NoFlush
             | Canary::NoFence
             | Canary::NoJournal

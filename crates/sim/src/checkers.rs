@@ -70,7 +70,7 @@ fn on_members<T>(life: &Life, look: impl FnOnce(&[&SimDrive]) -> T) -> T {
 /// Faults are over.
 pub async fn liveness(life: &Rc<Life>) {
     let redundant = life.array.layout().is_redundant();
-    if redundant && !(become_whole(life).await && no_more_scrubs(life).await) {
+    if redundant && !(become_whole(life, true).await && no_more_scrubs(life).await) {
         return;
     }
     if life.plan.grows {
@@ -106,13 +106,15 @@ async fn use_all(life: &Rc<Life>) {
     }
 }
 
-/// Gives spares and starts rebuilds again, as an operator would, until the array is optimal.
-async fn become_whole(life: &Rc<Life>) -> bool {
+/// Gives spares and starts rebuilds again, as an operator would, until the array is optimal;
+/// `restored`: and what was lost for that was written again, as from a backup.
+pub async fn become_whole(life: &Rc<Life>, restored: bool) -> bool {
     let deadline = life.reactor.now().after(WHOLE_WITHIN);
     loop {
         let status = life.array.status();
         let busy = status.rebuild.is_some() || status.resync.is_some();
-        if status.state == ArrayState::Optimal && status.unsynced_stripes == 0 && !busy {
+        let whole = status.state == ArrayState::Optimal && status.unsynced_stripes == 0;
+        if whole && !busy && (status.bad.is_empty() || !restored) {
             return true;
         }
         if life.world.borrow().is_dark() {
@@ -123,7 +125,8 @@ async fn become_whole(life: &Rc<Life>) -> bool {
             let (state, unsynced) = (status.state.name(), status.unsynced_stripes);
             life.fail(format!(
                 "not whole after {WHOLE_WITHIN:?}: {state}, members {states:?}, {unsynced} stripes \
-                 unsynced, rebuild error {:?}",
+                 unsynced, {} bad, rebuild error {:?}",
+                status.bad.len(),
                 status.rebuild_error
             ));
             return false;
@@ -131,7 +134,10 @@ async fn become_whole(life: &Rc<Life>) -> bool {
         if status.rebuild.is_none() {
             give_spares(life).await;
         }
-        restore(life).await;
+        // What is lost does not keep members from being rebuilt.
+        if whole && !busy {
+            restore(life).await;
+        }
         life.reactor.sleep(Duration::from_secs(1)).await;
     }
 }
@@ -177,11 +183,8 @@ async fn give_spares(life: &Rc<Life>) {
     life.impaired_seen.set(true);
 }
 
-/// Stripes of the write hole are written anew, as from a backup: only that makes them agree.
+/// Stripes with blocks that were given up are written anew, as from a backup.
 async fn restore(life: &Rc<Life>) {
-    if life.array.status().unsynced_stripes == 0 {
-        return;
-    }
     let unsure: Vec<u64> = life.unsure.borrow().iter().copied().collect();
     let stripe = life.array.stripe_bytes();
     for index in unsure {

@@ -1,7 +1,10 @@
 //! What is on the drives, read without the engine: the truth that checkers and the fault budget
 //! compare with. Dead drives are read, too.
 
+use std::collections::BTreeSet;
+
 use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
+use ashlar_format::bad_blocks::{self, BadBlocks};
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::record;
 use ashlar_format::region_map::{self, MapKind, RegionMapPage};
@@ -57,6 +60,24 @@ pub fn newest_page<'a>(
 /// The superblock that decides among these drives.
 pub fn newest<'a>(drives: impl Iterator<Item = &'a SimDrive>) -> Option<ArraySuperblock> {
     drives.filter_map(superblock).max_by_key(|superblock| superblock.header.sequence.get())
+}
+
+/// Stripes in the list of bad blocks that decides among these drives.
+pub fn bad_stripes<'a>(drives: impl Iterator<Item = &'a SimDrive>) -> BTreeSet<u64> {
+    let newest = drives.filter_map(bad_blocks).max_by_key(|list| list.header.sequence.get());
+    let stripes = newest.iter().flat_map(|list| list.ranges()).map(|range| range.stripe.get());
+    stripes.collect()
+}
+
+fn bad_blocks(drive: &SimDrive) -> Option<BadBlocks> {
+    let area = label::plan(drive.traits.bytes, 0)?.bad_blocks.offset;
+    let owner = owner(drive)?;
+    let slots = (0..bad_blocks::SLOTS).filter_map(|slot| {
+        let home = area + slot * BadBlocks::BYTES;
+        let bytes = drive.peek(home, size_of::<BadBlocks>());
+        record::open::<BadBlocks>(&bytes, Some(owner), home).ok().cloned()
+    });
+    slots.max_by_key(|list| list.header.sequence.get())
 }
 
 /// Copies of the label that do not open.

@@ -61,6 +61,8 @@ pub struct Scenario {
     pub oracle: Rc<RefCell<Oracle>>,
     pub fleet: Rc<RefCell<Fleet>>,
     pub unsure: Rc<RefCell<BTreeSet<u64>>>,
+    /// Of any life so far.
+    ever_unsure: BTreeSet<u64>,
     /// Engine memory. Only of this seed: what a buffer holds when it is taken must repeat, too.
     buffers: Rc<BufferPool>,
     prng: Prng,
@@ -83,6 +85,8 @@ enum Start {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Safety(Ending),
+    /// Faults are over, and members are rebuilt past what is lost: is that remembered?
+    Rebuild,
     Liveness,
 }
 
@@ -114,6 +118,7 @@ impl Scenario {
             oracle: Rc::new(RefCell::new(Oracle::new(seed))),
             fleet: Rc::new(RefCell::new(fleet)),
             unsure: Rc::default(),
+            ever_unsure: BTreeSet::new(),
             buffers: BufferPool::new(),
             prng: Prng::stream(seed, "workload"),
             order: Prng::stream(seed, "order"),
@@ -159,10 +164,23 @@ impl Scenario {
             self.lose_drives(first, usize::MAX);
         }
         if !self.is_over() {
-            self.calm();
-            self.live(Start::Assemble, Phase::Liveness);
+            self.recover(Start::Assemble);
         }
         reached
+    }
+
+    /// Faults are over.
+    fn recover(&mut self, mut start: Start) {
+        self.calm();
+        let Plan { geometry, policy, policy_changes, .. } = &*self.plan;
+        let uncovered = *policy_changes || policy.is_some_and(|its| its != Policy::Journal);
+        if uncovered && geometry.layout().parity > 0 {
+            self.live(start, Phase::Rebuild);
+            start = Start::Assemble;
+        }
+        if !self.is_over() {
+            self.live(start, Phase::Liveness);
+        }
     }
 
     /// Drives die between two lives: those of the first members from `first` on, up to `count`, as
@@ -191,8 +209,7 @@ impl Scenario {
             }
         }
         if !self.plan.beyond {
-            self.calm();
-            self.live(start, Phase::Liveness);
+            self.recover(start);
         }
     }
 
@@ -262,7 +279,7 @@ impl Scenario {
                 self.world.borrow_mut().end_life(None);
                 self.oracle.borrow_mut().process_crash();
             }
-            (None, Phase::Safety(Ending::CleanStop) | Phase::Liveness) => {
+            (None, Phase::Safety(Ending::CleanStop) | Phase::Rebuild | Phase::Liveness) => {
                 let now_ns = self.world.borrow().now_ns();
                 let why = format!("hung: nothing will ever happen again at {now_ns} ns");
                 self.world.borrow_mut().fail(why);
@@ -325,6 +342,7 @@ impl Scenario {
             };
             unsure.extend((0..stripes).filter(|s| has(&written, *s) && has(&dirty, *s)));
         }
+        let bad = inspect::bad_stripes(drives());
         let covered = self.covered.get();
         drop(world);
         let count = unsure.len();
@@ -337,6 +355,12 @@ impl Scenario {
             // Copies that differ can be read, each by itself.
             unsure.clear();
         }
+        self.ever_unsure.extend(&unsure);
+        if !bad.is_subset(&self.ever_unsure) && !self.plan.beyond {
+            let why = format!("{bad:?}: not all of them were unsure once, and some are given up");
+            self.world.borrow_mut().fail(why);
+        }
+        unsure.extend(bad);
         *self.unsure.borrow_mut() = unsure;
     }
 
@@ -490,7 +514,7 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
     seedling.fleet.borrow_mut().refresh(&status);
     seedling.covered.set(is_covered(&seedling.plan, &status));
     let life = Rc::new(Life {
-        impaired_seen: Cell::new(seedling.fleet.borrow().any_impaired()),
+        impaired_seen: Cell::new(seedling.fleet.borrow().any_impaired() || !status.bad.is_empty()),
         ends_suddenly: matches!(phase, Phase::Safety(ending) if ending != Ending::CleanStop),
         is_first: seedling.is_first,
         plan: seedling.plan.clone(),
@@ -507,9 +531,10 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         waiting: WaitList::default(),
     });
     match phase {
-        Phase::Liveness => {
-            checkers::liveness(&life).await;
+        Phase::Rebuild => {
+            checkers::become_whole(&life, false).await;
         }
+        Phase::Liveness => checkers::liveness(&life).await,
         Phase::Safety(ending) => {
             plan_ending(&life, ending, &mut seedling.prng);
             safety(&life, &mut seedling.prng).await;

@@ -42,8 +42,9 @@ pub struct Life {
     pub bytes: Cell<u64>,
     pub oracle: Rc<RefCell<Oracle>>,
     pub fleet: Rc<RefCell<Fleet>>,
-    /// Stripes that waited for resync when the life began, and were not written whole since. With
-    /// a member lost they may answer with an error (the write hole of the `bitmap` policy).
+    /// Stripes that waited for resync when the life began, or had bad blocks, and were not written
+    /// whole since. With a member lost they may answer with an error (the write hole of the
+    /// `bitmap` policy).
     pub unsure: Rc<RefCell<BTreeSet<u64>>>,
     /// A member was impaired at some moment of this life.
     pub impaired_seen: Cell<bool>,
@@ -74,7 +75,7 @@ impl Life {
         let stripe = self.array.stripe_bytes();
         let (first, last) = (offset / stripe, (offset + len - 1) / stripe);
         let unsure = self.unsure.borrow().range(first..=last).next().is_some();
-        unsure && self.array.status().unsynced_stripes > 0
+        unsure && self.array.has_doubts()
     }
 
     /// Whether a request over these bytes may be answered with an error.
@@ -161,9 +162,20 @@ impl Life {
         }
         if good {
             self.note(|| format!("{what} {offset} +{len} acknowledged"));
+            self.can_be_read(offset, len).await;
             let stripe = self.array.stripe_bytes();
             for whole in offset.div_ceil(stripe)..(offset + len) / stripe {
                 self.unsure.borrow_mut().remove(&whole);
+            }
+        }
+    }
+
+    /// What was acknowledged is bad no longer.
+    async fn can_be_read(&self, offset: u64, len: u64) {
+        if self.array.has_doubts() && !self.plan.beyond {
+            let into = self.buffers(len, 1 << 20);
+            if let Err(error) = self.volume.read(offset, into).await {
+                self.fail(format!("{len} bytes at {offset} were written, and then: {error}"));
             }
         }
     }

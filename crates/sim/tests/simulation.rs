@@ -17,6 +17,8 @@ use ashlar_sim::scenario::{Options, Scenario, Verdict};
 const SEEDS: u64 = 400;
 /// Seeds within which a planted bug must be found.
 const CANARY_SEEDS: u64 = 100;
+/// Plans with sectors that cannot be read beside members that are missing.
+const LOST_PLANS: usize = 100;
 /// Every how many operations a single fault is tried.
 const STRIDE: u64 = 31;
 
@@ -52,6 +54,34 @@ fn discards_on_drives_that_differ() {
     }
 }
 
+/// Sectors become unreadable while members are missing and rebuilt: that is more than any level
+/// bears, and answered by errors, but never by wrong data.
+#[test]
+fn sectors_that_are_lost_beside_a_member() {
+    let plans = (0..).map(Plan::draw).filter(|its| its.geometry.layout().tolerated() == 1);
+    for plan in plans.take(LOST_PLANS) {
+        let plan = Plan {
+            ops_per_worker: 60,
+            hot_stripes: 2,
+            faults_max: 60,
+            latent: true,
+            pulls: true,
+            spares: true,
+            deaths: false,
+            deaths_at_end: false,
+            slow: false,
+            scrubs: false,
+            pool_changes: false,
+            beyond: true,
+            ..plan
+        };
+        let seed = plan.seed;
+        let mut scenario = Scenario::new(plan, Options::default());
+        scenario.all_lives();
+        assert_eq!(scenario.verdict().failure, None, "seed {seed}");
+    }
+}
+
 #[test]
 fn a_seed_repeats_exactly() {
     let hashes = |seed: u64| run_caught(seed, Options::default()).hash;
@@ -79,6 +109,11 @@ fn a_missing_map_of_written_regions_is_found() {
 #[test]
 fn a_missing_map_of_what_is_missed_is_found() {
     assert_found(Canary::NoMissedMap);
+}
+
+#[test]
+fn a_missing_list_of_bad_blocks_is_found() {
+    assert_found(Canary::NoBadBlocks);
 }
 
 #[test]

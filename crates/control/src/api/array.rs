@@ -174,8 +174,23 @@ pub struct Scrub {
     pub repaired_stripes: u64,
     /// Stripes that could not be read well enough to be checked.
     pub unreadable_stripes: u64,
+    /// Stripes with blocks that are lost until they are written again.
+    #[serde(default)]
+    pub bad_stripes: u64,
     /// The first 16 places.
     pub places: Vec<ScrubPlace>,
+}
+
+/// Blocks that could not be worked out when a member was rebuilt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct BadBlocks {
+    /// Bytes from the beginning of the array.
+    pub offset: u64,
+    pub bytes: u64,
+    /// The volume that has them, if one does.
+    pub volume: Option<String>,
+    /// Bytes from the beginning of that volume.
+    pub volume_offset: Option<u64>,
 }
 
 /// Requests served since the array was started.
@@ -232,6 +247,9 @@ pub struct Array {
     pub regions: Option<u64>,
     /// Regions whose members may not agree if power fails now.
     pub dirty_regions: Option<u64>,
+    /// Blocks that are lost until they are written again: reads of them fail.
+    #[serde(default)]
+    pub bad_blocks: Vec<BadBlocks>,
     /// Making members agree again after a crash.
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,

@@ -7,8 +7,8 @@ use clap_complete::engine::ArgValueCandidates;
 
 use crate::api::Done;
 use crate::api::array::{
-    Array, ArrayCreate, ArrayGrown, ArrayReplace, ArrayScrub, ArrayState, JournalFill, Member,
-    MemberState, Progress, RebuildStarted, ScanResult, Scrub, ScrubPlace, ScrubState,
+    Array, ArrayCreate, ArrayGrown, ArrayReplace, ArrayScrub, ArrayState, BadBlocks, JournalFill,
+    Member, MemberState, Progress, RebuildStarted, ScanResult, Scrub, ScrubPlace, ScrubState,
 };
 use crate::cli::complete;
 use crate::cli::drive::{health_name, with_notes};
@@ -19,6 +19,9 @@ use crate::client::{Client, path_of};
 use crate::level::{LEVELS, is_written_like_one};
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
+
+/// Places of bad blocks that are named; JSON has all.
+const BAD_PLACES_SHOWN: usize = 3;
 
 #[derive(Subcommand)]
 pub enum Command {
@@ -302,8 +305,8 @@ async fn run_scrub(
         format!("scrub of array {name} {}", or_dash(array.scrub.as_ref().map(scrub_text)))
     })?;
     let clean = array.scrub.is_some_and(|scrub| {
-        let good =
-            scrub.unreadable_stripes == 0 && scrub.mismatched_stripes == scrub.repaired_stripes;
+        let readable = scrub.unreadable_stripes == 0 && scrub.bad_stripes == 0;
+        let good = readable && scrub.mismatched_stripes == scrub.repaired_stripes;
         good && scrub.state == ScrubState::Finished
     });
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -371,7 +374,8 @@ pub fn progress_text(progress: &Progress) -> String {
 
 fn scrub_text(scrub: &Scrub) -> String {
     let found = match (scrub.mismatched_stripes, scrub.unreadable_stripes) {
-        (0, 0) => "all is well".to_owned(),
+        (0, 0) if scrub.bad_stripes == 0 => "all is well".to_owned(),
+        (0, 0) => format!("{} stripes have lost blocks", scrub.bad_stripes),
         (mismatched, unreadable) => format!(
             "{mismatched} stripes did not agree, {} repaired; of {} it cannot be told what is \
              wrong; {unreadable} unreadable",
@@ -451,6 +455,7 @@ fn details(array: &Array) -> String {
     for (what, progress) in [("rebuild", array.rebuild), ("resync", array.resync)] {
         lines.extend(progress.map(|progress| format!("{what:<12}{}", progress_text(&progress))));
     }
+    lines.extend(bad_line(&array.bad_blocks));
     let stopped = array.rebuild_error.as_ref();
     lines.extend(stopped.map(|why| format!("rebuild     stopped: {why}")));
     lines.extend(array.scrub.as_ref().map(|scrub| format!("scrub       {}", scrub_text(scrub))));
@@ -471,6 +476,22 @@ fn details(array: &Array) -> String {
         lines.push(members_table(&array.members));
     }
     lines.join("\n")
+}
+
+/// `3 ranges, 24 KiB, lost until they are written again: v0 at 4096, v0 at 81920, ...`
+fn bad_line(bad: &[BadBlocks]) -> Option<String> {
+    let bytes = bad.iter().map(|range| range.bytes).sum();
+    let place = |range: &BadBlocks| match (&range.volume, range.volume_offset) {
+        (Some(volume), Some(offset)) => format!("{volume} at {offset}"),
+        (_, _) => format!("no volume, at {} of the array", range.offset),
+    };
+    let mut places: Vec<String> = bad.iter().take(BAD_PLACES_SHOWN).map(place).collect();
+    if bad.len() > BAD_PLACES_SHOWN {
+        places.push("...".to_owned());
+    }
+    let (count, places) = (bad.len(), listed(&places)?);
+    let size = Size(bytes);
+    Some(format!("bad         {count} ranges, {size}, lost until they are written again: {places}"))
 }
 
 fn settings_lines(array: &Array) -> Vec<String> {

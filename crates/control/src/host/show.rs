@@ -196,6 +196,7 @@ impl Host {
             written_regions: Some(snapshot.written_regions),
             regions: Some(snapshot.regions),
             dirty_regions: Some(snapshot.dirty_regions),
+            bad_blocks: snapshot.bad_blocks.clone(),
             resync: snapshot.resync,
             rebuild: snapshot.rebuild,
             rebuild_error: snapshot.rebuild_error.clone(),
@@ -331,6 +332,7 @@ fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) 
         written_regions: None,
         regions: None,
         dirty_regions: None,
+        bad_blocks: Vec::new(),
         resync: None,
         rebuild: None,
         rebuild_error: None,
@@ -377,6 +379,12 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
             },
             ArrayState::Failed => problems.push(format!("array {name} has failed: data is lost")),
             ArrayState::Unavailable => problems.push(error.to_owned()),
+        }
+        if !array.bad_blocks.is_empty() {
+            let count = array.bad_blocks.len();
+            problems.push(format!(
+                "array {name} has lost blocks, in {count} places; see `ashlar array show {name}`"
+            ));
         }
         if let Some(scrub) = array.scrub.as_ref().filter(|scrub| scrub.mismatched_stripes > 0) {
             let stripes = scrub.mismatched_stripes;

@@ -116,6 +116,10 @@ pub fn array(text: String, error: ArrayError) -> Refusal {
     match error {
         ArrayError::Range => Refusal::invalid(text),
         ArrayError::Lost => Refusal::conflict(text).fix("bring the missing drives back"),
+        ArrayError::Bad => Refusal::conflict(text).fix("write them again, as from a backup"),
+        ArrayError::TooManyBad => {
+            Refusal::conflict(text).fix("write them again, as from a backup, or discard them")
+        }
         ArrayError::NoSpace => {
             Refusal::no_space(text).fix("make room on the file system under the drives")
         }

@@ -182,13 +182,17 @@ fn log_changes(name: &str, before: &ArraySnapshot, now: &ArraySnapshot) {
     for (before, now) in before.members.iter().zip(&now.members) {
         log_member(name, before, now);
     }
+    if before.bad_blocks.len() < now.bad_blocks.len() {
+        let ranges = now.bad_blocks.len();
+        tracing::error!(array = name, ranges, "blocks are lost, until they are written again");
+    }
     log_work(name, "resync", before.resync.as_ref(), now.resync.as_ref());
     log_work(name, "rebuild", before.rebuild.as_ref(), now.rebuild.as_ref());
     if now.scrub.state == ScrubState::Finished && before.scrub.state == ScrubState::Running {
         let found = &now.scrub;
         let (mismatched, repaired) = (found.mismatched_stripes, found.repaired_stripes);
-        let unreadable = found.unreadable_stripes;
-        if mismatched + unreadable == 0 {
+        let (unreadable, bad) = (found.unreadable_stripes, found.bad_stripes);
+        if mismatched + unreadable + bad == 0 {
             tracing::info!(array = name, "scrub finished: all is well");
         } else {
             let undecided = found.undecided_stripes;
@@ -198,6 +202,7 @@ fn log_changes(name: &str, before: &ArraySnapshot, now: &ArraySnapshot) {
                 undecided,
                 repaired,
                 unreadable,
+                bad,
                 "scrub finished"
             );
         }

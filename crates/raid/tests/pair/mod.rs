@@ -20,6 +20,7 @@ use ashlar_raid::error::ArrayError;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ScrubState;
+use ashlar_reactor::backend::Backend;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::op::Device;
@@ -55,8 +56,14 @@ pub async fn fill(reactor: &Reactor, drive: &Rc<Drive>) {
 }
 
 pub fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
-    let backend = UringBackend::new().unwrap();
-    let reactor = Reactor::new(Box::new(backend), Order::Fifo);
+    run_on(Box::new(UringBackend::new().unwrap()), test);
+}
+
+pub fn run_on<F: Future<Output = ()> + 'static>(
+    backend: Box<dyn Backend>,
+    test: impl FnOnce(Reactor) -> F,
+) {
+    let reactor = Reactor::new(backend, Order::Fifo);
     let future = test(reactor.clone());
     reactor.block_on(future).expect("the test ends");
 }
@@ -199,13 +206,29 @@ impl Pair {
         self.array.replace_member(MemberIndex(member), new, uuid).await.unwrap();
     }
 
+    /// What is behind a drive.
+    pub fn file(&self, drive: &Rc<Drive>) -> &Arc<File> {
+        let (_, file) = self.files.iter().find(|(its, _)| Rc::ptr_eq(its, drive)).unwrap();
+        file
+    }
+
     /// A new handle for what is behind an old one, as when a drive is plugged in again.
     pub fn plug_in(&mut self, old: &Rc<Drive>) -> Rc<Drive> {
-        let (_, file) = self.files.iter().find(|(drive, _)| Rc::ptr_eq(drive, old)).unwrap();
-        let file = file.clone();
+        let file = self.file(old).clone();
         let new = open(&self.reactor, &file, old.name(), old.limits().sector_bytes);
         self.files.push((new.clone(), file));
         new
+    }
+
+    /// The process dies, and with it the drives of these members.
+    pub async fn crash_without(&mut self, lost: &[usize]) {
+        let members = self.array.status().members;
+        let drives: Vec<_> = members.into_iter().filter_map(|member| member.drive).collect();
+        drives.iter().for_each(|drive| drive.pull());
+        let left = drives.iter().enumerate().filter(|(index, _)| !lost.contains(index));
+        let left: Vec<_> = left.map(|(_, drive)| self.plug_in(drive)).collect();
+        let options = AssembleOptions { force: true, ..AssembleOptions::default() };
+        self.array = Array::assemble(&self.reactor, left, options).await.unwrap();
     }
 
     /// Stops the array and puts it together again from its drives, in reverse order.

@@ -1,0 +1,325 @@
+//! Blocks that are lost for good, until they are written again: a read of them is an error, and the
+//! rest of the array is served. One list, on every member.
+//!
+//! Invariants:
+//! - rows are in the list, durably, before anything else stands where they stood (`give_up`);
+//! - they leave it in memory when new bytes stand there, or are about to be served from the
+//!   journal; and durably only after these are durable: in place, or in a batch that is released
+//!   only after the list was saved. So a crash leaves an error or the new bytes;
+//! - the newest list on any member decides. At start it is written anew, as the maps of regions.
+//!
+//! A write that leaves a part of a bad range may need one range more: such writes are refused while
+//! the list is almost full. Parts of a sector cannot be written while the rest of it is bad.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+use ashlar_drive::drive::Drive;
+use ashlar_format::array_superblock::MemberState;
+use ashlar_format::bad_blocks::{BadBlocks as Record, RANGES_MAX, SLOTS, StoredBadRange};
+use ashlar_format::record;
+use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::join::join_all;
+use ashlar_reactor::wait_list::WaitList;
+
+use crate::bad_set::{BadRange, BadSet};
+use crate::error::ArrayError;
+use crate::label;
+use crate::members::{Identity, Member, Members};
+use crate::region_map::SEQUENCES_PER_START;
+
+/// Ranges that are kept free for writes under way that leave parts of bad ranges.
+const CUTS_UNDER_WAY: usize = 160;
+
+/// The list as it was found on the members.
+#[derive(Default)]
+pub struct StoredList {
+    ranges: Vec<StoredBadRange>,
+    /// Zero: none was ever written, as far as can be seen.
+    sequence: u64,
+}
+
+pub struct BadBlocks {
+    reactor: Reactor,
+    identity: Rc<Identity>,
+    members: Rc<Members>,
+    set: RefCell<BadSet>,
+    /// Stripes whose parity may not agree in bad rows: since when it does, or `None`.
+    unsettled: RefCell<BTreeMap<u64, Option<u64>>>,
+    sequence: Cell<u64>,
+    /// Counts what was added.
+    added: Cell<u64>,
+    changes: Cell<u64>,
+    /// The members have the list as it was after so many changes.
+    saved: Cell<u64>,
+    saving: Cell<bool>,
+    waiting: WaitList,
+}
+
+impl BadBlocks {
+    pub fn new(
+        reactor: &Reactor,
+        identity: Rc<Identity>,
+        members: Rc<Members>,
+        stored: &StoredList,
+    ) -> Rc<BadBlocks> {
+        let (mut set, mut unsettled) = (BadSet::default(), BTreeMap::new());
+        let layout = identity.layout();
+        for range in &stored.ranges {
+            let (stripe, chunk) = (StripeIndex(range.stripe.get()), range.chunk);
+            let rows = range.row.get()..range.row.get() + range.len.get();
+            let fits = stripe.0 < layout.stripes && rows.end <= layout.chunk_bytes;
+            // No build of ours wrote what does not fit.
+            if fits && chunk < layout.data {
+                set.insert(&BadRange { stripe, chunk, rows });
+                if range.unsettled == 1 {
+                    unsettled.insert(stripe.0, None);
+                }
+            }
+        }
+        Rc::new(BadBlocks {
+            reactor: reactor.clone(),
+            identity,
+            members,
+            set: RefCell::new(set),
+            unsettled: RefCell::new(unsettled),
+            sequence: Cell::new(stored.sequence),
+            added: Cell::default(),
+            changes: Cell::default(),
+            saved: Cell::default(),
+            saving: Cell::default(),
+            waiting: WaitList::default(),
+        })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.set.borrow().is_empty()
+    }
+
+    /// In order.
+    pub fn ranges(&self) -> Vec<BadRange> {
+        self.set.borrow().ranges().collect()
+    }
+
+    /// Bad rows of a stripe, of any chunk.
+    pub(crate) fn of(&self, stripe: StripeIndex) -> Vec<(u8, Range<u32>)> {
+        self.set.borrow().of(stripe).to_vec()
+    }
+
+    pub(crate) fn is_within(&self, stripe: StripeIndex, chunk: u8, rows: &Range<u32>) -> bool {
+        self.set.borrow().within(stripe, chunk, rows).next().is_some()
+    }
+
+    /// An error if some of these rows are bad and none of the `others`, which are newer.
+    pub(crate) fn check(
+        &self,
+        stripe: StripeIndex,
+        chunk: u8,
+        rows: &Range<u32>,
+        others: impl Iterator<Item = Range<u32>>,
+    ) -> Result<(), ArrayError> {
+        if !self.is_within(stripe, chunk, rows) {
+            return Ok(());
+        }
+        let mut left = BadSet::default();
+        let bad = self.set.borrow().within(stripe, chunk, rows).collect::<Vec<_>>();
+        bad.into_iter().for_each(|rows| left.insert(&BadRange { stripe, chunk, rows }));
+        for newer in others {
+            left.remove(stripe, chunk, &newer);
+        }
+        if left.is_empty() { Ok(()) } else { Err(ArrayError::Bad) }
+    }
+
+    /// Counts what was added: whoever reads without a lock looks before and after.
+    pub(crate) fn added(&self) -> u64 {
+        self.added.get()
+    }
+
+    /// Whether there is room for what a write of these rows leaves, beside `others` that are
+    /// acknowledged and not in place.
+    pub(crate) fn bears(
+        &self,
+        stripe: StripeIndex,
+        chunk: u8,
+        rows: &Range<u32>,
+        others: usize,
+    ) -> bool {
+        let set = self.set.borrow();
+        let full = set.count() + others + CUTS_UNDER_WAY > RANGES_MAX;
+        !full || !set.is_cut_by(stripe, chunk, rows)
+    }
+
+    /// Stripes with bad rows.
+    pub(crate) fn stripes(&self) -> Vec<StripeIndex> {
+        let mut stripes: Vec<_> = self.set.borrow().ranges().map(|range| range.stripe).collect();
+        stripes.dedup();
+        stripes
+    }
+
+    /// Returns once these rows of a stripe are in the list, durably. Until `placed` its parity is
+    /// not relied on after a crash.
+    pub(crate) async fn insert(
+        &self,
+        stripe: StripeIndex,
+        bad: Vec<BadRange>,
+    ) -> Result<(), ArrayError> {
+        if self.set.borrow().count() + bad.len() + CUTS_UNDER_WAY > RANGES_MAX {
+            return Err(ArrayError::TooManyBad);
+        }
+        bad.iter().for_each(|range| self.set.borrow_mut().insert(range));
+        self.unsettled.borrow_mut().insert(stripe.0, None);
+        self.added.set(self.added.get() + 1);
+        self.note_change();
+        self.save().await
+    }
+
+    /// What was worked out for the stripe stands in place, not durably yet.
+    pub(crate) fn placed(&self, stripe: StripeIndex) {
+        self.added.set(self.added.get() + 1);
+        if let Some(since) = self.unsettled.borrow_mut().get_mut(&stripe.0) {
+            *since = Some(self.added.get());
+        }
+    }
+
+    pub(crate) fn unsettled(&self) -> Vec<StripeIndex> {
+        self.unsettled.borrow().keys().copied().map(StripeIndex).collect()
+    }
+
+    /// What was placed before `added` was so large is durable, and the journal holds nothing older.
+    pub(crate) async fn settle(&self, added: u64) -> Result<(), ArrayError> {
+        let is_later = |since: &Option<u64>| since.is_none_or(|since| since > added);
+        self.unsettled.borrow_mut().retain(|_, since| is_later(since));
+        self.note_change();
+        self.save().await
+    }
+
+    /// New bytes stand there. In memory; `save` makes it durable.
+    pub(crate) fn remove(&self, stripe: StripeIndex, chunk: u8, rows: &Range<u32>) {
+        if !self.is_empty() && self.set.borrow_mut().remove(stripe, chunk, rows) {
+            self.note_change();
+        }
+    }
+
+    /// Whole stripes are zero.
+    pub(crate) fn remove_stripes(&self, stripes: Range<u64>) {
+        if !self.is_empty() && self.set.borrow_mut().remove_stripes(stripes) {
+            self.note_change();
+        }
+    }
+
+    fn note_change(&self) {
+        self.changes.set(self.changes.get() + 1);
+        let set = self.set.borrow();
+        self.unsettled.borrow_mut().retain(|stripe, _| !set.of(StripeIndex(*stripe)).is_empty());
+    }
+
+    /// At start: what was found is what holds from now on, whatever an absent member shows later.
+    pub(crate) async fn write_anew(&self) -> Result<(), ArrayError> {
+        let all_here = self.members.list().iter().all(|m| m.keeps_metadata().is_some());
+        if all_here && self.sequence.get() == 0 {
+            return Ok(());
+        }
+        self.sequence.set(self.sequence.get() + SEQUENCES_PER_START);
+        self.write_all().await
+    }
+
+    /// Writes the list to all members, for one that has just joined. None has one if none was ever
+    /// written.
+    pub(crate) async fn write_all(&self) -> Result<(), ArrayError> {
+        if self.sequence.get() == 0 {
+            return Ok(());
+        }
+        self.note_change();
+        self.save().await
+    }
+
+    /// Returns once the members have the list as it is now.
+    pub(crate) async fn save(&self) -> Result<(), ArrayError> {
+        let wanted = self.changes.get();
+        while self.saved.get() < wanted {
+            if self.saving.get() {
+                self.waiting.until(&self.reactor, || !self.saving.get()).await;
+                continue;
+            }
+            self.saving.set(true);
+            let changes = self.changes.get();
+            let written = self.write().await;
+            if written.is_ok() {
+                self.saved.set(changes);
+            }
+            self.saving.set(false);
+            self.waiting.wake_all(&self.reactor);
+            written?;
+        }
+        Ok(())
+    }
+
+    async fn write(&self) -> Result<(), ArrayError> {
+        let mut list = Record::empty(self.identity.uuid);
+        self.fill(&mut list)?;
+        let sequence = self.sequence.get() + 1;
+        self.sequence.set(sequence);
+        let targets: Vec<(MemberIndex, Rc<Drive>, [u8; 16], u64)> = {
+            let members = self.members.list();
+            let kept = members.iter().enumerate().filter_map(|(index, m)| {
+                let drive = m.keeps_metadata()?.clone();
+                Some((MemberIndex::new(index), drive, m.drive_uuid, m.areas.bad_blocks.offset))
+            });
+            kept.collect()
+        };
+        let list = &list;
+        let writes = targets.iter().map(|(_, drive, drive_uuid, area)| async move {
+            let home = area + sequence % SLOTS * Record::BYTES;
+            let mut copy = list.clone();
+            label::write_record(&self.reactor, drive, &mut *copy, *drive_uuid, home, sequence)
+                .await?;
+            drive.flush().await
+        });
+        let results = join_all(writes).await;
+        let members: Vec<MemberIndex> = targets.iter().map(|(index, ..)| *index).collect();
+        self.members.fence_failed(&members, &results).await
+    }
+
+    fn fill(&self, list: &mut Record) -> Result<(), ArrayError> {
+        let set = self.set.borrow();
+        let count = set.count();
+        if count > RANGES_MAX {
+            return Err(ArrayError::TooManyBad);
+        }
+        list.range_count = u32::try_from(count).expect("few ranges").into();
+        for (stored, range) in list.ranges.iter_mut().zip(set.ranges()) {
+            let BadRange { stripe, chunk, rows } = range;
+            *stored = StoredBadRange::new(stripe.0, chunk, rows.start, rows.end - rows.start);
+            stored.unsettled = self.unsettled.borrow().contains_key(&stripe.0).into();
+        }
+        Ok(())
+    }
+}
+
+/// The newest list on any member that is not stale. `None`: no trusted member can show what it has,
+/// and lost blocks might pass for good ones.
+pub async fn read(reactor: &Reactor, array: [u8; 16], members: &[Member]) -> Option<StoredList> {
+    let (mut newest, mut is_sure) = (StoredList::default(), false);
+    for member in members {
+        let Some(drive) = member.keeps_metadata() else { continue };
+        let mut is_whole = true;
+        for slot in 0..SLOTS {
+            let home = member.areas.bad_blocks.offset + slot * Record::BYTES;
+            let read = label::read_bytes(reactor, drive, home, Record::BYTES).await;
+            is_whole &= read.is_ok();
+            let Ok(bytes) = read else { continue };
+            let Ok(list) = record::open::<Record>(&bytes, Some(member.drive_uuid), home) else {
+                continue;
+            };
+            let sequence = list.header.sequence.get();
+            if list.array == array && sequence > newest.sequence {
+                newest = StoredList { ranges: list.ranges().to_vec(), sequence };
+            }
+        }
+        is_sure |= is_whole && member.state == MemberState::Trusted;
+    }
+    is_sure.then_some(newest)
+}

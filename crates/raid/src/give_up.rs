@@ -1,0 +1,307 @@
+//! Rows of a stripe that cannot be worked out are given up: they become bad blocks, and the stripe
+//! agrees again without them.
+//!
+//! That is so where sectors cannot be read and too few others are left, and where parity is not to
+//! be relied on after a crash (the write hole) and data is missing. Nothing is given up that a
+//! trusted member may bring back, nor while a whole group lacks members.
+//!
+//! Order, with the stripe locked, and what a crash leaves at each step:
+//! 1. its region is dirty, durably (crash: nothing has changed)
+//! 2. the rows are in the list of bad blocks, durably, as not settled (crash: at start 3 is done
+//!    again, before anything is served)
+//! 3. zeroes take the place of what is lost, and parity is made anew (crash: as 2; the journal may
+//!    hold older parity, and store that again before)
+//! 4. all is durable, and nothing older is in the journal; the rows are settled (crash: parity
+//!    agrees)
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use ashlar_drive::error::DriveError;
+use ashlar_format::units::StripeIndex;
+use ashlar_reactor::buffer::Buffer;
+use ashlar_reactor::range_lock::Mode;
+use smallvec::SmallVec;
+
+use crate::array::Array;
+use crate::bad_set::BadRange;
+use crate::error::ArrayError;
+use crate::journal::Slice;
+use crate::layout::{Layout, Positions};
+use crate::write_plan::{bits, each};
+
+/// Rows of one position, as far as they can be read.
+struct Probed {
+    position: u8,
+    bytes: Buffer,
+    unreadable: Vec<Range<u32>>,
+}
+
+/// What becomes of rows that cannot be used as they stand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Verdict {
+    /// Data chunks that are lost.
+    lost: Positions,
+    /// Positions that are written anew.
+    written: Positions,
+}
+
+/// `held`: positions whose members are here and current; `readable`: of these. `agrees`: parity
+/// and copies can be relied on.
+fn judge(layout: &Layout, held: Positions, readable: Positions, agrees: bool) -> Verdict {
+    let mut verdict = Verdict { lost: 0, written: held & !readable };
+    if layout.parity == 0 {
+        for chunk in 0..layout.data {
+            let copies = held & bits(layout.data_positions(chunk));
+            match each(readable & copies).next() {
+                None => verdict.lost |= 1 << chunk,
+                Some(first) if !agrees => verdict.written |= copies & !(1 << first),
+                Some(_) => {}
+            }
+        }
+        return verdict;
+    }
+    let data = bits(0..layout.data);
+    let enough = readable.count_ones() >= u32::from(layout.data);
+    if !(agrees && enough) {
+        verdict.lost = data & !readable;
+    }
+    if verdict.lost != 0 || !agrees {
+        verdict.written |= held & bits(layout.parity_positions());
+    }
+    verdict
+}
+
+impl Array {
+    /// Makes a stripe one that can be read, as far as it can, and written. False: nothing had to
+    /// change for that. The caller holds the stripe, and before it the regions.
+    pub(crate) async fn give_up_locked(&self, stripe: StripeIndex) -> Result<bool, ArrayError> {
+        let _region = self.mark_dirty(stripe).await?;
+        let agrees = !self.unsynced.contains(stripe);
+        let rows = 0..self.layout().chunk_bytes;
+        let changed = self.give_up_rows(stripe, &rows, agrees).await?;
+        self.unsynced.remove(stripe);
+        Ok(changed || !agrees)
+    }
+
+    /// At start: bad rows that a crash left unsettled.
+    pub(crate) async fn give_up_again(self: &Rc<Self>) -> Result<(), ArrayError> {
+        for stripe in self.bad.unsettled() {
+            let _region = self.mark_dirty(stripe).await?;
+            let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
+            for (_, rows) in self.bad.of(stripe) {
+                let rows = self.whole_sectors(&rows);
+                match self.give_up_rows(stripe, &rows, false).await {
+                    Ok(_) => {}
+                    // Until the member is back that could have the rest of these rows.
+                    Err(ArrayError::Lost) => self.unsynced.insert(stripe),
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Step 4, for all that was given up before.
+    pub(crate) async fn settle_bad(self: &Rc<Self>) -> Result<(), ArrayError> {
+        if self.bad.unsettled().is_empty() {
+            return Ok(());
+        }
+        let added = self.bad.added();
+        self.drain_journal().await?;
+        self.members.flush().await?;
+        self.bad.settle(added).await
+    }
+
+    /// The caller holds the stripe, and its region is dirty.
+    async fn give_up_rows(
+        &self,
+        stripe: StripeIndex,
+        rows: &Range<u32>,
+        agrees: bool,
+    ) -> Result<bool, ArrayError> {
+        let held = self.members.held(stripe);
+        let may_return = self.members.may_return(stripe);
+        if may_return || self.torn_stripes.contains(stripe) || !self.can_do_with(held) {
+            return Err(ArrayError::Lost);
+        }
+        let mut probed = SmallVec::<[Probed; 8]>::new();
+        for position in each(held) {
+            probed.push(self.probe(stripe, position, rows).await?);
+        }
+        let (mut lost, mut slices, mut written) = (Vec::new(), Vec::new(), 0);
+        for band in bands(rows, &probed) {
+            let unreadable = |its: &&Probed| its.unreadable.iter().any(|bad| overlap(bad, &band));
+            let unreadable = probed.iter().filter(unreadable);
+            let readable = held & !unreadable.fold(0, |bits, its| bits | 1 << its.position);
+            let verdict = judge(&self.layout(), held, readable, agrees);
+            if verdict == Verdict::default() {
+                continue;
+            }
+            let range = |chunk| BadRange { stripe, chunk, rows: band.clone() };
+            lost.extend(each(verdict.lost).map(range));
+            slices.extend(self.contents(&probed, rows.start, &band, readable, verdict)?);
+            written |= verdict.written;
+        }
+        let changed = !lost.is_empty() || written != 0;
+        if !lost.is_empty() {
+            self.bad.insert(stripe, lost).await?;
+        }
+        let stored = self.write_slices(stripe, &slices).await;
+        let missed = written & !stored.stored;
+        if missed != 0 {
+            if stored.no_space || !self.can_do_with(self.members.held(stripe) & !missed) {
+                self.unsynced.insert(stripe);
+                return Err(if stored.no_space { ArrayError::NoSpace } else { ArrayError::Lost });
+            }
+            self.members.fence_missed(stripe, missed).await?;
+        }
+        self.bad.placed(stripe);
+        Ok(changed)
+    }
+
+    /// Reads rows of a position, down to the sectors that cannot be.
+    async fn probe(
+        &self,
+        stripe: StripeIndex,
+        position: u8,
+        rows: &Range<u32>,
+    ) -> Result<Probed, ArrayError> {
+        let bytes = self.reactor.buffer((rows.end - rows.start) as usize);
+        let (mut unreadable, mut left) = (Vec::new(), vec![rows.clone()]);
+        while let Some(part) = left.pop() {
+            let (drive, base) = self.members.at(stripe, position).ok_or(ArrayError::Lost)?;
+            let into = bytes.slice(inside(rows.start, &part));
+            let at = base + self.layout().member_offset(stripe, part.start);
+            match drive.probe(at, into.into()).await {
+                Ok(()) => {}
+                Err(DriveError::Media) => {
+                    let sectors = (part.end - part.start) / self.sector_bytes;
+                    let middle = part.start + sectors / 2 * self.sector_bytes;
+                    if sectors > 1 {
+                        left.extend([middle..part.end, part.start..middle]);
+                    } else {
+                        unreadable.push(part);
+                    }
+                }
+                Err(_) => return Err(ArrayError::Lost),
+            }
+        }
+        Ok(Probed { position, bytes, unreadable })
+    }
+
+    /// What is to stand in a band. `first`: the row at which what was probed begins.
+    fn contents(
+        &self,
+        probed: &[Probed],
+        first: u32,
+        band: &Range<u32>,
+        readable: Positions,
+        verdict: Verdict,
+    ) -> Result<Vec<Slice>, ArrayError> {
+        let layout = self.layout();
+        let part = inside(first, band);
+        let usable = probed.iter().filter(|its| readable & 1 << its.position != 0);
+        let usable = usable.map(|its| (its.position, its.bytes.slice(part.clone())));
+        let usable: SmallVec<[(u8, Buffer); 8]> = usable.collect();
+        let zeroes = || {
+            let zeroes = self.reactor.buffer(part.len());
+            zeroes.fill_zero();
+            zeroes
+        };
+        let mut data = SmallVec::<[Buffer; 8]>::new();
+        for chunk in 0..layout.data {
+            let copies = layout.data_positions(chunk);
+            let known = usable.iter().find(|(position, _)| copies.contains(position));
+            data.push(match known {
+                Some((_, bytes)) => bytes.clone(),
+                None if verdict.lost & 1 << chunk != 0 => zeroes(),
+                None => {
+                    let enough = usable.get(..usize::from(layout.data)).ok_or(ArrayError::Lost)?;
+                    self.decode(chunk, enough, part.len())?
+                }
+            });
+        }
+        let mut parity: SmallVec<[Buffer; 2]> =
+            layout.parity_positions().map(|_| self.reactor.buffer(part.len())).collect();
+        if layout.parity > 0 {
+            let inputs: SmallVec<[&[u8]; 16]> = data.iter().map(Buffer::bytes).collect();
+            let mut outputs: SmallVec<[&mut [u8]; 2]> =
+                parity.iter_mut().map(Buffer::bytes_mut).collect();
+            self.kernels.encode(&inputs, &mut outputs);
+        }
+        let slice = |position: u8| {
+            let bytes = match position.checked_sub(layout.data * layout.copies) {
+                Some(index) => &parity[usize::from(index)],
+                None => &data[usize::from(position / layout.copies)],
+            };
+            Slice { position, row: band.start, bytes: bytes.clone() }
+        };
+        Ok(each(verdict.written).map(slice).collect())
+    }
+}
+
+/// The rows, cut wherever a position begins or ends to be readable.
+fn bands(rows: &Range<u32>, probed: &[Probed]) -> Vec<Range<u32>> {
+    let mut cuts = vec![rows.start, rows.end];
+    let unreadable = probed.iter().flat_map(|its| &its.unreadable);
+    cuts.extend(unreadable.flat_map(|bad| [bad.start, bad.end]));
+    cuts.sort_unstable();
+    cuts.dedup();
+    cuts.windows(2).map(|pair| pair[0]..pair[1]).collect()
+}
+
+fn overlap(a: &Range<u32>, b: &Range<u32>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+/// Where rows are in memory that begins at row `first`.
+fn inside(first: u32, rows: &Range<u32>) -> Range<usize> {
+    (rows.start - first) as usize..(rows.end - first) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layout::Shape;
+    use ashlar_format::array_superblock::Level;
+
+    /// Every case of small stripes: nothing is given up that could be worked out, and afterwards
+    /// whatever is held can be read, and agrees.
+    #[test]
+    fn all_verdicts() {
+        for (level, members) in [(Level::Raid5, 4), (Level::Raid6, 5), (Level::Raid10, 4)] {
+            let layout = Layout::new(level, members, Shape::default(), 16 << 10).unwrap();
+            for held in 0..=bits(0..layout.positions()) {
+                for readable in (0..=held).filter(|readable| readable & !held == 0) {
+                    for agrees in [false, true] {
+                        check(&layout, held, readable, agrees);
+                    }
+                }
+            }
+        }
+    }
+
+    fn check(layout: &Layout, held: Positions, readable: Positions, agrees: bool) {
+        let case = format!("{layout:?} {held:b} {readable:b} {agrees}");
+        let Verdict { lost, written } = judge(layout, held, readable, agrees);
+        assert!(written & !held == 0 && (held & !readable) & !written == 0, "{case}");
+        for chunk in 0..layout.data {
+            let copies = bits(layout.data_positions(chunk));
+            let enough = readable.count_ones() >= u32::from(layout.data);
+            let can_be_had = readable & copies != 0 || layout.parity > 0 && agrees && enough;
+            assert_eq!(lost & 1 << chunk == 0, can_be_had, "{case}");
+            if layout.parity == 0 && !agrees {
+                let kept = (held & copies & !written).count_ones();
+                assert_eq!(kept, u32::from(readable & copies != 0), "{case}");
+            }
+        }
+        let parity = held & bits(layout.parity_positions());
+        if lost != 0 || !agrees {
+            assert!(parity & !written == 0, "{case}");
+        }
+        if agrees && readable == held && lost == 0 {
+            assert_eq!(written, 0, "{case}");
+        }
+    }
+}

@@ -1,0 +1,445 @@
+//! Goal: what a rebuild cannot work out is an error until it is written again, also after restarts
+//! and crashes; everything else is served, and right, with any member missing.
+//! Method: sectors of files in memory become unreadable, or parity is in doubt after a crash, while
+//! a member is replaced; every sector is compared with a plain copy, with members missing in turn.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod pair;
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ashlar_drive::drive::Drive;
+use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_raid::error::ArrayError;
+use ashlar_raid::label;
+use ashlar_raid::start::AssembleOptions;
+use ashlar_raid::status::{ArrayState, ScrubReport, ScrubState};
+use ashlar_reactor::backend::{Backend, Instant};
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::op::{Device, DeviceId, Done, Errno, Op, Ticket};
+use ashlar_reactor::uring::UringBackend;
+use pair::{DRIVE_BYTES, Pair, run_on};
+
+const STRIPE: StripeIndex = StripeIndex(5);
+
+/// Level, members, policy, and how many members besides the replaced one must have lost a row for
+/// it to be lost.
+const KINDS: [(Level, usize, Policy, usize); 7] = [
+    (Level::Raid1, 2, Policy::Bitmap, 1),
+    (Level::Raid1, 3, Policy::Journal, 2),
+    (Level::Raid10, 4, Policy::Bitmap, 1),
+    (Level::Raid5, 4, Policy::Journal, 1),
+    (Level::Raid5, 4, Policy::Bitmap, 1),
+    (Level::Raid5, 4, Policy::None, 1),
+    (Level::Raid6, 5, Policy::Journal, 2),
+];
+
+/// Sectors that cannot be read until they are written, by file.
+type Unreadable = Rc<RefCell<BTreeMap<usize, BTreeSet<u64>>>>;
+
+/// The kernel, but for these sectors.
+struct Faulty {
+    kernel: UringBackend,
+    files: BTreeMap<DeviceId, usize>,
+    unreadable: Unreadable,
+    failed: Vec<Ticket>,
+}
+
+impl Backend for Faulty {
+    fn now(&self) -> Instant {
+        self.kernel.now()
+    }
+
+    fn register(&mut self, device: Device) -> DeviceId {
+        let file = match &device {
+            Device::File { file } => Arc::as_ptr(file) as usize,
+            Device::Ram { .. } | Device::Model { .. } => 0,
+            Device::Lossy { .. } | Device::Simulated { .. } => 0,
+        };
+        let id = self.kernel.register(device);
+        self.files.insert(id, file);
+        id
+    }
+
+    fn unregister(&mut self, device: DeviceId) {
+        self.kernel.unregister(device);
+    }
+
+    fn submit(&mut self, ticket: Ticket, op: &Op) {
+        let file = op.device().map(|device| self.files[&device]);
+        let mut unreadable = self.unreadable.borrow_mut();
+        let sectors = file.and_then(|file| unreadable.get_mut(&file));
+        match (op, sectors) {
+            (Op::Read { offset, into, .. }, Some(sectors))
+                if sectors.range(range(*offset, into.len() as u64)).next().is_some() =>
+            {
+                self.failed.push(ticket);
+            }
+            (Op::Write { offset, from, .. }, Some(sectors)) => {
+                let written = range(*offset, from.len() as u64);
+                sectors.retain(|sector| !written.contains(sector));
+                self.kernel.submit(ticket, op);
+            }
+            _ => self.kernel.submit(ticket, op),
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        let failed = |ticket| Done { ticket, outcome: Err(Errno(libc::EIO)) };
+        done.extend(self.failed.drain(..).map(failed));
+        self.kernel.reap(done);
+    }
+
+    fn idle(&mut self, until: Option<Instant>) -> bool {
+        !self.failed.is_empty() || self.kernel.idle(until)
+    }
+}
+
+fn range(offset: u64, len: u64) -> Range<u64> {
+    offset / 512..(offset + len).div_ceil(512)
+}
+
+fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Unreadable) -> F) {
+    let unreadable = Unreadable::default();
+    let backend = Faulty {
+        kernel: UringBackend::new().unwrap(),
+        files: BTreeMap::new(),
+        unreadable: unreadable.clone(),
+        failed: Vec::new(),
+    };
+    run_on(Box::new(backend), |reactor| test(reactor, unreadable));
+}
+
+fn drive_of(pair: &Pair, member: usize) -> Rc<Drive> {
+    pair.array.status().members[member].drive.clone().unwrap()
+}
+
+/// Rows of a stripe become unreadable on a member.
+fn spoil(pair: &Pair, unreadable: &Unreadable, member: usize, stripe: StripeIndex, row: u32) {
+    let layout = pair.array.layout();
+    let data = label::plan(DRIVE_BYTES, layout.parity).unwrap().data.offset;
+    let sector = (data + layout.member_offset(stripe, row)) / 512;
+    let file = Arc::as_ptr(pair.file(&drive_of(pair, member))) as usize;
+    unreadable.borrow_mut().entry(file).or_default().insert(sector);
+}
+
+/// Data chunks of the stripe on these members.
+fn chunks(pair: &Pair, stripe: StripeIndex, members: &[usize]) -> BTreeSet<u8> {
+    let layout = pair.array.layout();
+    let positions = members.iter().map(|member| MemberIndex(*member as u8));
+    let positions = positions.filter_map(|member| layout.position_of(stripe, member));
+    let data = positions.filter(|position| *position < layout.data * layout.copies);
+    data.map(|position| position / layout.copies).collect()
+}
+
+/// Ranges of the list, as bytes of the array.
+fn bad(pair: &Pair) -> Vec<Range<usize>> {
+    let bad = pair.array.status().bad;
+    let range = |range: &ashlar_raid::bad_set::BadRange| {
+        let start = pair.array.layout().array_offset(range.stripe, range.chunk, range.rows.start);
+        start as usize..start as usize + range.rows.len()
+    };
+    bad.iter().map(range).collect()
+}
+
+/// Every sector is an error if it is bad, and else right.
+async fn check(pair: &Pair, what: &str) {
+    check_but(pair, &bad(pair), what).await;
+}
+
+async fn check_but(pair: &Pair, bad: &[Range<usize>], what: &str) {
+    let step = 16 << 10;
+    for start in (0..pair.bytes.len()).step_by(step) {
+        let near = bad.iter().any(|bad| bad.start < start + step && start < bad.end);
+        let len = if near { 512 } else { step };
+        for at in (start..start + step).step_by(len) {
+            let is_bad = bad.iter().any(|bad| bad.contains(&at));
+            let expected =
+                if is_bad { Err(ArrayError::Bad) } else { Ok(pair.bytes[at..at + len].to_vec()) };
+            let read = pair.read(at, len).await;
+            assert!(read == expected, "{what}: {at} is bad: {is_bad}, read: {:?}", read.err());
+        }
+    }
+}
+
+async fn scrubbed(pair: &Pair) -> ScrubReport {
+    pair.array.start_scrub(false).unwrap();
+    loop {
+        pair.reactor.sleep(Duration::from_millis(1)).await;
+        if let ScrubState::Finished { report } = pair.array.status().scrub {
+            return report;
+        }
+    }
+}
+
+/// An array whose member 1 was replaced while rows of the stripe were unreadable on as many others
+/// that they are lost.
+async fn with_bad_rows(
+    reactor: &Reactor,
+    unreadable: &Unreadable,
+    (level, members, policy, others): (Level, usize, Policy, usize),
+) -> Pair {
+    let mut pair = Pair::new(reactor, level, members, 512).await;
+    pair.array.set_policy(policy).await.unwrap();
+    let all: Vec<u8> = (0..pair.bytes.len()).map(|at| (at / 512 % 251) as u8 + 1).collect();
+    for (at, part) in all.chunks(1 << 18).enumerate() {
+        pair.put(at << 18, part).await;
+    }
+    pair.array.flush().await.unwrap();
+    pair.in_place().await;
+    pair.array.pull_member(MemberIndex(1)).unwrap();
+    pair.put(0, &[3; 512]).await;
+    pair.in_place().await;
+    let spoilt: Vec<usize> = [0, 2][..others].to_vec();
+    for member in &spoilt {
+        for row in [1024, 1536, 9 << 10] {
+            spoil(&pair, unreadable, *member, STRIPE, row);
+        }
+        // Only one of the others lacks this: it is worked out.
+        spoil(&pair, unreadable, *member, StripeIndex(9 + *member as u64), 512);
+    }
+    pair.replace(1).await;
+    pair.rebuilt().await;
+    assert_eq!(pair.array.state(), ArrayState::Optimal);
+    let lost = if others == 1 { [STRIPE, StripeIndex(9)].to_vec() } else { vec![STRIPE] };
+    let mut expected = Vec::new();
+    for stripe in lost {
+        for chunk in chunks(&pair, stripe, &[&[1], &spoilt[..]].concat()) {
+            let rows: &[(usize, usize)] =
+                if stripe == STRIPE { &[(1024, 2048), (9216, 9728)] } else { &[(512, 1024)] };
+            let first = pair.array.layout().array_offset(stripe, chunk, 0) as usize;
+            expected.extend(rows.iter().map(|(start, end)| first + start..first + end));
+        }
+    }
+    if level == Level::Raid10 {
+        // Members 0 and 1 are copies of one chunk.
+        expected.retain(|bad| (bad.start >> 14).is_multiple_of(2));
+    }
+    assert_eq!(bad(&pair), expected, "{level:?} {policy:?}");
+    pair
+}
+
+#[test]
+fn a_rebuild_goes_on_past_what_is_lost() {
+    run(|reactor, unreadable| async move {
+        for kind in KINDS {
+            let mut pair = with_bad_rows(&reactor, &unreadable, kind).await;
+            check(&pair, "rebuilt").await;
+            let report = scrubbed(&pair).await;
+            assert_eq!(report.mismatched_stripes, 0);
+            assert!(report.bad_stripes > 0);
+            let known = bad(&pair);
+            pair.restart(AssembleOptions::default()).await;
+            assert_eq!(bad(&pair), known);
+            check(&pair, "started again").await;
+            // What stands in place of the lost rows is what parity is of.
+            for member in 0..kind.1 {
+                pair.array.pull_member(MemberIndex(member as u8)).unwrap();
+                check(&pair, "with a member missing").await;
+                pair.put(1 << 20, &[member as u8 + 1; 512]).await;
+                pair.replace(member as u8).await;
+                pair.rebuilt().await;
+                assert_eq!(bad(&pair), known, "a rebuild of member {member} keeps what is lost");
+            }
+            check(&pair, "with every member replaced").await;
+            pair.crash_without(&[]).await;
+            assert_eq!(bad(&pair), known);
+            check(&pair, "after a crash").await;
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_is_written_again_is_good() {
+    run(|reactor, unreadable| async move {
+        for kind in KINDS {
+            let mut pair = with_bad_rows(&reactor, &unreadable, kind).await;
+            let known = bad(&pair);
+            let Some(first) = known.first().cloned() else { continue };
+            // A sector of a range of two.
+            let rest = first.start + 512..first.end;
+            let left = [&[rest][..], &known[1..]].concat();
+            let left: Vec<_> = left.into_iter().filter(|bad| !bad.is_empty()).collect();
+            pair.put(first.start, &[7; 512]).await;
+            check_but(&pair, &left, "a sector is written, and may be in the journal").await;
+            pair.crash_without(&[]).await;
+            check_but(&pair, &left, "a sector is written, then a crash").await;
+            pair.in_place().await;
+            check_but(&pair, &left, "a sector is written, and in place").await;
+            assert_eq!(bad(&pair), left, "{kind:?}");
+            pair.restart(AssembleOptions::default()).await;
+            assert_eq!(bad(&pair), left);
+            for range in &left {
+                let zeroes = vec![0; range.len()];
+                pair.bytes[range.clone()].copy_from_slice(&zeroes);
+                pair.array.write_zeroes(range.start as u64, range.len() as u64).await.unwrap();
+            }
+            check_but(&pair, &[], "all is written again").await;
+            pair.crash_without(&[]).await;
+            check_but(&pair, &[], "all is written again, then a crash").await;
+            pair.restart(AssembleOptions::default()).await;
+            assert_eq!(bad(&pair), []);
+            assert_eq!(scrubbed(&pair).await.mismatched_stripes, 0);
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn what_is_discarded_is_not_bad() {
+    run(|reactor, unreadable| async move {
+        for kind in KINDS {
+            let mut pair = with_bad_rows(&reactor, &unreadable, kind).await;
+            assert_ne!(bad(&pair), []);
+            // The region as a whole; then it is written again.
+            let region = pair.array.region_bytes();
+            let end = (2 * region).min(pair.bytes.len() as u64);
+            pair.array.discard(0, end).await.unwrap();
+            pair.bytes[..end as usize].fill(0);
+            check(&pair, "discarded").await;
+            pair.put(4096, &[5; 4096]).await;
+            pair.crash_without(&[]).await;
+            assert_eq!(bad(&pair), []);
+            check(&pair, "discarded, written, then a crash").await;
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+/// Parity in doubt, and a member lost: as far as its blocks cannot be told they are given up.
+#[test]
+fn a_write_hole_does_not_stop_a_rebuild() {
+    run(|reactor, _| async move {
+        for policy in [Policy::Bitmap, Policy::None] {
+            let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+            pair.array.set_policy(policy).await.unwrap();
+            pair.write_some(60).await;
+            pair.array.flush().await.unwrap();
+            pair.crash_without(&[1]).await;
+            assert!(pair.array.status().unsynced_stripes > 0);
+            pair.replace(1).await;
+            pair.rebuilt().await;
+            assert_eq!(pair.array.state(), ArrayState::Optimal);
+            assert_eq!(pair.array.status().unsynced_stripes, 0);
+            let lost = pair.array.status().bad;
+            assert!(!lost.is_empty());
+            for range in &lost {
+                assert_eq!(range.rows, 0..16 << 10);
+                assert_eq!(chunks(&pair, range.stripe, &[1]), [range.chunk].into());
+            }
+            check(&pair, "rebuilt").await;
+            // The lost chunks are given up, and their stripes agree without them.
+            pair.array.pull_member(MemberIndex(2)).unwrap();
+            check(&pair, "with a member missing").await;
+            pair.replace(2).await;
+            pair.rebuilt().await;
+            for range in bad(&pair) {
+                let end = range.end.min(pair.bytes.len());
+                if range.start < end {
+                    pair.put(range.start, &vec![9; end - range.start]).await;
+                }
+            }
+            pair.restart(AssembleOptions::default()).await;
+            pair.check().await;
+            assert_eq!(scrubbed(&pair).await.mismatched_stripes, 0);
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+/// The rest of a sector of 4096 bytes is lost with it: a part of it cannot be written.
+#[test]
+fn parts_of_bad_sectors_cannot_be_written() {
+    run(|reactor, unreadable| async move {
+        for policy in [Policy::Journal, Policy::Bitmap] {
+            let mut pair = Pair::new(&reactor, Level::Raid5, 3, 4096).await;
+            pair.array.set_policy(policy).await.unwrap();
+            pair.put(0, &[1; 1 << 18]).await;
+            pair.in_place().await;
+            pair.array.pull_member(MemberIndex(1)).unwrap();
+            pair.put(0, &[2; 4096]).await;
+            pair.in_place().await;
+            spoil(&pair, &unreadable, 0, StripeIndex(2), 4096 + 512);
+            pair.replace(1).await;
+            pair.rebuilt().await;
+            let known = bad(&pair);
+            assert!(!known.is_empty() && known.iter().all(|range| range.len() == 4096));
+            for range in known {
+                let part = reactor.buffer(512);
+                part.fill_zero();
+                let written = pair.array.write(range.start as u64, part.into()).await;
+                assert_eq!(written, Err(ArrayError::Bad));
+                check(&pair, "refused").await;
+                pair.put(range.start, &[4; 4096]).await;
+                pair.in_place().await;
+                check(&pair, "written").await;
+            }
+            pair.in_place().await;
+            assert_eq!(bad(&pair), []);
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+/// A drive that cannot read hundreds of sectors, while the array cannot do without it; more ranges
+/// than the list has room for. The rebuild stops, and goes on once some are written again.
+#[test]
+fn a_full_list_stops_the_rebuild() {
+    run(|reactor, unreadable| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
+        for at in (0..pair.bytes.len()).step_by(1 << 18) {
+            pair.put(at, &[1; 1 << 18]).await;
+        }
+        pair.array.pull_member(MemberIndex(1)).unwrap();
+        pair.put(0, &[2; 512]).await;
+        // Three sectors of four.
+        for stripe in (10..200).map(StripeIndex) {
+            for row in (0..16 << 10).step_by(512).filter(|row| row % 2048 < 1536) {
+                spoil(&pair, &unreadable, 0, stripe, row);
+            }
+        }
+        pair.replace(1).await;
+        while pair.array.status().rebuild.is_some() {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+        let error = pair.array.status().rebuild_error.unwrap();
+        assert!(error.contains(&ArrayError::TooManyBad.to_string()), "{error}");
+        let known = bad(&pair);
+        assert!(known.len() > 1100, "{}", known.len());
+        // What leaves two parts of a range is refused while the list is almost full.
+        let mut parted = 0;
+        for range in &known {
+            let sector = reactor.buffer(512);
+            sector.copy_from_slice(&[3; 512]);
+            let middle = range.start + 512;
+            match pair.array.write(middle as u64, sector.into()).await {
+                Ok(()) => pair.bytes[middle..middle + 512].fill(3),
+                Err(error) => {
+                    assert_eq!(error, ArrayError::TooManyBad);
+                    break;
+                }
+            }
+            parted += 1;
+        }
+        assert!(parted < known.len());
+        assert_eq!(bad(&pair).len(), known.len() + parted);
+        pair.put(known[parted].start, &[4; 1536]).await;
+        for at in (1 << 18..3 << 20).step_by(1 << 18) {
+            pair.put(at, &[5; 1 << 18]).await;
+        }
+        pair.array.rebuild(|| [66; 16]).await.unwrap();
+        pair.rebuilt().await;
+        assert_eq!(pair.array.state(), ArrayState::Optimal);
+        check(&pair, "rebuilt").await;
+        pair.restart(AssembleOptions::default()).await;
+        check(&pair, "started again").await;
+        pair.array.stop().await.unwrap();
+    });
+}
