@@ -12,6 +12,7 @@ use ashlar_reactor::mailbox::mailbox;
 use ashlar_reactor::op::{Device, Errno, Op};
 use ashlar_reactor::range_lock::{Mode, RangeLock};
 use ashlar_reactor::uring::UringBackend;
+use ashlar_reactor::virtual_time::VirtualBackend;
 
 fn reactor() -> Reactor {
     Reactor::new(Box::new(UringBackend::new().unwrap()), Order::Fifo)
@@ -134,4 +135,26 @@ fn letters_reach_a_sleeping_reactor() {
     let thread = std::thread::spawn(move || sender.send(Reactor::stop).unwrap());
     reactor.run();
     thread.join().unwrap();
+}
+
+#[test]
+fn a_sleep_that_is_handed_over_wakes_who_has_it() {
+    let reactor = Reactor::new(Box::<VirtualBackend>::default(), Order::Fifo);
+    let its = reactor.clone();
+    let woke = reactor.block_on(async move {
+        let mut sleep = Box::pin(its.sleep(Duration::from_millis(1)));
+        let pending = std::future::poll_fn(|context| {
+            std::task::Poll::Ready(sleep.as_mut().poll(context).is_pending())
+        });
+        assert!(pending.await);
+        let woke = Rc::new(Cell::new(false));
+        let theirs = woke.clone();
+        its.spawn(async move {
+            sleep.await;
+            theirs.set(true);
+        });
+        its.sleep(Duration::from_millis(2)).await;
+        woke.get()
+    });
+    assert_eq!(woke, Some(true));
 }
