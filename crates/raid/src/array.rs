@@ -143,7 +143,6 @@ impl Array {
         let sector_bytes = sector_bytes(&members.list()).max(identity.least_sector());
         let new_integrity = || Integrity::new(reactor, identity.clone(), members.clone());
         let integrity = identity.integrity.then(new_integrity);
-        let chunk_bytes = identity.layout().chunk_bytes;
         let map =
             |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
         let dirty = Dirty::new(
@@ -153,16 +152,14 @@ impl Array {
             map(MapKind::Missed, &maps.missed),
         );
         let bad = BadBlocks::new(reactor, identity.clone(), members.clone(), &maps.bad);
-        let (own, others) = (identity.clone(), members.clone());
         let layout = identity.layout();
         let given_out = identity.restripe().map_or(layout, |its| its.old(layout));
-        let unsynced = StripeSet::none(layout.stripes);
         Rc::new(Array {
             reactor: reactor.clone(),
             journal: Journal::new(
                 reactor,
-                own,
-                others,
+                identity.clone(),
+                members.clone(),
                 dirty.clone(),
                 bad.clone(),
                 integrity.clone(),
@@ -180,8 +177,8 @@ impl Array {
             cannot_zero: Cell::new(false),
             identity,
             members,
-            unsynced,
-            locks: RangeLock::new(reactor, chunk_bytes.trailing_zeros()),
+            unsynced: StripeSet::none(layout.stripes),
+            locks: RangeLock::new(reactor, layout.chunk_bytes.trailing_zeros()),
             sector_locks: RangeLock::new(reactor, 0),
             kernels: Kernels::detect(),
             sector_bytes,
