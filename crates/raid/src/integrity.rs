@@ -52,6 +52,8 @@ struct Page {
     /// What the drive has is in it.
     loaded: Cell<bool>,
     loading: Cell<bool>,
+    /// Sectors, as bits, that the drive has shown otherwise than they were written.
+    damaged: Cell<u8>,
     /// Since the hand of `make_room` came by.
     used: Cell<bool>,
 }
@@ -62,6 +64,7 @@ impl Page {
             sums: RefCell::new(Box::new(std::array::from_fn(|_| SumSector::blank()))),
             loaded: Cell::new(false),
             loading: Cell::new(false),
+            damaged: Cell::new(0),
             used: Cell::new(true),
         })
     }
@@ -173,6 +176,14 @@ impl Integrity {
         self.loaded((member, block / BLOCKS_PER_PAGE), known).await?.get(block)
     }
 
+    /// Whether the sector with the checksum of the block at `at` was damaged. One that is merely
+    /// not known is no lie: it was written back while the drive could not read the rest.
+    pub(crate) fn is_damaged(&self, member: MemberIndex, at: u64) -> bool {
+        let block = at / u64::from(BLOCK_BYTES);
+        let sector = block % BLOCKS_PER_PAGE / SUMS_PER_SECTOR as u64;
+        self.page_of((member, block / BLOCKS_PER_PAGE)).damaged.get() & 1 << sector != 0
+    }
+
     /// A page that is `known` well enough, or has all that the drive has; `None`: the drive does
     /// not answer.
     async fn loaded(&self, key: Key, known: impl Fn(&Page) -> bool) -> Option<Rc<Page>> {
@@ -219,8 +230,9 @@ impl Integrity {
         let mut sums = page.sums.borrow_mut();
         for (index, bytes) in bytes.chunks(size_of::<SumSector>()).enumerate() {
             let home = self.home(drive, at, first + index);
-            if let Some(found) = SumSector::open(bytes, &home) {
-                sums[first + index].complete_from(found);
+            match SumSector::open(bytes, &home) {
+                Some(found) => sums[first + index].complete_from(found),
+                None => page.damaged.set(page.damaged.get() | 1 << (first + index)),
             }
         }
     }
