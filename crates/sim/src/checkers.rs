@@ -98,8 +98,8 @@ pub async fn liveness(life: &Rc<Life>) {
         labels(life);
     }
     accusations(life);
-    // Jobs may still be on their last step.
-    life.reactor.sleep(Duration::from_millis(1)).await;
+    // Jobs may still be on their last step, and drives whose reads were answered by others.
+    life.reactor.sleep(Duration::from_secs(1)).await;
     if !life.array.is_quiet() && !life.world.borrow().is_dark() {
         life.fail("something is still under way or locked in an idle array".into());
     }
