@@ -256,7 +256,7 @@ fn progress(progress: raid::Progress) -> Progress {
 
 fn bad_blocks(pool: &Pool, range: &BadRange) -> BadBlocks {
     let BadRange { stripe, chunk, rows } = range;
-    let offset = pool.array().layout().array_offset(*stripe, *chunk, rows.start);
+    let offset = pool.array().offset_of(*stripe, *chunk, rows.start);
     let (volume, volume_offset) = pool.volume_at(offset).unzip();
     BadBlocks {
         offset,

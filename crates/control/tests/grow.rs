@@ -102,8 +102,8 @@ fn drives_are_added() {
     daemon.ok("array grow a --add n1");
     daemon.kill();
     daemon.start_again();
-    daemon.wait_for("array show a", |array| array["restripe"].is_null());
-    assert_eq!(capacity(&daemon), before / 2 * 4);
+    let capacity_now = (before / 2 * 4).into();
+    daemon.wait_for("array show a", |array| array["capacity_bytes"] == capacity_now);
     assert_eq!(daemon.array_state("a"), "optimal");
     assert_eq!(daemon.json("drive show n1")["state"], daemon.json("drive show d0")["state"]);
     daemon.ok("array scrub a --wait");

@@ -258,6 +258,11 @@ impl Array {
         sector.expect("a sector is in one piece").stripe
     }
 
+    /// Where in the array a row of a data chunk is, in bytes.
+    pub fn offset_of(&self, stripe: StripeIndex, chunk: u8, row: u32) -> u64 {
+        self.layout_of(stripe).array_offset(stripe, chunk, row)
+    }
+
     /// Keeps what is at these addresses from being moved to other stripes.
     pub(crate) async fn hold_addresses(self: &Rc<Self>, offset: u64, len: u64) -> AddressGuard {
         if self.is_restriping() && len > 0 {

@@ -16,13 +16,11 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::bad_blocks::{BadBlocks as Record, RANGES_MAX, SLOTS, StoredBadRange};
 use ashlar_format::record;
-use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_format::units::StripeIndex;
 use ashlar_reactor::executor::Reactor;
-use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::bad_set::{BadRange, BadSet};
@@ -262,25 +260,8 @@ impl BadBlocks {
         self.fill(&mut list)?;
         let sequence = self.sequence.get() + 1;
         self.sequence.set(sequence);
-        let targets: Vec<(MemberIndex, Rc<Drive>, [u8; 16], u64)> = {
-            let members = self.members.list();
-            let kept = members.iter().enumerate().filter_map(|(index, m)| {
-                let drive = m.keeps_metadata()?.clone();
-                Some((MemberIndex::new(index), drive, m.drive_uuid, m.areas.bad_blocks.offset))
-            });
-            kept.collect()
-        };
-        let list = &list;
-        let writes = targets.iter().map(|(_, drive, drive_uuid, area)| async move {
-            let home = area + sequence % SLOTS * Record::BYTES;
-            let mut copy = list.clone();
-            label::write_record(&self.reactor, drive, &mut *copy, *drive_uuid, home, sequence)
-                .await?;
-            drive.flush().await
-        });
-        let results = join_all(writes).await;
-        let members: Vec<MemberIndex> = targets.iter().map(|(index, ..)| *index).collect();
-        self.members.fence_failed(&members, &results).await
+        let slot = sequence % SLOTS * Record::BYTES;
+        self.members.write_to_all(&*list, sequence, |areas| areas.bad_blocks.offset + slot).await
     }
 
     fn fill(&self, list: &mut Record) -> Result<(), ArrayError> {

@@ -16,6 +16,7 @@
 //! else is done with its stripe, and its batches stay.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -342,6 +343,16 @@ impl Array {
             pending.remove(updated.stripe, chunk, &updated.band.rows, *newest);
         }
         Ok(())
+    }
+
+    pub(crate) fn is_any_torn(&self, stripes: &Range<u64>) -> bool {
+        stripes.clone().any(|stripe| self.torn_stripes.contains(StripeIndex(stripe)))
+    }
+
+    /// Mends these stripes, or it is an error. The caller holds none of them.
+    pub(crate) async fn mend_torn_of(&self, stripes: &Range<u64>) -> Result<(), ArrayError> {
+        self.mend_torn().await?;
+        if self.is_any_torn(stripes) { Err(ArrayError::Lost) } else { Ok(()) }
     }
 
     /// Stores what is torn again.

@@ -28,6 +28,7 @@ use crate::bad_set::BadRange;
 use crate::error::ArrayError;
 use crate::journal::Slice;
 use crate::layout::{Layout, Positions};
+use crate::verify::within;
 use crate::write_plan::{bits, each};
 
 /// Rows of one position, as far as they can be read.
@@ -140,7 +141,7 @@ impl Array {
             }
             let range = |chunk| BadRange { stripe, chunk, rows: band.clone() };
             lost.extend(each(verdict.lost).map(range));
-            slices.extend(self.contents(stripe, &probed, rows.start, &band, readable, verdict)?);
+            slices.extend(self.contents(stripe, &probed, rows, &band, readable, verdict)?);
             written |= verdict.written;
         }
         let changed = !lost.is_empty() || written != 0;
@@ -171,7 +172,7 @@ impl Array {
         let (mut unreadable, mut left) = (Vec::new(), vec![rows.clone()]);
         while let Some(part) = left.pop() {
             let (drive, base) = self.members.at(stripe, position).ok_or(ArrayError::Lost)?;
-            let into = bytes.slice(inside(rows.start, &part));
+            let into = bytes.slice(within(rows, &part));
             let at = base + self.layout().member_offset(stripe, part.start);
             let read = drive.probe(at, into.clone().into()).await;
             let row = part.start;
@@ -193,50 +194,38 @@ impl Array {
         Ok(Probed { position, bytes, unreadable })
     }
 
-    /// What is to stand in a band. `first`: the row at which what was probed begins.
+    /// What is to stand in a band of the rows that were probed.
     fn contents(
         &self,
         stripe: StripeIndex,
         probed: &[Probed],
-        first: u32,
+        rows: &Range<u32>,
         band: &Range<u32>,
         readable: Positions,
         verdict: Verdict,
     ) -> Result<Vec<Slice>, ArrayError> {
         let layout = self.layout_of(stripe);
-        let part = inside(first, band);
+        let part = within(rows, band);
         let usable = probed.iter().filter(|its| readable & 1 << its.position != 0);
         let usable = usable.map(|its| (its.position, its.bytes.slice(part.clone())));
         let usable: SmallVec<[(u8, Buffer); 8]> = usable.collect();
-        let zeroes = || {
-            let zeroes = self.reactor.buffer(part.len());
-            zeroes.fill_zero();
-            zeroes
-        };
         let mut data = SmallVec::<[Buffer; 8]>::new();
         for chunk in 0..layout.data {
             let copies = layout.data_positions(chunk);
             let known = usable.iter().find(|(position, _)| copies.contains(position));
             data.push(match known {
                 Some((_, bytes)) => bytes.clone(),
-                None if verdict.lost & 1 << chunk != 0 => zeroes(),
+                None if verdict.lost & 1 << chunk != 0 => self.zeroes(band),
                 None => {
                     let enough = usable.get(..usize::from(layout.data)).ok_or(ArrayError::Lost)?;
                     self.decode(&layout, chunk, enough, part.len())?
                 }
             });
         }
-        let mut parity: SmallVec<[Buffer; 2]> =
-            layout.parity_positions().map(|_| self.reactor.buffer(part.len())).collect();
-        if layout.parity > 0 {
-            let inputs: SmallVec<[&[u8]; 16]> = data.iter().map(Buffer::bytes).collect();
-            let mut outputs: SmallVec<[&mut [u8]; 2]> =
-                parity.iter_mut().map(Buffer::bytes_mut).collect();
-            self.kernels.encode(&inputs, &mut outputs);
-        }
+        let parity = self.parity_of(&layout, &data, band.start);
         let slice = |position: u8| {
             let bytes = match position.checked_sub(layout.data * layout.copies) {
-                Some(index) => &parity[usize::from(index)],
+                Some(index) => &parity[usize::from(index)].bytes,
                 None => &data[usize::from(position / layout.copies)],
             };
             Slice { position, row: band.start, bytes: bytes.clone() }
@@ -257,11 +246,6 @@ fn bands(rows: &Range<u32>, probed: &[Probed]) -> Vec<Range<u32>> {
 
 fn overlap(a: &Range<u32>, b: &Range<u32>) -> bool {
     a.start < b.end && b.start < a.end
-}
-
-/// Where rows are in memory that begins at row `first`.
-fn inside(first: u32, rows: &Range<u32>) -> Range<usize> {
-    (rows.start - first) as usize..(rows.end - first) as usize
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy, SLOTS, StoredMember};
 use ashlar_format::block_sums::BLOCK_BYTES;
 use ashlar_format::drive_label::MemberLayout;
-use ashlar_format::record::name_field;
+use ashlar_format::record::{Record, name_field};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
@@ -103,10 +103,23 @@ impl Member {
         self.alive().filter(|_| self.is_current(stripe))
     }
 
+    /// Whether it is here and lacks nothing.
+    pub fn is_whole(&self) -> bool {
+        self.state == MemberState::Trusted && self.alive().is_some()
+    }
+
     /// The drive, if superblocks and dirty maps are kept on it.
     pub fn keeps_metadata(&self) -> Option<&Rc<Drive>> {
         self.alive().filter(|_| self.state != MemberState::Stale)
     }
+}
+
+/// A member that keeps metadata, and where.
+pub(crate) struct Keeper {
+    pub(crate) index: MemberIndex,
+    pub(crate) drive: Rc<Drive>,
+    pub(crate) drive_uuid: [u8; 16],
+    pub(crate) areas: MemberLayout,
 }
 
 /// Largest sector of any member: what reads and writes of members are multiples of.
@@ -313,7 +326,7 @@ impl Members {
     /// Whether a trusted member that is not here may bring something of `stripe` back.
     pub fn may_return(&self, stripe: StripeIndex) -> bool {
         let list = self.list.borrow();
-        let layout = self.identity.layout();
+        let layout = self.identity.layout_of(stripe);
         let mut members =
             (0..layout.positions()).map(|p| &list[layout.member_at(stripe, p).index()]);
         members.any(|member| member.state == MemberState::Trusted && member.alive().is_none())
@@ -322,13 +335,12 @@ impl Members {
     /// Whether all blocks of all stripes can be served.
     pub fn serves_all(&self) -> bool {
         let list = self.list.borrow();
-        let trusted = list.iter().map(|m| m.state == MemberState::Trusted && m.alive().is_some());
-        self.identity.layout().survives(&trusted.collect::<Vec<_>>())
+        let whole: Vec<bool> = list.iter().map(Member::is_whole).collect();
+        self.identity.layout().survives(&whole)
     }
 
     pub fn all_trusted(&self) -> bool {
-        let trusted = |m: &Member| m.state == MemberState::Trusted && m.alive().is_some();
-        self.list.borrow().iter().all(trusted)
+        self.list.borrow().iter().all(Member::is_whole)
     }
 
     /// Whether somebody lacks what only the maps can tell.
@@ -578,13 +590,47 @@ impl Members {
         self.fence(failed.into_iter()).await
     }
 
+    /// Members that keep metadata.
+    pub(crate) fn keepers(&self) -> Vec<Keeper> {
+        let list = self.list.borrow();
+        let keeper = |(index, member): (usize, &Member)| {
+            let (drive, drive_uuid) = (member.keeps_metadata()?.clone(), member.drive_uuid);
+            Some(Keeper { index: MemberIndex::new(index), drive, drive_uuid, areas: member.areas })
+        };
+        list.iter().enumerate().filter_map(keeper).collect()
+    }
+
+    /// Makes a record durable at its `home` on every member that keeps metadata; who fails is
+    /// fenced.
+    pub(crate) async fn write_to_all<T: Record>(
+        &self,
+        record: &T,
+        sequence: u64,
+        home: impl Fn(&MemberLayout) -> u64,
+    ) -> Result<(), ArrayError> {
+        let keepers = self.keepers();
+        let writes = keepers.iter().map(|keeper| {
+            let home = home(&keeper.areas);
+            async move {
+                // Some are large: not on the stack.
+                let mut copy = T::new_box_zeroed().expect("memory for a record");
+                copy.as_mut_bytes().copy_from_slice(record.as_bytes());
+                let Keeper { drive, drive_uuid, .. } = keeper;
+                label::write_record(&self.reactor, drive, &mut *copy, *drive_uuid, home, sequence)
+                    .await?;
+                drive.flush().await
+            }
+        });
+        let results = join_all(writes).await;
+        let members: Vec<MemberIndex> = keepers.iter().map(|keeper| keeper.index).collect();
+        self.fence_failed(&members, &results).await
+    }
+
     /// Whether the others hold every block, as far as they are here.
     pub(crate) fn survives_without(&self, failed: &[MemberIndex]) -> bool {
         let list = self.list.borrow();
         let good = |(index, member): (usize, &Member)| {
-            member.state == MemberState::Trusted
-                && member.alive().is_some()
-                && !failed.contains(&MemberIndex::new(index))
+            member.is_whole() && !failed.contains(&MemberIndex::new(index))
         };
         self.identity.layout().survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
     }

@@ -1,9 +1,8 @@
 //! Reading: from the member that holds a block, else from the others.
 //!
 //! What was never written is zero. A healthy read takes no lock and goes straight into the caller's
-//! memory. A read that must be
-//! reconstructed locks its rows, so that no write changes them half-way. What does not fit its
-//! checksum is read again under that lock (`verify.rs`).
+//! memory. A read that must be reconstructed locks its rows, so that no write changes them
+//! half-way. What does not fit its checksum is read again under that lock (`verify.rs`).
 
 use std::ops::Range;
 use std::rc::Rc;

@@ -141,8 +141,7 @@ impl Array {
             if waiting.iter().any(|its| its.index.index() == index) {
                 return Standing::Filling(member.filled.clone());
             }
-            let whole = member.state == MemberState::Trusted && member.alive().is_some();
-            if whole { Standing::Whole } else { Standing::Away }
+            if member.is_whole() { Standing::Whole } else { Standing::Away }
         };
         let standings: Vec<Standing> = list.iter().enumerate().map(standing).collect();
         let leg = rebuild_plan::next_leg(&self.layout(), &standings)?;

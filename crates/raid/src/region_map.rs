@@ -15,11 +15,10 @@ pub(crate) mod growth;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use ashlar_drive::error::DriveError;
+use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::region_map::{MapKind, PAGES_MAX, REGIONS_PER_PAGE, RegionMapPage};
-use ashlar_format::units::{MemberIndex, RegionIndex, StripeIndex, to_usize};
+use ashlar_format::units::{RegionIndex, StripeIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
-use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::error::ArrayError;
@@ -280,33 +279,10 @@ impl RegionMap {
         record
     }
 
-    /// Writes a page to every member that keeps metadata; who fails is fenced.
     async fn write_to_all(&self, record: &RegionMapPage, sequence: u64) -> Result<(), ArrayError> {
-        let targets: Vec<MemberIndex> = {
-            let list = self.members.list();
-            let kept = (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some());
-            kept.map(MemberIndex::new).collect()
-        };
-        let writes = targets.iter().map(|t| self.write_to(t.index(), record.clone(), sequence));
-        let results = join_all(writes).await;
-        self.members.fence_failed(&targets, &results).await
-    }
-
-    async fn write_to(
-        &self,
-        member: usize,
-        mut record: RegionMapPage,
-        sequence: u64,
-    ) -> Result<(), DriveError> {
-        let (drive, drive_uuid, at) = {
-            let list = self.members.list();
-            let drive = list[member].drive.clone().ok_or(DriveError::Gone)?;
-            let area = label::map_area(&list[member].areas, self.kind);
-            (drive, list[member].drive_uuid, area.offset)
-        };
-        let home = at + RegionMapPage::slot_offset(record.page.get(), sequence);
-        label::write_record(&self.reactor, &drive, &mut record, drive_uuid, home, sequence).await?;
-        drive.flush().await
+        let slot = RegionMapPage::slot_offset(record.page.get(), sequence);
+        let home = |areas: &MemberLayout| label::map_area(areas, self.kind).offset + slot;
+        self.members.write_to_all(record, sequence, home).await
     }
 }
 

@@ -31,6 +31,7 @@ use crate::error::ArrayError;
 use crate::journal::{Batch, NewData, batch_bytes, write_copy};
 use crate::label;
 use crate::layout::Positions;
+use crate::members::Keeper;
 use crate::pending::{Hold, Patch};
 use crate::stored::Store;
 use crate::write_plan::{bands, bits, each};
@@ -39,7 +40,6 @@ use crate::write_plan::{bands, bits, each};
 const READ_BYTES: u64 = 512 << 10;
 
 /// A batch that was found, with the members that have it.
-#[derive(Clone)]
 struct Found {
     batch: JournalBatch,
     /// Of all entries; none where all are zeroes.
@@ -278,30 +278,16 @@ impl Array {
 
     /// All batches that may not be in place, oldest first; and the sequence from which that is so.
     async fn find_batches(&self, journal_from: u64) -> (Vec<Found>, u64) {
-        let members: Vec<(MemberIndex, Rc<Drive>, [u8; 16], Area)> = {
-            let list = self.members.list();
-            let kept = list.iter().enumerate().filter_map(|(index, m)| {
-                let drive = m.keeps_metadata()?.clone();
-                Some((MemberIndex::new(index), drive, m.drive_uuid, m.areas.journal))
-            });
-            kept.collect()
-        };
         let mut found: BTreeMap<u64, Found> = BTreeMap::new();
-        for (index, drive, drive_uuid, area) in members {
+        for Keeper { index, drive, drive_uuid, areas } in self.members.keepers() {
+            let area = areas.journal;
             let bytes = self.read_ring(&drive, area).await;
             let mut at = 0;
             while at < area.len {
                 let one = self.open_batch(&bytes, drive_uuid, area.offset, at);
                 at += one.as_ref().map_or(4096, Found::len);
                 if let Some(one) = one {
-                    let known = found.entry(one.sequence()).or_insert_with(|| one.clone());
-                    // Of one that was voided its caller was told of an error.
-                    if one.is_void() && !known.is_void() {
-                        *known = one;
-                    } else if known.is_void() && !one.is_void() {
-                        continue;
-                    }
-                    known.members.push(index);
+                    keep(&mut found, one, index);
                 }
             }
         }
@@ -345,6 +331,19 @@ impl Array {
         copy.iter().for_each(|copy| copy.copy_from_slice(payload));
         let batch = batch.clone();
         Some(Found { batch, payload: copy, at, members: Vec::new() })
+    }
+}
+
+/// Of one sequence the voided batch counts: the caller of the other was told of an error.
+fn keep(found: &mut BTreeMap<u64, Found>, mut one: Found, member: MemberIndex) {
+    let known = found.get_mut(&one.sequence());
+    match known.filter(|known| known.is_void() || !one.is_void()) {
+        Some(known) if known.is_void() == one.is_void() => known.members.push(member),
+        Some(_) => {}
+        None => {
+            one.members.push(member);
+            found.insert(one.sequence(), one);
+        }
     }
 }
 

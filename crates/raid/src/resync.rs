@@ -82,16 +82,7 @@ impl Array {
         if data.len() < usize::from(layout.data) {
             return Err(ArrayError::Lost);
         }
-        let mut slices: SmallVec<[Slice; 2]> = SmallVec::new();
-        for position in layout.parity_positions() {
-            let bytes = self.reactor.buffer(layout.chunk_bytes as usize);
-            slices.push(Slice { position, row: 0, bytes });
-        }
-        let inputs: SmallVec<[&[u8]; 16]> = data.iter().map(|buffer| buffer.bytes()).collect();
-        let mut outputs: SmallVec<[&mut [u8]; 2]> =
-            slices.iter_mut().map(|slice| slice.bytes.bytes_mut()).collect();
-        self.kernels.encode(&inputs, &mut outputs);
-        drop(outputs);
+        let slices = self.parity_of(&layout, &data, 0);
         self.store(stripe, &slices, bits(layout.parity_positions())).await
     }
 

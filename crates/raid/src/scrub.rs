@@ -214,8 +214,11 @@ impl Array {
         }
         let Some(have) = self.read_all(stripe).await else { return Verdict::Unreadable };
         let layout = self.layout();
-        let should =
-            if layout.is_mirrored() { self.first_copies(&have) } else { self.parity_of(&have) };
+        let should = if layout.is_mirrored() {
+            self.first_copies(&have)
+        } else {
+            self.parity_of(&layout, &have, 0)
+        };
         let agrees = |its: &Slice| its.bytes.bytes() == have[usize::from(its.position)].bytes();
         if should.iter().all(agrees) {
             return Verdict::Agrees;
@@ -287,21 +290,5 @@ impl Array {
             Slice { position, row: 0, bytes: have[first].clone() }
         };
         others.map(slice).collect()
-    }
-
-    fn parity_of(&self, have: &[Buffer]) -> SmallVec<[Slice; 2]> {
-        let layout = self.layout();
-        let len = layout.chunk_bytes as usize;
-        let mut slices: SmallVec<[Slice; 2]> = layout
-            .parity_positions()
-            .map(|position| Slice { position, row: 0, bytes: self.reactor.buffer(len) })
-            .collect();
-        let data: SmallVec<[&[u8]; 16]> =
-            have[..usize::from(layout.data)].iter().map(Buffer::bytes).collect();
-        let mut parity: SmallVec<[&mut [u8]; 2]> =
-            slices.iter_mut().map(|slice| slice.bytes.bytes_mut()).collect();
-        self.kernels.encode(&data, &mut parity);
-        drop(parity);
-        slices
     }
 }

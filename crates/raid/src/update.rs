@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 
 use crate::array::Array;
 use crate::error::ArrayError;
+use crate::journal::Slice;
 use crate::layout::{Layout, Positions};
 use crate::stored::{Store, Stored, Updated};
 use crate::write_plan::{Band, Situation, WritePlan, bits, each, is_storable, plan_write};
@@ -93,6 +94,26 @@ impl Array {
         let reads = each(wanted).map(|p| (p, self.start_position(stripe, p, &band.rows)));
         let reads = reads.collect();
         Ok(Update { stripe, band, new, plan, writable, unreadable, reads })
+    }
+
+    /// Parity of these rows of all data chunks, which begin at `row`.
+    pub(crate) fn parity_of(
+        &self,
+        layout: &Layout,
+        data: &[Buffer],
+        row: u32,
+    ) -> SmallVec<[Slice; 2]> {
+        let data: SmallVec<[&[u8]; 16]> =
+            data[..usize::from(layout.data)].iter().map(Buffer::bytes).collect();
+        let len = data[0].len();
+        let slice = |position| Slice { position, row, bytes: self.reactor.buffer(len) };
+        let mut slices: SmallVec<[Slice; 2]> = layout.parity_positions().map(slice).collect();
+        if !slices.is_empty() {
+            let mut parity: SmallVec<[&mut [u8]; 2]> =
+                slices.iter_mut().map(|slice| slice.bytes.bytes_mut()).collect();
+            self.kernels.encode(&data, &mut parity);
+        }
+        slices
     }
 
     fn parity_bits(&self, stripe: StripeIndex) -> Positions {

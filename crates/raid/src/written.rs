@@ -155,11 +155,10 @@ impl Array {
         let seen = self.journal.changes();
         let sectors = if journaled { self.lock_sectors(stripes.clone()).await } else { Vec::new() };
         let locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
-        let is_torn = |stripe: u64| self.torn_stripes.contains(StripeIndex(stripe));
-        if stripes.clone().any(is_torn) {
+        if self.is_any_torn(&stripes) {
             drop((sectors, locks));
-            self.mend_torn().await?;
-            return if stripes.clone().any(is_torn) { Err(ArrayError::Lost) } else { Ok(false) };
+            self.mend_torn_of(&stripes).await?;
+            return Ok(false);
         }
         let mut hold = None;
         if journaled {

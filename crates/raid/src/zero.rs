@@ -213,13 +213,9 @@ impl Array {
             let _sectors = self.lock_sectors(stripes.clone()).await;
             // Held first: what is written from now on is put in place after the zeroes.
             let _locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
-            let is_torn = |stripe: u64| self.torn_stripes.contains(StripeIndex(stripe));
-            if stripes.clone().any(is_torn) {
+            if self.is_any_torn(&stripes) {
                 drop((_locks, _sectors));
-                self.mend_torn().await?;
-                if stripes.clone().any(is_torn) {
-                    return Err(ArrayError::Lost);
-                }
+                self.mend_torn_of(&stripes).await?;
                 continue;
             }
             let Some(appended) = self.journal.append_now(&entries, Class::New(0)).await else {

@@ -119,7 +119,10 @@ pub async fn become_whole(life: &Rc<Life>, restored: bool) -> bool {
     let deadline = life.reactor.now().after(WHOLE_WITHIN);
     loop {
         let status = life.array.status();
-        let busy = status.rebuild.is_some() || status.resync.is_some() || status.restripe.is_some();
+        // A restripe waits where blocks are lost.
+        let restripes =
+            status.restripe.is_some() && (status.bad.is_empty() || status.restripe_error.is_none());
+        let busy = status.rebuild.is_some() || status.resync.is_some() || restripes;
         let whole = status.state == ArrayState::Optimal && status.unsynced_stripes == 0;
         if whole && !busy && (status.bad.is_empty() || !restored) {
             return true;
@@ -190,19 +193,16 @@ async fn give_spares(life: &Rc<Life>) {
     life.impaired_seen.set(true);
 }
 
-/// Stripes with blocks that were given up are written anew, as from a backup.
+/// Blocks that were given up are written anew, as from a backup.
 async fn restore(life: &Rc<Life>) {
-    let unsure: Vec<u64> = life.unsure.borrow().iter().copied().collect();
-    let stripe = life.array.stripe_bytes();
-    for index in unsure {
-        let at = index * stripe;
-        if at + stripe <= life.volume.bytes() {
-            if !life.read(at, stripe).await {
-                life.write(at, stripe, false).await;
-            }
+    for lost in life.array.status().bad {
+        let at = life.array.offset_of(lost.stripe, lost.chunk, lost.rows.start);
+        let len = u64::from(lost.rows.end - lost.rows.start);
+        if at + len <= life.volume.bytes() {
+            life.write(at, len, false).await;
         } else {
             // Beyond the volume nothing is known, and nothing is lost.
-            life.zero_beyond(at, stripe).await;
+            life.zero_beyond(at, len).await;
         }
     }
 }
