@@ -102,8 +102,7 @@ fn drives_are_added() {
     daemon.ok("array grow a --add n1");
     daemon.kill();
     daemon.start_again();
-    let capacity_now = (before / 2 * 4).into();
-    daemon.wait_for("array show a", |array| array["capacity_bytes"] == capacity_now);
+    daemon.wait_for("array show a", |array| array["capacity_bytes"] == before / 2 * 4);
     assert_eq!(daemon.array_state("a"), "optimal");
     assert_eq!(daemon.json("drive show n1")["state"], daemon.json("drive show d0")["state"]);
     daemon.ok("array scrub a --wait");
