@@ -1,6 +1,5 @@
 //! Memory that acts as a drive, for measuring the engine without a device.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 use crate::buffer::Buffers;
@@ -12,16 +11,17 @@ pub(crate) struct Ram {
     bytes: usize,
 }
 
-fn layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes.max(1), 4096).expect("a size that fits in memory")
-}
-
 impl Ram {
+    /// The system gives pages once they are written, so an empty drive costs nothing.
     pub(crate) fn new(bytes: u64) -> Ram {
         let bytes = usize::try_from(bytes).expect("a 64-bit machine");
-        // SAFETY: the layout has a size above zero.
-        let start = unsafe { alloc_zeroed(layout(bytes)) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout(bytes)) };
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: new memory at an address of the system's choice.
+        let start =
+            unsafe { libc::mmap(std::ptr::null_mut(), bytes.max(1), protection, flags, -1, 0) };
+        assert!(start != libc::MAP_FAILED, "no memory for a drive of {bytes} bytes");
+        let start = NonNull::new(start.cast()).expect("mmap does not map address 0");
         Ram { start, bytes }
     }
 
@@ -80,7 +80,7 @@ impl Ram {
 
 impl Drop for Ram {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with the same layout.
-        unsafe { dealloc(self.start.as_ptr(), layout(self.bytes)) }
+        // SAFETY: mapped in `new` with this length; nothing points to it any more.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes.max(1)) };
     }
 }
