@@ -16,7 +16,7 @@ use crate::inspect;
 use crate::workload::Life;
 
 /// Virtual time in which an array must become whole.
-const WHOLE_WITHIN: Duration = Duration::from_secs(900);
+const WHOLE_WITHIN: Duration = Duration::from_secs(3600);
 /// Virtual time in which its dirty map must become clean.
 const CLEAN_WITHIN: Duration = Duration::from_secs(30);
 /// Bytes of one read when all is read back.
