@@ -1,0 +1,177 @@
+//! What share of its drives' speed an array delivers, when the drives are the limit.
+//!
+//! `cargo run --release -p ashlar-raid --example drive_limited [SECONDS] [virtual]`. Drives of the
+//! kind `model`: memory that serves a set number of operations and bytes a second. Beside each
+//! figure stands what the geometry allows (`geometry.rs` has the formulas, and they are printed),
+//! the ratio of the worst turn to it, and what the drives did for each request beside what the
+//! formula says. The policies take turns in one run (A B A B); the best and the worst turn are
+//! shown. `virtual`: under a clock that jumps, so that the CPU costs nothing: what is missing then
+//! is the engine's plan, what is missing only in real time is its speed.
+//!
+//! A degraded array of policy `bitmap` writes through the journal, for parity that a crash left
+//! behind would cost blocks; so beside `journal` a degraded array is measured with policy `none`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    clippy::cast_precision_loss,
+    reason = "a benchmark"
+)]
+
+mod geometry;
+mod load;
+
+use std::time::Duration;
+
+use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_reactor::backend::Backend;
+use ashlar_reactor::executor::{Order, Reactor};
+use ashlar_reactor::uring::UringBackend;
+use ashlar_reactor::virtual_time::VirtualBackend;
+use geometry::{BYTES_PER_SECOND, Case, IOPS, LATENCY, Work};
+use load::{QUEUE_DEPTH, SPAN, Turn};
+
+const TURNS: u64 = 2;
+const SECONDS: f64 = 1.0;
+const LEVELS: [(Level, u64); 2] = [(Level::Raid5, 5), (Level::Raid6, 6)];
+const LOG_WRITERS: [u64; 2] = [1, 4];
+
+fn main() {
+    let virtual_time = std::env::args().any(|arg| arg == "virtual");
+    let seconds = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(SECONDS);
+    let backend: Box<dyn Backend> = if virtual_time {
+        Box::<VirtualBackend>::default()
+    } else {
+        Box::new(UringBackend::new().unwrap())
+    };
+    let reactor = Reactor::new(backend, Order::Fifo);
+    if !virtual_time {
+        reactor.set_poll_window(Duration::from_millis(2));
+    }
+    reactor.block_on(bench(reactor.clone(), Duration::from_secs_f64(seconds)));
+}
+
+async fn bench(reactor: Reactor, time: Duration) {
+    explain();
+    for (level, members) in LEVELS {
+        for degraded in [false, true] {
+            let in_place = if degraded { Policy::None } else { Policy::Bitmap };
+            let case = |policy| Case { level, members, policy, degraded };
+            compare(&reactor, [case(in_place), case(Policy::Journal)], time).await;
+        }
+    }
+    println!(
+        "\nA log: the next 8 KiB, a flush, and so on. No block of it is to be read. `end`: reads \
+         after the last\nwrite, to put the stripe in place that is not full."
+    );
+    println!(
+        "{:7} {:8} {:>7} {:>9} {:>9} {:>6} {:>6} {:>12} {:>5}",
+        "level", "state", "writers", "allowed", "writes/s", "ratio", "ops", "reads/write", "end"
+    );
+    for (level, members) in LEVELS {
+        for degraded in [false, true] {
+            let case = Case { level, members, policy: Policy::Journal, degraded };
+            log(&reactor, &case, time).await;
+        }
+    }
+}
+
+fn explain() {
+    println!(
+        "Drives: {IOPS} operations and {} MB a second, {} us. {QUEUE_DEPTH} requests under way, \
+         {} GiB. n members,\nk data and m parity chunks in a stripe. Allowed: drives / cost. Cost \
+         of an operation: max(1 / iops, bytes /\nbytes_per_second); of a request, the sum over \
+         its operations, on the drives that are there:",
+        BYTES_PER_SECOND / 1_000_000,
+        LATENCY.as_micros(),
+        SPAN >> 30
+    );
+    for work in Work::ALL.into_iter().filter(|work| *work != Work::Overwrite) {
+        println!("  {:16} {}", work.name(), work.formula());
+    }
+    println!("  {:16} its bytes m + 1 times, in batches of 256 KiB", "journal");
+    println!("  {:16} writers / (1 / iops + 2 · latency)\n", "log");
+    println!(
+        "{:7} {:8} {:8} {:16} {:>8} {:>8} {:>8} {:>5} {:>8}   {:12} {}",
+        "level",
+        "policy",
+        "state",
+        "",
+        "allowed",
+        "worst",
+        "best",
+        "ratio",
+        "of other",
+        "  ops/request",
+        " KiB/request"
+    );
+}
+
+/// The same work on arrays of two policies, in turns.
+async fn compare(reactor: &Reactor, cases: [Case; 2], time: Duration) {
+    let arrays = [load::array(reactor, &cases[0]).await, load::array(reactor, &cases[1]).await];
+    for work in Work::ALL {
+        let mut turns = [Vec::new(), Vec::new()];
+        for seed in 0..TURNS {
+            for ((case, array), turns) in cases.iter().zip(&arrays).zip(&mut turns) {
+                turns.push(load::measure(reactor, array, case, work, time, seed).await);
+            }
+        }
+        show(&cases[0], work, &turns[0], None);
+        show(&cases[1], work, &turns[1], Some(&turns[0]));
+    }
+    for array in arrays {
+        array.stop().await.unwrap();
+    }
+}
+
+fn worst(turns: &[Turn]) -> f64 {
+    turns.iter().map(Turn::rate).fold(f64::MAX, f64::min)
+}
+
+fn show(case: &Case, work: Work, turns: &[Turn], other: Option<&[Turn]>) {
+    let (allowed, cost) = (case.allowed(work), case.cost(work));
+    let best = turns.iter().map(Turn::rate).fold(0.0, f64::max);
+    let per_request = |what: fn(&Turn) -> f64| {
+        turns.iter().map(what).sum::<f64>() / turns.iter().map(|turn| turn.requests).sum::<f64>()
+    };
+    let of_other = other.map_or(String::new(), |other| format!("{:.2}", worst(turns) / worst(other)));
+    println!(
+        "{} {:16} {allowed:8.0} {:8.0} {best:8.0} {:5.2} {of_other:>8}   {:5.2} ({:5.2}) {:6.1} ({:5.1})",
+        name(case),
+        work.name(),
+        worst(turns),
+        worst(turns) / allowed,
+        per_request(|turn| turn.operations),
+        cost.operations,
+        per_request(|turn| turn.bytes) / 1024.0,
+        cost.bytes / 1024.0,
+    );
+}
+
+fn name(case: &Case) -> String {
+    let policy = match case.policy {
+        Policy::Journal => "journal",
+        Policy::Bitmap => "bitmap",
+        Policy::None => "none",
+    };
+    let state = if case.degraded { "degraded" } else { "healthy" };
+    format!("RAID {:<2} {policy:8} {state:8}", case.level as u8)
+}
+
+async fn log(reactor: &Reactor, case: &Case, time: Duration) {
+    let array = load::array(reactor, case).await;
+    for writers in LOG_WRITERS {
+        let (turn, after) = load::log(reactor, &array, writers, time * 3).await;
+        let (allowed, rate) = (case.allowed_log(writers), turn.rate());
+        let state = if case.degraded { "degraded" } else { "healthy" };
+        println!(
+            "RAID {:<2} {state:8} {writers:>7} {allowed:9.0} {rate:9.0} {:6.2} {:6.2} {:>12.4} {:>5}",
+            case.level as u8,
+            rate / allowed,
+            turn.operations / turn.requests,
+            turn.reads / turn.requests,
+            after.reads,
+        );
+    }
+    array.stop().await.unwrap();
+}
