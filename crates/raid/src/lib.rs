@@ -10,6 +10,7 @@ pub mod scrub_plan;
 pub mod status;
 pub mod layout;
 pub mod write_plan;
+mod read_plan;
 pub mod label;
 mod filled;
 pub mod missed;

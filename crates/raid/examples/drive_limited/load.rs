@@ -17,9 +17,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
 use ashlar_reactor::prng::Prng;
 
-use crate::geometry::{
-    BLOCK, BYTES_PER_SECOND, CHUNK, Case, IOPS, LATENCY, LOG_BLOCK, Work,
-};
+use crate::geometry::{BLOCK, BYTES_PER_SECOND, CHUNK, Case, IOPS, LATENCY, LOG_BLOCK, Work};
 
 /// Large enough for a ring of the usual size: 128 MiB.
 const DRIVE_BYTES: u64 = 16 << 30;

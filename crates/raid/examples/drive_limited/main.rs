@@ -134,7 +134,8 @@ fn show(case: &Case, work: Work, turns: &[Turn], other: Option<&[Turn]>) {
     let per_request = |what: fn(&Turn) -> f64| {
         turns.iter().map(what).sum::<f64>() / turns.iter().map(|turn| turn.requests).sum::<f64>()
     };
-    let of_other = other.map_or(String::new(), |other| format!("{:.2}", worst(turns) / worst(other)));
+    let of_other =
+        other.map_or(String::new(), |other| format!("{:.2}", worst(turns) / worst(other)));
     println!(
         "{} {:16} {allowed:8.0} {:8.0} {best:8.0} {:5.2} {of_other:>8}   {:5.2} ({:5.2}) {:6.1} ({:5.1})",
         name(case),
