@@ -65,17 +65,20 @@ impl Work {
         }
     }
 
-    /// Operations on drives, as people read it. `+ journal`: see there.
-    pub fn formula(self) -> &'static str {
+    /// Its cost, as people read it.
+    pub fn formula(self) -> &'static [&'static str] {
         match self {
-            Work::RandomRead => "1. Degraded: [(n − 1) · 1 + 1 · k] / n",
-            Work::RandomWrite | Work::Overwrite => {
-                "w(m) = min(2 + 2m, k + m). Degraded: [1 · (k − 1 + m) + m · w(m − 1) + \
-                 (k − 1) · min(2 + 2m, k + 1 + m)] / n, w(0) = 1. + journal"
+            Work::RandomRead => &["1 read; degraded: [(n − 1) + k] / n, for one of n is away"],
+            Work::RandomWrite | Work::Overwrite => &[
+                "w(m) = min(2 + 2m, k + m) operations, and journal; degraded: of n places the block",
+                "itself is away in one, parity in m, another block in k − 1: w(0) = 1,",
+                "[(k − 1 + m) + m · w(m − 1) + (k − 1) · min(2 + 2m, k + 1 + m)] / n",
+            ],
+            Work::Mixed => &["0.7 · random read + 0.3 · random write"],
+            Work::SequentialRead => {
+                &["k of 64 KiB for a stripe, degraded too: parity in the place"]
             }
-            Work::Mixed => "0.7 · random read + 0.3 · random write",
-            Work::SequentialRead => "k of 64 KiB a stripe, degraded too",
-            Work::SequentialWrite => "k + m of 64 KiB a stripe. Degraded: k + m − 1. + journal",
+            Work::SequentialWrite => &["k + m of 64 KiB, and journal; degraded: k + m − 1"],
         }
     }
 }

@@ -1,7 +1,9 @@
 //! What share of its drives' speed an array delivers, when the drives are the limit.
 //!
-//! `cargo run --release -p ashlar-raid --example drive_limited [SECONDS] [virtual]`. Drives of the
-//! kind `model`: memory that serves a set number of operations and bytes a second. Beside each
+//! `cargo run --release -p ashlar-raid --example drive_limited [SECONDS] [virtual] [ROWS]`
+//!
+//! SECONDS: of each turn. ROWS: part of the names of the kinds of work to measure, such as `read`.
+//! Drives of the kind `model`: memory that serves a set number of operations and bytes a second. Beside each
 //! figure stands what the geometry allows (`geometry.rs` has the formulas, and they are printed),
 //! the ratio of the worst turn to it, and what the drives did for each request beside what the
 //! formula says. The policies take turns in one run (A B A B); the best and the worst turn are
@@ -33,11 +35,18 @@ use load::{QUEUE_DEPTH, SPAN, Turn};
 const TURNS: u64 = 2;
 const SECONDS: f64 = 1.0;
 const LEVELS: [(Level, u64); 2] = [(Level::Raid5, 5), (Level::Raid6, 6)];
+const LOG: &str = "log";
 const LOG_WRITERS: [u64; 2] = [1, 4];
 
 fn main() {
-    let virtual_time = std::env::args().any(|arg| arg == "virtual");
-    let seconds = std::env::args().find_map(|arg| arg.parse().ok()).unwrap_or(SECONDS);
+    let (mut virtual_time, mut seconds, mut rows) = (false, SECONDS, String::new());
+    for arg in std::env::args().skip(1) {
+        match arg.parse() {
+            Ok(number) => seconds = number,
+            Err(_) if arg == "virtual" => virtual_time = true,
+            Err(_) => rows = arg,
+        }
+    }
     let backend: Box<dyn Backend> = if virtual_time {
         Box::<VirtualBackend>::default()
     } else {
@@ -47,21 +56,28 @@ fn main() {
     if !virtual_time {
         reactor.set_poll_window(Duration::from_millis(2));
     }
-    reactor.block_on(bench(reactor.clone(), Duration::from_secs_f64(seconds)));
+    reactor.block_on(bench(reactor.clone(), Duration::from_secs_f64(seconds), rows));
 }
 
-async fn bench(reactor: Reactor, time: Duration) {
+async fn bench(reactor: Reactor, time: Duration, rows: String) {
     explain();
+    let works: Vec<Work> = Work::ALL.into_iter().filter(|w| w.name().contains(&rows)).collect();
     for (level, members) in LEVELS {
         for degraded in [false, true] {
             let in_place = if degraded { Policy::None } else { Policy::Bitmap };
             let case = |policy| Case { level, members, policy, degraded };
-            compare(&reactor, [case(in_place), case(Policy::Journal)], time).await;
+            compare(&reactor, [case(in_place), case(Policy::Journal)], &works, time).await;
         }
     }
+    if LOG.contains(&rows) {
+        logs(&reactor, time).await;
+    }
+}
+
+async fn logs(reactor: &Reactor, time: Duration) {
     println!(
-        "\nA log: the next 8 KiB, a flush, and so on. No block of it is to be read. `end`: reads \
-         after the last\nwrite, to put the stripe in place that is not full."
+        "\nA log: the next 8 KiB, a flush, and so on. Nothing of it should be read. `end`: reads \
+         after the last write,\nto put in place the stripe that is not full."
     );
     println!(
         "{:7} {:8} {:>7} {:>9} {:>9} {:>6} {:>6} {:>12} {:>5}",
@@ -70,46 +86,45 @@ async fn bench(reactor: Reactor, time: Duration) {
     for (level, members) in LEVELS {
         for degraded in [false, true] {
             let case = Case { level, members, policy: Policy::Journal, degraded };
-            log(&reactor, &case, time).await;
+            log(reactor, &case, time).await;
         }
     }
 }
 
 fn explain() {
     println!(
-        "Drives: {IOPS} operations and {} MB a second, {} us. {QUEUE_DEPTH} requests under way, \
-         {} GiB. n members,\nk data and m parity chunks in a stripe. Allowed: drives / cost. Cost \
-         of an operation: max(1 / iops, bytes /\nbytes_per_second); of a request, the sum over \
-         its operations, on the drives that are there:",
+        "Drives of {IOPS} operations and {} MB a second, {} us. {QUEUE_DEPTH} requests under way, \
+         in {} GiB.\nn members, k data and m parity chunks in a stripe. Allowed: drives / cost. \
+         Cost of an operation:\nmax(1 / iops, bytes / bytes_per_second); of a request, the sum \
+         over its operations:",
         BYTES_PER_SECOND / 1_000_000,
         LATENCY.as_micros(),
         SPAN >> 30
     );
     for work in Work::ALL.into_iter().filter(|work| *work != Work::Overwrite) {
-        println!("  {:16} {}", work.name(), work.formula());
+        let mut name = work.name();
+        for line in work.formula() {
+            println!("  {name:16}  {line}");
+            name = "";
+        }
     }
-    println!("  {:16} its bytes m + 1 times, in batches of 256 KiB", "journal");
-    println!("  {:16} writers / (1 / iops + 2 · latency)\n", "log");
+    println!("  {:16}  its bytes m + 1 times, in batches of 256 KiB", "journal");
+    println!("  {:16}  latency only: writers / (1 / iops + 2 · latency)", LOG);
     println!(
-        "{:7} {:8} {:8} {:16} {:>8} {:>8} {:>8} {:>5} {:>8}   {:12} {}",
-        "level",
-        "policy",
-        "state",
-        "",
-        "allowed",
-        "worst",
-        "best",
-        "ratio",
-        "of other",
-        "  ops/request",
-        " KiB/request"
+        "A degraded array of policy bitmap writes through the journal: its figures are those of \
+         journal.\n`of it`: journal, of the policy above it. In brackets: by the formula.\n\n\
+         level   policy   state    work              allowed    worst     best ratio of it  \
+         ops/request     KiB/request"
     );
 }
 
 /// The same work on arrays of two policies, in turns.
-async fn compare(reactor: &Reactor, cases: [Case; 2], time: Duration) {
+async fn compare(reactor: &Reactor, cases: [Case; 2], works: &[Work], time: Duration) {
+    if works.is_empty() {
+        return;
+    }
     let arrays = [load::array(reactor, &cases[0]).await, load::array(reactor, &cases[1]).await];
-    for work in Work::ALL {
+    for work in works.iter().copied() {
         let mut turns = [Vec::new(), Vec::new()];
         for seed in 0..TURNS {
             for ((case, array), turns) in cases.iter().zip(&arrays).zip(&mut turns) {
@@ -134,10 +149,10 @@ fn show(case: &Case, work: Work, turns: &[Turn], other: Option<&[Turn]>) {
     let per_request = |what: fn(&Turn) -> f64| {
         turns.iter().map(what).sum::<f64>() / turns.iter().map(|turn| turn.requests).sum::<f64>()
     };
-    let of_other =
-        other.map_or(String::new(), |other| format!("{:.2}", worst(turns) / worst(other)));
+    let of_it = other.map_or("".into(), |other| format!("{:.2}", worst(turns) / worst(other)));
     println!(
-        "{} {:16} {allowed:8.0} {:8.0} {best:8.0} {:5.2} {of_other:>8}   {:5.2} ({:5.2}) {:6.1} ({:5.1})",
+        "{} {:16} {allowed:8.0} {:8.0} {best:8.0} {:5.2} {of_it:>5}  {:5.2} ({:5.2})  {:6.1} \
+         ({:6.1})",
         name(case),
         work.name(),
         worst(turns),
