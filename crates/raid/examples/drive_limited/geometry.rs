@@ -65,6 +65,10 @@ impl Work {
         }
     }
 
+    pub fn writes(self) -> bool {
+        !matches!(self, Work::RandomRead | Work::SequentialRead)
+    }
+
     /// Its cost, as people read it.
     pub fn formula(self) -> &'static [&'static str] {
         match self {

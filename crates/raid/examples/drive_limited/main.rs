@@ -125,14 +125,19 @@ async fn compare(reactor: &Reactor, cases: [Case; 2], works: &[Work], time: Dura
     }
     let arrays = [load::array(reactor, &cases[0]).await, load::array(reactor, &cases[1]).await];
     for work in works.iter().copied() {
+        // Reads of what is in place do not depend on the policy.
+        let policies = if work.writes() { 2 } else { 1 };
         let mut turns = [Vec::new(), Vec::new()];
         for seed in 0..TURNS {
-            for ((case, array), turns) in cases.iter().zip(&arrays).zip(&mut turns) {
-                turns.push(load::measure(reactor, array, case, work, time, seed).await);
+            for index in 0..policies {
+                let (case, array) = (&cases[index], &arrays[index]);
+                turns[index].push(load::measure(reactor, array, case, work, time, seed).await);
             }
         }
         show(&cases[0], work, &turns[0], None);
-        show(&cases[1], work, &turns[1], Some(&turns[0]));
+        if work.writes() {
+            show(&cases[1], work, &turns[1], Some(&turns[0]));
+        }
     }
     for array in arrays {
         array.stop().await.unwrap();
