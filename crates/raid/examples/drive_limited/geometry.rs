@@ -65,6 +65,14 @@ impl Work {
         }
     }
 
+    /// Requests under way: enough for all drives, however chance spreads them.
+    pub fn queue_depth(self) -> u64 {
+        match self {
+            Work::RandomRead | Work::RandomWrite | Work::Overwrite | Work::Mixed => 128,
+            Work::SequentialRead | Work::SequentialWrite => 64,
+        }
+    }
+
     pub fn writes(self) -> bool {
         !matches!(self, Work::RandomRead | Work::SequentialRead)
     }

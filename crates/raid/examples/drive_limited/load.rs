@@ -21,7 +21,7 @@ use crate::geometry::{BLOCK, BYTES_PER_SECOND, CHUNK, Case, IOPS, LATENCY, LOG_B
 
 /// Large enough for a ring of the usual size: 128 MiB.
 const DRIVE_BYTES: u64 = 16 << 30;
-pub const QUEUE_DEPTH: u64 = 128;
+
 /// What random requests are spread over: 8 times the ring, so that few of them merge.
 pub const SPAN: u64 = 1 << 30;
 /// Half of the ring.
@@ -177,8 +177,8 @@ pub async fn measure(
     seed: u64,
 ) -> Turn {
     let guests = Guests::default();
-    for guest in 0..QUEUE_DEPTH {
-        let prng = Prng::from_seed(seed * QUEUE_DEPTH + guest);
+    for guest in 0..work.queue_depth() {
+        let prng = Prng::from_seed(seed << 32 | guest);
         let len = request_bytes(case, work);
         let buffer = reactor.buffer(len as usize);
         guests.add(reactor, ask(array.clone(), guests.clone(), work, buffer, prng));

@@ -30,7 +30,7 @@ use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::uring::UringBackend;
 use ashlar_reactor::virtual_time::VirtualBackend;
 use geometry::{BYTES_PER_SECOND, Case, IOPS, LATENCY, Work};
-use load::{QUEUE_DEPTH, SPAN, Turn};
+use load::{SPAN, Turn};
 
 const TURNS: u64 = 2;
 const SECONDS: f64 = 1.0;
@@ -93,12 +93,14 @@ async fn logs(reactor: &Reactor, time: Duration) {
 
 fn explain() {
     println!(
-        "Drives of {IOPS} operations and {} MB a second, {} us. {QUEUE_DEPTH} requests under way, \
-         in {} GiB.\nn members, k data and m parity chunks in a stripe. Allowed: drives / cost. \
+        "Drives of {IOPS} operations and {} MB a second, {} us. Under way: {} random, {} \
+         sequential, in {} GiB.\nn members, k data and m parity chunks in a stripe. Allowed: drives / cost. \
          Cost of an operation:\nmax(1 / iops, bytes / bytes_per_second); of a request, the sum \
          over its operations:",
         BYTES_PER_SECOND / 1_000_000,
         LATENCY.as_micros(),
+        Work::RandomRead.queue_depth(),
+        Work::SequentialRead.queue_depth(),
         SPAN >> 30
     );
     for work in Work::ALL.into_iter().filter(|work| *work != Work::Overwrite) {
