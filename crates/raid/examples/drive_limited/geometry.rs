@@ -82,8 +82,8 @@ impl Work {
         match self {
             Work::RandomRead => &["1 read; degraded: [(n − 1) + k] / n, for one of n is away"],
             Work::RandomWrite | Work::Overwrite => &[
-                "w(m) = min(2 + 2m, k + m) operations, and journal; degraded: of n places the block",
-                "itself is away in one, parity in m, another block in k − 1: w(0) = 1,",
+                "w(m) = min(2 + 2m, k + m), and journal; degraded: of n places the block itself",
+                "is away in one, parity in m, another block in k − 1: w(0) = 1,",
                 "[(k − 1 + m) + m · w(m − 1) + (k − 1) · min(2 + 2m, k + 1 + m)] / n",
             ],
             Work::Mixed => &["0.7 · random read + 0.3 · random write"],

@@ -21,12 +21,11 @@ use crate::geometry::{BLOCK, BYTES_PER_SECOND, CHUNK, Case, IOPS, LATENCY, LOG_B
 
 /// Large enough for a ring of the usual size: 128 MiB.
 const DRIVE_BYTES: u64 = 16 << 30;
-
 /// What random requests are spread over: 8 times the ring, so that few of them merge.
 pub const SPAN: u64 = 1 << 30;
 /// Half of the ring.
 pub const OVERWRITE_SPAN: u64 = 64 << 20;
-const WARM_UP_MAX: Duration = Duration::from_secs(3);
+const WARM_UP_MAX: Duration = Duration::from_millis(2500);
 const PREFILL_DEPTH: u64 = 16;
 
 /// What guests asked, and what the drives did meanwhile.

@@ -2,16 +2,17 @@
 //!
 //! `cargo run --release -p ashlar-raid --example drive_limited [SECONDS] [virtual] [ROWS]`
 //!
-//! SECONDS: of each turn. ROWS: part of the names of the kinds of work to measure, such as `read`.
-//! Drives of the kind `model`: memory that serves a set number of operations and bytes a second. Beside each
-//! figure stands what the geometry allows (`geometry.rs` has the formulas, and they are printed),
-//! the ratio of the worst turn to it, and what the drives did for each request beside what the
-//! formula says. The policies take turns in one run (A B A B); the best and the worst turn are
-//! shown. `virtual`: under a clock that jumps, so that the CPU costs nothing: what is missing then
-//! is the engine's plan, what is missing only in real time is its speed.
+//! SECONDS: of each turn. ROWS: part of the names of the works to measure, such as `read`.
 //!
-//! A degraded array of policy `bitmap` writes through the journal, for parity that a crash left
-//! behind would cost blocks; so beside `journal` a degraded array is measured with policy `none`.
+//! Drives of the kind `model`: memory that serves a set number of operations and bytes a second.
+//! Beside each figure stands what the geometry allows (`geometry.rs` has the formulas, and they are
+//! printed), the ratio of the worst turn to it, and what the drives did for each request beside
+//! what the formula says. The policies take turns in one run (A B A B); the best and the worst turn
+//! are shown. `virtual`: under a clock that jumps, so that the CPU costs nothing: what is missing
+//! then is the engine's plan, what is missing only in real time is its speed.
+//!
+//! A degraded array of policy `bitmap` writes through the journal, since in place a crash would
+//! cost blocks; so beside `journal` a degraded array is measured with policy `none`.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -94,7 +95,8 @@ async fn logs(reactor: &Reactor, time: Duration) {
 fn explain() {
     println!(
         "Drives of {IOPS} operations and {} MB a second, {} us. Under way: {} random, {} \
-         sequential, in {} GiB.\nn members, k data and m parity chunks in a stripe. Allowed: drives / cost. \
+         sequential, in {} GiB.\nn members, k data and m parity chunks in a stripe. \
+         Allowed: drives / cost. \
          Cost of an operation:\nmax(1 / iops, bytes / bytes_per_second); of a request, the sum \
          over its operations:",
         BYTES_PER_SECOND / 1_000_000,
@@ -184,11 +186,12 @@ fn name(case: &Case) -> String {
 async fn log(reactor: &Reactor, case: &Case, time: Duration) {
     let array = load::array(reactor, case).await;
     for writers in LOG_WRITERS {
-        let (turn, after) = load::log(reactor, &array, writers, time * 3).await;
+        let (turn, after) = load::log(reactor, &array, writers, time * 2).await;
         let (allowed, rate) = (case.allowed_log(writers), turn.rate());
         let state = if case.degraded { "degraded" } else { "healthy" };
         println!(
-            "RAID {:<2} {state:8} {writers:>7} {allowed:9.0} {rate:9.0} {:6.2} {:6.2} {:>12.4} {:>5}",
+            "RAID {:<2} {state:8} {writers:>7} {allowed:9.0} {rate:9.0} {:6.2} {:6.2} {:>12.4} \
+             {:>5}",
             case.level as u8,
             rate / allowed,
             turn.operations / turn.requests,
