@@ -1,10 +1,9 @@
 //! The journal: writes are acknowledged once they stand in it, and are put in place later.
 //!
-//! A batch holds what many requests of one moment have to say (group commit): new bytes, parity
-//! that is about to be stored with bytes of earlier batches, or its sums, stripes that become zero.
-//! It is
-//! written to as many members of one group as may be lost there, plus one. What is acknowledged
-//! and not yet in place is also kept in memory (`pending`), so that reads see it.
+//! A batch holds what many requests of one moment have to say (group commit): new bytes, sums of
+//! parity (or parity) that is about to be stored with bytes of earlier batches, stripes that become
+//! zero. It is written to as many members of one group as may be lost there, plus one. What is
+//! acknowledged and not yet in place is also kept in memory (`pending`), so that reads see it.
 //!
 //! Batches stand in a ring at the same place on every member. Invariants:
 //! - `journal_from` is in the superblock only while every write under way has a batch, and no
@@ -49,6 +48,8 @@ use crate::status::JournalStatus;
 const SEQUENCES_PER_GENERATION_LOG2: u32 = 32;
 /// Small batches that are written at the same time: while they are, others gather for the next.
 const SMALL_COMMITS_MAX: u32 = 4;
+/// This part of the ring is given back at once, unless somebody waits.
+const RELEASED_AT_ONCE: u64 = 16;
 /// Payload that is not divided among several batches.
 const SHARE_BYTES_MIN: u64 = 64 << 10;
 /// Batches that are written at the same time.
@@ -674,10 +675,21 @@ impl Journal {
 
     /// The last batch of those at the front that are in place.
     fn last_in_place(&self) -> Option<u64> {
+        self.in_place().0
+    }
+
+    /// The same, and the bytes of them all.
+    fn in_place(&self) -> (Option<u64>, u64) {
         let ring = self.ring.borrow();
         let in_place =
             |b: &&Batch| Rc::strong_count(&b.hold) == 1 && b.sequence < self.completed.get();
-        ring.iter().take_while(in_place).map(|batch| batch.sequence).last()
+        let all = ring.iter().take_while(in_place);
+        all.fold((None, 0), |(_, bytes), batch| (Some(batch.sequence), bytes + batch.len))
+    }
+
+    /// Whether so much is in place that it is worth a superblock to give it back.
+    pub(crate) fn is_worth_release(&self) -> bool {
+        !self.releasing.get() && self.in_place().1 > self.ring_bytes() / RELEASED_AT_ONCE
     }
 
     /// Whether batches should be released that are in place: somebody waits for their room, or
