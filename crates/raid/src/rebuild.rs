@@ -394,6 +394,8 @@ impl Array {
             let labelled = self.write_label(target.index, &member).await;
             labelled.map_err(|error| error.to_string())?;
         }
+        // What was passed over as blank must be so after a crash, too.
+        self.written.settle().await.map_err(|error| error.to_string())?;
         self.write_sums().await.map_err(|error| error.to_string())?;
         target.drive.flush().await.map_err(|error| error.to_string())?;
         let changed = self.members.change(target.index, |member| {

@@ -40,7 +40,6 @@ impl Array {
         if !self.contains(offset, len) {
             return Err(ArrayError::Range);
         }
-        self.written.settle().await?;
         loop {
             if self.is_restriping() {
                 return self.write_zero_bytes(offset, offset + len).await;
@@ -51,7 +50,8 @@ impl Array {
                 self.zero_range(&layout, part).await?;
             }
             if self.forget(whole, &layout).await? {
-                return Ok(());
+                // What was blank may be about to become so, for somebody else.
+                return self.written.settle().await;
             }
         }
     }
@@ -63,7 +63,6 @@ impl Array {
         if !self.contains(offset, len) {
             return Err(ArrayError::Range);
         }
-        self.written.settle().await?;
         // While members are being added nothing is given back.
         while !self.is_restriping() {
             let layout = self.layout();
@@ -75,7 +74,7 @@ impl Array {
                 break;
             }
         }
-        Ok(())
+        self.written.settle().await
     }
 
     /// A range in one region.

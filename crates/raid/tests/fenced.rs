@@ -57,9 +57,7 @@ fn a_rebuild_does_not_end_for_a_member_that_was_fenced_meanwhile() {
         let waits = move |op: bool| if op { Fate::Waits } else { Fate::Passes };
         steer.set(move |its, op| waits(is_label(its, op)));
         pair.array.replace_member(FENCED, drive, [77; 16]).await.unwrap();
-        while steer.waiting() == 0 {
-            reactor.sleep(Duration::from_millis(1)).await;
-        }
+        steer.caught(&reactor, 1).await;
         steer.set(move |its, op| match offset(op) {
             Some(at) if its == file && is_write(op) && at >= data => Fate::Fails,
             _ => waits(is_label(its, op)),

@@ -6,8 +6,10 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ashlar_reactor::backend::{Backend, Instant};
+use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::{Device, DeviceId, Done, Errno, Op, Ticket};
 use ashlar_reactor::uring::UringBackend;
 
@@ -16,6 +18,8 @@ use ashlar_reactor::uring::UringBackend;
 pub enum Fate {
     Passes,
     Fails,
+    /// There is no space left.
+    Full,
     /// Until another rule holds.
     Waits,
 }
@@ -40,6 +44,22 @@ impl Steer {
     /// From now on, also for what waits.
     pub fn set(&self, rule: impl Fn(usize, &Op) -> Fate + 'static) {
         self.0.borrow_mut().rule = Box::new(rule);
+    }
+
+    /// Nothing of what waits is ever done: as after a crash of the host.
+    pub async fn drop_waiting(&self, reactor: &Reactor) {
+        self.set(|_, _| Fate::Fails);
+        while self.waiting() > 0 {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+        self.set(|_, _| Fate::Passes);
+    }
+
+    /// Until so many operations wait.
+    pub async fn caught(&self, reactor: &Reactor, count: usize) {
+        while self.waiting() < count {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
     }
 
     pub fn waiting(&self) -> usize {
@@ -74,7 +94,7 @@ pub fn is_write(op: &Op) -> bool {
 struct Wheel {
     kernel: UringBackend,
     files: BTreeMap<DeviceId, usize>,
-    failed: Vec<Ticket>,
+    failed: Vec<Done>,
     steer: Steer,
 }
 
@@ -84,7 +104,8 @@ impl Wheel {
         let fate = (self.steer.0.borrow().rule)(file, op);
         match fate {
             Fate::Passes => self.kernel.submit(ticket, op),
-            Fate::Fails => self.failed.push(ticket),
+            Fate::Fails => self.failed.push(Done { ticket, outcome: Err(Errno(libc::EIO)) }),
+            Fate::Full => self.failed.push(Done { ticket, outcome: Err(Errno(libc::ENOSPC)) }),
             Fate::Waits => self.steer.0.borrow_mut().waiting.push((ticket, op.clone())),
         }
     }
@@ -119,8 +140,7 @@ impl Backend for Wheel {
     fn reap(&mut self, done: &mut Vec<Done>) {
         let waiting = std::mem::take(&mut self.steer.0.borrow_mut().waiting);
         waiting.iter().for_each(|(ticket, op)| self.decide(*ticket, op));
-        let failed = |ticket| Done { ticket, outcome: Err(Errno(libc::EIO)) };
-        done.extend(self.failed.drain(..).map(failed));
+        done.append(&mut self.failed);
         self.kernel.reap(done);
     }
 
