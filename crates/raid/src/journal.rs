@@ -561,6 +561,11 @@ impl Journal {
         self.ring.borrow().front().map(|batch| batch.sequence)
     }
 
+    /// Whether it is the hold of the oldest batch.
+    pub(crate) fn is_oldest(&self, hold: &Hold) -> bool {
+        self.ring.borrow().front().is_some_and(|batch| Rc::ptr_eq(&batch.hold, hold))
+    }
+
     /// Why there will be no room, however long somebody waits; `None` if there may be.
     pub(crate) fn refusal(&self) -> Option<ArrayError> {
         let nowhere = self.ring_bytes() == 0;

@@ -33,7 +33,7 @@ use crate::label;
 use crate::layout::Positions;
 use crate::members::Keeper;
 use crate::pending::{Hold, Patch};
-use crate::stored::Store;
+use crate::stored::{Begun, Store};
 use crate::write_plan::{bands, bits, each};
 
 /// Bytes of the ring that are read at once.
@@ -130,8 +130,8 @@ impl Array {
                 Ok(()) => {}
                 // Started by force, with too few members: what can be served is.
                 Err(ArrayError::Lost) => {
-                    self.torn_stripes.insert(StripeIndex(stripe));
-                    self.kept_batches.borrow_mut().extend(holds);
+                    let begun = Begun::Replay { stripe: StripeIndex(stripe) };
+                    self.keep(begun, holds, ArrayError::Lost);
                 }
                 Err(error) => return Err(error),
             }

@@ -39,6 +39,7 @@ use crate::journal::{Class, Entry};
 use crate::layout::Layout;
 use crate::mode::Mode;
 use crate::pending::Hold;
+use crate::stored::Begun;
 
 /// Stripes that are forgotten under one set of locks, unless a region is larger.
 const STRIPES_AT_ONCE: u64 = 1024;
@@ -178,7 +179,9 @@ impl Array {
         let regions: Vec<RegionIndex> = regions.map(RegionIndex).collect();
         if let Err(error) = self.written.remove(&regions).await {
             // Until the members know, a crash must make it zero.
-            self.kept_batches.borrow_mut().extend(hold);
+            if let Some(hold) = hold {
+                self.keep(Begun::Forgetting, vec![hold], error);
+            }
             return Err(error);
         }
         self.bad.remove_stripes(stripes.clone());

@@ -18,6 +18,7 @@ use crate::error::ArrayError;
 use crate::journal::{Class, Entry};
 use crate::layout::{Layout, Positions};
 use crate::mode::Mode;
+use crate::stored::Begun;
 use crate::write_plan::{bits, each};
 
 /// Stripes that are zeroed under one set of locks.
@@ -233,21 +234,22 @@ impl Array {
             if self.is_written(StripeIndex(stripes.start))
                 && let Err(error) = self.zero_in_place(stripes.clone()).await
             {
-                // Half of it may be done: after a crash it must be done whole.
-                self.kept_batches.borrow_mut().push(hold);
-                stripes.for_each(|stripe| self.torn_stripes.insert(StripeIndex(stripe)));
+                // Half of it may be done: it must be done whole.
+                self.keep(Begun::Zeroing { stripes, sequence }, vec![hold], error);
                 return Err(error);
             }
-            self.bad.remove_stripes(stripes.clone());
-            let mut pending = self.journal.pending.borrow_mut();
-            for stripe in stripes.clone() {
-                pending.remove_stripe(StripeIndex(stripe), sequence);
-            }
-            drop(pending);
+            self.is_zero(&stripes, sequence);
             drop(hold);
             self.journal.note_change();
             return Ok(());
         }
+    }
+
+    /// The batch of this sequence has made the stripes zero in place.
+    pub(crate) fn is_zero(&self, stripes: &Range<u64>, sequence: u64) {
+        self.bad.remove_stripes(stripes.clone());
+        let mut pending = self.journal.pending.borrow_mut();
+        stripes.clone().for_each(|stripe| pending.remove_stripe(StripeIndex(stripe), sequence));
     }
 
     /// Locks all sectors of these stripes that may be written in parts.

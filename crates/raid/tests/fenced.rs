@@ -1,7 +1,7 @@
 //! Goal: a member that fails writes for a while is fenced, and whole again once it is taken back:
 //! whatever was under way for it meanwhile.
-//! Method: single operations of files in memory fail or wait for as long as the test says; the array
-//! is compared with a plain copy and scrubbed.
+//! Method: single operations of files in memory fail or wait as long as the test says; the array is
+//! compared with a plain copy and scrubbed.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod pair;

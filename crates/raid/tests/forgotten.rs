@@ -1,5 +1,5 @@
-//! Goal: a region that is forgotten is zero for good once somebody was told so, and as it was before
-//! that; whatever else is decided meanwhile.
+//! Goal: a region that is forgotten is zero for good once somebody was told so, and as it was
+//! before that; whatever else is decided meanwhile.
 //! Method: writes of the map of written regions wait or fail, and the process dies.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
