@@ -377,6 +377,10 @@ impl Array {
         if self.data_of(target).is_none() {
             return Err("its drive is gone".into());
         }
+        // A ring that is larger than its journal is emptied, and nobody writes until it is trusted.
+        let own = self.members.list()[target.index.index()].areas.journal.len;
+        let shrinks = state == MemberState::Trusted && own < self.journal.ring_bytes();
+        let _pause = if shrinks { Some(self.modes.pause(&self.reactor).await) } else { None };
         // Batches that were written without the member are on fewer members than they should be
         // once another one may be lost again; and a replay would store what they say of its stripes
         // over what was rebuilt since.
