@@ -1,5 +1,5 @@
-//! Goal: drives of different size make one array; one with a smaller journal may leave and come back
-//! while the journal of the others is fuller than its own could be.
+//! Goal: drives of different size make one array; one with a smaller journal may leave and come
+//! back while the journal of the others is fuller than its own could be.
 //! Method: reads of the others wait, so that nothing is put in place, until it has joined; in one
 //! case the process dies then. Everything is compared with a plain copy.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
