@@ -16,6 +16,14 @@ pub const PAYLOAD_BYTES_MAX: u32 = 256 << 10;
 /// Most entries of one batch.
 pub const ENTRIES_MAX: usize = 82;
 
+/// Parity of so many chunks of a stripe has sums in the journal; of more, it stands there itself:
+/// with three chunks lost, parity that is new in part is not always enough to tell what they held.
+pub const SUMMED_PARITY_MAX: u8 = 2;
+/// Rows that one sum is of: a drive writes so many, or none of them.
+pub const SUM_ROWS: u32 = 512;
+/// Bytes of a sum.
+pub const SUM_BYTES: u32 = 8;
+
 const HEADER_BYTES: u64 = 4096;
 const RING_BYTES_MIN: u64 = 2 << 20;
 
@@ -26,10 +34,19 @@ pub const fn reserve_bytes(parity: u8) -> u64 {
     parity as u64 * (payload + 4 * HEADER_BYTES) + payload + 8 * HEADER_BYTES
 }
 
-/// Bytes of the ring for parity of so many pending bytes, at most: a quarter more than the parity
-/// itself, for headers and for batches that are not full.
+/// Bytes of the ring for what it must hold of the parity of so many pending bytes, at most: a
+/// quarter more than the parity itself, for headers and for batches that are not full; or, of
+/// sums, a quarter of the bytes, which is all headers even where each write is of one sector.
 pub const fn parity_bytes_max(parity: u8, pending: u64) -> u64 {
-    parity as u64 * (pending + pending / 4)
+    let itself = if parity > SUMMED_PARITY_MAX { pending } else { 0 };
+    parity as u64 * (itself + pending / 4)
+}
+
+/// The sum of `SUM_ROWS` rows of parity: XXH3 of 64 bits (the xxHash specification), with the first
+/// eight bytes of the array's UUID as its seed, so that no guest can make two parities alike.
+pub fn parity_sum(array: &[u8; 16], rows: &[u8]) -> u64 {
+    let seed = u64::from_le_bytes(*array.first_chunk().expect("a UUID has more than eight bytes"));
+    xxhash_rust::xxh3::xxh3_64_with_seed(rows, seed)
 }
 
 /// Least bytes of a ring for stripes with so many parity chunks: a third stays free for parity.
@@ -51,11 +68,18 @@ pub enum EntryKind {
     /// Bytes of a data chunk of a stripe that gets a new shape: they count once the superblock says
     /// that it has it.
     Moved = 4,
+    /// Sums of parity that belongs to data of other entries: one of each `SUM_ROWS` of `len`.
+    ParitySums = 5,
 }
 
 impl EntryKind {
-    pub const ALL: [EntryKind; 4] =
-        [EntryKind::Data, EntryKind::Parity, EntryKind::Zeroes, EntryKind::Moved];
+    pub const ALL: [EntryKind; 5] = [
+        EntryKind::Data,
+        EntryKind::Parity,
+        EntryKind::Zeroes,
+        EntryKind::Moved,
+        EntryKind::ParitySums,
+    ];
 
     fn from_number(number: u8) -> Option<EntryKind> {
         EntryKind::ALL.into_iter().find(|kind| *kind as u8 == number)
@@ -99,13 +123,14 @@ impl StoredEntry {
     pub fn payload_len(&self) -> u32 {
         match self.kind() {
             Ok(EntryKind::Data | EntryKind::Parity | EntryKind::Moved) => self.len.get(),
+            Ok(EntryKind::ParitySums) => self.len.get() / SUM_ROWS * SUM_BYTES,
             Ok(EntryKind::Zeroes) | Err(_) => 0,
         }
     }
 
     fn check(&self) -> Result<(), RecordError> {
-        self.kind()?;
-        if self.len.get() == 0 || !self.payload_len().is_multiple_of(512) {
+        let counts_bytes = self.kind()? != EntryKind::Zeroes;
+        if self.len.get() == 0 || counts_bytes && !self.len.get().is_multiple_of(512) {
             return Err(RecordError::Field("length of an entry"));
         }
         if !self.row.get().is_multiple_of(512) {

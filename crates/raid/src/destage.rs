@@ -5,13 +5,16 @@
 //! 1. stripes are locked, and what was stored of them before made durable: parity in the journal
 //!    must not depend on bytes that a power cut takes away. What is pending of them, as far as it
 //!    is durable, is cut into bands; old bytes are read
-//! 2. parity that shall be stored becomes entries of the journal, durably (crash up to here:
+//! 2. sums of parity that shall be stored become entries of the journal, durably (crash up to here:
 //!    nothing is in place yet; the data is pending again)
-//! 3. data and parity are stored in place (crash: the journal has both, and stores them again)
-//! 4. members that missed it are fenced, durably
-//! 5. it is pending no longer, and its batches may be released once members were flushed again
+//! 3. parity is stored in place, durably (crash: from the sums, the new data in the journal and
+//!    what is in place, all parity is made new; see `parity_sums.rs`)
+//! 4. data is stored in place (crash: parity is new, and the data is stored again)
+//! 5. members that missed it are fenced, durably
+//! 6. it is pending no longer, and its batches may be released once members were flushed again
 //!
-//! A band of all data chunks needs no parity in the journal: its parity follows from its data.
+//! Of more than two parity chunks the journal has the parity itself, and data need not wait for it.
+//! A band of all data chunks needs neither: its parity follows from its data.
 //! What could not be stored whole is torn: it is stored again, exactly as it was, before anything
 //! else is done with its stripe, and its batches stay.
 
@@ -20,7 +23,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_format::journal_batch::{ENTRIES_MAX, PAYLOAD_BYTES_MAX};
+use ashlar_format::journal_batch::{ENTRIES_MAX, PAYLOAD_BYTES_MAX, SUMMED_PARITY_MAX};
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::{Mode, RangeGuard};
@@ -28,8 +31,10 @@ use ashlar_reactor::range_lock::{Mode, RangeGuard};
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::journal::{Class, Entry, NewData};
+use crate::layout::Positions;
+use crate::parity_sums::sums_of;
 use crate::pending::{Hold, Patch};
-use crate::stored::{Store, Torn, Updated};
+use crate::stored::{Store, Stored, Torn, Updated};
 use crate::update::NewRows;
 use crate::write_plan::{Band, bands, bits, each};
 
@@ -270,20 +275,40 @@ impl Array {
         (count, entries)
     }
 
+    /// Whether the journal has to know of the parity of a band before it is stored.
+    fn is_recorded(&self, stripe: StripeIndex, band: &Band) -> bool {
+        let layout = self.layout_of(stripe);
+        layout.parity > 0 && band.chunks != bits(0..layout.data)
+    }
+
+    /// Positions that are stored first: parity of which the journal has only sums.
+    fn stored_first(&self, updated: &Updated) -> Positions {
+        let layout = self.layout_of(updated.stripe);
+        let is_summed = layout.parity <= SUMMED_PARITY_MAX;
+        let first = is_summed && self.is_recorded(updated.stripe, &updated.band);
+        if first { bits(layout.parity_positions()) } else { 0 }
+    }
+
     fn parity_entries(&self, job: &Job, updated: &Updated, newest: u64) -> Vec<Entry> {
-        let layout = self.layout_of(job.stripe);
-        let all = bits(0..layout.data);
-        if layout.parity == 0 || job.band.chunks == all {
+        if !self.is_recorded(job.stripe, &job.band) {
             return Vec::new();
         }
-        let parity = layout.parity_positions();
+        let is_summed = self.stored_first(updated) != 0;
+        let parity = self.layout_of(job.stripe).parity_positions();
         let stores = updated.stores.iter().filter(|store| parity.contains(&store.position));
-        let entry = |store: &Store| Entry::Parity {
-            stripe: job.stripe,
-            position: store.position,
-            row: store.row,
-            bytes: store.bytes.pieces()[0].clone(),
-            data: NewData { chunks: job.band.chunks, newest, oldest: job.oldest },
+        let entry = |store: &Store| {
+            let Store { position, row, bytes } = store;
+            let (stripe, position, row) = (job.stripe, *position, *row);
+            let data = NewData { chunks: job.band.chunks, newest, oldest: job.oldest };
+            let bytes = bytes.pieces()[0].clone();
+            if !is_summed {
+                return Entry::Parity { stripe, position, row, bytes, data };
+            }
+            let sums: Vec<u8> = sums_of(&self.uuid(), bytes.bytes()).flatten().collect();
+            let len = u32::try_from(bytes.len()).expect("at most a chunk");
+            let buffer = self.reactor.buffer(sums.len());
+            buffer.copy_from_slice(&sums);
+            Entry::ParitySums { stripe, position, row, len, sums: buffer, data }
         };
         stores.map(entry).collect()
     }
@@ -294,26 +319,61 @@ impl Array {
         newest: u64,
         parity_holds: Vec<Hold>,
     ) -> Result<(), ArrayError> {
-        let started: Vec<_> = ready
-            .into_iter()
-            .map(|(job, updated)| {
-                let stores = self.start_stores(job.stripe, &updated.stores);
-                (job, updated, stores)
-            })
-            .collect();
-        let (mut result, mut left) = (Ok(()), Vec::new());
-        for (job, updated, stores) in started {
-            let done = self.finish_stores(stores).await;
+        let updates: Vec<(&Updated, Positions)> = ready.iter().map(|(_, its)| (its, 0)).collect();
+        let (stored, tried) = self.store_in_order(&updates).await;
+        let mut result = tried;
+        let mut left = Vec::new();
+        for ((job, updated), done) in ready.into_iter().zip(stored) {
             let mut holds = parity_holds.clone();
             holds.extend(job.patches.iter().map(|patch| patch.hold.clone()));
             let torn = Torn { updated, stored: done.stored, newest, _holds: holds };
-            if let Err((error, torn)) = self.stored(torn, done.no_space).await {
+            if let Err((error, torn)) = self.stored(torn, done.no_space, tried).await {
                 result = Err(error);
                 left.push(torn);
             }
         }
         self.keep_torn(left);
         result
+    }
+
+    /// Stores bands, but for positions that have them already. An error: not all were tried.
+    async fn store_in_order(
+        &self,
+        bands: &[(&Updated, Positions)],
+    ) -> (Vec<Stored>, Result<(), ArrayError>) {
+        let mut stored: Vec<Stored> =
+            bands.iter().map(|(_, stored)| Stored { stored: *stored, no_space: false }).collect();
+        let first: Vec<Positions> = bands.iter().map(|(band, _)| self.stored_first(band)).collect();
+        let now = |index: usize| if first[index] == 0 { Positions::MAX } else { first[index] };
+        self.store_some(bands, &mut stored, now).await;
+        if first.iter().all(|first| *first == 0) {
+            return (stored, Ok(()));
+        }
+        if let Err(error) = self.journal.flush().await {
+            return (stored, Err(error));
+        }
+        self.store_some(bands, &mut stored, |index| !now(index)).await;
+        (stored, Ok(()))
+    }
+
+    /// `now`: which positions of each band.
+    async fn store_some(
+        &self,
+        bands: &[(&Updated, Positions)],
+        stored: &mut [Stored],
+        now: impl Fn(usize) -> Positions,
+    ) {
+        let start = |(index, (band, has)): (usize, &(&Updated, Positions))| {
+            let wanted = now(index) & !has;
+            let stores = band.stores.iter().filter(|store| wanted & 1 << store.position != 0);
+            self.start_stores(band.stripe, stores)
+        };
+        let started: Vec<_> = bands.iter().enumerate().map(start).collect();
+        for (io, stored) in started.into_iter().zip(stored) {
+            let done = self.finish_stores(io).await;
+            stored.stored |= done.stored;
+            stored.no_space |= done.no_space;
+        }
     }
 
     /// All at once, and before anybody looks at their stripes again: whoever stored them, or mends
@@ -323,12 +383,19 @@ impl Array {
         self.torn.borrow_mut().extend(torn);
     }
 
-    /// A band was stored on some positions, or on all.
-    async fn stored(&self, torn: Torn, no_space: bool) -> Result<(), (ArrayError, Torn)> {
+    /// A band was stored on some positions, or on all. `tried`: all had their turn.
+    async fn stored(
+        &self,
+        torn: Torn,
+        no_space: bool,
+        tried: Result<(), ArrayError>,
+    ) -> Result<(), (ArrayError, Torn)> {
         let Torn { updated, stored, newest, .. } = &torn;
         let behind = updated.wanted & !stored;
         let result = if behind & updated.writable == 0 {
             Ok(())
+        } else if tried.is_err() {
+            tried
         } else if no_space {
             Err(ArrayError::NoSpace)
         } else if self.is_safe(updated, *stored) {
@@ -370,11 +437,9 @@ impl Array {
             let stripe = torn.updated.stripe;
             let _touched = self.touch(stripe);
             let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
-            let missing = torn.updated.stores.iter().filter(|s| torn.stored & 1 << s.position == 0);
-            let missing: Vec<Store> = missing.cloned().collect();
-            let done = self.finish_stores(self.start_stores(stripe, &missing)).await;
-            torn.stored |= done.stored;
-            if let Err((error, torn)) = self.stored(torn, done.no_space).await {
+            let (stored, tried) = self.store_in_order(&[(&torn.updated, torn.stored)]).await;
+            torn.stored = stored[0].stored;
+            if let Err((error, torn)) = self.stored(torn, stored[0].no_space, tried).await {
                 result = Err(error);
                 left.push(torn);
             }

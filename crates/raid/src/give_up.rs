@@ -32,10 +32,17 @@ use crate::verify::within;
 use crate::write_plan::{bits, each};
 
 /// Rows of one position, as far as they can be read.
-struct Probed {
+pub(crate) struct Probed {
     position: u8,
-    bytes: Buffer,
+    pub(crate) bytes: Buffer,
     unreadable: Vec<Range<u32>>,
+}
+
+impl Probed {
+    /// Whether all of these rows could be read.
+    pub(crate) fn is_readable(&self, rows: &Range<u32>) -> bool {
+        !self.unreadable.iter().any(|bad| overlap(bad, rows))
+    }
 }
 
 /// What becomes of rows that cannot be used as they stand.
@@ -128,12 +135,11 @@ impl Array {
         }
         let mut probed = SmallVec::<[Probed; 8]>::new();
         for position in each(held) {
-            probed.push(self.probe(stripe, position, rows).await?);
+            probed.push(self.probe(stripe, position, rows, true).await?);
         }
         let (mut lost, mut slices, mut written) = (Vec::new(), Vec::new(), 0);
         for band in bands(rows, &probed) {
-            let unreadable = |its: &&Probed| its.unreadable.iter().any(|bad| overlap(bad, &band));
-            let unreadable = probed.iter().filter(unreadable);
+            let unreadable = probed.iter().filter(|its| !its.is_readable(&band));
             let readable = held & !unreadable.fold(0, |bits, its| bits | 1 << its.position);
             let verdict = judge(&self.layout_of(stripe), held, readable, agrees);
             if verdict == Verdict::default() {
@@ -161,12 +167,14 @@ impl Array {
         Ok(changed)
     }
 
-    /// Reads rows of a position, down to the sectors that cannot be.
-    async fn probe(
+    /// Reads rows of a position, down to the sectors that cannot be, or (`is_checked`) are not as
+    /// they were written.
+    pub(crate) async fn probe(
         &self,
         stripe: StripeIndex,
         position: u8,
         rows: &Range<u32>,
+        is_checked: bool,
     ) -> Result<Probed, ArrayError> {
         let bytes = self.reactor.buffer((rows.end - rows.start) as usize);
         let (mut unreadable, mut left) = (Vec::new(), vec![rows.clone()]);
@@ -177,7 +185,7 @@ impl Array {
             let read = drive.probe(at, into.clone().into()).await;
             let row = part.start;
             match read {
-                Ok(()) if self.fits(stripe, position, row, &into.into()).await => {}
+                Ok(()) if !is_checked || self.fits(stripe, position, row, &into.into()).await => {}
                 // What is not as it was written must not become parity.
                 Ok(()) | Err(DriveError::Media) => {
                     let sectors = (part.end - part.start) / self.sector_bytes;

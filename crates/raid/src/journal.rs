@@ -1,7 +1,8 @@
 //! The journal: writes are acknowledged once they stand in it, and are put in place later.
 //!
 //! A batch holds what many requests of one moment have to say (group commit): new bytes, parity
-//! that is about to be stored with bytes of earlier batches, stripes that become zero. It is
+//! that is about to be stored with bytes of earlier batches, or its sums, stripes that become zero.
+//! It is
 //! written to as many members of one group as may be lost there, plus one. What is acknowledged
 //! and not yet in place is also kept in memory (`pending`), so that reads see it.
 //!
@@ -48,7 +49,9 @@ use crate::status::JournalStatus;
 /// Sequences that one start of an array has for its batches.
 const SEQUENCES_PER_GENERATION_LOG2: u32 = 32;
 /// Small batches that are written at the same time: while they are, others gather for the next.
-const SMALL_COMMITS_MAX: u32 = 2;
+const SMALL_COMMITS_MAX: u32 = 4;
+/// Payload that is not divided among several batches.
+const SHARE_BYTES_MIN: u64 = 64 << 10;
 /// Batches that are written at the same time.
 const COMMITS_MAX: u32 = 8;
 const HEADER_BYTES: u64 = JournalBatch::BYTES;
@@ -71,6 +74,16 @@ pub(crate) struct NewData {
     pub(crate) oldest: u64,
 }
 
+impl NewData {
+    /// An entry of parity with this.
+    fn of(&self, mut entry: StoredEntry) -> StoredEntry {
+        entry.chunks = self.chunks.into();
+        entry.newest = self.newest.into();
+        entry.oldest = self.oldest.into();
+        entry
+    }
+}
+
 /// One thing that a batch says.
 #[derive(Clone)]
 pub(crate) enum Entry {
@@ -85,6 +98,15 @@ pub(crate) enum Entry {
         position: u8,
         row: u32,
         bytes: Buffer,
+        data: NewData,
+    },
+    /// Sums of `len` bytes of parity.
+    ParitySums {
+        stripe: StripeIndex,
+        position: u8,
+        row: u32,
+        len: u32,
+        sums: Buffer,
         data: NewData,
     },
     Zeroes {
@@ -105,6 +127,7 @@ impl Entry {
             Entry::Data { bytes, .. }
             | Entry::Moved { bytes, .. }
             | Entry::Parity { bytes, .. } => Some(bytes),
+            Entry::ParitySums { sums, .. } => Some(sums),
             Entry::Zeroes { .. } => None,
         }
     }
@@ -124,11 +147,11 @@ impl Entry {
             }
             Entry::Parity { stripe, position, row, bytes, data } => {
                 let kind = EntryKind::Parity;
-                let mut stored = StoredEntry::new(kind, stripe.0, *position, *row, len(bytes));
-                stored.chunks = data.chunks.into();
-                stored.newest = data.newest.into();
-                stored.oldest = data.oldest.into();
-                stored
+                data.of(StoredEntry::new(kind, stripe.0, *position, *row, len(bytes)))
+            }
+            Entry::ParitySums { stripe, position, row, len, data, .. } => {
+                let kind = EntryKind::ParitySums;
+                data.of(StoredEntry::new(kind, stripe.0, *position, *row, *len))
             }
             Entry::Zeroes { stripes } => {
                 let count = u32::try_from(stripes.end - stripes.start).expect("few at once");
@@ -289,14 +312,18 @@ impl Journal {
         self.commits.set(self.commits.get() - 1);
     }
 
-    /// Those at the front of the queue that fit in one batch.
+    /// Those at the front of the queue for one batch: a share, so that others can be written to
+    /// other members at the same time.
     fn take_batch(&self) -> Vec<Waiting> {
         let mut queue = self.queue.borrow_mut();
+        let share = self.queued_bytes.get() / u64::from(SMALL_COMMITS_MAX);
+        let share = share.clamp(SHARE_BYTES_MIN, u64::from(PAYLOAD_BYTES_MAX));
         let (mut taken, mut count, mut payload) = (Vec::new(), 0, 0);
         while let Some(next) = queue.front() {
             let bytes = next.payload_bytes();
             count += next.entries.len();
-            if count > ENTRIES_MAX || payload + bytes > u64::from(PAYLOAD_BYTES_MAX) {
+            let too_much = payload > 0 && payload + bytes > share;
+            if too_much || count > ENTRIES_MAX {
                 break;
             }
             payload += bytes;
@@ -547,9 +574,11 @@ impl Journal {
         payload + batches * HEADER_BYTES + kept <= self.ring_bytes()
     }
 
-    /// Whether the ring should be emptied rather sooner than later.
+    /// Whether the ring should be emptied rather sooner than later: half of it is used, or kept for
+    /// parity.
     pub(crate) fn is_filling(&self) -> bool {
-        self.waiting_for_room.get() > 0 || self.used_bytes() > self.ring_bytes() / 3
+        let parity = parity_bytes_max(self.identity.layout().parity, self.pending.borrow().bytes());
+        self.waiting_for_room.get() > 0 || self.used_bytes() + parity > self.ring_bytes() / 2
     }
 
     pub(crate) fn changes(&self) -> u64 {
@@ -727,12 +756,21 @@ pub(crate) async fn write_copy(
     let header = reactor.buffer(size_of::<JournalBatch>());
     header.copy_from_slice(batch.as_bytes());
     let mut all = Buffers::from(header);
-    payload.pieces().iter().for_each(|piece| all.push(piece.clone()));
-    let padding = payload.len().next_multiple_of(4096) - payload.len();
-    if padding > 0 {
-        let zeroes = reactor.buffer(padding);
-        zeroes.fill_zero();
-        all.push(zeroes);
+    let padded = payload.len().next_multiple_of(4096);
+    let rest = padded - payload.len();
+    if payload.len().is_multiple_of(512) {
+        payload.pieces().iter().for_each(|piece| all.push(piece.clone()));
+        if rest > 0 {
+            let zeroes = reactor.buffer(rest);
+            zeroes.fill_zero();
+            all.push(zeroes);
+        }
+    } else {
+        // Drives take whole sectors from each piece of memory.
+        let whole = reactor.buffer(padded);
+        whole.slice(payload.len()..padded).fill_zero();
+        Buffers::from(whole.slice(0..payload.len())).copy_from(payload);
+        all.push(whole);
     }
     target.drive.write(home, all).await
 }

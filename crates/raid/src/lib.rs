@@ -3,6 +3,7 @@
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
 pub mod parity;
+mod parity_sums;
 pub mod error;
 pub mod bad_set;
 pub mod settings;

@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | data of all chunks | anything | pending: it is stored with new parity, and nothing is read |
 //! | parity, and the data that it belongs to | as it was, or torn | both are stored again |
+//! | sums of parity, and its data | the same | parity is worked out and stored, then the data |
 //! | data only | as it was before | pending |
 //! | zeroes | zeroes, or torn | zeroed again; what came before is void |
 //!
@@ -35,6 +36,8 @@ use crate::members::Keeper;
 use crate::pending::{Hold, Patch};
 use crate::stored::{Begun, Store};
 use crate::write_plan::{bands, bits, each};
+
+mod parity;
 
 /// Bytes of the ring that are read at once.
 const READ_BYTES: u64 = 512 << 10;
@@ -70,7 +73,9 @@ impl Found {
             let bytes = self.payload.as_ref().map(|payload| payload.slice(at..at + len));
             at += len;
             let row = stored.row.get();
+            let kind = stored.kind().ok()?;
             let piece = Piece {
+                is_summed: kind == EntryKind::ParitySums,
                 sequence: self.sequence(),
                 stripe: StripeIndex(stored.stripe.get()),
                 position: stored.position,
@@ -82,7 +87,7 @@ impl Found {
                     oldest: stored.oldest.get(),
                 },
             };
-            stored.kind().ok().map(|kind| (kind, piece))
+            Some((kind, piece))
         })
     }
 }
@@ -97,6 +102,8 @@ struct Piece {
     bytes: Option<Buffer>,
     /// Of parity.
     data: NewData,
+    /// `bytes` are sums.
+    is_summed: bool,
 }
 
 /// All that is found of one stripe, oldest first.
@@ -106,6 +113,33 @@ struct Findings {
     parity: Vec<Piece>,
     /// The last one to make it zero.
     zeroed_at: Option<u64>,
+}
+
+impl Findings {
+    fn holds(&self) -> Vec<Hold> {
+        self.data.iter().map(|(_, hold)| hold.clone()).collect()
+    }
+
+    /// Parity of the same rows in one batch.
+    fn bands(&self) -> impl Iterator<Item = &[Piece]> {
+        self.parity.chunk_by(|a, b| (a.sequence, &a.rows) == (b.sequence, &b.rows))
+    }
+
+    /// What parity of these rows belongs to, in order of sequence: of two for the same rows the
+    /// later counts. `None`: some of it is not found.
+    fn new_data(&self, of: &NewData, rows: &Range<u32>) -> Option<Vec<&Piece>> {
+        let data =
+            self.data.iter().map(|(piece, _)| piece).filter(|piece| {
+                piece.sequence <= of.newest && of.chunks & 1 << piece.position != 0
+            });
+        let pieces: Vec<&Piece> = data.filter(|piece| overlap(piece, rows)).collect();
+        let covered = each(of.chunks).all(|chunk| {
+            let of_chunk = pieces.iter().filter(|piece| piece.position == chunk);
+            let ranges: Vec<Range<u32>> = of_chunk.map(|piece| piece.rows.clone()).collect();
+            outside(rows, &ranges).is_empty()
+        });
+        covered.then_some(pieces)
+    }
 }
 
 impl Array {
@@ -124,16 +158,18 @@ impl Array {
             }
         }
         *self.journal.ring.borrow_mut() = ring;
+        for (stripe, findings) in &mut stripes {
+            let stripe = StripeIndex(*stripe);
+            let restored = self.restore_stripe(stripe, findings, tail).await;
+            self.replayed(stripe, findings.holds(), restored)?;
+        }
+        // No data is stored before its parity is durable.
+        self.members.flush().await?;
         for (stripe, findings) in stripes {
-            let holds: Vec<Hold> = findings.data.iter().map(|(_, hold)| hold.clone()).collect();
-            match self.replay_stripe(StripeIndex(stripe), findings, tail).await {
-                Ok(()) => {}
-                // Started by force, with too few members: what can be served is.
-                Err(ArrayError::Lost) => {
-                    let begun = Begun::Replay { stripe: StripeIndex(stripe) };
-                    self.keep(begun, holds, ArrayError::Lost);
-                }
-                Err(error) => return Err(error),
+            let (stripe, holds) = (StripeIndex(stripe), findings.holds());
+            if !self.torn_stripes.contains(stripe) {
+                let replayed = self.replay_stripe(stripe, findings).await;
+                self.replayed(stripe, holds, replayed)?;
             }
         }
         self.members.flush().await?;
@@ -141,6 +177,20 @@ impl Array {
             Err(ArrayError::Lost) => Ok(()),
             drained => drained,
         }
+    }
+
+    /// Started by force, with too few members: what can be served is.
+    fn replayed(
+        &self,
+        stripe: StripeIndex,
+        holds: Vec<Hold>,
+        result: Result<(), ArrayError>,
+    ) -> Result<(), ArrayError> {
+        if result == Err(ArrayError::Lost) {
+            self.keep(Begun::Replay { stripe }, holds, ArrayError::Lost);
+            return Ok(());
+        }
+        result
     }
 
     /// Entries that do not fit the array are passed over: no build of ours wrote them.
@@ -161,10 +211,12 @@ impl Array {
             EntryKind::Data | EntryKind::Moved if fits && piece.position < layout.data => {
                 stripes.entry(first).or_default().data.push((piece, hold.clone()));
             }
-            EntryKind::Parity if fits && layout.parity_positions().contains(&piece.position) => {
+            EntryKind::Parity | EntryKind::ParitySums
+                if fits && layout.parity_positions().contains(&piece.position) =>
+            {
                 stripes.entry(first).or_default().parity.push(piece);
             }
-            EntryKind::Data | EntryKind::Moved | EntryKind::Parity => {}
+            EntryKind::Data | EntryKind::Moved | EntryKind::Parity | EntryKind::ParitySums => {}
             EntryKind::Zeroes => {
                 let end = (first + u64::from(piece.rows.end)).min(layout.stripes);
                 for stripe in first..end {
@@ -174,10 +226,11 @@ impl Array {
         }
     }
 
-    async fn replay_stripe(
+    /// Drops what is void, and makes parity new of which there are only sums.
+    async fn restore_stripe(
         self: &Rc<Self>,
         stripe: StripeIndex,
-        mut findings: Findings,
+        findings: &mut Findings,
         tail: u64,
     ) -> Result<(), ArrayError> {
         let _touched = self.touch(stripe);
@@ -192,9 +245,17 @@ impl Array {
         findings.parity.retain(|parity| parity.data.oldest >= tail);
         // Newest first: of two for the same rows, only the newer counts.
         findings.parity.sort_by_key(|parity| std::cmp::Reverse(parity.sequence));
+        self.restore_parity(stripe, findings).await
+    }
+
+    async fn replay_stripe(
+        self: &Rc<Self>,
+        stripe: StripeIndex,
+        findings: Findings,
+    ) -> Result<(), ArrayError> {
+        let _touched = self.touch(stripe);
         let mut cured: Vec<Range<u32>> = Vec::new();
-        for band in findings.parity.chunk_by(|a, b| (a.sequence, &a.rows) == (b.sequence, &b.rows))
-        {
+        for band in findings.bands() {
             for rows in outside(&band[0].rows, &cured) {
                 self.cure(stripe, &rows, band, &findings).await?;
             }
@@ -225,23 +286,12 @@ impl Array {
         band: &[Piece],
         findings: &Findings,
     ) -> Result<(), ArrayError> {
-        let NewData { chunks, newest, .. } = band[0].data;
-        let data = findings.data.iter().map(|(piece, _)| piece);
-        let data =
-            data.filter(|piece| piece.sequence <= newest && chunks & 1 << piece.position != 0);
-        // In order of sequence: of two for the same rows, the later is stored last.
-        let pieces: Vec<&Piece> = data.chain(band).filter(|p| overlap(p, rows)).collect();
-        let covered = each(chunks).all(|chunk| {
-            let of_chunk = pieces.iter().filter(|piece| piece.position == chunk);
-            let ranges: Vec<Range<u32>> = of_chunk.map(|piece| piece.rows.clone()).collect();
-            outside(rows, &ranges).is_empty()
-        });
-        if !covered {
-            return Err(ArrayError::Lost);
-        }
+        let data = findings.new_data(&band[0].data, rows).ok_or(ArrayError::Lost)?;
+        let pieces = data.into_iter().chain(band);
         let mut missed: Positions = 0;
         for piece in pieces {
-            let Some(bytes) = &piece.bytes else { continue };
+            // Parity that had sums stands already.
+            let Some(bytes) = piece.bytes.as_ref().filter(|_| !piece.is_summed) else { continue };
             let (start, end) = (piece.rows.start.max(rows.start), piece.rows.end.min(rows.end));
             let at = |row: u32| (row - piece.rows.start) as usize;
             let bytes = Buffers::from(bytes.slice(at(start)..at(end)));

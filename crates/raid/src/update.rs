@@ -269,10 +269,10 @@ impl Array {
     }
 
     /// Starts to write stores to their members; for `finish_stores`.
-    pub(crate) fn start_stores(
+    pub(crate) fn start_stores<'a>(
         &self,
         stripe: StripeIndex,
-        stores: &[Store],
+        stores: impl IntoIterator<Item = &'a Store>,
     ) -> SmallVec<[(u8, DriveIo); 4]> {
         let start = |store: &Store| {
             let (drive, base) = self.members.at(stripe, store.position)?;
@@ -280,7 +280,7 @@ impl Array {
             self.set_sums(stripe, store.position, store.row, &store.bytes);
             Some((store.position, drive.write(at, store.bytes.clone())))
         };
-        stores.iter().filter_map(start).collect()
+        stores.into_iter().filter_map(start).collect()
     }
 
     pub(crate) async fn finish_stores(

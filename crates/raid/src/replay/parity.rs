@@ -1,0 +1,214 @@
+//! Parity of which the journal has sums, after a crash: worked out and stored before any data is.
+
+use std::ops::Range;
+
+use ashlar_format::journal_batch::{SUM_BYTES, SUM_ROWS};
+use ashlar_format::units::StripeIndex;
+use ashlar_reactor::buffer::Buffer;
+use smallvec::SmallVec;
+
+use super::{Findings, Piece, outside};
+use crate::array::Array;
+use crate::error::ArrayError;
+use crate::give_up::Probed;
+use crate::layout::Positions;
+use crate::parity_sums::Sector;
+use crate::stored::Store;
+use crate::verify::within;
+use crate::write_plan::{bands, bits, each};
+
+impl Array {
+    /// Makes parity as its sums say; it is durable once members were flushed. Rows that are stored
+    /// anew in any case are dropped from the findings.
+    pub(super) async fn restore_parity(
+        &self,
+        stripe: StripeIndex,
+        findings: &mut Findings,
+    ) -> Result<(), ArrayError> {
+        // Rows that were given up have other parity by now, which is made again after the replay.
+        let given_up = self.bad.unsettled().contains(&stripe);
+        findings.parity.retain(|piece| !(piece.is_summed && given_up));
+        let (mut kept, mut done) = (Vec::new(), Vec::new());
+        for band in findings.bands() {
+            let rows = band[0].rows.clone();
+            if band[0].is_summed {
+                let anew = self.stored_anew(stripe, findings, band[0].data.newest);
+                let parts = outside(&rows, &done).into_iter();
+                for rows in parts.flat_map(|rows| outside(&rows, &anew)) {
+                    self.restore_band(stripe, &rows, band, findings).await?;
+                    let part = |piece: &Piece| Piece { rows: rows.clone(), ..piece.clone() };
+                    kept.extend(band.iter().map(part));
+                }
+            } else {
+                kept.extend_from_slice(band);
+            }
+            done.push(rows);
+        }
+        findings.parity = kept;
+        Ok(())
+    }
+
+    /// Rows with later data of all chunks than `newest`: their parity follows from that, and what
+    /// is in place may be torn.
+    fn stored_anew(
+        &self,
+        stripe: StripeIndex,
+        findings: &Findings,
+        newest: u64,
+    ) -> Vec<Range<u32>> {
+        let later = findings.data.iter().map(|(piece, _)| piece);
+        let later = later.filter(|piece| piece.sequence > newest);
+        let later: Vec<_> = later.map(|piece| (piece.position, piece.rows.clone())).collect();
+        let all = bits(0..self.layout_of(stripe).data);
+        let bands = bands(&later, u32::MAX).into_iter();
+        bands.filter(|band| band.chunks == all).map(|band| band.rows).collect()
+    }
+
+    /// `band`: entries of one batch.
+    async fn restore_band(
+        &self,
+        stripe: StripeIndex,
+        rows: &Range<u32>,
+        band: &[Piece],
+        findings: &Findings,
+    ) -> Result<(), ArrayError> {
+        let layout = self.layout_of(stripe);
+        let held = self.members.held(stripe);
+        let summed = band.iter().fold(0, |bits, piece| bits | 1 << piece.position);
+        let written = band[0].data.chunks;
+        let mut crashed = CrashedBand {
+            rows: rows.clone(),
+            new: new_chunks(layout.data, rows, band, findings).ok_or(ArrayError::Lost)?,
+            place: (0..layout.positions()).map(|_| None).collect(),
+            sums: layout.parity_positions().map(|p| sums(rows, p, band, held)).collect(),
+            array: self.uuid(),
+        };
+        crashed.read(self, stripe, held & summed, false).await;
+        let mut stored = held & summed;
+        if crashed.is_new() {
+            for (position, probed) in (0..).zip(&crashed.place) {
+                let Some(probed) = probed else { continue };
+                self.set_sums(stripe, position, rows.start, &probed.bytes.clone().into());
+            }
+        } else {
+            crashed.read(self, stripe, held & written, false).await;
+            crashed.read(self, stripe, held & bits(0..layout.data) & !written, true).await;
+            let stores = crashed.restore(self).ok_or(ArrayError::Lost)?;
+            let done = self.finish_stores(self.start_stores(stripe, &stores)).await;
+            if done.no_space {
+                return Err(ArrayError::NoSpace);
+            }
+            stored = done.stored;
+        }
+        // Also a member that is absent now misses this, and must not be believed later.
+        self.members.fence_missed(stripe, summed & !stored).await
+    }
+}
+
+/// Rows of a stripe that a crash may have left with some of their parity stored, or of their data.
+struct CrashedBand {
+    rows: Range<u32>,
+    /// By data chunk; `None`: it is not written.
+    new: Vec<Option<Vec<u8>>>,
+    /// By position; `None`: it is not here, or was not read.
+    place: Vec<Option<Probed>>,
+    /// By parity chunk; `None`: it has none, or no member.
+    sums: Vec<Option<Vec<u64>>>,
+    array: [u8; 16],
+}
+
+impl CrashedBand {
+    /// `is_checked`: with `--integrity` these have the checksums that they were written with.
+    async fn read(
+        &mut self,
+        array: &Array,
+        stripe: StripeIndex,
+        positions: Positions,
+        is_checked: bool,
+    ) {
+        for position in each(positions) {
+            let probed = array.probe(stripe, position, &self.rows, is_checked).await;
+            self.place[usize::from(position)] = probed.ok();
+        }
+    }
+
+    fn is_new(&self) -> bool {
+        self.sectors().all(|row| self.with_sector(row, |sector| sector.is_new()))
+    }
+
+    /// Parity as its sums say; `None`: too much is lost.
+    fn restore(&self, array: &Array) -> Option<Vec<Store>> {
+        let parity = self.sums.iter().zip(self.new.len()..).filter(|(sums, _)| sums.is_some());
+        let len = (self.rows.end - self.rows.start) as usize;
+        let buffers: Vec<(usize, Buffer)> =
+            parity.map(|(_, position)| (position, array.reactor.buffer(len))).collect();
+        for row in self.sectors() {
+            let known = self.with_sector(row, |sector| sector.restore(array.kernels))?;
+            for (position, bytes) in known {
+                let buffer = buffers.iter().find(|(its, _)| *its == position)?;
+                buffer.1.slice(self.part(row)).copy_from_slice(&bytes);
+            }
+        }
+        let store = |(position, buffer): (usize, Buffer)| Store {
+            position: u8::try_from(position).expect("few positions"),
+            row: self.rows.start,
+            bytes: buffer.into(),
+        };
+        Some(buffers.into_iter().map(store).collect())
+    }
+
+    /// First rows of its sectors.
+    fn sectors(&self) -> impl Iterator<Item = u32> + use<> {
+        self.rows.clone().step_by(SUM_ROWS as usize)
+    }
+
+    fn part(&self, row: u32) -> Range<usize> {
+        within(&self.rows, &(row..row + SUM_ROWS))
+    }
+
+    fn with_sector<R>(&self, row: u32, look: impl FnOnce(&Sector) -> R) -> R {
+        let part = self.part(row);
+        let new = self.new.iter().map(|bytes| bytes.as_ref().map(|bytes| &bytes[part.clone()]));
+        let rows = row..row + SUM_ROWS;
+        let place = self.place.iter().map(|probed| {
+            let probed = probed.as_ref().filter(|probed| probed.is_readable(&rows))?;
+            Some(&probed.bytes.bytes()[part.clone()])
+        });
+        let sums = self.sums.iter().map(|sums| sums.as_ref().map(|s| s[part.start / part.len()]));
+        look(&Sector {
+            new: &new.collect::<SmallVec<[_; 16]>>(),
+            place: &place.collect::<SmallVec<[_; 16]>>(),
+            sums: &sums.collect::<SmallVec<[_; 2]>>(),
+            array: &self.array,
+        })
+    }
+}
+
+/// The new bytes of each data chunk that is written; `None`: some are not found.
+fn new_chunks(
+    chunks: u8,
+    rows: &Range<u32>,
+    band: &[Piece],
+    findings: &Findings,
+) -> Option<Vec<Option<Vec<u8>>>> {
+    let written = band[0].data.chunks;
+    let len = (rows.end - rows.start) as usize;
+    let blank = |chunk: u8| (written & 1 << chunk != 0).then(|| vec![0; len]);
+    let mut new: Vec<Option<Vec<u8>>> = (0..chunks).map(blank).collect();
+    for piece in findings.new_data(&band[0].data, rows)? {
+        let part = piece.rows.start.max(rows.start)..piece.rows.end.min(rows.end);
+        let bytes = piece.bytes.as_ref()?.slice(within(&piece.rows, &part));
+        let into = new[usize::from(piece.position)].as_mut()?;
+        into[within(rows, &part)].copy_from_slice(bytes.bytes());
+    }
+    Some(new)
+}
+
+/// The sums of these rows of parity at a position, unless it has none or its member is not here.
+fn sums(rows: &Range<u32>, position: u8, band: &[Piece], held: Positions) -> Option<Vec<u64>> {
+    let piece = band.iter().find(|piece| piece.position == position);
+    let piece = piece.filter(|_| held & 1 << position != 0)?;
+    let all = piece.bytes.as_ref()?.bytes().as_chunks::<{ SUM_BYTES as usize }>().0;
+    let at = |row: u32| ((row - piece.rows.start) / SUM_ROWS) as usize;
+    Some(all[at(rows.start)..at(rows.end)].iter().map(|sum| u64::from_le_bytes(*sum)).collect())
+}
