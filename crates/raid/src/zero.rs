@@ -318,6 +318,18 @@ impl Array {
         self.members.fence_missed(stripe, all & !done).await
     }
 
+    /// The same of positions that missed something, if the others are enough: else nobody is fenced.
+    pub(crate) async fn fence_bearable(
+        &self,
+        stripe: StripeIndex,
+        missed: Positions,
+    ) -> Result<(), ArrayError> {
+        if missed != 0 && !self.can_do_with(stripe, self.members.held(stripe) & !missed) {
+            return Err(ArrayError::Lost);
+        }
+        self.members.fence_missed(stripe, missed).await
+    }
+
     /// Whether these positions are enough to read all of the stripe.
     pub(crate) fn can_do_with(&self, stripe: StripeIndex, positions: Positions) -> bool {
         let layout = self.layout_of(stripe);
