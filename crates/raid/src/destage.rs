@@ -67,7 +67,7 @@ impl Array {
             if self.journal.is_worth_release() || self.journal.wants_release() {
                 round = round.and(self.journal.release().await);
             }
-            self.journal.set_stuck(round.err());
+            self.journal.set_stuck(round.err().or_else(|| self.blocked()));
             if round.is_err() {
                 self.pause(RETRY_AFTER).await;
             }
@@ -120,9 +120,7 @@ impl Array {
             journal.release().await?;
             if journal.oldest() == oldest {
                 round?;
-                if !self.kept_batches.borrow().is_empty() {
-                    return Err(ArrayError::Lost);
-                }
+                self.finish_kept().await?;
                 // Somebody else is about to store it.
                 journal.changed_since(seen).await;
             }
@@ -207,7 +205,7 @@ impl Array {
         let parity = u32::from(self.layout().parity).max(1);
         let rows_max = PAYLOAD_BYTES_MAX / parity / 4096 * 4096;
         let mut jobs = Vec::new();
-        for stripe in stripes.iter().filter(|stripe| self.is_written(**stripe)) {
+        for stripe in stripes.iter().filter(|stripe| self.may_store(**stripe)) {
             let patches = self.journal.pending.borrow().of(*stripe, newest);
             let written: Vec<_> = patches.iter().map(|p| (p.chunk, p.rows.clone())).collect();
             for band in bands(&written, rows_max) {
@@ -220,6 +218,11 @@ impl Array {
         }
         jobs.sort_by_key(|job| job.oldest);
         jobs
+    }
+
+    /// Whether what is pending of the stripe has a place that it can be put in.
+    fn may_store(&self, stripe: StripeIndex) -> bool {
+        self.is_written(stripe) && !self.torn_stripes.contains(stripe)
     }
 
     /// Makes parity entries of the journal of what needs them. Returns what has them, as far as
@@ -424,7 +427,8 @@ impl Array {
     /// Mends these stripes, or it is an error. The caller holds none of them.
     pub(crate) async fn mend_torn_of(&self, stripes: &Range<u64>) -> Result<(), ArrayError> {
         self.mend_torn().await?;
-        if self.is_any_torn(stripes) { Err(ArrayError::Lost) } else { Ok(()) }
+        let finished = self.finish_kept().await;
+        if self.is_any_torn(stripes) { finished.and(Err(ArrayError::Lost)) } else { Ok(()) }
     }
 
     /// Stores what is torn again.

@@ -23,6 +23,7 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
+use ashlar_format::array_superblock::MemberState;
 use ashlar_format::journal_batch::{
     ENTRIES_MAX, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, StoredEntry, parity_bytes_max,
     reserve_bytes,
@@ -40,7 +41,7 @@ use crate::dirty::Dirty;
 use crate::error::ArrayError;
 use crate::integrity::Integrity;
 use crate::layout::Positions;
-use crate::members::{Identity, Members};
+use crate::members::{Identity, Member, Members};
 use crate::pending::{Hold, Patch, Pending};
 use crate::status::JournalStatus;
 
@@ -364,8 +365,8 @@ impl Journal {
         entries: &[Entry],
         class: Class,
     ) -> Option<Result<(u64, Hold), ArrayError>> {
-        if self.ring_bytes() == 0 {
-            // No member is left to have it: waiting for room would be for ever.
+        if self.is_nowhere() {
+            // Waiting for room would be for ever.
             return Some(Err(ArrayError::Lost));
         }
         let (sequence, hold) = self.enter(entries, class)?;
@@ -510,11 +511,21 @@ impl Journal {
         }
     }
 
-    /// Bytes of the ring: those of the smallest journal of any member that is here.
+    /// Bytes of the ring: those of the smallest journal of any trusted member. One that is being
+    /// filled takes what fits in its own; the ring is emptied before it is trusted, if that is
+    /// smaller. (Were it to count before, what is in the ring might have no room for its parity.)
     pub(crate) fn ring_bytes(&self) -> u64 {
         let list = self.members.list();
-        let present = list.iter().filter(|member| member.keeps_metadata().is_some());
-        present.map(|member| member.areas.journal.len).min().unwrap_or(0)
+        let smallest = |of: &dyn Fn(&&Member) -> bool| {
+            list.iter().filter(of).map(|member| member.areas.journal.len).min()
+        };
+        let trusted = smallest(&|its| its.state == MemberState::Trusted && its.drive.is_some());
+        trusted.or_else(|| smallest(&|its| its.keeps_metadata().is_some())).unwrap_or(0)
+    }
+
+    /// No member is left to have a batch.
+    fn is_nowhere(&self) -> bool {
+        self.members.list().iter().all(|member| member.keeps_metadata().is_none())
     }
 
     /// Bytes from the oldest batch to the end of the newest.
@@ -591,10 +602,14 @@ impl Journal {
         self.ring.borrow().front().map(|batch| batch.sequence)
     }
 
+    /// Whether it is the hold of the oldest batch.
+    pub(crate) fn is_oldest(&self, hold: &Hold) -> bool {
+        self.ring.borrow().front().is_some_and(|batch| Rc::ptr_eq(&batch.hold, hold))
+    }
+
     /// Why there will be no room, however long somebody waits; `None` if there may be.
     pub(crate) fn refusal(&self) -> Option<ArrayError> {
-        let nowhere = self.ring_bytes() == 0;
-        self.stuck.get().or(nowhere.then_some(ArrayError::Lost))
+        self.stuck.get().or(self.is_nowhere().then_some(ArrayError::Lost))
     }
 
     /// The oldest batches cannot be put in place, or can again (`None`).
@@ -730,7 +745,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    fn of(list: &[crate::members::Member], index: usize, end: u64) -> Option<Target> {
+    fn of(list: &[Member], index: usize, end: u64) -> Option<Target> {
         let member = &list[index];
         let drive = member.keeps_metadata().filter(|_| end <= member.areas.journal.len)?.clone();
         let (drive_uuid, ring) = (member.drive_uuid, member.areas.journal.offset);

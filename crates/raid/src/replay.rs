@@ -28,13 +28,13 @@ use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::join::join_all;
 
 use crate::array::Array;
-use crate::error::ArrayError;
+use crate::error::{ArrayError, AssembleError};
 use crate::journal::{Batch, NewData, batch_bytes, write_copy};
 use crate::label;
 use crate::layout::Positions;
 use crate::members::Keeper;
 use crate::pending::{Hold, Patch};
-use crate::stored::Store;
+use crate::stored::{Begun, Store};
 use crate::verify::within;
 use crate::write_plan::{bands, bits, each};
 
@@ -159,8 +159,13 @@ impl Findings {
 }
 
 impl Array {
-    /// Puts in place what the journal holds from `journal_from` on. Nothing is served yet.
-    pub(crate) async fn replay(self: &Rc<Self>, journal_from: u64) -> Result<(), ArrayError> {
+    /// Puts in place what the journal holds from `journal_from` on. Nothing is served yet. By
+    /// `force` what can be served will be; else an error leaves it all to another start.
+    pub(crate) async fn replay(
+        self: &Rc<Self>,
+        journal_from: u64,
+        force: bool,
+    ) -> Result<(), AssembleError> {
         let (found, tail) = self.find_batches(journal_from).await;
         self.heal_batches(&found).await?;
         let mut ring = VecDeque::new();
@@ -177,7 +182,7 @@ impl Array {
         for (stripe, findings) in &mut stripes {
             let stripe = StripeIndex(*stripe);
             let restored = self.restore_stripe(stripe, findings, tail).await;
-            self.replayed(stripe, findings.holds(), restored)?;
+            self.replayed(stripe, findings.holds(), restored, force)?;
         }
         let given_up = stripes.iter().flat_map(|(stripe, its)| {
             its.given_up.iter().map(|rows| (StripeIndex(*stripe), rows.clone()))
@@ -189,13 +194,13 @@ impl Array {
             let (stripe, holds) = (StripeIndex(stripe), findings.holds());
             if !self.torn_stripes.contains(stripe) {
                 let replayed = self.replay_stripe(stripe, findings).await;
-                self.replayed(stripe, holds, replayed)?;
+                self.replayed(stripe, holds, replayed, force)?;
             }
         }
         self.members.flush().await?;
         match self.drain_journal().await {
             Ok(()) | Err(ArrayError::Lost) => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
         for (stripe, rows) in given_up {
             self.give_up_unsettled(stripe, &rows).await?;
@@ -203,19 +208,22 @@ impl Array {
         Ok(())
     }
 
-    /// Started by force, with too few members: what can be served is.
     fn replayed(
         &self,
         stripe: StripeIndex,
         holds: Vec<Hold>,
         result: Result<(), ArrayError>,
-    ) -> Result<(), ArrayError> {
-        if result == Err(ArrayError::Lost) {
-            self.torn_stripes.insert(stripe);
-            self.kept_batches.borrow_mut().extend(holds);
-            return Ok(());
+        force: bool,
+    ) -> Result<(), AssembleError> {
+        match result {
+            Err(ArrayError::Lost) if force => {
+                self.keep(Begun::Replay { stripe }, holds, ArrayError::Lost);
+                Ok(())
+            }
+            // Its data must not be dropped while an absent member may have the rest.
+            Err(ArrayError::Lost) => Err(AssembleError::Journal { stripe: stripe.0 }),
+            other => Ok(other?),
         }
-        result
     }
 
     /// Entries that do not fit the array are passed over: no build of ours wrote them.
@@ -317,7 +325,7 @@ impl Array {
             missed |= 1 << piece.position & !done.stored;
         }
         // Also a member that is absent now misses this, and must not be believed later.
-        self.members.fence_missed(stripe, missed).await
+        self.fence_bearable(stripe, missed).await
     }
 
     /// Gives every batch back to members that should have it and do not.

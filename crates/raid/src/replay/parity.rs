@@ -104,7 +104,7 @@ impl Array {
             stored = done.stored;
         }
         // Also a member that is absent now misses this, and must not be believed later.
-        self.members.fence_missed(stripe, summed & !stored).await
+        self.fence_bearable(stripe, summed & !stored).await
     }
 }
 
