@@ -42,6 +42,7 @@ mod write;
 mod destage;
 mod replay;
 mod zero;
+mod kept;
 mod give_up;
 mod resync;
 mod rebuild_plan;
