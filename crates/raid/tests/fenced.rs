@@ -123,3 +123,37 @@ fn a_member_that_fails_writes_for_a_while_is_whole_again() {
         }
     });
 }
+
+/// Nobody can tell whether a superblock has arrived that was on its way when the drive was pulled:
+/// it could be one of an array that was started from that drive alone. So all of it is rebuilt.
+#[test]
+fn a_drive_that_was_pulled_while_it_got_a_superblock_is_not_believed() {
+    run(|reactor, steer| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+        pair.array.set_policy(Policy::Journal).await.unwrap();
+        let old = drive_of(&pair);
+        let file = address(pair.file(&old));
+        let superblocks = label::plan(DRIVE_BYTES, 1).unwrap().superblocks.range();
+        let waits = move |its: usize, at: u64| its == file && superblocks.contains(&at);
+        steer.set(move |its, op| match offset(op) {
+            Some(at) if is_write(op) && waits(its, at) => Fate::Waits,
+            _ => Fate::Passes,
+        });
+        pair.write_some(20).await;
+        steer.caught(&reactor, 1).await;
+        pair.array.pull_member(FENCED).unwrap();
+        steer.set(|_, _| Fate::Passes);
+        pair.write_some(20).await;
+        is_stale(&pair).await;
+        assert_eq!(steer.waiting(), 0);
+        let drive = pair.plug_in(&old);
+        pair.array.replace_member(FENCED, drive, [77; 16]).await.unwrap();
+        let member = pair.array.status().members[FENCED.index()].clone();
+        assert!(!member.catches_up && member.drive_uuid == [77; 16]);
+        pair.rebuilt().await;
+        pair.check().await;
+        pair.in_place().await;
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
+}
