@@ -318,7 +318,7 @@ impl Array {
         self.members.fence_missed(stripe, all & !done).await
     }
 
-    /// The same of positions that missed something, if the others are enough: else nobody is fenced.
+    /// The same of positions that missed something, if the others are enough: else none of them.
     pub(crate) async fn fence_bearable(
         &self,
         stripe: StripeIndex,
