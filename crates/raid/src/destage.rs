@@ -83,7 +83,8 @@ impl Array {
             if self.is_stopping() {
                 return None;
             }
-            let before = if journal.is_filling() { u64::MAX } else { self.destage_before.get() };
+            let aged = self.destage_before.get();
+            let before = journal.in_the_way().map_or(aged, |before| before.max(aged));
             if journal.pending.borrow().has_waiting(before) || journal.wants_release() {
                 return Some(before);
             }
@@ -103,7 +104,8 @@ impl Array {
     }
 
     async fn drained_or_filling(&self, deadline: ashlar_reactor::backend::Instant) {
-        let wanted = || self.is_stopping() || self.journal.is_filling();
+        let in_the_way = |before| self.journal.pending.borrow().has_waiting(before);
+        let wanted = || self.is_stopping() || self.journal.in_the_way().is_some_and(in_the_way);
         self.journal.changed.until_or(&self.reactor, deadline, wanted).await;
     }
 

@@ -582,6 +582,17 @@ impl Journal {
         self.waiting_for_room.get() > 0 || self.used_bytes() + parity > self.ring_bytes() / 2
     }
 
+    /// While the ring fills: data of batches before this one should be put in place. The younger
+    /// half is left alone while there is room: a stripe that a log is about to fill would be read.
+    pub(crate) fn in_the_way(&self) -> Option<u64> {
+        if self.waiting_for_room.get() > 0 {
+            return Some(u64::MAX);
+        }
+        let ring = self.ring.borrow();
+        let middle = || ring.get(ring.len() / 2).map(|batch| batch.sequence);
+        (self.is_filling()).then(middle).flatten()
+    }
+
     pub(crate) fn changes(&self) -> u64 {
         self.changes.get()
     }
