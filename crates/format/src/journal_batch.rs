@@ -34,9 +34,10 @@ pub const fn reserve_bytes(parity: u8) -> u64 {
     parity as u64 * (payload + 4 * HEADER_BYTES) + payload + 8 * HEADER_BYTES
 }
 
-/// Bytes of the ring for what it must hold of the parity of so many pending bytes, at most: a
-/// quarter more than the parity itself, for headers and for batches that are not full; or, of
-/// sums, a quarter of the bytes, which is all headers even where each write is of one sector.
+/// Bytes of the ring for what it must hold of the parity of so many pending bytes: a quarter more
+/// than the parity itself, for headers and for batches that are not full; of sums, a quarter of the
+/// bytes, which is nearly all headers. (More is needed while all writes are of one sector, each in
+/// a stripe of its own: then the oldest are put in place one batch after the other.)
 pub const fn parity_bytes_max(parity: u8, pending: u64) -> u64 {
     let itself = if parity > SUMMED_PARITY_MAX { pending } else { 0 };
     parity as u64 * (itself + pending / 4)

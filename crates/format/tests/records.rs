@@ -7,7 +7,7 @@
 use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState, Policy, StoredMember};
 use ashlar_format::bad_blocks::{BadBlocks, StoredBadRange};
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
-use ashlar_format::journal_batch::{EntryKind, JournalBatch, StoredEntry};
+use ashlar_format::journal_batch::{EntryKind, JournalBatch, StoredEntry, parity_sum};
 use ashlar_format::lease::Lease;
 use ashlar_format::record::{Record, RecordError, name_field, open, seal, upgrade};
 use ashlar_format::region_map::{MapKind, RegionMapPage};
@@ -207,4 +207,12 @@ fn sealed_nonsense_is_refused() {
     let mut short = label();
     short.drive_bytes = (1 << 20).into();
     assert!(short.check().is_err());
+}
+
+#[test]
+fn sums_of_parity() {
+    let sums = StoredEntry::new(EntryKind::ParitySums, 76, 4, 4096, 8192);
+    assert_eq!(sums.payload_len(), 16 * 8);
+    // XXH3-64 of 512 zeroes with the seed 0x6464646464646464, by the reference implementation.
+    assert_eq!(parity_sum(&[0x64; 16], &[0; 512]), 0x73ca_52f1_4beb_d14d);
 }

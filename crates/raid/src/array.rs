@@ -25,11 +25,10 @@ use crate::members::{Identity, Member, Members, sector_bytes};
 use crate::mode::Modes;
 use crate::pace::Pace;
 use crate::parity::Kernels;
-use crate::pending::Hold;
 use crate::region_map::{RegionMap, StoredMap};
 use crate::settings::{Settings, SettingsChange};
 use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
-use crate::stored::Torn;
+use crate::stored::{Kept, Torn};
 use crate::stripe_set::StripeSet;
 
 pub struct Array {
@@ -46,8 +45,8 @@ pub struct Array {
     /// Bands that are stored in part, and their stripes.
     pub(crate) torn: RefCell<Vec<Torn>>,
     pub(crate) torn_stripes: StripeSet,
-    /// Batches that must be stored again after a crash, though nothing waits for them now.
-    pub(crate) kept_batches: RefCell<Vec<Hold>>,
+    /// What was begun and could not be finished.
+    pub(crate) kept: RefCell<Vec<Rc<Kept>>>,
     /// What is pending of batches before this one is old enough to be put in place.
     pub(crate) destage_before: Cell<u64>,
     pub(crate) destagers: Cell<u32>,
@@ -171,7 +170,7 @@ impl Array {
             modes: Rc::default(),
             torn: RefCell::default(),
             torn_stripes: StripeSet::none(layout.stripes),
-            kept_batches: RefCell::default(),
+            kept: RefCell::default(),
             destage_before: Cell::new(0),
             destagers: Cell::new(0),
             cannot_zero: Cell::new(false),

@@ -185,6 +185,7 @@ fn members_of(
             catches_up: stored.catches_up == 1 && (state != MemberState::Stale || is_own),
             behind: None,
             own_generation: own.unwrap_or(stored.own_generation.get()),
+            fences: 0,
         });
     }
     Ok(members)

@@ -45,9 +45,10 @@ pub(crate) const AGE_MAX: Duration = Duration::from_millis(500);
 /// Before what could not be stored is tried again.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Stripes that one round takes up.
-const STRIPES_PER_ROUND: usize = 64;
-/// Rounds under way at the same time: while one reads, another writes.
-pub(crate) const DESTAGERS: u32 = 2;
+const STRIPES_PER_ROUND: usize = 32;
+/// Rounds under way at the same time: while some wait for the slowest drive of a step, others keep
+/// the rest busy.
+pub(crate) const DESTAGERS: u32 = 6;
 
 /// A band of a stripe, and what is pending there.
 struct Job {
@@ -65,10 +66,10 @@ impl Array {
         while let Some(before) = self.wait_for_destage().await {
             self.sure().await;
             let mut round = self.destage_round(before).await;
-            if self.journal.is_filling() || self.journal.wants_release() {
+            if self.journal.is_worth_release() || self.journal.wants_release() {
                 round = round.and(self.journal.release().await);
             }
-            self.journal.set_stuck(round.err());
+            self.journal.set_stuck(round.err().or_else(|| self.blocked()));
             if round.is_err() {
                 self.pause(RETRY_AFTER).await;
             }
@@ -121,9 +122,7 @@ impl Array {
             journal.release().await?;
             if journal.oldest() == oldest {
                 round?;
-                if !self.kept_batches.borrow().is_empty() {
-                    return Err(ArrayError::Lost);
-                }
+                self.finish_kept().await?;
                 // Somebody else is about to store it.
                 journal.changed_since(seen).await;
             }
@@ -235,7 +234,7 @@ impl Array {
         let parity = u32::from(self.layout().parity).max(1);
         let rows_max = PAYLOAD_BYTES_MAX / parity / 4096 * 4096;
         let mut jobs = Vec::new();
-        for stripe in stripes.iter().filter(|stripe| self.is_written(**stripe)) {
+        for stripe in stripes.iter().filter(|stripe| self.may_store(**stripe)) {
             let patches = self.journal.pending.borrow().of(*stripe, newest);
             let written: Vec<_> = patches.iter().map(|p| (p.chunk, p.rows.clone())).collect();
             for band in bands(&written, rows_max) {
@@ -248,6 +247,11 @@ impl Array {
         }
         jobs.sort_by_key(|job| job.oldest);
         jobs
+    }
+
+    /// Whether what is pending of the stripe has a place that it can be put in.
+    fn may_store(&self, stripe: StripeIndex) -> bool {
+        self.is_written(stripe) && !self.torn_stripes.contains(stripe)
     }
 
     /// Makes parity entries of the journal of what needs them. Returns what has them, as far as
@@ -370,15 +374,19 @@ impl Array {
         let mut stored: Vec<Stored> =
             bands.iter().map(|(_, stored)| Stored { stored: *stored, no_space: false }).collect();
         let first: Vec<Positions> = bands.iter().map(|(band, _)| self.stored_first(band)).collect();
-        let now = |index: usize| if first[index] == 0 { Positions::MAX } else { first[index] };
-        self.store_some(bands, &mut stored, now).await;
+        let all_at_once = |first: &Positions| if *first == 0 { Positions::MAX } else { *first };
+        let now: Vec<Positions> = first.iter().map(all_at_once).collect();
+        self.store_some(bands, &mut stored, &now).await;
         if first.iter().all(|first| *first == 0) {
             return (stored, Ok(()));
         }
         if let Err(error) = self.journal.flush().await {
             return (stored, Err(error));
         }
-        self.store_some(bands, &mut stored, |index| !now(index)).await;
+        // Where parity has no space its data has to wait.
+        let rest = |(now, stored): (&Positions, &Stored)| if stored.no_space { 0 } else { !now };
+        let later: Vec<Positions> = now.iter().zip(&stored).map(rest).collect();
+        self.store_some(bands, &mut stored, &later).await;
         (stored, Ok(()))
     }
 
@@ -387,14 +395,14 @@ impl Array {
         &self,
         bands: &[(&Updated, Positions)],
         stored: &mut [Stored],
-        now: impl Fn(usize) -> Positions,
+        now: &[Positions],
     ) {
-        let start = |(index, (band, has)): (usize, &(&Updated, Positions))| {
-            let wanted = now(index) & !has;
+        let start = |((band, has), now): (&(&Updated, Positions), &Positions)| {
+            let wanted = now & !has;
             let stores = band.stores.iter().filter(|store| wanted & 1 << store.position != 0);
             self.start_stores(band.stripe, stores)
         };
-        let started: Vec<_> = bands.iter().enumerate().map(start).collect();
+        let started: Vec<_> = bands.iter().zip(now).map(start).collect();
         for (io, stored) in started.into_iter().zip(stored) {
             let done = self.finish_stores(io).await;
             stored.stored |= done.stored;
@@ -448,7 +456,8 @@ impl Array {
     /// Mends these stripes, or it is an error. The caller holds none of them.
     pub(crate) async fn mend_torn_of(&self, stripes: &Range<u64>) -> Result<(), ArrayError> {
         self.mend_torn().await?;
-        if self.is_any_torn(stripes) { Err(ArrayError::Lost) } else { Ok(()) }
+        let finished = self.finish_kept().await;
+        if self.is_any_torn(stripes) { finished.and(Err(ArrayError::Lost)) } else { Ok(()) }
     }
 
     /// Stores what is torn again.

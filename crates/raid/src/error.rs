@@ -77,6 +77,11 @@ pub enum AssembleError {
          the one before it, and lose what was written first since"
     )]
     Unreadable(&'static str),
+    #[error(
+        "what the journal says of stripe {stripe} cannot be done with the members that are here; \
+         attach the absent ones, or use --force to go on, and lose what was written there last"
+    )]
+    Journal { stripe: u64 },
     #[error("no member can be written: {0}")]
     Array(#[from] ArrayError),
 }

@@ -125,8 +125,7 @@ impl Array {
                 journal.changed.until_or(&self.reactor, deadline, changed).await;
             } else {
                 // Whether the oldest can be stored is for others to say.
-                let kept = (!self.kept_batches.borrow().is_empty()).then_some(ArrayError::Lost);
-                return journal.refusal().or(kept).map_or(Ok(()), Err);
+                return journal.refusal().or_else(|| self.blocked()).map_or(Ok(()), Err);
             }
         }
         Ok(())
@@ -167,19 +166,30 @@ impl Array {
     /// At start: bad rows that a crash left unsettled.
     pub(crate) async fn give_up_again(self: &Rc<Self>) -> Result<(), ArrayError> {
         for stripe in self.bad.unsettled() {
-            let _region = self.mark_dirty(stripe).await?;
-            let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
             for (_, rows) in self.bad.of(stripe) {
-                let rows = self.whole_sectors(&rows);
-                match self.give_up_rows(stripe, &rows, false).await {
-                    Ok(_) => {}
-                    // Until the member is back that could have the rest of these rows.
-                    Err(ArrayError::Lost) => self.unsynced.insert(stripe),
-                    Err(error) => return Err(error),
-                }
+                self.give_up_unsettled(stripe, &rows).await?;
             }
         }
         Ok(())
+    }
+
+    /// The same of these rows.
+    pub(crate) async fn give_up_unsettled(
+        self: &Rc<Self>,
+        stripe: StripeIndex,
+        rows: &Range<u32>,
+    ) -> Result<(), ArrayError> {
+        let _region = self.mark_dirty(stripe).await?;
+        let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
+        match self.give_up_rows(stripe, &self.whole_sectors(rows), false).await {
+            Ok(_) => Ok(()),
+            // Until the member is back that could have the rest of these rows.
+            Err(ArrayError::Lost) => {
+                self.unsynced.insert(stripe);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Step 4, for all that was given up before.

@@ -1,10 +1,9 @@
 //! The journal: writes are acknowledged once they stand in it, and are put in place later.
 //!
-//! A batch holds what many requests of one moment have to say (group commit): new bytes, parity
-//! that is about to be stored with bytes of earlier batches, or its sums, stripes that become zero.
-//! It is
-//! written to as many members of one group as may be lost there, plus one. What is acknowledged
-//! and not yet in place is also kept in memory (`pending`), so that reads see it.
+//! A batch holds what many requests of one moment have to say (group commit): new bytes, sums of
+//! parity (or parity) that is about to be stored with bytes of earlier batches, stripes that become
+//! zero. It is written to as many members of one group as may be lost there, plus one. What is
+//! acknowledged and not yet in place is also kept in memory (`pending`), so that reads see it.
 //!
 //! Batches stand in a ring at the same place on every member. Invariants:
 //! - `journal_from` is in the superblock only while every write under way has a batch, and no
@@ -24,6 +23,7 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
+use ashlar_format::array_superblock::MemberState;
 use ashlar_format::journal_batch::{
     ENTRIES_MAX, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, StoredEntry, parity_bytes_max,
     reserve_bytes,
@@ -41,7 +41,7 @@ use crate::dirty::Dirty;
 use crate::error::ArrayError;
 use crate::integrity::Integrity;
 use crate::layout::Positions;
-use crate::members::{Identity, Members};
+use crate::members::{Identity, Member, Members};
 use crate::pending::{Hold, Patch, Pending};
 use crate::status::JournalStatus;
 
@@ -49,6 +49,8 @@ use crate::status::JournalStatus;
 const SEQUENCES_PER_GENERATION_LOG2: u32 = 32;
 /// Small batches that are written at the same time: while they are, others gather for the next.
 const SMALL_COMMITS_MAX: u32 = 4;
+/// This part of the ring is given back at once, unless somebody waits.
+const RELEASED_AT_ONCE: u64 = 16;
 /// Payload that is not divided among several batches.
 const SHARE_BYTES_MIN: u64 = 64 << 10;
 /// Batches that are written at the same time.
@@ -363,8 +365,8 @@ impl Journal {
         entries: &[Entry],
         class: Class,
     ) -> Option<Result<(u64, Hold), ArrayError>> {
-        if self.ring_bytes() == 0 {
-            // No member is left to have it: waiting for room would be for ever.
+        if self.is_nowhere() {
+            // Waiting for room would be for ever.
             return Some(Err(ArrayError::Lost));
         }
         let (sequence, hold) = self.enter(entries, class)?;
@@ -509,11 +511,21 @@ impl Journal {
         }
     }
 
-    /// Bytes of the ring: those of the smallest journal of any member that is here.
+    /// Bytes of the ring: those of the smallest journal of any trusted member. One that is being
+    /// filled takes what fits in its own; the ring is emptied before it is trusted, if that is
+    /// smaller. (Were it to count before, what is in the ring might have no room for its parity.)
     pub(crate) fn ring_bytes(&self) -> u64 {
         let list = self.members.list();
-        let present = list.iter().filter(|member| member.keeps_metadata().is_some());
-        present.map(|member| member.areas.journal.len).min().unwrap_or(0)
+        let smallest = |of: &dyn Fn(&&Member) -> bool| {
+            list.iter().filter(of).map(|member| member.areas.journal.len).min()
+        };
+        let trusted = smallest(&|its| its.state == MemberState::Trusted && its.drive.is_some());
+        trusted.or_else(|| smallest(&|its| its.keeps_metadata().is_some())).unwrap_or(0)
+    }
+
+    /// No member is left to have a batch.
+    fn is_nowhere(&self) -> bool {
+        self.members.list().iter().all(|member| member.keeps_metadata().is_none())
     }
 
     /// Bytes from the oldest batch to the end of the newest.
@@ -590,10 +602,14 @@ impl Journal {
         self.ring.borrow().front().map(|batch| batch.sequence)
     }
 
+    /// Whether it is the hold of the oldest batch.
+    pub(crate) fn is_oldest(&self, hold: &Hold) -> bool {
+        self.ring.borrow().front().is_some_and(|batch| Rc::ptr_eq(&batch.hold, hold))
+    }
+
     /// Why there will be no room, however long somebody waits; `None` if there may be.
     pub(crate) fn refusal(&self) -> Option<ArrayError> {
-        let nowhere = self.ring_bytes() == 0;
-        self.stuck.get().or(nowhere.then_some(ArrayError::Lost))
+        self.stuck.get().or(self.is_nowhere().then_some(ArrayError::Lost))
     }
 
     /// The oldest batches cannot be put in place, or can again (`None`).
@@ -674,10 +690,21 @@ impl Journal {
 
     /// The last batch of those at the front that are in place.
     fn last_in_place(&self) -> Option<u64> {
+        self.in_place().0
+    }
+
+    /// The same, and the bytes of them all.
+    fn in_place(&self) -> (Option<u64>, u64) {
         let ring = self.ring.borrow();
         let in_place =
             |b: &&Batch| Rc::strong_count(&b.hold) == 1 && b.sequence < self.completed.get();
-        ring.iter().take_while(in_place).map(|batch| batch.sequence).last()
+        let all = ring.iter().take_while(in_place);
+        all.fold((None, 0), |(_, bytes), batch| (Some(batch.sequence), bytes + batch.len))
+    }
+
+    /// Whether so much is in place that it is worth a superblock to give it back.
+    pub(crate) fn is_worth_release(&self) -> bool {
+        !self.releasing.get() && self.in_place().1 > self.ring_bytes() / RELEASED_AT_ONCE
     }
 
     /// Whether batches should be released that are in place: somebody waits for their room, or
@@ -718,7 +745,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    fn of(list: &[crate::members::Member], index: usize, end: u64) -> Option<Target> {
+    fn of(list: &[Member], index: usize, end: u64) -> Option<Target> {
         let member = &list[index];
         let drive = member.keeps_metadata().filter(|_| end <= member.areas.journal.len)?.clone();
         let (drive_uuid, ring) = (member.drive_uuid, member.areas.journal.offset);

@@ -49,6 +49,9 @@ pub struct Member {
     pub behind: Option<Rc<Behind>>,
     /// Low half of the generation of the newest superblock on its own drive.
     pub own_generation: u32,
+    /// Times it became stale since the array was started: what was done for it before counts no
+    /// longer, though it may have the same drive again.
+    pub fences: u64,
 }
 
 impl Member {
@@ -68,6 +71,7 @@ impl Member {
             catches_up: false,
             behind: None,
             own_generation: 0,
+            fences: 0,
         }
     }
 
@@ -93,6 +97,7 @@ impl Member {
     /// It is not to be read any more.
     pub fn become_stale(&mut self) {
         self.state = MemberState::Stale;
+        self.fences += 1;
         self.filled = Filled::default();
         self.rebuilt_flushed = 0;
         self.behind = None;

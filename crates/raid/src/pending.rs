@@ -58,6 +58,8 @@ pub(crate) struct Pending {
     present: StripeSet,
     /// Oldest sequence of each stripe that nobody is storing.
     by_age: BTreeSet<(u64, u64)>,
+    /// Stripes that nobody takes up.
+    barred: BTreeSet<u64>,
     bytes: u64,
 }
 
@@ -68,6 +70,7 @@ impl Pending {
             stripes: BTreeMap::new(),
             present: StripeSet::none(stripes),
             by_age: BTreeSet::new(),
+            barred: BTreeSet::new(),
             bytes: 0,
         }
     }
@@ -135,7 +138,7 @@ impl Pending {
             return;
         }
         stripe.oldest = stripe.patches.iter().map(|p| p.sequence).min().unwrap_or(0);
-        if !stripe.busy {
+        if !stripe.busy && !self.barred.contains(&index.0) {
             self.by_age.insert((stripe.oldest, index.0));
         }
         self.present.insert(index);
@@ -183,6 +186,17 @@ impl Pending {
 
     pub(crate) fn put_back(&mut self, stripe: StripeIndex) {
         self.stripes.get_mut(&stripe.0).expect("taken before").busy = false;
+        self.change(stripe, |_| {});
+    }
+
+    /// Nobody takes the stripe up from now on.
+    pub(crate) fn bar(&mut self, stripe: StripeIndex) {
+        self.barred.insert(stripe.0);
+        self.change(stripe, |_| {});
+    }
+
+    pub(crate) fn unbar(&mut self, stripe: StripeIndex) {
+        self.barred.remove(&stripe.0);
         self.change(stripe, |_| {});
     }
 

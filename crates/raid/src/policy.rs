@@ -57,6 +57,8 @@ impl Array {
     pub(crate) async fn begin_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
         // What was written in place must not be undone by a power cut any more: no batch would
         // cure it.
+        // And what was forgotten must not be there again: its parity may not fit it.
+        self.written.settle().await?;
         self.members.flush().await?;
         if self.wanted_mode() == Mode::Journaled {
             self.members.set_journal_from(self.journal.next_sequence());

@@ -2,7 +2,8 @@
 //!
 //! What was never written is zero. A healthy read takes no lock and goes straight into the caller's
 //! memory. A read that must be reconstructed locks its rows, so that no write changes them
-//! half-way. What does not fit its checksum is read again under that lock (`verify.rs`).
+//! half-way. What does not fit its checksum is read again under that lock (`verify.rs`). Where a
+//! request wants a chunk that is away, and others of its stripe, these are read once for both.
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -11,6 +12,7 @@ use ashlar_drive::drive::{Drive, DriveIo};
 use ashlar_drive::error::DriveError;
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::{Buffer, Buffers};
+use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
 use smallvec::SmallVec;
 
@@ -18,6 +20,7 @@ use crate::array::Array;
 use crate::error::ArrayError;
 use crate::hedged_read::HedgedIo;
 use crate::layout::{Piece, Positions};
+use crate::read_plan;
 use crate::verify::{blocks, within};
 use crate::write_plan::each;
 
@@ -47,14 +50,28 @@ impl Array {
         // All are started before the first is waited for; and all are waited for, also after an
         // error, since a drive may still be writing to the caller's memory.
         let mut started: SmallVec<[(Piece, Buffers, Started); 2]> = SmallVec::new();
-        for piece in self.pieces(offset, len) {
-            let into = into.slice(piece.in_request());
-            if self.is_blank_stripe(piece.stripe) && self.written.is_settled() {
-                into.fill_zero();
+        let pieces: SmallVec<[Piece; 2]> = self.pieces(offset, len).collect();
+        let mut together: SmallVec<[_; 1]> = SmallVec::new();
+        for pieces in pieces.chunk_by(|a, b| a.stripe == b.stripe) {
+            if let Some(rows) = self.less_together(pieces) {
+                together.push((pieces, rows));
                 continue;
             }
-            let read = self.start_read(&piece, &into);
-            started.push((piece, into, read));
+            for piece in pieces {
+                let into = into.slice(piece.in_request());
+                if self.is_blank_stripe(piece.stripe) && self.written.is_settled() {
+                    into.fill_zero();
+                    continue;
+                }
+                let read = self.start_read(piece, &into);
+                started.push((piece.clone(), into, read));
+            }
+        }
+        if !together.is_empty() {
+            for piece in self.read_all_together(&together, &into).await {
+                let into = into.slice(piece.in_request());
+                started.push((piece, into, Started::Not));
+            }
         }
         let mut result = Ok(());
         for (piece, into, read) in started {
@@ -105,6 +122,65 @@ impl Array {
             return Started::Not;
         }
         Started::Direct(position, drive.read(at, into.clone()))
+    }
+
+    /// The rows of these pieces of one stripe, if they should be read together: one is away.
+    fn less_together(&self, pieces: &[Piece]) -> Option<Range<u32>> {
+        let stripe = pieces.first()?.stripe;
+        let layout = self.layout_of(stripe);
+        if pieces.len() == 1 || layout.parity == 0 || self.settings().hedge_percent() > 0 {
+            return None;
+        }
+        let rows = read_plan::less_together(layout.data, pieces, self.members.held(stripe))?;
+        let pending = self.journal.pending.borrow().contains(stripe);
+        (!pending && self.agrees(stripe)).then(|| self.whole_sectors(&rows))
+    }
+
+    /// Whether anything of the stripe can be worked out from the rest.
+    fn agrees(&self, stripe: StripeIndex) -> bool {
+        let doubtful = self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe);
+        self.is_written(stripe) && !doubtful && self.bad.of(stripe).is_empty()
+    }
+
+    /// What is left of it is to be read piece by piece.
+    async fn read_all_together(
+        &self,
+        together: &[(&[Piece], Range<u32>)],
+        into: &Buffers,
+    ) -> Vec<Piece> {
+        let reads = together.iter().map(|(pieces, rows)| self.read_together(pieces, rows, into));
+        let done = join_all(reads).await;
+        let left = together.iter().zip(done).filter(|(_, done)| !done);
+        left.flat_map(|((pieces, _), _)| pieces.iter().cloned()).collect()
+    }
+
+    /// Reads pieces of one stripe, some of which are away, from `k` positions. False: each is to be
+    /// read by itself.
+    async fn read_together(&self, pieces: &[Piece], rows: &Range<u32>, into: &Buffers) -> bool {
+        let Some(stripe) = pieces.first().map(|piece| piece.stripe) else { return false };
+        let seen = self.bad.added();
+        let _rows = self.lock_rows(stripe, rows.clone(), Mode::Shared).await;
+        if !self.agrees(stripe) {
+            return false;
+        }
+        let wanted = pieces.iter().fold(0, |bits, piece| bits | 1 << piece.chunk);
+        let Ok(Ok(mut all)) = self.read_any_k(stripe, rows, 0, wanted).await else { return false };
+        let away = all.iter().fold(wanted, |bits, (position, _)| bits & !(1 << position));
+        match self.work_out(stripe, away, &all) {
+            Ok(others) => all.extend(others),
+            Err(_) => return false,
+        }
+        if self.bad.added() != seen {
+            return false;
+        }
+        for piece in pieces {
+            let (_, bytes) = all.iter().find(|(p, _)| *p == piece.chunk).expect("it was wanted");
+            let at = (piece.rows.start - rows.start) as usize;
+            let bytes = Buffers::from(bytes.slice(at..at + piece.len()));
+            into.slice(piece.in_request()).copy_from(&bytes);
+        }
+        self.count(|counters| counters.reconstructed += u64::from(away.count_ones()));
+        true
     }
 
     /// A position that holds the piece, its drive, and where it is there.
@@ -332,12 +408,22 @@ impl Array {
         }
         let mut bad = bad | wanted;
         let have = loop {
-            match self.read_any_k(stripe, rows, bad).await? {
+            match self.read_any_k(stripe, rows, bad, 0).await? {
                 Ok(have) => break have,
                 Err(unreadable) => bad |= unreadable,
             }
         };
-        let len = (rows.end - rows.start) as usize;
+        self.work_out(stripe, wanted, &have)
+    }
+
+    /// Positions from the same rows of `k` others.
+    fn work_out(
+        &self,
+        stripe: StripeIndex,
+        wanted: Positions,
+        have: &[(u8, Buffer)],
+    ) -> Result<SmallVec<[(u8, Buffer); 2]>, ArrayError> {
+        let len = have.first().map_or(0, |(_, buffer)| buffer.len());
         let mut out: SmallVec<[(u8, Buffer); 2]> =
             each(wanted).map(|position| (position, self.reactor.buffer(len))).collect();
         let present: SmallVec<[(usize, &[u8]); 8]> =
@@ -352,20 +438,21 @@ impl Array {
         Ok(out)
     }
 
-    /// Reads rows of `k` positions, data first. The inner error: positions that failed.
-    pub(crate) async fn read_any_k(
+    /// Reads rows of `k` positions, those in `first` before others. The inner error: positions that
+    /// failed.
+    async fn read_any_k(
         &self,
         stripe: StripeIndex,
         rows: &Range<u32>,
         bad: Positions,
+        first: Positions,
     ) -> Result<Result<SmallVec<[(u8, Buffer); 8]>, Positions>, ArrayError> {
         let usable = self.members.held(stripe) & !bad;
-        let wanted = usize::from(self.layout_of(stripe).data);
-        if (usable.count_ones() as usize) < wanted {
+        let layout = self.layout_of(stripe);
+        if usable.count_ones() < u32::from(layout.data) {
             return Err(ArrayError::Lost);
         }
-        let started: SmallVec<[_; 8]> = each(usable)
-            .take(wanted)
+        let started: SmallVec<[_; 8]> = each(read_plan::sources(&layout, stripe, usable, first))
             .map(|p| (p, self.start_position(stripe, p, rows).expect("held a moment ago")))
             .collect();
         let (mut have, mut failed) = (SmallVec::new(), 0);

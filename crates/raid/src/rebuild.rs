@@ -38,19 +38,34 @@ use crate::write_plan::each;
 /// Between two superblocks that say how far it is.
 const SAVE_PERIOD: Duration = Duration::from_secs(2);
 
-/// A member that is filled, and the drive it had when that began: another drive in its place must
-/// not inherit what was done for this one.
+/// A member that is filled, and what it was when that began: another drive in its place must not
+/// inherit what was done for this one, nor the same drive after it missed something meanwhile.
 #[derive(Clone)]
 struct Target {
     index: MemberIndex,
     drive_uuid: [u8; 16],
     drive: Rc<Drive>,
+    fences: u64,
+}
+
+impl Target {
+    /// `None`: it does not wait to be filled.
+    fn of(index: usize, member: &Member) -> Option<Target> {
+        let drive = member.alive().filter(|_| member.state == MemberState::Rebuilding)?.clone();
+        let (index, drive_uuid) = (MemberIndex::new(index), member.drive_uuid);
+        Some(Target { index, drive_uuid, drive, fences: member.fences })
+    }
+
+    /// Whether the member is still what it was.
+    fn is_still(&self, member: &Member) -> bool {
+        Target::of(self.index.index(), member).as_ref() == Some(self)
+    }
 }
 
 impl PartialEq for Target {
     fn eq(&self, other: &Target) -> bool {
         let same = self.index == other.index && self.drive_uuid == other.drive_uuid;
-        same && Rc::ptr_eq(&self.drive, &other.drive)
+        same && self.fences == other.fences && Rc::ptr_eq(&self.drive, &other.drive)
     }
 }
 
@@ -120,12 +135,7 @@ impl Array {
     /// Members that wait to be filled, or to be trusted.
     fn rebuilding(&self, given_up: &[Target]) -> Vec<Target> {
         let list = self.members.list();
-        let members = list.iter().enumerate();
-        let waiting = members.filter(|(_, its)| its.state == MemberState::Rebuilding);
-        let targets = waiting.filter_map(|(index, its)| {
-            let (index, drive_uuid) = (MemberIndex::new(index), its.drive_uuid);
-            Some(Target { index, drive_uuid, drive: its.alive()?.clone() })
-        });
+        let targets = list.iter().enumerate().filter_map(|(index, its)| Target::of(index, its));
         targets.filter(|target| !given_up.contains(target)).collect()
     }
 
@@ -281,9 +291,7 @@ impl Array {
     fn data_of(&self, target: &Target) -> Option<u64> {
         let list = self.members.list();
         let member = &list[target.index.index()];
-        let drive = member.alive().filter(|drive| Rc::ptr_eq(drive, &target.drive))?;
-        let same = drive.is_alive() && member.drive_uuid == target.drive_uuid;
-        (same && member.state == MemberState::Rebuilding).then_some(member.areas.data.offset)
+        target.is_still(member).then_some(member.areas.data.offset)
     }
 
     /// Writes what members should hold of one stripe, which is locked.
@@ -369,6 +377,10 @@ impl Array {
         if self.data_of(target).is_none() {
             return Err("its drive is gone".into());
         }
+        // A ring that is larger than its journal is emptied, and nobody writes until it is trusted.
+        let own = self.members.list()[target.index.index()].areas.journal.len;
+        let shrinks = state == MemberState::Trusted && own < self.journal.ring_bytes();
+        let _pause = if shrinks { Some(self.modes.pause(&self.reactor).await) } else { None };
         // Batches that were written without the member are on fewer members than they should be
         // once another one may be lost again; and a replay would store what they say of its stripes
         // over what was rebuilt since.
@@ -386,11 +398,13 @@ impl Array {
             let labelled = self.write_label(target.index, &member).await;
             labelled.map_err(|error| error.to_string())?;
         }
+        // What was passed over as blank must be so after a crash, too.
+        self.written.settle().await.map_err(|error| error.to_string())?;
         self.write_sums().await.map_err(|error| error.to_string())?;
         target.drive.flush().await.map_err(|error| error.to_string())?;
         let changed = self.members.change(target.index, |member| {
             // It may have been fenced, or replaced, while the flush ran.
-            if member.state == MemberState::Rebuilding && member.drive_uuid == target.drive_uuid {
+            if target.is_still(member) {
                 member.state = state;
                 member.rebuilt_flushed = first_gap;
                 if state == MemberState::Trusted {

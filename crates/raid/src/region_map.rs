@@ -65,8 +65,17 @@ struct Region {
 struct Page {
     sequence: Cell<u64>,
     writing: Cell<bool>,
-    /// A write of it failed: what the members have of it, a start would have to find out.
-    unsettled: Cell<bool>,
+    /// Counts what makes it unknown what a start would find of it: regions that were taken out, and
+    /// writes that failed.
+    doubts: Cell<u64>,
+    /// As many of them are over: it was written since.
+    settled: Cell<u64>,
+}
+
+impl Page {
+    fn doubt(&self) {
+        self.doubts.set(self.doubts.get() + 1);
+    }
 }
 
 pub struct RegionMap {
@@ -94,7 +103,8 @@ impl RegionMap {
         let page = |number: u64| Page {
             sequence: Cell::new(stored.sequences.get(to_usize(number)).copied().unwrap_or(0)),
             writing: Cell::new(false),
-            unsettled: Cell::new(false),
+            doubts: Cell::new(0),
+            settled: Cell::new(0),
         };
         let outside = stored.inside.iter().filter(|inside| !**inside).count() as u64;
         Rc::new(RegionMap {
@@ -184,6 +194,7 @@ impl RegionMap {
             pages.push(to_usize(region.0 / REGIONS_PER_PAGE));
         }
         pages.dedup();
+        pages.iter().for_each(|page| self.pages[*page].doubt());
         let mut result = Ok(());
         for page in pages {
             result = result.and(self.write_page(page).await);
@@ -191,16 +202,17 @@ impl RegionMap {
         result
     }
 
-    /// Whether the members have what is in memory, as far as that was waited for.
+    /// Whether all that is outside would be so after a crash, too.
     pub fn is_settled(&self) -> bool {
-        self.pages.iter().all(|page| !page.unsettled.get())
+        self.pages.iter().all(|page| page.settled.get() == page.doubts.get())
     }
 
-    /// Writes again what the members may not have.
+    /// Makes it so, as far as it concerns what is outside now.
     pub async fn settle(&self) -> Result<(), ArrayError> {
         for (number, page) in self.pages.iter().enumerate() {
-            if page.unsettled.get() {
-                self.write_page(number).await?;
+            let doubts = page.doubts.get();
+            while page.settled.get() < doubts {
+                self.write_page_or_wait(number).await?;
             }
         }
         Ok(())
@@ -242,7 +254,9 @@ impl RegionMap {
         }
         self.pages[page].writing.set(true);
         let result = self.write_page_now(page).await;
-        self.pages[page].unsettled.set(result.is_err());
+        if result.is_err() {
+            self.pages[page].doubt();
+        }
         self.pages[page].writing.set(false);
         self.waiting.wake_all(&self.reactor);
         result
@@ -253,6 +267,7 @@ impl RegionMap {
         self.members.settled().await?;
         let sequence = self.pages[page].sequence.get() + 1;
         self.pages[page].sequence.set(sequence);
+        let doubts = self.pages[page].doubts.get();
         let first = page * to_usize(REGIONS_PER_PAGE);
         let (record, wanted) = {
             let regions = self.regions.borrow();
@@ -261,6 +276,7 @@ impl RegionMap {
             (self.record(page, region_stripes, &wanted), wanted)
         };
         self.write_to_all(&record, sequence).await?;
+        self.pages[page].settled.set(doubts);
         for (index, wanted) in wanted.iter().enumerate() {
             let region = &mut self.regions.borrow_mut()[first + index];
             if *wanted && region.wanted && !region.durable {

@@ -28,13 +28,14 @@ use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::join::join_all;
 
 use crate::array::Array;
-use crate::error::ArrayError;
+use crate::error::{ArrayError, AssembleError};
 use crate::journal::{Batch, NewData, batch_bytes, write_copy};
 use crate::label;
 use crate::layout::Positions;
 use crate::members::Keeper;
 use crate::pending::{Hold, Patch};
-use crate::stored::Store;
+use crate::stored::{Begun, Store};
+use crate::verify::within;
 use crate::write_plan::{bands, bits, each};
 
 mod parity;
@@ -66,7 +67,7 @@ impl Found {
     }
 
     /// Entries with their bytes.
-    fn entries(&self) -> impl Iterator<Item = (EntryKind, Piece)> {
+    fn entries(&self) -> impl Iterator<Item = Piece> {
         let mut at = 0;
         self.batch.entries().iter().filter_map(move |stored| {
             let len = stored.payload_len() as usize;
@@ -75,7 +76,7 @@ impl Found {
             let row = stored.row.get();
             let kind = stored.kind().ok()?;
             let piece = Piece {
-                is_summed: kind == EntryKind::ParitySums,
+                kind,
                 sequence: self.sequence(),
                 stripe: StripeIndex(stored.stripe.get()),
                 position: stored.position,
@@ -87,7 +88,7 @@ impl Found {
                     oldest: stored.oldest.get(),
                 },
             };
-            Some((kind, piece))
+            Some(piece)
         })
     }
 }
@@ -95,15 +96,28 @@ impl Found {
 /// What a batch says of rows of one position. Of zeroes: `rows` counts stripes from `stripe`.
 #[derive(Clone)]
 struct Piece {
+    kind: EntryKind,
     sequence: u64,
     stripe: StripeIndex,
     position: u8,
     rows: Range<u32>,
+    /// `None`: they are zeroes, or stand in place.
     bytes: Option<Buffer>,
     /// Of parity.
     data: NewData,
-    /// `bytes` are sums.
-    is_summed: bool,
+}
+
+impl Piece {
+    /// Some of its rows.
+    fn part(&self, rows: &Range<u32>) -> Piece {
+        let bytes = self.bytes.as_ref().map(|bytes| bytes.slice(within(&self.rows, rows)));
+        Piece { rows: rows.clone(), bytes, ..self.clone() }
+    }
+
+    /// Some of its rows, which were stored.
+    fn stands(&self, rows: &Range<u32>) -> Piece {
+        Piece { rows: rows.clone(), bytes: None, ..self.clone() }
+    }
 }
 
 /// All that is found of one stripe, oldest first.
@@ -113,6 +127,8 @@ struct Findings {
     parity: Vec<Piece>,
     /// The last one to make it zero.
     zeroed_at: Option<u64>,
+    /// Rows that were given up, and whose parity is made anew when their data is in place.
+    given_up: Vec<Range<u32>>,
 }
 
 impl Findings {
@@ -143,8 +159,13 @@ impl Findings {
 }
 
 impl Array {
-    /// Puts in place what the journal holds from `journal_from` on. Nothing is served yet.
-    pub(crate) async fn replay(self: &Rc<Self>, journal_from: u64) -> Result<(), ArrayError> {
+    /// Puts in place what the journal holds from `journal_from` on. Nothing is served yet. By
+    /// `force` what can be served will be; else an error leaves it all to another start.
+    pub(crate) async fn replay(
+        self: &Rc<Self>,
+        journal_from: u64,
+        force: bool,
+    ) -> Result<(), AssembleError> {
         let (found, tail) = self.find_batches(journal_from).await;
         self.heal_batches(&found).await?;
         let mut ring = VecDeque::new();
@@ -153,62 +174,67 @@ impl Array {
             let hold = Hold::default();
             let (sequence, at, len) = (one.sequence(), one.at, one.len());
             ring.push_back(Batch { sequence, at, len, hold: hold.clone() });
-            for (kind, piece) in one.entries() {
-                self.sort_in(&mut stripes, kind, piece, &hold);
+            for piece in one.entries() {
+                self.sort_in(&mut stripes, piece, &hold);
             }
         }
         *self.journal.ring.borrow_mut() = ring;
         for (stripe, findings) in &mut stripes {
             let stripe = StripeIndex(*stripe);
             let restored = self.restore_stripe(stripe, findings, tail).await;
-            self.replayed(stripe, findings.holds(), restored)?;
+            self.replayed(stripe, findings.holds(), restored, force)?;
         }
+        let given_up = stripes.iter().flat_map(|(stripe, its)| {
+            its.given_up.iter().map(|rows| (StripeIndex(*stripe), rows.clone()))
+        });
+        let given_up: Vec<(StripeIndex, Range<u32>)> = given_up.collect();
         // No data is stored before its parity is durable.
         self.members.flush().await?;
         for (stripe, findings) in stripes {
             let (stripe, holds) = (StripeIndex(stripe), findings.holds());
             if !self.torn_stripes.contains(stripe) {
                 let replayed = self.replay_stripe(stripe, findings).await;
-                self.replayed(stripe, holds, replayed)?;
+                self.replayed(stripe, holds, replayed, force)?;
             }
         }
         // Before anything is written into bad rows: what is would be given up, too.
         self.give_up_again().await?;
         self.members.flush().await?;
         match self.drain_journal().await {
-            Err(ArrayError::Lost) => Ok(()),
-            drained => drained,
+            Ok(()) | Err(ArrayError::Lost) => {}
+            Err(error) => return Err(error.into()),
         }
+        for (stripe, rows) in given_up {
+            self.give_up_unsettled(stripe, &rows).await?;
+        }
+        Ok(())
     }
 
-    /// Started by force, with too few members: what can be served is.
     fn replayed(
         &self,
         stripe: StripeIndex,
         holds: Vec<Hold>,
         result: Result<(), ArrayError>,
-    ) -> Result<(), ArrayError> {
-        if result == Err(ArrayError::Lost) {
-            self.torn_stripes.insert(stripe);
-            self.kept_batches.borrow_mut().extend(holds);
-            return Ok(());
+        force: bool,
+    ) -> Result<(), AssembleError> {
+        match result {
+            Err(ArrayError::Lost) if force => {
+                self.keep(Begun::Replay { stripe }, holds, ArrayError::Lost);
+                Ok(())
+            }
+            // Its data must not be dropped while an absent member may have the rest.
+            Err(ArrayError::Lost) => Err(AssembleError::Journal { stripe: stripe.0 }),
+            other => Ok(other?),
         }
-        result
     }
 
     /// Entries that do not fit the array are passed over: no build of ours wrote them.
-    fn sort_in(
-        &self,
-        stripes: &mut BTreeMap<u64, Findings>,
-        kind: EntryKind,
-        piece: Piece,
-        hold: &Hold,
-    ) {
+    fn sort_in(&self, stripes: &mut BTreeMap<u64, Findings>, piece: Piece, hold: &Hold) {
         let layout = self.layout_of(piece.stripe);
         let moved = self.identity.restripe().is_some_and(|its| piece.stripe.0 < its.cursor);
         let first = piece.stripe.0;
         let fits = piece.rows.end <= layout.chunk_bytes && first < layout.stripes;
-        match kind {
+        match piece.kind {
             // The superblock says whether the stripe has its new shape.
             EntryKind::Moved if !moved => {}
             EntryKind::Data | EntryKind::Moved if fits && piece.position < layout.data => {
@@ -257,12 +283,8 @@ impl Array {
         findings: Findings,
     ) -> Result<(), ArrayError> {
         let _touched = self.touch(stripe);
-        let mut cured: Vec<Range<u32>> = Vec::new();
         for band in findings.bands() {
-            for rows in outside(&band[0].rows, &cured) {
-                self.cure(stripe, &rows, band, &findings).await?;
-            }
-            cured.push(band[0].rows.clone());
+            self.cure(stripe, band, &findings).await?;
         }
         for (piece, hold) in findings.data {
             let Some(bytes) = piece.bytes else { continue };
@@ -285,20 +307,19 @@ impl Array {
     async fn cure(
         &self,
         stripe: StripeIndex,
-        rows: &Range<u32>,
         band: &[Piece],
         findings: &Findings,
     ) -> Result<(), ArrayError> {
+        let rows = &band[0].rows;
         let data = findings.new_data(&band[0].data, rows).ok_or(ArrayError::Lost)?;
         let pieces = data.into_iter().chain(band);
         let mut missed: Positions = 0;
         for piece in pieces {
-            // Parity that had sums stands already.
-            let Some(bytes) = piece.bytes.as_ref().filter(|_| !piece.is_summed) else { continue };
-            let (start, end) = (piece.rows.start.max(rows.start), piece.rows.end.min(rows.end));
-            let at = |row: u32| (row - piece.rows.start) as usize;
-            let bytes = Buffers::from(bytes.slice(at(start)..at(end)));
-            let store = [Store { position: piece.position, row: start, bytes }];
+            let part = piece.rows.start.max(rows.start)..piece.rows.end.min(rows.end);
+            let Piece { position, rows, bytes: Some(bytes), .. } = piece.part(&part) else {
+                continue;
+            };
+            let store = [Store { position, row: rows.start, bytes: bytes.into() }];
             let done = self.finish_stores(self.start_stores(stripe, &store)).await;
             if done.no_space {
                 return Err(ArrayError::NoSpace);
@@ -306,7 +327,7 @@ impl Array {
             missed |= 1 << piece.position & !done.stored;
         }
         // Also a member that is absent now misses this, and must not be believed later.
-        self.members.fence_missed(stripe, missed).await
+        self.fence_bearable(stripe, missed).await
     }
 
     /// Gives every batch back to members that should have it and do not.

@@ -47,6 +47,7 @@ use crate::mode::Mode;
 use crate::pending::{Hold, Patch};
 use crate::shift::Shift;
 use crate::status::ArrayState;
+use crate::stored::Begun;
 
 /// Bytes that are moved at a time, unless a stripe has more: so long others wait for them.
 const WINDOW_BYTES: u64 = 2 << 20;
@@ -311,8 +312,8 @@ impl Array {
         self.identity.set_restripe(Some(Restripe { saved: cursor, ..restripe }));
         if let Err(error) = self.save_for_sure().await {
             // Some members may say so: then these batches are all there is of the window.
-            let holds = written.into_iter().map(|(_, _, hold)| hold);
-            self.kept_batches.borrow_mut().extend(holds);
+            let holds = written.into_iter().map(|(_, _, hold)| hold).collect();
+            self.keep(Begun::Moving, holds, error);
             return Err(error);
         }
         self.identity.set_restripe(Some(Restripe { cursor, saved: cursor, ..restripe }));

@@ -138,6 +138,8 @@ impl Array {
             rounds_until_look = rounds_until_look.saturating_sub(1);
             if rounds_until_look == 0 {
                 self.compare_drives();
+                // What is left is tried again.
+                let _ = self.finish_kept().await;
                 rounds_until_look = LOOK_ROUNDS;
             }
             if self.journal.refusal().is_some() {

@@ -170,10 +170,10 @@ impl Array {
         if let Some((host, claim)) = options.host.zip(claim) {
             array.hold(host, claim);
         }
-        if let Err(error) = array.bring_up(journal_from).await {
+        if let Err(error) = array.bring_up(journal_from, options.force).await {
             array.release().await;
             let lost_to = array.status().lost_to;
-            return Err(lost_to.map_or(error.into(), |host| AssembleError::InUse { host }));
+            return Err(lost_to.map_or(error, |host| AssembleError::InUse { host }));
         }
         array.run();
         array.start_rebuild();
@@ -183,7 +183,11 @@ impl Array {
     }
 
     /// Makes what the drives say the state of an array that may be written to.
-    async fn bring_up(self: &Rc<Self>, journal_from: u64) -> Result<(), ArrayError> {
+    async fn bring_up(
+        self: &Rc<Self>,
+        journal_from: u64,
+        force: bool,
+    ) -> Result<(), AssembleError> {
         self.sure().await;
         self.dirty.map.write_all_anew().await?;
         self.dirty.missed.write_all_anew().await?;
@@ -207,7 +211,7 @@ impl Array {
             }
             self.give_up_again().await?;
         } else {
-            self.replay(journal_from).await?;
+            self.replay(journal_from, force).await?;
             self.modes.set(Mode::Journaled);
         }
         self.members.set_behind(&self.dirty.behind());

@@ -1,9 +1,12 @@
-//! A band of a stripe on its way to the members: what goes where, and what has arrived.
+//! What is on its way to the members: what goes where, what has arrived, what is left to be done.
+
+use std::ops::Range;
 
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::Buffers;
 use smallvec::SmallVec;
 
+use crate::error::ArrayError;
 use crate::layout::Positions;
 use crate::pending::Hold;
 use crate::write_plan::Band;
@@ -49,4 +52,27 @@ pub(crate) struct Torn {
     pub(crate) newest: u64,
     /// Its batches, those of its parity too.
     pub(crate) _holds: Vec<Hold>,
+}
+
+/// What was begun and could not be finished (see `kept`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
+    /// By the batch of this sequence, of stripes of one region.
+    Zeroing {
+        stripes: Range<u64>,
+        sequence: u64,
+    },
+    Forgetting,
+    Moving,
+    Replay {
+        stripe: StripeIndex,
+    },
+}
+
+pub(crate) struct Kept {
+    pub(crate) begun: Begun,
+    /// Its batches.
+    pub(crate) holds: Vec<Hold>,
+    /// Why it was not finished.
+    pub(crate) error: ArrayError,
 }

@@ -319,7 +319,7 @@ impl Array {
     /// Whether a write of this data chunk could be kept.
     pub(crate) fn can_store(&self, stripe: StripeIndex, chunk: u8) -> bool {
         let layout = self.layout_of(stripe);
-        if !self.is_written(stripe) && !self.members.serves_all() {
+        if self.is_stranded(stripe) || !self.is_written(stripe) && !self.members.serves_all() {
             return false;
         }
         let writable = self.members.held(stripe);

@@ -191,15 +191,28 @@ impl Array {
         }
         let written: SmallVec<[_; 4]> = new.iter().map(|n| (n.chunk, n.rows.clone())).collect();
         let mut started: SmallVec<[_; 3]> = SmallVec::new();
+        let (mut ready, mut failed) = (SmallVec::<[_; 3]>::new(), None);
         for band in bands(&written, u32::MAX) {
-            started.push(self.start_update(stripe, band, &new)?);
+            match self.start_update(stripe, band, &new) {
+                Ok(update) => started.push(update),
+                Err(error) => failed = Some(error),
+            }
         }
-        let mut stores: SmallVec<[_; 3]> = SmallVec::new();
+        // Nothing that was started is left behind, and nothing is stored unless all can be.
         for update in started {
-            let updated = self.finish_update(update).await?;
-            let io = self.start_stores(stripe, &updated.stores);
-            stores.push((updated, io));
+            match self.finish_update(update).await {
+                Ok(updated) => ready.push(updated),
+                Err(error) => failed = Some(error),
+            }
         }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let start = |updated: Updated| {
+            let io = self.start_stores(stripe, &updated.stores);
+            (updated, io)
+        };
+        let stores: SmallVec<[_; 3]> = ready.into_iter().map(start).collect();
         let mut result = Ok(());
         for (updated, io) in stores {
             let done = self.finish_stores(io).await;

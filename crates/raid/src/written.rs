@@ -6,7 +6,9 @@
 //! - a region becomes written while all its stripes are locked: what is read of it is either from
 //!   before, and zero, or from zeroes that are durable on every member that can be read;
 //! - it is forgotten while all its stripes are locked; who holds a row's lock can rely on what
-//!   `is_written` says.
+//!   `is_written` says;
+//! - that it was forgotten is told to nobody, and nothing durable rests on it (a clean dirty map, a
+//!   journal that covers all, the progress of a rebuild), before the members have it (`settle`).
 //!
 //! Write order of `make_written`, and what a crash leaves at each step:
 //! 1. the region is dirty, durably (nothing is known of it yet)
@@ -37,6 +39,7 @@ use crate::journal::{Class, Entry};
 use crate::layout::Layout;
 use crate::mode::Mode;
 use crate::pending::Hold;
+use crate::stored::Begun;
 
 /// Stripes that are forgotten under one set of locks, unless a region is larger.
 const STRIPES_AT_ONCE: u64 = 1024;
@@ -176,7 +179,9 @@ impl Array {
         let regions: Vec<RegionIndex> = regions.map(RegionIndex).collect();
         if let Err(error) = self.written.remove(&regions).await {
             // Until the members know, a crash must make it zero.
-            self.kept_batches.borrow_mut().extend(hold);
+            if let Some(hold) = hold {
+                self.keep(Begun::Forgetting, vec![hold], error);
+            }
             return Err(error);
         }
         self.bad.remove_stripes(stripes.clone());

@@ -18,6 +18,7 @@ use crate::error::ArrayError;
 use crate::journal::{Class, Entry};
 use crate::layout::{Layout, Positions};
 use crate::mode::Mode;
+use crate::stored::Begun;
 use crate::write_plan::{bits, each};
 
 /// Stripes that are zeroed under one set of locks.
@@ -40,7 +41,6 @@ impl Array {
         if !self.contains(offset, len) {
             return Err(ArrayError::Range);
         }
-        self.written.settle().await?;
         loop {
             if self.is_restriping() {
                 return self.write_zero_bytes(offset, offset + len).await;
@@ -51,7 +51,8 @@ impl Array {
                 self.zero_range(&layout, part).await?;
             }
             if self.forget(whole, &layout).await? {
-                return Ok(());
+                // What was blank may be about to become so, for somebody else.
+                return self.written.settle().await;
             }
         }
     }
@@ -63,7 +64,6 @@ impl Array {
         if !self.contains(offset, len) {
             return Err(ArrayError::Range);
         }
-        self.written.settle().await?;
         // While members are being added nothing is given back.
         while !self.is_restriping() {
             let layout = self.layout();
@@ -75,7 +75,7 @@ impl Array {
                 break;
             }
         }
-        Ok(())
+        self.written.settle().await
     }
 
     /// A range in one region.
@@ -234,21 +234,22 @@ impl Array {
             if self.is_written(StripeIndex(stripes.start))
                 && let Err(error) = self.zero_in_place(stripes.clone()).await
             {
-                // Half of it may be done: after a crash it must be done whole.
-                self.kept_batches.borrow_mut().push(hold);
-                stripes.for_each(|stripe| self.torn_stripes.insert(StripeIndex(stripe)));
+                // Half of it may be done: it must be done whole.
+                self.keep(Begun::Zeroing { stripes, sequence }, vec![hold], error);
                 return Err(error);
             }
-            self.bad.remove_stripes(stripes.clone());
-            let mut pending = self.journal.pending.borrow_mut();
-            for stripe in stripes.clone() {
-                pending.remove_stripe(StripeIndex(stripe), sequence);
-            }
-            drop(pending);
+            self.is_zero(&stripes, sequence);
             drop(hold);
             self.journal.note_change();
             return Ok(());
         }
+    }
+
+    /// The batch of this sequence has made the stripes zero in place.
+    pub(crate) fn is_zero(&self, stripes: &Range<u64>, sequence: u64) {
+        self.bad.remove_stripes(stripes.clone());
+        let mut pending = self.journal.pending.borrow_mut();
+        stripes.clone().for_each(|stripe| pending.remove_stripe(StripeIndex(stripe), sequence));
     }
 
     /// Locks all sectors of these stripes that may be written in parts.
@@ -315,6 +316,18 @@ impl Array {
     ) -> Result<(), ArrayError> {
         let all = bits(0..self.layout_of(stripe).positions());
         self.members.fence_missed(stripe, all & !done).await
+    }
+
+    /// The same of positions that missed something, if the others are enough: else none of them.
+    pub(crate) async fn fence_bearable(
+        &self,
+        stripe: StripeIndex,
+        missed: Positions,
+    ) -> Result<(), ArrayError> {
+        if missed != 0 && !self.can_do_with(stripe, self.members.held(stripe) & !missed) {
+            return Err(ArrayError::Lost);
+        }
+        self.members.fence_missed(stripe, missed).await
     }
 
     /// Whether these positions are enough to read all of the stripe.

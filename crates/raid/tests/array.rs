@@ -1,6 +1,6 @@
 //! Goal: every level keeps what was written: healthy, degraded, rebuilt, and after a restart.
 //! Method: arrays on RAM drives, random reads and writes against a plain copy of the bytes.
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod pair;
 
@@ -44,6 +44,36 @@ fn healthy_arrays_of_every_level() {
             }
         }
     });
+}
+
+/// A whole stripe costs as many reads as it has data chunks, whichever member is away.
+#[test]
+fn a_stripe_with_a_member_away_is_read_once() {
+    run(|reactor| async move {
+        for (level, members) in [(Level::Raid5, 5), (Level::Raid6, 6), (Level::Raid7, 7)] {
+            let mut pair = Pair::new(&reactor, level, members, 512).await;
+            let new: Vec<u8> = (0..pair.bytes.len()).map(|i| (i / 512 * 7 + i) as u8).collect();
+            for (at, part) in new.chunks(1 << 20).enumerate() {
+                pair.put(at << 20, part).await;
+            }
+            pair.in_place().await;
+            pair.array.pull_member(MemberIndex(1)).unwrap();
+            let stripe = pair.array.stripe_bytes() as usize;
+            let data = u64::from(pair.array.layout().data);
+            for at in (0..20).map(|index| index * stripe) {
+                let before = reads(&pair.array);
+                assert!(pair.read(at, stripe).await.unwrap() == pair.bytes[at..at + stripe]);
+                assert_eq!(reads(&pair.array) - before, data, "{level:?} at {at}");
+            }
+            pair.check().await;
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+/// Of all drives.
+fn reads(array: &Array) -> u64 {
+    array.status().members.iter().flat_map(|m| &m.drive).map(|drive| drive.counters().reads).sum()
 }
 
 #[test]

@@ -12,10 +12,17 @@ use crate::op::{Device, DeviceId, Done, Op, Ticket};
 #[derive(Default)]
 pub struct VirtualBackend {
     now: Instant,
-    models: Vec<Model>,
+    /// `None`: let go, and its memory free.
+    models: Vec<Option<Model>>,
     /// When to tell; at one moment, in the order of submission.
     due: BTreeMap<(Instant, u64), (Ticket, Op)>,
     submitted: u64,
+}
+
+impl VirtualBackend {
+    fn model(&mut self, device: DeviceId) -> &mut Model {
+        self.models[device.0 as usize].as_mut().expect("let go when nothing is under way on it")
+    }
 }
 
 impl Backend for VirtualBackend {
@@ -27,17 +34,18 @@ impl Backend for VirtualBackend {
         let Device::Model { bytes, iops, bytes_per_second, latency } = device else {
             panic!("virtual time is for modelled drives only");
         };
-        self.models.push(Model::new(bytes, iops, bytes_per_second, latency));
+        self.models.push(Some(Model::new(bytes, iops, bytes_per_second, latency)));
         DeviceId(u32::try_from(self.models.len() - 1).expect("few drives"))
     }
 
     fn unregister(&mut self, device: DeviceId) {
-        assert!((device.0 as usize) < self.models.len(), "let go twice");
+        assert!(self.models[device.0 as usize].take().is_some(), "let go twice");
     }
 
     fn submit(&mut self, ticket: Ticket, op: &Op) {
         let device = op.device().expect("nothing in virtual time has a descriptor");
-        let at = self.models[device.0 as usize].answer_at(op, self.now);
+        let now = self.now;
+        let at = self.model(device).answer_at(op, now);
         self.due.insert((at, self.submitted), (ticket, op.clone()));
         self.submitted += 1;
     }
@@ -46,7 +54,7 @@ impl Backend for VirtualBackend {
         let later = self.due.split_off(&(self.now.after(Duration::from_nanos(1)), 0));
         for (ticket, op) in std::mem::replace(&mut self.due, later).into_values() {
             let device = op.device().expect("looked at when it was submitted");
-            let outcome = self.models[device.0 as usize].run_now(&op);
+            let outcome = self.model(device).run_now(&op);
             done.push(Done { ticket, outcome });
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::block_sums::{BLOCKS_PER_PAGE, PAGE_BYTES};
-use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_format::units::{Area, MemberIndex, StripeIndex};
 use ashlar_pool::error::PoolError;
 use ashlar_raid::error::{ArrayError, ChangeError};
 use ashlar_reactor::prng::Prng;
@@ -29,6 +29,7 @@ enum Act {
     Latent,
     Lie,
     Slow,
+    Refusal,
     Scrub,
     PoolChange,
     PolicyChange,
@@ -80,6 +81,8 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.lies != Lies::None, Act::Lie),
         (plan.lies != Lies::None, Act::Lie),
         (plan.slow, Act::Slow),
+        (plan.refusals, Act::Refusal),
+        (plan.refusals, Act::Refusal),
         (plan.scrubs, Act::Scrub),
         (plan.pool_changes, Act::PoolChange),
         (plan.policy_changes, Act::PolicyChange),
@@ -119,12 +122,7 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
                 give_spare(life, index, prng).await;
             }
         }
-        Act::Rebuild => {
-            life.note(|| "rebuild what can be".into());
-            let fleet = life.fleet.clone();
-            let done = life.array.rebuild(|| fleet.borrow_mut().new_uuid(255)).await;
-            life.note(|| format!("rebuild: {done:?}"));
-        }
+        Act::Rebuild => rebuild(life).await,
         Act::Latent => latent(life, index, drive, prng),
         Act::Lie => lie(life, index, drive, prng),
         Act::Slow => {
@@ -134,6 +132,7 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
             drive.slow_factor = [10, 100, 1000][prng.index(3)];
             drive.slow_until_ns = until;
         }
+        Act::Refusal => refusal(life, index, drive, prng),
         Act::Scrub => {
             let (stop, repair) = (prng.chance(1, 4), prng.chance(1, 2));
             let done = if stop { life.array.stop_scrub() } else { life.array.start_scrub(repair) };
@@ -145,6 +144,37 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
         Act::Add => add_members(life, prng).await,
     }
     life.fleet.borrow_mut().refresh(&life.array.status());
+}
+
+async fn rebuild(life: &Rc<Life>) {
+    life.note(|| "rebuild what can be".into());
+    let fleet = life.fleet.clone();
+    let done = life.array.rebuild(|| fleet.borrow_mut().new_uuid(255)).await;
+    life.note(|| format!("rebuild: {done:?}"));
+}
+
+/// A drive fails writes of all it has, or of some area, for a while; then it is asked to take part
+/// again.
+fn refusal(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
+    if !life.fleet.borrow().may_impair(index) {
+        return;
+    }
+    life.fleet.borrow_mut().impair(index, None);
+    let areas = life.plan.areas();
+    let all = Area { offset: 0, len: life.fleet.borrow().bytes() };
+    let area = [all, areas.data, areas.data, areas.journal, areas.superblocks][prng.index(5)];
+    let longest = [1_000_000, 100_000_000, 2_000_000_000][prng.index(3)];
+    let long = Duration::from_nanos(prng.below(longest));
+    life.note(|| format!("drive {drive} (member {index}) refuses {area:?} for {long:?}"));
+    life.world.borrow_mut().drive(drive).refuses = Some(area);
+    let life = life.clone();
+    life.reactor.clone().spawn(async move {
+        life.reactor.sleep(long).await;
+        life.note(|| format!("drive {drive} takes writes again"));
+        life.world.borrow_mut().drive(drive).refuses = None;
+        rebuild(&life).await;
+        life.fleet.borrow_mut().refresh(&life.array.status());
+    });
 }
 
 fn is_gone(life: &Life, index: usize) -> bool {

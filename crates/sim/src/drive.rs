@@ -155,6 +155,8 @@ pub struct SimDrive {
     pub lied: bool,
     /// Of its checksums: some are not known again before all blocks were read.
     pub lied_of_sums: bool,
+    /// Writes there fail, for now.
+    pub refuses: Option<Area>,
     /// Answers nothing any more.
     pub dead: bool,
     /// Latency is multiplied by this until `slow_until_ns`.
@@ -180,6 +182,7 @@ impl SimDrive {
             lies: BTreeMap::new(),
             lied: false,
             lied_of_sums: false,
+            refuses: None,
             dead: false,
             slow_factor: 1,
             slow_until_ns: 0,
@@ -237,10 +240,15 @@ impl SimDrive {
         self.writes
     }
 
-    /// Whether it would return all that it was given.
+    /// Whether it takes all that it is given, and would return it.
     pub fn is_sound(&self) -> bool {
         let lies = self.lied_of_sums || !self.lies.is_empty() || !self.mischief.is_empty();
-        self.latent.is_empty() && !lies
+        self.latent.is_empty() && !lies && self.refuses.is_none()
+    }
+
+    /// Whether a write fails, and every retry of it.
+    pub fn refuses(&self, offset: u64) -> bool {
+        self.refuses.is_some_and(|area| area.range().contains(&offset))
     }
 
     /// A bit of the byte at `offset` turns over.

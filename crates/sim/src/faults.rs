@@ -186,6 +186,8 @@ pub struct Plan {
     pub pulls: bool,
     pub latent: bool,
     pub slow: bool,
+    /// Drives fail writes for a while, of all or of a part; then they are taken back.
+    pub refusals: bool,
     pub scrubs: bool,
     pub spares: bool,
     /// Drives that were out come back with what they held.
@@ -241,6 +243,7 @@ impl Plan {
             pulls: false,
             latent: false,
             slow: false,
+            refusals: false,
             scrubs: false,
             spares: false,
             returns: false,
@@ -305,6 +308,8 @@ impl Plan {
             pulls,
             latent,
             slow,
+            // From a stream of its own, so that other seeds are what they were.
+            refusals: Prng::stream(seed, "refusals").chance(1, 3),
             scrubs,
             spares,
             returns,
@@ -354,6 +359,7 @@ impl Plan {
             (self.pulls, "pulls"),
             (self.latent, "latent errors"),
             (self.slow, "slow drives"),
+            (self.refusals, "refused writes"),
             (self.scrubs, "scrubs"),
             (self.spares, "spares"),
             (self.returns, "returns"),

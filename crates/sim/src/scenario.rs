@@ -560,7 +560,7 @@ fn is_covered(plan: &Plan, status: &ArrayStatus) -> bool {
     }
     let degraded = status.state != ArrayState::Optimal && status.parity_chunks > 0;
     // What is rebuilt may become optimal, and lose a member while it is written healthily.
-    let rebuilt = plan.spares || plan.pulls || status.rebuild.is_some();
+    let rebuilt = plan.spares || plan.pulls || plan.refusals || status.rebuild.is_some();
     match status.policy {
         Policy::Journal => true,
         Policy::Bitmap => degraded && !rebuilt,

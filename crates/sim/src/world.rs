@@ -177,6 +177,7 @@ impl World {
     pub fn begin_life(&mut self) {
         assert!(self.due.is_empty(), "operations of the last life are still in flight");
         self.dark = self.failure.is_some();
+        self.drives.iter_mut().for_each(|drive| drive.refuses = None);
         self.life_began_ns = self.now_ns;
         self.life_began_after = self.completions;
     }
@@ -317,7 +318,7 @@ impl World {
         if !drive.accepts(at, len) {
             return Err(Errno(libc::EINVAL));
         }
-        if drive.stumbles(at, true, faults) {
+        if drive.refuses(at) || drive.stumbles(at, true, faults) {
             drive.write_torn(at, len, bytes, faults);
             return Err(Errno(libc::EIO));
         }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ashlar_format::journal_batch::{SUM_BYTES, SUM_ROWS};
+use ashlar_format::journal_batch::{EntryKind, SUM_BYTES, SUM_ROWS};
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::Buffer;
 use smallvec::SmallVec;
@@ -18,49 +18,52 @@ use crate::verify::within;
 use crate::write_plan::{bands, bits, each};
 
 impl Array {
-    /// Makes parity as its sums say; it is durable once members were flushed. Rows that are stored
-    /// anew in any case are dropped from the findings.
+    /// Makes parity as its sums say; it is durable once members were flushed. Rows whose parity is
+    /// made anew in any case are dropped from the findings.
     pub(super) async fn restore_parity(
         &self,
         stripe: StripeIndex,
         findings: &mut Findings,
     ) -> Result<(), ArrayError> {
-        // Rows that were given up have other parity by now, which is made again after the replay.
-        let given_up = self.bad.unsettled().contains(&stripe);
-        findings.parity.retain(|piece| !(piece.is_summed && given_up));
-        let (mut kept, mut done) = (Vec::new(), Vec::new());
+        let mut done = self.stored_anew(stripe, findings);
+        let (mut kept, mut given_up) = (Vec::new(), Vec::new());
         for band in findings.bands() {
-            let rows = band[0].rows.clone();
-            if band[0].is_summed {
-                let anew = self.stored_anew(stripe, findings, band[0].data.newest);
-                let parts = outside(&rows, &done).into_iter();
-                for rows in parts.flat_map(|rows| outside(&rows, &anew)) {
-                    self.restore_band(stripe, &rows, band, findings).await?;
-                    let part = |piece: &Piece| Piece { rows: rows.clone(), ..piece.clone() };
-                    kept.extend(band.iter().map(part));
+            for rows in outside(&band[0].rows, &done) {
+                if band[0].kind != EntryKind::ParitySums {
+                    kept.extend(band.iter().map(|piece| piece.part(&rows)));
+                    continue;
                 }
-            } else {
-                kept.extend_from_slice(band);
+                match self.restore_band(stripe, &rows, band, findings).await {
+                    Ok(()) => {
+                        let stands = |piece: &Piece| piece.stands(&rows);
+                        kept.extend(band.iter().map(stands));
+                    }
+                    // Parity of after some of these rows were given up is neither old nor new.
+                    Err(ArrayError::Lost) if self.was_given_up(stripe, &rows) => {
+                        given_up.push(rows)
+                    }
+                    Err(error) => return Err(error),
+                }
             }
-            done.push(rows);
+            done.push(band[0].rows.clone());
         }
-        findings.parity = kept;
+        (findings.parity, findings.given_up) = (kept, given_up);
         Ok(())
     }
 
-    /// Rows with later data of all chunks than `newest`: their parity follows from that, and what
-    /// is in place may be torn.
-    fn stored_anew(
-        &self,
-        stripe: StripeIndex,
-        findings: &Findings,
-        newest: u64,
-    ) -> Vec<Range<u32>> {
-        let later = findings.data.iter().map(|(piece, _)| piece);
-        let later = later.filter(|piece| piece.sequence > newest);
-        let later: Vec<_> = later.map(|piece| (piece.position, piece.rows.clone())).collect();
+    fn was_given_up(&self, stripe: StripeIndex, rows: &Range<u32>) -> bool {
+        let bad = self.bad.of(stripe);
+        let mut bad = bad.iter().map(|(_, rows)| self.whole_sectors(rows));
+        self.bad.unsettled().contains(&stripe)
+            && bad.any(|bad| bad.start < rows.end && rows.start < bad.end)
+    }
+
+    /// Rows with data of all chunks: their parity follows from that, and what is in place may be
+    /// torn.
+    fn stored_anew(&self, stripe: StripeIndex, findings: &Findings) -> Vec<Range<u32>> {
+        let data = findings.data.iter().map(|(piece, _)| (piece.position, piece.rows.clone()));
         let all = bits(0..self.layout_of(stripe).data);
-        let bands = bands(&later, u32::MAX).into_iter();
+        let bands = bands(&data.collect::<Vec<_>>(), u32::MAX).into_iter();
         bands.filter(|band| band.chunks == all).map(|band| band.rows).collect()
     }
 
@@ -101,7 +104,7 @@ impl Array {
             stored = done.stored;
         }
         // Also a member that is absent now misses this, and must not be believed later.
-        self.members.fence_missed(stripe, summed & !stored).await
+        self.fence_bearable(stripe, summed & !stored).await
     }
 }
 

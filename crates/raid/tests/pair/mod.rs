@@ -31,18 +31,19 @@ use rustix::fs::{MemfdFlags, memfd_create};
 pub const DRIVE_BYTES: u64 = 12 << 20;
 
 pub fn drive(reactor: &Reactor, name: &str, sector_bytes: u32) -> Rc<Drive> {
-    open(reactor, &memory(), name, sector_bytes)
+    open(reactor, &memory(DRIVE_BYTES), name, sector_bytes)
 }
 
 /// A file in memory: unlike a RAM drive it outlives its handles.
-fn memory() -> Arc<File> {
+fn memory(bytes: u64) -> Arc<File> {
     let file = File::from(memfd_create("drive", MemfdFlags::CLOEXEC).unwrap());
-    file.set_len(DRIVE_BYTES).unwrap();
+    file.set_len(bytes).unwrap();
     Arc::new(file)
 }
 
 fn open(reactor: &Reactor, file: &Arc<File>, name: &str, sector_bytes: u32) -> Rc<Drive> {
-    let limits = Limits { bytes: DRIVE_BYTES, sector_bytes, zeroes_cheaply: true };
+    let bytes = file.metadata().unwrap().len();
+    let limits = Limits { bytes, sector_bytes, zeroes_cheaply: true };
     Drive::new(reactor, Device::File { file: file.clone() }, limits, name)
 }
 
@@ -80,13 +81,18 @@ pub struct Pair {
 impl Pair {
     /// On drives that are not empty: nothing may depend on what stands there.
     pub async fn new(reactor: &Reactor, level: Level, members: usize, sector: u32) -> Pair {
-        Pair::made(reactor, &Pair::spec(level), members, sector).await
+        Pair::made(reactor, &Pair::spec(level), &vec![DRIVE_BYTES; members], sector).await
+    }
+
+    /// On drives of so many bytes each.
+    pub async fn on(reactor: &Reactor, level: Level, drives: &[u64]) -> Pair {
+        Pair::made(reactor, &Pair::spec(level), drives, 512).await
     }
 
     /// The same with a checksum of every block.
     pub async fn checked(reactor: &Reactor, level: Level, members: usize, sector: u32) -> Pair {
         let spec = ArraySpec { integrity: true, ..Pair::spec(level) };
-        Pair::made(reactor, &spec, members, sector).await
+        Pair::made(reactor, &spec, &vec![DRIVE_BYTES; members], sector).await
     }
 
     pub fn spec(level: Level) -> ArraySpec {
@@ -103,10 +109,10 @@ impl Pair {
         }
     }
 
-    async fn made(reactor: &Reactor, spec: &ArraySpec, members: usize, sector: u32) -> Pair {
+    async fn made(reactor: &Reactor, spec: &ArraySpec, drives: &[u64], sector: u32) -> Pair {
         let mut files = Vec::new();
-        for i in 0..members {
-            let file = memory();
+        for (i, bytes) in drives.iter().enumerate() {
+            let file = memory(*bytes);
             let drive = open(reactor, &file, &format!("d{i}"), sector);
             fill(reactor, &drive).await;
             files.push((drive, file));
@@ -212,7 +218,7 @@ impl Pair {
 
     /// A member gets another drive.
     pub async fn replace(&mut self, member: u8) {
-        let file = memory();
+        let file = memory(DRIVE_BYTES);
         let new = open(&self.reactor, &file, "new", 512);
         fill(&self.reactor, &new).await;
         self.files.push((new.clone(), file));

@@ -1,0 +1,107 @@
+//! What was begun and could not be finished. A batch of the journal says what has to be done after
+//! a crash; it stays in the ring until that is done now.
+//!
+//! | begun | until it is finished | finished when |
+//! |---|---|---|
+//! | stripes become zero | torn: nothing of them is put in place | zero on all members |
+//! | regions are forgotten | nothing rests on that | the members know of it |
+//! | stripes get a new shape | the array stops | it is started again |
+//! | a replay | torn, and they take no writes | started with more members |
+//!
+//! Nothing behind the oldest of them leaves the ring: when that is full, writers hear why.
+
+use std::ops::Range;
+use std::rc::Rc;
+
+use ashlar_format::units::StripeIndex;
+use ashlar_reactor::range_lock::Mode;
+
+use crate::array::Array;
+use crate::error::ArrayError;
+use crate::pending::Hold;
+use crate::stored::{Begun, Kept};
+
+impl Array {
+    /// The caller holds the stripes, or nobody else uses them yet.
+    pub(crate) fn keep(&self, begun: Begun, holds: Vec<Hold>, error: ArrayError) {
+        let torn = match &begun {
+            Begun::Zeroing { stripes, .. } => stripes.clone(),
+            Begun::Replay { stripe } => stripe.0..stripe.0 + 1,
+            Begun::Forgetting | Begun::Moving => 0..0,
+        };
+        for stripe in torn.map(StripeIndex) {
+            self.torn_stripes.insert(stripe);
+            self.journal.pending.borrow_mut().bar(stripe);
+        }
+        self.kept.borrow_mut().push(Rc::new(Kept { begun, holds, error }));
+    }
+
+    /// Whether the stripe takes no writes: what is known of it is not enough to go on.
+    pub(crate) fn is_stranded(&self, stripe: StripeIndex) -> bool {
+        let its = Begun::Replay { stripe };
+        self.torn_stripes.contains(stripe) && self.kept.borrow().iter().any(|one| one.begun == its)
+    }
+
+    /// Why the ring cannot move on, whatever else is put in place; `None`: it can.
+    pub(crate) fn blocked(&self) -> Option<ArrayError> {
+        let kept = self.kept.borrow();
+        let is_oldest = |one: &&Rc<Kept>| one.holds.iter().any(|hold| self.journal.is_oldest(hold));
+        kept.iter().find(is_oldest).map(|one| one.error)
+    }
+
+    /// Finishes what can be by now. An error: something is left. The caller holds no stripe and no
+    /// regions.
+    pub(crate) async fn finish_kept(&self) -> Result<(), ArrayError> {
+        let kept = self.kept.borrow().clone();
+        let mut result = Ok(());
+        for one in kept {
+            let finished = match &one.begun {
+                Begun::Zeroing { stripes, sequence } => {
+                    self.zero_again(&one, stripes, *sequence).await
+                }
+                Begun::Forgetting => self.written.settle().await,
+                Begun::Moving | Begun::Replay { .. } => Err(one.error),
+            };
+            match finished {
+                Ok(()) => self.let_go(one),
+                Err(error) => result = Err(error),
+            }
+        }
+        result
+    }
+
+    async fn zero_again(
+        &self,
+        kept: &Rc<Kept>,
+        stripes: &Range<u64>,
+        sequence: u64,
+    ) -> Result<(), ArrayError> {
+        let _regions = self.hold_regions().await;
+        let _touched = self.touch(StripeIndex(stripes.start));
+        let _locks = self.lock_stripes(stripes.clone(), Mode::Exclusive).await;
+        // Another may have been faster, and stripes have been written since.
+        if !self.kept.borrow().iter().any(|one| Rc::ptr_eq(one, kept)) {
+            return Ok(());
+        }
+        let mut all = stripes.clone().map(StripeIndex);
+        if !all.all(|stripe| self.can_do_with(stripe, self.members.held(stripe))) {
+            return Err(ArrayError::Lost);
+        }
+        if self.is_written(StripeIndex(stripes.start)) {
+            self.zero_in_place(stripes.clone()).await?;
+        }
+        self.is_zero(stripes, sequence);
+        for stripe in stripes.clone().map(StripeIndex) {
+            self.torn_stripes.remove(stripe);
+            self.journal.pending.borrow_mut().unbar(stripe);
+        }
+        Ok(())
+    }
+
+    fn let_go(&self, kept: Rc<Kept>) {
+        self.kept.borrow_mut().retain(|one| !Rc::ptr_eq(one, &kept));
+        drop(kept);
+        self.journal.set_stuck(None);
+        self.journal.note_change();
+    }
+}

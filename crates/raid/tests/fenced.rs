@@ -1,0 +1,159 @@
+//! Goal: a member that fails writes for a while is fenced, and whole again once it is taken back:
+//! whatever was under way for it meanwhile.
+//! Method: single operations of files in memory fail or wait as long as the test says; the array is
+//! compared with a plain copy and scrubbed.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod pair;
+mod steered;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_drive::drive::Drive;
+use ashlar_format::array_superblock::{Level, MemberState, Policy};
+use ashlar_format::units::MemberIndex;
+use ashlar_raid::label;
+use ashlar_raid::settings::SettingsChange;
+use ashlar_raid::status::ArrayState;
+use ashlar_reactor::executor::Reactor;
+use pair::{DRIVE_BYTES, Pair, run_on};
+use steered::{Fate, Steer, address, is_write, offset};
+
+const FENCED: MemberIndex = MemberIndex(1);
+
+fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Steer) -> F) {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| test(reactor, steer));
+}
+
+fn drive_of(pair: &Pair) -> Rc<Drive> {
+    pair.array.status().members[FENCED.index()].drive.clone().unwrap()
+}
+
+async fn is_stale(pair: &Pair) {
+    while pair.array.status().members[FENCED.index()].state != MemberState::Stale {
+        pair.reactor.sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// Its rebuild is about to make it a trusted one, when it misses more and is taken back.
+#[test]
+fn a_rebuild_does_not_end_for_a_member_that_was_fenced_meanwhile() {
+    run(|reactor, steer| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+        pair.array.set_policy(Policy::Journal).await.unwrap();
+        pair.write_some(60).await;
+        pair.in_place().await;
+        let old = drive_of(&pair);
+        pair.array.pull_member(FENCED).unwrap();
+        pair.put(0, &[3; 512]).await;
+        pair.in_place().await;
+        let drive = pair.plug_in(&old);
+        let file = address(pair.file(&drive));
+        let data = label::plan(DRIVE_BYTES, 1).unwrap().data.offset;
+        // Only the end of the rebuild writes labels.
+        let is_label =
+            move |its: usize, op: &_| its == file && is_write(op) && offset(op) == Some(0);
+        let waits = move |op: bool| if op { Fate::Waits } else { Fate::Passes };
+        steer.set(move |its, op| waits(is_label(its, op)));
+        pair.array.replace_member(FENCED, drive, [77; 16]).await.unwrap();
+        steer.caught(&reactor, 1).await;
+        steer.set(move |its, op| match offset(op) {
+            Some(at) if its == file && is_write(op) && at >= data => Fate::Fails,
+            _ => waits(is_label(its, op)),
+        });
+        let stripe = pair.array.stripe_bytes() as usize;
+        pair.put(0, &vec![4; 20 * stripe]).await;
+        is_stale(&pair).await;
+        steer.set(move |its, op| waits(is_label(its, op)));
+        pair.array.rebuild(|| [78; 16]).await.unwrap();
+        assert!(pair.array.status().members[FENCED.index()].catches_up);
+        steer.set(|_, _| Fate::Passes);
+        pair.rebuilt().await;
+        assert_eq!(pair.array.state(), ArrayState::Optimal);
+        pair.check().await;
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
+/// It fails writes of a part of the drive for a while, is fenced, and taken back: more than once,
+/// while others write.
+#[test]
+fn a_member_that_fails_writes_for_a_while_is_whole_again() {
+    run(|reactor, steer| async move {
+        let areas = label::plan(DRIVE_BYTES, 1).unwrap();
+        for (level, members) in [(Level::Raid5, 4), (Level::Raid6, 5), (Level::Raid10, 4)] {
+            let mut pair = Pair::new(&reactor, level, members, 512).await;
+            pair.array.set_policy(Policy::Journal).await.unwrap();
+            pair.write_some(40).await;
+            let file = address(pair.file(&drive_of(&pair)));
+            for area in [areas.journal, areas.data, areas.superblocks, areas.dirty_map] {
+                steer.set(move |its, op| match offset(op) {
+                    Some(at) if its == file && is_write(op) && area.range().contains(&at) => {
+                        Fate::Fails
+                    }
+                    _ => Fate::Passes,
+                });
+                pair.write_some(20).await;
+                // Whatever was not asked for yet.
+                let _ = pair.array.set_settings(SettingsChange::default()).await;
+                pair.array.flush().await.unwrap();
+                pair.in_place().await;
+                pair.check().await;
+                let still = pair.array.status().members[FENCED.index()].state;
+                steer.set(|_, _| Fate::Passes);
+                pair.write_some(20).await;
+                if still == MemberState::Stale {
+                    let drive = drive_of(&pair);
+                    let drive = if drive.is_alive() { drive } else { pair.plug_in(&drive) };
+                    pair.array.replace_member(FENCED, drive, [77; 16]).await.unwrap();
+                    assert!(pair.array.status().members[FENCED.index()].catches_up);
+                }
+                assert!(still == MemberState::Stale || area == areas.dirty_map, "{area:?}");
+                pair.write_some(20).await;
+                pair.rebuilt().await;
+                assert_eq!(pair.array.state(), ArrayState::Optimal);
+                pair.check().await;
+                pair.in_place().await;
+                pair.scrub_is_clean().await;
+            }
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+/// Nobody can tell whether a superblock has arrived that was on its way when the drive was pulled:
+/// it could be one of an array that was started from that drive alone. So all of it is rebuilt.
+#[test]
+fn a_drive_that_was_pulled_while_it_got_a_superblock_is_not_believed() {
+    run(|reactor, steer| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+        pair.array.set_policy(Policy::Journal).await.unwrap();
+        let old = drive_of(&pair);
+        let file = address(pair.file(&old));
+        let superblocks = label::plan(DRIVE_BYTES, 1).unwrap().superblocks.range();
+        let waits = move |its: usize, at: u64| its == file && superblocks.contains(&at);
+        steer.set(move |its, op| match offset(op) {
+            Some(at) if is_write(op) && waits(its, at) => Fate::Waits,
+            _ => Fate::Passes,
+        });
+        pair.write_some(20).await;
+        steer.caught(&reactor, 1).await;
+        pair.array.pull_member(FENCED).unwrap();
+        steer.set(|_, _| Fate::Passes);
+        pair.write_some(20).await;
+        is_stale(&pair).await;
+        assert_eq!(steer.waiting(), 0);
+        let drive = pair.plug_in(&old);
+        pair.array.replace_member(FENCED, drive, [77; 16]).await.unwrap();
+        let member = pair.array.status().members[FENCED.index()].clone();
+        assert!(!member.catches_up && member.drive_uuid == [77; 16]);
+        pair.rebuilt().await;
+        pair.check().await;
+        pair.in_place().await;
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
+}

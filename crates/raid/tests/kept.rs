@@ -1,0 +1,238 @@
+//! Goal: what could not be finished is finished once it can be, and the journal has its room again;
+//! until then writers hear why there is none.
+//! Method: writes of most members fail in the midst of a zeroing, or of a replay, or a batch cannot
+//! be read; and work again later.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod pair;
+mod steered;
+
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_drive::drive::Drive;
+
+use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_format::units::StripeIndex;
+use ashlar_raid::array::Array;
+use ashlar_raid::error::{ArrayError, AssembleError};
+use ashlar_raid::label;
+use ashlar_raid::start::AssembleOptions;
+use ashlar_raid::status::ArrayState;
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::op::Op;
+use pair::{DRIVE_BYTES, Pair, run_on};
+use steered::{Fate, Steer, address, is_write, offset};
+
+fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Steer) -> F) {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| test(reactor, steer));
+}
+
+async fn array(reactor: &Reactor) -> Pair {
+    let mut pair = Pair::new(reactor, Level::Raid5, 3, 512).await;
+    pair.array.set_policy(Policy::Journal).await.unwrap();
+    for at in 0..8 {
+        pair.put(at << 19, &vec![at as u8 + 1; 1 << 19]).await;
+    }
+    empty(&pair).await;
+    pair
+}
+
+/// The journal holds nothing any more.
+async fn empty(pair: &Pair) {
+    for _ in 0..1000 {
+        if pair.array.status().journal.used_bytes == 0 {
+            return;
+        }
+        pair.reactor.sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{:?} is never released", pair.array.status().journal);
+}
+
+/// Writes of the first stripes fail on all members but the last.
+fn fail_first_stripes(pair: &Pair, steer: &Steer) {
+    let members = pair.array.status().members;
+    let last = address(pair.file(&members[2].drive.clone().unwrap()));
+    let first = label::plan(DRIVE_BYTES, 1).unwrap().data.offset;
+    let stripes = first..first + 4 * u64::from(pair.array.layout().chunk_bytes);
+    let fails = move |its: usize, op: &Op| {
+        its != last && is_write(op) && offset(op).is_some_and(|at| stripes.contains(&at))
+    };
+    steer.set(move |its, op| if fails(its, op) { Fate::Fails } else { Fate::Passes });
+}
+
+#[test]
+fn stripes_that_were_zeroed_in_part_are_zeroed_later() {
+    run(|reactor, steer| async move {
+        let mut pair = array(&reactor).await;
+        let stripe = pair.array.stripe_bytes();
+        fail_first_stripes(&pair, &steer);
+        assert_eq!(pair.array.write_zeroes(0, 3 * stripe).await, Err(ArrayError::Lost));
+        // It is kept, and counts; so does what stands beside it and was there before.
+        pair.put(512, &[9; 512]).await;
+        pair.put(4 * stripe as usize, &[8; 512]).await;
+        steer.set(|_, _| Fate::Passes);
+        empty(&pair).await;
+        pair.bytes[..3 * stripe as usize].fill(0);
+        pair.bytes[512..1024].fill(9);
+        pair.check().await;
+        pair.scrub_is_clean().await;
+        // And again, of stripes that were torn.
+        pair.bytes[..2 * stripe as usize].fill(0);
+        pair.array.write_zeroes(0, 2 * stripe).await.unwrap();
+        pair.check().await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn regions_that_were_forgotten_in_doubt_are_forgotten_later() {
+    run(|reactor, steer| async move {
+        let mut pair = array(&reactor).await;
+        let region = pair.array.region_bytes() as usize;
+        let map = label::plan(DRIVE_BYTES, 1).unwrap().written_map.range();
+        let fails = move |op: &Op| is_write(op) && offset(op).is_some_and(|at| map.contains(&at));
+        steer.set(move |_, op| if fails(op) { Fate::Fails } else { Fate::Passes });
+        let forgotten = pair.array.write_zeroes(0, region as u64).await;
+        assert_eq!(forgotten, Err(ArrayError::Lost));
+        steer.set(|_, _| Fate::Passes);
+        empty(&pair).await;
+        pair.bytes[..region].fill(0);
+        pair.check().await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
+/// The ring is full behind what cannot be finished: nobody waits for ever.
+#[test]
+fn writers_hear_that_the_journal_cannot_go_on() {
+    run(|reactor, steer| async move {
+        let mut pair = array(&reactor).await;
+        let stripe = pair.array.stripe_bytes();
+        fail_first_stripes(&pair, &steer);
+        assert_eq!(pair.array.write_zeroes(0, 3 * stripe).await, Err(ArrayError::Lost));
+        let bytes = reactor.buffer(64 << 10);
+        bytes.copy_from_slice(&[7; 64 << 10]);
+        let room = pair.array.status().journal.bytes / (64 << 10);
+        let mut refused = false;
+        for at in 0..room {
+            let at = (1 << 20) + (at << 16);
+            let written = pair.array.write(at, bytes.clone().into()).await;
+            refused |= written == Err(ArrayError::Lost);
+            assert_eq!(written.is_err(), refused, "{written:?}");
+            if !refused {
+                pair.bytes[at as usize..at as usize + (64 << 10)].fill(7);
+            }
+        }
+        assert!(refused, "{:?}", pair.array.status().journal);
+        steer.set(|_, _| Fate::Passes);
+        empty(&pair).await;
+        pair.bytes[..3 * stripe as usize].fill(0);
+        pair.put(1 << 20, &[6; 4096]).await;
+        pair.check().await;
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
+/// The process dies when a sector and its parity stand in the journal, and in place nowhere.
+async fn crashed(reactor: &Reactor, steer: &Steer) -> (Pair, Vec<Rc<Drive>>) {
+    let mut pair = array(reactor).await;
+    let data = label::plan(DRIVE_BYTES, 1).unwrap().data.offset;
+    let stores = move |op: &Op| is_write(op) && offset(op).is_some_and(|at| at >= data);
+    steer.set(move |_, op| if stores(op) { Fate::Waits } else { Fate::Passes });
+    pair.put(512, &[9; 512]).await;
+    steer.caught(reactor, 1).await;
+    let members = pair.array.status().members;
+    let drives: Vec<_> = members.into_iter().map(|member| member.drive.unwrap()).collect();
+    drives.iter().for_each(|drive| drive.pull());
+    steer.drop_waiting(reactor).await;
+    (pair, drives)
+}
+
+async fn assemble(
+    pair: &mut Pair,
+    drives: &[Rc<Drive>],
+    force: bool,
+) -> Result<Rc<Array>, AssembleError> {
+    let drives: Vec<_> = drives.iter().map(|drive| pair.plug_in(drive)).collect();
+    let options = AssembleOptions { force, ..AssembleOptions::default() };
+    let array = Array::assemble(&pair.reactor, drives.clone(), options).await;
+    if array.is_err() {
+        drives.iter().for_each(|drive| drive.pull());
+    }
+    array
+}
+
+/// The batch with the data cannot be read: perhaps it can at another start.
+#[test]
+fn a_start_does_not_drop_what_it_cannot_replay() {
+    run(|reactor, steer| async move {
+        let (mut pair, drives) = crashed(&reactor, &steer).await;
+        let at = label::plan(DRIVE_BYTES, 1).unwrap().journal.offset;
+        let mut batches = Vec::new();
+        for drive in &drives {
+            let mut batch = [0; 4096];
+            pair.file(drive).read_exact_at(&mut batch, at).unwrap();
+            pair.file(drive).write_all_at(&[0; 4096], at).unwrap();
+            batches.push(batch);
+        }
+        let refused = assemble(&mut pair, &drives, false).await.err();
+        assert_eq!(refused, Some(AssembleError::Journal { stripe: 0 }));
+        for (drive, batch) in drives.iter().zip(batches) {
+            pair.file(drive).write_all_at(&batch, at).unwrap();
+        }
+        pair.array = assemble(&mut pair, &drives, false).await.unwrap();
+        pair.check().await;
+        pair.in_place().await;
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn by_force_the_rest_is_served() {
+    run(|reactor, steer| async move {
+        let (mut pair, drives) = crashed(&reactor, &steer).await;
+        let at = label::plan(DRIVE_BYTES, 1).unwrap().journal.offset;
+        for drive in &drives {
+            pair.file(drive).write_all_at(&[0; 4096], at).unwrap();
+        }
+        pair.array = assemble(&mut pair, &drives, true).await.unwrap();
+        let stripe = pair.array.stripe_bytes() as usize;
+        pair.put(stripe, &[7; 512]).await;
+        assert_eq!(pair.read(stripe, 512).await, Ok(vec![7; 512]));
+        // What is known of the first stripe is not enough to go on with.
+        let bytes = reactor.buffer(512);
+        assert_eq!(pair.array.write(512, bytes.into()).await, Err(ArrayError::Lost));
+    });
+}
+
+/// Two of three members cannot take what a replay stores: they are not both given up for it.
+#[test]
+fn a_replay_fences_no_more_than_the_array_bears() {
+    run(|reactor, steer| async move {
+        let (mut pair, drives) = crashed(&reactor, &steer).await;
+        let data = label::plan(DRIVE_BYTES, 1).unwrap().data.offset;
+        // The first stripe has its first chunk on member 0 and its parity on the last.
+        let layout = pair.array.layout();
+        let stored = [0, layout.data].map(|p| layout.member_at(StripeIndex(0), p).index());
+        let fail = stored.map(|member| address(pair.file(&drives[member])));
+        let fails = move |its: usize, op: &Op| {
+            fail.contains(&its) && is_write(op) && offset(op).is_some_and(|at| at >= data)
+        };
+        steer.set(move |its, op| if fails(its, op) { Fate::Fails } else { Fate::Passes });
+        let refused = assemble(&mut pair, &drives, false).await.err();
+        assert_eq!(refused, Some(AssembleError::Journal { stripe: 0 }));
+        steer.set(|_, _| Fate::Passes);
+        pair.array = assemble(&mut pair, &drives, false).await.unwrap();
+        pair.check().await;
+        pair.rebuilt().await;
+        assert_eq!(pair.array.state(), ArrayState::Optimal);
+        pair.in_place().await;
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
+}
