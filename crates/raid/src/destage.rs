@@ -139,8 +139,7 @@ impl Array {
         let (lost, mut result) = self.destage_stripes(&stripes, u64::MAX).await;
         self.put_back(stripes.iter().filter(|stripe| !lost.contains(stripe)));
         if !lost.is_empty() {
-            result = result.and(self.destage_lost(&lost).await);
-            self.put_back(lost.iter());
+            result = result.and(self.destage_lost(lost).await);
         }
         match &self.integrity {
             Some(integrity) => result.and(integrity.trim().await),
@@ -149,7 +148,7 @@ impl Array {
     }
 
     /// Others may take up these stripes; torn ones once they are mended.
-    fn put_back<'a>(&self, stripes: impl Iterator<Item = &'a StripeIndex>) {
+    pub(crate) fn put_back<'a>(&self, stripes: impl Iterator<Item = &'a StripeIndex>) {
         for stripe in stripes.filter(|stripe| !self.is_torn(**stripe)) {
             self.journal.pending.borrow_mut().put_back(*stripe);
         }
@@ -157,7 +156,8 @@ impl Array {
     }
 
     /// Stores what batches up to `newest` have of these stripes. `stripes`: ascending; nobody else
-    /// stores anything of them. Also returns those of which too much cannot be read.
+    /// stores anything of them. Also returns those of which too much cannot be read, unless
+    /// they are torn.
     pub(crate) async fn destage_stripes(
         self: &Rc<Self>,
         stripes: &[StripeIndex],
@@ -167,6 +167,7 @@ impl Array {
         let result = self.store_stripes(stripes, newest, &mut lost).await;
         lost.sort_unstable();
         lost.dedup();
+        lost.retain(|stripe| !self.is_torn(*stripe));
         (lost, result)
     }
 

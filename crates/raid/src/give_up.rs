@@ -96,25 +96,35 @@ impl Array {
     }
 
     /// Puts data in place where too much beside it cannot be read. `stripes`: those of which that
-    /// is known, and of which nobody else stores anything. Each waits until the oldest of its data
+    /// is known; they are the caller's, and put back here. Each waits until the oldest of its data
     /// is the oldest of all; what is newer is for the next round.
     pub(crate) async fn destage_lost(
         self: &Rc<Self>,
-        stripes: &[StripeIndex],
+        mut stripes: Vec<StripeIndex>,
+    ) -> Result<(), ArrayError> {
+        let result = self.destage_in_turn(&mut stripes).await;
+        self.put_back(stripes.iter());
+        result
+    }
+
+    async fn destage_in_turn(
+        self: &Rc<Self>,
+        left: &mut Vec<StripeIndex>,
     ) -> Result<(), ArrayError> {
         let journal = &self.journal;
         let deadline = self.reactor.now().after(RETRY_AFTER);
-        let whole = stripes.iter().copied().filter(|stripe| !self.is_torn(*stripe));
-        let mut left: Vec<StripeIndex> = whole.collect();
         while !left.is_empty() {
             let seen = journal.changes();
             journal.release().await?;
             let Some(oldest) = journal.oldest() else { return Ok(()) };
             let is_next = |at: &StripeIndex| journal.pending.borrow().oldest_of(&[*at]) <= oldest;
             if let Some(index) = left.iter().position(is_next) {
-                let stripe = left.swap_remove(index);
+                let stripe = left[index];
                 self.give_up_under(stripe, oldest).await?;
                 let (lost, stored) = self.destage_stripes(&[stripe], oldest).await;
+                // At once: if it is torn now, it belongs to whoever mends it.
+                left.swap_remove(index);
+                self.put_back(std::iter::once(&stripe));
                 stored?;
                 if !lost.is_empty() {
                     return Err(ArrayError::Lost);
@@ -147,8 +157,7 @@ impl Array {
             return Err(ArrayError::Lost);
         }
         let is_settled = !self.bad.unsettled().contains(&stripe);
-        // A crash before they are settled makes void what the journal says of parity of any rows
-        // of the stripe: what stands there must be durable.
+        // Parity is made anew of what stands there: that must be durable.
         self.make_durable().await?;
         let patches = self.journal.pending.borrow().of(stripe, oldest);
         for patch in patches {
