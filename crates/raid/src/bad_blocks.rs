@@ -194,6 +194,15 @@ impl BadBlocks {
         self.save().await
     }
 
+    /// The same of one stripe, about which the journal holds nothing older.
+    pub(crate) async fn settle_stripe(&self, stripe: StripeIndex) -> Result<(), ArrayError> {
+        if self.unsettled.borrow_mut().remove(&stripe.0).is_some() {
+            self.note_change();
+            self.save().await?;
+        }
+        Ok(())
+    }
+
     /// New bytes stand there. In memory; `save` makes it durable.
     pub(crate) fn remove(&self, stripe: StripeIndex, chunk: u8, rows: &Range<u32>) {
         if !self.is_empty() && self.set.borrow_mut().remove(stripe, chunk, rows) {

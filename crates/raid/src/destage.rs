@@ -15,6 +15,8 @@
 //!
 //! Of more than two parity chunks the journal has the parity itself, and data need not wait for it.
 //! A band of all data chunks needs neither: its parity follows from its data.
+//! What cannot be stored because too much beside it cannot be read waits until its batch is the
+//! oldest; then that is given up (`give_up.rs`).
 //! What could not be stored whole is torn: it is stored again, exactly as it was, before anything
 //! else is done with its stripe, and its batches stay.
 
@@ -41,7 +43,7 @@ use crate::write_plan::{Band, bands, bits, each};
 /// What is pending is taken up after this time, and before twice of it.
 pub(crate) const AGE_MAX: Duration = Duration::from_millis(500);
 /// Before what could not be stored is tried again.
-const RETRY_AFTER: Duration = Duration::from_secs(1);
+pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Stripes that one round takes up.
 const STRIPES_PER_ROUND: usize = 32;
 /// Rounds under way at the same time: while some wait for the slowest drive of a step, others keep
@@ -136,21 +138,47 @@ impl Array {
         if stripes.is_empty() {
             return Ok(());
         }
-        let result = self.destage_stripes(&stripes).await;
-        for stripe in stripes {
-            if !self.is_torn(stripe) {
-                self.journal.pending.borrow_mut().put_back(stripe);
-            }
+        let (lost, mut result) = self.destage_stripes(&stripes, u64::MAX).await;
+        self.put_back(stripes.iter().filter(|stripe| !lost.contains(stripe)));
+        if !lost.is_empty() {
+            result = result.and(self.destage_lost(lost).await);
         }
-        self.journal.note_change();
         match &self.integrity {
             Some(integrity) => result.and(integrity.trim().await),
             None => result,
         }
     }
 
-    /// `stripes`: ascending; nobody else stores anything of them.
-    async fn destage_stripes(self: &Rc<Self>, stripes: &[StripeIndex]) -> Result<(), ArrayError> {
+    /// Others may take up these stripes; torn ones once they are mended.
+    pub(crate) fn put_back<'a>(&self, stripes: impl Iterator<Item = &'a StripeIndex>) {
+        for stripe in stripes.filter(|stripe| !self.is_torn(**stripe)) {
+            self.journal.pending.borrow_mut().put_back(*stripe);
+        }
+        self.journal.note_change();
+    }
+
+    /// Stores what batches up to `newest` have of these stripes. `stripes`: ascending; nobody else
+    /// stores anything of them. Also returns those of which too much cannot be read, unless
+    /// they are torn.
+    pub(crate) async fn destage_stripes(
+        self: &Rc<Self>,
+        stripes: &[StripeIndex],
+        newest: u64,
+    ) -> (Vec<StripeIndex>, Result<(), ArrayError>) {
+        let mut lost = Vec::new();
+        let result = self.store_stripes(stripes, newest, &mut lost).await;
+        lost.sort_unstable();
+        lost.dedup();
+        lost.retain(|stripe| !self.is_torn(*stripe));
+        (lost, result)
+    }
+
+    async fn store_stripes(
+        self: &Rc<Self>,
+        stripes: &[StripeIndex],
+        newest: u64,
+        lost: &mut Vec<StripeIndex>,
+    ) -> Result<(), ArrayError> {
         let _touched: Vec<_> = stripes.iter().map(|stripe| self.touch(*stripe)).collect();
         let made = join_all(stripes.iter().map(|stripe| self.make_written(*stripe))).await;
         let mut result: Result<(), _> = made.into_iter().collect();
@@ -170,12 +198,13 @@ impl Array {
         {
             journal.flush().await?;
         }
-        let newest = self.journal.durable() - 1;
+        let newest = newest.min(self.journal.durable() - 1);
         let mut started = Vec::new();
         for job in self.jobs_of(stripes, newest) {
             let new: Vec<NewRows> = job.patches.iter().map(new_rows).collect();
             match self.start_update(job.stripe, job.band.clone(), &new) {
                 Ok(update) => started.push((job, update)),
+                Err(ArrayError::Lost) => lost.push(job.stripe),
                 Err(error) => result = Err(error),
             }
         }
@@ -183,6 +212,7 @@ impl Array {
         for (job, update) in started {
             match self.finish_update(update).await {
                 Ok(updated) => ready.push((job, updated)),
+                Err(ArrayError::Lost) => lost.push(job.stripe),
                 Err(error) => result = Err(error),
             }
         }
@@ -461,7 +491,7 @@ impl Array {
         result
     }
 
-    fn is_torn(&self, stripe: StripeIndex) -> bool {
+    pub(crate) fn is_torn(&self, stripe: StripeIndex) -> bool {
         self.torn.borrow().iter().any(|torn| torn.updated.stripe == stripe)
     }
 }

@@ -4,6 +4,8 @@
 //! That is so where sectors cannot be read and too few others are left, and where parity is not to
 //! be relied on after a crash (the write hole) and data is missing. Nothing is given up that a
 //! trusted member may bring back, nor while a whole group lacks members.
+//! It is done where a rebuild or a resync comes by, and where what is acknowledged could not be put
+//! in place otherwise: the journal would jam.
 //!
 //! Order, with the stripe locked, and what a crash leaves at each step:
 //! 1. its region is dirty, durably (crash: nothing has changed)
@@ -25,6 +27,7 @@ use smallvec::SmallVec;
 
 use crate::array::Array;
 use crate::bad_set::BadRange;
+use crate::destage::RETRY_AFTER;
 use crate::error::ArrayError;
 use crate::journal::Slice;
 use crate::layout::{Layout, Positions};
@@ -90,6 +93,83 @@ impl Array {
         let changed = self.give_up_rows(stripe, &rows, agrees).await?;
         self.unsynced.remove(stripe);
         Ok(changed || !agrees)
+    }
+
+    /// Puts data in place where too much beside it cannot be read. `stripes`: those of which that
+    /// is known; they are the caller's, and put back here. Each waits until the oldest of its data
+    /// is the oldest of all; what is newer is for the next round.
+    pub(crate) async fn destage_lost(
+        self: &Rc<Self>,
+        mut stripes: Vec<StripeIndex>,
+    ) -> Result<(), ArrayError> {
+        let result = self.destage_in_turn(&mut stripes).await;
+        self.put_back(stripes.iter());
+        result
+    }
+
+    async fn destage_in_turn(
+        self: &Rc<Self>,
+        left: &mut Vec<StripeIndex>,
+    ) -> Result<(), ArrayError> {
+        let journal = &self.journal;
+        let deadline = self.reactor.now().after(RETRY_AFTER);
+        while !left.is_empty() {
+            let seen = journal.changes();
+            journal.release().await?;
+            let Some(oldest) = journal.oldest() else { return Ok(()) };
+            let is_next = |at: &StripeIndex| journal.pending.borrow().oldest_of(&[*at]) <= oldest;
+            if let Some(index) = left.iter().position(is_next) {
+                let stripe = left[index];
+                self.give_up_under(stripe, oldest).await?;
+                let (lost, stored) = self.destage_stripes(&[stripe], oldest).await;
+                // At once: if it is torn now, it belongs to whoever mends it.
+                left.swap_remove(index);
+                self.put_back(std::iter::once(&stripe));
+                stored?;
+                if !lost.is_empty() {
+                    return Err(ArrayError::Lost);
+                }
+            } else if self.reactor.now() < deadline {
+                // Somebody else is about to store it.
+                let changed = || journal.changes() != seen;
+                journal.changed.until_or(&self.reactor, deadline, changed).await;
+            } else {
+                // Whether the oldest can be stored is for others to say.
+                return journal.refusal().or_else(|| self.blocked()).map_or(Ok(()), Err);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up what is in the way of the data of batch `oldest` in this stripe. That is the oldest
+    /// in the ring: whatever the ring says of parity of these rows belongs to data from before it,
+    /// which is not looked for any more. So the rows are settled at once, and what is stored there
+    /// next cannot be lost with them.
+    async fn give_up_under(
+        self: &Rc<Self>,
+        stripe: StripeIndex,
+        oldest: u64,
+    ) -> Result<(), ArrayError> {
+        let _regions = self.hold_regions().await;
+        let _region = self.mark_dirty(stripe).await?;
+        let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
+        if self.unsynced.contains(stripe) {
+            return Err(ArrayError::Lost);
+        }
+        let is_settled = !self.bad.unsettled().contains(&stripe);
+        // Parity is made anew of what stands there: that must be durable.
+        self.make_durable().await?;
+        let patches = self.journal.pending.borrow().of(stripe, oldest);
+        for patch in patches {
+            self.give_up_rows(stripe, &patch.rows, true).await?;
+        }
+        self.make_durable().await?;
+        if is_settled { self.bad.settle_stripe(stripe).await } else { Ok(()) }
+    }
+
+    async fn make_durable(&self) -> Result<(), ArrayError> {
+        self.write_sums().await?;
+        self.journal.flush().await
     }
 
     /// At start: bad rows that a crash left unsettled.

@@ -197,6 +197,8 @@ impl Array {
                 self.replayed(stripe, holds, replayed, force)?;
             }
         }
+        // Before anything is written into bad rows: what is would be given up, too.
+        self.give_up_again().await?;
         self.members.flush().await?;
         match self.drain_journal().await {
             Ok(()) | Err(ArrayError::Lost) => {}

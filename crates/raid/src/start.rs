@@ -209,11 +209,11 @@ impl Array {
                     stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
                 }
             }
+            self.give_up_again().await?;
         } else {
             self.replay(journal_from, force).await?;
             self.modes.set(Mode::Journaled);
         }
-        self.give_up_again().await?;
         self.members.set_behind(&self.dirty.behind());
         self.catch_up_all().await;
         // A degraded array is covered from the very first write.

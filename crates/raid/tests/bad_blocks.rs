@@ -22,6 +22,7 @@ use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::{ArrayState, ScrubReport, ScrubState};
 use ashlar_reactor::backend::{Backend, Instant};
 use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::join::join_all;
 use ashlar_reactor::op::{Device, DeviceId, Done, Errno, Op, Ticket};
 use ashlar_reactor::uring::UringBackend;
 use pair::{DRIVE_BYTES, Pair, run_on};
@@ -123,7 +124,8 @@ fn drive_of(pair: &Pair, member: usize) -> Rc<Drive> {
 /// Rows of a stripe become unreadable on a member.
 fn spoil(pair: &Pair, unreadable: &Unreadable, member: usize, stripe: StripeIndex, row: u32) {
     let layout = pair.array.layout();
-    let data = label::plan(DRIVE_BYTES, layout.parity).unwrap().data.offset;
+    let integrity = pair.array.status().integrity;
+    let data = label::plan_for(DRIVE_BYTES, layout.parity, integrity).unwrap().data.offset;
     let sector = (data + layout.member_offset(stripe, row)) / 512;
     let file = Arc::as_ptr(pair.file(&drive_of(pair, member))) as usize;
     unreadable.borrow_mut().entry(file).or_default().insert(sector);
@@ -385,6 +387,111 @@ fn parts_of_bad_sectors_cannot_be_written() {
             assert_eq!(bad(&pair), []);
             pair.array.stop().await.unwrap();
         }
+    });
+}
+
+/// Where a row of a position of the stripe is unreadable, and what of it is written.
+#[derive(Clone, Copy, Debug)]
+struct Blind {
+    is_member_missing: bool,
+    /// Positions; member 1 is `MISSING`.
+    unreadable: &'static [u8],
+    written: u8,
+    /// Of the rows, what is lost for good.
+    lost: u8,
+}
+
+/// Of a stripe over 4 members whose second data chunk is on member 1.
+const MISSING: u8 = 1;
+const PARITY: u8 = 3;
+const BLIND: [Blind; 5] = [
+    Blind { is_member_missing: true, unreadable: &[0], written: 0, lost: MISSING },
+    Blind { is_member_missing: true, unreadable: &[0], written: MISSING, lost: 0 },
+    Blind { is_member_missing: true, unreadable: &[PARITY], written: 0, lost: MISSING },
+    Blind { is_member_missing: false, unreadable: &[0, 2], written: 0, lost: 2 },
+    Blind { is_member_missing: false, unreadable: &[0, PARITY], written: 2, lost: 0 },
+];
+
+/// Waits for what is pending, but not for ever.
+async fn soon_in_place(pair: &Pair, what: &str) {
+    let deadline = pair.reactor.now().after(Duration::from_secs(20));
+    while pair.array.status().journal.pending_bytes > 0 {
+        assert!(pair.reactor.now() < deadline, "{what}: something cannot be put in place");
+        pair.reactor.sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// What is acknowledged comes in place although what parity needs cannot be read; and the array
+/// goes on. `crash`: before it is in place.
+async fn write_blindly(mut pair: Pair, unreadable: &Unreadable, blind: Blind, crash: bool) {
+    let what = format!("{blind:?}, crash: {crash}");
+    let layout = pair.array.layout();
+    let is_at = |stripe: &u64| layout.member_at(StripeIndex(*stripe), MISSING) == MemberIndex(1);
+    let stripe = StripeIndex((5..).find(is_at).unwrap());
+    for at in (0..pair.bytes.len()).step_by(1 << 18) {
+        pair.put(at, &[1; 1 << 18]).await;
+    }
+    pair.in_place().await;
+    if blind.is_member_missing {
+        pair.array.pull_member(MemberIndex(1)).unwrap();
+        pair.put(0, &[2; 4096]).await;
+        pair.in_place().await;
+    }
+    let row = 4096;
+    for position in blind.unreadable {
+        let member = layout.member_at(stripe, *position);
+        for sector in 0..8 {
+            spoil(&pair, unreadable, member.index(), stripe, row + sector * 512);
+        }
+    }
+    let at = |chunk| layout.array_offset(stripe, chunk, row) as usize;
+    // In the same batches and after them, of the same stripe and of others.
+    pair.put(layout.array_offset(stripe, 2, 0) as usize, &[3; 512]).await;
+    pair.put(at(blind.written), &[4; 4096]).await;
+    pair.put(at(blind.written) + 512, &[5; 1024]).await;
+    if crash {
+        let absent: &[usize] = if blind.is_member_missing { &[1] } else { &[] };
+        pair.crash_without(absent).await;
+    }
+    for round in 0..4 {
+        for at in (1 << 20..pair.bytes.len()).step_by(1 << 18) {
+            pair.put(at, &[6 + round; 1 << 18]).await;
+        }
+    }
+    soon_in_place(&pair, &what).await;
+    let lost = at(blind.lost)..at(blind.lost) + 4096;
+    assert_eq!(bad(&pair), std::slice::from_ref(&lost), "{what}");
+    check(&pair, &what).await;
+    pair.restart(AssembleOptions::default()).await;
+    assert_eq!(bad(&pair), std::slice::from_ref(&lost), "{what}");
+    check(&pair, &what).await;
+    pair.crash_without(&[]).await;
+    check(&pair, &what).await;
+    if blind.is_member_missing {
+        pair.replace(1).await;
+        pair.rebuilt().await;
+    }
+    pair.put(lost.start, &[9; 4096]).await;
+    soon_in_place(&pair, &what).await;
+    check_but(&pair, &[], &what).await;
+    assert_eq!(scrubbed(&pair).await.mismatched_stripes, 0, "{what}");
+    pair.array.stop().await.unwrap();
+}
+
+#[test]
+fn what_is_acknowledged_comes_in_place_beside_what_is_lost() {
+    run(|reactor, unreadable| async move {
+        let mut cases = Vec::new();
+        for blind in BLIND {
+            for crash in [false, true] {
+                let pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+                cases.push(write_blindly(pair, &unreadable, blind, crash));
+                let pair = Pair::checked(&reactor, Level::Raid5, 4, 512).await;
+                cases.push(write_blindly(pair, &unreadable, blind, crash));
+            }
+        }
+        // They wait most of the time.
+        join_all(cases).await;
     });
 }
 
