@@ -103,7 +103,7 @@ impl Pair {
         }
     }
 
-    async fn made(reactor: &Reactor, spec: &ArraySpec, members: usize, sector: u32) -> Pair {
+    pub async fn made(reactor: &Reactor, spec: &ArraySpec, members: usize, sector: u32) -> Pair {
         let mut files = Vec::new();
         for i in 0..members {
             let file = memory();
@@ -160,9 +160,13 @@ impl Pair {
     /// Writes these bytes.
     pub async fn put(&mut self, at: usize, new: &[u8]) {
         self.bytes[at..at + new.len()].copy_from_slice(new);
-        let buffer = self.reactor.buffer(new.len());
-        buffer.copy_from_slice(new);
-        self.array.write(at as u64, buffer.into()).await.unwrap();
+        let mut from = Buffers::default();
+        for part in new.chunks(1 << 20) {
+            let buffer = self.reactor.buffer(part.len());
+            buffer.copy_from_slice(part);
+            from.push(buffer);
+        }
+        self.array.write(at as u64, from).await.unwrap();
     }
 
     pub async fn read(&self, at: usize, len: usize) -> Result<Vec<u8>, ArrayError> {
