@@ -7,11 +7,11 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::record::{self, Header, Kind, Record, RecordError, Upgrade};
+use crate::record::{self, Header, Kind, Record, RecordError, SEQUENCE_MAX, Upgrade};
 use crate::region_map::{PAGES_MAX, REGIONS_PER_PAGE};
 use crate::upgrade;
 
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 /// Most members of one array.
 pub const MEMBERS_MAX: usize = 64;
 /// Most stripes: with the smallest chunk, members of 64 TiB.
@@ -20,6 +20,12 @@ pub const STRIPES_MAX: u64 = 1 << 32;
 pub const NAME_BYTES: usize = 64;
 /// Slots for superblocks on a member; generation `g` is written to slot `g % SLOTS`.
 pub const SLOTS: u64 = 2;
+/// Sequences of the journal's batches in one era, as a power of two.
+pub const ERA_SEQUENCES_LOG2: u32 = 32;
+/// Eras that a start of the array may use before a superblock says so.
+pub const ERAS_PER_START: u64 = 2;
+/// Largest era: all sequences of the next start are believed.
+pub const ERA_MAX: u64 = (SEQUENCE_MAX >> ERA_SEQUENCES_LOG2) - 2 * ERAS_PER_START;
 
 /// How redundant data is arranged. The number is on drives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -251,7 +257,12 @@ pub struct ArraySuperblock {
     pub restriped: U64,
     /// Data chunks of a stripe before members were added; zero: all stripes have the same shape.
     pub old_data_chunks: u8,
-    reserved: [u8; 1815],
+    reserved_a: [u8; 7],
+    /// Sequences of the journal, in every ring of the array, are below those of this era and of the
+    /// next: `era + 2 << 32`. What counts them is not the generation: that grows a thousand times
+    /// a second, and this with every start.
+    pub era: U64,
+    reserved: [u8; 1800],
 }
 const _: () = assert!(size_of::<ArraySuperblock>() == 4096);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, level) == 144);
@@ -259,6 +270,7 @@ const _: () = assert!(std::mem::offset_of!(ArraySuperblock, members) == 176);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, policy) == 2224);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, scrub_next) == 2248);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, restriped) == 2272);
+const _: () = assert!(std::mem::offset_of!(ArraySuperblock, era) == 2288);
 
 impl ArraySuperblock {
     pub const BYTES: u64 = size_of::<ArraySuperblock>() as u64;
@@ -344,7 +356,10 @@ impl Record for ArraySuperblock {
         if moving && !grows || self.restriped.get() > if moving { self.stripes.get() } else { 0 } {
             return Err(RecordError::Field("restriped"));
         }
-        if self.reserved.iter().any(|byte| *byte != 0) {
+        if self.era.get() > ERA_MAX {
+            return Err(RecordError::Field("era"));
+        }
+        if self.reserved_a.iter().chain(&self.reserved).any(|byte| *byte != 0) {
             return Err(RecordError::Field("reserved bytes"));
         }
         Ok(())
@@ -384,3 +399,10 @@ pub(crate) fn v1_to_v2(bytes: &mut [u8]) {
 
 /// All stripes of version 2 have the same shape.
 pub(crate) fn v2_to_v3(_bytes: &mut [u8]) {}
+
+/// A start of version 3 took its sequences from the generation: each generation was an era.
+pub(crate) fn v3_to_v4(bytes: &mut [u8]) {
+    const FROM: usize = std::mem::offset_of!(Header, sequence);
+    const TO: usize = std::mem::offset_of!(ArraySuperblock, era);
+    bytes.copy_within(FROM..FROM + 8, TO);
+}

@@ -4,7 +4,9 @@
 //! `ASHLAR_WRITE_GOLDEN=1 cargo test -p ashlar-format` writes the images of a new version.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use ashlar_format::array_superblock::{ArraySuperblock, Level, MemberState, Policy, StoredMember};
+use ashlar_format::array_superblock::{
+    ArraySuperblock, ERA_MAX, Level, MemberState, Policy, StoredMember,
+};
 use ashlar_format::bad_blocks::{BadBlocks, StoredBadRange};
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
 use ashlar_format::journal_batch::{EntryKind, JournalBatch, StoredEntry, parity_sum};
@@ -54,6 +56,7 @@ fn superblock() -> ArraySuperblock {
     superblock.stripes = 16384.into();
     superblock.policy = Policy::Bitmap as u8;
     superblock.groups = 1;
+    superblock.era = 7.into();
     for (index, member) in superblock.members.iter_mut().take(5).enumerate() {
         let state = if index == 4 { MemberState::Rebuilding } else { MemberState::Trusted };
         *member = StoredMember::new([u8::try_from(index).unwrap(); 16], state, 100);
@@ -200,6 +203,7 @@ fn sealed_nonsense_is_refused() {
     assert!(refused(|s| s.groups = 2));
     assert!(refused(|s| s.policy = 3));
     assert!(refused(|s| s.name = [0xff; 64]));
+    assert!(refused(|s| s.era = (ERA_MAX + 1).into()));
     let mut overlapping = table();
     overlapping.volumes[1] = overlapping.volumes[0];
     overlapping.volume_count = 2.into();

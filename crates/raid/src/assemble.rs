@@ -53,6 +53,8 @@ pub(crate) struct Found {
     pub(crate) policy: Policy,
     pub(crate) settings: Settings,
     pub(crate) scrub: ScrubMark,
+    /// The largest that any of the drives names.
+    pub(crate) era: u64,
 }
 
 struct Candidate {
@@ -78,8 +80,9 @@ pub(crate) async fn find(
     if candidates.iter().any(|other| other.label.array != first.label.array) {
         return Err(AssembleError::Mixed);
     }
-    let superblocks = candidates.iter().filter_map(|candidate| candidate.superblock.clone());
-    let newest = superblocks
+    let superblocks = || candidates.iter().filter_map(|candidate| candidate.superblock.clone());
+    let era = superblocks().map(|superblock| superblock.era.get()).max().unwrap_or(0);
+    let newest = superblocks()
         .max_by_key(|superblock| superblock.header.sequence.get())
         .ok_or(AssembleError::NoSuperblock)?;
     let generation = newest.header.sequence.get();
@@ -91,7 +94,7 @@ pub(crate) async fn find(
     let settings = Settings::from_stored(newest.settings);
     let scrub = ScrubMark { next: newest.scrub_next.get(), began_s: newest.scrub_began.get() };
     let identity = Rc::new(identity);
-    Ok(Found { identity, members, generation, journal_from, policy, settings, scrub })
+    Ok(Found { identity, members, generation, journal_from, policy, settings, scrub, era })
 }
 
 pub(crate) async fn newest_superblock(

@@ -13,7 +13,8 @@
 //!   ring from `journal_from` on are always the newest batches, and of two that name the same rows
 //!   the older is never found without the newer if the newer was ever stored in place;
 //! - batches are completed in the order of sequence, so that `completed` says what `pending` holds;
-//! - sequences grow over all starts of the array, so no old batch looks like a new one;
+//! - sequences grow over all starts of the array, so no old batch looks like a new one: a start
+//!   begins a new era, and a later one is durably named before the ring is used again;
 //! - data is only let into the ring while there is room left for the parity of all that is pending,
 //!   so that it never jams.
 
@@ -23,7 +24,7 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::array_superblock::MemberState;
+use ashlar_format::array_superblock::{ERA_SEQUENCES_LOG2, MemberState};
 use ashlar_format::journal_batch::{
     ENTRIES_MAX, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, StoredEntry, parity_bytes_max,
     reserve_bytes,
@@ -45,8 +46,6 @@ use crate::members::{Identity, Member, Members};
 use crate::pending::{Hold, Patch, Pending};
 use crate::status::JournalStatus;
 
-/// Sequences that one start of an array has for its batches.
-const SEQUENCES_PER_GENERATION_LOG2: u32 = 32;
 /// Small batches that are written at the same time: while they are, others gather for the next.
 const SMALL_COMMITS_MAX: u32 = 4;
 /// This part of the ring is given back at once, unless somebody waits.
@@ -689,6 +688,8 @@ impl Journal {
         if self.members.journal_from() != 0 {
             self.members.set_journal_from(kept.unwrap_or(self.next_sequence.get()));
         }
+        // What the ring has room for until the next release is less than an era.
+        self.members.set_era(self.next_sequence.get() >> ERA_SEQUENCES_LOG2);
         self.members.settled().await?;
         let mut ring = self.ring.borrow_mut();
         while ring.front().is_some_and(|batch| batch.sequence <= stored) {
@@ -726,12 +727,13 @@ impl Journal {
     }
 
     /// Sequences of this start of the array are larger than those of any before, which may still
-    /// stand in the ring. `generation`: the first one of this start.
-    pub(crate) fn begin_sequences(&self, generation: u64) {
-        let first = generation << SEQUENCES_PER_GENERATION_LOG2;
-        self.next_sequence.set(first.max(self.next_sequence.get()));
-        self.completed.set(self.next_sequence.get());
-        self.durable.set(self.next_sequence.get());
+    /// stand in the ring. `era`: the first one of this start, durably.
+    pub(crate) fn begin_sequences(&self, era: u64) {
+        let first = era << ERA_SEQUENCES_LOG2;
+        assert!(self.next_sequence.get() <= first && self.ring.borrow().is_empty());
+        self.next_sequence.set(first);
+        self.completed.set(first);
+        self.durable.set(first);
     }
 
     /// The sequence of the next batch.
@@ -797,3 +799,6 @@ pub(crate) async fn write_copy(
     }
     target.drive.write(home, all).await
 }
+
+#[cfg(test)]
+mod tests;

@@ -260,6 +260,7 @@ pub struct Members {
     policy: Cell<Policy>,
     settings: Cell<Settings>,
     scrub: Cell<ScrubMark>,
+    era: Cell<u64>,
     writing: Cell<bool>,
     pulled: Cell<bool>,
     waiting: WaitList,
@@ -286,6 +287,7 @@ impl Members {
             policy: Cell::new(policy),
             settings: Cell::new(settings),
             scrub: Cell::default(),
+            era: Cell::new(0),
             writing: Cell::new(false),
             pulled: Cell::new(false),
             waiting: WaitList::default(),
@@ -457,6 +459,18 @@ impl Members {
     /// What the next superblock says of the scrub.
     pub fn set_scrub(&self, mark: ScrubMark) {
         self.scrub.set(mark);
+    }
+
+    pub fn era(&self) -> u64 {
+        self.era.get()
+    }
+
+    /// The journal is in this era, or in an earlier one; `settled` makes it durable.
+    pub fn set_era(&self, era: u64) {
+        if era > self.era.get() {
+            self.era.set(era);
+            self.generation.set(self.generation.get() + 1);
+        }
     }
 
     /// Fences members that are believed and do not answer, if the others can stand for them: what
@@ -690,6 +704,7 @@ impl Members {
         superblock.settings = self.settings.get().stored();
         superblock.scrub_next = self.scrub.get().next.into();
         superblock.scrub_began = self.scrub.get().began_s.into();
+        superblock.era = self.era.get().into();
         for (stored, member) in superblock.members.iter_mut().zip(list.iter()) {
             *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_flushed);
             stored.catches_up = member.catches_up.into();

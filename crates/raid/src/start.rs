@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::array_superblock::{Level, MemberState, NAME_BYTES, Policy, STRIPES_MAX};
+use ashlar_format::array_superblock::{
+    ERAS_PER_START, Level, MemberState, NAME_BYTES, Policy, STRIPES_MAX,
+};
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
@@ -166,6 +168,8 @@ impl Array {
             found.settings,
         );
         members.set_scrub(found.scrub);
+        // Of the next one, batches may stand in the ring.
+        members.set_era(found.era + ERAS_PER_START);
         let array = Array::new(reactor, identity.clone(), Rc::new(members), &maps);
         if let Some((host, claim)) = options.host.zip(claim) {
             array.hold(host, claim);
@@ -197,10 +201,10 @@ impl Array {
         blank.for_each(|stripe| self.bad.remove_stripes(stripe.0..stripe.0 + 1));
         self.bad.write_anew().await?;
         // A crash may have left the newest superblock on some members only; nothing may rest on it
-        // before it is on all. And from here on the generation is one of this start alone.
+        // before it is on all. And from here on the era is one of this start alone.
         self.members.save().await?;
         self.heal_labels().await;
-        self.journal.begin_sequences(self.members.generation());
+        self.journal.begin_sequences(self.members.era());
         if journal_from == 0 {
             for region in self.dirty.map.inside() {
                 if self.written.contains(region) {

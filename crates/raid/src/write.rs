@@ -120,7 +120,7 @@ impl Array {
         let _sectors = self.lock_parts(pieces).await;
         let mut batches: SmallVec<[Vec<Entry>; 1]> = SmallVec::new();
         let (mut batch, mut payload) = (Vec::new(), 0);
-        for piece in pieces.iter().flat_map(split) {
+        for piece in pieces.iter().flat_map(|piece| split(piece, self.sector_bytes)) {
             let new = self.stable_copy(&piece, from, Mode::Journaled).await?;
             let len = new.bytes.len();
             if batch.len() == ENTRIES_MAX || payload + len > PAYLOAD_BYTES_MAX as usize {
@@ -308,12 +308,14 @@ impl Array {
     }
 }
 
-/// The piece in parts that each fit in a batch.
-fn split(piece: &Piece) -> impl Iterator<Item = Piece> {
+/// The piece in parts that each fit in a batch together with what is around them. Cut between
+/// sectors: of two parts of one sector, each would have old bytes where the other has new ones.
+fn split(piece: &Piece, sector_bytes: u32) -> impl Iterator<Item = Piece> {
     let piece = piece.clone();
-    piece.rows.clone().step_by(PAYLOAD_BYTES_MAX as usize).map(move |start| {
-        let end = (start + PAYLOAD_BYTES_MAX).min(piece.rows.end);
-        let at = piece.at + (start - piece.rows.start) as usize;
-        Piece { rows: start..end, at, ..piece.clone() }
+    let first = piece.rows.start / sector_bytes * sector_bytes;
+    (first..piece.rows.end).step_by(PAYLOAD_BYTES_MAX as usize).map(move |cut| {
+        let rows = cut.max(piece.rows.start)..(cut + PAYLOAD_BYTES_MAX).min(piece.rows.end);
+        let at = piece.at + (rows.start - piece.rows.start) as usize;
+        Piece { rows, at, ..piece.clone() }
     })
 }

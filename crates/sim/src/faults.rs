@@ -4,6 +4,7 @@
 use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::block_sums::BLOCK_BYTES;
 use ashlar_format::drive_label::MemberLayout;
+use ashlar_format::journal_batch::PAYLOAD_BYTES_MAX;
 use ashlar_raid::label;
 use ashlar_raid::layout::{Layout, Shape, level_name};
 use ashlar_raid::parity::PARITY_CHUNKS_MAX;
@@ -26,6 +27,10 @@ pub enum Ending {
 
 /// Data area of a drive, at least.
 const DATA_BYTES_MIN: u64 = 3 << 20;
+
+/// A chunk that holds more than one batch of the journal.
+pub const CHUNK_BYTES_LARGE: u32 = 512 << 10;
+const _: () = assert!(CHUNK_BYTES_LARGE > PAYLOAD_BYTES_MAX);
 
 /// What the seed's array is.
 #[derive(Clone, Copy, Debug)]
@@ -261,7 +266,10 @@ impl Plan {
 
     pub fn draw(seed: u64) -> Plan {
         let mut prng = Prng::stream(seed, "plan");
-        let geometry = Geometry::draw(&mut prng);
+        let mut geometry = Geometry::draw(&mut prng);
+        if Prng::stream(seed, "chunk").chance(1, 24) {
+            geometry.chunk_bytes = CHUNK_BYTES_LARGE;
+        }
         let policies = geometry.policies();
         let policy = prng.chance(1, 3).then(|| policies[prng.index(policies.len())]);
         let ops = [20, 60, 200][prng.index(3)];

@@ -16,7 +16,7 @@ use ashlar_reactor::prng::Prng;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::canary::Canary;
-use crate::faults::Plan;
+use crate::faults::{CHUNK_BYTES_LARGE, Plan};
 use crate::fleet::Fleet;
 use crate::oracle::Oracle;
 use crate::world::SharedWorld;
@@ -25,6 +25,8 @@ const SECTOR: u64 = 512;
 /// Longest request in sectors, drawn. The long ones cross stripes; they cost most and are few.
 const LEN_SECTORS_MAX: [u64; 20] =
     [1, 1, 1, 1, 8, 8, 8, 8, 8, 16, 16, 16, 16, 16, 64, 64, 64, 64, 128, 400];
+/// The longest where a chunk is large: of more than one batch of the journal.
+const LEN_SECTORS_LARGE: u64 = 1400;
 
 /// What a life's tasks share.
 pub struct Life {
@@ -328,6 +330,8 @@ impl Life {
             true => 256,
             false => LEN_SECTORS_MAX[prng.index(LEN_SECTORS_MAX.len())],
         };
+        let is_large = self.plan.geometry.chunk_bytes == CHUNK_BYTES_LARGE;
+        let len_max = if is_large && len_max == 400 { LEN_SECTORS_LARGE } else { len_max };
         let mut len = SECTOR * (1 + prng.below(len_max));
         let mut offset = first + SECTOR * prng.below(stripe / SECTOR);
         if prng.chance(1, 2) {

@@ -109,7 +109,7 @@ impl Pair {
         }
     }
 
-    async fn made(reactor: &Reactor, spec: &ArraySpec, drives: &[u64], sector: u32) -> Pair {
+    pub async fn made(reactor: &Reactor, spec: &ArraySpec, drives: &[u64], sector: u32) -> Pair {
         let mut files = Vec::new();
         for (i, bytes) in drives.iter().enumerate() {
             let file = memory(*bytes);
@@ -166,9 +166,13 @@ impl Pair {
     /// Writes these bytes.
     pub async fn put(&mut self, at: usize, new: &[u8]) {
         self.bytes[at..at + new.len()].copy_from_slice(new);
-        let buffer = self.reactor.buffer(new.len());
-        buffer.copy_from_slice(new);
-        self.array.write(at as u64, buffer.into()).await.unwrap();
+        let mut from = Buffers::default();
+        for part in new.chunks(1 << 20) {
+            let buffer = self.reactor.buffer(part.len());
+            buffer.copy_from_slice(part);
+            from.push(buffer);
+        }
+        self.array.write(at as u64, from).await.unwrap();
     }
 
     pub async fn read(&self, at: usize, len: usize) -> Result<Vec<u8>, ArrayError> {
