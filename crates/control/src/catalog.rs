@@ -16,6 +16,7 @@ use uuid::Uuid;
 
 use crate::api::drive::DriveSource;
 use crate::refusal::{Answer, Refusal};
+use crate::snapshot::ArraySnapshot;
 
 const FILE: &str = "catalog.json";
 const LOCK: &str = "lock";
@@ -102,6 +103,15 @@ impl Default for Catalog {
 impl Catalog {
     pub fn array_named(&self, name: &str) -> Option<(Uuid, &KnownArray)> {
         self.arrays.iter().find(|(_, array)| array.name == name).map(|(uuid, array)| (*uuid, array))
+    }
+
+    /// The agreement to overwrite what members carry was used up.
+    pub fn use_up(&mut self, array: &ArraySnapshot) {
+        for drive in array.members.iter().filter_map(|member| member.drive.as_ref()) {
+            if let Some(known) = self.drives.get_mut(&drive.name) {
+                known.overwrite = false;
+            }
+        }
     }
 }
 

@@ -50,6 +50,8 @@ pub struct Array {
     /// What is pending of batches before this one is old enough to be put in place.
     pub(crate) destage_before: Cell<u64>,
     pub(crate) destagers: Cell<u32>,
+    /// Those that store again what is torn.
+    pub(crate) menders: Cell<u32>,
     /// A drive has refused to zero: discards are not passed on any more.
     pub(crate) cannot_zero: Cell<bool>,
     pub(crate) unsynced: StripeSet,
@@ -65,7 +67,7 @@ pub struct Array {
     counters: Cell<ArrayCounters>,
     requests: Cell<u64>,
     stopping: Cell<bool>,
-    drained: WaitList,
+    pub(crate) drained: WaitList,
     /// The maintenance task has not ended yet.
     pub(crate) maintained: Cell<bool>,
     /// Turns over the copies of a mirror.
@@ -106,10 +108,10 @@ pub(crate) struct RequestGuard {
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
-        let left = self.array.requests.get() - 1;
-        self.array.requests.set(left);
-        if left == 0 && self.array.stopping.get() {
+        self.array.requests.set(self.array.requests.get() - 1);
+        if self.array.is_over() {
             self.array.drained.wake_all(&self.array.reactor);
+            self.array.journal.note_change();
         }
     }
 }
@@ -173,6 +175,7 @@ impl Array {
             kept: RefCell::default(),
             destage_before: Cell::new(0),
             destagers: Cell::new(0),
+            menders: Cell::new(0),
             cannot_zero: Cell::new(false),
             identity,
             members,
@@ -327,6 +330,11 @@ impl Array {
 
     pub(crate) fn is_stopping(&self) -> bool {
         self.stopping.get()
+    }
+
+    /// Whether it is to stop, and no request is under way that may wait for the journal's room.
+    pub(crate) fn is_over(&self) -> bool {
+        self.stopping.get() && self.requests.get() == 0
     }
 
     /// Whether nothing is under way, jobs included: no request, and no row locked.

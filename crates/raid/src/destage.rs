@@ -71,7 +71,8 @@ impl Array {
             }
             self.journal.set_stuck(round.err().or_else(|| self.blocked()));
             if round.is_err() {
-                self.pause(RETRY_AFTER).await;
+                let deadline = self.reactor.now().after(RETRY_AFTER);
+                self.drained.until_or(&self.reactor, deadline, || self.is_over()).await;
             }
         }
         self.set_destagers(self.destagers.get() - 1);
@@ -82,7 +83,7 @@ impl Array {
     async fn wait_for_destage(&self) -> Option<u64> {
         let journal = &self.journal;
         loop {
-            if self.is_stopping() {
+            if self.is_over() {
                 return None;
             }
             let aged = self.destage_before.get();
@@ -107,7 +108,7 @@ impl Array {
 
     async fn drained_or_filling(&self, deadline: ashlar_reactor::backend::Instant) {
         let in_the_way = |before| self.journal.pending.borrow().has_waiting(before);
-        let wanted = || self.is_stopping() || self.journal.in_the_way().is_some_and(in_the_way);
+        let wanted = || self.is_over() || self.journal.in_the_way().is_some_and(in_the_way);
         self.journal.changed.until_or(&self.reactor, deadline, wanted).await;
     }
 
@@ -459,6 +460,8 @@ impl Array {
     /// Mends these stripes, or it is an error. The caller holds none of them.
     pub(crate) async fn mend_torn_of(&self, stripes: &Range<u64>) -> Result<(), ArrayError> {
         self.mend_torn().await?;
+        // Somebody else may be mending them.
+        self.journal.changed.until(&self.reactor, || self.menders.get() == 0).await;
         let finished = self.finish_kept().await;
         if self.is_any_torn(stripes) { finished.and(Err(ArrayError::Lost)) } else { Ok(()) }
     }
@@ -466,6 +469,10 @@ impl Array {
     /// Stores what is torn again.
     pub(crate) async fn mend_torn(&self) -> Result<(), ArrayError> {
         let torn = std::mem::take(&mut *self.torn.borrow_mut());
+        if torn.is_empty() {
+            return Ok(());
+        }
+        self.menders.set(self.menders.get() + 1);
         let mut stripes: Vec<StripeIndex> = torn.iter().map(|t| t.updated.stripe).collect();
         stripes.sort_unstable();
         stripes.dedup();
@@ -488,6 +495,8 @@ impl Array {
                 self.journal.pending.borrow_mut().put_back(stripe);
             }
         }
+        self.menders.set(self.menders.get() - 1);
+        self.journal.note_change();
         result
     }
 

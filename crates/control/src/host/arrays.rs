@@ -255,18 +255,9 @@ impl Host {
             started: true,
             drives: last_drives(drives, &begun.snapshot),
         };
-        let users: Vec<String> = self.look(|state| {
-            let used = state.drives.iter().filter(|(_, drive)| drive.used_by.is_some());
-            used.map(|(name, _)| name.clone()).collect()
-        });
         self.record(|catalog| {
             catalog.arrays.insert(uuid, known);
-            // The agreement to overwrite was used up.
-            for name in users {
-                if let Some(drive) = catalog.drives.get_mut(&name) {
-                    drive.overwrite = false;
-                }
-            }
+            catalog.use_up(&begun.snapshot);
         })
     }
 
