@@ -16,7 +16,6 @@ use uuid::Uuid;
 
 use crate::api::drive::DriveSource;
 use crate::refusal::{Answer, Refusal};
-use crate::snapshot::ArraySnapshot;
 
 const FILE: &str = "catalog.json";
 const LOCK: &str = "lock";
@@ -105,11 +104,11 @@ impl Catalog {
         self.arrays.iter().find(|(_, array)| array.name == name).map(|(uuid, array)| (*uuid, array))
     }
 
-    /// The agreement to overwrite what members carry was used up.
-    pub fn use_up(&mut self, array: &ArraySnapshot) {
-        for drive in array.members.iter().filter_map(|member| member.drive.as_ref()) {
-            if let Some(known) = self.drives.get_mut(&drive.name) {
-                known.overwrite = false;
+    /// The agreement to overwrite what these drives carry was used up.
+    pub fn use_up<'a>(&mut self, drives: impl IntoIterator<Item = &'a str>) {
+        for name in drives {
+            if let Some(drive) = self.drives.get_mut(name) {
+                drive.overwrite = false;
             }
         }
     }

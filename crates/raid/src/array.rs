@@ -146,12 +146,8 @@ impl Array {
         let integrity = identity.integrity.then(new_integrity);
         let map =
             |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
-        let dirty = Dirty::new(
-            reactor,
-            members.clone(),
-            map(MapKind::Dirty, &maps.dirty),
-            map(MapKind::Missed, &maps.missed),
-        );
+        let missed = map(MapKind::Missed, &maps.missed);
+        let dirty = Dirty::new(reactor, members.clone(), map(MapKind::Dirty, &maps.dirty), missed);
         let bad = BadBlocks::new(reactor, identity.clone(), members.clone(), &maps.bad);
         let layout = identity.layout();
         let given_out = identity.restripe().map_or(layout, |its| its.old(layout));

@@ -257,7 +257,7 @@ impl Host {
         };
         self.record(|catalog| {
             catalog.arrays.insert(uuid, known);
-            catalog.use_up(&begun.snapshot);
+            catalog.use_up(begun.snapshot.drive_names());
         })
     }
 
