@@ -294,7 +294,8 @@ impl Members {
         }
     }
 
-    /// The array is another host's now: nothing is started on the drives any more.
+    /// Nothing is started on the drives any more: the array is another host's now, or nobody can say
+    /// how it is to go on.
     pub fn pull_all(&self) {
         self.pulled.set(true);
         self.list.borrow().iter().flat_map(|member| &member.drive).for_each(|drive| drive.pull());

@@ -51,6 +51,8 @@ use crate::stored::Begun;
 
 /// Bytes that are moved at a time, unless a stripe has more: so long others wait for them.
 const WINDOW_BYTES: u64 = 2 << 20;
+/// A superblock that says how far it is has this time to become durable.
+const SAVED_WITHIN: Duration = Duration::from_secs(30);
 /// Before what could not be moved is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -359,10 +361,16 @@ impl Array {
         Ok(())
     }
 
-    /// Makes a superblock durable. An error: it may be, or not, and the array stops.
+    /// Makes a superblock durable. An error: it may be, or not, and the array stops, or has failed.
     async fn save_for_sure(&self) -> Result<(), ArrayError> {
+        let patience = self.reactor.now().after(SAVED_WITHIN);
         let mut saved = self.members.save().await;
         while saved.is_err() && !self.is_stopping() {
+            if self.reactor.now() >= patience {
+                // Which shape counts is for the next start to say; guests have waited long enough.
+                self.members.pull_all();
+                break;
+            }
             self.pause(RETRY_AFTER).await;
             saved = self.members.settled().await;
         }
