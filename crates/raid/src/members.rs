@@ -294,8 +294,8 @@ impl Members {
         }
     }
 
-    /// Nothing is started on the drives any more: the array is another host's now, or nobody can say
-    /// how it is to go on.
+    /// Nothing is started on the drives any more: the array is another host's now, or nobody can
+    /// say how it is to go on.
     pub fn pull_all(&self) {
         self.pulled.set(true);
         self.list.borrow().iter().flat_map(|member| &member.drive).for_each(|drive| drive.pull());
