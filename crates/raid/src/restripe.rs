@@ -51,8 +51,8 @@ use crate::stored::Begun;
 
 /// Bytes that are moved at a time, unless a stripe has more: so long others wait for them.
 const WINDOW_BYTES: u64 = 2 << 20;
-/// A superblock that says how far it is has this time to become durable.
-const SAVED_WITHIN: Duration = Duration::from_secs(30);
+/// So long guests wait for a window that cannot be moved: then the array has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// Before what could not be moved is tried again.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
@@ -237,6 +237,7 @@ impl Array {
 
     /// Step 4. Others have to wait until it is done, unless the array has failed.
     async fn put_in_place(self: &Rc<Self>, window: Range<u64>) -> Result<(), ArrayError> {
+        let patience = self.reactor.now().after(PATIENCE);
         loop {
             let Err(error) = self.drain_journal().await else { return Ok(()) };
             self.jobs.set_restripe_error(Some(error.to_string()));
@@ -246,6 +247,9 @@ impl Array {
             if self.state() == ArrayState::Failed {
                 window.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
                 return Err(error);
+            }
+            if self.reactor.now() >= patience {
+                self.members.pull_all();
             }
             self.pause(RETRY_AFTER).await;
         }
@@ -363,7 +367,7 @@ impl Array {
 
     /// Makes a superblock durable. An error: it may be, or not, and the array stops, or has failed.
     async fn save_for_sure(&self) -> Result<(), ArrayError> {
-        let patience = self.reactor.now().after(SAVED_WITHIN);
+        let patience = self.reactor.now().after(PATIENCE);
         let mut saved = self.members.save().await;
         while saved.is_err() && !self.is_stopping() {
             if self.reactor.now() >= patience {
