@@ -687,7 +687,7 @@ pub(crate) async fn write_copy(
     let mut all = Buffers::from(header);
     let padded = payload.len().next_multiple_of(4096);
     let rest = padded - payload.len();
-    if payload.len().is_multiple_of(512) {
+    if payload.pieces().iter().all(|piece| piece.len().is_multiple_of(512)) {
         payload.pieces().iter().for_each(|piece| all.push(piece.clone()));
         if rest > 0 {
             let zeroes = reactor.buffer(rest);
