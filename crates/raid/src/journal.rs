@@ -687,7 +687,8 @@ pub(crate) async fn write_copy(
     let mut all = Buffers::from(header);
     let padded = payload.len().next_multiple_of(4096);
     let rest = padded - payload.len();
-    if payload.pieces().iter().all(|piece| piece.len().is_multiple_of(512)) {
+    let sector = target.drive.limits().sector_bytes as usize;
+    if payload.pieces().iter().all(|piece| piece.len().is_multiple_of(sector)) {
         payload.pieces().iter().for_each(|piece| all.push(piece.clone()));
         if rest > 0 {
             let zeroes = reactor.buffer(rest);

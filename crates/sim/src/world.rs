@@ -219,6 +219,7 @@ impl World {
             return;
         }
         let traits = self.drive(drive).traits;
+        assert_whole_sectors(op, traits.sector_bytes);
         let spread = traits.latency_ns_max - traits.latency_ns_min;
         let mut latency = traits.latency_ns_min + self.latency.below(spread + 1);
         let now_ns = self.now_ns;
@@ -337,6 +338,14 @@ impl World {
         }
         Ok(len)
     }
+}
+
+/// Direct I/O takes whole sectors from each piece of memory: pieces that only together are some,
+/// real drives refuse.
+fn assert_whole_sectors(op: &Op, sector_bytes: u32) {
+    let (Op::Read { into: memory, .. } | Op::Write { from: memory, .. }) = op else { return };
+    let whole = |bytes: usize| bytes.is_multiple_of(sector_bytes as usize);
+    assert!(memory.pieces().iter().all(|piece| whole(piece.len())), "a piece of a sector: {op:?}");
 }
 
 /// What a write brings; not copied if it lies in one piece.
