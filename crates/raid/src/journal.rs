@@ -268,7 +268,7 @@ impl Journal {
         entries: &[Entry],
         class: Class,
     ) -> Option<Result<(u64, Hold), ArrayError>> {
-        if self.is_nowhere() {
+        if self.members.are_gone() {
             // Waiting for room would be for ever.
             return Some(Err(ArrayError::Lost));
         }
@@ -426,11 +426,6 @@ impl Journal {
         trusted.or_else(|| smallest(&|its| its.keeps_metadata().is_some())).unwrap_or(0)
     }
 
-    /// No member is left to have a batch.
-    fn is_nowhere(&self) -> bool {
-        self.members.list().iter().all(|member| member.keeps_metadata().is_none())
-    }
-
     /// Bytes from the oldest batch to the end of the newest.
     pub(crate) fn used_bytes(&self) -> u64 {
         let ring = self.ring.borrow();
@@ -523,7 +518,7 @@ impl Journal {
 
     /// Why there will be no room, however long somebody waits; `None` if there may be.
     pub(crate) fn refusal(&self) -> Option<ArrayError> {
-        self.stuck.get().or(self.is_nowhere().then_some(ArrayError::Lost))
+        self.stuck.get().or(self.members.are_gone().then_some(ArrayError::Lost))
     }
 
     /// The oldest batches cannot be put in place, or can again (`None`).

@@ -610,6 +610,11 @@ impl Members {
         self.fence(failed.into_iter()).await
     }
 
+    /// Whether none is left to write or read anything.
+    pub(crate) fn are_gone(&self) -> bool {
+        self.list.borrow().iter().all(|member| member.keeps_metadata().is_none())
+    }
+
     /// Members that keep metadata.
     pub(crate) fn keepers(&self) -> Vec<Keeper> {
         let list = self.list.borrow();
