@@ -610,9 +610,9 @@ impl Members {
         self.fence(failed.into_iter()).await
     }
 
-    /// Whether none is left to write or read anything.
-    pub(crate) fn are_gone(&self) -> bool {
-        self.list.borrow().iter().all(|member| member.keeps_metadata().is_none())
+    /// Whether no trusted one is here.
+    pub(crate) fn are_untrusted(&self) -> bool {
+        !self.list.borrow().iter().any(Member::is_whole)
     }
 
     /// Members that keep metadata.

@@ -46,10 +46,6 @@ impl Array {
         if !self.contains(offset, len) {
             return Err(ArrayError::Range);
         }
-        if self.members.are_gone() {
-            // What memory holds may be older than a write that failed with the last of them.
-            return Err(ArrayError::Lost);
-        }
         let seen = self.bad.added();
         // All are started before the first is waited for; and all are waited for, also after an
         // error, since a drive may still be writing to the caller's memory.
