@@ -24,13 +24,10 @@ const VERSION: u32 = 2;
 /// Read, too: it has no spares.
 const VERSION_OLDEST: u32 = 1;
 
+/// Older ones have a consent to overwrite it, which is passed over: it went by the name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct KnownDrive {
     pub source: DriveSource,
-    /// The operator agreed that what it carries may be overwritten.
-    #[serde(default)]
-    pub overwrite: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,14 +56,11 @@ pub struct KnownExport {
     pub queues: u16,
 }
 
+/// Older ones have a consent, as drives have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct KnownSpare {
     /// `None`: for any array.
     pub array: Option<Uuid>,
-    /// The operator agreed that what it carries may be overwritten.
-    #[serde(default)]
-    pub overwrite: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,15 +96,6 @@ impl Default for Catalog {
 impl Catalog {
     pub fn array_named(&self, name: &str) -> Option<(Uuid, &KnownArray)> {
         self.arrays.iter().find(|(_, array)| array.name == name).map(|(uuid, array)| (*uuid, array))
-    }
-
-    /// The agreement to overwrite what these drives carry was used up.
-    pub fn use_up<'a>(&mut self, drives: impl IntoIterator<Item = &'a str>) {
-        for name in drives {
-            if let Some(drive) = self.drives.get_mut(name) {
-                drive.overwrite = false;
-            }
-        }
     }
 }
 
@@ -229,15 +214,15 @@ mod tests {
         let array = Uuid::from_bytes([7; 16]);
         let mut catalog = Catalog::default();
         let source = DriveSource::Path("/dev/nvme0n1".into());
-        catalog.drives.insert("d0".into(), KnownDrive { source, overwrite: false });
+        catalog.drives.insert("d0".into(), KnownDrive { source });
         let source = DriveSource::Ram(512 << 20);
-        catalog.drives.insert("r0".into(), KnownDrive { source, overwrite: true });
+        catalog.drives.insert("r0".into(), KnownDrive { source });
         let drives = BTreeMap::from([(0, "d0".to_owned()), (1, "r0".to_owned())]);
         let current = BTreeSet::from([array]);
         let known =
             KnownArray { name: "main".into(), generation: 9, current, started: true, drives };
         catalog.arrays.insert(array, known);
-        catalog.spares.insert("r0".into(), KnownSpare { array: Some(array), overwrite: true });
+        catalog.spares.insert("r0".into(), KnownSpare { array: Some(array) });
         let socket = "/run/ashlar/export/vm1.sock".into();
         let export = KnownExport { array, volume: "vol".into(), socket, queues: 4 };
         catalog.exports.insert("vm1".into(), export);

@@ -4,7 +4,9 @@
 //! - one change at a time (`Host::begin`), from its checks to its saved catalog;
 //! - `state` is looked into for a moment only, never across an await, so a look never waits for a
 //!   change;
-//! - a change that is refused leaves everything as it was.
+//! - a change that is refused leaves everything as it was;
+//! - consent to lose what a drive carries is not kept: it is used up at once, by the change that it
+//!   came with. A name or a path may lead to another drive tomorrow.
 
 mod arrays;
 mod drives;
@@ -68,8 +70,6 @@ struct Attached {
     medium: Medium,
     /// What it carried when it was last looked at.
     content: Content,
-    /// The operator agreed that `content` may be overwritten.
-    overwrite: bool,
     /// The running array that uses it, and as which member.
     used_by: Option<(Uuid, u8)>,
     /// Why it is not used where it could be of use by itself: that was tried.
@@ -77,8 +77,8 @@ struct Attached {
 }
 
 impl Attached {
-    fn new(medium: Medium, content: Content, overwrite: bool) -> Attached {
-        Attached { medium, content, overwrite, used_by: None, passed_over: None }
+    fn new(medium: Medium, content: Content) -> Attached {
+        Attached { medium, content, used_by: None, passed_over: None }
     }
 
     fn bytes(&self) -> u64 {

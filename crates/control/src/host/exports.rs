@@ -10,12 +10,11 @@ use uuid::Uuid;
 use crate::api::Done;
 use crate::api::export::{Export, ExportCounters, ExportCreate, ExportState};
 use crate::catalog::KnownExport;
-use crate::host::drives::blocking;
 use crate::host::{Host, Running, Serving};
 use crate::name::check_name;
 use crate::refusal::{Answer, Refusal};
 use crate::socket;
-use crate::vhost::{self, QUEUES_MAX, Served};
+use crate::vhost::{self, QUEUES_MAX, Served, beside};
 
 const QUEUES_DEFAULT: u16 = QUEUES_MAX;
 /// Bytes of a virtio block device's serial number.
@@ -72,7 +71,7 @@ impl Host {
     /// Begins to serve an export of a running array.
     async fn start_export(&self, name: &str, known: &KnownExport, array: Running) -> Answer<()> {
         let path = known.socket.clone();
-        blocking(move || socket::check_place(&path)).await??;
+        beside(move || socket::check_place(&path)).await??;
         let volume = self.publish_volume(array, &known.volume).await?;
         let Some((key, serial)) = volume else {
             return Err(Refusal::conflict(format!("there is no volume {}", known.volume))

@@ -133,7 +133,6 @@ impl Host {
         let Some(fresh) = fresh else { return Ok(()) };
         self.record(|catalog| {
             catalog.arrays.insert(snapshot.uuid, fresh);
-            catalog.use_up(snapshot.drive_names());
         })
     }
 
