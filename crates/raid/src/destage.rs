@@ -112,6 +112,13 @@ impl Array {
         self.journal.changed.until_or(&self.reactor, deadline, wanted).await;
     }
 
+    /// Puts all in place that was acknowledged before, at once: else it waits for up to twice
+    /// `AGE_MAX`. An error: some of it cannot be, now.
+    pub async fn destage_all(self: &Rc<Self>) -> Result<(), ArrayError> {
+        let _request = self.admit_step().await?;
+        self.drain_journal().await
+    }
+
     /// Puts all in place that is pending now, and makes the ring forget it. An error: it cannot be.
     pub(crate) async fn drain_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
         let journal = &self.journal;
