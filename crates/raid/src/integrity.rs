@@ -269,8 +269,12 @@ impl Integrity {
 
     /// What another drive had in this place says nothing.
     fn forget_replaced(&self, member: MemberIndex) {
-        let now = self.members.list()[member.index()].drive_uuid;
-        let known = &mut self.drives.borrow_mut()[member.index()];
+        let list = self.members.list();
+        let now = list[member.index()].drive_uuid;
+        let mut drives = self.drives.borrow_mut();
+        // Members may have been added.
+        drives.resize(list.len(), [0; 16]);
+        let known = &mut drives[member.index()];
         if *known != now {
             *known = now;
             self.forget(member);
