@@ -17,7 +17,6 @@ use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ChangeError;
 use ashlar_raid::layout::Shape;
-use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
@@ -43,33 +42,21 @@ async fn littered(reactor: &Reactor, name: &str, bytes: u64) -> Rc<Drive> {
 }
 
 async fn pair(reactor: &Reactor, level: Level, members: u8, shape: Shape, bytes: u64) -> Pair {
+    made(reactor, &spec(level, shape), members, bytes).await
+}
+
+async fn made(reactor: &Reactor, spec: &ArraySpec, members: u8, bytes: u64) -> Pair {
     let mut drives = Vec::new();
     for index in 0..members {
         let drive = littered(reactor, &format!("d{index}"), bytes).await;
         drives.push(([index; 16], drive));
     }
-    let array = create(reactor, level, shape, drives).await;
+    let array = Array::create(reactor, spec, drives).await.unwrap();
     Pair::of(reactor, array.clone(), array.capacity())
 }
 
-async fn create(
-    reactor: &Reactor,
-    level: Level,
-    shape: Shape,
-    drives: Vec<([u8; 16], Rc<Drive>)>,
-) -> Rc<Array> {
-    let spec = ArraySpec {
-        uuid: [9; 16],
-        name: "test".into(),
-        level,
-        chunk_bytes: 16 << 10,
-        shape,
-        policy: None,
-        integrity: false,
-        settings: SettingsChange::default(),
-        host: None,
-    };
-    Array::create(reactor, &spec, drives).await.unwrap()
+fn spec(level: Level, shape: Shape) -> ArraySpec {
+    ArraySpec { shape, ..Pair::spec(level) }
 }
 
 fn drives(array: &Array) -> Vec<Rc<Drive>> {
@@ -242,7 +229,8 @@ fn regions_are_merged() {
             files.push(file);
             drives.push(([index; 16], drive));
         }
-        let array = create(&reactor, Level::Raid1, Shape::default(), drives).await;
+        let spec = spec(Level::Raid1, Shape::default());
+        let array = Array::create(&reactor, &spec, drives).await.unwrap();
         let mut pair = Pair::of(&reactor, array, 4 << 20);
         let region = pair.array.region_bytes();
         assert_eq!(region, 16 * chunk);
@@ -300,10 +288,11 @@ async fn restriped(pair: &mut Pair, old: u64, new: u64) {
     pair.bytes.resize(pair.array.capacity() as usize, 0);
 }
 
-/// Level, members, shape; how many are added; data chunks of a stripe before and after.
-fn widenings() -> Vec<(Level, u8, Shape, u8, u64, u64)> {
+/// Arrays, with checksums too where that can be, and their members; how many are added; data
+/// chunks of a stripe before and after.
+fn widenings() -> Vec<(ArraySpec, u8, u8, u64, u64)> {
     let plain = Shape::default();
-    vec![
+    let all = [
         (Level::Raid0, 1, plain, 1, 1, 2),
         (Level::Raid0, 2, plain, 3, 2, 5),
         (Level::Raid10, 4, plain, 2, 2, 3),
@@ -311,14 +300,22 @@ fn widenings() -> Vec<(Level, u8, Shape, u8, u64, u64)> {
         (Level::Raid5, 4, plain, 2, 3, 5),
         (Level::Raid6, 4, plain, 1, 2, 3),
         (Level::RaidNm, 6, Shape { parity: 3, ..plain }, 1, 3, 4),
-    ]
+    ];
+    let mut widenings = Vec::new();
+    for (level, members, shape, more, old, new) in all {
+        for integrity in [false, true].into_iter().filter(|its| !its || level != Level::Raid0) {
+            let spec = ArraySpec { integrity, ..spec(level, shape) };
+            widenings.push((spec, members, more, old, new));
+        }
+    }
+    widenings
 }
 
 #[test]
 fn members_are_added() {
     run(|reactor| async move {
-        for (level, members, shape, more, old, new) in widenings() {
-            let mut pair = pair(&reactor, level, members, shape, DRIVE_BYTES).await;
+        for (spec, members, more, old, new) in widenings() {
+            let mut pair = made(&reactor, &spec, members, DRIVE_BYTES).await;
             pair.write_some(40).await;
             pair.put(pair.bytes.len() - 512, &[7; 512]).await;
             let before = pair.bytes.len();
