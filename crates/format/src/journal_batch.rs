@@ -1,8 +1,8 @@
 //! One batch of the journal: writes that are acknowledged before they are in place, and what is
 //! about to be stored with them.
 //!
-//! The batch is followed by its payload, the bytes of its entries in order. Batches stand in a ring
-//! of 4 KiB blocks; `sequence` orders them. See `docs/FORMAT.md`.
+//! The batch is followed by its payload, the bytes of its entries in order, or by a share of that.
+//! Batches stand in a ring of 4 KiB blocks; `sequence` orders them. See `docs/FORMAT.md`.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -10,9 +10,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::record::{Header, Kind, Record, RecordError, Upgrade};
 use crate::upgrade;
 
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Most payload bytes of one batch.
 pub const PAYLOAD_BYTES_MAX: u32 = 256 << 10;
+/// Most shares of one batch: chunks of the widest stripe, and its parity chunks.
+const SHARES_MAX: u32 = 64;
+const PARITY_SHARES_MAX: u8 = 8;
 /// Most entries of one batch.
 pub const ENTRIES_MAX: usize = 82;
 
@@ -25,6 +28,8 @@ pub const SUM_ROWS: u32 = 512;
 pub const SUM_BYTES: u32 = 8;
 
 const HEADER_BYTES: u64 = 4096;
+/// What a batch takes of the ring is a multiple of this, and so is a share.
+pub const BLOCK_BYTES: u32 = 4096;
 const RING_BYTES_MIN: u64 = 2 << 20;
 
 /// Bytes of the ring for parity of all that one batch can hold, in batches of a few entries each,
@@ -144,6 +149,33 @@ impl StoredEntry {
     }
 }
 
+/// How a payload is divided among members: into `data` shares of equal length, the last one filled
+/// up with zeroes, and `parity` shares of parity of these, which is that of a stripe with so many
+/// chunks. Any `data` of them give it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Division {
+    pub data: u8,
+    pub parity: u8,
+}
+
+impl Division {
+    /// Shares in all.
+    pub fn shares(self) -> u8 {
+        self.data + self.parity
+    }
+
+    /// Bytes of each share of so much payload.
+    pub fn share_bytes(self, payload: u32) -> u32 {
+        payload.div_ceil(self.data.into()).next_multiple_of(BLOCK_BYTES)
+    }
+}
+
+/// Bytes of the ring that a batch with so much payload takes on each member.
+pub fn ring_bytes(payload: u32, division: Option<Division>) -> u64 {
+    let stored = division.map_or(payload, |division| division.share_bytes(payload));
+    HEADER_BYTES + u64::from(stored.next_multiple_of(BLOCK_BYTES))
+}
+
 #[derive(Clone, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct JournalBatch {
@@ -153,9 +185,14 @@ pub struct JournalBatch {
     pub tail_sequence: U64,
     pub entry_count: U32,
     pub payload_bytes: U32,
-    /// CRC32C of the payload.
+    /// CRC32C of the payload, or of the share that follows here.
     pub payload_checksum: U32,
-    reserved_a: [u8; 28],
+    /// Of the division; zero: the whole payload follows.
+    data_shares: u8,
+    parity_shares: u8,
+    /// Which share follows here: data first.
+    pub share: u8,
+    reserved_a: [u8; 25],
     pub entries: [StoredEntry; ENTRIES_MAX],
     reserved: [u8; 32],
 }
@@ -168,6 +205,23 @@ impl JournalBatch {
     /// All zero; the caller fills it in and seals it.
     pub fn blank() -> JournalBatch {
         zerocopy::FromZeros::new_zeroed()
+    }
+
+    /// How the payload is divided; `None`: all of it follows.
+    pub fn division(&self) -> Option<Division> {
+        let division = Division { data: self.data_shares, parity: self.parity_shares };
+        (division.data > 0).then_some(division)
+    }
+
+    pub fn set_division(&mut self, division: Option<Division>) {
+        (self.data_shares, self.parity_shares) =
+            division.map_or((0, 0), |its| (its.data, its.parity));
+    }
+
+    /// Bytes that follow and that the checksum is of: the payload, or a share of it.
+    pub fn bytes_that_follow(&self) -> u32 {
+        let payload = self.payload_bytes.get();
+        self.division().map_or(payload, |division| division.share_bytes(payload))
     }
 
     /// The entries in use.
@@ -200,6 +254,13 @@ impl Record for JournalBatch {
         {
             return Err(RecordError::Field("payload length"));
         }
+        let (data, parity) = (self.data_shares, self.parity_shares);
+        let shares = u32::from(data) + u32::from(parity);
+        let is_divided = data > 0 && (1..=PARITY_SHARES_MAX).contains(&parity);
+        let is_share = is_divided && shares <= SHARES_MAX && u32::from(self.share) < shares;
+        if !is_share && (data, parity, self.share) != (0, 0, 0) {
+            return Err(RecordError::Field("division of the payload"));
+        }
         let reserved = self.reserved_a.iter().chain(&self.reserved);
         if reserved.into_iter().any(|byte| *byte != 0) {
             return Err(RecordError::Field("reserved bytes"));
@@ -207,3 +268,6 @@ impl Record for JournalBatch {
         Ok(())
     }
 }
+
+/// Version 1 had no divided batches.
+pub(crate) fn v1_to_v2(_bytes: &mut [u8]) {}

@@ -150,14 +150,7 @@ pub fn open<T: Record>(
     if header.kind.get() != T::KIND as u16 {
         return Err(RecordError::Kind(header.kind.get()));
     }
-    // Before the version, so that a damaged version field is called damage.
     if checksum(bytes) != header.checksum.get() {
-        return Err(RecordError::Damaged);
-    }
-    if header.version.get() != T::VERSION {
-        return Err(RecordError::Version(header.version.get()));
-    }
-    if header.length.get() as usize != size_of::<T>() {
         return Err(RecordError::Damaged);
     }
     if header.home.get() != home {
@@ -165,6 +158,14 @@ pub fn open<T: Record>(
     }
     if owner.is_some_and(|owner| owner != header.owner) {
         return Err(RecordError::Foreign);
+    }
+    // The version last of what the header says: what is damaged, or something of a guest's that looks
+    // like a record, is not called newer.
+    if header.version.get() != T::VERSION {
+        return Err(RecordError::Version(header.version.get()));
+    }
+    if header.length.get() as usize != size_of::<T>() {
+        return Err(RecordError::Damaged);
     }
     if header.reserved_a != [0; 4] || header.reserved_b != [0; 8] {
         return Err(RecordError::Field("reserved bytes of the header"));

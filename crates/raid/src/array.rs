@@ -296,8 +296,19 @@ impl Array {
         self.layout().stripe_bytes()
     }
 
-    /// A request from outside begins; not before it is sure that the array is still ours.
+    /// A request from outside begins; not before it is sure that the array is still ours. Without a
+    /// trusted member none does, though memory may have the answer: a write that failed with the
+    /// last of them may come true with it, and nobody is to be told anything else meanwhile.
     pub(crate) async fn admit(self: &Rc<Self>) -> Result<RequestGuard, ArrayError> {
+        self.sure().await;
+        if self.members.are_untrusted() {
+            return Err(ArrayError::Lost);
+        }
+        self.begin()
+    }
+
+    /// A step of a job begins; not before it is sure that the array is still ours.
+    pub(crate) async fn admit_step(self: &Rc<Self>) -> Result<RequestGuard, ArrayError> {
         self.sure().await;
         self.begin()
     }

@@ -113,7 +113,8 @@ pub(crate) async fn newest_superblock(
             Ok(superblock) => superblock,
             // Whatever an older one says is outdated.
             Err(RecordError::Version(version)) => {
-                return Err(AssembleError::Newer { drive: drive.name().to_owned(), version });
+                let drive = drive.name().to_owned();
+                return Err(AssembleError::Newer { drive, what: "superblock", version });
             }
             Err(_) => continue,
         };

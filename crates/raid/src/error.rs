@@ -59,8 +59,8 @@ pub enum AssembleError {
     Twice(MemberIndex),
     #[error("no superblock can be read")]
     NoSuperblock,
-    #[error("drive {drive} was written by a newer build (superblock version {version})")]
-    Newer { drive: String, version: u16 },
+    #[error("drive {drive} was written by a newer build ({what} version {version})")]
+    Newer { drive: String, what: &'static str, version: u16 },
     #[error("drive {drive} has room for {has} bytes; member {member} holds {needs}")]
     TooSmall { drive: String, member: MemberIndex, has: u64, needs: u64 },
     #[error("{present} of {needed} members that are needed are here; attach the others")]

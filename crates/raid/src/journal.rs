@@ -22,37 +22,41 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use ashlar_drive::drive::Drive;
-use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ERA_SEQUENCES_LOG2, MemberState};
 use ashlar_format::journal_batch::{
-    ENTRIES_MAX, JournalBatch, PAYLOAD_BYTES_MAX, parity_bytes_max, reserve_bytes,
+    Division, ENTRIES_MAX, JournalBatch, PAYLOAD_BYTES_MAX, parity_bytes_max, reserve_bytes,
+    ring_bytes,
 };
-use ashlar_format::record;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
-use zerocopy::IntoBytes;
 
 use crate::bad_blocks::BadBlocks;
 use crate::dirty::Dirty;
 use crate::error::ArrayError;
 use crate::integrity::Integrity;
 use crate::members::{Identity, Member, Members};
+use crate::parity::Kernels;
 use crate::pending::{Hold, Patch, Pending};
 use crate::status::JournalStatus;
 
 mod entry;
+mod parts;
+mod target;
 pub(crate) use entry::{Entry, NewData};
+pub(crate) use parts::{Parts, unite};
+use target::Target;
 
 /// Small batches that are written at the same time: while they are, others gather for the next.
 const SMALL_COMMITS_MAX: u32 = 4;
 /// This part of the ring is given back at once, unless somebody waits.
 const RELEASED_AT_ONCE: u64 = 16;
 /// Payload that is not divided among several batches.
-const SHARE_BYTES_MIN: u64 = 64 << 10;
+const BATCH_BYTES_MIN: u64 = 64 << 10;
+/// A share of less is not worth an operation.
+const SHARE_BYTES_MIN: u64 = 8 << 10;
 /// Batches that are written at the same time.
 const COMMITS_MAX: u32 = 8;
 const HEADER_BYTES: u64 = JournalBatch::BYTES;
@@ -80,7 +84,9 @@ pub(crate) enum Class {
 pub(crate) struct Batch {
     pub(crate) sequence: u64,
     pub(crate) at: u64,
+    /// On each member.
     pub(crate) len: u64,
+    pub(crate) division: Option<Division>,
     pub(crate) hold: Hold,
 }
 
@@ -103,6 +109,7 @@ pub(crate) struct Journal {
     dirty: Rc<Dirty>,
     bad: Rc<BadBlocks>,
     integrity: Option<Rc<Integrity>>,
+    kernels: Kernels,
     pub(crate) pending: RefCell<Pending>,
     /// Oldest first.
     pub(crate) ring: RefCell<VecDeque<Batch>>,
@@ -147,6 +154,7 @@ impl Journal {
             dirty,
             bad,
             integrity,
+            kernels: Kernels::detect(),
             pending: RefCell::new(pending),
             ring: RefCell::default(),
             queue: RefCell::default(),
@@ -221,7 +229,7 @@ impl Journal {
     fn take_batch(&self) -> Vec<Waiting> {
         let mut queue = self.queue.borrow_mut();
         let share = self.queued_bytes.get() / u64::from(SMALL_COMMITS_MAX);
-        let share = share.clamp(SHARE_BYTES_MIN, u64::from(PAYLOAD_BYTES_MAX));
+        let share = share.clamp(BATCH_BYTES_MIN, u64::from(PAYLOAD_BYTES_MAX));
         let (mut taken, mut count, mut payload) = (Vec::new(), 0, 0);
         while let Some(next) = queue.front() {
             let bytes = next.payload_bytes();
@@ -280,18 +288,30 @@ impl Journal {
     /// Takes a place in the ring.
     fn enter(&self, entries: &[Entry], class: Class) -> Option<(u64, Hold)> {
         let payload: u64 = entries.iter().map(Entry::payload_bytes).sum();
-        let len = batch_bytes(payload);
+        let division = self.division(payload);
+        let payload = u32::try_from(payload).expect("asserted to be small");
+        let len = ring_bytes(payload, division);
         let at = self.find_room(len, class)?;
         let sequence = self.next_sequence.get();
         self.next_sequence.set(sequence + 1);
         let hold = Hold::default();
-        self.ring.borrow_mut().push_back(Batch { sequence, at, len, hold: hold.clone() });
+        let batch = Batch { sequence, at, len, division, hold: hold.clone() };
+        self.ring.borrow_mut().push_back(batch);
         Some((sequence, hold))
+    }
+
+    /// How a batch with so much payload is divided; `None`: not at all.
+    fn division(&self, payload: u64) -> Option<Division> {
+        let layout = self.identity.layout();
+        let division = Division { data: layout.data, parity: layout.parity };
+        let is_much = payload >= u64::from(division.data) * SHARE_BYTES_MIN;
+        let divides = is_much && division.data > 1 && division.parity > 0;
+        (divides && !self.targets(0, 0, Some(division)).is_empty()).then_some(division)
     }
 
     /// Writes a batch to its members, waits for those before it, and makes its data pending.
     async fn write(&self, entries: &[Entry], sequence: u64, hold: Hold) -> Result<u64, ArrayError> {
-        let written = self.write_copies(entries, sequence).await;
+        let written = self.write_parts(entries, sequence).await;
         if written.is_err() {
             self.void(sequence).await;
         }
@@ -316,20 +336,18 @@ impl Journal {
         }
     }
 
-    async fn write_copies(&self, entries: &[Entry], sequence: u64) -> Result<(), ArrayError> {
-        let at = self.place_of(sequence).expect("held, so it is in the ring");
-        let (batch, payload) = self.compose(entries, sequence);
+    async fn write_parts(&self, entries: &[Entry], sequence: u64) -> Result<(), ArrayError> {
+        let (at, division) = self.place_of(sequence).expect("held, so it is in the ring");
+        let parts = self.compose(entries, sequence, division);
         loop {
             // A member that answers no more, but is believed, could come back without the others
             // and without this batch.
             self.members.fence_absent().await?;
-            let targets = self.targets(sequence, at + batch_bytes(payload.len() as u64));
+            let targets = self.targets(sequence, at + parts.ring_bytes(), division);
             if targets.is_empty() {
                 return Err(ArrayError::Lost);
             }
-            let writes = targets
-                .iter()
-                .map(|target| write_copy(&self.reactor, target, &batch, &payload, at, sequence));
+            let writes = targets.iter().map(|target| parts.write(target, at, sequence));
             let results = join_all(writes).await;
             if results.iter().all(Result::is_ok) {
                 return Ok(());
@@ -343,64 +361,74 @@ impl Journal {
     /// Empties a batch whose caller hears of an error: what it says must not come true after a
     /// crash. Members that cannot be written do not keep the caller from hearing.
     pub(crate) async fn void(&self, sequence: u64) {
-        let Some(at) = self.place_of(sequence) else { return };
-        let (batch, payload) = self.compose(&[], sequence);
+        let Some((at, _)) = self.place_of(sequence) else { return };
+        let parts = self.compose(&[], sequence, None);
         // Nobody knows any more which members it went to.
         let targets: Vec<Target> = {
             let list = self.members.list();
-            let fit = (0..list.len()).filter_map(|i| Target::of(&list, i, at + HEADER_BYTES));
-            fit.collect()
+            let end = at + parts.ring_bytes();
+            (0..list.len()).filter_map(|index| Target::of(&list, index, list.len(), end)).collect()
         };
-        let writes = targets
-            .iter()
-            .map(|target| write_copy(&self.reactor, target, &batch, &payload, at, sequence));
-        join_all(writes).await;
+        join_all(targets.iter().map(|target| parts.write(target, at, sequence))).await;
     }
 
-    /// Where a batch stands in the ring.
-    fn place_of(&self, sequence: u64) -> Option<u64> {
+    /// Where a batch stands in the ring, and how it is divided.
+    fn place_of(&self, sequence: u64) -> Option<(u64, Option<Division>)> {
         let ring = self.ring.borrow();
-        ring.iter().rfind(|batch| batch.sequence == sequence).map(|batch| batch.at)
+        let batch = ring.iter().rfind(|batch| batch.sequence == sequence)?;
+        Some((batch.at, batch.division))
     }
 
-    fn compose(&self, entries: &[Entry], sequence: u64) -> (JournalBatch, Buffers) {
+    fn compose(&self, entries: &[Entry], sequence: u64, division: Option<Division>) -> Parts {
         let mut batch = JournalBatch::blank();
         batch.array = self.identity.uuid;
         let oldest = self.ring.borrow().front().map_or(sequence, |batch| batch.sequence);
         batch.tail_sequence = oldest.into();
         let mut payload = Buffers::default();
-        let mut digest = record::PayloadDigest::default();
         for (stored, entry) in batch.entries.iter_mut().zip(entries) {
             *stored = entry.stored();
-            if let Some(bytes) = entry.payload() {
-                digest.update(bytes.bytes());
-                payload.push(bytes.clone());
-            }
+            entry.payload().into_iter().for_each(|bytes| payload.push(bytes.clone()));
         }
         batch.entry_count = u32::try_from(entries.len()).expect("asserted to be few").into();
         batch.payload_bytes = u32::try_from(payload.len()).expect("asserted to be small").into();
-        batch.payload_checksum = digest.finish().into();
-        (batch, payload)
+        batch.set_division(division);
+        Parts::new(&self.reactor, self.kernels, batch, &payload)
     }
 
-    /// Members for the copies of a batch that ends at `end` of the ring; which ones, turns with
-    /// the sequence. All of one group: if all of them are lost, so is the group.
-    pub(crate) fn targets(&self, sequence: u64, end: u64) -> Vec<Target> {
+    /// Members for a batch that ends at `end` of the ring: all of one group, so that if too many of
+    /// them are lost, so is the group. Which group, and which of it have copies, turns with the
+    /// sequence. None: no group has enough for all shares to be of use.
+    pub(crate) fn targets(
+        &self,
+        sequence: u64,
+        end: u64,
+        division: Option<Division>,
+    ) -> Vec<Target> {
         let layout = self.identity.layout();
         let list = self.members.list();
         let group = if layout.is_mirrored() { layout.copies } else { layout.positions() };
         let group = usize::from(group);
         let groups = list.len() / group;
-        let copies = usize::from(layout.tolerated()) + 1;
         let turned = to_usize(sequence % groups as u64);
         for group_index in (0..groups).map(|i| (i + turned) % groups) {
             let members = group_index * group..(group_index + 1) * group;
-            let fit = members.filter_map(|index| Target::of(&list, index, end));
-            let fit: Vec<Target> = fit.collect();
-            if !fit.is_empty() {
-                let first = to_usize(sequence / groups as u64 % fit.len() as u64);
-                let chosen = fit.iter().cycle().skip(first).take(copies.min(fit.len()));
-                return chosen.cloned().collect();
+            let fit = members.filter_map(|index| Target::of(&list, index, group, end));
+            let mut fit: Vec<Target> = fit.collect();
+            match division {
+                Some(division) => {
+                    fit.retain(|target| target.share < division.shares());
+                    if fit.len() >= division.data.into() {
+                        return fit;
+                    }
+                }
+                None if fit.is_empty() => {}
+                None => {
+                    let first = to_usize(sequence / groups as u64 % fit.len() as u64);
+                    let copies = usize::from(layout.tolerated()) + 1;
+                    fit.rotate_left(first);
+                    fit.truncate(copies);
+                    return fit;
+                }
             }
         }
         Vec::new()
@@ -644,65 +672,6 @@ impl Journal {
     pub(crate) fn next_sequence(&self) -> u64 {
         self.next_sequence.get()
     }
-}
-
-/// Bytes of the ring that a batch with so much payload takes.
-pub(crate) fn batch_bytes(payload: u64) -> u64 {
-    HEADER_BYTES + payload.next_multiple_of(4096)
-}
-
-/// A member that takes a copy of a batch.
-#[derive(Clone)]
-pub(crate) struct Target {
-    pub(crate) member: MemberIndex,
-    drive: Rc<Drive>,
-    drive_uuid: [u8; 16],
-    /// Where its ring begins.
-    ring: u64,
-}
-
-impl Target {
-    fn of(list: &[Member], index: usize, end: u64) -> Option<Target> {
-        let member = &list[index];
-        let drive = member.keeps_metadata().filter(|_| end <= member.areas.journal.len)?.clone();
-        let (drive_uuid, ring) = (member.drive_uuid, member.areas.journal.offset);
-        Some(Target { member: MemberIndex::new(index), drive, drive_uuid, ring })
-    }
-}
-
-/// Writes a batch at `at` of one member's ring.
-pub(crate) async fn write_copy(
-    reactor: &Reactor,
-    target: &Target,
-    batch: &JournalBatch,
-    payload: &Buffers,
-    at: u64,
-    sequence: u64,
-) -> Result<(), DriveError> {
-    let home = target.ring + at;
-    let mut batch = batch.clone();
-    record::seal(&mut batch, target.drive_uuid, home, sequence);
-    let header = reactor.buffer(size_of::<JournalBatch>());
-    header.copy_from_slice(batch.as_bytes());
-    let mut all = Buffers::from(header);
-    let padded = payload.len().next_multiple_of(4096);
-    let rest = padded - payload.len();
-    let sector = target.drive.limits().sector_bytes as usize;
-    if payload.pieces().iter().all(|piece| piece.len().is_multiple_of(sector)) {
-        payload.pieces().iter().for_each(|piece| all.push(piece.clone()));
-        if rest > 0 {
-            let zeroes = reactor.buffer(rest);
-            zeroes.fill_zero();
-            all.push(zeroes);
-        }
-    } else {
-        // Drives take whole sectors from each piece of memory.
-        let whole = reactor.buffer(padded);
-        whole.slice(payload.len()..padded).fill_zero();
-        Buffers::from(whole.slice(0..payload.len())).copy_from(payload);
-        all.push(whole);
-    }
-    target.drive.write(home, all).await
 }
 
 #[cfg(test)]

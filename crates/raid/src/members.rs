@@ -610,6 +610,11 @@ impl Members {
         self.fence(failed.into_iter()).await
     }
 
+    /// Whether no trusted one is here.
+    pub(crate) fn are_untrusted(&self) -> bool {
+        !self.list.borrow().iter().any(Member::is_whole)
+    }
+
     /// Members that keep metadata.
     pub(crate) fn keepers(&self) -> Vec<Keeper> {
         let list = self.list.borrow();

@@ -115,7 +115,7 @@ impl Array {
             let waiting = self.rebuilding(&given_up);
             let mut failed = Vec::new();
             if let Some(filled) = waiting.iter().find(|target| self.is_filled(target)) {
-                let Ok(_request) = self.admit().await else { return };
+                let Ok(_request) = self.admit_step().await else { return };
                 let saved = self.save_rebuild(filled, MemberState::Trusted).await;
                 failed.extend(saved.err().map(|why| (filled.clone(), why)));
             } else if let Some(leg) = self.next_leg(&waiting) {
@@ -185,7 +185,7 @@ impl Array {
                 leg.lanes.drained().await;
                 shift.rest().await;
             }
-            let Ok(request) = self.admit().await else { break };
+            let Ok(request) = self.admit_step().await else { break };
             if self.reactor.now().since(saved) >= SAVE_PERIOD {
                 self.save_leg(leg).await;
                 saved = self.reactor.now();

@@ -21,15 +21,15 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::journal_batch::{EntryKind, JournalBatch};
-use ashlar_format::record::{self, payload_checksum};
+use ashlar_format::journal_batch::{EntryKind, JournalBatch, ring_bytes};
+use ashlar_format::record::{self, RecordError, payload_checksum};
 use ashlar_format::units::{Area, MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::join::join_all;
 
 use crate::array::Array;
 use crate::error::{ArrayError, AssembleError};
-use crate::journal::{Batch, NewData, batch_bytes, write_copy};
+use crate::journal::{Batch, NewData, Parts, unite};
 use crate::label;
 use crate::layout::Positions;
 use crate::members::Keeper;
@@ -46,8 +46,9 @@ const READ_BYTES: u64 = 512 << 10;
 /// A batch that was found, with the members that have it.
 struct Found {
     batch: JournalBatch,
-    /// Of all entries; none where all are zeroes.
+    /// Of all entries; none where all are zeroes, and before the shares are united.
     payload: Option<Buffer>,
+    shares: Vec<(u8, Buffer)>,
     at: u64,
     members: Vec<MemberIndex>,
 }
@@ -63,7 +64,7 @@ impl Found {
 
     /// Bytes it takes in the ring.
     fn len(&self) -> u64 {
-        batch_bytes(self.batch.payload_bytes.get().into())
+        ring_bytes(self.batch.payload_bytes.get(), self.batch.division())
     }
 
     /// Entries with their bytes.
@@ -166,14 +167,15 @@ impl Array {
         journal_from: u64,
         force: bool,
     ) -> Result<(), AssembleError> {
-        let (found, tail) = self.find_batches(journal_from).await;
+        let (found, tail) = self.find_batches(journal_from).await?;
         self.heal_batches(&found).await?;
         let mut ring = VecDeque::new();
         let mut stripes: BTreeMap<u64, Findings> = BTreeMap::new();
         for one in &found {
             let hold = Hold::default();
             let (sequence, at, len) = (one.sequence(), one.at, one.len());
-            ring.push_back(Batch { sequence, at, len, hold: hold.clone() });
+            let division = one.batch.division();
+            ring.push_back(Batch { sequence, at, len, division, hold: hold.clone() });
             for piece in one.entries() {
                 self.sort_in(&mut stripes, piece, &hold);
             }
@@ -333,14 +335,17 @@ impl Array {
     /// Gives every batch back to members that should have it and do not.
     async fn heal_batches(&self, found: &[Found]) -> Result<(), ArrayError> {
         for one in found {
-            let end = one.at + one.len();
-            let targets = self.journal.targets(one.sequence(), end);
-            let missing = targets.iter().filter(|target| !one.members.contains(&target.member));
+            let division = one.batch.division();
+            let targets = self.journal.targets(one.sequence(), one.at + one.len(), division);
+            let missing: Vec<_> =
+                targets.iter().filter(|target| !one.members.contains(&target.member)).collect();
+            if missing.is_empty() {
+                continue;
+            }
             let mut payload = Buffers::default();
             one.payload.iter().for_each(|bytes| payload.push(bytes.clone()));
-            let writes = missing.map(|target| {
-                write_copy(&self.reactor, target, &one.batch, &payload, one.at, one.sequence())
-            });
+            let parts = Parts::new(&self.reactor, self.kernels, one.batch.clone(), &payload);
+            let writes = missing.iter().map(|target| parts.write(target, one.at, one.sequence()));
             let results = join_all(writes).await;
             if let Some(Err(error)) = results.into_iter().find(Result::is_err) {
                 let full = error == ashlar_drive::error::DriveError::NoSpace;
@@ -351,24 +356,36 @@ impl Array {
     }
 
     /// All batches that may not be in place, oldest first; and the sequence from which that is so.
-    async fn find_batches(&self, journal_from: u64) -> (Vec<Found>, u64) {
+    async fn find_batches(&self, journal_from: u64) -> Result<(Vec<Found>, u64), AssembleError> {
         let mut found: BTreeMap<u64, Found> = BTreeMap::new();
         for Keeper { index, drive, drive_uuid, areas } in self.members.keepers() {
             let area = areas.journal;
-            let bytes = self.read_ring(&drive, area).await;
+            let mut bytes = self.read_ring(&drive, area).await;
             let mut at = 0;
             while at < area.len {
-                let one = self.open_batch(&bytes, drive_uuid, area.offset, at);
-                at += one.as_ref().map_or(4096, Found::len);
-                if let Some(one) = one {
+                let opened = self.open_batch(&mut bytes, drive_uuid, area.offset, at);
+                if let Err(RecordError::Version(version)) = opened {
+                    let drive = drive.name().to_owned();
+                    return Err(AssembleError::Newer { drive, what: "journal", version });
+                }
+                at += opened.as_ref().map_or(4096, Found::len);
+                if let Ok(one) = opened {
                     keep(&mut found, one, index);
                 }
             }
         }
         let tails = found.values().map(|one| one.batch.tail_sequence.get());
         let tail = tails.max().unwrap_or(0).max(journal_from);
-        found.retain(|sequence, _| *sequence >= tail);
-        (found.into_values().collect(), tail)
+        found.retain(|sequence, one| *sequence >= tail && self.unite(one));
+        Ok((found.into_values().collect(), tail))
+    }
+
+    /// Makes the payload of its shares. False: they are too few. So it was acknowledged to nobody,
+    /// unless more members are lost than the array can do without.
+    fn unite(&self, one: &mut Found) -> bool {
+        let Some(division) = one.batch.division() else { return true };
+        one.payload = unite(&self.reactor, self.kernels, &one.batch, division, &one.shares);
+        one.payload.is_some()
     }
 
     /// A member's whole ring. What cannot be read is zero, and so no batch.
@@ -390,21 +407,30 @@ impl Array {
         bytes
     }
 
-    /// The whole batch at `at` of a ring that begins at `ring` on its drive; `None` if there is
-    /// none.
-    fn open_batch(&self, bytes: &[u8], drive: [u8; 16], ring: u64, at: u64) -> Option<Found> {
-        let bytes = bytes.get(to_usize(at)..)?;
-        let batch = record::open::<JournalBatch>(bytes, Some(drive), ring + at).ok()?;
-        let len = batch.payload_bytes.get() as usize;
-        let payload = bytes.get(size_of::<JournalBatch>()..)?.get(..len)?;
-        let sum = batch.payload_checksum.get();
-        if batch.array != self.uuid() || payload_checksum(payload) != sum {
-            return None;
+    /// The whole batch, or share of one, at `at` of a ring that begins at `ring` on its drive.
+    fn open_batch(
+        &self,
+        bytes: &mut [u8],
+        drive: [u8; 16],
+        ring: u64,
+        at: u64,
+    ) -> Result<Found, RecordError> {
+        let bytes = bytes.get_mut(to_usize(at)..).ok_or(RecordError::Blank)?;
+        record::upgrade::<JournalBatch>(bytes);
+        let batch = record::open::<JournalBatch>(bytes, Some(drive), ring + at)?.clone();
+        let len = batch.bytes_that_follow() as usize;
+        let follows = bytes.get(size_of::<JournalBatch>()..).and_then(|bytes| bytes.get(..len));
+        let follows = follows.ok_or(RecordError::Damaged)?;
+        if batch.array != self.uuid() || payload_checksum(follows) != batch.payload_checksum.get() {
+            return Err(RecordError::Damaged);
         }
         let copy = (len > 0).then(|| self.reactor.buffer(len));
-        copy.iter().for_each(|copy| copy.copy_from_slice(payload));
-        let batch = batch.clone();
-        Some(Found { batch, payload: copy, at, members: Vec::new() })
+        copy.iter().for_each(|copy| copy.copy_from_slice(follows));
+        let (payload, shares) = match batch.division() {
+            None => (copy, Vec::new()),
+            Some(_) => (None, copy.into_iter().map(|copy| (batch.share, copy)).collect()),
+        };
+        Ok(Found { batch, payload, shares, at, members: Vec::new() })
     }
 }
 
@@ -412,7 +438,10 @@ impl Array {
 fn keep(found: &mut BTreeMap<u64, Found>, mut one: Found, member: MemberIndex) {
     let known = found.get_mut(&one.sequence());
     match known.filter(|known| known.is_void() || !one.is_void()) {
-        Some(known) if known.is_void() == one.is_void() => known.members.push(member),
+        Some(known) if known.is_void() == one.is_void() => {
+            known.members.push(member);
+            known.shares.append(&mut one.shares);
+        }
         Some(_) => {}
         None => {
             one.members.push(member);

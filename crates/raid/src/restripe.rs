@@ -173,7 +173,7 @@ impl Array {
             } else if shift.is_over() {
                 shift.rest().await;
             }
-            let Ok(request) = self.admit().await else { return };
+            let Ok(request) = self.admit_step().await else { return };
             // Not both at a time.
             if rebuilds() {
                 continue;

@@ -189,7 +189,7 @@ impl Array {
                 // A crash later must not begin with what is done.
                 let _ = self.clean_dirty_map(QUIET_BEFORE_CLEAN).await;
             }
-            let Ok(request) = self.admit().await else { break };
+            let Ok(request) = self.admit_step().await else { break };
             let lane = lanes.enter(shift.stripes_at_once()).await;
             let array = self.clone();
             self.reactor.spawn(async move {

@@ -100,7 +100,7 @@ impl Array {
         let array = self.clone();
         self.reactor.spawn(async move {
             array.scrub(mark, undecided).await;
-            if let Ok(_request) = array.admit().await {
+            if let Ok(_request) = array.admit_step().await {
                 array.save_scrub(ScrubMark { next: 0, ..mark }).await;
             }
             array.jobs.scrub_slot().end();
@@ -123,7 +123,7 @@ impl Array {
                 lanes.drained().await;
                 shift.rest().await;
             }
-            let Ok(request) = self.admit().await else { break };
+            let Ok(request) = self.admit_step().await else { break };
             let done = self.jobs.scrub_slot().done();
             let now = self.reactor.now();
             if done > 0 && saved.is_none_or(|saved| now.since(saved) >= SAVE_PERIOD) {

@@ -1,0 +1,136 @@
+//! What a batch is on each member: all of it, or a share.
+//!
+//! Much payload is divided as a stripe is, one share for each position of a group: so it is written
+//! (k + m) / k times instead of m + 1 times, and takes less of the ring, and as many members may be
+//! lost. A share of little payload would cost more than it saves.
+
+use ashlar_drive::error::DriveError;
+use ashlar_format::journal_batch::{self, BLOCK_BYTES, Division, JournalBatch};
+use ashlar_format::record;
+use ashlar_reactor::buffer::{Buffer, Buffers};
+use ashlar_reactor::executor::Reactor;
+use smallvec::SmallVec;
+use zerocopy::IntoBytes;
+
+use super::Target;
+use crate::parity::Kernels;
+
+/// A batch, ready to be written.
+pub(crate) struct Parts {
+    reactor: Reactor,
+    batch: JournalBatch,
+    /// What follows the batch on each member, in whole blocks, and its checksum. Undivided: one.
+    parts: Vec<(Buffers, u32)>,
+}
+
+impl Parts {
+    /// `batch` says how the payload is divided.
+    pub(crate) fn new(
+        reactor: &Reactor,
+        kernels: Kernels,
+        batch: JournalBatch,
+        payload: &Buffers,
+    ) -> Parts {
+        let parts = match batch.division() {
+            None => vec![whole_blocks(reactor, payload)],
+            Some(division) => divide(reactor, kernels, payload, division),
+        };
+        let len = batch.bytes_that_follow() as usize;
+        let parts = parts.into_iter().map(|part| {
+            let checksum = checksum(&part.slice(0..len));
+            (part, checksum)
+        });
+        Parts { reactor: reactor.clone(), batch, parts: parts.collect() }
+    }
+
+    /// Bytes of the ring that it takes on each member.
+    pub(crate) fn ring_bytes(&self) -> u64 {
+        journal_batch::ring_bytes(self.batch.payload_bytes.get(), self.batch.division())
+    }
+
+    /// Writes what `target` should have of it, at `at` of its ring.
+    pub(crate) async fn write(
+        &self,
+        target: &Target,
+        at: u64,
+        sequence: u64,
+    ) -> Result<(), DriveError> {
+        let mut batch = self.batch.clone();
+        batch.share = if batch.division().is_some() { target.share } else { 0 };
+        let (part, checksum) = &self.parts[usize::from(batch.share)];
+        batch.payload_checksum = (*checksum).into();
+        let home = target.ring + at;
+        record::seal(&mut batch, target.drive_uuid, home, sequence);
+        let header = self.reactor.buffer(size_of::<JournalBatch>());
+        header.copy_from_slice(batch.as_bytes());
+        let mut all = Buffers::from(header);
+        part.pieces().iter().for_each(|piece| all.push(piece.clone()));
+        target.drive.write(home, all).await
+    }
+}
+
+fn checksum(bytes: &Buffers) -> u32 {
+    let mut digest = record::PayloadDigest::default();
+    bytes.pieces().iter().for_each(|piece| digest.update(piece.bytes()));
+    digest.finish()
+}
+
+/// The payload with zeroes up to the end of its last block. Drives take whole sectors from each
+/// piece of memory: other pieces are put together.
+fn whole_blocks(reactor: &Reactor, payload: &Buffers) -> Buffers {
+    let block = BLOCK_BYTES as usize;
+    if payload.pieces().iter().all(|piece| piece.len().is_multiple_of(block)) {
+        return payload.clone();
+    }
+    gather(reactor, payload, payload.len().next_multiple_of(block)).into()
+}
+
+/// The payload in one piece of `len` bytes, zeroes at its end.
+fn gather(reactor: &Reactor, payload: &Buffers, len: usize) -> Buffer {
+    let whole = reactor.buffer(len);
+    whole.slice(payload.len()..len).fill_zero();
+    Buffers::from(whole.slice(0..payload.len())).copy_from(payload);
+    whole
+}
+
+fn divide(
+    reactor: &Reactor,
+    kernels: Kernels,
+    payload: &Buffers,
+    division: Division,
+) -> Vec<Buffers> {
+    let payload_len = u32::try_from(payload.len()).expect("asserted to be small");
+    let len = division.share_bytes(payload_len) as usize;
+    let data = gather(reactor, payload, len * usize::from(division.data));
+    let mut parity: Vec<Buffer> = (0..division.parity).map(|_| reactor.buffer(len)).collect();
+    let shares: SmallVec<[&[u8]; 64]> = data.bytes().chunks(len).collect();
+    let mut outputs: SmallVec<[&mut [u8]; 8]> = parity.iter_mut().map(Buffer::bytes_mut).collect();
+    kernels.encode(&shares, &mut outputs);
+    drop(outputs);
+    let shares = (0..usize::from(division.data)).map(|i| data.slice(i * len..(i + 1) * len));
+    shares.chain(parity).map(Buffers::from).collect()
+}
+
+/// The payload of which these shares are; `None`: they are too few.
+pub(crate) fn unite(
+    reactor: &Reactor,
+    kernels: Kernels,
+    batch: &JournalBatch,
+    division: Division,
+    shares: &[(u8, Buffer)],
+) -> Option<Buffer> {
+    let (data, len) = (usize::from(division.data), batch.bytes_that_follow() as usize);
+    let present: SmallVec<[(usize, &[u8]); 64]> =
+        shares.iter().map(|(share, bytes)| (usize::from(*share), bytes.bytes())).collect();
+    let mut whole = reactor.buffer(data * len);
+    let mut missing: SmallVec<[(usize, &mut [u8]); 8]> = SmallVec::new();
+    for (share, into) in whole.bytes_mut().chunks_mut(len).enumerate() {
+        match present.iter().find(|(its, _)| *its == share) {
+            Some((_, bytes)) => into.copy_from_slice(bytes),
+            None => missing.push((share, into)),
+        }
+    }
+    kernels.reconstruct(data, division.parity.into(), &present, &mut missing).ok()?;
+    drop(missing);
+    Some(whole.slice(0..batch.payload_bytes.get() as usize))
+}
