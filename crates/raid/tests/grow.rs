@@ -268,6 +268,52 @@ fn regions_are_merged() {
     });
 }
 
+/// So much larger that their checksums have no room: they have to change places, by way of one more.
+#[test]
+fn checksums_have_the_room_that_a_member_began_with() {
+    run(|reactor| async move {
+        let large = 3 << 30;
+        let spec = ArraySpec { integrity: true, ..spec(Level::Raid1, Shape::default()) };
+        let (mut drives, mut files) = (Vec::new(), Vec::new());
+        for index in 0..2 {
+            let (drive, file) = sparse(&reactor, &format!("d{index}"), DRIVE_BYTES);
+            drives.push(([index; 16], drive));
+            files.push(file);
+        }
+        let array = Array::create(&reactor, &spec, drives).await.unwrap();
+        let mut pair = Pair::of(&reactor, array, 4 << 20);
+        pair.write_some(30).await;
+        files.iter().for_each(|file| file.set_len(large).unwrap());
+        self::drives(&pair.array).iter().for_each(|drive| drive.grow(large));
+        pair.array.grow().await.unwrap();
+        // A mebibyte of checksums: 256 pages, of 960 blocks each.
+        assert_eq!(pair.array.capacity(), 256 * 960 * 4096);
+        let (mut next, _) = sparse(&reactor, "more", large);
+        for index in 0..2 {
+            let (member, holds) = (MemberIndex(index), 256 * 960 * 4096);
+            let drive = format!("d{index}");
+            let refused = ChangeError::NoRoomForChecksums { member, drive, has: large, holds };
+            assert_eq!(pair.array.grow().await, Err(refused));
+            pair.array.pull_member(member).unwrap();
+            pair.array.replace_member(member, next, [100 + index; 16]).await.unwrap();
+            pair.rebuilt().await;
+            let device = Device::File { file: files[usize::from(index)].clone() };
+            next = Drive::new(&reactor, device, limits(large), "again");
+        }
+        pair.array.grow().await.unwrap();
+        assert!(pair.array.capacity() > large - (100 << 20));
+        let end = pair.array.capacity() - 4096;
+        let last = reactor.buffer(4096);
+        last.copy_from_slice(&[3; 4096]);
+        pair.array.write(end, last.into()).await.unwrap();
+        pair.restart(AssembleOptions::default()).await;
+        pair.check().await;
+        assert_eq!(pair.read(end as usize, 4096).await.unwrap(), [3; 4096]);
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
 async fn add(pair: &Pair, count: u8) {
     let mut drives = Vec::new();
     for index in 0..count {
