@@ -7,8 +7,8 @@
 //! - in a region that is written, every block of a stripe on every member that is believed has a
 //!   checksum: it is set when the region is zeroed for its first write, and with everything that is
 //!   stored later. So "not known" there always means that the drive has lost it, and never that a
-//!   block need not be checked. (While members are added, stripes of the old shape have no blocks on
-//!   them; a stripe that gets its new shape is stored whole.)
+//!   block need not be checked. (While members are added, stripes of the old shape have no blocks
+//!   on them; a stripe that gets its new shape is stored whole.)
 //! - a checksum in memory is newer than the one on the drive;
 //! - pages are written back and flushed before the batch of the journal is released whose bytes
 //!   they are of. So after a crash a checksum is old only where the journal stores again, and that

@@ -268,7 +268,7 @@ fn regions_are_merged() {
     });
 }
 
-/// So much larger that their checksums have no room: they have to change places, by way of one more.
+/// So much larger that their checksums have no room: they change places, by way of one more.
 #[test]
 fn checksums_have_the_room_that_a_member_began_with() {
     run(|reactor| async move {

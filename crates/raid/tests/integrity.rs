@@ -344,8 +344,8 @@ fn a_rebuilt_member_has_checksums() {
     });
 }
 
-/// All is moved, most of it to other members. Wherever it is now it is verified, and nowhere by what
-/// stood there before.
+/// All is moved, most of it to other members. Wherever it is now it is verified, and nowhere by
+/// what stood there before.
 #[test]
 fn what_was_moved_over_more_members_has_checksums() {
     run(|reactor| async move {
