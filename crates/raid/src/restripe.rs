@@ -94,11 +94,6 @@ impl Array {
         if self.is_restriping() || runs {
             return Err(ChangeError::Busy("a restripe or a scrub"));
         }
-        if self.identity.integrity {
-            let why = "an array with checksums of its blocks (`--integrity`) cannot take in more \
-                       members yet; `array grow` on larger drives can";
-            return Err(ChangeError::Spec(why.into()));
-        }
         if !self.bad.is_empty() {
             let why = "some blocks are lost (see `array show`); write them anew first";
             return Err(ChangeError::Spec(why.into()));
