@@ -73,6 +73,7 @@ impl Array {
         let layout = self.wider(drives.len())?;
         let mut members = Vec::new();
         for (uuid, drive) in drives {
+            self.cover(&drive);
             let mut member = self.plan_replacement(&drive, uuid)?;
             member.state = MemberState::Trusted;
             let index = MemberIndex::new(self.layout().members() + members.len());
@@ -136,6 +137,7 @@ impl Array {
         self.identity.set_layout(layout);
         self.identity.set_restripe(Some(Restripe { old_data, cursor: 0, saved: 0 }));
         self.members.add(new);
+        self.lease.get().into_iter().for_each(|lease| lease.keep_all());
         // From the first superblock on that says so the journal covers all writes: a stripe that is
         // moved in part could not be made to agree with itself.
         if self.modes.mode.get() == Mode::Direct {

@@ -72,7 +72,7 @@ impl Backend for Faulty {
         self.kernel.unregister(device);
     }
 
-    fn submit(&mut self, ticket: Ticket, op: &Op) {
+    fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
         let file = op.device().map(|device| self.files[&device]);
         let mut unreadable = self.unreadable.borrow_mut();
         let sectors = file.and_then(|file| unreadable.get_mut(&file));
@@ -85,9 +85,9 @@ impl Backend for Faulty {
             (Op::Write { offset, from, .. }, Some(sectors)) => {
                 let written = range(*offset, from.len() as u64);
                 sectors.retain(|sector| !written.contains(sector));
-                self.kernel.submit(ticket, op);
+                self.kernel.submit(ticket, op, until);
             }
-            _ => self.kernel.submit(ticket, op),
+            _ => self.kernel.submit(ticket, op, until),
         }
     }
 
