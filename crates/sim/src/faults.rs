@@ -326,7 +326,7 @@ impl Plan {
             beyond: prng.chance(1, 8),
             grows: prng.chance(1, 4),
             settings: draw_settings(&mut prng, sector_bytes(traits, integrity)),
-            adds: prng.chance(1, 4) && !integrity,
+            adds: prng.chance(if integrity { 2 } else { 1 }, 4),
             single: None,
         }
     }
