@@ -88,6 +88,13 @@ impl Attached {
         }
     }
 
+    fn device(&self) -> Option<&Arc<OpenDevice>> {
+        match &self.medium {
+            Medium::Device(device) => Some(device),
+            Medium::Memory { .. } => None,
+        }
+    }
+
     fn sector_bytes(&self) -> u32 {
         match &self.medium {
             Medium::Device(device) => device.limits.sector_bytes,
@@ -97,7 +104,7 @@ impl Attached {
 }
 
 /// A running array. What it names lives on the reactor.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Running {
     uuid: Uuid,
     core: usize,
@@ -183,18 +190,19 @@ impl Host {
     }
 
     fn save(&self) -> Answer<()> {
-        let catalog = self.look(|state| state.catalog.clone());
-        self.directory.save(&catalog)
+        self.look(|state| self.directory.save(&state.catalog))
     }
 
-    /// Changes the catalog and stores it; puts the old one back if it cannot be stored.
+    /// Changes the catalog and stores it; leaves it as it was if it cannot be stored. All in one
+    /// moment, so that the watch may record beside a change that is under way.
     fn record(&self, change: impl FnOnce(&mut Catalog)) -> Answer<()> {
-        let before = self.look(|state| {
-            let before = state.catalog.clone();
-            change(&mut state.catalog);
-            before
-        });
-        self.save().inspect_err(|_| self.look(|state| state.catalog = before))
+        self.look(|state| {
+            let mut catalog = state.catalog.clone();
+            change(&mut catalog);
+            self.directory.save(&catalog)?;
+            state.catalog = catalog;
+            Ok(())
+        })
     }
 
     fn core(&self, index: usize) -> &Sender {

@@ -226,8 +226,8 @@ impl Host {
         });
     }
 
-    /// Notes an array that runs: its drives, its place, its name on this host. One that cannot be
-    /// noted is stopped: nobody could manage it.
+    /// Notes an array that runs: its drives, its place, its name on this host. A new one that cannot
+    /// be noted is stopped: nobody could manage it.
     async fn adopt(&self, core: usize, begun: &Begun, name: &str) -> Answer<()> {
         let running = Running { uuid: begun.snapshot.uuid, core, pool: begun.pool };
         self.look(|state| state.arrays.insert(running.uuid, running));
@@ -244,7 +244,6 @@ impl Host {
         let uuid = begun.snapshot.uuid;
         self.look(|state| state.unavailable.remove(&uuid));
         self.note_members(&begun.snapshot);
-        self.refresh_contents(uuid).await;
         let drives = self.look(|state| {
             state.catalog.arrays.get(&uuid).map(|known| known.drives.clone()).unwrap_or_default()
         });
@@ -255,8 +254,15 @@ impl Host {
             started: true,
             drives: last_drives(drives, &begun.snapshot),
         };
-        self.record(|catalog| {
+        let is_new = self.look(|state| !state.catalog.arrays.contains_key(&uuid));
+        let recorded = self.record(|catalog| {
             catalog.arrays.insert(uuid, known);
+        });
+        self.refresh_contents(uuid).await;
+        recorded.or_else(|refusal| {
+            // What is known of one that is not new still holds; the watch will try to store more.
+            tracing::error!(array = name, "{}", refusal.line());
+            if is_new { Err(refusal) } else { Ok(()) }
         })
     }
 

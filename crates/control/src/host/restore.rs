@@ -9,7 +9,11 @@ impl Host {
     pub async fn restore(&self) -> Answer<()> {
         let catalog = self.directory.load()?;
         self.look(|state| state.catalog = catalog.clone());
-        let _change = self.begin().await?;
+        // Not `begin`: what shall run must come up where nothing can be stored, too.
+        let _turn = self.changes.lock().await;
+        if let Err(refusal) = self.save() {
+            tracing::error!("nothing can be changed: {}", refusal.line());
+        }
         for (name, known) in &catalog.drives {
             if let Err(refusal) = self.reattach_drive(name, known).await {
                 tracing::error!(drive = name, "drive not attached: {}", refusal.line());
@@ -25,7 +29,10 @@ impl Host {
                 }
             }
         }
-        self.forget_used_spares()
+        if let Err(refusal) = self.forget_used_spares() {
+            tracing::error!("{}", refusal.line());
+        }
+        Ok(())
     }
 
     /// Drains exports, then flushes and stops arrays. They will be started again with the daemon.
