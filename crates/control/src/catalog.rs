@@ -139,10 +139,10 @@ impl StateDirectory {
             .write(true)
             .mode(0o600)
             .open(path.join(LOCK))
-            .or_else(|error| match error.kind() {
-                // What was known is known there, too.
-                io::ErrorKind::ReadOnlyFilesystem => File::open(path.join(LOCK)),
-                _ => Err(error),
+            .or_else(|error| {
+                // What is known in a read-only one is known all the same.
+                let read_only = error.kind() == io::ErrorKind::ReadOnlyFilesystem;
+                if read_only { File::open(path.join(LOCK)) } else { Err(error) }
             })
             .map_err(unusable)?;
         match lock.try_lock() {

@@ -226,8 +226,8 @@ impl Host {
         });
     }
 
-    /// Notes an array that runs: its drives, its place, its name on this host. A new one that cannot
-    /// be noted is stopped: nobody could manage it.
+    /// Notes an array that runs: its drives, its place, its name on this host. A new one that
+    /// cannot be noted is stopped: nobody could manage it.
     async fn adopt(&self, core: usize, begun: &Begun, name: &str) -> Answer<()> {
         let running = Running { uuid: begun.snapshot.uuid, core, pool: begun.pool };
         self.look(|state| state.arrays.insert(running.uuid, running));
@@ -627,8 +627,8 @@ async fn open_pool(reactor: &Reactor, array: Rc<Array>) -> Answer<Begun> {
     }
 }
 
-/// Whether a drive of the name that a member's drive has is that drive. One that was pulled keeps its
-/// name in the array while another may be attached by it, perhaps for another array.
+/// Whether a drive of the name that a member's drive has is that drive. One that was pulled keeps
+/// its name in the array while another may be attached by it, perhaps for another array.
 fn is_drive_of(member: &MemberSnapshot, drive: &Attached) -> bool {
     let own = drive.content.label().is_some_and(|label| label.drive == member.drive_uuid);
     drive.used_by.is_none() && (member.is_present() || own)

@@ -1,11 +1,13 @@
 //! Attaching, detaching and probing drives.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_reactor::op::Device;
+use tokio::task::JoinError;
 use tokio::time::Instant;
 
 use crate::api::Done;
@@ -120,8 +122,8 @@ impl Host {
         })
     }
 
-    /// Opens what is at `path`, and makes it blank if it carries what may be lost; the file that was
-    /// made for it.
+    /// Opens what is at `path`, and makes it blank if it carries what may be lost; the file that
+    /// was made for it.
     async fn open_path(
         &self,
         name: &str,
@@ -182,26 +184,25 @@ impl Host {
         }
     }
 
-    /// Attaches a drive of the catalog again, at start.
-    pub(super) async fn reattach_drive(&self, name: &str, known: &KnownDrive) -> Answer<()> {
-        let attached = match &known.source {
-            DriveSource::Ram(bytes) => blank_memory(Memory::Ram { bytes: *bytes }),
-            DriveSource::Model(model) => blank_memory(Memory::Model(*model)),
-            DriveSource::Path(path) | DriveSource::Lossy(path) => {
-                let opening = Opening {
-                    path: path.clone(),
-                    lossy: matches!(known.source, DriveSource::Lossy(_)),
-                    size_bytes: None,
-                    known: self.identities(),
-                };
-                let opened = blocking(name, move || open(opening)).await??;
-                opened.harmless?;
-                self.check_copy(&opened.content)?;
-                Attached::new(Medium::Device(Arc::new(opened.device)), opened.content)
-            }
+    /// Attaches the drives of the catalog again, at start; those that cannot be are missing. All
+    /// are opened at once: a shelf of drives that do not answer takes no longer than one of them.
+    pub(super) async fn reattach_drives(&self, drives: BTreeMap<String, KnownDrive>) {
+        let begin = |(name, known): (String, KnownDrive)| {
+            let opening = tokio::spawn(reopen(name.clone(), known.source));
+            (name, opening)
         };
-        self.look(|state| state.drives.insert(name.to_owned(), attached));
-        Ok(())
+        let opening: Vec<_> = drives.into_iter().map(begin).collect();
+        for (name, opening) in opening {
+            let opened = opening.await.unwrap_or_else(|error| Err(internal(&error)));
+            let attached = opened.and_then(|drive| self.check_copy(&drive.content).map(|()| drive));
+            match attached {
+                Ok(drive) => drop(self.look(|state| state.drives.insert(name, drive))),
+                Err(refusal) => {
+                    tracing::error!(drive = name, "drive not attached: {}", refusal.line());
+                    self.look(|state| state.missing.insert(name, refusal));
+                }
+            }
+        }
     }
 
     pub async fn detach_drive(&self, name: &str, force: bool) -> Answer<Done> {
@@ -290,10 +291,29 @@ async fn blocking_for<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Answer<T> {
     match tokio::time::timeout(limit, tokio::task::spawn_blocking(work)).await {
-        Ok(done) => done.map_err(|error| Refusal::failed(format!("an internal error: {error}"))),
+        Ok(done) => done.map_err(|error| internal(&error)),
         Err(_) => Err(Refusal::failed(format!("drive {drive} does not answer"))
             .fix("see the kernel's log (`dmesg`), or use another drive")),
     }
+}
+
+fn internal(error: &JoinError) -> Refusal {
+    Refusal::failed(format!("an internal error: {error}"))
+}
+
+/// What the catalog has of a drive, as a drive.
+async fn reopen(name: String, source: DriveSource) -> Answer<Attached> {
+    let (path, lossy) = match source {
+        DriveSource::Ram(bytes) => return Ok(blank_memory(Memory::Ram { bytes })),
+        DriveSource::Model(model) => return Ok(blank_memory(Memory::Model(model))),
+        DriveSource::Path(path) => (path, false),
+        DriveSource::Lossy(path) => (path, true),
+    };
+    // Others are being opened, too: two paths to one drive are told by its lock.
+    let opening = Opening { path, lossy, size_bytes: None, known: Vec::new() };
+    let opened = blocking(&name, move || open(opening)).await??;
+    opened.harmless?;
+    Ok(Attached::new(Medium::Device(Arc::new(opened.device)), opened.content))
 }
 
 /// Makes a drive blank.

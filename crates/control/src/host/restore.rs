@@ -14,12 +14,7 @@ impl Host {
         if let Err(refusal) = self.save() {
             tracing::error!("nothing can be changed: {}", refusal.line());
         }
-        for (name, known) in &catalog.drives {
-            if let Err(refusal) = self.reattach_drive(name, known).await {
-                tracing::error!(drive = name, "drive not attached: {}", refusal.line());
-                self.look(|state| state.missing.insert(name.clone(), refusal));
-            }
-        }
+        self.reattach_drives(catalog.drives.clone()).await;
         for (uuid, known) in catalog.arrays.iter().filter(|(_, known)| known.started) {
             match self.assemble(*uuid, &known.name, false).await {
                 Ok(()) => self.start_exports_of(*uuid).await,
