@@ -7,7 +7,6 @@
 mod pair;
 mod steered;
 
-
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::label;
