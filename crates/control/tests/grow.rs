@@ -129,7 +129,8 @@ fn arrays_with_checksums() {
     daemon.start_again();
     daemon.wait_for("array show a", |array| array["capacity_bytes"] == before / 2 * 3);
     let array = daemon.json("array show a");
-    assert_eq!((&array["integrity"], &array["state"]), (&true.into(), &"optimal".into()));
+    let seen = (&array["integrity"], &array["state"]);
+    assert_eq!(seen, (&true.into(), &"optimal".into()), "{}", daemon.log());
     // Every block of every member is read, and verified.
     daemon.ok("array scrub a --wait");
     for drive in ["d0", "d1", "d2", "n0"] {

@@ -18,7 +18,7 @@ use crate::device::{self, Identity, OpenDevice};
 use crate::engine::{self, Memory};
 use crate::host::{Attached, Host, Medium};
 use crate::name::{check_name, name_from_path};
-use crate::refusal::{Answer, Refusal};
+use crate::refusal::{Answer, Refusal, RefusalKind};
 use crate::size::Size;
 
 /// How long a drive that was just let go may take to answer what it was asked before.
@@ -310,8 +310,18 @@ async fn reopen(name: String, source: DriveSource) -> Answer<Attached> {
         DriveSource::Lossy(path) => (path, true),
     };
     // Others are being opened, too: two paths to one drive are told by its lock.
-    let opening = Opening { path, lossy, size_bytes: None, known: Vec::new() };
-    let opened = blocking(&name, move || open(opening)).await??;
+    let opening = || Opening { path: path.clone(), lossy, size_bytes: None, known: Vec::new() };
+    let deadline = Instant::now() + LET_GO_TIMEOUT;
+    let opened = loop {
+        let opening = opening();
+        match blocking(&name, move || open(opening)).await? {
+            // A daemon that was killed right before has it until the kernel has put its rings away.
+            Err(refusal) if refusal.kind == RefusalKind::Conflict && Instant::now() < deadline => {
+                tokio::time::sleep(LET_GO_TIMEOUT / 200).await;
+            }
+            opened => break opened?,
+        }
+    };
     opened.harmless?;
     Ok(Attached::new(Medium::Device(Arc::new(opened.device)), opened.content))
 }
