@@ -20,8 +20,8 @@ use crate::refusal::{Answer, Refusal};
 const FILE: &str = "catalog.json";
 const LOCK: &str = "lock";
 /// Raised when an older daemon could not make sense of the file.
-const VERSION: u32 = 2;
-/// Read, too: it has no spares.
+const VERSION: u32 = 3;
+/// Read, too: it has no spares. Version 2 has no epochs.
 const VERSION_OLDEST: u32 = 1;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +39,10 @@ pub struct KnownArray {
     pub name: String,
     /// The generation this host saw last.
     pub generation: u64,
+    /// Of the lease that this host took last; 0: it is not known. Of an array that was taken since,
+    /// the generation says nothing either.
+    #[serde(default)]
+    pub epoch: u64,
     /// Drives (by the uuid of their label) that were trusted members then. Of any other drive the
     /// generation says nothing: the array may have gone on without it.
     #[serde(default)]
@@ -234,8 +238,8 @@ mod tests {
         catalog.drives.insert("r0".into(), KnownDrive { source, overwrite: true });
         let drives = BTreeMap::from([(0, "d0".to_owned()), (1, "r0".to_owned())]);
         let current = BTreeSet::from([array]);
-        let known =
-            KnownArray { name: "main".into(), generation: 9, current, started: true, drives };
+        let (name, generation, epoch) = ("main".into(), 9, 3);
+        let known = KnownArray { name, generation, epoch, current, started: true, drives };
         catalog.arrays.insert(array, known);
         catalog.spares.insert("r0".into(), KnownSpare { array: Some(array), overwrite: true });
         let socket = "/run/ashlar/export/vm1.sock".into();
@@ -285,9 +289,9 @@ mod tests {
             let refusal = directory.load().unwrap_err();
             assert!(refusal.fix.unwrap().contains("--scan"), "{text:?}");
         }
-        let newer = r#"{"version":3,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
+        let newer = r#"{"version":4,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
         std::fs::write(scratch.path().join(FILE), newer).unwrap();
-        assert!(directory.load().unwrap_err().error.contains("version 3"));
+        assert!(directory.load().unwrap_err().error.contains("version 4"));
         let older = r#"{"version":1,"drives":{},"arrays":{},"exports":{}}"#;
         std::fs::write(scratch.path().join(FILE), older).unwrap();
         assert_eq!(directory.load(), Ok(Catalog::default()));

@@ -104,7 +104,7 @@ impl Host {
             name: name.to_owned(),
             source,
             state,
-            error: None,
+            error: attached.passed_over.clone().filter(|_| attached.used_by.is_none()),
             kind: Some(kind),
             bytes: Some(attached.bytes()),
             sector_bytes: Some(attached.sector_bytes()),
@@ -370,6 +370,9 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
                 DriveState::Free | DriveState::Member | DriveState::Spare | DriveState::Replaced,
                 Some(DriveHealth::Healthy | DriveHealth::Suspect) | None,
             ) => {}
+        }
+        if drive.state != DriveState::Missing && !error.is_empty() {
+            problems.push(format!("drive {name} is not used: {error}"));
         }
         if let Some(its) = drive.counters.filter(|_| has_lied(drive)) {
             problems.push(format!(

@@ -154,7 +154,8 @@ impl Host {
             self.look(|state| state.catalog.spares.get(spare).is_some_and(|spare| spare.overwrite));
         // What is on it may have changed since it was added.
         self.check_free(spare, overwrite).await?;
-        self.put_drive(running, member, spare).await?;
+        self.check_unused_elsewhere(&[spare.to_owned()]).await?;
+        self.put_drive(running, member, spare, overwrite).await?;
         self.record(|catalog| {
             catalog.spares.remove(spare);
         })

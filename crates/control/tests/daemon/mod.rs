@@ -123,6 +123,13 @@ impl Daemon {
         self.start_without_state();
     }
 
+    /// Starts on the first host again, which remembers what was.
+    pub fn start_on_first_host(&mut self) {
+        self.host = None;
+        self.state = "state".into();
+        self.start_again();
+    }
+
     /// Starts again as if on a host that has never seen these drives.
     pub fn start_without_state(&mut self) {
         self.state.push_str("-new");
