@@ -7,7 +7,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::record::{self, Header, Kind, Record, RecordError, SEQUENCE_FOUND_MAX, Upgrade};
+use crate::record::{self, Header, Kind, Record, RecordError, SEQUENCE_MAX, Upgrade};
 use crate::region_map::{PAGES_MAX, REGIONS_PER_PAGE};
 use crate::upgrade;
 
@@ -25,7 +25,7 @@ pub const ERA_SEQUENCES_LOG2: u32 = 32;
 /// Eras that a start of the array may use before a superblock says so.
 pub const ERAS_PER_START: u64 = 2;
 /// Largest era: all sequences of the next start are believed.
-pub const ERA_MAX: u64 = (SEQUENCE_FOUND_MAX >> ERA_SEQUENCES_LOG2) - 2 * ERAS_PER_START;
+pub const ERA_MAX: u64 = (SEQUENCE_MAX >> ERA_SEQUENCES_LOG2) - 2 * ERAS_PER_START;
 
 /// How redundant data is arranged. The number is on drives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

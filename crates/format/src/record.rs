@@ -9,11 +9,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub const MAGIC: [u8; 8] = *b"ASHLAR\x1a\n";
 
-/// Largest sequence that is written.
+/// Largest sequence that is believed; far more than any array lives to use.
 pub const SEQUENCE_MAX: u64 = 1 << 63;
-/// Largest one that is believed, of anything that is counted on from; far more than any array lives
-/// to use. As many again are left: what was found never makes a number that cannot be written.
-pub const SEQUENCE_FOUND_MAX: u64 = SEQUENCE_MAX / 2;
+/// Largest one that is written. What was found is counted on from: whatever a label from elsewhere
+/// says, the next number can be written.
+const SEQUENCE_SEALED_MAX: u64 = SEQUENCE_MAX + SEQUENCE_MAX / 2;
 
 /// What a record is. The number is on drives: never reuse one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ fn checksum(record: &[u8]) -> u32 {
 
 /// Fills the header and the checksum in.
 pub fn seal<T: Record>(record: &mut T, owner: [u8; 16], home: u64, sequence: u64) {
-    assert!(sequence <= SEQUENCE_MAX, "a sequence beyond all that can be reached");
+    assert!(sequence <= SEQUENCE_SEALED_MAX, "a sequence beyond all that can be reached");
     *record.header_mut() = Header {
         magic: MAGIC,
         kind: U16::new(T::KIND as u16),
@@ -174,7 +174,7 @@ pub fn open<T: Record>(
         return Err(RecordError::Field("reserved bytes of the header"));
     }
     // So that counting on never wraps.
-    if header.sequence.get() > SEQUENCE_FOUND_MAX {
+    if header.sequence.get() > SEQUENCE_MAX {
         return Err(RecordError::Field("sequence"));
     }
     record.check()?;

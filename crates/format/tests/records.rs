@@ -11,9 +11,7 @@ use ashlar_format::bad_blocks::{BadBlocks, StoredBadRange};
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
 use ashlar_format::journal_batch::{EntryKind, JournalBatch, StoredEntry, parity_sum};
 use ashlar_format::lease::Lease;
-use ashlar_format::record::{
-    Record, RecordError, SEQUENCE_FOUND_MAX, name_field, open, seal, upgrade,
-};
+use ashlar_format::record::{Record, RecordError, SEQUENCE_MAX, name_field, open, seal, upgrade};
 use ashlar_format::region_map::{MapKind, RegionMapPage};
 use ashlar_format::units::Area;
 use ashlar_format::upgrade::{
@@ -208,9 +206,9 @@ fn sealed_nonsense_is_refused() {
     assert!(refused(|s| s.name = [0xff; 64]));
     assert!(refused(|s| s.era = (ERA_MAX + 1).into()));
     for (epoch, beat, fits) in [
-        (SEQUENCE_FOUND_MAX, SEQUENCE_FOUND_MAX, true),
-        (SEQUENCE_FOUND_MAX + 1, 1, false),
-        (1, SEQUENCE_FOUND_MAX + 1, false),
+        (SEQUENCE_MAX, SEQUENCE_MAX, true),
+        (SEQUENCE_MAX + 1, 1, false),
+        (1, SEQUENCE_MAX + 1, false),
         (u64::MAX, u64::MAX, false),
     ] {
         let mut lease = lease();
@@ -230,7 +228,7 @@ fn sealed_nonsense_is_refused() {
 #[test]
 fn sequences_that_leave_no_room_are_refused() {
     for (sequence, refused) in
-        [(SEQUENCE_FOUND_MAX, None), (SEQUENCE_FOUND_MAX + 1, Some(RecordError::Field("sequence")))]
+        [(SEQUENCE_MAX, None), (SEQUENCE_MAX + 1, Some(RecordError::Field("sequence")))]
     {
         let mut record = superblock();
         seal(&mut record, DRIVE, HOME, sequence);
