@@ -21,7 +21,8 @@ const FILE: &str = "catalog.json";
 const LOCK: &str = "lock";
 /// Raised when an older daemon could not make sense of the file.
 const VERSION: u32 = 3;
-/// Read, too: it has no spares. Before 3, exports do not know which volume they mean by its name.
+/// Read, too: it has no spares. Before 3 there are no epochs, and exports do not know which volume
+/// they mean by its name.
 const VERSION_OLDEST: u32 = 1;
 
 /// Older ones have a consent to overwrite it, which is passed over: it went by the name.
@@ -36,6 +37,10 @@ pub struct KnownArray {
     pub name: String,
     /// The generation this host saw last.
     pub generation: u64,
+    /// Of the lease that this host took last; 0: it is not known. Of an array that was taken since,
+    /// the generation says nothing either.
+    #[serde(default)]
+    pub epoch: u64,
     /// Drives (by the uuid of their label) that were trusted members then. Of any other drive the
     /// generation says nothing: the array may have gone on without it.
     #[serde(default)]
@@ -241,8 +246,8 @@ mod tests {
         catalog.drives.insert("r0".into(), KnownDrive { source });
         let drives = BTreeMap::from([(0, "d0".to_owned()), (1, "r0".to_owned())]);
         let current = BTreeSet::from([array]);
-        let known =
-            KnownArray { name: "main".into(), generation: 9, current, started: true, drives };
+        let (name, generation, epoch) = ("main".into(), 9, 3);
+        let known = KnownArray { name, generation, epoch, current, started: true, drives };
         catalog.arrays.insert(array, known);
         catalog.spares.insert("r0".into(), KnownSpare { array: Some(array) });
         let socket = "/run/ashlar/export/vm1.sock".into();

@@ -10,6 +10,7 @@
 
 mod arrays;
 mod drives;
+mod elsewhere;
 mod exports;
 mod grow;
 mod members;

@@ -37,6 +37,8 @@ pub struct MemberSnapshot {
     pub drive: Option<MemberDrive>,
     pub state: MemberState,
     pub rebuilt_stripes: u64,
+    /// It holds what the others do not.
+    pub is_needed: bool,
     pub wrong_stripes: u64,
 }
 
@@ -74,6 +76,7 @@ pub struct ArraySnapshot {
     pub capacity: u64,
     pub free: u64,
     pub generation: u64,
+    pub epoch: u64,
     pub members: Vec<MemberSnapshot>,
     pub volumes: Vec<VolumeSnapshot>,
     pub settings: Settings,
@@ -141,6 +144,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         capacity: status.capacity,
         free: pool.free_bytes(),
         generation: status.generation,
+        epoch: status.epoch,
         members: status.members.iter().map(|its| member(its, &status.scrub)).collect(),
         volumes: volumes.collect(),
         settings: settings(&status),
@@ -196,6 +200,7 @@ fn member(status: &raid::MemberStatus, scrub: &raid::ScrubState) -> MemberSnapsh
             format::MemberState::Rebuilding => MemberState::Rebuilding,
         },
         rebuilt_stripes: status.rebuilt_stripes,
+        is_needed: status.is_needed,
         wrong_stripes: wrong.copied().unwrap_or(0),
     }
 }

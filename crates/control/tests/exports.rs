@@ -37,7 +37,7 @@ fn a_namesake_of_an_exported_volume_is_not_served() {
     daemon.ok("volume delete v");
     daemon.ok("volume create v --array a --size 16M");
     daemon.stop();
-    daemon.start_where_first();
+    daemon.start_on_first_host();
     assert_eq!(daemon.array_state("a"), "optimal");
     let export = daemon.json("export show e");
     assert_eq!(export["state"], "down");

@@ -8,6 +8,7 @@ mod daemon;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::process::Output;
 
 use ashlar_format::lease::{Lease, SLOTS};
 use ashlar_format::record::{self, name_field};
@@ -46,6 +47,18 @@ fn write_lease(daemon: &Daemon, host: u8, epoch: u64, beat: u64) {
     }
 }
 
+/// What a command says while another host has the array.
+fn while_another_beats(daemon: &Daemon, first_beat: u64, line: &str) -> Output {
+    std::thread::scope(|scope| {
+        let command = scope.spawn(|| daemon.run(line));
+        let mut beats = first_beat..;
+        while !command.is_finished() {
+            write_lease(daemon, 9, 7, beats.next().unwrap());
+        }
+        command.join().unwrap()
+    })
+}
+
 #[test]
 fn a_stopped_array_starts_on_another_host_at_once() {
     let mut daemon = Daemon::with_array(5, DRIVES);
@@ -64,6 +77,43 @@ fn a_stopped_array_starts_on_another_host_at_once() {
     }
     daemon.ok("array stop a");
     assert_eq!(lease(&daemon)["host"], Value::Null);
+}
+
+/// The drive that is left says that all is well; it was left behind on the other host.
+#[test]
+fn what_a_host_remembers_is_outdated_once_another_had_the_array() {
+    let mut daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.stop();
+    let away = |daemon: &Daemon, from: &str, to: &str| {
+        std::fs::rename(daemon.path(from), daemon.path(to)).unwrap();
+    };
+    // As long as nobody else had it, what is remembered holds.
+    away(&daemon, "d1.img", "away");
+    daemon.start_again();
+    assert_eq!(daemon.array_state("a"), "degraded");
+    daemon.stop();
+    away(&daemon, "away", "d1.img");
+    daemon.start_again();
+    daemon.wait_for("array show a", |array| array["state"] == "optimal");
+    daemon.stop();
+    daemon.start_on_host(1);
+    for number in 0..2 {
+        daemon.ok(&format!("drive attach @/d{number}.img"));
+    }
+    daemon.ok("array start --scan");
+    daemon.ok("drive detach d0 --force");
+    daemon.ok("volume create w --array a --size 16M");
+    daemon.stop();
+    away(&daemon, "d1.img", "away");
+    daemon.start_on_first_host();
+    assert_eq!(daemon.array_state("a"), "unavailable");
+    let said = daemon.refused("array start a");
+    assert!(said.contains("newer data") && said.contains("--force"), "{said}");
+    daemon.ok("drive attach @/away --name d1");
+    daemon.ok("array start a");
+    daemon.ok("volume show w");
+    daemon.wait_for("array show a", |array| array["state"] == "optimal");
 }
 
 #[test]
@@ -86,15 +136,7 @@ fn a_host_that_lives_is_left_its_array() {
     daemon.kill();
     daemon.start_on_host(1);
     attach_all(&daemon);
-    let refused = std::thread::scope(|scope| {
-        let start = scope.spawn(|| daemon.run("array start --scan"));
-        // The other host beats as long as it is watched.
-        let mut beats = 1000..;
-        while !start.is_finished() {
-            write_lease(&daemon, 9, 7, beats.next().unwrap());
-        }
-        start.join().unwrap()
-    });
+    let refused = while_another_beats(&daemon, 1000, "array start --scan");
     let said = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains("array a is in use by host elsewhere (its lease is alive)"), "{said}");
@@ -120,4 +162,30 @@ fn a_host_that_lost_its_array_stops_to_serve_it() {
     daemon.ok("array start a --force");
     assert_eq!(daemon.array_state("a"), "optimal");
     assert_eq!(daemon.json("export show e")["state"], "listening");
+}
+
+#[test]
+fn drives_that_another_host_uses_are_not_overwritten_by_force() {
+    let daemon = Daemon::with_array(5, DRIVES);
+    daemon.ok("array stop a");
+    write_lease(&daemon, 9, 7, 999);
+    for (beat, line) in [
+        (1000, "array create b --level 5 --drives d0,d1,d2 --force"),
+        (2000, "spare add d1 --force"),
+        (3000, "array delete a --force"),
+    ] {
+        let output = while_another_beats(&daemon, beat, line);
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said);
+        assert!(said.contains("in use by host elsewhere (its lease is alive)"), "{line}: {said}");
+        let forgotten = said.contains("only forgotten here");
+        assert_eq!(output.status.code(), Some(i32::from(!forgotten)), "{line}: {said}");
+        assert_eq!(forgotten, line.contains("delete"), "{line}: {said}");
+    }
+    daemon.refused("array show a");
+    assert_eq!(daemon.json("drive show d1")["content"], "member 1 of array a");
+    assert_eq!(lease(&daemon)["host"], Uuid::from_bytes([9; 16]).to_string());
+    // That host has died.
+    daemon.ok("array create b --level 5 --drives d0,d1,d2 --force");
+    assert_eq!(daemon.array_state("b"), "optimal");
 }

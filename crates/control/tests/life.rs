@@ -105,8 +105,9 @@ fn arrays_with_checksums_keep_their_policy() {
         assert_eq!(array["integrity"], true);
         assert_eq!(array["settings"]["policy"], "journal");
         assert!(daemon.ok("array show a").contains("a checksum of every block"));
-        let said = daemon.refused("array set a --policy bitmap");
+        let said = daemon.refused("array set a --rebuild-share 90 --policy bitmap");
         assert!(said.contains("--integrity"), "{said}");
+        assert_eq!(daemon.json("array show a")["settings"]["rebuild_percent"], 30);
         assert!(daemon.ok("drive show d1").contains("wrong     0 blocks, 0 checksums"));
         assert_eq!(daemon.json("drive show d1")["counters"]["wrong_blocks"], 0);
         // A larger drive takes the place of one, with room for the checksums of what it adds.
@@ -269,6 +270,29 @@ fn a_drive_that_is_well_is_replaced_only_by_force() {
     assert!(said.contains("member 0 of array a"), "{said}");
     daemon.ok("array create b --level 1 --drives d0,d9 --force");
     assert_eq!(daemon.array_state("b"), "optimal");
+}
+
+#[test]
+fn a_member_that_the_others_cannot_stand_for_is_not_replaced() {
+    let daemon = Daemon::with_array(1, 2);
+    daemon.attach_new("new");
+    daemon.ok("drive detach d1 --force");
+    daemon.ok("volume create v --array a --size 16M");
+    // d1 has missed that; d0 alone has it.
+    for alive in [true, false] {
+        if !alive {
+            daemon.ok("drive detach d0 --force");
+        }
+        let said = daemon.refused("array replace a --member 0 --new new --force");
+        assert!(said.contains("what no other member that is here has"), "{said}");
+        assert!(said.contains("bring its own drive or the other members back"), "{said}");
+    }
+    daemon.ok("drive attach @/d0.img");
+    daemon.ok("array rebuild a");
+    assert_eq!(daemon.array_state("a"), "degraded");
+    daemon.ok("volume show v");
+    daemon.ok("array replace a --member 1 --new new --wait");
+    assert_eq!(daemon.array_state("a"), "optimal");
 }
 
 #[test]

@@ -92,6 +92,37 @@ fn a_member_that_comes_back_is_taken_back() {
     assert!(daemon.ok("array scrub a --wait").contains("all is well"));
 }
 
+/// What is on it may be what nobody else has.
+#[test]
+fn a_drive_that_was_used_elsewhere_is_not_overwritten_by_itself() {
+    let mut daemon = Daemon::with_array(1, 2);
+    daemon.ok("drive detach d1 --force");
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.stop();
+    daemon.start_on_host(1);
+    daemon.ok("drive attach @/d1.img");
+    daemon.ok("array start --scan --force");
+    daemon.ok("volume create w --array a --size 16M");
+    daemon.stop();
+    daemon.start_on_first_host();
+    assert_eq!(daemon.array_state("a"), "degraded");
+    daemon.ok("drive attach @/d1.img");
+    let passed_over = |drive: &Value| !drive["error"].is_null();
+    daemon.wait_for("drive show d1", passed_over);
+    let said = daemon.ok("status");
+    assert!(said.contains("! drive d1 is not used: ") && said.contains("used elsewhere"), "{said}");
+    for line in ["array rebuild a", "array replace a --member 1 --new d1"] {
+        let said = daemon.refused(line);
+        assert!(said.contains("used elsewhere") && said.contains("--force"), "{line}: {said}");
+    }
+    assert_eq!(daemon.array_state("a"), "degraded");
+    assert_eq!(daemon.log().matches("not used: ").count(), 1, "{}", daemon.log());
+    daemon.ok("array replace a --member 1 --new d1 --force --wait");
+    assert_eq!(daemon.array_state("a"), "optimal");
+    daemon.ok("volume show v");
+    daemon.refused("volume show w");
+}
+
 #[test]
 fn a_drive_that_was_replaced_is_not_used_again() {
     let daemon = Daemon::with_array(5, 4);

@@ -7,7 +7,7 @@
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::record::{self, Header, Kind, Record, RecordError, Upgrade};
+use crate::record::{self, Header, Kind, Record, RecordError, SEQUENCE_MAX, Upgrade};
 use crate::upgrade;
 
 pub const VERSION: u16 = 1;
@@ -61,6 +61,10 @@ impl Record for Lease {
 
     fn check(&self) -> Result<(), RecordError> {
         self.host_name()?;
+        // So that counting on never wraps.
+        if self.epoch.get().max(self.beat.get()) > SEQUENCE_MAX {
+            return Err(RecordError::Field("epoch or beat"));
+        }
         if self.reserved.iter().any(|byte| *byte != 0) {
             return Err(RecordError::Field("reserved bytes"));
         }

@@ -11,6 +11,9 @@ pub const MAGIC: [u8; 8] = *b"ASHLAR\x1a\n";
 
 /// Largest sequence that is believed; far more than any array lives to use.
 pub const SEQUENCE_MAX: u64 = 1 << 63;
+/// Largest one that is written. What was found is counted on from: whatever a label from elsewhere
+/// says, the next number can be written.
+const SEQUENCE_SEALED_MAX: u64 = SEQUENCE_MAX + SEQUENCE_MAX / 2;
 
 /// What a record is. The number is on drives: never reuse one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +105,7 @@ fn checksum(record: &[u8]) -> u32 {
 
 /// Fills the header and the checksum in.
 pub fn seal<T: Record>(record: &mut T, owner: [u8; 16], home: u64, sequence: u64) {
-    assert!(sequence <= SEQUENCE_MAX, "a record that would not be believed");
+    assert!(sequence <= SEQUENCE_SEALED_MAX, "a sequence beyond all that can be reached");
     *record.header_mut() = Header {
         magic: MAGIC,
         kind: U16::new(T::KIND as u16),

@@ -11,7 +11,7 @@ use ashlar_format::bad_blocks::{BadBlocks, StoredBadRange};
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
 use ashlar_format::journal_batch::{EntryKind, JournalBatch, StoredEntry, parity_sum};
 use ashlar_format::lease::Lease;
-use ashlar_format::record::{Record, RecordError, name_field, open, seal, upgrade};
+use ashlar_format::record::{Record, RecordError, SEQUENCE_MAX, name_field, open, seal, upgrade};
 use ashlar_format::region_map::{MapKind, RegionMapPage};
 use ashlar_format::units::Area;
 use ashlar_format::upgrade::{
@@ -19,6 +19,7 @@ use ashlar_format::upgrade::{
     LEASE_GOLDEN, REGION_MAP_GOLDEN, VOLUME_TABLE_GOLDEN,
 };
 use ashlar_format::volume_table::{StoredExtent, StoredVolume, VolumeTable};
+use zerocopy::IntoBytes;
 
 const DRIVE: [u8; 16] = *b"drive-uuid-16byt";
 const ARRAY: [u8; 16] = *b"array-uuid-16byt";
@@ -204,6 +205,16 @@ fn sealed_nonsense_is_refused() {
     assert!(refused(|s| s.policy = 3));
     assert!(refused(|s| s.name = [0xff; 64]));
     assert!(refused(|s| s.era = (ERA_MAX + 1).into()));
+    for (epoch, beat, fits) in [
+        (SEQUENCE_MAX, SEQUENCE_MAX, true),
+        (SEQUENCE_MAX + 1, 1, false),
+        (1, SEQUENCE_MAX + 1, false),
+        (u64::MAX, u64::MAX, false),
+    ] {
+        let mut lease = lease();
+        (lease.epoch, lease.beat) = (epoch.into(), beat.into());
+        assert_eq!(lease.check().is_ok(), fits, "{epoch} {beat}");
+    }
     let mut overlapping = table();
     overlapping.volumes[1] = overlapping.volumes[0];
     overlapping.volume_count = 2.into();
@@ -211,6 +222,19 @@ fn sealed_nonsense_is_refused() {
     let mut short = label();
     short.drive_bytes = (1 << 20).into();
     assert!(short.check().is_err());
+}
+
+/// The next one is written, too: it must not be more than can be.
+#[test]
+fn sequences_that_leave_no_room_are_refused() {
+    for (sequence, refused) in
+        [(SEQUENCE_MAX, None), (SEQUENCE_MAX + 1, Some(RecordError::Field("sequence")))]
+    {
+        let mut record = superblock();
+        seal(&mut record, DRIVE, HOME, sequence);
+        let bytes = record.as_bytes();
+        assert_eq!(open::<ArraySuperblock>(bytes, Some(DRIVE), HOME).err(), refused);
+    }
 }
 
 #[test]

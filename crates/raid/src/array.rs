@@ -465,6 +465,7 @@ impl Array {
             state: member.state,
             rebuilt_stripes: member.filled.count(),
             catches_up: member.catches_up,
+            is_needed: self.members.is_needed(MemberIndex::new(index)),
         };
         let now = self.reactor.now();
         ArrayStatus {
@@ -479,6 +480,7 @@ impl Array {
             stripes: layout.stripes,
             capacity: self.capacity(),
             generation: self.members.generation(),
+            epoch: self.lease.get().map_or(0, |lease| lease.claim().epoch()),
             state: self.state(),
             lost_to: self.lease.get().and_then(|lease| lease.lost_to()),
             policy: self.policy(),

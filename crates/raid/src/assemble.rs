@@ -27,7 +27,7 @@ use crate::error::AssembleError;
 use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::Layout;
-use crate::lease::Host;
+use crate::lease::{self, Claim, Host};
 use crate::members::{Identity, Member, Restripe, generation_low};
 use crate::newer;
 use crate::region_map::StoredMap;
@@ -39,10 +39,20 @@ use crate::settings::Settings;
 pub struct AssembleOptions {
     /// Go on although absent members may hold newer data.
     pub force: bool,
-    /// The array's generation as this host last saw it: members of this generation are new enough.
-    pub known_generation: Option<u64>,
+    /// What this host remembers of the array.
+    pub known: Option<Known>,
     /// Who wants the array. `None`: no other host can reach these drives.
     pub host: Option<Host>,
+}
+
+/// The array as this host last had it, with those of its members that held everything then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Known {
+    /// Members of a smaller one are old.
+    pub generation: u64,
+    /// Of the lease it had then; 0: none. Members of the generation are new enough as long as
+    /// nobody took the array since: another host may have gone on without those that are here.
+    pub epoch: u64,
 }
 
 /// What the drives say the array is.
@@ -64,10 +74,12 @@ struct Candidate {
     superblock: Option<ArraySuperblock>,
 }
 
+/// `claim`: the lease that this host has taken for it.
 pub(crate) async fn find(
     reactor: &Reactor,
     drives: Vec<Rc<Drive>>,
     options: AssembleOptions,
+    claim: Option<&Claim>,
 ) -> Result<Found, AssembleError> {
     let mut candidates = Vec::new();
     for drive in drives {
@@ -90,7 +102,14 @@ pub(crate) async fn find(
     let generation = newest.header.sequence.get();
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
     let members = members_of(&newest, &candidates)?;
-    judge(&identity.layout(), &members, generation, options)?;
+    let epoch = match claim {
+        Some(claim) => claim.epoch_before(),
+        None => {
+            let lease = lease::newest(reactor, identity.uuid, &members).await;
+            lease.map_or(0, |lease| lease.epoch.get())
+        }
+    };
+    judge(&identity.layout(), &members, Known { generation, epoch }, options)?;
     let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     let settings = Settings::from_stored(newest.settings);
@@ -197,11 +216,11 @@ fn members_of(
     Ok(members)
 }
 
-/// Whether the array may start with these members.
+/// Whether the array may start with these members; `found`: what they say.
 fn judge(
     layout: &Layout,
     members: &[Member],
-    generation: u64,
+    found: Known,
     options: AssembleOptions,
 ) -> Result<(), AssembleError> {
     if options.force {
@@ -215,8 +234,13 @@ fn judge(
         let present = here.iter().filter(|here| **here).count();
         return Err(AssembleError::TooFew { present, needed: needed(layout) });
     }
-    if let Some(known) = options.known_generation {
-        return if generation < known { Err(AssembleError::MaybeOld) } else { Ok(()) };
+    if let Some(known) = options.known {
+        if found.generation < known.generation {
+            return Err(AssembleError::MaybeOld);
+        }
+        if found.epoch == known.epoch {
+            return Ok(());
+        }
     }
     // Members that could have served everything without us may have gone on without us.
     let absent: Vec<bool> = members

@@ -10,6 +10,7 @@
 //!    (crash: of each, the newest on any member counts)
 //! 5. the missed regions are rebuilt; it is trusted, durably; what was missed is forgotten
 
+use std::cmp::Ordering;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
@@ -24,6 +25,25 @@ use crate::error::{ArrayError, ChangeError};
 use crate::label;
 use crate::members::{Member, generation_low};
 
+/// What a drive is to the member whose place it shall have.
+enum Kinship {
+    /// Its own; where things are on it.
+    Own(MemberLayout),
+    /// It was its own, and was used elsewhere since.
+    Estranged,
+    /// Another, or its own, and nothing on it is needed or can be relied on.
+    None,
+}
+
+/// Low halves of generations, the first as seen from the second.
+fn age(generation: u32, other: u32) -> Ordering {
+    match generation.wrapping_sub(other) {
+        0 => Ordering::Equal,
+        1..=0x7fff_ffff => Ordering::Greater,
+        0x8000_0000.. => Ordering::Less,
+    }
+}
+
 impl Array {
     /// Takes the drive back if it is the member's own. False: it is another one, or nobody knows
     /// what it lacks.
@@ -33,7 +53,7 @@ impl Array {
         old: &Member,
         drive: &Rc<Drive>,
     ) -> Result<bool, ChangeError> {
-        let Some(areas) = self.areas_if_own(old, drive).await else { return Ok(false) };
+        let Kinship::Own(areas) = self.kinship(old, drive).await else { return Ok(false) };
         let lost_cache = old.drive.as_ref().is_some_and(|drive| drive.is_unflushed());
         match old.state {
             MemberState::Trusted if !lost_cache => self.rejoin(index, old, drive, areas).await?,
@@ -50,15 +70,50 @@ impl Array {
         Ok(self.member(index)?.keeps_metadata().is_some())
     }
 
-    /// Where things are on the drive, if it is the member's own and was not used elsewhere.
-    async fn areas_if_own(&self, old: &Member, drive: &Rc<Drive>) -> Option<MemberLayout> {
-        let label = label::read(&self.reactor, drive).await.ok().flatten()?;
-        let same = label.array == self.uuid() && label.drive_uuid == old.drive_uuid;
+    /// Gives a member its own drive, which has come back. Unlike [`Array::replace_member`] it
+    /// refuses a drive that was used elsewhere meanwhile, and may hold what the array does not.
+    pub async fn return_member(
+        self: &Rc<Self>,
+        index: MemberIndex,
+        drive: Rc<Drive>,
+        drive_uuid: [u8; 16],
+    ) -> Result<(), ChangeError> {
+        match self.kinship(&self.member(index)?, &drive).await {
+            Kinship::Own(_) | Kinship::None => {}
+            Kinship::Estranged => {
+                let drive = drive.name().to_owned();
+                return Err(ChangeError::UsedElsewhere { drive, member: index });
+            }
+        }
+        self.replace_member(index, drive, drive_uuid).await
+    }
+
+    async fn kinship(&self, old: &Member, drive: &Rc<Drive>) -> Kinship {
+        let Ok(Some(label)) = label::read(&self.reactor, drive).await else { return Kinship::None };
+        if label.array != self.uuid() || label.drive_uuid != old.drive_uuid {
+            return Kinship::None;
+        }
+        let lease = match self.lease.get() {
+            Some(lease) => lease.compare(drive, &label).await,
+            None => Ordering::Less,
+        };
+        let newest = newest_superblock(&self.reactor, drive, &label).await;
         let fits = drive.limits().sector_bytes <= self.sector_bytes
             && label.layout.data.len >= self.member_bytes();
-        let own = newest_superblock(&self.reactor, drive, &label).await.ok().flatten()?;
-        let own = own.header.sequence.get();
-        (same && fits && generation_low(own) == old.own_generation).then_some(label.layout)
+        match (lease, newest) {
+            // Its lease would end this one, as soon as it is a member.
+            (Ordering::Greater, _) | (_, Err(_)) => Kinship::Estranged,
+            (_, Ok(None)) => Kinship::None,
+            (Ordering::Less | Ordering::Equal, Ok(Some(newest))) => {
+                let generation = generation_low(newest.header.sequence.get());
+                match age(generation, old.own_generation) {
+                    Ordering::Equal if fits => Kinship::Own(label.layout),
+                    // It was on its way when the drive was pulled.
+                    Ordering::Greater if lease == Ordering::Less => Kinship::Estranged,
+                    Ordering::Less | Ordering::Equal | Ordering::Greater => Kinship::None,
+                }
+            }
+        }
     }
 
     /// Data bytes that each member has to hold.

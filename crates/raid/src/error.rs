@@ -34,6 +34,14 @@ pub enum ChangeError {
     NoMember(MemberIndex),
     #[error("member {0} is in use; pull its drive first")]
     MemberInUse(MemberIndex),
+    #[error("member {0} holds what no other member that is here has; nothing could replace it")]
+    MemberNeeded(MemberIndex),
+    /// It may hold what the array does not.
+    #[error(
+        "drive {drive} was member {member}, and has been used elsewhere since, or by an array \
+         started without the others"
+    )]
+    UsedElsewhere { drive: String, member: MemberIndex },
     #[error("all members must be here and trusted for this: rebuild or replace the others first")]
     NotOptimal,
     /// The member with the smallest drive holds as much as that has room for.

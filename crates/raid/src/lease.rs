@@ -24,6 +24,7 @@
 //! it.
 
 use std::cell::{Cell, RefCell};
+use std::cmp::Ordering;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ use ashlar_reactor::wait_list::WaitList;
 use zerocopy::IntoBytes;
 
 use crate::error::{ArrayError, AssembleError};
-use crate::label;
+use crate::label::{self, Label};
 use crate::members::{Member, Members};
 
 /// Between two beats.
@@ -90,6 +91,15 @@ impl Claim {
         Claim { epoch: epoch + 1, beat: beat + 1, began }
     }
 
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// The epoch of the lease that was there before; 0: there was none.
+    pub(crate) fn epoch_before(&self) -> u64 {
+        self.epoch - 1
+    }
+
     /// Nobody else has the array before this moment.
     pub fn until(&self) -> Instant {
         self.began.after(TRUST)
@@ -106,16 +116,17 @@ impl Claim {
 }
 
 /// Leases of one array are ordered by it.
-fn age(lease: &Lease) -> (u64, u64) {
+pub fn age(lease: &Lease) -> (u64, u64) {
     (lease.epoch.get(), lease.beat.get())
 }
 
-fn is_others(newest: Option<&Lease>, host: &Host) -> bool {
+/// Whether another host than this one has it.
+pub fn is_others(newest: Option<&Lease>, host: &Host) -> bool {
     newest.is_some_and(|lease| lease.host != NOBODY && lease.host != host.uuid)
 }
 
 /// As it stands in messages.
-fn owner_name(lease: &Lease) -> String {
+pub fn owner_name(lease: &Lease) -> String {
     match lease.host_name() {
         Ok(name) if !name.is_empty() => format!("host {name}"),
         Ok(_) | Err(_) => "another host".to_owned(),
@@ -164,7 +175,11 @@ fn places(members: &[Member]) -> Vec<Place> {
     members.iter().filter_map(|member| Some(Place::of(member, member.keeps_metadata()?))).collect()
 }
 
-async fn newest(reactor: &Reactor, array: [u8; 16], members: &[Member]) -> Option<Lease> {
+pub(crate) async fn newest(
+    reactor: &Reactor,
+    array: [u8; 16],
+    members: &[Member],
+) -> Option<Lease> {
     let places = members.iter().filter_map(|member| Some(Place::of(member, member.alive()?)));
     let places: Vec<Place> = places.collect();
     let found = join_all(places.iter().map(|place| place.read(reactor, array))).await;
@@ -393,6 +408,22 @@ impl Leasehold {
 
     fn is_held(&self) -> bool {
         *self.state.borrow() == State::Held
+    }
+
+    /// Whether the newest lease on a drive that is no member now is this one; `Greater`: another
+    /// took it since, `Less`: there is none, or an older one.
+    pub(crate) async fn compare(&self, drive: &Rc<Drive>, label: &Label) -> Ordering {
+        let (drive, drive_uuid, at) = (drive.clone(), label.drive_uuid, label.layout.lease.offset);
+        let place = Place { drive, drive_uuid, at };
+        match place.read(&self.reactor, self.array).await {
+            Ok(Some(found)) if self.claim.is_overridden(&found, &self.host) => Ordering::Greater,
+            Ok(Some(found)) if self.claim.is_in(&found, &self.host) => Ordering::Equal,
+            Ok(Some(_) | None) | Err(_) => Ordering::Less,
+        }
+    }
+
+    pub(crate) fn claim(&self) -> Claim {
+        self.claim
     }
 
     /// The host that has taken the array over; perhaps without a name.

@@ -660,6 +660,12 @@ impl Members {
         self.identity.layout().survives(&list.iter().enumerate().map(good).collect::<Vec<_>>())
     }
 
+    /// Whether a member, here or not, holds what the others do not.
+    pub(crate) fn is_needed(&self, index: MemberIndex) -> bool {
+        let trusted = self.list.borrow()[index.index()].state == MemberState::Trusted;
+        trusted && !self.survives_without(&[index])
+    }
+
     /// Tells every drive whether the others could stand for it.
     pub fn note_needed(&self) {
         for (index, member) in self.list.borrow().iter().enumerate() {

@@ -90,10 +90,15 @@ impl Array {
         self.members.policy()
     }
 
+    /// Why the array could not have this policy.
+    pub fn check_policy(&self, policy: Policy) -> Result<(), ChangeError> {
+        self.identity.check_policy(policy).map_err(ChangeError::Spec)
+    }
+
     /// Changes what is durable before a write is acknowledged; durably, while the array serves.
     pub async fn set_policy(self: &Rc<Self>, policy: Policy) -> Result<(), ChangeError> {
         let _request = self.begin()?;
-        self.identity.check_policy(policy).map_err(ChangeError::Spec)?;
+        self.check_policy(policy)?;
         self.members.set_policy(policy);
         self.members.settled().await?;
         // So that the change is complete when this returns.

@@ -14,7 +14,7 @@ use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
 
 use crate::array::{Array, StoredMaps};
-pub use crate::assemble::AssembleOptions;
+pub use crate::assemble::{AssembleOptions, Known};
 use crate::assemble::{Found, find, read_map};
 use crate::bad_blocks::{self, StoredList};
 use crate::destage::DESTAGERS;
@@ -245,6 +245,7 @@ impl Array {
     /// Puts `drive` in the place of an absent, failed or stale member, labels it (durably), and
     /// starts to rebuild onto it. A member's own drive that comes back keeps its uuid: it takes its
     /// place again at once if nothing was written without it, else it is given what it missed.
+    /// Refuses another for a trusted member that the others cannot stand for.
     pub async fn replace_member(
         self: &Rc<Self>,
         index: MemberIndex,
@@ -265,6 +266,9 @@ impl Array {
         }
         if !self.layout().is_redundant() {
             return Err(ChangeError::Spec("level 0 has nothing to rebuild a member from".into()));
+        }
+        if self.members.is_needed(index) {
+            return Err(ChangeError::MemberNeeded(index));
         }
         let member = self.plan_replacement(&drive, drive_uuid)?;
         self.members.change(index, |place| *place = member.clone()).await?;
@@ -368,12 +372,12 @@ async fn find_and_take(
     drives: Vec<Rc<Drive>>,
     options: AssembleOptions,
 ) -> Result<(Found, Option<Claim>), AssembleError> {
-    let found = find(reactor, drives.clone(), options).await?;
+    let found = find(reactor, drives.clone(), options, None).await?;
     let Some(host) = options.host else { return Ok((found, None)) };
     let array = found.identity.uuid;
     let claim = lease::take(reactor, array, &found.members, &host, options.force).await?;
     // Another host may have had it until now.
-    Ok((find(reactor, drives, options).await?, Some(claim)))
+    Ok((find(reactor, drives, options, Some(&claim)).await?, Some(claim)))
 }
 
 /// What the array and its members will be; refuses what does not fit.

@@ -42,6 +42,8 @@ pub struct MemberStatus {
     /// Of a stale or rebuilding member: it needs no more than what it missed, if its own drive is
     /// back.
     pub catches_up: bool,
+    /// It holds what the others, as far as they are here and trusted, do not.
+    pub is_needed: bool,
 }
 
 /// Long work on an array: rebuild, resync or scrub.
@@ -159,6 +161,8 @@ pub struct ArrayStatus {
     /// Bytes for volumes.
     pub capacity: u64,
     pub generation: u64,
+    /// Of the lease that this host took; 0: none.
+    pub epoch: u64,
     pub state: ArrayState,
     /// Another host has taken the array over; nothing of it is served here any more.
     pub lost_to: Option<String>,

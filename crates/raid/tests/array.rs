@@ -11,7 +11,7 @@ use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
-use ashlar_raid::start::AssembleOptions;
+use ashlar_raid::start::{AssembleOptions, Known};
 use ashlar_raid::status::ArrayState;
 use pair::{Pair, drive, run};
 
@@ -90,8 +90,7 @@ fn degraded_replaced_and_rebuilt() {
             }
             assert_eq!(pair.array.state(), ArrayState::Degraded);
             pair.array.flush().await.unwrap();
-            let known = Some(pair.array.status().generation);
-            let options = AssembleOptions { known_generation: known, ..AssembleOptions::default() };
+            let options = AssembleOptions { known: pair.known(), ..AssembleOptions::default() };
             pair.restart(options).await;
             pair.check().await;
             for member in lost {
@@ -183,8 +182,9 @@ fn assembly_refuses_what_it_cannot_be_sure_of() {
         let drives: Vec<_> =
             pair.array.status().members.into_iter().map(|m| m.drive.unwrap()).collect();
         pair.array.stop().await.unwrap();
-        let assemble = |drives: Vec<Rc<Drive>>, known_generation, force| {
-            let options = AssembleOptions { force, known_generation, host: None };
+        let assemble = |drives: Vec<Rc<Drive>>, generation: Option<u64>, force| {
+            let known = generation.map(|generation| Known { generation, epoch: 0 });
+            let options = AssembleOptions { force, known, host: None };
             let reactor = reactor.clone();
             async move { Array::assemble(&reactor, drives, options).await.map(|_| ()) }
         };

@@ -12,6 +12,7 @@ use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
+use ashlar_raid::error::ChangeError;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::ArrayState;
 use pair::{Pair, run};
@@ -192,6 +193,9 @@ fn a_drive_that_was_used_elsewhere_is_rebuilt_whole() {
         fork.write(1 << 20, bytes.into()).await.unwrap();
         fork.stop().await.unwrap();
         let drive = pair.plug_in(&old);
+        // Not unless somebody says so.
+        let returned = pair.array.return_member(AWAY, drive.clone(), [77; 16]).await;
+        assert!(matches!(returned, Err(ChangeError::UsedElsewhere { .. })), "{returned:?}");
         pair.array.replace_member(AWAY, drive, [77; 16]).await.unwrap();
         let status = pair.array.status();
         assert_eq!(status.members[1].drive_uuid, [77; 16]);

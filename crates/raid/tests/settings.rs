@@ -39,8 +39,7 @@ fn settings_outlive_the_array() {
             pair.array.pull_member(MemberIndex(1)).unwrap();
             let change = SettingsChange { spare_delay_s: Some(0), ..SettingsChange::default() };
             pair.array.set_settings(change).await.unwrap();
-            let known_generation = Some(pair.array.status().generation);
-            let options = AssembleOptions { known_generation, ..AssembleOptions::default() };
+            let options = AssembleOptions { known: pair.known(), ..AssembleOptions::default() };
             pair.restart(options).await;
             let again = pair.array.settings();
             assert_eq!((again.rebuild_percent(), again.atomic_bytes(sector)), (70, atomic));

@@ -134,8 +134,7 @@ fn a_degraded_array_forgets() {
             pair.array.write_zeroes(0, region as u64).await.unwrap();
             pair.put(region - 512, &[9; 512]).await;
             pair.check().await;
-            let known = Some(pair.array.status().generation);
-            let options = AssembleOptions { known_generation: known, ..AssembleOptions::default() };
+            let options = AssembleOptions { known: pair.known(), ..AssembleOptions::default() };
             pair.restart(options).await;
             pair.check().await;
             pair.replace(0).await;

@@ -17,7 +17,7 @@ use ashlar_format::units::to_usize;
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::AssembleError;
-use ashlar_raid::start::{ArraySpec, AssembleOptions};
+use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
 use ashlar_raid::status::{ArrayState, ArrayStatus};
 use ashlar_reactor::buffer::BufferPool;
 use ashlar_reactor::executor::{Order, Reactor};
@@ -458,7 +458,11 @@ async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
             let fleet = seedling.fleet.borrow();
             offered.iter().map(|drive| fleet.open(&seedling.reactor, *drive)).collect()
         };
-        let options = AssembleOptions { force: false, known_generation, host: None };
+        let options = AssembleOptions {
+            force: false,
+            known: known_generation.map(|generation| Known { generation, epoch: 0 }),
+            host: None,
+        };
         match Array::assemble(&seedling.reactor, handles, options).await {
             Ok(array) => return assembled(seedling, array, phase).await,
             Err(AssembleError::MaybeOld) if may_refuse(&seedling, &offered) => {

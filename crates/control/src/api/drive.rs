@@ -150,7 +150,7 @@ pub struct Drive {
     pub name: String,
     pub source: DriveSource,
     pub state: DriveState,
-    /// Why the drive is missing.
+    /// Why the drive is missing, or not used where it could be of use.
     #[serde(default)]
     pub error: Option<String>,
     pub kind: Option<DriveKind>,

@@ -7,7 +7,7 @@ use ashlar_format::array_superblock::{ArraySuperblock, Level};
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
 use ashlar_raid::layout::Shape;
-use ashlar_raid::start::{ArraySpec, AssembleOptions};
+use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::registry::Key;
 use uuid::Uuid;
@@ -18,6 +18,7 @@ use crate::catalog::KnownArray;
 use crate::device::content::{Content, Labelled};
 use crate::engine::{self, Kept, Origin, Seed, plant};
 use crate::host::drives::{blocking, lend, wipe};
+use crate::host::elsewhere::User;
 use crate::host::settings::{beside_policy, stored_policy};
 use crate::host::{Attached, Home, Host, Medium, Running, translate};
 use crate::level::{LEVELS, Notation};
@@ -146,7 +147,7 @@ impl Host {
             }
             self.check_free(name, force).await?;
         }
-        Ok(())
+        self.check_unused_elsewhere(drives).await
     }
 
     pub(super) async fn check_free(&self, name: &str, force: bool) -> Answer<()> {
@@ -250,6 +251,7 @@ impl Host {
         let known = KnownArray {
             name: name.to_owned(),
             generation: begun.snapshot.generation,
+            epoch: begun.snapshot.epoch,
             current: begun.snapshot.current(),
             started: true,
             drives: last_drives(drives, &begun.snapshot),
@@ -401,11 +403,11 @@ impl Host {
             .fix(format!("attach its drives, then `ashlar array start {name}`")));
         }
         self.check_claims(uuid, name, &drives).await?;
-        let known_generation = self.known_generation(uuid, &drives);
+        let known = self.known(uuid, &drives);
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives).await?;
         let (shown, absent) = (name.to_owned(), self.absent_drives(uuid));
-        let options = AssembleOptions { force, known_generation, host: Some(self.lessee) };
+        let options = AssembleOptions { force, known, host: Some(self.lessee) };
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
             let begun = match Array::assemble(&reactor, drives, options).await {
@@ -469,13 +471,14 @@ impl Host {
         )))
     }
 
-    /// The generation that these drives must have reached, if this host knows one that binds them.
-    fn known_generation(&self, uuid: Uuid, drives: &[String]) -> Option<u64> {
+    /// What this host remembers of an array, if that says anything of these drives.
+    fn known(&self, uuid: Uuid, drives: &[String]) -> Option<Known> {
         self.look(|state| {
             let known = state.catalog.arrays.get(&uuid)?;
             let labels = drives.iter().filter_map(|name| state.drives.get(name)?.content.label());
             let mut current = labels.filter(|label| known.current.contains(&label.drive));
-            current.next().map(|_| known.generation)
+            let found = Known { generation: known.generation, epoch: known.epoch };
+            current.next().map(|_| found)
         })
     }
 
@@ -548,8 +551,17 @@ impl Host {
             }
         }
         self.delete_exports_of(uuid).await?;
-        for drive in self.drives_labelled(uuid) {
-            if let Err(refusal) = self.wipe_drive(&drive).await {
+        let drives = self.drives_labelled(uuid);
+        // One that ran here was nobody else's.
+        let user = if running.is_none() { self.user_elsewhere(&drives).await? } else { None };
+        if let Some(User { host, .. }) = &user {
+            notes.push(format!(
+                "array {name} is in use by {host} (its lease is alive): it is only forgotten here, \
+                 and its drives are left as they are"
+            ));
+        }
+        for drive in drives.iter().filter(|_| user.is_none()) {
+            if let Err(refusal) = self.wipe_drive(drive).await {
                 notes.push(refusal.error);
             }
         }

@@ -1,6 +1,7 @@
 //! Members of a running array: pulled, replaced, taken back, scrubbed.
 
 use ashlar_format::units::MemberIndex;
+use ashlar_raid::error::ChangeError;
 use ashlar_raid::label::plan_for;
 use uuid::Uuid;
 
@@ -42,11 +43,17 @@ impl Host {
         self.check_new_members(std::slice::from_ref(&request.new), request.force || comes_back)
             .await?;
         self.check_replacement(&snapshot, &request.new)?;
+        if member.is_needed && !comes_back {
+            let index = MemberIndex(member.index);
+            return Err(translate::change(&ChangeError::MemberNeeded(index)));
+        }
         if in_use {
             self.pull(running.uuid, member.index).await?;
             tracing::warn!(array = name, member = member.index, "drive pulled to be replaced");
         }
-        if let Err(refusal) = self.put_drive(running, member.index, &request.new).await {
+        if let Err(refusal) =
+            self.put_drive(running, member.index, &request.new, request.force).await
+        {
             if in_use && let Err(worse) = self.take_back(running, member).await {
                 tracing::error!(array = name, "the old drive is not taken back: {}", worse.error);
             }
@@ -119,8 +126,15 @@ impl Host {
     }
 
     /// Gives a member its drive, on the array's reactor. A drive that is labelled gets a new uuid,
-    /// so that nothing that it carried before can be taken for the array's.
-    pub(super) async fn put_drive(&self, running: Running, member: u8, drive: &str) -> Answer<()> {
+    /// so that nothing that it carried before can be taken for the array's. `overwrite`: also the
+    /// member's own that was used elsewhere meanwhile.
+    pub(super) async fn put_drive(
+        &self,
+        running: Running,
+        member: u8,
+        drive: &str,
+        overwrite: bool,
+    ) -> Answer<()> {
         if let Medium::Memory { home: Some(home), .. } = self.attached(drive)?.medium
             && home.core != running.core
         {
@@ -132,7 +146,11 @@ impl Host {
             let (mut drives, kept) = plant(&reactor, seeds);
             let drive = drives.pop().expect("one seed, one drive");
             let uuid = Uuid::new_v4().into_bytes();
-            let result = pool.array().replace_member(MemberIndex(member), drive, uuid).await;
+            let (array, member) = (pool.array(), MemberIndex(member));
+            let result = match overwrite {
+                true => array.replace_member(member, drive, uuid).await,
+                false => array.return_member(member, drive, uuid).await,
+            };
             (kept, result.map_err(|error| translate::change(&error)))
         });
         let (kept, result) = put.await?;
@@ -231,7 +249,7 @@ impl Host {
         if !own(&self.probe_drive(&drive).await?) {
             return Ok(None);
         }
-        self.put_drive(running, member.index, &drive).await?;
+        self.put_drive(running, member.index, &drive, false).await?;
         Ok(Some(drive))
     }
 

@@ -13,9 +13,12 @@ impl Host {
         let _change = self.begin().await?;
         let running = self.running_array(name)?;
         let set = self.on_array(running, async move |_, pool| {
+            let policy = change.policy.map(stored_policy);
+            // What is refused changes nothing.
+            policy.map_or(Ok(()), |policy| pool.array().check_policy(policy))?;
             pool.array().set_settings(beside_policy(&change)).await?;
-            match change.policy {
-                Some(policy) => pool.array().set_policy(stored_policy(policy)).await,
+            match policy {
+                Some(policy) => pool.array().set_policy(policy).await,
                 None => Ok(()),
             }
         });

@@ -103,7 +103,7 @@ impl Host {
             name: name.to_owned(),
             source,
             state,
-            error: None,
+            error: attached.passed_over.clone().filter(|_| attached.used_by.is_none()),
             kind: Some(kind),
             bytes: Some(attached.bytes()),
             sector_bytes: Some(attached.sector_bytes()),
@@ -363,6 +363,9 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
                 Some(DriveHealth::Healthy | DriveHealth::Suspect) | None,
             ) => {}
         }
+        if drive.state != DriveState::Missing && !error.is_empty() {
+            problems.push(format!("drive {name} is not used: {error}"));
+        }
         if let Some(its) = drive.counters.filter(|_| has_lied(drive)) {
             problems.push(format!(
                 "drive {name} returned {} blocks and {} checksums other than they were written, \
@@ -377,35 +380,7 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
             problems.push(format!("drive {name} is slow; see `ashlar drive list`"));
         }
     }
-    for array in arrays {
-        let name = &array.name;
-        let error = array.error.as_deref().unwrap_or_default();
-        match array.state {
-            ArrayState::Optimal | ArrayState::Stopped => {}
-            ArrayState::Degraded if array.rebuild.is_some() => {
-                problems.push(format!("array {name} is degraded; its rebuild runs"));
-            }
-            ArrayState::Degraded => match &array.rebuild_error {
-                Some(why) => problems.push(format!("array {name}: its rebuild stopped: {why}")),
-                None => problems.push(format!("array {name} is degraded")),
-            },
-            ArrayState::Failed => problems.push(format!("array {name} has failed: data is lost")),
-            ArrayState::Unavailable => problems.push(error.to_owned()),
-        }
-        if !array.bad_blocks.is_empty() {
-            let count = array.bad_blocks.len();
-            problems.push(format!(
-                "array {name} has lost blocks, in {count} places; see `ashlar array show {name}`"
-            ));
-        }
-        if let Some(scrub) = array.scrub.as_ref().filter(|scrub| scrub.mismatched_stripes > 0) {
-            let stripes = scrub.mismatched_stripes;
-            problems.push(format!(
-                "array {name}: the last scrub found {stripes} stripes that did not agree; \
-                 `ashlar array show {name}` says where"
-            ));
-        }
-    }
+    arrays.iter().for_each(|array| note_problems_of(array, &mut problems));
     for export in exports {
         if export.state == ExportState::Down {
             let error = export.error.as_deref().unwrap_or_default();
@@ -413,6 +388,36 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
         }
     }
     problems
+}
+
+fn note_problems_of(array: &Array, problems: &mut Vec<String>) {
+    let name = &array.name;
+    let error = array.error.as_deref().unwrap_or_default();
+    match array.state {
+        ArrayState::Optimal | ArrayState::Stopped => {}
+        ArrayState::Degraded if array.rebuild.is_some() => {
+            problems.push(format!("array {name} is degraded; its rebuild runs"));
+        }
+        ArrayState::Degraded => match &array.rebuild_error {
+            Some(why) => problems.push(format!("array {name}: its rebuild stopped: {why}")),
+            None => problems.push(format!("array {name} is degraded")),
+        },
+        ArrayState::Failed => problems.push(format!("array {name} has failed: data is lost")),
+        ArrayState::Unavailable => problems.push(error.to_owned()),
+    }
+    if !array.bad_blocks.is_empty() {
+        let count = array.bad_blocks.len();
+        problems.push(format!(
+            "array {name} has lost blocks, in {count} places; see `ashlar array show {name}`"
+        ));
+    }
+    if let Some(scrub) = array.scrub.as_ref().filter(|scrub| scrub.mismatched_stripes > 0) {
+        let stripes = scrub.mismatched_stripes;
+        problems.push(format!(
+            "array {name}: the last scrub found {stripes} stripes that did not agree; \
+             `ashlar array show {name}` says where"
+        ));
+    }
 }
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ impl Host {
     async fn take_over(&self, running: Running, member: u8, spare: &str) -> Answer<()> {
         // It was blank when it was added; its name may lead to another drive by now.
         self.check_free(spare, false).await?;
-        self.put_drive(running, member, spare).await?;
+        self.put_drive(running, member, spare, false).await?;
         self.record(|catalog| {
             catalog.spares.remove(spare);
         })

@@ -65,6 +65,14 @@ pub fn change(error: &ChangeError) -> Refusal {
         }
         ChangeError::MemberInUse(_) => Refusal::conflict(text)
             .fix("--force pulls it for you; its redundancy is lost until the rebuild is done"),
+        ChangeError::UsedElsewhere { drive, member } => Refusal::conflict(text).fix(format!(
+            "see `ashlar inspect` of it; if what it has may be lost: `ashlar array replace ARRAY \
+             --member {member} --new {drive} --force`"
+        )),
+        ChangeError::MemberNeeded(_) => Refusal::conflict(text).fix(
+            "bring its own drive or the other members back, or wait until they are rebuilt; if \
+             that cannot be, make a new array, and copy what can still be read",
+        ),
         ChangeError::NotOptimal => Refusal::conflict(text)
             .fix("`ashlar array show` lists the members; see `array rebuild`"),
         ChangeError::NothingToGain { member, drive, has, holds } => Refusal::conflict(format!(

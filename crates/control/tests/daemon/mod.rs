@@ -128,8 +128,8 @@ impl Daemon {
         self.start_without_state();
     }
 
-    /// Starts again where it was first, after another host.
-    pub fn start_where_first(&mut self) {
+    /// Starts on the first host again, which remembers what was.
+    pub fn start_on_first_host(&mut self) {
         self.host = None;
         self.state = "state".into();
         self.start_again();

@@ -18,7 +18,7 @@ use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ArrayError;
 use ashlar_raid::settings::SettingsChange;
-use ashlar_raid::start::{ArraySpec, AssembleOptions};
+use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
 use ashlar_raid::status::ScrubState;
 use ashlar_reactor::backend::Backend;
 use ashlar_reactor::buffer::Buffers;
@@ -128,6 +128,12 @@ impl Pair {
     pub fn of(reactor: &Reactor, array: Rc<Array>, bytes: u64) -> Pair {
         let (reactor, bytes) = (reactor.clone(), vec![0; bytes as usize]);
         Pair { reactor, array, bytes, prng: Prng::from_seed(7), files: Vec::new() }
+    }
+
+    /// What its host remembers.
+    pub fn known(&self) -> Option<Known> {
+        let status = self.array.status();
+        Some(Known { generation: status.generation, epoch: status.epoch })
     }
 
     /// A random range of whole sectors, often small, sometimes over several stripes.
