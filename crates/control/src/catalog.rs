@@ -21,16 +21,14 @@ const FILE: &str = "catalog.json";
 const LOCK: &str = "lock";
 /// Raised when an older daemon could not make sense of the file.
 const VERSION: u32 = 3;
-/// Read, too: it has no spares. Version 2 has no epochs.
+/// Read, too: it has no spares. Before 3, arrays have no epochs, and exports do not know which
+/// volume they mean by its name.
 const VERSION_OLDEST: u32 = 1;
 
+/// Older ones have a consent to overwrite it, which is passed over: it went by the name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct KnownDrive {
     pub source: DriveSource,
-    /// The operator agreed that what it carries may be overwritten.
-    #[serde(default)]
-    pub overwrite: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,23 +52,37 @@ pub struct KnownArray {
     pub drives: BTreeMap<u8, String>,
 }
 
+impl KnownArray {
+    /// What is to be known after a look at the running array; `None` if that is nothing new. Looks
+    /// may arrive in another order than they were taken: an old one is nothing new.
+    pub fn news(
+        &self,
+        generation: u64,
+        current: BTreeSet<Uuid>,
+        drives: BTreeMap<u8, String>,
+    ) -> Option<KnownArray> {
+        let news = KnownArray { generation, current, drives, ..self.clone() };
+        (generation >= self.generation && *self != news).then_some(news)
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KnownExport {
     pub array: Uuid,
     pub volume: String,
+    /// The one that was exported; `None` until an export of an older version has started.
+    #[serde(default)]
+    pub volume_uuid: Option<Uuid>,
     pub socket: PathBuf,
     pub queues: u16,
 }
 
+/// Older ones have a consent, as drives have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct KnownSpare {
     /// `None`: for any array.
     pub array: Option<Uuid>,
-    /// The operator agreed that what it carries may be overwritten.
-    #[serde(default)]
-    pub overwrite: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -107,15 +119,6 @@ impl Catalog {
     pub fn array_named(&self, name: &str) -> Option<(Uuid, &KnownArray)> {
         self.arrays.iter().find(|(_, array)| array.name == name).map(|(uuid, array)| (*uuid, array))
     }
-
-    /// The agreement to overwrite what these drives carry was used up.
-    pub fn use_up<'a>(&mut self, drives: impl IntoIterator<Item = &'a str>) {
-        for name in drives {
-            if let Some(drive) = self.drives.get_mut(name) {
-                drive.overwrite = false;
-            }
-        }
-    }
 }
 
 /// The state directory, held by this daemon.
@@ -141,6 +144,11 @@ impl StateDirectory {
             .write(true)
             .mode(0o600)
             .open(path.join(LOCK))
+            .or_else(|error| {
+                // What is known in a read-only one is known all the same.
+                let read_only = error.kind() == io::ErrorKind::ReadOnlyFilesystem;
+                if read_only { File::open(path.join(LOCK)) } else { Err(error) }
+            })
             .map_err(unusable)?;
         match lock.try_lock() {
             Ok(()) => Ok(StateDirectory { path: path.to_owned(), _lock: lock }),
@@ -233,19 +241,36 @@ mod tests {
         let array = Uuid::from_bytes([7; 16]);
         let mut catalog = Catalog::default();
         let source = DriveSource::Path("/dev/nvme0n1".into());
-        catalog.drives.insert("d0".into(), KnownDrive { source, overwrite: false });
+        catalog.drives.insert("d0".into(), KnownDrive { source });
         let source = DriveSource::Ram(512 << 20);
-        catalog.drives.insert("r0".into(), KnownDrive { source, overwrite: true });
+        catalog.drives.insert("r0".into(), KnownDrive { source });
         let drives = BTreeMap::from([(0, "d0".to_owned()), (1, "r0".to_owned())]);
         let current = BTreeSet::from([array]);
         let (name, generation, epoch) = ("main".into(), 9, 3);
         let known = KnownArray { name, generation, epoch, current, started: true, drives };
         catalog.arrays.insert(array, known);
-        catalog.spares.insert("r0".into(), KnownSpare { array: Some(array), overwrite: true });
+        catalog.spares.insert("r0".into(), KnownSpare { array: Some(array) });
         let socket = "/run/ashlar/export/vm1.sock".into();
-        let export = KnownExport { array, volume: "vol".into(), socket, queues: 4 };
+        let export = KnownExport {
+            array,
+            volume: "vol".into(),
+            volume_uuid: Some(array),
+            socket,
+            queues: 4,
+        };
         catalog.exports.insert("vm1".into(), export);
         catalog
+    }
+
+    #[test]
+    fn an_old_look_is_no_news() {
+        let known = filled().arrays.into_values().next().unwrap();
+        let at = |generation| known.news(generation, BTreeSet::new(), known.drives.clone());
+        assert_eq!(at(8), None);
+        assert_eq!(at(10).map(|news| (news.generation, news.started)), Some((10, true)));
+        // A drive is away, which the array has not noted yet.
+        assert_eq!(at(9).map(|news| news.current), Some(BTreeSet::new()));
+        assert_eq!(known.news(9, known.current.clone(), known.drives.clone()), None);
     }
 
     #[test]

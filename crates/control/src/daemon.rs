@@ -11,15 +11,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_reactor::cores::Core;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::oneshot;
+use tokio::sync::watch;
 use uuid::Uuid;
 
 use crate::catalog::StateDirectory;
 use crate::host::{Host, Seen, WATCH_INTERVAL};
 use crate::refusal::{Answer, Refusal};
-use crate::{machine, server, socket};
+use crate::{connections, machine, server, socket};
 
 /// Most reactors; one per CPU is all that makes sense.
 const CPUS_MAX: usize = 256;
@@ -62,6 +63,7 @@ pub struct Settings {
 
 /// Serves until it is told to stop.
 pub async fn serve(settings: Settings) -> Answer<()> {
+    raise_descriptor_limit();
     let directory = StateDirectory::open(&settings.state)?;
     let path = std::path::absolute(&settings.socket)
         .map_err(|error| Refusal::invalid(format!("the socket's path: {error}")))?;
@@ -80,14 +82,10 @@ pub async fn serve(settings: Settings) -> Answer<()> {
         std::mem::forget(host);
         return Err(refusal);
     }
-    let (tell_server, stop_server) = oneshot::channel::<()>();
-    let served =
-        axum::serve(listener, server::router(host.clone())).with_graceful_shutdown(async move {
-            // An error says that the daemon ends, too.
-            let _ = stop_server.await;
-        });
-    let server = tokio::spawn(served.into_future());
-    let watcher = tokio::spawn(watch(host.clone()));
+    let (tell_server, stop_server) = watch::channel(());
+    let router = server::router(host.clone());
+    let server = tokio::spawn(connections::serve(listener, router, stop_server));
+    let watcher = tokio::spawn(keep_watch(host.clone()));
     tracing::info!(socket = %path.display(), state = %settings.state.display(), "serving");
     tell_supervisor("READY=1");
     signals.first().await;
@@ -101,7 +99,7 @@ pub async fn serve(settings: Settings) -> Answer<()> {
         }
     };
     watcher.abort();
-    let _ = tell_server.send(());
+    drop(tell_server);
     let _ = tokio::time::timeout(GOODBYE, server).await;
     remove_socket(&path);
     tracing::info!("stopped");
@@ -110,7 +108,16 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     down
 }
 
-async fn watch(host: Arc<Host>) {
+/// The soft limit is meant for programs that cannot use more; each guest takes some 50.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!("the limit of open files stays at {:?}: {error}", limit.current);
+    }
+}
+
+async fn keep_watch(host: Arc<Host>) {
     let mut seen = Seen::default();
     let mut ticks = tokio::time::interval(WATCH_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -4,7 +4,9 @@
 //! - one change at a time (`Host::begin`), from its checks to its saved catalog;
 //! - `state` is looked into for a moment only, never across an await, so a look never waits for a
 //!   change;
-//! - a change that is refused leaves everything as it was.
+//! - a change that is refused leaves everything as it was;
+//! - consent to lose what a drive carries is not kept: it is used up at once, by the change that it
+//!   came with. A name or a path may lead to another drive tomorrow.
 
 mod arrays;
 mod drives;
@@ -69,8 +71,6 @@ struct Attached {
     medium: Medium,
     /// What it carried when it was last looked at.
     content: Content,
-    /// The operator agreed that `content` may be overwritten.
-    overwrite: bool,
     /// The running array that uses it, and as which member.
     used_by: Option<(Uuid, u8)>,
     /// Why it is not used where it could be of use by itself: that was tried.
@@ -78,14 +78,21 @@ struct Attached {
 }
 
 impl Attached {
-    fn new(medium: Medium, content: Content, overwrite: bool) -> Attached {
-        Attached { medium, content, overwrite, used_by: None, passed_over: None }
+    fn new(medium: Medium, content: Content) -> Attached {
+        Attached { medium, content, used_by: None, passed_over: None }
     }
 
     fn bytes(&self) -> u64 {
         match &self.medium {
             Medium::Device(device) => device.limits.bytes,
             Medium::Memory { memory, .. } => memory.bytes(),
+        }
+    }
+
+    fn device(&self) -> Option<&Arc<OpenDevice>> {
+        match &self.medium {
+            Medium::Device(device) => Some(device),
+            Medium::Memory { .. } => None,
         }
     }
 
@@ -98,7 +105,7 @@ impl Attached {
 }
 
 /// A running array. What it names lives on the reactor.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Running {
     uuid: Uuid,
     core: usize,
@@ -184,18 +191,19 @@ impl Host {
     }
 
     fn save(&self) -> Answer<()> {
-        let catalog = self.look(|state| state.catalog.clone());
-        self.directory.save(&catalog)
+        self.look(|state| self.directory.save(&state.catalog))
     }
 
-    /// Changes the catalog and stores it; puts the old one back if it cannot be stored.
+    /// Changes the catalog and stores it; leaves it as it was if it cannot be stored. All in one
+    /// moment, so that the watch may record beside a change that is under way.
     fn record(&self, change: impl FnOnce(&mut Catalog)) -> Answer<()> {
-        let before = self.look(|state| {
-            let before = state.catalog.clone();
-            change(&mut state.catalog);
-            before
-        });
-        self.save().inspect_err(|_| self.look(|state| state.catalog = before))
+        self.look(|state| {
+            let mut catalog = state.catalog.clone();
+            change(&mut catalog);
+            self.directory.save(&catalog)?;
+            state.catalog = catalog;
+            Ok(())
+        })
     }
 
     fn core(&self, index: usize) -> &Sender {

@@ -21,6 +21,7 @@ mod takeover;
 mod vhost;
 mod host;
 mod server;
+mod connections;
 mod daemon;
 mod client;
 mod inspect;

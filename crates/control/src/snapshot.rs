@@ -106,11 +106,6 @@ impl ArraySnapshot {
         Duration::from_secs(self.settings.spare_delay_s.into())
     }
 
-    /// Drives of its members.
-    pub fn drive_names(&self) -> impl Iterator<Item = &str> {
-        self.members.iter().filter_map(|member| Some(member.drive.as_ref()?.name.as_str()))
-    }
-
     /// Drives that hold everything.
     pub fn current(&self) -> BTreeSet<Uuid> {
         let current = self

@@ -84,7 +84,8 @@ fn status(export: &VhostExport) -> ServedStatus {
     }
 }
 
-async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Answer<T> {
+/// Runs what may wait for a reactor or a file system where nobody else waits for it.
+pub async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Answer<T> {
     let done = tokio::task::spawn_blocking(work).await;
     done.map_err(|error| Refusal::failed(error.to_string()))
 }

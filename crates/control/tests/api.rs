@@ -135,6 +135,40 @@ fn half_a_request_and_nonsense_harm_nobody() {
 }
 
 #[test]
+fn silent_clients_use_up_nothing() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    const CLIENTS: usize = 200;
+    let limit = getrlimit(Resource::Nofile);
+    // Inherited by the daemon, which has more use for descriptors than this.
+    setrlimit(Resource::Nofile, Rlimit { current: Some(700), ..limit }).unwrap();
+    let daemon = Daemon::start();
+    let limits = std::fs::read_to_string(daemon.proc("limits")).unwrap();
+    let mut files = limits.lines().find(|line| line.starts_with("Max open")).unwrap().split(' ');
+    let words: Vec<&str> = files.by_ref().filter(|word| !word.is_empty()).collect();
+    assert_eq!(words[3], words[4], "{limits}");
+    assert_ne!(words[3], "700", "{limits}");
+    let descriptors = || std::fs::read_dir(daemon.proc("fd")).unwrap().count();
+    let before = descriptors();
+    let halves =
+        [&b""[..], b"GET /v1/sta", b"POST /v1/drives HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"];
+    let silent: Vec<UnixStream> = (0..CLIENTS)
+        .map(|client| {
+            let mut stream = UnixStream::connect(daemon.path("api.sock")).unwrap();
+            stream.write_all(halves[client % halves.len()]).unwrap();
+            stream
+        })
+        .collect();
+    // Answered once those before it have been hung up on.
+    daemon.ok("status");
+    assert!(descriptors() < before + 150, "{}", descriptors());
+    let hung_up = |mut stream: &UnixStream| {
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(1))).unwrap();
+        stream.read_to_end(&mut Vec::new()).is_ok()
+    };
+    assert!(silent[..100].iter().all(hung_up));
+}
+
+#[test]
 fn one_of_two_equal_changes_wins() {
     let daemon = Daemon::with_drives(3);
     let body = json!({ "name": "a", "level": "5", "drives": ["d0", "d1", "d2"] }).to_string();

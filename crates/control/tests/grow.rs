@@ -116,3 +116,30 @@ fn drives_are_added() {
     let said = daemon.refused("array grow b --add n2");
     assert!(said.contains("levels 0, 5") && said.contains("fix: "), "{said}");
 }
+
+#[test]
+fn arrays_with_checksums() {
+    let mut daemon = Daemon::with_drives(3);
+    daemon.ok("array create a --level 5 --drives d0,d1,d2 --integrity");
+    let before = capacity(&daemon);
+    daemon.ok(&format!("volume create v --array a --size {before}"));
+    daemon.attach_new("n0");
+    daemon.ok("array grow a --add n0");
+    daemon.kill();
+    daemon.start_again();
+    daemon.wait_for("array show a", |array| array["capacity_bytes"] == before / 2 * 3);
+    let array = daemon.json("array show a");
+    assert_eq!((&array["integrity"], &array["state"]), (&true.into(), &"optimal".into()));
+    // Every block of every member is read, and verified.
+    daemon.ok("array scrub a --wait");
+    for drive in ["d0", "d1", "d2", "n0"] {
+        assert!(daemon.ok(&format!("drive show {drive}")).contains("wrong     0 blocks, 0 che"));
+        lengthen(&daemon, drive, 2 << 30);
+    }
+    // A mebibyte of checksums was laid out: of 960 MiB.
+    daemon.ok("array grow a");
+    assert_eq!(capacity(&daemon), 3 * (960 << 20));
+    let said = daemon.refused("array grow a");
+    assert!(said.contains("checksums of 960M") && said.contains("fix: "), "{said}");
+    assert!(said.contains("array replace --member 0"), "{said}");
+}

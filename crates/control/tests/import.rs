@@ -12,9 +12,14 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 
 use ashlar_format::array_superblock::{ArraySuperblock, SLOTS};
+use ashlar_format::bad_blocks::BadBlocks;
 use ashlar_format::drive_label::{DriveLabel, StoredArea};
+use ashlar_format::lease::Lease;
 use ashlar_format::record::{self, Record, payload_checksum};
+use ashlar_format::region_map::RegionMapPage;
+use ashlar_format::volume_table::VolumeTable;
 use daemon::{DRIVE_BYTES, Daemon};
+use zerocopy::IntoBytes;
 
 /// Arrays `a` on d0 and d1, `b` on d2 and d3; both stopped.
 fn two_stopped_arrays() -> Daemon {
@@ -144,6 +149,33 @@ fn what_a_newer_build_wrote() {
     assert!(said.contains("superblock version 99"), "{said}");
     let said = untouched(&daemon, "array start a --force");
     assert!(said.contains("newer build"), "{said}");
+    let d2 = file(&daemon, "d2");
+    let (owner, array) = (label(&d2).header.owner, label(&d2).array);
+    let areas = label(&d2).layout();
+    // There is none before a block is lost.
+    let mut list = BadBlocks::empty(array);
+    record::seal(&mut *list, owner, areas.bad_blocks.offset, 1);
+    d2.write_all_at(list.as_bytes(), areas.bad_blocks.offset).unwrap();
+    for (what, area, len) in [
+        ("dirty map", areas.dirty_map, RegionMapPage::BYTES),
+        ("written map", areas.written_map, RegionMapPage::BYTES),
+        ("missed map", areas.missed_map, RegionMapPage::BYTES),
+        ("volume table", areas.volume_table, VolumeTable::BYTES),
+        ("bad blocks", areas.bad_blocks, BadBlocks::BYTES),
+        ("lease", areas.lease, Lease::BYTES),
+    ] {
+        let mut before = vec![0; usize::try_from(len).unwrap()];
+        let slots = [area.offset, area.offset + len];
+        let mut used = slots.into_iter().filter(|home| {
+            d2.read_exact_at(&mut before, *home).unwrap();
+            before.starts_with(&record::MAGIC)
+        });
+        let home = used.next().expect(what);
+        make_newer(&d2, home, len);
+        let said = untouched(&daemon, "array start b");
+        assert!(said.contains(&format!("newer build ({what} version 99)")), "{said}");
+        d2.write_all_at(&before, home).unwrap();
+    }
     daemon.stop();
     for home in [0, 4096, DRIVE_BYTES - 4096] {
         make_newer(&file(&daemon, "d2"), home, DriveLabel::BYTES);

@@ -106,7 +106,7 @@ fn what_a_host_remembers_is_outdated_once_another_had_the_array() {
     daemon.ok("volume create w --array a --size 16M");
     daemon.stop();
     away(&daemon, "d1.img", "away");
-    daemon.start_on_first_host();
+    daemon.start_where_first();
     assert_eq!(daemon.array_state("a"), "unavailable");
     let said = daemon.refused("array start a");
     assert!(said.contains("newer data") && said.contains("--force"), "{said}");

@@ -193,3 +193,28 @@ fn a_rebuild_goes_on_after_a_restart() {
     daemon.wait_for("array show a", |array| array["state"] == "optimal");
     assert!(daemon.ok("array scrub a --wait").contains("all is well"));
 }
+
+#[test]
+fn a_full_state_directory_keeps_no_array_from_its_guests() {
+    let mut daemon = Daemon::with_array(5, 4);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    daemon.attach_new("x");
+    daemon.ok("array create b --level 0 --drives x");
+    for drive_away in [true, false] {
+        daemon.kill();
+        // A directory where the new catalog would be written stands for a disk that refuses it.
+        std::fs::create_dir(daemon.path("state/catalog.json.new")).unwrap();
+        if drive_away {
+            // Its generation is another than the stored one, so there is something to record.
+            std::fs::rename(daemon.path("d3.img"), daemon.path("away")).unwrap();
+        }
+        daemon.start_again();
+        assert_eq!(daemon.array_state("a"), "degraded");
+        assert_eq!(daemon.array_state("b"), "optimal");
+        assert_eq!(daemon.json("export show e")["state"], "listening");
+        assert!(daemon.refused("volume create w --array a --size 1M").contains("catalog"));
+        std::fs::remove_dir(daemon.path("state/catalog.json.new")).unwrap();
+        daemon.ok(&format!("volume create w{drive_away} --array a --size 1M"));
+    }
+}

@@ -104,7 +104,7 @@ fn a_drive_that_was_used_elsewhere_is_not_overwritten_by_itself() {
     daemon.ok("array start --scan --force");
     daemon.ok("volume create w --array a --size 16M");
     daemon.stop();
-    daemon.start_on_first_host();
+    daemon.start_where_first();
     assert_eq!(daemon.array_state("a"), "degraded");
     daemon.ok("drive attach @/d1.img");
     let passed_over = |drive: &Value| !drive["error"].is_null();
@@ -139,4 +139,27 @@ fn a_drive_that_was_replaced_is_not_used_again() {
         (&json!("optimal"), &json!("new"))
     );
     assert!(daemon.refused("spare add d1").contains("member 1 of array a"));
+}
+
+#[test]
+fn a_new_drive_in_an_old_slot_is_nobodys() {
+    let daemon = Daemon::with_array(6, 5);
+    for slot in ["d1", "d4"] {
+        daemon.ok(&format!("drive detach {slot} --force"));
+        daemon.make_drive(&format!("new-{slot}"));
+        daemon.ok(&format!("drive attach @/new-{slot}.img --name {slot}"));
+    }
+    // The array still holds what was pulled, under the same names.
+    daemon.ok("array replace a --member 1 --new d1");
+    assert_eq!(daemon.json("drive show d4")["state"], "free");
+    // Nor does it take what has become another array's.
+    daemon.ok("array create b --level 0 --drives d4");
+    // Refused where there is nothing to rebuild any more; the members are noted all the same.
+    daemon.run("array rebuild a");
+    let drive = daemon.json("drive show d4");
+    assert_eq!((&drive["state"], &drive["array"]), (&json!("member"), &json!("b")));
+    assert_eq!(drive["health"], "healthy");
+    daemon.ok("array delete b");
+    daemon.ok("array replace a --member 4 --new d4 --wait");
+    assert_eq!(daemon.array_state("a"), "optimal");
 }

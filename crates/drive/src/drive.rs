@@ -8,6 +8,7 @@
 //!   hears at once that the drive is gone. The kernel may still work on it: only when it is done is
 //!   the device let go (`Reactor::unregister`), and may it be used anew;
 //! - an operation that nobody answers fails the drive after `HealthLimits::answer_within`;
+//! - nothing is written after its gate's time, each attempt looked at by itself;
 //! - `flush` covers every write that had completed when it was called.
 
 use std::cell::{Cell, RefCell};
@@ -19,10 +20,11 @@ use std::time::Duration;
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::executor::{Io, Reactor, Sleep};
-use ashlar_reactor::op::{Device, DeviceId, Op, Outcome};
+use ashlar_reactor::op::{Device, DeviceId, LATE, Op, Outcome};
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::error::DriveError;
+use crate::gate::Gate;
 use crate::health::{During, Health, HealthLimits, HealthState};
 use crate::latency::{Latency, Window};
 use crate::slow::{Opinion, Verdict};
@@ -68,8 +70,9 @@ pub struct Drive {
     reads: RefCell<Window>,
     writes: RefCell<Window>,
     flush: FlushState,
-    /// Operations that wait to be tried again.
-    backing_off: WaitList,
+    gate: RefCell<Option<Rc<Gate>>>,
+    /// Operations that wait to be tried again, or at the gate.
+    held_back: WaitList,
     watch: Cell<Watch>,
 }
 
@@ -131,7 +134,8 @@ impl Drive {
             reads: RefCell::default(),
             writes: RefCell::default(),
             flush: FlushState::default(),
-            backing_off: WaitList::default(),
+            gate: RefCell::default(),
+            held_back: WaitList::default(),
             watch: Cell::new(Watch::Off),
         })
     }
@@ -198,6 +202,11 @@ impl Drive {
         self.health.set(health);
     }
 
+    /// What is written from now on has to pass `gate`.
+    pub fn put_behind(&self, gate: Rc<Gate>) {
+        *self.gate.borrow_mut() = Some(gate);
+    }
+
     /// Whether it is worth asking.
     pub fn is_alive(&self) -> bool {
         self.health.get().state != HealthState::Failed
@@ -216,13 +225,13 @@ impl Drive {
         self.health.set(health);
         if was_alive && !self.is_alive() {
             self.reactor.unregister(self.device);
-            self.backing_off.wake_all(&self.reactor);
+            self.held_back.wake_all(&self.reactor);
         }
     }
 
     /// Fills `into` from `offset`. Both are multiples of the sector, in address too.
     pub fn read(self: &Rc<Self>, offset: u64, into: Buffers) -> DriveIo {
-        self.start(Op::Read { device: self.device, offset, into })
+        self.start(Op::Read { device: self.device, offset, into }, None)
     }
 
     /// The same where some blocks are known to be unreadable, to find out which: those say nothing
@@ -233,12 +242,18 @@ impl Drive {
 
     /// Writes `from` at `offset`; in the drive's cache, perhaps, until `flush`.
     pub fn write(self: &Rc<Self>, offset: u64, from: Buffers) -> DriveIo {
-        self.start(Op::Write { device: self.device, offset, from })
+        self.start(Op::Write { device: self.device, offset, from }, self.gate.borrow().clone())
+    }
+
+    /// The same, whatever its gate says: for what the gate depends on.
+    pub fn write_past_gate(self: &Rc<Self>, offset: u64, from: Buffers) -> DriveIo {
+        self.start(Op::Write { device: self.device, offset, from }, None)
     }
 
     /// Makes a range read as zeroes, and may give its space back.
     pub fn write_zeroes(self: &Rc<Self>, offset: u64, len: u64) -> DriveIo {
-        self.start(Op::WriteZeroes { device: self.device, offset, len, unmap: true })
+        let op = Op::WriteZeroes { device: self.device, offset, len, unmap: true };
+        self.start(op, self.gate.borrow().clone())
     }
 
     /// Whether a flush would have anything to do, or an earlier one failed.
@@ -273,7 +288,7 @@ impl Drive {
     async fn run_flush(self: &Rc<Self>) -> Result<(), DriveError> {
         self.flush.running.set(true);
         let covers = self.flush.writes_completed.get();
-        let result = self.start(Op::Flush { device: self.device }).await;
+        let result = self.start(Op::Flush { device: self.device }, None).await;
         match result {
             Ok(()) => self.flush.writes_flushed.set(covers),
             Err(error) => *self.flush.error.borrow_mut() = Some(error),
@@ -283,17 +298,35 @@ impl Drive {
         result
     }
 
-    fn start(self: &Rc<Self>, op: Op) -> DriveIo {
-        let state = if self.is_alive() { State::Waiting(self.submit(&op)) } else { State::Refused };
-        DriveIo { drive: self.clone(), op, attempt: 1, is_probe: false, state }
+    fn start(self: &Rc<Self>, op: Op, gate: Option<Rc<Gate>>) -> DriveIo {
+        let state = self.attempt(&op, gate.as_deref());
+        DriveIo { drive: self.clone(), gate, op, attempt: 1, is_probe: false, state }
     }
 
-    fn submit(self: &Rc<Self>, op: &Op) -> Io {
+    fn attempt(self: &Rc<Self>, op: &Op, gate: Option<&Gate>) -> State {
+        match gate.map_or(Some(Instant::MAX), Gate::until) {
+            Some(until) if self.is_alive() => State::Waiting(self.submit(op, until)),
+            Some(_) | None => State::Refused,
+        }
+    }
+
+    /// If so, the current task is woken when that may have changed.
+    fn has_to_wait(&self, gate: &Gate) -> bool {
+        let closed = gate.until().is_some_and(|until| self.reactor.now() > until);
+        let waits = closed && self.is_alive();
+        if waits {
+            gate.wait(&self.reactor);
+            self.held_back.add(&self.reactor);
+        }
+        waits
+    }
+
+    fn submit(self: &Rc<Self>, op: &Op, until: Instant) -> Io {
         if matches!(self.watch.get(), Watch::Off) {
             self.watch.set(Watch::On);
             self.reactor.spawn(watch(Rc::downgrade(self), self.reactor.clone()));
         }
-        self.reactor.submit(op.clone())
+        self.reactor.submit_until(op.clone(), until)
     }
 
     /// Looks for an operation that is not answered. When to look again; `None`: there is nothing to
@@ -401,7 +434,9 @@ impl Drop for Drive {
 enum State {
     Waiting(Io),
     BackingOff(Sleep),
-    /// Never started: the drive had failed before.
+    /// It came too late, and waits for the gate to move on. How often others were turned away.
+    AtGate(u64),
+    /// Not started: the drive has failed, its gate was shut, or it was turned away there.
     Refused,
 }
 
@@ -409,6 +444,8 @@ enum State {
 #[must_use = "an operation that nobody waits for may fail unseen"]
 pub struct DriveIo {
     drive: Rc<Drive>,
+    /// What it has to pass.
+    gate: Option<Rc<Gate>>,
     op: Op,
     attempt: u32,
     is_probe: bool,
@@ -428,16 +465,30 @@ impl Future for DriveIo {
                         return Poll::Ready(Err(DriveError::Gone));
                     }
                     if Pin::new(sleep).poll(context).is_pending() {
-                        this.drive.backing_off.add(&this.drive.reactor);
+                        this.drive.held_back.add(&this.drive.reactor);
                         return Poll::Pending;
                     }
                     this.drive.count_retry();
-                    this.state = State::Waiting(this.drive.submit(&this.op));
+                    this.state = this.drive.attempt(&this.op, this.gate.as_deref());
+                }
+                State::AtGate(turned_away) => {
+                    let gate = this.gate.as_ref().expect("it came too late for one");
+                    if gate.turned_away() != *turned_away {
+                        this.state = State::Refused;
+                    } else if this.drive.has_to_wait(gate) {
+                        return Poll::Pending;
+                    } else {
+                        this.state = this.drive.attempt(&this.op, this.gate.as_deref());
+                    }
                 }
                 State::Waiting(io) => {
                     let Poll::Ready(outcome) = Pin::new(&mut *io).poll(context) else {
                         return Poll::Pending;
                     };
+                    if let Some(gate) = this.gate.as_ref().filter(|_| outcome == LATE) {
+                        this.state = State::AtGate(gate.turned_away());
+                        continue;
+                    }
                     let took = io.latency();
                     match this.judge(outcome, took) {
                         Some(result) => return Poll::Ready(result),

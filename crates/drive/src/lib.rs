@@ -7,4 +7,5 @@ pub mod error;
 pub mod health;
 pub mod latency;
 pub mod slow;
+pub mod gate;
 pub mod drive;

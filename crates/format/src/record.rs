@@ -162,8 +162,8 @@ pub fn open<T: Record>(
     if owner.is_some_and(|owner| owner != header.owner) {
         return Err(RecordError::Foreign);
     }
-    // The version last of what the header says: what is damaged, or something of a guest's that looks
-    // like a record, is not called newer.
+    // Last of what the header says: damage, or something of a guest's that looks like a record, is
+    // not called newer.
     if header.version.get() != T::VERSION {
         return Err(RecordError::Version(header.version.get()));
     }

@@ -301,10 +301,8 @@ impl Array {
     /// last of them may come true with it, and nobody is to be told anything else meanwhile.
     pub(crate) async fn admit(self: &Rc<Self>) -> Result<RequestGuard, ArrayError> {
         self.sure().await;
-        if self.members.are_untrusted() {
-            return Err(ArrayError::Lost);
-        }
-        self.begin()
+        let request = self.begin()?;
+        if self.members.are_untrusted() { Err(ArrayError::Lost) } else { Ok(request) }
     }
 
     /// A step of a job begins; not before it is sure that the array is still ours.

@@ -29,6 +29,7 @@ use crate::label::{self, Label};
 use crate::layout::Layout;
 use crate::lease::{self, Claim, Host};
 use crate::members::{Identity, Member, Restripe, generation_low};
+use crate::newer;
 use crate::region_map::StoredMap;
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
@@ -85,6 +86,7 @@ pub(crate) async fn find(
         // A drive that does not answer is one that is not here.
         if let Ok(Some(label)) = label::read(reactor, &drive).await {
             let superblock = newest_superblock(reactor, &drive, &label).await?;
+            newer::refuse(reactor, &drive, &label).await?;
             candidates.push(Candidate { drive, label, superblock });
         }
     }

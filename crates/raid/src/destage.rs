@@ -41,7 +41,7 @@ use crate::update::NewRows;
 use crate::write_plan::{Band, bands, bits, each};
 
 /// What is pending is taken up after this time, and before twice of it.
-pub(crate) const AGE_MAX: Duration = Duration::from_millis(500);
+pub(crate) const AGE_MAX: Duration = Duration::from_secs(4);
 /// Before what could not be stored is tried again.
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Stripes that one round takes up.
@@ -112,6 +112,13 @@ impl Array {
         self.journal.changed.until_or(&self.reactor, deadline, wanted).await;
     }
 
+    /// Puts all in place that was acknowledged before, at once: else it waits for up to twice
+    /// `AGE_MAX`. An error: some of it cannot be, now.
+    pub async fn destage_all(self: &Rc<Self>) -> Result<(), ArrayError> {
+        let _request = self.admit_step().await?;
+        self.drain_journal().await
+    }
+
     /// Puts all in place that is pending now, and makes the ring forget it. An error: it cannot be.
     pub(crate) async fn drain_journal(self: &Rc<Self>) -> Result<(), ArrayError> {
         let journal = &self.journal;
@@ -139,7 +146,7 @@ impl Array {
         if stripes.is_empty() {
             return Ok(());
         }
-        let (lost, mut result) = self.destage_stripes(&stripes, u64::MAX).await;
+        let (lost, mut result) = self.destage_stripes(&stripes, before, u64::MAX).await;
         self.put_back(stripes.iter().filter(|stripe| !lost.contains(stripe)));
         if !lost.is_empty() {
             result = result.and(self.destage_lost(lost).await);
@@ -158,16 +165,18 @@ impl Array {
         self.journal.note_change();
     }
 
-    /// Stores what batches up to `newest` have of these stripes. `stripes`: ascending; nobody else
+    /// Stores what batches up to `newest` have of these stripes, in bands with data of batches
+    /// before `before`: younger ones may yet be written again. `stripes`: ascending; nobody else
     /// stores anything of them. Also returns those of which too much cannot be read, unless
     /// they are torn.
     pub(crate) async fn destage_stripes(
         self: &Rc<Self>,
         stripes: &[StripeIndex],
+        before: u64,
         newest: u64,
     ) -> (Vec<StripeIndex>, Result<(), ArrayError>) {
         let mut lost = Vec::new();
-        let result = self.store_stripes(stripes, newest, &mut lost).await;
+        let result = self.store_stripes(stripes, before, newest, &mut lost).await;
         lost.sort_unstable();
         lost.dedup();
         lost.retain(|stripe| !self.is_torn(*stripe));
@@ -177,6 +186,7 @@ impl Array {
     async fn store_stripes(
         self: &Rc<Self>,
         stripes: &[StripeIndex],
+        before: u64,
         newest: u64,
         lost: &mut Vec<StripeIndex>,
     ) -> Result<(), ArrayError> {
@@ -201,7 +211,7 @@ impl Array {
         }
         let newest = newest.min(self.journal.durable() - 1);
         let mut started = Vec::new();
-        for job in self.jobs_of(stripes, newest) {
+        for job in self.jobs_of(stripes, before, newest) {
             let new: Vec<NewRows> = job.patches.iter().map(new_rows).collect();
             match self.start_update(job.stripe, job.band.clone(), &new) {
                 Ok(update) => started.push((job, update)),
@@ -232,9 +242,9 @@ impl Array {
         result.and(stored)
     }
 
-    /// What is pending of the stripes, of batches up to `newest`, in bands; those first that have
-    /// waited longest.
-    fn jobs_of(&self, stripes: &[StripeIndex], newest: u64) -> Vec<Job> {
+    /// What is pending of the stripes, of batches up to `newest`, in bands with some of before
+    /// `before`; those first that have waited longest.
+    fn jobs_of(&self, stripes: &[StripeIndex], before: u64, newest: u64) -> Vec<Job> {
         let parity = u32::from(self.layout().parity).max(1);
         let rows_max = PAYLOAD_BYTES_MAX / parity / 4096 * 4096;
         let mut jobs = Vec::new();
@@ -246,7 +256,9 @@ impl Array {
                 let patches: Vec<Patch> = inside.collect();
                 let oldest = patches.iter().map(|patch| patch.sequence).min();
                 let oldest = oldest.expect("a band is made of patches");
-                jobs.push(Job { stripe: *stripe, band, patches, oldest });
+                if oldest < before {
+                    jobs.push(Job { stripe: *stripe, band, patches, oldest });
+                }
             }
         }
         jobs.sort_by_key(|job| job.oldest);

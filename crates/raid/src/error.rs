@@ -50,6 +50,13 @@ pub enum ChangeError {
          data, all that fits; give it a larger drive, or make this one larger"
     )]
     NothingToGain { member: MemberIndex, drive: String, has: u64, holds: u64 },
+    /// What a member holds is all that its area for checksums has room for: that is laid out when
+    /// a drive becomes a member, for what the drive has then.
+    #[error(
+        "there is nothing to gain: member {member} ({drive}, {has} bytes) holds {holds} bytes of \
+         data, all that it has room for checksums of; give it another drive"
+    )]
+    NoRoomForChecksums { member: MemberIndex, drive: String, has: u64, holds: u64 },
     #[error("{0} is already running")]
     Busy(&'static str),
     #[error("the array cannot do this now: {0}")]

@@ -121,7 +121,7 @@ impl Array {
             if let Some(index) = left.iter().position(is_next) {
                 let stripe = left[index];
                 self.give_up_under(stripe, oldest).await?;
-                let (lost, stored) = self.destage_stripes(&[stripe], oldest).await;
+                let (lost, stored) = self.destage_stripes(&[stripe], u64::MAX, oldest).await;
                 // At once: if it is torn now, it belongs to whoever mends it.
                 left.swap_remove(index);
                 self.put_back(std::iter::once(&stripe));

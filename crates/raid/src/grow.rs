@@ -81,13 +81,8 @@ impl Array {
         match region_stripes {
             Some(region_stripes) if stripes > today => Ok(Size { stripes, region_stripes }),
             Some(_) | None => {
-                let drive = list[smallest].drive.as_ref();
-                Err(ChangeError::NothingToGain {
-                    member: MemberIndex::new(smallest),
-                    drive: drive.map_or(String::new(), |drive| drive.name().to_owned()),
-                    has: drive.map_or(0, |drive| label::usable_bytes(drive)),
-                    holds: today / groups * u64::from(layout.chunk_bytes),
-                })
+                let holds = today / groups * u64::from(layout.chunk_bytes);
+                Err(nothing_to_gain(MemberIndex::new(smallest), &list[smallest], holds))
             }
         }
     }
@@ -147,6 +142,17 @@ impl Array {
         }
         Ok(())
     }
+}
+
+/// `smallest`: the member that has the least room, and holds so many bytes of data.
+fn nothing_to_gain(member: MemberIndex, smallest: &Member, holds: u64) -> ChangeError {
+    let drive = smallest.drive.as_ref();
+    let has = drive.map_or(0, |drive| label::usable_bytes(drive));
+    let drive = drive.map_or(String::new(), |drive| drive.name().to_owned());
+    if label::lacks_sums(&smallest.areas, has) {
+        return ChangeError::NoRoomForChecksums { member, drive, has, holds };
+    }
+    ChangeError::NothingToGain { member, drive, has, holds }
 }
 
 /// A member's areas if they went to the end of its drive; `None` if that is not here.

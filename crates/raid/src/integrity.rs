@@ -4,10 +4,11 @@
 //! What is new in a page stays there until `write_back`.
 //!
 //! Invariants:
-//! - in a region that is written, every block of every member that is believed has a checksum: it
-//!   is set when the region is zeroed for its first write, and with everything that is stored
-//!   later. So "not known" there always means that the drive has lost it, and never that a block
-//!   need not be checked;
+//! - in a region that is written, every block of a stripe on every member that is believed has a
+//!   checksum: it is set when the region is zeroed for its first write, and with everything that is
+//!   stored later. So "not known" there always means that the drive has lost it, and never that a
+//!   block need not be checked. (While members are added, stripes of the old shape have no blocks
+//!   on them; a stripe that gets its new shape is stored whole.)
 //! - a checksum in memory is newer than the one on the drive;
 //! - pages are written back and flushed before the batch of the journal is released whose bytes
 //!   they are of. So after a crash a checksum is old only where the journal stores again, and that
@@ -269,8 +270,12 @@ impl Integrity {
 
     /// What another drive had in this place says nothing.
     fn forget_replaced(&self, member: MemberIndex) {
-        let now = self.members.list()[member.index()].drive_uuid;
-        let known = &mut self.drives.borrow_mut()[member.index()];
+        let list = self.members.list();
+        let now = list[member.index()].drive_uuid;
+        let mut drives = self.drives.borrow_mut();
+        // Members may have been added.
+        drives.resize(list.len(), [0; 16]);
+        let known = &mut drives[member.index()];
         if *known != now {
             *known = now;
             self.forget(member);

@@ -57,6 +57,9 @@ const RELEASED_AT_ONCE: u64 = 16;
 const BATCH_BYTES_MIN: u64 = 64 << 10;
 /// A share of less is not worth an operation.
 const SHARE_BYTES_MIN: u64 = 8 << 10;
+const SHARE_BYTES_WANTED: u64 = 32 << 10;
+/// What is pending is kept in memory: at most so many times the bytes of a member's ring.
+const PENDING_PER_RING: u64 = 2;
 /// Batches that are written at the same time.
 const COMMITS_MAX: u32 = 8;
 const HEADER_BYTES: u64 = JournalBatch::BYTES;
@@ -224,17 +227,19 @@ impl Journal {
         self.commits.set(self.commits.get() - 1);
     }
 
-    /// Those at the front of the queue for one batch: a share, so that others can be written to
-    /// other members at the same time.
+    /// Those at the front of the queue for one batch: not all, so that others can be written at the
+    /// same time, but enough for shares that are worth it.
     fn take_batch(&self) -> Vec<Waiting> {
         let mut queue = self.queue.borrow_mut();
-        let share = self.queued_bytes.get() / u64::from(SMALL_COMMITS_MAX);
-        let share = share.clamp(BATCH_BYTES_MIN, u64::from(PAYLOAD_BYTES_MAX));
+        let most = u64::from(PAYLOAD_BYTES_MAX);
+        let least = u64::from(self.identity.layout().data) * SHARE_BYTES_WANTED;
+        let part = self.queued_bytes.get() / u64::from(SMALL_COMMITS_MAX);
+        let part = part.clamp(least.clamp(BATCH_BYTES_MIN, most), most);
         let (mut taken, mut count, mut payload) = (Vec::new(), 0, 0);
         while let Some(next) = queue.front() {
             let bytes = next.payload_bytes();
             count += next.entries.len();
-            let too_much = payload > 0 && payload + bytes > share;
+            let too_much = payload > 0 && payload + bytes > part;
             if too_much || count > ENTRIES_MAX {
                 break;
             }
@@ -343,6 +348,9 @@ impl Journal {
             // A member that answers no more, but is believed, could come back without the others
             // and without this batch.
             self.members.fence_absent().await?;
+            if !self.members.survives_without(&[]) {
+                return Err(ArrayError::Lost);
+            }
             let targets = self.targets(sequence, at + parts.ring_bytes(), division);
             if targets.is_empty() {
                 return Err(ArrayError::Lost);
@@ -476,8 +484,11 @@ impl Journal {
         let parity = self.identity.layout().parity;
         let kept = match class {
             Class::New(payload) => {
-                let pending = self.pending.borrow().bytes() + self.entered_bytes.get();
-                parity_bytes_max(parity, pending + payload) + reserve_bytes(parity)
+                let pending = self.pending.borrow().bytes() + self.entered_bytes.get() + payload;
+                if pending > PENDING_PER_RING * size {
+                    return None;
+                }
+                parity_bytes_max(parity, pending) + reserve_bytes(parity)
             }
             Class::Parity => reserve_bytes(parity),
             Class::Oldest => 0,
@@ -507,10 +518,12 @@ impl Journal {
     }
 
     /// Whether the ring should be emptied rather sooner than later: half of it is used, or kept for
-    /// parity.
+    /// parity, or half of what may be pending is.
     pub(crate) fn is_filling(&self) -> bool {
-        let parity = parity_bytes_max(self.identity.layout().parity, self.pending.borrow().bytes());
-        self.waiting_for_room.get() > 0 || self.used_bytes() + parity > self.ring_bytes() / 2
+        let (pending, ring) = (self.pending.borrow().bytes(), self.ring_bytes());
+        let kept = parity_bytes_max(self.identity.layout().parity, pending);
+        let is_half_full = self.used_bytes() + kept > ring / 2;
+        self.waiting_for_room.get() > 0 || is_half_full || pending > PENDING_PER_RING * ring / 2
     }
 
     /// While the ring fills: data of batches before this one should be put in place. The younger

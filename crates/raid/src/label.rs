@@ -25,8 +25,8 @@ const BAD_BLOCKS_AT: u64 = 640 << 10;
 const LEASE_AT: u64 = 704 << 10;
 const JOURNAL_AT: u64 = 1 << 20;
 const AREA_ALIGN: u64 = 1 << 20;
-/// The journal takes a 64th of a drive; not more than this, which is also kept in memory and read
-/// after a crash, nor less than it needs.
+/// The journal takes a 64th of a drive; not more than this, since all of it is read after a crash,
+/// and twice as much may be in memory; nor less than it needs.
 const JOURNAL_BYTES_MAX: u64 = 128 << 20;
 const DATA_BYTES_MIN: u64 = 1 << 20;
 /// Kept free before the last label copy.
@@ -112,12 +112,20 @@ pub fn sums_for(areas: &MemberLayout) -> u64 {
 
 /// The same areas, and all that a larger drive has beyond them for data.
 pub fn extend(areas: MemberLayout, drive_bytes: u64) -> MemberLayout {
-    let end = drive_bytes.saturating_sub(TAIL_BYTES);
-    let room = end.saturating_sub(areas.data.offset);
+    let room = room_for_data(&areas, drive_bytes);
     // A block without room for its checksum is of no use.
-    let room = if areas.integrity.len == 0 { room } else { room.min(sums_for(&areas)) };
+    let room = if lacks_sums(&areas, drive_bytes) { sums_for(&areas) } else { room };
     let len = room.max(areas.data.len);
     MemberLayout { data: Area { len, ..areas.data }, ..areas }
+}
+
+/// Whether the drive has room for more blocks than for their checksums.
+pub fn lacks_sums(areas: &MemberLayout, drive_bytes: u64) -> bool {
+    areas.integrity.len > 0 && room_for_data(areas, drive_bytes) > sums_for(areas)
+}
+
+fn room_for_data(areas: &MemberLayout, drive_bytes: u64) -> u64 {
+    drive_bytes.saturating_sub(TAIL_BYTES).saturating_sub(areas.data.offset)
 }
 
 /// Where the last copy of the label with these areas is.

@@ -5,7 +5,8 @@
 //! - an array with a lease is not written to before the lease is durable and was read back;
 //! - who finds another's lease never writes again: all drives are pulled;
 //! - work waits while the last beat that is known to be good began longer ago than [`TRUST`], which
-//!   is less than another host waits before it takes the array over.
+//!   is less than another host waits before it takes the array over: none begins, and of what was
+//!   begun before, nothing more is written ([`Gate`]).
 //!
 //! How an array is taken:
 //! 1. the leases are read; another host's must stand still for [`WATCH_BEATS`] periods, else:
@@ -19,7 +20,7 @@
 //! looked again, or trusts its lease no longer. (M. Fischer's mutual exclusion by timing, in L.
 //! Lamport, "A Fast Mutual Exclusion Algorithm", ACM TOCS 5(1), 1987.) A beat goes the same way, 1
 //! to 4: what it proves is that nobody who had not seen it has the array. What a stalled host had
-//! handed to its drives before it stalled is beyond this: only the drives themselves could refuse
+//! handed to the kernel before it stalled is beyond this: only the drives themselves could refuse
 //! it.
 
 use std::cell::{Cell, RefCell};
@@ -29,6 +30,7 @@ use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
+use ashlar_drive::gate::Gate;
 use ashlar_format::lease::{HOST_NAME_BYTES, Lease, SLOTS};
 use ashlar_format::record;
 use ashlar_format::units::to_usize;
@@ -36,6 +38,7 @@ use ashlar_reactor::backend::Instant;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
+use zerocopy::IntoBytes;
 
 use crate::error::{ArrayError, AssembleError};
 use crate::label::{self, Label};
@@ -159,7 +162,10 @@ impl Place {
     async fn write(&self, reactor: &Reactor, mut lease: Lease) -> Result<(), DriveError> {
         let beat = lease.beat.get();
         let home = self.at + beat % SLOTS * Lease::BYTES;
-        label::write_record(reactor, &self.drive, &mut lease, self.drive_uuid, home, beat).await?;
+        record::seal(&mut lease, self.drive_uuid, home, beat);
+        let buffer = reactor.buffer(to_usize(Lease::BYTES));
+        buffer.copy_from_slice(lease.as_bytes());
+        self.drive.write_past_gate(home, buffer.into()).await?;
         self.drive.flush().await
     }
 }
@@ -268,10 +274,13 @@ pub(crate) struct Leasehold {
     members: Rc<Members>,
     host: Host,
     claim: Claim,
-    /// When the newest beat began that is known to be good.
-    good: Cell<Instant>,
+    /// Before all drives of the array: open for [`TRUST`] after the beginning of the newest beat
+    /// that is known to be good.
+    gate: Rc<Gate>,
     newest_beat: Cell<u64>,
     state: RefCell<State>,
+    /// Members that have a task.
+    kept: Cell<usize>,
     /// Tasks that have not ended.
     keepers: Cell<usize>,
     changed: WaitList,
@@ -286,22 +295,39 @@ impl Leasehold {
         host: Host,
         claim: Claim,
     ) -> Rc<Leasehold> {
-        let keepers = members.list().len();
         let held = Rc::new(Leasehold {
             reactor: reactor.clone(),
             array,
             members,
             host,
             claim,
-            good: Cell::new(claim.began),
+            gate: Gate::open_until(claim.until()),
             newest_beat: Cell::new(claim.beat),
             state: RefCell::new(State::Held),
-            keepers: Cell::new(keepers),
+            kept: Cell::new(0),
+            keepers: Cell::new(0),
             changed: WaitList::default(),
         });
-        // One a member: a drive that does not answer holds up nobody's beat but its own.
-        (0..keepers).for_each(|index| reactor.spawn(held.clone().keep_on(index)));
+        let list = held.members.list();
+        list.iter().flat_map(|member| &member.drive).for_each(|drive| held.cover(drive));
+        drop(list);
+        held.keep_all();
         held
+    }
+
+    /// Nothing is written to this drive from now on while it is unknown who has the array.
+    pub(crate) fn cover(&self, drive: &Drive) {
+        drive.put_behind(self.gate.clone());
+    }
+
+    /// There may be more members than before.
+    pub(crate) fn keep_all(self: &Rc<Self>) {
+        let members = self.members.list().len();
+        // One a member: a drive that does not answer holds up nobody's beat but its own.
+        for index in self.kept.replace(members)..members {
+            self.keepers.set(self.keepers.get() + 1);
+            self.reactor.spawn(self.clone().keep_on(index));
+        }
     }
 
     async fn keep_on(self: Rc<Self>, index: usize) {
@@ -310,17 +336,17 @@ impl Leasehold {
             let began = self.reactor.now();
             let place = {
                 let list = self.members.list();
-                // No member keeps anything: nothing can be written either.
-                if list.iter().all(|member| member.keeps_metadata().is_none()) {
-                    self.note_good(began);
-                }
                 list[index].keeps_metadata().map(|drive| Place::of(&list[index], drive))
             };
             if let Some(place) = place {
                 beat += 1;
                 self.newest_beat.set(self.newest_beat.get().max(beat));
-                // Whether it was good shows in `good`; the next one tries again.
+                // Whether it was good shows at the gate; the next one tries again.
                 let _ = self.beat(&place, beat).await;
+            } else if self.is_nowhere() {
+                // Who waits for a good beat waits in vain.
+                self.gate.turn_away(&self.reactor);
+                self.changed.wake_all(&self.reactor);
             }
             self.pause_until(began.after(BEAT_PERIOD)).await;
         }
@@ -355,12 +381,17 @@ impl Leasehold {
     }
 
     fn note_good(&self, began: Instant) {
-        self.good.set(self.good.get().max(began));
+        self.gate.move_on(&self.reactor, began.after(TRUST));
         self.changed.wake_all(&self.reactor);
     }
 
     fn is_trusted(&self) -> bool {
-        self.reactor.now().since(self.good.get()) <= TRUST
+        self.gate.until().is_some_and(|until| self.reactor.now() <= until)
+    }
+
+    /// Nothing can be written, whoever has the array.
+    fn is_nowhere(&self) -> bool {
+        self.members.list().iter().all(|member| member.keeps_metadata().is_none())
     }
 
     /// Waits, unless the lease ends.
@@ -369,6 +400,7 @@ impl Leasehold {
     }
 
     fn lose(&self, to: String) {
+        self.gate.shut(&self.reactor);
         self.members.pull_all();
         *self.state.borrow_mut() = State::Lost { to };
         self.changed.wake_all(&self.reactor);
@@ -408,7 +440,8 @@ impl Leasehold {
 
     /// Waits until this host can be sure that it has the array, or that it has not.
     pub(crate) async fn sure(&self) {
-        self.changed.until(&self.reactor, || self.is_trusted() || !self.is_held()).await;
+        let sure = || self.is_trusted() || !self.is_held() || self.is_nowhere();
+        self.changed.until(&self.reactor, sure).await;
     }
 
     /// Lets others take the array at once. Nothing of it is under way any more.
@@ -430,6 +463,8 @@ impl Leasehold {
         });
         // Who cannot be told waits until the lease has stood still.
         join_all(frees).await;
+        // What is written to the drives from now on is not the array's.
+        self.gate.move_on(&self.reactor, Instant::MAX);
     }
 }
 

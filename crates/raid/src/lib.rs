@@ -50,6 +50,7 @@ mod rebuild;
 mod locate;
 mod scrub;
 mod table;
+mod newer;
 mod assemble;
 mod catch_up;
 pub mod start;

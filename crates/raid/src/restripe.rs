@@ -73,6 +73,7 @@ impl Array {
         let layout = self.wider(drives.len())?;
         let mut members = Vec::new();
         for (uuid, drive) in drives {
+            self.cover(&drive);
             let mut member = self.plan_replacement(&drive, uuid)?;
             member.state = MemberState::Trusted;
             let index = MemberIndex::new(self.layout().members() + members.len());
@@ -93,11 +94,6 @@ impl Array {
         let runs = self.jobs.restripe_slot().is_running() || self.jobs.scrub_slot().is_running();
         if self.is_restriping() || runs {
             return Err(ChangeError::Busy("a restripe or a scrub"));
-        }
-        if self.identity.integrity {
-            let why = "an array with checksums of its blocks (`--integrity`) cannot take in more \
-                       members yet; `array grow` on larger drives can";
-            return Err(ChangeError::Spec(why.into()));
         }
         if !self.bad.is_empty() {
             let why = "some blocks are lost (see `array show`); write them anew first";
@@ -141,6 +137,7 @@ impl Array {
         self.identity.set_layout(layout);
         self.identity.set_restripe(Some(Restripe { old_data, cursor: 0, saved: 0 }));
         self.members.add(new);
+        self.lease.get().into_iter().for_each(|lease| lease.keep_all());
         // From the first superblock on that says so the journal covers all writes: a stripe that is
         // moved in part could not be made to agree with itself.
         if self.modes.mode.get() == Mode::Direct {

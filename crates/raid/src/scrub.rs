@@ -22,10 +22,13 @@ use crate::array::Array;
 use crate::error::ChangeError;
 use crate::journal::Slice;
 use crate::lanes::Lanes;
+use crate::layout::Positions;
 use crate::locate::{Mismatch, locate};
 use crate::scrub_plan::ScrubMark;
 use crate::shift::Shift;
 use crate::status::{SCRUB_PLACES_MAX, ScrubPlace, ScrubReport};
+use crate::verify::blocks;
+use crate::write_plan::each;
 
 /// Between two superblocks that say how far it is.
 const SAVE_PERIOD: Duration = Duration::from_secs(10);
@@ -212,7 +215,12 @@ impl Array {
         if self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe) {
             return Verdict::Unreadable;
         }
-        let Some(have) = self.read_all(stripe).await else { return Verdict::Unreadable };
+        let mut have = self.read_all(stripe).await;
+        if let Err(unreadable) = have {
+            self.renew(stripe, unreadable).await;
+            have = self.read_all(stripe).await;
+        }
+        let Ok(have) = have else { return Verdict::Unreadable };
         let layout = self.layout();
         let should = if layout.is_mirrored() {
             self.first_copies(&have)
@@ -232,25 +240,49 @@ impl Array {
         Verdict::Differs(found)
     }
 
-    /// The chunks of all positions; `None` if one cannot be read. The caller holds the stripe.
-    async fn read_all(&self, stripe: StripeIndex) -> Option<SmallVec<[Buffer; 8]>> {
+    /// The chunks of all positions. The error: there are others, and these of them cannot be read
+    /// by their members. The caller holds the stripe.
+    async fn read_all(&self, stripe: StripeIndex) -> Result<SmallVec<[Buffer; 8]>, Positions> {
         let rows = 0..self.layout().chunk_bytes;
         let started: SmallVec<[_; 8]> = (0..self.layout().positions())
             .map(|position| (position, self.start_position(stripe, position, &rows)))
             .collect();
-        let mut have = SmallVec::new();
-        let mut complete = true;
+        let (mut have, mut unreadable) = (SmallVec::new(), 0);
         for (position, started) in started {
-            match started {
-                Some((buffer, io)) => {
-                    complete &= io.await.is_ok()
-                        && self.make_true(stripe, position, &rows, &buffer).await.is_ok();
-                    have.push(buffer);
-                }
-                None => complete = false,
+            let Some((buffer, io)) = started else { continue };
+            if io.await.is_err() {
+                unreadable |= 1 << position;
+            } else if self.make_true(stripe, position, &rows, &buffer).await.is_ok() {
+                have.push(buffer);
             }
         }
-        complete.then_some(have)
+        let is_complete = have.len() == usize::from(self.layout().positions());
+        if is_complete { Ok(have) } else { Err(unreadable) }
+    }
+
+    /// Writes blocks anew that these positions' members cannot read, as the rest of the stripe
+    /// tells what they were. The caller holds the stripe.
+    async fn renew(&self, stripe: StripeIndex, unreadable: Positions) {
+        let layout = self.layout();
+        for position in each(unreadable) {
+            for rows in blocks(&(0..layout.chunk_bytes)) {
+                let Some((_, io)) = self.start_position(stripe, position, &rows) else { return };
+                if io.await.is_ok() {
+                    continue;
+                }
+                let chunk = position / layout.copies;
+                let known = if chunk < layout.data {
+                    self.read_locked(stripe, chunk, &rows).await.map(|(bytes, _)| bytes)
+                } else {
+                    self.reconstruct(stripe, position, &rows, 0).await
+                };
+                let Ok(bytes) = known else { continue };
+                let slice = Slice { position, row: rows.start, bytes };
+                if self.write_slices(stripe, &[slice]).await.stored == 1 << position {
+                    self.count(|counters| counters.repaired += 1);
+                }
+            }
+        }
     }
 
     /// Writes the rows that are wrong anew. The caller holds the stripe.

@@ -231,6 +231,11 @@ impl Array {
         assert!(self.lease.set(held).is_ok(), "two leases for one array");
     }
 
+    /// Before anything is written to a drive that comes to a running array.
+    pub(crate) fn cover(&self, drive: &Drive) {
+        self.lease.get().into_iter().for_each(|lease| lease.cover(drive));
+    }
+
     async fn release(&self) {
         if let Some(lease) = self.lease.get() {
             lease.release().await;
@@ -255,6 +260,7 @@ impl Array {
         if old.keeps_metadata().is_some() {
             return Err(ChangeError::MemberInUse(index));
         }
+        self.cover(&drive);
         if self.take_back(index, &old, &drive).await? {
             return Ok(());
         }

@@ -47,7 +47,7 @@ impl Array {
     pub(crate) fn set_sums(&self, stripe: StripeIndex, position: u8, row: u32, bytes: &Buffers) {
         if let Some(integrity) = &self.integrity {
             let at = self.layout().member_offset(stripe, row);
-            integrity.set(self.layout().member_at(stripe, position), at, bytes);
+            integrity.set(self.layout_of(stripe).member_at(stripe, position), at, bytes);
         }
     }
 
@@ -76,7 +76,7 @@ impl Array {
     ) -> bool {
         let Some(integrity) = &self.integrity else { return true };
         let at = self.layout().member_offset(stripe, row);
-        integrity.fits(self.layout().member_at(stripe, position), at, bytes).await
+        integrity.fits(self.layout_of(stripe).member_at(stripe, position), at, bytes).await
     }
 
     /// Puts right what was read from a position, there and in `read`. The caller holds the rows.
@@ -108,7 +108,7 @@ impl Array {
     ) -> Result<(), ArrayError> {
         let Some(integrity) = &self.integrity else { return Ok(()) };
         let others = self.others_have(stripe, position, block).await?;
-        let member = self.layout().member_at(stripe, position);
+        let member = self.layout_of(stripe).member_at(stripe, position);
         let at = self.layout().member_offset(stripe, block.start);
         let wanted = integrity.wanted(member, at).await;
         let Some((drive, base)) = self.members.at(stripe, position) else {
@@ -144,7 +144,7 @@ impl Array {
         bytes: &Buffer,
     ) -> bool {
         let Some(integrity) = &self.integrity else { return true };
-        let member = self.layout().member_at(stripe, position);
+        let member = self.layout_of(stripe).member_at(stripe, position);
         for block in blocks(rows) {
             let at = self.layout().member_offset(stripe, block.start);
             let sum = block_sum(bytes.slice(within(rows, &block)).bytes());

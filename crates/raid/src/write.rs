@@ -28,7 +28,7 @@ use crate::layout::{Layout, Piece, Positions};
 use crate::mode::Mode;
 use crate::stored::{Store, Stored, Updated};
 use crate::update::NewRows;
-use crate::write_plan::bands;
+use crate::write_plan::{bands, each};
 
 impl Array {
     /// Writes `from` at `offset`; both multiples of 512 bytes. The bytes are copied before
@@ -296,7 +296,12 @@ impl Array {
         if behind == 0 {
             return Ok(());
         }
-        if self.is_safe(updated, done.stored) && !done.no_space {
+        // Of a failed array only parts go on: members that hear nothing of this could be started
+        // without the one that says so.
+        let layout = self.layout_of(updated.stripe);
+        let missed: Vec<_> = each(behind).map(|p| layout.member_at(updated.stripe, p)).collect();
+        let is_whole = self.members.survives_without(&missed);
+        if self.is_safe(updated, done.stored) && is_whole && !done.no_space {
             return self.members.fence_missed(updated.stripe, behind).await;
         }
         // Nobody is fenced for a write that is not acknowledged; but what it left behind may not

@@ -7,7 +7,7 @@ mod pair;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::Level;
+use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
@@ -130,6 +130,29 @@ fn past_its_limit_an_array_serves_what_is_left() {
         }
         // Each of 5 members holds data in 4 of 5 stripes.
         assert!(good > lost && lost > 0, "{good} {lost}");
+    });
+}
+
+/// One that is written alone could be left out when the others are started again, and nobody would
+/// know.
+#[test]
+fn half_of_a_pair_does_not_go_on_alone_where_another_pair_is_lost() {
+    run(|reactor| async move {
+        for policy in [Policy::Bitmap, Policy::Journal] {
+            let mut pair = Pair::new(&reactor, Level::Raid10, 4, 512).await;
+            pair.array.set_policy(policy).await.unwrap();
+            pair.put(0, &[7; 1 << 20]).await;
+            pair.in_place().await;
+            for member in [2, 3, 0] {
+                pair.array.pull_member(MemberIndex(member)).unwrap();
+            }
+            for at in (0..1 << 20).step_by(16 << 10) {
+                let buffer = reactor.buffer(4096);
+                buffer.fill_zero();
+                let written = pair.array.write(at, buffer.into()).await;
+                assert_eq!(written, Err(ArrayError::Lost), "{policy:?} {at}");
+            }
+        }
     });
 }
 

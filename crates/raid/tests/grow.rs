@@ -17,7 +17,6 @@ use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ChangeError;
 use ashlar_raid::layout::Shape;
-use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
@@ -43,33 +42,21 @@ async fn littered(reactor: &Reactor, name: &str, bytes: u64) -> Rc<Drive> {
 }
 
 async fn pair(reactor: &Reactor, level: Level, members: u8, shape: Shape, bytes: u64) -> Pair {
+    made(reactor, &spec(level, shape), members, bytes).await
+}
+
+async fn made(reactor: &Reactor, spec: &ArraySpec, members: u8, bytes: u64) -> Pair {
     let mut drives = Vec::new();
     for index in 0..members {
         let drive = littered(reactor, &format!("d{index}"), bytes).await;
         drives.push(([index; 16], drive));
     }
-    let array = create(reactor, level, shape, drives).await;
+    let array = Array::create(reactor, spec, drives).await.unwrap();
     Pair::of(reactor, array.clone(), array.capacity())
 }
 
-async fn create(
-    reactor: &Reactor,
-    level: Level,
-    shape: Shape,
-    drives: Vec<([u8; 16], Rc<Drive>)>,
-) -> Rc<Array> {
-    let spec = ArraySpec {
-        uuid: [9; 16],
-        name: "test".into(),
-        level,
-        chunk_bytes: 16 << 10,
-        shape,
-        policy: None,
-        integrity: false,
-        settings: SettingsChange::default(),
-        host: None,
-    };
-    Array::create(reactor, &spec, drives).await.unwrap()
+fn spec(level: Level, shape: Shape) -> ArraySpec {
+    ArraySpec { shape, ..Pair::spec(level) }
 }
 
 fn drives(array: &Array) -> Vec<Rc<Drive>> {
@@ -242,7 +229,8 @@ fn regions_are_merged() {
             files.push(file);
             drives.push(([index; 16], drive));
         }
-        let array = create(&reactor, Level::Raid1, Shape::default(), drives).await;
+        let spec = spec(Level::Raid1, Shape::default());
+        let array = Array::create(&reactor, &spec, drives).await.unwrap();
         let mut pair = Pair::of(&reactor, array, 4 << 20);
         let region = pair.array.region_bytes();
         assert_eq!(region, 16 * chunk);
@@ -280,6 +268,52 @@ fn regions_are_merged() {
     });
 }
 
+/// So much larger that their checksums have no room: they change places, by way of one more.
+#[test]
+fn checksums_have_the_room_that_a_member_began_with() {
+    run(|reactor| async move {
+        let large = 3 << 30;
+        let spec = ArraySpec { integrity: true, ..spec(Level::Raid1, Shape::default()) };
+        let (mut drives, mut files) = (Vec::new(), Vec::new());
+        for index in 0..2 {
+            let (drive, file) = sparse(&reactor, &format!("d{index}"), DRIVE_BYTES);
+            drives.push(([index; 16], drive));
+            files.push(file);
+        }
+        let array = Array::create(&reactor, &spec, drives).await.unwrap();
+        let mut pair = Pair::of(&reactor, array, 4 << 20);
+        pair.write_some(30).await;
+        files.iter().for_each(|file| file.set_len(large).unwrap());
+        self::drives(&pair.array).iter().for_each(|drive| drive.grow(large));
+        pair.array.grow().await.unwrap();
+        // A mebibyte of checksums: 256 pages, of 960 blocks each.
+        assert_eq!(pair.array.capacity(), 256 * 960 * 4096);
+        let (mut next, _) = sparse(&reactor, "more", large);
+        for index in 0..2 {
+            let (member, holds) = (MemberIndex(index), 256 * 960 * 4096);
+            let drive = format!("d{index}");
+            let refused = ChangeError::NoRoomForChecksums { member, drive, has: large, holds };
+            assert_eq!(pair.array.grow().await, Err(refused));
+            pair.array.pull_member(member).unwrap();
+            pair.array.replace_member(member, next, [100 + index; 16]).await.unwrap();
+            pair.rebuilt().await;
+            let device = Device::File { file: files[usize::from(index)].clone() };
+            next = Drive::new(&reactor, device, limits(large), "again");
+        }
+        pair.array.grow().await.unwrap();
+        assert!(pair.array.capacity() > large - (100 << 20));
+        let end = pair.array.capacity() - 4096;
+        let last = reactor.buffer(4096);
+        last.copy_from_slice(&[3; 4096]);
+        pair.array.write(end, last.into()).await.unwrap();
+        pair.restart(AssembleOptions::default()).await;
+        pair.check().await;
+        assert_eq!(pair.read(end as usize, 4096).await.unwrap(), [3; 4096]);
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
 async fn add(pair: &Pair, count: u8) {
     let mut drives = Vec::new();
     for index in 0..count {
@@ -300,10 +334,11 @@ async fn restriped(pair: &mut Pair, old: u64, new: u64) {
     pair.bytes.resize(pair.array.capacity() as usize, 0);
 }
 
-/// Level, members, shape; how many are added; data chunks of a stripe before and after.
-fn widenings() -> Vec<(Level, u8, Shape, u8, u64, u64)> {
+/// Arrays, with checksums too where that can be, and their members; how many are added; data
+/// chunks of a stripe before and after.
+fn widenings() -> Vec<(ArraySpec, u8, u8, u64, u64)> {
     let plain = Shape::default();
-    vec![
+    let all = [
         (Level::Raid0, 1, plain, 1, 1, 2),
         (Level::Raid0, 2, plain, 3, 2, 5),
         (Level::Raid10, 4, plain, 2, 2, 3),
@@ -311,14 +346,22 @@ fn widenings() -> Vec<(Level, u8, Shape, u8, u64, u64)> {
         (Level::Raid5, 4, plain, 2, 3, 5),
         (Level::Raid6, 4, plain, 1, 2, 3),
         (Level::RaidNm, 6, Shape { parity: 3, ..plain }, 1, 3, 4),
-    ]
+    ];
+    let mut widenings = Vec::new();
+    for (level, members, shape, more, old, new) in all {
+        for integrity in [false, true].into_iter().filter(|its| !its || level != Level::Raid0) {
+            let spec = ArraySpec { integrity, ..spec(level, shape) };
+            widenings.push((spec, members, more, old, new));
+        }
+    }
+    widenings
 }
 
 #[test]
 fn members_are_added() {
     run(|reactor| async move {
-        for (level, members, shape, more, old, new) in widenings() {
-            let mut pair = pair(&reactor, level, members, shape, DRIVE_BYTES).await;
+        for (spec, members, more, old, new) in widenings() {
+            let mut pair = made(&reactor, &spec, members, DRIVE_BYTES).await;
             pair.write_some(40).await;
             pair.put(pair.bytes.len() - 512, &[7; 512]).await;
             let before = pair.bytes.len();

@@ -18,7 +18,7 @@ use ashlar_raid::label;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::{ArrayState, ScrubState};
 use ashlar_reactor::executor::Reactor;
-use pair::{DRIVE_BYTES, Pair, drive, run};
+use pair::{DRIVE_BYTES, Pair, drive, fill, run};
 
 const BLOCK: usize = 4096;
 /// Level and members; the last ones have more redundancy than one lie needs.
@@ -339,6 +339,47 @@ fn a_rebuilt_member_has_checksums() {
             read_every_copy(&pair, 0).await;
             assert_lied(&pair, spot.member, 1);
             assert_eq!(spot.get(&reactor).await, before);
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+/// All is moved, most of it to other members. Wherever it is now it is verified, and nowhere by
+/// what stood there before.
+#[test]
+fn what_was_moved_over_more_members_has_checksums() {
+    run(|reactor| async move {
+        for (level, members, more) in [(Level::Raid5, 4, 1), (Level::Raid6, 5, 2)] {
+            let mut pair = filled_pair(&reactor, level, members).await;
+            let mut new = Vec::new();
+            for index in 0..more {
+                let drive = drive(&reactor, "new", 512);
+                fill(&reactor, &drive).await;
+                new.push(([100 + index; 16], drive));
+            }
+            pair.array.add_members(new).await.unwrap();
+            pair.write_some(30).await;
+            while pair.array.status().restripe.is_some() {
+                pair.reactor.sleep(std::time::Duration::from_millis(1)).await;
+            }
+            pair.in_place().await;
+            pair.restart(AssembleOptions::default()).await;
+            pair.check().await;
+            // Each position of a stripe is on another member, added ones among them.
+            let positions = pair.array.layout().positions();
+            let mut spots = Vec::new();
+            for position in 0..positions {
+                let spot = spot(&pair, 1, position, 8192);
+                let before = spot.rot(&reactor).await;
+                assert_eq!(scrub(&pair).await.unreadable_stripes, 0);
+                assert_eq!(spot.get(&reactor).await, before);
+                spots.push(spot.member);
+            }
+            spots.sort_unstable();
+            assert_eq!(spots, (0..positions.into()).collect::<Vec<_>>());
+            assert_eq!(lies(&pair), vec![(1, 0); spots.len()]);
+            pair.check().await;
+            pair.scrub_is_clean().await;
             pair.array.stop().await.unwrap();
         }
     });

@@ -36,7 +36,7 @@ async fn array(reactor: &Reactor) -> Pair {
     for at in 0..8 {
         pair.put(at << 19, &vec![at as u8 + 1; 1 << 19]).await;
     }
-    empty(&pair).await;
+    pair.in_place().await;
     pair
 }
 

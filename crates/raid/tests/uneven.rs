@@ -7,8 +7,6 @@
 mod pair;
 mod steered;
 
-use std::time::Duration;
-
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::label;
@@ -38,9 +36,7 @@ async fn overfull(reactor: &Reactor, steer: &Steer) -> Pair {
     assert_eq!(pair.array.status().journal.bytes, journal(SMALL));
     pair.array.pull_member(JOINS).unwrap();
     pair.put(0, &[9; 512]).await;
-    while pair.array.status().journal.used_bytes > 0 {
-        reactor.sleep(Duration::from_millis(1)).await;
-    }
+    pair.in_place().await;
     assert_eq!(pair.array.status().journal.bytes, journal(LARGE));
     let members = pair.array.status().members;
     let joins = address(pair.file(&members[JOINS.index()].drive.clone().unwrap()));

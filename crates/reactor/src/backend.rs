@@ -12,6 +12,8 @@ use crate::op::{Device, DeviceId, Done, Op, Ticket};
 pub struct Instant(u64);
 
 impl Instant {
+    pub const MAX: Instant = Instant(u64::MAX);
+
     pub const fn from_ns(ns: u64) -> Instant {
         Instant(ns)
     }
@@ -47,9 +49,10 @@ pub trait Backend {
     /// Lets a device go. No operation on it is in flight; the executor sees to that.
     fn unregister(&mut self, device: DeviceId);
 
-    /// Starts `op`. The caller keeps `op` and its buffers alive and in place until the [`Done`]
-    /// with this ticket was reaped. Must not complete it before returning.
-    fn submit(&mut self, ticket: Ticket, op: &Op);
+    /// Starts `op`, but on nothing that others reach after `until`: what was not begun by then
+    /// ends with [`LATE`](crate::op::LATE). The caller keeps `op` and its buffers alive and in
+    /// place until the [`Done`] with this ticket was reaped. Must not complete it before returning.
+    fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant);
 
     /// Appends what has completed since the last call.
     fn reap(&mut self, done: &mut Vec<Done>);

@@ -190,10 +190,16 @@ impl Reactor {
     /// Starts `op` now; the returned future only waits for it. Several may be started before the
     /// first is awaited, and then run at the same time.
     pub fn submit(&self, op: Op) -> Io {
+        self.submit_until(op, Instant::MAX)
+    }
+
+    /// The same, unless the backend comes to it after `until`: then it ends with
+    /// [`LATE`](crate::op::LATE).
+    pub fn submit_until(&self, op: Op, until: Instant) -> Io {
         let mut slots = self.inner.slots.borrow_mut();
         let started = self.turn_time();
         let (ticket, op) = slots.start(op, started);
-        self.inner.backend.borrow_mut().submit(ticket, op);
+        self.inner.backend.borrow_mut().submit(ticket, op, until);
         Io { reactor: self.clone(), ticket: Some(ticket), started, ended: started }
     }
 

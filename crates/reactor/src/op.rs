@@ -95,6 +95,9 @@ impl std::fmt::Display for Errno {
 /// Bytes moved, or why not. Fewer bytes than asked means that the device ended there.
 pub type Outcome = Result<u64, Errno>;
 
+/// Of an operation that was not begun because it was too late.
+pub const LATE: Outcome = Err(Errno(libc::ECANCELED));
+
 /// A completed operation.
 #[derive(Debug)]
 pub struct Done {

@@ -22,6 +22,14 @@ impl<T> Clone for Key<T> {
 
 impl<T> Copy for Key<T> {}
 
+impl<T> PartialEq for Key<T> {
+    fn eq(&self, other: &Key<T>) -> bool {
+        self.id == other.id
+    }
+}
+
+impl<T> Eq for Key<T> {}
+
 impl<T> std::fmt::Debug for Key<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Key({})", self.id)

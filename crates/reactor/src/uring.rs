@@ -17,7 +17,7 @@ use crate::backend::{Backend, Instant};
 use crate::buffer::Buffers;
 use crate::lossy::Lossy;
 use crate::model::Model;
-use crate::op::{Device, DeviceId, Done, Errno, Op, Outcome, Ticket};
+use crate::op::{Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
 use crate::ram::Ram;
 
 /// Entries of the submission ring; more operations wait in `backlog`.
@@ -37,14 +37,16 @@ enum Registered {
     Gone,
 }
 
-/// io_uring, the machine's monotonic clock, and drives that are made of memory.
+/// io_uring, the machine's clock, and drives that are made of memory.
 pub struct UringBackend {
     ring: IoUring,
-    started: std::time::Instant,
+    /// By the machine's clock.
+    started: Duration,
     devices: Vec<Registered>,
     /// By ticket: the pieces of a vectored operation, in place until it has completed.
     pieces: Vec<Vec<libc::iovec>>,
-    backlog: VecDeque<squeue::Entry>,
+    /// Each with the last moment at which the kernel may be given it.
+    backlog: VecDeque<(squeue::Entry, Instant)>,
     finished: Vec<Done>,
     /// Of modelled drives: when to tell, in the order of asking.
     due: BinaryHeap<Reverse<(Instant, u64, Ticket, Outcome)>>,
@@ -67,11 +69,9 @@ impl UringBackend {
             .setup_cqsize(4 * RING_ENTRIES)
             .build(RING_ENTRIES)
             .or_else(|_| IoUring::builder().setup_cqsize(4 * RING_ENTRIES).build(RING_ENTRIES))?;
-        #[expect(clippy::disallowed_methods, reason = "this is the reactor's clock")]
-        let started = std::time::Instant::now();
         Ok(UringBackend {
             ring,
-            started,
+            started: machine_time(),
             devices: Vec::new(),
             pieces: Vec::new(),
             backlog: VecDeque::new(),
@@ -85,12 +85,22 @@ impl UringBackend {
         })
     }
 
-    /// Moves what fits from the backlog to the submission ring.
+    /// Moves what fits from the backlog to the submission ring. The kernel is told right after:
+    /// this process may have been stopped at any time before.
     fn fill_ring(&mut self) {
+        if self.backlog.is_empty() {
+            return;
+        }
+        let now = self.now();
         let mut submission = self.ring.submission();
         while !submission.is_full()
-            && let Some(entry) = self.backlog.pop_front()
+            && let Some((entry, until)) = self.backlog.pop_front()
         {
+            if now > until {
+                let ticket = ticket_of(entry.get_user_data());
+                self.finished.push(Done { ticket, outcome: LATE });
+                continue;
+            }
             // SAFETY: buffers and iovec arrays stay in place until the completion is reaped: the
             // slots and `pieces` keep them, and `Lossy` keeps its own.
             unsafe { submission.push(&entry) }.expect("checked not to be full");
@@ -110,8 +120,7 @@ impl UringBackend {
                 self.lossy_done.push((data, outcome));
                 continue;
             }
-            let ticket = Ticket(u32::try_from(data).expect("set from a ticket"));
-            done.push(Done { ticket, outcome });
+            done.push(Done { ticket: ticket_of(data), outcome });
         }
         while let Some((data, outcome)) = self.lossy_done.pop() {
             let (device, token) = ((data & !LOSSY) >> 32, data & u64::from(u32::MAX));
@@ -130,7 +139,7 @@ impl UringBackend {
         finished.append(&mut lossy.finished);
         while let Some((token, fd, op, pieces)) = lossy.next_request() {
             let data = LOSSY | (device as u64) << 32 | u64::from(token);
-            backlog.push_back(entry(fd, op, pieces).user_data(data));
+            backlog.push_back((entry(fd, op, pieces).user_data(data), Instant::MAX));
         }
         if lossy.is_gone() {
             devices[device] = Registered::Gone;
@@ -152,9 +161,23 @@ impl UringBackend {
     }
 }
 
-fn now(started: std::time::Instant) -> Instant {
-    let ns = started.elapsed().as_nanos();
-    Instant::from_ns(u64::try_from(ns).expect("less than 500 years"))
+fn ticket_of(user_data: u64) -> Ticket {
+    Ticket(u32::try_from(user_data).expect("set from a ticket"))
+}
+
+/// Since the machine was started. It goes on while the machine is suspended: another may have
+/// waited for it all that time.
+fn machine_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is ours, and of the type that is filled in.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+    assert!(result == 0, "a machine without a clock");
+    let seconds = u64::try_from(time.tv_sec).expect("it began at zero");
+    Duration::new(seconds, u32::try_from(time.tv_nsec).expect("less than a second"))
+}
+
+fn now(started: Duration) -> Instant {
+    Instant::default().after(machine_time() - started)
 }
 
 /// The kernel's view of `op`; `pieces` must stay in place until it has completed.
@@ -239,11 +262,12 @@ impl Backend for UringBackend {
         }
     }
 
-    fn submit(&mut self, ticket: Ticket, op: &Op) {
+    fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
         let device = op.device().map(|device| device.0 as usize);
         let fd = match device.map(|index| &mut self.devices[index]) {
             None => -1,
             Some(Registered::File(file)) => file.as_raw_fd(),
+            // Nobody else reaches memory of ours: it is never too late for it.
             Some(Registered::Ram(ram)) => {
                 let outcome = ram.run(op);
                 self.finished.push(Done { ticket, outcome });
@@ -253,6 +277,10 @@ impl Backend for UringBackend {
                 let (at, outcome) = model.run(op, now(self.started));
                 self.due_sequence += 1;
                 self.due.push(Reverse((at, self.due_sequence, ticket, outcome)));
+                return;
+            }
+            Some(Registered::Lossy(_)) if now(self.started) > until => {
+                self.finished.push(Done { ticket, outcome: LATE });
                 return;
             }
             Some(Registered::Lossy(lossy)) => {
@@ -270,13 +298,13 @@ impl Backend for UringBackend {
             self.pieces.resize_with(index + 1, Vec::new);
         }
         let entry = entry(fd, op, &mut self.pieces[index]).user_data(u64::from(ticket.0));
-        self.backlog.push_back(entry);
+        self.backlog.push_back((entry, until));
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
+        self.fill_ring();
         done.append(&mut self.finished);
         self.tell_due(done);
-        self.fill_ring();
         if self.in_kernel == 0 {
             return;
         }
@@ -293,10 +321,10 @@ impl Backend for UringBackend {
     }
 
     fn idle(&mut self, until: Option<Instant>) -> bool {
+        self.fill_ring();
         if !self.finished.is_empty() {
             return true;
         }
-        self.fill_ring();
         let wait = until.map(|until| until.since(self.now()));
         let due = self.due.peek().map(|Reverse((at, ..))| at.since(self.now()));
         if self.in_kernel == 0 && wait.is_none() && due.is_none() {

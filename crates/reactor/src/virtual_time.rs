@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::backend::{Backend, Instant};
 use crate::model::Model;
-use crate::op::{Device, DeviceId, Done, Op, Ticket};
+use crate::op::{Device, DeviceId, Done, LATE, Op, Ticket};
 
 #[derive(Default)]
 pub struct VirtualBackend {
@@ -17,6 +17,7 @@ pub struct VirtualBackend {
     /// When to tell; at one moment, in the order of submission.
     due: BTreeMap<(Instant, u64), (Ticket, Op)>,
     submitted: u64,
+    late: Vec<Ticket>,
 }
 
 impl VirtualBackend {
@@ -42,15 +43,20 @@ impl Backend for VirtualBackend {
         assert!(self.models[device.0 as usize].take().is_some(), "let go twice");
     }
 
-    fn submit(&mut self, ticket: Ticket, op: &Op) {
+    fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
         let device = op.device().expect("nothing in virtual time has a descriptor");
         let now = self.now;
+        if now > until {
+            self.late.push(ticket);
+            return;
+        }
         let at = self.model(device).answer_at(op, now);
         self.due.insert((at, self.submitted), (ticket, op.clone()));
         self.submitted += 1;
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
+        done.extend(self.late.drain(..).map(|ticket| Done { ticket, outcome: LATE }));
         let later = self.due.split_off(&(self.now.after(Duration::from_nanos(1)), 0));
         for (ticket, op) in std::mem::replace(&mut self.due, later).into_values() {
             let device = op.device().expect("looked at when it was submitted");
@@ -60,6 +66,9 @@ impl Backend for VirtualBackend {
     }
 
     fn idle(&mut self, until: Option<Instant>) -> bool {
+        if !self.late.is_empty() {
+            return true;
+        }
         let next = self.due.first_key_value().map(|((at, _), _)| *at);
         let Some(next) = next.into_iter().chain(until).min() else { return false };
         self.now = self.now.max(next);

@@ -3,13 +3,14 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::cell::{Cell, RefCell};
+use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::mailbox::mailbox;
-use ashlar_reactor::op::{Device, Errno, Op};
+use ashlar_reactor::op::{Device, Errno, LATE, Op};
 use ashlar_reactor::range_lock::{Mode, RangeLock};
 use ashlar_reactor::uring::UringBackend;
 use ashlar_reactor::virtual_time::VirtualBackend;
@@ -44,6 +45,47 @@ fn write_read_back(device: Device) {
         .unwrap();
 }
 
+fn scratch(name: &str) -> Arc<File> {
+    let name = format!("ashlar-reactor-{name}-{}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let mut options = File::options();
+    let file = options.read(true).write(true).create(true).truncate(true).open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    file.set_len(1 << 20).unwrap();
+    Arc::new(file)
+}
+
+#[test]
+fn what_comes_too_late_never_reaches_the_device() {
+    let reactor = reactor();
+    let r = reactor.clone();
+    reactor
+        .block_on(async move {
+            let device = r.register(Device::File { file: scratch("late") });
+            let from = r.buffer(4096);
+            from.copy_from_slice(&[7; 4096]);
+            let until = r.now().after(Duration::from_millis(5));
+            let write = |offset| Op::Write { device, offset, from: from.clone().into() };
+            assert_eq!(r.submit_until(write(4096), until).await, Ok(4096));
+            // This process is stopped after it was started, and before the kernel hears of it.
+            let first = r.submit_until(write(0), until);
+            while r.now() <= until {
+                std::hint::spin_loop();
+            }
+            let zeroes = Op::WriteZeroes { device, offset: 4096, len: 4096, unmap: true };
+            assert_eq!((first.await, r.submit_until(zeroes, until).await), (LATE, LATE));
+            let into = r.buffer(8192);
+            let read = Op::Read { device, offset: 0, into: into.clone().into() };
+            assert_eq!(r.submit(read).await, Ok(8192));
+            assert_eq!((into.bytes()[0], into.bytes()[4096]), (0, 7));
+            let (file, sector_bytes, seed) = (scratch("late"), 512, 1);
+            let device = r.register(Device::Lossy { file, sector_bytes, seed });
+            let zeroes = Op::WriteZeroes { device, offset: 4096, len: 4096, unmap: true };
+            assert_eq!(r.submit_until(zeroes, until).await, LATE);
+        })
+        .unwrap();
+}
+
 #[test]
 fn ram_keeps_what_was_written() {
     write_read_back(Device::Ram { bytes: 1 << 20 });
@@ -62,15 +104,6 @@ fn a_model_keeps_what_was_written() {
 
 #[test]
 fn files_keep_what_was_written() {
-    let scratch = |name: &str| {
-        let name = format!("ashlar-reactor-{name}-{}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        let mut options = std::fs::File::options();
-        let file = options.read(true).write(true).create(true).truncate(true).open(&path).unwrap();
-        std::fs::remove_file(path).unwrap();
-        file.set_len(1 << 20).unwrap();
-        Arc::new(file)
-    };
     write_read_back(Device::File { file: scratch("file") });
     for sector_bytes in [512, 4096] {
         write_read_back(Device::Lossy { file: scratch("lossy"), sector_bytes, seed: 1 });

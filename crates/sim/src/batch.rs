@@ -34,7 +34,7 @@ pub fn run_caught(seed: u64, options: Options) -> Verdict {
     })
 }
 
-pub const ALL_CANARIES: [Canary; 15] = [
+pub const ALL_CANARIES: [Canary; 16] = [
     Canary::NoDirtyMap,
     Canary::NoWrittenMap,
     Canary::NoMissedMap,
@@ -49,6 +49,7 @@ pub const ALL_CANARIES: [Canary; 15] = [
     Canary::SplitWrites,
     Canary::NoChecksums,
     Canary::ChecksumsOfWhatIsThere,
+    Canary::NoMovedChecksums,
     Canary::RestripeAhead,
 ];
 

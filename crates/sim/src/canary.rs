@@ -13,6 +13,7 @@ use clap::ValueEnum;
 use zerocopy::IntoBytes;
 
 use crate::drive::{ARRAY_UUID, SimDrive, ZEROES};
+use crate::inspect;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Canary {
@@ -45,6 +46,9 @@ pub enum Canary {
     NoChecksums,
     /// Checksums are worked out from what the drive shows when they are written.
     ChecksumsOfWhatIsThere,
+    /// Checksums are not written while members are being added: what is known of a place is what
+    /// stood there before.
+    NoMovedChecksums,
     /// Superblocks say of one stripe too many that it has its new shape.
     RestripeAhead,
 }
@@ -89,6 +93,7 @@ impl Canary {
             Canary::ReplayOutOfOrder if inside(journal) => out_of_order(bytes, offset),
             Canary::RebuildAhead if inside(superblocks) => all_rebuilt(bytes, offset),
             Canary::NoChecksums if inside(integrity) => Sabotage::Drop,
+            Canary::NoMovedChecksums if inside(integrity) && is_restriping(drive) => Sabotage::Drop,
             Canary::ChecksumsOfWhatIsThere if inside(integrity) => {
                 sums_of_what_is_there(drive, areas, offset, bytes)
             }
@@ -107,9 +112,15 @@ impl Canary {
             | Canary::SplitWrites
             | Canary::NoChecksums
             | Canary::ChecksumsOfWhatIsThere
+            | Canary::NoMovedChecksums
             | Canary::RestripeAhead => Sabotage::Nothing,
         }
     }
+}
+
+/// Whether the drive says that members are being added.
+fn is_restriping(drive: &SimDrive) -> bool {
+    inspect::superblock(drive).is_some_and(|its| its.old_data_chunks > 0)
 }
 
 /// The superblock with every stale member trusted, sealed again.

@@ -10,7 +10,7 @@ use ashlar_format::array_superblock::Policy;
 use ashlar_raid::layout::level_name;
 
 use crate::drive::Loss;
-use crate::faults::{Geometry, Plan, Single, SingleFault};
+use crate::faults::{Geometry, Plan, Single, SingleFault, turn};
 use crate::scenario::{Options, Scenario};
 
 #[derive(Debug, Default)]
@@ -76,7 +76,8 @@ fn cases() -> Vec<Case> {
         let changes = [(growing, Change::Grow, false), (growing, Change::Add, false)];
         let kinds = policies.map(|policy| (policy, Change::Nothing, false)).chain(changes);
         let checked = geometry.layout().is_redundant();
-        let checked = checked.then_some((Some(Policy::Journal), Change::Nothing, true));
+        let checked = [Change::Nothing, Change::Add].into_iter().filter(|_| checked);
+        let checked = checked.map(|change| (Some(Policy::Journal), change, true));
         for (policy, change, integrity) in kinds.chain(checked) {
             let case = |what: &fn(Loss) -> SingleFault| {
                 let what = *what;
@@ -101,11 +102,7 @@ fn faults(geometry: &Geometry) -> &'static [fn(Loss) -> SingleFault] {
 
 /// All kinds of loss in turn.
 fn loss(after: u64) -> Loss {
-    match after % 3 {
-        0 => Loss::Everything,
-        1 => Loss::EachSector,
-        _ => Loss::EachWrite,
-    }
+    [Loss::Everything, Loss::EachSector, Loss::EachWrite][turn(after, 3)]
 }
 
 /// False once the fault comes after the workload.

@@ -5,6 +5,7 @@ use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::block_sums::BLOCK_BYTES;
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::journal_batch::PAYLOAD_BYTES_MAX;
+use ashlar_format::units::to_usize;
 use ashlar_raid::label;
 use ashlar_raid::layout::{Layout, Shape, level_name};
 use ashlar_raid::parity::PARITY_CHUNKS_MAX;
@@ -131,6 +132,12 @@ pub struct Single {
     /// Completions of the life before it comes.
     pub after: u64,
     pub what: SingleFault,
+}
+
+/// What a single fault at this moment does, of so many: all of them come in any steps of moments.
+pub fn turn(after: u64, count: usize) -> usize {
+    let mixed = after.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+    to_usize(mixed) % count
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -326,7 +333,7 @@ impl Plan {
             beyond: prng.chance(1, 8),
             grows: prng.chance(1, 4),
             settings: draw_settings(&mut prng, sector_bytes(traits, integrity)),
-            adds: prng.chance(1, 4) && !integrity,
+            adds: prng.chance(if integrity { 2 } else { 1 }, 4),
             single: None,
         }
     }

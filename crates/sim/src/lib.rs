@@ -9,10 +9,10 @@
 pub mod trace;
 pub mod oracle;
 pub mod drive;
+pub mod inspect;
 pub mod canary;
 pub mod world;
 pub mod faults;
-pub mod inspect;
 pub mod fleet;
 pub mod workload;
 pub mod checkers;

@@ -28,7 +28,7 @@ use crate::canary::Canary;
 use crate::chaos;
 use crate::checkers;
 use crate::drive::{ARRAY_UUID, Loss};
-use crate::faults::{Ending, Plan, Single, SingleFault};
+use crate::faults::{Ending, Plan, Single, SingleFault, turn};
 use crate::fleet::Fleet;
 use crate::inspect;
 use crate::oracle::Oracle;
@@ -142,8 +142,10 @@ impl Scenario {
     /// The lives of a plan with a single fault. False if the workload ended before the fault.
     pub fn single_fault(&mut self, single: Single) -> bool {
         self.live(Start::Create, Phase::Safety(Ending::CleanStop));
+        // Who is lost first is not drawn with the loss.
+        let first = turn(single.after + 1, self.plan.geometry.members);
         if matches!(single.what, SingleFault::CutDegraded(_)) {
-            self.lose_drives(0, 1);
+            self.lose_drives(first, 1);
         }
         let cut = match single.what {
             SingleFault::Fail => None,
@@ -159,7 +161,6 @@ impl Scenario {
         }
         let reached = self.world.borrow().completions >= before + single.after;
         if matches!(single.what, SingleFault::CutAndLose(_)) {
-            let first = to_usize(single.after) % self.plan.geometry.members;
             self.lose_drives(first, usize::MAX);
         }
         if !self.is_over() {

@@ -17,7 +17,7 @@ use ashlar_format::drive_label::MemberLayout;
 use ashlar_raid::layout::Layout;
 use ashlar_reactor::backend::{Backend, Instant};
 use ashlar_reactor::buffer::Buffers;
-use ashlar_reactor::op::{Device, DeviceId, Done, Errno, Op, Outcome, Ticket};
+use ashlar_reactor::op::{Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
 use ashlar_reactor::prng::Prng;
 
 use crate::canary::{Canary, Sabotage};
@@ -362,11 +362,12 @@ fn bytes_of(from: &Buffers) -> Cow<'_, [u8]> {
 pub struct SimBackend {
     world: SharedWorld,
     devices: Vec<u32>,
+    late: Vec<Ticket>,
 }
 
 impl SimBackend {
     pub fn new(world: &SharedWorld) -> SimBackend {
-        SimBackend { world: world.clone(), devices: Vec::new() }
+        SimBackend { world: world.clone(), devices: Vec::new(), late: Vec::new() }
     }
 }
 
@@ -392,7 +393,11 @@ impl Backend for SimBackend {
         assert!((device.0 as usize) < self.devices.len());
     }
 
-    fn submit(&mut self, ticket: Ticket, op: &Op) {
+    fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
+        if self.now() > until {
+            self.late.push(ticket);
+            return;
+        }
         let device = match op {
             Op::Read { device, .. }
             | Op::Write { device, .. }
@@ -404,6 +409,7 @@ impl Backend for SimBackend {
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
+        done.extend(self.late.drain(..).map(|ticket| Done { ticket, outcome: LATE }));
         self.world.borrow_mut().reap(done);
     }
 
@@ -411,6 +417,9 @@ impl Backend for SimBackend {
         let mut world = self.world.borrow_mut();
         if world.dark {
             return false;
+        }
+        if !self.late.is_empty() {
+            return true;
         }
         let next = world.due.peek().map(|Reverse((at, ..))| *at);
         let until = until.map(Instant::as_ns);

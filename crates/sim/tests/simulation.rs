@@ -180,6 +180,11 @@ fn checksums_of_what_a_drive_made_of_a_write_are_found() {
 }
 
 #[test]
+fn checksums_that_stay_where_blocks_were_moved_are_found() {
+    assert_found(Canary::NoMovedChecksums);
+}
+
+#[test]
 fn a_restripe_that_claims_more_than_is_in_the_journal_is_found() {
     assert_found(Canary::RestripeAhead);
 }

@@ -67,7 +67,7 @@ pub struct DriveAttach {
     /// Make a file of this size if there is none. Its space is taken as it is written.
     #[serde(default)]
     pub size_bytes: Option<u64>,
-    /// Take a drive that carries data; the data will be lost once an array uses the drive.
+    /// Take a drive that carries data, and wipe it. One with an array's label is left as it is.
     #[serde(default)]
     pub force: bool,
 }

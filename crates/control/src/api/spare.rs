@@ -11,7 +11,7 @@ pub struct SpareAdd {
     /// The array that it is kept for. Left out: whichever needs it first.
     #[serde(default)]
     pub array: Option<String>,
-    /// Also if it carries data: that will be lost when it takes over.
+    /// Also if it carries data or a label: it is wiped.
     #[serde(default)]
     pub force: bool,
 }

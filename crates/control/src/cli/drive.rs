@@ -59,7 +59,7 @@ pub struct Attach {
     /// Make a file of this size if there is none; its space is taken as it is written
     #[arg(long)]
     size: Option<Size>,
-    /// Take a drive that carries data; an array that uses the drive overwrites the data
+    /// Take a drive that carries data, and wipe it; one with an array's label is left as it is
     #[arg(long)]
     force: bool,
 }

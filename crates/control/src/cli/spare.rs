@@ -34,7 +34,7 @@ pub struct Add {
     /// Keep it for this array; left out: for whichever needs it first
     #[arg(long, add = ArgValueCandidates::new(complete::arrays))]
     array: Option<String>,
-    /// Also if it carries data or a label: that is lost when it takes over
+    /// Also if it carries data or a label: it is wiped
     #[arg(long)]
     force: bool,
 }

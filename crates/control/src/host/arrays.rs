@@ -17,14 +17,14 @@ use crate::api::array::{Array as Shown, ArrayCreate, ArrayState, ScanFailure, Sc
 use crate::catalog::KnownArray;
 use crate::device::content::{Content, Labelled};
 use crate::engine::{self, Kept, Origin, Seed, plant};
-use crate::host::drives::{blocking, lend};
+use crate::host::drives::{blocking, lend, wipe};
 use crate::host::elsewhere::User;
 use crate::host::settings::{beside_policy, stored_policy};
-use crate::host::{Home, Host, Medium, Running, translate};
+use crate::host::{Attached, Home, Host, Medium, Running, translate};
 use crate::level::{LEVELS, Notation};
 use crate::name::check_name;
 use crate::refusal::{Answer, Refusal};
-use crate::snapshot::{ArraySnapshot, snapshot};
+use crate::snapshot::{ArraySnapshot, MemberSnapshot, snapshot};
 
 const CHUNK_BYTES_DEFAULT: u32 = 64 << 10;
 
@@ -160,7 +160,7 @@ impl Host {
             .fix("use another drive; `ashlar drive list` shows which are free"));
         }
         let content = self.probe_drive(name).await?;
-        if drive.overwrite || force {
+        if force {
             return Ok(());
         }
         match content {
@@ -227,8 +227,8 @@ impl Host {
         });
     }
 
-    /// Notes an array that runs: its drives, its place, its name on this host. One that cannot be
-    /// noted is stopped: nobody could manage it.
+    /// Notes an array that runs: its drives, its place, its name on this host. A new one that
+    /// cannot be noted is stopped: nobody could manage it.
     async fn adopt(&self, core: usize, begun: &Begun, name: &str) -> Answer<()> {
         let running = Running { uuid: begun.snapshot.uuid, core, pool: begun.pool };
         self.look(|state| state.arrays.insert(running.uuid, running));
@@ -245,7 +245,6 @@ impl Host {
         let uuid = begun.snapshot.uuid;
         self.look(|state| state.unavailable.remove(&uuid));
         self.note_members(&begun.snapshot);
-        self.refresh_contents(uuid).await;
         let drives = self.look(|state| {
             state.catalog.arrays.get(&uuid).map(|known| known.drives.clone()).unwrap_or_default()
         });
@@ -257,9 +256,15 @@ impl Host {
             started: true,
             drives: last_drives(drives, &begun.snapshot),
         };
-        self.record(|catalog| {
+        let is_new = self.look(|state| !state.catalog.arrays.contains_key(&uuid));
+        let recorded = self.record(|catalog| {
             catalog.arrays.insert(uuid, known);
-            catalog.use_up(begun.snapshot.drive_names());
+        });
+        self.refresh_contents(uuid).await;
+        recorded.or_else(|refusal| {
+            // What is known of one that is not new still holds; the watch will try to store more.
+            tracing::error!(array = name, "{}", refusal.line());
+            if is_new { Err(refusal) } else { Ok(()) }
         })
     }
 
@@ -274,9 +279,9 @@ impl Host {
             }
             for member in &snapshot.members {
                 let name = member.drive.as_ref().map(|drive| drive.name.as_str());
-                if let Some(drive) = name.and_then(|name| state.drives.get_mut(name)) {
+                let named = name.and_then(|name| state.drives.get_mut(name));
+                if let Some(drive) = named.filter(|drive| is_drive_of(member, drive)) {
                     drive.used_by = Some((uuid, member.index));
-                    drive.overwrite = false;
                     if matches!(drive.medium, Medium::Memory { .. }) {
                         // Its label can be read on its reactor only; it says this.
                         drive.content = Content::Labelled(Labelled {
@@ -432,7 +437,14 @@ impl Host {
         let mut newest: Option<Box<ArraySuperblock>> = None;
         for drive in drives {
             let Medium::Device(device) = self.attached(drive)?.medium else { continue };
-            let found = blocking(move || device.superblock()).await?;
+            let found = match blocking(drive, move || device.superblock()).await {
+                Ok(found) => found,
+                Err(refusal) => {
+                    // The others know as much, and the array does without it if it must.
+                    tracing::warn!(drive, "{}", refusal.error);
+                    continue;
+                }
+            };
             let sequence = |its: &ArraySuperblock| its.header.sequence.get();
             newest = newest.into_iter().chain(found).max_by_key(|its| sequence(its));
         }
@@ -588,15 +600,10 @@ impl Host {
     }
 
     /// Makes a drive blank.
-    async fn wipe_drive(&self, name: &str) -> Answer<()> {
+    pub(super) async fn wipe_drive(&self, name: &str) -> Answer<()> {
         match self.attached(name)?.medium {
             Medium::Device(device) => {
-                let wiped = blocking(move || device.wipe()).await?;
-                wiped.map_err(|error| {
-                    Refusal::failed(format!(
-                        "drive {name} could not be wiped: {error}; it still carries the label"
-                    ))
-                })?;
+                wipe(name, &device).await?;
                 self.probe_drive(name).await?;
             }
             Medium::Memory { memory, home } => {
@@ -630,6 +637,13 @@ async fn open_pool(reactor: &Reactor, array: Rc<Array>) -> Answer<Begun> {
             Err(Refusal { error: text, ..refusal })
         }
     }
+}
+
+/// Whether a drive of the name that a member's drive has is that drive. One that was pulled keeps
+/// its name in the array while another may be attached by it, perhaps for another array.
+fn is_drive_of(member: &MemberSnapshot, drive: &Attached) -> bool {
+    let own = drive.content.label().is_some_and(|label| label.drive == member.drive_uuid);
+    drive.used_by.is_none() && (member.is_present() || own)
 }
 
 /// The drives members had last, brought up to date.

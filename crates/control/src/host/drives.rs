@@ -1,11 +1,13 @@
 //! Attaching, detaching and probing drives.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_reactor::op::Device;
+use tokio::task::JoinError;
 use tokio::time::Instant;
 
 use crate::api::Done;
@@ -21,8 +23,8 @@ use crate::size::Size;
 
 /// How long a drive that was just let go may take to answer what it was asked before.
 const LET_GO_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a look at a drive may take; a drive that does not answer must not hold up everything.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a drive may take to answer; one that does not must not hold up everything.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// More would be no model of any drive, and less no drive.
 const MODEL_IOPS: RangeInclusive<u64> = 1..=100_000_000;
 const MODEL_MEGABYTES_PER_SECOND: RangeInclusive<u64> = 1..=1_000_000;
@@ -33,7 +35,6 @@ struct Opening {
     path: PathBuf,
     lossy: bool,
     size_bytes: Option<u64>,
-    force: bool,
     /// Drives that are attached already.
     known: Vec<(String, Identity)>,
 }
@@ -42,6 +43,8 @@ struct Opening {
 struct Opened {
     device: OpenDevice,
     content: Content,
+    /// Refused if `content` may be someone's data.
+    harmless: Answer<()>,
     created: Option<PathBuf>,
 }
 
@@ -58,18 +61,12 @@ impl Host {
                 (memory_drive(Memory::Model(*model), &request)?, None)
             }
             DriveSource::Path(path) | DriveSource::Lossy(path) => {
-                let opened = self.open_path(path, &request).await?;
-                let medium = Medium::Device(Arc::new(opened.device));
-                let attached = Attached::new(medium, opened.content, request.force);
-                (attached, opened.created)
+                self.open_path(&name, path, &request).await?
             }
         };
-        let known = KnownDrive { source: request.source, overwrite: request.force };
-        let checked = self.check_copy(&attached.content);
-        let recorded = checked.and_then(|()| {
-            self.record(|catalog| {
-                catalog.drives.insert(name.clone(), known);
-            })
+        let known = KnownDrive { source: request.source };
+        let recorded = self.record(|catalog| {
+            catalog.drives.insert(name.clone(), known);
         });
         if let Err(refusal) = recorded {
             if let Some(path) = created {
@@ -125,7 +122,14 @@ impl Host {
         })
     }
 
-    async fn open_path(&self, path: &Path, request: &DriveAttach) -> Answer<Opened> {
+    /// Opens what is at `path`, and makes it blank if it carries what may be lost; the file that
+    /// was made for it.
+    async fn open_path(
+        &self,
+        name: &str,
+        path: &Path,
+        request: &DriveAttach,
+    ) -> Answer<(Attached, Option<PathBuf>)> {
         if !path.is_absolute() {
             return Err(Refusal::invalid(format!("{} is not an absolute path", path.display()))
                 .fix("begin it with /"));
@@ -134,10 +138,21 @@ impl Host {
             path: path.to_owned(),
             lossy: matches!(request.source, DriveSource::Lossy(_)),
             size_bytes: request.size_bytes,
-            force: request.force,
             known: self.identities(),
         };
-        blocking(move || open(opening)).await?
+        let Opened { device, mut content, harmless, created } =
+            blocking(name, move || open(opening)).await??;
+        self.check_copy(&content)?;
+        let device = Arc::new(device);
+        if let Err(refusal) = harmless {
+            if !request.force {
+                return Err(refusal);
+            }
+            tracing::warn!(drive = name, "carried {content}: wiped, by force");
+            wipe(name, &device).await?;
+            content = Content::Blank;
+        }
+        Ok((Attached::new(Medium::Device(device), content), created))
     }
 
     fn identities(&self) -> Vec<(String, Identity)> {
@@ -169,27 +184,25 @@ impl Host {
         }
     }
 
-    /// Attaches a drive of the catalog again, at start.
-    pub(super) async fn reattach_drive(&self, name: &str, known: &KnownDrive) -> Answer<()> {
-        let attached = match &known.source {
-            DriveSource::Ram(bytes) => blank_memory(Memory::Ram { bytes: *bytes }, known.overwrite),
-            DriveSource::Model(model) => blank_memory(Memory::Model(*model), known.overwrite),
-            DriveSource::Path(path) | DriveSource::Lossy(path) => {
-                let opening = Opening {
-                    path: path.clone(),
-                    lossy: matches!(known.source, DriveSource::Lossy(_)),
-                    size_bytes: None,
-                    force: known.overwrite,
-                    known: self.identities(),
-                };
-                let opened = blocking(move || open(opening)).await??;
-                self.check_copy(&opened.content)?;
-                let medium = Medium::Device(Arc::new(opened.device));
-                Attached::new(medium, opened.content, known.overwrite)
-            }
+    /// Attaches the drives of the catalog again, at start; those that cannot be are missing. All
+    /// are opened at once: a shelf of drives that do not answer takes no longer than one of them.
+    pub(super) async fn reattach_drives(&self, drives: BTreeMap<String, KnownDrive>) {
+        let begin = |(name, known): (String, KnownDrive)| {
+            let opening = tokio::spawn(reopen(name.clone(), known.source));
+            (name, opening)
         };
-        self.look(|state| state.drives.insert(name.to_owned(), attached));
-        Ok(())
+        let opening: Vec<_> = drives.into_iter().map(begin).collect();
+        for (name, opening) in opening {
+            let opened = opening.await.unwrap_or_else(|error| Err(internal(&error)));
+            let attached = opened.and_then(|drive| self.check_copy(&drive.content).map(|()| drive));
+            match attached {
+                Ok(drive) => drop(self.look(|state| state.drives.insert(name, drive))),
+                Err(refusal) => {
+                    tracing::error!(drive = name, "drive not attached: {}", refusal.line());
+                    self.look(|state| state.missing.insert(name, refusal));
+                }
+            }
+        }
     }
 
     pub async fn detach_drive(&self, name: &str, force: bool) -> Answer<Done> {
@@ -247,17 +260,13 @@ impl Host {
         let drive = self.attached(name)?;
         let Medium::Device(device) = drive.medium else { return Ok(drive.content) };
         let shown = name.to_owned();
-        let probed = blocking(move || {
+        let probed = blocking(name, move || {
             device.content().map_err(|error| {
                 Refusal::failed(format!("drive {shown} cannot be read: {error}"))
                     .fix(format!("see `ashlar drive show {shown}`, or replace it"))
             })
         });
-        let Ok(answer) = tokio::time::timeout(PROBE_TIMEOUT, probed).await else {
-            return Err(Refusal::failed(format!("drive {name} does not answer"))
-                .fix("see the kernel's log (`dmesg`), or use another drive"));
-        };
-        let content = answer??;
+        let content = probed.await??;
         self.look(|state| {
             if let Some(drive) = state.drives.get_mut(name) {
                 drive.content = content.clone();
@@ -267,13 +276,60 @@ impl Host {
     }
 }
 
-/// Runs what may wait for a disk where nobody else waits for it.
+/// Asks the disk of a drive where nobody else waits for it, and not for ever. What it answers too
+/// late is dropped.
 pub(super) async fn blocking<T: Send + 'static>(
+    drive: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Answer<T> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|error| Refusal::failed(format!("an internal error: {error}")))
+    blocking_for(ANSWER_TIMEOUT, drive, work).await
+}
+
+async fn blocking_for<T: Send + 'static>(
+    limit: Duration,
+    drive: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Answer<T> {
+    match tokio::time::timeout(limit, tokio::task::spawn_blocking(work)).await {
+        Ok(done) => done.map_err(|error| internal(&error)),
+        Err(_) => Err(Refusal::failed(format!("drive {drive} does not answer"))
+            .fix("see the kernel's log (`dmesg`), or use another drive")),
+    }
+}
+
+fn internal(error: &JoinError) -> Refusal {
+    Refusal::failed(format!("an internal error: {error}"))
+}
+
+/// What the catalog has of a drive, as a drive.
+async fn reopen(name: String, source: DriveSource) -> Answer<Attached> {
+    let (path, lossy) = match source {
+        DriveSource::Ram(bytes) => return Ok(blank_memory(Memory::Ram { bytes })),
+        DriveSource::Model(model) => return Ok(blank_memory(Memory::Model(model))),
+        DriveSource::Path(path) => (path, false),
+        DriveSource::Lossy(path) => (path, true),
+    };
+    // Others are being opened, too: two paths to one drive are told by its lock.
+    let opening = Opening { path, lossy, size_bytes: None, known: Vec::new() };
+    let opened = blocking(&name, move || open(opening)).await??;
+    opened.harmless?;
+    Ok(Attached::new(Medium::Device(Arc::new(opened.device)), opened.content))
+}
+
+/// Makes a drive blank.
+pub(super) async fn wipe(name: &str, device: &Arc<OpenDevice>) -> Answer<()> {
+    // Lent until it is done: a wipe that answers too late must not hit what is written next.
+    let held = lend(name, device).await?;
+    let device = device.clone();
+    let wiped = blocking(name, move || {
+        let wiped = device.wipe();
+        drop(held);
+        wiped
+    });
+    wiped.await?.map_err(|error| {
+        let text = format!("drive {name} could not be wiped: {error}");
+        Refusal::failed(format!("{text}; it may still carry what it carried"))
+    })
 }
 
 /// A device for a reactor, once nothing is under way on it any more.
@@ -303,7 +359,10 @@ fn open(opening: Opening) -> Answer<Opened> {
     let created = create_if_missing(&opening)?;
     let opened = open_existing(&opening);
     match opened {
-        Ok((device, content)) => Ok(Opened { device, content, created }),
+        Ok((device, content)) => {
+            let harmless = check_content(&opening.path, device.limits.bytes, &content);
+            Ok(Opened { device, content, harmless, created })
+        }
         Err(refusal) => {
             if let Some(path) = created {
                 // Best effort: the refusal is what to tell.
@@ -342,9 +401,6 @@ fn open_existing(opening: &Opening) -> Answer<(OpenDevice, Content)> {
     let content = device
         .content()
         .map_err(|error| Refusal::failed(format!("{shown} cannot be read: {error}")))?;
-    if !opening.force {
-        check_content(path, has, &content)?;
-    }
     Ok((device, content))
 }
 
@@ -391,11 +447,11 @@ fn memory_drive(memory: Memory, request: &DriveAttach) -> Answer<Attached> {
         return Err(Refusal::no_space(format!("{size} of memory do not fit: {free} free"))
             .fix("use a smaller drive"));
     }
-    Ok(blank_memory(memory, request.force))
+    Ok(blank_memory(memory))
 }
 
-fn blank_memory(memory: Memory, overwrite: bool) -> Attached {
-    Attached::new(Medium::Memory { memory, home: None }, Content::Blank, overwrite)
+fn blank_memory(memory: Memory) -> Attached {
+    Attached::new(Medium::Memory { memory, home: None }, Content::Blank)
 }
 
 fn check_model(model: &DriveModel) -> Answer<()> {
@@ -419,4 +475,21 @@ fn memory_available() -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_drive_that_never_answers_is_not_waited_for() {
+        let (answer, never) = std::sync::mpsc::channel::<()>();
+        let asked = blocking_for(Duration::from_millis(10), "d0", move || never.recv());
+        let refusal = asked.await.unwrap_err();
+        assert_eq!(refusal.error, "drive d0 does not answer");
+        // The thread that waits ends with the test.
+        drop(answer);
+        let long = Duration::from_secs(3600);
+        assert_eq!(blocking_for(long, "d0", || 7).await, Ok(7));
+    }
 }

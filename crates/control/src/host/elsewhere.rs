@@ -54,7 +54,7 @@ impl Host {
     /// The newest lease on a drive, of the array that its label names.
     async fn lease_on(&self, drive: &str) -> Answer<Option<Lease>> {
         let Medium::Device(device) = self.attached(drive)?.medium else { return Ok(None) };
-        blocking(move || {
+        blocking(drive, move || {
             let label = survey::read_label(device.medium()).newest?;
             let lease = *survey::read_lease(device.medium(), &label).newest?;
             (lease.array == label.array).then_some(lease)

@@ -10,12 +10,11 @@ use uuid::Uuid;
 use crate::api::Done;
 use crate::api::export::{Export, ExportCounters, ExportCreate, ExportState};
 use crate::catalog::KnownExport;
-use crate::host::drives::blocking;
 use crate::host::{Host, Running, Serving};
 use crate::name::check_name;
 use crate::refusal::{Answer, Refusal};
 use crate::socket;
-use crate::vhost::{self, QUEUES_MAX, Served};
+use crate::vhost::{self, QUEUES_MAX, Served, beside};
 
 const QUEUES_DEFAULT: u16 = QUEUES_MAX;
 /// Bytes of a virtio block device's serial number.
@@ -37,7 +36,13 @@ impl Host {
             .unwrap_or_else(|| self.exports_directory.join(format!("{name}.sock")));
         self.check_export_is_new(&name, &socket)?;
         let (running, volume) = self.find_volume(&request.volume).await?;
-        let known = KnownExport { array: running.uuid, volume: volume.name, socket, queues };
+        let known = KnownExport {
+            array: running.uuid,
+            volume: volume.name,
+            volume_uuid: Some(volume.uuid),
+            socket,
+            queues,
+        };
         self.start_export(&name, &known, running).await?;
         if let Err(refusal) = self.record(|catalog| {
             catalog.exports.insert(name.clone(), known);
@@ -69,15 +74,14 @@ impl Host {
         Ok(())
     }
 
-    /// Begins to serve an export of a running array.
-    async fn start_export(&self, name: &str, known: &KnownExport, array: Running) -> Answer<()> {
+    /// Begins to serve an export of a running array; the uuid of its volume.
+    async fn start_export(&self, name: &str, known: &KnownExport, array: Running) -> Answer<Uuid> {
         let path = known.socket.clone();
-        blocking(move || socket::check_place(&path)).await??;
-        let volume = self.publish_volume(array, &known.volume).await?;
-        let Some((key, serial)) = volume else {
-            return Err(Refusal::conflict(format!("there is no volume {}", known.volume))
-                .fix(format!("ashlar export delete {name}")));
-        };
+        beside(move || socket::check_place(&path)).await??;
+        let (key, uuid) = self.publish_volume(array, known).await?.map_err(|why| {
+            Refusal::conflict(why).fix(format!("ashlar export delete {name}, and create it anew"))
+        })?;
+        let serial = serial(uuid);
         let spec = vhost::Spec {
             name: name.to_owned(),
             socket: known.socket.clone(),
@@ -91,7 +95,7 @@ impl Host {
                     state.down.remove(name);
                     state.exports.insert(name.to_owned(), serving);
                 });
-                Ok(())
+                Ok(uuid)
             }
             Err(refusal) => {
                 self.withdraw_volume(array.core, key).await;
@@ -100,17 +104,24 @@ impl Host {
         }
     }
 
-    /// Gives a volume a key on its reactor, and finds its serial number.
+    /// Gives the volume of an export a key on its reactor, and finds its uuid; or says why not.
     async fn publish_volume(
         &self,
         array: Running,
-        volume: &str,
-    ) -> Answer<Option<(Key<Volume>, String)>> {
-        let volume = volume.to_owned();
+        known: &KnownExport,
+    ) -> Answer<Result<(Key<Volume>, Uuid), String>> {
+        let (name, meant) = (known.volume.clone(), known.volume_uuid);
         self.on_array(array, async move |reactor, pool| {
-            let volume = pool.volume(&volume)?;
-            let serial = serial(volume.uuid());
-            Some((reactor.publish(Rc::new(volume)), serial))
+            let none = || format!("there is no volume {name}");
+            let volume = pool.volume(&name).ok_or_else(none)?;
+            let uuid = Uuid::from_bytes(volume.uuid());
+            match meant {
+                // Perhaps made on another host that had the array meanwhile.
+                Some(meant) if meant != uuid => Err(format!(
+                    "volume {name} is another one than was exported: {uuid}, not {meant}"
+                )),
+                Some(_) | None => Ok((reactor.publish(Rc::new(volume)), uuid)),
+            }
         })
         .await
     }
@@ -188,12 +199,29 @@ impl Host {
         let Some(running) = self.look(|state| state.arrays.get(&array).copied()) else { return };
         for (name, known) in self.exports_of(array) {
             match self.start_export(&name, &known, running).await {
-                Ok(()) => tracing::info!(export = name, "export started"),
+                Ok(uuid) => {
+                    tracing::info!(export = name, "export started");
+                    self.bind_export(&name, uuid);
+                }
                 Err(refusal) => {
                     tracing::error!(export = name, "export not started: {}", refusal.line());
                     self.look(|state| state.down.insert(name.clone(), refusal));
                 }
             }
+        }
+    }
+
+    /// Keeps which volume an export of an older version means from now on.
+    fn bind_export(&self, name: &str, volume: Uuid) {
+        let is_meant = |its: &KnownExport| its.volume_uuid.is_some();
+        if self.look(|state| state.catalog.exports.get(name).is_none_or(is_meant)) {
+            return;
+        }
+        let bound = self.record(|catalog| {
+            catalog.exports.entry(name.to_owned()).and_modify(|its| its.volume_uuid = Some(volume));
+        });
+        if let Err(refusal) = bound {
+            tracing::error!(export = name, "{}", refusal.line());
         }
     }
 
@@ -279,8 +307,8 @@ impl Host {
 }
 
 /// The serial number a guest sees: as much of the volume's uuid as fits.
-fn serial(uuid: [u8; 16]) -> String {
-    let mut serial = Uuid::from_bytes(uuid).simple().to_string();
+fn serial(uuid: Uuid) -> String {
+    let mut serial = uuid.simple().to_string();
     serial.truncate(SERIAL_BYTES);
     serial
 }

@@ -9,13 +9,12 @@ impl Host {
     pub async fn restore(&self) -> Answer<()> {
         let catalog = self.directory.load()?;
         self.look(|state| state.catalog = catalog.clone());
-        let _change = self.begin().await?;
-        for (name, known) in &catalog.drives {
-            if let Err(refusal) = self.reattach_drive(name, known).await {
-                tracing::error!(drive = name, "drive not attached: {}", refusal.line());
-                self.look(|state| state.missing.insert(name.clone(), refusal));
-            }
+        // Not `begin`: what shall run must come up where nothing can be stored, too.
+        let _turn = self.changes.lock().await;
+        if let Err(refusal) = self.save() {
+            tracing::error!("nothing can be changed: {}", refusal.line());
         }
+        self.reattach_drives(catalog.drives.clone()).await;
         for (uuid, known) in catalog.arrays.iter().filter(|(_, known)| known.started) {
             match self.assemble(*uuid, &known.name, false).await {
                 Ok(()) => self.start_exports_of(*uuid).await,
@@ -25,7 +24,10 @@ impl Host {
                 }
             }
         }
-        self.forget_used_spares()
+        if let Err(refusal) = self.forget_used_spares() {
+            tracing::error!("{}", refusal.line());
+        }
+        Ok(())
     }
 
     /// Drains exports, then flushes and stops arrays. They will be started again with the daemon.

@@ -12,14 +12,11 @@ use crate::device::content::Content;
 use crate::engine::Memory;
 use crate::host::{Attached, Host, Medium, Running};
 use crate::refusal::{Answer, Refusal, RefusalKind};
-use crate::snapshot::{ArraySnapshot, MemberDrive, MemberSnapshot, percent};
+use crate::snapshot::{ArraySnapshot, MemberSnapshot, percent};
 use crate::takeover::Decision;
 
 /// All running arrays at one moment; a refusal for those that do not answer.
 pub(super) type Snapshots = BTreeMap<Uuid, Answer<ArraySnapshot>>;
-
-/// What arrays say about the drives they use, by the drives' names.
-type InUse = BTreeMap<String, MemberDrive>;
 
 impl Host {
     /// Asks all running arrays, and waits but once for a core that does not answer.
@@ -46,21 +43,20 @@ impl Host {
     }
 
     fn drives_with(&self, snapshots: &Snapshots) -> Vec<Drive> {
-        let in_use = drives_in_use(snapshots);
         let names: Vec<String> = self.look(|state| state.catalog.drives.keys().cloned().collect());
-        let shown = names.iter().filter_map(|name| self.drive_with(name, &in_use, snapshots));
+        let shown = names.iter().filter_map(|name| self.drive_with(name, snapshots));
         shown.collect()
     }
 
     pub async fn show_drive(&self, name: &str) -> Answer<Drive> {
         let snapshots = self.snapshots().await;
-        self.drive_with(name, &drives_in_use(&snapshots), &snapshots).ok_or_else(|| {
+        self.drive_with(name, &snapshots).ok_or_else(|| {
             Refusal::unknown(format!("there is no drive {name}"))
                 .fix("`ashlar drive list` shows all; `ashlar drive attach PATH` adds one")
         })
     }
 
-    fn drive_with(&self, name: &str, in_use: &InUse, snapshots: &Snapshots) -> Option<Drive> {
+    fn drive_with(&self, name: &str, snapshots: &Snapshots) -> Option<Drive> {
         let (known, attached, why) = self.look(|state| {
             let known = state.catalog.drives.get(name).cloned();
             (known, state.drives.get(name).cloned(), state.missing.get(name).map(Refusal::line))
@@ -87,13 +83,16 @@ impl Host {
             });
         };
         let label = attached.content.label().cloned();
-        let used = attached.used_by.and_then(|_| in_use.get(name));
+        let running = |array: &Uuid| snapshots.get(array)?.as_ref().ok();
+        let used = attached.used_by.and_then(|(array, member)| {
+            let mut members = running(&array)?.members.iter();
+            members.find(|its| its.index == member)?.drive.as_ref()
+        });
         let array_uuid =
             attached.used_by.map(|(array, _)| array).or(label.as_ref().map(|label| label.array));
         let member = attached.used_by.map(|(_, member)| u32::from(member));
         let kind = kind_of(&attached);
         let is_spare = || self.look(|state| state.catalog.spares.contains_key(name));
-        let running = |array: &Uuid| snapshots.get(array)?.as_ref().ok();
         let state = match attached.used_by {
             Some(_) => DriveState::Member,
             None if is_spare() => DriveState::Spare,
@@ -280,13 +279,6 @@ pub(super) fn is_replaced<'a>(
     let Content::Labelled(label) = &drive.content else { return false };
     let Some(array) = running(&label.array) else { return false };
     drive.used_by.is_none() && array.members.iter().all(|its| its.drive_uuid != label.drive)
-}
-
-/// The drives that arrays use, as they see them.
-fn drives_in_use(snapshots: &Snapshots) -> InUse {
-    let members = snapshots.values().flatten().flat_map(|snapshot| &snapshot.members);
-    let drives = members.filter_map(|member| member.drive.clone());
-    drives.map(|drive| (drive.name.clone(), drive)).collect()
 }
 
 fn takeover_shown(decision: &Decision) -> Option<Takeover> {

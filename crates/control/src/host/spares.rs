@@ -46,9 +46,11 @@ impl Host {
             ));
         }
         self.check_new_members(std::slice::from_ref(&drive), force).await?;
-        let attached = self.attached(&drive)?;
-        let overwrite = force || attached.overwrite;
-        let spare = KnownSpare { array, overwrite };
+        if self.attached(&drive)?.content != Content::Blank {
+            // By force, or it would have been refused. It takes over blank, or not at all.
+            self.wipe_drive(&drive).await?;
+        }
+        let spare = KnownSpare { array };
         self.record(|catalog| {
             catalog.spares.insert(drive.clone(), spare.clone());
         })?;
@@ -150,12 +152,9 @@ impl Host {
     }
 
     async fn take_over(&self, running: Running, member: u8, spare: &str) -> Answer<()> {
-        let overwrite =
-            self.look(|state| state.catalog.spares.get(spare).is_some_and(|spare| spare.overwrite));
-        // What is on it may have changed since it was added.
-        self.check_free(spare, overwrite).await?;
-        self.check_unused_elsewhere(&[spare.to_owned()]).await?;
-        self.put_drive(running, member, spare, overwrite).await?;
+        // It was blank when it was added; its name may lead to another drive by now.
+        self.check_free(spare, false).await?;
+        self.put_drive(running, member, spare, false).await?;
         self.record(|catalog| {
             catalog.spares.remove(spare);
         })

@@ -85,6 +85,19 @@ pub fn change(error: &ChangeError) -> Refusal {
             "give it a larger drive, by `ashlar array replace --member {member}`, or make drive \
              {drive} itself larger, and then grow again"
         )),
+        ChangeError::NoRoomForChecksums { member, drive, has, holds } => {
+            Refusal::conflict(format!(
+                "there is nothing to gain: member {member} has drive {drive} of {}, and room for \
+                 the checksums of {} of data, which it holds",
+                Size(*has),
+                Size(*holds)
+            ))
+            .fix(format!(
+                "that room is laid out when a drive becomes a member: give it another drive of \
+                 this size, by `ashlar array replace --member {member}`; drive {drive} can take \
+                 the next member's place then, and so on; grow again after the last one"
+            ))
+        }
         ChangeError::Busy(_) => Refusal::conflict(text).fix("wait until it is done"),
         ChangeError::Array(error) => array(text, *error),
     }

@@ -2,17 +2,20 @@
 //! of each array's members fresh.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::{JoinHandle, spawn_blocking};
 use uuid::Uuid;
 
 use crate::api::array::{ArrayState, MemberState, Progress, ScrubState};
 use crate::api::drive::{DriveCounters, DriveHealth};
 use crate::api::export::ExportState;
 use crate::catalog::KnownArray;
+use crate::device::OpenDevice;
+use crate::host::Host;
 use crate::host::arrays::last_drives;
 use crate::host::show::is_replaced;
-use crate::host::{Host, Medium};
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, MemberSnapshot};
 
@@ -28,12 +31,17 @@ pub struct Seen {
     replaced: BTreeSet<String>,
     /// Exports with a guest.
     connected: BTreeSet<String>,
+    /// Files that were asked for their length, by the names of their drives; one that was cut short
+    /// is the answer.
+    measured: BTreeMap<String, JoinHandle<Option<Arc<OpenDevice>>>>,
+    /// The catalog could not be written.
+    unsaved: bool,
 }
 
 impl Host {
     /// One look. Never waits for a change that is under way.
     pub async fn watch(&self, seen: &mut Seen) {
-        self.pull_shrunk_drives().await;
+        self.pull_shrunk_drives(seen).await;
         let mut now = BTreeMap::new();
         for (uuid, snapshot) in self.snapshots().await {
             match snapshot {
@@ -51,15 +59,24 @@ impl Host {
                 }
             }
         }
-        for (_, lost) in now.extract_if(.., |_, snapshot| snapshot.lost_to.is_some()) {
-            self.give_up(&lost).await;
+        for (uuid, _) in now.extract_if(.., |_, snapshot| snapshot.lost_to.is_some()) {
+            self.give_up(uuid).await;
         }
+        let mut saved = Ok(());
         for (uuid, snapshot) in &now {
             if let Some(before) = seen.arrays.get(uuid) {
                 log_changes(&self.array_name(*uuid), before, snapshot);
             }
-            self.keep_generation(snapshot);
+            if self.news_of(snapshot).is_some() {
+                saved = saved.and(self.keep_generation(*uuid).await);
+            }
         }
+        if let Err(refusal) = &saved
+            && !seen.unsaved
+        {
+            tracing::error!("{}", refusal.line());
+        }
+        seen.unsaved = saved.is_err();
         self.watch_replaced(seen, &now);
         for array in self.note_absences(&now) {
             self.mend(array).await;
@@ -82,19 +99,20 @@ impl Host {
     }
 
     /// Stops an array that another host has taken over; its drives were pulled then.
-    async fn give_up(&self, snapshot: &ArraySnapshot) {
+    async fn give_up(&self, array: Uuid) {
         let Ok(_turn) = self.changes.try_lock() else { return };
-        let Some(running) = self.look(|state| state.arrays.get(&snapshot.uuid).copied()) else {
+        let Some(running) = self.look(|state| state.arrays.get(&array).copied()) else { return };
+        // It may have been started again since it was looked at.
+        let Ok(ArraySnapshot { lost_to: Some(taker), .. }) = self.snapshot(running).await else {
             return;
         };
-        let name = self.array_name(snapshot.uuid);
-        let taker = snapshot.lost_to.as_deref().unwrap_or_default();
+        let name = self.array_name(array);
         let why = Refusal::conflict(format!("{taker} has taken array {name} over"))
             .fix(format!("stop it there, then `ashlar array start {name}`"));
         tracing::error!(array = name, "stopped: {}", why.line());
         // It has nothing to put to rest that it could still write.
         let _ = self.stop_running(running).await;
-        self.look(|state| state.unavailable.insert(snapshot.uuid, why));
+        self.look(|state| state.unavailable.insert(array, why));
     }
 
     async fn watch_exports(&self, seen: &mut Seen) {
@@ -110,46 +128,48 @@ impl Host {
         seen.connected = connected;
     }
 
-    /// Stores the generation if it has grown, unless a change is under way: that stores it too.
-    fn keep_generation(&self, snapshot: &ArraySnapshot) {
-        let Ok(_turn) = self.changes.try_lock() else { return };
-        if let Err(refusal) = self.record_snapshot(snapshot) {
-            tracing::error!("{}", refusal.line());
+    /// Stores what is new of an array, also while a change is under way: that may take long, and a
+    /// host that dies meanwhile must know which member was fenced.
+    async fn keep_generation(&self, array: Uuid) -> Answer<()> {
+        let running = || self.look(|state| state.arrays.get(&array).copied());
+        let Some(looked_at) = running() else { return Ok(()) };
+        // As it is now: others have recorded since the last look, perhaps.
+        let Ok(snapshot) = self.snapshot(looked_at).await else { return Ok(()) };
+        if running() != Some(looked_at) {
+            // Stopped meanwhile, and perhaps started from fewer members.
+            return Ok(());
         }
+        self.record_snapshot(&snapshot)
+    }
+
+    /// What the catalog should keep of an array, if that is not what it keeps.
+    fn news_of(&self, snapshot: &ArraySnapshot) -> Option<KnownArray> {
+        self.look(|state| {
+            let known = state.catalog.arrays.get(&snapshot.uuid)?;
+            let drives = last_drives(known.drives.clone(), snapshot);
+            known.news(snapshot.generation, snapshot.current(), drives)
+        })
     }
 
     /// Stores what the catalog keeps of an array, if that has changed.
     pub(super) fn record_snapshot(&self, snapshot: &ArraySnapshot) -> Answer<()> {
-        let fresh = self.look(|state| {
-            let known = state.catalog.arrays.get(&snapshot.uuid)?;
-            let fresh = KnownArray {
-                generation: snapshot.generation,
-                current: snapshot.current(),
-                drives: last_drives(known.drives.clone(), snapshot),
-                ..known.clone()
-            };
-            (*known != fresh).then_some(fresh)
-        });
-        let Some(fresh) = fresh else { return Ok(()) };
+        let Some(fresh) = self.news_of(snapshot) else { return Ok(()) };
         self.record(|catalog| {
             catalog.arrays.insert(snapshot.uuid, fresh);
-            catalog.use_up(snapshot.drive_names());
         })
     }
 
     /// A file that was cut short would grow again with zeroes where data was, and read as good.
-    async fn pull_shrunk_drives(&self) {
+    async fn pull_shrunk_drives(&self, seen: &mut Seen) {
+        let shrunk = self.shrunk_drives(seen).await;
         let Ok(_turn) = self.changes.try_lock() else { return };
-        let shrunk: Vec<(String, Uuid, u8)> = self.look(|state| {
-            let drives = state.drives.iter().filter_map(|(name, drive)| match &drive.medium {
-                Medium::Device(device) if device.has_shrunk() => {
-                    drive.used_by.map(|(array, member)| (name.clone(), array, member))
-                }
-                Medium::Device(_) | Medium::Memory { .. } => None,
+        for (drive, device) in shrunk {
+            // Another may have its name by now.
+            let user = self.look(|state| {
+                let drive = state.drives.get(&drive)?;
+                drive.device().filter(|its| Arc::ptr_eq(its, &device)).and(drive.used_by)
             });
-            drives.collect()
-        });
-        for (drive, array, member) in shrunk {
+            let Some((array, member)) = user else { continue };
             if self.is_pulled(array, member).await {
                 continue;
             }
@@ -158,6 +178,35 @@ impl Host {
                 tracing::error!(drive, "it cannot be pulled: {}", refusal.line());
             }
         }
+    }
+
+    /// Files in use that were cut short when they were last asked. Each is asked anew once it has
+    /// answered; one that does not answer holds up nobody.
+    async fn shrunk_drives(&self, seen: &mut Seen) -> Vec<(String, Arc<OpenDevice>)> {
+        let files: BTreeMap<String, Arc<OpenDevice>> = self.look(|state| {
+            let used = state.drives.iter().filter(|(_, drive)| drive.used_by.is_some());
+            let devices = used.filter_map(|(name, drive)| Some((name, drive.device()?)));
+            let files = devices.filter(|(_, device)| !device.is_block_device());
+            files.map(|(name, device)| (name.clone(), device.clone())).collect()
+        });
+        seen.measured.retain(|name, _| files.contains_key(name));
+        let mut shrunk = Vec::new();
+        for (name, device) in files {
+            match seen.measured.remove(&name) {
+                Some(measured) if !measured.is_finished() => {
+                    seen.measured.insert(name, measured);
+                    continue;
+                }
+                Some(measured) => {
+                    let found = measured.await.ok().flatten();
+                    shrunk.extend(found.map(|device| (name.clone(), device)));
+                }
+                None => {}
+            }
+            let measure = move || device.has_shrunk().then_some(device);
+            seen.measured.insert(name, spawn_blocking(measure));
+        }
+        shrunk
     }
 
     async fn is_pulled(&self, array: Uuid, member: u8) -> bool {

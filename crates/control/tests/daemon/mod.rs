@@ -30,6 +30,11 @@ impl Process {
         let _ = rustix::process::kill_process(pid, signal);
     }
 
+    /// A file that the kernel has about it.
+    fn proc(&self, file: &str) -> PathBuf {
+        format!("/proc/{}/{file}", self.0.id()).into()
+    }
+
     /// The exit status, once it has ended.
     pub fn wait(&mut self) -> Option<i32> {
         self.0.wait().unwrap().code()
@@ -123,8 +128,8 @@ impl Daemon {
         self.start_without_state();
     }
 
-    /// Starts on the first host again, which remembers what was.
-    pub fn start_on_first_host(&mut self) {
+    /// Starts again where it was first, after another host.
+    pub fn start_where_first(&mut self) {
         self.host = None;
         self.state = "state".into();
         self.start_again();
@@ -146,6 +151,11 @@ impl Daemon {
     /// SIGKILL.
     pub fn kill(&mut self) {
         drop(self.process.take().unwrap());
+    }
+
+    /// A file that the kernel has about the daemon.
+    pub fn proc(&self, file: &str) -> PathBuf {
+        self.process.as_ref().unwrap().proc(file)
     }
 
     pub fn log(&self) -> String {

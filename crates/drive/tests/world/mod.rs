@@ -1,5 +1,6 @@
 //! A backend with a clock of its own. Operations are answered as the test says, in the order in
 //! which they are submitted: at once, after a time, or only when it says so.
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part of it")]
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -32,6 +33,7 @@ struct Inner {
     script: VecDeque<Answer>,
     pending: Vec<Pending>,
     let_go: usize,
+    begun: usize,
 }
 
 /// The test's hold on the world.
@@ -76,6 +78,11 @@ impl World {
         inner.now = inner.now.after(time);
     }
 
+    /// Operations that came in time.
+    pub fn begun(&self) -> usize {
+        self.0.borrow().begun
+    }
+
     /// Devices that the reactor has let go.
     pub fn let_go(&self) -> usize {
         self.0.borrow().let_go
@@ -97,8 +104,14 @@ impl Backend for World {
         inner.let_go += 1;
     }
 
-    fn submit(&mut self, ticket: Ticket, op: &Op) {
+    fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
         let mut inner = self.0.borrow_mut();
+        if inner.now > until {
+            let (at, result) = (Some(inner.now), Err(libc::ECANCELED));
+            inner.pending.push(Pending { ticket, bytes: 0, at, result });
+            return;
+        }
+        inner.begun += 1;
         let bytes = match op {
             Op::Read { into, .. } => into.len() as u64,
             Op::Write { from, .. } => from.len() as u64,

@@ -112,11 +112,6 @@ impl Cost {
         let seconds = (1.0 / IOPS as f64).max(len as f64 / BYTES_PER_SECOND as f64);
         Cost { operations: 1.0, bytes: len as f64, seconds }
     }
-
-    /// Bytes that travel in the largest batches, with those of others.
-    fn batched(bytes: u64) -> Cost {
-        Cost::of(PAYLOAD_BYTES_MAX.into()) * (bytes as f64 / f64::from(PAYLOAD_BYTES_MAX))
-    }
 }
 
 impl Add for Cost {
@@ -211,10 +206,14 @@ impl Case {
         loads
     }
 
-    /// Each byte stands on as many members as may be lost, and one more.
+    /// Largest batches, divided over all members that are here: k shares of data among them.
     fn journal(&self, bytes: u64) -> Cost {
+        let shares = self.members - u64::from(self.degraded);
+        let batches = bytes as f64 / f64::from(PAYLOAD_BYTES_MAX);
         match self.policy {
-            Policy::Journal => Cost::batched(bytes) * (self.parity() + 1) as f64,
+            Policy::Journal => {
+                Cost::of(u64::from(PAYLOAD_BYTES_MAX) / self.data()) * shares as f64 * batches
+            }
             Policy::Bitmap | Policy::None => Cost::NONE,
         }
     }
@@ -308,7 +307,7 @@ mod tests {
         // 200 MB/s: 1 GB/s of data on five drives, 0.8 GB/s on four; 256 KiB a request.
         assert_eq!(case(false).allowed(Work::SequentialRead).round(), 3815.0);
         assert_eq!(case(true).allowed(Work::SequentialRead).round(), 3052.0);
-        // Each byte twice in the journal, and 5/4 times in place.
-        assert_eq!(case(false).allowed(Work::SequentialWrite).round(), 1174.0);
+        // Each byte 5/4 times in the journal, and 5/4 times in place.
+        assert_eq!(case(false).allowed(Work::SequentialWrite).round(), 1526.0);
     }
 }

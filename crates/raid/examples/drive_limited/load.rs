@@ -25,7 +25,9 @@ const DRIVE_BYTES: u64 = 16 << 30;
 pub const SPAN: u64 = 1 << 30;
 /// Half of the ring.
 pub const OVERWRITE_SPAN: u64 = 64 << 20;
-const WARM_UP_MAX: Duration = Duration::from_millis(2500);
+const WARM_UP_MAX: Duration = Duration::from_secs(30);
+/// Times that no more waited in memory than ever before.
+const CALM_CHECKS: u32 = 4;
 const PREFILL_DEPTH: u64 = 16;
 
 /// What guests asked, and what the drives did meanwhile.
@@ -192,15 +194,22 @@ pub async fn measure(
 }
 
 /// What came before is not this turn's. Through the journal: writes have gone once around the ring,
-/// which is as full by then as it stays.
+/// and no more of them wait in memory than a moment ago: as full as it is then, it stays.
 async fn warm_up(reactor: &Reactor, array: &Array, time: Duration) {
     let written = || array.status().counters.write_bytes;
     let (began, before) = (reactor.now(), written());
     reactor.sleep(time / 4).await;
     let around = |bytes: u64| bytes == 0 || bytes >= array.status().journal.bytes;
     let journaled = array.policy() == Policy::Journal;
-    while journaled && !around(written() - before) && reactor.now().since(began) < WARM_UP_MAX {
+    let (mut most, mut calm) = (0, 0);
+    while journaled && reactor.now().since(began) < WARM_UP_MAX {
+        if around(written() - before) && calm >= CALM_CHECKS {
+            break;
+        }
         reactor.sleep(time / 4).await;
+        let pending = array.status().journal.pending_bytes;
+        calm = if pending > most { 0 } else { calm + 1 };
+        most = most.max(pending);
     }
 }
 

@@ -112,7 +112,7 @@ fn explain() {
             name = "";
         }
     }
-    println!("  {:16}  its bytes m + 1 times, in batches of 256 KiB", "journal");
+    println!("  {:16}  its bytes (k + m) / k times, degraded (k + m − 1) / k", "journal");
     println!("  {:16}  latency only: writers / (1 / iops + 2 · latency)", LOG);
     println!(
         "A degraded array of policy bitmap writes through the journal: its figures are those of \

@@ -134,3 +134,44 @@ pub(crate) fn unite(
     drop(missing);
     Some(whole.slice(0..batch.payload_bytes.get() as usize))
 }
+
+#[cfg(test)]
+mod tests {
+    //! Goal: whichever members are lost, what is left of a divided batch gives its payload back.
+    //! Method: all sets of shares of small divisions; as many as there are of data, and one less.
+
+    use ashlar_reactor::executor::Order;
+    use ashlar_reactor::virtual_time::VirtualBackend;
+
+    use super::*;
+
+    #[test]
+    fn any_shares_give_the_payload_back() {
+        let reactor = Reactor::new(Box::<VirtualBackend>::default(), Order::Fifo);
+        let kernels = Kernels::detect();
+        for (data, parity, len) in [(2, 1, 9000), (4, 2, 65536), (3, 3, 512), (5, 1, 20480)] {
+            let division = Division { data, parity };
+            let mut batch = JournalBatch::blank();
+            batch.payload_bytes = len.into();
+            batch.set_division(Some(division));
+            let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
+            let mut payload = Buffers::default();
+            for piece in bytes.chunks(5000) {
+                let buffer = reactor.buffer(piece.len());
+                buffer.copy_from_slice(piece);
+                payload.push(buffer);
+            }
+            let shares = divide(&reactor, kernels, &payload, division);
+            assert_eq!(shares.len(), usize::from(division.shares()));
+            for kept in 0u32..1 << shares.len() {
+                let kept = (0..division.shares()).filter(|share| kept & 1 << share != 0);
+                let kept: Vec<(u8, Buffer)> = kept
+                    .map(|share| (share, shares[usize::from(share)].pieces()[0].clone()))
+                    .collect();
+                let united = unite(&reactor, kernels, &batch, division, &kept);
+                let enough = kept.len() >= usize::from(data);
+                assert_eq!(united.as_ref().map(Buffer::bytes), enough.then_some(&bytes[..]));
+            }
+        }
+    }
+}

@@ -214,9 +214,7 @@ impl Pair {
 
     /// Waits until all that was acknowledged is in place.
     pub async fn in_place(&self) {
-        while self.array.status().journal.pending_bytes > 0 {
-            self.reactor.sleep(Duration::from_millis(10)).await;
-        }
+        self.array.destage_all().await.unwrap();
     }
 
     pub async fn rebuilt(&self) {

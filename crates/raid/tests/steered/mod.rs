@@ -32,7 +32,7 @@ pub struct Steer(Rc<RefCell<Steered>>);
 
 struct Steered {
     rule: Rule,
-    waiting: Vec<(Ticket, Op)>,
+    waiting: Vec<(Ticket, Op, Instant)>,
 }
 
 impl Steer {
@@ -99,14 +99,14 @@ struct Wheel {
 }
 
 impl Wheel {
-    fn decide(&mut self, ticket: Ticket, op: &Op) {
+    fn decide(&mut self, ticket: Ticket, op: &Op, until: Instant) {
         let file = op.device().map_or(0, |device| self.files[&device]);
         let fate = (self.steer.0.borrow().rule)(file, op);
         match fate {
-            Fate::Passes => self.kernel.submit(ticket, op),
+            Fate::Passes => self.kernel.submit(ticket, op, until),
             Fate::Fails => self.failed.push(Done { ticket, outcome: Err(Errno(libc::EIO)) }),
             Fate::Full => self.failed.push(Done { ticket, outcome: Err(Errno(libc::ENOSPC)) }),
-            Fate::Waits => self.steer.0.borrow_mut().waiting.push((ticket, op.clone())),
+            Fate::Waits => self.steer.0.borrow_mut().waiting.push((ticket, op.clone(), until)),
         }
     }
 }
@@ -133,13 +133,13 @@ impl Backend for Wheel {
         self.kernel.unregister(device);
     }
 
-    fn submit(&mut self, ticket: Ticket, op: &Op) {
-        self.decide(ticket, op);
+    fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
+        self.decide(ticket, op, until);
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
         let waiting = std::mem::take(&mut self.steer.0.borrow_mut().waiting);
-        waiting.iter().for_each(|(ticket, op)| self.decide(*ticket, op));
+        waiting.iter().for_each(|(ticket, op, until)| self.decide(*ticket, op, *until));
         done.append(&mut self.failed);
         self.kernel.reap(done);
     }
