@@ -62,6 +62,12 @@ impl Found {
         self.batch.entries().is_empty()
     }
 
+    /// Whether the two can be parts of one batch.
+    fn is_like(&self, other: &Found) -> bool {
+        let shape = |its: &Found| (its.batch.payload_bytes, its.batch.division(), its.at);
+        shape(self) == shape(other)
+    }
+
     /// Bytes it takes in the ring.
     fn len(&self) -> u64 {
         ring_bytes(self.batch.payload_bytes.get(), self.batch.division())
@@ -438,8 +444,10 @@ impl Array {
 fn keep(found: &mut BTreeMap<u64, Found>, mut one: Found, member: MemberIndex) {
     let known = found.get_mut(&one.sequence());
     match known.filter(|known| known.is_void() || !one.is_void()) {
-        Some(known) if known.is_void() == one.is_void() => {
+        Some(known) if known.is_void() == one.is_void() && known.is_like(&one) => {
             known.members.push(member);
+            // A batch that was begun on one group and written to another has a share twice.
+            one.shares.retain(|(its, _)| known.shares.iter().all(|(share, _)| share != its));
             known.shares.append(&mut one.shares);
         }
         Some(_) => {}
