@@ -256,7 +256,8 @@ impl Record for JournalBatch {
         }
         let (data, parity) = (self.data_shares, self.parity_shares);
         let shares = u32::from(data) + u32::from(parity);
-        let is_divided = data > 0 && (1..=PARITY_SHARES_MAX).contains(&parity);
+        let is_divided =
+            data > 0 && (1..=PARITY_SHARES_MAX).contains(&parity) && self.payload_bytes.get() > 0;
         let is_share = is_divided && shares <= SHARES_MAX && u32::from(self.share) < shares;
         if !is_share && (data, parity, self.share) != (0, 0, 0) {
             return Err(RecordError::Field("division of the payload"));

@@ -2,8 +2,9 @@
 //!
 //! A batch holds what many requests of one moment have to say (group commit): new bytes, sums of
 //! parity (or parity) that is about to be stored with bytes of earlier batches, stripes that become
-//! zero. It is written to as many members of one group as may be lost there, plus one. What is
-//! acknowledged and not yet in place is also kept in memory (`pending`), so that reads see it.
+//! zero. It is written to as many members of one group as may be lost there, plus one; a large one
+//! in shares to all of them (`parts.rs`). What is acknowledged and not yet in place is also kept in
+//! memory (`pending`), so that reads see it.
 //!
 //! Batches stand in a ring at the same place on every member. Invariants:
 //! - `journal_from` is in the superblock only while every write under way has a batch, and no
@@ -311,7 +312,9 @@ impl Journal {
         let division = Division { data: layout.data, parity: layout.parity };
         let is_much = payload >= u64::from(division.data) * SHARE_BYTES_MIN;
         let divides = is_much && division.data > 1 && division.parity > 0;
-        (divides && !self.targets(0, 0, Some(division)).is_empty()).then_some(division)
+        // With a share to spare: else one block of a ring that cannot be read would cost a batch.
+        let is_spare = || self.targets(0, 0, Some(division)).len() > division.data.into();
+        (divides && is_spare()).then_some(division)
     }
 
     /// Writes a batch to its members, waits for those before it, and makes its data pending.
@@ -405,7 +408,7 @@ impl Journal {
 
     /// Members for a batch that ends at `end` of the ring: all of one group, so that if too many of
     /// them are lost, so is the group. Which group, and which of it have copies, turns with the
-    /// sequence. None: no group has enough for all shares to be of use.
+    /// sequence. None: no group has enough members for a divided batch.
     pub(crate) fn targets(
         &self,
         sequence: u64,

@@ -26,7 +26,7 @@ const LEASE_AT: u64 = 704 << 10;
 const JOURNAL_AT: u64 = 1 << 20;
 const AREA_ALIGN: u64 = 1 << 20;
 /// The journal takes a 64th of a drive; not more than this, since all of it is read after a crash,
-/// and twice as much may be in memory; nor less than it needs.
+/// and twice as much may be pending in memory; nor less than it needs.
 const JOURNAL_BYTES_MAX: u64 = 128 << 20;
 const DATA_BYTES_MIN: u64 = 1 << 20;
 /// Kept free before the last label copy.

@@ -14,14 +14,14 @@
 //! released only after it. Other parity was written when its data was durable: if that is not
 //! found, more members are lost than the array can do without, and so is the stripe. Every batch
 //! is first given back to as many members as it should be on, since a crash may have left it on
-//! one.
+//! one; of a divided one, too few shares are none.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::journal_batch::{EntryKind, JournalBatch, ring_bytes};
+use ashlar_format::journal_batch::{self, EntryKind, JournalBatch, ring_bytes};
 use ashlar_format::record::{self, RecordError, payload_checksum};
 use ashlar_format::units::{Area, MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::{Buffer, Buffers};
@@ -369,13 +369,18 @@ impl Array {
             let mut bytes = self.read_ring(&drive, area).await;
             let mut at = 0;
             while at < area.len {
-                let opened = self.open_batch(&mut bytes, drive_uuid, area.offset, at);
-                if let Err(RecordError::Version(version)) = opened {
+                let home = area.offset;
+                let opened = self.open_batch(&mut bytes, drive_uuid, home, at, journal_from);
+                if let Err(RecordError::Version(version)) = opened
+                    && version > journal_batch::VERSION
+                {
                     let drive = drive.name().to_owned();
                     return Err(AssembleError::Newer { drive, what: "journal", version });
                 }
                 at += opened.as_ref().map_or(4096, Found::len);
-                if let Ok(one) = opened {
+                if let Ok(one) = opened
+                    && one.sequence() >= journal_from
+                {
                     keep(&mut found, one, index);
                 }
             }
@@ -390,7 +395,8 @@ impl Array {
     /// unless more members are lost than the array can do without.
     fn unite(&self, one: &mut Found) -> bool {
         let Some(division) = one.batch.division() else { return true };
-        one.payload = unite(&self.reactor, self.kernels, &one.batch, division, &one.shares);
+        let shares = std::mem::take(&mut one.shares);
+        one.payload = unite(&self.reactor, self.kernels, &one.batch, division, &shares);
         one.payload.is_some()
     }
 
@@ -413,13 +419,15 @@ impl Array {
         bytes
     }
 
-    /// The whole batch, or share of one, at `at` of a ring that begins at `ring` on its drive.
+    /// The whole batch, or share of one, at `at` of a ring that begins at `ring` on its drive. Of
+    /// one before `journal_from`, which is in place, nothing but how long it is.
     fn open_batch(
         &self,
         bytes: &mut [u8],
         drive: [u8; 16],
         ring: u64,
         at: u64,
+        journal_from: u64,
     ) -> Result<Found, RecordError> {
         let bytes = bytes.get_mut(to_usize(at)..).ok_or(RecordError::Blank)?;
         record::upgrade::<JournalBatch>(bytes);
@@ -430,7 +438,8 @@ impl Array {
         if batch.array != self.uuid() || payload_checksum(follows) != batch.payload_checksum.get() {
             return Err(RecordError::Damaged);
         }
-        let copy = (len > 0).then(|| self.reactor.buffer(len));
+        let counts = len > 0 && batch.header.sequence.get() >= journal_from;
+        let copy = counts.then(|| self.reactor.buffer(len));
         copy.iter().for_each(|copy| copy.copy_from_slice(follows));
         let (payload, shares) = match batch.division() {
             None => (copy, Vec::new()),

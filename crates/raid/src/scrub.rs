@@ -10,6 +10,7 @@
 //! The dirty map is not marked for what is mended: rows are wrong before and right after, and a
 //! crash in between leaves each of them one or the other. (Resync would take wrong data for right.)
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use ashlar_reactor::range_lock::Mode;
 use smallvec::SmallVec;
 
 use crate::array::Array;
-use crate::error::ChangeError;
+use crate::error::{ArrayError, ChangeError};
 use crate::journal::Slice;
 use crate::lanes::Lanes;
 use crate::layout::Positions;
@@ -261,28 +262,41 @@ impl Array {
     }
 
     /// Writes blocks anew that these positions' members cannot read, as the rest of the stripe
-    /// tells what they were. The caller holds the stripe.
+    /// tells what they were. The caller holds the stripe. (They are looked for by probes: how many
+    /// there are says nothing more about the drive.)
     async fn renew(&self, stripe: StripeIndex, unreadable: Positions) {
-        let layout = self.layout();
+        let whole = 0..self.layout().chunk_bytes;
         for position in each(unreadable) {
-            for rows in blocks(&(0..layout.chunk_bytes)) {
-                let Some((_, io)) = self.start_position(stripe, position, &rows) else { return };
-                if io.await.is_ok() {
+            let Ok(probed) = self.probe(stripe, position, &whole, false).await else { continue };
+            for rows in blocks(&whole).filter(|rows| !probed.is_readable(rows)) {
+                let Ok(bytes) = self.what_others_have(stripe, position, &rows).await else {
                     continue;
-                }
-                let chunk = position / layout.copies;
-                let known = if chunk < layout.data {
-                    self.read_locked(stripe, chunk, &rows).await.map(|(bytes, _)| bytes)
-                } else {
-                    self.reconstruct(stripe, position, &rows, 0).await
                 };
-                let Ok(bytes) = known else { continue };
                 let slice = Slice { position, row: rows.start, bytes };
                 if self.write_slices(stripe, &[slice]).await.stored == 1 << position {
                     self.count(|counters| counters.repaired += 1);
                 }
             }
         }
+    }
+
+    /// Rows of a position as the others have them.
+    async fn what_others_have(
+        &self,
+        stripe: StripeIndex,
+        position: u8,
+        rows: &Range<u32>,
+    ) -> Result<Buffer, ArrayError> {
+        let layout = self.layout();
+        if layout.parity > 0 {
+            return self.reconstruct(stripe, position, rows, 0).await;
+        }
+        for copy in layout.data_positions(position / layout.copies).filter(|p| *p != position) {
+            if let Some(Ok(bytes)) = self.read_position(stripe, copy, rows).await {
+                return Ok(bytes);
+            }
+        }
+        Err(ArrayError::Lost)
     }
 
     /// Writes the rows that are wrong anew. The caller holds the stripe.

@@ -175,6 +175,8 @@ impl Array {
             array.hold(host, claim);
         }
         if let Err(error) = array.bring_up(journal_from, options.force).await {
+            // A rebuild that it began may be under way.
+            array.drain().await;
             array.release().await;
             let lost_to = array.status().lost_to;
             return Err(lost_to.map_or(error, |host| AssembleError::InUse { host }));

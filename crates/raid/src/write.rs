@@ -14,8 +14,9 @@
 use std::ops::Range;
 use std::rc::Rc;
 
+use ashlar_format::array_superblock::MemberState;
 use ashlar_format::journal_batch::{ENTRIES_MAX, PAYLOAD_BYTES_MAX};
-use ashlar_format::units::{StripeIndex, to_usize};
+use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::{Mode as Lock, RangeGuard};
@@ -290,18 +291,27 @@ impl Array {
         self.finish_stores(self.start_stores(stripe, &stores)).await
     }
 
+    /// Whether members may be fenced that missed a write. Not of an array that has failed as a
+    /// whole: members that hear nothing of it could be started without the one that does.
+    fn may_fence(&self, stripe: StripeIndex, missed: Positions) -> bool {
+        let layout = self.layout_of(stripe);
+        let believed =
+            |index: &MemberIndex| self.members.list()[index.index()].state != MemberState::Stale;
+        let members = each(missed).map(|position| layout.member_at(stripe, position));
+        let fenced: SmallVec<[MemberIndex; 4]> = members.filter(believed).collect();
+        fenced.is_empty() || self.members.survives_without(&fenced)
+    }
+
     /// Decides what the writer hears.
     async fn acknowledge(&self, updated: &Updated, done: Stored) -> Result<(), ArrayError> {
         let behind: Positions = updated.wanted & !done.stored;
         if behind == 0 {
             return Ok(());
         }
-        // Of a failed array only parts go on: members that hear nothing of this could be started
-        // without the one that says so.
-        let layout = self.layout_of(updated.stripe);
-        let missed: Vec<_> = each(behind).map(|p| layout.member_at(updated.stripe, p)).collect();
-        let is_whole = self.members.survives_without(&missed);
-        if self.is_safe(updated, done.stored) && is_whole && !done.no_space {
+        if self.is_safe(updated, done.stored)
+            && self.may_fence(updated.stripe, behind)
+            && !done.no_space
+        {
             return self.members.fence_missed(updated.stripe, behind).await;
         }
         // Nobody is fenced for a write that is not acknowledged; but what it left behind may not

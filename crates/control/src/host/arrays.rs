@@ -544,6 +544,9 @@ impl Host {
         let running = self.look(|state| state.arrays.get(&uuid).copied());
         self.check_deletable(name, running, force).await?;
         let mut notes = Vec::new();
+        let drives = self.drives_labelled(uuid);
+        // One that runs here is nobody else's.
+        let user = if running.is_none() { self.user_elsewhere(&drives).await? } else { None };
         if let Some(running) = running {
             self.delete_exports_of(uuid).await?;
             if let Err(refusal) = self.stop_running(running).await {
@@ -551,9 +554,6 @@ impl Host {
             }
         }
         self.delete_exports_of(uuid).await?;
-        let drives = self.drives_labelled(uuid);
-        // One that ran here was nobody else's.
-        let user = if running.is_none() { self.user_elsewhere(&drives).await? } else { None };
         if let Some(User { host, .. }) = &user {
             notes.push(format!(
                 "array {name} is in use by {host} (its lease is alive): it is only forgotten here, \
