@@ -14,7 +14,6 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use ashlar_format::array_superblock::MemberState;
 use ashlar_format::journal_batch::{ENTRIES_MAX, PAYLOAD_BYTES_MAX};
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::Buffers;
@@ -291,15 +290,13 @@ impl Array {
         self.finish_stores(self.start_stores(stripe, &stores)).await
     }
 
-    /// Whether members may be fenced that missed a write. Not of an array that has failed as a
-    /// whole: members that hear nothing of it could be started without the one that does.
-    fn may_fence(&self, stripe: StripeIndex, missed: Positions) -> bool {
+    /// Whether a write may be acknowledged that these members of the stripe missed. Not by an array
+    /// that has failed as a whole: members that hear nothing of it, nor of the fence, could be
+    /// started without the one that has both.
+    fn may_miss(&self, stripe: StripeIndex, missed: Positions) -> bool {
         let layout = self.layout_of(stripe);
-        let believed =
-            |index: &MemberIndex| self.members.list()[index.index()].state != MemberState::Stale;
         let members = each(missed).map(|position| layout.member_at(stripe, position));
-        let fenced: SmallVec<[MemberIndex; 4]> = members.filter(believed).collect();
-        fenced.is_empty() || self.members.survives_without(&fenced)
+        self.members.survives_without(&members.collect::<SmallVec<[MemberIndex; 4]>>())
     }
 
     /// Decides what the writer hears.
@@ -309,7 +306,7 @@ impl Array {
             return Ok(());
         }
         if self.is_safe(updated, done.stored)
-            && self.may_fence(updated.stripe, behind)
+            && self.may_miss(updated.stripe, behind)
             && !done.no_space
         {
             return self.members.fence_missed(updated.stripe, behind).await;

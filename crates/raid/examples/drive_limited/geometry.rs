@@ -206,14 +206,17 @@ impl Case {
         loads
     }
 
-    /// Largest batches, divided over all members that are here: k shares of data among them.
+    /// Largest batches, divided over all members that are here, k shares of data among them; or, if
+    /// there is no other share, whole on as many members as may be lost, and one more.
     fn journal(&self, bytes: u64) -> Cost {
-        let shares = self.members - u64::from(self.degraded);
-        let batches = bytes as f64 / f64::from(PAYLOAD_BYTES_MAX);
+        let (payload, here) =
+            (u64::from(PAYLOAD_BYTES_MAX), self.members - u64::from(self.degraded));
+        let batches = bytes as f64 / payload as f64;
         match self.policy {
-            Policy::Journal => {
-                Cost::of(u64::from(PAYLOAD_BYTES_MAX) / self.data()) * shares as f64 * batches
+            Policy::Journal if here > self.data() => {
+                Cost::of(payload / self.data()) * here as f64 * batches
             }
+            Policy::Journal => Cost::of(payload) * (self.parity() + 1) as f64 * batches,
             Policy::Bitmap | Policy::None => Cost::NONE,
         }
     }

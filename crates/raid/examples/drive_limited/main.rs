@@ -112,7 +112,10 @@ fn explain() {
             name = "";
         }
     }
-    println!("  {:16}  its bytes (k + m) / k times, degraded (k + m − 1) / k", "journal");
+    println!(
+        "  {:16}  its bytes (k + m) / k times, degraded (k + m − 1) / k, with m = 1 twice",
+        "journal"
+    );
     println!("  {:16}  latency only: writers / (1 / iops + 2 · latency)", LOG);
     println!(
         "A degraded array of policy bitmap writes through the journal: its figures are those of \
