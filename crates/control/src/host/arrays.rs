@@ -544,9 +544,11 @@ impl Host {
         let running = self.look(|state| state.arrays.get(&uuid).copied());
         self.check_deletable(name, running, force).await?;
         let mut notes = Vec::new();
-        let drives = self.drives_labelled(uuid);
         // One that runs here is nobody else's.
-        let user = if running.is_none() { self.user_elsewhere(&drives).await? } else { None };
+        let user = match running {
+            Some(_) => None,
+            None => self.user_elsewhere(&self.drives_labelled(uuid)).await?,
+        };
         if let Some(running) = running {
             self.delete_exports_of(uuid).await?;
             if let Err(refusal) = self.stop_running(running).await {
@@ -560,7 +562,7 @@ impl Host {
                  and its drives are left as they are"
             ));
         }
-        for drive in drives.iter().filter(|_| user.is_none()) {
+        for drive in self.drives_labelled(uuid).iter().filter(|_| user.is_none()) {
             if let Err(refusal) = self.wipe_drive(drive).await {
                 notes.push(refusal.error);
             }
