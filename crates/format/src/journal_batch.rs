@@ -87,6 +87,10 @@ impl EntryKind {
         EntryKind::ParitySums,
     ];
 
+    pub fn is_parity(self) -> bool {
+        matches!(self, EntryKind::Parity | EntryKind::ParitySums)
+    }
+
     fn from_number(number: u8) -> Option<EntryKind> {
         EntryKind::ALL.into_iter().find(|kind| *kind as u8 == number)
     }

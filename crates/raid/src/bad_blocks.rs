@@ -174,6 +174,17 @@ impl BadBlocks {
         self.save().await
     }
 
+    /// Adds rows of which a batch that stays in the ring has newer data, and nobody can put it in
+    /// place: every start finds that anew. Their parity is as it was.
+    pub(crate) fn note(&self, bad: &[BadRange]) -> Result<(), ArrayError> {
+        if self.set.borrow().count() + bad.len() + CUTS_UNDER_WAY > RANGES_MAX {
+            return Err(ArrayError::TooManyBad);
+        }
+        bad.iter().for_each(|range| self.set.borrow_mut().insert(range));
+        self.note_change();
+        Ok(())
+    }
+
     /// What was worked out for the stripe stands in place, not durably yet.
     pub(crate) fn placed(&self, stripe: StripeIndex) {
         self.added.set(self.added.get() + 1);

@@ -97,6 +97,11 @@ pub enum AssembleError {
          attach the absent ones, or use --force to go on, and lose what was written there last"
     )]
     Journal { stripe: u64 },
+    #[error(
+        "member {member} cannot be read where its journal may hold what was written last; attach \
+         the absent members, or use --force to go on, and lose what only they hold"
+    )]
+    JournalUnreadable { member: MemberIndex },
     #[error("no member can be written: {0}")]
     Array(#[from] ArrayError),
 }

@@ -417,8 +417,7 @@ impl Journal {
     ) -> Vec<Target> {
         let layout = self.identity.layout();
         let list = self.members.list();
-        let group = if layout.is_mirrored() { layout.copies } else { layout.positions() };
-        let group = usize::from(group);
+        let group = usize::from(layout.set_members());
         let groups = list.len() / group;
         let turned = to_usize(sequence % groups as u64);
         for group_index in (0..groups).map(|i| (i + turned) % groups) {

@@ -143,6 +143,12 @@ impl Layout {
         self.data * self.copies + self.parity
     }
 
+    /// Members that stand for each other: with the same copies of a mirror, or of a parity group.
+    /// Those of a set are neighbours.
+    pub fn set_members(&self) -> u8 {
+        if self.is_mirrored() { self.copies } else { self.positions() }
+    }
+
     /// Stripes that each member holds a chunk of.
     pub fn member_stripes(&self) -> u64 {
         self.stripes / u64::from(self.groups)

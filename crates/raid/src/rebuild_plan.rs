@@ -71,7 +71,7 @@ pub(crate) fn next_leg(layout: &Layout, members: &[Standing]) -> Option<Leg> {
 /// those groups only that lack as many. Groups share no drive, so they are filled side by side.
 fn most_urgent(layout: &Layout, members: &[Standing], stripe: u64) -> (usize, u64) {
     let size = usize::from(layout.positions());
-    let set = if layout.is_mirrored() { usize::from(layout.copies) } else { size };
+    let set = usize::from(layout.set_members());
     let (mut most, mut all) = (0, 0u64);
     for (group, its) in members.chunks(size).enumerate() {
         let waits = |(_, member): &(usize, &Standing)| member.waits_for(stripe);
@@ -153,7 +153,7 @@ mod tests {
     fn lacking(layout: &Layout, members: &[Standing], stripe: u64, group: usize) -> usize {
         let size = usize::from(layout.positions());
         let its = &members[group * size..(group + 1) * size];
-        let sets = its.chunks(if layout.is_mirrored() { layout.copies.into() } else { size });
+        let sets = its.chunks(layout.set_members().into());
         sets.map(|set| set.iter().filter(|m| m.lacks(stripe)).count()).max().unwrap()
     }
 

@@ -14,91 +14,32 @@
 //! released only after it. Other parity was written when its data was durable: if that is not
 //! found, more members are lost than the array can do without, and so is the stripe. Every batch
 //! is first given back to as many members as it should be on, since a crash may have left it on
-//! one; of a divided one, too few shares are none.
+//! one. What a batch says that may have been acknowledged, and can be read on too few members, is
+//! lost, and so are its stripes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
-use ashlar_drive::drive::Drive;
-use ashlar_format::journal_batch::{self, EntryKind, JournalBatch, ring_bytes};
-use ashlar_format::record::{self, RecordError, payload_checksum};
-use ashlar_format::units::{Area, MemberIndex, StripeIndex, to_usize};
+use ashlar_format::journal_batch::EntryKind;
+use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::join::join_all;
 
 use crate::array::Array;
+use crate::bad_set::BadRange;
 use crate::error::{ArrayError, AssembleError};
-use crate::journal::{Batch, NewData, Parts, unite};
-use crate::label;
+use crate::journal::{Batch, NewData, Parts};
 use crate::layout::Positions;
-use crate::members::Keeper;
 use crate::pending::{Hold, Patch};
 use crate::stored::{Begun, Store};
 use crate::verify::within;
 use crate::write_plan::{bands, bits, each};
 
+mod found;
 mod parity;
 
-/// Bytes of the ring that are read at once.
-const READ_BYTES: u64 = 512 << 10;
-
-/// A batch that was found, with the members that have it.
-struct Found {
-    batch: JournalBatch,
-    /// Of all entries; none where all are zeroes, and before the shares are united.
-    payload: Option<Buffer>,
-    shares: Vec<(u8, Buffer)>,
-    at: u64,
-    members: Vec<MemberIndex>,
-}
-
-impl Found {
-    fn sequence(&self) -> u64 {
-        self.batch.header.sequence.get()
-    }
-
-    fn is_void(&self) -> bool {
-        self.batch.entries().is_empty()
-    }
-
-    /// Whether the two can be parts of one batch.
-    fn is_like(&self, other: &Found) -> bool {
-        let shape = |its: &Found| (its.batch.payload_bytes, its.batch.division(), its.at);
-        shape(self) == shape(other)
-    }
-
-    /// Bytes it takes in the ring.
-    fn len(&self) -> u64 {
-        ring_bytes(self.batch.payload_bytes.get(), self.batch.division())
-    }
-
-    /// Entries with their bytes.
-    fn entries(&self) -> impl Iterator<Item = Piece> {
-        let mut at = 0;
-        self.batch.entries().iter().filter_map(move |stored| {
-            let len = stored.payload_len() as usize;
-            let bytes = self.payload.as_ref().map(|payload| payload.slice(at..at + len));
-            at += len;
-            let row = stored.row.get();
-            let kind = stored.kind().ok()?;
-            let piece = Piece {
-                kind,
-                sequence: self.sequence(),
-                stripe: StripeIndex(stored.stripe.get()),
-                position: stored.position,
-                rows: row..row.saturating_add(stored.len.get()),
-                bytes,
-                data: NewData {
-                    chunks: stored.chunks.get(),
-                    newest: stored.newest.get(),
-                    oldest: stored.oldest.get(),
-                },
-            };
-            Some(piece)
-        })
-    }
-}
+use found::Found;
 
 /// What a batch says of rows of one position. Of zeroes: `rows` counts stripes from `stripe`.
 #[derive(Clone)]
@@ -108,8 +49,9 @@ struct Piece {
     stripe: StripeIndex,
     position: u8,
     rows: Range<u32>,
-    /// `None`: they are zeroes, or stand in place.
+    /// `None`: they are zeroes, or stand in place, or are lost.
     bytes: Option<Buffer>,
+    is_lost: bool,
     /// Of parity.
     data: NewData,
 }
@@ -134,13 +76,23 @@ struct Findings {
     parity: Vec<Piece>,
     /// The last one to make it zero.
     zeroed_at: Option<u64>,
+    /// Data or parity of which nobody can read the bytes.
+    lost: Vec<(Piece, Hold)>,
     /// Rows that were given up, and whose parity is made anew when their data is in place.
     given_up: Vec<Range<u32>>,
 }
 
 impl Findings {
-    fn holds(&self) -> Vec<Hold> {
-        self.data.iter().map(|(_, hold)| hold.clone()).collect()
+    /// What is kept of them if they cannot be put in place.
+    fn kept(&self, stripe: StripeIndex) -> KeptFindings {
+        let all = || self.data.iter().chain(&self.lost);
+        let data = all().map(|(piece, _)| piece).filter(|piece| !piece.kind.is_parity());
+        let rows = data.map(|its| BadRange { stripe, chunk: its.position, rows: its.rows.clone() });
+        KeptFindings {
+            stripe,
+            holds: all().map(|(_, hold)| hold.clone()).collect(),
+            rows: rows.collect(),
+        }
     }
 
     /// Parity of the same rows in one batch.
@@ -165,6 +117,13 @@ impl Findings {
     }
 }
 
+struct KeptFindings {
+    stripe: StripeIndex,
+    holds: Vec<Hold>,
+    /// Where other data stands in place than was written last, for all that is known.
+    rows: Vec<BadRange>,
+}
+
 impl Array {
     /// Puts in place what the journal holds from `journal_from` on. Nothing is served yet. By
     /// `force` what can be served will be; else an error leaves it all to another start.
@@ -173,7 +132,7 @@ impl Array {
         journal_from: u64,
         force: bool,
     ) -> Result<(), AssembleError> {
-        let (found, tail) = self.find_batches(journal_from).await?;
+        let (found, tail) = self.find_batches(journal_from, force).await?;
         self.heal_batches(&found).await?;
         let mut ring = VecDeque::new();
         let mut stripes: BTreeMap<u64, Findings> = BTreeMap::new();
@@ -189,8 +148,9 @@ impl Array {
         *self.journal.ring.borrow_mut() = ring;
         for (stripe, findings) in &mut stripes {
             let stripe = StripeIndex(*stripe);
+            let kept = findings.kept(stripe);
             let restored = self.restore_stripe(stripe, findings, tail).await;
-            self.replayed(stripe, findings.holds(), restored, force)?;
+            self.replayed(kept, restored, force)?;
         }
         let given_up = stripes.iter().flat_map(|(stripe, its)| {
             its.given_up.iter().map(|rows| (StripeIndex(*stripe), rows.clone()))
@@ -199,10 +159,10 @@ impl Array {
         // No data is stored before its parity is durable.
         self.members.flush().await?;
         for (stripe, findings) in stripes {
-            let (stripe, holds) = (StripeIndex(stripe), findings.holds());
-            if !self.torn_stripes.contains(stripe) {
-                let replayed = self.replay_stripe(stripe, findings).await;
-                self.replayed(stripe, holds, replayed, force)?;
+            let kept = findings.kept(StripeIndex(stripe));
+            if !self.torn_stripes.contains(kept.stripe) {
+                let replayed = self.replay_stripe(kept.stripe, findings).await;
+                self.replayed(kept, replayed, force)?;
             }
         }
         // Before anything is written into bad rows: what is would be given up, too.
@@ -220,15 +180,15 @@ impl Array {
 
     fn replayed(
         &self,
-        stripe: StripeIndex,
-        holds: Vec<Hold>,
+        kept: KeptFindings,
         result: Result<(), ArrayError>,
         force: bool,
     ) -> Result<(), AssembleError> {
+        let KeptFindings { stripe, holds, rows } = kept;
         match result {
             Err(ArrayError::Lost) if force => {
                 self.keep(Begun::Replay { stripe }, holds, ArrayError::Lost);
-                Ok(())
+                Ok(self.bad.note(&rows)?)
             }
             // Its data must not be dropped while an absent member may have the rest.
             Err(ArrayError::Lost) => Err(AssembleError::Journal { stripe: stripe.0 }),
@@ -245,6 +205,11 @@ impl Array {
         match piece.kind {
             // The superblock says whether the stripe has its new shape.
             EntryKind::Moved if !moved => {}
+            _ if piece.is_lost => {
+                if fits && piece.position < layout.positions() {
+                    stripes.entry(first).or_default().lost.push((piece, hold.clone()));
+                }
+            }
             EntryKind::Data | EntryKind::Moved if fits && piece.position < layout.data => {
                 stripes.entry(first).or_default().data.push((piece, hold.clone()));
             }
@@ -278,6 +243,9 @@ impl Array {
                 self.zero_in_place(stripe.0..stripe.0 + 1).await?;
                 self.bad.remove_stripes(stripe.0..stripe.0 + 1);
             }
+        }
+        if findings.lost.iter().any(|(piece, _)| Some(piece.sequence) > findings.zeroed_at) {
+            return Err(ArrayError::Lost);
         }
         findings.parity.retain(|parity| parity.data.oldest >= tail);
         // Newest first: of two for the same rows, only the newer counts.
@@ -340,7 +308,7 @@ impl Array {
 
     /// Gives every batch back to members that should have it and do not.
     async fn heal_batches(&self, found: &[Found]) -> Result<(), ArrayError> {
-        for one in found {
+        for one in found.iter().filter(|one| !one.is_lost()) {
             let division = one.batch.division();
             let targets = self.journal.targets(one.sequence(), one.at + one.len(), division);
             let missing: Vec<_> =
@@ -359,111 +327,6 @@ impl Array {
             }
         }
         self.journal.flush().await
-    }
-
-    /// All batches that may not be in place, oldest first; and the sequence from which that is so.
-    async fn find_batches(&self, journal_from: u64) -> Result<(Vec<Found>, u64), AssembleError> {
-        let mut found: BTreeMap<u64, Found> = BTreeMap::new();
-        for Keeper { index, drive, drive_uuid, areas } in self.members.keepers() {
-            let area = areas.journal;
-            let mut bytes = self.read_ring(&drive, area).await;
-            let mut at = 0;
-            while at < area.len {
-                let home = area.offset;
-                let opened = self.open_batch(&mut bytes, drive_uuid, home, at, journal_from);
-                if let Err(RecordError::Version(version)) = opened
-                    && version > journal_batch::VERSION
-                {
-                    let drive = drive.name().to_owned();
-                    return Err(AssembleError::Newer { drive, what: "journal", version });
-                }
-                at += opened.as_ref().map_or(4096, Found::len);
-                if let Ok(one) = opened
-                    && one.sequence() >= journal_from
-                {
-                    keep(&mut found, one, index);
-                }
-            }
-        }
-        let tails = found.values().map(|one| one.batch.tail_sequence.get());
-        let tail = tails.max().unwrap_or(0).max(journal_from);
-        found.retain(|sequence, one| *sequence >= tail && self.unite(one));
-        Ok((found.into_values().collect(), tail))
-    }
-
-    /// Makes the payload of its shares. False: they are too few. So it was acknowledged to nobody,
-    /// unless more members are lost than the array can do without.
-    fn unite(&self, one: &mut Found) -> bool {
-        let Some(division) = one.batch.division() else { return true };
-        let shares = std::mem::take(&mut one.shares);
-        one.payload = unite(&self.reactor, self.kernels, &one.batch, division, &shares);
-        one.payload.is_some()
-    }
-
-    /// A member's whole ring. What cannot be read is zero, and so no batch.
-    async fn read_ring(&self, drive: &Rc<Drive>, area: Area) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        for step in [READ_BYTES, 4096] {
-            while (bytes.len() as u64) < area.len {
-                let at = bytes.len() as u64;
-                let len = step.min(area.len - at);
-                let read = label::read_bytes(&self.reactor, drive, area.offset + at, len).await;
-                match read {
-                    Ok(read) => bytes.extend(read),
-                    Err(_) if step == 4096 => bytes.resize(bytes.len() + 4096, 0),
-                    // On from here in small steps.
-                    Err(_) => break,
-                }
-            }
-        }
-        bytes
-    }
-
-    /// The whole batch, or share of one, at `at` of a ring that begins at `ring` on its drive. Of
-    /// one before `journal_from`, which is in place, nothing but how long it is.
-    fn open_batch(
-        &self,
-        bytes: &mut [u8],
-        drive: [u8; 16],
-        ring: u64,
-        at: u64,
-        journal_from: u64,
-    ) -> Result<Found, RecordError> {
-        let bytes = bytes.get_mut(to_usize(at)..).ok_or(RecordError::Blank)?;
-        record::upgrade::<JournalBatch>(bytes);
-        let batch = record::open::<JournalBatch>(bytes, Some(drive), ring + at)?.clone();
-        let len = batch.bytes_that_follow() as usize;
-        let follows = bytes.get(size_of::<JournalBatch>()..).and_then(|bytes| bytes.get(..len));
-        let follows = follows.ok_or(RecordError::Damaged)?;
-        if batch.array != self.uuid() || payload_checksum(follows) != batch.payload_checksum.get() {
-            return Err(RecordError::Damaged);
-        }
-        let counts = len > 0 && batch.header.sequence.get() >= journal_from;
-        let copy = counts.then(|| self.reactor.buffer(len));
-        copy.iter().for_each(|copy| copy.copy_from_slice(follows));
-        let (payload, shares) = match batch.division() {
-            None => (copy, Vec::new()),
-            Some(_) => (None, copy.into_iter().map(|copy| (batch.share, copy)).collect()),
-        };
-        Ok(Found { batch, payload, shares, at, members: Vec::new() })
-    }
-}
-
-/// Of one sequence the voided batch counts: the caller of the other was told of an error.
-fn keep(found: &mut BTreeMap<u64, Found>, mut one: Found, member: MemberIndex) {
-    let known = found.get_mut(&one.sequence());
-    match known.filter(|known| known.is_void() || !one.is_void()) {
-        Some(known) if known.is_void() == one.is_void() && known.is_like(&one) => {
-            known.members.push(member);
-            // A batch that was begun on one group and written to another has a share twice.
-            one.shares.retain(|(its, _)| known.shares.iter().all(|(share, _)| share != its));
-            known.shares.append(&mut one.shares);
-        }
-        Some(_) => {}
-        None => {
-            one.members.push(member);
-            found.insert(one.sequence(), one);
-        }
     }
 }
 

@@ -238,7 +238,9 @@ fn latent(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
         };
         let mut world = life.world.borrow_mut();
         world.note(|| format!("drive {drive} (member {index}) cannot read at {at}"));
-        world.drive(drive).latent.insert(at / SECTOR_BYTES as u64);
+        let its = world.drive(drive);
+        its.latent.insert(at / SECTOR_BYTES as u64);
+        its.sums_in_doubt |= areas.integrity.range().contains(&at);
     }
 }
 
@@ -265,7 +267,7 @@ fn lie(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
             _ => (areas.data, data),
         };
         let at = within.offset + at;
-        its.lied_of_sums |= within == areas.integrity;
+        its.sums_in_doubt |= within == areas.integrity;
         match what {
             0..3 => its.rot(at),
             3..6 => its.mischief.push_back(Mischief::Lose { within }),

@@ -153,8 +153,8 @@ pub struct SimDrive {
     lies: BTreeMap<usize, u64>,
     /// It did something like that once.
     pub lied: bool,
-    /// Of its checksums: some are not known again before all blocks were read.
-    pub lied_of_sums: bool,
+    /// Checksums may be lost or wrong, which nobody knows before all blocks were read.
+    pub sums_in_doubt: bool,
     /// Writes there fail, for now.
     pub refuses: Option<Area>,
     /// Answers nothing any more.
@@ -181,7 +181,7 @@ impl SimDrive {
             mischief: VecDeque::new(),
             lies: BTreeMap::new(),
             lied: false,
-            lied_of_sums: false,
+            sums_in_doubt: false,
             refuses: None,
             dead: false,
             slow_factor: 1,
@@ -242,7 +242,7 @@ impl SimDrive {
 
     /// Whether it takes all that it is given, and would return it.
     pub fn is_sound(&self) -> bool {
-        let lies = self.lied_of_sums || !self.lies.is_empty() || !self.mischief.is_empty();
+        let lies = self.sums_in_doubt || !self.lies.is_empty() || !self.mischief.is_empty();
         self.latent.is_empty() && !lies && self.refuses.is_none()
     }
 

@@ -46,7 +46,9 @@ pub fn assemble(name: &str, absent: &[String], error: &AssembleError) -> Refusal
             Refusal::conflict(format!("array {name} is in use by {host} (its lease is alive)"))
                 .fix("stop it there first, or use --force, which risks that both hosts write")
         }
-        AssembleError::Unreadable(_) | AssembleError::Journal { .. } => Refusal::conflict(text),
+        AssembleError::Unreadable(_)
+        | AssembleError::Journal { .. }
+        | AssembleError::JournalUnreadable { .. } => Refusal::conflict(text),
         AssembleError::Array(error) => array(text, *error),
     }
 }

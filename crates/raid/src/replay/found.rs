@@ -1,0 +1,285 @@
+//! The batches that a crash left in the journals, and those that it may have left where nothing can
+//! be read.
+//!
+//! A batch that was acknowledged stands on more members of a group than the group can do without,
+//! or has a share on all but so many. So where it is not found, though each of these could be read
+//! or is absent by leave of the array, it was acknowledged to nobody.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+
+use ashlar_drive::drive::Drive;
+use ashlar_format::array_superblock::MemberState;
+use ashlar_format::journal_batch::{self, BLOCK_BYTES, JournalBatch, ring_bytes};
+use ashlar_format::record::{self, RecordError, payload_checksum};
+use ashlar_format::units::{Area, MemberIndex, StripeIndex, to_usize};
+use ashlar_reactor::buffer::Buffer;
+
+use super::Piece;
+use crate::array::Array;
+use crate::error::AssembleError;
+use crate::journal::{NewData, unite};
+use crate::members::{Keeper, Member};
+
+/// Bytes of the ring that are read at once.
+const READ_BYTES: u64 = 512 << 10;
+const BLOCK: u64 = BLOCK_BYTES as u64;
+
+/// A batch that was found, with the members that have it.
+pub(super) struct Found {
+    pub(super) batch: JournalBatch,
+    /// Of all entries; none where all are zeroes, before the shares are united, and if it is lost.
+    pub(super) payload: Option<Buffer>,
+    shares: Vec<(u8, Buffer)>,
+    pub(super) at: u64,
+    pub(super) members: Vec<MemberIndex>,
+}
+
+impl Found {
+    pub(super) fn sequence(&self) -> u64 {
+        self.batch.header.sequence.get()
+    }
+
+    fn is_void(&self) -> bool {
+        self.batch.entries().is_empty()
+    }
+
+    /// Its payload cannot be read on enough members.
+    pub(super) fn is_lost(&self) -> bool {
+        self.payload.is_none() && self.batch.payload_bytes.get() > 0
+    }
+
+    /// Whether the two can be parts of one batch.
+    fn is_like(&self, other: &Found) -> bool {
+        let shape = |its: &Found| (its.batch.payload_bytes, its.batch.division(), its.at);
+        shape(self) == shape(other)
+    }
+
+    /// Bytes it takes in the ring.
+    pub(super) fn len(&self) -> u64 {
+        ring_bytes(self.batch.payload_bytes.get(), self.batch.division())
+    }
+
+    fn range(&self) -> Range<u64> {
+        self.at..self.at + self.len()
+    }
+
+    /// Entries with their bytes.
+    pub(super) fn entries(&self) -> impl Iterator<Item = Piece> {
+        let mut at = 0;
+        self.batch.entries().iter().filter_map(move |stored| {
+            let len = stored.payload_len() as usize;
+            let bytes = self.payload.as_ref().map(|payload| payload.slice(at..at + len));
+            at += len;
+            let row = stored.row.get();
+            let kind = stored.kind().ok()?;
+            let piece = Piece {
+                kind,
+                sequence: self.sequence(),
+                stripe: StripeIndex(stored.stripe.get()),
+                position: stored.position,
+                rows: row..row.saturating_add(stored.len.get()),
+                bytes,
+                is_lost: self.is_lost() && len > 0,
+                data: NewData {
+                    chunks: stored.chunks.get(),
+                    newest: stored.newest.get(),
+                    oldest: stored.oldest.get(),
+                },
+            };
+            Some(piece)
+        })
+    }
+}
+
+/// A member's whole ring.
+#[derive(Default)]
+struct Ring {
+    bytes: Vec<u8>,
+    gaps: Gaps,
+}
+
+/// Where blocks of a member's ring cannot be read.
+#[derive(Clone, Default)]
+struct Gaps(Vec<u64>);
+
+impl Gaps {
+    fn has(&self, range: &Range<u64>) -> bool {
+        self.0.iter().any(|at| *at < range.end && range.start < at + BLOCK)
+    }
+}
+
+impl Array {
+    /// All batches that may not be in place, oldest first; and the sequence from which that is so.
+    /// By `force` also where others may have been that cannot be read.
+    pub(super) async fn find_batches(
+        &self,
+        journal_from: u64,
+        force: bool,
+    ) -> Result<(Vec<Found>, u64), AssembleError> {
+        let mut found: BTreeMap<u64, Found> = BTreeMap::new();
+        let (mut ring, mut gaps) = (Ring::default(), BTreeMap::new());
+        for keeper in self.members.keepers() {
+            self.read_ring(&keeper.drive, keeper.areas.journal, &mut ring).await;
+            self.open_batches(&keeper, &mut ring, journal_from, &mut found)?;
+            gaps.insert(keeper.index, ring.gaps.clone());
+        }
+        let tails = found.values().map(|one| one.batch.tail_sequence.get());
+        let tail = tails.max().unwrap_or(0).max(journal_from);
+        found.retain(|sequence, one| {
+            *sequence >= tail && (self.unite(one) || self.may_hold_more(&gaps, &one.range()))
+        });
+        let mut doubtful = gaps.iter().filter(|(_, its)| {
+            let mut blocks = its.0.iter().filter(|at| may_begin(**at, &found, tail));
+            blocks.any(|at| self.may_hold_more(&gaps, &(*at..at + BLOCK)))
+        });
+        if let Some((member, _)) = doubtful.next().filter(|_| !force) {
+            return Err(AssembleError::JournalUnreadable { member: *member });
+        }
+        Ok((found.into_values().collect(), tail))
+    }
+
+    /// Whether of a group so few trusted members can be read at these bytes of the ring that what
+    /// stood there may have been acknowledged.
+    fn may_hold_more(&self, gaps: &BTreeMap<MemberIndex, Gaps>, range: &Range<u64>) -> bool {
+        let list = self.members.list();
+        let layout = self.layout();
+        let group = usize::from(layout.set_members());
+        list.chunks(group).zip(0..).any(|(members, number)| {
+            let first = number * group;
+            let its = |i: usize| gaps.get(&MemberIndex::new(first + i));
+            let is_read = |(i, member): (usize, &Member)| {
+                let has_gap = its(i).is_none_or(|gaps| gaps.has(range));
+                member.state == MemberState::Trusted && !has_gap
+            };
+            let read = members.iter().enumerate().filter(|its| is_read(*its)).count();
+            let has_gap = (0..members.len()).any(|i| its(i).is_some_and(|gaps| gaps.has(range)));
+            has_gap && members.len() - read > layout.tolerated().into()
+        })
+    }
+
+    /// Adds the batches of one ring.
+    fn open_batches(
+        &self,
+        keeper: &Keeper,
+        ring: &mut Ring,
+        journal_from: u64,
+        found: &mut BTreeMap<u64, Found>,
+    ) -> Result<(), AssembleError> {
+        let mut at = 0;
+        while at < keeper.areas.journal.len {
+            let opened = self.open_batch(keeper, ring, at, journal_from);
+            if let Err(RecordError::Version(version)) = opened
+                && version > journal_batch::VERSION
+            {
+                let drive = keeper.drive.name().to_owned();
+                return Err(AssembleError::Newer { drive, what: "journal", version });
+            }
+            at += opened.as_ref().map_or(BLOCK, Found::len);
+            if let Ok(one) = opened
+                && one.sequence() >= journal_from
+            {
+                keep(found, one);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the payload of its shares. False: it is lost.
+    fn unite(&self, one: &mut Found) -> bool {
+        if let Some(division) = one.batch.division() {
+            let shares = std::mem::take(&mut one.shares);
+            one.payload = unite(&self.reactor, self.kernels, &one.batch, division, &shares);
+        }
+        !one.is_lost()
+    }
+
+    /// What cannot be read is zero, and so no batch.
+    async fn read_ring(&self, drive: &Rc<Drive>, area: Area, ring: &mut Ring) {
+        let Ring { bytes, gaps } = ring;
+        (bytes.clear(), gaps.0.clear());
+        bytes.reserve_exact(to_usize(area.len));
+        let buffer = self.reactor.buffer(to_usize(READ_BYTES));
+        for step in [READ_BYTES, BLOCK] {
+            while (bytes.len() as u64) < area.len {
+                let at = bytes.len() as u64;
+                let part = buffer.slice(0..to_usize(step.min(area.len - at)));
+                match drive.read(area.offset + at, part.clone().into()).await {
+                    Ok(()) => bytes.extend_from_slice(part.bytes()),
+                    Err(_) if step == BLOCK => {
+                        gaps.0.push(at);
+                        bytes.resize(bytes.len() + part.len(), 0);
+                    }
+                    // On from here in small steps.
+                    Err(_) => break,
+                }
+            }
+        }
+    }
+
+    /// The batch, or share of one, at `at` of a ring. Of one before `journal_from`, which is in
+    /// place, nothing but how long it is.
+    fn open_batch(
+        &self,
+        keeper: &Keeper,
+        ring: &mut Ring,
+        at: u64,
+        journal_from: u64,
+    ) -> Result<Found, RecordError> {
+        let home = keeper.areas.journal.offset + at;
+        let bytes = ring.bytes.get_mut(to_usize(at)..).ok_or(RecordError::Blank)?;
+        record::upgrade::<JournalBatch>(bytes);
+        let batch = record::open::<JournalBatch>(bytes, Some(keeper.drive_uuid), home)?.clone();
+        let len = batch.bytes_that_follow() as usize;
+        let follows = bytes.get(size_of::<JournalBatch>()..).and_then(|bytes| bytes.get(..len));
+        let follows = follows.ok_or(RecordError::Damaged)?;
+        let mut one = Found { batch, payload: None, shares: Vec::new(), at, members: Vec::new() };
+        if one.batch.array != self.uuid() {
+            return Err(RecordError::Damaged);
+        }
+        if payload_checksum(follows) != one.batch.payload_checksum.get() {
+            let has_gap = ring.gaps.has(&one.range());
+            return if has_gap { Ok(one) } else { Err(RecordError::Damaged) };
+        }
+        one.members.push(keeper.index);
+        if len > 0 && one.sequence() >= journal_from {
+            let copy = self.reactor.buffer(len);
+            copy.copy_from_slice(follows);
+            match one.batch.division() {
+                None => one.payload = Some(copy),
+                Some(_) => one.shares.push((one.batch.share, copy)),
+            }
+        }
+        Ok(one)
+    }
+}
+
+/// Of one sequence the voided batch counts: the caller of the other was told of an error.
+fn keep(found: &mut BTreeMap<u64, Found>, mut one: Found) {
+    let known = found.get_mut(&one.sequence());
+    match known.filter(|known| known.is_void() || !one.is_void()) {
+        Some(known) if known.is_void() == one.is_void() && known.is_like(&one) => {
+            known.members.append(&mut one.members);
+            known.payload = known.payload.take().or(one.payload);
+            // A batch that was begun on one group and written to another has a share twice.
+            one.shares.retain(|(its, _)| known.shares.iter().all(|(share, _)| share != its));
+            known.shares.append(&mut one.shares);
+        }
+        Some(_) => {}
+        None => {
+            found.insert(one.sequence(), one);
+        }
+    }
+}
+
+/// Whether a batch of `tail` or later that is not found may begin at this block: batches stand one
+/// behind the other, but for the first after the end of the ring, or of an empty one.
+fn may_begin(at: u64, found: &BTreeMap<u64, Found>, tail: u64) -> bool {
+    let is_next = |one: &Found| {
+        let is_last = !found.contains_key(&(one.sequence() + 1));
+        is_last && (at == 0 || at == one.range().end)
+    };
+    let is_free = found.values().all(|one| !one.range().contains(&at));
+    is_free && (!found.contains_key(&tail) || found.values().any(is_next))
+}

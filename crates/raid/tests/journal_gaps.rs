@@ -1,0 +1,154 @@
+//! Goal: where the journal of a member cannot be read and others are absent, what was acknowledged
+//! is there, or an error: never what stood there before.
+//! Method: a crash while a write stands in the journal only; for each pair of members one is absent
+//! and a block of the write's batch, or of its share, cannot be read on the other.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod pair;
+mod steered;
+
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+
+use ashlar_drive::drive::Drive;
+use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_raid::array::Array;
+use ashlar_raid::error::{ArrayError, AssembleError};
+use ashlar_raid::label;
+use ashlar_raid::start::AssembleOptions;
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::op::Op;
+use pair::{DRIVE_BYTES, Pair, run_on};
+use steered::{Fate, Steer, address};
+
+const MEMBERS: usize = 4;
+
+fn rings(pair: &Pair, drives: &[Rc<Drive>]) -> Vec<Vec<u8>> {
+    let area = label::plan(DRIVE_BYTES, 1).unwrap().journal;
+    let ring = |drive: &Rc<Drive>| {
+        let mut bytes = vec![0; area.len as usize];
+        pair.file(drive).read_exact_at(&mut bytes, area.offset).unwrap();
+        bytes
+    };
+    drives.iter().map(ring).collect()
+}
+
+/// A crash when `bytes` were acknowledged; and the blocks of each ring that they changed.
+async fn crashed(reactor: &Reactor, bytes: usize) -> (Pair, Vec<Rc<Drive>>, Vec<Vec<u64>>) {
+    let mut pair = Pair::new(reactor, Level::Raid5, MEMBERS, 512).await;
+    pair.array.set_policy(Policy::Journal).await.unwrap();
+    pair.put(0, &vec![1; 1 << 20]).await;
+    pair.in_place().await;
+    let members = pair.array.status().members;
+    let drives: Vec<_> = members.into_iter().map(|member| member.drive.unwrap()).collect();
+    let before = rings(&pair, &drives);
+    pair.put(0, &vec![2; bytes]).await;
+    let after = rings(&pair, &drives);
+    drives.iter().for_each(|drive| drive.pull());
+    let changed = before.iter().zip(&after).map(|(before, after)| {
+        let blocks = before.chunks(4096).zip(after.chunks(4096)).zip((0..).step_by(4096));
+        blocks.filter(|((before, after), _)| before != after).map(|(_, at)| at).collect()
+    });
+    let changed = changed.collect();
+    (pair, drives, changed)
+}
+
+/// Reads of this block of the member's ring fail.
+fn fail_reads(pair: &Pair, steer: &Steer, drive: &Rc<Drive>, block: u64) {
+    let file = address(pair.file(drive));
+    let block = label::plan(DRIVE_BYTES, 1).unwrap().journal.offset + block;
+    let reads = move |op: &Op| {
+        let Op::Read { offset, into, .. } = op else { return false };
+        *offset < block + 4096 && block < offset + into.len() as u64
+    };
+    steer.set(move |its, op| if its == file && reads(op) { Fate::Fails } else { Fate::Passes });
+}
+
+async fn assemble(
+    pair: &mut Pair,
+    drives: &[Rc<Drive>],
+    absent: Option<usize>,
+    force: bool,
+) -> Result<Rc<Array>, AssembleError> {
+    let here = drives.iter().enumerate().filter(|(index, _)| Some(*index) != absent);
+    let here: Vec<_> = here.map(|(_, drive)| pair.plug_in(drive)).collect();
+    let options = AssembleOptions { force, ..AssembleOptions::default() };
+    let array = Array::assemble(&pair.reactor, here.clone(), options).await;
+    if array.is_err() {
+        here.iter().for_each(|drive| drive.pull());
+    }
+    array
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Kept,
+    /// Which batch it was is known, or that there may have been one.
+    Refused {
+        named: bool,
+    },
+}
+
+/// `which`: of the blocks that changed on the member that cannot be read.
+async fn outcome(
+    reactor: &Reactor,
+    steer: &Steer,
+    bytes: usize,
+    (absent, unreadable): (Option<usize>, usize),
+    which: usize,
+) -> Option<Outcome> {
+    let (mut pair, drives, changed) = crashed(reactor, bytes).await;
+    let block = *changed[unreadable].get(which)?;
+    fail_reads(&pair, steer, &drives[unreadable], block);
+    match assemble(&mut pair, &drives, absent, false).await {
+        Ok(array) => {
+            pair.array = array;
+            steer.set(|_, _| Fate::Passes);
+            pair.check().await;
+            pair.array.stop().await.unwrap();
+            return Some(Outcome::Kept);
+        }
+        Err(AssembleError::Journal { .. }) => {
+            // By force the rest is served, and the blocks in doubt are an error.
+            pair.array = assemble(&mut pair, &drives, absent, true).await.unwrap();
+            assert_eq!(pair.read(0, 512).await, Err(ArrayError::Bad));
+            assert_eq!(pair.read(512 << 10, 512).await, Ok(vec![1; 512]));
+            Some(Outcome::Refused { named: true })
+        }
+        Err(error) => {
+            let member = ashlar_format::units::MemberIndex::new(unreadable);
+            assert_eq!(error, AssembleError::JournalUnreadable { member });
+            // Nothing was done that a start with all members does not make good.
+            steer.set(|_, _| Fate::Passes);
+            pair.array = assemble(&mut pair, &drives, None, false).await.unwrap();
+            pair.check().await;
+            pair.array.stop().await.unwrap();
+            Some(Outcome::Refused { named: false })
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_read_is_not_taken_for_never_acknowledged() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        // A batch of copies, and one that is divided; its header, and what follows.
+        for (bytes, which) in [(512, 0), (512, 1), (64 << 10, 0), (64 << 10, 1)] {
+            let mut outcomes = Vec::new();
+            for unreadable in 0..MEMBERS {
+                let all = (0..MEMBERS).filter(|absent| *absent != unreadable).map(Some);
+                for absent in all.chain([None]) {
+                    let members = (absent, unreadable);
+                    let its = outcome(&reactor, &steer, bytes, members, which).await;
+                    steer.set(|_, _| Fate::Passes);
+                    // With all members here one block is no more than they can do without.
+                    assert!(absent.is_some() || its.as_ref().is_none_or(|o| *o == Outcome::Kept));
+                    outcomes.extend(its);
+                }
+            }
+            let refused = Outcome::Refused { named: which == 1 || bytes > 4096 };
+            assert!(outcomes.contains(&refused), "{bytes} {which}: {outcomes:?}");
+            assert!(outcomes.contains(&Outcome::Kept));
+        }
+    });
+}
