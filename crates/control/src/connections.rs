@@ -1,7 +1,7 @@
 //! The API's connections: how many there are at a time, and how long one may be silent.
 //!
-//! Invariant: clients that say nothing, or half of something, neither use up the daemon's
-//! descriptors nor keep others waiting for longer than `SILENCE_MAX`.
+//! Invariant: clients that say nothing, or half of something, or do not listen, neither use up the
+//! daemon's descriptors nor keep others waiting for longer than `SILENCE_MAX`.
 
 use std::io;
 use std::pin::pin;
@@ -18,12 +18,13 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_io_timeout::TimeoutStream;
 
 use crate::refusal::Refusal;
 
 /// Others wait to be accepted.
 const CONNECTIONS_MAX: u32 = 128;
-/// How long a client may take to send a request.
+/// How long a client may take to send a request, and to take any part of its answer.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 const BODY_BYTES_MAX: usize = 1 << 20;
 /// Wait after a connection could not be accepted, as there are no descriptors left.
@@ -72,6 +73,8 @@ async fn converse(
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(SILENCE_MAX);
     let service = TowerToHyperService::new(router);
+    let mut stream = Box::pin(TimeoutStream::new(stream));
+    stream.as_mut().set_write_timeout_pinned(Some(SILENCE_MAX));
     let mut connection = pin!(http.serve_connection(TokioIo::new(stream), service));
     // Its errors are the client's: it has gone, or says nothing that makes sense.
     tokio::select! {

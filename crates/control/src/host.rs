@@ -146,6 +146,8 @@ pub struct Host {
     lessee: lease::Host,
     started: Instant,
     changes: tokio::sync::Mutex<()>,
+    /// Held while the catalog is stored; the only way to change it.
+    recording: Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -169,6 +171,7 @@ impl Host {
             lessee,
             started: Instant::now(),
             changes: tokio::sync::Mutex::new(()),
+            recording: Mutex::default(),
             state: Mutex::default(),
         }
     }
@@ -191,19 +194,18 @@ impl Host {
     }
 
     fn save(&self) -> Answer<()> {
-        self.look(|state| self.directory.save(&state.catalog))
+        self.record(|_| {})
     }
 
-    /// Changes the catalog and stores it; leaves it as it was if it cannot be stored. All in one
-    /// moment, so that the watch may record beside a change that is under way.
+    /// Changes the catalog and stores it; leaves it as it was if it cannot be stored. The watch may
+    /// record beside a change that is under way: one at a time. A look does not wait for the disk.
     fn record(&self, change: impl FnOnce(&mut Catalog)) -> Answer<()> {
-        self.look(|state| {
-            let mut catalog = state.catalog.clone();
-            change(&mut catalog);
-            self.directory.save(&catalog)?;
-            state.catalog = catalog;
-            Ok(())
-        })
+        let _turn = self.recording.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut catalog = self.look(|state| state.catalog.clone());
+        change(&mut catalog);
+        self.directory.save(&catalog)?;
+        self.look(|state| state.catalog = catalog);
+        Ok(())
     }
 
     fn core(&self, index: usize) -> &Sender {

@@ -101,6 +101,13 @@ impl ArraySnapshot {
         self.stripes / u64::from(self.groups) * u64::from(self.chunk_bytes)
     }
 
+    /// The set of members that stand for each other which this one is of.
+    pub fn set_of(&self, member: u8) -> u8 {
+        let members =
+            if self.copies > 1 { self.copies } else { self.data_chunks + self.parity_chunks };
+        member / members
+    }
+
     /// How long a member may be away before a spare takes its place.
     pub fn spare_delay(&self) -> Duration {
         Duration::from_secs(self.settings.spare_delay_s.into())

@@ -1,6 +1,8 @@
 //! What is done about members that are away: they are waited for, taken back, or a spare takes
 //! their place. Decisions only; `host/spares.rs` acts.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use uuid::Uuid;
@@ -23,6 +25,8 @@ pub struct Needs {
 pub struct Away {
     pub member: u8,
     pub time: Duration,
+    /// Members that stripes lack where they lack this one.
+    pub lacking: usize,
     /// Its own drive, attached again.
     pub returned: Option<String>,
 }
@@ -52,9 +56,15 @@ pub enum Decision {
     TakeOver(String),
 }
 
-/// One decision for each; no spare is promised to two.
-pub fn decide(needs: &Needs, away: &[Away], mut spares: Vec<Candidate>) -> Vec<Decision> {
-    let decide = |away: &Away| {
+/// One decision for each; no spare is promised to two. Where stripes lack most members, spares go
+/// first.
+pub fn decide(
+    needs: &Needs,
+    mut away: Vec<Away>,
+    mut spares: Vec<Candidate>,
+) -> BTreeMap<u8, Decision> {
+    away.sort_by_key(|away| (Reverse(away.lacking), away.member));
+    let mut decide = |away: &Away| {
         if !needs.rebuildable {
             return Decision::Leave;
         }
@@ -68,7 +78,7 @@ pub fn decide(needs: &Needs, away: &[Away], mut spares: Vec<Candidate>) -> Vec<D
             Some(left) => Decision::Wait { spare, left },
         }
     };
-    away.iter().map(decide).collect()
+    away.iter().map(|away| (away.member, decide(away))).collect()
 }
 
 /// The array's own before any other; the smallest that is large enough.
@@ -97,7 +107,7 @@ mod tests {
 
     fn away(seconds: u64, returned: Option<&str>) -> Away {
         let time = Duration::from_secs(seconds);
-        Away { member: 0, time, returned: returned.map(str::to_owned) }
+        Away { member: 0, time, lacking: 1, returned: returned.map(str::to_owned) }
     }
 
     fn spare(drive: &str, array: Option<Uuid>, bytes: u64, sector_bytes: u32) -> Candidate {
@@ -128,7 +138,7 @@ mod tests {
             (lost, away(9999, None), &spares, Decision::Leave),
             (lost, away(9999, Some("d1")), &spares, Decision::Leave),
         ] {
-            assert_eq!(decide(&needs, &[away], spares.to_vec()), [decision]);
+            assert_eq!(decide(&needs, vec![away], spares.to_vec())[&0], decision);
         }
     }
 
@@ -145,15 +155,23 @@ mod tests {
             (vec![spare("pool", None, 200, 512), spare("own", Some(OURS), 90, 512)], Some("pool")),
         ] {
             let decision = best.map_or(Decision::Leave, take_over);
-            assert_eq!(decide(&needs(), &[away(999, None)], spares), [decision]);
+            assert_eq!(decide(&needs(), vec![away(999, None)], spares)[&0], decision);
         }
     }
 
+    /// To where most is lacking first.
     #[test]
     fn no_spare_is_promised_twice() {
         let spares = vec![spare("a", None, 200, 512), spare("b", None, 300, 512)];
-        let three = [away(999, None), away(999, None), away(999, None)];
-        let decisions = decide(&needs(), &three, spares);
-        assert_eq!(decisions, [take_over("a"), take_over("b"), Decision::Leave]);
+        let at = |member, lacking| Away { member, lacking, ..away(999, None) };
+        for (lacking, decisions) in [
+            ([1, 1, 1], [take_over("a"), take_over("b"), Decision::Leave]),
+            ([1, 2, 2], [Decision::Leave, take_over("a"), take_over("b")]),
+            ([1, 1, 2], [take_over("b"), Decision::Leave, take_over("a")]),
+        ] {
+            let away = (0..).zip(lacking).map(|(member, lacking)| at(member, lacking)).collect();
+            let decided = decide(&needs(), away, spares.clone());
+            assert_eq!(decided.into_values().collect::<Vec<_>>(), decisions);
+        }
     }
 }

@@ -92,6 +92,38 @@ fn a_member_that_comes_back_is_taken_back() {
     assert!(daemon.ok("array scrub a --wait").contains("all is well"));
 }
 
+/// In the group that lacks most members first.
+#[test]
+fn a_spare_takes_the_place_of_a_member_that_stays_away() {
+    let daemon = Daemon::with_drives(8);
+    let drives = "d0,d1,d2,d3,d4,d5,d6,d7";
+    daemon.ok(&format!("array create a --level 60 --drives {drives} --group-size 4"));
+    daemon.ok("volume create v --array a --size 16M");
+    for drive in ["d0", "d4", "d5"] {
+        daemon.ok(&format!("drive detach {drive} --force"));
+    }
+    daemon.attach_new("s0");
+    daemon.ok("spare add s0");
+    daemon.wait_for("array show a", |array| array["members"][4]["takeover"]["spare"] == "s0");
+    daemon.ok("array set a --spare-delay 0s");
+    let has = |array: &Value, member: usize, drive: &str| {
+        let its = &array["members"][member];
+        its["drive"] == drive && its["state"] == "trusted"
+    };
+    daemon.wait_for("array show a", |array| has(array, 4, "s0"));
+    assert_eq!(spares(&daemon), []);
+    assert_eq!(daemon.array_state("a"), "degraded");
+    for spare in ["s1", "s2"] {
+        daemon.attach_new(spare);
+        daemon.ok(&format!("spare add {spare}"));
+    }
+    daemon.wait_for("array show a", |array| array["state"] == "optimal");
+    let array = daemon.json("array show a");
+    assert!(has(&array, 0, "s1") && has(&array, 5, "s2"), "{array}");
+    assert!(daemon.log().contains("a spare has taken its place"), "{}", daemon.log());
+    assert!(daemon.ok("array scrub a --wait").contains("all is well"));
+}
+
 /// What is on it may be what nobody else has.
 #[test]
 fn a_drive_that_was_used_elsewhere_is_not_overwritten_by_itself() {

@@ -27,7 +27,7 @@ use crate::error::AssembleError;
 use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::Layout;
-use crate::lease::{self, Claim, Host};
+use crate::lease::{self, Claim, Host, Past};
 use crate::members::{Identity, Member, Restripe, generation_low};
 use crate::newer;
 use crate::region_map::StoredMap;
@@ -102,14 +102,11 @@ pub(crate) async fn find(
     let generation = newest.header.sequence.get();
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
     let members = members_of(&newest, &candidates)?;
-    let epoch = match claim {
-        Some(claim) => claim.epoch_before(),
-        None => {
-            let lease = lease::newest(reactor, identity.uuid, &members).await;
-            lease.map_or(0, |lease| lease.epoch.get())
-        }
+    let past = match claim {
+        Some(claim) => claim.past(),
+        None => Past::of(lease::newest(reactor, identity.uuid, &members).await.as_ref()),
     };
-    judge(&identity.layout(), &members, Known { generation, epoch }, options)?;
+    judge(&identity.layout(), &members, generation, past, options)?;
     let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     let settings = Settings::from_stored(newest.settings);
@@ -216,11 +213,12 @@ fn members_of(
     Ok(members)
 }
 
-/// Whether the array may start with these members; `found`: what they say.
+/// Whether the array may start with these members, which say this generation.
 fn judge(
     layout: &Layout,
     members: &[Member],
-    found: Known,
+    generation: u64,
+    past: Past,
     options: AssembleOptions,
 ) -> Result<(), AssembleError> {
     if options.force {
@@ -235,10 +233,10 @@ fn judge(
         return Err(AssembleError::TooFew { present, needed: needed(layout) });
     }
     if let Some(known) = options.known {
-        if found.generation < known.generation {
+        if generation < known.generation {
             return Err(AssembleError::MaybeOld);
         }
-        if found.epoch == known.epoch {
+        if past.is_known_to(options.host.as_ref(), known.epoch) {
             return Ok(());
         }
     }

@@ -100,12 +100,7 @@ impl Host {
 
     /// What will be done about each member that is away.
     pub(super) fn plans(&self, array: &ArraySnapshot) -> BTreeMap<u8, Decision> {
-        self.look(|state| {
-            let away: Vec<Away> = absences(state, array);
-            let members: Vec<u8> = away.iter().map(|away| away.member).collect();
-            let decisions = decide(&needs(array), &away, candidates(state, array));
-            members.into_iter().zip(decisions).collect()
-        })
+        self.look(|state| decide(&needs(array), absences(state, array), candidates(state, array)))
     }
 
     /// Does what is due about the members of an array that are away; not while something else is
@@ -201,8 +196,13 @@ fn absences(state: &State, array: &ArraySnapshot) -> Vec<Away> {
         let returned = drives.find(|(_, drive)| {
             drive.used_by.is_none() && drive.passed_over.is_none() && is_own(&drive.content)
         });
+        let lacks = |its: &&MemberSnapshot| {
+            let whole = its.is_present() && its.state == MemberState::Trusted;
+            !whole && array.set_of(its.index) == array.set_of(member.index)
+        };
         Away {
             member: member.index,
+            lacking: array.members.iter().filter(lacks).count(),
             time: since.map_or(Duration::ZERO, |since| now.duration_since(*since)),
             returned: returned.map(|(name, _)| name.clone()),
         }
