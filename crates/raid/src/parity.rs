@@ -73,6 +73,8 @@ enum Set {
     Avx2,
     #[cfg(target_arch = "x86_64")]
     Avx512Gfni,
+    #[cfg(target_arch = "x86_64")]
+    Avx512GfniPrefetch,
 }
 
 impl Set {
@@ -83,9 +85,12 @@ impl Set {
         Set::Avx2,
         #[cfg(target_arch = "x86_64")]
         Set::Avx512Gfni,
+        #[cfg(target_arch = "x86_64")]
+        Set::Avx512GfniPrefetch,
     ];
 
-    /// Does the CPU report the features that the functions of this set are compiled for?
+    /// Does the CPU report the features that the functions of this set are compiled for, and gain
+    /// from it?
     fn is_available(self) -> bool {
         match self {
             Set::Scalar => true,
@@ -95,8 +100,16 @@ impl Set {
             Set::Avx512Gfni => {
                 is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("gfni")
             }
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512GfniPrefetch => Set::Avx512Gfni.is_available() && is_intel(),
         }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_intel() -> bool {
+    let vendor = std::arch::x86_64::__cpuid(0);
+    [vendor.ebx, vendor.edx, vendor.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
 }
 
 /// Calls one function of the kernel file that belongs to `$set`.
@@ -111,6 +124,9 @@ macro_rules! dispatch {
             // SAFETY: avx512f and gfni are there: `all_available` alone makes a `Kernels`, and it
             // has asked.
             Set::Avx512Gfni => unsafe { avx512::$function($($argument),*) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the same.
+            Set::Avx512GfniPrefetch => unsafe { avx512::prefetch::$function($($argument),*) },
         }
     };
 }
@@ -136,6 +152,8 @@ impl Kernels {
             Set::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
             Set::Avx512Gfni => "avx512-gfni",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx512GfniPrefetch => "avx512-prefetch",
         }
     }
 

@@ -198,7 +198,8 @@ impl Array {
     /// What cannot be read is zero, and so no batch.
     async fn read_ring(&self, drive: &Rc<Drive>, area: Area, ring: &mut Ring) {
         let Ring { bytes, gaps } = ring;
-        (bytes.clear(), gaps.0.clear());
+        bytes.clear();
+        gaps.0.clear();
         bytes.reserve_exact(to_usize(area.len));
         let buffer = self.reactor.buffer(to_usize(READ_BYTES));
         for step in [READ_BYTES, BLOCK] {
