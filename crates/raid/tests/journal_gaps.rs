@@ -106,7 +106,7 @@ async fn outcome(
             steer.set(|_, _| Fate::Passes);
             pair.check().await;
             pair.array.stop().await.unwrap();
-            return Some(Outcome::Kept);
+            Some(Outcome::Kept)
         }
         Err(AssembleError::Journal { .. }) => {
             // By force the rest is served, and the blocks in doubt are an error.
