@@ -159,3 +159,34 @@ fn a_drive_that_was_pulled_while_it_got_a_superblock_is_not_believed() {
         pair.array.stop().await.unwrap();
     });
 }
+
+/// What it was given before may land at any time: it counts for nothing.
+#[test]
+fn a_member_that_answers_no_more_is_done_without() {
+    run(|reactor, steer| async move {
+        for policy in [Policy::Journal, Policy::Bitmap] {
+            let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+            pair.array.set_policy(policy).await.unwrap();
+            pair.write_some(40).await;
+            pair.in_place().await;
+            let file = address(pair.file(&drive_of(&pair)));
+            steer.set(move |its, _| if its == file { Fate::Waits } else { Fate::Passes });
+            let began = reactor.now();
+            let len = pair.bytes.len();
+            pair.put(0, &vec![5; len / 2]).await;
+            pair.check().await;
+            // Once for all who wait, and not once for each.
+            assert!(reactor.now().since(began) < Duration::from_secs(30));
+            assert_eq!(pair.array.state(), ArrayState::Degraded);
+            pair.put(0, &vec![6; len / 4]).await;
+            steer.set(|_, _| Fate::Passes);
+            pair.check().await;
+            pair.replace(FENCED.0).await;
+            pair.rebuilt().await;
+            pair.in_place().await;
+            pair.check().await;
+            pair.scrub_is_clean().await;
+            pair.array.stop().await.unwrap();
+        }
+    });
+}

@@ -46,6 +46,22 @@ fn guests_come_one_after_the_other_and_find_their_data() {
     assert_eq!(export.status().counters.flushes, 6);
 }
 
+/// More often than the array flushes them for its own sake.
+#[test]
+fn flushes_of_the_guest_reach_every_drive() {
+    const ROUNDS: u64 = 200;
+    let rig = Rig::new(Level::Raid5, 4, 16 << 20);
+    let export = rig.export(1);
+    let mut client = Client::connect(&export.spec().socket, 1, all_features(), 1 << 20);
+    let before = rig.flushes();
+    for round in 0..ROUNDS {
+        client.write(round * 4096, &[1; 4096]);
+        client.flush();
+    }
+    let after = rig.flushes();
+    assert!(before.iter().zip(&after).all(|(b, a)| a - b >= ROUNDS), "{before:?} {after:?}");
+}
+
 #[test]
 fn an_export_can_be_stopped_and_started_again() {
     let rig = Rig::new(Level::Raid1, 2, 16 << 20);

@@ -84,6 +84,15 @@ impl Rig {
         VhostExport::start(self.core.sender().clone(), self.volume, spec).unwrap()
     }
 
+    /// How often each drive was flushed.
+    pub fn flushes(&self) -> Vec<u64> {
+        let key = self.pool;
+        on_reactor(&self.core, move |reactor| async move {
+            let members = reactor.get(key).unwrap().array().status().members;
+            members.iter().map(|m| m.drive.as_ref().unwrap().counters().flushes).collect()
+        })
+    }
+
     pub fn resize(&self, bytes: u64) {
         let key = self.pool;
         on_reactor(&self.core, move |reactor| async move {

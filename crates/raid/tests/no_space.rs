@@ -1,0 +1,129 @@
+//! Goal: where the file system under a member is full, a write is an error and nobody is fenced;
+//! nothing acknowledged is lost, and with space again all is as ever.
+//! Method: writes to a part of a member are told that there is no space, for a while.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod pair;
+mod steered;
+
+use std::ops::Range;
+use std::time::Duration;
+
+use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_raid::error::ArrayError;
+use ashlar_raid::label;
+use ashlar_raid::status::ArrayState;
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::op::Op;
+use pair::{DRIVE_BYTES, Pair, run_on};
+use steered::{Fate, Steer, address, is_write, offset};
+
+const LEN: usize = 16 << 10;
+
+async fn array(reactor: &Reactor, policy: Policy) -> Pair {
+    let mut pair = Pair::new(reactor, Level::Raid5, 3, 512).await;
+    pair.array.set_policy(policy).await.unwrap();
+    for at in 0..8 {
+        pair.put(at << 19, &vec![at as u8 + 1; 1 << 19]).await;
+    }
+    pair.in_place().await;
+    pair
+}
+
+/// No space for writes to these bytes of any member.
+fn fill_up(steer: &Steer, range: Range<u64>) {
+    let is_full = move |op: &Op| is_write(op) && offset(op).is_some_and(|at| range.contains(&at));
+    steer.set(move |_, op| if is_full(op) { Fate::Full } else { Fate::Passes });
+}
+
+async fn write(pair: &Pair, at: u64, value: u8) -> Result<(), ArrayError> {
+    let bytes = pair.reactor.buffer(LEN);
+    bytes.copy_from_slice(&[value; LEN]);
+    pair.array.write(at, bytes.into()).await
+}
+
+async fn synced(pair: &Pair) {
+    for _ in 0..1000 {
+        if pair.array.status().resync.is_none() {
+            return;
+        }
+        pair.reactor.sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{:?} never ends", pair.array.status().resync);
+}
+
+#[test]
+fn in_place() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = array(&reactor, Policy::Bitmap).await;
+        let members = pair.array.status().members;
+        let full = address(pair.file(&members[0].drive.clone().unwrap()));
+        let data = label::plan(DRIVE_BYTES, 1).unwrap().data.offset;
+        let is_full = move |op: &Op| is_write(op) && offset(op).is_some_and(|at| at >= data);
+        steer
+            .set(move |its, op| if its == full && is_full(op) { Fate::Full } else { Fate::Passes });
+        let mut refused = Vec::new();
+        for at in (0..8 * LEN).step_by(LEN) {
+            match write(&pair, at as u64, 99).await {
+                Ok(()) => pair.bytes[at..at + LEN].fill(99),
+                Err(error) => {
+                    assert_eq!(error, ArrayError::NoSpace);
+                    refused.push(at);
+                }
+            }
+        }
+        assert!(!refused.is_empty());
+        assert_eq!(pair.array.state(), ArrayState::Optimal);
+        steer.set(|_, _| Fate::Passes);
+        synced(&pair).await;
+        // Of what was refused each sector is old or new.
+        for at in refused {
+            let now = pair.read(at, LEN).await.unwrap();
+            for (now, was) in now.chunks(512).zip(pair.bytes[at..at + LEN].chunks_mut(512)) {
+                assert!(now == was || now == [99; 512]);
+                was.copy_from_slice(now);
+            }
+        }
+        pair.check().await;
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn in_the_journal() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = array(&reactor, Policy::Journal).await;
+        fill_up(&steer, label::plan(DRIVE_BYTES, 1).unwrap().journal.range());
+        assert_eq!(write(&pair, 0, 99).await, Err(ArrayError::NoSpace));
+        pair.check().await;
+        assert_eq!(pair.array.state(), ArrayState::Optimal);
+        steer.set(|_, _| Fate::Passes);
+        pair.put(0, &[98; LEN]).await;
+        pair.restart(Default::default()).await;
+        pair.check().await;
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
+/// What is acknowledged waits in the journal until there is space.
+#[test]
+fn behind_the_journal() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = array(&reactor, Policy::Journal).await;
+        fill_up(&steer, label::plan(DRIVE_BYTES, 1).unwrap().data.offset..DRIVE_BYTES);
+        pair.put(0, &[97; LEN]).await;
+        assert_eq!(pair.array.destage_all().await, Err(ArrayError::NoSpace));
+        pair.check().await;
+        assert_eq!(pair.array.state(), ArrayState::Optimal);
+        steer.set(|_, _| Fate::Passes);
+        pair.in_place().await;
+        pair.check().await;
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
+}
