@@ -46,9 +46,9 @@ fn guests_come_one_after_the_other_and_find_their_data() {
     assert_eq!(export.status().counters.flushes, 6);
 }
 
-/// More often than the array flushes them for its own sake.
+/// More often than the array flushes them for its own sake: the two that have the write, each time.
 #[test]
-fn flushes_of_the_guest_reach_every_drive() {
+fn flushes_of_the_guest_reach_the_drives() {
     const ROUNDS: u64 = 200;
     let rig = Rig::new(Level::Raid5, 4, 16 << 20);
     let export = rig.export(1);
@@ -59,7 +59,9 @@ fn flushes_of_the_guest_reach_every_drive() {
         client.flush();
     }
     let after = rig.flushes();
-    assert!(before.iter().zip(&after).all(|(b, a)| a - b >= ROUNDS), "{before:?} {after:?}");
+    let flushes = || before.iter().zip(&after).map(|(before, after)| after - before);
+    assert!(flushes().sum::<u64>() >= 2 * ROUNDS, "{before:?} {after:?}");
+    assert!(flushes().all(|count| count >= ROUNDS / 4), "{before:?} {after:?}");
 }
 
 #[test]
