@@ -146,8 +146,6 @@ pub struct Host {
     lessee: lease::Host,
     started: Instant,
     changes: tokio::sync::Mutex<()>,
-    /// Held while the catalog is stored; the only way to change it.
-    recording: Mutex<()>,
     state: Mutex<State>,
 }
 
@@ -171,7 +169,6 @@ impl Host {
             lessee,
             started: Instant::now(),
             changes: tokio::sync::Mutex::new(()),
-            recording: Mutex::default(),
             state: Mutex::default(),
         }
     }
@@ -194,18 +191,19 @@ impl Host {
     }
 
     fn save(&self) -> Answer<()> {
-        self.record(|_| {})
+        self.look(|state| self.directory.save(&state.catalog))
     }
 
-    /// Changes the catalog and stores it; leaves it as it was if it cannot be stored. The watch may
-    /// record beside a change that is under way: one at a time. A look does not wait for the disk.
+    /// Changes the catalog and stores it; leaves it as it was if it cannot be stored. All in one
+    /// moment, so that the watch may record beside a change that is under way.
     fn record(&self, change: impl FnOnce(&mut Catalog)) -> Answer<()> {
-        let _turn = self.recording.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let mut catalog = self.look(|state| state.catalog.clone());
-        change(&mut catalog);
-        self.directory.save(&catalog)?;
-        self.look(|state| state.catalog = catalog);
-        Ok(())
+        self.look(|state| {
+            let mut catalog = state.catalog.clone();
+            change(&mut catalog);
+            self.directory.save(&catalog)?;
+            state.catalog = catalog;
+            Ok(())
+        })
     }
 
     fn core(&self, index: usize) -> &Sender {

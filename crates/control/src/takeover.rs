@@ -56,14 +56,15 @@ pub enum Decision {
     TakeOver(String),
 }
 
-/// One decision for each; no spare is promised to two. Where stripes lack most members, spares go
-/// first.
+/// One decision for each; no spare is promised to two. Members that were away for too long are first,
+/// then those of stripes that lack most, then those that are away for longest.
 pub fn decide(
     needs: &Needs,
     mut away: Vec<Away>,
     mut spares: Vec<Candidate>,
 ) -> BTreeMap<u8, Decision> {
-    away.sort_by_key(|away| (Reverse(away.lacking), away.member));
+    let order = |away: &Away| (away.time >= needs.delay, away.lacking, away.time);
+    away.sort_by_key(|away| (Reverse(order(away)), away.member));
     let mut decide = |away: &Away| {
         if !needs.rebuildable {
             return Decision::Leave;
@@ -173,5 +174,9 @@ mod tests {
             let decided = decide(&needs(), away, spares.clone());
             assert_eq!(decided.into_values().collect::<Vec<_>>(), decisions);
         }
+        // One that may still come back keeps no spare from one that is due.
+        let at = |member, seconds, lacking| Away { member, lacking, ..away(seconds, None) };
+        let decided = decide(&needs(), vec![at(0, 5, 2), at(1, 200, 1)], spares[..1].to_vec());
+        assert_eq!(decided.into_values().collect::<Vec<_>>(), [Decision::Leave, take_over("a")]);
     }
 }

@@ -218,21 +218,3 @@ fn a_full_state_directory_keeps_no_array_from_its_guests() {
         daemon.ok(&format!("volume create w{drive_away} --array a --size 1M"));
     }
 }
-
-/// That this host had the array is on the drives, too.
-#[test]
-fn starts_that_could_not_be_noted_are_no_reason_to_distrust_a_drive() {
-    let mut daemon = Daemon::with_array(1, 2);
-    daemon.ok("volume create v --array a --size 16M");
-    std::fs::create_dir(daemon.path("state/catalog.json.new")).unwrap();
-    for _ in 0..2 {
-        daemon.kill();
-        daemon.start_again();
-        assert_eq!(daemon.array_state("a"), "optimal");
-    }
-    daemon.kill();
-    std::fs::rename(daemon.path("d1.img"), daemon.path("away")).unwrap();
-    daemon.start_again();
-    assert_eq!(daemon.array_state("a"), "degraded");
-    daemon.ok("volume show v");
-}

@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::record::{self, Header, Kind, Record, RecordError, SEQUENCE_MAX, Upgrade};
 use crate::upgrade;
 
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 1;
 pub const SLOTS: u64 = 2;
 /// Bytes of a host's name.
 pub const HOST_NAME_BYTES: usize = 64;
@@ -27,11 +27,7 @@ pub struct Lease {
     /// Grows each time the array gets another owner.
     pub epoch: U64,
     pub beat: U64,
-    /// The host that has it, or had it last.
-    pub tenant: [u8; 16],
-    /// Of all epochs since this one, that host was the owner.
-    pub since: U64,
-    reserved: [u8; 3896],
+    reserved: [u8; 3920],
 }
 const _: () = assert!(size_of::<Lease>() == 4096);
 
@@ -48,14 +44,6 @@ impl Lease {
     pub fn host_name(&self) -> Result<&str, RecordError> {
         record::name_from(&self.host_name)
     }
-}
-
-/// Version 1 did not say who had it last, nor since when.
-pub(crate) fn v1_to_v2(bytes: &mut [u8]) {
-    const HOST: usize = std::mem::offset_of!(Lease, host);
-    const EPOCH: usize = std::mem::offset_of!(Lease, epoch);
-    bytes.copy_within(HOST..HOST + 16, std::mem::offset_of!(Lease, tenant));
-    bytes.copy_within(EPOCH..EPOCH + 8, std::mem::offset_of!(Lease, since));
 }
 
 impl Record for Lease {

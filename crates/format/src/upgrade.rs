@@ -54,4 +54,4 @@ versions!(
     ["journal_batch_v1.bin", "journal_batch_v2.bin"]
 );
 versions!(bad_blocks, BAD_BLOCKS_UPGRADES, BAD_BLOCKS_GOLDEN, [], ["bad_blocks_v1.bin"]);
-versions!(lease, LEASE_UPGRADES, LEASE_GOLDEN, [lease::v1_to_v2], ["lease_v1.bin", "lease_v2.bin"]);
+versions!(lease, LEASE_UPGRADES, LEASE_GOLDEN, [], ["lease_v1.bin"]);

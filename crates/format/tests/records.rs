@@ -101,7 +101,6 @@ fn lease() -> Lease {
     lease.host_name = name_field("host-a").unwrap();
     lease.epoch = 3.into();
     lease.beat = 41.into();
-    (lease.tenant, lease.since) = (lease.host, lease.epoch);
     lease
 }
 

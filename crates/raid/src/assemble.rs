@@ -27,7 +27,7 @@ use crate::error::AssembleError;
 use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::Layout;
-use crate::lease::{self, Claim, Host, Past};
+use crate::lease::{self, Claim, Host};
 use crate::members::{Identity, Member, Restripe, generation_low};
 use crate::newer;
 use crate::region_map::StoredMap;
@@ -102,11 +102,14 @@ pub(crate) async fn find(
     let generation = newest.header.sequence.get();
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
     let members = members_of(&newest, &candidates)?;
-    let past = match claim {
-        Some(claim) => claim.past(),
-        None => Past::of(lease::newest(reactor, identity.uuid, &members).await.as_ref()),
+    let epoch = match claim {
+        Some(claim) => claim.epoch_before(),
+        None => {
+            let lease = lease::newest(reactor, identity.uuid, &members).await;
+            lease.map_or(0, |lease| lease.epoch.get())
+        }
     };
-    judge(&identity.layout(), &members, generation, past, options)?;
+    judge(&identity.layout(), &members, Known { generation, epoch }, options)?;
     let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     let settings = Settings::from_stored(newest.settings);
@@ -213,12 +216,11 @@ fn members_of(
     Ok(members)
 }
 
-/// Whether the array may start with these members, which say this generation.
+/// Whether the array may start with these members; `found`: what they say.
 fn judge(
     layout: &Layout,
     members: &[Member],
-    generation: u64,
-    past: Past,
+    found: Known,
     options: AssembleOptions,
 ) -> Result<(), AssembleError> {
     if options.force {
@@ -233,10 +235,10 @@ fn judge(
         return Err(AssembleError::TooFew { present, needed: needed(layout) });
     }
     if let Some(known) = options.known {
-        if generation < known.generation {
+        if found.generation < known.generation {
             return Err(AssembleError::MaybeOld);
         }
-        if past.is_known_to(options.host.as_ref(), known.epoch) {
+        if found.epoch == known.epoch {
             return Ok(());
         }
     }

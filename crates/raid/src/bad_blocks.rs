@@ -175,14 +175,17 @@ impl BadBlocks {
     }
 
     /// Adds rows of which a batch that stays in the ring has newer data, and nobody can put it in
-    /// place: every start finds that anew. Their parity is as it was.
-    pub(crate) fn note(&self, bad: &[BadRange]) -> Result<(), ArrayError> {
-        if self.set.borrow().count() + bad.len() + CUTS_UNDER_WAY > RANGES_MAX {
-            return Err(ArrayError::TooManyBad);
+    /// place: every start finds that anew. Their parity is as it was. As many as there is room for.
+    pub(crate) fn note(&self, bad: &[BadRange]) {
+        for range in bad {
+            let mut set = self.set.borrow_mut();
+            let was = set.clone();
+            set.insert(range);
+            if set.count() + CUTS_UNDER_WAY > RANGES_MAX {
+                *set = was;
+            }
         }
-        bad.iter().for_each(|range| self.set.borrow_mut().insert(range));
         self.note_change();
-        Ok(())
     }
 
     /// What was worked out for the stripe stands in place, not durably yet.

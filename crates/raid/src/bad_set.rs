@@ -16,7 +16,7 @@ pub struct BadRange {
     pub rows: Range<u32>,
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct BadSet {
     /// By stripe; in order of chunk and row.
     stripes: BTreeMap<u64, Vec<(u8, Range<u32>)>>,

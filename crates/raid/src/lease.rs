@@ -75,34 +75,6 @@ impl Host {
     }
 }
 
-/// Who has had an array so far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Past {
-    /// The last; 0: nobody.
-    epoch: u64,
-    /// Its owner, and since when that was so.
-    tenant: [u8; 16],
-    since: u64,
-}
-
-impl Past {
-    pub(crate) fn of(newest: Option<&Lease>) -> Past {
-        let past = |lease: &Lease| Past {
-            epoch: lease.epoch.get(),
-            tenant: lease.tenant,
-            since: lease.since.get(),
-        };
-        newest.map_or(Past { epoch: 0, tenant: NOBODY, since: 0 }, past)
-    }
-
-    /// Whether `host`, which had it in this epoch, knows of all since. (It may have taken it again
-    /// without being able to note that.)
-    pub(crate) fn is_known_to(&self, host: Option<&Host>, epoch: u64) -> bool {
-        let was_always_ours = host.is_some_and(|host| host.uuid == self.tenant);
-        epoch == self.epoch || was_always_ours && self.since <= epoch
-    }
-}
-
 /// What a host takes: beats count on from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
@@ -110,35 +82,22 @@ pub struct Claim {
     beat: u64,
     /// When it was begun to be written.
     began: Instant,
-    past: Past,
 }
 
 impl Claim {
     /// After what was found: of a new array, nothing.
     pub(crate) fn after(newest: Option<&Lease>, began: Instant) -> Claim {
         let (epoch, beat) = newest.map_or((0, 0), age);
-        Claim { epoch: epoch + 1, beat: beat + 1, began, past: Past::of(newest) }
-    }
-
-    /// What was there before.
-    pub(crate) fn past(&self) -> Past {
-        self.past
-    }
-
-    /// As it is written, with this beat.
-    fn lease(&self, array: [u8; 16], host: &Host, beat: u64) -> Lease {
-        let mut lease = Lease::free(array);
-        (lease.host, lease.tenant) = (host.uuid, host.uuid);
-        lease.host_name = host.name;
-        lease.epoch = self.epoch.into();
-        lease.beat = beat.into();
-        let goes_on = self.past.tenant == host.uuid;
-        lease.since = if goes_on { self.past.since } else { self.epoch }.into();
-        lease
+        Claim { epoch: epoch + 1, beat: beat + 1, began }
     }
 
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// The epoch of the lease that was there before; 0: there was none.
+    pub(crate) fn epoch_before(&self) -> u64 {
+        self.epoch - 1
     }
 
     /// Nobody else has the array before this moment.
@@ -190,11 +149,10 @@ impl Place {
     /// The newest lease here; `None`: there never was one.
     async fn read(&self, reactor: &Reactor, array: [u8; 16]) -> Result<Option<Lease>, DriveError> {
         let read = label::read_bytes(reactor, &self.drive, self.at, SLOTS * Lease::BYTES);
-        let mut bytes = read.await?;
-        let slots = bytes.chunks_exact_mut(to_usize(Lease::BYTES)).zip(0..);
+        let bytes = read.await?;
+        let slots = bytes.chunks_exact(to_usize(Lease::BYTES)).zip(0..);
         let leases = slots.filter_map(|(slot, index)| {
             let home = self.at + index * Lease::BYTES;
-            record::upgrade::<Lease>(slot);
             record::open::<Lease>(slot, Some(self.drive_uuid), home).ok()
         });
         Ok(leases.filter(|lease| lease.array == array).max_by_key(|lease| age(lease)).cloned())
@@ -269,7 +227,7 @@ async fn write_and_confirm(
     read_at: Instant,
 ) -> Result<(), AssembleError> {
     let places = places(members);
-    let lease = claim.lease(array, host, claim.beat);
+    let lease = lease(array, host, claim.epoch, claim.beat);
     let writes = join_all(places.iter().map(|place| place.write(reactor, lease.clone()))).await;
     let slow = reactor.now().since(read_at) > SETTLE;
     reactor.sleep(if slow { TRUST + SETTLE } else { SETTLE }).await;
@@ -287,6 +245,15 @@ async fn write_and_confirm(
         }
     }
     if confirmed { Ok(()) } else { Err(ArrayError::Lost.into()) }
+}
+
+fn lease(array: [u8; 16], host: &Host, epoch: u64, beat: u64) -> Lease {
+    let mut lease = Lease::free(array);
+    lease.host = host.uuid;
+    lease.host_name = host.name;
+    lease.epoch = epoch.into();
+    lease.beat = beat.into();
+    lease
 }
 
 /// ```text
@@ -390,7 +357,7 @@ impl Leasehold {
     async fn beat(&self, place: &Place, beat: u64) -> Result<(), DriveError> {
         self.look(place).await?;
         let began = self.reactor.now();
-        let record = self.claim.lease(self.array, &self.host, beat);
+        let record = lease(self.array, &self.host, self.claim.epoch, beat);
         place.write(&self.reactor, record).await?;
         // After a long stall this beat may have replaced a rival's claim: that one beats, too.
         let wait = if self.is_trusted() { SETTLE } else { BEAT_PERIOD + SETTLE };
@@ -487,8 +454,9 @@ impl Leasehold {
         // A beat that is under way would bring the lease back.
         self.changed.until(&self.reactor, || self.keepers.get() == 0).await;
         let places = places(&self.members.list());
-        let mut free = self.claim.lease(self.array, &self.host, self.newest_beat.get() + 1);
-        (free.host, free.host_name) = (NOBODY, [0; HOST_NAME_BYTES]);
+        let mut free = Lease::free(self.array);
+        free.epoch = self.claim.epoch.into();
+        free.beat = (self.newest_beat.get() + 1).into();
         let frees = places.iter().map(async |place| {
             self.look(place).await?;
             place.write(&self.reactor, free.clone()).await
@@ -508,9 +476,7 @@ mod tests {
     const BETA: [u8; 16] = [2; 16];
 
     fn of(host: [u8; 16], epoch: u64, beat: u64) -> Lease {
-        let past = Past::of(None);
-        let claim = Claim { epoch, beat, began: Instant::default(), past };
-        claim.lease([9; 16], &Host { uuid: host, name: [0; HOST_NAME_BYTES] }, beat)
+        lease([9; 16], &Host { uuid: host, name: [0; HOST_NAME_BYTES] }, epoch, beat)
     }
 
     #[test]
@@ -530,7 +496,7 @@ mod tests {
             (ALPHA, 4, true),
             (NOBODY, 4, true),
         ] {
-            let claim = Claim::after(Some(&of(BETA, 2, 0)), Instant::default());
+            let claim = Claim { epoch: 3, beat: 1, began: Instant::default() };
             let found = of(host, epoch, 7);
             assert_eq!(claim.is_overridden(&found, &us), lost, "{host:?} {epoch}");
             assert_eq!(claim.is_in(&found, &us), (host, epoch) == (ALPHA, 3));
@@ -540,34 +506,11 @@ mod tests {
     #[test]
     fn epochs_and_beats_only_grow() {
         let began = Instant::default();
-        let after = |newest: Option<&Lease>| {
-            let claim = Claim::after(newest, began);
-            (claim.epoch, claim.beat)
-        };
-        assert_eq!(after(None), (1, 1));
-        assert_eq!(after(Some(&of(BETA, 4, 90))), (5, 91));
+        assert_eq!(Claim::after(None, began), Claim { epoch: 1, beat: 1, began });
+        let after = Claim::after(Some(&of(BETA, 4, 90)), began);
+        assert_eq!(after, Claim { epoch: 5, beat: 91, began });
         assert!(age(&of(ALPHA, 5, 1)) > age(&of(BETA, 4, 90)));
         assert!(age(&of(ALPHA, 4, 91)) > age(&of(ALPHA, 4, 90)));
-    }
-
-    #[test]
-    fn what_a_host_knows_counts_until_another_had_the_array() {
-        let (us, other) = (Host::new(ALPHA, "alpha"), Host::new(BETA, "beta"));
-        let takes = |newest: Option<&Lease>, host: &Host| {
-            let claim = Claim::after(newest, Instant::default());
-            claim.lease([9; 16], host, claim.beat)
-        };
-        let known = |newest: &Lease, epoch| Past::of(Some(newest)).is_known_to(Some(&us), epoch);
-        let first = takes(None, &us);
-        assert!(known(&first, 1) && !known(&first, 0));
-        // Taken again, and freed, and nobody could note it.
-        let mut third = takes(Some(&takes(Some(&first), &us)), &us);
-        third.host = NOBODY;
-        assert!(known(&third, 1) && known(&third, 2) && known(&third, 3));
-        let back = takes(Some(&takes(Some(&third), &other)), &us);
-        assert!(known(&back, 5) && !known(&back, 4) && !known(&back, 3) && !known(&back, 1));
-        assert!(!Past::of(Some(&back)).is_known_to(Some(&other), 4));
-        assert!(Past::of(None).is_known_to(None, 0));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! A record of a version that this build does not know does not open, as a torn one does not; but
 //! what it says must not be passed over: blocks that are lost would read as good ones, and volumes
 //! would be gone. The superblock is looked at where it is read (`assemble.rs`), batches of the
-//! journal before any is replayed (`replay.rs`).
+//! journal before any is replayed (`replay/found.rs`).
 
 use std::rc::Rc;
 

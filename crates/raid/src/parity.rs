@@ -78,7 +78,7 @@ enum Set {
 }
 
 impl Set {
-    /// The slowest first.
+    /// The slowest first, as a rule.
     const ALL: &[Set] = &[
         Set::Scalar,
         #[cfg(target_arch = "x86_64")]
@@ -89,19 +89,27 @@ impl Set {
         Set::Avx512GfniPrefetch,
     ];
 
-    /// Does the CPU report the features that the functions of this set are compiled for, and gain
-    /// from it?
+    /// Does the CPU report the features that the functions of this set are compiled for?
     fn is_available(self) -> bool {
         match self {
             Set::Scalar => true,
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => is_x86_feature_detected!("avx2"),
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512Gfni => {
+            Set::Avx512Gfni | Set::Avx512GfniPrefetch => {
                 is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("gfni")
             }
+        }
+    }
+
+    /// Is it faster here than the one before it?
+    fn is_worth_it(self) -> bool {
+        match self {
             #[cfg(target_arch = "x86_64")]
-            Set::Avx512GfniPrefetch => Set::Avx512Gfni.is_available() && is_intel(),
+            Set::Avx512GfniPrefetch => is_intel(),
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2 | Set::Avx512Gfni => true,
+            Set::Scalar => true,
         }
     }
 }
@@ -135,10 +143,11 @@ impl Kernels {
     /// The fastest kernels that this CPU can run.
     pub fn detect() -> Kernels {
         let available = Kernels::all_available();
-        available[available.len() - 1]
+        let fastest = available.iter().rfind(|kernels| kernels.set.is_worth_it());
+        *fastest.expect("the scalar ones are always there")
     }
 
-    /// All kernels that this CPU can run, the slowest first; the scalar ones always.
+    /// All kernels that this CPU can run, as a rule the slowest first; the scalar ones always.
     pub fn all_available() -> Vec<Kernels> {
         let available = Set::ALL.iter().filter(|set| set.is_available());
         available.map(|set| Kernels { set: *set }).collect()

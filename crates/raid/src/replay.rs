@@ -86,7 +86,9 @@ impl Findings {
     /// What is kept of them if they cannot be put in place.
     fn kept(&self, stripe: StripeIndex) -> KeptFindings {
         let all = || self.data.iter().chain(&self.lost);
-        let data = all().map(|(piece, _)| piece).filter(|piece| !piece.kind.is_parity());
+        let counts =
+            |piece: &&Piece| !piece.kind.is_parity() && Some(piece.sequence) > self.zeroed_at;
+        let data = all().map(|(piece, _)| piece).filter(counts);
         let rows = data.map(|its| BadRange { stripe, chunk: its.position, rows: its.rows.clone() });
         KeptFindings {
             stripe,
@@ -188,7 +190,8 @@ impl Array {
         match result {
             Err(ArrayError::Lost) if force => {
                 self.keep(Begun::Replay { stripe }, holds, ArrayError::Lost);
-                Ok(self.bad.note(&rows)?)
+                self.bad.note(&rows);
+                Ok(())
             }
             // Its data must not be dropped while an absent member may have the rest.
             Err(ArrayError::Lost) => Err(AssembleError::Journal { stripe: stripe.0 }),
@@ -205,18 +208,20 @@ impl Array {
         match piece.kind {
             // The superblock says whether the stripe has its new shape.
             EntryKind::Moved if !moved => {}
-            _ if piece.is_lost => {
-                if fits && piece.position < layout.positions() {
-                    stripes.entry(first).or_default().lost.push((piece, hold.clone()));
-                }
-            }
             EntryKind::Data | EntryKind::Moved if fits && piece.position < layout.data => {
-                stripes.entry(first).or_default().data.push((piece, hold.clone()));
+                let its = stripes.entry(first).or_default();
+                let into = if piece.is_lost { &mut its.lost } else { &mut its.data };
+                into.push((piece, hold.clone()));
             }
             EntryKind::Parity | EntryKind::ParitySums
                 if fits && layout.parity_positions().contains(&piece.position) =>
             {
-                stripes.entry(first).or_default().parity.push(piece);
+                let its = stripes.entry(first).or_default();
+                if piece.is_lost {
+                    its.lost.push((piece, hold.clone()));
+                } else {
+                    its.parity.push(piece);
+                }
             }
             EntryKind::Data | EntryKind::Moved | EntryKind::Parity | EntryKind::ParitySums => {}
             EntryKind::Zeroes => {
@@ -244,10 +249,12 @@ impl Array {
                 self.bad.remove_stripes(stripe.0..stripe.0 + 1);
             }
         }
+        let counts = |parity: &Piece| parity.data.oldest >= tail;
+        findings.lost.retain(|(piece, _)| !piece.kind.is_parity() || counts(piece));
         if findings.lost.iter().any(|(piece, _)| Some(piece.sequence) > findings.zeroed_at) {
             return Err(ArrayError::Lost);
         }
-        findings.parity.retain(|parity| parity.data.oldest >= tail);
+        findings.parity.retain(counts);
         // Newest first: of two for the same rows, only the newer counts.
         findings.parity.sort_by_key(|parity| std::cmp::Reverse(parity.sequence));
         self.restore_parity(stripe, findings).await

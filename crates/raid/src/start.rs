@@ -6,7 +6,7 @@ use std::time::Duration;
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{
-    ERAS_PER_START, Level, MemberState, NAME_BYTES, Policy, STRIPES_MAX,
+    ERA_SEQUENCES_LOG2, ERAS_PER_START, Level, MemberState, NAME_BYTES, Policy, STRIPES_MAX,
 };
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::region_map::MapKind;
@@ -345,6 +345,12 @@ impl Array {
         let drained = self.drain_journal().await;
         self.write_sums().await?;
         self.members.flush().await?;
+        if drained.is_ok() && self.members.journal_from() != 0 {
+            // Of the next start: it finds that nothing is in the ring without looking there.
+            let era = self.members.era() + ERAS_PER_START;
+            self.members.set_journal_from(era << ERA_SEQUENCES_LOG2);
+            self.members.settled().await?;
+        }
         self.clean_dirty_map(Duration::ZERO).await?;
         drained
     }

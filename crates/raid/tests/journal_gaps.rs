@@ -18,6 +18,7 @@ use ashlar_raid::label;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
+use ashlar_reactor::prng::Prng;
 use pair::{DRIVE_BYTES, Pair, run_on};
 use steered::{Fate, Steer, address};
 
@@ -39,18 +40,26 @@ async fn crashed(reactor: &Reactor, bytes: usize) -> (Pair, Vec<Rc<Drive>>, Vec<
     pair.array.set_policy(Policy::Journal).await.unwrap();
     pair.put(0, &vec![1; 1 << 20]).await;
     pair.in_place().await;
-    let members = pair.array.status().members;
-    let drives: Vec<_> = members.into_iter().map(|member| member.drive.unwrap()).collect();
+    let drives = drives_of(&pair);
     let before = rings(&pair, &drives);
     pair.put(0, &vec![2; bytes]).await;
-    let after = rings(&pair, &drives);
+    let changed = changes(&before, &rings(&pair, &drives));
     drives.iter().for_each(|drive| drive.pull());
-    let changed = before.iter().zip(&after).map(|(before, after)| {
+    (pair, drives, changed)
+}
+
+fn drives_of(pair: &Pair) -> Vec<Rc<Drive>> {
+    let members = pair.array.status().members;
+    members.into_iter().map(|member| member.drive.unwrap()).collect()
+}
+
+/// Blocks that differ, by ring.
+fn changes(before: &[Vec<u8>], after: &[Vec<u8>]) -> Vec<Vec<u64>> {
+    let changes = before.iter().zip(after).map(|(before, after)| {
         let blocks = before.chunks(4096).zip(after.chunks(4096)).zip((0..).step_by(4096));
         blocks.filter(|((before, after), _)| before != after).map(|(_, at)| at).collect()
     });
-    let changed = changed.collect();
-    (pair, drives, changed)
+    changes.collect()
 }
 
 /// Reads of this block of the member's ring fail.
@@ -148,7 +157,89 @@ fn what_cannot_be_read_is_not_taken_for_never_acknowledged() {
             }
             let refused = Outcome::Refused { named: which == 1 || bytes > 4096 };
             assert!(outcomes.contains(&refused), "{bytes} {which}: {outcomes:?}");
-            assert!(outcomes.contains(&Outcome::Kept));
+        }
+    });
+}
+
+/// Under the newest batches stand those of the lap before.
+#[test]
+fn what_stood_there_before_hides_nothing() {
+    const ROUNDS: usize = 120;
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut prng = Prng::from_seed(11);
+        let mut refused = 0;
+        for round in 0..ROUNDS {
+            let mut pair = Pair::new(&reactor, Level::Raid5, MEMBERS, 512).await;
+            pair.array.set_policy(Policy::Journal).await.unwrap();
+            let ring = pair.array.status().journal.bytes;
+            let mut written = 0;
+            while written < 2 * ring {
+                written += small_write(&mut pair, &mut prng).await;
+                if prng.chance(1, 20) {
+                    pair.in_place().await;
+                }
+            }
+            pair.in_place().await;
+            let drives = drives_of(&pair);
+            let before = rings(&pair, &drives);
+            for _ in 0..1 + prng.below(8) {
+                small_write(&mut pair, &mut prng).await;
+            }
+            let live = changes(&before, &rings(&pair, &drives)).concat();
+            drives.iter().for_each(|drive| drive.pull());
+            let unreadable = prng.index(MEMBERS);
+            let absent = (unreadable + 1 + prng.index(MEMBERS - 1)) % MEMBERS;
+            let absent = prng.chance(5, 6).then_some(absent);
+            fail_reads(&pair, &steer, &drives[unreadable], live[prng.index(live.len())]);
+            match assemble(&mut pair, &drives, absent, false).await {
+                Ok(array) => {
+                    pair.array = array;
+                    steer.set(|_, _| Fate::Passes);
+                    pair.check().await;
+                    pair.array.stop().await.unwrap();
+                }
+                Err(error) => {
+                    let is_known = matches!(
+                        error,
+                        AssembleError::Journal { .. } | AssembleError::JournalUnreadable { .. }
+                    );
+                    assert!(is_known && absent.is_some(), "round {round}: {error}");
+                    refused += 1;
+                }
+            }
+            steer.set(|_, _| Fate::Passes);
+        }
+        assert!((1..ROUNDS * 2 / 3).contains(&refused), "{refused} of {ROUNDS}");
+    });
+}
+
+async fn small_write(pair: &mut Pair, prng: &mut Prng) -> u64 {
+    let sectors = [2, 16, 50][prng.index(3)];
+    let len = 512 * (1 + prng.index(sectors));
+    let at = 512 * prng.index(((1 << 20) - len) / 512);
+    let value = prng.next_u64().to_le_bytes()[0];
+    pair.put(at, &vec![value; len]).await;
+    len as u64 + 4096
+}
+
+/// Nothing is looked for in the journal of an array that was stopped.
+#[test]
+fn after_a_stop_a_gap_is_no_reason_to_doubt() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, MEMBERS, 512).await;
+        pair.array.set_policy(Policy::Journal).await.unwrap();
+        pair.write_some(50).await;
+        let drives = drives_of(&pair);
+        pair.array.stop().await.unwrap();
+        for block in [0, 4096, 64 << 10] {
+            fail_reads(&pair, &steer, &drives[1], block);
+            pair.array = assemble(&mut pair, &drives, Some(0), false).await.unwrap();
+            pair.check().await;
+            pair.write_some(5).await;
+            pair.check().await;
+            pair.array.stop().await.unwrap();
         }
     });
 }

@@ -6,12 +6,14 @@
 //! or is absent by leave of the array, it was acknowledged to nobody.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::MemberState;
-use ashlar_format::journal_batch::{self, BLOCK_BYTES, JournalBatch, ring_bytes};
+use ashlar_format::journal_batch::{
+    self, BLOCK_BYTES, JournalBatch, PAYLOAD_BYTES_MAX, ring_bytes,
+};
 use ashlar_format::record::{self, RecordError, payload_checksum};
 use ashlar_format::units::{Area, MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::Buffer;
@@ -25,6 +27,7 @@ use crate::members::{Keeper, Member};
 /// Bytes of the ring that are read at once.
 const READ_BYTES: u64 = 512 << 10;
 const BLOCK: u64 = BLOCK_BYTES as u64;
+const BATCH_BYTES_MAX: u64 = JournalBatch::BYTES + PAYLOAD_BYTES_MAX as u64;
 
 /// A batch that was found, with the members that have it.
 pub(super) struct Found {
@@ -63,6 +66,14 @@ impl Found {
 
     fn range(&self) -> Range<u64> {
         self.at..self.at + self.len()
+    }
+
+    /// Where the next one may begin, at the first or the last of these bytes or in between: how
+    /// long a voided one was is not known.
+    fn next(&self) -> RangeInclusive<u64> {
+        let end = self.range().end;
+        let longest = self.at + BATCH_BYTES_MAX;
+        if self.is_void() { end..=longest } else { end..=end }
     }
 
     /// Entries with their bytes.
@@ -118,6 +129,10 @@ impl Array {
         journal_from: u64,
         force: bool,
     ) -> Result<(Vec<Found>, u64), AssembleError> {
+        if journal_from >= self.journal.next_sequence() {
+            // The array was stopped when all was in place.
+            return Ok((Vec::new(), journal_from));
+        }
         let mut found: BTreeMap<u64, Found> = BTreeMap::new();
         let (mut ring, mut gaps) = (Ring::default(), BTreeMap::new());
         for keeper in self.members.keepers() {
@@ -130,14 +145,30 @@ impl Array {
         found.retain(|sequence, one| {
             *sequence >= tail && (self.unite(one) || self.may_hold_more(&gaps, &one.range()))
         });
-        let mut doubtful = gaps.iter().filter(|(_, its)| {
-            let mut blocks = its.0.iter().filter(|at| may_begin(**at, &found, tail));
-            blocks.any(|at| self.may_hold_more(&gaps, &(*at..at + BLOCK)))
-        });
-        if let Some((member, _)) = doubtful.next().filter(|_| !force) {
+        let ring_bytes = self.journal.ring_bytes();
+        let is_doubtful = |at: u64| {
+            let is_live = at < ring_bytes && may_begin(at, &found, tail, ring_bytes);
+            is_live && self.may_hold_more(&gaps, &(at..at + BLOCK))
+        };
+        let doubtful = gaps.iter().find(|(_, its)| its.0.iter().any(|at| is_doubtful(*at)));
+        if let Some((member, _)) = doubtful.filter(|_| !force) {
             return Err(AssembleError::JournalUnreadable { member: *member });
         }
+        self.close_gaps(&gaps, &found).await;
         Ok((found.into_values().collect(), tail))
+    }
+
+    /// Makes blocks readable that are of no batch: at another start, when other members are
+    /// absent, they would be in doubt. That may fail, as it may then.
+    async fn close_gaps(&self, gaps: &BTreeMap<MemberIndex, Gaps>, found: &BTreeMap<u64, Found>) {
+        for keeper in self.members.keepers() {
+            let its = gaps.get(&keeper.index).into_iter().flat_map(|gaps| &gaps.0);
+            for at in its.filter(|at| found.values().all(|one| !one.range().contains(at))) {
+                let blank = self.reactor.buffer(to_usize(BLOCK));
+                blank.fill_zero();
+                let _ = keeper.drive.write(keeper.areas.journal.offset + at, blank.into()).await;
+            }
+        }
     }
 
     /// Whether of a group so few trusted members can be read at these bytes of the ring that what
@@ -176,7 +207,9 @@ impl Array {
                 let drive = keeper.drive.name().to_owned();
                 return Err(AssembleError::Newer { drive, what: "journal", version });
             }
-            at += opened.as_ref().map_or(BLOCK, Found::len);
+            // What is in one that is not whole may be newer.
+            let whole = opened.as_ref().ok().filter(|one| !one.members.is_empty());
+            at += whole.map_or(BLOCK, Found::len);
             if let Ok(one) = opened
                 && one.sequence() >= journal_from
             {
@@ -276,11 +309,11 @@ fn keep(found: &mut BTreeMap<u64, Found>, mut one: Found) {
 
 /// Whether a batch of `tail` or later that is not found may begin at this block: batches stand one
 /// behind the other, but for the first after the end of the ring, or of an empty one.
-fn may_begin(at: u64, found: &BTreeMap<u64, Found>, tail: u64) -> bool {
-    let is_next = |one: &Found| {
-        let is_last = !found.contains_key(&(one.sequence() + 1));
-        is_last && (at == 0 || at == one.range().end)
+fn may_begin(at: u64, found: &BTreeMap<u64, Found>, tail: u64, ring_bytes: u64) -> bool {
+    let follows = |one: &Found| {
+        let turns = at == 0 && one.range().end + BATCH_BYTES_MAX > ring_bytes;
+        !found.contains_key(&(one.sequence() + 1)) && (turns || one.next().contains(&at))
     };
     let is_free = found.values().all(|one| !one.range().contains(&at));
-    is_free && (!found.contains_key(&tail) || found.values().any(is_next))
+    is_free && (!found.contains_key(&tail) || found.values().any(follows))
 }
