@@ -116,6 +116,10 @@ impl Array {
             read.copy_from(&others);
             return Ok(());
         };
+        if wanted == Some(block_sum(read.bytes())) {
+            // Nobody knew its checksum a moment ago: its drive was away.
+            return Ok(());
+        }
         let verdict = judge(wanted, read.bytes(), others.bytes());
         match verdict {
             Verdict::Unknown => return Err(ArrayError::Lost),

@@ -166,13 +166,27 @@ fn refusal(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
     let longest = [1_000_000, 100_000_000, 2_000_000_000][prng.index(3)];
     let long = Duration::from_nanos(prng.below(longest));
     life.note(|| format!("drive {drive} (member {index}) refuses {area:?} for {long:?}"));
-    life.world.borrow_mut().drive(drive).refuses = Some(area);
+    let its = move |life: &Life, area| {
+        let mut world = life.world.borrow_mut();
+        let its = world.drive(drive);
+        its.refuses = area;
+        its.misses += u32::from(area.is_some());
+    };
+    its(life, Some(area));
     let life = life.clone();
     life.reactor.clone().spawn(async move {
         life.reactor.sleep(long).await;
         life.note(|| format!("drive {drive} takes writes again"));
-        life.world.borrow_mut().drive(drive).refuses = None;
+        its(&life, None);
         rebuild(&life).await;
+        // A write that it has missed may wait for another drive, before anyone hears of it.
+        let mut left = life.world.borrow().tickets();
+        while !left.is_empty() {
+            life.reactor.sleep(Duration::from_millis(1)).await;
+            let now = life.world.borrow().tickets();
+            left.retain(|ticket| now.contains(ticket));
+        }
+        life.world.borrow_mut().drive(drive).misses -= 1;
         life.fleet.borrow_mut().refresh(&life.array.status());
     });
 }

@@ -157,6 +157,8 @@ pub struct SimDrive {
     pub sums_in_doubt: bool,
     /// Writes there fail, for now.
     pub refuses: Option<Area>,
+    /// Times that it refused writes, and not all have heard yet who had some for it.
+    pub misses: u32,
     /// Answers nothing any more.
     pub dead: bool,
     /// Latency is multiplied by this until `slow_until_ns`.
@@ -183,6 +185,7 @@ impl SimDrive {
             lied: false,
             sums_in_doubt: false,
             refuses: None,
+            misses: 0,
             dead: false,
             slow_factor: 1,
             slow_until_ns: 0,
@@ -243,7 +246,7 @@ impl SimDrive {
     /// Whether it takes all that it is given, and would return it.
     pub fn is_sound(&self) -> bool {
         let lies = self.sums_in_doubt || !self.lies.is_empty() || !self.mischief.is_empty();
-        self.latent.is_empty() && !lies && self.refuses.is_none()
+        self.latent.is_empty() && !lies && self.refuses.is_none() && self.misses == 0
     }
 
     /// Whether a write fails, and every retry of it.

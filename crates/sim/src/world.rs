@@ -10,7 +10,7 @@
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::rc::Rc;
 
 use ashlar_format::drive_label::MemberLayout;
@@ -177,7 +177,9 @@ impl World {
     pub fn begin_life(&mut self) {
         assert!(self.due.is_empty(), "operations of the last life are still in flight");
         self.dark = self.failure.is_some();
-        self.drives.iter_mut().for_each(|drive| drive.refuses = None);
+        for drive in &mut self.drives {
+            (drive.refuses, drive.misses) = (None, 0);
+        }
         self.life_began_ns = self.now_ns;
         self.life_began_after = self.completions;
     }
@@ -187,6 +189,11 @@ impl World {
     }
 
     /// Operations under way on these drives, as text.
+    /// Those that are in flight.
+    pub fn tickets(&self) -> BTreeSet<u32> {
+        self.in_flight.iter().flatten().map(|op| op.ticket.0).collect()
+    }
+
     pub fn in_flight(&self, on: impl Fn(u32) -> bool) -> Vec<String> {
         let text = |op: &InFlight| format!("d{} {:?}", op.drive, place(&op.op));
         self.in_flight.iter().flatten().filter(|op| on(op.drive)).map(text).collect()
