@@ -56,8 +56,8 @@ pub enum Decision {
     TakeOver(String),
 }
 
-/// One decision for each; no spare is promised to two. Members that were away for too long are first,
-/// then those of stripes that lack most, then those that are away for longest.
+/// One decision for each; no spare is promised to two. Members that were away for too long are
+/// first, then those of stripes that lack most, then those that are away for longest.
 pub fn decide(
     needs: &Needs,
     mut away: Vec<Away>,
