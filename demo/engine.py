@@ -120,9 +120,11 @@ class Engine:
         level: str = "5",
         chunk: str = "64K",
         force: bool = False,
+        integrity: bool = False,
     ) -> None:
         words = ["--level", level, "--drives", ",".join(drives), "--chunk", chunk]
-        self.ashlar("array", "create", name, *words, *(["--force"] if force else []))
+        words += ["--force"] * force + ["--integrity"] * integrity
+        self.ashlar("array", "create", name, *words)
 
     def create_volume(self, name: str, array: str, size_bytes: int) -> None:
         self.ashlar("volume", "create", name, "--array", array, "--size", f"{size_bytes >> 20}M")

@@ -46,15 +46,28 @@ class Rig:
                     drive.truncate(DRIVE_BYTES)
             self.engine.attach_drive(name, path)
 
-    def make_export(self, level: str, members: int, size_bytes: int) -> Path:
+    def make_export(
+        self, level: str, members: int, size_bytes: int, integrity: bool = False
+    ) -> Path:
         """An array of new drives, a volume on it, and its vhost-user socket."""
         names = [f"d{number}" for number in range(members)]
         self.attach(*names)
-        self.engine.create_array("a", names, level=level)
+        self.engine.create_array("a", names, level=level, integrity=integrity)
         self.engine.create_volume("v", "a", size_bytes)
         socket = self.directory / "v.sock"
         self.engine.create_export("v", "v", socket)
         return socket
+
+    def scribble(self, name: str, size_bytes: int) -> None:
+        """Random bytes over the first data of a drive, behind the engine's back."""
+        path = self.drive_path(name)
+        areas = self.engine.show("inspect", str(path))["label"]["areas"]
+        offset = next(area["offset"] for area in areas if area["name"] == "data")
+        with open(path, "r+b", buffering=0) as drive:
+            for at in range(offset, offset + size_bytes, 1 << 20):
+                drive.seek(at)
+                drive.write(os.urandom(1 << 20))
+            os.fsync(drive.fileno())
 
     def boot(self, socket: Path) -> Vm:
         image = guest_image.build(CACHE, lambda text: None)
@@ -66,6 +79,13 @@ class Rig:
         deadline = time.monotonic() + seconds
         while (state := self.engine.array_state("a")) != wanted:
             assert time.monotonic() < deadline, f"still {state}, not {wanted}, after {seconds} s"
+            time.sleep(0.2)
+
+    def wait_in_place(self, seconds: float = 60) -> None:
+        """Until nothing that was acknowledged waits in the journal."""
+        deadline = time.monotonic() + seconds
+        while left := self.engine.show("array", "show", "a")["journal"]["used_bytes"]:
+            assert time.monotonic() < deadline, f"{left} bytes are still in the journal"
             time.sleep(0.2)
 
     def scrub_is_clean(self) -> None:

@@ -59,6 +59,43 @@ class Guest(unittest.TestCase):
                 vm.shutdown()
                 made.scrub_is_clean()
 
+    def test_a_drive_that_was_scribbled_on_is_named_and_mended(self):
+        with rig() as made:
+            engine = made.engine
+            socket = made.make_export("5", 5, VOLUME_BYTES, integrity=True)
+            vm = made.boot(socket)
+            vm.check(WRITE_AND_VERIFY.format(size=32), timeout=120)
+            # While the guest writes, and again before it only reads.
+            running = vm.spawn(WRITE_AND_VERIFY.format(size=32))
+            made.scribble("d1", 8 << 20)
+            self.assertEqual(running.wait(180).rc, 0, "while a drive was scribbled on")
+            made.scribble("d1", 8 << 20)
+            vm.check(VERIFY_ONLY.format(size=32), timeout=120)
+            vm.shutdown()
+            for name in ["d0", "d1", "d2", "d3", "d4"]:
+                wrong = engine.show("drive", "show", name)["counters"]["wrong_blocks"]
+                self.assertEqual(wrong > 0, name == "d1", f"{name}: {wrong}")
+            # Mends what nobody has read, and then there is nothing left.
+            engine.ashlar("array", "scrub", "a", "--wait")
+            made.scrub_is_clean()
+            self.assertEqual(engine.array_state("a"), "optimal")
+
+    def test_a_scrub_of_two_parities_tells_which_drive_is_wrong(self):
+        with rig() as made:
+            engine = made.engine
+            vm = made.boot(made.make_export("6", 6, VOLUME_BYTES))
+            vm.check(WRITE_AND_VERIFY.format(size=32), timeout=120)
+            made.wait_in_place()
+            made.scribble("d2", 8 << 20)
+            engine.ashlar("array", "scrub", "a", "--wait")
+            members = engine.show("array", "show", "a")["members"]
+            wrong = [member["drive"] for member in members if member["wrong_stripes"]]
+            self.assertEqual(wrong, ["d2"])
+            vm.check("echo 3 > /proc/sys/vm/drop_caches")
+            vm.check(VERIFY_ONLY.format(size=32), timeout=120)
+            vm.shutdown()
+            made.scrub_is_clean()
+
     def test_guest_and_daemon_start_again(self):
         with rig() as made:
             socket = made.make_export("5", 5, VOLUME_BYTES)
