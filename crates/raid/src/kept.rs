@@ -3,7 +3,7 @@
 //!
 //! | begun | until it is finished | finished when |
 //! |---|---|---|
-//! | stripes become zero | torn: nothing of them is put in place | zero on all members |
+//! | stripes become zero | torn: they read as zeroes, and nothing is put there | they are zero |
 //! | regions are forgotten | nothing rests on that | the members know of it |
 //! | stripes get a new shape | the array stops | it is started again |
 //! | a replay | torn, and they take no writes | started with more members |
@@ -33,6 +33,10 @@ impl Array {
             self.torn_stripes.insert(stripe);
             self.journal.pending.borrow_mut().bar(stripe);
         }
+        if let Begun::Zeroing { stripes, sequence } = &begun {
+            // Members that are zero already must not be all that tells it from what was there.
+            self.is_zero(stripes, *sequence);
+        }
         self.kept.borrow_mut().push(Rc::new(Kept { begun, holds, error }));
     }
 
@@ -40,6 +44,15 @@ impl Array {
     pub(crate) fn is_stranded(&self, stripe: StripeIndex) -> bool {
         let its = Begun::Replay { stripe };
         self.torn_stripes.contains(stripe) && self.kept.borrow().iter().any(|one| one.begun == its)
+    }
+
+    /// Whether the stripe is zeroes but for what is pending, whatever stands on its members.
+    pub(crate) fn becomes_zero(&self, stripe: StripeIndex) -> bool {
+        let has = |begun: &Begun| match begun {
+            Begun::Zeroing { stripes, .. } => stripes.contains(&stripe.0),
+            Begun::Forgetting | Begun::Moving | Begun::Replay { .. } => false,
+        };
+        self.torn_stripes.contains(stripe) && self.kept.borrow().iter().any(|one| has(&one.begun))
     }
 
     /// Why the ring cannot move on, whatever else is put in place; `None`: it can.

@@ -111,6 +111,9 @@ impl Array {
         if !self.is_written(piece.stripe) || pending || !whole {
             return Started::Not;
         }
+        if self.becomes_zero(piece.stripe) {
+            return Started::Not;
+        }
         if self.bad.is_within(piece.stripe, piece.chunk, &piece.rows) {
             return Started::Not;
         }
@@ -278,6 +281,9 @@ impl Array {
         if !self.is_written(stripe) {
             // Else it might be written again after a restart.
             self.written.settle().await?;
+            return Ok(self.zeroes(rows));
+        }
+        if self.becomes_zero(stripe) {
             return Ok(self.zeroes(rows));
         }
         let mut after_error = after_error;

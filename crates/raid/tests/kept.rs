@@ -70,7 +70,10 @@ fn stripes_that_were_zeroed_in_part_are_zeroed_later() {
         let stripe = pair.array.stripe_bytes();
         fail_first_stripes(&pair, &steer);
         assert_eq!(pair.array.write_zeroes(0, 3 * stripe).await, Err(ArrayError::Lost));
-        // It is kept, and counts; so does what stands beside it and was there before.
+        // It is kept, and counts: nothing of what was there is seen again.
+        pair.bytes[..3 * stripe as usize].fill(0);
+        pair.check().await;
+        // So does what is written there, and what stands beside it.
         pair.put(512, &[9; 512]).await;
         pair.put(4 * stripe as usize, &[8; 512]).await;
         steer.set(|_, _| Fate::Passes);
