@@ -34,7 +34,7 @@ impl Array {
             self.journal.pending.borrow_mut().bar(stripe);
         }
         if let Begun::Zeroing { stripes, sequence } = &begun {
-            // Members that are zero already must not be all that tells it from what was there.
+            // What was there is not read again, though it may still stand on members.
             self.is_zero(stripes, *sequence);
         }
         self.kept.borrow_mut().push(Rc::new(Kept { begun, holds, error }));

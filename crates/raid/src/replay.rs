@@ -83,6 +83,17 @@ struct Findings {
 }
 
 impl Findings {
+    /// Data or parity.
+    fn add(&mut self, piece: Piece, hold: &Hold) {
+        if piece.is_lost {
+            self.lost.push((piece, hold.clone()));
+        } else if piece.kind.is_parity() {
+            self.parity.push(piece);
+        } else {
+            self.data.push((piece, hold.clone()));
+        }
+    }
+
     /// What is kept of them if they cannot be put in place.
     fn kept(&self, stripe: StripeIndex) -> KeptFindings {
         let all = || self.data.iter().chain(&self.lost);
@@ -209,19 +220,12 @@ impl Array {
             // The superblock says whether the stripe has its new shape.
             EntryKind::Moved if !moved => {}
             EntryKind::Data | EntryKind::Moved if fits && piece.position < layout.data => {
-                let its = stripes.entry(first).or_default();
-                let into = if piece.is_lost { &mut its.lost } else { &mut its.data };
-                into.push((piece, hold.clone()));
+                stripes.entry(first).or_default().add(piece, hold);
             }
             EntryKind::Parity | EntryKind::ParitySums
                 if fits && layout.parity_positions().contains(&piece.position) =>
             {
-                let its = stripes.entry(first).or_default();
-                if piece.is_lost {
-                    its.lost.push((piece, hold.clone()));
-                } else {
-                    its.parity.push(piece);
-                }
+                stripes.entry(first).or_default().add(piece, hold);
             }
             EntryKind::Data | EntryKind::Moved | EntryKind::Parity | EntryKind::ParitySums => {}
             EntryKind::Zeroes => {

@@ -89,6 +89,14 @@ async fn assemble(
     array
 }
 
+/// All that was acknowledged is there, once everything can be read.
+async fn holds_all(pair: &mut Pair, steer: &Steer, array: Rc<Array>) {
+    pair.array = array;
+    steer.set(|_, _| Fate::Passes);
+    pair.check().await;
+    pair.array.stop().await.unwrap();
+}
+
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Kept,
@@ -111,10 +119,7 @@ async fn outcome(
     fail_reads(&pair, steer, &drives[unreadable], block);
     match assemble(&mut pair, &drives, absent, false).await {
         Ok(array) => {
-            pair.array = array;
-            steer.set(|_, _| Fate::Passes);
-            pair.check().await;
-            pair.array.stop().await.unwrap();
+            holds_all(&mut pair, steer, array).await;
             Some(Outcome::Kept)
         }
         Err(AssembleError::Journal { .. }) => {
@@ -129,9 +134,8 @@ async fn outcome(
             assert_eq!(error, AssembleError::JournalUnreadable { member });
             // Nothing was done that a start with all members does not make good.
             steer.set(|_, _| Fate::Passes);
-            pair.array = assemble(&mut pair, &drives, None, false).await.unwrap();
-            pair.check().await;
-            pair.array.stop().await.unwrap();
+            let array = assemble(&mut pair, &drives, None, false).await.unwrap();
+            holds_all(&mut pair, steer, array).await;
             Some(Outcome::Refused { named: false })
         }
     }
@@ -193,12 +197,7 @@ fn what_stood_there_before_hides_nothing() {
             let absent = prng.chance(5, 6).then_some(absent);
             fail_reads(&pair, &steer, &drives[unreadable], live[prng.index(live.len())]);
             match assemble(&mut pair, &drives, absent, false).await {
-                Ok(array) => {
-                    pair.array = array;
-                    steer.set(|_, _| Fate::Passes);
-                    pair.check().await;
-                    pair.array.stop().await.unwrap();
-                }
+                Ok(array) => holds_all(&mut pair, &steer, array).await,
                 Err(error) => {
                     let is_known = matches!(
                         error,

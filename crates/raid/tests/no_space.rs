@@ -52,6 +52,12 @@ async fn synced(pair: &Pair) {
     panic!("{:?} never ends", pair.array.status().resync);
 }
 
+async fn is_whole(pair: &mut Pair) {
+    pair.check().await;
+    pair.scrub_is_clean().await;
+    pair.array.stop().await.unwrap();
+}
+
 #[test]
 fn in_place() {
     let steer = Steer::new();
@@ -85,9 +91,7 @@ fn in_place() {
                 was.copy_from_slice(now);
             }
         }
-        pair.check().await;
-        pair.scrub_is_clean().await;
-        pair.array.stop().await.unwrap();
+        is_whole(&mut pair).await;
     });
 }
 
@@ -103,9 +107,7 @@ fn in_the_journal() {
         steer.set(|_, _| Fate::Passes);
         pair.put(0, &[98; LEN]).await;
         pair.restart(Default::default()).await;
-        pair.check().await;
-        pair.scrub_is_clean().await;
-        pair.array.stop().await.unwrap();
+        is_whole(&mut pair).await;
     });
 }
 
@@ -122,8 +124,6 @@ fn behind_the_journal() {
         assert_eq!(pair.array.state(), ArrayState::Optimal);
         steer.set(|_, _| Fate::Passes);
         pair.in_place().await;
-        pair.check().await;
-        pair.scrub_is_clean().await;
-        pair.array.stop().await.unwrap();
+        is_whole(&mut pair).await;
     });
 }

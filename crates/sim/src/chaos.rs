@@ -166,18 +166,18 @@ fn refusal(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
     let longest = [1_000_000, 100_000_000, 2_000_000_000][prng.index(3)];
     let long = Duration::from_nanos(prng.below(longest));
     life.note(|| format!("drive {drive} (member {index}) refuses {area:?} for {long:?}"));
-    let its = move |life: &Life, area| {
+    let set = move |life: &Life, area| {
         let mut world = life.world.borrow_mut();
         let its = world.drive(drive);
         its.refuses = area;
         its.misses += u32::from(area.is_some());
     };
-    its(life, Some(area));
+    set(life, Some(area));
     let life = life.clone();
     life.reactor.clone().spawn(async move {
         life.reactor.sleep(long).await;
         life.note(|| format!("drive {drive} takes writes again"));
-        its(&life, None);
+        set(&life, None);
         rebuild(&life).await;
         // A write that it has missed may wait for another drive, before anyone hears of it.
         let mut left = life.world.borrow().tickets();

@@ -188,12 +188,12 @@ impl World {
         self.dark = true;
     }
 
-    /// Operations under way on these drives, as text.
-    /// Those that are in flight.
+    /// Operations that are under way.
     pub fn tickets(&self) -> BTreeSet<u32> {
         self.in_flight.iter().flatten().map(|op| op.ticket.0).collect()
     }
 
+    /// Those on these drives, as text.
     pub fn in_flight(&self, on: impl Fn(u32) -> bool) -> Vec<String> {
         let text = |op: &InFlight| format!("d{} {:?}", op.drive, place(&op.op));
         self.in_flight.iter().flatten().filter(|op| on(op.drive)).map(text).collect()
