@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
+use std::rc::Rc;
 
 use ashlar_format::units::Area;
 use ashlar_reactor::buffer::Buffers;
@@ -30,18 +31,26 @@ const SHELF_BLOCKS_MAX: usize = 1 << 14;
 
 thread_local! {
     /// Memory of blocks that were let go: one seed after the other works in the same.
-    static SHELF: RefCell<Vec<Box<Block>>> = const { RefCell::new(Vec::new()) };
+    static SHELF: RefCell<Vec<Rc<Block>>> = const { RefCell::new(Vec::new()) };
+    /// What a drive holds where it was never written, though not zeroes.
+    static LITTER: Rc<Block> = Rc::new([0x5a; BLOCK_BYTES]);
 }
 
 /// What stands in a block. `None`: all zero.
 #[derive(Default)]
-struct Content(Option<Box<Block>>);
+struct Content(Option<Rc<Block>>);
 
 impl Content {
-    /// Memory of its own, to write all of: where there was none it holds anything.
-    fn memory(&mut self) -> &mut Block {
-        let taken = || SHELF.with_borrow_mut(Vec::pop).unwrap_or_else(|| Box::new(ZEROES));
-        self.0.get_or_insert_with(taken)
+    fn litter() -> Content {
+        Content(Some(LITTER.with(Rc::clone)))
+    }
+
+    /// In memory of its own, which holds anything until `fill` has written all of it.
+    fn filled(fill: impl FnOnce(&mut Block)) -> Content {
+        let taken = SHELF.with_borrow_mut(Vec::pop);
+        let mut block = taken.unwrap_or_else(|| Rc::new(ZEROES));
+        fill(Rc::get_mut(&mut block).expect("what lies on the shelf is nobody's"));
+        Content(Some(block))
     }
 
     fn bytes(&self) -> &Block {
@@ -51,7 +60,8 @@ impl Content {
 
 impl Drop for Content {
     fn drop(&mut self) {
-        if let Some(block) = self.0.take() {
+        let own = |block: &Rc<Block>| Rc::strong_count(block) == 1;
+        if let Some(block) = self.0.take().filter(own) {
             SHELF.with_borrow_mut(|shelf| {
                 if shelf.len() < SHELF_BLOCKS_MAX {
                     shelf.push(block);
@@ -194,11 +204,19 @@ impl SimDrive {
         }
     }
 
+    /// The blocks at these offsets hold something that nobody wrote.
+    pub fn litter(&mut self, offsets: impl Iterator<Item = u64>) {
+        for offset in offsets {
+            let block = usize::try_from(offset).expect("small drives") / BLOCK_BYTES;
+            self.blocks[block] = Content::litter();
+        }
+    }
+
     /// It gets more bytes, which hold anything.
     pub fn grow(&mut self, bytes: u64) {
         let blocks = usize::try_from(bytes).expect("small drives") / BLOCK_BYTES;
         let litter =
-            |block: usize| Content(block.is_multiple_of(3).then(|| Box::new([0x5a; BLOCK_BYTES])));
+            |block: usize| if block.is_multiple_of(3) { Content::litter() } else { Content::default() };
         self.blocks.extend((self.blocks.len()..blocks).map(litter));
         self.traits.bytes = bytes;
     }
@@ -260,7 +278,7 @@ impl SimDrive {
         let content = &mut self.blocks[at / BLOCK_BYTES];
         let mut bytes = *content.bytes();
         bytes[at % BLOCK_BYTES] ^= 1 << (at % 8);
-        *content.memory() = bytes;
+        *content = Content::filled(|block| *block = bytes);
         self.lies_at(offset, 1);
     }
 
@@ -379,18 +397,20 @@ impl SimDrive {
             return;
         }
         let bytes = bytes.unwrap_or(&ZEROES[part.inside.clone()]);
-        let mut new = Content::default();
-        if sectors != u8::MAX {
-            let new = new.memory();
-            new.copy_from_slice(block.bytes());
-            for sector in part.sectors().filter(|sector| sectors & 1 << sector != 0) {
-                let at = sector * SECTOR_BYTES;
-                let from = &bytes[at - part.inside.start..][..SECTOR_BYTES];
-                new[at..at + SECTOR_BYTES].copy_from_slice(from);
-            }
-        } else if !zero {
-            new.memory().copy_from_slice(bytes);
-        }
+        let new = if sectors != u8::MAX {
+            Content::filled(|new| {
+                new.copy_from_slice(block.bytes());
+                for sector in part.sectors().filter(|sector| sectors & 1 << sector != 0) {
+                    let at = sector * SECTOR_BYTES;
+                    let from = &bytes[at - part.inside.start..][..SECTOR_BYTES];
+                    new[at..at + SECTOR_BYTES].copy_from_slice(from);
+                }
+            })
+        } else if zero {
+            Content::default()
+        } else {
+            Content::filled(|new| new.copy_from_slice(bytes))
+        };
         let old = std::mem::replace(block, new);
         if self.traits.volatile_cache {
             self.undo.push_back(Undo { write, block: part.block, sectors, old });
@@ -409,8 +429,7 @@ impl SimDrive {
         let unit = self.traits.sector_bytes as usize / SECTOR_BYTES;
         for (block, undos) in by_block {
             let visible = std::mem::take(&mut self.blocks[block]);
-            let mut content = Content::default();
-            let new = content.memory();
+            let mut new = ZEROES;
             for first in (0..SECTORS_PER_BLOCK).step_by(unit) {
                 let touching: Vec<&Undo> =
                     undos.iter().filter(|undo| undo.sectors & 1 << first != 0).collect();
@@ -429,8 +448,8 @@ impl SimDrive {
                 let bytes = first * SECTOR_BYTES..(first + unit) * SECTOR_BYTES;
                 new[bytes.clone()].copy_from_slice(&left.bytes()[bytes]);
             }
-            if *new != ZEROES {
-                self.blocks[block] = content;
+            if new != ZEROES {
+                self.blocks[block] = Content::filled(|block| *block = new);
             }
         }
     }

@@ -17,7 +17,7 @@ use ashlar_raid::status::ArrayStatus;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
 
-use crate::drive::{BLOCK_BYTES, SimDrive, Traits};
+use crate::drive::{SimDrive, Traits};
 use crate::faults::Plan;
 use crate::inspect::superblock;
 use crate::world::{SharedWorld, World};
@@ -233,8 +233,5 @@ impl Fleet {
 fn litter(drive: &mut SimDrive, parity: u8, integrity: bool) {
     let areas = label::plan_for(drive.traits.bytes, parity, integrity);
     let Some(areas) = areas else { return };
-    for at in areas.data.range().step_by(LITTER_STEP_BYTES) {
-        drive.write(at, &[0x5a; BLOCK_BYTES]);
-    }
-    drive.flush(u64::MAX);
+    drive.litter(areas.data.range().step_by(LITTER_STEP_BYTES));
 }
