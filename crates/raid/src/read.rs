@@ -352,7 +352,10 @@ impl Array {
             return Err(ArrayError::Lost);
         }
         let buffer = self.reconstruct(stripe, chunk, rows, bad).await?;
-        if bad != 0 && !self.may_be(stripe, chunk, rows, &buffer).await {
+        if bad != 0
+            && !self.may_be(stripe, chunk, rows, &buffer).await
+            && !self.outvote_checksum(stripe, chunk, rows, &buffer).await
+        {
             return Err(ArrayError::Lost);
         }
         self.count(|counters| counters.reconstructed += 1);
@@ -423,7 +426,7 @@ impl Array {
     }
 
     /// Positions from the same rows of `k` others.
-    fn work_out(
+    pub(crate) fn work_out(
         &self,
         stripe: StripeIndex,
         wanted: Positions,

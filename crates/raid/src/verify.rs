@@ -12,16 +12,20 @@
 //! | | there is none | not what was read | the drive, which has lost both: the same as above |
 //! | | no | no, and they differ | nobody knows: the read is an error |
 //!
-//! "The others" are members whose own blocks fit their checksums.
+//! "The others" are members whose own blocks fit their checksums. Where the block cannot be read at
+//! all, and its checksum does not fit what they say: the checksum is wrong if there are more of them
+//! than it takes to say anything, and all agree; else nobody knows.
 
 use std::ops::Range;
 
 use ashlar_format::block_sums::{BLOCK_BYTES, block_sum};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::buffer::{Buffer, Buffers};
+use smallvec::SmallVec;
 
 use crate::array::Array;
 use crate::error::ArrayError;
+use crate::write_plan::each;
 
 /// What is wrong with a block that does not fit its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +161,37 @@ impl Array {
             }
         }
         true
+    }
+
+    /// Whether it is the checksum that is wrong, and not what was worked out for a position that
+    /// cannot be read: more of the others than that takes fit theirs, and all of them agree.
+    pub(crate) async fn outvote_checksum(
+        &self,
+        stripe: StripeIndex,
+        position: u8,
+        rows: &Range<u32>,
+        bytes: &Buffer,
+    ) -> bool {
+        let mut have: SmallVec<[(u8, Buffer); 8]> = SmallVec::new();
+        for other in each(self.members.held(stripe) & !(1 << position)) {
+            if let Some(Ok(buffer)) = self.read_position(stripe, other, rows).await {
+                have.push((other, buffer));
+            }
+        }
+        let Some((some, rest)) = have.split_at_checked(self.layout_of(stripe).data.into()) else {
+            return false;
+        };
+        let wanted = rest.iter().fold(1 << position, |bits, (other, _)| bits | 1 << other);
+        let Ok(right) = self.work_out(stripe, wanted, some) else { return false };
+        let known = |wanted: u8| rest.iter().find(|(other, _)| *other == wanted);
+        let agrees = |(position, right): &(u8, Buffer)| {
+            right.bytes() == known(*position).map_or(bytes, |(_, its)| its).bytes()
+        };
+        let outvoted = !rest.is_empty() && right.iter().all(agrees);
+        if outvoted && let Some((drive, _)) = self.members.at(stripe, position) {
+            drive.note_wrong_checksum();
+        }
+        outvoted
     }
 
     /// Rows of a position as the other members have them.

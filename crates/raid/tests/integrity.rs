@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod pair;
+mod steered;
 
 use std::rc::Rc;
 
@@ -18,7 +19,8 @@ use ashlar_raid::label;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::{ArrayState, ScrubState};
 use ashlar_reactor::executor::Reactor;
-use pair::{DRIVE_BYTES, Pair, drive, fill, run};
+use pair::{DRIVE_BYTES, Pair, drive, fill, run, run_on};
+use steered::{Fate, Steer, address, is_write, offset};
 
 const BLOCK: usize = 4096;
 /// Level and members; the last ones have more redundancy than one lie needs.
@@ -297,6 +299,52 @@ fn a_damaged_checksum_is_told_from_a_damaged_block() {
             assert_eq!(scrub(&pair).await.unreadable_stripes, 0);
             assert_eq!(lies(&pair)[block.member], (blocks, checksums));
             pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+/// Two wrongs of one drive: a block that it cannot read, and a page of checksums that it has not
+/// written.
+#[test]
+fn an_old_checksum_of_an_unreadable_block_is_outvoted() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        for another_is_away in [false, true] {
+            let mut pair = filled_pair(&reactor, Level::Raid6, 5).await;
+            pair.restart(AssembleOptions::default()).await;
+            let block = spot(&pair, 0, 0, 0);
+            let sums = Spot { at: areas(&pair).integrity.offset, ..block.clone() };
+            let old = sums.get(&reactor).await;
+            pair.put(0, &[9; BLOCK]).await;
+            let drives: Vec<Rc<Drive>> =
+                pair.array.status().members.into_iter().filter_map(|m| m.drive).collect();
+            pair.array.stop().await.unwrap();
+            assert_ne!(sums.get(&reactor).await, old);
+            sums.put(&reactor, &old).await;
+            let options = AssembleOptions::default();
+            pair.array = Array::assemble(&reactor, drives, options).await.unwrap();
+            if another_is_away {
+                let other = pair.array.layout().member_at(StripeIndex(0), 1);
+                pair.array.pull_member(other).unwrap();
+            }
+            let (file, at) = (address(pair.file(&block.drive)), block.at);
+            steer.set(move |its, op| match offset(op) {
+                Some(its_at) if its == file && its_at == at && !is_write(op) => Fate::Fails,
+                _ => Fate::Passes,
+            });
+            let read = pair.read(0, BLOCK).await;
+            steer.set(|_, _| Fate::Passes);
+            if another_is_away {
+                // Either it is the checksum that is old, or what the three others have.
+                assert_eq!(read, Err(ArrayError::Lost));
+                continue;
+            }
+            assert_eq!(read.unwrap(), [9; BLOCK]);
+            assert_eq!(lies(&pair)[block.member], (0, 1));
+            pair.check().await;
+            assert_eq!(block.get(&reactor).await, [9; BLOCK], "it was written again");
+            assert_eq!(lies(&pair)[block.member], (0, 1), "and its checksum is known");
+            assert_eq!(scrub(&pair).await.unreadable_stripes, 0);
         }
     });
 }

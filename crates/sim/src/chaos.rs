@@ -11,7 +11,7 @@ use ashlar_pool::error::PoolError;
 use ashlar_raid::error::{ArrayError, ChangeError};
 use ashlar_reactor::prng::Prng;
 
-use crate::drive::{BLOCK_BYTES, Mischief, SECTOR_BYTES};
+use crate::drive::{BLOCK_BYTES, Mischief, SECTOR_BYTES, SimDrive};
 use crate::faults::Lies;
 use crate::workload::Life;
 use crate::world::AtCompletion;
@@ -241,8 +241,13 @@ fn latent(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
     let layout = life.array.layout();
     let hot = crate::workload::hot_stripes(&life.plan, layout.stripes);
     let areas = life.plan.areas();
+    // Beside an old checksum of the same block it would be two wrongs of one drive, and the others
+    // may be too few to say which of the two is wrong.
+    let has_old_sums =
+        life.plan.lies == Lies::Checksums && life.world.borrow_mut().drive(drive).lied;
+    let spares_data = has_old_sums && !life.plan.beyond;
     for _ in 0..1 + prng.below(4) {
-        let at = if prng.chance(1, 4) {
+        let at = if prng.chance(1, 4) || spares_data {
             // Somewhere in the metadata.
             prng.below(areas.data.offset)
         } else {
@@ -263,10 +268,17 @@ fn lie(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
     if !life.fleet.borrow().is_impaired(index) && !life.fleet.borrow().may_impair(index) {
         return;
     }
-    life.fleet.borrow_mut().impair(index, None);
     let (areas, layout) = (life.plan.areas(), life.array.layout());
-    let hot = crate::workload::hot_stripes(&life.plan, layout.stripes);
     let sums = life.plan.lies == Lies::Checksums;
+    let is_unreadable = |its: &SimDrive| {
+        its.latent.range(areas.data.offset / SECTOR_BYTES as u64..).next().is_some()
+    };
+    // As with latent errors.
+    if sums && !life.plan.beyond && is_unreadable(life.world.borrow_mut().drive(drive)) {
+        return;
+    }
+    life.fleet.borrow_mut().impair(index, None);
+    let hot = crate::workload::hot_stripes(&life.plan, layout.stripes);
     let mut world = life.world.borrow_mut();
     for _ in 0..1 + prng.below(3) {
         let stripe = StripeIndex(hot[prng.index(hot.len())]);
