@@ -48,14 +48,14 @@ pub struct Settings {
     /// A thread of the kernel takes submissions, without a system call. It wants a CPU of its own:
     /// where it has none, what is submitted waits for it, also beyond the moment until which it
     /// may be begun.
-    pub kernel_thread: bool,
+    pub sqpoll: bool,
     /// Drives that can be polled are.
-    pub polling: bool,
+    pub iopoll: bool,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { kernel_thread: false, polling: true }
+        Settings { sqpoll: false, iopoll: true }
     }
 }
 
@@ -101,14 +101,14 @@ impl UringBackend {
 
     /// `arena`: where the buffers of its operations come from.
     pub fn with(settings: Settings, arena: Option<Rc<Arena>>) -> std::io::Result<UringBackend> {
-        let kind = if settings.kernel_thread { Kind::KernelThread } else { Kind::Interrupts };
+        let kind = if settings.sqpoll { Kind::Sqpoll } else { Kind::Interrupts };
         let (io, kernel) = build(kind)?;
         // The kernel may have refused a thread.
         let has_thread = io.params().is_setup_sqpoll();
-        let kind = if has_thread { Kind::KernelThread } else { Kind::Interrupts };
+        let kind = if has_thread { Kind::Sqpoll } else { Kind::Interrupts };
         Ok(UringBackend {
             ring: Ring::new(io, kind, arena.clone()),
-            polling: if settings.polling { Polling::Untried } else { Polling::Off },
+            polling: if settings.iopoll { Polling::Untried } else { Polling::Off },
             gauges: Gauges::new(kernel, arena.clone()),
             arena,
             started: machine_time(),

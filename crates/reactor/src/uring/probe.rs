@@ -15,7 +15,7 @@ pub(super) enum Kind {
     /// Devices tell by interrupts.
     Interrupts,
     /// The same, and a thread of the kernel takes submissions without a system call.
-    KernelThread,
+    Sqpoll,
     /// Devices are looked at.
     Polled,
 }
@@ -25,7 +25,7 @@ enum Flag {
     SingleIssuer,
     DeferTaskrun,
     CoopTaskrun,
-    TaskrunFlag,
+    TellTaskrun,
     SubmitAll,
     Sqpoll,
     Iopoll,
@@ -38,7 +38,7 @@ impl Flag {
             Flag::SingleIssuer => "SINGLE_ISSUER",
             Flag::DeferTaskrun => "DEFER_TASKRUN",
             Flag::CoopTaskrun => "COOP_TASKRUN",
-            Flag::TaskrunFlag => "TASKRUN_FLAG",
+            Flag::TellTaskrun => "TASKRUN_FLAG",
             Flag::SubmitAll => "SUBMIT_ALL",
             Flag::Sqpoll => "SQPOLL",
             Flag::Iopoll => "IOPOLL",
@@ -48,11 +48,11 @@ impl Flag {
 
 /// What is asked for, the best first. Linux 6.1, 6.0, 5.19, and before.
 const USUAL: [&[Flag]; 4] = {
-    use Flag::{CoopTaskrun, DeferTaskrun, SingleIssuer, SubmitAll, TaskrunFlag};
+    use Flag::{CoopTaskrun, DeferTaskrun, SingleIssuer, SubmitAll, TellTaskrun};
     [
-        &[SingleIssuer, DeferTaskrun, TaskrunFlag, SubmitAll],
-        &[SingleIssuer, CoopTaskrun, TaskrunFlag, SubmitAll],
-        &[CoopTaskrun, TaskrunFlag, SubmitAll],
+        &[SingleIssuer, DeferTaskrun, TellTaskrun, SubmitAll],
+        &[SingleIssuer, CoopTaskrun, TellTaskrun, SubmitAll],
+        &[CoopTaskrun, TellTaskrun, SubmitAll],
         &[],
     ]
 };
@@ -77,7 +77,7 @@ pub struct Kernel {
 pub(super) fn build(kind: Kind) -> std::io::Result<(IoUring, Kernel)> {
     let candidates: Vec<&[Flag]> = match kind {
         Kind::Interrupts | Kind::Polled => USUAL.to_vec(),
-        Kind::KernelThread => [&WITH_THREAD[..], &USUAL[..]].concat(),
+        Kind::Sqpoll => [&WITH_THREAD[..], &USUAL[..]].concat(),
     };
     let mut refused = Vec::new();
     let mut last_error = None;
@@ -109,7 +109,7 @@ fn setup(flags: &[Flag]) -> std::io::Result<IoUring> {
             Flag::SingleIssuer => builder.setup_single_issuer(),
             Flag::DeferTaskrun => builder.setup_defer_taskrun(),
             Flag::CoopTaskrun => builder.setup_coop_taskrun(),
-            Flag::TaskrunFlag => builder.setup_taskrun_flag(),
+            Flag::TellTaskrun => builder.setup_taskrun_flag(),
             Flag::SubmitAll => builder.setup_submit_all(),
             Flag::Sqpoll => builder.setup_sqpoll(THREAD_IDLE_MS),
             Flag::Iopoll => builder.setup_iopoll(),

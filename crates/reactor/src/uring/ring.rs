@@ -177,7 +177,7 @@ impl Ring {
             return;
         }
         // What the kernel's thread takes needs no call while it is awake.
-        let is_call = news || self.kind != Kind::KernelThread || submission.need_wakeup();
+        let is_call = news || self.kind != Kind::Sqpoll || submission.need_wakeup();
         drop(submission);
         self.enters += u64::from(is_call);
         // Signals and a kernel that is short of memory are no ends: what it did not take stays in

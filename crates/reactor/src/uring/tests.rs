@@ -113,8 +113,8 @@ impl Rig {
 
 #[test]
 fn what_is_asked_for_at_one_time_is_one_system_call() {
-    for polling in [false, true] {
-        let mut rig = Rig::new(Settings { polling, ..Settings::default() });
+    for iopoll in [false, true] {
+        let mut rig = Rig::new(Settings { iopoll, ..Settings::default() });
         let file = scratch();
         let device = rig.backend.register(Device::File { file: file.clone() });
         let fd = std::os::fd::AsRawFd::as_raw_fd(&*file);
@@ -149,8 +149,8 @@ fn what_is_asked_for_at_one_time_is_one_system_call() {
 fn files_are_served_with_what_there_is() {
     for settings in [
         Settings::default(),
-        Settings { kernel_thread: true, polling: false },
-        Settings { kernel_thread: true, polling: true },
+        Settings { sqpoll: true, iopoll: false },
+        Settings { sqpoll: true, iopoll: true },
     ] {
         let mut rig = Rig::new(settings);
         let device = rig.backend.register(Device::File { file: scratch() });
@@ -163,7 +163,7 @@ fn files_are_served_with_what_there_is() {
         rig.check(device);
         let report = rig.backend.gauges.report(rig.backend.now());
         assert_eq!((report.devices[0].file, report.devices[0].buffers), (Use::Yes, Use::Yes));
-        if !settings.polling {
+        if !settings.iopoll {
             assert_eq!(report.devices[0].polling, Use::No(Why::Off));
         }
         assert!(report.buffers.total() > 0);
