@@ -74,10 +74,15 @@ impl Mapping {
         if bytes < HUGE_BYTES {
             return map(bytes, 0).map(|start| Mapping { start, bytes, pages: Pages::Small });
         }
-        match huge(huge_bytes, fill) {
-            Some(mapping) => Ok(mapping),
-            None => transparent(huge_bytes),
+        if let Some(mapping) = huge(huge_bytes, fill) {
+            return Ok(mapping);
         }
+        let mapping = transparent(huge_bytes)?;
+        if fill == Fill::Now {
+            // Where the system does not know of this, it gives them later.
+            advise(mapping.start, mapping.bytes, libc::MADV_POPULATE_WRITE);
+        }
+        Ok(mapping)
     }
 
     pub fn start(&self) -> NonNull<u8> {

@@ -1,11 +1,11 @@
 //! Devices of every kind, and how each is served.
 //!
-//! | device | is given its operations | has them answered |
+//! | device | is given its operations | answers |
 //! |---|---|---|
-//! | file, block device | by the ring; reads and writes by the polled ring, where that works | by the kernel |
+//! | file, block device | by a ring: the polled one, if it can be polled | by the kernel |
 //! | memory | at once: a copy | at the next look |
 //! | modelled drive | at once: a copy | when its numbers say so |
-//! | lossy drive | at once: a cache, and by the ring what that asks of its file | by the cache |
+//! | lossy drive | at once: a cache; by the ring what that asks of its file | by the cache |
 //!
 //! Another kind gets a line here, a variant, an arm in `UringBackend::submit`, and a look in
 //! `UringBackend::reap` if it has completions of its own.

@@ -4,6 +4,7 @@
 //! ring in the place of the polled one takes the same way.
 
 use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use super::*;
@@ -117,7 +118,7 @@ fn what_is_asked_for_at_one_time_is_one_system_call() {
         let mut rig = Rig::new(Settings { iopoll, ..Settings::default() });
         let file = scratch();
         let device = rig.backend.register(Device::File { file: file.clone() });
-        let fd = std::os::fd::AsRawFd::as_raw_fd(&*file);
+        let fd = file.as_raw_fd();
         rig.look_until(|rig| rig.polling(fd) != Use::No(Why::Trying));
         if rig.polling(fd) == Use::Yes {
             // Looking costs calls, there.
@@ -176,7 +177,7 @@ fn files_are_served_with_what_there_is() {
 fn a_device_that_answered_its_trial_is_polled() {
     let mut rig = Rig::polled();
     let file = scratch();
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&*file);
+    let fd = file.as_raw_fd();
     let device = rig.backend.register(Device::File { file });
     assert_eq!(rig.polling(fd), Use::No(Why::Trying));
     rig.look_until(|rig| rig.polling(fd) == Use::Yes);
@@ -199,7 +200,7 @@ fn a_device_that_answered_its_trial_is_polled() {
 fn a_device_that_refuses_to_be_polled_is_polled_no_more() {
     let mut rig = Rig::polled();
     let file = scratch();
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&*file);
+    let fd = file.as_raw_fd();
     let device = rig.backend.register(Device::File { file });
     rig.look_until(|rig| rig.polling(fd) == Use::Yes);
     let into = rig.block(0);
@@ -218,11 +219,39 @@ fn a_device_that_refuses_to_be_polled_is_polled_no_more() {
 }
 
 #[test]
+fn a_drive_that_never_answers_its_trial_holds_up_nobody() {
+    let mut rig = Rig::polled();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let file = File::from(OwnedFd::from(reader));
+    let fd = file.as_raw_fd();
+    let silent = rig.backend.register(Device::File { file: Arc::new(file) });
+    let device = rig.backend.register(Device::File { file: scratch() });
+    rig.check(device);
+    assert_eq!(rig.polling(fd), Use::No(Why::Trying));
+    let began = rig.backend.now();
+    let until = began.after(Duration::from_millis(20));
+    while rig.backend.now() < until {
+        assert!(rig.backend.idle(Some(until)));
+        rig.backend.reap(&mut rig.done);
+    }
+    assert!(rig.backend.gauges.counters().slept_ns > 0, "it is not looked for all the time");
+    let much_later = until.after(Duration::from_secs(60));
+    let nap = rig.backend.polling.on().unwrap().look_in(much_later);
+    assert_eq!(nap, Some(Duration::from_millis(50)));
+    rig.backend.unregister(silent);
+    assert_eq!(rig.polling(fd), Use::No(Why::Trying));
+    // The pipe ends, and with it the trial.
+    drop(writer);
+    let devices = |rig: &Rig| rig.backend.gauges.report(rig.backend.now()).devices.len();
+    rig.look_until(|rig| devices(rig) == 1);
+}
+
+#[test]
 fn a_file_that_is_let_go_is_let_go_in_all_rings() {
     for early in [true, false] {
         let mut rig = Rig::polled();
         let file = scratch();
-        let fd = std::os::fd::AsRawFd::as_raw_fd(&*file);
+        let fd = file.as_raw_fd();
         let device = rig.backend.register(Device::File { file: file.clone() });
         if !early {
             rig.look_until(|rig| rig.polling(fd) == Use::Yes);
