@@ -455,7 +455,7 @@ impl Backend for UringBackend {
         self.tell_due();
         self.ring.enter();
         if let Some(polled) = self.polling.on() {
-            polled.ring.enter();
+            polled.look(|| now(self.started));
         }
         self.collect();
         self.end_turn(!self.finished.is_empty());

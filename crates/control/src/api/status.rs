@@ -16,7 +16,9 @@ pub struct CoreStatus {
     /// Names of the arrays it serves.
     pub arrays: Vec<String>,
     /// Names of the drives that these are on.
+    #[serde(default)]
     pub drives: Vec<String>,
+    #[serde(default)]
     pub exports: Vec<CoreExport>,
     pub counters: Option<CoreCounters>,
     pub memory: Option<CoreMemory>,

@@ -24,11 +24,12 @@ use crate::uring::tag::Tag;
 
 /// Bytes of the read that tries a device: any drive's sector fits.
 const PROBE_BYTES: usize = 4096;
-/// A drive that has not answered for this long is looked at less often: it may be dead.
+/// A drive that has not answered for this long is looked at less often: it may be dead. So is one
+/// that is only tried: nobody waits for that.
 const PATIENCE: Duration = Duration::from_millis(2);
-/// Then a look comes after this part of the time that it has kept silent, and at the latest after
-/// this long.
+/// Then a look comes after this part of the time that it has kept silent, within these.
 const NAP_SHARE: u32 = 8;
+const NAP_MIN: Duration = Duration::from_micros(250);
 const NAP_MAX: Duration = Duration::from_millis(50);
 
 /// Whether there is such a ring.
@@ -70,12 +71,14 @@ pub(super) struct Polled {
     probes: BTreeMap<usize, Buffers>,
     /// When something was last begun or heard of.
     last_news: Instant,
+    last_look: Instant,
 }
 
 impl Polled {
     pub(super) fn new(io: IoUring, arena: Option<Rc<Arena>>) -> Polled {
         let ring = Ring::new(io, Kind::Polled, arena);
-        Polled { ring, probes: BTreeMap::new(), last_news: Instant::default() }
+        let never = Instant::default();
+        Polled { ring, probes: BTreeMap::new(), last_news: never, last_look: never }
     }
 
     /// Begins to find out whether a device can be polled.
@@ -109,12 +112,29 @@ impl Polled {
     }
 
     /// When to look at the devices again; `None`: nothing is under way on them.
-    pub(super) fn look_in(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn look_in(&mut self, now: Instant) -> Option<Duration> {
         if !self.ring.is_used() {
             return None;
         }
         let silent = now.since(self.last_news);
-        Some(if silent < PATIENCE { Duration::ZERO } else { NAP_MAX.min(silent / NAP_SHARE) })
+        let is_waited_for = self.ring.in_kernel() > self.probes.len();
+        if self.ring.has_unsubmitted() || (is_waited_for && silent < PATIENCE) {
+            return Some(Duration::ZERO);
+        }
+        let nap = (silent / NAP_SHARE).clamp(NAP_MIN, NAP_MAX);
+        Some(nap.saturating_sub(now.since(self.last_look)))
+    }
+
+    /// Submits, and asks the devices, if it is time for that.
+    pub(super) fn look(&mut self, now: impl FnOnce() -> Instant) {
+        if !self.ring.is_used() {
+            return;
+        }
+        let now = now();
+        if self.look_in(now) == Some(Duration::ZERO) {
+            self.last_look = now;
+            self.ring.enter();
+        }
     }
 }
 

@@ -77,6 +77,11 @@ impl Ring {
         self.in_kernel
     }
 
+    /// Whether something was put into it that the kernel has not seen.
+    pub(super) fn has_unsubmitted(&mut self) -> bool {
+        !self.io.submission().is_empty()
+    }
+
     /// Puts a file into the table, or takes it out (-1). What was there is let go of at once.
     pub(super) fn set_file(&mut self, place: usize, fd: RawFd) -> Use {
         if let Err(errno) = self.table {
