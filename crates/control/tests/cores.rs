@@ -54,6 +54,7 @@ fn reactors_tell_what_they_do() {
 fn drives_tell_how_they_are_served() {
     let mut daemon = Daemon::with_array(1, 2);
     let queue = settled_queue(&daemon);
+    assert_eq!(queue["polling"]["why_not"], "not a block device");
     assert_eq!(queue["registered_file"]["used"], true, "{queue}");
     assert_eq!(queue["fixed_buffers"]["used"], true, "{queue}");
     assert!(number(&queue["depth_max"]) > 0, "{queue}");

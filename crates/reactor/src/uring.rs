@@ -21,7 +21,10 @@ mod tests;
 use std::cell::Cell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::arena::Arena;
@@ -138,24 +141,42 @@ impl UringBackend {
         }
     }
 
-    /// Lets the rings know a file, and finds out whether it can be polled.
-    fn register_file(&mut self, mut file: FileDevice, index: usize) -> Registered {
+    /// Lets the ring know a file, and finds out whether it can be polled.
+    fn register_file(&mut self, file: Arc<File>, index: usize) {
+        let is_block_device =
+            file.metadata().is_ok_and(|its| FileTypeExt::is_block_device(&its.file_type()));
+        let mut file = FileDevice::new(file, index);
         let gauge = file.gauge.clone();
         let known = self.ring.set_file(index, file.fd());
         file.in_table = known == Use::Yes;
         gauge.file.set(known);
         gauge.buffers.set(self.ring.knows_buffers());
-        let polling = match self.polling.ring(self.arena.as_ref()) {
+        self.gauges.device_came(file.fd(), &gauge);
+        self.devices[index] = Registered::File(file);
+        match self.polling {
+            Polling::Off => gauge.polling.set(Use::No(Why::Off)),
+            // A file system answers for a hole without its device: a trial would prove nothing.
+            Polling::Untried | Polling::Failed(_) | Polling::On(_) if !is_block_device => {
+                gauge.polling.set(Use::No(Why::NotBlockDevice));
+            }
+            Polling::Untried | Polling::Failed(_) | Polling::On(_) => self.try_polling(index),
+        }
+    }
+
+    fn try_polling(&mut self, index: usize) {
+        let UringBackend { devices, polling, arena, started, .. } = self;
+        let Registered::File(file) = &mut devices[index] else {
+            unreachable!("a file, says the caller");
+        };
+        let answer = match polling.ring(arena.as_ref()) {
             Ok(polled) => {
-                polled.probe(index, &mut file);
-                polled.news(now(self.started));
+                polled.probe(index, file);
+                polled.news(now(*started));
                 Why::Trying
             }
             Err(why) => why,
         };
-        gauge.polling.set(Use::No(polling));
-        self.gauges.device_came(file.fd(), &gauge);
-        Registered::File(file)
+        file.gauge.polling.set(Use::No(answer));
     }
 
     /// Lets a file go, unless the kernel still tries it.
@@ -382,7 +403,10 @@ impl Backend for UringBackend {
         });
         let id = DeviceId(u32::try_from(index).expect("few devices"));
         self.devices[index] = match device {
-            Device::File { file } => self.register_file(FileDevice::new(file, index), index),
+            Device::File { file } => {
+                self.register_file(file, index);
+                return id;
+            }
             Device::Ram { bytes } => {
                 let ram = Ram::new(bytes);
                 self.gauges.memory_came(ram.page_bytes());

@@ -33,6 +33,8 @@ pub enum Why {
     Refused(Errno),
     /// All places for it are taken.
     Full,
+    /// A file system stands between it and its drive.
+    NotBlockDevice,
 }
 
 impl std::fmt::Display for Why {
@@ -42,6 +44,7 @@ impl std::fmt::Display for Why {
             Why::Trying => f.write_str("being tried"),
             Why::Refused(errno) => errno.fmt(f),
             Why::Full => f.write_str("no room for more"),
+            Why::NotBlockDevice => f.write_str("not a block device"),
         }
     }
 }

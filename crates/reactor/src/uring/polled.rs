@@ -2,8 +2,8 @@
 //! `IORING_SETUP_IOPOLL`).
 //!
 //! A drive answers sooner when nobody has to be interrupted. But such a ring can be built where no
-//! device can be polled, so each is asked by a real read, and is served by it once that was
-//! answered.
+//! device can be polled, so each block device is asked by a real read, and is served by it once
+//! that was answered.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;

@@ -51,6 +51,13 @@ impl Rig {
         rig
     }
 
+    /// A file that is tried as if it were a block device.
+    fn try_polling(&mut self, file: Arc<File>) -> DeviceId {
+        let device = self.backend.register(Device::File { file });
+        self.backend.try_polling(device.0 as usize);
+        device
+    }
+
     fn submit(&mut self, op: &Op) -> Ticket {
         self.tickets += 1;
         let ticket = Ticket(self.tickets);
@@ -154,13 +161,16 @@ fn files_are_served_with_what_there_is() {
         Settings { sqpoll: true, iopoll: true },
     ] {
         let mut rig = Rig::new(settings);
-        let device = rig.backend.register(Device::File { file: scratch() });
+        let file = scratch();
+        let fd = file.as_raw_fd();
+        let device = rig.backend.register(Device::File { file });
         rig.check(device);
-        // Also before anyone knows whether it can be polled, and after.
-        rig.look_until(|rig| {
-            let devices = rig.backend.gauges.report(rig.backend.now()).devices;
-            devices[0].polling != Use::No(Why::Trying)
-        });
+        let why = if settings.iopoll { Why::NotBlockDevice } else { Why::Off };
+        assert_eq!(rig.polling(fd), Use::No(why));
+        // Also while it is tried by a real polled ring, and after.
+        rig.backend.try_polling(device.0 as usize);
+        rig.check(device);
+        rig.look_until(|rig| rig.polling(fd) != Use::No(Why::Trying));
         rig.check(device);
         let report = rig.backend.gauges.report(rig.backend.now());
         assert_eq!((report.devices[0].file, report.devices[0].buffers), (Use::Yes, Use::Yes));
@@ -178,7 +188,7 @@ fn a_device_that_answered_its_trial_is_polled() {
     let mut rig = Rig::polled();
     let file = scratch();
     let fd = file.as_raw_fd();
-    let device = rig.backend.register(Device::File { file });
+    let device = rig.try_polling(file);
     assert_eq!(rig.polling(fd), Use::No(Why::Trying));
     rig.look_until(|rig| rig.polling(fd) == Use::Yes);
     rig.check(device);
@@ -201,7 +211,7 @@ fn a_device_that_refuses_to_be_polled_is_polled_no_more() {
     let mut rig = Rig::polled();
     let file = scratch();
     let fd = file.as_raw_fd();
-    let device = rig.backend.register(Device::File { file });
+    let device = rig.try_polling(file);
     rig.look_until(|rig| rig.polling(fd) == Use::Yes);
     let into = rig.block(0);
     let read = Op::Read { device, offset: 0, into };
@@ -224,7 +234,7 @@ fn a_drive_that_never_answers_its_trial_holds_up_nobody() {
     let (reader, writer) = std::io::pipe().unwrap();
     let file = File::from(OwnedFd::from(reader));
     let fd = file.as_raw_fd();
-    let silent = rig.backend.register(Device::File { file: Arc::new(file) });
+    let silent = rig.try_polling(Arc::new(file));
     let device = rig.backend.register(Device::File { file: scratch() });
     rig.check(device);
     assert_eq!(rig.polling(fd), Use::No(Why::Trying));
@@ -255,7 +265,7 @@ fn a_file_that_is_let_go_is_let_go_in_all_rings() {
         let mut rig = Rig::polled();
         let file = scratch();
         let fd = file.as_raw_fd();
-        let device = rig.backend.register(Device::File { file: file.clone() });
+        let device = rig.try_polling(file.clone());
         if !early {
             rig.look_until(|rig| rig.polling(fd) == Use::Yes);
         }
