@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use ashlar_reactor::uring;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 use uuid::Uuid;
@@ -104,6 +105,13 @@ struct Serve {
     /// Microseconds that an idle reactor looks for work before it sleeps
     #[arg(long, default_value_t = POLL_US_DEFAULT, value_name = "US")]
     poll_us: u64,
+    /// A thread of the kernel takes what is submitted (io_uring's SQPOLL): no system call for it,
+    /// but a CPU more for each reactor while it is busy
+    #[arg(long)]
+    sqpoll: bool,
+    /// Wait for the interrupts of drives that could be polled (io_uring's IOPOLL), too
+    #[arg(long)]
+    no_iopoll: bool,
     /// Who this host is to others that reach its drives; left out: made from /etc/machine-id and
     /// the host's name
     #[arg(long, value_name = "UUID", value_parser = host_id)]
@@ -171,6 +179,7 @@ async fn run_daemon(serve: Serve, socket: PathBuf) -> Answer<()> {
         socket,
         cores: serve.cores,
         poll_window: Duration::from_micros(serve.poll_us),
+        io_uring: uring::Settings { sqpoll: serve.sqpoll, iopoll: !serve.no_iopoll },
         host_id: serve.host_id,
     })
     .await

@@ -10,7 +10,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ashlar_reactor::cores::Core;
+use ashlar_reactor::cores::{Core, CoreError};
+use ashlar_reactor::uring;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -57,6 +58,7 @@ pub struct Settings {
     /// `None`: one reactor, on the first CPU that this process may use.
     pub cores: Option<CpuList>,
     pub poll_window: Duration,
+    pub io_uring: uring::Settings,
     /// Who this host is to others that reach its drives. `None`: it knows itself.
     pub host_id: Option<Uuid>,
 }
@@ -151,10 +153,19 @@ fn start_cores(settings: &Settings) -> Answer<Vec<Core>> {
         None => vec![first_cpu()],
     };
     let start = |cpu: &usize| {
-        Core::start(*cpu, settings.poll_window)
-            .map_err(|error| Refusal::failed(error.to_string()).fix("see --cores"))
+        Core::start_with(*cpu, settings.poll_window, settings.io_uring).map_err(not_started)
     };
     cpus.iter().map(start).collect()
+}
+
+fn not_started(error: CoreError) -> Refusal {
+    match error {
+        CoreError::Uring(error) => Refusal::failed(format!("io_uring cannot be used: {error}"))
+            .fix(uring::probe::remedy(&error)),
+        CoreError::Pin { .. } | CoreError::Thread(_) => {
+            Refusal::failed(error.to_string()).fix("see --cores")
+        }
+    }
 }
 
 /// The first CPU that this process may run on.

@@ -11,6 +11,7 @@ pub mod signature;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom};
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -73,6 +74,11 @@ impl OpenDevice {
 
     pub fn is_block_device(&self) -> bool {
         matches!(self.identity, Identity::BlockDevice { .. })
+    }
+
+    /// Its descriptor, by which a reactor that has it tells of it.
+    pub fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
     }
 
     pub fn medium(&self) -> Medium<'_> {

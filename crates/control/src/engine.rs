@@ -5,10 +5,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_drive::drive::{Drive, Limits};
+use ashlar_reactor::cores::Core;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::op::Device;
 use ashlar_reactor::registry::Key;
+use ashlar_reactor::uring::gauges::Report;
 use tokio::sync::oneshot;
 
 use crate::api::drive::DriveModel;
@@ -52,6 +54,17 @@ pub async fn look<T: Send + 'static>(
             Err(Refusal::failed(format!("its reactor has not answered for {LOOK_TIMEOUT:?}"))
                 .fix("see the daemon's log; a drive may hang"))
         }
+    }
+}
+
+/// What a reactor did and how it serves its devices.
+pub fn report(core: &Core) -> impl Future<Output = Answer<Report>> + Send + 'static {
+    let (sender, gauges) = (core.sender().clone(), core.gauges());
+    async move {
+        let found = look(&sender, move |reactor| {
+            reactor.get(gauges).map(|gauges| gauges.report(reactor.now()))
+        });
+        Ok(found.await?.expect("published for as long as the reactor runs"))
     }
 }
 

@@ -9,6 +9,7 @@
 //!   came with. A name or a path may lead to another drive tomorrow.
 
 mod arrays;
+mod cores;
 mod drives;
 mod elsewhere;
 mod exports;

@@ -2,7 +2,8 @@
 //!
 //! A [`Buffer`] is a counted view of a region. Regions are either engine memory, taken from a
 //! [`BufferPool`] and given back to it when the last view is dropped, or foreign memory (a
-//! guest's), which can change at any time and is therefore never lent out as a slice.
+//! guest's), which can change at any time and is therefore never lent out as a slice. A pool has
+//! its memory from an [`Arena`] as long as that lasts, and else from the allocator.
 //!
 //! Invariants:
 //! - a region outlives every view of it, so the kernel may write into a view that a slot holds;
@@ -18,18 +19,30 @@ use std::rc::{Rc, Weak};
 
 use smallvec::SmallVec;
 
+use crate::arena::{Arena, PIECE_BYTES_MAX, PIECE_BYTES_MIN, Piece};
+
 /// Alignment of engine memory in bytes: enough for O_DIRECT on every drive with 4 KiB sectors.
 pub const BUFFER_ALIGN: usize = 4096;
 /// Largest pooled buffer in bytes; one chunk of the largest size.
 pub const BUFFER_BYTES_MAX: usize = 1 << 20;
-/// Free buffers kept for each size; more are returned to the allocator.
+/// Free buffers kept for each size; more are returned to where they came from.
 const FREE_PER_CLASS_MAX: usize = 256;
+/// Those of an arena keep it from giving out other sizes: no more than this many bytes of a size.
+const ARENA_FREE_BYTES_MAX: usize = 16 << 20;
 const CLASS_SMALLEST_LOG2: u32 = 12;
 const CLASSES: usize = 9; // 4 KiB, 8 KiB, … 1 MiB
 const _: () = assert!(BUFFER_BYTES_MAX == 1 << (CLASS_SMALLEST_LOG2 as usize + CLASSES - 1));
+const _: () = assert!(BUFFER_BYTES_MAX == PIECE_BYTES_MAX);
+const _: () = assert!(1 << CLASS_SMALLEST_LOG2 == PIECE_BYTES_MIN);
+
+/// Where engine memory came from.
+enum Origin {
+    Allocator,
+    Arena { arena: Rc<Arena>, span: u16 },
+}
 
 enum Owner {
-    Pool { pool: Weak<BufferPool>, class: usize },
+    Pool { pool: Weak<BufferPool>, class: usize, origin: Origin },
     Foreign { _keep: Rc<dyn Any> },
 }
 
@@ -43,11 +56,14 @@ struct Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        match self.owner {
-            Owner::Pool { .. } => {
-                // SAFETY: `start` came from `alloc_zeroed` with this layout in `BufferPool::take`,
-                // and the region, its only owner, is being dropped.
+        match &self.owner {
+            Owner::Pool { origin: Origin::Allocator, .. } => {
+                // SAFETY: `start` came from `alloc_zeroed` with this layout in `allocate`, and the
+                // region, its only owner, is being dropped.
                 unsafe { dealloc(self.start.as_ptr(), region_layout(self.len)) }
+            }
+            Owner::Pool { origin: Origin::Arena { arena, span }, .. } => {
+                arena.give_back(Piece { start: self.start, span: *span }, self.len);
             }
             Owner::Foreign { .. } => {}
         }
@@ -62,11 +78,17 @@ fn region_layout(len: usize) -> Layout {
 #[derive(Default)]
 pub struct BufferPool {
     free: RefCell<[Vec<Rc<Region>>; CLASSES]>,
+    arena: Option<Rc<Arena>>,
 }
 
 impl BufferPool {
+    /// One that has its memory from the allocator.
     pub fn new() -> Rc<BufferPool> {
         Rc::default()
+    }
+
+    pub fn on(arena: Rc<Arena>) -> Rc<BufferPool> {
+        Rc::new(BufferPool { free: RefCell::default(), arena: Some(arena) })
     }
 
     /// A buffer of `len` bytes, aligned to [`BUFFER_ALIGN`]. Its content is whatever was there.
@@ -76,15 +98,34 @@ impl BufferPool {
         let class = (size.trailing_zeros() - CLASS_SMALLEST_LOG2) as usize;
         let pooled = self.free.borrow_mut()[class].pop();
         let region = pooled.unwrap_or_else(|| {
-            let layout = region_layout(size);
-            // SAFETY: the layout has a size above zero.
-            let start = unsafe { alloc_zeroed(layout) };
-            let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-            let owner = Owner::Pool { pool: Rc::downgrade(self), class };
+            let (start, origin) = self.take_from_arena(size).unwrap_or_else(|| allocate(size));
+            let owner = Owner::Pool { pool: Rc::downgrade(self), class, origin };
             Rc::new(Region { start, len: size, filling: Cell::new(0), owner })
         });
         Buffer { start: region.start, len, region }
     }
+
+    fn take_from_arena(&self, size: usize) -> Option<(NonNull<u8>, Origin)> {
+        let arena = self.arena.as_ref()?;
+        let Piece { start, span } = arena.take(size)?;
+        Some((start, Origin::Arena { arena: arena.clone(), span }))
+    }
+
+    /// How many free buffers of a size to keep.
+    fn kept(&self, class: usize) -> usize {
+        match self.arena {
+            None => FREE_PER_CLASS_MAX,
+            Some(_) => FREE_PER_CLASS_MAX.min(ARENA_FREE_BYTES_MAX >> CLASS_SMALLEST_LOG2 >> class),
+        }
+    }
+}
+
+fn allocate(size: usize) -> (NonNull<u8>, Origin) {
+    let layout = region_layout(size);
+    // SAFETY: the layout has a size above zero.
+    let start = unsafe { alloc_zeroed(layout) };
+    let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+    (start, Origin::Allocator)
 }
 
 /// A counted view of memory. Cloning shares the memory, it does not copy it.
@@ -100,11 +141,11 @@ impl Drop for Buffer {
         if Rc::strong_count(&self.region) > 1 {
             return;
         }
-        if let Owner::Pool { pool, class } = &self.region.owner
+        if let Owner::Pool { pool, class, .. } = &self.region.owner
             && let Some(pool) = pool.upgrade()
         {
             let free = &mut pool.free.borrow_mut()[*class];
-            if free.len() < FREE_PER_CLASS_MAX {
+            if free.len() < pool.kept(*class) {
                 free.push(self.region.clone());
             }
         }
@@ -132,6 +173,14 @@ impl Buffer {
 
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
+    }
+
+    /// The span of its pool's arena that it lies in; `None`: in none.
+    pub(crate) fn span(&self) -> Option<u16> {
+        match &self.region.owner {
+            Owner::Pool { origin: Origin::Arena { span, .. }, .. } => Some(*span),
+            Owner::Pool { origin: Origin::Allocator, .. } | Owner::Foreign { .. } => None,
+        }
     }
 
     /// Whether the bytes can change under us (guest memory).
@@ -339,6 +388,25 @@ mod tests {
         drop(view);
         let again = [pool.take(4096), pool.take(4096)];
         assert!(again.iter().any(|buffer| buffer.as_ptr() == place));
+    }
+
+    #[test]
+    fn a_pool_outlasts_its_arena() {
+        let arena = Arena::new();
+        let pool = BufferPool::on(arena.clone());
+        let all: Vec<Buffer> = (0..300).map(|_| pool.take(BUFFER_BYTES_MAX)).collect();
+        let spanned = all.iter().filter(|buffer| buffer.span().is_some()).count();
+        assert_eq!((spanned, all[0].span(), all[299].span()), (256, Some(0), None));
+        let place = |buffer: &Buffer| buffer.as_ptr().addr();
+        assert!(all.iter().all(|buffer| place(buffer).is_multiple_of(BUFFER_ALIGN)));
+        drop(all);
+        // Few free ones of a size are kept from the other sizes.
+        assert!(pool.take(4096).span().is_some());
+        // A buffer keeps its memory, whatever becomes of the pool and of the arena's other users.
+        let last = pool.take(8192);
+        drop((pool, arena));
+        last.copy_from_slice(&[7; 8192]);
+        assert_eq!(last.slice(4096..4097).bytes(), [7]);
     }
 
     #[test]

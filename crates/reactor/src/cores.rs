@@ -3,14 +3,20 @@
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::arena::Arena;
+use crate::buffer::BufferPool;
 use crate::executor::{Order, Reactor};
 use crate::mailbox::{Sender, mailbox};
-use crate::uring::UringBackend;
+use crate::registry::Key;
+use crate::uring::gauges::Gauges;
+use crate::uring::probe::remedy;
+use crate::uring::{Settings, UringBackend};
 
 /// One reactor thread, as other threads see it. Dropping it stops the reactor.
 pub struct Core {
     cpu: usize,
     sender: Sender,
+    gauges: Key<Gauges>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -18,7 +24,7 @@ pub struct Core {
 pub enum CoreError {
     #[error("CPU {cpu} cannot be used: {error}; `nproc` and `taskset -p $$` show which can")]
     Pin { cpu: usize, error: std::io::Error },
-    #[error("io_uring cannot be used: {0}; see /proc/sys/kernel/io_uring_disabled")]
+    #[error("io_uring cannot be used: {0}; {fix}", fix = remedy(.0))]
     Uring(std::io::Error),
     #[error("the reactor's thread cannot be started: {0}")]
     Thread(std::io::Error),
@@ -27,31 +33,47 @@ pub enum CoreError {
 impl Core {
     /// Starts a reactor on `cpu`. `poll_window`: how long it looks for work before it sleeps.
     pub fn start(cpu: usize, poll_window: Duration) -> Result<Core, CoreError> {
+        Core::start_with(cpu, poll_window, Settings::default())
+    }
+
+    /// The same, with an io_uring as chosen.
+    pub fn start_with(
+        cpu: usize,
+        poll_window: Duration,
+        settings: Settings,
+    ) -> Result<Core, CoreError> {
         let (sender, receiver) = mailbox().map_err(CoreError::Thread)?;
         let (report, started) = std::sync::mpsc::channel();
         let body = move || {
-            let backend =
-                match pin(cpu).and_then(|()| UringBackend::new().map_err(CoreError::Uring)) {
-                    Ok(backend) => backend,
-                    Err(error) => {
-                        let _ = report.send(Err(error));
-                        return;
-                    }
-                };
-            let reactor = Reactor::new(Box::new(backend), Order::Fifo);
+            // Made on the CPU that will use it: its memory is near.
+            let arena = pin(cpu).map(|()| Arena::new());
+            let backend = arena.and_then(|arena| {
+                let backend = UringBackend::with(settings, Some(arena.clone()));
+                backend.map(|backend| (backend, arena)).map_err(CoreError::Uring)
+            });
+            let (backend, arena) = match backend {
+                Ok(made) => made,
+                Err(error) => {
+                    let _ = report.send(Err(error));
+                    return;
+                }
+            };
+            let gauges = backend.gauges();
+            let pool = BufferPool::on(arena);
+            let reactor = Reactor::with_pool(Box::new(backend), Order::Fifo, pool);
             reactor.set_poll_window(poll_window);
             reactor.spawn(receiver.serve(reactor.clone()));
-            let _ = report.send(Ok(()));
+            let _ = report.send(Ok(reactor.publish(gauges)));
             reactor.run();
         };
         let thread = std::thread::Builder::new()
             .name(format!("reactor-{cpu}"))
             .spawn(body)
             .map_err(CoreError::Thread)?;
-        started
+        let gauges = started
             .recv()
             .map_err(|_| CoreError::Thread(std::io::Error::other("it ended early")))??;
-        Ok(Core { cpu, sender, thread: Some(thread) })
+        Ok(Core { cpu, sender, gauges, thread: Some(thread) })
     }
 
     pub fn cpu(&self) -> usize {
@@ -60,6 +82,11 @@ impl Core {
 
     pub fn sender(&self) -> &Sender {
         &self.sender
+    }
+
+    /// What its backend does, for letters to its reactor.
+    pub fn gauges(&self) -> Key<Gauges> {
+        self.gauges
     }
 }
 

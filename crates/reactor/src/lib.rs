@@ -7,6 +7,8 @@
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
 pub mod prng;
+pub mod mapping;
+pub mod arena;
 pub mod buffer;
 pub mod op;
 pub mod backend;
@@ -19,6 +21,7 @@ pub mod wait_list;
 pub mod range_lock;
 pub mod join;
 pub mod mailbox;
+mod copy;
 mod ram;
 mod model;
 pub mod virtual_time;

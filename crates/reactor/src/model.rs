@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use crate::backend::Instant;
+use crate::mapping::PageBytes;
 use crate::op::{Op, Outcome};
 use crate::ram::Ram;
 
@@ -27,6 +28,10 @@ impl Model {
     pub(crate) fn new(bytes: u64, iops: u64, bytes_per_second: u64, latency: Duration) -> Model {
         assert!(iops > 0 && bytes_per_second > 0, "a drive that does nothing");
         Model { memory: Ram::new(bytes), iops, bytes_per_second, latency, busy_until_ps: 0 }
+    }
+
+    pub(crate) fn page_bytes(&self) -> PageBytes {
+        self.memory.page_bytes()
     }
 
     /// The outcome of `op`, and when to tell.

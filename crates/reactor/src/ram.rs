@@ -3,26 +3,28 @@
 use std::ptr::NonNull;
 
 use crate::buffer::Buffers;
+use crate::copy::copy_unread;
+use crate::mapping::{Fill, Mapping, PageBytes};
 use crate::op::{Errno, Op, Outcome};
 
 /// Zeroed memory of a fixed size.
 pub(crate) struct Ram {
-    start: NonNull<u8>,
+    memory: Mapping,
     bytes: usize,
 }
 
 impl Ram {
-    /// The system gives pages once they are written, so an empty drive costs nothing.
+    /// The system gives pages once they are written, so an empty drive costs nothing; unless
+    /// huge pages were set aside, which are kept back for it.
     pub(crate) fn new(bytes: u64) -> Ram {
         let bytes = usize::try_from(bytes).expect("a 64-bit machine");
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: new memory at an address of the system's choice.
-        let start =
-            unsafe { libc::mmap(std::ptr::null_mut(), bytes.max(1), protection, flags, -1, 0) };
-        assert!(start != libc::MAP_FAILED, "no memory for a drive of {bytes} bytes");
-        let start = NonNull::new(start.cast()).expect("mmap does not map address 0");
-        Ram { start, bytes }
+        let memory = Mapping::new(bytes, Fill::Later);
+        let none = |error| panic!("no memory for a drive of {bytes} bytes: {error}");
+        Ram { memory: memory.unwrap_or_else(none), bytes }
+    }
+
+    pub(crate) fn page_bytes(&self) -> PageBytes {
+        self.memory.page_bytes()
     }
 
     /// The place of a range, or an error for one that is not inside.
@@ -33,7 +35,7 @@ impl Ram {
             return Err(Errno(libc::ENOSPC));
         }
         // SAFETY: checked to be inside the allocation.
-        Ok(unsafe { self.start.add(offset) })
+        Ok(unsafe { self.memory.start().add(offset) })
     }
 
     pub(crate) fn run(&mut self, op: &Op) -> Outcome {
@@ -60,9 +62,9 @@ impl Ram {
     fn write(&mut self, offset: u64, from: &Buffers) -> Outcome {
         let mut to = self.place(offset, from.len())?;
         for piece in from.pieces() {
-            // SAFETY: as in `read`.
+            // SAFETY: as in `read`; no view is of a drive's memory, so they do not overlap.
             unsafe {
-                std::ptr::copy(piece.as_ptr(), to.as_ptr(), piece.len());
+                copy_unread(piece.as_ptr(), to.as_ptr(), piece.len());
                 to = to.add(piece.len());
             }
         }
@@ -75,12 +77,5 @@ impl Ram {
         // SAFETY: `place` checked the whole length.
         unsafe { std::ptr::write_bytes(to.as_ptr(), 0, bytes) };
         Ok(len)
-    }
-}
-
-impl Drop for Ram {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `new` with this length; nothing points to it any more.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes.max(1)) };
     }
 }

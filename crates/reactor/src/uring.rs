@@ -1,145 +1,320 @@
-//! The production [`Backend`]: one io_uring for all files and block devices of a core.
+//! The production [`Backend`]: io_uring for all files and block devices of a core.
+//!
+//! What the kernel has is found out when the ring is made ([`probe`]), and for each device when it
+//! is registered ([`gauges::DeviceReport`]); whatever is missing is done without.
 //!
 //! The kernel reads and writes memory that slots own (`slots.rs`): an operation's buffers stay in
 //! place until its completion was reaped here.
+//!
+//! Modules from lowest to highest; a module uses only those above it in this list.
 
+pub mod probe;
+pub mod gauges;
+mod tag;
+mod entry;
+mod ring;
+mod device;
+mod polled;
+#[cfg(test)]
+mod tests;
+
+use std::cell::Cell;
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::BinaryHeap;
 use std::fs::File;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use io_uring::types::{Fd, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode, squeue};
-
+use crate::arena::Arena;
 use crate::backend::{Backend, Instant};
-use crate::buffer::Buffers;
 use crate::lossy::Lossy;
 use crate::model::Model;
 use crate::op::{Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
 use crate::ram::Ram;
+use crate::uring::device::{FileDevice, Registered};
+use crate::uring::entry::{Target, entry};
+use crate::uring::gauges::{Gauges, Use, Why};
+use crate::uring::polled::Polling;
+use crate::uring::probe::{Kind, build};
+use crate::uring::ring::Ring;
+use crate::uring::tag::Tag;
 
-/// Entries of the submission ring; more operations wait in `backlog`.
-const RING_ENTRIES: u32 = 1024;
 /// The kernel is not asked to sleep for less than this before a modelled drive is to answer: it
 /// would be late by a good part of it.
 const SLEEP_MIN: Duration = Duration::from_micros(100);
-/// Marks completions of operations that a [`Lossy`] drive has asked for: this bit, the device, and
-/// the drive's token. All others carry a [`Ticket`].
-const LOSSY: u64 = 1 << 63;
 
-enum Registered {
-    File(Arc<File>),
-    Ram(Ram),
-    Model(Model),
-    Lossy(Box<Lossy>),
-    Gone,
+/// What an operator can choose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// A thread of the kernel takes submissions, without a system call. It wants a CPU of its own:
+    /// where it has none, what is submitted waits for it, also beyond the moment until which it
+    /// may be begun.
+    pub sqpoll: bool,
+    /// Drives that can be polled are.
+    pub iopoll: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { sqpoll: false, iopoll: true }
+    }
 }
 
 /// io_uring, the machine's clock, and drives that are made of memory.
 pub struct UringBackend {
-    ring: IoUring,
+    ring: Ring,
+    polling: Polling,
+    arena: Option<Rc<Arena>>,
+    gauges: Rc<Gauges>,
     /// By the machine's clock.
     started: Duration,
     devices: Vec<Registered>,
     /// By ticket: the pieces of a vectored operation, in place until it has completed.
     pieces: Vec<Vec<libc::iovec>>,
-    /// Each with the last moment at which the kernel may be given it.
-    backlog: VecDeque<(squeue::Entry, Instant)>,
     finished: Vec<Done>,
     /// Of modelled drives: when to tell, in the order of asking.
     due: BinaryHeap<Reverse<(Instant, u64, Ticket, Outcome)>>,
     due_sequence: u64,
-    in_kernel: usize,
-    /// Of those: operations of lossy drives.
-    lossy_in_kernel: usize,
-    /// What lossy drives have to hear: user data and outcome.
-    lossy_done: Vec<(u64, Outcome)>,
-    unsubmitted: usize,
+    /// Operations that lossy drives have asked for.
+    lossy_under_way: usize,
+    /// Empty between two looks: what rings have to say, and what came too late for them.
+    heard: Vec<(u64, Outcome)>,
+    late: Vec<u64>,
+    turn: Turn,
+}
+
+/// From the end of one look to the end of the next.
+#[derive(Default)]
+struct Turn {
+    began: Cell<Instant>,
+    /// Whether `began` is known: the time is asked for right after each look.
+    is_dated: Cell<bool>,
+    has_submitted: bool,
+    /// The look before it has completed something.
+    has_heard: bool,
 }
 
 impl UringBackend {
-    /// Fails where io_uring is missing or forbidden.
+    /// Fails where io_uring is missing or forbidden; [`probe::remedy`] says what mends that.
     pub fn new() -> std::io::Result<UringBackend> {
-        let ring = IoUring::builder()
-            .setup_single_issuer()
-            .setup_defer_taskrun()
-            .setup_taskrun_flag()
-            .setup_cqsize(4 * RING_ENTRIES)
-            .build(RING_ENTRIES)
-            .or_else(|_| IoUring::builder().setup_cqsize(4 * RING_ENTRIES).build(RING_ENTRIES))?;
+        UringBackend::with(Settings::default(), None)
+    }
+
+    /// `arena`: where the buffers of its operations come from.
+    pub fn with(settings: Settings, arena: Option<Rc<Arena>>) -> std::io::Result<UringBackend> {
+        let kind = if settings.sqpoll { Kind::Sqpoll } else { Kind::Interrupts };
+        let (io, kernel) = build(kind)?;
+        // The kernel may have refused a thread.
+        let has_thread = io.params().is_setup_sqpoll();
+        let kind = if has_thread { Kind::Sqpoll } else { Kind::Interrupts };
         Ok(UringBackend {
-            ring,
+            ring: Ring::new(io, kind, arena.clone()),
+            polling: if settings.iopoll { Polling::Untried } else { Polling::Off },
+            gauges: Gauges::new(kernel, arena.clone()),
+            arena,
             started: machine_time(),
             devices: Vec::new(),
             pieces: Vec::new(),
-            backlog: VecDeque::new(),
             finished: Vec::new(),
             due: BinaryHeap::new(),
             due_sequence: 0,
-            in_kernel: 0,
-            lossy_in_kernel: 0,
-            lossy_done: Vec::new(),
-            unsubmitted: 0,
+            lossy_under_way: 0,
+            heard: Vec::new(),
+            late: Vec::new(),
+            turn: Turn::default(),
         })
     }
 
-    /// Moves what fits from the backlog to the submission ring. The kernel is told right after:
-    /// this process may have been stopped at any time before.
-    fn fill_ring(&mut self) {
-        if self.backlog.is_empty() {
-            return;
-        }
-        let now = self.now();
-        let mut submission = self.ring.submission();
-        while !submission.is_full()
-            && let Some((entry, until)) = self.backlog.pop_front()
-        {
-            if now > until {
-                let ticket = ticket_of(entry.get_user_data());
-                self.finished.push(Done { ticket, outcome: LATE });
-                continue;
+    /// What it does, for others on this thread.
+    pub fn gauges(&self) -> Rc<Gauges> {
+        self.gauges.clone()
+    }
+
+    fn file(&mut self, index: usize) -> Option<&mut FileDevice> {
+        match &mut self.devices[index] {
+            Registered::File(file) => Some(file),
+            Registered::Ram(_) | Registered::Model(_) | Registered::Lossy(_) | Registered::Gone => {
+                None
             }
-            // SAFETY: buffers and iovec arrays stay in place until the completion is reaped: the
-            // slots and `pieces` keep them, and `Lossy` keeps its own.
-            unsafe { submission.push(&entry) }.expect("checked not to be full");
-            self.in_kernel += 1;
-            self.lossy_in_kernel += usize::from(entry.get_user_data() & LOSSY != 0);
-            self.unsubmitted += 1;
         }
     }
 
-    fn collect(&mut self, done: &mut Vec<Done>) {
-        for completion in self.ring.completion() {
-            let (data, result) = (completion.user_data(), completion.result());
-            let outcome = u64::try_from(result).map_err(|_| Errno(-result));
-            self.in_kernel -= 1;
-            if data & LOSSY != 0 {
-                self.lossy_in_kernel -= 1;
-                self.lossy_done.push((data, outcome));
-                continue;
+    /// Lets the ring know a file, and finds out whether it can be polled.
+    fn register_file(&mut self, file: Arc<File>, index: usize) {
+        let is_block_device =
+            file.metadata().is_ok_and(|its| FileTypeExt::is_block_device(&its.file_type()));
+        let mut file = FileDevice::new(file, index);
+        let gauge = file.gauge.clone();
+        let known = self.ring.set_file(index, file.fd());
+        file.in_table = known == Use::Yes;
+        gauge.file.set(known);
+        gauge.buffers.set(self.ring.knows_buffers());
+        self.gauges.device_came(file.fd(), &gauge);
+        self.devices[index] = Registered::File(file);
+        match self.polling {
+            Polling::Off => gauge.polling.set(Use::No(Why::Off)),
+            // A file system answers for a hole without its device: a trial would prove nothing.
+            Polling::Untried | Polling::Failed(_) | Polling::On(_) if !is_block_device => {
+                gauge.polling.set(Use::No(Why::NotBlockDevice));
             }
-            done.push(Done { ticket: ticket_of(data), outcome });
+            Polling::Untried | Polling::Failed(_) | Polling::On(_) => self.try_polling(index),
         }
-        while let Some((data, outcome)) = self.lossy_done.pop() {
-            let (device, token) = ((data & !LOSSY) >> 32, data & u64::from(u32::MAX));
-            let device = usize::try_from(device).expect("set from an index");
-            if let Registered::Lossy(lossy) = &mut self.devices[device] {
-                lossy.complete(u32::try_from(token).expect("32 bits"), outcome);
+    }
+
+    fn try_polling(&mut self, index: usize) {
+        let UringBackend { devices, polling, arena, started, .. } = self;
+        let Registered::File(file) = &mut devices[index] else {
+            unreachable!("a file, says the caller");
+        };
+        let answer = match polling.ring(arena.as_ref()) {
+            Ok(polled) => {
+                polled.probe(index, file);
+                polled.news(now(*started));
+                Why::Trying
             }
-            self.attend(device);
+            Err(why) => why,
+        };
+        file.gauge.polling.set(Use::No(answer));
+    }
+
+    /// Lets a file go, unless the kernel still tries it.
+    fn unregister_file(&mut self, index: usize) {
+        let is_probing = self.polling.on().is_some_and(|polled| polled.is_probing(index));
+        let file = self.file(index).expect("a file, says the caller");
+        file.is_leaving = true;
+        let (fd, in_table) = (file.fd(), file.in_table);
+        let in_polled_table = file.in_polled_table;
+        if is_probing {
+            return;
         }
+        if in_table {
+            self.ring.set_file(index, -1);
+        }
+        if let Some(polled) = self.polling.on().filter(|_| in_polled_table) {
+            polled.ring.set_file(index, -1);
+        }
+        self.gauges.device_went(fd);
+        self.devices[index] = Registered::Gone;
+    }
+
+    fn submit_to_file(&mut self, ticket: Ticket, index: usize, op: &Op, until: Instant) {
+        let pieces = pieces_of(&mut self.pieces, ticket);
+        let Registered::File(file) = &self.devices[index] else {
+            unreachable!("a file, says the caller");
+        };
+        let (ring, target) = match self.polling.on() {
+            Some(polled) if file.is_polled_for(op) => (&mut polled.ring, file.polled_target()),
+            Some(_) | None => (&mut self.ring, file.target()),
+        };
+        let span = match op {
+            Op::Read { into: buffers, .. } | Op::Write { from: buffers, .. } => {
+                ring.span_of(buffers)
+            }
+            Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Readable { .. } => None,
+        };
+        let tag = Tag::Device { device: index, ticket };
+        ring.push(entry(target, op, span, pieces).user_data(tag.bits()), until);
+        file.gauge.begun();
+    }
+
+    /// Gives the kernel what waits, as far as there is room.
+    fn fill(&mut self) {
+        let started = self.started;
+        self.ring.fill(|| now(started), &mut self.late);
+        if let Some(polled) = self.polling.on()
+            && polled.ring.fill(|| now(started), &mut self.late)
+        {
+            polled.news(now(started));
+        }
+        while let Some(bits) = self.late.pop() {
+            let (Tag::Plain(ticket) | Tag::Device { ticket, .. }) = Tag::from_bits(bits) else {
+                unreachable!("what drives and trials ask for is never too late");
+            };
+            self.end(Tag::from_bits(bits), Done { ticket, outcome: LATE });
+        }
+    }
+
+    /// Hears what the rings have to say.
+    fn collect(&mut self) {
+        let mut heard = std::mem::take(&mut self.heard);
+        self.ring.reap(&mut heard);
+        self.ring.tell(&self.gauges, heard.len());
+        for (bits, outcome) in heard.drain(..) {
+            self.hear(Tag::from_bits(bits), outcome);
+        }
+        if let Some(polled) = self.polling.on() {
+            polled.ring.reap(&mut heard);
+            polled.ring.tell(&self.gauges, heard.len());
+            if !heard.is_empty() {
+                polled.news(now(self.started));
+            }
+        }
+        for (bits, outcome) in heard.drain(..) {
+            self.hear_polled(Tag::from_bits(bits), outcome);
+        }
+        self.heard = heard;
+    }
+
+    fn hear(&mut self, tag: Tag, outcome: Outcome) {
+        match tag {
+            Tag::Plain(ticket) | Tag::Device { ticket, .. } => {
+                self.end(tag, Done { ticket, outcome });
+            }
+            Tag::Lossy { device, token } => {
+                self.lossy_under_way -= 1;
+                if let Registered::Lossy(lossy) = &mut self.devices[device] {
+                    lossy.complete(token, outcome);
+                }
+                self.attend(device);
+            }
+            Tag::Probe { device } => {
+                let polled = self.polling.on().expect("its ring has told of it");
+                let answer = polled.probed(device, outcome);
+                let buffers = polled.ring.knows_buffers_if(answer == Use::Yes);
+                let file = self.file(device).expect("it stays until it was tried");
+                file.gauge.polling.set(answer);
+                if let Some(buffers) = buffers {
+                    file.gauge.buffers.set(buffers);
+                }
+                if file.is_leaving {
+                    self.unregister_file(device);
+                }
+            }
+        }
+    }
+
+    /// A device that cannot be polled after all is polled no more. Who asked hears of the error,
+    /// and asks again.
+    fn hear_polled(&mut self, tag: Tag, outcome: Outcome) {
+        if let Tag::Device { device, .. } = tag
+            && let Err(errno @ Errno(libc::EOPNOTSUPP)) = outcome
+            && let Some(file) = self.file(device)
+        {
+            file.gauge.polling.set(Use::No(Why::Refused(errno)));
+        }
+        self.hear(tag, outcome);
+    }
+
+    fn end(&mut self, tag: Tag, done: Done) {
+        if let Tag::Device { device, .. } = tag
+            && let Some(file) = self.file(device)
+        {
+            file.gauge.ended();
+        }
+        self.finished.push(done);
     }
 
     /// Does what a lossy drive asks for.
     fn attend(&mut self, device: usize) {
-        let UringBackend { devices, backlog, finished, .. } = self;
+        let UringBackend { devices, ring, finished, lossy_under_way, .. } = self;
         let Registered::Lossy(lossy) = &mut devices[device] else { return };
         finished.append(&mut lossy.finished);
         while let Some((token, fd, op, pieces)) = lossy.next_request() {
-            let data = LOSSY | (device as u64) << 32 | u64::from(token);
-            backlog.push_back((entry(fd, op, pieces).user_data(data), Instant::MAX));
+            let entry = entry(Target::Descriptor(fd), op, None, pieces);
+            ring.push(entry.user_data(Tag::Lossy { device, token }.bits()), Instant::MAX);
+            *lossy_under_way += 1;
         }
         if lossy.is_gone() {
             devices[device] = Registered::Gone;
@@ -147,22 +322,47 @@ impl UringBackend {
     }
 
     /// Moves what modelled drives have to say by now.
-    fn tell_due(&mut self, done: &mut Vec<Done>) {
+    fn tell_due(&mut self) {
         if self.due.is_empty() {
             return;
         }
-        let now = self.now();
+        let now = now(self.started);
         while let Some(Reverse((at, _, ticket, outcome))) = self.due.peek().copied()
             && at <= now
         {
             self.due.pop();
-            done.push(Done { ticket, outcome });
+            self.finished.push(Done { ticket, outcome });
         }
+    }
+
+    /// Counts the turn that ends.
+    fn end_turn(&mut self, has_heard: bool) {
+        let turn = &mut self.turn;
+        let was_busy = turn.has_submitted || turn.has_heard || has_heard;
+        self.gauges.count(|counters| counters.turns += 1);
+        if was_busy {
+            self.gauges.busy(turn.began.get(), now(self.started));
+        }
+        (turn.has_submitted, turn.has_heard) = (false, has_heard);
+        turn.is_dated.set(false);
+    }
+
+    /// Sleeps until one completion, or for `wait`.
+    fn sleep(&mut self, wait: Option<Duration>) {
+        let began = now(self.started);
+        self.ring.wait(wait);
+        let ended = now(self.started);
+        self.gauges.slept(ended.since(began));
+        self.turn.began.set(ended);
     }
 }
 
-fn ticket_of(user_data: u64) -> Ticket {
-    Ticket(u32::try_from(user_data).expect("set from a ticket"))
+fn pieces_of(pieces: &mut Vec<Vec<libc::iovec>>, ticket: Ticket) -> &mut Vec<libc::iovec> {
+    let index = ticket.0 as usize;
+    if pieces.len() <= index {
+        pieces.resize_with(index + 1, Vec::new);
+    }
+    &mut pieces[index]
 }
 
 /// Since the machine was started. It goes on while the machine is suspended: another may have
@@ -180,45 +380,13 @@ fn now(started: Duration) -> Instant {
     Instant::default().after(machine_time() - started)
 }
 
-/// The kernel's view of `op`; `pieces` must stay in place until it has completed.
-fn entry(fd: RawFd, op: &Op, pieces: &mut Vec<libc::iovec>) -> squeue::Entry {
-    let mut list =
-        |buffers: &Buffers| {
-            pieces.clear();
-            pieces.extend(buffers.pieces().iter().map(|piece| libc::iovec {
-                iov_base: piece.as_ptr().cast(),
-                iov_len: piece.len(),
-            }));
-            (pieces.as_ptr(), u32::try_from(pieces.len()).expect("few pieces"))
-        };
-    match op {
-        Op::Read { offset, into, .. } => {
-            let (pieces, count) = list(into);
-            opcode::Readv::new(Fd(fd), pieces, count).offset(*offset).build()
-        }
-        Op::Write { offset, from, .. } => {
-            let (pieces, count) = list(from);
-            opcode::Writev::new(Fd(fd), pieces, count).offset(*offset).build()
-        }
-        Op::Flush { .. } => opcode::Fsync::new(Fd(fd)).flags(FsyncFlags::DATASYNC).build(),
-        Op::WriteZeroes { offset, len, unmap, .. } => {
-            opcode::Fallocate::new(Fd(fd), *len).offset(*offset).mode(zeroes_mode(*unmap)).build()
-        }
-        Op::Readable { fd } => {
-            opcode::PollAdd::new(Fd(*fd), u32::from(libc::POLLIN.cast_unsigned())).build()
-        }
-    }
-}
-
-/// Giving space back is a hole, in a file and on a block device; the latter says if it cannot.
-fn zeroes_mode(unmap: bool) -> i32 {
-    let how = if unmap { libc::FALLOC_FL_PUNCH_HOLE } else { libc::FALLOC_FL_ZERO_RANGE };
-    how | libc::FALLOC_FL_KEEP_SIZE
-}
-
 impl Backend for UringBackend {
     fn now(&self) -> Instant {
-        now(self.started)
+        let now = now(self.started);
+        if !self.turn.is_dated.replace(true) {
+            self.turn.began.set(now);
+        }
+        now
     }
 
     #[expect(clippy::disallowed_methods, reason = "the reactor's calendar")]
@@ -235,10 +403,19 @@ impl Backend for UringBackend {
         });
         let id = DeviceId(u32::try_from(index).expect("few devices"));
         self.devices[index] = match device {
-            Device::File { file } => Registered::File(file),
-            Device::Ram { bytes } => Registered::Ram(Ram::new(bytes)),
+            Device::File { file } => {
+                self.register_file(file, index);
+                return id;
+            }
+            Device::Ram { bytes } => {
+                let ram = Ram::new(bytes);
+                self.gauges.memory_came(ram.page_bytes());
+                Registered::Ram(ram)
+            }
             Device::Model { bytes, iops, bytes_per_second, latency } => {
-                Registered::Model(Model::new(bytes, iops, bytes_per_second, latency))
+                let model = Model::new(bytes, iops, bytes_per_second, latency);
+                self.gauges.memory_came(model.page_bytes());
+                Registered::Model(model)
             }
             Device::Lossy { file, sector_bytes, seed } => {
                 Registered::Lossy(Box::new(Lossy::new(file, id, sector_bytes, seed)))
@@ -254,86 +431,78 @@ impl Backend for UringBackend {
             Registered::Lossy(lossy) => {
                 lossy.close();
                 self.attend(index);
+                return;
             }
-            Registered::File(_) | Registered::Ram(_) | Registered::Model(_) => {
-                self.devices[index] = Registered::Gone;
-            }
+            Registered::File(_) => return self.unregister_file(index),
+            Registered::Ram(ram) => self.gauges.memory_went(ram.page_bytes()),
+            Registered::Model(model) => self.gauges.memory_went(model.page_bytes()),
             Registered::Gone => unreachable!("let go twice"),
         }
+        self.devices[index] = Registered::Gone;
     }
 
     fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
-        let device = op.device().map(|device| device.0 as usize);
-        let fd = match device.map(|index| &mut self.devices[index]) {
-            None => -1,
-            Some(Registered::File(file)) => file.as_raw_fd(),
+        self.turn.has_submitted = true;
+        let Some(index) = op.device().map(|device| device.0 as usize) else {
+            let pieces = pieces_of(&mut self.pieces, ticket);
+            let entry = entry(Target::Descriptor(-1), op, None, pieces);
+            self.ring.push(entry.user_data(Tag::Plain(ticket).bits()), until);
+            return;
+        };
+        match &mut self.devices[index] {
+            Registered::File(_) => self.submit_to_file(ticket, index, op, until),
             // Nobody else reaches memory of ours: it is never too late for it.
-            Some(Registered::Ram(ram)) => {
+            Registered::Ram(ram) => {
                 let outcome = ram.run(op);
                 self.finished.push(Done { ticket, outcome });
-                return;
             }
-            Some(Registered::Model(model)) => {
+            Registered::Model(model) => {
                 let (at, outcome) = model.run(op, now(self.started));
                 self.due_sequence += 1;
                 self.due.push(Reverse((at, self.due_sequence, ticket, outcome)));
-                return;
             }
-            Some(Registered::Lossy(_)) if now(self.started) > until => {
+            Registered::Lossy(_) if now(self.started) > until => {
                 self.finished.push(Done { ticket, outcome: LATE });
-                return;
             }
-            Some(Registered::Lossy(lossy)) => {
+            Registered::Lossy(lossy) => {
                 lossy.submit(ticket, op);
-                self.attend(device.expect("found above"));
-                return;
+                self.attend(index);
             }
-            Some(Registered::Gone) => {
+            Registered::Gone => {
                 self.finished.push(Done { ticket, outcome: Err(Errno(libc::ENODEV)) });
-                return;
             }
-        };
-        let index = ticket.0 as usize;
-        if self.pieces.len() <= index {
-            self.pieces.resize_with(index + 1, Vec::new);
         }
-        let entry = entry(fd, op, &mut self.pieces[index]).user_data(u64::from(ticket.0));
-        self.backlog.push_back((entry, until));
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
-        self.fill_ring();
-        done.append(&mut self.finished);
-        self.tell_due(done);
-        if self.in_kernel == 0 {
-            return;
+        self.fill();
+        self.tell_due();
+        self.ring.enter();
+        if let Some(polled) = self.polling.on() {
+            polled.look(|| now(self.started));
         }
-        // One call submits what is new and lets deferred completions in; none is made when the
-        // kernel has no news. A busy completion ring is no error: it is emptied right below.
-        if self.unsubmitted > 0 || self.ring.submission().taskrun() {
-            let submitted = self.ring.submitter().submit_with_args(0, &SubmitArgs::new());
-            if submitted.is_ok() || self.ring.submission().is_empty() {
-                self.unsubmitted = 0;
-            }
-        }
-        self.collect(done);
+        self.collect();
+        self.end_turn(!self.finished.is_empty());
         done.append(&mut self.finished);
     }
 
     fn idle(&mut self, until: Option<Instant>) -> bool {
-        self.fill_ring();
+        self.fill();
         if !self.finished.is_empty() {
             return true;
         }
-        let wait = until.map(|until| until.since(self.now()));
-        let due = self.due.peek().map(|Reverse((at, ..))| at.since(self.now()));
-        if self.in_kernel == 0 && wait.is_none() && due.is_none() {
+        let now = now(self.started);
+        let wait = until.map(|until| until.since(now));
+        let due = self.due.peek().map(|Reverse((at, ..))| at.since(now));
+        let look = self.polling.on().and_then(|polled| polled.look_in(now));
+        if self.ring.in_kernel() == 0 && wait.is_none() && due.is_none() && look.is_none() {
             return false;
         }
-        match due.map(|due| due.saturating_sub(SLEEP_MIN)) {
-            // It is looked for until it is there.
-            Some(Duration::ZERO) => {}
-            due => self.wait(wait.into_iter().chain(due).min()),
+        let due = due.map(|due| due.saturating_sub(SLEEP_MIN));
+        // What is due now is looked for until it is there.
+        let soonest = [due, look].into_iter().flatten().min();
+        if soonest != Some(Duration::ZERO) {
+            self.sleep(wait.into_iter().chain(soonest).min());
         }
         true
     }
@@ -342,28 +511,12 @@ impl Backend for UringBackend {
 impl Drop for UringBackend {
     /// The kernel may still be writing what lossy drives hold.
     fn drop(&mut self) {
-        while self.lossy_in_kernel > 0 && self.ring.submit_and_wait(1).is_ok() {
-            for completion in self.ring.completion() {
-                self.lossy_in_kernel -= usize::from(completion.user_data() & LOSSY != 0);
-            }
-        }
-    }
-}
-
-impl UringBackend {
-    /// Sleeps in the kernel until one completion or `wait` is over. Signals and time-outs are
-    /// ordinary ends.
-    fn wait(&mut self, wait: Option<Duration>) {
-        let result = match wait {
-            None => self.ring.submit_and_wait(1),
-            Some(wait) => {
-                let time = Timespec::from(wait);
-                let args = SubmitArgs::new().timespec(&time);
-                self.ring.submitter().submit_with_args(1, &args)
-            }
-        };
-        if result.is_ok() || self.ring.submission().is_empty() {
-            self.unsubmitted = 0;
+        let is_lossy = |bits: &u64| matches!(Tag::from_bits(*bits), Tag::Lossy { .. });
+        self.lossy_under_way -= self.ring.forget_backlog().filter(is_lossy).count();
+        while self.lossy_under_way > 0 && self.ring.wait(None) {
+            self.ring.reap(&mut self.heard);
+            let lossy = self.heard.drain(..).filter(|(bits, _)| is_lossy(bits)).count();
+            self.lossy_under_way -= lossy;
         }
     }
 }

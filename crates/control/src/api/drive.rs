@@ -145,6 +145,28 @@ pub struct DriveLatency {
     pub writes: LatencySummary,
 }
 
+/// Whether something is used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Used {
+    pub used: bool,
+    /// `null` if it is.
+    pub why_not: Option<String>,
+}
+
+/// How operations of a running array reach a drive, by io_uring.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DriveQueue {
+    /// The kernel has the drive in a table.
+    pub registered_file: Used,
+    /// The kernel has the memory of the reactor's buffers in a table.
+    pub fixed_buffers: Used,
+    /// The drive is asked for completions, and does not interrupt.
+    pub polling: Used,
+    /// Operations under way, now and at most.
+    pub depth: u32,
+    pub depth_max: u32,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Drive {
     pub name: String,
@@ -170,4 +192,7 @@ pub struct Drive {
     pub slow: Option<bool>,
     pub counters: Option<DriveCounters>,
     pub latency: Option<DriveLatency>,
+    /// `null` where no array runs on it, and for drives of memory.
+    #[serde(default)]
+    pub queue: Option<DriveQueue>,
 }

@@ -7,7 +7,8 @@ use clap_complete::engine::ArgValueCandidates;
 
 use crate::api::Done;
 use crate::api::drive::{
-    Drive, DriveAttach, DriveHealth, DriveKind, DriveModel, DriveSource, DriveState, LatencySummary,
+    Drive, DriveAttach, DriveHealth, DriveKind, DriveModel, DriveQueue, DriveSource, DriveState,
+    LatencySummary, Used,
 };
 use crate::cli::complete;
 use crate::cli::output::{Output, or_dash, rows, show, table};
@@ -265,6 +266,21 @@ fn latency(its: LatencySummary) -> String {
     format!("p50 {p50}, p99 {p99}, p99.9 {p999} ({} lately)", its.operations)
 }
 
+/// `io_uring, registered file, fixed buffers, no polling (Operation not supported)`
+fn queue(its: &DriveQueue) -> String {
+    let word = |what: &str, its: &Used| match &its.why_not {
+        None => what.to_owned(),
+        Some(why) => format!("no {what} ({why})"),
+    };
+    let words = [
+        "io_uring".to_owned(),
+        word("registered file", &its.registered_file),
+        word("fixed buffers", &its.fixed_buffers),
+        word("polling", &its.polling),
+    ];
+    words.join(", ")
+}
+
 fn details(drive: &Drive) -> String {
     let mut lines = vec![
         format!("name      {}", drive.name),
@@ -288,6 +304,10 @@ fn details(drive: &Drive) -> String {
         lines.push(format!("timeouts  {}", its.timeouts));
         let (blocks, checksums) = (its.wrong_blocks, its.wrong_checksums);
         lines.push(format!("wrong     {blocks} blocks, {checksums} checksums"));
+    }
+    if let Some(its) = &drive.queue {
+        lines.push(format!("queue     {}", queue(its)));
+        lines.push(format!("depth     {} now, {} at most", its.depth, its.depth_max));
     }
     if let Some(its) = &drive.latency {
         lines.push(format!("read      {}", latency(its.reads)));
@@ -313,6 +333,23 @@ mod tests {
         {
             assert_eq!(model(wrong), None, "{wrong:?}");
         }
+    }
+
+    #[test]
+    fn queues_say_what_they_lack() {
+        let (yes, no) = (
+            Used { used: true, why_not: None },
+            Used { used: false, why_not: Some("switched off".into()) },
+        );
+        let its = DriveQueue {
+            registered_file: yes.clone(),
+            fixed_buffers: yes,
+            polling: no,
+            depth: 0,
+            depth_max: 7,
+        };
+        let said = "io_uring, registered file, fixed buffers, no polling (switched off)";
+        assert_eq!(queue(&its), said);
     }
 
     #[test]

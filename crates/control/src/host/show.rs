@@ -7,9 +7,10 @@ use uuid::Uuid;
 use crate::api::array::{Array, ArrayState, Member, Takeover};
 use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveState};
 use crate::api::export::{Export, ExportState};
-use crate::api::status::{CoreStatus, Status};
+use crate::api::status::Status;
 use crate::device::content::Content;
 use crate::engine::Memory;
+use crate::host::cores::Reports;
 use crate::host::{Attached, Host, Medium, Running};
 use crate::refusal::{Answer, Refusal, RefusalKind};
 use crate::snapshot::{ArraySnapshot, MemberSnapshot, percent};
@@ -39,24 +40,24 @@ impl Host {
     }
 
     pub async fn list_drives(&self) -> Vec<Drive> {
-        self.drives_with(&self.snapshots().await)
+        self.drives_with(&self.snapshots().await, &self.reports().await)
     }
 
-    fn drives_with(&self, snapshots: &Snapshots) -> Vec<Drive> {
+    fn drives_with(&self, snapshots: &Snapshots, reports: &Reports) -> Vec<Drive> {
         let names: Vec<String> = self.look(|state| state.catalog.drives.keys().cloned().collect());
-        let shown = names.iter().filter_map(|name| self.drive_with(name, snapshots));
+        let shown = names.iter().filter_map(|name| self.drive_with(name, snapshots, reports));
         shown.collect()
     }
 
     pub async fn show_drive(&self, name: &str) -> Answer<Drive> {
-        let snapshots = self.snapshots().await;
-        self.drive_with(name, &snapshots).ok_or_else(|| {
+        let (snapshots, reports) = (self.snapshots().await, self.reports().await);
+        self.drive_with(name, &snapshots, &reports).ok_or_else(|| {
             Refusal::unknown(format!("there is no drive {name}"))
                 .fix("`ashlar drive list` shows all; `ashlar drive attach PATH` adds one")
         })
     }
 
-    fn drive_with(&self, name: &str, snapshots: &Snapshots) -> Option<Drive> {
+    fn drive_with(&self, name: &str, snapshots: &Snapshots, reports: &Reports) -> Option<Drive> {
         let (known, attached, why) = self.look(|state| {
             let known = state.catalog.drives.get(name).cloned();
             (known, state.drives.get(name).cloned(), state.missing.get(name).map(Refusal::line))
@@ -80,6 +81,7 @@ impl Host {
                 slow: None,
                 counters: None,
                 latency: None,
+                queue: None,
             });
         };
         let label = attached.content.label().cloned();
@@ -116,6 +118,7 @@ impl Host {
             slow: used.map(|drive| drive.slow),
             counters: used.map(|drive| drive.counters),
             latency: used.map(|drive| drive.latency),
+            queue: self.queue_of(&attached, reports),
         })
     }
 
@@ -248,19 +251,15 @@ impl Host {
     pub async fn status(&self) -> Status {
         let snapshots = self.snapshots().await;
         let arrays = self.arrays_with(&snapshots);
-        let drives = self.drives_with(&snapshots);
+        let reports = self.reports().await;
+        let drives = self.drives_with(&snapshots, &reports);
         let exports = self.list_exports().await;
         let problems = problems(&drives, &arrays, &exports);
-        let cores = self.cores.iter().enumerate().map(|(index, core)| {
-            let here = self.running().into_iter().filter(|array| array.core == index);
-            let arrays = here.map(|array| self.array_name(array.uuid)).collect();
-            CoreStatus { cpu: core.cpu(), arrays }
-        });
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs(),
-            cores: cores.collect(),
+            cores: self.cores_with(&reports, &exports),
             volumes: self.volumes_with(&snapshots),
             drives,
             arrays,
@@ -447,6 +446,7 @@ mod tests {
                 slow: None,
                 counters: Some(counters),
                 latency: None,
+                queue: None,
             };
             let said = problems(std::slice::from_ref(&drive), &[], &[]);
             assert_eq!(said.len(), 1);

@@ -54,13 +54,16 @@ pub struct Daemon {
     state: String,
     /// Another host than this one, if it shall say so.
     host: Option<u8>,
+    /// More words of its command.
+    options: Vec<String>,
     process: Option<Process>,
 }
 
 impl Daemon {
     pub fn start() -> Daemon {
         let directory = tempfile::Builder::new().prefix("ashlar-").tempdir().unwrap();
-        let mut daemon = Daemon { directory, state: "state".into(), host: None, process: None };
+        let (state, options) = ("state".into(), Vec::new());
+        let mut daemon = Daemon { directory, state, host: None, options, process: None };
         daemon.start_again();
         daemon
     }
@@ -109,6 +112,7 @@ impl Daemon {
             .arg("--socket")
             .arg(self.path(socket))
             .args(self.host.map(|host| format!("--host-id=00000000-0000-0000-0000-{host:012}")))
+            .args(&self.options)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(log)
@@ -120,6 +124,12 @@ impl Daemon {
         assert!(self.process.is_none(), "it runs");
         self.process = Some(self.serve(&self.state.clone(), "api.sock"));
         self.ok("status --wait-up 30");
+    }
+
+    /// The same, told more on its command line from now on.
+    pub fn start_again_with(&mut self, options: &[&str]) {
+        self.options = options.iter().map(|&option| option.to_owned()).collect();
+        self.start_again();
     }
 
     /// Starts on another host that reaches the same drives.
@@ -246,10 +256,12 @@ fn texts(output: &Output) -> (String, String) {
 }
 
 fn without_what_moves(value: &mut Value) {
-    const MOVING: [&str; 10] = [
+    const MOVING: [&str; 12] = [
         "uptime_s",
         "counters",
         "latency",
+        "queue",
+        "memory",
         "slow",
         "dirty_regions",
         "resync",

@@ -1,0 +1,98 @@
+//! Goal: an operator sees what each reactor does, what lives there, and how each drive is served.
+//! Method: a daemon with arrays on files and on memory, told to use more and less of io_uring.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod daemon;
+
+use daemon::Daemon;
+use serde_json::Value;
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap()
+}
+
+/// How drive `d0` is served, once that is known.
+fn settled_queue(daemon: &Daemon) -> Value {
+    let is_settled = |drive: &Value| drive["queue"]["polling"]["why_not"] != "being tried";
+    daemon.wait_for("drive show d0", is_settled);
+    daemon.json("drive show d0")["queue"].clone()
+}
+
+#[test]
+fn reactors_tell_what_they_do() {
+    let daemon = Daemon::with_array(5, 3);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    let before = daemon.json("status")["cores"][0].clone();
+    assert_eq!(before["drives"], serde_json::json!(["d0", "d1", "d2"]));
+    assert_eq!(before["exports"][0]["name"], "e");
+    assert_eq!(before["exports"][0]["queues_active"], 0);
+    let buffers = &before["memory"]["buffers"];
+    let kinds = ["huge", "transparent", "small"].map(|kind| number(&buffers[kind]));
+    assert!(kinds.iter().sum::<u64>() >= 16 << 20, "{buffers}");
+    daemon.ok("array scrub a --wait");
+    let cores = daemon.json("status --cpu");
+    let (now, then) = (&cores[0]["counters"], &before["counters"]);
+    for what in ["turns", "enters", "submissions", "completions", "busy_ns", "slept_ns"] {
+        assert!(number(&now[what]) > number(&then[what]), "{what}: {now} after {then}");
+    }
+    let spent = number(&now["busy_ns"]) + number(&now["slept_ns"]);
+    let uptime = number(&daemon.json("status")["uptime_s"]) + 1;
+    assert!(spent < uptime * 1_000_000_000, "{now} in {uptime} s");
+    assert!(number(&now["busy_ppm"]) > 0, "{now}");
+    let setup = &cores[0]["io_uring"]["setup"];
+    assert!(setup.is_array() && cores[0]["io_uring"]["features"].is_array(), "{cores}");
+    let shown = daemon.ok("status --cpu");
+    for word in ["BUSY", "d0, d1, d2", "e (0)", "io_uring of CPU", "memory: buffers"] {
+        assert!(shown.contains(word), "{word}: {shown}");
+    }
+    assert!(daemon.ok("status").contains("memory: buffers"));
+}
+
+#[test]
+fn drives_tell_how_they_are_served() {
+    let mut daemon = Daemon::with_array(1, 2);
+    let queue = settled_queue(&daemon);
+    assert_eq!(queue["polling"]["why_not"], "not a block device");
+    assert_eq!(queue["registered_file"]["used"], true, "{queue}");
+    assert_eq!(queue["fixed_buffers"]["used"], true, "{queue}");
+    assert!(number(&queue["depth_max"]) > 0, "{queue}");
+    let shown = daemon.ok("drive show d0");
+    assert!(shown.contains("queue     io_uring, registered file, fixed buffers, "), "{shown}");
+    daemon.stop();
+    for (options, word) in
+        [(&["--no-iopoll"][..], "SINGLE_ISSUER"), (&["--no-iopoll", "--sqpoll"], "SQPOLL")]
+    {
+        daemon.start_again_with(options);
+        assert_eq!(settled_queue(&daemon)["polling"]["why_not"], "switched off");
+        let cores = daemon.json("status --cpu");
+        assert!(cores[0]["io_uring"].to_string().contains(word), "{cores}");
+        daemon.ok("array scrub a --wait");
+        assert_eq!(daemon.array_state("a"), "optimal");
+        daemon.stop();
+    }
+    daemon.start_again_with(&[]);
+    daemon.ok("array stop a");
+    assert_eq!(daemon.json("drive show d0")["queue"], Value::Null);
+}
+
+#[test]
+fn memory_that_serves_as_drives_is_counted() {
+    let daemon = Daemon::start();
+    for name in ["d0", "d1"] {
+        daemon.ok(&format!("drive attach ram:64M --name {name}"));
+    }
+    daemon.create_array("a", 1, 2);
+    let drives = daemon.json("status")["cores"][0]["memory"]["drives"].clone();
+    let kinds = ["huge", "transparent", "small"].map(|kind| number(&drives[kind]));
+    assert_eq!(kinds.iter().sum::<u64>(), 128 << 20, "{drives}");
+    assert_eq!(daemon.json("drive show d0")["queue"], Value::Null);
+    daemon.ok("array delete a --force");
+    daemon.ok("drive detach d0");
+    daemon.ok("drive detach d1");
+    daemon.wait_for("status", |status| {
+        let its = &status["cores"][0]["memory"]["drives"];
+        ["huge", "transparent", "small"].iter().all(|kind| its[*kind] == 0)
+    });
+}

@@ -1,0 +1,80 @@
+//! What a completion is of, in the 64 bits that the kernel hands back with it.
+//!
+//! ```text
+//! 63 62 │ 61 … 32 │ 31 … 0
+//! kind  │ device  │ ticket, or a drive's own token
+//! ```
+
+use crate::op::Ticket;
+
+const KIND_SHIFT: u32 = 62;
+const DEVICE_SHIFT: u32 = 32;
+const DEVICE_MASK: u64 = (1 << (KIND_SHIFT - DEVICE_SHIFT)) - 1;
+const LOW_MASK: u64 = u32::MAX as u64;
+
+/// Devices by their place among those registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tag {
+    /// Of no device.
+    Plain(Ticket),
+    Device {
+        device: usize,
+        ticket: Ticket,
+    },
+    /// Asked for by a lossy drive.
+    Lossy {
+        device: usize,
+        token: u32,
+    },
+    /// Finds out whether a device can be polled.
+    Probe {
+        device: usize,
+    },
+}
+
+impl Tag {
+    pub(super) fn bits(self) -> u64 {
+        let (kind, device, low) = match self {
+            Tag::Plain(ticket) => (0, 0, ticket.0),
+            Tag::Device { device, ticket } => (1, device, ticket.0),
+            Tag::Lossy { device, token } => (2, device, token),
+            Tag::Probe { device } => (3, device, 0),
+        };
+        let device = device as u64;
+        assert!(device <= DEVICE_MASK, "device {device}");
+        kind << KIND_SHIFT | device << DEVICE_SHIFT | u64::from(low)
+    }
+
+    pub(super) fn from_bits(bits: u64) -> Tag {
+        let low = u32::try_from(bits & LOW_MASK).expect("32 bits");
+        let device = usize::try_from(bits >> DEVICE_SHIFT & DEVICE_MASK).expect("30 bits");
+        match bits >> KIND_SHIFT {
+            0 => Tag::Plain(Ticket(low)),
+            1 => Tag::Device { device, ticket: Ticket(low) },
+            2 => Tag::Lossy { device, token: low },
+            3 => Tag::Probe { device },
+            4.. => unreachable!("two bits"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_in_comes_out() {
+        let most = usize::try_from(DEVICE_MASK).unwrap();
+        for low in [0, 1, u32::MAX] {
+            assert_eq!(Tag::from_bits(Tag::Plain(Ticket(low)).bits()), Tag::Plain(Ticket(low)));
+            for device in [0, 7, most] {
+                let tags = [
+                    Tag::Device { device, ticket: Ticket(low) },
+                    Tag::Lossy { device, token: low },
+                    Tag::Probe { device },
+                ];
+                tags.iter().for_each(|tag| assert_eq!(Tag::from_bits(tag.bits()), *tag));
+            }
+        }
+    }
+}

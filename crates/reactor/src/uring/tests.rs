@@ -1,0 +1,310 @@
+//! Goal: files are served by whatever the kernel has, with one system call for what is asked for
+//! at one time; and nothing of a file is kept that was let go.
+//! Method: the backend by itself, with files. Devices that can be polled are rare: an ordinary
+//! ring in the place of the polled one takes the same way.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use super::*;
+use crate::buffer::{BufferPool, Buffers};
+use crate::uring::polled::Polled;
+
+const FILE_BYTES: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+/// More looks than a file can need.
+const LOOKS_MAX: usize = 10_000_000;
+
+fn scratch() -> Arc<File> {
+    static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let name = format!("ashlar-uring-{}-{number}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let mut options = File::options();
+    let file = options.read(true).write(true).create_new(true).open(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    file.set_len(FILE_BYTES).unwrap();
+    Arc::new(file)
+}
+
+struct Rig {
+    backend: UringBackend,
+    pool: Rc<BufferPool>,
+    tickets: u32,
+    done: Vec<Done>,
+}
+
+impl Rig {
+    fn new(settings: Settings) -> Rig {
+        let arena = Arena::new();
+        let backend = UringBackend::with(settings, Some(arena.clone())).unwrap();
+        Rig { backend, pool: BufferPool::on(arena), tickets: 0, done: Vec::new() }
+    }
+
+    /// With an ordinary ring for devices that can be polled: all can.
+    fn polled() -> Rig {
+        let mut rig = Rig::new(Settings::default());
+        let (io, _) = build(Kind::Interrupts).unwrap();
+        let polled = Polled::new(io, rig.backend.arena.clone());
+        rig.backend.polling = Polling::On(Box::new(polled));
+        rig
+    }
+
+    /// A file that is tried as if it were a block device.
+    fn try_polling(&mut self, file: Arc<File>) -> DeviceId {
+        let device = self.backend.register(Device::File { file });
+        self.backend.try_polling(device.0 as usize);
+        device
+    }
+
+    fn submit(&mut self, op: &Op) -> Ticket {
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        self.backend.submit(ticket, op, Instant::MAX);
+        ticket
+    }
+
+    /// Looks until this is true.
+    fn look_until(&mut self, is_so: impl Fn(&Rig) -> bool) {
+        for _ in 0..LOOKS_MAX {
+            self.backend.reap(&mut self.done);
+            if is_so(self) {
+                return;
+            }
+            std::hint::spin_loop();
+        }
+        panic!("it never came to that");
+    }
+
+    fn outcome(&mut self, op: &Op) -> Outcome {
+        let ticket = self.submit(op);
+        self.look_until(|rig| rig.done.iter().any(|done| done.ticket == ticket));
+        let at = self.done.iter().position(|done| done.ticket == ticket).unwrap();
+        self.done.swap_remove(at).outcome
+    }
+
+    fn block(&self, value: u8) -> Buffers {
+        let buffer = self.pool.take(4096);
+        buffer.copy_from_slice(&[value; 4096]);
+        buffer.into()
+    }
+
+    fn polling(&self, fd: i32) -> Use {
+        let report = self.backend.gauges.report(self.backend.now());
+        report.devices.iter().find(|device| device.fd == fd).unwrap().polling
+    }
+
+    /// Every operation, and what it leaves.
+    fn check(&mut self, device: DeviceId) {
+        let into = Buffers::from(self.pool.take(4096));
+        let mut long = into.clone();
+        long.push(self.pool.take(8192));
+        for value in 1..=3u8 {
+            let offset = u64::from(value) * BLOCK;
+            let from = self.block(value);
+            assert_eq!(self.outcome(&Op::Write { device, offset, from }), Ok(BLOCK));
+        }
+        assert_eq!(self.outcome(&Op::Flush { device }), Ok(0));
+        let zeroes = Op::WriteZeroes { device, offset: 2 * BLOCK, len: BLOCK, unmap: true };
+        assert!(self.outcome(&zeroes).is_ok());
+        let read = Op::Read { device, offset: BLOCK, into: long.clone() };
+        assert_eq!(self.outcome(&read), Ok(3 * BLOCK));
+        let mut all = vec![0; 12288];
+        long.copy_to_slice(&mut all);
+        assert_eq!((all[0], all[4095], all[4096], all[8191], all[8192]), (1, 1, 0, 0, 3));
+        let read = Op::Read { device, offset: 3 * BLOCK, into: into.clone() };
+        assert_eq!(self.outcome(&read), Ok(BLOCK));
+        assert_eq!(into.pieces()[0].bytes()[7], 3);
+    }
+}
+
+#[test]
+fn what_is_asked_for_at_one_time_is_one_system_call() {
+    for iopoll in [false, true] {
+        let mut rig = Rig::new(Settings { iopoll, ..Settings::default() });
+        let file = scratch();
+        let device = rig.backend.register(Device::File { file: file.clone() });
+        let fd = file.as_raw_fd();
+        rig.look_until(|rig| rig.polling(fd) != Use::No(Why::Trying));
+        if rig.polling(fd) == Use::Yes {
+            // Looking costs calls, there.
+            continue;
+        }
+        let before = rig.backend.gauges.counters();
+        for block in 0..200 {
+            let from = rig.block(1);
+            rig.submit(&Op::Write { device, offset: block * BLOCK, from });
+        }
+        rig.backend.reap(&mut rig.done);
+        let after = rig.backend.gauges.counters();
+        let (enters, given) =
+            (after.enters - before.enters, after.submissions - before.submissions);
+        assert_eq!((enters, given), (1, 200));
+        rig.look_until(|rig| rig.done.len() == 200);
+        let all = rig.backend.gauges.counters();
+        assert_eq!(all.completions - before.completions, 200);
+        assert!(all.enters - before.enters <= 200 && all.turns > before.turns);
+        // With nothing under way, a look costs no call.
+        (0..100).for_each(|_| rig.backend.reap(&mut rig.done));
+        assert_eq!(rig.backend.gauges.counters().enters, all.enters);
+        let report = rig.backend.gauges.report(rig.backend.now());
+        assert_eq!((report.devices[0].in_flight, report.devices[0].in_flight_max), (0, 200));
+    }
+}
+
+#[test]
+fn files_are_served_with_what_there_is() {
+    for settings in [
+        Settings::default(),
+        Settings { sqpoll: true, iopoll: false },
+        Settings { sqpoll: true, iopoll: true },
+    ] {
+        let mut rig = Rig::new(settings);
+        let file = scratch();
+        let fd = file.as_raw_fd();
+        let device = rig.backend.register(Device::File { file });
+        rig.check(device);
+        let why = if settings.iopoll { Why::NotBlockDevice } else { Why::Off };
+        assert_eq!(rig.polling(fd), Use::No(why));
+        // Also while it is tried by a real polled ring, and after.
+        rig.backend.try_polling(device.0 as usize);
+        rig.check(device);
+        rig.look_until(|rig| rig.polling(fd) != Use::No(Why::Trying));
+        rig.check(device);
+        let report = rig.backend.gauges.report(rig.backend.now());
+        assert_eq!((report.devices[0].file, report.devices[0].buffers), (Use::Yes, Use::Yes));
+        if !settings.iopoll {
+            assert_eq!(report.devices[0].polling, Use::No(Why::Off));
+        }
+        assert!(report.buffers.total() > 0);
+        rig.backend.unregister(device);
+        assert!(rig.backend.gauges.report(rig.backend.now()).devices.is_empty());
+    }
+}
+
+#[test]
+fn a_device_that_answered_its_trial_is_polled() {
+    let mut rig = Rig::polled();
+    let file = scratch();
+    let fd = file.as_raw_fd();
+    let device = rig.try_polling(file);
+    assert_eq!(rig.polling(fd), Use::No(Why::Trying));
+    rig.look_until(|rig| rig.polling(fd) == Use::Yes);
+    rig.check(device);
+    // Reads and writes go there, everything else does not.
+    let into = rig.block(0);
+    for (op, is_polled) in
+        [(Op::Read { device, offset: 0, into }, true), (Op::Flush { device }, false)]
+    {
+        let ticket = rig.submit(&op);
+        rig.backend.fill();
+        let polled = rig.backend.polling.on().unwrap().ring.in_kernel();
+        assert_eq!((polled > 0, rig.backend.ring.in_kernel() > 0), (is_polled, !is_polled));
+        assert!(rig.backend.idle(None), "something is under way");
+        rig.look_until(|rig| rig.done.iter().any(|done| done.ticket == ticket));
+    }
+}
+
+#[test]
+fn a_device_that_refuses_to_be_polled_is_polled_no_more() {
+    let mut rig = Rig::polled();
+    let file = scratch();
+    let fd = file.as_raw_fd();
+    let device = rig.try_polling(file);
+    rig.look_until(|rig| rig.polling(fd) == Use::Yes);
+    let into = rig.block(0);
+    let read = Op::Read { device, offset: 0, into };
+    let ticket = rig.submit(&read);
+    // The kernel answers as it does where a queue has lost what polling needs.
+    let ring = &mut rig.backend.polling.on().unwrap().ring;
+    let bits = ring.forget_backlog().next().unwrap();
+    let refused = Err(Errno(libc::EOPNOTSUPP));
+    rig.backend.hear_polled(Tag::from_bits(bits), refused);
+    rig.look_until(|rig| rig.done.iter().any(|done| done.ticket == ticket));
+    assert_eq!(rig.done.pop().unwrap().outcome, refused);
+    assert_eq!(rig.polling(fd), Use::No(Why::Refused(Errno(libc::EOPNOTSUPP))));
+    assert_eq!(rig.outcome(&read), Ok(BLOCK));
+    rig.check(device);
+}
+
+#[test]
+fn a_drive_that_never_answers_its_trial_holds_up_nobody() {
+    let mut rig = Rig::polled();
+    let (reader, writer) = std::io::pipe().unwrap();
+    let file = File::from(OwnedFd::from(reader));
+    let fd = file.as_raw_fd();
+    let silent = rig.try_polling(Arc::new(file));
+    let device = rig.backend.register(Device::File { file: scratch() });
+    rig.check(device);
+    assert_eq!(rig.polling(fd), Use::No(Why::Trying));
+    let (before, began) = (rig.backend.gauges.counters(), rig.backend.now());
+    let until = began.after(Duration::from_millis(20));
+    while rig.backend.now() < until {
+        assert!(rig.backend.idle(Some(until)));
+        rig.backend.reap(&mut rig.done);
+    }
+    let after = rig.backend.gauges.counters();
+    let (slept, calls) = (after.slept_ns - before.slept_ns, after.enters - before.enters);
+    assert!(slept > 10_000_000, "it is looked for all the time");
+    // Twice for each nap, of 250 us at least.
+    assert!(calls <= 2 * 20_000 / 250 + 2, "{calls}");
+    let much_later = until.after(Duration::from_secs(60));
+    assert_eq!(rig.backend.polling.on().unwrap().look_in(much_later), Some(Duration::ZERO));
+    rig.backend.unregister(silent);
+    assert_eq!(rig.polling(fd), Use::No(Why::Trying));
+    // The pipe ends, and with it the trial.
+    drop(writer);
+    let devices = |rig: &Rig| rig.backend.gauges.report(rig.backend.now()).devices.len();
+    rig.look_until(|rig| devices(rig) == 1);
+}
+
+#[test]
+fn a_file_that_is_let_go_is_let_go_in_all_rings() {
+    for early in [true, false] {
+        let mut rig = Rig::polled();
+        let file = scratch();
+        let fd = file.as_raw_fd();
+        let device = rig.try_polling(file.clone());
+        if !early {
+            rig.look_until(|rig| rig.polling(fd) == Use::Yes);
+        }
+        rig.backend.unregister(device);
+        if early {
+            // Its place is not free while the kernel tries it.
+            assert_eq!(Arc::strong_count(&file), 2);
+            let other = rig.backend.register(Device::File { file: scratch() });
+            assert_ne!(other, device);
+        }
+        rig.look_until(|_| Arc::strong_count(&file) == 1);
+        // A lock goes away with the last that holds the open file: the kernel's tables do not.
+        file.lock().unwrap();
+        let again = File::open(format!("/proc/self/fd/{fd}")).unwrap();
+        assert!(again.try_lock().is_err());
+        drop(file);
+        assert!(again.try_lock().is_ok());
+        let next = rig.backend.register(Device::File { file: scratch() });
+        assert_eq!(next, device);
+        rig.check(next);
+    }
+}
+
+#[test]
+fn memory_of_drives_is_reported() {
+    let mut rig = Rig::new(Settings::default());
+    let bytes = 4 << 20;
+    let ram = rig.backend.register(Device::Ram { bytes });
+    let total = |rig: &Rig| rig.backend.gauges.report(rig.backend.now()).drives.total();
+    assert_eq!(total(&rig), bytes);
+    rig.check(ram);
+    let from = rig.pool.take(1 << 20);
+    from.copy_from_slice(&vec![9; 1 << 20]);
+    let write = Op::Write { device: ram, offset: 1 << 20, from: from.clone().into() };
+    assert_eq!(rig.outcome(&write), Ok(1 << 20));
+    let into = rig.pool.take(1 << 20);
+    let read = Op::Read { device: ram, offset: 1 << 20, into: into.clone().into() };
+    assert_eq!(rig.outcome(&read), Ok(1 << 20));
+    assert!(into.bytes() == from.bytes());
+    rig.backend.unregister(ram);
+    assert_eq!(total(&rig), 0);
+}
