@@ -57,6 +57,7 @@ pub struct UringBackend {
     /// What lossy drives have to hear: user data and outcome.
     lossy_done: Vec<(u64, Outcome)>,
     unsubmitted: usize,
+    kernel_calls: u64,
 }
 
 impl UringBackend {
@@ -82,6 +83,7 @@ impl UringBackend {
             lossy_in_kernel: 0,
             lossy_done: Vec::new(),
             unsubmitted: 0,
+            kernel_calls: 0,
         })
     }
 
@@ -311,6 +313,7 @@ impl Backend for UringBackend {
         // One call submits what is new and lets deferred completions in; none is made when the
         // kernel has no news. A busy completion ring is no error: it is emptied right below.
         if self.unsubmitted > 0 || self.ring.submission().taskrun() {
+            self.kernel_calls += 1;
             let submitted = self.ring.submitter().submit_with_args(0, &SubmitArgs::new());
             if submitted.is_ok() || self.ring.submission().is_empty() {
                 self.unsubmitted = 0;
@@ -318,6 +321,10 @@ impl Backend for UringBackend {
         }
         self.collect(done);
         done.append(&mut self.finished);
+    }
+
+    fn kernel_calls(&self) -> u64 {
+        self.kernel_calls
     }
 
     fn idle(&mut self, until: Option<Instant>) -> bool {
@@ -354,6 +361,7 @@ impl UringBackend {
     /// Sleeps in the kernel until one completion or `wait` is over. Signals and time-outs are
     /// ordinary ends.
     fn wait(&mut self, wait: Option<Duration>) {
+        self.kernel_calls += 1;
         let result = match wait {
             None => self.ring.submit_and_wait(1),
             Some(wait) => {
