@@ -27,7 +27,7 @@ const DEPTH: usize = 32;
 const REQUESTS: u64 = if cfg!(debug_assertions) { 20_000 } else { 500_000 };
 /// Timers of the array come due now and then, and the machine may take the CPU away from either
 /// side, so that the reactor sleeps: less than once in so many requests.
-const RARE: u64 = 100;
+const RARE: u64 = 20;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };

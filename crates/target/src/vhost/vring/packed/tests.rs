@@ -94,7 +94,7 @@ fn chains_go_round_and_wrap_counters_turn() {
         describe(&guest, at, 0x10, 16, round, lap(wrap) | NEXT);
         assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(true), "{round}");
         assert_eq!((chain.id(), chain.descriptors()), (round, 2));
-        assert_eq!(ring.has_more(), false);
+        assert!(!ring.has_more());
         ring.push_used(round, 2, 1);
         assert!(ring.show_used());
         let used = if wrap { AVAILABLE | USED } else { 0 };
