@@ -221,7 +221,7 @@ impl Driver {
 
     /// Whether the device is to be kicked for what was offered from position `from` on.
     fn must_kick(&self, from: u64) -> bool {
-        let asked = (from..self.offered).map(|position| match self.packed {
+        let mut asked = (from..self.offered).map(|position| match self.packed {
             true => self.place_bits(position),
             false => self.first.wrapping_add(low(position)),
         });
@@ -230,13 +230,13 @@ impl Driver {
             return match flags {
                 0 => true,
                 1 => false,
-                2 if self.event_index => asked.into_iter().any(|its| its == place),
+                2 if self.event_index => asked.any(|its| its == place),
                 flags => panic!("{flags:#x} while the ring is served"),
             };
         }
         if self.event_index {
             let event = self.guest.available_event();
-            return asked.into_iter().any(|its| its == event);
+            return asked.any(|its| its == event);
         }
         self.guest.read_u16(USED) == 0
     }
