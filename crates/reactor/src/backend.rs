@@ -57,6 +57,11 @@ pub trait Backend {
     /// Appends what has completed since the last call.
     fn reap(&mut self, done: &mut Vec<Done>);
 
+    /// How often it has called the kernel, to give it operations or to sleep; where there is one.
+    fn kernel_calls(&self) -> u64 {
+        0
+    }
+
     /// Nothing can run: sleep (or jump the clock) until something completes or `until` is
     /// reached. Returns false if nothing is in flight and there is no `until`: nothing will
     /// ever happen again.

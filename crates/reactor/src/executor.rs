@@ -18,6 +18,8 @@ use std::time::Duration;
 use crate::backend::{Backend, Instant};
 use crate::buffer::{Buffer, BufferPool, Buffers};
 use crate::op::{Device, DeviceId, Done, Op, Outcome, Ticket};
+use crate::poller::{Poller, PollerId, Pollers};
+use crate::polling::Watch;
 use crate::prng::Prng;
 use crate::registry::{Key, Registry};
 use crate::slots::Slots;
@@ -33,17 +35,6 @@ const TASKS_PER_TURN_MAX: usize = 256;
 pub enum Order {
     Fifo,
     Seeded(Prng),
-}
-
-/// Something that must be looked at to find work, such as a ring in guest memory.
-pub trait Poller {
-    /// Looks for work and starts it. True if there was some.
-    fn poll(&self) -> bool;
-    /// The reactor is about to sleep: ask the other side for wake-ups (that reach an fd some task
-    /// waits for). True if work arrived meanwhile, and sleeping would miss it.
-    fn arm(&self) -> bool;
-    /// The reactor is awake: wake-ups are not needed.
-    fn disarm(&self);
 }
 
 type TaskFuture = Pin<Box<dyn Future<Output = ()>>>;
@@ -68,7 +59,7 @@ struct Inner {
     current: Cell<TaskId>,
     slots: RefCell<Slots>,
     timers: RefCell<Timers>,
-    pollers: RefCell<Vec<Rc<dyn Poller>>>,
+    pollers: RefCell<Pollers>,
     registry: Registry,
     pool: Rc<BufferPool>,
     done: RefCell<Vec<Done>>,
@@ -115,7 +106,8 @@ impl Reactor {
         Reactor { inner: Rc::new(inner) }
     }
 
-    /// How long to keep looking for work before sleeping.
+    /// How long to keep looking for work, at most, before sleeping. It is less where looking does
+    /// not pay: see `polling.rs`.
     pub fn set_poll_window(&self, window: Duration) {
         self.inner.poll_window.set(window);
     }
@@ -127,6 +119,11 @@ impl Reactor {
     /// See [`Backend::unix_s`].
     pub fn unix_s(&self) -> u64 {
         self.inner.backend.borrow().unix_s()
+    }
+
+    /// See [`Backend::kernel_calls`].
+    pub fn kernel_calls(&self) -> u64 {
+        self.inner.backend.borrow().kernel_calls()
     }
 
     /// When the backend was last looked at: `now`, less a turn of the reactor at most, for free.
@@ -258,12 +255,17 @@ impl Reactor {
         self.sleep_until(self.now().after(wait))
     }
 
-    pub fn add_poller(&self, poller: Rc<dyn Poller>) {
-        self.inner.pollers.borrow_mut().push(poller);
+    pub fn add_poller(&self, poller: Rc<dyn Poller>) -> PollerId {
+        self.inner.pollers.borrow_mut().add(poller)
     }
 
-    pub fn remove_poller(&self, poller: &Rc<dyn Poller>) {
-        self.inner.pollers.borrow_mut().retain(|known| !Rc::ptr_eq(known, poller));
+    pub fn remove_poller(&self, id: PollerId) {
+        self.inner.pollers.borrow_mut().remove(id);
+    }
+
+    /// Lets a poller be polled again, if it was armed.
+    pub fn rouse(&self, id: PollerId) {
+        self.inner.pollers.borrow_mut().rouse(id);
     }
 
     /// Makes `run` return after the current turn.
@@ -288,26 +290,24 @@ impl Reactor {
     /// Runs tasks until `stop`, or until nothing can ever happen again.
     pub fn run(&self) {
         self.inner.stopping.set(false);
-        let mut last_work = self.now();
-        self.inner.turn_time.set(last_work);
+        self.inner.turn_time.set(self.now());
+        let mut watch = Watch::default();
         while !self.inner.stopping.get() {
             if self.turn() {
-                last_work = self.turn_time();
+                watch.work(self.turn_time(), self.inner.poll_window.get());
                 continue;
             }
             // A task may have asked to stop in this very turn.
             if self.inner.stopping.get() {
                 return;
             }
-            if self.has_ready() || self.turn_time().since(last_work) < self.inner.poll_window.get()
-            {
+            if self.has_ready() || !watch.nothing(self.turn_time()) {
                 std::hint::spin_loop();
                 continue;
             }
             if !self.sleep_for_work() {
                 return;
             }
-            last_work = self.now();
         }
     }
 
@@ -426,26 +426,17 @@ impl Reactor {
     }
 
     fn poll_pollers(&self) -> bool {
-        let count = self.inner.pollers.borrow().len();
-        let mut any = false;
-        for index in 0..count {
-            // Cloned out: a poller may spawn tasks, and must not hold the list.
-            let poller = self.inner.pollers.borrow().get(index).cloned();
-            any |= poller.is_some_and(|poller| poller.poll());
-        }
-        any
+        let window_max = self.inner.poll_window.get();
+        self.inner.pollers.borrow_mut().poll(self.turn_time(), window_max)
     }
 
     /// Sleeps in the backend. False if nothing can ever wake it.
     fn sleep_for_work(&self) -> bool {
-        let pollers = self.inner.pollers.borrow().clone();
-        let missed = pollers.iter().fold(false, |missed, poller| missed | poller.arm());
-        let alive = missed || {
+        let awake = self.inner.pollers.borrow_mut().arm_all();
+        awake || {
             let until = self.inner.timers.borrow().next_deadline();
             self.inner.backend.borrow_mut().idle(until)
-        };
-        pollers.iter().for_each(|poller| poller.disarm());
-        alive
+        }
     }
 }
 

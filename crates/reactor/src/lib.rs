@@ -13,6 +13,8 @@ pub mod buffer;
 pub mod op;
 pub mod backend;
 pub mod task;
+mod polling;
+pub mod poller;
 mod slots;
 mod timer;
 pub mod registry;

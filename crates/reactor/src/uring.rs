@@ -486,6 +486,10 @@ impl Backend for UringBackend {
         done.append(&mut self.finished);
     }
 
+    fn kernel_calls(&self) -> u64 {
+        self.gauges.counters().enters
+    }
+
     fn idle(&mut self, until: Option<Instant>) -> bool {
         self.fill();
         if !self.finished.is_empty() {

@@ -12,8 +12,9 @@
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 //!
-//! Protocol: vhost-user with split rings. Not here yet: packed rings, in-flight tracking in shared
-//! memory, dirty logging for live migration.
+//! Protocol: vhost-user with split and packed rings. Not here yet: in-flight tracking in shared
+//! memory, dirty logging for live migration. Without the former, a packed ring goes on after a
+//! daemon that was stopped, and has to be reset by its guest after one that was killed.
 
 mod fault;
 mod memory;

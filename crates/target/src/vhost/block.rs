@@ -51,6 +51,8 @@ const _: () = assert!(size_of::<Range>() == RANGE_BYTES);
 pub(crate) struct BlockRequest {
     pub(crate) request: Request,
     pub(crate) status: Window,
+    /// Of the ring, that its chain takes up.
+    pub(crate) descriptors: u16,
 }
 
 /// Reads a popped chain. A [`Fault`] means that it cannot even be answered.
@@ -62,8 +64,8 @@ pub(crate) fn parse(memory: &GuestMemory, chain: &Chain) -> Result<BlockRequest,
     let header = load::<HEADER_BYTES>(memory, chain.readable(), 0)?;
     let header: Header = zerocopy::transmute!(header);
     let operation = read_operation(memory, chain, &header)?;
-    let request = Request { operation, permit: Permit::new(chain.head()) };
-    Ok(BlockRequest { request, status })
+    let request = Request { operation, permit: Permit::new(chain.id()) };
+    Ok(BlockRequest { request, status, descriptors: chain.descriptors() })
 }
 
 /// What the guest reads as the status of its request.

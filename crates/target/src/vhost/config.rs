@@ -6,7 +6,7 @@ use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_F_MQ, VIRTIO_BLK_F_SEG_MAX, VIRTIO_BLK_F_SIZE_MAX, VIRTIO_BLK_F_TOPOLOGY,
     VIRTIO_BLK_F_WRITE_ZEROES,
 };
-use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
+use virtio_bindings::virtio_config::{VIRTIO_F_RING_PACKED, VIRTIO_F_VERSION_1};
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{Immutable, IntoBytes, KnownLayout};
@@ -24,6 +24,7 @@ pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
 
 /// Every virtio feature that this device can negotiate.
 pub(crate) const FEATURES: u64 = (1 << VIRTIO_F_VERSION_1)
+    | (1 << VIRTIO_F_RING_PACKED)
     | (1 << VIRTIO_RING_F_EVENT_IDX)
     | (1 << VIRTIO_RING_F_INDIRECT_DESC)
     | (1 << VIRTIO_BLK_F_SIZE_MAX)

@@ -26,8 +26,8 @@ pub(crate) struct NoRing(usize);
 pub(crate) struct Vring {
     pub(crate) size: u32,
     pub(crate) addresses: Option<RingAddresses>,
-    /// First available entry to pop, while there is no queue.
-    pub(crate) base: u16,
+    /// Where the ring stands, while there is no queue.
+    pub(crate) base: u32,
     /// A kick file, or its absence, was announced: that starts a ring (vhost-user, "Ring states").
     pub(crate) started: bool,
     pub(crate) enabled: bool,
@@ -152,7 +152,7 @@ impl Device {
         index: usize,
         change: impl FnOnce(&mut Vring),
     ) -> Result<(), NoRing> {
-        self.halt(index).await?;
+        self.halt(index, false).await?;
         change(&mut self.vring(index)?.borrow_mut());
         self.start_if_complete(index)
     }
@@ -180,16 +180,17 @@ impl Device {
     }
 
     /// Stops the ring. Returns where it is to go on, once everything before is answered.
-    pub(crate) async fn stop_ring(&self, index: usize) -> Result<u16, NoRing> {
-        self.halt(index).await?;
+    pub(crate) async fn stop_ring(&self, index: usize) -> Result<u32, NoRing> {
+        self.halt(index, true).await?;
         let mut vring = self.vring(index)?.borrow_mut();
         vring.started = false;
         vring.bells.kick = None;
         Ok(vring.base)
     }
 
-    /// Ends the ring's queue, if it has one; returns when nothing is under way.
-    async fn halt(&self, index: usize) -> Result<(), NoRing> {
+    /// Ends the ring's queue, if it has one; returns when nothing is under way. Whether the front
+    /// end will know where the ring stands: see [`Ring::leave`](crate::vhost::vring::Ring::leave).
+    async fn halt(&self, index: usize, front_end_knows: bool) -> Result<(), NoRing> {
         let queue = self.vring(index)?.borrow().queue.clone();
         let Some(queue) = queue else { return Ok(()) };
         queue.stop().await;
@@ -197,6 +198,7 @@ impl Device {
         // Someone else may have waited for the same, and have gone on already.
         if vring.queue.as_ref().is_some_and(|now| Rc::ptr_eq(now, &queue)) {
             vring.base = queue.base();
+            queue.leave(front_end_knows);
             vring.queue = None;
         }
         Ok(())
@@ -237,7 +239,7 @@ impl Device {
     /// come: otherwise a late write could overwrite a later one of the same guest.
     pub(crate) async fn disconnect(&self) {
         let orderly = self.vrings.iter().all(|vring| vring.borrow().queue.is_none());
-        self.halt_all().await;
+        self.halt_all(false).await;
         for vring in &self.vrings {
             *vring.borrow_mut() = Vring::default();
         }
@@ -253,7 +255,7 @@ impl Device {
 
     /// The guest was reset: rings stop, the cache mode is the one at power-on.
     pub(crate) async fn reset(&self) {
-        self.halt_all().await;
+        self.halt_all(true).await;
         for vring in &self.vrings {
             let mut vring = vring.borrow_mut();
             (vring.started, vring.enabled, vring.base) = (false, false, 0);
@@ -264,13 +266,13 @@ impl Device {
     /// Comes to rest for good.
     pub(crate) async fn close(&self) {
         self.closing.set(true);
-        self.halt_all().await;
+        self.halt_all(false).await;
     }
 
-    async fn halt_all(&self) {
+    async fn halt_all(&self, front_end_knows: bool) {
         for index in 0..self.vrings.len() {
             // Every index below the length exists.
-            let _ = self.halt(index).await;
+            let _ = self.halt(index, front_end_knows).await;
         }
     }
 }

@@ -2,8 +2,12 @@
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
-    #[error("a ring of {0} descriptors: must be a power of two, not above the limit")]
+    #[error("a ring of {0} descriptors: not above the limit, and a power of two unless packed")]
     RingSize(u32),
+    #[error("a ring that stands at {0:#x}, which is no place in it")]
+    RingBase(u32),
+    #[error("the device before left the ring in the middle of its work; the guest must reset it")]
+    RingAbandoned,
     #[error("the ring is not in guest memory, or crosses a region")]
     RingUnmapped,
     #[error("the ring's parts are not aligned")]

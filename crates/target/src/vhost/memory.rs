@@ -324,10 +324,16 @@ impl Window {
         atomic.store(value.to_le(), order);
     }
 
-    pub(crate) fn store_u32(&self, offset: usize, value: u32) {
+    pub(crate) fn load_u32(&self, offset: usize, order: Ordering) -> u32 {
         // SAFETY: as in `load_u16`.
         let atomic = unsafe { AtomicU32::from_ptr(self.place(offset)) };
-        atomic.store(value.to_le(), Ordering::Relaxed);
+        u32::from_le(atomic.load(order))
+    }
+
+    pub(crate) fn store_u32(&self, offset: usize, value: u32, order: Ordering) {
+        // SAFETY: as in `load_u16`.
+        let atomic = unsafe { AtomicU32::from_ptr(self.place(offset)) };
+        atomic.store(value.to_le(), order);
     }
 
     pub(crate) fn store_u8(&self, offset: usize, value: u8) {

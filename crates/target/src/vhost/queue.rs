@@ -1,10 +1,11 @@
 //! One queue at work: who looks at the ring, who serves what is in it, and how it comes to rest.
 //!
 //! ```text
-//! poller   sees new entries, wakes as many workers; shows used entries and calls the guest,
+//! poller   sees that there are chains, wakes a worker; shows used entries and calls the guest,
 //!          once per turn of the reactor
-//! workers  each pops a chain, serves it to the end, puts it on the used ring, pops the next
-//! listener waits for the guest's kick while the reactor sleeps
+//! workers  each pops a chain, wakes another if there are more, serves its own to the end, puts it
+//!          on the used ring, pops the next
+//! listener waits for the guest's kick while the ring is not polled
 //! ```
 //!
 //! Invariants:
@@ -22,8 +23,9 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-use ashlar_reactor::executor::{Poller, Reactor};
+use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
+use ashlar_reactor::poller::{Poller, PollerId};
 use ashlar_reactor::task::TaskId;
 use ashlar_reactor::wait_list::WaitList;
 
@@ -32,12 +34,15 @@ use crate::vhost::block::{BlockRequest, parse, status_byte};
 use crate::vhost::disk::{Disk, Trouble};
 use crate::vhost::fault::Fault;
 use crate::vhost::memory::{GuestMemory, Window};
-use crate::vhost::vring::{Chain, RingSetup, SplitRing};
+use crate::vhost::vring::{Chain, Ring, RingSetup};
 
 /// Most workers, and so most requests under way, of one queue.
 pub(crate) const WORKERS_MAX: u16 = 128;
 /// One bit per worker in `Queue::parked`.
 const _: () = assert!(WORKERS_MAX as u32 <= u128::BITS);
+/// Most chains that one queue pops in one turn of the reactor: what a request of another queue
+/// waits for, at most, however deep this one is.
+const POPS_PER_TURN_MAX: u16 = 32;
 /// Wait before a kick file that could not be waited for is tried again.
 const LISTEN_AGAIN: Duration = Duration::from_millis(10);
 
@@ -80,7 +85,7 @@ pub(crate) struct Queue {
     index: u16,
     disk: Rc<Disk>,
     state: Cell<State>,
-    ring: RefCell<SplitRing>,
+    ring: RefCell<Ring>,
     /// Used anew for every chain: it is read into a request at once.
     chain: RefCell<Chain>,
     memory: RefCell<Rc<GuestMemory>>,
@@ -89,7 +94,12 @@ pub(crate) struct Queue {
     workers: Vec<Cell<Option<TaskId>>>,
     /// Bit by bit, the workers that wait for a chain.
     parked: Cell<u128>,
+    /// How many chains may still be popped in this turn.
+    pops_left: Cell<u16>,
     in_flight: Cell<u16>,
+    poller: Cell<Option<PollerId>>,
+    /// The reactor leaves the ring alone, until it is roused.
+    armed: Cell<bool>,
     /// Workers and listener that have not ended.
     tasks: Cell<u16>,
     ended: WaitList,
@@ -104,7 +114,7 @@ impl Queue {
         setup: &RingSetup,
         bells: Bells,
     ) -> Result<Rc<Queue>, Fault> {
-        let ring = SplitRing::new(memory, setup)?;
+        let ring = Ring::new(memory, setup)?;
         let workers = ring.size().min(WORKERS_MAX);
         let queue = Rc::new(Queue {
             index,
@@ -116,7 +126,10 @@ impl Queue {
             bells: RefCell::new(bells),
             workers: (0..workers).map(|_| Cell::new(None)).collect(),
             parked: Cell::new(0),
+            pops_left: Cell::new(0),
             in_flight: Cell::new(0),
+            poller: Cell::new(None),
+            armed: Cell::new(false),
             tasks: Cell::new(workers),
             ended: WaitList::default(),
         });
@@ -128,7 +141,7 @@ impl Queue {
             queue.tasks.set(workers + 1);
             reactor.spawn(queue.clone().listen(kick));
         }
-        reactor.add_poller(queue.clone());
+        queue.poller.set(Some(reactor.add_poller(queue.clone())));
         Ok(queue)
     }
 
@@ -136,9 +149,15 @@ impl Queue {
         self.state.get()
     }
 
-    /// Index of the first entry that was not popped.
-    pub(crate) fn base(&self) -> u16 {
+    /// See [`Ring::base`].
+    pub(crate) fn base(&self) -> u32 {
         self.ring.borrow().base()
+    }
+
+    /// See [`Ring::leave`].
+    pub(crate) fn leave(&self, front_end_knows: bool) {
+        assert!(self.state.get() == State::Stopped && self.tasks.get() == 0);
+        self.ring.borrow().leave(front_end_knows);
     }
 
     /// The guest's memory has changed. Requests under way keep what they have.
@@ -151,6 +170,7 @@ impl Queue {
     pub(crate) fn set_call(&self, call: Option<Rc<File>>) {
         self.bells.borrow_mut().call = call;
         self.ring.borrow_mut().owe_call();
+        self.rouse();
     }
 
     pub(crate) fn set_error(&self, error: Option<Rc<File>>) {
@@ -168,12 +188,22 @@ impl Queue {
         self.ended.until(reactor, || self.tasks.get() == 0).await;
         assert!(self.in_flight.get() == 0, "a worker ends when its request is answered");
         self.show_used();
-        let poller: Rc<dyn Poller> = self.clone();
-        reactor.remove_poller(&poller);
+        if let Some(poller) = self.poller.take() {
+            reactor.remove_poller(poller);
+        }
     }
 
     fn reactor(&self) -> &Reactor {
         self.disk.reactor()
+    }
+
+    /// There is something to look at: the ring is polled again, if it was not.
+    fn rouse(&self) {
+        if self.armed.get()
+            && let Some(poller) = self.poller.get()
+        {
+            self.reactor().rouse(poller);
+        }
     }
 
     fn become_state(&self, next: State) {
@@ -217,9 +247,9 @@ impl Queue {
         if let Some(known) = self.workers.get(usize::from(worker)) {
             known.set(Some(task));
         }
-        while let Some(BlockRequest { request, status }) = self.next(worker).await {
+        while let Some(BlockRequest { request, status, descriptors }) = self.next(worker).await {
             let answer = self.disk.serve(request).await;
-            self.put(answer, &status);
+            self.put(answer, descriptors, &status);
         }
         self.end_task();
     }
@@ -254,15 +284,22 @@ impl Queue {
         .await
     }
 
-    /// Pops a chain and reads it.
+    /// Pops a chain and reads it. Of the others, one more worker takes one at a time: so queues
+    /// that share a reactor take turns.
     fn take(&self) -> Result<Option<BlockRequest>, Fault> {
-        if self.state.get() != State::Running {
+        let pops_left = self.pops_left.get();
+        if self.state.get() != State::Running || pops_left == 0 {
             return Ok(None);
         }
         let memory = self.memory.borrow();
         let mut chain = self.chain.borrow_mut();
-        if !self.ring.borrow_mut().pop(&memory, &mut chain)? {
+        let mut ring = self.ring.borrow_mut();
+        if !ring.pop(&memory, &mut chain)? {
             return Ok(None);
+        }
+        self.pops_left.set(pops_left - 1);
+        if pops_left > 1 && ring.has_more() {
+            self.wake_workers(1);
         }
         let request = parse(&memory, &chain)?;
         self.in_flight.set(self.in_flight.get() + 1);
@@ -270,11 +307,13 @@ impl Queue {
     }
 
     /// Gives a chain back; the guest sees it at the end of this turn.
-    fn put(&self, answer: Answer, status: &Window) {
+    fn put(&self, answer: Answer, descriptors: u16, status: &Window) {
         status.store_u8(0, status_byte(answer.status));
         // The status byte is written too.
-        self.ring.borrow_mut().push_used(answer.tag, answer.bytes.saturating_add(1));
+        let bytes = answer.bytes.saturating_add(1);
+        self.ring.borrow_mut().push_used(answer.tag, descriptors, bytes);
         self.in_flight.set(self.in_flight.get() - 1);
+        self.rouse();
     }
 
     /// Shows what was put since the last turn, and calls the guest if it wants that.
@@ -289,7 +328,7 @@ impl Queue {
         true
     }
 
-    /// Waits for kicks. They need no answer: a reactor that is awake polls the ring.
+    /// Waits for kicks. They need no answer while the ring is polled.
     async fn listen(self: Rc<Self>, kick: Rc<File>) {
         while self.state.get() != State::Stopped {
             let wait = self.reactor().submit(Op::Readable { fd: kick.as_raw_fd() });
@@ -299,6 +338,7 @@ impl Queue {
             let mut count = [0; 8];
             // Not blocking: whoever set this file up has made sure of it.
             let _ = (&*kick).read(&mut count);
+            self.rouse();
         }
         self.end_task();
     }
@@ -310,13 +350,15 @@ impl Poller for Queue {
         if self.state.get() != State::Running {
             return shown;
         }
+        self.pops_left.set(POPS_PER_TURN_MAX);
         let looked = self.ring.borrow_mut().look();
         match looked {
-            Ok(0) => shown,
-            Ok(new) => {
-                self.wake_workers(new);
+            // While all workers are at work, the next that is done takes the next chain.
+            Ok(there) if there && self.parked.get() != 0 => {
+                self.wake_workers(1);
                 true
             }
+            Ok(_) => shown,
             Err(fault) => {
                 self.fail(fault);
                 true
@@ -325,12 +367,18 @@ impl Poller for Queue {
     }
 
     fn arm(&self) -> bool {
+        self.armed.set(true);
+        // Of a ring that does not run, only what is put is of interest, and that rouses it.
+        if self.state.get() != State::Running {
+            return false;
+        }
+        let more = self.ring.borrow().enable_kicks();
         // Without a kick file nobody would wake the reactor, so it may not sleep.
-        let running = self.state.get() == State::Running;
-        running && (self.ring.borrow().enable_kicks() || self.bells.borrow().kick.is_none())
+        (more && self.parked.get() != 0) || self.bells.borrow().kick.is_none()
     }
 
     fn disarm(&self) {
+        self.armed.set(false);
         if self.state.get() == State::Running {
             self.ring.borrow().disable_kicks();
         }

@@ -18,11 +18,13 @@ use crate::vhost::config::{FEATURES, WRITE_BACK_OFFSET, space};
 use crate::vhost::device::Vring;
 use crate::vhost::line::Line;
 use crate::vhost::memory::{MappedRegion, Place, REGIONS_MAX};
-use crate::vhost::vring::{RING_SIZE_MAX, RingAddresses};
+use crate::vhost::vring::{RingAddresses, is_ring_size};
 
 pub(crate) struct Session {
     line: Line,
     queues_max: u16,
+    /// Features that the front end chose.
+    features: u64,
     /// Protocol features that the front end chose.
     protocol: u64,
 }
@@ -64,7 +66,7 @@ fn is_eventfd(file: &File) -> bool {
 
 impl Session {
     pub(crate) fn new(line: Line, queues_max: u16) -> Session {
-        Session { line, queues_max, protocol: 0 }
+        Session { line, queues_max, features: 0, protocol: 0 }
     }
 
     /// Messages that ask for it are to be acknowledged.
@@ -102,6 +104,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if features & !FEATURES != 0 {
             return Err(Error::FeatureMismatch);
         }
+        self.features = features;
         self.line.ask(move |device| device.set_features(features)).map_err(refuse)
     }
 
@@ -164,7 +167,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_num(&mut self, index: u32, size: u32) -> Result<()> {
-        if !size.is_power_of_two() || size > u32::from(RING_SIZE_MAX) {
+        if !is_ring_size(size, self.features) {
             return Err(Error::InvalidParam);
         }
         self.change(index, move |vring| vring.size = size)
@@ -184,7 +187,6 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
-        let base = u16::try_from(base).map_err(|_| Error::InvalidParam)?;
         self.change(index, move |vring| vring.base = base)
     }
 
@@ -193,7 +195,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let base =
             self.line.ask_and_wait(move |device| async move { device.stop_ring(ring).await });
         let base = base.map_err(refuse)?.map_err(refuse)?;
-        Ok(VhostUserVringState::new(index, u32::from(base)))
+        Ok(VhostUserVringState::new(index, base))
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {

@@ -1,23 +1,20 @@
-//! The device's side of a split virtqueue (virtio 1.2, 2.7).
+//! The device's side of a virtqueue (virtio 1.2, 2.6): what its two layouts have in common, and
+//! the choice between them.
 //!
-//! Invariants:
+//! Invariants, in both layouts:
 //! - each field of guest memory is read once, compared with its limits, and used as read;
-//! - an available entry is popped once, in order, and only after [`SplitRing::look`] saw it: so one
-//!   turn of the reactor takes at most one ring of work;
-//! - used entries are written before the used index that shows them.
-//!
-//! A packed ring would be a sibling of [`SplitRing`] with the same functions, and `queue.rs` would
-//! hold an enum of the two.
+//! - a chain is popped once, in the order in which the driver made it available;
+//! - used entries are written before the guest is shown the first of them.
 
-use std::sync::atomic::{Ordering, fence};
+mod split;
+mod packed;
 
-use virtio_bindings::virtio_ring::{
-    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, VRING_AVAIL_F_NO_INTERRUPT,
-    VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_USED_F_NO_NOTIFY,
-};
+use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 
 use crate::vhost::fault::Fault;
 use crate::vhost::memory::{GuestMemory, Window};
+use crate::vhost::vring::packed::PackedRing;
+use crate::vhost::vring::split::SplitRing;
 
 /// Largest ring a guest may set up.
 pub(crate) const RING_SIZE_MAX: u16 = 1024;
@@ -27,19 +24,16 @@ pub(crate) const CHAIN_MAX: u16 = 1024;
 const _: () = assert!(CHAIN_MAX >= RING_SIZE_MAX);
 /// Descriptors that a new [`Chain`] has room for: more than any well-behaved guest uses.
 const CHAIN_USUAL: usize = 130;
-
+/// Of either layout.
 const DESCRIPTOR_BYTES: usize = 16;
-const AVAILABLE_INDEX: usize = 2;
-const AVAILABLE_RING: usize = 4;
-const USED_INDEX: usize = 2;
-const USED_RING: usize = 4;
-const USED_ELEMENT_BYTES: usize = 8;
 
 /// Addresses of a ring's parts, in the front end's address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RingAddresses {
     pub(crate) descriptors: u64,
+    /// What the driver writes: the available ring, or the driver's event suppression structure.
     pub(crate) available: u64,
+    /// What the device writes: the used ring, or the device's event suppression structure.
     pub(crate) used: u64,
 }
 
@@ -48,38 +42,22 @@ pub(crate) struct RingAddresses {
 pub(crate) struct RingSetup {
     pub(crate) size: u32,
     pub(crate) addresses: RingAddresses,
-    /// Index of the first available entry to pop.
-    pub(crate) base: u16,
+    /// Where to go on, as [`Ring::base`] returned it.
+    pub(crate) base: u32,
     pub(crate) features: u64,
 }
 
-/// Virtio 1.2, 2.7.5 The Virtqueue Descriptor Table.
-#[derive(Clone, Copy, Debug)]
-struct Descriptor {
-    address: u64,
-    len: u32,
-    flags: u16,
-    next: u16,
+impl RingSetup {
+    pub(crate) fn has(&self, feature: u32) -> bool {
+        self.features & (1 << feature) != 0
+    }
 }
 
-impl Descriptor {
-    fn load(table: &Window, index: u16) -> Descriptor {
-        let mut bytes = [0; DESCRIPTOR_BYTES];
-        table.load_bytes(usize::from(index) * DESCRIPTOR_BYTES, &mut bytes);
-        // address: 64, len: 32, flags: 16, next: 16 bits, the first lowest.
-        let all = u128::from_le_bytes(bytes);
-        #[expect(clippy::cast_possible_truncation, reason = "the fields are cut out of one number")]
-        Descriptor {
-            address: all as u64,
-            len: (all >> 64) as u32,
-            flags: (all >> 96) as u16,
-            next: (all >> 112) as u16,
-        }
-    }
-
-    fn has(self, flag: u32) -> bool {
-        u32::from(self.flags) & flag != 0
-    }
+/// Whether a ring may have so many descriptors under these features (virtio 1.2, 2.7 and 2.8: only
+/// split rings need a power of two).
+pub(crate) fn is_ring_size(size: u32, features: u64) -> bool {
+    let packed = features & (1 << VIRTIO_F_RING_PACKED) != 0;
+    size > 0 && size <= u32::from(RING_SIZE_MAX) && (packed || size.is_power_of_two())
 }
 
 /// A piece of guest memory that a descriptor names. Not yet compared with the guest's regions.
@@ -92,7 +70,8 @@ pub(crate) struct Segment {
 /// The pieces of one popped chain: first those that the device reads, then those that it writes.
 #[derive(Debug)]
 pub(crate) struct Chain {
-    head: u16,
+    id: u16,
+    descriptors: u16,
     segments: Vec<Segment>,
     readable_count: usize,
     readable_bytes: u64,
@@ -103,7 +82,8 @@ impl Chain {
     /// Room for a chain, to be used again and again.
     pub(crate) fn new() -> Chain {
         Chain {
-            head: 0,
+            id: 0,
+            descriptors: 0,
             segments: Vec::with_capacity(CHAIN_USUAL),
             readable_count: 0,
             readable_bytes: 0,
@@ -111,9 +91,14 @@ impl Chain {
         }
     }
 
-    /// How the guest knows the chain.
-    pub(crate) fn head(&self) -> u16 {
-        self.head
+    /// How the guest knows the chain: its first descriptor, or its buffer id.
+    pub(crate) fn id(&self) -> u16 {
+        self.id
+    }
+
+    /// How many descriptors of the ring it takes up.
+    pub(crate) fn descriptors(&self) -> u16 {
+        self.descriptors
     }
 
     pub(crate) fn readable(&self) -> &[Segment] {
@@ -132,271 +117,151 @@ impl Chain {
         self.writable_bytes
     }
 
-    fn begin(&mut self, head: u16) {
-        self.head = head;
+    fn begin(&mut self) {
         self.segments.clear();
+        (self.id, self.descriptors) = (0, 0);
         (self.readable_count, self.readable_bytes, self.writable_bytes) = (0, 0, 0);
     }
 
-    fn push(&mut self, descriptor: Descriptor) -> Result<(), Fault> {
-        let Descriptor { address, len, .. } = descriptor;
+    fn push(&mut self, segment: Segment, writable: bool) -> Result<(), Fault> {
+        let len = u64::from(segment.len);
         if len == 0 {
             return Err(Fault::EmptyDescriptor);
         }
         // No sum overflows: at most CHAIN_MAX times 4 GiB.
-        if descriptor.has(VRING_DESC_F_WRITE) {
-            self.writable_bytes += u64::from(len);
+        if writable {
+            self.writable_bytes += len;
         } else if self.writable_bytes > 0 {
-            // Virtio 1.2, 2.7.4.2: the driver puts device-writable elements after all others.
+            // Virtio 1.2, 2.7.4.2 and 2.8.17: the driver puts device-writable elements after all
+            // others.
             return Err(Fault::DescriptorOrder);
         } else {
-            self.readable_bytes += u64::from(len);
+            self.readable_bytes += len;
             self.readable_count += 1;
         }
-        self.segments.push(Segment { address, len });
+        self.segments.push(segment);
         Ok(())
     }
 }
 
-/// The three parts of a ring, as they lie in guest memory.
-#[derive(Debug)]
-struct Parts {
-    descriptors: Window,
-    available: Window,
-    used: Window,
+/// Finds an indirect table, and how many descriptors it has.
+fn indirect_table(memory: &GuestMemory, at: Segment) -> Result<(Window, u16), Fault> {
+    let (address, len) = (at.address, u64::from(at.len));
+    let one = DESCRIPTOR_BYTES as u64;
+    let count = u16::try_from(len / one).unwrap_or(u16::MAX);
+    if count == 0 || count > CHAIN_MAX || !len.is_multiple_of(one) {
+        return Err(Fault::IndirectLength(at.len));
+    }
+    let table = memory.view(address, len).ok_or(Fault::Unmapped { address, len })?;
+    Ok((Window::new(table), count))
 }
 
-impl Parts {
-    fn find(memory: &GuestMemory, at: RingAddresses, size: u16) -> Result<Parts, Fault> {
-        let find = |user: u64, bytes: usize, align: usize| {
-            let view = memory.view_of_user(user, bytes as u64).ok_or(Fault::RingUnmapped)?;
-            Window::aligned(view, align).ok_or(Fault::RingAlignment)
-        };
-        let size = usize::from(size);
-        // Sizes and alignments: virtio 1.2, 2.7. Both rings end in a 16-bit event index.
-        Ok(Parts {
-            descriptors: find(at.descriptors, size * DESCRIPTOR_BYTES, 16)?,
-            available: find(at.available, AVAILABLE_RING + size * 2 + 2, 2)?,
-            used: find(at.used, USED_RING + size * USED_ELEMENT_BYTES + 2, 4)?,
-        })
-    }
+/// Looks a part of a ring up in guest memory.
+fn find_part(memory: &GuestMemory, user: u64, len: usize, align: usize) -> Result<Window, Fault> {
+    let view = memory.view_of_user(user, len as u64).ok_or(Fault::RingUnmapped)?;
+    Window::aligned(view, align).ok_or(Fault::RingAlignment)
 }
 
 /// One ring that is being served.
 #[derive(Debug)]
-pub(crate) struct SplitRing {
-    parts: Parts,
-    addresses: RingAddresses,
-    size: u16,
-    event_index: bool,
-    indirect: bool,
-    /// The next available entry to pop.
-    available_next: u16,
-    /// The available index as last read; entries below it can be popped.
-    available_seen: u16,
-    /// The next used entry to write.
-    used_next: u16,
-    /// The used index as the guest sees it.
-    used_shown: u16,
-    /// The guest is to be called whatever it asked for: its call file is new.
-    call_owed: bool,
+pub(crate) enum Ring {
+    Split(SplitRing),
+    Packed(PackedRing),
 }
 
-impl SplitRing {
-    pub(crate) fn new(memory: &GuestMemory, setup: &RingSetup) -> Result<SplitRing, Fault> {
-        let size = u16::try_from(setup.size).map_err(|_| Fault::RingSize(setup.size))?;
-        if !size.is_power_of_two() || size > RING_SIZE_MAX {
+/// Does the same in either layout.
+macro_rules! either {
+    ($ring:expr, $name:ident => $does:expr) => {
+        match $ring {
+            Ring::Split($name) => $does,
+            Ring::Packed($name) => $does,
+        }
+    };
+}
+
+impl Ring {
+    pub(crate) fn new(memory: &GuestMemory, setup: &RingSetup) -> Result<Ring, Fault> {
+        if !is_ring_size(setup.size, setup.features) {
             return Err(Fault::RingSize(setup.size));
         }
-        let parts = Parts::find(memory, setup.addresses, size)?;
-        // The protocol gives the available index only; the used index is where it was left.
-        let used = parts.used.load_u16(USED_INDEX, Ordering::Acquire);
-        let ring = SplitRing {
-            parts,
-            addresses: setup.addresses,
-            size,
-            event_index: setup.features & (1 << VIRTIO_RING_F_EVENT_IDX) != 0,
-            indirect: setup.features & (1 << VIRTIO_RING_F_INDIRECT_DESC) != 0,
-            available_next: setup.base,
-            available_seen: setup.base,
-            used_next: used,
-            used_shown: used,
-            call_owed: true,
-        };
-        ring.disable_kicks();
-        Ok(ring)
+        if setup.has(VIRTIO_F_RING_PACKED) {
+            return Ok(Ring::Packed(PackedRing::new(memory, setup)?));
+        }
+        Ok(Ring::Split(SplitRing::new(memory, setup)?))
     }
 
     /// Looks the ring up in a changed memory table. Where the new table does not have it, the old
     /// pages go on being used: a front end changes a region by taking it away and adding it.
     pub(crate) fn find_again(&mut self, memory: &GuestMemory) {
-        if let Ok(parts) = Parts::find(memory, self.addresses, self.size) {
-            self.parts = parts;
-        }
+        either!(self, ring => ring.find_again(memory));
     }
 
     pub(crate) fn size(&self) -> u16 {
-        self.size
+        either!(self, ring => ring.size())
     }
 
-    /// Index of the first entry that was not popped.
-    pub(crate) fn base(&self) -> u16 {
-        self.available_next
+    /// Where another device would have to go on, as the front end is told (vhost-user, "A vring
+    /// state description").
+    pub(crate) fn base(&self) -> u32 {
+        either!(self, ring => ring.base())
     }
 
-    /// The guest must be called at the next [`SplitRing::show_used`].
-    pub(crate) fn owe_call(&mut self) {
-        self.call_owed = true;
+    /// Looks for chains. True if there is one to pop.
+    pub(crate) fn look(&mut self) -> Result<bool, Fault> {
+        either!(self, ring => ring.look())
     }
 
-    fn mask(&self, index: u16) -> usize {
-        usize::from(index & (self.size - 1))
+    /// Whether there is another chain to pop, as far as is known without looking.
+    pub(crate) fn has_more(&self) -> bool {
+        either!(self, ring => ring.has_more())
     }
 
-    /// Reads the available index. Returns how many entries are new since the last look.
-    pub(crate) fn look(&mut self) -> Result<u16, Fault> {
-        // Acquire: entries and descriptors are read after the index that announces them
-        // (virtio 1.2, 2.7.13.3).
-        let index = self.parts.available.load_u16(AVAILABLE_INDEX, Ordering::Acquire);
-        let new = index.wrapping_sub(self.available_seen);
-        if new == 0 {
-            return Ok(0);
-        }
-        let (from, size) = (self.available_next, self.size);
-        if index.wrapping_sub(from) > size || new > size {
-            return Err(Fault::AvailableJump { from, to: index, size });
-        }
-        self.available_seen = index;
-        Ok(new)
-    }
-
-    /// Pops the next chain that was seen into `chain`. False if there is none.
+    /// Pops the next chain into `chain`. False if there is none.
     pub(crate) fn pop(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, Fault> {
-        if self.available_next == self.available_seen {
-            return Ok(false);
-        }
-        let entry = AVAILABLE_RING + self.mask(self.available_next) * 2;
-        let head = self.parts.available.load_u16(entry, Ordering::Relaxed);
-        self.available_next = self.available_next.wrapping_add(1);
-        chain.begin(head);
-        self.walk(memory, chain)?;
-        Ok(true)
+        either!(self, ring => ring.pop(memory, chain))
     }
 
-    /// Follows the chain from its head, and into an indirect table at its end.
-    fn walk(&self, memory: &GuestMemory, chain: &mut Chain) -> Result<(), Fault> {
-        let mut index = chain.head;
-        for _ in 0..self.size {
-            if index >= self.size {
-                return Err(Fault::DescriptorIndex { index, count: self.size });
-            }
-            let descriptor = Descriptor::load(&self.parts.descriptors, index);
-            if descriptor.has(VRING_DESC_F_INDIRECT) {
-                return self.walk_indirect(memory, chain, descriptor);
-            }
-            chain.push(descriptor)?;
-            if !descriptor.has(VRING_DESC_F_NEXT) {
-                return Ok(());
-            }
-            index = descriptor.next;
+    /// Writes a used entry for a popped chain of this id, which takes up so many descriptors. The
+    /// guest sees it after the next [`Ring::show_used`].
+    pub(crate) fn push_used(&mut self, id: u16, descriptors: u16, bytes: u32) {
+        match self {
+            Ring::Split(ring) => ring.push_used(id, bytes),
+            Ring::Packed(ring) => ring.push_used(id, descriptors, bytes),
         }
-        Err(Fault::ChainLength(self.size))
-    }
-
-    /// Virtio 1.2, 2.7.5.3 Indirect Descriptors.
-    fn walk_indirect(
-        &self,
-        memory: &GuestMemory,
-        chain: &mut Chain,
-        pointer: Descriptor,
-    ) -> Result<(), Fault> {
-        if !self.indirect {
-            return Err(Fault::IndirectUnexpected);
-        }
-        if pointer.has(VRING_DESC_F_NEXT) {
-            return Err(Fault::IndirectChained);
-        }
-        let (address, len) = (pointer.address, u64::from(pointer.len));
-        let one = DESCRIPTOR_BYTES as u64;
-        let count = u16::try_from(len / one).unwrap_or(u16::MAX);
-        if count == 0 || count > CHAIN_MAX || !len.is_multiple_of(one) {
-            return Err(Fault::IndirectLength(pointer.len));
-        }
-        let table = memory.view(address, len).ok_or(Fault::Unmapped { address, len })?;
-        let table = Window::new(table);
-        let mut index = 0;
-        while chain.segments.len() < usize::from(CHAIN_MAX) {
-            if index >= count {
-                return Err(Fault::DescriptorIndex { index, count });
-            }
-            let descriptor = Descriptor::load(&table, index);
-            if descriptor.has(VRING_DESC_F_INDIRECT) {
-                return Err(Fault::IndirectNested);
-            }
-            chain.push(descriptor)?;
-            if !descriptor.has(VRING_DESC_F_NEXT) {
-                return Ok(());
-            }
-            index = descriptor.next;
-        }
-        Err(Fault::ChainLength(CHAIN_MAX))
-    }
-
-    /// Writes a used entry. The guest sees it after the next [`SplitRing::show_used`].
-    pub(crate) fn push_used(&mut self, head: u16, bytes: u32) {
-        let entry = USED_RING + self.mask(self.used_next) * USED_ELEMENT_BYTES;
-        self.parts.used.store_u32(entry, u32::from(head));
-        self.parts.used.store_u32(entry + 4, bytes);
-        self.used_next = self.used_next.wrapping_add(1);
     }
 
     /// Whether there are used entries that the guest cannot see yet, or a call is owed.
     pub(crate) fn has_unshown(&self) -> bool {
-        self.used_next != self.used_shown || self.call_owed
+        either!(self, ring => ring.has_unshown())
     }
 
-    /// Shows all used entries to the guest. True if it wants to be called (virtio 1.2, 2.7.7.2).
+    /// Shows all used entries to the guest. True if it wants to be called.
     pub(crate) fn show_used(&mut self) -> bool {
-        let (old, new) = (self.used_shown, self.used_next);
-        // Release: data, status and used entries are visible before the index is.
-        self.parts.used.store_u16(USED_INDEX, new, Ordering::Release);
-        self.used_shown = new;
-        if std::mem::take(&mut self.call_owed) {
-            return true;
-        }
-        // The index is stored before the guest's wish is read; the guest stores its wish before it
-        // reads the index. Without the fence both could miss the other's store.
-        fence(Ordering::SeqCst);
-        if self.event_index {
-            let at = AVAILABLE_RING + usize::from(self.size) * 2;
-            let event = self.parts.available.load_u16(at, Ordering::Relaxed);
-            return new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old);
-        }
-        let flags = self.parts.available.load_u16(0, Ordering::Relaxed);
-        u32::from(flags) & VRING_AVAIL_F_NO_INTERRUPT == 0
+        either!(self, ring => ring.show_used())
     }
 
-    /// Asks the guest to kick for the next entry. True if there is one already (virtio 1.2,
-    /// 2.7.10.1).
+    /// The guest must be called at the next [`Ring::show_used`].
+    pub(crate) fn owe_call(&mut self) {
+        either!(self, ring => ring.owe_call());
+    }
+
+    /// Asks the guest to kick for the next chain. True if there is one already.
     pub(crate) fn enable_kicks(&self) -> bool {
-        let (available, used) = (&self.parts.available, &self.parts.used);
-        if self.event_index {
-            let at = USED_RING + usize::from(self.size) * USED_ELEMENT_BYTES;
-            used.store_u16(at, self.available_seen, Ordering::Relaxed);
-        } else {
-            used.store_u16(0, 0, Ordering::Relaxed);
-        }
-        // The wish is stored before the index is read again, as in `show_used` on the other side.
-        fence(Ordering::SeqCst);
-        available.load_u16(AVAILABLE_INDEX, Ordering::Acquire) != self.available_seen
+        either!(self, ring => ring.enable_kicks())
     }
 
-    /// Kicks are not needed: someone polls. With an event index nothing is to be done, since the
-    /// guest kicks only when it passes the entry that was asked for.
+    /// Kicks are not needed: someone polls.
     pub(crate) fn disable_kicks(&self) {
-        if !self.event_index {
-            let flags = u16::try_from(VRING_USED_F_NO_NOTIFY).unwrap_or(1);
-            self.parts.used.store_u16(0, flags, Ordering::Relaxed);
+        either!(self, ring => ring.disable_kicks());
+    }
+
+    /// The ring is at rest. Who serves it next may never have heard of [`Ring::base`]; if
+    /// `front_end_knows` it, that is all that counts.
+    pub(crate) fn leave(&self, front_end_knows: bool) {
+        match self {
+            // The used index is in guest memory, and front ends go on from there.
+            Ring::Split(_) => {}
+            Ring::Packed(ring) => ring.leave(front_end_knows),
         }
     }
 }

@@ -39,11 +39,15 @@ pub struct FrontEnd {
 impl FrontEnd {
     /// Connects and negotiates; no memory and no rings yet.
     pub fn connect(socket: &Path, queues: u16) -> FrontEnd {
+        FrontEnd::connect_with(socket, queues, FEATURES)
+    }
+
+    pub fn connect_with(socket: &Path, queues: u16, features: u64) -> FrontEnd {
         let stream = UnixStream::connect(socket).unwrap();
         let mut front = Frontend::from_stream(stream.try_clone().unwrap(), u64::from(queues));
         front.set_owner().unwrap();
-        assert_eq!(front.get_features().unwrap() & FEATURES, FEATURES);
-        front.set_features(FEATURES).unwrap();
+        assert_eq!(front.get_features().unwrap() & features, features);
+        front.set_features(features).unwrap();
         let protocol = front.get_protocol_features().unwrap();
         front.set_protocol_features(protocol).unwrap();
         assert!(protocol.contains(VhostUserProtocolFeatures::BACKEND_REQ));

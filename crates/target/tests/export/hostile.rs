@@ -119,7 +119,7 @@ fn wrong_messages_end_the_connection_and_nothing_else() {
     let cases: [Message; 9] = [
         |g| g.front.set_vring_num(0, 15).is_err(),
         |g| g.front.set_vring_num(0, 4096).is_err(),
-        |g| g.front.set_features(1 << 34).is_err(),
+        |g| g.front.set_features(1 << 33).is_err(),
         |g| {
             let mut region = g.region();
             region.memory_size += 1;

@@ -8,5 +8,6 @@ mod driver;
 mod front_end;
 mod hostile;
 mod lifecycle;
+mod packed;
 mod reads_and_writes;
 mod rig;

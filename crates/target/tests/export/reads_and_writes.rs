@@ -87,6 +87,13 @@ fn raid10_keeps_what_was_written_without_an_event_index() {
 }
 
 #[test]
+fn packed_rings_keep_what_was_written() {
+    let packed = VirtioFeatureFlags::RING_PACKED.bits();
+    exercise(Level::Raid5, 4, all_features() | packed);
+    exercise(Level::Raid1, 2, packed | all_features() & !VirtioFeatureFlags::RING_EVENT_IDX.bits());
+}
+
+#[test]
 fn a_driver_that_knows_nothing_optional_is_served() {
     let rig = Rig::new(Level::Raid0, 2, DISK as u64);
     let export = rig.export(4);

@@ -34,7 +34,7 @@ fn read_with(kind: u32, sector: u64, data: &[(u64, u32, bool)]) -> Result<Operat
     let mut pieces = vec![(HEADER, 16, false)];
     pieces.extend_from_slice(data);
     pieces.push((STATUS, 1, true));
-    let BlockRequest { request, status } = read(&mut guest, &pieces)?;
+    let BlockRequest { request, status, .. } = read(&mut guest, &pieces)?;
     status.store_u8(0, 7);
     assert_eq!(guest.read(STATUS, 1), [7]);
     let _ = request.permit.complete(Status::Done, 0);

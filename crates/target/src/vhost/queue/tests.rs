@@ -54,12 +54,24 @@ fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
 }
 
 /// Wakes a task at the end of each turn, so that it waits without being run again at once.
-struct Turns(Reactor, Cell<Option<TaskId>>);
+struct Turns {
+    reactor: Reactor,
+    waiting: Cell<Option<TaskId>>,
+    poller: Cell<Option<PollerId>>,
+}
 
 impl Turns {
+    fn start(reactor: &Reactor) -> Rc<Turns> {
+        let (waiting, poller) = (Cell::new(None), Cell::new(None));
+        let turns = Rc::new(Turns { reactor: reactor.clone(), waiting, poller });
+        turns.poller.set(Some(reactor.add_poller(turns.clone())));
+        turns
+    }
+
     async fn next(&self) {
-        self.1.set(Some(self.0.current_task()));
-        std::future::poll_fn(|_| match self.1.get() {
+        self.waiting.set(Some(self.reactor.current_task()));
+        self.reactor.rouse(self.poller.get().unwrap());
+        std::future::poll_fn(|_| match self.waiting.get() {
             Some(_) => Poll::Pending,
             None => Poll::Ready(()),
         })
@@ -69,12 +81,12 @@ impl Turns {
 
 impl Poller for Turns {
     fn poll(&self) -> bool {
-        let waiting = self.1.take();
-        waiting.inspect(|task| self.0.wake(*task)).is_some()
+        let waiting = self.waiting.take();
+        waiting.inspect(|task| self.reactor.wake(*task)).is_some()
     }
 
     fn arm(&self) -> bool {
-        self.1.get().is_some()
+        self.waiting.get().is_some()
     }
 
     fn disarm(&self) {}
@@ -92,9 +104,11 @@ impl Driver {
         let guest = Guest::new(size);
         let (setup, bells) = (guest.setup(FEATURES), Bells::default());
         let queue = Queue::start(disk, 0, &guest.memory, &setup, bells).unwrap();
-        let turns = Rc::new(Turns(reactor.clone(), Cell::new(None)));
-        reactor.add_poller(turns.clone());
-        Driver { guest, queue, turns }
+        Driver { guest, queue, turns: Turns::start(reactor) }
+    }
+
+    fn used(&self) -> u32 {
+        u32::from(self.guest.used_index())
     }
 
     /// Describes a request of 4 KiB in `slot`.
@@ -107,6 +121,14 @@ impl Driver {
         self.guest.put(Guest::descriptor(table, 1), place(DATA, 4096), 4096, data, 2);
         self.guest.put(Guest::descriptor(table, 2), header + 16, 1, WRITE, 0);
         self.guest.describe(slot, table, 48, INDIRECT, 0);
+    }
+
+    /// Describes the same request as `slot` 0 has, a read.
+    fn describe_shared(&self, slot: u16) {
+        if slot == 0 {
+            self.describe(0, false);
+        }
+        self.guest.describe(slot, TABLES, 48, INDIRECT, 0);
     }
 
     fn offer(&mut self, slot: u16, sector: u64) {
@@ -135,11 +157,11 @@ fn everything_taken_is_answered_before_a_stop_returns() {
                 reactor.yield_now().await;
             }
             driver.queue.stop().await;
-            assert_eq!(driver.guest.used_index(), driver.queue.base(), "after {turns} turns");
+            assert_eq!(driver.used(), driver.queue.base(), "after {turns} turns");
             assert_eq!(driver.queue.state(), State::Stopped);
             driver.queue.stop().await;
             reactor.sleep(Duration::from_millis(1)).await;
-            assert_eq!(driver.guest.used_index(), driver.queue.base());
+            assert_eq!(driver.used(), driver.queue.base());
         }
     });
 }
@@ -190,6 +212,67 @@ fn a_stopped_queue_is_held_by_nobody() {
         assert!(Rc::strong_count(&driver.queue) > 64);
         driver.queue.stop().await;
         assert_eq!(Rc::strong_count(&driver.queue), 1);
+    });
+}
+
+/// A guest keeps 1024 requests in its ring, the other one. Requests are counted, and turns of the
+/// reactor, not time.
+#[test]
+fn a_deep_queue_does_not_starve_a_shallow_one() {
+    const DEEP: u16 = 1024;
+    const ROUNDS: u16 = 200;
+    run(|reactor| async move {
+        let disk = disk(&reactor, Level::Raid0, 2).await;
+        let mut deep = Driver::start(&reactor, &disk, DEEP);
+        let mut shallow = Driver::start(&reactor, &disk, 4);
+        (0..DEEP).for_each(|slot| deep.describe_shared(slot));
+        shallow.describe(0, false);
+        let (mut offered, mut slowest, mut done) = (0u16, 0, 0u16);
+        for round in 0..ROUNDS {
+            shallow.offer(0, 8);
+            let before = deep.guest.used_index();
+            while shallow.guest.used_index() != round + 1 {
+                // What is used is offered again, in every turn.
+                let used = deep.guest.used_index();
+                while offered.wrapping_sub(used) < DEEP {
+                    deep.guest.offer(offered % DEEP);
+                    offered = offered.wrapping_add(1);
+                }
+                deep.turns.next().await;
+            }
+            let meanwhile = deep.guest.used_index().wrapping_sub(before);
+            slowest = slowest.max(meanwhile);
+            done = done.wrapping_add(meanwhile);
+        }
+        // Seen in one turn, popped in the next, answered and shown in the third: and in each, the
+        // deep queue gets its share once.
+        assert!(slowest <= 3 * POPS_PER_TURN_MAX, "{slowest} requests before one of the other");
+        assert!(done > 2 * ROUNDS, "{done}: the deep queue was not at work");
+        deep.queue.stop().await;
+        shallow.queue.stop().await;
+    });
+}
+
+/// Requests that need no drive are answered at once; a worker goes from one to the next.
+#[test]
+fn requests_that_are_answered_at_once_are_taken_in_turns() {
+    const DEEP: u16 = 1024;
+    run(|reactor| async move {
+        let disk = disk(&reactor, Level::Raid0, 1).await;
+        let mut driver = Driver::start(&reactor, &disk, DEEP);
+        // A kind that does not exist.
+        (0..DEEP).for_each(|slot| driver.describe_shared(slot));
+        driver.guest.write(HEADERS, &77u32.to_le_bytes());
+        (0..DEEP).for_each(|slot| driver.guest.offer(slot));
+        let mut used = 0;
+        while used < DEEP {
+            driver.turns.next().await;
+            let now = driver.guest.used_index();
+            assert!(now - used <= POPS_PER_TURN_MAX, "{} in one turn", now - used);
+            used = now;
+        }
+        assert_eq!(disk.counters().errors, u64::from(DEEP));
+        driver.queue.stop().await;
     });
 }
 

@@ -1,0 +1,403 @@
+//! A packed virtqueue (virtio 1.2, 2.8): one ring of descriptors, in which the driver makes chains
+//! available and the device marks them used, and a structure on each side that says when it wants
+//! to be told.
+//!
+//! Invariants:
+//! - a used entry takes the place of a descriptor that was popped: `used` never passes `available`;
+//! - of the used entries that the guest has not seen, the first is shown last;
+//! - at rest, guest memory tells where the ring stands ([`PackedRing::leave`]), unless the front
+//!   end was told. Nothing else does: a front end cannot see it, and the descriptors of a chain
+//!   that was used look like available ones, but for the first. So a ring that was left in the
+//!   middle of its work is refused.
+
+use std::sync::atomic::{Ordering, fence};
+
+use virtio_bindings::virtio_ring::{
+    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT,
+    VRING_DESC_F_WRITE, VRING_PACKED_DESC_F_AVAIL, VRING_PACKED_DESC_F_USED,
+    VRING_PACKED_EVENT_FLAG_DESC, VRING_PACKED_EVENT_FLAG_DISABLE, VRING_PACKED_EVENT_FLAG_ENABLE,
+};
+
+use crate::vhost::fault::Fault;
+use crate::vhost::memory::{GuestMemory, Window};
+use crate::vhost::vring::{
+    Chain, DESCRIPTOR_BYTES, RING_SIZE_MAX, RingAddresses, RingSetup, Segment, find_part,
+    indirect_table,
+};
+
+const USED_LEN: usize = 8;
+const USED_ID: usize = 12;
+const FLAGS: usize = 14;
+const AVAILABLE: u16 = 1 << VRING_PACKED_DESC_F_AVAIL;
+const USED: u16 = 1 << VRING_PACKED_DESC_F_USED;
+
+/// Virtio 1.2, 2.8.14 Event Suppression Structure Format: a place, and flags.
+const EVENT_BYTES: usize = 4;
+const EVENT_FLAGS_BITS: u32 = 2;
+/// In the place of our own structure while it means nothing to the driver: this ring is served.
+const SERVED: u16 = 0x7fff;
+const _: () = assert!(SERVED > RING_SIZE_MAX);
+/// In the reserved bits of our own structure while no device is at work: the place is where the
+/// next one has to go on. While one is, they are zero.
+const LEFT: u16 = 0x2b1d;
+
+/// A descriptor of the ring, and the wrap counter there (virtio 1.2, 2.8.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    index: u16,
+    wrap: bool,
+}
+
+impl Place {
+    const WRAP: u16 = 1 << 15;
+
+    /// As both the event suppression structures and the front end's messages have it.
+    fn from_bits(bits: u16) -> Place {
+        Place { index: bits & !Place::WRAP, wrap: bits & Place::WRAP != 0 }
+    }
+
+    fn bits(self) -> u16 {
+        self.index | if self.wrap { Place::WRAP } else { 0 }
+    }
+
+    /// The place `count` descriptors on; at most one lap.
+    fn after(self, count: u16, size: u16) -> Place {
+        assert!(self.index < size && count <= size);
+        let index = self.index + count;
+        if index < size {
+            return Place { index, ..self };
+        }
+        Place { index: index - size, wrap: !self.wrap }
+    }
+
+    /// How many descriptors on `to` is: less than two laps, whatever a guest says.
+    fn distance(self, to: Place, size: u16) -> u16 {
+        let size = u32::from(size);
+        // The lap with the wrap counter set comes first, as on a new ring.
+        let at = |place: Place| u32::from(place.index) + if place.wrap { 0 } else { size };
+        let distance = (at(to) + 2 * size - at(self)) % (2 * size);
+        u16::try_from(distance).expect("less than two laps of RING_SIZE_MAX")
+    }
+
+    /// Whether these flags, found here, make a descriptor available (virtio 1.2, 2.8.1).
+    fn is_available(self, flags: u16) -> bool {
+        (flags & AVAILABLE != 0) == self.wrap && (flags & USED != 0) != self.wrap
+    }
+}
+
+/// Virtio 1.2, 2.8.13 The Virtqueue Descriptor Table.
+#[derive(Clone, Copy, Debug)]
+struct Descriptor {
+    segment: Segment,
+    id: u16,
+    flags: u16,
+}
+
+impl Descriptor {
+    fn load(table: &Window, index: u16) -> Descriptor {
+        let mut bytes = [0; DESCRIPTOR_BYTES];
+        table.load_bytes(usize::from(index) * DESCRIPTOR_BYTES, &mut bytes);
+        // address: 64, len: 32, id: 16, flags: 16 bits, the first lowest.
+        let all = u128::from_le_bytes(bytes);
+        #[expect(clippy::cast_possible_truncation, reason = "the fields are cut out of one number")]
+        Descriptor {
+            segment: Segment { address: all as u64, len: (all >> 64) as u32 },
+            id: (all >> 96) as u16,
+            flags: (all >> 112) as u16,
+        }
+    }
+
+    fn has(self, flag: u32) -> bool {
+        u32::from(self.flags) & flag != 0
+    }
+}
+
+/// The three parts of a ring, as they lie in guest memory.
+#[derive(Debug)]
+struct Parts {
+    descriptors: Window,
+    /// What the driver wants to be told.
+    driver: Window,
+    /// What the device wants to be told.
+    device: Window,
+}
+
+impl Parts {
+    /// Sizes and alignments: virtio 1.2, 2.8.10.1.
+    fn find(memory: &GuestMemory, at: RingAddresses, size: u16) -> Result<Parts, Fault> {
+        let bytes = usize::from(size) * DESCRIPTOR_BYTES;
+        Ok(Parts {
+            descriptors: find_part(memory, at.descriptors, bytes, 16)?,
+            driver: find_part(memory, at.available, EVENT_BYTES, 4)?,
+            device: find_part(memory, at.used, EVENT_BYTES, 4)?,
+        })
+    }
+
+    fn flags(&self, at: Place) -> u16 {
+        // Acquire: the rest of the chain is read after the flags that announce it.
+        self.descriptors.load_u16(flags_of(at), Ordering::Acquire)
+    }
+
+    /// Says what the device wants to be told; one store, so that the driver sees all of it.
+    fn want(&self, place: u16, flags: u16) {
+        let both = u32::from(place) | u32::from(flags) << 16;
+        self.device.store_u32(0, both, Ordering::Relaxed);
+    }
+
+    /// Where a device that is gone has left the ring, if it said so.
+    fn left_at(&self, event_index: bool, told: Place) -> Result<Option<Place>, Fault> {
+        let (place, flags) = halves(self.device.load_u32(0, Ordering::Acquire));
+        if flags >> EVENT_FLAGS_BITS == LEFT {
+            return Ok(Some(Place::from_bits(place)));
+        }
+        let asks = event_index && u32::from(flags) == VRING_PACKED_EVENT_FLAG_DESC;
+        if place == SERVED || (asks && Place::from_bits(place) != told) {
+            return Err(Fault::RingAbandoned);
+        }
+        Ok(None)
+    }
+}
+
+fn flags_of(at: Place) -> usize {
+    usize::from(at.index) * DESCRIPTOR_BYTES + FLAGS
+}
+
+fn halves(both: u32) -> (u16, u16) {
+    #[expect(clippy::cast_possible_truncation, reason = "two halves")]
+    (both as u16, (both >> 16) as u16)
+}
+
+/// Where the front end says that the ring stands: the next descriptor to pop, and the next to mark
+/// used (vhost-user, "Vring descriptor indices for packed virtqueues").
+fn told(base: u32, size: u16) -> Result<(Place, Place), Fault> {
+    let (available, used) = halves(base);
+    // Front ends of 16 bits say nothing of used descriptors; where nothing is under way, these are
+    // the same.
+    let used = if used == 0 { available } else { used };
+    let (available, used) = (Place::from_bits(available), Place::from_bits(used));
+    let inside = available.index < size && used.index < size;
+    if !inside || used.distance(available, size) > size {
+        return Err(Fault::RingBase(base));
+    }
+    Ok((available, used))
+}
+
+#[derive(Debug)]
+pub(crate) struct PackedRing {
+    parts: Parts,
+    addresses: RingAddresses,
+    size: u16,
+    event_index: bool,
+    indirect: bool,
+    /// The next descriptor to pop.
+    available: Place,
+    /// The next descriptor to mark used.
+    used: Place,
+    /// The same, as the guest sees it.
+    used_shown: Place,
+    /// The flags that show everything from there on.
+    held: u16,
+    /// The guest is to be called whatever it asked for: its call file is new.
+    call_owed: bool,
+}
+
+impl PackedRing {
+    pub(crate) fn new(memory: &GuestMemory, setup: &RingSetup) -> Result<PackedRing, Fault> {
+        let size = u16::try_from(setup.size).map_err(|_| Fault::RingSize(setup.size))?;
+        let parts = Parts::find(memory, setup.addresses, size)?;
+        let event_index = setup.has(VIRTIO_RING_F_EVENT_IDX);
+        let (mut available, mut used) = told(setup.base, size)?;
+        // Some front ends say zero for a new ring, where the wrap counter is 1. On a ring that went
+        // round, as zero tells, the last descriptor was made available at least once.
+        let last = Place { index: size - 1, wrap: true };
+        if setup.base == 0 && parts.flags(last) & (AVAILABLE | USED) == 0 {
+            (available.wrap, used.wrap) = (true, true);
+        }
+        if let Some(left) = parts.left_at(event_index, available)? {
+            if left.index >= size {
+                return Err(Fault::RingAbandoned);
+            }
+            (available, used) = (left, left);
+        }
+        let ring = PackedRing {
+            parts,
+            addresses: setup.addresses,
+            size,
+            event_index,
+            indirect: setup.has(VIRTIO_RING_F_INDIRECT_DESC),
+            available,
+            used,
+            used_shown: used,
+            held: 0,
+            call_owed: true,
+        };
+        ring.disable_kicks();
+        Ok(ring)
+    }
+
+    pub(crate) fn find_again(&mut self, memory: &GuestMemory) {
+        if let Ok(parts) = Parts::find(memory, self.addresses, self.size) {
+            self.parts = parts;
+        }
+    }
+
+    pub(crate) fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Both places, the one to pop in the lower half.
+    pub(crate) fn base(&self) -> u32 {
+        u32::from(self.available.bits()) | u32::from(self.used.bits()) << 16
+    }
+
+    pub(crate) fn leave(&self, front_end_knows: bool) {
+        if front_end_knows {
+            self.parts.want(0, 0);
+        } else if self.taken() == 0 {
+            self.parts.want(self.available.bits(), LEFT << EVENT_FLAGS_BITS);
+        }
+    }
+
+    pub(crate) fn owe_call(&mut self) {
+        self.call_owed = true;
+    }
+
+    pub(crate) fn look(&mut self) -> Result<bool, Fault> {
+        Ok(self.has_more())
+    }
+
+    pub(crate) fn has_more(&self) -> bool {
+        self.available.is_available(self.parts.flags(self.available))
+    }
+
+    pub(crate) fn pop(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, Fault> {
+        let flags = self.parts.flags(self.available);
+        if !self.available.is_available(flags) {
+            return Ok(false);
+        }
+        chain.begin();
+        self.walk(memory, chain, flags)?;
+        self.available = self.available.after(chain.descriptors, self.size);
+        Ok(true)
+    }
+
+    /// Descriptors that were popped and are not marked used.
+    fn taken(&self) -> u16 {
+        self.used.distance(self.available, self.size)
+    }
+
+    /// Takes descriptor after descriptor, up to the end of the chain.
+    fn walk(&self, memory: &GuestMemory, chain: &mut Chain, flags: u16) -> Result<(), Fault> {
+        // A driver that overwrites what the device still has could go round for ever.
+        let free = self.size - self.taken();
+        let mut at = self.available;
+        while chain.descriptors < free {
+            let mut descriptor = Descriptor::load(&self.parts.descriptors, at.index);
+            if chain.descriptors == 0 {
+                descriptor.flags = flags;
+            }
+            chain.descriptors += 1;
+            // Virtio 1.2, 2.8.6: that of the last descriptor counts.
+            chain.id = descriptor.id;
+            let has_next = descriptor.has(VRING_DESC_F_NEXT);
+            if descriptor.has(VRING_DESC_F_INDIRECT) {
+                // Virtio 1.2, 2.8.19: a table is not part of a list.
+                if has_next || chain.descriptors > 1 {
+                    return Err(Fault::IndirectChained);
+                }
+                return self.walk_indirect(memory, chain, descriptor.segment);
+            }
+            chain.push(descriptor.segment, descriptor.has(VRING_DESC_F_WRITE))?;
+            if !has_next {
+                return Ok(());
+            }
+            at = at.after(1, self.size);
+        }
+        Err(Fault::ChainLength(free))
+    }
+
+    /// Virtio 1.2, 2.8.7: all descriptors of the table, in order.
+    fn walk_indirect(
+        &self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+        at: Segment,
+    ) -> Result<(), Fault> {
+        if !self.indirect {
+            return Err(Fault::IndirectUnexpected);
+        }
+        let (table, count) = indirect_table(memory, at)?;
+        for index in 0..count {
+            let descriptor = Descriptor::load(&table, index);
+            if descriptor.has(VRING_DESC_F_INDIRECT) {
+                return Err(Fault::IndirectNested);
+            }
+            chain.push(descriptor.segment, descriptor.has(VRING_DESC_F_WRITE))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn push_used(&mut self, id: u16, descriptors: u16, bytes: u32) {
+        assert!(descriptors > 0 && descriptors <= self.taken(), "used, and never popped");
+        let (at, ring) = (self.used, &self.parts.descriptors);
+        let start = usize::from(at.index) * DESCRIPTOR_BYTES;
+        ring.store_u32(start + USED_LEN, bytes, Ordering::Relaxed);
+        ring.store_u16(start + USED_ID, id, Ordering::Relaxed);
+        // Virtio 1.2, 2.8.3: in a used descriptor it says that something was written.
+        let written = if bytes > 0 { VRING_DESC_F_WRITE } else { 0 };
+        let lap = if at.wrap { AVAILABLE | USED } else { 0 };
+        let flags = lap | u16::try_from(written).unwrap_or(0);
+        if at == self.used_shown {
+            self.held = flags;
+        } else {
+            ring.store_u16(start + FLAGS, flags, Ordering::Release);
+        }
+        self.used = at.after(descriptors, self.size);
+    }
+
+    pub(crate) fn has_unshown(&self) -> bool {
+        self.used != self.used_shown || self.call_owed
+    }
+
+    pub(crate) fn show_used(&mut self) -> bool {
+        let (first, count) = (self.used_shown, self.used_shown.distance(self.used, self.size));
+        if count > 0 {
+            // Release: data, status and the entries behind this one are visible before it is.
+            self.parts.descriptors.store_u16(flags_of(first), self.held, Ordering::Release);
+            self.used_shown = self.used;
+        }
+        if std::mem::take(&mut self.call_owed) {
+            return true;
+        }
+        // As in a split ring: without the fence both sides could miss the other's store.
+        fence(Ordering::SeqCst);
+        let (place, flags) = halves(self.parts.driver.load_u32(0, Ordering::Relaxed));
+        match u32::from(flags) & ((1 << EVENT_FLAGS_BITS) - 1) {
+            VRING_PACKED_EVENT_FLAG_DISABLE => false,
+            VRING_PACKED_EVENT_FLAG_DESC if self.event_index => {
+                first.distance(Place::from_bits(place), self.size) < count
+            }
+            _ => true,
+        }
+    }
+
+    /// Virtio 1.2, 2.8.10.
+    pub(crate) fn enable_kicks(&self) -> bool {
+        let (place, flags) = if self.event_index {
+            (self.available.bits(), VRING_PACKED_EVENT_FLAG_DESC)
+        } else {
+            (SERVED, VRING_PACKED_EVENT_FLAG_ENABLE)
+        };
+        self.parts.want(place, u16::try_from(flags).unwrap_or(0));
+        // As in `show_used`, on the other side.
+        fence(Ordering::SeqCst);
+        self.has_more()
+    }
+
+    pub(crate) fn disable_kicks(&self) {
+        self.parts.want(SERVED, u16::try_from(VRING_PACKED_EVENT_FLAG_DISABLE).unwrap_or(1));
+    }
+}
+
+#[cfg(test)]
+mod tests;

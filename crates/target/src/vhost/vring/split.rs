@@ -1,0 +1,280 @@
+//! A split virtqueue (virtio 1.2, 2.7): a table of descriptors, a ring of the chains that the
+//! driver made available, a ring of those that the device has used.
+//!
+//! Invariants:
+//! - an available entry is popped only after [`SplitRing::look`] saw it;
+//! - used entries are written before the used index that shows them.
+
+use std::sync::atomic::{Ordering, fence};
+
+use virtio_bindings::virtio_ring::{
+    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, VRING_AVAIL_F_NO_INTERRUPT,
+    VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_USED_F_NO_NOTIFY,
+};
+
+use crate::vhost::fault::Fault;
+use crate::vhost::memory::{GuestMemory, Window};
+use crate::vhost::vring::{
+    CHAIN_MAX, Chain, DESCRIPTOR_BYTES, RingAddresses, RingSetup, Segment, find_part,
+    indirect_table,
+};
+
+const AVAILABLE_INDEX: usize = 2;
+const AVAILABLE_RING: usize = 4;
+const USED_INDEX: usize = 2;
+const USED_RING: usize = 4;
+const USED_ELEMENT_BYTES: usize = 8;
+
+/// Virtio 1.2, 2.7.5 The Virtqueue Descriptor Table.
+#[derive(Clone, Copy, Debug)]
+struct Descriptor {
+    segment: Segment,
+    flags: u16,
+    next: u16,
+}
+
+impl Descriptor {
+    fn load(table: &Window, index: u16) -> Descriptor {
+        let mut bytes = [0; DESCRIPTOR_BYTES];
+        table.load_bytes(usize::from(index) * DESCRIPTOR_BYTES, &mut bytes);
+        // address: 64, len: 32, flags: 16, next: 16 bits, the first lowest.
+        let all = u128::from_le_bytes(bytes);
+        #[expect(clippy::cast_possible_truncation, reason = "the fields are cut out of one number")]
+        Descriptor {
+            segment: Segment { address: all as u64, len: (all >> 64) as u32 },
+            flags: (all >> 96) as u16,
+            next: (all >> 112) as u16,
+        }
+    }
+
+    fn has(self, flag: u32) -> bool {
+        u32::from(self.flags) & flag != 0
+    }
+}
+
+/// The three parts of a ring, as they lie in guest memory.
+#[derive(Debug)]
+struct Parts {
+    descriptors: Window,
+    available: Window,
+    used: Window,
+}
+
+impl Parts {
+    fn find(memory: &GuestMemory, at: RingAddresses, size: u16) -> Result<Parts, Fault> {
+        let size = usize::from(size);
+        let available_bytes = AVAILABLE_RING + size * 2 + 2;
+        let used_bytes = USED_RING + size * USED_ELEMENT_BYTES + 2;
+        // Sizes and alignments: virtio 1.2, 2.7. Both rings end in a 16-bit event index.
+        Ok(Parts {
+            descriptors: find_part(memory, at.descriptors, size * DESCRIPTOR_BYTES, 16)?,
+            available: find_part(memory, at.available, available_bytes, 2)?,
+            used: find_part(memory, at.used, used_bytes, 4)?,
+        })
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct SplitRing {
+    parts: Parts,
+    addresses: RingAddresses,
+    size: u16,
+    event_index: bool,
+    indirect: bool,
+    /// The next available entry to pop.
+    available_next: u16,
+    /// The available index as last read; entries below it can be popped.
+    available_seen: u16,
+    /// The next used entry to write.
+    used_next: u16,
+    /// The used index as the guest sees it.
+    used_shown: u16,
+    /// The guest is to be called whatever it asked for: its call file is new.
+    call_owed: bool,
+}
+
+impl SplitRing {
+    pub(crate) fn new(memory: &GuestMemory, setup: &RingSetup) -> Result<SplitRing, Fault> {
+        let size = u16::try_from(setup.size).map_err(|_| Fault::RingSize(setup.size))?;
+        let base = u16::try_from(setup.base).map_err(|_| Fault::RingBase(setup.base))?;
+        let parts = Parts::find(memory, setup.addresses, size)?;
+        // The protocol gives the available index only; the used index is where it was left.
+        let used = parts.used.load_u16(USED_INDEX, Ordering::Acquire);
+        let ring = SplitRing {
+            parts,
+            addresses: setup.addresses,
+            size,
+            event_index: setup.has(VIRTIO_RING_F_EVENT_IDX),
+            indirect: setup.has(VIRTIO_RING_F_INDIRECT_DESC),
+            available_next: base,
+            available_seen: base,
+            used_next: used,
+            used_shown: used,
+            call_owed: true,
+        };
+        ring.disable_kicks();
+        Ok(ring)
+    }
+
+    pub(crate) fn find_again(&mut self, memory: &GuestMemory) {
+        if let Ok(parts) = Parts::find(memory, self.addresses, self.size) {
+            self.parts = parts;
+        }
+    }
+
+    pub(crate) fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Index of the first entry that was not popped.
+    pub(crate) fn base(&self) -> u32 {
+        u32::from(self.available_next)
+    }
+
+    pub(crate) fn owe_call(&mut self) {
+        self.call_owed = true;
+    }
+
+    fn mask(&self, index: u16) -> usize {
+        usize::from(index & (self.size - 1))
+    }
+
+    /// Reads the available index.
+    pub(crate) fn look(&mut self) -> Result<bool, Fault> {
+        // Acquire: entries and descriptors are read after the index that announces them
+        // (virtio 1.2, 2.7.13.3).
+        let index = self.parts.available.load_u16(AVAILABLE_INDEX, Ordering::Acquire);
+        let new = index.wrapping_sub(self.available_seen);
+        let (from, size) = (self.available_next, self.size);
+        if index.wrapping_sub(from) > size || new > size {
+            return Err(Fault::AvailableJump { from, to: index, size });
+        }
+        self.available_seen = index;
+        Ok(self.has_more())
+    }
+
+    pub(crate) fn has_more(&self) -> bool {
+        self.available_next != self.available_seen
+    }
+
+    pub(crate) fn pop(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, Fault> {
+        if !self.has_more() {
+            return Ok(false);
+        }
+        let entry = AVAILABLE_RING + self.mask(self.available_next) * 2;
+        let head = self.parts.available.load_u16(entry, Ordering::Relaxed);
+        self.available_next = self.available_next.wrapping_add(1);
+        chain.begin();
+        chain.id = head;
+        self.walk(memory, chain)?;
+        Ok(true)
+    }
+
+    /// Follows the chain from its head, and into an indirect table at its end.
+    fn walk(&self, memory: &GuestMemory, chain: &mut Chain) -> Result<(), Fault> {
+        let mut index = chain.id;
+        while chain.descriptors < self.size {
+            if index >= self.size {
+                return Err(Fault::DescriptorIndex { index, count: self.size });
+            }
+            let descriptor = Descriptor::load(&self.parts.descriptors, index);
+            chain.descriptors += 1;
+            if descriptor.has(VRING_DESC_F_INDIRECT) {
+                return self.walk_indirect(memory, chain, descriptor);
+            }
+            chain.push(descriptor.segment, descriptor.has(VRING_DESC_F_WRITE))?;
+            if !descriptor.has(VRING_DESC_F_NEXT) {
+                return Ok(());
+            }
+            index = descriptor.next;
+        }
+        Err(Fault::ChainLength(self.size))
+    }
+
+    /// Virtio 1.2, 2.7.5.3 Indirect Descriptors.
+    fn walk_indirect(
+        &self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+        pointer: Descriptor,
+    ) -> Result<(), Fault> {
+        if !self.indirect {
+            return Err(Fault::IndirectUnexpected);
+        }
+        if pointer.has(VRING_DESC_F_NEXT) {
+            return Err(Fault::IndirectChained);
+        }
+        let (table, count) = indirect_table(memory, pointer.segment)?;
+        let mut index = 0;
+        while chain.segments.len() < usize::from(CHAIN_MAX) {
+            if index >= count {
+                return Err(Fault::DescriptorIndex { index, count });
+            }
+            let descriptor = Descriptor::load(&table, index);
+            if descriptor.has(VRING_DESC_F_INDIRECT) {
+                return Err(Fault::IndirectNested);
+            }
+            chain.push(descriptor.segment, descriptor.has(VRING_DESC_F_WRITE))?;
+            if !descriptor.has(VRING_DESC_F_NEXT) {
+                return Ok(());
+            }
+            index = descriptor.next;
+        }
+        Err(Fault::ChainLength(CHAIN_MAX))
+    }
+
+    pub(crate) fn push_used(&mut self, head: u16, bytes: u32) {
+        let entry = USED_RING + self.mask(self.used_next) * USED_ELEMENT_BYTES;
+        self.parts.used.store_u32(entry, u32::from(head), Ordering::Relaxed);
+        self.parts.used.store_u32(entry + 4, bytes, Ordering::Relaxed);
+        self.used_next = self.used_next.wrapping_add(1);
+    }
+
+    pub(crate) fn has_unshown(&self) -> bool {
+        self.used_next != self.used_shown || self.call_owed
+    }
+
+    /// Virtio 1.2, 2.7.7.2: whether the guest wants to be called.
+    pub(crate) fn show_used(&mut self) -> bool {
+        let (old, new) = (self.used_shown, self.used_next);
+        // Release: data, status and used entries are visible before the index is.
+        self.parts.used.store_u16(USED_INDEX, new, Ordering::Release);
+        self.used_shown = new;
+        if std::mem::take(&mut self.call_owed) {
+            return true;
+        }
+        // The index is stored before the guest's wish is read; the guest stores its wish before it
+        // reads the index. Without the fence both could miss the other's store.
+        fence(Ordering::SeqCst);
+        if self.event_index {
+            let at = AVAILABLE_RING + usize::from(self.size) * 2;
+            let event = self.parts.available.load_u16(at, Ordering::Relaxed);
+            return new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old);
+        }
+        let flags = self.parts.available.load_u16(0, Ordering::Relaxed);
+        u32::from(flags) & VRING_AVAIL_F_NO_INTERRUPT == 0
+    }
+
+    /// Virtio 1.2, 2.7.10.1.
+    pub(crate) fn enable_kicks(&self) -> bool {
+        let (available, used) = (&self.parts.available, &self.parts.used);
+        if self.event_index {
+            let at = USED_RING + usize::from(self.size) * USED_ELEMENT_BYTES;
+            used.store_u16(at, self.available_seen, Ordering::Relaxed);
+        } else {
+            used.store_u16(0, 0, Ordering::Relaxed);
+        }
+        // The wish is stored before the index is read again, as in `show_used` on the other side.
+        fence(Ordering::SeqCst);
+        available.load_u16(AVAILABLE_INDEX, Ordering::Acquire) != self.available_next
+    }
+
+    /// With an event index nothing is to be done, since the guest kicks only when it passes the
+    /// entry that was asked for.
+    pub(crate) fn disable_kicks(&self) {
+        if !self.event_index {
+            let flags = u16::try_from(VRING_USED_F_NO_NOTIFY).unwrap_or(1);
+            self.parts.used.store_u16(0, flags, Ordering::Relaxed);
+        }
+    }
+}
