@@ -43,6 +43,11 @@ pub trait Backend {
         self.now().as_ns() / 1_000_000_000
     }
 
+    /// System calls made for operations so far: to begin them, to hear of them, to sleep.
+    fn system_calls(&self) -> u64 {
+        0
+    }
+
     /// Takes a device over; its id is valid until `unregister`.
     fn register(&mut self, device: Device) -> DeviceId;
 

@@ -129,6 +129,11 @@ impl Reactor {
         self.inner.backend.borrow().unix_s()
     }
 
+    /// See [`Backend::system_calls`].
+    pub fn system_calls(&self) -> u64 {
+        self.inner.backend.borrow().system_calls()
+    }
+
     /// When the backend was last looked at: `now`, less a turn of the reactor at most, for free.
     pub fn turn_time(&self) -> Instant {
         self.inner.turn_time.get()

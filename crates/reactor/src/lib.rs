@@ -7,6 +7,7 @@
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
 pub mod prng;
+pub mod histogram;
 pub mod buffer;
 pub mod op;
 pub mod backend;
@@ -20,6 +21,7 @@ pub mod range_lock;
 pub mod join;
 pub mod mailbox;
 mod ram;
+mod null;
 mod model;
 pub mod virtual_time;
 mod lossy;

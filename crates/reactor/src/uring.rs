@@ -17,6 +17,7 @@ use crate::backend::{Backend, Instant};
 use crate::buffer::Buffers;
 use crate::lossy::Lossy;
 use crate::model::Model;
+use crate::null::Null;
 use crate::op::{Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
 use crate::ram::Ram;
 
@@ -32,6 +33,7 @@ const LOSSY: u64 = 1 << 63;
 enum Registered {
     File(Arc<File>),
     Ram(Ram),
+    Null(Null),
     Model(Model),
     Lossy(Box<Lossy>),
     Gone,
@@ -57,6 +59,8 @@ pub struct UringBackend {
     /// What lossy drives have to hear: user data and outcome.
     lossy_done: Vec<(u64, Outcome)>,
     unsubmitted: usize,
+    /// Calls of io_uring_enter.
+    entered: u64,
 }
 
 impl UringBackend {
@@ -82,6 +86,7 @@ impl UringBackend {
             lossy_in_kernel: 0,
             lossy_done: Vec::new(),
             unsubmitted: 0,
+            entered: 0,
         })
     }
 
@@ -227,6 +232,10 @@ impl Backend for UringBackend {
         since.map_or(0, |since| since.as_secs())
     }
 
+    fn system_calls(&self) -> u64 {
+        self.entered
+    }
+
     fn register(&mut self, device: Device) -> DeviceId {
         let free = self.devices.iter().position(|d| matches!(d, Registered::Gone));
         let index = free.unwrap_or_else(|| {
@@ -237,6 +246,7 @@ impl Backend for UringBackend {
         self.devices[index] = match device {
             Device::File { file } => Registered::File(file),
             Device::Ram { bytes } => Registered::Ram(Ram::new(bytes)),
+            Device::Null { bytes } => Registered::Null(Null { bytes }),
             Device::Model { bytes, iops, bytes_per_second, latency } => {
                 Registered::Model(Model::new(bytes, iops, bytes_per_second, latency))
             }
@@ -255,7 +265,10 @@ impl Backend for UringBackend {
                 lossy.close();
                 self.attend(index);
             }
-            Registered::File(_) | Registered::Ram(_) | Registered::Model(_) => {
+            Registered::File(_)
+            | Registered::Ram(_)
+            | Registered::Null(_)
+            | Registered::Model(_) => {
                 self.devices[index] = Registered::Gone;
             }
             Registered::Gone => unreachable!("let go twice"),
@@ -270,6 +283,11 @@ impl Backend for UringBackend {
             // Nobody else reaches memory of ours: it is never too late for it.
             Some(Registered::Ram(ram)) => {
                 let outcome = ram.run(op);
+                self.finished.push(Done { ticket, outcome });
+                return;
+            }
+            Some(Registered::Null(null)) => {
+                let outcome = null.run(op);
                 self.finished.push(Done { ticket, outcome });
                 return;
             }
@@ -311,6 +329,7 @@ impl Backend for UringBackend {
         // One call submits what is new and lets deferred completions in; none is made when the
         // kernel has no news. A busy completion ring is no error: it is emptied right below.
         if self.unsubmitted > 0 || self.ring.submission().taskrun() {
+            self.entered += 1;
             let submitted = self.ring.submitter().submit_with_args(0, &SubmitArgs::new());
             if submitted.is_ok() || self.ring.submission().is_empty() {
                 self.unsubmitted = 0;
@@ -354,6 +373,7 @@ impl UringBackend {
     /// Sleeps in the kernel until one completion or `wait` is over. Signals and time-outs are
     /// ordinary ends.
     fn wait(&mut self, wait: Option<Duration>) {
+        self.entered += 1;
         let result = match wait {
             None => self.ring.submit_and_wait(1),
             Some(wait) => {
