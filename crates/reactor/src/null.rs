@@ -38,9 +38,12 @@ mod tests {
         let mut buffer = BufferPool::new().take(4096);
         buffer.bytes_mut().fill(7);
         let device = DeviceId(0);
-        for (offset, outcome) in
-            [(0, Ok(4096)), (4096, Ok(4096)), (4608, Err(libc::ENOSPC)), (u64::MAX, Err(libc::EINVAL))]
-        {
+        for (offset, outcome) in [
+            (0, Ok(4096)),
+            (4096, Ok(4096)),
+            (4608, Err(libc::ENOSPC)),
+            (u64::MAX, Err(libc::EINVAL)),
+        ] {
             let outcome = outcome.map_err(Errno);
             let into = buffer.clone().into();
             assert_eq!(null.run(&Op::Read { device, offset, into }), outcome, "{offset}");
