@@ -30,7 +30,7 @@ enum Command {
         /// Passed on to `ashlar-sim`
         arguments: Vec<String>,
     },
-    /// Builds two commits and measures them in turns: REV_A REV_B -- OPTIONS of `ashlar bench engine`
+    /// Builds two commits and measures them in turns: REV_A REV_B -- OPTIONS of `bench engine`
     Bench {
         /// A commit, a branch or a tag
         rev_a: String,

@@ -195,7 +195,8 @@ impl Report {
             let cost = &round.cost_per_request;
             let (calls, ring) = (fraction(cost.system_calls), fraction(cost.ring_calls));
             lines.push(format!(
-                "system calls of the measured core for each request: {calls}; io_uring_enter alone: {ring}"
+                "system calls of the measured core for each request: {calls}; io_uring_enter \
+                 alone: {ring}"
             ));
         }
         let verified: u64 = self.rounds.iter().map(|round| round.reads_verified).sum();

@@ -5,8 +5,8 @@
 //! Waiting ── first request ──► WarmingUp ── its time is over ──► Measuring ── limit ──► Over
 //! ```
 //!
-//! Invariant: a request that was given out is given back, and a block is in the hands of one request
-//! at a time where bytes are verified.
+//! Invariant: a request that was given out is given back, and where bytes are verified, a block is
+//! in the hands of one request at a time.
 
 use std::time::Duration;
 

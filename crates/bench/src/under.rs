@@ -232,7 +232,7 @@ fn text(error: impl Display) -> String {
     error.to_string()
 }
 
-/// 3 drives, units of 64K: byte 260K is in unit 4, which is the second one of drive 1: its byte 68K.
+/// 3 drives, units of 64K: byte 260K is in unit 4, the second one of drive 1: its byte 68K.
 fn place(drives: &[Rc<Drive>], unit_bytes: u64, offset: u64) -> (&Rc<Drive>, u64) {
     let count = drives.len() as u64;
     let (unit, inside) = (offset / unit_bytes, offset % unit_bytes);

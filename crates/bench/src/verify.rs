@@ -82,7 +82,8 @@ impl std::fmt::Display for Found {
 
 /// A read that returned something else than what was written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("wrong data at byte {}: expected generation {}, found {found}", .expected.place, .expected.generation)]
+#[error("wrong data at byte {}: expected generation {}, found {found}",
+    .expected.place, .expected.generation)]
 pub struct Mismatch {
     pub expected: Stamp,
     pub found: Found,

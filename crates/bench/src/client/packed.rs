@@ -15,9 +15,13 @@ use crate::client::memory::Memory;
 use crate::client::parts::{Places, RingSetup, Strange, Used};
 use crate::client::slots::{DESCRIPTOR_BYTES, Piece, Slots};
 
-const NEXT: u16 = VRING_DESC_F_NEXT as u16;
-const WRITE: u16 = VRING_DESC_F_WRITE as u16;
-const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+const NO_CALLS: u16 = 1;
+const _: () = assert!(NEXT as u32 == VRING_DESC_F_NEXT && WRITE as u32 == VRING_DESC_F_WRITE);
+const _: () = assert!(INDIRECT as u32 == VRING_DESC_F_INDIRECT);
+const _: () = assert!(NO_CALLS as u32 == VRING_PACKED_EVENT_FLAG_DISABLE);
 const AVAILABLE: u16 = 1 << VRING_PACKED_DESC_F_AVAIL;
 const USED: u16 = 1 << VRING_PACKED_DESC_F_USED;
 const WRAP: u16 = 1 << VRING_PACKED_EVENT_F_WRAP_CTR;
@@ -79,8 +83,7 @@ impl PackedRing {
             (0..slots.count()).for_each(|slot| ring.lay_out(memory, slot, false));
         }
         // It polls: the device need not call.
-        let no_calls = VRING_PACKED_EVENT_FLAG_DISABLE as u16;
-        memory.u16(places.driver + EVENT_FLAGS).store(no_calls.to_le(), Ordering::Relaxed);
+        memory.u16(places.driver + EVENT_FLAGS).store(NO_CALLS.to_le(), Ordering::Relaxed);
         ring
     }
 
@@ -104,7 +107,7 @@ impl PackedRing {
             if std::mem::replace(known, write) != write {
                 self.lay_out(memory, slot, write);
             }
-            let len = u32::from(self.slots.chain()) * DESCRIPTOR_BYTES as u32;
+            let len = self.slots.table_bytes();
             let address = memory.address(self.slots.table(slot));
             describe(memory, self.at(first), &Piece { address, len, writable: false }, slot);
             self.publish(memory, first, INDIRECT);

@@ -14,6 +14,8 @@ const STATUS_AT: usize = 16;
 const TABLE_AT: usize = 32;
 /// Of one descriptor, in a split or a packed ring.
 pub(crate) const DESCRIPTOR_BYTES: usize = 16;
+const DESCRIPTOR_BYTES_LOG2: u32 = 4;
+const _: () = assert!(DESCRIPTOR_BYTES == 1 << DESCRIPTOR_BYTES_LOG2);
 /// No status of the specification: so an answer that was never written is seen.
 const UNWRITTEN: u8 = 0xff;
 const SECTOR_BYTES: u64 = 512;
@@ -82,6 +84,11 @@ impl Slots {
 
     pub(crate) fn chain(&self) -> u16 {
         self.shape.chain()
+    }
+
+    /// Of one slot's table.
+    pub(crate) fn table_bytes(&self) -> u32 {
+        u32::from(self.chain()) << DESCRIPTOR_BYTES_LOG2
     }
 
     fn head(&self, slot: u16) -> usize {

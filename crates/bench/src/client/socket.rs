@@ -281,25 +281,19 @@ fn unreachable(error: &std::io::Error) -> &'static str {
 }
 
 /// What the back end offers. It is the first question, so that whoever does not answer is known.
-fn first_answer(stream: &UnixStream, socket: &Path) -> Result<u64, BenchError> {
+fn first_answer(mut stream: &UnixStream, socket: &Path) -> Result<u64, BenchError> {
     let shown = socket.display();
-    let silent = |error: String| {
-        let fix = "a back end serves one front end at a time: is a guest, or another bench, there?";
-        BenchError::back_end(format!("{shown} {error}"), fix)
-    };
-    let question = message(FrontendReq::GET_FEATURES, 0, &[]);
-    let asked = (&mut &*stream).write_all(&question);
-    asked.map_err(|error| silent(format!("hung up: {error}")))?;
-    let mut fds = [PollFd::new(stream, PollFlags::IN)];
-    let ready = poll(&mut fds, Some(&FIRST_ANSWER));
-    let ready = ready.map_err(|error| silent(format!("cannot be waited for: {error}")))?;
-    if ready == 0 {
-        return Err(silent("does not answer".to_owned()));
-    }
-    reply(stream).map_err(|error| {
-        let fix = "use the socket of a vhost-user-blk back end";
+    let strange = |error: std::io::Error| {
+        let fix = "use the socket of a vhost-user-blk back end, and see its log";
         BenchError::back_end(format!("{shown} does not speak vhost-user: {error}"), fix)
-    })
+    };
+    stream.write_all(&message(FrontendReq::GET_FEATURES, 0, &[])).map_err(strange)?;
+    let mut fds = [PollFd::new(stream, PollFlags::IN)];
+    if poll(&mut fds, Some(&FIRST_ANSWER)).map_err(|error| strange(error.into()))? == 0 {
+        let fix = "a back end serves one front end at a time: is a guest, or another bench, there?";
+        return Err(BenchError::back_end(format!("{shown} does not answer"), fix));
+    }
+    reply(stream).map_err(strange)
 }
 
 /// Header (request, flags, length of the body) and body.

@@ -21,9 +21,13 @@ const USED_ELEMENT_BYTES: usize = 8;
 /// The wish for a call is put so far ahead of what was seen, and again after half of that.
 const FAR_AHEAD: u16 = 1 << 15;
 
-const NEXT: u16 = VRING_DESC_F_NEXT as u16;
-const WRITE: u16 = VRING_DESC_F_WRITE as u16;
-const INDIRECT: u16 = VRING_DESC_F_INDIRECT as u16;
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+const NO_CALLS: u16 = 1;
+const _: () = assert!(NEXT as u32 == VRING_DESC_F_NEXT && WRITE as u32 == VRING_DESC_F_WRITE);
+const _: () = assert!(INDIRECT as u32 == VRING_DESC_F_INDIRECT);
+const _: () = assert!(NO_CALLS as u32 == VRING_AVAIL_F_NO_INTERRUPT);
 
 pub(crate) struct SplitRing {
     places: Places,
@@ -66,8 +70,7 @@ impl SplitRing {
         for slot in 0..slots.count() {
             ring.lay_out(memory, slot);
         }
-        let no_calls = VRING_AVAIL_F_NO_INTERRUPT as u16;
-        memory.u16(places.driver).store(no_calls.to_le(), Ordering::Relaxed);
+        memory.u16(places.driver).store(NO_CALLS.to_le(), Ordering::Relaxed);
         ring.ask_for_no_calls(memory);
         ring
     }
@@ -94,8 +97,8 @@ impl SplitRing {
         }
         if self.indirect {
             let at = self.places.descriptors + usize::from(slot) * DESCRIPTOR_BYTES;
-            let len = u32::from(chain) * DESCRIPTOR_BYTES as u32;
-            describe(memory, at, memory.address(self.slots.table(slot)), len, INDIRECT, 0);
+            let table = memory.address(self.slots.table(slot));
+            describe(memory, at, table, self.slots.table_bytes(), INDIRECT, 0);
         }
     }
 

@@ -11,6 +11,7 @@ use ashlar_bench::engine::{self, EngineSpec};
 use ashlar_bench::error::BenchError;
 use ashlar_bench::report::{HEADS, Report};
 use ashlar_bench::vhost::{self, InitiatorSpec};
+use ashlar_target::vhost::ExportError;
 use clap::{Args, Subcommand};
 
 use crate::cli::bench::drives::Opened;
@@ -166,6 +167,9 @@ fn refusal(error: BenchError) -> Refusal {
             .fix("it is a bug of what was measured, or of its drives: keep the command line"),
         BenchError::BackEnd { error, fix: Some(fix) } => Refusal::failed(error).fix(fix),
         BenchError::BackEnd { error, fix: None } => Refusal::failed(error),
+        BenchError::Export(ExportError::Spec(_)) => {
+            Refusal::invalid(text).fix("use fewer --queues")
+        }
         BenchError::Export(_)
         | BenchError::Request { .. }
         | BenchError::System { .. }

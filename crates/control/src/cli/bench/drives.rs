@@ -100,6 +100,10 @@ fn many(text: &str, rest: &str) -> Answer<(u64, u32)> {
 }
 
 fn open_device(path: &str, force: bool) -> Answer<OpenDevice> {
+    if !Path::new(path).exists() {
+        return Err(Refusal::unknown(format!("{path} does not exist"))
+            .fix("check the path; ram:SIZE is a drive of memory"));
+    }
     let device = OpenDevice::open(Path::new(path))?;
     let content = device
         .content()
