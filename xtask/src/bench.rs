@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use signal_hook::consts::TERM_SIGNALS;
+use signal_hook::consts::{SIGHUP, TERM_SIGNALS};
 
 /// Between two looks at whether a child has ended, or we are to end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -64,7 +64,7 @@ struct Interrupted(Arc<AtomicBool>);
 impl Interrupted {
     fn watch() -> Result<Interrupted, String> {
         let flag = Arc::new(AtomicBool::new(false));
-        for signal in TERM_SIGNALS {
+        for signal in TERM_SIGNALS.iter().chain(&[SIGHUP]) {
             signal_hook::flag::register(*signal, flag.clone())
                 .map_err(|error| format!("signals cannot be caught: {error}"))?;
         }

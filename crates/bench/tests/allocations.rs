@@ -1,7 +1,8 @@
 //! Goal: a 4 KiB read or write of a healthy array of memory allocates nothing, once everything has
 //! been used.
-//! Method: an allocator that counts for the thread that is watched. A program of its own, since
-//! there is one allocator in each.
+//! Method: an allocator that counts for the thread that is watched, in stretches of requests: what
+//! a request allocates is in each of them, what the array does once a second in few. A program of
+//! its own, since there is one allocator in each.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -21,13 +22,17 @@ use ashlar_reactor::wait_list::WaitList;
 const BLOCK: u64 = 4096;
 const SIZE: u64 = 8 << 20;
 const WARM_UP: u64 = 20_000;
-const WATCHED: u64 = 5_000;
+const STRETCHES: usize = 10;
+const STRETCH: u64 = 1_000;
+/// So many stretches may be hit by what is not done for a request.
+const HIT_MAX: usize = 4;
 /// Of the first allocations, so many are told with where they were made.
 const PLACES_MAX: usize = 2;
 
 thread_local! {
     static WATCHING: Cell<bool> = const { Cell::new(false) };
-    static COUNT: Cell<u64> = const { Cell::new(0) };
+    static COUNTS: Cell<[u64; STRETCHES]> = const { Cell::new([0; STRETCHES]) };
+    static NOW: Cell<usize> = const { Cell::new(0) };
     static PLACES: RefCell<Vec<Backtrace>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -38,7 +43,9 @@ fn note() {
     if !WATCHING.replace(false) {
         return;
     }
-    COUNT.set(COUNT.get() + 1);
+    let mut counts = COUNTS.get();
+    counts[NOW.get()] += 1;
+    COUNTS.set(counts);
     PLACES.with_borrow_mut(|places| {
         if places.len() < PLACES_MAX {
             places.push(Backtrace::force_capture());
@@ -85,18 +92,20 @@ struct Job {
 }
 
 impl Job {
-    /// The number of a request that is to be made, and from here on, or no more, watched.
-    fn next(&self) -> Option<()> {
+    /// Whether another request is to be made; it is watched, once enough have been made.
+    fn next(&self) -> bool {
         let made = self.made.get();
         self.made.set(made + 1);
-        WATCHING.set((WARM_UP..WARM_UP + WATCHED).contains(&made));
-        (made < WARM_UP + WATCHED).then_some(())
+        let stretch = usize::try_from(made.saturating_sub(WARM_UP) / STRETCH).unwrap();
+        WATCHING.set(made >= WARM_UP && stretch < STRETCHES);
+        NOW.set(stretch.min(STRETCHES - 1));
+        stretch < STRETCHES
     }
 }
 
 async fn work(reactor: Reactor, job: Rc<Job>, seed: u64) {
     let (buffer, mut prng) = (reactor.buffer(4096), Prng::from_seed(seed));
-    while job.next().is_some() {
+    while job.next() {
         let at = prng.below(SIZE / BLOCK) * BLOCK;
         match job.kind {
             Kind::Read => job.under.read(at, buffer.clone().into()).await.unwrap(),
@@ -108,10 +117,10 @@ async fn work(reactor: Reactor, job: Rc<Job>, seed: u64) {
     job.ended.wake_all(&reactor);
 }
 
-/// How many allocations the watched requests made.
-fn allocations(layer: Layer, kind: Kind, depth: usize) -> u64 {
+/// How many allocations were made in each stretch.
+fn allocations(layer: Layer, kind: Kind, depth: usize) -> [u64; STRETCHES] {
     let reactor = Reactor::new(Box::new(UringBackend::new().unwrap()), Order::Fifo);
-    COUNT.set(0);
+    COUNTS.set([0; STRETCHES]);
     let its = reactor.clone();
     let measured = reactor.block_on(async move {
         let spec = UnderSpec {
@@ -136,7 +145,7 @@ fn allocations(layer: Layer, kind: Kind, depth: usize) -> u64 {
         job.under.stop().await.unwrap();
     });
     measured.unwrap();
-    COUNT.get()
+    COUNTS.get()
 }
 
 #[test]
@@ -145,11 +154,10 @@ fn healthy_reads_and_writes_allocate_nothing() {
     for layer in [Layer::Drive, Layer::Raid, Layer::Volume] {
         for kind in [Kind::Read, Kind::Write] {
             for depth in [1, 32] {
-                let count = allocations(layer, kind, depth);
+                let counts = allocations(layer, kind, depth);
                 let places = PLACES.take();
-                if count > 0 {
-                    let each = count as f64 / WATCHED as f64;
-                    found.push(format!("{layer:?} {kind:?} depth {depth}: {each} each"));
+                if counts.iter().filter(|count| **count > 0).count() > HIT_MAX {
+                    found.push(format!("{layer:?} {kind:?} depth {depth}: {counts:?}"));
                     found.extend(places.iter().map(Backtrace::to_string));
                 }
             }

@@ -198,12 +198,13 @@ impl Device {
         loop {
             let (index, wrap) = self.cursor(self.popped + u32::from(row));
             let at = self.places.descriptors + usize::from(index) * 16;
-            let (found, flags, id) = self.load(memory, at);
+            let flags = Device::word(memory, at + 14);
             let is_available = (flags >> 7 & 1 == 1) == wrap && (flags >> 15 & 1 == 1) != wrap;
             if !is_available {
                 assert!(row == 0, "a chain whose rest is not there");
                 return None;
             }
+            let (found, flags, id) = self.load(memory, at);
             row += 1;
             if flags & INDIRECT != 0 {
                 assert!(self.wish.indirect && row == 1 && flags & NEXT == 0);
