@@ -54,7 +54,6 @@ pub struct Client {
     memory: Memory,
     queues: Vec<Queue>,
     in_flight: u32,
-    huge: bool,
 }
 
 impl Client {
@@ -72,8 +71,7 @@ impl Client {
         for (index, queue) in queues.iter().enumerate() {
             connection.start(index, queue, &memory)?;
         }
-        let huge = memory.is_huge();
-        Ok(Client { connection, memory, queues, in_flight: 0, huge })
+        Ok(Client { connection, memory, queues, in_flight: 0 })
     }
 
     /// Of the disk, in bytes.
@@ -83,7 +81,7 @@ impl Client {
 
     /// Whether the memory is of huge pages.
     pub fn has_huge_pages(&self) -> bool {
-        self.huge
+        self.memory.is_huge()
     }
 
     /// Makes requests until the round is over and all are answered.

@@ -159,7 +159,8 @@ impl PackedRing {
         fence(Ordering::SeqCst);
         // Both halves of the wish at once.
         let wish = u32::from_le(memory.u32(self.places.device).load(Ordering::Relaxed));
-        let (event, flags) = ((wish & 0xffff) as u16, (wish >> 16) & 3);
+        let [low, high, flags, _] = wish.to_le_bytes();
+        let (event, flags) = (u16::from_le_bytes([low, high]), u32::from(flags & 3));
         if flags == VRING_PACKED_EVENT_FLAG_DISABLE {
             return false;
         }
@@ -232,7 +233,7 @@ mod tests {
                     let back = (2 * SIZE + position - asked - 1) % (2 * SIZE);
                     // What lies a lap or more back, or is not there yet, is not new.
                     let expected = back < added;
-                    let found = wants_kick(asked % SIZE | wrap, next, added, SIZE);
+                    let found = wants_kick((asked % SIZE) | wrap, next, added, SIZE);
                     assert_eq!(found, expected, "{asked} of {added} before {position}");
                 }
             }

@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use vhost::vhost_user::message::{
     FrontendReq, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
 };
@@ -270,12 +271,10 @@ impl Connection {
 }
 
 fn unreachable(error: &std::io::Error) -> &'static str {
-    match error.kind() {
-        std::io::ErrorKind::NotFound => {
-            "check --socket; `ashlar export list` names the sockets of a daemon"
-        }
-        std::io::ErrorKind::ConnectionRefused => "start the back end: nobody listens there",
-        std::io::ErrorKind::PermissionDenied => "run as the back end's user, or as root",
+    match Errno::from_io_error(error) {
+        Some(Errno::NOENT) => "check --socket; `ashlar export list` names the sockets of a daemon",
+        Some(Errno::CONNREFUSED) => "start the back end: nobody listens there",
+        Some(Errno::ACCESS | Errno::PERM) => "run as the back end's user, or as root",
         _ => "check --socket",
     }
 }
@@ -349,10 +348,9 @@ mod tests {
     }
 
     fn fix_of<T: std::fmt::Debug>(result: Result<T, BenchError>) -> String {
-        match result.unwrap_err() {
-            BenchError::BackEnd { fix, .. } => fix.unwrap(),
-            other => panic!("{other:?}"),
-        }
+        let error = result.unwrap_err();
+        let BenchError::BackEnd { fix, .. } = error else { panic!("{error:?}") };
+        fix.unwrap()
     }
 
     #[test]

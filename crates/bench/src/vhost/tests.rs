@@ -140,10 +140,9 @@ fn a_target_that_hangs_up_in_the_middle_is_named() {
 }
 
 fn refused(socket: &Path) -> (String, String) {
-    match run_at(socket, &initiator(), &mut |_| ()).unwrap_err() {
-        BenchError::BackEnd { error, fix } => (error, fix.unwrap()),
-        other => panic!("{other}"),
-    }
+    let error = run_at(socket, &initiator(), &mut |_| ()).unwrap_err();
+    let BenchError::BackEnd { error, fix } = error else { panic!("{error}") };
+    (error, fix.unwrap())
 }
 
 #[test]

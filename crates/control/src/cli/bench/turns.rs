@@ -68,10 +68,8 @@ fn take_turns(
             progress.say(&name.display().to_string());
             let measured = turn(name);
             progress.end();
-            let measured = measured.map_err(|refusal| {
-                let refusal = Refusal { error: format!("{side}: {}", refusal.error), ..refusal };
-                refusal
-            })?;
+            let named = |its: Refusal| Refusal { error: format!("{side}: {}", its.error), ..its };
+            let measured = measured.map_err(named)?;
             match report {
                 Some(report) => report.rounds.extend(measured.rounds),
                 None => *report = Some(measured),
