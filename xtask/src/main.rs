@@ -1,6 +1,7 @@
 //! Developer commands: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask sim`,
-//! `cargo xtask powercut`.
+//! `cargo xtask powercut`, `cargo xtask bench`.
 
+mod bench;
 mod ci;
 mod powercut;
 mod sim;
@@ -29,6 +30,16 @@ enum Command {
         /// Passed on to `ashlar-sim`
         arguments: Vec<String>,
     },
+    /// Builds two commits and measures them in turns: REV_A REV_B -- OPTIONS of `bench engine`
+    Bench {
+        /// A commit, a branch or a tag
+        rev_a: String,
+        /// Another one
+        rev_b: String,
+        /// Passed on to `ashlar bench engine`
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
     /// Power cuts under a database in a virtual machine: [--rounds N] [--seed S] [--raw]
     #[command(trailing_var_arg = true, allow_hyphen_values = true, disable_help_flag = true)]
     Powercut {
@@ -42,6 +53,7 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(),
         Command::Tidy => tidy::run(),
         Command::Sim { arguments } => sim::run(&arguments),
+        Command::Bench { rev_a, rev_b, arguments } => bench::run([&rev_a, &rev_b], &arguments),
         Command::Powercut { arguments } => powercut::run(&arguments),
     }
 }

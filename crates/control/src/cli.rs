@@ -1,6 +1,7 @@
 //! The command line: what can be said, and what is done about it.
 
 mod array;
+mod bench;
 mod complete;
 mod drive;
 mod export;
@@ -18,7 +19,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use ashlar_reactor::uring;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::parser::ValueSource;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 use uuid::Uuid;
 
@@ -71,6 +73,9 @@ enum Command {
     /// Volumes offered to guests
     #[command(subcommand)]
     Export(export::Command),
+    /// Measure the engine, or a vhost-user back end, without a daemon
+    #[command(subcommand)]
+    Bench(bench::Command),
     /// Read the labels of a drive, without a daemon
     Inspect(inspect::Inspect),
     /// Print the OpenAPI document of the daemon's API
@@ -123,6 +128,28 @@ fn host_id(text: &str) -> Result<Uuid, String> {
     uuid.ok_or_else(|| "use a uuid that is not zero".to_owned())
 }
 
+impl Cli {
+    /// What was said on the command line; ends the program where that makes no sense.
+    ///
+    /// The daemon's socket is an option of every command, with a default and a variable of the
+    /// environment. Where a command has a socket of its own, only what was said there counts.
+    pub fn read() -> Cli {
+        let matches = Cli::command().get_matches();
+        let mut last = &matches;
+        while let Some((_, inner)) = last.subcommand() {
+            last = inner;
+        }
+        let said = last.value_source("socket") == Some(ValueSource::CommandLine);
+        let mut cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        if let Command::Bench(command) = &mut cli.command
+            && !said
+        {
+            command.without_socket();
+        }
+        cli
+    }
+}
+
 /// Does what was asked for. Errors go to stderr; the status is 1 for them.
 pub fn run(cli: Cli) -> ExitCode {
     let Cli { socket, output, command } = cli;
@@ -158,6 +185,7 @@ async fn dispatch(command: Command, socket: PathBuf, output: Output) -> Answer<E
         Command::Spare(command) => spare::run(command, &client, output).await?,
         Command::Volume(command) => volume::run(command, &client, output).await?,
         Command::Export(command) => export::run(command, &client, output).await?,
+        Command::Bench(command) => bench::run(command, output)?,
         Command::Inspect(command) => inspect::run(&command, output)?,
         Command::Openapi => output::json(&server::openapi())?,
         Command::Completions { shell } => complete::print_registration(shell)?,

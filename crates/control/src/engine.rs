@@ -68,6 +68,14 @@ pub fn report(core: &Core) -> impl Future<Output = Answer<Report>> + Send + 'sta
     }
 }
 
+/// Bytes that the system can give to drives of memory; `None`: it does not say.
+pub fn memory_available() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024)
+}
+
 /// Where a reactor gets a drive from.
 pub enum Origin {
     File {

@@ -16,10 +16,10 @@ mod exports;
 mod grow;
 mod members;
 mod restore;
-mod settings;
+pub mod settings;
 mod show;
 mod spares;
-mod translate;
+pub mod translate;
 mod volumes;
 mod watch;
 

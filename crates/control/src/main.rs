@@ -29,9 +29,7 @@ mod cli;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 fn main() -> ExitCode {
     cli::complete_from_environment();
-    cli::run(cli::Cli::parse())
+    cli::run(cli::Cli::read())
 }

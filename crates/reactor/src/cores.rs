@@ -99,7 +99,8 @@ impl Drop for Core {
     }
 }
 
-fn pin(cpu: usize) -> Result<(), CoreError> {
+/// Keeps the calling thread on `cpu`.
+pub fn pin(cpu: usize) -> Result<(), CoreError> {
     if cpu >= libc::CPU_SETSIZE.unsigned_abs() as usize {
         let error = std::io::Error::from_raw_os_error(libc::EINVAL);
         return Err(CoreError::Pin { cpu, error });

@@ -9,6 +9,7 @@
 pub mod prng;
 pub mod mapping;
 pub mod arena;
+pub mod histogram;
 pub mod buffer;
 pub mod op;
 pub mod backend;
@@ -25,6 +26,7 @@ pub mod join;
 pub mod mailbox;
 mod copy;
 mod ram;
+mod null;
 mod model;
 pub mod virtual_time;
 mod lossy;

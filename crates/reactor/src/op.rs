@@ -18,6 +18,9 @@ pub enum Device {
     File { file: Arc<File> },
     /// Memory of this many bytes, zero at first.
     Ram { bytes: u64 },
+    /// For measuring what is above: it has this many bytes and completes everything at once, but
+    /// moves nothing. What was written is forgotten, and a read leaves its memory as it was.
+    Null { bytes: u64 },
     /// For tests: memory that is as fast as a drive of these numbers. Reads and writes share them;
     /// an operation occupies the drive for one `iops`-th of a second, or for its length at
     /// `bytes_per_second` if that is longer, and is answered `latency` later.

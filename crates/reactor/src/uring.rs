@@ -31,6 +31,7 @@ use crate::arena::Arena;
 use crate::backend::{Backend, Instant};
 use crate::lossy::Lossy;
 use crate::model::Model;
+use crate::null::Null;
 use crate::op::{Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
 use crate::ram::Ram;
 use crate::uring::device::{FileDevice, Registered};
@@ -135,9 +136,11 @@ impl UringBackend {
     fn file(&mut self, index: usize) -> Option<&mut FileDevice> {
         match &mut self.devices[index] {
             Registered::File(file) => Some(file),
-            Registered::Ram(_) | Registered::Model(_) | Registered::Lossy(_) | Registered::Gone => {
-                None
-            }
+            Registered::Ram(_)
+            | Registered::Null(_)
+            | Registered::Model(_)
+            | Registered::Lossy(_)
+            | Registered::Gone => None,
         }
     }
 
@@ -412,6 +415,7 @@ impl Backend for UringBackend {
                 self.gauges.memory_came(ram.page_bytes());
                 Registered::Ram(ram)
             }
+            Device::Null { bytes } => Registered::Null(Null { bytes }),
             Device::Model { bytes, iops, bytes_per_second, latency } => {
                 let model = Model::new(bytes, iops, bytes_per_second, latency);
                 self.gauges.memory_came(model.page_bytes());
@@ -435,6 +439,7 @@ impl Backend for UringBackend {
             }
             Registered::File(_) => return self.unregister_file(index),
             Registered::Ram(ram) => self.gauges.memory_went(ram.page_bytes()),
+            Registered::Null(_) => {}
             Registered::Model(model) => self.gauges.memory_went(model.page_bytes()),
             Registered::Gone => unreachable!("let go twice"),
         }
@@ -454,6 +459,10 @@ impl Backend for UringBackend {
             // Nobody else reaches memory of ours: it is never too late for it.
             Registered::Ram(ram) => {
                 let outcome = ram.run(op);
+                self.finished.push(Done { ticket, outcome });
+            }
+            Registered::Null(null) => {
+                let outcome = null.run(op);
                 self.finished.push(Done { ticket, outcome });
             }
             Registered::Model(model) => {

@@ -182,7 +182,7 @@ pub struct Start {
     force: bool,
 }
 
-fn level_text(text: &str) -> Result<String, String> {
+pub fn level_text(text: &str) -> Result<String, String> {
     if is_written_like_one(text) { Ok(text.to_owned()) } else { Err(format!("use {LEVELS}")) }
 }
 

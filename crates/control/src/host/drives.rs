@@ -15,7 +15,7 @@ use crate::api::drive::{Drive, DriveAttach, DriveModel, DriveSource};
 use crate::catalog::KnownDrive;
 use crate::device::content::Content;
 use crate::device::{self, Identity, OpenDevice};
-use crate::engine::{self, Memory};
+use crate::engine::{self, Memory, memory_available};
 use crate::host::{Attached, Host, Medium};
 use crate::name::{check_name, name_from_path};
 use crate::refusal::{Answer, Refusal, RefusalKind};
@@ -478,13 +478,6 @@ fn check_model(model: &DriveModel) -> Answer<()> {
         MODEL_MEGABYTES_PER_SECOND.start(),
         MODEL_MEGABYTES_PER_SECOND.end(),
     )))
-}
-
-fn memory_available() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    kib.checked_mul(1024)
 }
 
 #[cfg(test)]

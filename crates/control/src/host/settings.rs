@@ -38,7 +38,7 @@ pub(super) fn beside_policy(change: &SettingsChange) -> raid::SettingsChange {
     }
 }
 
-pub(super) fn stored_policy(policy: Policy) -> format::Policy {
+pub fn stored_policy(policy: Policy) -> format::Policy {
     match policy {
         Policy::Journal => format::Policy::Journal,
         Policy::Bitmap => format::Policy::Bitmap,

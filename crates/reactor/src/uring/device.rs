@@ -3,7 +3,7 @@
 //! | device | is given its operations | answers |
 //! |---|---|---|
 //! | file, block device | by a ring: the polled one, if it can be polled | by the kernel |
-//! | memory | at once: a copy | at the next look |
+//! | memory, and the drive that does nothing | at once: a copy, or not even that | at the next look |
 //! | modelled drive | at once: a copy | when its numbers say so |
 //! | lossy drive | at once: a cache; by the ring what that asks of its file | by the cache |
 //!
@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use crate::lossy::Lossy;
 use crate::model::Model;
+use crate::null::Null;
 use crate::op::Op;
 use crate::ram::Ram;
 use crate::uring::entry::Target;
@@ -25,6 +26,7 @@ use crate::uring::gauges::{DeviceGauge, Use};
 pub(super) enum Registered {
     File(FileDevice),
     Ram(Ram),
+    Null(Null),
     Model(Model),
     Lossy(Box<Lossy>),
     Gone,

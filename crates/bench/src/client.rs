@@ -1,0 +1,167 @@
+//! A vhost-user-blk initiator: the driver's side of the rings, in memory that the back end maps.
+//!
+//! It polls, so the back end never has to call it, and it kicks only when the back end asks. It
+//! makes no allocation and no system call for a request.
+
+mod memory;
+mod slots;
+mod parts;
+mod split;
+mod packed;
+mod ring;
+mod socket;
+mod queue;
+
+use std::path::Path;
+
+use crate::clock::Clock;
+use crate::error::BenchError;
+use crate::run::Run;
+
+pub use ring::RingKind;
+
+use memory::Memory;
+use queue::Queue;
+use slots::SlotShape;
+use socket::Connection;
+
+/// Looks without a completion after which others may run: the back end may be on this very CPU.
+const LOOKS_BEFORE_YIELD: u32 = 1 << 12;
+/// Looks without a completion after which the connection is looked at, too.
+const LOOKS_BEFORE_DOUBT: u32 = 1 << 16;
+/// Longer than any back end needs that is only slow.
+const ANSWER_WITHIN: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// How requests are put to a back end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    pub ring: RingKind,
+    /// Each chain in a table of its own, and one descriptor in the ring; else all in the ring.
+    pub indirect: bool,
+    pub event_index: bool,
+    pub queues: u16,
+    /// Requests under way in each queue.
+    pub depth: u16,
+    pub block_bytes: u32,
+    /// Pieces of memory that a request's data is in.
+    pub segments: u16,
+    pub writes: bool,
+}
+
+/// A connection to a back end, with all its queues at work.
+pub struct Client {
+    connection: Connection,
+    memory: Memory,
+    queues: Vec<Queue>,
+    in_flight: u32,
+}
+
+impl Client {
+    /// Negotiates what is wished for, or says what the back end does not have.
+    pub fn connect(socket: &Path, wish: &Wish) -> Result<Client, BenchError> {
+        check(wish)?;
+        let mut connection = Connection::open(socket, wish)?;
+        let shape = SlotShape::new(wish);
+        let places = queue::places(wish, &shape);
+        let memory = Memory::new(places.end).map_err(BenchError::system("no shared memory"))?;
+        let starts = places.starts;
+        let queues = starts.into_iter().map(|start| Queue::new(&memory, wish, shape, start));
+        let queues = queues.collect::<Result<Vec<_>, _>>()?;
+        connection.set_memory(&memory)?;
+        for (index, queue) in queues.iter().enumerate() {
+            connection.start(index, queue, &memory)?;
+        }
+        Ok(Client { connection, memory, queues, in_flight: 0 })
+    }
+
+    /// Of the disk, in bytes.
+    pub fn capacity(&self) -> u64 {
+        self.connection.capacity()
+    }
+
+    /// Whether the memory is of huge pages.
+    pub fn has_huge_pages(&self) -> bool {
+        self.memory.is_huge()
+    }
+
+    /// Makes requests until the round is over and all are answered.
+    pub fn drive(&mut self, run: &mut Run, clock: Clock) -> Result<(), BenchError> {
+        let (mut looks, mut last) = (0u32, clock.ticks());
+        loop {
+            let mut progress = false;
+            for queue in &mut self.queues {
+                let answered = queue.collect(&self.memory, run)?;
+                let made = queue.submit(&self.memory, run)?;
+                progress |= answered + made > 0;
+                self.in_flight = self.in_flight + u32::from(made) - u32::from(answered);
+            }
+            if progress {
+                looks = 0;
+                continue;
+            }
+            if self.in_flight == 0 && run.is_over() {
+                return Ok(());
+            }
+            if looks == 0 {
+                last = clock.ticks();
+            }
+            looks = looks.wrapping_add(1).max(1);
+            if looks.is_multiple_of(LOOKS_BEFORE_DOUBT) {
+                self.doubt(clock.ns(clock.ticks() - last))?;
+            }
+            if looks.is_multiple_of(LOOKS_BEFORE_YIELD) {
+                std::thread::yield_now();
+            }
+            std::hint::spin_loop();
+        }
+    }
+
+    /// Nothing was answered for so long.
+    fn doubt(&self, ns: u64) -> Result<(), BenchError> {
+        if self.connection.is_hung_up() {
+            return Err(BenchError::back_end(
+                format!("the back end hung up with {} requests under way", self.in_flight),
+                "see its log; then start it again",
+            ));
+        }
+        if u128::from(ns) < ANSWER_WITHIN.as_nanos() {
+            return Ok(());
+        }
+        Err(BenchError::back_end(
+            format!("{} requests were not answered for {ANSWER_WITHIN:?}", self.in_flight),
+            "see the back end's log; a stopped queue answers nothing",
+        ))
+    }
+
+    /// Stops the queues; nothing is under way.
+    pub fn close(mut self) -> Result<(), BenchError> {
+        (0..self.queues.len()).try_for_each(|index| self.connection.stop(index))
+    }
+}
+
+/// Refuses what no back end could do.
+fn check(wish: &Wish) -> Result<(), BenchError> {
+    let Wish { queues, depth, block_bytes, segments, .. } = *wish;
+    if queues == 0 || depth == 0 || segments == 0 {
+        let error = "no queue, no depth or no segment: nothing would happen";
+        return Err(BenchError::spec(error, "use --queues, --depth and --segments from 1"));
+    }
+    let pieces = u32::from(segments) * 512;
+    if block_bytes == 0 || !block_bytes.is_multiple_of(pieces) {
+        return Err(BenchError::spec(
+            format!("{block_bytes} bytes cannot be in {segments} pieces of whole sectors"),
+            "use a --block that is a multiple of --segments times 512",
+        ));
+    }
+    let needed = ring::descriptors(wish);
+    if needed > u32::from(ring::SIZE_MAX) {
+        return Err(BenchError::spec(
+            format!("a ring has room for {} descriptors, {needed} are wanted", ring::SIZE_MAX),
+            "use --descriptors indirect, or a smaller --depth or --segments",
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

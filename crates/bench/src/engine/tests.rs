@@ -1,0 +1,106 @@
+//! Goal: whatever is asked for is done on every layer, counted exactly, and its bytes are right.
+//! Method: small arrays of memory, runs that end after a number of requests.
+
+use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_raid::layout::Shape;
+
+use super::*;
+use crate::under::{Layer, Source};
+
+const REQUESTS: u64 = 2000;
+
+fn under(level: Level, members: usize) -> UnderSpec {
+    UnderSpec {
+        sources: (0..members).map(|_| Source::Ram { bytes: 64 << 20 }).collect(),
+        layer: Layer::Volume,
+        level,
+        shape: Shape::default(),
+        chunk_bytes: 64 << 10,
+        policy: Some(Policy::Bitmap),
+        integrity: false,
+        pulled: 0,
+        size_bytes: Some(4 << 20),
+        block_bytes: 4096,
+    }
+}
+
+fn asked(work: Work) -> Asked {
+    Asked {
+        work,
+        read_percent: 50,
+        block_bytes: 4096,
+        depth: 8,
+        seed: 1,
+        verify: true,
+        limit: Limit::Requests(REQUESTS),
+        rounds: 2,
+    }
+}
+
+fn measured(under: UnderSpec, asked: Asked) -> Result<Report, BenchError> {
+    let rounds = asked.rounds;
+    let mut events = Vec::new();
+    let report = run(EngineSpec { core: 0, under, asked }, &mut |event| events.push(event))?;
+    assert_eq!(events.len(), 1 + 2 * rounds as usize);
+    assert_eq!((events[0], events[1]), (Event::SettingUp, Event::RoundBegan(1)));
+    for round in &report.rounds {
+        assert_eq!(round.all.requests, REQUESTS);
+        let reads = round.reads.map_or(0, |reads| reads.requests);
+        assert_eq!(round.reads_verified, if asked.verify { reads } else { 0 });
+    }
+    Ok(report)
+}
+
+#[test]
+fn every_layer_and_every_kind_of_work_is_verified() {
+    for layer in [Layer::Drive, Layer::Raid, Layer::Volume] {
+        for work in Work::ALL {
+            let under = UnderSpec { layer, ..under(Level::Raid5, 3) };
+            let report = measured(under, asked(work)).unwrap();
+            assert_eq!(report.rounds.len(), 2);
+            assert_eq!(report.setup["what"], layer.name());
+            let round = &report.rounds[1];
+            assert_eq!(round.writes.is_some(), work.writes(), "{work}");
+            assert_eq!(round.cost_per_request.ring_calls.map(|calls| calls < 0.1), Some(true));
+        }
+    }
+}
+
+#[test]
+fn policies_and_missing_members_are_verified() {
+    for (policy, integrity) in
+        [(Policy::Journal, false), (Policy::Journal, true), (Policy::None, false)]
+    {
+        for pulled in [0, 2] {
+            let policy = Some(policy);
+            let under = UnderSpec { policy, integrity, pulled, ..under(Level::Raid6, 5) };
+            measured(under, asked(Work::RandRw)).unwrap();
+        }
+    }
+}
+
+#[test]
+fn drives_of_nothing_carry_an_array() {
+    for layer in [Layer::Drive, Layer::Raid, Layer::Volume] {
+        let sources = (0..5).map(|_| Source::Null { bytes: 64 << 20 }).collect();
+        let under = UnderSpec { layer, sources, ..under(Level::Raid5, 0) };
+        measured(under, Asked { verify: false, ..asked(Work::RandRw) }).unwrap();
+    }
+}
+
+#[test]
+fn a_range_that_is_too_small_or_too_large_is_refused() {
+    let small = UnderSpec { size_bytes: Some(32 << 10), ..under(Level::Raid5, 3) };
+    let error = measured(small, asked(Work::RandRw)).unwrap_err();
+    assert!(matches!(&error, BenchError::Spec { fix, .. } if fix.contains("--depth")), "{error}");
+    let large = UnderSpec { size_bytes: Some(1 << 40), ..under(Level::Raid5, 3) };
+    let error = measured(large, asked(Work::RandRw)).unwrap_err();
+    assert!(matches!(&error, BenchError::Spec { fix, .. } if fix.contains("--size")), "{error}");
+}
+
+#[test]
+fn a_cpu_that_is_not_there_is_refused() {
+    let spec = EngineSpec { core: 1000, under: under(Level::Raid5, 3), asked: asked(Work::Read) };
+    let error = run(spec, &mut |_| ()).unwrap_err();
+    assert!(matches!(error, BenchError::Core(_)), "{error}");
+}

@@ -1,0 +1,277 @@
+//! Requests made over vhost-user, from a CPU of their own: what a guest's driver would see of a
+//! back end, without the guest. The back end is any at a socket, or one that is made here.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::mpsc;
+
+use ashlar_pool::volume::Volume;
+use ashlar_reactor::cores::{Core, pin};
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::mailbox::Sender;
+use ashlar_reactor::registry::Key;
+use ashlar_target::vhost::{ExportSpec, VhostExport};
+
+use crate::client::{Client, RingKind, Wish};
+use crate::clock::Clock;
+use crate::counters::{Counters, Sample};
+use crate::engine::{Asked, Event, POLL_WINDOW, describe};
+use crate::error::BenchError;
+use crate::report::{Report, Round};
+use crate::run::{Probe, Run};
+use crate::under::{Layer, SIZE_BYTES_USUAL, Under, UnderSpec};
+
+/// How the initiator asks.
+#[derive(Clone, Copy, Debug)]
+pub struct InitiatorSpec {
+    /// The CPU that it polls on.
+    pub core: usize,
+    pub ring: RingKind,
+    pub indirect: bool,
+    pub event_index: bool,
+    pub queues: u16,
+    pub segments: u16,
+    pub asked: Asked,
+    /// The range that is worked on; `None`: [`SIZE_BYTES_USUAL`], or all of a smaller disk.
+    pub size_bytes: Option<u64>,
+    /// Every block is written once before anything is measured.
+    pub fill: bool,
+}
+
+impl InitiatorSpec {
+    fn wish(&self) -> Wish {
+        Wish {
+            ring: self.ring,
+            indirect: self.indirect,
+            event_index: self.event_index,
+            queues: self.queues,
+            depth: self.asked.depth,
+            block_bytes: self.asked.block_bytes,
+            segments: self.segments,
+            writes: self.asked.work.writes() || self.lays(),
+        }
+    }
+
+    fn lays(&self) -> bool {
+        self.fill || self.asked.verify
+    }
+
+    fn size(&self, capacity: u64) -> Result<u64, BenchError> {
+        let size = self.size_bytes.unwrap_or(SIZE_BYTES_USUAL.min(capacity));
+        if size > capacity {
+            return Err(BenchError::spec(
+                format!("{size} bytes are to be worked on, and the disk has {capacity}"),
+                "use a smaller --size",
+            ));
+        }
+        if size < u64::from(self.asked.block_bytes) {
+            let error = format!("{size} bytes hold no request of {}", self.asked.block_bytes);
+            return Err(BenchError::spec(error, "use a larger --size, or a smaller --block"));
+        }
+        let requests = u64::from(self.queues) * u64::from(self.asked.depth);
+        self.asked.check_room(size, requests)?;
+        Ok(size)
+    }
+}
+
+/// Measures the back end at a socket.
+pub fn run_at(
+    socket: &Path,
+    spec: &InitiatorSpec,
+    on_event: &mut dyn FnMut(Event),
+) -> Result<Report, BenchError> {
+    let no_probe = || -> Probe { Box::new(Sample::default) };
+    let mut report = initiate(socket, spec, no_probe, on_event)?;
+    report.setup.insert("socket".into(), socket.display().to_string());
+    Ok(report)
+}
+
+/// Makes an array, a volume and an export in this process, and measures that.
+pub fn run_own(
+    core: usize,
+    under: UnderSpec,
+    spec: &InitiatorSpec,
+    on_event: &mut dyn FnMut(Event),
+) -> Result<Report, BenchError> {
+    let lays = spec.asked.verify;
+    under.check(lays)?;
+    if under.layer != Layer::Volume {
+        return Err(BenchError::spec("what is exported is a volume", "leave --what out"));
+    }
+    let described = describe(&under, core);
+    on_event(Event::SettingUp);
+    let clock = Clock::calibrated();
+    let back_end = BackEnd::start(core, under, spec, clock)?;
+    let (sender, counters) = (back_end.core.sender().clone(), back_end.counters);
+    let probe = || probe_of(&sender, counters);
+    let mut report = initiate(&back_end.socket, spec, probe, on_event)?;
+    report.setup.extend(described);
+    back_end.stop()?;
+    Ok(report)
+}
+
+/// Connects, fills, measures. `probe` asks what the back end's core has cost.
+fn initiate(
+    socket: &Path,
+    spec: &InitiatorSpec,
+    probe: impl Fn() -> Probe + Sync,
+    on_event: &mut dyn FnMut(Event),
+) -> Result<Report, BenchError> {
+    let (events, heard) = mpsc::channel();
+    let measured = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("initiator".into());
+        let body = || measure(socket, spec, &probe, events);
+        let thread = thread.spawn_scoped(scope, body);
+        let thread = thread.map_err(BenchError::system("no thread for the initiator"))?;
+        heard.into_iter().for_each(&mut *on_event);
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    let Measured { size_bytes, huge, rounds } = measured?;
+    let mut setup = spec.asked.setup();
+    let mut say = |name: &str, value: String| setup.insert(name.to_owned(), value);
+    say("client_core", spec.core.to_string());
+    say("ring", spec.ring.to_string());
+    say("descriptors", if spec.indirect { "indirect" } else { "direct" }.to_owned());
+    say("event_index", if spec.event_index { "yes" } else { "no" }.to_owned());
+    say("queues", spec.queues.to_string());
+    say("segments", spec.segments.to_string());
+    say("size", size_bytes.to_string());
+    say("memory", if huge { "huge pages" } else { "small pages" }.to_owned());
+    Ok(Report { bench: "vhost".into(), setup, rounds })
+}
+
+struct Measured {
+    size_bytes: u64,
+    huge: bool,
+    rounds: Vec<Round>,
+}
+
+/// On the initiator's thread.
+fn measure(
+    socket: &Path,
+    spec: &InitiatorSpec,
+    probe: &impl Fn() -> Probe,
+    events: mpsc::Sender<Event>,
+) -> Result<Measured, BenchError> {
+    pin(spec.core)?;
+    // Nobody listens only if the program is ending.
+    let say = |event| events.send(event).unwrap_or_default();
+    let clock = Clock::calibrated();
+    let mut client = Client::connect(socket, &spec.wish())?;
+    let size_bytes = spec.size(client.capacity())?;
+    let load = spec.asked.load(size_bytes);
+    if spec.lays() {
+        say(Event::SettingUp);
+        client.drive(&mut Run::laying(clock, load), clock)?;
+    }
+    let mut run = Run::new(clock, load, spec.asked.verify, probe());
+    let mut rounds = Vec::new();
+    for number in 1..=spec.asked.rounds {
+        say(Event::RoundBegan(number));
+        run.begin(spec.asked.limit);
+        client.drive(&mut run, clock)?;
+        let round = run.round();
+        say(Event::RoundEnded(round));
+        rounds.push(round);
+    }
+    let huge = client.has_huge_pages();
+    client.close()?;
+    Ok(Measured { size_bytes, huge, rounds })
+}
+
+/// An export of our own, on a reactor of its own.
+struct BackEnd {
+    /// First, since an export must end before its reactor.
+    export: VhostExport,
+    core: Core,
+    under: Key<Under>,
+    counters: Key<RefCell<Counters>>,
+    socket: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+type Keys = (Key<Under>, Key<Volume>, Key<RefCell<Counters>>);
+
+impl BackEnd {
+    fn start(
+        cpu: usize,
+        under: UnderSpec,
+        spec: &InitiatorSpec,
+        clock: Clock,
+    ) -> Result<BackEnd, BenchError> {
+        let core = Core::start(cpu, POLL_WINDOW)?;
+        let seed = spec.asked.seed;
+        let (reply, answer) = mpsc::channel();
+        let letter = move |reactor: &Reactor| {
+            let its = reactor.clone();
+            reactor.spawn(async move {
+                let keys = publish(&its, under, seed, clock).await;
+                // Nobody listens only if the program is ending.
+                let _ = reply.send(keys);
+            });
+        };
+        core.sender().send(letter).map_err(|_| BenchError::ReactorEnded)?;
+        let (under, volume, counters) = answer.recv().map_err(|_| BenchError::ReactorEnded)??;
+        let directory = tempfile::Builder::new().prefix("ashlar-bench-").tempdir();
+        let directory = directory.map_err(BenchError::system("no directory for a socket"))?;
+        let socket = directory.path().join("vhost.sock");
+        let export = ExportSpec {
+            name: "bench".into(),
+            socket: socket.clone(),
+            queues_max: spec.queues,
+            serial: "bench".into(),
+        };
+        let export = VhostExport::start(core.sender().clone(), volume, export)?;
+        Ok(BackEnd { export, core, under, counters, socket, _directory: directory })
+    }
+
+    fn stop(self) -> Result<(), BenchError> {
+        self.export.stop();
+        let (reply, answer) = mpsc::channel();
+        let under = self.under;
+        let letter = move |reactor: &Reactor| {
+            let under = reactor.get(under);
+            reactor.spawn(async move {
+                let stopped = match under {
+                    Some(under) => under.stop().await,
+                    None => Ok(()),
+                };
+                let _ = reply.send(stopped);
+            });
+        };
+        self.core.sender().send(letter).map_err(|_| BenchError::ReactorEnded)?;
+        answer.recv().map_err(|_| BenchError::ReactorEnded)?
+    }
+}
+
+/// A letter to the reactor and back, before and after what is measured.
+fn probe_of(sender: &Sender, counters: Key<RefCell<Counters>>) -> Probe {
+    let sender = sender.clone();
+    Box::new(move || {
+        let (reply, answer) = mpsc::channel();
+        let letter = move |reactor: &Reactor| {
+            let counters = reactor.get(counters);
+            let sample = counters.map(|counters| counters.borrow_mut().sample(reactor));
+            let _ = reply.send(sample.unwrap_or_default());
+        };
+        let sent = sender.send(letter);
+        sent.ok().and_then(|()| answer.recv().ok()).unwrap_or_default()
+    })
+}
+
+/// On the reactor.
+async fn publish(
+    reactor: &Reactor,
+    under: UnderSpec,
+    seed: u64,
+    clock: Clock,
+) -> Result<Keys, BenchError> {
+    let under = Rc::new(Under::new(reactor, under, seed).await?);
+    let volume = under.volume().expect("checked to be one").clone();
+    let counters = Rc::new(RefCell::new(Counters::of_this_thread(clock)));
+    Ok((reactor.publish(under), reactor.publish(Rc::new(volume)), reactor.publish(counters)))
+}
+
+#[cfg(test)]
+mod tests;
