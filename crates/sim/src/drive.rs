@@ -215,8 +215,9 @@ impl SimDrive {
     /// It gets more bytes, which hold anything.
     pub fn grow(&mut self, bytes: u64) {
         let blocks = usize::try_from(bytes).expect("small drives") / BLOCK_BYTES;
-        let litter =
-            |block: usize| if block.is_multiple_of(3) { Content::litter() } else { Content::default() };
+        let litter = |block: usize| {
+            if block.is_multiple_of(3) { Content::litter() } else { Content::default() }
+        };
         self.blocks.extend((self.blocks.len()..blocks).map(litter));
         self.traits.bytes = bytes;
     }
