@@ -299,11 +299,12 @@ impl Drive {
     }
 
     fn start(self: &Rc<Self>, op: Op, gate: Option<Rc<Gate>>) -> DriveIo {
-        let state = self.attempt(&op, gate.as_deref());
-        DriveIo { drive: self.clone(), gate, op, attempt: 1, is_probe: false, state }
+        let asked = Asked::of(&op);
+        let state = self.attempt(op, gate.as_deref());
+        DriveIo { drive: self.clone(), gate, asked, attempt: 1, is_probe: false, state }
     }
 
-    fn attempt(self: &Rc<Self>, op: &Op, gate: Option<&Gate>) -> State {
+    fn attempt(self: &Rc<Self>, op: Op, gate: Option<&Gate>) -> State {
         match gate.map_or(Some(Instant::MAX), Gate::until) {
             Some(until) if self.is_alive() => State::Waiting(self.submit(op, until)),
             Some(_) | None => State::Refused,
@@ -321,12 +322,12 @@ impl Drive {
         waits
     }
 
-    fn submit(self: &Rc<Self>, op: &Op, until: Instant) -> Io {
+    fn submit(self: &Rc<Self>, op: Op, until: Instant) -> Io {
         if matches!(self.watch.get(), Watch::Off) {
             self.watch.set(Watch::On);
             self.reactor.spawn(watch(Rc::downgrade(self), self.reactor.clone()));
         }
-        self.reactor.submit_until(op.clone(), until)
+        self.reactor.submit_until(op, until)
     }
 
     /// Looks for an operation that is not answered. When to look again; `None`: there is nothing to
@@ -361,49 +362,42 @@ impl Drive {
         }
     }
 
-    fn count(&self, op: &Op) {
+    fn count(&self, asked: Asked) {
         let mut counters = self.counters.get();
-        match op {
-            Op::Read { into, .. } => {
+        match asked {
+            Asked::Read { bytes } => {
                 counters.reads += 1;
-                counters.read_bytes += into.len() as u64;
+                counters.read_bytes += bytes;
             }
-            Op::Write { from, .. } => {
+            Asked::Write { bytes } | Asked::WriteZeroes { bytes } => {
                 counters.writes += 1;
-                counters.write_bytes += from.len() as u64;
+                counters.write_bytes += bytes;
             }
-            Op::Flush { .. } => counters.flushes += 1,
-            Op::WriteZeroes { len, .. } => {
-                counters.writes += 1;
-                counters.write_bytes += len;
-            }
-            Op::Readable { .. } => {}
+            Asked::Flush => counters.flushes += 1,
         }
         self.counters.set(counters);
     }
 
-    fn good_answer(&self, op: &Op, took: Duration) {
+    fn good_answer(&self, asked: Asked, took: Duration) {
         let mut health = self.health.get();
         health.good_answer(&self.health_limits);
         self.health.set(health);
-        self.count(op);
+        self.count(asked);
         let now = self.reactor.turn_time();
-        match op {
-            Op::Read { .. } => self.reads.borrow_mut().add(now, took),
-            Op::Write { .. } => self.writes.borrow_mut().add(now, took),
-            Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Readable { .. } => {}
+        match asked {
+            Asked::Read { .. } => self.reads.borrow_mut().add(now, took),
+            Asked::Write { .. } => self.writes.borrow_mut().add(now, took),
+            Asked::Flush | Asked::WriteZeroes { .. } => {}
         }
-        if matches!(op, Op::Write { .. } | Op::WriteZeroes { .. }) {
+        if matches!(asked, Asked::Write { .. } | Asked::WriteZeroes { .. }) {
             self.flush.writes_completed.set(self.flush.writes_completed.get() + 1);
         }
     }
 
-    fn bad_answer(&self, op: &Op, error: DriveError) {
-        let during = match op {
-            Op::Read { .. } => During::Read,
-            Op::Write { .. } | Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Readable { .. } => {
-                During::Write
-            }
+    fn bad_answer(&self, asked: Asked, error: DriveError) {
+        let during = match asked {
+            Asked::Read { .. } => During::Read,
+            Asked::Write { .. } | Asked::Flush | Asked::WriteZeroes { .. } => During::Write,
         };
         self.judge(|health| health.error(&self.health_limits, error, during));
     }
@@ -431,11 +425,33 @@ impl Drop for Drive {
     }
 }
 
+/// What a drive was asked to do. Its slot has the operation itself.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Read { bytes: u64 },
+    Write { bytes: u64 },
+    Flush,
+    WriteZeroes { bytes: u64 },
+}
+
+impl Asked {
+    fn of(op: &Op) -> Asked {
+        match op {
+            Op::Read { into, .. } => Asked::Read { bytes: into.len() as u64 },
+            Op::Write { from, .. } => Asked::Write { bytes: from.len() as u64 },
+            Op::Flush { .. } => Asked::Flush,
+            Op::WriteZeroes { len, .. } => Asked::WriteZeroes { bytes: *len },
+            Op::Readable { .. } => unreachable!("nobody asks that of a drive"),
+        }
+    }
+}
+
+/// What is rare is boxed: this is moved with every operation.
 enum State {
     Waiting(Io),
-    BackingOff(Sleep),
+    BackingOff(Box<(Sleep, Op)>),
     /// It came too late, and waits for the gate to move on. How often others were turned away.
-    AtGate(u64),
+    AtGate(Box<(u64, Op)>),
     /// Not started: the drive has failed, its gate was shut, or it was turned away there.
     Refused,
 }
@@ -446,7 +462,7 @@ pub struct DriveIo {
     drive: Rc<Drive>,
     /// What it has to pass.
     gate: Option<Rc<Gate>>,
-    op: Op,
+    asked: Asked,
     attempt: u32,
     is_probe: bool,
     state: State,
@@ -460,39 +476,34 @@ impl Future for DriveIo {
         loop {
             match &mut this.state {
                 State::Refused => return Poll::Ready(Err(DriveError::Gone)),
-                State::BackingOff(sleep) => {
+                State::BackingOff(waiting) => {
                     if !this.drive.is_alive() {
                         return Poll::Ready(Err(DriveError::Gone));
                     }
-                    if Pin::new(sleep).poll(context).is_pending() {
+                    if Pin::new(&mut waiting.0).poll(context).is_pending() {
                         this.drive.held_back.add(&this.drive.reactor);
                         return Poll::Pending;
                     }
                     this.drive.count_retry();
-                    this.state = this.drive.attempt(&this.op, this.gate.as_deref());
+                    this.try_again();
                 }
-                State::AtGate(turned_away) => {
+                State::AtGate(waiting) => {
                     let gate = this.gate.as_ref().expect("it came too late for one");
-                    if gate.turned_away() != *turned_away {
+                    if gate.turned_away() != waiting.0 {
                         this.state = State::Refused;
                     } else if this.drive.has_to_wait(gate) {
                         return Poll::Pending;
                     } else {
-                        this.state = this.drive.attempt(&this.op, this.gate.as_deref());
+                        this.try_again();
                     }
                 }
                 State::Waiting(io) => {
-                    let Poll::Ready(outcome) = Pin::new(&mut *io).poll(context) else {
+                    let Poll::Ready((outcome, op)) = io.poll_with_op() else {
                         return Poll::Pending;
                     };
-                    if let Some(gate) = this.gate.as_ref().filter(|_| outcome == LATE) {
-                        this.state = State::AtGate(gate.turned_away());
-                        continue;
-                    }
                     let took = io.latency();
-                    match this.judge(outcome, took) {
-                        Some(result) => return Poll::Ready(result),
-                        None => this.back_off(),
+                    if let Some(result) = this.hear(outcome, op, took) {
+                        return Poll::Ready(result);
                     }
                 }
             }
@@ -501,39 +512,72 @@ impl Future for DriveIo {
 }
 
 impl DriveIo {
+    /// What the caller hears of an outcome; `None`: it goes on.
+    fn hear(
+        &mut self,
+        outcome: Outcome,
+        op: Option<Op>,
+        took: Duration,
+    ) -> Option<Result<(), DriveError>> {
+        match (op, self.gate.as_ref()) {
+            (Some(op), Some(gate)) if outcome == LATE => {
+                self.state = State::AtGate(Box::new((gate.turned_away(), op)));
+                None
+            }
+            (Some(op), _) => {
+                let result = self.judge(outcome, took);
+                if result.is_none() {
+                    self.back_off(op);
+                }
+                result
+            }
+            // Its device was let go.
+            (None, _) => Some(self.judge(outcome, took).unwrap_or(Err(DriveError::Gone))),
+        }
+    }
+
     /// What the caller hears of an outcome; `None`: try again.
     fn judge(&self, outcome: Outcome, took: Duration) -> Option<Result<(), DriveError>> {
-        let expected = match &self.op {
-            Op::Read { into, .. } => into.len() as u64,
-            Op::Write { from, .. } => from.len() as u64,
-            Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Readable { .. } => 0,
+        let expected = match self.asked {
+            Asked::Read { bytes } | Asked::Write { bytes } => bytes,
+            Asked::Flush | Asked::WriteZeroes { .. } => 0,
         };
         let error = match outcome {
             Ok(moved) if moved >= expected => {
-                self.drive.good_answer(&self.op, took);
+                self.drive.good_answer(self.asked, took);
                 return Some(Ok(()));
             }
             // The device ended early: a file that was cut short, or has no room to grow.
-            Ok(_) if matches!(self.op, Op::Write { .. }) => DriveError::NoSpace,
+            Ok(_) if matches!(self.asked, Asked::Write { .. }) => DriveError::NoSpace,
             Ok(_) => DriveError::Media,
             Err(errno) => DriveError::from(errno),
         };
         // A flush that failed may have dropped what it should have kept, and the next one would
         // not know: it is never tried again.
         let hopeless =
-            error == DriveError::Gone || error.is_innocent() || matches!(self.op, Op::Flush { .. });
+            error == DriveError::Gone || error.is_innocent() || self.asked == Asked::Flush;
         if !hopeless && self.attempt < ATTEMPTS_MAX {
             return None;
         }
         if !self.is_probe || error != DriveError::Media {
-            self.drive.bad_answer(&self.op, error);
+            self.drive.bad_answer(self.asked, error);
         }
         Some(Err(error))
     }
 
-    fn back_off(&mut self) {
+    fn back_off(&mut self, op: Op) {
         let wait = BACKOFF_FIRST * 2u32.pow(self.attempt - 1);
         self.attempt += 1;
-        self.state = State::BackingOff(self.drive.reactor.sleep(wait));
+        self.state = State::BackingOff(Box::new((self.drive.reactor.sleep(wait), op)));
+    }
+
+    /// What waited does so no more.
+    fn try_again(&mut self) {
+        let op = match std::mem::replace(&mut self.state, State::Refused) {
+            State::BackingOff(waited) => waited.1,
+            State::AtGate(waited) => waited.1,
+            State::Waiting(_) | State::Refused => unreachable!("it waited for something"),
+        };
+        self.state = self.drive.attempt(op, self.gate.as_deref());
     }
 }

@@ -250,6 +250,15 @@ impl Array {
         layout.pieces(offset, new).chain(old.map(move |its| Piece { at: its.at + at, ..its }))
     }
 
+    /// The range as a piece, if it lies in one chunk: what most requests do.
+    pub(crate) fn one_piece(&self, offset: u64, len: u64) -> Option<Piece> {
+        if self.is_restriping() {
+            let mut pieces = self.pieces(offset, len);
+            return pieces.next().filter(|piece| piece.len() as u64 == len);
+        }
+        self.layout().one_piece(offset, len)
+    }
+
     /// The stripe that holds this byte now.
     pub fn stripe_at(&self, offset: u64) -> StripeIndex {
         let sector = self.pieces(offset / 512 * 512, 512).next();

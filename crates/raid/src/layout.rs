@@ -205,19 +205,30 @@ impl Layout {
     /// The member that holds `position` of `stripe`.
     pub fn member_at(&self, stripe: StripeIndex, position: u8) -> MemberIndex {
         assert!(position < self.positions());
-        let groups = u64::from(self.groups);
-        let n = u64::from(self.positions());
-        let first_member = stripe.0 % groups * n;
         if self.parity == 0 {
             return MemberIndex(position);
         }
-        let first_parity = n - 1 - stripe.0 / groups % n;
+        let n = u64::from(self.positions());
+        let (group, in_group) = self.in_group(stripe);
+        let first_parity = n - 1 - in_group % n;
         let turned = if position < self.data {
             u64::from(self.parity) + u64::from(position)
         } else {
             u64::from(position - self.data)
         };
-        MemberIndex::new(to_usize(first_member + (first_parity + turned) % n))
+        let place = first_parity + turned;
+        let place = if place < n { place } else { place - n };
+        MemberIndex::new(to_usize(group * n + place))
+    }
+
+    /// The group that holds `stripe`, and which of the group's stripes it is.
+    fn in_group(&self, stripe: StripeIndex) -> (u64, u64) {
+        // Most arrays have one: no division.
+        if self.groups == 1 {
+            return (0, stripe.0);
+        }
+        let groups = u64::from(self.groups);
+        (stripe.0 % groups, stripe.0 / groups)
     }
 
     /// The position of `stripe` that `member` holds, the inverse of `member_at`; `None` if the
@@ -260,7 +271,7 @@ impl Layout {
 
     /// Byte offset of a row in the data area of any member.
     pub fn member_offset(&self, stripe: StripeIndex, row: u32) -> u64 {
-        stripe.0 / u64::from(self.groups) * u64::from(self.chunk_bytes) + u64::from(row)
+        self.in_group(stripe).1 * u64::from(self.chunk_bytes) + u64::from(row)
     }
 
     /// Offset in the array of a row of a data chunk.
@@ -278,25 +289,34 @@ impl Layout {
     /// Cuts a byte range into pieces that each lie in one chunk, in order.
     pub fn pieces(&self, offset: u64, len: u64) -> impl Iterator<Item = Piece> + use<> {
         let layout = *self;
-        let chunk_bytes = u64::from(self.chunk_bytes);
         let mut done = 0;
         std::iter::from_fn(move || {
-            if done == len {
-                return None;
-            }
-            let at = offset + done;
-            let row = at % chunk_bytes;
-            let part = (chunk_bytes - row).min(len - done);
-            let chunk = (at / chunk_bytes) % u64::from(layout.data);
-            let row32 = |row: u64| u32::try_from(row).expect("rows fit in a chunk");
-            let piece = Piece {
-                stripe: StripeIndex(at / layout.stripe_bytes()),
-                chunk: MemberIndex::new(to_usize(chunk)).0,
-                rows: row32(row)..row32(row + part),
-                at: to_usize(done),
-            };
-            done += part;
-            Some(piece)
+            let piece = layout.first_piece(offset + done, len - done)?;
+            let at = to_usize(done);
+            done += piece.len() as u64;
+            Some(Piece { at, ..piece })
+        })
+    }
+
+    /// The range as a piece, if it lies in one chunk and is not empty.
+    pub fn one_piece(&self, offset: u64, len: u64) -> Option<Piece> {
+        self.first_piece(offset, len).filter(|piece| piece.len() as u64 == len)
+    }
+
+    /// What of a byte range lies in the chunk that it begins in; `None`: the range is empty.
+    fn first_piece(&self, offset: u64, len: u64) -> Option<Piece> {
+        let chunk_bytes = u64::from(self.chunk_bytes);
+        // A power of two: no division.
+        let row = offset & (chunk_bytes - 1);
+        let chunk = offset >> self.chunk_bytes.trailing_zeros();
+        let part = (chunk_bytes - row).min(len);
+        let data = u64::from(self.data);
+        let row32 = |row: u64| u32::try_from(row).expect("rows fit in a chunk");
+        (len > 0).then(|| Piece {
+            stripe: StripeIndex(chunk / data),
+            chunk: MemberIndex::new(to_usize(chunk % data)).0,
+            rows: row32(row)..row32(row + part),
+            at: 0,
         })
     }
 

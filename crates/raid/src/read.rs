@@ -27,11 +27,13 @@ use crate::write_plan::each;
 /// Memory for direct I/O begins at a multiple of this many bytes.
 const MEMORY_ALIGN: usize = 512;
 
-/// How a piece is being read.
+/// How a piece is being read. What is rare is boxed: this is moved with every read.
 enum Started {
+    /// It was zero.
+    Done,
     /// From a position into the caller's memory.
     Direct(u8, DriveIo),
-    Hedged(HedgedIo),
+    Hedged(Box<HedgedIo>),
     /// It takes more than one member.
     Not,
 }
@@ -46,11 +48,29 @@ impl Array {
         if !self.contains(offset, len) {
             return Err(ArrayError::Range);
         }
+        let result = match self.one_piece(offset, len) {
+            Some(piece) => {
+                let seen = self.bad.added();
+                let read = self.begin_read(&piece, &into);
+                self.end_read(&piece, &into, read, seen).await
+            }
+            None => self.read_pieces(offset, into).await,
+        };
+        self.count(|counters| {
+            counters.reads += 1;
+            counters.read_bytes += len;
+        });
+        self.pace.served(began, self.reactor.turn_time());
+        result
+    }
+
+    /// A read of more than one chunk.
+    async fn read_pieces(self: &Rc<Self>, offset: u64, into: Buffers) -> Result<(), ArrayError> {
         let seen = self.bad.added();
         // All are started before the first is waited for; and all are waited for, also after an
         // error, since a drive may still be writing to the caller's memory.
         let mut started: SmallVec<[(Piece, Buffers, Started); 2]> = SmallVec::new();
-        let pieces: SmallVec<[Piece; 2]> = self.pieces(offset, len).collect();
+        let pieces: SmallVec<[Piece; 2]> = self.pieces(offset, into.len() as u64).collect();
         let mut together: SmallVec<[_; 1]> = SmallVec::new();
         for pieces in pieces.chunk_by(|a, b| a.stripe == b.stripe) {
             if let Some(rows) = self.less_together(pieces) {
@@ -59,11 +79,7 @@ impl Array {
             }
             for piece in pieces {
                 let into = into.slice(piece.in_request());
-                if self.is_blank_stripe(piece.stripe) && self.written.is_settled() {
-                    into.fill_zero();
-                    continue;
-                }
-                let read = self.start_read(piece, &into);
+                let read = self.begin_read(piece, &into);
                 started.push((piece.clone(), into, read));
             }
         }
@@ -75,35 +91,45 @@ impl Array {
         }
         let mut result = Ok(());
         for (piece, into, read) in started {
-            let direct = match read {
-                Started::Direct(position, io) => {
-                    let row = piece.rows.start;
-                    Some(io.await.is_ok() && self.fits(piece.stripe, position, row, &into).await)
-                }
-                Started::Hedged(io) => Some(self.finish_hedged(&piece, &into, io).await.is_ok()),
-                Started::Not => None,
-            };
-            // Zeroes take the place of what is given up meanwhile.
-            if direct == Some(true) && self.bad.added() == seen {
-                continue;
-            }
-            // A drive that was given up may still be writing there, and would do so over what is
-            // put there instead, or over what the guest makes of its memory next.
-            self.reactor.reclaim(&into).await;
-            let after_error = direct == Some(false);
-            let recovered = self.read_indirect(&piece, &into, after_error).await;
-            result = result.and(recovered);
+            result = result.and(self.end_read(&piece, &into, read, seen).await);
         }
-        self.count(|counters| {
-            counters.reads += 1;
-            counters.read_bytes += len;
-        });
-        self.pace.served(began, self.reactor.turn_time());
         result
     }
 
-    /// Starts the read if one member can answer it.
-    fn start_read(&self, piece: &Piece, into: &Buffers) -> Started {
+    /// Waits for a piece, and reads it another way if that was nothing. `seen`: bad blocks added
+    /// before it was begun.
+    async fn end_read(
+        self: &Rc<Self>,
+        piece: &Piece,
+        into: &Buffers,
+        read: Started,
+        seen: u64,
+    ) -> Result<(), ArrayError> {
+        let direct = match read {
+            Started::Done => return Ok(()),
+            Started::Direct(position, io) => {
+                let row = piece.rows.start;
+                Some(io.await.is_ok() && self.fits(piece.stripe, position, row, into).await)
+            }
+            Started::Hedged(io) => Some(self.finish_hedged(piece, into, *io).await.is_ok()),
+            Started::Not => None,
+        };
+        // Zeroes take the place of what is given up meanwhile.
+        if direct == Some(true) && self.bad.added() == seen {
+            return Ok(());
+        }
+        // A drive that was given up may still be writing there, and would do so over what is put
+        // there instead, or over what the guest makes of its memory next.
+        self.reactor.reclaim(into).await;
+        self.read_indirect(piece, into, direct == Some(false)).await
+    }
+
+    /// Starts the read if one member can answer it, or none has to.
+    fn begin_read(&self, piece: &Piece, into: &Buffers) -> Started {
+        if self.is_blank_stripe(piece.stripe) && self.written.is_settled() {
+            into.fill_zero();
+            return Started::Done;
+        }
         let sector = self.sector_bytes;
         let whole =
             piece.rows.start.is_multiple_of(sector) && piece.rows.end.is_multiple_of(sector);
@@ -119,7 +145,7 @@ impl Array {
         }
         let Some((position, drive, at)) = self.one_that_has(piece) else { return Started::Not };
         if self.settings().hedge_percent() > 0 && self.layout().is_redundant() {
-            return Started::Hedged(self.start_hedged(piece, position, &drive, at));
+            return Started::Hedged(Box::new(self.start_hedged(piece, position, &drive, at)));
         }
         if !into.is_aligned(MEMORY_ALIGN.max(sector as usize)) {
             return Started::Not;

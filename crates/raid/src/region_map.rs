@@ -155,6 +155,11 @@ impl RegionMap {
         self.outside.get() == 0 || self.regions.borrow()[to_usize(region.0)].durable
     }
 
+    /// The same of the region of a stripe.
+    pub fn has(&self, stripe: StripeIndex) -> bool {
+        self.outside.get() == 0 || self.contains(self.region_of(stripe))
+    }
+
     /// Regions inside, in order.
     pub fn inside(&self) -> Vec<RegionIndex> {
         let regions = self.regions.borrow();

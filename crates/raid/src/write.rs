@@ -28,7 +28,7 @@ use crate::layout::{Layout, Piece, Positions};
 use crate::mode::Mode;
 use crate::stored::{Store, Stored, Updated};
 use crate::update::NewRows;
-use crate::write_plan::{bands, each};
+use crate::write_plan::{Band, bands, each};
 
 impl Array {
     /// Writes `from` at `offset`; both multiples of 512 bytes. The bytes are copied before
@@ -190,10 +190,44 @@ impl Array {
             new.push(self.stable_copy(piece, from, Mode::Direct).await?);
         }
         let written: SmallVec<[_; 4]> = new.iter().map(|n| (n.chunk, n.rows.clone())).collect();
+        let mut bands = bands(&written, u32::MAX);
+        let result = match (bands.pop(), bands.is_empty()) {
+            (Some(band), true) => self.write_band(stripe, band, &new).await,
+            (last, _) => {
+                bands.extend(last);
+                self.write_bands(stripe, bands, &new).await
+            }
+        };
+        if whole && result.is_ok() {
+            self.unsynced.remove(stripe);
+        }
+        result?;
+        self.heal(stripe, &written).await
+    }
+
+    /// What nearly every write is.
+    async fn write_band(
+        &self,
+        stripe: StripeIndex,
+        band: Band,
+        new: &[NewRows],
+    ) -> Result<(), ArrayError> {
+        let updated = self.finish_update(self.start_update(stripe, band, new)?).await?;
+        let done = self.finish_stores(self.start_stores(stripe, &updated.stores)).await;
+        self.acknowledge(&updated, done).await
+    }
+
+    /// Bands of one stripe, at the same time.
+    async fn write_bands(
+        &self,
+        stripe: StripeIndex,
+        bands: SmallVec<[Band; 3]>,
+        new: &[NewRows],
+    ) -> Result<(), ArrayError> {
         let mut started: SmallVec<[_; 3]> = SmallVec::new();
         let (mut ready, mut failed) = (SmallVec::<[_; 3]>::new(), None);
-        for band in bands(&written, u32::MAX) {
-            match self.start_update(stripe, band, &new) {
+        for band in bands {
+            match self.start_update(stripe, band, new) {
                 Ok(update) => started.push(update),
                 Err(error) => failed = Some(error),
             }
@@ -218,11 +252,7 @@ impl Array {
             let done = self.finish_stores(io).await;
             result = result.and(self.acknowledge(&updated, done).await);
         }
-        if whole && result.is_ok() {
-            self.unsynced.remove(stripe);
-        }
-        result?;
-        self.heal(stripe, &written).await
+        result
     }
 
     fn is_whole_stripe(&self, pieces: &[Piece]) -> bool {

@@ -25,6 +25,12 @@ pub struct Band {
 ///        8–15 █  █
 /// ```
 pub fn bands(written: &[(u8, Range<u32>)], rows_max: u32) -> SmallVec<[Band; 3]> {
+    // Nearly every write.
+    if let [(chunk, rows)] = written
+        && (1..=rows_max).contains(&(rows.end - rows.start))
+    {
+        return SmallVec::from_iter([Band { rows: rows.clone(), chunks: 1 << chunk }]);
+    }
     let mut cuts: SmallVec<[u32; 8]> =
         written.iter().flat_map(|(_, rows)| [rows.start, rows.end]).collect();
     cuts.sort_unstable();

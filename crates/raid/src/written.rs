@@ -48,7 +48,7 @@ impl Array {
     /// Whether anything was put in place in the stripe's region. Who holds a lock in the stripe can
     /// rely on it until that is dropped.
     pub fn is_written(&self, stripe: StripeIndex) -> bool {
-        self.written.contains(self.written.region_of(stripe))
+        self.written.has(stripe)
     }
 
     /// Whether the stripe is zero without a look at any drive.

@@ -262,10 +262,20 @@ impl std::fmt::Debug for Buffer {
 }
 
 /// Pieces of memory that one operation fills or empties, in order.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub struct Buffers {
     pieces: SmallVec<[Buffer; 2]>,
     len: usize,
+}
+
+impl Clone for Buffers {
+    fn clone(&self) -> Buffers {
+        // Nearly always one: a list is cloned more slowly than what is in it.
+        match self.pieces() {
+            [one] => one.clone().into(),
+            all => Buffers { pieces: all.into(), len: self.len },
+        }
+    }
 }
 
 impl From<Buffer> for Buffers {
@@ -300,6 +310,9 @@ impl Buffers {
     /// A view of a byte range of the whole. Panics if the range is outside it.
     pub fn slice(&self, range: Range<usize>) -> Buffers {
         assert!(range.start <= range.end && range.end <= self.len, "{range:?} of {}", self.len);
+        if range.len() == self.len {
+            return self.clone();
+        }
         let mut out = Buffers::default();
         let mut at = 0;
         for piece in &self.pieces {

@@ -450,6 +450,17 @@ pub struct Io {
 }
 
 impl Io {
+    /// Its outcome, and the operation itself to be tried again; not if its device was let go, since
+    /// the backend may still be at it.
+    pub fn poll_with_op(&mut self) -> Poll<(Outcome, Option<Op>)> {
+        let ticket = self.ticket.expect("not polled after completion");
+        let task = self.reactor.current_task();
+        let heard = self.reactor.inner.slots.borrow_mut().take(ticket, task);
+        let Some(heard) = heard else { return Poll::Pending };
+        (self.ticket, self.ended) = (None, heard.ended);
+        Poll::Ready((heard.outcome, heard.op))
+    }
+
     /// How long it took, once it was awaited: from the turn that started it to the turn that saw
     /// it completed. Its task may have looked later.
     pub fn latency(&self) -> Duration {
@@ -462,16 +473,7 @@ impl Future for Io {
     type Output = Outcome;
 
     fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Outcome> {
-        let ticket = self.ticket.expect("not polled after completion");
-        let task = self.reactor.current_task();
-        let outcome = self.reactor.inner.slots.borrow_mut().take(ticket, task);
-        match outcome {
-            Some((outcome, ended)) => {
-                (self.ticket, self.ended) = (None, ended);
-                Poll::Ready(outcome)
-            }
-            None => Poll::Pending,
-        }
+        self.poll_with_op().map(|(outcome, _)| outcome)
     }
 }
 

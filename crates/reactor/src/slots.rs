@@ -28,8 +28,25 @@ enum Listener {
 
 enum Slot {
     Free,
-    InFlight { op: Op, started: Instant, listener: Listener },
-    Completed { outcome: Outcome, ended: Instant },
+    InFlight {
+        op: Op,
+        started: Instant,
+        listener: Listener,
+    },
+    /// With the operation, for whoever wants to try it again.
+    Completed {
+        op: Op,
+        outcome: Outcome,
+        ended: Instant,
+    },
+}
+
+/// What whoever waited for an operation hears.
+pub(crate) struct Heard {
+    pub(crate) outcome: Outcome,
+    pub(crate) ended: Instant,
+    /// `None`: the backend may still be at it.
+    pub(crate) op: Option<Op>,
 }
 
 /// What follows from a completion.
@@ -69,7 +86,7 @@ impl Slots {
         }
     }
 
-    /// Stores a completion and lets the buffers go.
+    /// Stores a completion.
     pub(crate) fn complete(&mut self, done: Done, now: Instant) -> Completion {
         let slot = &mut self.slots[done.ticket.0 as usize];
         let Slot::InFlight { op, listener, .. } = std::mem::replace(slot, Slot::Free) else {
@@ -79,22 +96,23 @@ impl Slots {
             into.fill_ended();
         }
         let mut completion = Completion::default();
+        if !self.leaving.is_empty() {
+            completion.idle_device = op.device().filter(|device| self.leaves(*device));
+        }
+        let slot = &mut self.slots[done.ticket.0 as usize];
         match listener {
             Listener::Task(waiter) => {
-                *slot = Slot::Completed { outcome: done.outcome, ended: now };
+                *slot = Slot::Completed { op, outcome: done.outcome, ended: now };
                 completion.wake = waiter;
             }
             Listener::Revoked => {
-                *slot = Slot::Completed { outcome: REVOKED, ended: now };
+                *slot = Slot::Completed { op, outcome: REVOKED, ended: now };
                 completion.unheard = true;
             }
             Listener::Nobody => {
                 self.free.push(done.ticket);
                 completion.unheard = true;
             }
-        }
-        if !self.leaving.is_empty() {
-            completion.idle_device = op.device().filter(|device| self.leaves(*device));
         }
         completion
     }
@@ -113,28 +131,26 @@ impl Slots {
     }
 
     /// The outcome and when it came, once there is one; otherwise remembers who waits for it.
-    pub(crate) fn take(&mut self, ticket: Ticket, task: TaskId) -> Option<(Outcome, Instant)> {
+    pub(crate) fn take(&mut self, ticket: Ticket, task: TaskId) -> Option<Heard> {
         let slot = &mut self.slots[ticket.0 as usize];
-        match slot {
-            Slot::Completed { outcome, ended } => {
-                let taken = (*outcome, *ended);
-                *slot = Slot::Free;
-                self.free.push(ticket);
-                Some(taken)
-            }
-            Slot::InFlight { listener, started, .. } => match listener {
+        if let Slot::InFlight { listener, started, .. } = slot {
+            return match listener {
                 Listener::Task(waiter) => {
                     *waiter = Some(task);
                     None
                 }
                 Listener::Revoked => {
                     *listener = Listener::Nobody;
-                    Some((REVOKED, *started))
+                    Some(Heard { outcome: REVOKED, ended: *started, op: None })
                 }
                 Listener::Nobody => panic!("operation {ticket:?} was answered before"),
-            },
-            Slot::Free => panic!("operation {ticket:?} was answered before"),
+            };
         }
+        let Slot::Completed { op, outcome, ended } = std::mem::replace(slot, Slot::Free) else {
+            panic!("operation {ticket:?} was answered before");
+        };
+        self.free.push(ticket);
+        Some(Heard { outcome, ended, op: Some(op) })
     }
 
     /// Nobody waits any more; the slot frees itself when the backend is done.
