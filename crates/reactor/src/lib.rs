@@ -7,9 +7,11 @@
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
 pub mod prng;
+mod clock;
 pub mod buffer;
 pub mod op;
 pub mod backend;
+pub mod nvme;
 pub mod task;
 mod slots;
 mod timer;

@@ -15,8 +15,10 @@ use io_uring::{IoUring, opcode, squeue};
 
 use crate::backend::{Backend, Instant};
 use crate::buffer::Buffers;
+use crate::clock::machine_time;
 use crate::lossy::Lossy;
 use crate::model::Model;
+use crate::nvme::lent::Lent;
 use crate::op::{Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
 use crate::ram::Ram;
 
@@ -28,12 +30,17 @@ const SLEEP_MIN: Duration = Duration::from_micros(100);
 /// Marks completions of operations that a [`Lossy`] drive has asked for: this bit, the device, and
 /// the drive's token. All others carry a [`Ticket`].
 const LOSSY: u64 = 1 << 63;
+/// Marks completions of waits for the events of an NVMe drive: this bit, and the device.
+const NVME: u64 = 1 << 62;
+/// Marks completions of the ends of such waits.
+const NVME_END: u64 = 1 << 61;
 
 enum Registered {
     File(Arc<File>),
     Ram(Ram),
     Model(Model),
     Lossy(Box<Lossy>),
+    Nvme(Box<Lent>),
     Gone,
 }
 
@@ -115,6 +122,13 @@ impl UringBackend {
             let (data, result) = (completion.user_data(), completion.result());
             let outcome = u64::try_from(result).map_err(|_| Errno(-result));
             self.in_kernel -= 1;
+            if data & (NVME | NVME_END) != 0 {
+                let device = usize::try_from(data & !NVME).expect("set from an index");
+                if let Some(Registered::Nvme(lent)) = self.devices.get_mut(device) {
+                    lent.woken();
+                }
+                continue;
+            }
             if data & LOSSY != 0 {
                 self.lossy_in_kernel -= 1;
                 self.lossy_done.push((data, outcome));
@@ -146,6 +160,41 @@ impl UringBackend {
         }
     }
 
+    /// Looks at the queues of NVMe drives.
+    fn reap_nvme(&mut self, done: &mut Vec<Done>) {
+        if !self.devices.iter().any(|device| matches!(device, Registered::Nvme(_))) {
+            return;
+        }
+        let now = self.now();
+        for device in &mut self.devices {
+            if let Registered::Nvme(lent) = device {
+                lent.reap(now, done);
+            }
+        }
+    }
+
+    /// Has NVMe drives wake us. How long to sleep at most, until one wants a look.
+    fn await_nvme(&mut self) -> Option<Duration> {
+        let UringBackend { devices, backlog, .. } = self;
+        let mut sleep_max = None;
+        for (index, device) in devices.iter_mut().enumerate() {
+            let Registered::Nvme(lent) = device else { continue };
+            sleep_max = sleep_max.into_iter().chain(lent.sleep_max()).min();
+            if let Some(fd) = lent.await_events() {
+                let poll = opcode::PollAdd::new(Fd(fd), u32::from(libc::POLLIN.cast_unsigned()));
+                let entry = poll.build().user_data(NVME | index as u64);
+                backlog.push_back((entry, Instant::MAX));
+            }
+        }
+        sleep_max
+    }
+
+    /// Nobody waits for the events of a drive any more that is let go.
+    fn forget_nvme(&mut self, index: usize) {
+        let cancel = opcode::AsyncCancel::new(NVME | index as u64);
+        self.backlog.push_back((cancel.build().user_data(NVME_END), Instant::MAX));
+    }
+
     /// Moves what modelled drives have to say by now.
     fn tell_due(&mut self, done: &mut Vec<Done>) {
         if self.due.is_empty() {
@@ -163,17 +212,6 @@ impl UringBackend {
 
 fn ticket_of(user_data: u64) -> Ticket {
     Ticket(u32::try_from(user_data).expect("set from a ticket"))
-}
-
-/// Since the machine was started. It goes on while the machine is suspended: another may have
-/// waited for it all that time.
-fn machine_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is ours, and of the type that is filled in.
-    let result = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
-    assert!(result == 0, "a machine without a clock");
-    let seconds = u64::try_from(time.tv_sec).expect("it began at zero");
-    Duration::new(seconds, u32::try_from(time.tv_nsec).expect("less than a second"))
 }
 
 fn now(started: Duration) -> Instant {
@@ -236,6 +274,7 @@ impl Backend for UringBackend {
         let id = DeviceId(u32::try_from(index).expect("few devices"));
         self.devices[index] = match device {
             Device::File { file } => Registered::File(file),
+            Device::Nvme { drive } => Registered::Nvme(Box::new(Lent::new(drive))),
             Device::Ram { bytes } => Registered::Ram(Ram::new(bytes)),
             Device::Model { bytes, iops, bytes_per_second, latency } => {
                 Registered::Model(Model::new(bytes, iops, bytes_per_second, latency))
@@ -258,6 +297,13 @@ impl Backend for UringBackend {
             Registered::File(_) | Registered::Ram(_) | Registered::Model(_) => {
                 self.devices[index] = Registered::Gone;
             }
+            Registered::Nvme(lent) => {
+                let awaited = lent.is_awaited();
+                self.devices[index] = Registered::Gone;
+                if awaited {
+                    self.forget_nvme(index);
+                }
+            }
             Registered::Gone => unreachable!("let go twice"),
         }
     }
@@ -267,6 +313,10 @@ impl Backend for UringBackend {
         let fd = match device.map(|index| &mut self.devices[index]) {
             None => -1,
             Some(Registered::File(file)) => file.as_raw_fd(),
+            Some(Registered::Nvme(lent)) => {
+                lent.submit(ticket, op, until);
+                return;
+            }
             // Nobody else reaches memory of ours: it is never too late for it.
             Some(Registered::Ram(ram)) => {
                 let outcome = ram.run(op);
@@ -305,27 +355,20 @@ impl Backend for UringBackend {
         self.fill_ring();
         done.append(&mut self.finished);
         self.tell_due(done);
-        if self.in_kernel == 0 {
-            return;
+        if self.in_kernel > 0 {
+            self.look_into_ring(done);
         }
-        // One call submits what is new and lets deferred completions in; none is made when the
-        // kernel has no news. A busy completion ring is no error: it is emptied right below.
-        if self.unsubmitted > 0 || self.ring.submission().taskrun() {
-            let submitted = self.ring.submitter().submit_with_args(0, &SubmitArgs::new());
-            if submitted.is_ok() || self.ring.submission().is_empty() {
-                self.unsubmitted = 0;
-            }
-        }
-        self.collect(done);
+        self.reap_nvme(done);
         done.append(&mut self.finished);
     }
 
     fn idle(&mut self, until: Option<Instant>) -> bool {
+        let nvme = self.await_nvme();
         self.fill_ring();
         if !self.finished.is_empty() {
             return true;
         }
-        let wait = until.map(|until| until.since(self.now()));
+        let wait = until.map(|until| until.since(self.now())).into_iter().chain(nvme).min();
         let due = self.due.peek().map(|Reverse((at, ..))| at.since(self.now()));
         if self.in_kernel == 0 && wait.is_none() && due.is_none() {
             return false;
@@ -351,6 +394,19 @@ impl Drop for UringBackend {
 }
 
 impl UringBackend {
+    /// Takes completions.
+    fn look_into_ring(&mut self, done: &mut Vec<Done>) {
+        // One call submits what is new and lets deferred completions in; none is made when the
+        // kernel has no news. A busy completion ring is no error: it is emptied right below.
+        if self.unsubmitted > 0 || self.ring.submission().taskrun() {
+            let submitted = self.ring.submitter().submit_with_args(0, &SubmitArgs::new());
+            if submitted.is_ok() || self.ring.submission().is_empty() {
+                self.unsubmitted = 0;
+            }
+        }
+        self.collect(done);
+    }
+
     /// Sleeps in the kernel until one completion or `wait` is over. Signals and time-outs are
     /// ordinary ends.
     fn wait(&mut self, wait: Option<Duration>) {
