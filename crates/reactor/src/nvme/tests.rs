@@ -335,14 +335,20 @@ fn drives_that_are_given_up() {
     }
 }
 
+/// What was carried out, and never answered or with the phase of old answers, is over with a reset.
 #[test]
-fn a_completion_with_the_wrong_phase_is_none() {
-    let mut its = lent();
-    its.model.faults(|faults| faults.wrong_phase = true);
-    let (read, _) = its.read(0, 4096);
-    assert_eq!(its.run(&read), Err(Errno(libc::ETIMEDOUT)));
-    its.model.faults(|faults| faults.wrong_phase = false);
-    assert_eq!(its.run(&read), Ok(4096));
+fn answers_that_do_not_come() {
+    let faults: [fn(&mut Faults, bool); 2] =
+        [|faults, on| faults.wrong_phase = on, |faults, on| faults.mute = on];
+    for fault in faults {
+        let mut its = lent();
+        its.model.faults(|faults| fault(faults, true));
+        let write = its.write(0, &[3; 4096]);
+        assert_eq!(its.run(&write), Err(Errno(libc::ETIMEDOUT)));
+        its.model.faults(|faults| fault(faults, false));
+        assert_eq!(its.run(&write), Ok(4096));
+        assert_eq!(its.model.resets(), 1);
+    }
 }
 
 #[test]
