@@ -278,7 +278,7 @@ impl Host {
             Some(Medium::Memory { home: Some(home), .. }) => {
                 engine::forget(self.core(home.core), home.key).await?;
             }
-            // Letting an NVMe drive go takes a while; that it takes too long is no reason to keep it.
+            // Letting an NVMe drive go takes a while; too long is no reason to keep it.
             Some(Medium::Device(device)) => drop(blocking(name, move || drop(device)).await),
             Some(Medium::Memory { home: None, .. }) | None => {}
         }

@@ -3,7 +3,7 @@
 //! | what happens | what follows |
 //! |---|---|
 //! | a command takes too long | the drive is asked to give it up |
-//! | it does not | all memory is taken from the drive, everything begun ends with ETIMEDOUT, reset |
+//! | it does not | memory is taken from it, everything begun ends with ETIMEDOUT, reset |
 //! | the drive reports a fatal error | the same |
 //! | resets that help for nothing, or a reset fails | the drive is gone: ENODEV, now and for ever |
 //! | it was taken out, or will be | the same |
