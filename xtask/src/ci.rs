@@ -7,16 +7,21 @@ const SIM: &str = "cargo xtask sim --seeds 2000";
 /// Single faults at every third operation of small workloads: about a minute.
 const SINGLE_FAULTS: &str = "cargo xtask sim --enumerate 3";
 
+/// Real kernels, on the release build.
+const GUESTS: &str = "python3 -W ignore -m unittest -v tests.test_guest tests.test_nvme \
+                      tests.test_powercut.Judge";
+
 /// Name of a step, and its command line. What fails fastest stands first.
-const STEPS: [(&str, &str); 9] = [
+const STEPS: [(&str, &str); 10] = [
     ("format", "cargo fmt --all --check"),
     ("house rules", "cargo xtask tidy"),
     ("clippy", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
     ("licences and sources", "cargo deny --log-level error check bans licenses sources"),
     ("release build", "cargo build --release --workspace --locked"),
+    ("clients for guests", "cargo build --release -p xtask --examples --locked"),
     ("simulator", SIM),
     ("single faults", SINGLE_FAULTS),
-    ("guests", "python3 -W ignore -m unittest -v tests.test_guest tests.test_powercut.Judge"),
+    ("guests", GUESTS),
     // Last, so that the test runner's own summary ends the output.
     ("tests", "cargo test --workspace --locked"),
 ];

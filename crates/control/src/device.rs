@@ -1,12 +1,13 @@
-//! A file or block device: opened for direct I/O, claimed, probed, and wiped.
+//! A file, a block device or an NVMe drive of our own: opened, claimed, probed, and wiped.
 //!
 //! Invariants:
-//! - while a device is open here, no other daemon has it (`flock`), and no mount or other exclusive
-//!   user of the block device (`O_EXCL`);
+//! - while a device is open here, no other daemon has it (`flock`, VFIO), and no mount or other
+//!   exclusive user of the block device (`O_EXCL`);
 //! - one reactor at a time has it, and one descriptor does it all: so nobody else gets it before
 //!   the kernel is done with everything that was ever asked of it, also on a drive that was pulled.
 
 pub mod content;
+pub mod pci;
 pub mod signature;
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -21,7 +22,9 @@ use ashlar_format::drive_label::DriveLabel;
 use ashlar_reactor::op::Device;
 use uuid::Uuid;
 
+use crate::disk::Disk;
 use crate::pages::{PAGE_BYTES, Pages, write_zeroes};
+use crate::pci::PciAddress;
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
 use crate::survey::{self, Medium};
@@ -36,13 +39,14 @@ const WIPE_STEP_BYTES: u64 = 1 << 20;
 pub enum Identity {
     File { device: u64, inode: u64 },
     BlockDevice { number: u64 },
+    Pci { address: PciAddress },
 }
 
 /// A device that this daemon holds.
 #[derive(Debug)]
 pub struct OpenDevice {
     /// Holds the lock and the exclusive claim. Counted: here, and on the reactor that has it.
-    file: Arc<File>,
+    disk: Disk,
     pub identity: Identity,
     pub limits: Limits,
     /// A test: what is written may be lost until it is flushed.
@@ -57,23 +61,46 @@ impl OpenDevice {
         let file = claim(path, block_device)?;
         let bytes = length(&file).map_err(|error| unreadable(path, &error))?;
         let bytes = bytes - bytes % PAGE_BYTES;
-        if bytes < DRIVE_BYTES_MIN {
-            return Err(Refusal::conflict(format!(
-                "{} has {}, too little for a drive",
-                path.display(),
-                Size(bytes)
-            ))
-            .fix(format!("use one of at least {}", Size(DRIVE_BYTES_MIN))));
-        }
+        check_size(&path.display().to_string(), bytes)?;
         let sector_bytes =
             probe_sector(&file, block_device, bytes).map_err(|error| unreadable(path, &error))?;
         // A file is zeroed by taking its blocks away; a drive may have to write every one.
         let limits = Limits { bytes, sector_bytes, zeroes_cheaply: !block_device };
-        Ok(OpenDevice { file: Arc::new(file), identity, limits, lossy: false })
+        let disk = Disk::File(Arc::new(file));
+        Ok(OpenDevice { disk, identity, limits, lossy: false })
     }
 
-    pub fn is_block_device(&self) -> bool {
-        matches!(self.identity, Identity::BlockDevice { .. })
+    /// The same of an NVMe drive that the kernel has let go.
+    pub fn open_pci(address: PciAddress) -> Answer<OpenDevice> {
+        let drive = pci::open(address)?;
+        let (bytes, sector_bytes) = (drive.identity().bytes(), drive.identity().block_bytes());
+        let bytes = bytes - bytes % PAGE_BYTES;
+        check_size(&format!("drive {address}"), bytes)?;
+        let limits = Limits { bytes, sector_bytes, zeroes_cheaply: false };
+        let disk = Disk::Nvme(Arc::new(drive));
+        Ok(OpenDevice { disk, identity: Identity::Pci { address }, limits, lossy: false })
+    }
+
+    /// Whether it is something that may be cut short.
+    pub fn is_file(&self) -> bool {
+        matches!(self.identity, Identity::File { .. })
+    }
+
+    /// Lets an NVMe drive go that is about to be taken out, or is not there any more. True: this
+    /// was so. One that a reactor has is looked after there.
+    pub fn let_go_if_wanted(&self) -> bool {
+        match &self.disk {
+            Disk::File(_) => false,
+            Disk::Nvme(drive) => drive.let_go_if_wanted(),
+        }
+    }
+
+    /// Why it is of no use any more, as far as it is known here.
+    pub fn trouble(&self) -> Option<String> {
+        match &self.disk {
+            Disk::File(_) => None,
+            Disk::Nvme(drive) => drive.trouble().map(|trouble| trouble.to_string()),
+        }
     }
 
     /// Its descriptor, by which a reactor that has it tells of it.
@@ -82,46 +109,48 @@ impl OpenDevice {
     }
 
     pub fn medium(&self) -> Medium<'_> {
-        Medium { file: &self.file, bytes: self.limits.bytes }
+        Medium { disk: &self.disk, bytes: self.limits.bytes }
     }
 
     /// Whether a reactor has it: what it was asked may yet reach it.
     pub fn is_lent(&self) -> bool {
-        Arc::strong_count(&self.file) > 1
+        self.disk.is_shared()
     }
 
     /// For a reactor's drive. It is not lent.
     pub fn lend(&self) -> Device {
         assert!(!self.is_lent(), "two reactors, one device");
-        let file = self.file.clone();
         let seed = Uuid::new_v4().as_u64_pair().0;
         let sector_bytes = self.limits.sector_bytes;
-        match self.lossy {
-            true => Device::Lossy { file, sector_bytes, seed },
-            false => Device::File { file },
+        match self.disk.clone() {
+            Disk::File(file) if self.lossy => Device::Lossy { file, sector_bytes, seed },
+            Disk::File(file) => Device::File { file },
+            Disk::Nvme(drive) => Device::Nvme { drive },
         }
     }
 
     /// The same device if it has more bytes than when it was opened; `None` if it has not.
     pub fn grown(&self) -> io::Result<Option<OpenDevice>> {
-        let bytes = length(&self.file)?;
+        let Disk::File(file) = &self.disk else { return Ok(None) };
+        let bytes = length(file)?;
         let limits = Limits { bytes: bytes - bytes % PAGE_BYTES, ..self.limits };
-        let (file, identity, lossy) = (self.file.clone(), self.identity, self.lossy);
-        let grown = OpenDevice { file, identity, limits, lossy };
+        let (disk, identity, lossy) = (self.disk.clone(), self.identity, self.lossy);
+        let grown = OpenDevice { disk, identity, limits, lossy };
         Ok((limits.bytes > self.limits.bytes).then_some(grown))
     }
 
     /// Whether it has fewer bytes than when it was opened.
     pub fn has_shrunk(&self) -> bool {
-        length(&self.file).is_ok_and(|bytes| bytes < self.limits.bytes)
+        let Disk::File(file) = &self.disk else { return false };
+        length(file).is_ok_and(|bytes| bytes < self.limits.bytes)
     }
 
     /// Zeroes both ends and every label and superblock, durably: the drive is blank afterwards.
     pub fn wipe(&self) -> io::Result<()> {
         let label = survey::read_label(self.medium()).newest;
         let bytes = self.limits.bytes;
-        write_zeroes(&self.file, 0, signature::EDGE_BYTES)?;
-        write_zeroes(&self.file, bytes - signature::EDGE_BYTES, signature::EDGE_BYTES)?;
+        write_zeroes(&self.disk, 0, signature::EDGE_BYTES)?;
+        write_zeroes(&self.disk, bytes - signature::EDGE_BYTES, signature::EDGE_BYTES)?;
         if let Some(label) = label {
             for home in DriveLabel::homes(label.drive_bytes.get()) {
                 self.wipe_range(home, DriveLabel::BYTES)?;
@@ -130,7 +159,7 @@ impl OpenDevice {
                 self.wipe_range(area.offset, area.len)?;
             }
         }
-        self.file.sync_data()
+        self.disk.sync_data()
     }
 
     /// Zeroes what of a range is on the device.
@@ -139,11 +168,19 @@ impl OpenDevice {
         let mut at = offset;
         while at < end {
             let step = (end - at).min(WIPE_STEP_BYTES);
-            write_zeroes(&self.file, at, step)?;
+            write_zeroes(&self.disk, at, step)?;
             at += step;
         }
         Ok(())
     }
+}
+
+fn check_size(shown: &str, bytes: u64) -> Answer<()> {
+    if bytes >= DRIVE_BYTES_MIN {
+        return Ok(());
+    }
+    Err(Refusal::conflict(format!("{shown} has {}, too little for a drive", Size(bytes)))
+        .fix(format!("use one of at least {}", Size(DRIVE_BYTES_MIN))))
 }
 
 pub fn identify(path: &Path) -> Answer<Identity> {
@@ -163,8 +200,10 @@ pub fn identify(path: &Path) -> Answer<Identity> {
         return Ok(Identity::BlockDevice { number });
     }
     if !kind.is_file() {
-        return Err(Refusal::invalid(format!("{shown} is neither a file nor a block device"))
-            .fix("name a block device such as /dev/nvme0n1, a file, or ram:SIZE"));
+        return Err(Refusal::invalid(format!("{shown} is neither a file nor a block device")).fix(
+            "name a block device such as /dev/nvme0n1, a file, ram:SIZE, or pci:ADDRESS for an \
+                 NVMe drive that the kernel has let go",
+        ));
     }
     // For root the kernel would ignore the mode; whoever set it meant it.
     if meta.mode() & 0o222 == 0 {

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Seek, SeekFrom};
 use std::path::Path;
+use std::sync::Arc;
 
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState};
 use ashlar_format::drive_label::DriveLabel;
@@ -15,6 +16,7 @@ use uuid::Uuid;
 
 use crate::device::content::content;
 use crate::device::signature::EDGE_BYTES;
+use crate::disk::Disk;
 use crate::level::notation;
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::percent;
@@ -130,7 +132,8 @@ pub fn inspect(path: &Path) -> Answer<Report> {
         return Err(Refusal::failed(format!("{} has {bytes} bytes: too few", path.display()))
             .fix("a drive has at least 64M; was the file cut short?"));
     }
-    let medium = Medium { file: &file, bytes };
+    let disk = Disk::File(Arc::new(file));
+    let medium = Medium { disk: &disk, bytes };
     let mut report = Report {
         path: path.display().to_string(),
         bytes,

@@ -1,11 +1,11 @@
 //! Memory that direct I/O accepts, and reading and writing with it.
 
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
 use ashlar_format::units::to_usize;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
+
+use crate::disk::Disk;
 
 pub const PAGE_BYTES: u64 = 4096;
 
@@ -35,13 +35,13 @@ impl Pages {
 }
 
 /// Reads `len` bytes at `offset`, both multiples of a page.
-pub fn read_pages(file: &File, offset: u64, len: u64) -> io::Result<Pages> {
+pub fn read_pages(disk: &Disk, offset: u64, len: u64) -> io::Result<Pages> {
     let mut pages = Pages::zeroed(len);
-    file.read_exact_at(pages.bytes_mut(), offset)?;
+    disk.read_exact_at(pages.bytes_mut(), offset)?;
     Ok(pages)
 }
 
 /// Zeroes a range, both ends multiples of a page.
-pub fn write_zeroes(file: &File, offset: u64, len: u64) -> io::Result<()> {
-    file.write_all_at(Pages::zeroed(len).bytes(), offset)
+pub fn write_zeroes(disk: &Disk, offset: u64, len: u64) -> io::Result<()> {
+    disk.write_all_at(Pages::zeroed(len).bytes(), offset)
 }

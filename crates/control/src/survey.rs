@@ -3,7 +3,6 @@
 //! Reads only, and needs no engine: `drive attach` looks at labels and superblocks with it,
 //! `inspect` at everything.
 
-use std::fs::File;
 use std::io;
 
 use ashlar_format::array_superblock::{ArraySuperblock, SLOTS as SUPERBLOCK_SLOTS};
@@ -14,15 +13,16 @@ use ashlar_format::region_map::{REGIONS_PER_PAGE, RegionMapPage, SLOTS as DIRTY_
 use ashlar_format::units::{Area, to_usize};
 use ashlar_format::volume_table::{SLOTS as TABLE_SLOTS, VolumeTable};
 
+use crate::disk::Disk;
 use crate::pages::{PAGE_BYTES, read_pages};
 
 /// Most pages of a dirty map that are looked at; more than any array has.
 const DIRTY_MAP_PAGES_MAX: u64 = 4096;
 
-/// A file or block device, and how much of it there is.
+/// A drive, and how much of it there is.
 #[derive(Clone, Copy)]
 pub struct Medium<'a> {
-    pub file: &'a File,
+    pub disk: &'a Disk,
     pub bytes: u64,
 }
 
@@ -36,7 +36,7 @@ impl Medium<'_> {
         if area.end().is_none_or(|end| end > self.usable_bytes()) {
             return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "beyond the drive's end"));
         }
-        read_pages(self.file, area.offset, area.len)
+        read_pages(self.disk, area.offset, area.len)
     }
 }
 

@@ -60,7 +60,7 @@ impl Backend for Faulty {
     fn register(&mut self, device: Device) -> DeviceId {
         let file = match &device {
             Device::File { file } => Arc::as_ptr(file) as usize,
-            Device::Ram { .. } | Device::Model { .. } => 0,
+            Device::Nvme { .. } | Device::Ram { .. } | Device::Model { .. } => 0,
             Device::Lossy { .. } | Device::Simulated { .. } => 0,
         };
         let id = self.kernel.register(device);

@@ -128,6 +128,30 @@ fn allocate(size: usize) -> (NonNull<u8>, Origin) {
     (start, Origin::Allocator)
 }
 
+/// All of the memory under a view.
+pub(crate) struct Memory<'a> {
+    /// No other memory has it while this lives, or a [`MemoryId`] of it.
+    pub(crate) key: usize,
+    pub(crate) start: NonNull<u8>,
+    pub(crate) len: usize,
+    region: &'a Rc<Region>,
+}
+
+impl Memory<'_> {
+    pub(crate) fn id(&self) -> MemoryId {
+        MemoryId(Rc::downgrade(self.region))
+    }
+}
+
+/// Remembers memory without keeping it.
+pub(crate) struct MemoryId(Weak<Region>);
+
+impl MemoryId {
+    pub(crate) fn is_gone(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+}
+
 /// A counted view of memory. Cloning shares the memory, it does not copy it.
 #[derive(Clone)]
 pub struct Buffer {
@@ -244,6 +268,12 @@ impl Buffer {
     pub fn fill_zero(&self) {
         // SAFETY: as in `copy_from`.
         unsafe { std::ptr::write_bytes(self.start.as_ptr(), 0, self.len) }
+    }
+
+    /// The memory that this is a view of.
+    pub(crate) fn memory(&self) -> Memory<'_> {
+        let key = Rc::as_ptr(&self.region).addr();
+        Memory { key, start: self.region.start, len: self.region.len, region: &self.region }
     }
 
     pub(crate) fn fill_started(&self) {

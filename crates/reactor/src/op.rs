@@ -16,6 +16,8 @@ pub enum Device {
     /// A file or block device, opened for direct I/O. Counted, so that whoever opened it can tell
     /// when the backend has let go of it: no operation can reach it any more.
     File { file: Arc<File> },
+    /// An NVMe drive that this process drives itself. Counted, as above.
+    Nvme { drive: Arc<crate::nvme::Handle> },
     /// Memory of this many bytes, zero at first.
     Ram { bytes: u64 },
     /// For measuring what is above: it has this many bytes and completes everything at once, but

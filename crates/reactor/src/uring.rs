@@ -29,13 +29,15 @@ use std::time::Duration;
 
 use crate::arena::Arena;
 use crate::backend::{Backend, Instant};
+use crate::clock::machine_time;
 use crate::lossy::Lossy;
 use crate::model::Model;
 use crate::null::Null;
+use crate::nvme::lent::Lent;
 use crate::op::{Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
 use crate::ram::Ram;
 use crate::uring::device::{FileDevice, Registered};
-use crate::uring::entry::{Target, entry};
+use crate::uring::entry::{Target, cancel, entry, readable};
 use crate::uring::gauges::{Gauges, Use, Why};
 use crate::uring::polled::Polling;
 use crate::uring::probe::{Kind, build};
@@ -78,6 +80,7 @@ pub struct UringBackend {
     /// Of modelled drives: when to tell, in the order of asking.
     due: BinaryHeap<Reverse<(Instant, u64, Ticket, Outcome)>>,
     due_sequence: u64,
+    nvme_drives: usize,
     /// Operations that lossy drives have asked for.
     lossy_under_way: usize,
     /// Empty between two looks: what rings have to say, and what came too late for them.
@@ -121,6 +124,7 @@ impl UringBackend {
             finished: Vec::new(),
             due: BinaryHeap::new(),
             due_sequence: 0,
+            nvme_drives: 0,
             lossy_under_way: 0,
             heard: Vec::new(),
             late: Vec::new(),
@@ -140,6 +144,7 @@ impl UringBackend {
             | Registered::Null(_)
             | Registered::Model(_)
             | Registered::Lossy(_)
+            | Registered::Nvme(_)
             | Registered::Gone => None,
         }
     }
@@ -272,6 +277,11 @@ impl UringBackend {
                 }
                 self.attend(device);
             }
+            Tag::Events { device } | Tag::EventsEnd { device } => {
+                if let Registered::Nvme(lent) = &mut self.devices[device] {
+                    lent.woken();
+                }
+            }
             Tag::Probe { device } => {
                 let polled = self.polling.on().expect("its ring has told of it");
                 let answer = polled.probed(device, outcome);
@@ -324,6 +334,44 @@ impl UringBackend {
         }
     }
 
+    /// Looks at the queues of NVMe drives.
+    fn reap_nvme(&mut self) {
+        if self.nvme_drives == 0 {
+            return;
+        }
+        let now = now(self.started);
+        for device in &mut self.devices {
+            if let Registered::Nvme(lent) = device {
+                lent.reap(now, &mut self.finished);
+            }
+        }
+    }
+
+    /// Has NVMe drives wake us. How long to sleep at most, until one wants a look.
+    fn await_nvme(&mut self) -> Option<Duration> {
+        let UringBackend { devices, ring, .. } = self;
+        let mut sleep_max = None;
+        for (device, its) in devices.iter_mut().enumerate() {
+            let Registered::Nvme(lent) = its else { continue };
+            sleep_max = sleep_max.into_iter().chain(lent.sleep_max()).min();
+            if let Some(fd) = lent.await_events() {
+                let tag = Tag::Events { device };
+                ring.push(readable(fd).user_data(tag.bits()), Instant::MAX);
+            }
+        }
+        sleep_max
+    }
+
+    fn unregister_nvme(&mut self, device: usize, is_awaited: bool) {
+        self.devices[device] = Registered::Gone;
+        self.nvme_drives -= 1;
+        // Nobody waits for its events any more.
+        if is_awaited {
+            let end = cancel(Tag::Events { device }.bits());
+            self.ring.push(end.user_data(Tag::EventsEnd { device }.bits()), Instant::MAX);
+        }
+    }
+
     /// Moves what modelled drives have to say by now.
     fn tell_due(&mut self) {
         if self.due.is_empty() {
@@ -368,17 +416,6 @@ fn pieces_of(pieces: &mut Vec<Vec<libc::iovec>>, ticket: Ticket) -> &mut Vec<lib
     &mut pieces[index]
 }
 
-/// Since the machine was started. It goes on while the machine is suspended: another may have
-/// waited for it all that time.
-fn machine_time() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is ours, and of the type that is filled in.
-    let result = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
-    assert!(result == 0, "a machine without a clock");
-    let seconds = u64::try_from(time.tv_sec).expect("it began at zero");
-    Duration::new(seconds, u32::try_from(time.tv_nsec).expect("less than a second"))
-}
-
 fn now(started: Duration) -> Instant {
     Instant::default().after(machine_time() - started)
 }
@@ -416,6 +453,10 @@ impl Backend for UringBackend {
                 Registered::Ram(ram)
             }
             Device::Null { bytes } => Registered::Null(Null { bytes }),
+            Device::Nvme { drive } => {
+                self.nvme_drives += 1;
+                Registered::Nvme(Box::new(Lent::new(drive)))
+            }
             Device::Model { bytes, iops, bytes_per_second, latency } => {
                 let model = Model::new(bytes, iops, bytes_per_second, latency);
                 self.gauges.memory_came(model.page_bytes());
@@ -438,6 +479,10 @@ impl Backend for UringBackend {
                 return;
             }
             Registered::File(_) => return self.unregister_file(index),
+            Registered::Nvme(lent) => {
+                let is_awaited = lent.is_awaited();
+                return self.unregister_nvme(index, is_awaited);
+            }
             Registered::Ram(ram) => self.gauges.memory_went(ram.page_bytes()),
             Registered::Null(_) => {}
             Registered::Model(model) => self.gauges.memory_went(model.page_bytes()),
@@ -456,6 +501,7 @@ impl Backend for UringBackend {
         };
         match &mut self.devices[index] {
             Registered::File(_) => self.submit_to_file(ticket, index, op, until),
+            Registered::Nvme(lent) => lent.submit(ticket, op, until),
             // Nobody else reaches memory of ours: it is never too late for it.
             Registered::Ram(ram) => {
                 let outcome = ram.run(op);
@@ -491,6 +537,7 @@ impl Backend for UringBackend {
             polled.look(|| now(self.started));
         }
         self.collect();
+        self.reap_nvme();
         self.end_turn(!self.finished.is_empty());
         done.append(&mut self.finished);
     }
@@ -500,12 +547,13 @@ impl Backend for UringBackend {
     }
 
     fn idle(&mut self, until: Option<Instant>) -> bool {
+        let nvme = self.await_nvme();
         self.fill();
         if !self.finished.is_empty() {
             return true;
         }
         let now = now(self.started);
-        let wait = until.map(|until| until.since(now));
+        let wait = until.map(|until| until.since(now)).into_iter().chain(nvme).min();
         let due = self.due.peek().map(|Reverse((at, ..))| at.since(now));
         let look = self.polling.on().and_then(|polled| polled.look_in(now));
         if self.ring.in_kernel() == 0 && wait.is_none() && due.is_none() && look.is_none() {

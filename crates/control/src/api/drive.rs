@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::pci::PciAddress;
 use crate::size::Size;
 
 /// What a drive is made of.
@@ -15,6 +16,9 @@ pub enum DriveSource {
     /// Absolute path of a block device or file.
     #[schema(value_type = String)]
     Path(PathBuf),
+    /// An NVMe drive by its PCI address, such as `0000:03:00.0`, driven by the daemon itself.
+    #[schema(value_type = String)]
+    Pci(PciAddress),
     /// Memory of this many bytes, for measuring; it forgets everything when it is detached.
     Ram(u64),
     /// For tests: memory at the pace of a drive of given numbers.
@@ -43,6 +47,7 @@ impl std::fmt::Display for DriveSource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             DriveSource::Path(path) => path.display().fmt(f),
+            DriveSource::Pci(address) => write!(f, "pci:{address}"),
             DriveSource::Ram(bytes) => write!(f, "ram:{}", Size(*bytes)),
             DriveSource::Model(model) => write!(f, "model:{model}"),
             DriveSource::Lossy(path) => write!(f, "lossy:{}", path.display()),
@@ -92,6 +97,8 @@ pub enum DriveState {
 pub enum DriveKind {
     File,
     BlockDevice,
+    /// An NVMe drive that the daemon drives itself.
+    Nvme,
     Ram,
     Model,
     Lossy,

@@ -86,8 +86,8 @@ impl OpenDevice {
 
 /// Looks at a drive; an error means that even its ends cannot be read.
 pub fn content(medium: Medium<'_>) -> std::io::Result<Content> {
-    let front = read_pages(medium.file, 0, EDGE_BYTES)?;
-    let back = read_pages(medium.file, medium.bytes - EDGE_BYTES, EDGE_BYTES)?;
+    let front = read_pages(medium.disk, 0, EDGE_BYTES)?;
+    let back = read_pages(medium.disk, medium.bytes - EDGE_BYTES, EDGE_BYTES)?;
     let copies = survey::read_label(medium);
     let flaws = || copies.copies.iter().filter(|copy| copy.has_magic);
     if let Some(version) = flaws().find_map(newer_version) {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use crate::device::{self, Identity, OpenDevice};
 use crate::engine::{self, Memory, memory_available};
 use crate::host::{Attached, Host, Medium};
 use crate::name::{check_name, name_from_path};
+use crate::pci::PciAddress;
 use crate::refusal::{Answer, Refusal, RefusalKind};
 use crate::size::Size;
 
@@ -30,9 +31,25 @@ const MODEL_IOPS: RangeInclusive<u64> = 1..=100_000_000;
 const MODEL_MEGABYTES_PER_SECOND: RangeInclusive<u64> = 1..=1_000_000;
 const MODEL_LATENCY_US_MAX: u64 = 1_000_000;
 
+/// Where a drive is that has a life of its own.
+#[derive(Clone)]
+enum Place {
+    Path(PathBuf),
+    Pci(PciAddress),
+}
+
+impl std::fmt::Display for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Place::Path(path) => path.display().fmt(f),
+            Place::Pci(address) => write!(f, "pci:{address}"),
+        }
+    }
+}
+
 /// What to open, and how; sent to a thread that may wait for the disk.
 struct Opening {
-    path: PathBuf,
+    place: Place,
     lossy: bool,
     size_bytes: Option<u64>,
     /// Drives that are attached already.
@@ -61,7 +78,18 @@ impl Host {
                 (memory_drive(Memory::Model(*model), &request)?, None)
             }
             DriveSource::Path(path) | DriveSource::Lossy(path) => {
-                self.open_path(&name, path, &request).await?
+                if !path.is_absolute() {
+                    let text = format!("{} is not an absolute path", path.display());
+                    return Err(Refusal::invalid(text).fix("begin it with /"));
+                }
+                self.open_place(&name, Place::Path(path.clone()), &request).await?
+            }
+            DriveSource::Pci(address) => {
+                if request.size_bytes.is_some() {
+                    return Err(Refusal::invalid("a drive in a slot has the size that it has")
+                        .fix("leave --size out"));
+                }
+                self.open_place(&name, Place::Pci(*address), &request).await?
             }
         };
         let known = KnownDrive { source: request.source };
@@ -90,6 +118,7 @@ impl Host {
                 .ok_or_else(|| {
                     Refusal::invalid("no name can be made from the path").fix("give --name")
                 })?,
+            (None, DriveSource::Pci(address)) => format!("nvme-{address}").replace(':', "-"),
             (None, DriveSource::Ram(_)) => self.numbered_name("ram"),
             (None, DriveSource::Model(_)) => self.numbered_name("model"),
         };
@@ -122,20 +151,16 @@ impl Host {
         })
     }
 
-    /// Opens what is at `path`, and makes it blank if it carries what may be lost; the file that
+    /// Opens what is at `place`, and makes it blank if it carries what may be lost; the file that
     /// was made for it.
-    async fn open_path(
+    async fn open_place(
         &self,
         name: &str,
-        path: &Path,
+        place: Place,
         request: &DriveAttach,
     ) -> Answer<(Attached, Option<PathBuf>)> {
-        if !path.is_absolute() {
-            return Err(Refusal::invalid(format!("{} is not an absolute path", path.display()))
-                .fix("begin it with /"));
-        }
         let opening = Opening {
-            path: path.to_owned(),
+            place,
             lossy: matches!(request.source, DriveSource::Lossy(_)),
             size_bytes: request.size_bytes,
             known: self.identities(),
@@ -234,6 +259,7 @@ impl Host {
         {
             notes.push("it can be attached again once it has answered what it was asked".into());
         }
+        drop(attached);
         let mut done = self.forget_drive(name).await?;
         notes.append(&mut done.notes);
         Ok(Done { notes })
@@ -248,8 +274,13 @@ impl Host {
             state.missing.remove(name);
             state.drives.remove(name)
         });
-        if let Some(Attached { medium: Medium::Memory { home: Some(home), .. }, .. }) = attached {
-            engine::forget(self.core(home.core), home.key).await?;
+        match attached.map(|attached| attached.medium) {
+            Some(Medium::Memory { home: Some(home), .. }) => {
+                engine::forget(self.core(home.core), home.key).await?;
+            }
+            // Letting an NVMe drive go takes a while; too long is no reason to keep it.
+            Some(Medium::Device(device)) => drop(blocking(name, move || drop(device)).await),
+            Some(Medium::Memory { home: None, .. }) | None => {}
         }
         tracing::info!(drive = name, "drive detached");
         Ok(Done::default())
@@ -303,14 +334,15 @@ fn internal(error: &JoinError) -> Refusal {
 
 /// What the catalog has of a drive, as a drive.
 async fn reopen(name: String, source: DriveSource) -> Answer<Attached> {
-    let (path, lossy) = match source {
+    let (place, lossy) = match source {
         DriveSource::Ram(bytes) => return Ok(blank_memory(Memory::Ram { bytes })),
         DriveSource::Model(model) => return Ok(blank_memory(Memory::Model(model))),
-        DriveSource::Path(path) => (path, false),
-        DriveSource::Lossy(path) => (path, true),
+        DriveSource::Path(path) => (Place::Path(path), false),
+        DriveSource::Lossy(path) => (Place::Path(path), true),
+        DriveSource::Pci(address) => (Place::Pci(address), false),
     };
     // Others are being opened, too: two paths to one drive are told by its lock.
-    let opening = || Opening { path: path.clone(), lossy, size_bytes: None, known: Vec::new() };
+    let opening = || Opening { place: place.clone(), lossy, size_bytes: None, known: Vec::new() };
     let deadline = Instant::now() + LET_GO_TIMEOUT;
     let opened = loop {
         let opening = opening();
@@ -370,7 +402,7 @@ fn open(opening: Opening) -> Answer<Opened> {
     let opened = open_existing(&opening);
     match opened {
         Ok((device, content)) => {
-            let harmless = check_content(&opening.path, device.limits.bytes, &content);
+            let harmless = check_content(&opening.place, device.limits.bytes, &content);
             Ok(Opened { device, content, harmless, created })
         }
         Err(refusal) => {
@@ -384,23 +416,30 @@ fn open(opening: Opening) -> Answer<Opened> {
 }
 
 fn create_if_missing(opening: &Opening) -> Answer<Option<PathBuf>> {
-    let Some(bytes) = opening.size_bytes else { return Ok(None) };
+    let (Some(bytes), Place::Path(path)) = (opening.size_bytes, &opening.place) else {
+        return Ok(None);
+    };
     // A dangling link is there, too: a file would be made where nobody looks for it.
-    if opening.path.symlink_metadata().is_ok() {
+    if path.symlink_metadata().is_ok() {
         return Ok(None);
     }
-    device::create_file(&opening.path, bytes)?;
-    Ok(Some(opening.path.clone()))
+    device::create_file(path, bytes)?;
+    Ok(Some(path.clone()))
 }
 
 fn open_existing(opening: &Opening) -> Answer<(OpenDevice, Content)> {
-    let path = &opening.path;
-    let shown = path.display();
-    let identity = device::identify(path)?;
+    let shown = &opening.place;
+    let identity = match &opening.place {
+        Place::Path(path) => device::identify(path)?,
+        Place::Pci(address) => Identity::Pci { address: *address },
+    };
     if let Some((name, _)) = opening.known.iter().find(|(_, known)| *known == identity) {
         return Err(Refusal::conflict(format!("{shown} is attached already, as drive {name}")));
     }
-    let mut device = OpenDevice::open(path)?;
+    let mut device = match &opening.place {
+        Place::Path(path) => OpenDevice::open(path)?,
+        Place::Pci(address) => OpenDevice::open_pci(*address)?,
+    };
     device.lossy = opening.lossy;
     let has = device.limits.bytes;
     if let Some(wanted) = opening.size_bytes.filter(|wanted| *wanted != has) {
@@ -415,8 +454,7 @@ fn open_existing(opening: &Opening) -> Answer<(OpenDevice, Content)> {
 }
 
 /// Refuses what may be someone's data.
-fn check_content(path: &Path, bytes: u64, content: &Content) -> Answer<()> {
-    let shown = path.display();
+fn check_content(shown: &Place, bytes: u64, content: &Content) -> Answer<()> {
     let fix = "if it may be lost, attach with --force; if not, use another drive";
     match content {
         Content::Blank => Ok(()),

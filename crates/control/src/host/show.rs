@@ -8,6 +8,7 @@ use crate::api::array::{Array, ArrayState, Member, Takeover};
 use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveState};
 use crate::api::export::{Export, ExportState};
 use crate::api::status::Status;
+use crate::device::Identity;
 use crate::device::content::Content;
 use crate::engine::Memory;
 use crate::host::cores::Reports;
@@ -94,6 +95,8 @@ impl Host {
             attached.used_by.map(|(array, _)| array).or(label.as_ref().map(|label| label.array));
         let member = attached.used_by.map(|(_, member)| u32::from(member));
         let kind = kind_of(&attached);
+        let trouble = attached.device().and_then(|device| device.trouble());
+        let passed_over = attached.passed_over.clone().filter(|_| attached.used_by.is_none());
         let is_spare = || self.look(|state| state.catalog.spares.contains_key(name));
         let state = match attached.used_by {
             Some(_) => DriveState::Member,
@@ -105,7 +108,7 @@ impl Host {
             name: name.to_owned(),
             source,
             state,
-            error: attached.passed_over.clone().filter(|_| attached.used_by.is_none()),
+            error: trouble.or(passed_over),
             kind: Some(kind),
             bytes: Some(attached.bytes()),
             sector_bytes: Some(attached.sector_bytes()),
@@ -294,8 +297,11 @@ fn takeover_shown(decision: &Decision) -> Option<Takeover> {
 fn kind_of(attached: &Attached) -> DriveKind {
     match &attached.medium {
         Medium::Device(device) if device.lossy => DriveKind::Lossy,
-        Medium::Device(device) if device.is_block_device() => DriveKind::BlockDevice,
-        Medium::Device(_) => DriveKind::File,
+        Medium::Device(device) => match device.identity {
+            Identity::File { .. } => DriveKind::File,
+            Identity::BlockDevice { .. } => DriveKind::BlockDevice,
+            Identity::Pci { .. } => DriveKind::Nvme,
+        },
         Medium::Memory { memory: Memory::Ram { .. }, .. } => DriveKind::Ram,
         Medium::Memory { memory: Memory::Model(_), .. } => DriveKind::Model,
     }

@@ -42,6 +42,7 @@ impl Host {
     /// One look. Never waits for a change that is under way.
     pub async fn watch(&self, seen: &mut Seen) {
         self.pull_shrunk_drives(seen).await;
+        self.let_wanted_drives_go();
         let mut now = BTreeMap::new();
         for (uuid, snapshot) in self.snapshots().await {
             match snapshot {
@@ -186,7 +187,7 @@ impl Host {
         let files: BTreeMap<String, Arc<OpenDevice>> = self.look(|state| {
             let used = state.drives.iter().filter(|(_, drive)| drive.used_by.is_some());
             let devices = used.filter_map(|(name, drive)| Some((name, drive.device()?)));
-            let files = devices.filter(|(_, device)| !device.is_block_device());
+            let files = devices.filter(|(_, device)| device.is_file());
             files.map(|(name, device)| (name.clone(), device.clone())).collect()
         });
         seen.measured.retain(|name, _| files.contains_key(name));
@@ -207,6 +208,21 @@ impl Host {
             seen.measured.insert(name, spawn_blocking(measure));
         }
         shrunk
+    }
+
+    /// Whoever takes an idle NVMe drive of ours out waits until it is let go.
+    fn let_wanted_drives_go(&self) {
+        let devices: Vec<(String, Arc<OpenDevice>)> = self.look(|state| {
+            let drives = state.drives.iter().filter(|(_, drive)| drive.used_by.is_none());
+            drives
+                .filter_map(|(name, drive)| Some((name.clone(), drive.device()?.clone())))
+                .collect()
+        });
+        for (drive, device) in devices {
+            if device.let_go_if_wanted() {
+                tracing::warn!(drive, "the drive is taken out: it was let go; detach it");
+            }
+        }
     }
 
     async fn is_pulled(&self, array: Uuid, member: u8) -> bool {

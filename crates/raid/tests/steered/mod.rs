@@ -119,7 +119,8 @@ impl Backend for Wheel {
     fn register(&mut self, device: Device) -> DeviceId {
         let file = match &device {
             Device::File { file } => address(file),
-            Device::Ram { .. }
+            Device::Nvme { .. }
+            | Device::Ram { .. }
             | Device::Model { .. }
             | Device::Lossy { .. }
             | Device::Simulated { .. } => 0,

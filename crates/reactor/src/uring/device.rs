@@ -5,6 +5,7 @@
 //! | file, block device | by a ring: the polled one, if it can be polled | by the kernel |
 //! | memory, and the drive that does nothing | at once: a copy, or not even that | at the next look |
 //! | modelled drive | at once: a copy | when its numbers say so |
+//! | NVMe drive of ours | at once: a queue in its memory | when its queues are looked at |
 //! | lossy drive | at once: a cache; by the ring what that asks of its file | by the cache |
 //!
 //! Another kind gets a line here, a variant, an arm in `UringBackend::submit`, and a look in
@@ -18,6 +19,7 @@ use std::sync::Arc;
 use crate::lossy::Lossy;
 use crate::model::Model;
 use crate::null::Null;
+use crate::nvme::lent::Lent;
 use crate::op::Op;
 use crate::ram::Ram;
 use crate::uring::entry::Target;
@@ -29,6 +31,7 @@ pub(super) enum Registered {
     Null(Null),
     Model(Model),
     Lossy(Box<Lossy>),
+    Nvme(Box<Lent>),
     Gone,
 }
 

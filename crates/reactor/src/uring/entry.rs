@@ -34,9 +34,7 @@ pub(super) fn entry(
         Op::WriteZeroes { offset, len, unmap, .. } => {
             opcode::Fallocate::new(fd, *len).offset(*offset).mode(zeroes_mode(*unmap)).build()
         }
-        Op::Readable { fd } => {
-            opcode::PollAdd::new(Fd(*fd), u32::from(libc::POLLIN.cast_unsigned())).build()
-        }
+        Op::Readable { fd } => readable(*fd),
     };
     match target {
         Target::Descriptor(_) => entry,
@@ -93,6 +91,16 @@ fn list(buffers: &Buffers, pieces: &mut Vec<libc::iovec>) -> (*const libc::iovec
 
 fn len_of(len: usize) -> u32 {
     u32::try_from(len).expect("far less than 4 GiB")
+}
+
+/// Ends once `fd` can be read.
+pub(super) fn readable(fd: RawFd) -> squeue::Entry {
+    opcode::PollAdd::new(Fd(fd), u32::from(libc::POLLIN.cast_unsigned())).build()
+}
+
+/// Ends the operation that has these bits.
+pub(super) fn cancel(bits: u64) -> squeue::Entry {
+    opcode::AsyncCancel::new(bits).build()
 }
 
 /// Giving space back is a hole, in a file and on a block device; the latter says if it cannot.

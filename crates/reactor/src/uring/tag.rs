@@ -1,13 +1,13 @@
 //! What a completion is of, in the 64 bits that the kernel hands back with it.
 //!
 //! ```text
-//! 63 62 │ 61 … 32 │ 31 … 0
-//! kind  │ device  │ ticket, or a drive's own token
+//! 63 … 61 │ 60 … 32 │ 31 … 0
+//! kind    │ device  │ ticket, or a drive's own token
 //! ```
 
 use crate::op::Ticket;
 
-const KIND_SHIFT: u32 = 62;
+const KIND_SHIFT: u32 = 61;
 const DEVICE_SHIFT: u32 = 32;
 const DEVICE_MASK: u64 = (1 << (KIND_SHIFT - DEVICE_SHIFT)) - 1;
 const LOW_MASK: u64 = u32::MAX as u64;
@@ -30,6 +30,14 @@ pub(super) enum Tag {
     Probe {
         device: usize,
     },
+    /// Waits for the events of an NVMe drive of ours.
+    Events {
+        device: usize,
+    },
+    /// Ends such a wait.
+    EventsEnd {
+        device: usize,
+    },
 }
 
 impl Tag {
@@ -39,6 +47,8 @@ impl Tag {
             Tag::Device { device, ticket } => (1, device, ticket.0),
             Tag::Lossy { device, token } => (2, device, token),
             Tag::Probe { device } => (3, device, 0),
+            Tag::Events { device } => (4, device, 0),
+            Tag::EventsEnd { device } => (5, device, 0),
         };
         let device = device as u64;
         assert!(device <= DEVICE_MASK, "device {device}");
@@ -47,13 +57,15 @@ impl Tag {
 
     pub(super) fn from_bits(bits: u64) -> Tag {
         let low = u32::try_from(bits & LOW_MASK).expect("32 bits");
-        let device = usize::try_from(bits >> DEVICE_SHIFT & DEVICE_MASK).expect("30 bits");
+        let device = usize::try_from(bits >> DEVICE_SHIFT & DEVICE_MASK).expect("29 bits");
         match bits >> KIND_SHIFT {
             0 => Tag::Plain(Ticket(low)),
             1 => Tag::Device { device, ticket: Ticket(low) },
             2 => Tag::Lossy { device, token: low },
             3 => Tag::Probe { device },
-            4.. => unreachable!("two bits"),
+            4 => Tag::Events { device },
+            5 => Tag::EventsEnd { device },
+            6.. => unreachable!("no kind of ours"),
         }
     }
 }
@@ -72,6 +84,8 @@ mod tests {
                     Tag::Device { device, ticket: Ticket(low) },
                     Tag::Lossy { device, token: low },
                     Tag::Probe { device },
+                    Tag::Events { device },
+                    Tag::EventsEnd { device },
                 ];
                 tags.iter().for_each(|tag| assert_eq!(Tag::from_bits(tag.bits()), *tag));
             }

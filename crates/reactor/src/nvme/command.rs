@@ -1,0 +1,425 @@
+//! NVMe commands and what drives answer: pure encoding and decoding.
+//!
+//! Sections are of the NVM Express Base Specification 2.0 ("Base") and the NVM Command Set
+//! Specification 1.0 ("NVM"). Everything is little-endian. What a drive says is data: any bytes
+//! decode to something or to `None`.
+
+use crate::op::Errno;
+
+/// Bytes of a submission queue entry (Base 3.3.3.1).
+pub const COMMAND_BYTES: usize = 64;
+/// Bytes of a completion queue entry (Base 3.3.3.2).
+pub const COMPLETION_BYTES: usize = 16;
+/// Bytes of each data structure that Identify returns (Base 5.17.2).
+pub const IDENTIFY_BYTES: usize = 4096;
+/// Most blocks of one command: NLB has 16 bits and is zero-based (NVM 3.2.4).
+pub const BLOCKS_MAX: u32 = 1 << 16;
+
+/// Opcodes of the admin command set (Base figure 138).
+#[derive(Clone, Copy)]
+enum Admin {
+    DeleteSubmissionQueue = 0x00,
+    CreateSubmissionQueue = 0x01,
+    DeleteCompletionQueue = 0x04,
+    CreateCompletionQueue = 0x05,
+    Identify = 0x06,
+    Abort = 0x08,
+    SetFeatures = 0x09,
+}
+
+/// Opcodes of the NVM command set (NVM figure 23).
+#[derive(Clone, Copy)]
+enum Nvm {
+    Flush = 0x00,
+    Write = 0x01,
+    Read = 0x02,
+    WriteZeroes = 0x08,
+    DatasetManagement = 0x09,
+}
+
+/// Feature "Number of Queues" (Base 5.27.1.5).
+const FEATURE_QUEUES: u32 = 0x07;
+/// Identify's CNS values (Base figure 273).
+const CNS_NAMESPACE: u32 = 0x00;
+const CNS_CONTROLLER: u32 = 0x01;
+const CNS_ACTIVE_NAMESPACES: u32 = 0x02;
+/// Write Zeroes: the blocks may be deallocated (NVM 3.2.8, DEAC).
+const DEALLOCATE: u32 = 1 << 25;
+/// Dataset Management: deallocate (NVM 3.2.3, AD).
+const ATTRIBUTE_DEALLOCATE: u32 = 1 << 2;
+
+/// A submission queue entry (Base 3.3.3.1). Its identifier and data pointer are filled in when it
+/// is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command {
+    pub dwords: [u32; COMMAND_BYTES / 4],
+}
+
+impl Command {
+    fn new(opcode: u32, namespace: u32) -> Command {
+        let mut dwords = [0; COMMAND_BYTES / 4];
+        (dwords[0], dwords[1]) = (opcode, namespace);
+        Command { dwords }
+    }
+
+    /// Sets dwords 10 and up, which are each command's own.
+    fn words<const N: usize>(mut self, words: [u32; N]) -> Command {
+        self.dwords[10..10 + N].copy_from_slice(&words);
+        self
+    }
+
+    /// CID.
+    #[must_use]
+    pub fn with_id(mut self, id: u16) -> Command {
+        self.dwords[0] = self.dwords[0] & 0xffff | u32::from(id) << 16;
+        self
+    }
+
+    /// PRP entries 1 and 2 (Base 4.1.1).
+    #[must_use]
+    pub fn with_data(mut self, first: u64, second: u64) -> Command {
+        (self.dwords[6], self.dwords[7]) = halves(first);
+        (self.dwords[8], self.dwords[9]) = halves(second);
+        self
+    }
+
+    /// The bytes as they lie in the queue.
+    pub fn to_bytes(self) -> [u8; COMMAND_BYTES] {
+        let mut bytes = [0; COMMAND_BYTES];
+        for (place, dword) in bytes.chunks_exact_mut(4).zip(self.dwords) {
+            place.copy_from_slice(&dword.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub fn identify_controller() -> Command {
+        Command::new(Admin::Identify as u32, 0).words([CNS_CONTROLLER])
+    }
+
+    pub fn identify_namespace(namespace: u32) -> Command {
+        Command::new(Admin::Identify as u32, namespace).words([CNS_NAMESPACE])
+    }
+
+    /// The active namespaces from 1 up.
+    pub fn identify_active_namespaces() -> Command {
+        Command::new(Admin::Identify as u32, 0).words([CNS_ACTIVE_NAMESPACES])
+    }
+
+    /// Asks for this many submission and as many completion queues.
+    pub fn set_queue_count(count: u16) -> Command {
+        let count = u32::from(count.saturating_sub(1));
+        Command::new(Admin::SetFeatures as u32, 0).words([FEATURE_QUEUES, count << 16 | count])
+    }
+
+    /// Physically contiguous, with interrupts (Base 5.4).
+    pub fn create_completion_queue(id: u16, entries: u16, at: u64, vector: u16) -> Command {
+        Command::new(Admin::CreateCompletionQueue as u32, 0)
+            .words([queue_words(id, entries), u32::from(vector) << 16 | 0b11])
+            .with_data(at, 0)
+    }
+
+    /// Physically contiguous, answered in completion queue `answers` (Base 5.5).
+    pub fn create_submission_queue(id: u16, entries: u16, at: u64, answers: u16) -> Command {
+        Command::new(Admin::CreateSubmissionQueue as u32, 0)
+            .words([queue_words(id, entries), u32::from(answers) << 16 | 0b1])
+            .with_data(at, 0)
+    }
+
+    pub fn delete_completion_queue(id: u16) -> Command {
+        Command::new(Admin::DeleteCompletionQueue as u32, 0).words([u32::from(id)])
+    }
+
+    pub fn delete_submission_queue(id: u16) -> Command {
+        Command::new(Admin::DeleteSubmissionQueue as u32, 0).words([u32::from(id)])
+    }
+
+    /// Base 5.1.
+    pub fn abort(queue: u16, id: u16) -> Command {
+        Command::new(Admin::Abort as u32, 0).words([u32::from(id) << 16 | u32::from(queue)])
+    }
+
+    /// NVM 3.2.4. `blocks` from 1 to [`BLOCKS_MAX`].
+    pub fn read(namespace: u32, lba: u64, blocks: u32) -> Command {
+        Command::new(Nvm::Read as u32, namespace).words(range_words(lba, blocks))
+    }
+
+    /// NVM 3.2.6.
+    pub fn write(namespace: u32, lba: u64, blocks: u32) -> Command {
+        Command::new(Nvm::Write as u32, namespace).words(range_words(lba, blocks))
+    }
+
+    /// Base 7.1.
+    pub fn flush(namespace: u32) -> Command {
+        Command::new(Nvm::Flush as u32, namespace)
+    }
+
+    /// NVM 3.2.8.
+    pub fn write_zeroes(namespace: u32, lba: u64, blocks: u32, deallocate: bool) -> Command {
+        let [low, high, blocks] = range_words(lba, blocks);
+        let how = if deallocate { DEALLOCATE } else { 0 };
+        Command::new(Nvm::WriteZeroes as u32, namespace).words([low, high, blocks | how])
+    }
+
+    /// Of one range, which is the command's data: see [`deallocate_range`] (NVM 3.2.3).
+    pub fn deallocate(namespace: u32) -> Command {
+        Command::new(Nvm::DatasetManagement as u32, namespace).words([0, ATTRIBUTE_DEALLOCATE])
+    }
+}
+
+/// A range definition of Dataset Management (NVM figure 41).
+pub fn deallocate_range(lba: u64, blocks: u32) -> [u8; 16] {
+    let mut range = [0; 16];
+    range[4..8].copy_from_slice(&blocks.to_le_bytes());
+    range[8..].copy_from_slice(&lba.to_le_bytes());
+    range
+}
+
+/// Low, then high.
+fn halves(word: u64) -> (u32, u32) {
+    let half = |word: u64| u32::try_from(word & 0xffff_ffff).expect("32 bits");
+    (half(word), half(word >> 32))
+}
+
+fn queue_words(id: u16, entries: u16) -> u32 {
+    assert!(entries >= 2, "a queue of {entries} entries");
+    u32::from(entries - 1) << 16 | u32::from(id)
+}
+
+fn range_words(lba: u64, blocks: u32) -> [u32; 3] {
+    assert!((1..=BLOCKS_MAX).contains(&blocks), "a command for {blocks} blocks");
+    let (low, high) = halves(lba);
+    [low, high, blocks - 1]
+}
+
+/// A completion queue entry (Base 3.3.3.2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    pub result: u32,
+    /// How far the drive has read the submission queue.
+    pub submission_head: u16,
+    pub queue: u16,
+    pub id: u16,
+    pub phase: bool,
+    pub status: Status,
+}
+
+impl Completion {
+    pub fn from_dwords(dwords: [u32; COMPLETION_BYTES / 4]) -> Completion {
+        let low = |dword: u32| u16::try_from(dword & 0xffff).expect("16 bits");
+        Completion {
+            result: dwords[0],
+            submission_head: low(dwords[2]),
+            queue: low(dwords[2] >> 16),
+            id: low(dwords[3]),
+            phase: dwords[3] & 1 << 16 != 0,
+            status: Status(low(dwords[3] >> 17)),
+        }
+    }
+}
+
+/// Status field of a completion without the phase bit: code in bits 7:0, type in 10:8, "do not
+/// retry" in 14 (Base 3.3.3.2.1).
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Status(pub u16);
+
+impl std::fmt::Debug for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "status type {:#x}, code {:#04x}", self.0 >> 8 & 0x7, self.0 & 0xff)
+    }
+}
+
+impl Status {
+    pub fn is_success(self) -> bool {
+        self.0 & 0x7ff == 0
+    }
+
+    /// What Linux would say, so that layers above need not know who reached the drive. Generic
+    /// status: Base figure 94; command specific: figure 96; media errors: NVM figure 20.
+    pub fn errno(self) -> Errno {
+        Errno(match (self.0 >> 8 & 0x7, self.0 & 0xff) {
+            // Invalid opcode, invalid field.
+            (0, 0x01 | 0x02) => libc::EOPNOTSUPP,
+            // Abort requested, aborted with its queue, aborted for power loss.
+            (0, 0x05 | 0x07 | 0x08) => libc::ETIMEDOUT,
+            // Invalid namespace or format.
+            (0, 0x0b) => libc::ENODEV,
+            // The namespace is write protected.
+            (0, 0x20) => libc::EROFS,
+            (0, 0x81) => libc::ENOSPC,
+            // Namespace not ready, reservation conflict: others may do better later.
+            (0, 0x82) => libc::EAGAIN,
+            (0, 0x83) => libc::EBUSY,
+            // Unrecovered read error, deallocated or unwritten block.
+            (2, 0x81 | 0x87) => libc::ENODATA,
+            // Guard, application tag, reference tag.
+            (2, 0x82..=0x84) => libc::EILSEQ,
+            (2, 0x86) => libc::EACCES,
+            _ => libc::EIO,
+        })
+    }
+}
+
+/// What a controller says of itself (Base figure 275).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ControllerIdentity {
+    pub serial: String,
+    pub model: String,
+    pub firmware: String,
+    /// Most bytes of one transfer, in pages of the smallest size as a power of two; 0: no limit.
+    pub transfer_log2: u8,
+    pub write_zeroes: bool,
+    pub deallocate: bool,
+    pub volatile_cache: bool,
+}
+
+impl ControllerIdentity {
+    pub fn decode(bytes: &[u8; IDENTIFY_BYTES]) -> ControllerIdentity {
+        let optional = u16::from_le_bytes([bytes[520], bytes[521]]);
+        ControllerIdentity {
+            serial: text(&bytes[4..24]),
+            model: text(&bytes[24..64]),
+            firmware: text(&bytes[64..72]),
+            transfer_log2: bytes[77],
+            write_zeroes: optional & 1 << 3 != 0,
+            deallocate: optional & 1 << 2 != 0,
+            volatile_cache: bytes[525] & 1 != 0,
+        }
+    }
+}
+
+/// ASCII padded with spaces; anything else is shown as `?`.
+fn text(bytes: &[u8]) -> String {
+    let shown = |byte: &u8| match byte {
+        b' '..=b'~' => char::from(*byte),
+        _ => '?',
+    };
+    let zero = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
+    bytes[..zero].iter().map(shown).collect::<String>().trim().to_owned()
+}
+
+/// What a namespace looks like (NVM figure 97).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamespaceIdentity {
+    pub blocks: u64,
+    pub block_log2: u8,
+    /// Bytes of metadata with each block: a format that is not supported here.
+    pub metadata_bytes: u16,
+    /// Deallocated blocks read as zeroes.
+    pub deallocated_is_zero: bool,
+    /// Write Zeroes knows DEAC.
+    pub zeroes_deallocate: bool,
+}
+
+impl NamespaceIdentity {
+    pub fn decode(bytes: &[u8; IDENTIFY_BYTES]) -> NamespaceIdentity {
+        // FLBAS: bits 3:0, and above them 6:5.
+        let format = usize::from(bytes[26] & 0xf | (bytes[26] >> 5 & 0x3) << 4);
+        let at = 128 + 4 * format;
+        let features = bytes[33];
+        NamespaceIdentity {
+            blocks: u64::from_le_bytes(std::array::from_fn(|i| bytes[i])),
+            block_log2: bytes[at + 2],
+            metadata_bytes: u16::from_le_bytes([bytes[at], bytes[at + 1]]),
+            deallocated_is_zero: features & 0x7 == 1,
+            zeroes_deallocate: features & 1 << 3 != 0,
+        }
+    }
+}
+
+/// The first of a list of active namespaces; `None`: there is none (Base 5.17.2.2).
+pub fn first_namespace(bytes: &[u8; IDENTIFY_BYTES]) -> Option<u32> {
+    let first = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+    (first != 0).then_some(first)
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: every command has its fields where the specification puts them.
+    //! Method: entries written out by hand from its figures.
+
+    use super::*;
+
+    fn dwords(command: Command, from: usize) -> [u32; 4] {
+        std::array::from_fn(|i| command.dwords[from + i])
+    }
+
+    #[test]
+    fn transfers() {
+        let read = Command::read(7, 0x12_3456_789a, 8).with_id(0xbeef).with_data(0x1000, 1 << 33);
+        assert_eq!(dwords(read, 0), [0xbeef_0002, 7, 0, 0]);
+        assert_eq!(dwords(read, 6), [0x1000, 0, 0, 2]);
+        assert_eq!(dwords(read, 10), [0x3456_789a, 0x12, 7, 0]);
+        assert_eq!(Command::write(7, 0, BLOCKS_MAX).dwords[12], 0xffff);
+        assert_eq!(Command::write(7, 0, 1).dwords[0], 1);
+        let bytes = read.to_bytes();
+        assert_eq!((bytes[0], bytes[2], bytes[3], bytes[40]), (2, 0xef, 0xbe, 0x9a));
+    }
+
+    #[test]
+    fn other_commands() {
+        let zeroes = Command::write_zeroes(1, 16, 256, true);
+        assert_eq!((zeroes.dwords[0], zeroes.dwords[12]), (8, 255 | 1 << 25));
+        assert_eq!(Command::write_zeroes(1, 16, 256, false).dwords[12], 255);
+        let trim = Command::deallocate(1);
+        assert_eq!((trim.dwords[0], trim.dwords[10], trim.dwords[11]), (9, 0, 4));
+        let range = deallocate_range(0x0102, 3);
+        assert_eq!(range, [0, 0, 0, 0, 3, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(Command::flush(3).dwords[..2], [0, 3]);
+    }
+
+    #[test]
+    fn admin_commands() {
+        let cq = Command::create_completion_queue(1, 256, 0x5000, 2);
+        assert_eq!((cq.dwords[0], cq.dwords[6]), (5, 0x5000));
+        assert_eq!((cq.dwords[10], cq.dwords[11]), (255 << 16 | 1, 2 << 16 | 3));
+        let sq = Command::create_submission_queue(1, 256, 0x6000, 4);
+        assert_eq!((sq.dwords[0], sq.dwords[10], sq.dwords[11]), (1, 255 << 16 | 1, 4 << 16 | 1));
+        assert_eq!(Command::abort(1, 9).dwords[10], 9 << 16 | 1);
+        let count = Command::set_queue_count(2);
+        assert_eq!((count.dwords[0], count.dwords[10], count.dwords[11]), (9, 7, 1 << 16 | 1));
+        assert_eq!(Command::identify_namespace(5).dwords[1], 5);
+        assert_eq!(Command::identify_controller().dwords[10], 1);
+        assert_eq!(Command::identify_active_namespaces().dwords[10], 2);
+        assert_eq!(Command::delete_submission_queue(3).dwords[10], 3);
+        assert_eq!(Command::delete_completion_queue(3).dwords[0], 4);
+    }
+
+    #[test]
+    fn completions() {
+        // Unrecovered read error, do not retry, phase 1, of command 0x1234.
+        let status = 0x4281_u32;
+        let dwords = [7, 0, 1 << 16 | 99, 0x1234 | 1 << 16 | status << 17];
+        let found = Completion::from_dwords(dwords);
+        assert_eq!((found.result, found.submission_head, found.queue), (7, 99, 1));
+        assert!(found.phase && found.id == 0x1234 && !found.status.is_success());
+        assert_eq!(found.status.errno(), Errno(libc::ENODATA));
+        // "More" is no error.
+        assert!(Status(1 << 13).is_success());
+        assert_eq!(Status(1).errno(), Errno(libc::EOPNOTSUPP));
+        assert_eq!(Status(0x80).errno(), Errno(libc::EIO));
+    }
+
+    #[test]
+    fn identities() {
+        let mut bytes = [0; IDENTIFY_BYTES];
+        bytes[4..24].copy_from_slice(b"SN 1                ");
+        bytes[24..30].copy_from_slice(b"Model\xff");
+        (bytes[77], bytes[520], bytes[525]) = (5, 0b1100, 1);
+        let found = ControllerIdentity::decode(&bytes);
+        assert_eq!((found.serial.as_str(), found.model.as_str()), ("SN 1", "Model?"));
+        assert!(found.write_zeroes && found.deallocate && found.volatile_cache);
+        assert_eq!(found.transfer_log2, 5);
+
+        let mut bytes = [0; IDENTIFY_BYTES];
+        (bytes[2], bytes[26], bytes[33]) = (1, 0x21, 0b1001);
+        // Format 17: extended in bits 6:5.
+        (bytes[128 + 4 * 17], bytes[128 + 4 * 17 + 2]) = (8, 12);
+        let found = NamespaceIdentity::decode(&bytes);
+        assert_eq!((found.blocks, found.block_log2, found.metadata_bytes), (1 << 16, 12, 8));
+        assert!(found.deallocated_is_zero && found.zeroes_deallocate);
+        assert_eq!(first_namespace(&bytes), Some(1 << 16));
+        assert_eq!(first_namespace(&[0; IDENTIFY_BYTES]), None);
+        // Any byte decodes: the largest format index is inside.
+        NamespaceIdentity::decode(&[0xff; IDENTIFY_BYTES]);
+    }
+}
