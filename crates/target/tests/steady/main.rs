@@ -103,34 +103,41 @@ fn work(client: &mut Client, prng: &mut Prng, write: bool, count: u64) -> u64 {
     kicks
 }
 
+/// The driver's packed ring counts descriptors in 16 bits for as long as it need not kick, and ends
+/// in a panic, where sums are checked, when there are more: three a request, and three rounds.
+fn requests(features: u64) -> u64 {
+    if features != 0 && cfg!(debug_assertions) { 7_000 } else { REQUESTS }
+}
+
 fn measure(level: Level, drives: u8, features: u64, write: bool) {
+    let count = requests(features);
     let rig = Rig::polling(level, drives, DISK, Duration::from_secs(1));
     let export = rig.export(1);
     let mut client = Client::connect(&export.spec().socket, 1, all_features() | features, 1 << 20);
     client.queues[0].set_used_notif_enabled(false);
     let mut prng = Prng::from_seed(1);
     // Every place is written, every list has its length.
-    work(&mut client, &mut prng, true, REQUESTS);
-    work(&mut client, &mut prng, write, REQUESTS);
+    work(&mut client, &mut prng, true, count);
+    work(&mut client, &mut prng, write, count);
     let bell = client.transport.get_completion_fd(0);
     let _ = bell.read();
     let idle = costs(&rig);
     let before = costs(&rig);
-    let kicks = work(&mut client, &mut prng, write, REQUESTS);
+    let kicks = work(&mut client, &mut prng, write, count);
     let after = costs(&rig);
     let looking = [before[0] - idle[0], before[1] - idle[1]];
     let spent =
         [after[0] - before[0] - looking[0], after[1].saturating_sub(before[1] + looking[1])];
     println!(
-        "{level:?} {}, write: {write}: {REQUESTS} requests, {} allocations, {} calls, {kicks} \
+        "{level:?} {}, write: {write}: {count} requests, {} allocations, {} calls, {kicks} \
          kicks",
         if features == 0 { "split" } else { "packed" },
         spent[0],
         spent[1],
     );
-    assert!(spent[0] * RARE < REQUESTS, "{} allocations", spent[0]);
-    assert!(spent[1] * RARE < REQUESTS, "{} calls of the kernel", spent[1]);
-    assert!(kicks * RARE < REQUESTS, "{kicks} kicks");
+    assert!(spent[0] * RARE < count, "{} allocations", spent[0]);
+    assert!(spent[1] * RARE < count, "{} calls of the kernel", spent[1]);
+    assert!(kicks * RARE < count, "{kicks} kicks");
     assert!(client.transport.get_completion_fd(0).read().is_err(), "a call that nobody wanted");
 }
 
