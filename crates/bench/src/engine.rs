@@ -84,6 +84,7 @@ impl Asked {
 
 /// What happens, for whoever waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "a few of them a run, and none is kept")]
 pub enum Event {
     /// Drives are labelled, and every block is written once.
     SettingUp,
@@ -116,7 +117,7 @@ pub fn run(spec: EngineSpec, on_event: &mut dyn FnMut(Event)) -> Result<Report, 
         });
     };
     core.sender().send(letter).map_err(|_| BenchError::ReactorEnded)?;
-    heard.into_iter().for_each(|event| on_event(event));
+    heard.into_iter().for_each(&mut *on_event);
     let (size_bytes, rounds) = answer.recv().map_err(|_| BenchError::ReactorEnded)??;
     setup.insert("size".into(), size_bytes.to_string());
     Ok(Report { bench: "engine".into(), setup, rounds })

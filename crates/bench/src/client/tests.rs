@@ -55,7 +55,6 @@ fn wish(ring: RingKind, indirect: bool, event_index: bool, segments: u16) -> Wis
 
 /// A device whose queues answer what they have popped in no order.
 struct Rig {
-    wish: Wish,
     memory: Memory,
     queues: Vec<Queue>,
     devices: Vec<device::Device>,
@@ -76,7 +75,7 @@ impl Rig {
         let devices = queues.iter().map(device).collect();
         let disk = vec![0; usize::try_from(BLOCKS).unwrap() * BLOCK as usize];
         let (prng, clock) = (Prng::from_seed(1), Clock::calibrated());
-        Rig { wish, memory, queues, devices, disk, prng, clock }
+        Rig { memory, queues, devices, disk, prng, clock }
     }
 
     fn load(&self) -> LoadSpec {
