@@ -103,9 +103,13 @@ impl OpenDevice {
         }
     }
 
-    /// Its descriptor, by which a reactor that has it tells of it.
-    pub fn fd(&self) -> RawFd {
-        self.file.as_raw_fd()
+    /// Its descriptor, by which a reactor that has it tells of it; `None`: io_uring has no part in
+    /// it.
+    pub fn fd(&self) -> Option<RawFd> {
+        match &self.disk {
+            Disk::File(file) => Some(file.as_raw_fd()),
+            Disk::Nvme(_) => None,
+        }
     }
 
     pub fn medium(&self) -> Medium<'_> {

@@ -61,7 +61,7 @@ mod tests {
                 if lost < layout.data {
                     let from = sources(&layout, stripe, usable, 0);
                     assert_eq!(from & !usable, 0);
-                    assert_eq!(from.count_ones(), layout.data.into());
+                    assert_eq!(from.count_ones(), u32::from(layout.data));
                     each(from).for_each(|p| reads[layout.member_at(stripe, p).index()] += 1);
                 }
             }

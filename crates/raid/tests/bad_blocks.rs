@@ -61,7 +61,7 @@ impl Backend for Faulty {
         let file = match &device {
             Device::File { file } => Arc::as_ptr(file) as usize,
             Device::Nvme { .. } | Device::Ram { .. } | Device::Model { .. } => 0,
-            Device::Lossy { .. } | Device::Simulated { .. } => 0,
+            Device::Null { .. } | Device::Lossy { .. } | Device::Simulated { .. } => 0,
         };
         let id = self.kernel.register(device);
         self.files.insert(id, file);

@@ -37,7 +37,7 @@ impl Host {
     pub(super) fn queue_of(&self, drive: &Attached, reports: &Reports) -> Option<DriveQueue> {
         let (array, _) = drive.used_by?;
         let core = self.look(|state| state.arrays.get(&array).map(|running| running.core))?;
-        let fd = drive.device()?.fd();
+        let fd = drive.device()?.fd()?;
         let device = reports.get(&core)?.devices.iter().find(|device| device.fd == fd)?;
         Some(queue(device))
     }

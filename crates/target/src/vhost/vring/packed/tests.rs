@@ -120,7 +120,7 @@ fn the_guest_is_called_when_it_wants_to_be() {
         (true, 2 << 16 | 0x8003, 3, false),
         (true, 2 << 16 | 0x8003, 4, true),
         // The same descriptor, a lap later.
-        (true, 2 << 16 | 0x0000, 4, false),
+        (true, 2 << 16, 4, false),
     ] {
         guest.write(DEVICE, &[0; 4]);
         let mut ring = ring(&guest, if event_index { EVENT_INDEX } else { 0 });
