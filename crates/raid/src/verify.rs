@@ -12,9 +12,9 @@
 //! | | there is none | not what was read | the drive, which has lost both: the same as above |
 //! | | no | no, and they differ | nobody knows: the read is an error |
 //!
-//! "The others" are members whose own blocks fit their checksums. Where the block cannot be read at
-//! all, and its checksum does not fit what they say: the checksum is wrong if there are more of them
-//! than it takes to say anything, and all agree; else nobody knows.
+//! "The others" are members whose own blocks fit their checksums. Where the block cannot be read
+//! at all, and its checksum does not fit what they say: the checksum is wrong if there are more of
+//! them than it takes to say anything, and all agree; else nobody knows.
 
 use std::ops::Range;
 

@@ -3,7 +3,8 @@
 //! | device | is given its operations | answers |
 //! |---|---|---|
 //! | file, block device | by a ring: the polled one, if it can be polled | by the kernel |
-//! | memory, and the drive that does nothing | at once: a copy, or not even that | at the next look |
+//! | memory | at once: a copy | at the next look |
+//! | the drive that does nothing | at once | at the next look |
 //! | modelled drive | at once: a copy | when its numbers say so |
 //! | NVMe drive of ours | at once: a queue in its memory | when its queues are looked at |
 //! | lossy drive | at once: a cache; by the ring what that asks of its file | by the cache |
