@@ -34,7 +34,6 @@ enum Nvm {
     Write = 0x01,
     Read = 0x02,
     WriteZeroes = 0x08,
-    DatasetManagement = 0x09,
 }
 
 /// Feature "Number of Queues" (Base 5.27.1.5).
@@ -45,8 +44,6 @@ const CNS_CONTROLLER: u32 = 0x01;
 const CNS_ACTIVE_NAMESPACES: u32 = 0x02;
 /// Write Zeroes: the blocks may be deallocated (NVM 3.2.8, DEAC).
 const DEALLOCATE: u32 = 1 << 25;
-/// Dataset Management: deallocate (NVM 3.2.3, AD).
-const ATTRIBUTE_DEALLOCATE: u32 = 1 << 2;
 
 /// A submission queue entry (Base 3.3.3.1). Its identifier and data pointer are filled in when it
 /// is sent.
@@ -159,19 +156,6 @@ impl Command {
         let how = if deallocate { DEALLOCATE } else { 0 };
         Command::new(Nvm::WriteZeroes as u32, namespace).words([low, high, blocks | how])
     }
-
-    /// Of one range, which is the command's data: see [`deallocate_range`] (NVM 3.2.3).
-    pub fn deallocate(namespace: u32) -> Command {
-        Command::new(Nvm::DatasetManagement as u32, namespace).words([0, ATTRIBUTE_DEALLOCATE])
-    }
-}
-
-/// A range definition of Dataset Management (NVM figure 41).
-pub fn deallocate_range(lba: u64, blocks: u32) -> [u8; 16] {
-    let mut range = [0; 16];
-    range[4..8].copy_from_slice(&blocks.to_le_bytes());
-    range[8..].copy_from_slice(&lba.to_le_bytes());
-    range
 }
 
 /// Low, then high.
@@ -268,7 +252,6 @@ pub struct ControllerIdentity {
     /// Most bytes of one transfer, in pages of the smallest size as a power of two; 0: no limit.
     pub transfer_log2: u8,
     pub write_zeroes: bool,
-    pub deallocate: bool,
     pub volatile_cache: bool,
 }
 
@@ -281,7 +264,6 @@ impl ControllerIdentity {
             firmware: text(&bytes[64..72]),
             transfer_log2: bytes[77],
             write_zeroes: optional & 1 << 3 != 0,
-            deallocate: optional & 1 << 2 != 0,
             volatile_cache: bytes[525] & 1 != 0,
         }
     }
@@ -360,10 +342,6 @@ mod tests {
         let zeroes = Command::write_zeroes(1, 16, 256, true);
         assert_eq!((zeroes.dwords[0], zeroes.dwords[12]), (8, 255 | 1 << 25));
         assert_eq!(Command::write_zeroes(1, 16, 256, false).dwords[12], 255);
-        let trim = Command::deallocate(1);
-        assert_eq!((trim.dwords[0], trim.dwords[10], trim.dwords[11]), (9, 0, 4));
-        let range = deallocate_range(0x0102, 3);
-        assert_eq!(range, [0, 0, 0, 0, 3, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
         assert_eq!(Command::flush(3).dwords[..2], [0, 3]);
     }
 
@@ -407,7 +385,7 @@ mod tests {
         (bytes[77], bytes[520], bytes[525]) = (5, 0b1100, 1);
         let found = ControllerIdentity::decode(&bytes);
         assert_eq!((found.serial.as_str(), found.model.as_str()), ("SN 1", "Model?"));
-        assert!(found.write_zeroes && found.deallocate && found.volatile_cache);
+        assert!(found.write_zeroes && found.volatile_cache);
         assert_eq!(found.transfer_log2, 5);
 
         let mut bytes = [0; IDENTIFY_BYTES];

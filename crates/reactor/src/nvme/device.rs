@@ -19,7 +19,7 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use super::command::{BLOCKS_MAX, Command, Completion, deallocate_range};
+use super::command::{BLOCKS_MAX, Command, Completion};
 use super::controller::{BOUNCE_BYTES, BOUNCES, Controller, Identity, PAGE, Trouble};
 use super::prp::{self, Windows};
 use crate::backend::Instant;
@@ -360,7 +360,7 @@ impl NvmeDevice {
             Op::WriteZeroes { offset, unmap, .. } => {
                 within = ZEROES_WITHIN;
                 let lba = (offset + request.sent) >> log2;
-                zeroes(controller, id, lba, blocks(len), *unmap)
+                zeroes(controller, lba, blocks(len), *unmap)
             }
             Op::Readable { .. } => unreachable!("refused when it was asked for"),
         };
@@ -485,10 +485,8 @@ fn check(identity: &Identity, op: &Op) -> Result<Option<u64>, Errno> {
             (*offset, data.len() as u64)
         }
         Op::WriteZeroes { offset, len, .. } => {
-            let its = identity.its;
-            let can = identity.controller.write_zeroes
-                || (identity.controller.deallocate && its.deallocated_is_zero);
-            if !can {
+            // Deallocating does not do: a drive may ignore it, also in part (NVM 3.2.3).
+            if !identity.controller.write_zeroes {
                 return Err(Errno(libc::EOPNOTSUPP));
             }
             (*offset, *len)
@@ -560,14 +558,9 @@ fn write_list(controller: &Controller, (list, at): (usize, u64), entries: &[u64]
 }
 
 /// The command that makes blocks read as zeroes, and gives their space back if that may be.
-fn zeroes(controller: &Controller, id: u16, lba: u64, blocks: u32, unmap: bool) -> Command {
+fn zeroes(controller: &Controller, lba: u64, blocks: u32, unmap: bool) -> Command {
     assert!(blocks <= BLOCKS_MAX);
-    let Identity { namespace, its, controller: who, .. } = controller.identity();
-    if who.write_zeroes {
-        let deallocate = unmap && its.zeroes_deallocate && its.deallocated_is_zero;
-        return Command::write_zeroes(*namespace, lba, blocks, deallocate);
-    }
-    let (list, at) = controller.list(id);
-    controller.memory().write(list, &deallocate_range(lba, blocks));
-    Command::deallocate(*namespace).with_data(at, 0)
+    let Identity { namespace, its, .. } = controller.identity();
+    let deallocate = unmap && its.zeroes_deallocate && its.deallocated_is_zero;
+    Command::write_zeroes(*namespace, lba, blocks, deallocate)
 }

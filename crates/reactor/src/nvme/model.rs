@@ -473,7 +473,6 @@ impl State {
         let opcode = command[0] & 0xff;
         let done = match opcode {
             0x00 => Ok(()),
-            0x09 => self.deallocate(command),
             0x01 | 0x02 | 0x08 if lba + blocks > BLOCKS as u64 => Err(OUT_OF_RANGE),
             0x08 => {
                 self.zero(lba, blocks);
@@ -488,16 +487,6 @@ impl State {
     fn zero(&mut self, lba: u64, blocks: u64) {
         let place = |block: u64| usize::try_from(block).unwrap() * BLOCK_BYTES;
         self.data[place(lba)..place(lba + blocks)].fill(0);
-    }
-
-    fn deallocate(&mut self, command: &[u32; 16]) -> Result<(), u16> {
-        assert!(command[10] & 0xff == 0 && command[11] == 4);
-        let mut range = [0; 16];
-        let at = u64::from(command[7]) << 32 | u64::from(command[6]);
-        self.get(at, &mut range).ok_or(TRANSFER_ERROR)?;
-        let blocks = u32::from_le_bytes(range[4..8].try_into().unwrap());
-        self.zero(u64::from_le_bytes(range[8..].try_into().unwrap()), blocks.into());
-        Ok(())
     }
 
     fn transfer(

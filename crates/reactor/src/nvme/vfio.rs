@@ -92,7 +92,7 @@ impl Registers {
     }
 }
 
-/// Fields are dropped from the first to the last, and that matters: see `open_device`.
+/// Fields are dropped from the first to the last, and that matters: see `open`.
 struct Vfio {
     registers: Registers,
     _device: VfioDevice,

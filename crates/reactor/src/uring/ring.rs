@@ -202,7 +202,8 @@ impl Ring {
                 self.io.submitter().submit_with_args(1, &args)
             }
         };
-        waited.is_ok()
+        let is_end = |errno| [libc::EINTR, libc::ETIME, libc::EAGAIN, libc::EBUSY].contains(&errno);
+        waited.map_or_else(|error| error.raw_os_error().is_some_and(is_end), |_| true)
     }
 
     /// Appends what has completed: user data and outcome.

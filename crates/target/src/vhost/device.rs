@@ -14,7 +14,7 @@ use crate::vhost::config::{Facts, PROTOCOL_FEATURES, is_write_through};
 use crate::vhost::disk::{Disk, Trouble};
 use crate::vhost::memory::{Graveyard, GuestMemory, MappedRegion, MemoryError, Place};
 use crate::vhost::queue::{Bells, Queue, State};
-use crate::vhost::vring::{RingAddresses, RingSetup};
+use crate::vhost::vring::{Ring, RingAddresses, RingSetup};
 
 /// The front end spoke of a ring that does not exist.
 #[derive(Debug, thiserror::Error)]
@@ -192,7 +192,12 @@ impl Device {
     /// end will know where the ring stands: see [`Ring::leave`](crate::vhost::vring::Ring::leave).
     async fn halt(&self, index: usize, front_end_knows: bool) -> Result<(), NoRing> {
         let queue = self.vring(index)?.borrow().queue.clone();
-        let Some(queue) = queue else { return Ok(()) };
+        let Some(queue) = queue else {
+            if front_end_knows {
+                self.forget_left(index)?;
+            }
+            return Ok(());
+        };
         queue.stop().await;
         let mut vring = self.vring(index)?.borrow_mut();
         // Someone else may have waited for the same, and have gone on already.
@@ -200,6 +205,17 @@ impl Device {
             vring.base = queue.base();
             queue.leave(front_end_knows);
             vring.queue = None;
+        }
+        Ok(())
+    }
+
+    /// A ring may have been left before the front end asked where it stands: QEMU disables it first.
+    fn forget_left(&self, index: usize) -> Result<(), NoRing> {
+        let vring = self.vring(index)?.borrow();
+        if let Some(addresses) = vring.addresses {
+            let (size, features) = (vring.size, self.features.get());
+            let setup = RingSetup { size, addresses, base: vring.base, features };
+            Ring::forget_left(&self.memory.borrow(), &setup);
         }
         Ok(())
     }

@@ -373,8 +373,10 @@ impl Poller for Queue {
             return false;
         }
         let more = self.ring.borrow().enable_kicks();
+        // Who is at work looks for more when done; who was woken and has not run yet does not.
+        let is_missed = more && (self.parked.get() != 0 || self.in_flight.get() == 0);
         // Without a kick file nobody would wake the reactor, so it may not sleep.
-        (more && self.parked.get() != 0) || self.bells.borrow().kick.is_none()
+        is_missed || self.bells.borrow().kick.is_none()
     }
 
     fn disarm(&self) {

@@ -264,6 +264,13 @@ impl Ring {
             Ring::Packed(ring) => ring.leave(front_end_knows),
         }
     }
+
+    /// The front end knows now where a ring stands that was left before.
+    pub(crate) fn forget_left(memory: &GuestMemory, setup: &RingSetup) {
+        if setup.has(VIRTIO_F_RING_PACKED) {
+            PackedRing::forget_left(memory, setup);
+        }
+    }
 }
 
 #[cfg(test)]
