@@ -209,7 +209,8 @@ impl Device {
         Ok(())
     }
 
-    /// A ring may have been left before the front end asked where it stands: QEMU disables it first.
+    /// A ring may have been left before the front end asked where it stands: QEMU disables it
+    /// first.
     fn forget_left(&self, index: usize) -> Result<(), NoRing> {
         let vring = self.vring(index)?.borrow();
         if let Some(addresses) = vring.addresses {
