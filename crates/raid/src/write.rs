@@ -190,13 +190,10 @@ impl Array {
             new.push(self.stable_copy(piece, from, Mode::Direct).await?);
         }
         let written: SmallVec<[_; 4]> = new.iter().map(|n| (n.chunk, n.rows.clone())).collect();
-        let mut bands = bands(&written, u32::MAX);
-        let result = match (bands.pop(), bands.is_empty()) {
-            (Some(band), true) => self.write_band(stripe, band, &new).await,
-            (last, _) => {
-                bands.extend(last);
-                self.write_bands(stripe, bands, &new).await
-            }
+        let bands = bands(&written, u32::MAX);
+        let result = match bands.as_slice() {
+            [band] => self.write_band(stripe, band.clone(), &new).await,
+            _ => self.write_bands(stripe, bands, &new).await,
         };
         if whole && result.is_ok() {
             self.unsynced.remove(stripe);

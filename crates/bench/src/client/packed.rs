@@ -6,21 +6,15 @@
 use std::sync::atomic::{Ordering, fence};
 
 use virtio_bindings::virtio_ring::{
-    VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_PACKED_DESC_F_AVAIL,
-    VRING_PACKED_DESC_F_USED, VRING_PACKED_EVENT_F_WRAP_CTR, VRING_PACKED_EVENT_FLAG_DESC,
-    VRING_PACKED_EVENT_FLAG_DISABLE,
+    VRING_PACKED_DESC_F_AVAIL, VRING_PACKED_DESC_F_USED, VRING_PACKED_EVENT_F_WRAP_CTR,
+    VRING_PACKED_EVENT_FLAG_DESC, VRING_PACKED_EVENT_FLAG_DISABLE,
 };
 
 use crate::client::memory::Memory;
 use crate::client::parts::{Places, RingSetup, Strange, Used};
-use crate::client::slots::{DESCRIPTOR_BYTES, Piece, Slots};
+use crate::client::slots::{DESCRIPTOR_BYTES, INDIRECT, NEXT, Piece, Slots, WRITE};
 
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
 const NO_CALLS: u16 = 1;
-const _: () = assert!(NEXT as u32 == VRING_DESC_F_NEXT && WRITE as u32 == VRING_DESC_F_WRITE);
-const _: () = assert!(INDIRECT as u32 == VRING_DESC_F_INDIRECT);
 const _: () = assert!(NO_CALLS as u32 == VRING_PACKED_EVENT_FLAG_DISABLE);
 const AVAILABLE: u16 = 1 << VRING_PACKED_DESC_F_AVAIL;
 const USED: u16 = 1 << VRING_PACKED_DESC_F_USED;

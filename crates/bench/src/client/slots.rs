@@ -4,6 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use virtio_bindings::virtio_blk::{VIRTIO_BLK_T_IN, VIRTIO_BLK_T_OUT};
+use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 
 use crate::client::Wish;
 use crate::client::memory::Memory;
@@ -16,6 +17,12 @@ const TABLE_AT: usize = 32;
 pub(crate) const DESCRIPTOR_BYTES: usize = 16;
 const DESCRIPTOR_BYTES_LOG2: u32 = 4;
 const _: () = assert!(DESCRIPTOR_BYTES == 1 << DESCRIPTOR_BYTES_LOG2);
+/// Flags of a descriptor, in either.
+pub(crate) const NEXT: u16 = 1;
+pub(crate) const WRITE: u16 = 2;
+pub(crate) const INDIRECT: u16 = 4;
+const _: () = assert!(NEXT as u32 == VRING_DESC_F_NEXT && WRITE as u32 == VRING_DESC_F_WRITE);
+const _: () = assert!(INDIRECT as u32 == VRING_DESC_F_INDIRECT);
 /// No status of the specification: so an answer that was never written is seen.
 const UNWRITTEN: u8 = 0xff;
 const SECTOR_BYTES: u64 = 512;

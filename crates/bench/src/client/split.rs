@@ -6,14 +6,11 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use virtio_bindings::virtio_ring::{
-    VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
-    VRING_USED_F_NO_NOTIFY,
-};
+use virtio_bindings::virtio_ring::{VRING_AVAIL_F_NO_INTERRUPT, VRING_USED_F_NO_NOTIFY};
 
 use crate::client::memory::Memory;
 use crate::client::parts::{Places, RingSetup, Strange, Used};
-use crate::client::slots::{DESCRIPTOR_BYTES, Slots};
+use crate::client::slots::{DESCRIPTOR_BYTES, INDIRECT, NEXT, Slots, WRITE};
 
 const INDEX: usize = 2;
 const RING: usize = 4;
@@ -21,12 +18,7 @@ const USED_ELEMENT_BYTES: usize = 8;
 /// The wish for a call is put so far ahead of what was seen, and again after half of that.
 const FAR_AHEAD: u16 = 1 << 15;
 
-const NEXT: u16 = 1;
-const WRITE: u16 = 2;
-const INDIRECT: u16 = 4;
 const NO_CALLS: u16 = 1;
-const _: () = assert!(NEXT as u32 == VRING_DESC_F_NEXT && WRITE as u32 == VRING_DESC_F_WRITE);
-const _: () = assert!(INDIRECT as u32 == VRING_DESC_F_INDIRECT);
 const _: () = assert!(NO_CALLS as u32 == VRING_AVAIL_F_NO_INTERRUPT);
 
 pub(crate) struct SplitRing {

@@ -113,12 +113,11 @@ fn run_vhost(command: &Vhost, output: Output) -> Answer<()> {
             "if it may be lost, use --force; if not, use --rw randread without --verify and --fill",
         ));
     }
+    let spec = initiator.spec(load, load.asked(1)?, array.core());
     if let Some(other) = against {
         let rounds = load.rounds_or(turns::ROUNDS_USUAL);
-        let spec = initiator.spec(load, load.asked(1)?, array.core());
         return turns::sockets([socket, other], &spec, rounds, output);
     }
-    let spec = initiator.spec(load, load.asked(1)?, array.core());
     let report = at_socket(socket, &spec)?;
     show(output, &report, text)
 }

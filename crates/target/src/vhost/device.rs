@@ -214,9 +214,7 @@ impl Device {
     fn forget_left(&self, index: usize) -> Result<(), NoRing> {
         let vring = self.vring(index)?.borrow();
         if let Some(addresses) = vring.addresses {
-            let (size, features) = (vring.size, self.features.get());
-            let setup = RingSetup { size, addresses, base: vring.base, features };
-            Ring::forget_left(&self.memory.borrow(), &setup);
+            Ring::forget_left(&self.memory.borrow(), addresses, self.features.get());
         }
         Ok(())
     }

@@ -266,9 +266,9 @@ impl Ring {
     }
 
     /// The front end knows now where a ring stands that was left before.
-    pub(crate) fn forget_left(memory: &GuestMemory, setup: &RingSetup) {
-        if setup.has(VIRTIO_F_RING_PACKED) {
-            PackedRing::forget_left(memory, setup);
+    pub(crate) fn forget_left(memory: &GuestMemory, at: RingAddresses, features: u64) {
+        if features & (1 << VIRTIO_F_RING_PACKED) != 0 {
+            PackedRing::forget_left(memory, at);
         }
     }
 }

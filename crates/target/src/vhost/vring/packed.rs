@@ -259,12 +259,11 @@ impl PackedRing {
     }
 
     /// Takes back what `leave` said, if it did.
-    pub(crate) fn forget_left(memory: &GuestMemory, setup: &RingSetup) {
-        let size = u16::try_from(setup.size).unwrap_or(0);
-        let Ok(parts) = Parts::find(memory, setup.addresses, size) else { return };
-        let (_, flags) = halves(parts.device.load_u32(0, Ordering::Acquire));
+    pub(crate) fn forget_left(memory: &GuestMemory, at: RingAddresses) {
+        let Ok(device) = find_part(memory, at.used, EVENT_BYTES, 4) else { return };
+        let (_, flags) = halves(device.load_u32(0, Ordering::Acquire));
         if flags >> EVENT_FLAGS_BITS == LEFT {
-            parts.want(0, 0);
+            device.store_u32(0, 0, Ordering::Relaxed);
         }
     }
 
