@@ -93,8 +93,11 @@ pub struct UringBackend {
 #[derive(Default)]
 struct Turn {
     began: Cell<Instant>,
-    /// Whether `began` is known: the time is asked for right after each look.
+    /// Whether `began` is known: the time is asked for right after each look, once for the turn
+    /// that ends and the one that begins.
     is_dated: Cell<bool>,
+    /// The turn that ended.
+    was_busy: Cell<bool>,
     has_submitted: bool,
     /// The look before it has completed something.
     has_heard: bool,
@@ -391,16 +394,14 @@ impl UringBackend {
         let turn = &mut self.turn;
         let was_busy = turn.has_submitted || turn.has_heard || has_heard;
         self.gauges.count(|counters| counters.turns += 1);
-        if was_busy {
-            self.gauges.busy(turn.began.get(), now(self.started));
-        }
+        turn.was_busy.set(was_busy);
         (turn.has_submitted, turn.has_heard) = (false, has_heard);
         turn.is_dated.set(false);
     }
 
     /// Sleeps until one completion, or for `wait`.
     fn sleep(&mut self, wait: Option<Duration>) {
-        let began = now(self.started);
+        let began = self.now();
         self.ring.wait(wait);
         let ended = now(self.started);
         self.gauges.slept(ended.since(began));
@@ -424,7 +425,10 @@ impl Backend for UringBackend {
     fn now(&self) -> Instant {
         let now = now(self.started);
         if !self.turn.is_dated.replace(true) {
-            self.turn.began.set(now);
+            let began = self.turn.began.replace(now);
+            if self.turn.was_busy.take() {
+                self.gauges.busy(began, now);
+            }
         }
         now
     }
