@@ -12,6 +12,7 @@ use ashlar_raid::layout::level_name;
 use ashlar_reactor::buffer::Buffer;
 use ashlar_reactor::cores::Core;
 use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::clock::Clock;
@@ -108,19 +109,29 @@ pub fn run(spec: EngineSpec, on_event: &mut dyn FnMut(Event)) -> Result<Report, 
     let clock = Clock::calibrated();
     let core = Core::start(cpu, POLL_WINDOW)?;
     let (events, heard) = mpsc::channel();
-    let (reply, answer) = mpsc::channel();
-    let letter = move |reactor: &Reactor| {
-        let its = reactor.clone();
-        reactor.spawn(async move {
-            // Nobody listens only if the program is ending.
-            let _ = reply.send(measure(its, clock, under, asked, events).await);
-        });
-    };
-    core.sender().send(letter).map_err(|_| BenchError::ReactorEnded)?;
+    let job = move |reactor| measure(reactor, clock, under, asked, events);
+    let answer = ask(core.sender(), job)?;
     heard.into_iter().for_each(&mut *on_event);
     let (size_bytes, rounds) = answer.recv().map_err(|_| BenchError::ReactorEnded)??;
     setup.insert("size".into(), size_bytes.to_string());
     Ok(Report { bench: "engine".into(), setup, rounds })
+}
+
+/// Starts something on a reactor; its answer can be waited for.
+pub fn ask<T: Send + 'static, F: Future<Output = T> + 'static>(
+    sender: &Sender,
+    job: impl FnOnce(Reactor) -> F + Send + 'static,
+) -> Result<mpsc::Receiver<T>, BenchError> {
+    let (reply, answer) = mpsc::channel();
+    let letter = move |reactor: &Reactor| {
+        let future = job(reactor.clone());
+        reactor.spawn(async move {
+            // Nobody listens only if the program is ending.
+            let _ = reply.send(future.await);
+        });
+    };
+    sender.send(letter).map_err(|_| BenchError::ReactorEnded)?;
+    Ok(answer)
 }
 
 /// What a report says of what is measured.
@@ -258,4 +269,4 @@ impl Job {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

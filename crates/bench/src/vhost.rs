@@ -16,7 +16,7 @@ use ashlar_target::vhost::{ExportSpec, VhostExport};
 use crate::client::{Client, RingKind, Wish};
 use crate::clock::Clock;
 use crate::counters::{Counters, Sample};
-use crate::engine::{Asked, Event, POLL_WINDOW, describe};
+use crate::engine::{Asked, Event, POLL_WINDOW, ask, describe};
 use crate::error::BenchError;
 use crate::report::{Report, Round};
 use crate::run::{Probe, Run};
@@ -202,16 +202,8 @@ impl BackEnd {
     ) -> Result<BackEnd, BenchError> {
         let core = Core::start(cpu, POLL_WINDOW)?;
         let seed = spec.asked.seed;
-        let (reply, answer) = mpsc::channel();
-        let letter = move |reactor: &Reactor| {
-            let its = reactor.clone();
-            reactor.spawn(async move {
-                let keys = publish(&its, under, seed, clock).await;
-                // Nobody listens only if the program is ending.
-                let _ = reply.send(keys);
-            });
-        };
-        core.sender().send(letter).map_err(|_| BenchError::ReactorEnded)?;
+        let job = move |reactor| publish(reactor, under, seed, clock);
+        let answer = ask(core.sender(), job)?;
         let (under, volume, counters) = answer.recv().map_err(|_| BenchError::ReactorEnded)??;
         let directory = tempfile::Builder::new().prefix("ashlar-bench-").tempdir();
         let directory = directory.map_err(BenchError::system("no directory for a socket"))?;
@@ -228,19 +220,13 @@ impl BackEnd {
 
     fn stop(self) -> Result<(), BenchError> {
         self.export.stop();
-        let (reply, answer) = mpsc::channel();
         let under = self.under;
-        let letter = move |reactor: &Reactor| {
-            let under = reactor.get(under);
-            reactor.spawn(async move {
-                let stopped = match under {
-                    Some(under) => under.stop().await,
-                    None => Ok(()),
-                };
-                let _ = reply.send(stopped);
-            });
-        };
-        self.core.sender().send(letter).map_err(|_| BenchError::ReactorEnded)?;
+        let answer = ask(self.core.sender(), move |reactor| async move {
+            match reactor.get(under) {
+                Some(under) => under.stop().await,
+                None => Ok(()),
+            }
+        })?;
         answer.recv().map_err(|_| BenchError::ReactorEnded)?
     }
 }
@@ -249,25 +235,22 @@ impl BackEnd {
 fn probe_of(sender: &Sender, counters: Key<RefCell<Counters>>) -> Probe {
     let sender = sender.clone();
     Box::new(move || {
-        let (reply, answer) = mpsc::channel();
-        let letter = move |reactor: &Reactor| {
+        let answer = ask(&sender, move |reactor| async move {
             let counters = reactor.get(counters);
-            let sample = counters.map(|counters| counters.borrow_mut().sample(reactor));
-            let _ = reply.send(sample.unwrap_or_default());
-        };
-        let sent = sender.send(letter);
-        sent.ok().and_then(|()| answer.recv().ok()).unwrap_or_default()
+            counters.map(|counters| counters.borrow_mut().sample(&reactor)).unwrap_or_default()
+        });
+        answer.ok().and_then(|answer| answer.recv().ok()).unwrap_or_default()
     })
 }
 
 /// On the reactor.
 async fn publish(
-    reactor: &Reactor,
+    reactor: Reactor,
     under: UnderSpec,
     seed: u64,
     clock: Clock,
 ) -> Result<Keys, BenchError> {
-    let under = Rc::new(Under::new(reactor, under, seed).await?);
+    let under = Rc::new(Under::new(&reactor, under, seed).await?);
     let volume = under.volume().expect("checked to be one").clone();
     let counters = Rc::new(RefCell::new(Counters::of_this_thread(clock)));
     Ok((reactor.publish(under), reactor.publish(Rc::new(volume)), reactor.publish(counters)))

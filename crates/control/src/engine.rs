@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 
 use crate::api::drive::DriveModel;
 use crate::refusal::{Answer, Refusal};
+use crate::size::Size;
 
 /// How long a look at something may take before the reactor counts as stuck.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(2);
@@ -68,8 +69,21 @@ pub fn report(core: &Core) -> impl Future<Output = Answer<Report>> + Send + 'sta
     }
 }
 
+/// Refuses drives of memory that the system has no room for, if it says what it has. The fix is
+/// the caller's.
+pub fn check_room(bytes: u64) -> Answer<()> {
+    match memory_available() {
+        Some(free) if bytes > free => Err(Refusal::no_space(format!(
+            "{} of memory do not fit: {} free",
+            Size(bytes),
+            Size(free)
+        ))),
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// Bytes that the system can give to drives of memory; `None`: it does not say.
-pub fn memory_available() -> Option<u64> {
+fn memory_available() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

@@ -7,9 +7,9 @@ use ashlar_raid::layout::Shape;
 use super::*;
 use crate::under::{Layer, Source};
 
-const REQUESTS: u64 = 2000;
+pub(crate) const REQUESTS: u64 = 2000;
 
-fn under(level: Level, members: usize) -> UnderSpec {
+pub(crate) fn under(level: Level, members: usize) -> UnderSpec {
     UnderSpec {
         sources: (0..members).map(|_| Source::Ram { bytes: 64 << 20 }).collect(),
         layer: Layer::Volume,
@@ -24,7 +24,7 @@ fn under(level: Level, members: usize) -> UnderSpec {
     }
 }
 
-fn asked(work: Work) -> Asked {
+pub(crate) fn asked(work: Work) -> Asked {
     Asked {
         work,
         read_percent: 50,

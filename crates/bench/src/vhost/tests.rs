@@ -5,42 +5,15 @@
 use std::io::Write;
 use std::os::unix::net::UnixListener;
 
-use ashlar_format::array_superblock::{Level, Policy};
-use ashlar_raid::layout::Shape;
+use ashlar_format::array_superblock::Level;
 
 use super::*;
+use crate::engine::tests::{REQUESTS, asked, under};
 use crate::load::Work;
 use crate::run::Limit;
-use crate::under::Source;
-
-const REQUESTS: u64 = 2000;
-
-fn under() -> UnderSpec {
-    UnderSpec {
-        sources: (0..3).map(|_| Source::Ram { bytes: 64 << 20 }).collect(),
-        layer: Layer::Volume,
-        level: Level::Raid5,
-        shape: Shape::default(),
-        chunk_bytes: 64 << 10,
-        policy: Some(Policy::Bitmap),
-        integrity: false,
-        pulled: 0,
-        size_bytes: Some(4 << 20),
-        block_bytes: 4096,
-    }
-}
 
 fn initiator() -> InitiatorSpec {
-    let asked = Asked {
-        work: Work::RandRw,
-        read_percent: 50,
-        block_bytes: 4096,
-        depth: 8,
-        seed: 1,
-        verify: true,
-        limit: Limit::Requests(REQUESTS),
-        rounds: 1,
-    };
+    let asked = Asked { rounds: 1, ..asked(Work::RandRw) };
     // Another than the back end's, where there is one.
     let cpus = std::thread::available_parallelism().unwrap().get();
     InitiatorSpec {
@@ -57,7 +30,7 @@ fn initiator() -> InitiatorSpec {
 }
 
 fn measured(spec: &InitiatorSpec) -> Result<Report, BenchError> {
-    let report = run_own(0, under(), spec, &mut |_| ())?;
+    let report = run_own(0, under(Level::Raid5, 3), spec, &mut |_| ())?;
     for round in &report.rounds {
         assert_eq!(round.all.requests, REQUESTS);
         assert_eq!(round.reads.map_or(0, |reads| reads.requests), round.reads_verified);
@@ -96,7 +69,7 @@ fn packed_rings_are_verified_or_refused_honestly() {
 }
 
 fn back_end() -> BackEnd {
-    BackEnd::start(0, under(), &initiator(), Clock::calibrated()).unwrap()
+    BackEnd::start(0, under(Level::Raid5, 3), &initiator(), Clock::calibrated()).unwrap()
 }
 
 #[test]
@@ -121,7 +94,7 @@ fn a_target_that_returns_other_bytes_is_found_out() {
     answer.recv().unwrap();
     let load = crate::load::LoadSpec { work: Work::Read, ..load };
     let mut run = Run::new(clock, load, true, Box::new(Sample::default));
-    run.begin(Limit::Requests(2000));
+    run.begin(Limit::Requests(REQUESTS));
     let error = client.drive(&mut run, clock).unwrap_err();
     let said = error.to_string();
     assert!(said.starts_with("wrong data at byte 409600: expected generation 1"), "{said}");

@@ -15,7 +15,7 @@ use crate::api::drive::{Drive, DriveAttach, DriveModel, DriveSource};
 use crate::catalog::KnownDrive;
 use crate::device::content::Content;
 use crate::device::{self, Identity, OpenDevice};
-use crate::engine::{self, Memory, memory_available};
+use crate::engine::{self, Memory};
 use crate::host::{Attached, Host, Medium};
 use crate::name::{check_name, name_from_path};
 use crate::pci::PciAddress;
@@ -489,12 +489,7 @@ fn memory_drive(memory: Memory, request: &DriveAttach) -> Answer<Attached> {
         return Err(Refusal::invalid(format!("{size} is no size for a drive of memory"))
             .fix(format!("use at least {}, and a multiple of 4K", Size(least))));
     }
-    let free = memory_available();
-    if free.is_some_and(|free| bytes > free) {
-        let free = Size(free.unwrap_or(0));
-        return Err(Refusal::no_space(format!("{size} of memory do not fit: {free} free"))
-            .fix("use a smaller drive"));
-    }
+    engine::check_room(bytes).map_err(|refusal| refusal.fix("use a smaller drive"))?;
     Ok(blank_memory(memory))
 }
 

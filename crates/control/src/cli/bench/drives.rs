@@ -7,7 +7,7 @@ use ashlar_bench::under::Source;
 use crate::cli::bench::options::ArrayOptions;
 use crate::device::content::Content;
 use crate::device::{DRIVE_BYTES_MIN, OpenDevice};
-use crate::engine::memory_available;
+use crate::engine::check_room;
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
 
@@ -34,14 +34,9 @@ impl Opened {
             Drive::Null(_) | Drive::Device { .. } => 0,
         };
         let wanted = drives.iter().map(memory).fold(0, u64::saturating_add);
-        match memory_available() {
-            Some(free) if wanted > free => {
-                let (wanted, free) = (Size(wanted), Size(free));
-                Err(Refusal::no_space(format!("{wanted} of memory do not fit: {free} free"))
-                    .fix("use smaller drives, such as --drive-size 128M"))
-            }
-            Some(_) | None => Ok(Opened(drives)),
-        }
+        check_room(wanted)
+            .map_err(|refusal| refusal.fix("use smaller drives, such as --drive-size 128M"))?;
+        Ok(Opened(drives))
     }
 
     /// For a reactor, once.
