@@ -234,10 +234,29 @@ impl Drive {
         self.start(Op::Read { device: self.device, offset, into }, None)
     }
 
+    /// The same, if the drive is memory and has done it when this returns; else nothing was done.
+    #[inline]
+    pub fn read_now(&self, offset: u64, into: &Buffers) -> bool {
+        let asked = Asked::Read { bytes: into.len() as u64 };
+        let done = self.is_alive()
+            && self
+                .reactor
+                .read_now(self.device, offset, into)
+                .is_some_and(|outcome| asked.is_answered_by(outcome));
+        if done {
+            self.good_answer(asked, Duration::ZERO);
+        }
+        done
+    }
+
     /// The same where some blocks are known to be unreadable, to find out which: those say nothing
     /// more about the drive.
     pub fn probe(self: &Rc<Self>, offset: u64, into: Buffers) -> DriveIo {
-        DriveIo { is_probe: true, ..self.read(offset, into) }
+        let mut io = self.read(offset, into);
+        if let Some(under_way) = &mut io.under_way {
+            under_way.is_probe = true;
+        }
+        io
     }
 
     /// Writes `from` at `offset`; in the drive's cache, perhaps, until `flush`.
@@ -300,8 +319,25 @@ impl Drive {
 
     fn start(self: &Rc<Self>, op: Op, gate: Option<Rc<Gate>>) -> DriveIo {
         let asked = Asked::of(&op);
+        if self.does_now(&op, asked, gate.as_deref()) {
+            return DriveIo { under_way: None };
+        }
         let state = self.attempt(op, gate.as_deref());
-        DriveIo { drive: self.clone(), gate, asked, attempt: 1, is_probe: false, state }
+        let drive = self.clone();
+        let under_way = UnderWay { drive, gate, asked, attempt: 1, is_probe: false, state };
+        DriveIo { under_way: Some(under_way) }
+    }
+
+    /// Whether the drive, of memory, has done it already. It does the same again if that went
+    /// wrong.
+    fn does_now(&self, op: &Op, asked: Asked, gate: Option<&Gate>) -> bool {
+        let done = self.is_alive()
+            && gate.is_none_or(|gate| gate.until().is_some())
+            && self.reactor.run_now(op).is_some_and(|outcome| asked.is_answered_by(outcome));
+        if done {
+            self.good_answer(asked, Duration::ZERO);
+        }
+        done
     }
 
     fn attempt(self: &Rc<Self>, op: Op, gate: Option<&Gate>) -> State {
@@ -444,6 +480,15 @@ impl Asked {
             Op::Readable { .. } => unreachable!("nobody asks that of a drive"),
         }
     }
+
+    /// Whether the drive has done all of it.
+    fn is_answered_by(self, outcome: Outcome) -> bool {
+        let expected = match self {
+            Asked::Read { bytes } | Asked::Write { bytes } => bytes,
+            Asked::Flush | Asked::WriteZeroes { .. } => 0,
+        };
+        outcome.is_ok_and(|moved| moved >= expected)
+    }
 }
 
 /// What is rare is boxed: this is moved with every operation.
@@ -456,9 +501,14 @@ enum State {
     Refused,
 }
 
-/// An operation on a drive, under way. Await it for its result.
+/// An operation on a drive. Await it for its result.
 #[must_use = "an operation that nobody waits for may fail unseen"]
 pub struct DriveIo {
+    /// `None`: it was done at once.
+    under_way: Option<UnderWay>,
+}
+
+struct UnderWay {
     drive: Rc<Drive>,
     /// What it has to pass.
     gate: Option<Rc<Gate>>,
@@ -472,29 +522,37 @@ impl Future for DriveIo {
     type Output = Result<(), DriveError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
+        match &mut self.get_mut().under_way {
+            None => Poll::Ready(Ok(())),
+            Some(under_way) => under_way.poll(context),
+        }
+    }
+}
+
+impl UnderWay {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DriveError>> {
         loop {
-            match &mut this.state {
+            match &mut self.state {
                 State::Refused => return Poll::Ready(Err(DriveError::Gone)),
                 State::BackingOff(waiting) => {
-                    if !this.drive.is_alive() {
+                    if !self.drive.is_alive() {
                         return Poll::Ready(Err(DriveError::Gone));
                     }
                     if Pin::new(&mut waiting.0).poll(context).is_pending() {
-                        this.drive.held_back.add(&this.drive.reactor);
+                        self.drive.held_back.add(&self.drive.reactor);
                         return Poll::Pending;
                     }
-                    this.drive.count_retry();
-                    this.try_again();
+                    self.drive.count_retry();
+                    self.try_again();
                 }
                 State::AtGate(waiting) => {
-                    let gate = this.gate.as_ref().expect("it came too late for one");
+                    let gate = self.gate.as_ref().expect("it came too late for one");
                     if gate.turned_away() != waiting.0 {
-                        this.state = State::Refused;
-                    } else if this.drive.has_to_wait(gate) {
+                        self.state = State::Refused;
+                    } else if self.drive.has_to_wait(gate) {
                         return Poll::Pending;
                     } else {
-                        this.try_again();
+                        self.try_again();
                     }
                 }
                 State::Waiting(io) => {
@@ -502,16 +560,14 @@ impl Future for DriveIo {
                         return Poll::Pending;
                     };
                     let took = io.latency();
-                    if let Some(result) = this.hear(outcome, op, took) {
+                    if let Some(result) = self.hear(outcome, op, took) {
                         return Poll::Ready(result);
                     }
                 }
             }
         }
     }
-}
 
-impl DriveIo {
     /// What the caller hears of an outcome; `None`: it goes on.
     fn hear(
         &mut self,
@@ -538,12 +594,8 @@ impl DriveIo {
 
     /// What the caller hears of an outcome; `None`: try again.
     fn judge(&self, outcome: Outcome, took: Duration) -> Option<Result<(), DriveError>> {
-        let expected = match self.asked {
-            Asked::Read { bytes } | Asked::Write { bytes } => bytes,
-            Asked::Flush | Asked::WriteZeroes { .. } => 0,
-        };
         let error = match outcome {
-            Ok(moved) if moved >= expected => {
+            _ if self.asked.is_answered_by(outcome) => {
                 self.drive.good_answer(self.asked, took);
                 return Some(Ok(()));
             }

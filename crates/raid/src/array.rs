@@ -335,6 +335,12 @@ impl Array {
         Ok(RequestGuard { array: self.clone() })
     }
 
+    /// Whether a request would be admitted at once.
+    pub(crate) fn is_open(&self) -> bool {
+        let is_ours = self.lease.get().is_none_or(|lease| lease.is_sure());
+        is_ours && !self.stopping.get() && !self.members.are_untrusted()
+    }
+
     /// Part of a request that is under way goes on after it: also while the array is to stop.
     pub(crate) fn go_on(self: &Rc<Self>) -> RequestGuard {
         assert!(self.requests.get() > 0, "there is no request to go on with");

@@ -108,7 +108,8 @@ impl BadBlocks {
     }
 
     pub(crate) fn is_within(&self, stripe: StripeIndex, chunk: u8, rows: &Range<u32>) -> bool {
-        self.set.borrow().within(stripe, chunk, rows).next().is_some()
+        let set = self.set.borrow();
+        !set.is_empty() && set.within(stripe, chunk, rows).next().is_some()
     }
 
     /// An error if some of these rows are bad and none of the `others`, which are newer.

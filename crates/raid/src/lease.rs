@@ -438,6 +438,11 @@ impl Leasehold {
         matches!(*self.state.borrow(), State::Lost { .. })
     }
 
+    /// Whether this host has the array, for sure.
+    pub(crate) fn is_sure(&self) -> bool {
+        self.is_held() && self.is_trusted()
+    }
+
     /// Waits until this host can be sure that it has the array, or that it has not.
     pub(crate) async fn sure(&self) {
         let sure = || self.is_trusted() || !self.is_held() || self.is_nowhere();

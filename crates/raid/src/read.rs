@@ -11,6 +11,7 @@ use std::rc::Rc;
 use ashlar_drive::drive::{Drive, DriveIo};
 use ashlar_drive::error::DriveError;
 use ashlar_format::units::StripeIndex;
+use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
@@ -41,6 +42,9 @@ enum Started {
 impl Array {
     /// Fills `into` from `offset`; both multiples of 512 bytes.
     pub async fn read(self: &Rc<Self>, offset: u64, into: Buffers) -> Result<(), ArrayError> {
+        if self.read_now(offset, &into) {
+            return Ok(());
+        }
         let _request = self.admit().await?;
         let began = self.reactor.turn_time();
         let len = into.len() as u64;
@@ -56,12 +60,32 @@ impl Array {
             }
             None => self.read_pieces(offset, into).await,
         };
+        self.count_read(began, len);
+        result
+    }
+
+    /// Reads what is in one piece of a drive of memory, which is there at once: so nothing has to
+    /// be held meanwhile. False: nothing was done.
+    fn read_now(&self, offset: u64, into: &Buffers) -> bool {
+        let len = into.len() as u64;
+        if self.integrity.is_some() || !self.is_open() || !self.contains(offset, len) {
+            return false;
+        }
+        let Some(piece) = self.one_piece(offset, len) else { return false };
+        let Some((_, drive, at)) = self.direct(&piece, into) else { return false };
+        let done = self.settings().hedge_percent() == 0 && drive.read_now(at, into);
+        if done {
+            self.count_read(self.reactor.turn_time(), len);
+        }
+        done
+    }
+
+    fn count_read(&self, began: Instant, len: u64) {
         self.count(|counters| {
             counters.reads += 1;
             counters.read_bytes += len;
         });
         self.pace.served(began, self.reactor.turn_time());
-        result
     }
 
     /// A read of more than one chunk.
@@ -130,27 +154,26 @@ impl Array {
             into.fill_zero();
             return Started::Done;
         }
-        let sector = self.sector_bytes;
-        let whole =
-            piece.rows.start.is_multiple_of(sector) && piece.rows.end.is_multiple_of(sector);
-        let pending = self.journal.pending.borrow().contains(piece.stripe);
-        if !self.is_written(piece.stripe) || pending || !whole {
-            return Started::Not;
-        }
-        if self.becomes_zero(piece.stripe) {
-            return Started::Not;
-        }
-        if self.bad.is_within(piece.stripe, piece.chunk, &piece.rows) {
-            return Started::Not;
-        }
-        let Some((position, drive, at)) = self.one_that_has(piece) else { return Started::Not };
+        let Some((position, drive, at)) = self.direct(piece, into) else { return Started::Not };
         if self.settings().hedge_percent() > 0 && self.layout().is_redundant() {
             return Started::Hedged(Box::new(self.start_hedged(piece, position, &drive, at)));
         }
-        if !into.is_aligned(MEMORY_ALIGN.max(sector as usize)) {
-            return Started::Not;
-        }
         Started::Direct(position, drive.read(at, into.clone()))
+    }
+
+    /// A position that has all of a piece, its drive, and where it is there; `None` also if it
+    /// cannot go straight into this memory.
+    fn direct(&self, piece: &Piece, into: &Buffers) -> Option<(u8, Rc<Drive>, u64)> {
+        let Piece { stripe, chunk, ref rows, .. } = *piece;
+        let sector = self.sector_bytes;
+        let whole = rows.start.is_multiple_of(sector) && rows.end.is_multiple_of(sector);
+        let is_in_place = whole
+            && self.is_written(stripe)
+            && !self.journal.pending.borrow().contains(stripe)
+            && !self.becomes_zero(stripe)
+            && !self.bad.is_within(stripe, chunk, rows);
+        let is_direct = is_in_place && into.is_aligned(MEMORY_ALIGN.max(sector as usize));
+        if is_direct { self.one_that_has(piece) } else { None }
     }
 
     /// The rows of these pieces of one stripe, if they should be read together: one is away.

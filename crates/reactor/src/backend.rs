@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use crate::op::{Device, DeviceId, Done, Op, Ticket};
+use crate::buffer::Buffers;
+use crate::op::{Device, DeviceId, Done, Op, Outcome, Ticket};
 
 /// A moment, in nanoseconds since the reactor's world began. Virtual in the simulator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -53,6 +54,17 @@ pub trait Backend {
     /// ends with [`LATE`](crate::op::LATE). The caller keeps `op` and its buffers alive and in
     /// place until the [`Done`] with this ticket was reaped. Must not complete it before returning.
     fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant);
+
+    /// Runs `op` here and now, if its device is memory of ours, which nobody has to wait for and
+    /// nobody else reaches. `None`: nothing was done, submit it.
+    fn run_now(&mut self, _op: &Op) -> Option<Outcome> {
+        None
+    }
+
+    /// The same of a read, whose memory remains the caller's.
+    fn read_now(&mut self, _device: DeviceId, _offset: u64, _into: &Buffers) -> Option<Outcome> {
+        None
+    }
 
     /// Appends what has completed since the last call.
     fn reap(&mut self, done: &mut Vec<Done>);

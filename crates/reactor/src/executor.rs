@@ -31,6 +31,10 @@ const POLLS_WITHOUT_PROGRESS_MAX: u32 = 1_000_000;
 /// Tasks run between two looks at the backend, so that completions are not starved.
 const TASKS_PER_TURN_MAX: usize = 256;
 
+/// Operations that a task does without waiting before it is made to wait for one: a task over
+/// drives of memory would keep all others from running.
+const AT_ONCE_MAX: u32 = 64;
+
 /// Which ready task runs next.
 pub enum Order {
     Fifo,
@@ -65,6 +69,8 @@ struct Inner {
     done: RefCell<Vec<Done>>,
     poll_window: Cell<Duration>,
     polls_without_progress: Cell<u32>,
+    /// How many more operations the current task may do without waiting.
+    at_once_left: Cell<u32>,
     stopping: Cell<bool>,
     turn_time: Cell<Instant>,
     /// Tasks that wait for memory of operations that nobody waits for.
@@ -98,6 +104,7 @@ impl Reactor {
             done: RefCell::default(),
             poll_window: Cell::new(Duration::ZERO),
             polls_without_progress: Cell::new(0),
+            at_once_left: Cell::new(0),
             stopping: Cell::new(false),
             turn_time: Cell::new(backend.now()),
             reclaiming: RefCell::default(),
@@ -182,6 +189,28 @@ impl Reactor {
             Poll::Pending
         })
         .await;
+    }
+
+    /// Runs `op` without a wait, if its device is memory of ours and the current task has not done
+    /// so too often since it last waited. `None`: nothing was done, submit it.
+    #[inline]
+    pub fn run_now(&self, op: &Op) -> Option<Outcome> {
+        self.at_once(|backend| backend.run_now(op))
+    }
+
+    /// The same of a read, whose memory remains the caller's.
+    #[inline]
+    pub fn read_now(&self, device: DeviceId, offset: u64, into: &Buffers) -> Option<Outcome> {
+        self.at_once(|backend| backend.read_now(device, offset, into))
+    }
+
+    #[inline]
+    fn at_once(&self, run: impl FnOnce(&mut dyn Backend) -> Option<Outcome>) -> Option<Outcome> {
+        let left = self.inner.at_once_left.get().checked_sub(1)?;
+        let outcome = run(&mut **self.inner.backend.borrow_mut())?;
+        self.inner.at_once_left.set(left);
+        self.inner.polls_without_progress.set(0);
+        Some(outcome)
     }
 
     /// Starts `op` now; the returned future only waits for it. Several may be started before the
@@ -345,6 +374,7 @@ impl Reactor {
             assert!(polls < POLLS_WITHOUT_PROGRESS_MAX, "task {id:?} spins");
             self.inner.polls_without_progress.set(polls);
             let outer = self.inner.current.replace(id);
+            self.inner.at_once_left.set(AT_ONCE_MAX);
             let poll = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
             self.inner.current.set(outer);
             match poll {

@@ -17,7 +17,7 @@ impl Null {
         }
     }
 
-    fn check(&self, offset: u64, len: u64) -> Outcome {
+    pub(crate) fn check(&self, offset: u64, len: u64) -> Outcome {
         let end = offset.checked_add(len).ok_or(Errno(libc::EINVAL))?;
         if end > self.bytes { Err(Errno(libc::ENOSPC)) } else { Ok(len) }
     }

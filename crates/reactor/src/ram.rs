@@ -47,7 +47,7 @@ impl Ram {
         }
     }
 
-    fn read(&self, offset: u64, into: &Buffers) -> Outcome {
+    pub(crate) fn read(&self, offset: u64, into: &Buffers) -> Outcome {
         let mut from = self.place(offset, into.len())?;
         for piece in into.pieces() {
             // SAFETY: `place` checked the whole length; `piece` is mapped while its view lives.

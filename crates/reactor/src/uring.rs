@@ -29,6 +29,7 @@ use std::time::Duration;
 
 use crate::arena::Arena;
 use crate::backend::{Backend, Instant};
+use crate::buffer::Buffers;
 use crate::clock::machine_time;
 use crate::lossy::Lossy;
 use crate::model::Model;
@@ -531,6 +532,34 @@ impl Backend for UringBackend {
                 self.finished.push(Done { ticket, outcome: Err(Errno(libc::ENODEV)) });
             }
         }
+    }
+
+    fn run_now(&mut self, op: &Op) -> Option<Outcome> {
+        let outcome = match &mut self.devices[op.device()?.0 as usize] {
+            Registered::Ram(ram) => ram.run(op),
+            Registered::Null(null) => null.run(op),
+            Registered::File(_)
+            | Registered::Nvme(_)
+            | Registered::Model(_)
+            | Registered::Lossy(_)
+            | Registered::Gone => return None,
+        };
+        self.turn.has_submitted = true;
+        Some(outcome)
+    }
+
+    fn read_now(&mut self, device: DeviceId, offset: u64, into: &Buffers) -> Option<Outcome> {
+        let outcome = match &self.devices[device.0 as usize] {
+            Registered::Ram(ram) => ram.read(offset, into),
+            Registered::Null(null) => null.check(offset, into.len() as u64),
+            Registered::File(_)
+            | Registered::Nvme(_)
+            | Registered::Model(_)
+            | Registered::Lossy(_)
+            | Registered::Gone => return None,
+        };
+        self.turn.has_submitted = true;
+        Some(outcome)
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {

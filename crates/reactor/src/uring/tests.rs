@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::buffer::{BufferPool, Buffers};
+use crate::executor::{Order, Reactor};
 use crate::uring::polled::Polled;
 
 const FILE_BYTES: u64 = 1 << 20;
@@ -307,4 +308,38 @@ fn memory_of_drives_is_reported() {
     assert!(into.bytes() == from.bytes());
     rig.backend.unregister(ram);
     assert_eq!(total(&rig), 0);
+}
+
+/// Reads of memory are over when they are asked for; so whoever makes them without end has to be
+/// made to wait.
+#[test]
+fn a_task_over_memory_lets_others_run() {
+    let reactor = Reactor::new(Box::new(UringBackend::new().unwrap()), Order::Fifo);
+    let device = reactor.register(Device::Ram { bytes: FILE_BYTES });
+    let reads = Rc::new(Cell::new(0u64));
+    let (asker, asked) = (reactor.clone(), reads.clone());
+    reactor.spawn(async move {
+        let into = Buffers::from(asker.buffer(4096));
+        loop {
+            if asker.read_now(device, 0, &into).is_none() {
+                let read = asker.submit(Op::Read { device, offset: 0, into: into.clone() });
+                assert_eq!(read.await, Ok(BLOCK));
+            }
+            asked.set(asked.get() + 1);
+        }
+    });
+    let other = reactor.clone();
+    let turns = reactor.block_on(async move {
+        for _ in 0..10 {
+            other.yield_now().await;
+        }
+    });
+    assert_eq!(turns, Some(()));
+    assert!((10..10_000).contains(&reads.get()), "{} reads in ten turns", reads.get());
+    // A place that it has not is answered as by any other drive.
+    let into = Buffers::from(reactor.buffer(4096));
+    let asker = reactor.clone();
+    let outside = reactor.block_on(async move { asker.read_now(device, FILE_BYTES, &into) });
+    assert_eq!(outside, Some(Some(Err(Errno(libc::ENOSPC)))));
+    reactor.abandon();
 }

@@ -3,8 +3,9 @@
 //! ```text
 //! poller   sees that there are chains, wakes a worker; shows used entries and calls the guest,
 //!          once per turn of the reactor
-//! workers  each pops a chain, wakes another if there are more, serves its own to the end, puts it
-//!          on the used ring, pops the next
+//! workers  each pops a chain, serves it to the end, puts it on the used ring, pops the next; one
+//!          that has to wait wakes another if there are more. What is used is shown a few at a
+//!          time, so that a guest that looks works on them meanwhile
 //! listener waits for the guest's kick while the ring is not polled
 //! ```
 //!
@@ -19,6 +20,7 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
@@ -43,6 +45,9 @@ const _: () = assert!(WORKERS_MAX as u32 <= u128::BITS);
 /// Most chains that one queue pops in one turn of the reactor: what a request of another queue
 /// waits for, at most, however deep this one is.
 const POPS_PER_TURN_MAX: u16 = 32;
+/// Used entries that are shown together, before the turn's end shows the rest. Each time costs both
+/// sides a line of cache that has to change hands.
+const SHOWN_TOGETHER: u16 = 8;
 /// Wait before a kick file that could not be waited for is tried again.
 const LISTEN_AGAIN: Duration = Duration::from_millis(10);
 
@@ -187,7 +192,7 @@ impl Queue {
         let reactor = self.reactor();
         self.ended.until(reactor, || self.tasks.get() == 0).await;
         assert!(self.in_flight.get() == 0, "a worker ends when its request is answered");
-        self.show_used();
+        self.tell_used();
         if let Some(poller) = self.poller.take() {
             reactor.remove_poller(poller);
         }
@@ -248,7 +253,8 @@ impl Queue {
             known.set(Some(task));
         }
         while let Some(BlockRequest { request, status, descriptors }) = self.next(worker).await {
-            let answer = self.disk.serve(request).await;
+            let served = std::pin::pin!(self.disk.serve(request));
+            let answer = self.or_another(served).await;
             self.put(answer, descriptors, &status);
         }
         self.end_task();
@@ -284,8 +290,26 @@ impl Queue {
         .await
     }
 
-    /// Pops a chain and reads it. Of the others, one more worker takes one at a time: so queues
-    /// that share a reactor take turns.
+    /// Waits for `served`, which is too large to be moved; while it does, another worker takes the
+    /// next chain.
+    async fn or_another<T>(&self, mut served: Pin<&mut impl Future<Output = T>>) -> T {
+        let mut waits = false;
+        std::future::poll_fn(|context| {
+            let poll = served.as_mut().poll(context);
+            if poll.is_pending() && !std::mem::replace(&mut waits, true) && self.has_more() {
+                self.wake_workers(1);
+            }
+            poll
+        })
+        .await
+    }
+
+    fn has_more(&self) -> bool {
+        self.pops_left.get() > 0 && self.ring.borrow().has_more()
+    }
+
+    /// Pops a chain and reads it; not too many in a turn, so that queues that share a reactor take
+    /// turns.
     fn take(&self) -> Result<Option<BlockRequest>, Fault> {
         let pops_left = self.pops_left.get();
         if self.state.get() != State::Running || pops_left == 0 {
@@ -298,9 +322,6 @@ impl Queue {
             return Ok(None);
         }
         self.pops_left.set(pops_left - 1);
-        if pops_left > 1 && ring.has_more() {
-            self.wake_workers(1);
-        }
         let request = parse(&memory, &chain)?;
         self.in_flight.set(self.in_flight.get() + 1);
         Ok(Some(request))
@@ -311,18 +332,23 @@ impl Queue {
         status.store_u8(0, status_byte(answer.status));
         // The status byte is written too.
         let bytes = answer.bytes.saturating_add(1);
-        self.ring.borrow_mut().push_used(answer.tag, descriptors, bytes);
+        let mut ring = self.ring.borrow_mut();
+        ring.push_used(answer.tag, descriptors, bytes);
+        if ring.unshown() >= SHOWN_TOGETHER {
+            ring.show_used();
+        }
+        drop(ring);
         self.in_flight.set(self.in_flight.get() - 1);
         self.rouse();
     }
 
     /// Shows what was put since the last turn, and calls the guest if it wants that.
-    fn show_used(&self) -> bool {
+    fn tell_used(&self) -> bool {
         let mut used = self.ring.borrow_mut();
-        if !used.has_unshown() {
+        if !used.is_untold() {
             return false;
         }
-        if used.show_used() {
+        if used.tell_used() {
             ring(&self.bells.borrow().call);
         }
         true
@@ -346,7 +372,7 @@ impl Queue {
 
 impl Poller for Queue {
     fn poll(&self) -> bool {
-        let shown = self.show_used();
+        let shown = self.tell_used();
         if self.state.get() != State::Running {
             return shown;
         }
@@ -355,6 +381,7 @@ impl Poller for Queue {
         match looked {
             // While all workers are at work, the next that is done takes the next chain.
             Ok(there) if there && self.parked.get() != 0 => {
+                self.ring.borrow().warm(&self.memory.borrow());
                 self.wake_workers(1);
                 true
             }

@@ -37,6 +37,9 @@ pub(crate) struct RingAddresses {
     pub(crate) used: u64,
 }
 
+/// Chains whose way into the cache is begun before the first of them is popped.
+const WARM_MAX: u16 = 16;
+
 /// What a ring is set up with.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingSetup {
@@ -156,6 +159,17 @@ fn indirect_table(memory: &GuestMemory, at: Segment) -> Result<(Window, u16), Fa
     Ok((Window::new(table), count))
 }
 
+/// Begins to fetch what a request with an indirect table of the usual shape is read from first: its
+/// header, which the first descriptor names, and where its status goes, which the last one does.
+fn warm_request(memory: &GuestMemory, table: Segment) {
+    let Ok((table, count)) = indirect_table(memory, table) else { return };
+    for index in [0, count - 1] {
+        let mut address = [0; 8];
+        table.load_bytes(usize::from(index) * DESCRIPTOR_BYTES, &mut address);
+        memory.prefetch(u64::from_le_bytes(address));
+    }
+}
+
 /// Looks a part of a ring up in guest memory.
 fn find_part(memory: &GuestMemory, user: u64, len: usize, align: usize) -> Result<Window, Fault> {
     let view = memory.view_of_user(user, len as u64).ok_or(Fault::RingUnmapped)?;
@@ -221,8 +235,15 @@ impl Ring {
         either!(self, ring => ring.pop(memory, chain))
     }
 
+    /// Begins to fetch the next chains, all at once: each line of a guest's memory comes from the
+    /// cache of another core, and to wait for one after the other takes longer than all the work.
+    /// What is read here is used for nothing else.
+    pub(crate) fn warm(&self, memory: &GuestMemory) {
+        either!(self, ring => ring.warm(memory));
+    }
+
     /// Writes a used entry for a popped chain of this id, which takes up so many descriptors. The
-    /// guest sees it after the next [`Ring::show_used`].
+    /// guest sees it after the next [`Ring::show_used`] or [`Ring::tell_used`].
     pub(crate) fn push_used(&mut self, id: u16, descriptors: u16, bytes: u32) {
         match self {
             Ring::Split(ring) => ring.push_used(id, bytes),
@@ -230,17 +251,28 @@ impl Ring {
         }
     }
 
-    /// Whether there are used entries that the guest cannot see yet, or a call is owed.
-    pub(crate) fn has_unshown(&self) -> bool {
-        either!(self, ring => ring.has_unshown())
+    /// How many used entries, or descriptors that they stand for, the guest cannot see yet.
+    pub(crate) fn unshown(&self) -> u16 {
+        either!(self, ring => ring.unshown())
     }
 
-    /// Shows all used entries to the guest. True if it wants to be called.
-    pub(crate) fn show_used(&mut self) -> bool {
-        either!(self, ring => ring.show_used())
+    /// Shows all used entries, at least one, to a guest that looks. It may have to be told later.
+    pub(crate) fn show_used(&mut self) {
+        either!(self, ring => ring.show_used());
     }
 
-    /// The guest must be called at the next [`Ring::show_used`].
+    /// Whether there are used entries that the guest was not told of, or a call is owed.
+    pub(crate) fn is_untold(&self) -> bool {
+        either!(self, ring => ring.is_untold())
+    }
+
+    /// Shows what is not shown yet. True if the guest wants to be called for anything that was
+    /// shown since this was last asked.
+    pub(crate) fn tell_used(&mut self) -> bool {
+        either!(self, ring => ring.tell_used())
+    }
+
+    /// The guest must be called at the next [`Ring::tell_used`].
     pub(crate) fn owe_call(&mut self) {
         either!(self, ring => ring.owe_call());
     }

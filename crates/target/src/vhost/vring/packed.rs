@@ -21,8 +21,8 @@ use virtio_bindings::virtio_ring::{
 use crate::vhost::fault::Fault;
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::vring::{
-    Chain, DESCRIPTOR_BYTES, RING_SIZE_MAX, RingAddresses, RingSetup, Segment, find_part,
-    indirect_table,
+    Chain, DESCRIPTOR_BYTES, RING_SIZE_MAX, RingAddresses, RingSetup, Segment, WARM_MAX, find_part,
+    indirect_table, warm_request,
 };
 
 const USED_LEN: usize = 8;
@@ -195,6 +195,10 @@ pub(crate) struct PackedRing {
     used: Place,
     /// The same, as the guest sees it.
     used_shown: Place,
+    /// The same when the guest was last called, or did not want to be; and how many descriptors
+    /// were used since, which may be more than a lap.
+    used_told: Place,
+    untold: u32,
     /// The flags that show everything from there on.
     held: u16,
     /// The guest is to be called whatever it asked for: its call file is new.
@@ -228,6 +232,8 @@ impl PackedRing {
             available,
             used,
             used_shown: used,
+            used_told: used,
+            untold: 0,
             held: 0,
             call_owed: true,
         };
@@ -277,6 +283,23 @@ impl PackedRing {
 
     pub(crate) fn has_more(&self) -> bool {
         self.available.is_available(self.parts.flags(self.available))
+    }
+
+    /// See [`Ring::warm`](super::Ring::warm). Descriptors that follow each other the processor
+    /// fetches ahead by itself.
+    pub(crate) fn warm(&self, memory: &GuestMemory) {
+        let ahead = |count| self.available.after(count, self.size);
+        let there = |at: &Place| at.is_available(self.parts.flags(*at));
+        let count = WARM_MAX.min(self.size);
+        let load = |at: Place| Descriptor::load(&self.parts.descriptors, at.index);
+        let all = || (0..count).map(ahead).take_while(there).map(load);
+        let tables = || all().filter(|descriptor| descriptor.has(VRING_DESC_F_INDIRECT));
+        for pointer in tables() {
+            memory.prefetch(pointer.segment.address);
+        }
+        for pointer in tables() {
+            warm_request(memory, pointer.segment);
+        }
     }
 
     pub(crate) fn pop(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, Fault> {
@@ -362,19 +385,31 @@ impl PackedRing {
             ring.store_u16(start + FLAGS, flags, Ordering::Release);
         }
         self.used = at.after(descriptors, self.size);
+        self.untold += u32::from(descriptors);
     }
 
-    pub(crate) fn has_unshown(&self) -> bool {
-        self.used != self.used_shown || self.call_owed
+    /// In descriptors.
+    pub(crate) fn unshown(&self) -> u16 {
+        self.used_shown.distance(self.used, self.size)
     }
 
-    pub(crate) fn show_used(&mut self) -> bool {
-        let (first, count) = (self.used_shown, self.used_shown.distance(self.used, self.size));
-        if count > 0 {
-            // Release: data, status and the entries behind this one are visible before it is.
-            self.parts.descriptors.store_u16(flags_of(first), self.held, Ordering::Release);
-            self.used_shown = self.used;
+    pub(crate) fn show_used(&mut self) {
+        // Release: data, status and the entries behind this one are visible before it is.
+        let first = flags_of(self.used_shown);
+        self.parts.descriptors.store_u16(first, self.held, Ordering::Release);
+        self.used_shown = self.used;
+    }
+
+    pub(crate) fn is_untold(&self) -> bool {
+        self.untold > 0 || self.call_owed
+    }
+
+    pub(crate) fn tell_used(&mut self) -> bool {
+        if self.unshown() > 0 {
+            self.show_used();
         }
+        let first = std::mem::replace(&mut self.used_told, self.used);
+        let count = std::mem::take(&mut self.untold);
         if std::mem::take(&mut self.call_owed) {
             return true;
         }
@@ -384,7 +419,7 @@ impl PackedRing {
         match u32::from(flags) & ((1 << EVENT_FLAGS_BITS) - 1) {
             VRING_PACKED_EVENT_FLAG_DISABLE => false,
             VRING_PACKED_EVENT_FLAG_DESC if self.event_index => {
-                first.distance(Place::from_bits(place), self.size) < count
+                u32::from(first.distance(Place::from_bits(place), self.size)) < count
             }
             _ => true,
         }
@@ -398,7 +433,7 @@ impl PackedRing {
             (SERVED, VRING_PACKED_EVENT_FLAG_ENABLE)
         };
         self.parts.want(place, u16::try_from(flags).unwrap_or(0));
-        // As in `show_used`, on the other side.
+        // As in `tell_used`, on the other side.
         fence(Ordering::SeqCst);
         self.has_more()
     }

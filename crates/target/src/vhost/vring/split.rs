@@ -15,8 +15,8 @@ use virtio_bindings::virtio_ring::{
 use crate::vhost::fault::Fault;
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::vring::{
-    CHAIN_MAX, Chain, DESCRIPTOR_BYTES, RingAddresses, RingSetup, Segment, find_part,
-    indirect_table,
+    CHAIN_MAX, Chain, DESCRIPTOR_BYTES, RingAddresses, RingSetup, Segment, WARM_MAX, find_part,
+    indirect_table, warm_request,
 };
 
 const AVAILABLE_INDEX: usize = 2;
@@ -89,6 +89,8 @@ pub(crate) struct SplitRing {
     used_next: u16,
     /// The used index as the guest sees it.
     used_shown: u16,
+    /// The same when the guest was last called, or did not want to be.
+    used_told: u16,
     /// The guest is to be called whatever it asked for: its call file is new.
     call_owed: bool,
 }
@@ -110,6 +112,7 @@ impl SplitRing {
             available_seen: base,
             used_next: used,
             used_shown: used,
+            used_told: used,
             call_owed: true,
         };
         ring.disable_kicks();
@@ -155,6 +158,28 @@ impl SplitRing {
 
     pub(crate) fn has_more(&self) -> bool {
         self.available_next != self.available_seen
+    }
+
+    /// See [`Ring::warm`](super::Ring::warm).
+    pub(crate) fn warm(&self, memory: &GuestMemory) {
+        let count = self.available_seen.wrapping_sub(self.available_next).min(WARM_MAX);
+        let head = |ahead: u16| {
+            let entry = AVAILABLE_RING + self.mask(self.available_next.wrapping_add(ahead)) * 2;
+            let head = self.parts.available.load_u16(entry, Ordering::Relaxed);
+            (head < self.size).then_some(head)
+        };
+        let heads = || (0..count).filter_map(head);
+        for head in heads() {
+            self.parts.descriptors.prefetch(usize::from(head) * DESCRIPTOR_BYTES);
+        }
+        let first = |head| Descriptor::load(&self.parts.descriptors, head);
+        let tables = || heads().map(first).filter(|first| first.has(VRING_DESC_F_INDIRECT));
+        for pointer in tables() {
+            memory.prefetch(pointer.segment.address);
+        }
+        for pointer in tables() {
+            warm_request(memory, pointer.segment);
+        }
     }
 
     pub(crate) fn pop(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, Fault> {
@@ -230,16 +255,27 @@ impl SplitRing {
         self.used_next = self.used_next.wrapping_add(1);
     }
 
-    pub(crate) fn has_unshown(&self) -> bool {
-        self.used_next != self.used_shown || self.call_owed
+    pub(crate) fn unshown(&self) -> u16 {
+        self.used_next.wrapping_sub(self.used_shown)
+    }
+
+    pub(crate) fn show_used(&mut self) {
+        // Release: data, status and used entries are visible before the index is.
+        self.parts.used.store_u16(USED_INDEX, self.used_next, Ordering::Release);
+        self.used_shown = self.used_next;
+    }
+
+    pub(crate) fn is_untold(&self) -> bool {
+        self.used_next != self.used_told || self.call_owed
     }
 
     /// Virtio 1.2, 2.7.7.2: whether the guest wants to be called.
-    pub(crate) fn show_used(&mut self) -> bool {
-        let (old, new) = (self.used_shown, self.used_next);
-        // Release: data, status and used entries are visible before the index is.
-        self.parts.used.store_u16(USED_INDEX, new, Ordering::Release);
-        self.used_shown = new;
+    pub(crate) fn tell_used(&mut self) -> bool {
+        if self.unshown() > 0 {
+            self.show_used();
+        }
+        let (old, new) = (self.used_told, self.used_shown);
+        self.used_told = new;
         if std::mem::take(&mut self.call_owed) {
             return true;
         }
@@ -264,7 +300,7 @@ impl SplitRing {
         } else {
             used.store_u16(0, 0, Ordering::Relaxed);
         }
-        // The wish is stored before the index is read again, as in `show_used` on the other side.
+        // The wish is stored before the index is read again, as in `tell_used` on the other side.
         fence(Ordering::SeqCst);
         available.load_u16(AVAILABLE_INDEX, Ordering::Acquire) != self.available_next
     }

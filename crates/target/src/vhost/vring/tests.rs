@@ -142,10 +142,10 @@ fn a_chain_is_popped_in_order_and_used() {
     assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(false));
     ring.push_used(2, 3, 513);
     assert_eq!(guest.used_index(), 0, "not shown yet");
-    assert!(ring.has_unshown() && ring.show_used());
+    assert!(ring.is_untold() && ring.tell_used());
     assert_eq!(guest.used_index(), 1);
     assert_eq!(guest.read(USED + 4, 8), [2, 0, 0, 0, 1, 2, 0, 0]);
-    assert!(!ring.has_unshown());
+    assert!(!ring.is_untold());
     assert_eq!(ring.base(), 1);
 }
 
@@ -165,7 +165,7 @@ fn indices_wrap() {
         assert_eq!(ring.look(), Ok(true));
         assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(true));
         ring.push_used(0, 1, 1);
-        assert!(ring.show_used());
+        assert!(ring.tell_used());
         assert_eq!(guest.used_index(), round);
     }
     assert_eq!(ring.base(), 4);
@@ -175,11 +175,11 @@ fn indices_wrap() {
 fn the_guest_is_called_when_its_event_is_passed() {
     let guest = Guest::new(8);
     let mut ring = guest.ring(EVENT_INDEX);
-    assert!(ring.show_used(), "a new call file is always tried");
+    assert!(ring.tell_used(), "a new call file is always tried");
     let mut shown = |event: u16, entries: u16| {
         guest.set_used_event(event);
         (0..entries).for_each(|_| ring.push_used(0, 1, 1));
-        ring.show_used()
+        ring.tell_used()
     };
     // The used index goes 0, 1, 3, 4, 8: the guest is called when `event` is among the new ones.
     assert!(shown(0, 1));
@@ -192,14 +192,14 @@ fn the_guest_is_called_when_its_event_is_passed() {
 fn without_an_event_index_a_flag_keeps_the_guest_from_being_called() {
     let guest = Guest::new(8);
     let mut ring = guest.ring(0);
-    ring.show_used();
+    ring.tell_used();
     ring.push_used(0, 1, 1);
-    assert!(ring.show_used());
+    assert!(ring.tell_used());
     guest.write(AVAILABLE, &1u16.to_le_bytes());
     ring.push_used(0, 1, 1);
-    assert!(!ring.show_used());
+    assert!(!ring.tell_used());
     ring.owe_call();
-    assert!(ring.has_unshown() && ring.show_used());
+    assert!(ring.is_untold() && ring.tell_used());
 }
 
 #[test]

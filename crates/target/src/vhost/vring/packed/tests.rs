@@ -74,7 +74,7 @@ fn chains_are_popped_in_order_and_used_in_any() {
     ring.push_used(6, 1, 0);
     ring.push_used(7, 3, 513);
     assert_eq!(flags(&guest, 0), lap(true) | NEXT, "not shown yet");
-    assert!(ring.has_unshown() && ring.show_used() && !ring.has_unshown());
+    assert!(ring.is_untold() && ring.tell_used() && !ring.is_untold());
     let (first, second) = (Guest::descriptor(DESCRIPTORS, 0), Guest::descriptor(DESCRIPTORS, 1));
     assert_eq!(guest.read(first + 8, 8), [0, 0, 0, 0, 6, 0, 0x80, 0x80]);
     assert_eq!(guest.read(second + 8, 8), [1, 2, 0, 0, 7, 0, 0x82, 0x80]);
@@ -96,7 +96,7 @@ fn chains_go_round_and_wrap_counters_turn() {
         assert_eq!((chain.id(), chain.descriptors()), (round, 2));
         assert!(!ring.has_more());
         ring.push_used(round, 2, 1);
-        assert!(ring.show_used());
+        assert!(ring.tell_used());
         let used = if wrap { AVAILABLE | USED } else { 0 };
         assert_eq!(flags(&guest, at), used | WRITE);
         Place { index: at, wrap } = Place { index: at, wrap }.after(2, 3);
@@ -124,7 +124,7 @@ fn the_guest_is_called_when_it_wants_to_be() {
     ] {
         guest.write(DEVICE, &[0; 4]);
         let mut ring = ring(&guest, if event_index { EVENT_INDEX } else { 0 });
-        assert!(ring.show_used(), "a new call file is always tried");
+        assert!(ring.tell_used(), "a new call file is always tried");
         guest.write(DRIVER, &wish.to_le_bytes());
         let mut chain = Chain::new();
         for index in 0..entries {
@@ -132,9 +132,9 @@ fn the_guest_is_called_when_it_wants_to_be() {
             assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(true));
         }
         (0..entries).for_each(|id| ring.push_used(id, 1, 1));
-        assert_eq!(ring.show_used(), calls, "{event_index} {wish:#x} {entries}");
+        assert_eq!(ring.tell_used(), calls, "{event_index} {wish:#x} {entries}");
         ring.owe_call();
-        assert!(ring.has_unshown() && ring.show_used());
+        assert!(ring.is_untold() && ring.tell_used());
     }
 }
 
@@ -370,7 +370,7 @@ fn random_rings_never_panic() {
                     }
                     if prng.below(3) > 0 {
                         ring.push_used(chain.id(), chain.descriptors(), 1);
-                        ring.show_used();
+                        ring.tell_used();
                     }
                 }
                 Err(_) => faults += 1,

@@ -348,8 +348,8 @@ impl World {
     }
 
     fn show(&mut self) {
-        assert_eq!(self.ring.has_unshown(), self.call_owed || !self.unshown.is_empty());
-        if !self.ring.has_unshown() {
+        assert_eq!(self.ring.is_untold(), self.call_owed || self.pushed > self.shown);
+        if !self.ring.is_untold() {
             return;
         }
         let wanted = match self.wish {
@@ -357,11 +357,27 @@ impl World {
             Wish::Never => false,
             Wish::At(position) => (self.shown..self.pushed).contains(&position),
         };
-        let called = self.ring.show_used();
-        assert_eq!(called, wanted || self.call_owed, "{:?} {}", self.wish, self.shown);
+        let called = self.ring.tell_used();
+        // Places of a packed ring come again after two laps: it calls too often then.
+        let laps = self.driver.packed && self.pushed - self.shown > u64::from(self.driver.size);
+        let must_call = wanted || self.call_owed;
+        let may_call = must_call || laps;
+        assert!(called || !must_call, "{:?} {}", self.wish, self.shown);
+        assert!(!called || may_call, "{:?} {}", self.wish, self.shown);
         (self.shown, self.call_owed) = (self.pushed, false);
         self.visible.append(&mut self.unshown);
         self.wish();
+    }
+
+    /// The guest may look, and change its mind about when to be called, before it is told.
+    fn glimpse(&mut self) {
+        assert_eq!(self.ring.unshown() > 0, !self.unshown.is_empty());
+        if !self.unshown.is_empty() {
+            self.ring.show_used();
+            self.visible.append(&mut self.unshown);
+            self.reap();
+            self.wish();
+        }
     }
 
     fn reap(&mut self) {
@@ -396,7 +412,7 @@ impl World {
 
     /// The ring is stopped and started again, by this device or another.
     fn restart(&mut self) {
-        if !self.taken.is_empty() || !self.unshown.is_empty() || self.call_owed {
+        if !self.taken.is_empty() || self.ring.is_untold() {
             return;
         }
         let told = self.prng.below(2) == 0;
@@ -408,13 +424,14 @@ impl World {
     }
 
     fn step(&mut self) {
-        match self.prng.below(16) {
+        match self.prng.below(18) {
             0..4 => self.offer(),
             4..7 => self.pop(),
             7..10 => self.complete(),
             10..12 => self.show(),
             12..14 => self.reap(),
             14 => self.arm(),
+            15..17 => self.glimpse(),
             _ if self.prng.below(4) == 0 => self.restart(),
             _ => {
                 self.ring.owe_call();
