@@ -18,7 +18,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ashlar_reactor::backend::Instant;
-use ashlar_reactor::buffer::Buffers;
+use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::executor::{Io, Reactor, Sleep};
 use ashlar_reactor::op::{Device, DeviceId, LATE, Op, Outcome};
 use ashlar_reactor::wait_list::WaitList;
@@ -247,6 +247,14 @@ impl Drive {
             self.good_answer(asked, Duration::ZERO);
         }
         done
+    }
+
+    /// What a drive of memory has there, without a copy; it shows what is written later, so it is
+    /// not to be kept over a wait. `None`: read it.
+    pub fn lend(&self, offset: u64, len: usize) -> Option<Buffer> {
+        let bytes = self.is_alive().then(|| self.reactor.lend(self.device, offset, len)).flatten()?;
+        self.good_answer(Asked::Read { bytes: len as u64 }, Duration::ZERO);
+        Some(bytes)
     }
 
     /// The same where some blocks are known to be unreadable, to find out which: those say nothing

@@ -438,6 +438,18 @@ impl Array {
         self.locks.lock(key(rows.start)..key(rows.end), mode).await
     }
 
+    /// Whether rows of one stripe could be locked without a wait.
+    pub(crate) fn may_lock_now(
+        &self,
+        stripe: StripeIndex,
+        rows: &std::ops::Range<u32>,
+        mode: Mode,
+    ) -> bool {
+        let first = stripe.0 * u64::from(self.layout().chunk_bytes);
+        let key = |row: u32| first + u64::from(row);
+        self.locks.is_free(key(rows.start)..key(rows.end), mode)
+    }
+
     /// Locks all rows of one stripe.
     pub(crate) async fn lock_stripe(&self, stripe: StripeIndex, mode: Mode) -> RangeGuard {
         self.lock_rows(stripe, 0..self.layout().chunk_bytes, mode).await

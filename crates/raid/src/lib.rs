@@ -36,6 +36,7 @@ mod policy;
 mod verify;
 mod written;
 mod hedged_read;
+mod read_now;
 mod read;
 mod update;
 mod write;

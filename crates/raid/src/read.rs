@@ -64,23 +64,7 @@ impl Array {
         result
     }
 
-    /// Reads what is in one piece of a drive of memory, which is there at once: so nothing has to
-    /// be held meanwhile. False: nothing was done.
-    fn read_now(&self, offset: u64, into: &Buffers) -> bool {
-        let len = into.len() as u64;
-        if self.integrity.is_some() || !self.is_open() || !self.contains(offset, len) {
-            return false;
-        }
-        let Some(piece) = self.one_piece(offset, len) else { return false };
-        let Some((_, drive, at)) = self.direct(&piece, into) else { return false };
-        let done = self.settings().hedge_percent() == 0 && drive.read_now(at, into);
-        if done {
-            self.count_read(self.reactor.turn_time(), len);
-        }
-        done
-    }
-
-    fn count_read(&self, began: Instant, len: u64) {
+    pub(crate) fn count_read(&self, began: Instant, len: u64) {
         self.count(|counters| {
             counters.reads += 1;
             counters.read_bytes += len;
@@ -154,26 +138,29 @@ impl Array {
             into.fill_zero();
             return Started::Done;
         }
-        let Some((position, drive, at)) = self.direct(piece, into) else { return Started::Not };
+        if !self.is_in_place(piece) {
+            return Started::Not;
+        }
+        let Some((position, drive, at)) = self.one_that_has(piece) else { return Started::Not };
         if self.settings().hedge_percent() > 0 && self.layout().is_redundant() {
             return Started::Hedged(Box::new(self.start_hedged(piece, position, &drive, at)));
+        }
+        if !into.is_aligned(MEMORY_ALIGN.max(self.sector_bytes as usize)) {
+            return Started::Not;
         }
         Started::Direct(position, drive.read(at, into.clone()))
     }
 
-    /// A position that has all of a piece, its drive, and where it is there; `None` also if it
-    /// cannot go straight into this memory.
-    fn direct(&self, piece: &Piece, into: &Buffers) -> Option<(u8, Rc<Drive>, u64)> {
+    /// Whether what was written last is what the stripe has, in whole sectors.
+    pub(crate) fn is_in_place(&self, piece: &Piece) -> bool {
         let Piece { stripe, chunk, ref rows, .. } = *piece;
         let sector = self.sector_bytes;
         let whole = rows.start.is_multiple_of(sector) && rows.end.is_multiple_of(sector);
-        let is_in_place = whole
+        whole
             && self.is_written(stripe)
             && !self.journal.pending.borrow().contains(stripe)
             && !self.becomes_zero(stripe)
-            && !self.bad.is_within(stripe, chunk, rows);
-        let is_direct = is_in_place && into.is_aligned(MEMORY_ALIGN.max(sector as usize));
-        if is_direct { self.one_that_has(piece) } else { None }
+            && !self.bad.is_within(stripe, chunk, rows)
     }
 
     /// The rows of these pieces of one stripe, if they should be read together: one is away.
@@ -189,7 +176,7 @@ impl Array {
     }
 
     /// Whether anything of the stripe can be worked out from the rest.
-    fn agrees(&self, stripe: StripeIndex) -> bool {
+    pub(crate) fn agrees(&self, stripe: StripeIndex) -> bool {
         let doubtful = self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe);
         self.is_written(stripe) && !doubtful && self.bad.of(stripe).is_empty()
     }
@@ -236,7 +223,7 @@ impl Array {
     }
 
     /// A position that holds the piece, its drive, and where it is there.
-    fn one_that_has(&self, piece: &Piece) -> Option<(u8, Rc<Drive>, u64)> {
+    pub(crate) fn one_that_has(&self, piece: &Piece) -> Option<(u8, Rc<Drive>, u64)> {
         let positions = self.layout().data_positions(piece.chunk);
         let mut turn = 0;
         if self.layout().is_mirrored() {

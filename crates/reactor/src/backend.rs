@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::buffer::Buffers;
+use crate::buffer::{Buffer, Buffers};
 use crate::op::{Device, DeviceId, Done, Op, Outcome, Ticket};
 
 /// A moment, in nanoseconds since the reactor's world began. Virtual in the simulator.
@@ -63,6 +63,12 @@ pub trait Backend {
 
     /// The same of a read, whose memory remains the caller's.
     fn read_now(&mut self, _device: DeviceId, _offset: u64, _into: &Buffers) -> Option<Outcome> {
+        None
+    }
+
+    /// A view of a range of a device that is memory of ours: nothing has to be copied. It shows what
+    /// is written there later, so it is not to be kept over a wait.
+    fn lend(&mut self, _device: DeviceId, _offset: u64, _len: usize) -> Option<Buffer> {
         None
     }
 

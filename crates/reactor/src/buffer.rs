@@ -43,6 +43,8 @@ enum Origin {
 
 enum Owner {
     Pool { pool: Weak<BufferPool>, class: usize, origin: Origin },
+    /// Memory that acts as a drive.
+    Drive { _keep: Rc<dyn Any> },
     Foreign { _keep: Rc<dyn Any> },
 }
 
@@ -65,7 +67,7 @@ impl Drop for Region {
             Owner::Pool { origin: Origin::Arena { arena, span }, .. } => {
                 arena.give_back(Piece { start: self.start, span: *span }, self.len);
             }
-            Owner::Foreign { .. } => {}
+            Owner::Drive { .. } | Owner::Foreign { .. } => {}
         }
     }
 }
@@ -187,6 +189,16 @@ impl Buffer {
         Buffer { start, len, region }
     }
 
+    /// A view of memory that acts as a drive. What is written there later, it shows.
+    ///
+    /// # Safety
+    /// As [`Buffer::foreign`]; and no other thread writes there.
+    pub(crate) unsafe fn of_drive(start: NonNull<u8>, len: usize, keep: Rc<dyn Any>) -> Buffer {
+        let owner = Owner::Drive { _keep: keep };
+        let region = Rc::new(Region { start, len, filling: Cell::new(0), owner });
+        Buffer { start, len, region }
+    }
+
     pub fn len(&self) -> usize {
         self.len
     }
@@ -203,7 +215,9 @@ impl Buffer {
     pub(crate) fn span(&self) -> Option<u16> {
         match &self.region.owner {
             Owner::Pool { origin: Origin::Arena { span, .. }, .. } => Some(*span),
-            Owner::Pool { origin: Origin::Allocator, .. } | Owner::Foreign { .. } => None,
+            Owner::Pool { origin: Origin::Allocator, .. }
+            | Owner::Drive { .. }
+            | Owner::Foreign { .. } => None,
         }
     }
 

@@ -204,8 +204,14 @@ impl Reactor {
         self.at_once(|backend| backend.read_now(device, offset, into))
     }
 
+    /// See [`Backend::lend`]; the same holds for the current task.
     #[inline]
-    fn at_once(&self, run: impl FnOnce(&mut dyn Backend) -> Option<Outcome>) -> Option<Outcome> {
+    pub fn lend(&self, device: DeviceId, offset: u64, len: usize) -> Option<Buffer> {
+        self.at_once(|backend| backend.lend(device, offset, len))
+    }
+
+    #[inline]
+    fn at_once<T>(&self, run: impl FnOnce(&mut dyn Backend) -> Option<T>) -> Option<T> {
         let left = self.inner.at_once_left.get().checked_sub(1)?;
         let outcome = run(&mut **self.inner.backend.borrow_mut())?;
         self.inner.at_once_left.set(left);

@@ -1,16 +1,18 @@
 //! Memory that acts as a drive, for measuring the engine without a device.
 
 use std::ptr::NonNull;
+use std::rc::Rc;
 
-use crate::buffer::Buffers;
+use crate::buffer::{Buffer, Buffers};
 use crate::copy::copy_unread;
 use crate::mapping::{Fill, Mapping, PageBytes};
 use crate::op::{Errno, Op, Outcome};
 
 /// Zeroed memory of a fixed size.
 pub(crate) struct Ram {
-    memory: Mapping,
-    bytes: usize,
+    memory: Rc<Mapping>,
+    /// All of it.
+    view: Buffer,
 }
 
 impl Ram {
@@ -20,7 +22,10 @@ impl Ram {
         let bytes = usize::try_from(bytes).expect("a 64-bit machine");
         let memory = Mapping::new(bytes, Fill::Later);
         let none = |error| panic!("no memory for a drive of {bytes} bytes: {error}");
-        Ram { memory: memory.unwrap_or_else(none), bytes }
+        let memory = Rc::new(memory.unwrap_or_else(none));
+        // SAFETY: as long as the mapping, which the view keeps; only its reactor's thread has it.
+        let view = unsafe { Buffer::of_drive(memory.start(), bytes, memory.clone()) };
+        Ram { memory, view }
     }
 
     pub(crate) fn page_bytes(&self) -> PageBytes {
@@ -31,11 +36,18 @@ impl Ram {
     fn place(&self, offset: u64, len: usize) -> Result<NonNull<u8>, Errno> {
         let offset = usize::try_from(offset).map_err(|_| Errno(libc::EINVAL))?;
         let end = offset.checked_add(len).ok_or(Errno(libc::EINVAL))?;
-        if end > self.bytes {
+        if end > self.view.len() {
             return Err(Errno(libc::ENOSPC));
         }
         // SAFETY: checked to be inside the allocation.
         Ok(unsafe { self.memory.start().add(offset) })
+    }
+
+    /// A range as it is now, and will be after every later write.
+    pub(crate) fn lend(&self, offset: u64, len: usize) -> Option<Buffer> {
+        let offset = usize::try_from(offset).ok()?;
+        let end = offset.checked_add(len)?;
+        (end <= self.view.len()).then(|| self.view.slice(offset..end))
     }
 
     pub(crate) fn run(&mut self, op: &Op) -> Outcome {

@@ -94,6 +94,13 @@ impl RangeLock {
         guard
     }
 
+    /// Whether a lock of this range would be had without a wait.
+    pub fn is_free(&self, range: Range<u64>, mode: Mode) -> bool {
+        let bucket = self.bucket(range.start >> self.group_log2).borrow();
+        let wanted = Entry { id: u64::MAX, range, mode, waiter: None };
+        bucket.entries.iter().all(|entry| !entry.conflicts(&wanted))
+    }
+
     /// Whether nothing is held or waited for.
     pub fn is_idle(&self) -> bool {
         self.buckets.iter().all(|bucket| bucket.borrow().entries.is_empty())

@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use crate::arena::Arena;
 use crate::backend::{Backend, Instant};
-use crate::buffer::Buffers;
+use crate::buffer::{Buffer, Buffers};
 use crate::clock::machine_time;
 use crate::lossy::Lossy;
 use crate::model::Model;
@@ -560,6 +560,12 @@ impl Backend for UringBackend {
         };
         self.turn.has_submitted = true;
         Some(outcome)
+    }
+
+    fn lend(&mut self, device: DeviceId, offset: u64, len: usize) -> Option<Buffer> {
+        let Registered::Ram(ram) = &self.devices[device.0 as usize] else { return None };
+        self.turn.has_submitted = true;
+        ram.lend(offset, len)
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
