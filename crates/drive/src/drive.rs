@@ -252,7 +252,8 @@ impl Drive {
     /// What a drive of memory has there, without a copy; it shows what is written later, so it is
     /// not to be kept over a wait. `None`: read it.
     pub fn lend(&self, offset: u64, len: usize) -> Option<Buffer> {
-        let bytes = self.is_alive().then(|| self.reactor.lend(self.device, offset, len)).flatten()?;
+        let bytes =
+            self.is_alive().then(|| self.reactor.lend(self.device, offset, len)).flatten()?;
         self.good_answer(Asked::Read { bytes: len as u64 }, Duration::ZERO);
         Some(bytes)
     }

@@ -42,10 +42,18 @@ enum Origin {
 }
 
 enum Owner {
-    Pool { pool: Weak<BufferPool>, class: usize, origin: Origin },
+    Pool {
+        pool: Weak<BufferPool>,
+        class: usize,
+        origin: Origin,
+    },
     /// Memory that acts as a drive.
-    Drive { _keep: Rc<dyn Any> },
-    Foreign { _keep: Rc<dyn Any> },
+    Drive {
+        _keep: Rc<dyn Any>,
+    },
+    Foreign {
+        _keep: Rc<dyn Any>,
+    },
 }
 
 /// A piece of memory that views are counted on.

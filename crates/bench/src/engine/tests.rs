@@ -79,6 +79,21 @@ fn policies_and_missing_members_are_verified() {
     }
 }
 
+/// What is away is worked out from drives of memory as they are, while others write there.
+#[test]
+fn what_is_worked_out_in_memory_is_verified() {
+    for (level, members, pulled) in
+        [(Level::Raid1, 2, 1), (Level::Raid5, 4, 1), (Level::Raid6, 5, 1), (Level::Raid7, 6, 3)]
+    {
+        for policy in [Policy::Bitmap, Policy::Journal] {
+            // A few stripes, and more requests at a time than they have blocks in a row.
+            let (policy, size_bytes) = (Some(policy), Some(1 << 20));
+            let under = UnderSpec { pulled, policy, size_bytes, ..under(level, members) };
+            measured(under, Asked { depth: 64, ..asked(Work::RandRw) }).unwrap();
+        }
+    }
+}
+
 #[test]
 fn drives_of_nothing_carry_an_array() {
     for layer in [Layer::Drive, Layer::Raid, Layer::Volume] {
