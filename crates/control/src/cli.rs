@@ -11,6 +11,8 @@ mod output;
 mod settings;
 mod spare;
 mod status;
+mod top;
+mod traffic;
 mod volume;
 
 use std::io::IsTerminal;
@@ -58,6 +60,10 @@ enum Command {
     Serve(Serve),
     /// Everything on one screen
     Status(status::Status),
+    /// What is asked of arrays and exports, again and again
+    Top(top::Top),
+    /// Everything that is counted, as Prometheus reads it
+    Metrics,
     /// Drives: files, block devices, memory
     #[command(subcommand)]
     Drive(drive::Command),
@@ -180,6 +186,8 @@ async fn dispatch(command: Command, socket: PathBuf, output: Output) -> Answer<E
     match command {
         Command::Serve(serve) => run_daemon(serve, socket).await?,
         Command::Status(status) => status::run(status, &client, output).await?,
+        Command::Top(top) => top::run(&top, &client, output).await?,
+        Command::Metrics => say(client.get_text("/metrics").await?.trim_end()),
         Command::Drive(command) => drive::run(command, &client, output).await?,
         Command::Array(command) => return array::run(command, &client, output).await,
         Command::Spare(command) => spare::run(command, &client, output).await?,

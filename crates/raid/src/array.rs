@@ -10,6 +10,7 @@ use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
+use ashlar_reactor::traffic::Traffic;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::bad_blocks::{BadBlocks, StoredList};
@@ -65,6 +66,7 @@ pub struct Array {
     pub(crate) pace: Pace,
     pub(crate) hedging: Hedging,
     counters: Cell<ArrayCounters>,
+    pub(crate) traffic: Traffic,
     requests: Cell<u64>,
     stopping: Cell<bool>,
     pub(crate) drained: WaitList,
@@ -184,6 +186,7 @@ impl Array {
             pace: Pace::default(),
             hedging: Hedging::default(),
             counters: Cell::default(),
+            traffic: Traffic::default(),
             requests: Cell::new(0),
             stopping: Cell::new(false),
             drained: WaitList::default(),
@@ -477,6 +480,7 @@ impl Array {
             is_needed: self.members.is_needed(MemberIndex::new(index)),
         };
         let now = self.reactor.now();
+        let traffic = self.traffic.report(now);
         ArrayStatus {
             uuid: self.identity.uuid,
             name: self.identity.name.clone(),
@@ -509,7 +513,8 @@ impl Array {
             restripe: self.jobs.restripe(now),
             restripe_error: self.jobs.restripe_error(),
             scrub: self.jobs.scrub(now),
-            counters: self.counters.get(),
+            counters: self.counters.get().with(&traffic),
+            traffic,
         }
     }
 

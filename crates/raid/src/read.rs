@@ -14,6 +14,7 @@ use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
+use ashlar_reactor::traffic::Kind;
 use smallvec::SmallVec;
 
 use crate::array::Array;
@@ -42,6 +43,7 @@ impl Array {
     /// Fills `into` from `offset`; both multiples of 512 bytes.
     pub async fn read(self: &Rc<Self>, offset: u64, into: Buffers) -> Result<(), ArrayError> {
         let _request = self.admit().await?;
+        let _passage = self.traffic.enter();
         let began = self.reactor.turn_time();
         let len = into.len() as u64;
         let _addresses = self.hold_addresses(offset, len).await;
@@ -56,11 +58,9 @@ impl Array {
             }
             None => self.read_pieces(offset, into).await,
         };
-        self.count(|counters| {
-            counters.reads += 1;
-            counters.read_bytes += len;
-        });
-        self.pace.served(began, self.reactor.turn_time());
+        let now = self.reactor.turn_time();
+        self.traffic.served(Kind::Read, len, began, now);
+        self.pace.served(began, now);
         result
     }
 

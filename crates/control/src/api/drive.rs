@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::api::traffic::Traffic;
 use crate::pci::PciAddress;
 use crate::size::Size;
 
@@ -199,6 +200,9 @@ pub struct Drive {
     pub slow: Option<bool>,
     pub counters: Option<DriveCounters>,
     pub latency: Option<DriveLatency>,
+    /// Each attempt that succeeded.
+    #[serde(default)]
+    pub traffic: Option<Traffic>,
     /// `null` where no array runs on it, and for drives of memory.
     #[serde(default)]
     pub queue: Option<DriveQueue>,

@@ -325,6 +325,7 @@ impl Queue {
         if used.show_used() {
             ring(&self.bells.borrow().call);
         }
+        self.disk.shown();
         true
     }
 
