@@ -123,6 +123,10 @@ struct Serve {
     /// Wait for the interrupts of drives that could be polled (io_uring's IOPOLL), too
     #[arg(long)]
     no_iopoll: bool,
+    /// Give NVMe drives of the kernel commands past its block layer (io_uring's URING_CMD), where
+    /// that works; `ashlar drive show` says where
+    #[arg(long)]
+    passthrough: bool,
     /// Who this host is to others that reach its drives; left out: made from /etc/machine-id and
     /// the host's name
     #[arg(long, value_name = "UUID", value_parser = host_id)]
@@ -215,7 +219,11 @@ async fn run_daemon(serve: Serve, socket: PathBuf) -> Answer<()> {
         socket,
         cores: serve.cores,
         poll_window: Duration::from_micros(serve.poll_us),
-        io_uring: uring::Settings { sqpoll: serve.sqpoll, iopoll: !serve.no_iopoll },
+        io_uring: uring::Settings {
+            sqpoll: serve.sqpoll,
+            iopoll: !serve.no_iopoll,
+            passthrough: serve.passthrough,
+        },
         host_id: serve.host_id,
     })
     .await

@@ -13,6 +13,7 @@ pub mod bus;
 pub mod command;
 pub mod controller;
 pub mod device;
+pub mod generic;
 pub(crate) mod lent;
 mod memory;
 #[cfg(test)]

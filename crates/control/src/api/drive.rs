@@ -154,7 +154,7 @@ pub struct DriveLatency {
 }
 
 /// Whether something is used.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Used {
     pub used: bool,
     /// `null` if it is.
@@ -170,6 +170,9 @@ pub struct DriveQueue {
     pub fixed_buffers: Used,
     /// The drive is asked for completions, and does not interrupt.
     pub polling: Used,
+    /// It is given NVMe commands, past the kernel's block layer.
+    #[serde(default)]
+    pub passthrough: Used,
     /// Operations under way, now and at most.
     pub depth: u32,
     pub depth_max: u32,

@@ -277,7 +277,7 @@ fn rates(its: &Traffic) -> String {
     )
 }
 
-/// `io_uring, registered file, fixed buffers, no polling (Operation not supported)`
+/// `io_uring, registered file, fixed buffers, no polling (Operation not supported), passthrough`
 fn queue(its: &DriveQueue) -> String {
     let word = |what: &str, its: &Used| match &its.why_not {
         None => what.to_owned(),
@@ -288,6 +288,7 @@ fn queue(its: &DriveQueue) -> String {
         word("registered file", &its.registered_file),
         word("fixed buffers", &its.fixed_buffers),
         word("polling", &its.polling),
+        word("passthrough", &its.passthrough),
     ];
     words.join(", ")
 }
@@ -358,11 +359,13 @@ mod tests {
         let its = DriveQueue {
             registered_file: yes.clone(),
             fixed_buffers: yes,
-            polling: no,
+            polling: no.clone(),
+            passthrough: no,
             depth: 0,
             depth_max: 7,
         };
-        let said = "io_uring, registered file, fixed buffers, no polling (switched off)";
+        let said = "io_uring, registered file, fixed buffers, no polling (switched off), no \
+                    passthrough (switched off)";
         assert_eq!(queue(&its), said);
     }
 }

@@ -30,6 +30,12 @@ pub(super) enum Tag {
     Probe {
         device: usize,
     },
+    /// Finds out whether a device takes NVMe commands.
+    Trial {
+        device: usize,
+    },
+    /// Waits for completions of the ring that has these commands.
+    Passthrough,
     /// Waits for the events of an NVMe drive of ours.
     Events {
         device: usize,
@@ -49,6 +55,8 @@ impl Tag {
             Tag::Probe { device } => (3, device, 0),
             Tag::Events { device } => (4, device, 0),
             Tag::EventsEnd { device } => (5, device, 0),
+            Tag::Trial { device } => (6, device, 0),
+            Tag::Passthrough => (7, 0, 0),
         };
         let device = device as u64;
         assert!(device <= DEVICE_MASK, "device {device}");
@@ -65,7 +73,9 @@ impl Tag {
             3 => Tag::Probe { device },
             4 => Tag::Events { device },
             5 => Tag::EventsEnd { device },
-            6.. => unreachable!("no kind of ours"),
+            6 => Tag::Trial { device },
+            7 => Tag::Passthrough,
+            8.. => unreachable!("three bits"),
         }
     }
 }
@@ -86,6 +96,8 @@ mod tests {
                     Tag::Probe { device },
                     Tag::Events { device },
                     Tag::EventsEnd { device },
+                    Tag::Trial { device },
+                    Tag::Passthrough,
                 ];
                 tags.iter().for_each(|tag| assert_eq!(Tag::from_bits(tag.bits()), *tag));
             }
