@@ -68,6 +68,10 @@ pub struct Array {
     counters: Cell<ArrayCounters>,
     pub(crate) traffic: Traffic,
     requests: Cell<u64>,
+    /// Requests and steps of jobs that were ever begun.
+    begun: Cell<u64>,
+    /// Maintenance sleeps until something is begun.
+    at_rest: Cell<bool>,
     stopping: Cell<bool>,
     pub(crate) drained: WaitList,
     /// The maintenance task has not ended yet.
@@ -188,6 +192,8 @@ impl Array {
             counters: Cell::default(),
             traffic: Traffic::default(),
             requests: Cell::new(0),
+            begun: Cell::new(0),
+            at_rest: Cell::new(false),
             stopping: Cell::new(false),
             drained: WaitList::default(),
             maintained: Cell::new(false),
@@ -335,6 +341,10 @@ impl Array {
             return Err(ArrayError::Stopped);
         }
         self.requests.set(self.requests.get() + 1);
+        self.begun.set(self.begun.get() + 1);
+        if self.at_rest.replace(false) {
+            self.drained.wake_all(&self.reactor);
+        }
         Ok(RequestGuard { array: self.clone() })
     }
 
@@ -373,6 +383,20 @@ impl Array {
     pub(crate) async fn pause(&self, wait: Duration) {
         let deadline = self.reactor.now().after(wait);
         self.drained.until_or(&self.reactor, deadline, || self.stopping.get()).await;
+    }
+
+    /// Requests and steps of jobs that were ever begun.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.get()
+    }
+
+    /// Waits until something is begun, or the array is to stop; not longer than `wait`.
+    pub(crate) async fn until_used(&self, wait: Duration) {
+        let deadline = self.reactor.now().after(wait);
+        self.at_rest.set(true);
+        let over = || self.stopping.get() || !self.at_rest.get();
+        self.drained.until_or(&self.reactor, deadline, over).await;
+        self.at_rest.set(false);
     }
 
     /// Maintenance begins (true) or ends (false).

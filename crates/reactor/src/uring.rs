@@ -87,6 +87,8 @@ pub struct UringBackend {
     due: BinaryHeap<Reverse<(Instant, u64, Ticket, Outcome)>>,
     due_sequence: u64,
     nvme_drives: usize,
+    /// Waits for events of such drives that were ever begun.
+    nvme_waits: u32,
     /// Operations that lossy drives have asked for.
     lossy_under_way: usize,
     /// Empty between two looks: what rings have to say, and what came too late for them.
@@ -135,6 +137,7 @@ impl UringBackend {
             due: BinaryHeap::new(),
             due_sequence: 0,
             nvme_drives: 0,
+            nvme_waits: 0,
             lossy_under_way: 0,
             heard: Vec::new(),
             late: Vec::new(),
@@ -295,6 +298,13 @@ impl UringBackend {
         }
     }
 
+    /// Whether more waits than a ring has room for.
+    fn has_backlog(&mut self) -> bool {
+        self.ring.has_backlog()
+            || self.polling.on().is_some_and(|polled| polled.ring.has_backlog())
+            || self.passing.on().is_some_and(|passthrough| passthrough.ring.has_backlog())
+    }
+
     /// Hears what the rings have to say.
     fn collect(&mut self) {
         let mut heard = std::mem::take(&mut self.heard);
@@ -335,11 +345,13 @@ impl UringBackend {
                 }
                 self.attend(device);
             }
-            Tag::Events { device } | Tag::EventsEnd { device } => {
+            Tag::Events { device, wait } => {
                 if let Registered::Nvme(lent) = &mut self.devices[device] {
-                    lent.woken();
+                    lent.woken(wait);
                 }
             }
+            // What it ended tells of itself.
+            Tag::EventsEnd { .. } => {}
             Tag::Probe { device } => {
                 let polled = self.polling.on().expect("its ring has told of it");
                 let answer = polled.probed(device, outcome);
@@ -447,25 +459,26 @@ impl UringBackend {
 
     /// Has NVMe drives wake us. How long to sleep at most, until one wants a look.
     fn await_nvme(&mut self) -> Option<Duration> {
-        let UringBackend { devices, ring, .. } = self;
+        let UringBackend { devices, ring, nvme_waits, .. } = self;
         let mut sleep_max = None;
         for (device, its) in devices.iter_mut().enumerate() {
             let Registered::Nvme(lent) = its else { continue };
+            lent.forget_the_dead();
             sleep_max = sleep_max.into_iter().chain(lent.sleep_max()).min();
-            if let Some(fd) = lent.await_events() {
-                let tag = Tag::Events { device };
+            if let Some((fd, wait)) = lent.await_events(nvme_waits) {
+                let tag = Tag::Events { device, wait };
                 ring.push(readable(fd).user_data(tag.bits()), Instant::MAX);
             }
         }
         sleep_max
     }
 
-    fn unregister_nvme(&mut self, device: usize, is_awaited: bool) {
+    fn unregister_nvme(&mut self, device: usize, awaited: Option<u32>) {
         self.devices[device] = Registered::Gone;
         self.nvme_drives -= 1;
         // Nobody waits for its events any more.
-        if is_awaited {
-            let end = cancel(Tag::Events { device }.bits());
+        if let Some(wait) = awaited {
+            let end = cancel(Tag::Events { device, wait }.bits());
             self.ring.push(end.user_data(Tag::EventsEnd { device }.bits()), Instant::MAX);
         }
     }
@@ -583,8 +596,8 @@ impl Backend for UringBackend {
             }
             Registered::File(_) => return self.unregister_file(index),
             Registered::Nvme(lent) => {
-                let is_awaited = lent.is_awaited();
-                return self.unregister_nvme(index, is_awaited);
+                let awaited = lent.awaited();
+                return self.unregister_nvme(index, awaited);
             }
             Registered::Ram(ram) => self.gauges.memory_went(ram.page_bytes()),
             Registered::Null(_) => {}
@@ -656,7 +669,8 @@ impl Backend for UringBackend {
         self.fill();
         let awaited = self.await_nvme().into_iter().chain(self.await_passthrough()).min();
         self.fill();
-        if !self.finished.is_empty() {
+        // What has no room yet is not in the kernel's hands: it is submitted before anybody sleeps.
+        if !self.finished.is_empty() || self.has_backlog() {
             return true;
         }
         let now = now(self.started);

@@ -78,6 +78,11 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         self.in_kernel > 0 || !self.backlog.is_empty()
     }
 
+    /// Operations that wait for room.
+    pub(super) fn has_backlog(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
     /// Can be read when something has completed.
     pub(super) fn fd(&self) -> RawFd {
         self.io.as_raw_fd()

@@ -36,9 +36,11 @@ pub(super) enum Tag {
     },
     /// Waits for completions of the ring that has these commands.
     Passthrough,
-    /// Waits for the events of an NVMe drive of ours.
+    /// Waits for the events of an NVMe drive of ours. The number tells it from waits for drives
+    /// that were in this place before.
     Events {
         device: usize,
+        wait: u32,
     },
     /// Ends such a wait.
     EventsEnd {
@@ -53,7 +55,7 @@ impl Tag {
             Tag::Device { device, ticket } => (1, device, ticket.0),
             Tag::Lossy { device, token } => (2, device, token),
             Tag::Probe { device } => (3, device, 0),
-            Tag::Events { device } => (4, device, 0),
+            Tag::Events { device, wait } => (4, device, wait),
             Tag::EventsEnd { device } => (5, device, 0),
             Tag::Trial { device } => (6, device, 0),
             Tag::Passthrough => (7, 0, 0),
@@ -71,7 +73,7 @@ impl Tag {
             1 => Tag::Device { device, ticket: Ticket(low) },
             2 => Tag::Lossy { device, token: low },
             3 => Tag::Probe { device },
-            4 => Tag::Events { device },
+            4 => Tag::Events { device, wait: low },
             5 => Tag::EventsEnd { device },
             6 => Tag::Trial { device },
             7 => Tag::Passthrough,
@@ -94,7 +96,7 @@ mod tests {
                     Tag::Device { device, ticket: Ticket(low) },
                     Tag::Lossy { device, token: low },
                     Tag::Probe { device },
-                    Tag::Events { device },
+                    Tag::Events { device, wait: low },
                     Tag::EventsEnd { device },
                     Tag::Trial { device },
                     Tag::Passthrough,
