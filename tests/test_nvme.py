@@ -93,8 +93,8 @@ class Guest:
     def show(self, words: str):
         return json.loads(self.ashlar(f"{words} -o json"))
 
-    def start_daemon(self, state: str) -> None:
-        serve = f"{TOOLS}/ashlar serve --state /run/{state} --socket /run/api.sock --cores 0"
+    def start_daemon(self, state: str, options: str = "") -> None:
+        serve = f"{TOOLS}/ashlar serve --state /run/{state} --socket /run/api.sock --cores 0 {options}"
         self.vm.check(f"mkdir -p /run/{state}; setsid {serve} >>/run/ashlar.log 2>&1 & true")
         answers = f"{TOOLS}/ashlar --socket /run/api.sock status"
         self.vm.check(f"until {answers} >/dev/null 2>&1; do sleep 0.2; done", SECONDS_MAX)
@@ -139,6 +139,23 @@ class Guest:
         while (state := self.show("array show a")["state"]) != wanted:
             assert time.monotonic() < deadline, f"still {state}, not {wanted}"
             time.sleep(0.5)
+
+    def wait_passthrough(self, drive: str) -> None:
+        deadline = time.monotonic() + SECONDS_MAX
+        while not (its := self.show(f"drive show {drive}")["queue"]["passthrough"])["used"]:
+            assert its["why_not"] == "being tried" and time.monotonic() < deadline, its
+            time.sleep(0.5)
+
+    def trace_submissions(self) -> None:
+        """The kernel keeps what is given to its rings, the newest of it."""
+        self.vm.check(
+            "mount -t tracefs none /sys/kernel/tracing 2>/dev/null; "
+            "for e in /sys/kernel/tracing/events/io_uring/io_uring_submit_*/enable; do "
+            "echo 1 >$e || exit 1; done"
+        )
+
+    def traced(self, word: str) -> int:
+        return int(self.vm.check(f"grep -c {word} /sys/kernel/tracing/trace || true", SECONDS_MAX))
 
     def scrub_is_clean(self) -> None:
         self.ashlar("array scrub a --wait")
@@ -202,6 +219,33 @@ class Nvme(unittest.TestCase):
             made.start_daemon("state")
             self.assertEqual(made.show("array show a")["state"], "optimal")
             vm.check(made.client(2, "verify"), SECONDS_MAX)
+            made.scrub_is_clean()
+            made.stop_daemon()
+
+    def test_commands_go_past_the_block_layer(self):
+        with guest() as made:
+            vm = made.vm
+            # The daemon by which the same drives are read again gives them none.
+            made.start_daemon("state", "--passthrough")
+            made.attach(past_kernel=False)
+            made.ashlar("array create a --level 5 --drives d0,d1,d2,d3 --chunk 64K --policy bitmap")
+            for number in range(DRIVES):
+                made.wait_passthrough(f"d{number}")
+            made.ashlar(f"volume create v --array a --size {VOLUME_BYTES >> 20}M")
+            made.export()
+            made.trace_submissions()
+            vm.check(made.client(5, "write"), SECONDS_MAX)
+            vm.check(made.client(5, "verify"), SECONDS_MAX)
+            self.assertGreater(made.traced("URING_CMD"), 100)
+            made.scrub_is_clean()
+            its = made.show("drive show d1")
+            self.assertTrue(its["queue"]["passthrough"]["used"], its)
+            made.stop_daemon()
+
+            made.start_daemon("state")
+            why = made.show("drive show d1")["queue"]["passthrough"]["why_not"]
+            self.assertEqual(why, "switched off")
+            vm.check(made.client(5, "verify"), SECONDS_MAX)
             made.scrub_is_clean()
             made.stop_daemon()
 

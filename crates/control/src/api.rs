@@ -4,6 +4,7 @@
 //! All sizes are in bytes. Sizes as people write them (`10G`) exist only on the command line.
 
 pub mod array;
+pub mod traffic;
 pub mod drive;
 pub mod export;
 pub mod settings;

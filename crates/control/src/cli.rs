@@ -11,6 +11,8 @@ mod output;
 mod settings;
 mod spare;
 mod status;
+mod top;
+mod traffic;
 mod volume;
 
 use std::io::IsTerminal;
@@ -58,6 +60,10 @@ enum Command {
     Serve(Serve),
     /// Everything on one screen
     Status(status::Status),
+    /// What is asked of arrays and exports, again and again
+    Top(top::Top),
+    /// Everything that is counted, as Prometheus reads it
+    Metrics,
     /// Drives: files, block devices, memory
     #[command(subcommand)]
     Drive(drive::Command),
@@ -117,6 +123,10 @@ struct Serve {
     /// Wait for the interrupts of drives that could be polled (io_uring's IOPOLL), too
     #[arg(long)]
     no_iopoll: bool,
+    /// Give NVMe drives of the kernel commands past its block layer (io_uring's URING_CMD), where
+    /// that works; `ashlar drive show` says where
+    #[arg(long)]
+    passthrough: bool,
     /// Who this host is to others that reach its drives; left out: made from /etc/machine-id and
     /// the host's name
     #[arg(long, value_name = "UUID", value_parser = host_id)]
@@ -180,6 +190,8 @@ async fn dispatch(command: Command, socket: PathBuf, output: Output) -> Answer<E
     match command {
         Command::Serve(serve) => run_daemon(serve, socket).await?,
         Command::Status(status) => status::run(status, &client, output).await?,
+        Command::Top(top) => top::run(&top, &client, output).await?,
+        Command::Metrics => say(client.get_text("/metrics").await?.trim_end()),
         Command::Drive(command) => drive::run(command, &client, output).await?,
         Command::Array(command) => return array::run(command, &client, output).await,
         Command::Spare(command) => spare::run(command, &client, output).await?,
@@ -207,7 +219,11 @@ async fn run_daemon(serve: Serve, socket: PathBuf) -> Answer<()> {
         socket,
         cores: serve.cores,
         poll_window: Duration::from_micros(serve.poll_us),
-        io_uring: uring::Settings { sqpoll: serve.sqpoll, iopoll: !serve.no_iopoll },
+        io_uring: uring::Settings {
+            sqpoll: serve.sqpoll,
+            iopoll: !serve.no_iopoll,
+            passthrough: serve.passthrough,
+        },
         host_id: serve.host_id,
     })
     .await

@@ -34,6 +34,12 @@ impl Client {
         self.request(Method::GET, path, Vec::new()).await
     }
 
+    /// What is no JSON.
+    pub async fn get_text(&self, path: &str) -> Answer<String> {
+        let bytes = self.answer(Method::GET, path, Vec::new()).await?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
     pub async fn delete<T: DeserializeOwned>(&self, path: &str) -> Answer<T> {
         self.request(Method::DELETE, path, Vec::new()).await
     }
@@ -62,6 +68,14 @@ impl Client {
         path: &str,
         body: Vec<u8>,
     ) -> Answer<T> {
+        let bytes = self.answer(method, path, body).await?;
+        serde_json::from_slice(&bytes).map_err(|error| {
+            Refusal::failed(format!("the daemon's answer is not understood: {error}"))
+                .fix("use the `ashlar` of the same version as the daemon")
+        })
+    }
+
+    async fn answer(&self, method: Method, path: &str, body: Vec<u8>) -> Answer<Bytes> {
         let stream =
             UnixStream::connect(&self.socket).await.map_err(|error| self.unreachable(&error))?;
         let broken = |error: hyper::Error| {
@@ -81,13 +95,7 @@ impl Client {
         let response = sender.send_request(request).await.map_err(broken)?;
         let status = response.status();
         let bytes = response.into_body().collect().await.map_err(broken)?.to_bytes();
-        if !status.is_success() {
-            return Err(refused(status.as_u16(), &bytes));
-        }
-        serde_json::from_slice(&bytes).map_err(|error| {
-            Refusal::failed(format!("the daemon's answer is not understood: {error}"))
-                .fix("use the `ashlar` of the same version as the daemon")
-        })
+        if status.is_success() { Ok(bytes) } else { Err(refused(status.as_u16(), &bytes)) }
     }
 
     fn unreachable(&self, error: &io::Error) -> Refusal {

@@ -19,7 +19,8 @@ use std::sync::Arc;
 
 use ashlar_drive::drive::Limits;
 use ashlar_format::drive_label::DriveLabel;
-use ashlar_reactor::op::Device;
+use ashlar_reactor::nvme::generic::Generic;
+use ashlar_reactor::op::{Device, Errno};
 use uuid::Uuid;
 
 use crate::disk::Disk;
@@ -47,6 +48,8 @@ pub enum Identity {
 pub struct OpenDevice {
     /// Holds the lock and the exclusive claim. Counted: here, and on the reactor that has it.
     disk: Disk,
+    /// Of an NVMe drive of the kernel: the way past its block layer.
+    generic: Option<Result<Arc<Generic>, Errno>>,
     pub identity: Identity,
     pub limits: Limits,
     /// A test: what is written may be lost until it is flushed.
@@ -66,8 +69,9 @@ impl OpenDevice {
             probe_sector(&file, block_device, bytes).map_err(|error| unreadable(path, &error))?;
         // A file is zeroed by taking its blocks away; a drive may have to write every one.
         let limits = Limits { bytes, sector_bytes, zeroes_cheaply: !block_device };
+        let generic = Generic::beside(&file).map(|generic| generic.map(Arc::new));
         let disk = Disk::File(Arc::new(file));
-        Ok(OpenDevice { disk, identity, limits, lossy: false })
+        Ok(OpenDevice { disk, generic, identity, limits, lossy: false })
     }
 
     /// The same of an NVMe drive that the kernel has let go.
@@ -77,8 +81,8 @@ impl OpenDevice {
         let bytes = bytes - bytes % PAGE_BYTES;
         check_size(&format!("drive {address}"), bytes)?;
         let limits = Limits { bytes, sector_bytes, zeroes_cheaply: false };
-        let disk = Disk::Nvme(Arc::new(drive));
-        Ok(OpenDevice { disk, identity: Identity::Pci { address }, limits, lossy: false })
+        let (disk, identity) = (Disk::Nvme(Arc::new(drive)), Identity::Pci { address });
+        Ok(OpenDevice { disk, generic: None, identity, limits, lossy: false })
     }
 
     /// Whether it is something that may be cut short.
@@ -128,7 +132,10 @@ impl OpenDevice {
         let sector_bytes = self.limits.sector_bytes;
         match self.disk.clone() {
             Disk::File(file) if self.lossy => Device::Lossy { file, sector_bytes, seed },
-            Disk::File(file) => Device::File { file },
+            Disk::File(file) => match self.generic.clone() {
+                Some(generic) => Device::Namespace { file, generic },
+                None => Device::File { file },
+            },
             Disk::Nvme(drive) => Device::Nvme { drive },
         }
     }
@@ -139,7 +146,7 @@ impl OpenDevice {
         let bytes = length(file)?;
         let limits = Limits { bytes: bytes - bytes % PAGE_BYTES, ..self.limits };
         let (disk, identity, lossy) = (self.disk.clone(), self.identity, self.lossy);
-        let grown = OpenDevice { disk, identity, limits, lossy };
+        let grown = OpenDevice { disk, generic: self.generic.clone(), identity, limits, lossy };
         Ok((limits.bytes > self.limits.bytes).then_some(grown))
     }
 

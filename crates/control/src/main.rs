@@ -22,6 +22,7 @@ mod snapshot;
 mod takeover;
 mod vhost;
 mod host;
+mod metrics;
 mod server;
 mod connections;
 mod daemon;

@@ -7,6 +7,7 @@ use axum::Router;
 use axum::extract::rejection::{JsonRejection, QueryRejection};
 use axum::extract::{FromRequest, FromRequestParts, Path, State};
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
@@ -23,6 +24,7 @@ use crate::api::status::Status;
 use crate::api::volume::{Volume, VolumeCreate, VolumeResize};
 use crate::api::{Done, ErrorBody, Force};
 use crate::host::Host;
+use crate::metrics;
 use crate::refusal::{Answer, Refusal};
 
 #[derive(OpenApi)]
@@ -59,6 +61,7 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 fn documented() -> OpenApiRouter<Arc<Host>> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(status))
+        .routes(routes!(metrics))
         .routes(routes!(list_drives, attach_drive))
         .routes(routes!(show_drive, detach_drive))
         .routes(routes!(list_arrays, create_array))
@@ -130,6 +133,16 @@ async fn finish<T: Send + 'static>(
 #[utoipa::path(get, path = "/v1/status", tag = "status", responses((status = 200, body = Status)))]
 async fn status(State(host): State<Arc<Host>>) -> Json<Status> {
     Json(host.status().await)
+}
+
+/// Counters, gauges and histograms, in OpenMetrics' text format: what Prometheus reads
+#[utoipa::path(get, path = "/metrics", tag = "status",
+    responses((status = 200, body = String, content_type = metrics::CONTENT_TYPE),
+        (status = "default", body = ErrorBody)))]
+async fn metrics(State(host): State<Arc<Host>>) -> Answer<Response> {
+    let text = metrics::text(host.status().await);
+    let text = text.map_err(|error| Refusal::failed(format!("no metrics: {error}")))?;
+    Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 
 /// All drives

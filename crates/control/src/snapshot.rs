@@ -10,14 +10,16 @@ use ashlar_format::array_superblock as format;
 use ashlar_pool::pool::Pool;
 use ashlar_raid::bad_set::BadRange;
 use ashlar_raid::status as raid;
+use ashlar_reactor::traffic;
 use uuid::Uuid;
 
 use crate::api::array::{
-    ArrayCounters, ArrayState, BadBlocks, JournalFill, MemberState, Progress, Scrub, ScrubPlace,
-    ScrubState,
+    ArrayCounters, ArrayState, ArrayUpdates, BadBlocks, JournalFill, MemberState, Progress, Scrub,
+    ScrubPlace, ScrubState,
 };
 use crate::api::drive::{DriveCounters, DriveHealth, DriveLatency, LatencySummary};
 use crate::api::settings::{Policy, Settings};
+use crate::api::traffic::{Requests, Traffic};
 use crate::level::notation;
 
 /// The drive of a member, as its array sees it.
@@ -28,6 +30,7 @@ pub struct MemberDrive {
     pub slow: bool,
     pub counters: DriveCounters,
     pub latency: DriveLatency,
+    pub traffic: Traffic,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +96,7 @@ pub struct ArraySnapshot {
     pub restripe_error: Option<String>,
     pub scrub: Scrub,
     pub counters: ArrayCounters,
+    pub traffic: Traffic,
 }
 
 impl ArraySnapshot {
@@ -168,6 +172,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         restripe_error: status.restripe_error.clone(),
         scrub: scrub(&status.scrub),
         counters: counters(&status.counters),
+        traffic: traffic(&status.traffic),
     }
 }
 
@@ -192,6 +197,7 @@ fn journal(status: &raid::JournalStatus) -> JournalFill {
         bytes: status.bytes,
         used_bytes: status.used_bytes,
         pending_bytes: status.pending_bytes,
+        used_percent: if status.bytes == 0 { 0 } else { percent(status.used_bytes, status.bytes) },
     }
 }
 
@@ -239,6 +245,7 @@ fn member_drive(drive: &Drive) -> MemberDrive {
             reads: latency_summary(latency.reads),
             writes: latency_summary(latency.writes),
         },
+        traffic: Traffic { depth: None, depth_max: None, ..traffic(&drive.traffic()) },
     }
 }
 
@@ -316,6 +323,46 @@ fn counters(counters: &raid::ArrayCounters) -> ArrayCounters {
         hedged: counters.hedged,
         hedges_won: counters.hedges_won,
         repaired: counters.repaired,
+        journaled: counters.journaled,
+        updates: updates(&counters.updates),
+    }
+}
+
+fn updates(its: &raid::Updates) -> ArrayUpdates {
+    ArrayUpdates {
+        plain: its.plain,
+        whole_stripe: its.whole_stripe,
+        read_modify_write: its.read_modify_write,
+        reconstruct_write: its.reconstruct_write,
+        decode: its.decode,
+    }
+}
+
+/// What a reactor says of requests.
+pub fn traffic(report: &traffic::Report) -> Traffic {
+    Traffic {
+        reads: requests(&report.reads),
+        writes: requests(&report.writes),
+        flushes: requests(&report.flushes),
+        depth: Some(report.depth),
+        depth_max: Some(report.depth_max),
+        depth_mean_milli: report.depth_mean_milli(),
+    }
+}
+
+fn requests(its: &traffic::Requests) -> Requests {
+    let traffic::Requests { total, lately } = its;
+    Requests {
+        total: total.count,
+        bytes: total.bytes,
+        time_ns: total.time_ns,
+        octaves: total.octaves.to_vec(),
+        per_second: lately.per_second(),
+        bytes_per_second: lately.bytes_per_second(),
+        p50_ns: lately.p50_ns,
+        p99_ns: lately.p99_ns,
+        p999_ns: lately.p999_ns,
+        max_ns: lately.longest_ns,
     }
 }
 

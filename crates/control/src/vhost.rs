@@ -10,8 +10,10 @@ use ashlar_target::vhost::{ExportError, VhostExport};
 pub use ashlar_target::vhost::{ExportSpec as Spec, QUEUES_MAX};
 
 use crate::api::export::ExportCounters;
+use crate::api::traffic::Traffic;
 use crate::engine::look;
 use crate::refusal::{Answer, Refusal};
+use crate::snapshot::traffic;
 
 /// How an export does.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +21,7 @@ pub struct ServedStatus {
     pub connected: bool,
     pub queues_active: u16,
     pub counters: ExportCounters,
+    pub traffic: Traffic,
     pub last_error: Option<String>,
 }
 
@@ -80,6 +83,7 @@ fn status(export: &VhostExport) -> ServedStatus {
             discards: counters.discards,
             errors: counters.errors,
         },
+        traffic: traffic(&status.traffic),
         last_error: status.last_error,
     }
 }

@@ -21,12 +21,14 @@ use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::executor::{Io, Reactor, Sleep};
 use ashlar_reactor::op::{Device, DeviceId, LATE, Op, Outcome};
+use ashlar_reactor::traffic;
 use ashlar_reactor::wait_list::WaitList;
+use ashlar_reactor::window::Window;
 
 use crate::error::DriveError;
 use crate::gate::Gate;
 use crate::health::{During, Health, HealthLimits, HealthState};
-use crate::latency::{Latency, Window};
+use crate::latency::{Latency, summary};
 use crate::slow::{Opinion, Verdict};
 
 /// Times an operation is tried, in all.
@@ -69,6 +71,7 @@ pub struct Drive {
     opinion: Cell<Opinion>,
     reads: RefCell<Window>,
     writes: RefCell<Window>,
+    flushes: RefCell<Window>,
     flush: FlushState,
     gate: RefCell<Option<Rc<Gate>>>,
     /// Operations that wait to be tried again, or at the gate.
@@ -133,6 +136,7 @@ impl Drive {
             opinion: Cell::default(),
             reads: RefCell::default(),
             writes: RefCell::default(),
+            flushes: RefCell::default(),
             flush: FlushState::default(),
             gate: RefCell::default(),
             held_back: WaitList::default(),
@@ -166,8 +170,25 @@ impl Drive {
     pub fn latency(&self) -> Latency {
         let now = self.reactor.now();
         Latency {
-            reads: self.reads.borrow_mut().summary(now),
-            writes: self.writes.borrow_mut().summary(now),
+            reads: summary(self.reads.borrow_mut().lately(now)),
+            writes: summary(self.writes.borrow_mut().lately(now)),
+        }
+    }
+
+    /// What was asked of it, each attempt that succeeded by itself. How much is under way, the
+    /// backend knows.
+    pub fn traffic(&self) -> traffic::Report {
+        let now = self.reactor.now();
+        let requests = |window: &RefCell<Window>| {
+            let mut window = window.borrow_mut();
+            traffic::Requests { lately: window.lately(now), total: window.total() }
+        };
+        traffic::Report {
+            reads: requests(&self.reads),
+            writes: requests(&self.writes),
+            flushes: requests(&self.flushes),
+            depth: 0,
+            depth_max: 0,
         }
     }
 
@@ -430,9 +451,10 @@ impl Drive {
         self.count(asked);
         let now = self.reactor.turn_time();
         match asked {
-            Asked::Read { .. } => self.reads.borrow_mut().add(now, took),
-            Asked::Write { .. } => self.writes.borrow_mut().add(now, took),
-            Asked::Flush | Asked::WriteZeroes { .. } => {}
+            Asked::Read { bytes } => self.reads.borrow_mut().add(now, took, bytes),
+            Asked::Write { bytes } => self.writes.borrow_mut().add(now, took, bytes),
+            Asked::Flush => self.flushes.borrow_mut().add(now, took, 0),
+            Asked::WriteZeroes { .. } => {}
         }
         if matches!(asked, Asked::Write { .. } | Asked::WriteZeroes { .. }) {
             self.flush.writes_completed.set(self.flush.writes_completed.get() + 1);

@@ -10,6 +10,7 @@ use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
+use ashlar_reactor::traffic::Traffic;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::bad_blocks::{BadBlocks, StoredList};
@@ -65,7 +66,12 @@ pub struct Array {
     pub(crate) pace: Pace,
     pub(crate) hedging: Hedging,
     counters: Cell<ArrayCounters>,
+    pub(crate) traffic: Traffic,
     requests: Cell<u64>,
+    /// Requests and steps of jobs that were ever begun.
+    begun: Cell<u64>,
+    /// Maintenance sleeps until something is begun.
+    at_rest: Cell<bool>,
     stopping: Cell<bool>,
     pub(crate) drained: WaitList,
     /// The maintenance task has not ended yet.
@@ -184,7 +190,10 @@ impl Array {
             pace: Pace::default(),
             hedging: Hedging::default(),
             counters: Cell::default(),
+            traffic: Traffic::default(),
             requests: Cell::new(0),
+            begun: Cell::new(0),
+            at_rest: Cell::new(false),
             stopping: Cell::new(false),
             drained: WaitList::default(),
             maintained: Cell::new(false),
@@ -332,6 +341,10 @@ impl Array {
             return Err(ArrayError::Stopped);
         }
         self.requests.set(self.requests.get() + 1);
+        self.begun.set(self.begun.get() + 1);
+        if self.at_rest.replace(false) {
+            self.drained.wake_all(&self.reactor);
+        }
         Ok(RequestGuard { array: self.clone() })
     }
 
@@ -376,6 +389,20 @@ impl Array {
     pub(crate) async fn pause(&self, wait: Duration) {
         let deadline = self.reactor.now().after(wait);
         self.drained.until_or(&self.reactor, deadline, || self.stopping.get()).await;
+    }
+
+    /// Requests and steps of jobs that were ever begun.
+    pub(crate) fn begun(&self) -> u64 {
+        self.begun.get()
+    }
+
+    /// Waits until something is begun, or the array is to stop; not longer than `wait`.
+    pub(crate) async fn until_used(&self, wait: Duration) {
+        let deadline = self.reactor.now().after(wait);
+        self.at_rest.set(true);
+        let over = || self.stopping.get() || !self.at_rest.get();
+        self.drained.until_or(&self.reactor, deadline, over).await;
+        self.at_rest.set(false);
     }
 
     /// Maintenance begins (true) or ends (false).
@@ -495,6 +522,7 @@ impl Array {
             is_needed: self.members.is_needed(MemberIndex::new(index)),
         };
         let now = self.reactor.now();
+        let traffic = self.traffic.report(now);
         ArrayStatus {
             uuid: self.identity.uuid,
             name: self.identity.name.clone(),
@@ -527,7 +555,8 @@ impl Array {
             restripe: self.jobs.restripe(now),
             restripe_error: self.jobs.restripe_error(),
             scrub: self.jobs.scrub(now),
-            counters: self.counters.get(),
+            counters: self.counters.get().with(&traffic),
+            traffic,
         }
     }
 

@@ -111,6 +111,11 @@ impl Dirty {
         self.regions_that(|r| r.touched && r.writers == 0 && now.since(r.last_write) >= quiet_for)
     }
 
+    /// Whether nothing was written in place since all was cleaned.
+    pub fn is_clean(&self) -> bool {
+        self.map.count() == 0 && !self.regions.borrow().iter().any(|region| region.touched)
+    }
+
     fn regions_that(&self, wanted: impl Fn(&Region) -> bool) -> Vec<RegionIndex> {
         let regions = self.regions.borrow();
         let wanted = regions.iter().enumerate().filter(|(_, region)| wanted(region));

@@ -15,6 +15,7 @@ use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
+use ashlar_reactor::traffic::Kind;
 use smallvec::SmallVec;
 
 use crate::array::Array;
@@ -46,6 +47,7 @@ impl Array {
             return Ok(());
         }
         let _request = self.admit().await?;
+        let _passage = self.traffic.enter();
         let began = self.reactor.turn_time();
         let len = into.len() as u64;
         let _addresses = self.hold_addresses(offset, len).await;
@@ -65,11 +67,9 @@ impl Array {
     }
 
     pub(crate) fn count_read(&self, began: Instant, len: u64) {
-        self.count(|counters| {
-            counters.reads += 1;
-            counters.read_bytes += len;
-        });
-        self.pace.served(began, self.reactor.turn_time());
+        let now = self.reactor.turn_time();
+        self.traffic.served(Kind::Read, len, began, now);
+        self.pace.served(began, now);
     }
 
     /// A read of more than one chunk.

@@ -10,6 +10,7 @@ use ashlar_drive::slow::judge;
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::range_lock::Mode;
+use ashlar_reactor::window::HALF_WINDOW;
 use smallvec::SmallVec;
 
 use crate::array::Array;
@@ -23,6 +24,12 @@ use crate::write_plan::{bits, each};
 
 /// Between two looks at what maintenance has to do.
 const MAINTENANCE_PERIOD: Duration = Duration::from_millis(250);
+/// After so long without any request, an array that has nothing to put in order is at rest: what
+/// its drives did lately is forgotten by then.
+const REST_AFTER: Duration = Duration::from_secs(10);
+/// Between two looks at an array at rest: at whether a scrub is due, and which drives are there.
+const REST_PERIOD: Duration = Duration::from_secs(5);
+const _: () = assert!(REST_AFTER.as_secs() >= 2 * HALF_WINDOW.as_secs());
 /// Rounds of maintenance between two looks at how fast the drives are.
 const LOOK_ROUNDS: u32 = 4;
 /// Rounds of maintenance between two tries of stripes that could not be synced.
@@ -124,9 +131,18 @@ impl Array {
     /// Runs as long as the array does: resyncs, and cleans the dirty map.
     pub(crate) async fn maintain(self: Rc<Self>) {
         let (mut rounds_until_retry, mut rounds_until_look) = (0u32, LOOK_ROUNDS);
+        let mut seen = (self.begun(), self.reactor.now());
         self.set_maintained(true);
         while !self.is_stopping() {
-            self.pause(MAINTENANCE_PERIOD).await;
+            let now = self.reactor.now();
+            if seen.0 != self.begun() {
+                seen = (self.begun(), now);
+            }
+            if now.since(seen.1) >= REST_AFTER && self.is_in_order() {
+                self.until_used(REST_PERIOD).await;
+            } else {
+                self.pause(MAINTENANCE_PERIOD).await;
+            }
             self.sure().await;
             self.members.note_needed();
             rounds_until_retry = rounds_until_retry.saturating_sub(1);
@@ -154,6 +170,15 @@ impl Array {
             let _ = self.settle_bad().await;
         }
         self.set_maintained(false);
+    }
+
+    /// Whether there is nothing that maintenance could do before the next request.
+    fn is_in_order(&self) -> bool {
+        let agrees = self.unsynced.count() == 0 && self.kept.borrow().is_empty();
+        let missed = self.dirty.missed.count() > 0 && !self.members.is_any_behind();
+        let bad = !self.bad.unsettled().is_empty();
+        let clean = self.dirty.is_clean() && self.journal.pending.borrow().is_empty();
+        self.is_quiet() && agrees && clean && !missed && !bad && self.journal.refusal().is_none()
     }
 
     /// Which drives are slow, say their siblings. One that is rebuilt does other work than they.

@@ -6,9 +6,11 @@ use std::rc::Rc;
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::MemberIndex;
+use ashlar_reactor::traffic;
 
 use crate::bad_set::BadRange;
 use crate::settings::Settings;
+use crate::write_plan::WritePlan;
 
 /// How much of its redundancy an array has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,6 +135,54 @@ pub struct ArrayCounters {
     pub hedges_won: u64,
     /// Blocks rewritten because their member could not read them.
     pub repaired: u64,
+    /// Writes that were acknowledged by the journal; the others were in place by then.
+    pub journaled: u64,
+    pub updates: Updates,
+}
+
+impl ArrayCounters {
+    /// Requests are counted where their times are.
+    pub(crate) fn with(self, traffic: &traffic::Report) -> ArrayCounters {
+        let (reads, writes) = (traffic.reads.total, traffic.writes.total);
+        ArrayCounters {
+            reads: reads.count,
+            read_bytes: reads.bytes,
+            writes: writes.count,
+            write_bytes: writes.bytes,
+            flushes: traffic.flushes.total.count,
+            ..self
+        }
+    }
+}
+
+/// Parts of stripes that were put in place, by what had to be read for their parity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Updates {
+    /// Nothing: there is no parity, or none that could be written.
+    pub plain: u64,
+    /// Nothing: every data chunk was written.
+    pub whole_stripe: u64,
+    /// What was there before, and its parity.
+    pub read_modify_write: u64,
+    /// The other data.
+    pub reconstruct_write: u64,
+    /// As many chunks as there are data chunks: some that should have been read are away.
+    pub decode: u64,
+}
+
+impl Updates {
+    /// `whole`: every data chunk was written.
+    pub(crate) fn note(&mut self, plan: WritePlan, whole: bool) {
+        let counter = match plan {
+            WritePlan::NoRead if whole => &mut self.whole_stripe,
+            WritePlan::NoRead => &mut self.plain,
+            WritePlan::ReadModifyWrite => &mut self.read_modify_write,
+            WritePlan::ReconstructWrite => &mut self.reconstruct_write,
+            WritePlan::Decode => &mut self.decode,
+            WritePlan::Lost => return,
+        };
+        *counter += 1;
+    }
 }
 
 /// What the journal holds.
@@ -194,4 +244,6 @@ pub struct ArrayStatus {
     pub restripe_error: Option<String>,
     pub scrub: ScrubState,
     pub counters: ArrayCounters,
+    /// From when a request was let in until it was done, to a turn of the reactor.
+    pub traffic: traffic::Report,
 }

@@ -151,6 +151,8 @@ impl Array {
 
     fn updated(&self, update: Update, old: &[(u8, Buffer)]) -> Result<Updated, ArrayError> {
         let layout = self.layout_of(update.stripe);
+        let whole = layout.parity > 0 && update.band.chunks == bits(0..layout.data);
+        self.count(|counters| counters.updates.note(update.plan, whole));
         let parity = match update.plan {
             WritePlan::ReadModifyWrite => self.add_difference(&update, old),
             WritePlan::ReconstructWrite | WritePlan::Decode => self.encode(&update, old)?,

@@ -19,6 +19,7 @@ use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::{Mode as Lock, RangeGuard};
+use ashlar_reactor::traffic::Kind;
 use smallvec::SmallVec;
 
 use crate::array::Array;
@@ -45,6 +46,7 @@ impl Array {
         from: Buffers,
     ) -> Result<(), ArrayError> {
         let _request = self.admit().await?;
+        let _passage = self.traffic.enter();
         let began = self.reactor.turn_time();
         let len: u64 = ranges.iter().map(|range| range.end - range.start).sum();
         assert!(len == from.len() as u64, "the ranges are as long as what fills them");
@@ -61,24 +63,28 @@ impl Array {
         }
         self.check_room_for_bad(&pieces)?;
         let result = match mode.mode {
-            Mode::Journaled => self.write_journaled(&pieces, &from).await,
+            Mode::Journaled => {
+                self.count(|counters| counters.journaled += 1);
+                self.write_journaled(&pieces, &from).await
+            }
             Mode::Direct => self.write_direct(&pieces, &from).await,
         };
-        self.count(|counters| {
-            counters.writes += 1;
-            counters.write_bytes += len;
-        });
-        self.pace.served(began, self.reactor.turn_time());
+        let now = self.reactor.turn_time();
+        self.traffic.served(Kind::Write, len, began, now);
+        self.pace.served(began, now);
         result
     }
 
     /// Everything acknowledged before is durable when this returns.
     pub async fn flush(self: &Rc<Self>) -> Result<(), ArrayError> {
         let _request = self.admit().await?;
-        self.count(|counters| counters.flushes += 1);
+        let _passage = self.traffic.enter();
+        let began = self.reactor.turn_time();
         self.written.settle().await?;
         self.bad.save().await?;
-        self.journal.flush().await
+        self.journal.flush().await?;
+        self.traffic.served(Kind::Flush, 0, began, self.reactor.turn_time());
+        Ok(())
     }
 
     /// Before writes that may leave parts of bad ranges.

@@ -59,7 +59,7 @@ impl Backend for Faulty {
 
     fn register(&mut self, device: Device) -> DeviceId {
         let file = match &device {
-            Device::File { file } => Arc::as_ptr(file) as usize,
+            Device::File { file } | Device::Namespace { file, .. } => Arc::as_ptr(file) as usize,
             Device::Nvme { .. } | Device::Ram { .. } | Device::Model { .. } => 0,
             Device::Null { .. } | Device::Lossy { .. } | Device::Simulated { .. } => 0,
         };

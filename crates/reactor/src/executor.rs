@@ -295,7 +295,9 @@ impl Reactor {
     }
 
     pub fn remove_poller(&self, id: PollerId) {
-        self.inner.pollers.borrow_mut().remove(id);
+        // Dropped when they are borrowed no more.
+        let removed = self.inner.pollers.borrow_mut().remove(id);
+        drop(removed);
     }
 
     /// Lets a poller be polled again, if it was armed.
@@ -317,7 +319,8 @@ impl Reactor {
             let future = self.inner.tasks.borrow_mut().tasks[index].future.take();
             drop(future);
         }
-        self.inner.pollers.borrow_mut().clear();
+        let pollers = self.inner.pollers.take();
+        drop(pollers);
         self.inner.slots.take().end();
         self.inner.tasks.borrow_mut().ready.clear();
     }

@@ -70,6 +70,15 @@ impl<const UNIT_LOG2: u32> Histogram<UNIT_LOG2> {
         self.total += other.total;
     }
 
+    /// How many took less than `2^(UNIT_LOG2 + 4)` ns, and then how many less than twice as long as
+    /// the ones before: 27 counts in units of 64 ns, the first of less than 1024 ns, the last of
+    /// 34 s and more.
+    pub fn octaves(&self) -> impl Iterator<Item = u64> {
+        let octaves = (NS_LOG2_MAX - UNIT_LOG2 - STEPS_LOG2 + 1) as usize;
+        let counts = self.counts.chunks(1 << STEPS_LOG2).take(octaves);
+        counts.map(|counts| counts.iter().copied().map(u64::from).sum())
+    }
+
     pub fn samples(&self) -> u64 {
         self.total
     }
@@ -138,6 +147,18 @@ mod tests {
     fn percentiles_of_known_times() {
         known_times::<0>();
         known_times::<6>();
+    }
+
+    #[test]
+    fn octaves_are_powers_of_two() {
+        let mut histogram = Histogram::<6>::default();
+        for ns in [0, 1023, 1024, 2047, 2048, 1 << 34, u64::MAX] {
+            histogram.add_ns(ns);
+        }
+        let octaves: Vec<u64> = histogram.octaves().collect();
+        assert_eq!((octaves.len(), &octaves[..4]), (27, &[2, 2, 1, 0][..]));
+        assert_eq!(&octaves[24..], [0, 1, 1]);
+        assert_eq!(octaves.iter().sum::<u64>(), histogram.samples());
     }
 
     #[test]

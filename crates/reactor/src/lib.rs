@@ -14,6 +14,8 @@ mod clock;
 pub mod buffer;
 pub mod op;
 pub mod backend;
+pub mod window;
+pub mod traffic;
 pub mod nvme;
 pub mod task;
 mod polling;

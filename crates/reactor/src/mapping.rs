@@ -55,7 +55,8 @@ impl PageBytes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
     Now,
-    /// As they are written. Huge ones are kept back for that at once.
+    /// As they are written. Huge ones that were set aside are given at once all the same: nobody
+    /// else could have them meanwhile, and a fault later could end the process.
     Later,
 }
 
@@ -74,7 +75,7 @@ impl Mapping {
         if bytes < HUGE_BYTES {
             return map(bytes, 0).map(|start| Mapping { start, bytes, pages: Pages::Small });
         }
-        if let Some(mapping) = huge(huge_bytes, fill) {
+        if let Some(mapping) = huge(huge_bytes) {
             return Ok(mapping);
         }
         let mapping = transparent(huge_bytes)?;
@@ -118,16 +119,12 @@ impl Drop for Mapping {
 }
 
 /// From the pages that were set aside; `None` if there are too few, or they may not be used.
-fn huge(bytes: usize, fill: Fill) -> Option<Mapping> {
+fn huge(bytes: usize) -> Option<Mapping> {
     let start = map(bytes, libc::MAP_HUGETLB | libc::MAP_HUGE_2MB).ok()?;
     let mapping = Mapping { start, bytes, pages: Pages::Huge };
-    // A control group or a policy may forbid pages that were promised. A fault would tell by a
-    // signal that ends the process, this call tells by an error.
-    let sure = match fill {
-        Fill::Now => advise(start, bytes, libc::MADV_POPULATE_WRITE),
-        Fill::Later => advise(start, HUGE_BYTES, libc::MADV_POPULATE_WRITE),
-    };
-    sure.then_some(mapping)
+    // A control group or a policy may forbid pages that were promised, the last of them too. A
+    // fault would tell by a signal that ends the process, this call tells by an error.
+    advise(start, bytes, libc::MADV_POPULATE_WRITE).then_some(mapping)
 }
 
 /// `bytes`: a multiple of huge pages.
@@ -220,12 +217,14 @@ mod tests {
             line.map_or(0, |line| line.trim().parse::<usize>().unwrap())
         };
         // More than any machine has.
-        assert!(huge(1 << 50, Fill::Later).is_none());
+        assert!(huge(1 << 50).is_none());
         if free() < 2 {
             return;
         }
-        let mapping = Mapping::new(HUGE_BYTES, Fill::Now).unwrap();
+        let before = free();
+        let mapping = Mapping::new(2 * HUGE_BYTES, Fill::Later).unwrap();
         assert_eq!(mapping.pages(), Pages::Huge);
-        check(&mapping, HUGE_BYTES);
+        assert!(free() <= before - 2, "pages that are only promised");
+        check(&mapping, 2 * HUGE_BYTES);
     }
 }

@@ -13,6 +13,7 @@ pub mod bus;
 pub mod command;
 pub mod controller;
 pub mod device;
+pub mod generic;
 pub(crate) mod lent;
 mod memory;
 #[cfg(test)]
@@ -22,7 +23,7 @@ mod queue;
 pub mod vfio;
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::backend::Instant;
@@ -57,7 +58,10 @@ impl Home {
 /// A drive that this process drives itself, for who opened it. Reads and writes of it wait; they
 /// end, whatever the drive does.
 pub struct Handle {
+    /// Locked for looks only, never while the drive is waited for: reactors may wait for it.
     home: Mutex<Home>,
+    /// One at a time reads and writes here.
+    using: Mutex<()>,
     identity: Identity,
 }
 
@@ -82,7 +86,8 @@ impl Handle {
             }
         }
         let identity = controller.identity().clone();
-        Ok(Handle { home: Mutex::new(Home::Here(Box::new(controller))), identity })
+        let home = Mutex::new(Home::Here(Box::new(controller)));
+        Ok(Handle { home, using: Mutex::default(), identity })
     }
 
     pub fn identity(&self) -> &Identity {
@@ -123,17 +128,19 @@ impl Handle {
     /// was so. One that a reactor has is looked after there.
     pub fn let_go_if_wanted(&self) -> bool {
         let mut home = self.home();
-        match &mut *home {
-            Home::Here(controller) => {
-                let leaves = controller.bus().take_events() || controller.look().is_err();
-                let gone = || Home::Gone(Trouble::Removed);
-                if leaves && let Home::Here(its) = std::mem::replace(&mut *home, gone()) {
-                    device::bury(*its);
-                }
-                leaves
-            }
+        let leaves = match &mut *home {
+            Home::Here(controller) => controller.bus().take_events() || controller.look().is_err(),
             Home::Lent | Home::Gone(_) => false,
+        };
+        if !leaves {
+            return false;
         }
+        let left = std::mem::replace(&mut *home, Home::Gone(Trouble::Removed));
+        drop(home);
+        if let Home::Here(controller) = left {
+            device::bury(*controller);
+        }
+        true
     }
 
     /// Why the drive is gone; `None`: it is not.
@@ -145,22 +152,18 @@ impl Handle {
     }
 
     fn run(&self, op: &Op) -> io::Result<()> {
-        let mut home = self.home();
-        let controller = match std::mem::replace(&mut *home, Home::Lent) {
-            Home::Here(controller) => controller,
-            Home::Lent => return Err(io::Error::from_raw_os_error(libc::EBUSY)),
-            gone @ Home::Gone(_) => {
-                *home = gone;
-                return Err(io::Error::from_raw_os_error(libc::ENODEV));
-            }
+        let _turn = self.using.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut device) = self.lend() else {
+            let gone = self.trouble().is_some();
+            let errno = if gone { libc::ENODEV } else { libc::EBUSY };
+            return Err(io::Error::from_raw_os_error(errno));
         };
-        let mut device = NvmeDevice::new(*controller);
         device.submit(Ticket(0), op, Instant::MAX);
         let mut done = Vec::new();
         while done.is_empty() {
             device.reap_waiting(&mut done);
         }
-        *home = Home::after(device);
+        self.give_back(device);
         match done[0].outcome {
             Ok(_) => Ok(()),
             Err(errno) => Err(io::Error::from_raw_os_error(errno.0)),
@@ -171,13 +174,9 @@ impl Handle {
         self.home.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// For a reactor. `None`: it is not here. Does not wait.
+    /// For a reactor. `None`: it is not here. Waits for no drive, but for who just looks at it.
     pub(crate) fn lend(&self) -> Option<NvmeDevice> {
-        let mut home = match self.home.try_lock() {
-            Ok(home) => home,
-            Err(TryLockError::Poisoned(error)) => error.into_inner(),
-            Err(TryLockError::WouldBlock) => return None,
-        };
+        let mut home = self.home();
         match std::mem::replace(&mut *home, Home::Lent) {
             Home::Here(controller) => Some(NvmeDevice::new(*controller)),
             other @ (Home::Lent | Home::Gone(_)) => {
@@ -189,7 +188,8 @@ impl Handle {
 
     /// A reactor has nothing under way on it any more.
     pub(crate) fn give_back(&self, device: NvmeDevice) {
-        *self.home() = Home::after(device);
+        let home = Home::after(device);
+        *self.home() = home;
     }
 }
 

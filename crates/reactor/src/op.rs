@@ -16,6 +16,9 @@ pub enum Device {
     /// A file or block device, opened for direct I/O. Counted, so that whoever opened it can tell
     /// when the backend has let go of it: no operation can reach it any more.
     File { file: Arc<File> },
+    /// The same, of a block device that is an NVMe namespace: `generic` is its way past the block
+    /// layer, or why there is none.
+    Namespace { file: Arc<File>, generic: Result<Arc<crate::nvme::generic::Generic>, Errno> },
     /// An NVMe drive that this process drives itself. Counted, as above.
     Nvme { drive: Arc<crate::nvme::Handle> },
     /// Memory of this many bytes, zero at first.

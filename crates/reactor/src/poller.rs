@@ -52,20 +52,18 @@ impl Pollers {
         id
     }
 
-    pub(crate) fn remove(&mut self, id: PollerId) {
-        let removed = self.entries[id.0 as usize].take();
-        assert!(removed.is_some(), "{id:?} was removed before");
+    /// What is returned is to be dropped once nobody has borrowed these: its end may reach back.
+    #[must_use = "it is dropped by who has not borrowed the pollers"]
+    pub(crate) fn remove(&mut self, id: PollerId) -> Rc<dyn Poller> {
+        let removed = self.entries.get_mut(id.0 as usize).and_then(Option::take);
         self.polled.retain(|polled| *polled != id);
-    }
-
-    pub(crate) fn clear(&mut self) {
-        *self = Pollers::default();
+        removed.expect("it was removed before").poller
     }
 
     /// Lets a poller that was armed be polled again.
     pub(crate) fn rouse(&mut self, id: PollerId) {
         // Who waits for its wake-ups may be told of the last one after it was removed.
-        let Some(entry) = &mut self.entries[id.0 as usize] else { return };
+        let Some(Some(entry)) = self.entries.get_mut(id.0 as usize) else { return };
         if entry.armed {
             entry.armed = false;
             entry.poller.disarm();
@@ -201,11 +199,11 @@ mod tests {
         assert!(!pollers.arm_all());
         assert!(second.armed.get());
         // One that is gone can still be named by who waited for its wake-ups.
-        pollers.remove(id);
+        drop(pollers.remove(id));
         pollers.rouse(id);
+        pollers.rouse(PollerId(1000));
         assert!(!pollers.arm_all());
         let (_, again) = add(&mut pollers);
         assert_eq!(again, id);
-        pollers.clear();
     }
 }

@@ -15,6 +15,7 @@ mod entry;
 mod ring;
 mod device;
 mod polled;
+mod passthrough;
 #[cfg(test)]
 mod tests;
 
@@ -34,12 +35,14 @@ use crate::clock::machine_time;
 use crate::lossy::Lossy;
 use crate::model::Model;
 use crate::null::Null;
+use crate::nvme::generic::Generic;
 use crate::nvme::lent::Lent;
 use crate::op::{Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
 use crate::ram::Ram;
 use crate::uring::device::{FileDevice, Registered};
 use crate::uring::entry::{Target, cancel, entry, readable};
 use crate::uring::gauges::{Gauges, Use, Why};
+use crate::uring::passthrough::{LOOK_EVERY, Passing, is_refusal};
 use crate::uring::polled::Polling;
 use crate::uring::probe::{Kind, build};
 use crate::uring::ring::Ring;
@@ -58,11 +61,13 @@ pub struct Settings {
     pub sqpoll: bool,
     /// Drives that can be polled are.
     pub iopoll: bool,
+    /// NVMe drives of the kernel are given commands, past its block layer, where that works.
+    pub passthrough: bool,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { sqpoll: false, iopoll: true }
+        Settings { sqpoll: false, iopoll: true, passthrough: false }
     }
 }
 
@@ -70,6 +75,7 @@ impl Default for Settings {
 pub struct UringBackend {
     ring: Ring,
     polling: Polling,
+    passing: Passing,
     arena: Option<Rc<Arena>>,
     gauges: Rc<Gauges>,
     /// By the machine's clock.
@@ -82,6 +88,8 @@ pub struct UringBackend {
     due: BinaryHeap<Reverse<(Instant, u64, Ticket, Outcome)>>,
     due_sequence: u64,
     nvme_drives: usize,
+    /// Waits for events of such drives that were ever begun.
+    nvme_waits: u32,
     /// Operations that lossy drives have asked for.
     lossy_under_way: usize,
     /// Empty between two looks: what rings have to say, and what came too late for them.
@@ -120,6 +128,7 @@ impl UringBackend {
         Ok(UringBackend {
             ring: Ring::new(io, kind, arena.clone()),
             polling: if settings.iopoll { Polling::Untried } else { Polling::Off },
+            passing: if settings.passthrough { Passing::Untried } else { Passing::Off },
             gauges: Gauges::new(kernel, arena.clone()),
             arena,
             started: machine_time(),
@@ -129,6 +138,7 @@ impl UringBackend {
             due: BinaryHeap::new(),
             due_sequence: 0,
             nvme_drives: 0,
+            nvme_waits: 0,
             lossy_under_way: 0,
             heard: Vec::new(),
             late: Vec::new(),
@@ -154,7 +164,12 @@ impl UringBackend {
     }
 
     /// Lets the ring know a file, and finds out whether it can be polled.
-    fn register_file(&mut self, file: Arc<File>, index: usize) {
+    fn register_file(
+        &mut self,
+        file: Arc<File>,
+        generic: Option<Result<Arc<Generic>, Errno>>,
+        index: usize,
+    ) {
         let is_block_device =
             file.metadata().is_ok_and(|its| FileTypeExt::is_block_device(&its.file_type()));
         let mut file = FileDevice::new(file, index);
@@ -165,6 +180,7 @@ impl UringBackend {
         gauge.buffers.set(self.ring.knows_buffers());
         self.gauges.device_came(file.fd(), &gauge);
         self.devices[index] = Registered::File(file);
+        self.try_passthrough(generic, index);
         match self.polling {
             Polling::Off => gauge.polling.set(Use::No(Why::Off)),
             // A file system answers for a hole without its device: a trial would prove nothing.
@@ -191,13 +207,36 @@ impl UringBackend {
         file.gauge.polling.set(Use::No(answer));
     }
 
+    fn try_passthrough(&mut self, generic: Option<Result<Arc<Generic>, Errno>>, index: usize) {
+        let UringBackend { devices, passing, .. } = self;
+        let Registered::File(file) = &mut devices[index] else {
+            unreachable!("a file, says the caller");
+        };
+        let why = match (&passing, generic) {
+            (Passing::Off, _) => Why::Off,
+            (_, None) => Why::NotNamespace,
+            (_, Some(Err(errno))) => Why::Refused(errno),
+            (_, Some(Ok(generic))) => match passing.ring() {
+                Ok(passthrough) => {
+                    file.generic = Some(generic);
+                    passthrough.try_out(index, file);
+                    return;
+                }
+                Err(why) => why,
+            },
+        };
+        file.gauge.passthrough.set(Use::No(why));
+    }
+
     /// Lets a file go, unless the kernel still tries it.
     fn unregister_file(&mut self, index: usize) {
-        let is_probing = self.polling.on().is_some_and(|polled| polled.is_probing(index));
+        let is_probing = self.polling.on().is_some_and(|polled| polled.is_probing(index))
+            || self.passing.on().is_some_and(|passthrough| passthrough.is_trying(index));
         let file = self.file(index).expect("a file, says the caller");
         file.is_leaving = true;
         let (fd, in_table) = (file.fd(), file.in_table);
-        let in_polled_table = file.in_polled_table;
+        let (in_polled_table, in_passthrough_table) =
+            (file.in_polled_table, file.in_passthrough_table);
         if is_probing {
             return;
         }
@@ -206,6 +245,9 @@ impl UringBackend {
         }
         if let Some(polled) = self.polling.on().filter(|_| in_polled_table) {
             polled.ring.set_file(index, -1);
+        }
+        if let Some(passthrough) = self.passing.on().filter(|_| in_passthrough_table) {
+            passthrough.ring.set_file(index, -1);
         }
         self.gauges.device_went(fd);
         self.devices[index] = Registered::Gone;
@@ -216,6 +258,12 @@ impl UringBackend {
         let Registered::File(file) = &self.devices[index] else {
             unreachable!("a file, says the caller");
         };
+        if let Some(passthrough) = self.passing.on()
+            && passthrough.submit(file, (index, ticket), op, pieces, until)
+        {
+            file.gauge.begun();
+            return;
+        }
         let (ring, target) = match self.polling.on() {
             Some(polled) if file.is_polled_for(op) => (&mut polled.ring, file.polled_target()),
             Some(_) | None => (&mut self.ring, file.target()),
@@ -240,12 +288,22 @@ impl UringBackend {
         {
             polled.news(now(started));
         }
+        if let Some(passthrough) = self.passing.on() {
+            passthrough.ring.fill(|| now(started), &mut self.late);
+        }
         while let Some(bits) = self.late.pop() {
             let (Tag::Plain(ticket) | Tag::Device { ticket, .. }) = Tag::from_bits(bits) else {
                 unreachable!("what drives and trials ask for is never too late");
             };
             self.end(Tag::from_bits(bits), Done { ticket, outcome: LATE });
         }
+    }
+
+    /// Whether more waits than a ring has room for.
+    fn has_backlog(&mut self) -> bool {
+        self.ring.has_backlog()
+            || self.polling.on().is_some_and(|polled| polled.ring.has_backlog())
+            || self.passing.on().is_some_and(|passthrough| passthrough.ring.has_backlog())
     }
 
     /// Hears what the rings have to say.
@@ -266,6 +324,13 @@ impl UringBackend {
         for (bits, outcome) in heard.drain(..) {
             self.hear_polled(Tag::from_bits(bits), outcome);
         }
+        if let Some(passthrough) = self.passing.on() {
+            passthrough.ring.reap(&mut heard);
+            passthrough.ring.tell(&self.gauges, heard.len());
+        }
+        for (bits, outcome) in heard.drain(..) {
+            self.hear_passed(Tag::from_bits(bits), outcome);
+        }
         self.heard = heard;
     }
 
@@ -281,11 +346,13 @@ impl UringBackend {
                 }
                 self.attend(device);
             }
-            Tag::Events { device } | Tag::EventsEnd { device } => {
+            Tag::Events { device, wait } => {
                 if let Registered::Nvme(lent) = &mut self.devices[device] {
-                    lent.woken();
+                    lent.woken(wait);
                 }
             }
+            // What it ended tells of itself.
+            Tag::EventsEnd { .. } => {}
             Tag::Probe { device } => {
                 let polled = self.polling.on().expect("its ring has told of it");
                 let answer = polled.probed(device, outcome);
@@ -297,6 +364,20 @@ impl UringBackend {
                 }
                 if file.is_leaving {
                     self.unregister_file(device);
+                }
+            }
+            Tag::Trial { device } => {
+                let passthrough = self.passing.on().expect("its ring has told of it");
+                let answer = passthrough.tried(device, outcome);
+                let file = self.file(device).expect("it stays until it was tried");
+                file.gauge.passthrough.set(answer);
+                if file.is_leaving {
+                    self.unregister_file(device);
+                }
+            }
+            Tag::Passthrough => {
+                if let Some(passthrough) = self.passing.on() {
+                    passthrough.woken();
                 }
             }
         }
@@ -312,6 +393,32 @@ impl UringBackend {
             file.gauge.polling.set(Use::No(Why::Refused(errno)));
         }
         self.hear(tag, outcome);
+    }
+
+    /// The same of one that is refused commands after all.
+    fn hear_passed(&mut self, tag: Tag, mut outcome: Outcome) {
+        if let Tag::Device { device, ticket } = tag {
+            if let Err(errno) = outcome
+                && is_refusal(errno)
+                && let Some(file) = self.file(device)
+            {
+                file.gauge.passthrough.set(Use::No(Why::Refused(errno)));
+            }
+            let passthrough = self.passing.on().expect("its ring has told of it");
+            outcome = passthrough.outcome(ticket, outcome);
+        }
+        self.hear(tag, outcome);
+    }
+
+    /// Has the ring for commands wake us. How long to sleep at most.
+    fn await_passthrough(&mut self) -> Option<Duration> {
+        let passthrough = self.passing.on().filter(|its| its.ring.is_used())?;
+        passthrough.ring.enter();
+        if let Some(fd) = passthrough.await_completions() {
+            let wait = readable(fd).user_data(Tag::Passthrough.bits());
+            self.ring.push(wait, Instant::MAX);
+        }
+        Some(LOOK_EVERY)
     }
 
     fn end(&mut self, tag: Tag, done: Done) {
@@ -353,25 +460,26 @@ impl UringBackend {
 
     /// Has NVMe drives wake us. How long to sleep at most, until one wants a look.
     fn await_nvme(&mut self) -> Option<Duration> {
-        let UringBackend { devices, ring, .. } = self;
+        let UringBackend { devices, ring, nvme_waits, .. } = self;
         let mut sleep_max = None;
         for (device, its) in devices.iter_mut().enumerate() {
             let Registered::Nvme(lent) = its else { continue };
+            lent.forget_the_dead();
             sleep_max = sleep_max.into_iter().chain(lent.sleep_max()).min();
-            if let Some(fd) = lent.await_events() {
-                let tag = Tag::Events { device };
+            if let Some((fd, wait)) = lent.await_events(nvme_waits) {
+                let tag = Tag::Events { device, wait };
                 ring.push(readable(fd).user_data(tag.bits()), Instant::MAX);
             }
         }
         sleep_max
     }
 
-    fn unregister_nvme(&mut self, device: usize, is_awaited: bool) {
+    fn unregister_nvme(&mut self, device: usize, awaited: Option<u32>) {
         self.devices[device] = Registered::Gone;
         self.nvme_drives -= 1;
         // Nobody waits for its events any more.
-        if is_awaited {
-            let end = cancel(Tag::Events { device }.bits());
+        if let Some(wait) = awaited {
+            let end = cancel(Tag::Events { device, wait }.bits());
             self.ring.push(end.user_data(Tag::EventsEnd { device }.bits()), Instant::MAX);
         }
     }
@@ -449,7 +557,11 @@ impl Backend for UringBackend {
         let id = DeviceId(u32::try_from(index).expect("few devices"));
         self.devices[index] = match device {
             Device::File { file } => {
-                self.register_file(file, index);
+                self.register_file(file, None, index);
+                return id;
+            }
+            Device::Namespace { file, generic } => {
+                self.register_file(file, Some(generic), index);
                 return id;
             }
             Device::Ram { bytes } => {
@@ -485,8 +597,8 @@ impl Backend for UringBackend {
             }
             Registered::File(_) => return self.unregister_file(index),
             Registered::Nvme(lent) => {
-                let is_awaited = lent.is_awaited();
-                return self.unregister_nvme(index, is_awaited);
+                let awaited = lent.awaited();
+                return self.unregister_nvme(index, awaited);
             }
             Registered::Ram(ram) => self.gauges.memory_went(ram.page_bytes()),
             Registered::Null(_) => {}
@@ -575,6 +687,9 @@ impl Backend for UringBackend {
         if let Some(polled) = self.polling.on() {
             polled.look(|| now(self.started));
         }
+        if let Some(passthrough) = self.passing.on() {
+            passthrough.ring.enter();
+        }
         self.collect();
         self.reap_nvme();
         self.end_turn(!self.finished.is_empty());
@@ -586,13 +701,15 @@ impl Backend for UringBackend {
     }
 
     fn idle(&mut self, until: Option<Instant>) -> bool {
-        let nvme = self.await_nvme();
         self.fill();
-        if !self.finished.is_empty() {
+        let awaited = self.await_nvme().into_iter().chain(self.await_passthrough()).min();
+        self.fill();
+        // What has no room yet is not in the kernel's hands: it is submitted before anybody sleeps.
+        if !self.finished.is_empty() || self.has_backlog() {
             return true;
         }
         let now = now(self.started);
-        let wait = until.map(|until| until.since(now)).into_iter().chain(nvme).min();
+        let wait = until.map(|until| until.since(now)).into_iter().chain(awaited).min();
         let due = self.due.peek().map(|Reverse((at, ..))| at.since(now));
         let look = self.polling.on().and_then(|polled| polled.look_in(now));
         if self.ring.in_kernel() == 0 && wait.is_none() && due.is_none() && look.is_none() {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::mailbox::mailbox;
 use ashlar_reactor::op::{Device, Errno, LATE, Op};
+use ashlar_reactor::poller::{Poller, PollerId};
 use ashlar_reactor::range_lock::{Mode, RangeLock};
 use ashlar_reactor::uring::UringBackend;
 use ashlar_reactor::virtual_time::VirtualBackend;
@@ -43,6 +44,53 @@ fn write_read_back(device: Device) {
             assert!(matches!(r.submit(beyond).await, Ok(0) | Err(Errno(_))));
         })
         .unwrap();
+}
+
+/// A poller whose end reaches for another.
+struct Chained {
+    reactor: Reactor,
+    next: Option<PollerId>,
+    takes_along: bool,
+}
+
+impl Poller for Chained {
+    fn poll(&self) -> bool {
+        false
+    }
+
+    fn arm(&self) -> bool {
+        false
+    }
+
+    fn disarm(&self) {}
+}
+
+impl Drop for Chained {
+    fn drop(&mut self) {
+        let Some(next) = self.next else { return };
+        self.reactor.rouse(next);
+        if self.takes_along {
+            self.reactor.remove_poller(next);
+        }
+    }
+}
+
+#[test]
+fn the_end_of_a_poller_may_reach_for_another() {
+    let reactor = reactor();
+    let add = |next, takes_along| {
+        let reactor = reactor.clone();
+        reactor.clone().add_poller(Rc::new(Chained { reactor, next, takes_along }))
+    };
+    let last = add(None, false);
+    reactor.remove_poller(add(Some(last), true));
+    // It is gone, and never was one of another reactor's.
+    reactor.rouse(last);
+    self::reactor().rouse(last);
+    // And when all end at once.
+    let next = add(None, false);
+    add(Some(next), false);
+    reactor.abandon();
 }
 
 fn scratch(name: &str) -> Arc<File> {

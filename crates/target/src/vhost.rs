@@ -38,6 +38,7 @@ use std::thread::JoinHandle;
 use ashlar_pool::volume::Volume;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
+use ashlar_reactor::traffic;
 
 pub use crate::vhost::disk::Counters;
 
@@ -85,6 +86,9 @@ pub struct ExportStatus {
     /// Queues that the guest has started and that work.
     pub queues_active: u16,
     pub counters: Counters,
+    /// From when a request was taken from its ring until the guest could see its answer, to a turn
+    /// of the reactor.
+    pub traffic: traffic::Report,
     /// The last thing that went wrong, if anything did.
     pub last_error: Option<String>,
 }
@@ -133,6 +137,7 @@ impl VhostExport {
                 connected: status.connected,
                 queues_active: status.queues_active,
                 counters: status.counters,
+                traffic: status.traffic,
                 last_error: status.trouble.map(|trouble| trouble.to_string()),
             }
         });

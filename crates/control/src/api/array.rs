@@ -6,6 +6,7 @@ use uuid::Uuid;
 
 use crate::api::drive::{DriveCounters, DriveHealth};
 use crate::api::settings::{Settings, SettingsChange};
+use crate::api::traffic::Traffic;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -122,6 +123,9 @@ pub struct JournalFill {
     pub used_bytes: u64,
     /// Acknowledged, and not in place yet.
     pub pending_bytes: u64,
+    /// `used_bytes` of `bytes`, 0 to 100.
+    #[serde(default)]
+    pub used_percent: u8,
 }
 
 /// A spare that takes a member's place.
@@ -213,6 +217,26 @@ pub struct ArrayCounters {
     pub hedges_won: u64,
     /// Blocks rewritten because their member could not read them, or returned them wrong.
     pub repaired: u64,
+    /// Writes that were acknowledged by the journal; the others were in place by then.
+    #[serde(default)]
+    pub journaled: u64,
+    #[serde(default)]
+    pub updates: ArrayUpdates,
+}
+
+/// Parts of stripes that were put in place, by what had to be read for their parity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ArrayUpdates {
+    /// Nothing: there is no parity, or none that could be written.
+    pub plain: u64,
+    /// Nothing: every data chunk was written.
+    pub whole_stripe: u64,
+    /// What was there before, and its parity.
+    pub read_modify_write: u64,
+    /// The other data.
+    pub reconstruct_write: u64,
+    /// As many chunks as there are data chunks: some that should have been read are away.
+    pub decode: u64,
 }
 
 /// Of a stopped array only name, uuid and state are known.
@@ -269,6 +293,9 @@ pub struct Array {
     pub restripe_error: Option<String>,
     pub scrub: Option<Scrub>,
     pub counters: Option<ArrayCounters>,
+    /// From when a request was let in until it was done.
+    #[serde(default)]
+    pub traffic: Option<Traffic>,
 }
 
 /// What `rebuild` did.

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::api::traffic::Traffic;
 use crate::pci::PciAddress;
 use crate::size::Size;
 
@@ -153,7 +154,7 @@ pub struct DriveLatency {
 }
 
 /// Whether something is used.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Used {
     pub used: bool,
     /// `null` if it is.
@@ -169,6 +170,9 @@ pub struct DriveQueue {
     pub fixed_buffers: Used,
     /// The drive is asked for completions, and does not interrupt.
     pub polling: Used,
+    /// It is given NVMe commands, past the kernel's block layer.
+    #[serde(default)]
+    pub passthrough: Used,
     /// Operations under way, now and at most.
     pub depth: u32,
     pub depth_max: u32,
@@ -199,6 +203,9 @@ pub struct Drive {
     pub slow: Option<bool>,
     pub counters: Option<DriveCounters>,
     pub latency: Option<DriveLatency>,
+    /// Each attempt that succeeded.
+    #[serde(default)]
+    pub traffic: Option<Traffic>,
     /// `null` where no array runs on it, and for drives of memory.
     #[serde(default)]
     pub queue: Option<DriveQueue>,

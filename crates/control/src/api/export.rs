@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::api::traffic::Traffic;
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExportCreate {
@@ -60,6 +62,10 @@ pub struct Export {
     pub error: Option<String>,
     pub queues_active: u16,
     pub counters: ExportCounters,
+    /// From when a request was taken from its queue until the guest could see its answer. `null`
+    /// while it is down.
+    #[serde(default)]
+    pub traffic: Option<Traffic>,
     /// Options for QEMU that give the volume to a guest.
     pub qemu: String,
 }

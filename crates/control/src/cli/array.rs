@@ -7,19 +7,21 @@ use clap_complete::engine::ArgValueCandidates;
 
 use crate::api::Done;
 use crate::api::array::{
-    Array, ArrayCreate, ArrayGrow, ArrayGrown, ArrayReplace, ArrayScrub, ArrayState, BadBlocks,
-    JournalFill, Member, MemberState, Progress, RebuildStarted, ScanResult, Scrub, ScrubPlace,
-    ScrubState,
+    Array, ArrayCounters, ArrayCreate, ArrayGrow, ArrayGrown, ArrayReplace, ArrayScrub, ArrayState,
+    BadBlocks, JournalFill, Member, MemberState, Progress, RebuildStarted, ScanResult, Scrub,
+    ScrubPlace, ScrubState,
 };
 use crate::cli::complete;
 use crate::cli::drive::{health_name, with_notes};
 use crate::cli::follow::{Work, follow};
 use crate::cli::output::{Output, duration, or_dash, rows, show, table};
 use crate::cli::settings::{self, SettingsOptions};
+use crate::cli::traffic;
 use crate::client::{Client, path_of};
 use crate::level::{LEVELS, is_written_like_one};
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
+use crate::snapshot::percent;
 
 /// Places of bad blocks that are named; JSON has all.
 const BAD_PLACES_SHOWN: usize = 3;
@@ -511,7 +513,9 @@ fn details(array: &Array) -> String {
         let (hedged, won) = (its.hedged, its.hedges_won);
         lines.push(format!("hedged      {hedged} reads, others were first for {won}"));
         lines.push(format!("repaired    {} blocks", its.repaired));
+        lines.extend(stored_line(its));
     }
+    lines.extend(array.traffic.iter().flat_map(|its| traffic::lines(its, 12)));
     lines.extend(array.members.iter().filter_map(takeover_line));
     if !array.members.is_empty() {
         lines.push(String::new());
@@ -542,7 +546,29 @@ fn settings_lines(array: &Array) -> Vec<String> {
 
 fn journal_line(journal: &JournalFill) -> String {
     let (used, pending) = (Size(journal.used_bytes), Size(journal.pending_bytes));
-    format!("journal     {used} of {} used, {pending} not in place yet", Size(journal.bytes))
+    let (bytes, percent) = (Size(journal.bytes), journal.used_percent);
+    format!("journal     {used} of {bytes} used ({percent} %), {pending} not in place yet")
+}
+
+/// `98 % of writes by the journal; in place 60 % read-modify-write, 40 % whole stripes`
+fn stored_line(its: &ArrayCounters) -> Option<String> {
+    let updates = &its.updates;
+    let kinds = [
+        (updates.read_modify_write, "read-modify-write"),
+        (updates.reconstruct_write, "reconstruct-write"),
+        (updates.whole_stripe, "whole stripes"),
+        (updates.decode, "worked out from the others"),
+        (updates.plain, "without parity"),
+    ];
+    let all = kinds.iter().map(|(count, _)| count).sum();
+    let some = kinds.iter().filter(|(count, _)| *count > 0);
+    let some: Vec<String> =
+        some.map(|(count, kind)| format!("{} % {kind}", percent(*count, all))).collect();
+    let in_place = listed(&some).map(|kinds| format!("in place {kinds}"));
+    let journaled = (its.journaled > 0)
+        .then(|| format!("{} % of writes by the journal", percent(its.journaled, its.writes)));
+    let parts: Vec<String> = journaled.into_iter().chain(in_place).collect();
+    (!parts.is_empty()).then(|| format!("stored      {}", parts.join("; ")))
 }
 
 fn takeover_line(member: &Member) -> Option<String> {

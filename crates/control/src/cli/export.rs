@@ -10,6 +10,7 @@ use crate::api::export::{Export, ExportCreate, ExportState};
 use crate::cli::complete;
 use crate::cli::drive::with_notes;
 use crate::cli::output::{Output, or_dash, rows, say, show, table};
+use crate::cli::traffic;
 use crate::client::{Client, path_of};
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
@@ -138,6 +139,7 @@ fn details(export: &Export) -> String {
         format!("discards  {}", its.discards),
         format!("errors    {}", its.errors),
     ];
+    lines.extend(export.traffic.iter().flat_map(|its| traffic::lines(its, 10)));
     lines.extend(export.error.as_ref().map(|error| format!("error     {error}")));
     lines.push(format!("qemu      {}", export.qemu));
     lines.join("\n")

@@ -82,9 +82,37 @@ pub fn duration(ms: u64) -> String {
     }
 }
 
+/// Nanoseconds, to two or more digits: `87us`, `4.2ms`, `12ms`, `1.3s`.
+pub fn time(ns: u64) -> String {
+    let (us, ms) = (ns / 1_000, ns / 1_000_000);
+    match ns {
+        0..10_000 => format!("{us}.{}us", ns / 100 % 10),
+        10_000..1_000_000 => format!("{us}us"),
+        1_000_000..10_000_000 => format!("{ms}.{}ms", us / 100 % 10),
+        10_000_000..1_000_000_000 => format!("{ms}ms"),
+        1_000_000_000.. => format!("{}.{}s", ms / 1000, ms / 100 % 10),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_are_printed_short() {
+        let cases = [
+            (0, "0.0us"),
+            (4_200, "4.2us"),
+            (87_900, "87us"),
+            (1_234_567, "1.2ms"),
+            (12_345_678, "12ms"),
+            (1_999_999_999, "1.9s"),
+            (68_000_000_000, "68.0s"),
+        ];
+        for (ns, text) in cases {
+            assert_eq!(time(ns), text);
+        }
+    }
 
     #[test]
     fn durations() {

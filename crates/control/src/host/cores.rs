@@ -95,6 +95,7 @@ fn queue(device: &DeviceReport) -> DriveQueue {
         registered_file: used(device.file),
         fixed_buffers: used(device.buffers),
         polling: used(device.polling),
+        passthrough: used(device.passthrough),
         depth: device.in_flight,
         depth_max: device.in_flight_max,
     }

@@ -284,6 +284,7 @@ impl Host {
             error: None,
             queues_active: 0,
             counters: ExportCounters::default(),
+            traffic: None,
         };
         let Some((served, serial)) = self.served(name) else {
             export.error = why.or_else(|| Some(format!("array {} does not run", export.array)));
@@ -302,6 +303,7 @@ impl Host {
         export.error = status.last_error;
         export.queues_active = status.queues_active;
         export.counters = status.counters;
+        export.traffic = Some(status.traffic);
         Ok(export)
     }
 }

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use uuid::Uuid;
 
 use crate::api::array::{Array, ArrayState, Member, Takeover};
-use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveState};
+use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveQueue, DriveState};
 use crate::api::export::{Export, ExportState};
 use crate::api::status::Status;
+use crate::api::traffic::Traffic;
 use crate::device::Identity;
 use crate::device::content::Content;
 use crate::engine::Memory;
@@ -82,6 +83,7 @@ impl Host {
                 slow: None,
                 counters: None,
                 latency: None,
+                traffic: None,
                 queue: None,
             });
         };
@@ -104,6 +106,7 @@ impl Host {
             None if is_replaced(&attached, running) => DriveState::Replaced,
             None => DriveState::Free,
         };
+        let queue = self.queue_of(&attached, reports);
         Some(Drive {
             name: name.to_owned(),
             source,
@@ -121,7 +124,8 @@ impl Host {
             slow: used.map(|drive| drive.slow),
             counters: used.map(|drive| drive.counters),
             latency: used.map(|drive| drive.latency),
-            queue: self.queue_of(&attached, reports),
+            traffic: used.map(|drive| with_depth(&drive.traffic, queue.as_ref())),
+            queue,
         })
     }
 
@@ -210,6 +214,7 @@ impl Host {
             restripe_error: snapshot.restripe_error.clone(),
             scrub: Some(snapshot.scrub.clone()),
             counters: Some(snapshot.counters),
+            traffic: Some(snapshot.traffic.clone()),
         }
     }
 
@@ -341,6 +346,16 @@ fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) 
         restripe_error: None,
         scrub: None,
         counters: None,
+        traffic: None,
+    }
+}
+
+/// How much of a drive's work is under way, only the backend of its reactor knows.
+fn with_depth(traffic: &Traffic, queue: Option<&DriveQueue>) -> Traffic {
+    Traffic {
+        depth: queue.map(|its| its.depth),
+        depth_max: queue.map(|its| its.depth_max),
+        ..traffic.clone()
     }
 }
 
@@ -452,6 +467,7 @@ mod tests {
                 slow: None,
                 counters: Some(counters),
                 latency: None,
+                traffic: None,
                 queue: None,
             };
             let said = problems(std::slice::from_ref(&drive), &[], &[]);

@@ -118,7 +118,7 @@ impl Backend for Wheel {
 
     fn register(&mut self, device: Device) -> DeviceId {
         let file = match &device {
-            Device::File { file } => address(file),
+            Device::File { file } | Device::Namespace { file, .. } => address(file),
             Device::Nvme { .. }
             | Device::Ram { .. }
             | Device::Null { .. }

@@ -144,6 +144,17 @@ impl NvmeDevice {
         comes_up || !self.is_idle() || !self.finished.is_empty()
     }
 
+    /// Takes memory from the drive that is gone, so that it is pinned no longer. Cheap if none is;
+    /// while something is under way a look does it.
+    pub fn forget_the_dead(&mut self) {
+        let idle = self.is_idle();
+        if let Some(controller) = self.controller.as_mut().filter(|_| idle)
+            && self.windows.has_dead()
+        {
+            self.windows.purge(controller.bus());
+        }
+    }
+
     /// Can be read when there is something to `reap`, for who wants to sleep.
     pub fn events(&self) -> Option<RawFd> {
         self.controller.as_ref()?.events()

@@ -17,14 +17,14 @@ pub(crate) struct Lent {
     /// `None`: it was gone already.
     device: Option<NvmeDevice>,
     finished: Vec<Done>,
-    /// Someone waits for its events.
-    awaited: bool,
+    /// The wait for its events that is under way.
+    awaited: Option<u32>,
 }
 
 impl Lent {
     pub(crate) fn new(drive: Arc<Handle>) -> Lent {
         let device = drive.lend();
-        Lent { drive, device, finished: Vec::new(), awaited: false }
+        Lent { drive, device, finished: Vec::new(), awaited: None }
     }
 
     pub(crate) fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
@@ -41,22 +41,35 @@ impl Lent {
         }
     }
 
-    /// What to wait for besides everything else before sleeping, if nobody does yet.
-    pub(crate) fn await_events(&mut self) -> Option<RawFd> {
-        let events = self.device.as_ref()?.events()?;
-        (!std::mem::replace(&mut self.awaited, true)).then_some(events)
+    /// What to wait for besides everything else before sleeping, if nobody does yet, and the number
+    /// of that wait. `waits`: those of all drives so far.
+    pub(crate) fn await_events(&mut self, waits: &mut u32) -> Option<(RawFd, u32)> {
+        let events = self.device.as_ref()?.events().filter(|_| self.awaited.is_none())?;
+        *waits = waits.wrapping_add(1);
+        self.awaited = Some(*waits);
+        Some((events, *waits))
     }
 
-    /// They have come.
-    pub(crate) fn woken(&mut self) {
-        self.awaited = false;
+    /// They have come; or this was the wait for another drive's.
+    pub(crate) fn woken(&mut self, wait: u32) {
+        if self.awaited != Some(wait) {
+            return;
+        }
+        self.awaited = None;
         if let Some(device) = &mut self.device {
             device.take_events();
         }
     }
 
-    pub(crate) fn is_awaited(&self) -> bool {
+    pub(crate) fn awaited(&self) -> Option<u32> {
         self.awaited
+    }
+
+    /// Before a sleep that nothing may end for long: memory of guests that are gone is let go.
+    pub(crate) fn forget_the_dead(&mut self) {
+        if let Some(device) = &mut self.device {
+            device.forget_the_dead();
+        }
     }
 
     /// How long it may go without a look; `None`: as long as its events do not come.
@@ -75,5 +88,22 @@ impl Drop for Lent {
         if let Some(device) = self.device.take().filter(NvmeDevice::is_idle) {
             self.drive.give_back(device);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::model::Model;
+    use super::*;
+
+    #[test]
+    fn a_wait_for_the_drive_before_wakes_nobody() {
+        let drive = Arc::new(Handle::open(Model::default().bus()).unwrap());
+        let mut lent = Lent::new(drive);
+        lent.awaited = Some(2);
+        lent.woken(1);
+        assert_eq!(lent.awaited(), Some(2), "its own wait is still under way");
+        lent.woken(2);
+        assert_eq!(lent.awaited(), None);
     }
 }

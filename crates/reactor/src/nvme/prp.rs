@@ -8,7 +8,7 @@
 //! command is for has views of it.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Bound, Range};
 
 use super::bus::Bus;
 use super::controller::PAGE;
@@ -65,6 +65,20 @@ impl Windows {
         let window = Window { memory: memory.id(), at, len };
         self.known.insert((memory.key, index), window);
         Some((at + inside as u64, len - inside))
+    }
+
+    /// Whether there is a mapping of memory that is gone. Looks once at each memory, not at each
+    /// of its windows.
+    pub fn has_dead(&self) -> bool {
+        let mut next = self.known.range(..).next();
+        while let Some(((key, _), window)) = next {
+            if window.memory.is_gone() {
+                return true;
+            }
+            let after = (Bound::Excluded((*key, usize::MAX)), Bound::Unbounded);
+            next = self.known.range(after).next();
+        }
+        false
     }
 
     /// Takes mappings of memory away that is gone.

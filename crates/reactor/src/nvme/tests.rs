@@ -476,3 +476,44 @@ fn a_backend_sleeps_no_longer_than_until_the_next_look() {
     }
     assert_eq!(done[0].outcome, Err(Errno(libc::ENODEV)));
 }
+
+#[test]
+fn memory_of_a_guest_that_is_gone_is_let_go_before_a_sleep() {
+    let mut its = lent();
+    let own = its.model.mappings();
+    let write = its.write(0, &noise(1 << 20, 3));
+    assert!(its.run(&write).is_ok());
+    let used = its.model.mappings();
+    assert!(used > own);
+    // It may be asked for again.
+    its.device.forget_the_dead();
+    assert_eq!(its.model.mappings(), used);
+    drop(write);
+    its.pool = BufferPool::new();
+    assert_eq!(its.model.mappings(), used, "nobody has looked");
+    its.device.forget_the_dead();
+    assert_eq!(its.model.mappings(), own);
+}
+
+#[test]
+fn a_look_does_not_make_it_seem_gone() {
+    let model = Model::default();
+    let handle = Handle::open(model.bus()).unwrap();
+    let (asks, asked) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let look = handle.home();
+        let reactor = scope.spawn(|| {
+            asks.send(()).unwrap();
+            let device = handle.lend();
+            let is_there = device.is_some();
+            device.into_iter().for_each(|device| handle.give_back(device));
+            is_there
+        });
+        asked.recv().unwrap();
+        // It asks, and has to wait for the look.
+        (0..1000).for_each(|_| std::thread::yield_now());
+        drop(look);
+        assert!(reactor.join().unwrap());
+    });
+    assert_eq!(handle.trouble(), None);
+}

@@ -3,6 +3,7 @@
 //! | device | is given its operations | answers |
 //! |---|---|---|
 //! | file, block device | by a ring: the polled one, if it can be polled | by the kernel |
+//! | NVMe namespace | the same, or as commands by a ring for these, if so chosen | the same |
 //! | memory | at once: a copy | at the next look |
 //! | the drive that does nothing | at once | at the next look |
 //! | modelled drive | at once: a copy | when its numbers say so |
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use crate::lossy::Lossy;
 use crate::model::Model;
 use crate::null::Null;
+use crate::nvme::generic::Generic;
 use crate::nvme::lent::Lent;
 use crate::op::Op;
 use crate::ram::Ram;
@@ -44,7 +46,10 @@ pub(super) struct FileDevice {
     /// What it has in which ring.
     pub(super) in_table: bool,
     pub(super) in_polled_table: bool,
-    /// Let go, but the kernel still tries whether it can be polled.
+    pub(super) in_passthrough_table: bool,
+    /// Of a namespace: its way past the block layer.
+    pub(super) generic: Option<Arc<Generic>>,
+    /// Let go, but the kernel still tries whether it can be polled, or takes commands.
     pub(super) is_leaving: bool,
     pub(super) gauge: Rc<DeviceGauge>,
 }
@@ -56,6 +61,8 @@ impl FileDevice {
             place,
             in_table: false,
             in_polled_table: false,
+            in_passthrough_table: false,
+            generic: None,
             is_leaving: false,
             gauge: Rc::new(DeviceGauge::new()),
         }
@@ -68,6 +75,16 @@ impl FileDevice {
     /// Rings for polling take nothing but reads and writes.
     pub(super) fn is_polled_for(&self, op: &Op) -> bool {
         self.gauge.polling.get() == Use::Yes && matches!(op, Op::Read { .. } | Op::Write { .. })
+    }
+
+    /// Its way past the block layer, if that was seen to work.
+    pub(super) fn passes(&self) -> Option<&Arc<Generic>> {
+        self.generic.as_ref().filter(|_| self.gauge.passthrough.get() == Use::Yes)
+    }
+
+    /// Where the ring for commands has it.
+    pub(super) fn passthrough_place(&self) -> Option<i32> {
+        i32::try_from(self.place).ok().filter(|_| self.in_passthrough_table)
     }
 
     pub(super) fn target(&self) -> Target {

@@ -78,7 +78,8 @@ fn write(
     }
 }
 
-fn list(buffers: &Buffers, pieces: &mut Vec<libc::iovec>) -> (*const libc::iovec, u32) {
+/// The pieces as the kernel reads them, and how many.
+pub(super) fn list(buffers: &Buffers, pieces: &mut Vec<libc::iovec>) -> (*const libc::iovec, u32) {
     pieces.clear();
     pieces.extend(
         buffers

@@ -35,6 +35,7 @@ pub enum Why {
     Full,
     /// A file system stands between it and its drive.
     NotBlockDevice,
+    NotNamespace,
 }
 
 impl std::fmt::Display for Why {
@@ -45,6 +46,7 @@ impl std::fmt::Display for Why {
             Why::Refused(errno) => errno.fmt(f),
             Why::Full => f.write_str("no room for more"),
             Why::NotBlockDevice => f.write_str("not a block device"),
+            Why::NotNamespace => f.write_str("not a whole NVMe namespace"),
         }
     }
 }
@@ -69,6 +71,7 @@ pub(super) struct DeviceGauge {
     pub(super) file: Cell<Use>,
     pub(super) buffers: Cell<Use>,
     pub(super) polling: Cell<Use>,
+    pub(super) passthrough: Cell<Use>,
     in_flight: Cell<u32>,
     in_flight_max: Cell<u32>,
 }
@@ -79,6 +82,7 @@ impl DeviceGauge {
             file: Cell::new(Use::No(Why::Off)),
             buffers: Cell::new(Use::No(Why::Off)),
             polling: Cell::new(Use::No(Why::Off)),
+            passthrough: Cell::new(Use::No(Why::Off)),
             in_flight: Cell::new(0),
             in_flight_max: Cell::new(0),
         }
@@ -105,6 +109,8 @@ pub struct DeviceReport {
     pub buffers: Use,
     /// Completions are looked for on the device itself, not announced by interrupts.
     pub polling: Use,
+    /// NVMe commands go to it past the block layer.
+    pub passthrough: Use,
     /// Operations under way, now and at most.
     pub in_flight: u32,
     pub in_flight_max: u32,
@@ -190,6 +196,7 @@ impl Gauges {
             file: its.file.get(),
             buffers: its.buffers.get(),
             polling: its.polling.get(),
+            passthrough: its.passthrough.get(),
             in_flight: its.in_flight.get(),
             in_flight_max: its.in_flight_max.get(),
         };

@@ -1,6 +1,6 @@
 //! What the kernel has of io_uring: asked for, never assumed.
 
-use io_uring::{IoUring, Probe, opcode};
+use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
 
 use crate::op::Errno;
 
@@ -18,7 +18,11 @@ pub(super) enum Kind {
     Sqpoll,
     /// Devices are looked at.
     Polled,
+    /// Interrupts, entries of twice the size, and another ring that waits for its completions.
+    Wide,
 }
+
+pub(super) type WideRing = IoUring<squeue::Entry128, cqueue::Entry32>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Flag {
@@ -56,6 +60,16 @@ const USUAL: [&[Flag]; 4] = {
         &[],
     ]
 };
+/// Completions are not deferred until somebody enters the ring: nobody would wake who waits for it
+/// in another, then.
+const WATCHED: [&[Flag]; 3] = {
+    use Flag::{CoopTaskrun, SingleIssuer, SubmitAll, TellTaskrun};
+    [
+        &[SingleIssuer, CoopTaskrun, TellTaskrun, SubmitAll],
+        &[CoopTaskrun, TellTaskrun, SubmitAll],
+        &[],
+    ]
+};
 /// The kernel's thread runs what others defer.
 const WITH_THREAD: [&[Flag]; 2] =
     [&[Flag::Sqpoll, Flag::SingleIssuer, Flag::SubmitAll], &[Flag::Sqpoll]];
@@ -75,8 +89,20 @@ pub struct Kernel {
 
 /// A ring, and what is known of it. Fails where the kernel has no such rings.
 pub(super) fn build(kind: Kind) -> std::io::Result<(IoUring, Kernel)> {
+    build_of(kind)
+}
+
+/// A ring of the entries that passthrough needs (Linux 5.19, `IORING_SETUP_SQE128` and `…_CQE32`).
+pub(super) fn build_wide() -> std::io::Result<WideRing> {
+    Ok(build_of(Kind::Wide)?.0)
+}
+
+fn build_of<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+    kind: Kind,
+) -> std::io::Result<(IoUring<S, C>, Kernel)> {
     let candidates: Vec<&[Flag]> = match kind {
         Kind::Interrupts | Kind::Polled => USUAL.to_vec(),
+        Kind::Wide => WATCHED.to_vec(),
         Kind::Sqpoll => [&WITH_THREAD[..], &USUAL[..]].concat(),
     };
     let mut refused = Vec::new();
@@ -87,6 +113,7 @@ pub(super) fn build(kind: Kind) -> std::io::Result<(IoUring, Kernel)> {
         let names = flags.iter().map(|flag| flag.name()).collect::<Vec<_>>();
         match setup(&flags) {
             Ok(ring) => {
+                let ring: IoUring<S, C> = ring;
                 check(&ring)?;
                 let (features, operations) = (features(&ring), operations(&ring));
                 return Ok((ring, Kernel { setup: names, refused, features, operations }));
@@ -101,8 +128,10 @@ pub(super) fn build(kind: Kind) -> std::io::Result<(IoUring, Kernel)> {
     Err(last_error.expect("at least one was tried"))
 }
 
-fn setup(flags: &[Flag]) -> std::io::Result<IoUring> {
-    let mut builder = IoUring::builder();
+fn setup<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+    flags: &[Flag],
+) -> std::io::Result<IoUring<S, C>> {
+    let mut builder = IoUring::<S, C>::builder();
     builder.setup_cqsize(4 * ENTRIES);
     for flag in flags {
         match flag {
@@ -119,7 +148,9 @@ fn setup(flags: &[Flag]) -> std::io::Result<IoUring> {
 }
 
 /// Without it there is no sleep that ends at a given moment.
-fn check(ring: &IoUring) -> std::io::Result<()> {
+fn check<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+    ring: &IoUring<S, C>,
+) -> std::io::Result<()> {
     if ring.params().is_feature_ext_arg() {
         return Ok(());
     }
@@ -143,7 +174,9 @@ pub fn remedy(error: &std::io::Error) -> &'static str {
     }
 }
 
-fn features(ring: &IoUring) -> Vec<&'static str> {
+fn features<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+    ring: &IoUring<S, C>,
+) -> Vec<&'static str> {
     let has = ring.params();
     let all = [
         ("NODROP", has.is_feature_nodrop()),
@@ -161,7 +194,9 @@ fn features(ring: &IoUring) -> Vec<&'static str> {
 }
 
 /// None where the kernel is not allowed to say.
-fn operations(ring: &IoUring) -> Vec<&'static str> {
+fn operations<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
+    ring: &IoUring<S, C>,
+) -> Vec<&'static str> {
     let mut probe = Probe::new();
     if ring.submitter().register_probe(&mut probe).is_err() {
         return Vec::new();
@@ -188,7 +223,7 @@ mod tests {
     fn every_candidate_is_one_that_some_kernel_takes() {
         // This one takes all of them, or the first by which it can be told apart.
         for flags in USUAL.iter().chain(&WITH_THREAD) {
-            match setup(flags) {
+            match setup::<squeue::Entry, cqueue::Entry>(flags) {
                 Ok(ring) => {
                     assert!(check(&ring).is_ok());
                     assert_eq!(ring.params().is_setup_sqpoll(), flags.contains(&Flag::Sqpoll));
@@ -197,13 +232,15 @@ mod tests {
             }
         }
         // Of no use to any kernel: a thread defers nothing.
-        assert!(setup(&[Flag::Sqpoll, Flag::DeferTaskrun, Flag::SingleIssuer]).is_err());
+        let useless = [Flag::Sqpoll, Flag::DeferTaskrun, Flag::SingleIssuer];
+        assert!(setup::<squeue::Entry, cqueue::Entry>(&useless).is_err());
     }
 
     #[test]
     fn the_best_that_there_is() {
         let (ring, kernel) = build(Kind::Interrupts).unwrap();
-        let first = USUAL.iter().position(|flags| setup(flags).is_ok()).unwrap();
+        let is_taken = |flags: &&[Flag]| setup::<squeue::Entry, cqueue::Entry>(flags).is_ok();
+        let first = USUAL.iter().position(is_taken).unwrap();
         assert_eq!(kernel.refused.len(), first);
         assert_eq!(kernel.setup.len(), USUAL[first].len());
         assert!(kernel.features.contains(&"EXT_ARG") && !ring.params().is_setup_iopoll());

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::rc::Rc;
 use std::time::Duration;
 
 use io_uring::types::{SubmitArgs, Timespec};
-use io_uring::{IoUring, squeue};
+use io_uring::{IoUring, cqueue, squeue};
 
 use crate::arena::{Arena, SPANS_MAX};
 use crate::backend::Instant;
@@ -29,11 +29,16 @@ enum Spans {
     },
 }
 
-pub(super) struct Ring {
-    io: IoUring,
+/// Of entries of the usual size, or of the larger one that some commands need.
+pub(super) struct Ring<S = squeue::Entry, C = cqueue::Entry>
+where
+    S: squeue::EntryMarker,
+    C: cqueue::EntryMarker,
+{
+    io: IoUring<S, C>,
     kind: Kind,
     /// Each with the last moment at which the kernel may be given it.
-    backlog: VecDeque<(squeue::Entry, Instant)>,
+    backlog: VecDeque<(S, Instant)>,
     in_kernel: usize,
     /// Whether it has a table of files.
     table: Result<(), Errno>,
@@ -42,9 +47,9 @@ pub(super) struct Ring {
     submissions: u64,
 }
 
-impl Ring {
+impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
     /// `arena`: where the buffers of its operations come from.
-    pub(super) fn new(io: IoUring, kind: Kind, arena: Option<Rc<Arena>>) -> Ring {
+    pub(super) fn new(io: IoUring<S, C>, kind: Kind, arena: Option<Rc<Arena>>) -> Ring<S, C> {
         let submitter = io.submitter();
         let sparse = submitter.register_files_sparse(FILES_MAX);
         // Before Linux 5.19.
@@ -71,6 +76,16 @@ impl Ring {
     /// Operations that wait or that the kernel has.
     pub(super) fn is_used(&self) -> bool {
         self.in_kernel > 0 || !self.backlog.is_empty()
+    }
+
+    /// Operations that wait for room.
+    pub(super) fn has_backlog(&self) -> bool {
+        !self.backlog.is_empty()
+    }
+
+    /// Can be read when something has completed.
+    pub(super) fn fd(&self) -> RawFd {
+        self.io.as_raw_fd()
     }
 
     pub(super) fn in_kernel(&self) -> usize {
@@ -141,7 +156,7 @@ impl Ring {
 
     /// What the operation reads, writes and lists must stay in place until it was reaped, or until
     /// `forget_backlog` named it.
-    pub(super) fn push(&mut self, entry: squeue::Entry, until: Instant) {
+    pub(super) fn push(&mut self, entry: S, until: Instant) {
         self.backlog.push_back((entry, until));
     }
 
@@ -213,6 +228,7 @@ impl Ring {
         }
         let before = heard.len();
         heard.extend(self.io.completion().map(|completion| {
+            let completion: cqueue::Entry = completion.into();
             let result = completion.result();
             (completion.user_data(), u64::try_from(result).map_err(|_| Errno(-result)))
         }));

@@ -30,9 +30,17 @@ pub(super) enum Tag {
     Probe {
         device: usize,
     },
-    /// Waits for the events of an NVMe drive of ours.
+    /// Finds out whether a device takes NVMe commands.
+    Trial {
+        device: usize,
+    },
+    /// Waits for completions of the ring that has these commands.
+    Passthrough,
+    /// Waits for the events of an NVMe drive of ours. The number tells it from waits for drives
+    /// that were in this place before.
     Events {
         device: usize,
+        wait: u32,
     },
     /// Ends such a wait.
     EventsEnd {
@@ -47,8 +55,10 @@ impl Tag {
             Tag::Device { device, ticket } => (1, device, ticket.0),
             Tag::Lossy { device, token } => (2, device, token),
             Tag::Probe { device } => (3, device, 0),
-            Tag::Events { device } => (4, device, 0),
+            Tag::Events { device, wait } => (4, device, wait),
             Tag::EventsEnd { device } => (5, device, 0),
+            Tag::Trial { device } => (6, device, 0),
+            Tag::Passthrough => (7, 0, 0),
         };
         let device = device as u64;
         assert!(device <= DEVICE_MASK, "device {device}");
@@ -63,9 +73,11 @@ impl Tag {
             1 => Tag::Device { device, ticket: Ticket(low) },
             2 => Tag::Lossy { device, token: low },
             3 => Tag::Probe { device },
-            4 => Tag::Events { device },
+            4 => Tag::Events { device, wait: low },
             5 => Tag::EventsEnd { device },
-            6.. => unreachable!("no kind of ours"),
+            6 => Tag::Trial { device },
+            7 => Tag::Passthrough,
+            8.. => unreachable!("three bits"),
         }
     }
 }
@@ -84,8 +96,10 @@ mod tests {
                     Tag::Device { device, ticket: Ticket(low) },
                     Tag::Lossy { device, token: low },
                     Tag::Probe { device },
-                    Tag::Events { device },
+                    Tag::Events { device, wait: low },
                     Tag::EventsEnd { device },
+                    Tag::Trial { device },
+                    Tag::Passthrough,
                 ];
                 tags.iter().for_each(|tag| assert_eq!(Tag::from_bits(tag.bits()), *tag));
             }

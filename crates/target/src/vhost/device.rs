@@ -10,6 +10,8 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::rc::Rc;
 
+use ashlar_reactor::traffic;
+
 use crate::vhost::config::{Facts, PROTOCOL_FEATURES, is_write_through};
 use crate::vhost::disk::{Disk, Trouble};
 use crate::vhost::memory::{Graveyard, GuestMemory, MappedRegion, MemoryError, Place};
@@ -40,6 +42,7 @@ pub(crate) struct DeviceStatus {
     pub(crate) connected: bool,
     pub(crate) queues_active: u16,
     pub(crate) counters: crate::vhost::disk::Counters,
+    pub(crate) traffic: traffic::Report,
     pub(crate) trouble: Option<Trouble>,
 }
 
@@ -90,6 +93,7 @@ impl Device {
             connected: self.connected.get(),
             queues_active: u16::try_from(queues_active).unwrap_or(u16::MAX),
             counters: self.disk.counters(),
+            traffic: self.disk.traffic(),
             trouble: self.disk.trouble(),
         }
     }

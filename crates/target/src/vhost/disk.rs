@@ -9,8 +9,10 @@ use std::rc::Rc;
 use ashlar_format::units::to_usize;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::error::ArrayError;
+use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffers};
 use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::traffic::{self, Kind, Traffic};
 
 use crate::request::{Answer, Operation, Request, Status};
 use crate::vhost::block::part;
@@ -63,6 +65,9 @@ pub(crate) struct Disk {
     write_through: Cell<bool>,
     budget: Budget,
     counters: Cell<Counters>,
+    traffic: Traffic,
+    /// Done, and not shown to the guest yet: kind, bytes, when it was taken up.
+    unshown: RefCell<Vec<(Kind, u64, Instant)>>,
     trouble: RefCell<Option<Trouble>>,
 }
 
@@ -81,6 +86,8 @@ impl Disk {
             write_through: Cell::new(false),
             budget: Budget::new(reactor, BYTES_IN_FLIGHT_MAX),
             counters: Cell::default(),
+            traffic: Traffic::default(),
+            unshown: RefCell::default(),
             trouble: RefCell::default(),
         }
     }
@@ -100,6 +107,18 @@ impl Disk {
 
     pub(crate) fn counters(&self) -> Counters {
         self.counters.get()
+    }
+
+    pub(crate) fn traffic(&self) -> traffic::Report {
+        self.traffic.report(self.reactor.now())
+    }
+
+    /// The guest sees what was answered up to now.
+    pub(crate) fn shown(&self) {
+        let now = self.reactor.turn_time();
+        for (kind, bytes, began) in self.unshown.borrow_mut().drain(..) {
+            self.traffic.served(kind, bytes, began, now);
+        }
     }
 
     /// From now on writes are durable before they are answered, or not.
@@ -124,6 +143,8 @@ impl Disk {
     /// Does one request from beginning to end.
     pub(crate) async fn serve(&self, request: Request) -> Answer {
         let Request { operation, permit } = request;
+        let _passage = self.traffic.enter();
+        let (began, asked) = (self.reactor.turn_time(), asked(&operation));
         let (status, bytes) = match self.perform(operation).await {
             Ok((status, bytes)) => (status, bytes),
             Err(error) => {
@@ -133,6 +154,8 @@ impl Disk {
         };
         if status != Status::Done {
             self.count(|counters| counters.errors += 1);
+        } else if let Some((kind, bytes)) = asked {
+            self.unshown.borrow_mut().push((kind, bytes, began));
         }
         permit.complete(status, bytes)
     }
@@ -237,6 +260,19 @@ impl Disk {
         let len = into.len().min(SERIAL_BYTES);
         into.slice(0..len).copy_from_slice(self.serial.get(..len).unwrap_or_default());
         len as u64
+    }
+}
+
+/// What times are taken of.
+fn asked(operation: &Operation) -> Option<(Kind, u64)> {
+    match operation {
+        Operation::Read { into, .. } => Some((Kind::Read, into.len() as u64)),
+        Operation::Write { from, .. } => Some((Kind::Write, from.len() as u64)),
+        Operation::Flush => Some((Kind::Flush, 0)),
+        Operation::Discard { .. }
+        | Operation::WriteZeroes { .. }
+        | Operation::Identify { .. }
+        | Operation::Refuse(_) => None,
     }
 }
 

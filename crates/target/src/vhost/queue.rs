@@ -351,6 +351,7 @@ impl Queue {
         if used.tell_used() {
             ring(&self.bells.borrow().call);
         }
+        self.disk.shown();
         true
     }
 
