@@ -70,6 +70,8 @@ fn screen(status: &api::Status) -> String {
 fn cpus(cores: &[CoreStatus]) -> String {
     let mut shown = table(&[
         "CPU>",
+        "NODE>",
+        "CACHE>",
         "BUSY>",
         "ASLEEP>",
         "TURNS>",
@@ -85,6 +87,8 @@ fn cpus(cores: &[CoreStatus]) -> String {
         let exports = exports.map(|its| format!("{} ({})", its.name, its.queues_active));
         shown.add_row([
             core.cpu.to_string(),
+            core.node.to_string(),
+            core.cache.to_string(),
             or_dash(its.map(|its| percent(its.busy_ppm))),
             or_dash(its.map(|its| duration(its.slept_ns / 1_000_000))),
             or_dash(its.map(|its| its.turns)),
@@ -158,6 +162,8 @@ mod tests {
     fn memory_is_told_by_its_pages() {
         let core = |huge, drives| CoreStatus {
             cpu: 0,
+            node: 0,
+            cache: 0,
             arrays: Vec::new(),
             drives: Vec::new(),
             exports: Vec::new(),

@@ -75,8 +75,11 @@ impl Host {
             queues_active: export.queues_active,
         };
         let report = reports.get(&index);
+        let place = self.topology.place(cpu);
         CoreStatus {
             cpu,
+            node: place.node,
+            cache: place.cache,
             arrays: arrays.into_iter().map(|array| self.array_name(array)).collect(),
             drives,
             exports: exports.map(export).collect(),
