@@ -11,7 +11,7 @@ use ashlar_reactor::cores::{Core, pin};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
-use ashlar_target::vhost::{ExportSpec, VhostExport};
+use ashlar_target::vhost::{ExportSpec, Part, VhostExport};
 
 use crate::client::{Client, RingKind, Wish};
 use crate::clock::Clock;
@@ -214,7 +214,8 @@ impl BackEnd {
             queues_max: spec.queues,
             serial: "bench".into(),
         };
-        let export = VhostExport::start(core.sender().clone(), volume, export)?;
+        let part = Part { core: core.sender().clone(), volume };
+        let export = VhostExport::start(vec![part], export)?;
         Ok(BackEnd { export, core, under, counters, socket, _directory: directory })
     }
 

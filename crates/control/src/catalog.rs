@@ -76,6 +76,9 @@ pub struct KnownExport {
     pub volume_uuid: Option<Uuid>,
     pub socket: PathBuf,
     pub queues: u16,
+    /// CPUs that an operator has chosen for its queues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<Vec<usize>>,
 }
 
 /// Older ones have a consent, as drives have.

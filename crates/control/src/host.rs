@@ -117,8 +117,8 @@ struct Running {
 
 /// An export that is served.
 struct Serving {
-    core: usize,
-    volume: Key<Volume>,
+    /// The reactors that serve it, and the volume as it is known there; first that of the array.
+    parts: Vec<(usize, Key<Volume>)>,
     serial: String,
     served: Served,
 }
@@ -223,8 +223,8 @@ impl Host {
         let reactor = |(index, core): (usize, &Core)| {
             let (arrays, exports) = self.look(|state| {
                 let arrays = state.arrays.values().filter(|array| array.core == index).count();
-                let exports = state.exports.values().filter(|export| export.core == index);
-                (arrays, exports.count())
+                let serves = |export: &&Serving| export.parts.iter().any(|(at, _)| *at == index);
+                (arrays, state.exports.values().filter(serves).count())
             });
             placement::Reactor { cpu: core.cpu(), arrays, exports }
         };

@@ -42,10 +42,18 @@ enum Origin {
 }
 
 enum Owner {
-    Pool { pool: Weak<BufferPool>, class: usize, origin: Origin },
-    Foreign { _keep: Rc<dyn Any> },
+    Pool {
+        pool: Weak<BufferPool>,
+        class: usize,
+        origin: Origin,
+    },
+    Foreign {
+        _keep: Rc<dyn Any>,
+    },
     /// Memory of another reactor, for one call.
-    Lent { _keep: Rc<dyn Any> },
+    Lent {
+        _keep: Rc<dyn Any>,
+    },
 }
 
 /// A piece of memory that views are counted on.

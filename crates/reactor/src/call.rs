@@ -38,8 +38,14 @@ struct Question<Q> {
 
 enum Reply<A> {
     /// `returned`: what was lent is the caller's alone again.
-    Answer { number: usize, answer: A, returned: bool },
-    Returned { number: usize },
+    Answer {
+        number: usize,
+        answer: A,
+        returned: bool,
+    },
+    Returned {
+        number: usize,
+    },
 }
 
 /// Where questions are asked, before it is opened.
@@ -56,13 +62,23 @@ pub fn calls<Q: Send, A: Send>() -> std::io::Result<(CallerEnd<Q, A>, CalleeEnd<
 /// A call that is under way.
 enum Slot<A> {
     Free,
-    Asked { memory: Buffers, caller: Option<TaskId> },
+    Asked {
+        memory: Buffers,
+        caller: Option<TaskId>,
+    },
     /// Nobody waits for the answer any more.
-    Unheard { memory: Buffers },
+    Unheard {
+        memory: Buffers,
+    },
     /// `memory`: the callee still has it.
-    Answered { answer: A, memory: Option<Buffers> },
+    Answered {
+        answer: A,
+        memory: Option<Buffers>,
+    },
     /// The answer was heard.
-    Lent { memory: Buffers },
+    Lent {
+        memory: Buffers,
+    },
 }
 
 /// The end that asks.

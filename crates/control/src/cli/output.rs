@@ -82,6 +82,11 @@ pub fn duration(ms: u64) -> String {
     }
 }
 
+/// `a, b`, or a dash for none.
+pub fn listed(names: &[String]) -> String {
+    if names.is_empty() { "-".to_owned() } else { names.join(", ") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

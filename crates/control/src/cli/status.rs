@@ -9,7 +9,7 @@ use crate::api::status::{CoreMemory, CoreStatus, PageBytes};
 use crate::cli::array::arrays_table;
 use crate::cli::drive::drives_table;
 use crate::cli::export::exports_table;
-use crate::cli::output::{Output, duration, or_dash, rows, show, table};
+use crate::cli::output::{Output, duration, listed, or_dash, rows, show, table};
 use crate::cli::spare::spares_table;
 use crate::cli::volume::volumes_table;
 use crate::client::Client;
@@ -103,10 +103,6 @@ fn cpus(cores: &[CoreStatus]) -> String {
     parts.extend(memory(cores));
     parts.extend(cores.iter().filter_map(kernel));
     parts.join("\n\n")
-}
-
-fn listed(names: &[String]) -> String {
-    if names.is_empty() { "-".to_owned() } else { names.join(", ") }
 }
 
 /// Millionths, to a tenth: `0.3 %`.
