@@ -1,11 +1,13 @@
 //! How a volume reaches another reactor: it is offered on its own, and opened there.
 
 use std::io;
+use std::time::Duration;
 
 use ashlar_reactor::call::{CalleeEnd, CallerEnd, calls};
 use ashlar_reactor::executor::Reactor;
 
-use crate::far::{Answer, Facts, Far, Request};
+use crate::far::{Answer, Facts, Far, Request, Served};
+use crate::thick::Glimpse;
 use crate::volume::Volume;
 
 /// A volume on its way to another reactor.
@@ -37,6 +39,7 @@ impl Offer {
 /// Does what is asked of the volume, until the other reactor has let it go.
 fn serve(callee: CalleeEnd<Request, Answer>, reactor: &Reactor, volume: Volume) {
     callee.serve(reactor, async move |request, memory| {
+        let (mut shown, mut holds_for) = (None, Duration::ZERO);
         let done = match request {
             Request::Read { offset } => volume.read(offset, memory).await,
             Request::Write { offset } => volume.write(offset, memory).await,
@@ -45,9 +48,26 @@ fn serve(callee: CalleeEnd<Request, Answer>, reactor: &Reactor, volume: Volume) 
                 volume.look().await;
                 Ok(())
             }
+            Request::Show { has, served } => {
+                (shown, holds_for) = show(&volume, has, served);
+                Ok(())
+            }
             Request::Discard { offset, len } => volume.discard(offset, len).await,
             Request::WriteZeroes { offset, len } => volume.write_zeroes(offset, len).await,
         };
-        Answer { done, bytes: volume.bytes() }
+        Answer { done, bytes: volume.bytes(), shown, holds_for }
     });
+}
+
+/// What may be read of the volume without asking, or whether what was shown still may.
+fn show(volume: &Volume, has: bool, served: Served) -> (Option<Box<Glimpse>>, Duration) {
+    match volume {
+        Volume::Thick(thick) => {
+            thick.array.served_elsewhere(served.reads, served.bytes);
+            let shown = if has { None } else { thick.show().map(Box::new) };
+            (shown, thick.array.shown_for())
+        }
+        // Whoever wants to see it asks its own reactor.
+        Volume::Far(_) => (None, Duration::ZERO),
+    }
 }

@@ -167,6 +167,7 @@ impl BadBlocks {
         if self.set.borrow().count() + bad.len() + CUTS_UNDER_WAY > RANGES_MAX {
             return Err(ArrayError::TooManyBad);
         }
+        self.members.hide();
         bad.iter().for_each(|range| self.set.borrow_mut().insert(range));
         self.unsettled.borrow_mut().insert(stripe.0, None);
         self.added.set(self.added.get() + 1);

@@ -8,8 +8,8 @@
 //!
 //! Of two sequentially consistent fences one comes first, and what stands before it is seen by
 //! whoever looks after the other (C++20, 32.5.4): so either the last look finds the thing, or the
-//! other finds the word. Both may be; then it is woken for nothing. (It is the handshake of virtio's
-//! rings, virtio 1.2, 2.7.7 and 2.7.10, with a flag in place of an index.)
+//! other finds the word. Both may be; then it is woken for nothing. (It is the handshake of
+//! virtio's rings, virtio 1.2, 2.7.7 and 2.7.10, with a flag in place of an index.)
 
 #[cfg(test)]
 use loom::sync::atomic::{AtomicBool, Ordering, fence};

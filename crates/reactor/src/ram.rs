@@ -7,11 +7,18 @@ use crate::copy::copy_unread;
 use crate::mapping::{Fill, Mapping, PageBytes};
 use crate::op::{Errno, Op, Outcome};
 
-/// Zeroed memory of a fixed size.
-pub(crate) struct Ram {
+/// Zeroed memory of a fixed size. It may be the drive of several reactors; as on any drive, what is
+/// read while it is being written is a mixture.
+pub struct Ram {
     memory: Mapping,
     bytes: usize,
 }
+
+// SAFETY: the mapping goes with the last reactor that has it, whichever that is.
+unsafe impl Send for Ram {}
+// SAFETY: bytes are copied in and out by address, without a reference to any of them. Who races
+// with a copy can only make its bytes a mixture, of which the layers above make no use.
+unsafe impl Sync for Ram {}
 
 impl Ram {
     /// The system gives pages once they are written, so an empty drive costs nothing; unless
@@ -38,7 +45,7 @@ impl Ram {
         Ok(unsafe { self.memory.start().add(offset) })
     }
 
-    pub(crate) fn run(&mut self, op: &Op) -> Outcome {
+    pub(crate) fn run(&self, op: &Op) -> Outcome {
         match op {
             Op::Read { offset, into, .. } => self.read(*offset, into),
             Op::Write { offset, from, .. } => self.write(*offset, from),
@@ -59,7 +66,7 @@ impl Ram {
         Ok(into.len() as u64)
     }
 
-    fn write(&mut self, offset: u64, from: &Buffers) -> Outcome {
+    fn write(&self, offset: u64, from: &Buffers) -> Outcome {
         let mut to = self.place(offset, from.len())?;
         for piece in from.pieces() {
             // SAFETY: as in `read`; no view is of a drive's memory, so they do not overlap.
@@ -71,7 +78,7 @@ impl Ram {
         Ok(from.len() as u64)
     }
 
-    fn write_zeroes(&mut self, offset: u64, len: u64) -> Outcome {
+    fn write_zeroes(&self, offset: u64, len: u64) -> Outcome {
         let bytes = usize::try_from(len).map_err(|_| Errno(libc::EINVAL))?;
         let to = self.place(offset, bytes)?;
         // SAFETY: `place` checked the whole length.

@@ -144,6 +144,7 @@ impl UringBackend {
         match &mut self.devices[index] {
             Registered::File(file) => Some(file),
             Registered::Ram(_)
+            | Registered::RamTwin(_)
             | Registered::Null(_)
             | Registered::Model(_)
             | Registered::Lossy(_)
@@ -454,8 +455,9 @@ impl Backend for UringBackend {
             Device::Ram { bytes } => {
                 let ram = Ram::new(bytes);
                 self.gauges.memory_came(ram.page_bytes());
-                Registered::Ram(ram)
+                Registered::Ram(Arc::new(ram))
             }
+            Device::RamTwin { ram } => Registered::RamTwin(ram),
             Device::Null { bytes } => Registered::Null(Null { bytes }),
             Device::Nvme { drive } => {
                 self.nvme_drives += 1;
@@ -474,6 +476,19 @@ impl Backend for UringBackend {
         id
     }
 
+    fn twin(&self, device: DeviceId) -> Option<Device> {
+        match &self.devices[device.0 as usize] {
+            Registered::File(file) => Some(Device::File { file: file.file().clone() }),
+            Registered::Ram(ram) | Registered::RamTwin(ram) => {
+                Some(Device::RamTwin { ram: ram.clone() })
+            }
+            Registered::Null(null) => Some(Device::Null { bytes: null.bytes }),
+            // Their answers belong to one reactor's clock, queues or cache.
+            Registered::Model(_) | Registered::Nvme(_) | Registered::Lossy(_) => None,
+            Registered::Gone => None,
+        }
+    }
+
     fn unregister(&mut self, device: DeviceId) {
         let index = device.0 as usize;
         match &mut self.devices[index] {
@@ -488,7 +503,7 @@ impl Backend for UringBackend {
                 return self.unregister_nvme(index, is_awaited);
             }
             Registered::Ram(ram) => self.gauges.memory_went(ram.page_bytes()),
-            Registered::Null(_) => {}
+            Registered::Null(_) | Registered::RamTwin(_) => {}
             Registered::Model(model) => self.gauges.memory_went(model.page_bytes()),
             Registered::Gone => unreachable!("let go twice"),
         }
@@ -507,7 +522,7 @@ impl Backend for UringBackend {
             Registered::File(_) => self.submit_to_file(ticket, index, op, until),
             Registered::Nvme(lent) => lent.submit(ticket, op, until),
             // Nobody else reaches memory of ours: it is never too late for it.
-            Registered::Ram(ram) => {
+            Registered::Ram(ram) | Registered::RamTwin(ram) => {
                 let outcome = ram.run(op);
                 self.finished.push(Done { ticket, outcome });
             }

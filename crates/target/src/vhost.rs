@@ -112,8 +112,8 @@ pub struct VhostExport {
 
 impl VhostExport {
     /// Listens on the socket (mode 0600; a stale socket file is replaced) and serves whoever comes,
-    /// one front end at a time. The parts, 1 to [`QUEUES_MAX`], take the queues in turn; the first is
-    /// that of the reactor which has the volume.
+    /// one front end at a time. The parts, 1 to [`QUEUES_MAX`], take the queues in turn; the first
+    /// is that of the reactor which has the volume.
     pub fn start(parts: Vec<Part>, spec: ExportSpec) -> Result<VhostExport, ExportError> {
         let serial = check(&spec, parts.len())?;
         let listener = socket::bind(&spec.socket).map_err(|error| match error {

@@ -28,7 +28,9 @@ use crate::uring::gauges::{DeviceGauge, Use};
 
 pub(super) enum Registered {
     File(FileDevice),
-    Ram(Ram),
+    Ram(Arc<Ram>),
+    /// That of another reactor.
+    RamTwin(Arc<Ram>),
     Null(Null),
     Model(Model),
     Lossy(Box<Lossy>),
@@ -59,6 +61,10 @@ impl FileDevice {
             is_leaving: false,
             gauge: Rc::new(DeviceGauge::new()),
         }
+    }
+
+    pub(super) fn file(&self) -> &Arc<File> {
+        &self.file
     }
 
     pub(super) fn fd(&self) -> RawFd {
