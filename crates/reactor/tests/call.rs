@@ -1,7 +1,7 @@
 //! Goal: a call from one reactor to another is answered, whether they sleep or look for work, and
 //! memory that was lent stays the caller's to keep until the last view of it is gone over there.
 //! Method: two reactors, on two CPUs where there are two; an answer that leaves a view behind.
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
