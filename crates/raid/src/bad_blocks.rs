@@ -178,6 +178,7 @@ impl BadBlocks {
     /// Adds rows of which a batch that stays in the ring has newer data, and nobody can put it in
     /// place: every start finds that anew. Their parity is as it was. As many as there is room for.
     pub(crate) fn note(&self, bad: &[BadRange]) {
+        self.members.hide();
         for range in bad {
             let mut set = self.set.borrow_mut();
             let was = set.clone();
