@@ -26,6 +26,21 @@ pub struct Sample {
     pub ring_calls: Option<u64>,
 }
 
+impl Sample {
+    /// Of two threads together, as far as both were counted.
+    #[must_use]
+    pub fn and(&self, other: &Sample) -> Sample {
+        let sum = |one: Option<u64>, other: Option<u64>| Some(one?.wrapping_add(other?));
+        Sample {
+            ticks: sum(self.ticks, other.ticks),
+            cycles: sum(self.cycles, other.cycles),
+            instructions: sum(self.instructions, other.instructions),
+            system_calls: sum(self.system_calls, other.system_calls),
+            ring_calls: sum(self.ring_calls, other.ring_calls),
+        }
+    }
+}
+
 /// Counters of one thread.
 pub struct Counters {
     clock: Clock,

@@ -1,5 +1,5 @@
-//! Requests made in this process, on the reactor that serves them: nothing but the engine is
-//! measured.
+//! Requests made in this process, on the reactors that serve them: nothing but the engine is
+//! measured. The first reactor has the drives; to the others their volume is offered.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -8,18 +8,20 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use ashlar_format::array_superblock::Policy;
+use ashlar_pool::offer::Offer;
 use ashlar_raid::layout::level_name;
 use ashlar_reactor::buffer::Buffer;
 use ashlar_reactor::cores::Core;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
+use ashlar_reactor::registry::Key;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::clock::Clock;
 use crate::counters::Counters;
 use crate::error::BenchError;
-use crate::load::{LoadSpec, Work};
-use crate::report::{Report, Round};
+use crate::load::{Lane, LoadSpec, Work};
+use crate::report::{Report, Round, Tally};
 use crate::run::{Limit, Probe, Request, Run};
 use crate::under::{Layer, Under, UnderSpec};
 
@@ -49,6 +51,7 @@ impl Asked {
             block_bytes: self.block_bytes,
             size_bytes,
             seed: self.seed,
+            lane: Lane::ONLY,
         }
     }
 
@@ -94,27 +97,118 @@ pub enum Event {
 }
 
 pub struct EngineSpec {
-    /// The CPU of the reactor.
-    pub core: usize,
+    /// The CPUs of reactors that make requests; the first one has the drives.
+    pub cores: Vec<usize>,
     pub under: UnderSpec,
     pub asked: Asked,
 }
 
 /// Sets up, measures, and lets the drives forget it.
 pub fn run(spec: EngineSpec, on_event: &mut dyn FnMut(Event)) -> Result<Report, BenchError> {
-    let EngineSpec { core: cpu, under, asked } = spec;
+    let EngineSpec { cores: cpus, under, asked } = spec;
     under.check(asked.verify)?;
+    if cpus.len() > 1 && under.layer != Layer::Volume {
+        return Err(BenchError::spec(
+            "what several reactors ask is a volume",
+            "leave --what out, or name one of --cores",
+        ));
+    }
     let mut setup = asked.setup();
-    setup.extend(describe(&under, cpu));
+    setup.extend(describe(&under, &cpus));
     let clock = Clock::calibrated();
-    let core = Core::start(cpu, POLL_WINDOW)?;
-    let (events, heard) = mpsc::channel();
-    let job = move |reactor| measure(reactor, clock, under, asked, events);
-    let answer = ask(core.sender(), job)?;
-    heard.into_iter().for_each(&mut *on_event);
-    let (size_bytes, rounds) = answer.recv().map_err(|_| BenchError::ReactorEnded)??;
+    let cores = cpus.iter().map(|cpu| Core::start(*cpu, POLL_WINDOW));
+    let cores = cores.collect::<Result<Vec<Core>, _>>()?;
+    on_event(Event::SettingUp);
+    let (seed, home) = (asked.seed, cores.first().ok_or(BenchError::ReactorEnded)?);
+    let set_up = move |reactor| set_up(reactor, under, seed);
+    let (under, size_bytes) = wait(&ask(home.sender(), set_up)?)??;
+    let lanes = cores.len() as u64;
+    asked.check_room(size_bytes / lanes, asked.depth.into())?;
+    let mut jobs = Vec::new();
+    for (core, index) in cores.iter().zip(0..) {
+        let load = LoadSpec { lane: Lane { index, lanes }, ..asked.load(size_bytes) };
+        let volume = if index == 0 { None } else { Some(offer(home, under)?) };
+        let make = move |reactor: Reactor| async move {
+            let under = match volume {
+                Some(offer) => Rc::new(Under::offered(offer.open(&reactor), size_bytes)),
+                None => reactor.get(under).expect("just published"),
+            };
+            let run = Run::new(clock, load, asked.verify, probe(&reactor, clock));
+            reactor.publish(Job::new(&reactor, under, run, asked.block_bytes))
+        };
+        jobs.push((core, wait(&ask(core.sender(), make)?)?));
+    }
+    let mut rounds = Vec::new();
+    for number in 1..=asked.rounds {
+        on_event(Event::RoundBegan(number));
+        let round = round(&jobs, &asked)?;
+        on_event(Event::RoundEnded(round));
+        rounds.push(round);
+    }
+    end(&jobs, home, under)?;
     setup.insert("size".into(), size_bytes.to_string());
     Ok(Report { bench: "engine".into(), setup, rounds })
+}
+
+/// On the first reactor: what is measured, and its bytes.
+async fn set_up(
+    reactor: Reactor,
+    under: UnderSpec,
+    seed: u64,
+) -> Result<(Key<Under>, u64), BenchError> {
+    let under = Rc::new(Under::new(&reactor, under, seed).await?);
+    let size_bytes = under.size_bytes();
+    Ok((reactor.publish(under), size_bytes))
+}
+
+/// What is measured, for one more reactor.
+pub fn offer(home: &Core, under: Key<Under>) -> Result<Offer, BenchError> {
+    let offer = wait(&ask(home.sender(), move |reactor| async move {
+        let under = reactor.get(under).expect("published until the end");
+        let volume = under.volume().expect("checked to be one").clone();
+        Offer::new(&reactor, volume)
+    })?)?;
+    offer.map_err(BenchError::system("the volume cannot be offered"))
+}
+
+/// One round on all reactors at the same time.
+fn round(jobs: &[(&Core, Key<Job>)], asked: &Asked) -> Result<Round, BenchError> {
+    let (limit, depth) = (asked.limit, asked.depth);
+    let begin = |(core, job): &(&Core, Key<Job>)| {
+        let job = *job;
+        ask(core.sender(), move |reactor| async move {
+            reactor.get(job).expect("published until the end").round(limit, depth).await
+        })
+    };
+    let begun = jobs.iter().map(begin).collect::<Result<Vec<_>, _>>()?;
+    // All are waited for before any error is told.
+    let ended: Vec<_> = begun.iter().map(wait).collect();
+    let mut sum: Option<Tally> = None;
+    for tally in ended {
+        let tally = tally??;
+        sum = Some(match sum {
+            Some(sum) => sum.and(&tally),
+            None => tally,
+        });
+    }
+    Ok(sum.ok_or(BenchError::ReactorEnded)?.round())
+}
+
+/// Everybody lets go of what is measured, and it ends.
+fn end(jobs: &[(&Core, Key<Job>)], home: &Core, under: Key<Under>) -> Result<(), BenchError> {
+    for (core, job) in jobs {
+        let job = *job;
+        wait(&ask(core.sender(), move |reactor| async move { drop(reactor.withdraw(job)) })?)?;
+    }
+    let stop = move |reactor: Reactor| async move {
+        let under = reactor.withdraw(under).expect("published until now");
+        under.stop().await
+    };
+    wait(&ask(home.sender(), stop)?)?
+}
+
+pub fn wait<T>(answer: &mpsc::Receiver<T>) -> Result<T, BenchError> {
+    answer.recv().map_err(|_| BenchError::ReactorEnded)
 }
 
 /// Starts something on a reactor; its answer can be waited for.
@@ -135,10 +229,11 @@ pub fn ask<T: Send + 'static, F: Future<Output = T> + 'static>(
 }
 
 /// What a report says of what is measured.
-pub fn describe(under: &UnderSpec, cpu: usize) -> BTreeMap<String, String> {
+pub fn describe(under: &UnderSpec, cpus: &[usize]) -> BTreeMap<String, String> {
     let mut setup = BTreeMap::new();
     let mut say = |name: &str, value: String| setup.insert(name.to_owned(), value);
-    say("core", cpu.to_string());
+    let cpus: Vec<String> = cpus.iter().map(ToString::to_string).collect();
+    say("core", cpus.join(","));
     say("what", under.layer.name().to_owned());
     say("drives", under.sources.len().to_string());
     if under.layer != Layer::Drive {
@@ -161,41 +256,6 @@ fn policy_name(policy: Policy) -> &'static str {
     }
 }
 
-/// On the reactor: all rounds, and the bytes that were worked on.
-async fn measure(
-    reactor: Reactor,
-    clock: Clock,
-    under: UnderSpec,
-    asked: Asked,
-    events: mpsc::Sender<Event>,
-) -> Result<(u64, Vec<Round>), BenchError> {
-    // Nobody listens only if the program is ending.
-    let say = |event| events.send(event).unwrap_or_default();
-    say(Event::SettingUp);
-    let under = Under::new(&reactor, under, asked.seed).await?;
-    let size_bytes = under.size_bytes();
-    asked.check_room(size_bytes, asked.depth.into())?;
-    let run = Run::new(clock, asked.load(size_bytes), asked.verify, probe(&reactor, clock));
-    let job = Rc::new(Job {
-        reactor: reactor.clone(),
-        under,
-        run: RefCell::new(run),
-        block_bytes: asked.block_bytes,
-        running: Cell::new(0),
-        error: RefCell::default(),
-        ended: WaitList::default(),
-    });
-    let mut rounds = Vec::new();
-    for number in 1..=asked.rounds {
-        say(Event::RoundBegan(number));
-        let round = job.round(asked.limit, asked.depth).await?;
-        say(Event::RoundEnded(round));
-        rounds.push(round);
-    }
-    job.under.stop().await?;
-    Ok((size_bytes, rounds))
-}
-
 fn probe(reactor: &Reactor, clock: Clock) -> Probe {
     let (reactor, mut counters) = (reactor.clone(), Counters::of_this_thread(clock));
     Box::new(move || counters.sample(&reactor))
@@ -204,7 +264,7 @@ fn probe(reactor: &Reactor, clock: Clock) -> Probe {
 /// What the workers of a round work on.
 struct Job {
     reactor: Reactor,
-    under: Under,
+    under: Rc<Under>,
     run: RefCell<Run>,
     block_bytes: u32,
     running: Cell<u16>,
@@ -214,7 +274,19 @@ struct Job {
 }
 
 impl Job {
-    async fn round(self: &Rc<Self>, limit: Limit, depth: u16) -> Result<Round, BenchError> {
+    fn new(reactor: &Reactor, under: Rc<Under>, run: Run, block_bytes: u32) -> Rc<Job> {
+        Rc::new(Job {
+            reactor: reactor.clone(),
+            under,
+            run: RefCell::new(run),
+            block_bytes,
+            running: Cell::new(0),
+            error: RefCell::default(),
+            ended: WaitList::default(),
+        })
+    }
+
+    async fn round(self: &Rc<Self>, limit: Limit, depth: u16) -> Result<Tally, BenchError> {
         self.run.borrow_mut().begin(limit);
         self.running.set(depth);
         for _ in 0..depth {
@@ -223,7 +295,7 @@ impl Job {
         self.ended.until(&self.reactor, || self.running.get() == 0).await;
         match self.error.take() {
             Some(error) => Err(error),
-            None => Ok(self.run.borrow().round()),
+            None => Ok(self.run.borrow().tally()),
         }
     }
 

@@ -64,11 +64,32 @@ pub struct LoadSpec {
     /// The range that is worked on; what is left behind whole blocks is not touched.
     pub size_bytes: u64,
     pub seed: u64,
+    pub lane: Lane,
+}
+
+/// Whose blocks these are, where several make requests at the same time: each has every `lanes`-th
+/// one, so they meet in every stripe and in no block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lane {
+    pub index: u64,
+    pub lanes: u64,
+}
+
+impl Lane {
+    /// All blocks are one's own.
+    pub const ONLY: Lane = Lane { index: 0, lanes: 1 };
 }
 
 impl LoadSpec {
+    /// Of the lane.
     pub fn blocks(&self) -> u64 {
-        self.size_bytes / u64::from(self.block_bytes)
+        self.size_bytes / u64::from(self.block_bytes) / self.lane.lanes
+    }
+
+    /// Where a block of the lane is, in bytes: of two lanes of 4 KiB the second has 4 KiB, 12 KiB,
+    /// 20 KiB, …
+    pub fn offset(&self, block: u64) -> u64 {
+        (block * self.lane.lanes + self.lane.index) * u64::from(self.block_bytes)
     }
 }
 
@@ -131,7 +152,20 @@ mod tests {
 
     fn spec(work: Work) -> LoadSpec {
         let (block_bytes, size_bytes) = (4096, 10 * 4096 + 100);
-        LoadSpec { work, read_percent: 70, block_bytes, size_bytes, seed: 3 }
+        LoadSpec { work, read_percent: 70, block_bytes, size_bytes, seed: 3, lane: Lane::ONLY }
+    }
+
+    #[test]
+    fn lanes_share_all_blocks_and_have_none_in_common() {
+        let lanes = (0..3).map(|index| LoadSpec {
+            lane: Lane { index, lanes: 3 },
+            size_bytes: 9 * 4096,
+            ..spec(Work::Read)
+        });
+        let blocks = lanes.flat_map(|its| (0..its.blocks()).map(move |block| its.offset(block)));
+        let mut all: Vec<u64> = blocks.collect();
+        all.sort_unstable();
+        assert_eq!(all, (0..9).map(|block| block * 4096).collect::<Vec<_>>());
     }
 
     fn steps(spec: LoadSpec, count: usize) -> Vec<Step> {

@@ -145,6 +145,34 @@ impl Meter {
     }
 }
 
+/// What one who made requests has counted in a round.
+#[derive(Clone)]
+pub struct Tally {
+    pub block_bytes: u32,
+    pub meter: Meter,
+    pub ns: u64,
+    pub before: Sample,
+    pub after: Sample,
+}
+
+impl Tally {
+    /// Of both together, who were at work at the same time.
+    #[must_use]
+    pub fn and(mut self, other: &Tally) -> Tally {
+        self.meter.reads.add_all(&other.meter.reads);
+        self.meter.writes.add_all(&other.meter.writes);
+        self.meter.reads_verified += other.meter.reads_verified;
+        self.ns = self.ns.max(other.ns);
+        self.before = self.before.and(&other.before);
+        self.after = self.after.and(&other.after);
+        self
+    }
+
+    pub fn round(&self) -> Round {
+        self.meter.round(self.block_bytes, self.ns, &self.before, &self.after)
+    }
+}
+
 /// Everything about one run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use crate::clock::Clock;
 use crate::counters::Sample;
 use crate::load::{Load, LoadSpec};
-use crate::report::{Meter, Round};
+use crate::report::{Meter, Round, Tally};
 use crate::verify::{Ledger, Mismatch, check, next_generation, stamp};
 
 /// How long a round is.
@@ -138,7 +138,7 @@ impl Run {
                 (block, if step.write { next_generation(generation) } else { generation })
             }
         };
-        let offset = block as u64 * u64::from(self.spec.block_bytes);
+        let offset = self.spec.offset(block as u64);
         Some(Request { offset, write: step.write, block, generation, began: now })
     }
 
@@ -178,8 +178,14 @@ impl Run {
 
     /// What this round came to; it is over.
     pub fn round(&self) -> Round {
+        self.tally().round()
+    }
+
+    /// The same, to be added to that of others.
+    pub fn tally(&self) -> Tally {
         let Phase::Over { ns } = self.phase else { panic!("the round is not over") };
-        self.meter.round(self.spec.block_bytes, ns, &self.before, &self.after)
+        let (meter, before, after) = (self.meter.clone(), self.before, self.after);
+        Tally { block_bytes: self.spec.block_bytes, meter, ns, before, after }
     }
 
     /// Looks at the clock, and moves to the phase that it is time for.
@@ -225,7 +231,7 @@ mod tests {
     //! Method: a disk that is a vector, requests answered out of order.
 
     use super::*;
-    use crate::load::Work;
+    use crate::load::{Lane, Work};
 
     const BLOCK: usize = 1024;
     const BLOCKS: usize = 16;
@@ -233,7 +239,7 @@ mod tests {
     fn spec(work: Work) -> LoadSpec {
         let size_bytes = (BLOCKS * BLOCK) as u64;
         let block_bytes = u32::try_from(BLOCK).unwrap();
-        LoadSpec { work, read_percent: 50, block_bytes, size_bytes, seed: 5 }
+        LoadSpec { work, read_percent: 50, block_bytes, size_bytes, seed: 5, lane: Lane::ONLY }
     }
 
     fn serve(run: &mut Run, request: &Request, disk: &mut [u8]) -> Result<(), Mismatch> {

@@ -135,6 +135,8 @@ enum Target {
         volume: Volume,
         array: Rc<Array>,
     },
+    /// A volume of another reactor, which sets it up and ends it.
+    Offered(Volume),
 }
 
 pub struct Under {
@@ -156,6 +158,11 @@ impl Under {
         Ok(under)
     }
 
+    /// What another reactor has set up, as it was offered to this one.
+    pub fn offered(volume: Volume, size_bytes: u64) -> Under {
+        Under { target: Target::Offered(volume), size_bytes }
+    }
+
     /// Of the range that is worked on.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
@@ -163,7 +170,7 @@ impl Under {
 
     pub fn volume(&self) -> Option<&Volume> {
         match &self.target {
-            Target::Volume { volume, .. } => Some(volume),
+            Target::Volume { volume, .. } | Target::Offered(volume) => Some(volume),
             Target::Drives { .. } | Target::Array(_) => None,
         }
     }
@@ -171,7 +178,7 @@ impl Under {
     fn array(&self) -> Option<&Rc<Array>> {
         match &self.target {
             Target::Array(array) | Target::Volume { array, .. } => Some(array),
-            Target::Drives { .. } => None,
+            Target::Drives { .. } | Target::Offered(_) => None,
         }
     }
 
@@ -182,7 +189,9 @@ impl Under {
                 drive.read(at, into).await.map_err(text)
             }
             Target::Array(array) => array.read(offset, into).await.map_err(text),
-            Target::Volume { volume, .. } => volume.read(offset, into).await.map_err(text),
+            Target::Volume { volume, .. } | Target::Offered(volume) => {
+                volume.read(offset, into).await.map_err(text)
+            }
         };
         read.map_err(|why| BenchError::Request { write: false, offset, why })
     }
@@ -194,7 +203,9 @@ impl Under {
                 drive.write(at, from).await.map_err(text)
             }
             Target::Array(array) => array.write(offset, from).await.map_err(text),
-            Target::Volume { volume, .. } => volume.write(offset, from).await.map_err(text),
+            Target::Volume { volume, .. } | Target::Offered(volume) => {
+                volume.write(offset, from).await.map_err(text)
+            }
         };
         written.map_err(|why| BenchError::Request { write: true, offset, why })
     }
@@ -205,7 +216,9 @@ impl Under {
         let block = block_bytes as usize;
         let step = match &self.target {
             Target::Drives { unit_bytes, .. } => usize::try_from(*unit_bytes).unwrap_or(block),
-            Target::Array(_) | Target::Volume { .. } => BUFFER_BYTES_MAX / block * block,
+            Target::Array(_) | Target::Volume { .. } | Target::Offered(_) => {
+                BUFFER_BYTES_MAX / block * block
+            }
         };
         let mut offset = 0;
         while offset < self.size_bytes {

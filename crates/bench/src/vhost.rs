@@ -11,12 +11,12 @@ use ashlar_reactor::cores::{Core, pin};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
-use ashlar_target::vhost::{ExportSpec, VhostExport};
+use ashlar_target::vhost::{ExportSpec, Part, VhostExport};
 
 use crate::client::{Client, RingKind, Wish};
 use crate::clock::Clock;
 use crate::counters::{Counters, Sample};
-use crate::engine::{Asked, Event, POLL_WINDOW, ask, describe};
+use crate::engine::{Asked, Event, POLL_WINDOW, ask, describe, offer, wait};
 use crate::error::BenchError;
 use crate::report::{Report, Round};
 use crate::run::{Probe, Run};
@@ -87,9 +87,10 @@ pub fn run_at(
     Ok(report)
 }
 
-/// Makes an array, a volume and an export in this process, and measures that.
+/// Makes an array, a volume and an export in this process, and measures that. `cores`: the CPUs of
+/// its reactors, that of the array first.
 pub fn run_own(
-    core: usize,
+    cores: &[usize],
     under: UnderSpec,
     spec: &InitiatorSpec,
     on_event: &mut dyn FnMut(Event),
@@ -99,11 +100,11 @@ pub fn run_own(
     if under.layer != Layer::Volume {
         return Err(BenchError::spec("what is exported is a volume", "leave --what out"));
     }
-    let described = describe(&under, core);
+    let described = describe(&under, cores);
     on_event(Event::SettingUp);
     let clock = Clock::calibrated();
-    let back_end = BackEnd::start(core, under, spec, clock)?;
-    let (sender, counters) = (back_end.core.sender().clone(), back_end.counters);
+    let back_end = BackEnd::start(cores, under, spec, clock)?;
+    let (sender, counters) = (back_end.cores[0].sender().clone(), back_end.counters);
     let probe = || probe_of(&sender, counters);
     let mut report = initiate(&back_end.socket, spec, probe, on_event)?;
     report.setup.extend(described);
@@ -180,11 +181,13 @@ fn measure(
     Ok(Measured { size_bytes, huge, rounds })
 }
 
-/// An export of our own, on a reactor of its own.
+/// An export of our own, on reactors of its own.
 struct BackEnd {
-    /// First, since an export must end before its reactor.
+    /// First, since an export must end before its reactors.
     export: VhostExport,
-    core: Core,
+    cores: Vec<Core>,
+    /// Of the other reactors than the first.
+    offered: Vec<Key<Volume>>,
     under: Key<Under>,
     counters: Key<RefCell<Counters>>,
     socket: PathBuf,
@@ -195,16 +198,28 @@ type Keys = (Key<Under>, Key<Volume>, Key<RefCell<Counters>>);
 
 impl BackEnd {
     fn start(
-        cpu: usize,
+        cpus: &[usize],
         under: UnderSpec,
         spec: &InitiatorSpec,
         clock: Clock,
     ) -> Result<BackEnd, BenchError> {
-        let core = Core::start(cpu, POLL_WINDOW)?;
+        let cores = cpus.iter().map(|cpu| Core::start(*cpu, POLL_WINDOW));
+        let cores = cores.collect::<Result<Vec<Core>, _>>()?;
+        let (home, others) = cores.split_first().ok_or(BenchError::ReactorEnded)?;
         let seed = spec.asked.seed;
         let job = move |reactor| publish(reactor, under, seed, clock);
-        let answer = ask(core.sender(), job)?;
+        let answer = ask(home.sender(), job)?;
         let (under, volume, counters) = answer.recv().map_err(|_| BenchError::ReactorEnded)??;
+        let mut parts = vec![Part { core: home.sender().clone(), volume }];
+        for core in others {
+            let offer = offer(home, under)?;
+            let open = move |reactor: Reactor| async move {
+                reactor.publish(Rc::new(offer.open(&reactor)))
+            };
+            let volume = wait(&ask(core.sender(), open)?)?;
+            parts.push(Part { core: core.sender().clone(), volume });
+        }
+        let offered = parts.iter().skip(1).map(|part| part.volume).collect();
         let directory = tempfile::Builder::new().prefix("ashlar-bench-").tempdir();
         let directory = directory.map_err(BenchError::system("no directory for a socket"))?;
         let socket = directory.path().join("vhost.sock");
@@ -214,14 +229,21 @@ impl BackEnd {
             queues_max: spec.queues,
             serial: "bench".into(),
         };
-        let export = VhostExport::start(core.sender().clone(), volume, export)?;
-        Ok(BackEnd { export, core, under, counters, socket, _directory: directory })
+        let export = VhostExport::start(parts, export)?;
+        let _directory = directory;
+        Ok(BackEnd { export, cores, offered, under, counters, socket, _directory })
     }
 
     fn stop(self) -> Result<(), BenchError> {
         self.export.stop();
+        for (core, volume) in self.cores.iter().skip(1).zip(self.offered) {
+            wait(&ask(
+                core.sender(),
+                move |reactor| async move { drop(reactor.withdraw(volume)) },
+            )?)?;
+        }
         let under = self.under;
-        let answer = ask(self.core.sender(), move |reactor| async move {
+        let answer = ask(self.cores[0].sender(), move |reactor| async move {
             match reactor.get(under) {
                 Some(under) => under.stop().await,
                 None => Ok(()),

@@ -20,7 +20,7 @@ use crate::refusal::{Answer, Refusal};
 const FILE: &str = "catalog.json";
 const LOCK: &str = "lock";
 /// Raised when an older daemon could not make sense of the file.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// Read, too: it has no spares. Before 3 there are no epochs, and exports do not know which volume
 /// they mean by its name.
 const VERSION_OLDEST: u32 = 1;
@@ -76,6 +76,9 @@ pub struct KnownExport {
     pub volume_uuid: Option<Uuid>,
     pub socket: PathBuf,
     pub queues: u16,
+    /// CPUs that an operator has chosen for its queues.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cores: Option<Vec<usize>>,
 }
 
 /// Older ones have a consent, as drives have.
@@ -257,6 +260,7 @@ mod tests {
             volume_uuid: Some(array),
             socket,
             queues: 4,
+            cores: None,
         };
         catalog.exports.insert("vm1".into(), export);
         catalog
@@ -314,9 +318,9 @@ mod tests {
             let refusal = directory.load().unwrap_err();
             assert!(refusal.fix.unwrap().contains("--scan"), "{text:?}");
         }
-        let newer = r#"{"version":4,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
+        let newer = r#"{"version":5,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
         std::fs::write(scratch.path().join(FILE), newer).unwrap();
-        assert!(directory.load().unwrap_err().error.contains("version 4"));
+        assert!(directory.load().unwrap_err().error.contains("version 5"));
         let older = r#"{"version":1,"drives":{},"arrays":{},"exports":{}}"#;
         std::fs::write(scratch.path().join(FILE), older).unwrap();
         assert_eq!(directory.load(), Ok(Catalog::default()));

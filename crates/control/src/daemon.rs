@@ -1,6 +1,5 @@
 //! `ashlar serve`: reactors, the host, the API, signals.
 
-use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -21,6 +20,7 @@ use uuid::Uuid;
 use crate::catalog::StateDirectory;
 use crate::host::{Host, Seen, WATCH_INTERVAL};
 use crate::refusal::{Answer, Refusal};
+use crate::topology::parse_cpus;
 use crate::{connections, machine, server, socket};
 
 /// Most reactors; one per CPU is all that makes sense.
@@ -36,17 +36,8 @@ impl FromStr for CpuList {
     type Err = String;
 
     fn from_str(text: &str) -> Result<CpuList, String> {
-        let wrong = || format!("{text:?} is no list of CPUs; write 0 or 0,2-3");
-        let mut cpus = BTreeSet::new();
-        for part in text.split(',') {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let first: usize = first.trim().parse().map_err(|_| wrong())?;
-            let last: usize = last.trim().parse().map_err(|_| wrong())?;
-            if first > last || last - first >= CPUS_MAX {
-                return Err(wrong());
-            }
-            cpus.extend(first..=last);
-        }
+        let cpus = parse_cpus(text).filter(|cpus| cpus.len() <= CPUS_MAX);
+        let cpus = cpus.ok_or_else(|| format!("{text:?} is no list of CPUs; write 0 or 0,2-3"))?;
         Ok(CpuList(cpus.into_iter().collect()))
     }
 }

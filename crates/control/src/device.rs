@@ -21,6 +21,7 @@ use ashlar_drive::drive::Limits;
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_reactor::nvme::generic::Generic;
 use ashlar_reactor::op::{Device, Errno};
+use rustix::fs::{major, minor};
 use uuid::Uuid;
 
 use crate::disk::Disk;
@@ -29,6 +30,7 @@ use crate::pci::PciAddress;
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
 use crate::survey::{self, Medium};
+use crate::topology::node_of_device;
 
 /// A smaller drive could not hold labels, maps and a useful amount of data.
 pub const DRIVE_BYTES_MIN: u64 = 64 << 20;
@@ -114,6 +116,18 @@ impl OpenDevice {
             Disk::File(file) => Some(file.as_raw_fd()),
             Disk::Nvme(_) => None,
         }
+    }
+
+    /// The node that it is attached to, or the drive under its file; `None`: the system does not
+    /// say.
+    pub fn node(&self) -> Option<usize> {
+        let directory = match self.identity {
+            Identity::File { device: number, .. } | Identity::BlockDevice { number } => {
+                format!("/sys/dev/block/{}:{}", major(number), minor(number))
+            }
+            Identity::Pci { address } => format!("/sys/bus/pci/devices/{address}"),
+        };
+        node_of_device(&std::fs::canonicalize(directory).ok()?)
     }
 
     pub fn medium(&self) -> Medium<'_> {

@@ -24,7 +24,7 @@ mod volumes;
 mod watch;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 
@@ -43,8 +43,10 @@ use crate::catalog::{Catalog, StateDirectory};
 use crate::device::OpenDevice;
 use crate::device::content::Content;
 use crate::engine::{self, Memory};
+use crate::placement;
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, snapshot};
+use crate::topology::{SYSTEM, Topology};
 use crate::vhost::Served;
 
 pub use crate::host::watch::{Seen, WATCH_INTERVAL};
@@ -115,8 +117,8 @@ struct Running {
 
 /// An export that is served.
 struct Serving {
-    core: usize,
-    volume: Key<Volume>,
+    /// The reactors that serve it, and the volume as it is known there; first that of the array.
+    parts: Vec<(usize, Key<Volume>)>,
     serial: String,
     served: Served,
 }
@@ -140,6 +142,8 @@ struct State {
 
 pub struct Host {
     cores: Vec<Core>,
+    /// Of the reactors' CPUs.
+    topology: Topology,
     directory: StateDirectory,
     /// Where sockets of exports are made, unless told otherwise.
     exports_directory: PathBuf,
@@ -163,8 +167,11 @@ impl Host {
         lessee: lease::Host,
     ) -> Host {
         assert!(!cores.is_empty(), "a daemon without a reactor");
+        let cpus: Vec<usize> = cores.iter().map(Core::cpu).collect();
+        let topology = Topology::read(Path::new(SYSTEM), &cpus);
         Host {
             cores,
+            topology,
             directory,
             exports_directory,
             lessee,
@@ -211,12 +218,17 @@ impl Host {
         self.cores[index].sender()
     }
 
-    /// The core with the fewest arrays.
-    fn quietest_core(&self) -> usize {
-        let load = |core: usize| {
-            self.look(|state| state.arrays.values().filter(|array| array.core == core).count())
+    /// All reactors, as placement sees them.
+    fn reactors(&self) -> Vec<placement::Reactor> {
+        let reactor = |(index, core): (usize, &Core)| {
+            let (arrays, exports) = self.look(|state| {
+                let arrays = state.arrays.values().filter(|array| array.core == index).count();
+                let serves = |export: &&Serving| export.parts.iter().any(|(at, _)| *at == index);
+                (arrays, state.exports.values().filter(serves).count())
+            });
+            placement::Reactor { cpu: core.cpu(), arrays, exports }
         };
-        (0..self.cores.len()).min_by_key(|core| load(*core)).expect("at least one core")
+        self.cores.iter().enumerate().map(reactor).collect()
     }
 
     /// Runs `job` with an array's pool, on its reactor.

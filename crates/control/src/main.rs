@@ -7,6 +7,8 @@ mod size;
 mod period;
 mod level;
 mod refusal;
+mod topology;
+mod placement;
 mod name;
 mod pci;
 mod api;

@@ -276,6 +276,7 @@ mod tests {
             state: crate::api::export::ExportState::Connected,
             error: None,
             queues_active: 1,
+            parts: Vec::new(),
             counters: crate::api::export::ExportCounters { errors: 5, ..Default::default() },
             traffic: Some(traffic),
             qemu: String::new(),
@@ -283,6 +284,8 @@ mod tests {
         let counters = CoreCounters { busy_ns: 2_500_000_000, turns: 7, ..CoreCounters::default() };
         let core = CoreStatus {
             cpu: 3,
+            node: 0,
+            cache: 0,
             arrays: Vec::new(),
             drives: Vec::new(),
             exports: Vec::new(),

@@ -3,11 +3,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ashlar_pool::volume::Volume;
 use ashlar_reactor::mailbox::Sender;
-use ashlar_reactor::registry::Key;
 use ashlar_target::vhost::{ExportError, VhostExport};
-pub use ashlar_target::vhost::{ExportSpec as Spec, QUEUES_MAX};
+pub use ashlar_target::vhost::{ExportSpec as Spec, Part, QUEUES_MAX};
 
 use crate::api::export::ExportCounters;
 use crate::api::traffic::Traffic;
@@ -20,6 +18,8 @@ use crate::snapshot::traffic;
 pub struct ServedStatus {
     pub connected: bool,
     pub queues_active: u16,
+    /// Of each reactor that serves it.
+    pub queues_of_parts: Vec<u16>,
     pub counters: ExportCounters,
     pub traffic: Traffic,
     pub last_error: Option<String>,
@@ -28,22 +28,24 @@ pub struct ServedStatus {
 /// An export that listens or serves a guest. Clones are one export.
 #[derive(Clone)]
 pub struct Served {
-    core: Sender,
+    cores: Vec<Sender>,
     /// `None` once it was stopped.
     export: Arc<Mutex<Option<VhostExport>>>,
 }
 
 impl Served {
-    pub async fn start(core: &Sender, volume: Key<Volume>, spec: Spec) -> Answer<Served> {
-        let its_core = core.clone();
-        let started = beside(move || VhostExport::start(its_core, volume, spec)).await?;
+    pub async fn start(parts: Vec<Part>, spec: Spec) -> Answer<Served> {
+        let cores = parts.iter().map(|part| part.core.clone()).collect();
+        let started = beside(move || VhostExport::start(parts, spec)).await?;
         let export = started.map_err(refusal)?;
-        Ok(Served { core: core.clone(), export: Arc::new(Mutex::new(Some(export))) })
+        Ok(Served { cores, export: Arc::new(Mutex::new(Some(export))) })
     }
 
     pub async fn status(&self) -> Answer<ServedStatus> {
         // The export would wait long for a reactor that hangs, and hold a thread meanwhile.
-        look(&self.core, |_| ()).await?;
+        for core in &self.cores {
+            look(core, |_| ()).await?;
+        }
         let export = self.export.clone();
         beside(move || lock(&export).as_ref().map(status).unwrap_or_default()).await
     }
@@ -74,6 +76,7 @@ fn status(export: &VhostExport) -> ServedStatus {
     ServedStatus {
         connected: status.connected,
         queues_active: status.queues_active,
+        queues_of_parts: status.queues_of_parts,
         counters: ExportCounters {
             reads: counters.reads,
             read_bytes: counters.read_bytes,

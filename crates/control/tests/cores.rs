@@ -96,3 +96,58 @@ fn memory_that_serves_as_drives_is_counted() {
         ["huge", "transparent", "small"].iter().all(|kind| its[*kind] == 0)
     });
 }
+
+/// The first two CPUs that may be used; `None`: there is one.
+fn two_cpus() -> Option<[usize; 2]> {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap();
+    let mut cpus = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu));
+    Some([cpus.next()?, cpus.next()?])
+}
+
+#[test]
+fn queues_of_an_export_are_spread_over_reactors() {
+    let Some([first, second]) = two_cpus() else { return };
+    let mut daemon = Daemon::with_array(5, 3);
+    daemon.stop();
+    let cores = format!("--cores={first},{second}");
+    daemon.start_again_with(&[&cores]);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v --queues 4");
+    let home = number(&daemon.json("array show a")["cpu"]);
+    let cpus = |export: &str| -> Vec<u64> {
+        let shown = daemon.json(&format!("export show {export}"));
+        shown["parts"].as_array().unwrap().iter().map(|part| number(&part["cpu"])).collect()
+    };
+    let mut both = cpus("e");
+    assert_eq!(both[0], home, "that of the array comes first");
+    both.sort_unstable();
+    assert_eq!(both, [first as u64, second as u64]);
+    let socket = daemon.json("export show e")["socket"].as_str().unwrap().to_owned();
+    let bench = format!("bench vhost --socket {socket} --queues 4 --ios 4000 --verify --force");
+    for work in ["randrw", "write", "randread"] {
+        daemon.ok(&format!("{bench} --rw {work}"));
+    }
+    let counters = &daemon.json("export show e")["counters"];
+    assert!(number(&counters["reads"]) > 1000 && counters["errors"] == 0, "{counters}");
+    for core in daemon.json("status --cpu").as_array().unwrap() {
+        assert_eq!(core["exports"][0]["name"], "e", "{core}");
+        assert!(core["node"].is_u64() && core["cache"].is_u64(), "{core}");
+    }
+    // One queue needs one reactor; and an operator may choose.
+    daemon.ok("export delete e");
+    daemon.ok("volume create w --array a --size 16M");
+    daemon.ok("export create one --volume v --queues 1");
+    assert_eq!(cpus("one"), [home]);
+    let other = if home == first as u64 { second } else { first };
+    daemon.ok(&format!("export create away --volume w --cores {other}"));
+    assert_eq!(cpus("away"), [other as u64]);
+    let said = daemon.refused("export create x --volume w --cores 999");
+    assert!(said.contains("CPU 999") && said.contains("fix: use some of --cores"), "{said}");
+    assert!(daemon.ok("export show away").contains(&format!("CPU {other} (0 queues)")));
+    daemon.ok("volume resize w --size 24M");
+    let socket = daemon.json("export show away")["socket"].as_str().unwrap().to_owned();
+    daemon.ok(&format!("bench vhost --socket {socket} --size 24M --ios 2000 --verify --force"));
+    daemon.stop();
+    daemon.start_again_with(&[&cores]);
+    assert_eq!(daemon.json("export show away")["parts"][0]["cpu"], other);
+}

@@ -228,6 +228,12 @@ impl Drive {
         *self.gate.borrow_mut() = Some(gate);
     }
 
+    /// The same device, for another reactor to read from beside this one; `None`: one reactor has
+    /// it alone. What is read there says nothing of the drive's health here.
+    pub fn twin(&self) -> Option<Device> {
+        self.reactor.twin(self.device).filter(|_| self.is_alive())
+    }
+
     /// Whether it is worth asking.
     pub fn is_alive(&self) -> bool {
         self.health.get().state != HealthState::Failed

@@ -4,5 +4,7 @@
 
 pub mod error;
 pub mod thick;
+pub mod far;
 pub mod volume;
+pub mod offer;
 pub mod pool;

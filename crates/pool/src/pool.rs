@@ -141,6 +141,8 @@ impl Pool {
         thick.extents.borrow_mut().extend(added);
         thick.bytes.set(bytes);
         if let Err(error) = self.save().await {
+            // What another reactor has seen of it is too much.
+            self.array.hide();
             thick.bytes.set(had_bytes);
             *thick.extents.borrow_mut() = had;
             return Err(error);

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use ashlar_format::units::{Area, to_usize};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ArrayError;
+use ashlar_raid::viewer::Shown;
 use ashlar_reactor::buffer::Buffers;
 use smallvec::SmallVec;
 
@@ -19,22 +20,40 @@ pub struct Thick {
     pub(crate) extents: RefCell<Vec<Area>>,
 }
 
+/// What another reactor needs to read of a volume.
+pub(crate) struct Glimpse {
+    pub(crate) shown: Shown,
+    pub(crate) bytes: u64,
+    pub(crate) extents: Vec<Area>,
+}
+
+/// The ranges of the array that a byte range of a volume with these extents stands in, in order.
+pub(crate) fn ranges(extents: &[Area], bytes: Range<u64>) -> SmallVec<[Range<u64>; 1]> {
+    let (mut ranges, mut extent_start) = (SmallVec::new(), 0);
+    for extent in extents {
+        let first = bytes.start.max(extent_start);
+        let last = bytes.end.min(extent_start + extent.len);
+        if first < last {
+            let at = |byte| extent.offset + (byte - extent_start);
+            ranges.push(at(first)..at(last));
+        }
+        extent_start += extent.len;
+    }
+    ranges
+}
+
 impl Thick {
-    /// The ranges of the array that a byte range of the volume stands in, in its order.
+    /// The ranges of the array that a byte range of the volume stands in.
     fn ranges(&self, offset: u64, len: u64) -> Result<SmallVec<[Range<u64>; 1]>, ArrayError> {
         let end = offset.checked_add(len).filter(|end| *end <= self.bytes.get());
         let end = end.ok_or(ArrayError::Range)?;
-        let (mut ranges, mut extent_start) = (SmallVec::new(), 0);
-        for extent in self.extents.borrow().iter() {
-            let first = offset.max(extent_start);
-            let last = end.min(extent_start + extent.len);
-            if first < last {
-                let at = |byte| extent.offset + (byte - extent_start);
-                ranges.push(at(first)..at(last));
-            }
-            extent_start += extent.len;
-        }
-        Ok(ranges)
+        Ok(ranges(&self.extents.borrow(), offset..end))
+    }
+
+    /// For another reactor. `None`: there is nothing to see now.
+    pub(crate) fn show(&self) -> Option<Glimpse> {
+        let (bytes, extents) = (self.bytes.get(), self.extents.borrow().clone());
+        Some(Glimpse { shown: self.array.show()?, bytes, extents })
     }
 
     /// Where in the array a range of the volume is, if that is in one place.

@@ -377,6 +377,7 @@ impl Array {
 
     /// Refuses new requests and waits for those under way, jobs included.
     pub(crate) async fn drain(&self) {
+        self.members.hide();
         self.stopping.set(true);
         self.drained.wake_all(&self.reactor);
         self.journal.note_change();

@@ -168,6 +168,7 @@ impl BadBlocks {
         if self.set.borrow().count() + bad.len() + CUTS_UNDER_WAY > RANGES_MAX {
             return Err(ArrayError::TooManyBad);
         }
+        self.members.hide();
         bad.iter().for_each(|range| self.set.borrow_mut().insert(range));
         self.unsettled.borrow_mut().insert(stripe.0, None);
         self.added.set(self.added.get() + 1);
@@ -178,6 +179,7 @@ impl BadBlocks {
     /// Adds rows of which a batch that stays in the ring has newer data, and nobody can put it in
     /// place: every start finds that anew. Their parity is as it was. As many as there is room for.
     pub(crate) fn note(&self, bad: &[BadRange]) {
+        self.members.hide();
         for range in bad {
             let mut set = self.set.borrow_mut();
             let was = set.clone();

@@ -129,6 +129,7 @@ impl Array {
         self.dirty.prepare(size).await?;
         self.written.prepare(size).await?;
         let merged = size.region_stripes > self.identity.region_stripes();
+        self.hide();
         self.dirty.adopt(size);
         self.written.adopt(size);
         self.unsynced.grow(size.stripes);

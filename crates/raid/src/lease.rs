@@ -443,6 +443,12 @@ impl Leasehold {
         self.is_held() && self.is_trusted()
     }
 
+    /// How long from now this host can be sure that it has the array, whatever happens.
+    pub(crate) fn sure_for(&self) -> Duration {
+        let until = self.gate.until().filter(|_| self.is_held());
+        until.map_or(Duration::ZERO, |until| until.since(self.reactor.now()))
+    }
+
     /// Waits until this host can be sure that it has the array, or that it has not.
     pub(crate) async fn sure(&self) {
         let sure = || self.is_trusted() || !self.is_held() || self.is_nowhere();

@@ -8,6 +8,7 @@
 use std::cell::{Cell, Ref, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
@@ -28,6 +29,7 @@ use crate::layout::{Layout, Positions};
 use crate::missed::Behind;
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
+use crate::view::View;
 use crate::write_plan::each;
 
 /// A member's drive and what its data is worth.
@@ -264,6 +266,8 @@ pub struct Members {
     writing: Cell<bool>,
     pulled: Cell<bool>,
     waiting: WaitList,
+    /// What other reactors read by.
+    view: RefCell<Option<Arc<View>>>,
 }
 
 impl Members {
@@ -291,14 +295,30 @@ impl Members {
             writing: Cell::new(false),
             pulled: Cell::new(false),
             waiting: WaitList::default(),
+            view: RefCell::default(),
         }
     }
 
     /// Nothing is started on the drives any more: the array is another host's now, or nobody can
     /// say how it is to go on.
     pub fn pull_all(&self) {
+        self.hide();
         self.pulled.set(true);
         self.list.borrow().iter().flat_map(|member| &member.drive).for_each(|drive| drive.pull());
+    }
+
+    pub(crate) fn view(&self) -> Option<Arc<View>> {
+        self.view.borrow().clone()
+    }
+
+    /// It is closed before a member is no longer what it was.
+    pub(crate) fn watch(&self, view: Arc<View>) {
+        *self.view.borrow_mut() = Some(view);
+    }
+
+    /// Closes the view, if there is one.
+    pub(crate) fn hide(&self) {
+        self.view.take().into_iter().for_each(|view| view.close());
     }
 
     pub fn generation(&self) -> u64 {
@@ -307,6 +327,7 @@ impl Members {
 
     /// There are more of them; the caller changes the layout at once.
     pub(crate) fn add(&self, members: Vec<Member>) {
+        self.hide();
         self.list.borrow_mut().extend(members);
         self.generation.set(self.generation.get() + 1);
     }
@@ -393,6 +414,7 @@ impl Members {
         for index in missed {
             let member = &mut self.list.borrow_mut()[index.index()];
             if member.state != MemberState::Stale {
+                self.hide();
                 member.catches_up |= member.state == MemberState::Trusted;
                 member.become_stale();
                 changed = true;
@@ -407,6 +429,7 @@ impl Members {
         index: MemberIndex,
         change: impl FnOnce(&mut Member),
     ) -> Result<(), ArrayError> {
+        self.hide();
         change(&mut self.list.borrow_mut()[index.index()]);
         self.generation.set(self.generation.get() + 1);
         self.settled().await
@@ -449,6 +472,7 @@ impl Members {
 
     /// Changes the settings; `settled` makes it durable.
     pub fn set_settings(&self, settings: Settings) {
+        self.hide();
         self.settings.set(settings);
         self.generation.set(self.generation.get() + 1);
     }

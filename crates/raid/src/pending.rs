@@ -6,11 +6,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::Buffer;
 
-use crate::stripe_set::StripeSet;
+use crate::stripe_set::{StripeSet, Watch};
+use crate::view::View;
 
 /// Keeps a batch of the journal from being forgotten.
 pub(crate) type Hold = Rc<()>;
@@ -78,6 +80,11 @@ impl Pending {
     /// The array has more stripes.
     pub(crate) fn grow(&self, stripes: u64) {
         self.present.grow(stripes);
+    }
+
+    /// The view is told of all stripes that have patches.
+    pub(crate) fn watch(&self, view: Arc<View>) {
+        self.present.watch(Watch::Pending(view));
     }
 
     pub(crate) fn bytes(&self) -> u64 {

@@ -14,6 +14,7 @@ pub(crate) mod growth;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::region_map::{MapKind, PAGES_MAX, REGIONS_PER_PAGE, RegionMapPage};
@@ -25,6 +26,7 @@ use crate::error::ArrayError;
 use crate::label;
 use crate::members::{Identity, Members};
 use crate::missed::Behind;
+use crate::view::View;
 
 /// Writes that fail on some members and that no later one reached all, at most. Even, so that the
 /// slot of the newest page is not the one that is written next.
@@ -89,6 +91,8 @@ pub struct RegionMap {
     /// As many as there can be; the first ones are in use.
     pages: Vec<Page>,
     waiting: WaitList,
+    /// It is told of regions that come and go.
+    view: RefCell<Option<Arc<View>>>,
 }
 
 impl RegionMap {
@@ -116,7 +120,14 @@ impl RegionMap {
             outside: Cell::new(outside),
             pages: (0..PAGES_MAX).map(page).collect(),
             waiting: WaitList::default(),
+            view: RefCell::default(),
         })
+    }
+
+    /// Tells it of all regions inside from now on.
+    pub(crate) fn watch(&self, view: Arc<View>) {
+        self.inside().into_iter().for_each(|region| view.wrote(region));
+        *self.view.borrow_mut() = Some(view);
     }
 
     pub fn region_count(stripes: u64, region_stripes: u32) -> u64 {
@@ -193,6 +204,7 @@ impl RegionMap {
     pub async fn remove(&self, outside: &[RegionIndex]) -> Result<(), ArrayError> {
         let mut pages = Vec::new();
         for region in outside {
+            self.view.borrow().iter().for_each(|view| view.forgot(*region));
             let state = &mut self.regions.borrow_mut()[to_usize(region.0)];
             self.outside.set(self.outside.get() + u64::from(state.durable));
             (state.wanted, state.durable) = (false, false);
@@ -286,6 +298,8 @@ impl RegionMap {
             let region = &mut self.regions.borrow_mut()[first + index];
             if *wanted && region.wanted && !region.durable {
                 region.durable = true;
+                let region = RegionIndex((first + index) as u64);
+                self.view.borrow().iter().for_each(|view| view.wrote(region));
                 self.outside.set(self.outside.get() - 1);
             }
         }

@@ -134,6 +134,7 @@ impl Array {
         // A scrub may have begun since, or a member been lost.
         self.may_widen()?;
         let old_data = self.layout().data;
+        self.hide();
         self.identity.set_layout(layout);
         self.identity.set_restripe(Some(Restripe { old_data, cursor: 0, saved: 0 }));
         self.members.add(new);

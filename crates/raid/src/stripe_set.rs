@@ -2,19 +2,44 @@
 //! map keeps their regions), and those with bytes that are not in place yet.
 
 use std::cell::{Cell, RefCell};
+use std::sync::Arc;
 
 use ashlar_format::units::{StripeIndex, to_usize};
+
+use crate::view::View;
 
 pub struct StripeSet {
     bits: RefCell<Vec<u64>>,
     count: Cell<u64>,
+    watch: RefCell<Option<Watch>>,
+}
+
+/// Who is told of what comes and goes.
+pub(crate) enum Watch {
+    /// It ends with the first one that comes.
+    Doubts(Arc<View>),
+    /// It counts them.
+    Pending(Arc<View>),
 }
 
 impl StripeSet {
     /// None of `stripes` is unsynced.
     pub fn none(stripes: u64) -> StripeSet {
         let words = to_usize(stripes.div_ceil(64));
-        StripeSet { bits: RefCell::new(vec![0; words]), count: Cell::new(0) }
+        let bits = RefCell::new(vec![0; words]);
+        StripeSet { bits, count: Cell::new(0), watch: RefCell::default() }
+    }
+
+    /// Tells it of all that are in the set from now on. Whoever was told before is not any more.
+    pub(crate) fn watch(&self, watch: Watch) {
+        if let Watch::Pending(view) = &watch {
+            let mut at = StripeIndex(0);
+            while let Some(stripe) = self.next(at) {
+                view.began(stripe);
+                at = StripeIndex(stripe.0 + 1);
+            }
+        }
+        *self.watch.borrow_mut() = Some(watch);
     }
 
     /// There are more stripes; none of the new ones is in the set.
@@ -45,6 +70,11 @@ impl StripeSet {
         if *word & bit == 0 {
             *word |= bit;
             self.count.set(self.count.get() + 1);
+            match &*self.watch.borrow() {
+                Some(Watch::Doubts(view)) => view.close(),
+                Some(Watch::Pending(view)) => view.began(stripe),
+                None => {}
+            }
         }
     }
 
@@ -54,6 +84,9 @@ impl StripeSet {
         if *word & bit != 0 {
             *word &= !bit;
             self.count.set(self.count.get() - 1);
+            if let Some(Watch::Pending(view)) = &*self.watch.borrow() {
+                view.ended(stripe);
+            }
         }
     }
 

@@ -60,8 +60,9 @@ impl Backend for Faulty {
     fn register(&mut self, device: Device) -> DeviceId {
         let file = match &device {
             Device::File { file } | Device::Namespace { file, .. } => Arc::as_ptr(file) as usize,
-            Device::Nvme { .. } | Device::Ram { .. } | Device::Model { .. } => 0,
-            Device::Null { .. } | Device::Lossy { .. } | Device::Simulated { .. } => 0,
+            Device::Nvme { .. } | Device::Ram { .. } | Device::RamTwin { .. } => 0,
+            Device::Null { .. } | Device::Model { .. } => 0,
+            Device::Lossy { .. } | Device::Simulated { .. } => 0,
         };
         let id = self.kernel.register(device);
         self.files.insert(id, file);

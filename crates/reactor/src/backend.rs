@@ -47,6 +47,11 @@ pub trait Backend {
     /// Takes a device over; its id is valid until `unregister`.
     fn register(&mut self, device: Device) -> DeviceId;
 
+    /// The same device, to be registered with another backend, too; `None`: one has it alone.
+    fn twin(&self, _device: DeviceId) -> Option<Device> {
+        None
+    }
+
     /// Lets a device go. No operation on it is in flight; the executor sees to that.
     fn unregister(&mut self, device: DeviceId);
 

@@ -54,6 +54,10 @@ enum Owner {
     Foreign {
         _keep: Rc<dyn Any>,
     },
+    /// Memory of another reactor, for one call.
+    Lent {
+        _keep: Rc<dyn Any>,
+    },
 }
 
 /// A piece of memory that views are counted on.
@@ -75,7 +79,7 @@ impl Drop for Region {
             Owner::Pool { origin: Origin::Arena { arena, span }, .. } => {
                 arena.give_back(Piece { start: self.start, span: *span }, self.len);
             }
-            Owner::Drive { .. } | Owner::Foreign { .. } => {}
+            Owner::Drive { .. } | Owner::Foreign { .. } | Owner::Lent { .. } => {}
         }
     }
 }
@@ -225,13 +229,19 @@ impl Buffer {
             Owner::Pool { origin: Origin::Arena { span, .. }, .. } => Some(*span),
             Owner::Pool { origin: Origin::Allocator, .. }
             | Owner::Drive { .. }
-            | Owner::Foreign { .. } => None,
+            | Owner::Foreign { .. }
+            | Owner::Lent { .. } => None,
         }
     }
 
-    /// Whether the bytes can change under us (guest memory).
+    /// Whether the bytes can change under us (memory of a guest, or of another reactor).
     pub fn is_foreign(&self) -> bool {
-        matches!(self.region.owner, Owner::Foreign { .. })
+        matches!(self.region.owner, Owner::Foreign { .. } | Owner::Lent { .. })
+    }
+
+    /// Whether it is memory of another reactor: known by this view, and for one call only.
+    pub(crate) fn is_lent(&self) -> bool {
+        matches!(self.region.owner, Owner::Lent { .. })
     }
 
     /// Whether `bytes` may be asked for: nobody else changes any of the memory.
@@ -338,7 +348,44 @@ impl From<Buffer> for Buffers {
     }
 }
 
+/// Where memory of one reactor is, for another one.
+pub(crate) struct Lent(SmallVec<[Span; 2]>);
+
+struct Span {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: an address and a length; what may be done with them says who adopts it.
+unsafe impl Send for Span {}
+
+impl Lent {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Views of that memory.
+    ///
+    /// # Safety
+    /// Whoever lent it keeps it, and asks for no slices of it, until `keep` has been dropped.
+    pub(crate) unsafe fn adopt(self, keep: Rc<dyn Any>) -> Buffers {
+        let mut buffers = Buffers::default();
+        for Span { start, len } in self.0 {
+            let owner = Owner::Lent { _keep: keep.clone() };
+            let region = Rc::new(Region { start, len, filling: Cell::new(0), owner });
+            buffers.push(Buffer { start, len, region });
+        }
+        buffers
+    }
+}
+
 impl Buffers {
+    /// For another reactor; see [`Lent::adopt`].
+    pub(crate) fn lend(&self) -> Lent {
+        let span = |piece: &Buffer| Span { start: piece.start, len: piece.len };
+        Lent(self.pieces.iter().map(span).collect())
+    }
+
     pub fn push(&mut self, piece: Buffer) {
         if !piece.is_empty() {
             self.len += piece.len();

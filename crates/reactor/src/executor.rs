@@ -162,6 +162,11 @@ impl Reactor {
         self.inner.backend.borrow_mut().register(device)
     }
 
+    /// See [`Backend::twin`].
+    pub fn twin(&self, device: DeviceId) -> Option<Device> {
+        self.inner.backend.borrow().twin(device)
+    }
+
     /// Lets a device go. Who waits for an operation on it hears ENODEV now; the backend keeps the
     /// operation's memory, and the device, until it is done with them.
     pub fn unregister(&self, device: DeviceId) {

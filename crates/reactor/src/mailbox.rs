@@ -38,15 +38,20 @@ pub struct Receiver {
     bell: File,
 }
 
-/// A mailbox: many senders, one reactor.
-pub fn mailbox() -> std::io::Result<(Sender, Receiver)> {
+/// A file that one thread makes readable and another one waits for.
+pub(crate) fn eventfd() -> std::io::Result<File> {
     // SAFETY: plain system call without pointers.
     let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
     if fd < 0 {
         return Err(std::io::Error::last_os_error());
     }
     // SAFETY: `fd` is a new descriptor that nothing else owns.
-    let bell = unsafe { File::from_raw_fd(fd) };
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// A mailbox: many senders, one reactor.
+pub fn mailbox() -> std::io::Result<(Sender, Receiver)> {
+    let bell = eventfd()?;
     let (sender, receiver) = mpsc::channel();
     let ours = bell.try_clone()?;
     let sender = Sender { letters: sender, bell: std::sync::Arc::new(bell) };

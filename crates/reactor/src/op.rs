@@ -23,6 +23,8 @@ pub enum Device {
     Nvme { drive: Arc<crate::nvme::Handle> },
     /// Memory of this many bytes, zero at first.
     Ram { bytes: u64 },
+    /// Memory that another reactor has as a drive, and may change at any time.
+    RamTwin { ram: Arc<crate::ram::Ram> },
     /// For measuring what is above: it has this many bytes and completes everything at once, but
     /// moves nothing. What was written is forgotten, and a read leaves its memory as it was.
     Null { bytes: u64 },

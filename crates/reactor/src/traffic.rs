@@ -2,6 +2,8 @@
 //! how many requests are under way.
 
 use std::cell::{Cell, RefCell};
+use std::iter::Sum;
+use std::ops::Add;
 
 use crate::backend::Instant;
 use crate::window::{Lately, Total, Window};
@@ -47,6 +49,27 @@ impl Report {
         let kinds = [self.reads.lately, self.writes.lately, self.flushes.lately];
         let part = |its: &Lately| u128::from(its.time_ns) * 1000 / u128::from(its.span_ns.max(1));
         u64::try_from(kinds.iter().map(part).sum::<u128>()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Add for Requests {
+    type Output = Requests;
+
+    fn add(self, other: Requests) -> Requests {
+        Requests { total: self.total + other.total, lately: self.lately + other.lately }
+    }
+}
+
+/// Of several places together, such as the parts of an export.
+impl Sum for Report {
+    fn sum<I: Iterator<Item = Report>>(parts: I) -> Report {
+        parts.fold(Report::default(), |all, part| Report {
+            reads: all.reads + part.reads,
+            writes: all.writes + part.writes,
+            flushes: all.flushes + part.flushes,
+            depth: all.depth + part.depth,
+            depth_max: all.depth_max + part.depth_max,
+        })
     }
 }
 
@@ -127,5 +150,9 @@ mod tests {
         assert_eq!((report.depth, report.depth_max), (0, 2));
         // Five seconds of two reads and four writes, and in one of them a flush.
         assert_eq!(report.depth_mean_milli(), 6200);
+        let both: Report = [report, report].into_iter().sum();
+        assert_eq!((both.writes.total.count, both.reads.lately.count), (10_000, 10_000));
+        assert_eq!(both.writes.lately.p50_ns, report.writes.lately.p50_ns);
+        assert_eq!((both.depth_mean_milli(), both.depth_max), (12_400, 4));
     }
 }

@@ -38,7 +38,7 @@ use crate::null::Null;
 use crate::nvme::generic::Generic;
 use crate::nvme::lent::Lent;
 use crate::op::{Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
-use crate::ram::Ram;
+use crate::ram::{Lender, Ram};
 use crate::uring::device::{FileDevice, Registered};
 use crate::uring::entry::{Target, cancel, entry, readable};
 use crate::uring::gauges::{Gauges, Use, Why};
@@ -155,6 +155,7 @@ impl UringBackend {
         match &mut self.devices[index] {
             Registered::File(file) => Some(file),
             Registered::Ram(_)
+            | Registered::RamTwin(_)
             | Registered::Null(_)
             | Registered::Model(_)
             | Registered::Lossy(_)
@@ -567,8 +568,9 @@ impl Backend for UringBackend {
             Device::Ram { bytes } => {
                 let ram = Ram::new(bytes);
                 self.gauges.memory_came(ram.page_bytes());
-                Registered::Ram(ram)
+                Registered::Ram(Lender::new(Arc::new(ram)))
             }
+            Device::RamTwin { ram } => Registered::RamTwin(ram),
             Device::Null { bytes } => Registered::Null(Null { bytes }),
             Device::Nvme { drive } => {
                 self.nvme_drives += 1;
@@ -587,6 +589,19 @@ impl Backend for UringBackend {
         id
     }
 
+    fn twin(&self, device: DeviceId) -> Option<Device> {
+        match &self.devices[device.0 as usize] {
+            Registered::File(file) => Some(Device::File { file: file.file().clone() }),
+            Registered::Ram(Lender { ram, .. }) | Registered::RamTwin(ram) => {
+                Some(Device::RamTwin { ram: ram.clone() })
+            }
+            Registered::Null(null) => Some(Device::Null { bytes: null.bytes }),
+            // Their answers belong to one reactor's clock, queues or cache.
+            Registered::Model(_) | Registered::Nvme(_) | Registered::Lossy(_) => None,
+            Registered::Gone => None,
+        }
+    }
+
     fn unregister(&mut self, device: DeviceId) {
         let index = device.0 as usize;
         match &mut self.devices[index] {
@@ -600,8 +615,8 @@ impl Backend for UringBackend {
                 let awaited = lent.awaited();
                 return self.unregister_nvme(index, awaited);
             }
-            Registered::Ram(ram) => self.gauges.memory_went(ram.page_bytes()),
-            Registered::Null(_) => {}
+            Registered::Ram(its) => self.gauges.memory_went(its.ram.page_bytes()),
+            Registered::Null(_) | Registered::RamTwin(_) => {}
             Registered::Model(model) => self.gauges.memory_went(model.page_bytes()),
             Registered::Gone => unreachable!("let go twice"),
         }
@@ -620,7 +635,7 @@ impl Backend for UringBackend {
             Registered::File(_) => self.submit_to_file(ticket, index, op, until),
             Registered::Nvme(lent) => lent.submit(ticket, op, until),
             // Nobody else reaches memory of ours: it is never too late for it.
-            Registered::Ram(ram) => {
+            Registered::Ram(Lender { ram, .. }) | Registered::RamTwin(ram) => {
                 let outcome = ram.run(op);
                 self.finished.push(Done { ticket, outcome });
             }
@@ -648,7 +663,7 @@ impl Backend for UringBackend {
 
     fn run_now(&mut self, op: &Op) -> Option<Outcome> {
         let outcome = match &mut self.devices[op.device()?.0 as usize] {
-            Registered::Ram(ram) => ram.run(op),
+            Registered::Ram(Lender { ram, .. }) | Registered::RamTwin(ram) => ram.run(op),
             Registered::Null(null) => null.run(op),
             Registered::File(_)
             | Registered::Nvme(_)
@@ -662,7 +677,9 @@ impl Backend for UringBackend {
 
     fn read_now(&mut self, device: DeviceId, offset: u64, into: &Buffers) -> Option<Outcome> {
         let outcome = match &self.devices[device.0 as usize] {
-            Registered::Ram(ram) => ram.read(offset, into),
+            Registered::Ram(Lender { ram, .. }) | Registered::RamTwin(ram) => {
+                ram.read(offset, into)
+            }
             Registered::Null(null) => null.check(offset, into.len() as u64),
             Registered::File(_)
             | Registered::Nvme(_)
@@ -675,9 +692,9 @@ impl Backend for UringBackend {
     }
 
     fn lend(&mut self, device: DeviceId, offset: u64, len: usize) -> Option<Buffer> {
-        let Registered::Ram(ram) = &self.devices[device.0 as usize] else { return None };
+        let Registered::Ram(lender) = &self.devices[device.0 as usize] else { return None };
         self.turn.has_submitted = true;
-        ram.lend(offset, len)
+        lender.lend(offset, len)
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {

@@ -3,6 +3,7 @@
 //!
 //! No allocation, a handful of additions each time. What percentiles cost is paid by who looks.
 
+use std::ops::Add;
 use std::time::Duration;
 
 use crate::backend::Instant;
@@ -78,6 +79,37 @@ impl Lately {
     }
 }
 
+impl Add for Total {
+    type Output = Total;
+
+    fn add(self, other: Total) -> Total {
+        Total {
+            count: self.count + other.count,
+            bytes: self.bytes + other.bytes,
+            time_ns: self.time_ns.saturating_add(other.time_ns),
+            octaves: std::array::from_fn(|at| self.octaves[at] + other.octaves[at]),
+        }
+    }
+}
+
+/// Of two places together; what one in so many took is that of the slower place, at most.
+impl Add for Lately {
+    type Output = Lately;
+
+    fn add(self, other: Lately) -> Lately {
+        Lately {
+            span_ns: self.span_ns.max(other.span_ns),
+            count: self.count + other.count,
+            bytes: self.bytes + other.bytes,
+            time_ns: self.time_ns.saturating_add(other.time_ns),
+            p50_ns: self.p50_ns.max(other.p50_ns),
+            p99_ns: self.p99_ns.max(other.p99_ns),
+            p999_ns: self.p999_ns.max(other.p999_ns),
+            longest_ns: self.longest_ns.max(other.longest_ns),
+        }
+    }
+}
+
 /// Rounded to the nearest.
 fn per_second(count: u64, span_ns: u64) -> u64 {
     let span_ns = u128::from(span_ns.max(1));
@@ -109,7 +141,7 @@ impl Window {
 
     pub fn total(&self) -> Total {
         let mut total = self.total;
-        total.add(&self.current);
+        total.include(&self.current);
         total
     }
 
@@ -141,7 +173,7 @@ impl Window {
     #[cold]
     fn turn_over(&mut self, now: Instant, age: Duration) {
         let current = std::mem::take(&mut self.current);
-        self.total.add(&current);
+        self.total.include(&current);
         if age < 2 * HALF_WINDOW {
             (self.previous, self.previous_began) = (current, self.began);
         } else {
@@ -153,7 +185,7 @@ impl Window {
 }
 
 impl Total {
-    fn add(&mut self, half: &Half) {
+    fn include(&mut self, half: &Half) {
         self.count += half.sum.count;
         self.bytes += half.sum.bytes;
         self.time_ns = self.time_ns.saturating_add(half.sum.time_ns);

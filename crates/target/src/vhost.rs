@@ -1,8 +1,8 @@
 //! vhost-user-blk: a volume as a disk of a virtual machine.
 //!
 //! One thread per export serves the Unix socket ([`socket`], [`session`]); the rings are served by
-//! the reactor that owns the volume ([`device`], [`queue`], [`vring`]). The two meet in letters
-//! ([`line`]).
+//! reactors ([`device`], [`queue`], [`vring`]): the one that has the volume, and others to which it
+//! is offered, ring after ring in turn. Thread and reactors meet in letters ([`line`]).
 //!
 //! ```text
 //! front end ── socket ── session ── line ═ letters ═ device ── queue ── vring ── memory
@@ -30,6 +30,7 @@ mod session;
 mod peek;
 mod socket;
 
+use std::ops::Add;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -44,11 +45,18 @@ pub use crate::vhost::disk::Counters;
 
 use crate::vhost::device::Device;
 use crate::vhost::disk::{Disk, SERIAL_BYTES};
-use crate::vhost::line::Line;
+use crate::vhost::line::{Line, Lines};
+use crate::vhost::memory::Graveyard;
 use crate::vhost::socket::{BindError, Ends};
 
 /// Most queues of one export.
 pub const QUEUES_MAX: u16 = 16;
+
+/// A reactor that serves queues of an export, and the volume as it is known there.
+pub struct Part {
+    pub core: Sender,
+    pub volume: Key<Volume>,
+}
 
 /// How a volume shall be offered.
 #[derive(Clone, Debug)]
@@ -85,6 +93,8 @@ pub struct ExportStatus {
     pub connected: bool,
     /// Queues that the guest has started and that work.
     pub queues_active: u16,
+    /// The same of each part.
+    pub queues_of_parts: Vec<u16>,
     pub counters: Counters,
     /// From when a request was taken from its ring until the guest could see its answer, to a turn
     /// of the reactor.
@@ -95,57 +105,56 @@ pub struct ExportStatus {
 
 /// One volume on one socket. Dropping it stops the export.
 ///
-/// Its functions wait for the volume's reactor, so they are not for that reactor's own thread; and
-/// an export must be stopped before its reactor is.
+/// Its functions wait for its reactors, so they are not for a reactor's own thread; and an export
+/// must be stopped before any of them is.
 pub struct VhostExport {
     spec: ExportSpec,
-    line: Line,
+    lines: Lines,
     ends: Arc<Ends>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl VhostExport {
     /// Listens on the socket (mode 0600; a stale socket file is replaced) and serves whoever comes,
-    /// one front end at a time.
-    pub fn start(
-        core: Sender,
-        volume: Key<Volume>,
-        spec: ExportSpec,
-    ) -> Result<VhostExport, ExportError> {
-        let serial = check(&spec)?;
+    /// one front end at a time. The parts, 1 to [`QUEUES_MAX`], take the queues in turn; the first
+    /// is that of the reactor which has the volume.
+    pub fn start(parts: Vec<Part>, spec: ExportSpec) -> Result<VhostExport, ExportError> {
+        let serial = check(&spec, parts.len())?;
         let listener = socket::bind(&spec.socket).map_err(|error| match error {
             BindError::Busy => ExportError::Busy(spec.socket.clone()),
             BindError::NotSocket => ExportError::NotSocket(spec.socket.clone()),
             BindError::Io(error) => ExportError::Socket { path: spec.socket.clone(), error },
         })?;
-        let started = start_bound(core, volume, &spec, serial, Ends::new(listener));
-        let (line, ends, thread) = started.inspect_err(|_| {
+        let started = start_bound(parts, &spec, serial, Ends::new(listener));
+        let (lines, ends, thread) = started.inspect_err(|_| {
             let _ = std::fs::remove_file(&spec.socket);
         })?;
-        Ok(VhostExport { spec, line, ends, thread: Some(thread) })
+        Ok(VhostExport { spec, lines, ends, thread: Some(thread) })
     }
 
     pub fn spec(&self) -> &ExportSpec {
         &self.spec
     }
 
-    /// The state now; the default where the reactor has stopped.
+    /// The state now; the default where a reactor has stopped.
     pub fn status(&self) -> ExportStatus {
-        let status = self.line.ask(|device| {
-            let status = device.status();
-            ExportStatus {
-                connected: status.connected,
-                queues_active: status.queues_active,
-                counters: status.counters,
-                traffic: status.traffic,
-                last_error: status.trouble.map(|trouble| trouble.to_string()),
-            }
-        });
-        status.unwrap_or_default()
+        let parts = self.lines.ask_all(Device::status).unwrap_or_default();
+        ExportStatus {
+            connected: parts.iter().any(|part| part.connected),
+            queues_active: parts.iter().map(|part| part.queues_active).sum(),
+            queues_of_parts: parts.iter().map(|part| part.queues_active).collect(),
+            counters: parts.iter().map(|part| part.counters).fold(Counters::default(), Add::add),
+            traffic: parts.iter().map(|part| part.traffic).sum(),
+            last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
+        }
     }
 
     /// The volume has grown: the guest is told, where its front end listens for that.
     pub fn resized(&self) {
+        let looked = self.lines.first().ask_and_wait(|device| async move { device.look().await });
+        if looked.is_err() {
+            tracing::warn!(export = self.spec.name, "its reactor does not say how large it is");
+        }
         self.ends.announce_config();
     }
 
@@ -160,19 +169,24 @@ impl Drop for VhostExport {
         let Some(thread) = self.thread.take() else { return };
         // First the queues: what they answer reaches a front end that is still connected, so that
         // it knows where to go on when it reconnects.
-        let closed = self.line.ask_and_wait(|device| async move { device.close().await });
-        if closed.is_err() {
+        let close = |line: &Line| line.ask_and_wait(|device| async move { device.close().await });
+        let closed: Vec<_> = self.lines.all().iter().map(close).collect();
+        if closed.iter().any(Result::is_err) {
             let export = &self.spec.name;
             tracing::error!(export, "requests are still under way, and the export ends");
         }
         self.ends.stop();
         let _ = thread.join();
         let _ = std::fs::remove_file(&self.spec.socket);
-        self.line.withdraw();
+        self.lines.all().iter().for_each(Line::withdraw);
     }
 }
 
-fn check(spec: &ExportSpec) -> Result<[u8; SERIAL_BYTES], ExportError> {
+fn check(spec: &ExportSpec, parts: usize) -> Result<[u8; SERIAL_BYTES], ExportError> {
+    if parts == 0 || parts > usize::from(QUEUES_MAX) {
+        let message = format!("{parts} reactors; 1 to {QUEUES_MAX} are possible");
+        return Err(ExportError::Spec(message));
+    }
     if spec.queues_max == 0 || spec.queues_max > QUEUES_MAX {
         let has = spec.queues_max;
         return Err(ExportError::Spec(format!("{has} queues; 1 to {QUEUES_MAX} are possible")));
@@ -186,26 +200,49 @@ fn check(spec: &ExportSpec) -> Result<[u8; SERIAL_BYTES], ExportError> {
     Ok(serial)
 }
 
-/// Makes the device on the reactor, and the thread.
+/// Makes the devices on their reactors, and the thread.
 fn start_bound(
-    core: Sender,
-    volume: Key<Volume>,
+    parts: Vec<Part>,
     spec: &ExportSpec,
     serial: [u8; SERIAL_BYTES],
     ends: Arc<Ends>,
-) -> Result<(Line, Arc<Ends>, JoinHandle<()>), ExportError> {
+) -> Result<(Lines, Arc<Ends>, JoinHandle<()>), ExportError> {
     let (graveyard, retired) = mpsc::channel();
+    let count = u16::try_from(parts.len()).unwrap_or(QUEUES_MAX);
+    let mut lines: Vec<Line> = Vec::new();
+    for part in parts {
+        match start_part(part, count, spec, serial, graveyard.clone()) {
+            Some(line) => lines.push(line),
+            None => {
+                lines.iter().for_each(Line::withdraw);
+                return Err(ExportError::NoVolume);
+            }
+        }
+    }
+    let lines = Lines::new(lines);
+    let (its_lines, its_ends, queues_max) = (lines.clone(), ends.clone(), spec.queues_max);
+    let body = move || socket::serve(&its_ends, &its_lines, queues_max, &retired);
+    let thread = std::thread::Builder::new().name("vhost-user".into()).spawn(body);
+    let withdraw = |_: &std::io::Error| lines.all().iter().for_each(Line::withdraw);
+    let thread = thread.inspect_err(withdraw).map_err(ExportError::Thread)?;
+    Ok((lines, ends, thread))
+}
+
+/// `parts`: how many there are of the export. `None`: its reactor has stopped, or has no volume.
+fn start_part(
+    part: Part,
+    parts: u16,
+    spec: &ExportSpec,
+    serial: [u8; SERIAL_BYTES],
+    graveyard: Graveyard,
+) -> Option<Line> {
+    let Part { core, volume } = part;
     let (name, queues_max) = (spec.name.clone(), spec.queues_max);
     let key = line::ask(&core, move |reactor, reply: mpsc::Sender<Key<Device>>| {
         if let Some(volume) = reactor.get(volume) {
-            let disk = Disk::new(reactor, name, volume, serial);
+            let disk = Disk::new(reactor, name, volume, serial, parts);
             let _ = reply.send(reactor.publish(Device::new(disk, queues_max, graveyard)));
         }
     });
-    let line = Line::new(core, key.ok_or(ExportError::NoVolume)?);
-    let (its_line, its_ends) = (line.clone(), ends.clone());
-    let body = move || socket::serve(&its_ends, &its_line, queues_max, &retired);
-    let thread = std::thread::Builder::new().name("vhost-user".into()).spawn(body);
-    let thread = thread.map_err(ExportError::Thread).inspect_err(|_| line.withdraw())?;
-    Ok((line, ends, thread))
+    Some(Line::new(core, key?))
 }

@@ -11,7 +11,7 @@ use ashlar_reactor::prng::Prng;
 
 use super::*;
 use crate::counters::Sample;
-use crate::load::{LoadSpec, Work};
+use crate::load::{Lane, LoadSpec, Work};
 use crate::run::Limit;
 
 #[test]
@@ -80,7 +80,14 @@ impl Rig {
 
     fn load(&self) -> LoadSpec {
         let (block_bytes, size_bytes) = (BLOCK, BLOCKS * u64::from(BLOCK));
-        LoadSpec { work: Work::RandRw, read_percent: 50, block_bytes, size_bytes, seed: 9 }
+        LoadSpec {
+            work: Work::RandRw,
+            read_percent: 50,
+            block_bytes,
+            size_bytes,
+            seed: 9,
+            lane: Lane::ONLY,
+        }
     }
 
     /// Both sides in turns until the round is over.

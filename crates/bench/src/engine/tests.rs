@@ -40,7 +40,7 @@ pub(crate) fn asked(work: Work) -> Asked {
 fn measured(under: UnderSpec, asked: Asked) -> Result<Report, BenchError> {
     let rounds = asked.rounds;
     let mut events = Vec::new();
-    let report = run(EngineSpec { core: 0, under, asked }, &mut |event| events.push(event))?;
+    let report = run(EngineSpec { cores: vec![0], under, asked }, &mut |event| events.push(event))?;
     assert_eq!(events.len(), 1 + 2 * rounds as usize);
     assert_eq!((events[0], events[1]), (Event::SettingUp, Event::RoundBegan(1)));
     for round in &report.rounds {
@@ -115,7 +115,31 @@ fn a_range_that_is_too_small_or_too_large_is_refused() {
 
 #[test]
 fn a_cpu_that_is_not_there_is_refused() {
-    let spec = EngineSpec { core: 1000, under: under(Level::Raid5, 3), asked: asked(Work::Read) };
+    let spec =
+        EngineSpec { cores: vec![1000], under: under(Level::Raid5, 3), asked: asked(Work::Read) };
     let error = run(spec, &mut |_| ()).unwrap_err();
     assert!(matches!(error, BenchError::Core(_)), "{error}");
+}
+
+/// What one core writes is read by the other, in the same stripes.
+#[test]
+fn several_cores_are_verified_and_counted_together() {
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let cores: Vec<usize> = [0, 1, 0].map(|core| core % cpus).to_vec();
+    for policy in [Policy::Journal, Policy::Bitmap] {
+        for pulled in [0, 1] {
+            let under = UnderSpec { policy: Some(policy), pulled, ..under(Level::Raid5, 4) };
+            let (cores, asked) = (cores.clone(), asked(Work::RandRw));
+            let report = run(EngineSpec { cores, under, asked }, &mut |_| ()).unwrap();
+            assert_eq!(report.rounds.len(), 2);
+            for round in &report.rounds {
+                assert_eq!(round.all.requests, 3 * REQUESTS);
+                assert_eq!(round.reads.unwrap().requests, round.reads_verified);
+            }
+        }
+    }
+    let under = UnderSpec { layer: Layer::Raid, ..under(Level::Raid5, 3) };
+    let error =
+        run(EngineSpec { cores, under, asked: asked(Work::Read) }, &mut |_| ()).unwrap_err();
+    assert!(matches!(&error, BenchError::Spec { fix, .. } if fix.contains("--what")), "{error}");
 }

@@ -30,7 +30,11 @@ fn initiator() -> InitiatorSpec {
 }
 
 fn measured(spec: &InitiatorSpec) -> Result<Report, BenchError> {
-    let report = run_own(0, under(Level::Raid5, 3), spec, &mut |_| ())?;
+    measured_on(&[0], spec)
+}
+
+fn measured_on(cores: &[usize], spec: &InitiatorSpec) -> Result<Report, BenchError> {
+    let report = run_own(cores, under(Level::Raid5, 3), spec, &mut |_| ())?;
     for round in &report.rounds {
         assert_eq!(round.all.requests, REQUESTS);
         assert_eq!(round.reads.map_or(0, |reads| reads.requests), round.reads_verified);
@@ -56,6 +60,18 @@ fn our_own_target_is_verified_whatever_the_ring() {
 }
 
 #[test]
+fn queues_on_two_reactors_are_verified_whatever_the_ring() {
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    for ring in [RingKind::Split, RingKind::Packed] {
+        for queues in [2, 3] {
+            let spec = InitiatorSpec { ring, queues, ..initiator() };
+            let report = measured_on(&[0, 1 % cpus], &spec).unwrap();
+            assert!(report.rounds[0].reads_verified > REQUESTS / 4, "{spec:?}");
+        }
+    }
+}
+
+#[test]
 fn packed_rings_are_verified_or_refused_honestly() {
     let packed = InitiatorSpec { ring: RingKind::Packed, ..initiator() };
     match measured(&packed) {
@@ -69,7 +85,7 @@ fn packed_rings_are_verified_or_refused_honestly() {
 }
 
 fn back_end() -> BackEnd {
-    BackEnd::start(0, under(Level::Raid5, 3), &initiator(), Clock::calibrated()).unwrap()
+    BackEnd::start(&[0], under(Level::Raid5, 3), &initiator(), Clock::calibrated()).unwrap()
 }
 
 #[test]
@@ -90,7 +106,7 @@ fn a_target_that_returns_other_bytes_is_found_out() {
             reply.send(()).unwrap();
         });
     };
-    back_end.core.sender().send(letter).unwrap();
+    back_end.cores[0].sender().send(letter).unwrap();
     answer.recv().unwrap();
     let load = crate::load::LoadSpec { work: Work::Read, ..load };
     let mut run = Run::new(clock, load, true, Box::new(Sample::default));

@@ -20,6 +20,9 @@ pub struct ExportCreate {
     /// Most queues a guest may use. Left out: 16.
     #[serde(default)]
     pub queues: Option<u16>,
+    /// CPUs of the reactors that serve its queues, in turn. Left out: those near that of its array.
+    #[serde(default)]
+    pub cores: Option<Vec<usize>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -45,6 +48,14 @@ pub struct ExportCounters {
     pub errors: u64,
 }
 
+/// A reactor that serves queues of an export.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExportPart {
+    pub cpu: usize,
+    /// Queues that its guest uses there.
+    pub queues_active: u16,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Export {
     pub name: String,
@@ -61,6 +72,9 @@ pub struct Export {
     #[serde(default)]
     pub error: Option<String>,
     pub queues_active: u16,
+    /// That of its array first; none while it is down.
+    #[serde(default)]
+    pub parts: Vec<ExportPart>,
     pub counters: ExportCounters,
     /// From when a request was taken from its queue until the guest could see its answer. `null`
     /// while it is down.

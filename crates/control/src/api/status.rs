@@ -13,6 +13,12 @@ use crate::api::volume::Volume;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CoreStatus {
     pub cpu: usize,
+    /// Node of the CPU and its memory.
+    #[serde(default)]
+    pub node: usize,
+    /// The first of the CPUs that share its last cache.
+    #[serde(default)]
+    pub cache: usize,
     /// Names of the arrays it serves.
     pub arrays: Vec<String>,
     /// Names of the drives that these are on.

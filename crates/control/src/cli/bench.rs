@@ -84,7 +84,7 @@ fn run_engine(command: &Engine, output: Output) -> Answer<()> {
     let asked = command.load.asked(1)?;
     let opened = Opened::open(&command.array)?;
     let under = command.array.under(&command.load, &opened)?;
-    let spec = EngineSpec { core: command.array.core(), under, asked };
+    let spec = EngineSpec { cores: command.array.cores(), under, asked };
     let mut progress = Progress::new();
     let ran = engine::run(spec, &mut |event| progress.update(&event));
     progress.end();
@@ -126,13 +126,14 @@ fn run_own(command: &Vhost, output: Output) -> Answer<()> {
     let Vhost { load, initiator, array, .. } = command;
     let core = array.core();
     let spec = initiator.spec(load, load.asked(1)?, core);
-    if spec.core == core {
-        eprintln!("note: initiator and back end share CPU {core}: the figures mean little");
+    if array.cores().contains(&spec.core) {
+        let shared = spec.core;
+        eprintln!("note: initiator and back end share CPU {shared}: the figures mean little");
     }
     let opened = Opened::open(array)?;
     let under = array.under(load, &opened)?;
     let mut progress = Progress::new();
-    let ran = vhost::run_own(core, under, &spec, &mut |event| progress.update(&event));
+    let ran = vhost::run_own(&array.cores(), under, &spec, &mut |event| progress.update(&event));
     progress.end();
     opened.wipe()?;
     show(output, &ran.map_err(refusal)?, text)

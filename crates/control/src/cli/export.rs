@@ -6,12 +6,13 @@ use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
 
 use crate::api::Done;
-use crate::api::export::{Export, ExportCreate, ExportState};
+use crate::api::export::{Export, ExportCreate, ExportPart, ExportState};
 use crate::cli::complete;
 use crate::cli::drive::with_notes;
-use crate::cli::output::{Output, or_dash, rows, say, show, table};
+use crate::cli::output::{Output, listed, or_dash, rows, say, show, table};
 use crate::cli::traffic;
 use crate::client::{Client, path_of};
+use crate::daemon::CpuList;
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
 
@@ -54,6 +55,10 @@ pub struct Create {
     /// Most queues a guest may use
     #[arg(long)]
     queues: Option<u16>,
+    /// CPUs of reactors that serve its queues in turn, such as 2,4-5; left out: those that share
+    /// a cache with the array's reactor, or its node
+    #[arg(long, value_name = "LIST")]
+    cores: Option<CpuList>,
 }
 
 pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()> {
@@ -96,7 +101,9 @@ impl Create {
             })?),
             None => None,
         };
-        Ok(ExportCreate { name: self.name, volume: self.volume, socket, queues: self.queues })
+        let Create { name, volume, queues, cores, .. } = self;
+        let cores = cores.map(|CpuList(cpus)| cpus);
+        Ok(ExportCreate { name, volume, socket, queues, cores })
     }
 }
 
@@ -124,6 +131,12 @@ pub fn exports_table(exports: &[Export]) -> String {
     rows(&shown, "no exports; `ashlar export create NAME --volume VOLUME` makes one")
 }
 
+/// `CPU 0 (2 queues), CPU 1 (2 queues)`
+fn parts(export: &Export) -> String {
+    let part = |its: &ExportPart| format!("CPU {} ({} queues)", its.cpu, its.queues_active);
+    listed(&export.parts.iter().map(part).collect::<Vec<_>>())
+}
+
 fn details(export: &Export) -> String {
     let its = &export.counters;
     let mut lines = vec![
@@ -133,6 +146,7 @@ fn details(export: &Export) -> String {
         format!("socket    {}", export.socket.display()),
         format!("serial    {}", or_dash(export.serial.as_ref())),
         format!("queues    {} in use of {}", export.queues_active, export.queues),
+        format!("cores     {}", parts(export)),
         format!("reads     {} ({})", its.reads, Size(its.read_bytes)),
         format!("writes    {} ({})", its.writes, Size(its.write_bytes)),
         format!("flushes   {}", its.flushes),

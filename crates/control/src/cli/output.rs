@@ -94,6 +94,11 @@ pub fn time(ns: u64) -> String {
     }
 }
 
+/// `a, b`, or a dash for none.
+pub fn listed(names: &[String]) -> String {
+    if names.is_empty() { "-".to_owned() } else { names.join(", ") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

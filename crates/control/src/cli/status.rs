@@ -9,7 +9,7 @@ use crate::api::status::{CoreMemory, CoreStatus, PageBytes};
 use crate::cli::array::arrays_table;
 use crate::cli::drive::drives_table;
 use crate::cli::export::exports_table;
-use crate::cli::output::{Output, duration, or_dash, rows, show, table};
+use crate::cli::output::{Output, duration, listed, or_dash, rows, show, table};
 use crate::cli::spare::spares_table;
 use crate::cli::volume::volumes_table;
 use crate::client::Client;
@@ -70,6 +70,8 @@ fn screen(status: &api::Status) -> String {
 fn cpus(cores: &[CoreStatus]) -> String {
     let mut shown = table(&[
         "CPU>",
+        "NODE>",
+        "CACHE>",
         "BUSY>",
         "ASLEEP>",
         "TURNS>",
@@ -85,6 +87,8 @@ fn cpus(cores: &[CoreStatus]) -> String {
         let exports = exports.map(|its| format!("{} ({})", its.name, its.queues_active));
         shown.add_row([
             core.cpu.to_string(),
+            core.node.to_string(),
+            core.cache.to_string(),
             or_dash(its.map(|its| percent(its.busy_ppm))),
             or_dash(its.map(|its| duration(its.slept_ns / 1_000_000))),
             or_dash(its.map(|its| its.turns)),
@@ -99,10 +103,6 @@ fn cpus(cores: &[CoreStatus]) -> String {
     parts.extend(memory(cores));
     parts.extend(cores.iter().filter_map(kernel));
     parts.join("\n\n")
-}
-
-fn listed(names: &[String]) -> String {
-    if names.is_empty() { "-".to_owned() } else { names.join(", ") }
 }
 
 /// Millionths, to a tenth: `0.3 %`.
@@ -158,6 +158,8 @@ mod tests {
     fn memory_is_told_by_its_pages() {
         let core = |huge, drives| CoreStatus {
             cpu: 0,
+            node: 0,
+            cache: 0,
             arrays: Vec::new(),
             drives: Vec::new(),
             exports: Vec::new(),

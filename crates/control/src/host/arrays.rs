@@ -23,6 +23,7 @@ use crate::host::settings::{beside_policy, stored_policy};
 use crate::host::{Attached, Home, Host, Medium, Running, translate};
 use crate::level::{LEVELS, Notation};
 use crate::name::check_name;
+use crate::placement;
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, MemberSnapshot, snapshot};
 
@@ -177,23 +178,24 @@ impl Host {
         }
     }
 
-    /// Where an array of these drives can run: memory does not move.
+    /// Where an array of these drives is to run. Memory does not move.
     fn core_for(&self, drives: &[String]) -> Answer<usize> {
-        let mut home = None;
+        let (mut home, mut nodes) = (None, Vec::new());
         for name in drives {
-            if let Medium::Memory { home: Some(its), .. } = self.attached(name)?.medium {
-                match home {
-                    Some(core) if core != its.core => {
-                        return Err(Refusal::conflict(
-                            "these memory drives live on different cores, from arrays before",
-                        )
-                        .fix("detach and attach them again (that empties them)"));
-                    }
-                    Some(_) | None => home = Some(its.core),
+            match (self.attached(name)?.medium, home) {
+                (Medium::Memory { home: Some(its), .. }, Some(core)) if core != its.core => {
+                    return Err(Refusal::conflict(
+                        "these memory drives live on different cores, from arrays before",
+                    )
+                    .fix("detach and attach them again (that empties them)"));
                 }
+                (Medium::Memory { home: Some(its), .. }, _) => home = Some(its.core),
+                (Medium::Memory { home: None, .. }, _) => {}
+                (Medium::Device(device), _) => nodes.extend(device.node()),
             }
         }
-        Ok(home.unwrap_or_else(|| self.quietest_core()))
+        let placed = || placement::home(&self.topology, &self.reactors(), &nodes);
+        Ok(home.unwrap_or_else(placed))
     }
 
     pub(super) async fn seeds(&self, drives: &[String]) -> Answer<Vec<Seed>> {

@@ -54,7 +54,7 @@ impl Host {
         reports: &Reports,
         exports: &[Export],
     ) -> CoreStatus {
-        let (arrays, drives, served): (Vec<_>, Vec<String>, Vec<String>) = self.look(|state| {
+        let (arrays, drives): (Vec<_>, Vec<String>) = self.look(|state| {
             let is_here =
                 |array: &Uuid| state.arrays.get(array).is_some_and(|its| its.core == index);
             let arrays = state.arrays.keys().filter(|array| is_here(array));
@@ -62,24 +62,21 @@ impl Host {
                 .drives
                 .iter()
                 .filter(|(_, drive)| drive.used_by.is_some_and(|(array, _)| is_here(&array)));
-            let served = state.exports.iter().filter(|(_, serving)| serving.core == index);
-            (
-                arrays.copied().collect(),
-                drives.map(|(name, _)| name.clone()).collect(),
-                served.map(|(name, _)| name.clone()).collect(),
-            )
+            (arrays.copied().collect(), drives.map(|(name, _)| name.clone()).collect())
         });
-        let exports = exports.iter().filter(|export| served.contains(&export.name));
-        let export = |export: &Export| CoreExport {
-            name: export.name.clone(),
-            queues_active: export.queues_active,
+        let export = |export: &Export| {
+            let part = export.parts.iter().find(|part| part.cpu == cpu)?;
+            Some(CoreExport { name: export.name.clone(), queues_active: part.queues_active })
         };
         let report = reports.get(&index);
+        let place = self.topology.place(cpu);
         CoreStatus {
             cpu,
+            node: place.node,
+            cache: place.cache,
             arrays: arrays.into_iter().map(|array| self.array_name(array)).collect(),
             drives,
-            exports: exports.map(export).collect(),
+            exports: exports.iter().filter_map(export).collect(),
             counters: report.map(counters),
             memory: report.map(|report| CoreMemory {
                 buffers: page_bytes(report.buffers),

@@ -3,15 +3,18 @@
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use ashlar_pool::offer::Offer;
 use ashlar_pool::volume::Volume;
 use ashlar_reactor::registry::Key;
 use uuid::Uuid;
 
 use crate::api::Done;
-use crate::api::export::{Export, ExportCounters, ExportCreate, ExportState};
+use crate::api::export::{Export, ExportCounters, ExportCreate, ExportPart, ExportState};
 use crate::catalog::KnownExport;
+use crate::engine;
 use crate::host::{Host, Running, Serving};
 use crate::name::check_name;
+use crate::placement;
 use crate::refusal::{Answer, Refusal};
 use crate::socket;
 use crate::vhost::{self, QUEUES_MAX, Served, beside};
@@ -42,6 +45,7 @@ impl Host {
             volume_uuid: Some(volume.uuid),
             socket,
             queues,
+            cores: request.cores.clone(),
         };
         self.start_export(&name, &known, running).await?;
         if let Err(refusal) = self.record(|catalog| {
@@ -82,15 +86,26 @@ impl Host {
             Refusal::conflict(why).fix(format!("ashlar export delete {name}, and create it anew"))
         })?;
         let serial = serial(uuid);
+        let parts = match self.offer_volume(array, known, key).await {
+            Ok(parts) => parts,
+            Err(refusal) => {
+                self.withdraw_volume(array.core, key).await;
+                return Err(refusal);
+            }
+        };
         let spec = vhost::Spec {
             name: name.to_owned(),
             socket: known.socket.clone(),
             queues_max: known.queues,
             serial: serial.clone(),
         };
-        match Served::start(self.core(array.core), key, spec).await {
+        let part = |(core, volume): &(usize, Key<Volume>)| vhost::Part {
+            core: self.core(*core).clone(),
+            volume: *volume,
+        };
+        match Served::start(parts.iter().map(part).collect(), spec).await {
             Ok(served) => {
-                let serving = Serving { core: array.core, volume: key, serial, served };
+                let serving = Serving { parts, serial, served };
                 self.look(|state| {
                     state.down.remove(name);
                     state.exports.insert(name.to_owned(), serving);
@@ -98,10 +113,60 @@ impl Host {
                 Ok(uuid)
             }
             Err(refusal) => {
-                self.withdraw_volume(array.core, key).await;
+                self.withdraw_volumes(parts).await;
                 Err(refusal)
             }
         }
+    }
+
+    /// Makes the volume known to all reactors that are to serve the export.
+    async fn offer_volume(
+        &self,
+        array: Running,
+        known: &KnownExport,
+        key: Key<Volume>,
+    ) -> Answer<Vec<(usize, Key<Volume>)>> {
+        let mut parts = Vec::new();
+        for core in self.cores_for(array.core, known)? {
+            if core == array.core {
+                parts.push((core, key));
+                continue;
+            }
+            match self.offer_to(core, array.core, key).await {
+                Ok(far) => parts.push((core, far)),
+                Err(refusal) => {
+                    self.withdraw_volumes(parts.split_off(1)).await;
+                    return Err(refusal);
+                }
+            }
+        }
+        Ok(parts)
+    }
+
+    /// The reactors for the queues of an export, that of its array first.
+    fn cores_for(&self, home: usize, known: &KnownExport) -> Answer<Vec<usize>> {
+        let reactors = self.reactors();
+        let Some(cpus) = &known.cores else {
+            return Ok(placement::spread(&self.topology, &reactors, home, known.queues));
+        };
+        placement::on_cpus(&reactors, home, cpus).map_err(|cpu| {
+            let all: Vec<String> = reactors.iter().map(|its| its.cpu.to_string()).collect();
+            Refusal::invalid(format!("no reactor runs on CPU {cpu}"))
+                .fix(format!("use some of --cores {}", all.join(",")))
+        })
+    }
+
+    async fn offer_to(&self, core: usize, home: usize, key: Key<Volume>) -> Answer<Key<Volume>> {
+        let offered = engine::look(self.core(home), move |reactor| {
+            let volume = reactor.get(key).map(|volume| Volume::clone(&volume));
+            volume.map(|volume| Offer::new(reactor, volume))
+        });
+        let offer = offered.await?.ok_or_else(|| Refusal::conflict("the array was stopped"))?;
+        let offer = offer.map_err(|error| {
+            Refusal::failed(format!("the volume cannot be offered to CPU {core}: {error}"))
+        })?;
+        engine::look(self.core(core), move |reactor| reactor.publish(Rc::new(offer.open(reactor))))
+            .await
     }
 
     /// Gives the volume of an export a key on its reactor, and finds its uuid; or says why not.
@@ -127,11 +192,18 @@ impl Host {
     }
 
     async fn withdraw_volume(&self, core: usize, key: Key<Volume>) {
-        let withdrawn = crate::engine::call(self.core(core), async move |reactor| {
+        let withdrawn = engine::call(self.core(core), async move |reactor| {
             drop(reactor.withdraw(key));
         });
         if let Err(refusal) = withdrawn.await {
             tracing::warn!("{}", refusal.error);
+        }
+    }
+
+    async fn withdraw_volumes(&self, parts: Vec<(usize, Key<Volume>)>) {
+        // The volume itself last: the others ask it.
+        for (core, volume) in parts.into_iter().rev() {
+            self.withdraw_volume(core, volume).await;
         }
     }
 
@@ -141,9 +213,9 @@ impl Host {
             state.down.remove(name);
             state.exports.remove(name)
         });
-        let Some(Serving { core, volume, served, .. }) = serving else { return };
+        let Some(Serving { parts, served, .. }) = serving else { return };
         served.stop().await;
-        self.withdraw_volume(core, volume).await;
+        self.withdraw_volumes(parts).await;
         tracing::info!(export = name, "export stopped");
     }
 
@@ -262,6 +334,16 @@ impl Host {
         exports
     }
 
+    fn parts_shown(&self, name: &str, queues: &[u16]) -> Vec<ExportPart> {
+        let parts = self
+            .look(|state| state.exports.get(name).map(|its| its.parts.clone()).unwrap_or_default());
+        let part = |((core, _), queues): (&(usize, _), &u16)| ExportPart {
+            cpu: self.cores[*core].cpu(),
+            queues_active: *queues,
+        };
+        parts.iter().zip(queues).map(part).collect()
+    }
+
     pub async fn show_export(&self, name: &str) -> Answer<Export> {
         let (known, why) = self.look(|state| {
             let known = state.catalog.exports.get(name).cloned();
@@ -283,6 +365,7 @@ impl Host {
             state: ExportState::Down,
             error: None,
             queues_active: 0,
+            parts: Vec::new(),
             counters: ExportCounters::default(),
             traffic: None,
         };
@@ -302,6 +385,7 @@ impl Host {
             if status.connected { ExportState::Connected } else { ExportState::Listening };
         export.error = status.last_error;
         export.queues_active = status.queues_active;
+        export.parts = self.parts_shown(name, &status.queues_of_parts);
         export.counters = status.counters;
         export.traffic = Some(status.traffic);
         Ok(export)

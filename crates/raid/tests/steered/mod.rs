@@ -121,6 +121,7 @@ impl Backend for Wheel {
             Device::File { file } | Device::Namespace { file, .. } => address(file),
             Device::Nvme { .. }
             | Device::Ram { .. }
+            | Device::RamTwin { .. }
             | Device::Null { .. }
             | Device::Model { .. }
             | Device::Lossy { .. }

@@ -40,7 +40,8 @@ impl Windows {
     fn find(&mut self, bus: &mut dyn Bus, view: &Buffer, offset: usize) -> Option<(u64, usize)> {
         let memory = view.memory();
         let start = memory.start.as_ptr().addr();
-        if !start.is_multiple_of(PAGE) {
+        // To map what is known for one command only would cost more than to copy it.
+        if !start.is_multiple_of(PAGE) || view.is_lent() {
             return None;
         }
         let from = view.as_ptr().addr() + offset - start;

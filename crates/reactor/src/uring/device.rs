@@ -24,13 +24,15 @@ use crate::null::Null;
 use crate::nvme::generic::Generic;
 use crate::nvme::lent::Lent;
 use crate::op::Op;
-use crate::ram::Ram;
+use crate::ram::{Lender, Ram};
 use crate::uring::entry::Target;
 use crate::uring::gauges::{DeviceGauge, Use};
 
 pub(super) enum Registered {
     File(FileDevice),
-    Ram(Ram),
+    Ram(Lender),
+    /// That of another reactor.
+    RamTwin(Arc<Ram>),
     Null(Null),
     Model(Model),
     Lossy(Box<Lossy>),
@@ -66,6 +68,10 @@ impl FileDevice {
             is_leaving: false,
             gauge: Rc::new(DeviceGauge::new()),
         }
+    }
+
+    pub(super) fn file(&self) -> &Arc<File> {
+        &self.file
     }
 
     pub(super) fn fd(&self) -> RawFd {

@@ -1,4 +1,6 @@
-//! The device of one export, as it lives on its reactor: its rings, its guest's memory, its disk.
+//! The device of one export, as it lives on one reactor: its rings, its guest's memory, its disk.
+//! Where several reactors serve an export, each has one for some of the rings; it hears all that is
+//! said of the guest as a whole, and nothing of the others' rings.
 //!
 //! Messages arrive one after the other from the socket's thread. One that changes a ring brings the
 //! ring to rest first, so that nobody sees a half-changed one.
@@ -72,6 +74,11 @@ impl Device {
         };
         device.update_write_through();
         Rc::new(device)
+    }
+
+    /// The volume may have grown.
+    pub(crate) async fn look(&self) {
+        self.disk.volume().look().await;
     }
 
     pub(crate) fn facts(&self) -> Facts {
@@ -250,14 +257,18 @@ impl Device {
         Ok(())
     }
 
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.vrings.iter().all(|vring| vring.borrow().queue.is_none())
+    }
+
     pub(crate) fn connect(&self) {
         self.connected.set(true);
     }
 
     /// The front end is gone. Its requests are answered, into its memory, before the next one may
     /// come: otherwise a late write could overwrite a later one of the same guest.
-    pub(crate) async fn disconnect(&self) {
-        let orderly = self.vrings.iter().all(|vring| vring.borrow().queue.is_none());
+    /// `orderly`: no ring was at work, on any reactor.
+    pub(crate) async fn disconnect(&self, orderly: bool) {
         self.halt_all(false).await;
         for vring in &self.vrings {
             *vring.borrow_mut() = Vring::default();

@@ -1,9 +1,10 @@
-//! What all queues of one export share: the volume, and how requests are done on it.
+//! What all queues of one export share on one reactor: the volume, and how requests are done on it.
 //!
 //! No copies of our own: guest memory goes to the volume as it is. Only a read into pieces that
 //! direct I/O cannot fill, by address or length, passes through engine memory.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Add;
 use std::rc::Rc;
 
 use ashlar_format::units::to_usize;
@@ -15,6 +16,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::traffic::{self, Kind, Traffic};
 
 use crate::request::{Answer, Operation, Request, Status};
+use crate::vhost::QUEUES_MAX;
 use crate::vhost::block::part;
 use crate::vhost::budget::Budget;
 use crate::vhost::fault::Fault;
@@ -25,7 +27,8 @@ pub(crate) const SERIAL_BYTES: usize = 20;
 const PIECE_BYTES: u64 = 4 << 20;
 /// Data of one export that is under way at a time.
 const BYTES_IN_FLIGHT_MAX: u64 = 64 << 20;
-const _: () = assert!(BYTES_IN_FLIGHT_MAX >= PIECE_BYTES);
+/// Each reactor that serves queues of an export has its share of that.
+const _: () = assert!(BYTES_IN_FLIGHT_MAX / QUEUES_MAX as u64 >= PIECE_BYTES);
 /// A read into more pieces than this is copied: the kernel takes 1024 for one operation.
 const PIECES_DIRECT_MAX: usize = 512;
 /// What direct I/O asks of memory addresses.
@@ -44,6 +47,22 @@ pub struct Counters {
     pub discards: u64,
     /// Answered with an error.
     pub errors: u64,
+}
+
+impl Add for Counters {
+    type Output = Counters;
+
+    fn add(self, other: Counters) -> Counters {
+        Counters {
+            reads: self.reads + other.reads,
+            read_bytes: self.read_bytes + other.read_bytes,
+            writes: self.writes + other.writes,
+            write_bytes: self.write_bytes + other.write_bytes,
+            flushes: self.flushes + other.flushes,
+            discards: self.discards + other.discards,
+            errors: self.errors + other.errors,
+        }
+    }
 }
 
 /// The last thing that went wrong.
@@ -72,11 +91,13 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
+    /// `parts`: how many reactors have one for this export.
     pub(crate) fn new(
         reactor: &Reactor,
         name: String,
         volume: Rc<Volume>,
         serial: [u8; SERIAL_BYTES],
+        parts: u16,
     ) -> Disk {
         Disk {
             reactor: reactor.clone(),
@@ -84,7 +105,7 @@ impl Disk {
             volume,
             serial,
             write_through: Cell::new(false),
-            budget: Budget::new(reactor, BYTES_IN_FLIGHT_MAX),
+            budget: Budget::new(reactor, BYTES_IN_FLIGHT_MAX / u64::from(parts)),
             counters: Cell::default(),
             traffic: Traffic::default(),
             unshown: RefCell::default(),

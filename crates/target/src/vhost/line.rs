@@ -78,6 +78,39 @@ impl Line {
     }
 }
 
+/// The lines to all devices of one export. The first is that of the reactor which has the volume;
+/// ring after ring goes to the next one.
+#[derive(Clone)]
+pub(crate) struct Lines(Vec<Line>);
+
+impl Lines {
+    pub(crate) fn new(lines: Vec<Line>) -> Lines {
+        assert!(!lines.is_empty(), "an export is served somewhere");
+        Lines(lines)
+    }
+
+    pub(crate) fn first(&self) -> &Line {
+        &self.0[0]
+    }
+
+    pub(crate) fn all(&self) -> &[Line] {
+        &self.0
+    }
+
+    /// To the device that has this ring.
+    pub(crate) fn of_ring(&self, ring: usize) -> &Line {
+        &self.0[ring % self.0.len()]
+    }
+
+    /// Runs `question` on each reactor, one after the other.
+    pub(crate) fn ask_all<T: Send + 'static>(
+        &self,
+        question: impl Fn(&Device) -> T + Clone + Send + 'static,
+    ) -> Result<Vec<T>, Gone> {
+        self.0.iter().map(|line| line.ask(question.clone())).collect()
+    }
+}
+
 /// Sends a letter that gets the means to reply, and waits. `None` if no reply will come.
 pub(crate) fn ask<T: Send + 'static>(
     core: &Sender,

@@ -21,6 +21,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 
@@ -88,21 +89,24 @@ pub(crate) struct Mapping {
 
 // SAFETY: a mapping is an address range that this value alone gives back; no thread is special.
 unsafe impl Send for Mapping {}
+// SAFETY: all that a reference to it tells is where it is.
+unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: `start` and `len` are those of the `mmap` in `MappedRegion::map`. Views of it
-        // hold the `Rc` that owns this value, so there are none left.
+        // hold a `Kept`, which counts this value, so there are none left on any reactor.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr(), self.len) };
         debug_assert!(unmapped.is_ok(), "our own mapping: {unmapped:?}");
     }
 }
 
-/// A region that is mapped and not yet known to the reactor. Mapping can be slow, so the socket's
-/// thread does it.
+/// A region that is mapped and not yet known to the reactors. Mapping can be slow, so the socket's
+/// thread does it, once for all of them.
+#[derive(Clone)]
 pub(crate) struct MappedRegion {
     place: Place,
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
     /// From the start of the mapping to the start of the region: huge pages start earlier.
     lead: usize,
 }
@@ -140,7 +144,7 @@ impl MappedRegion {
         };
         let start = start.map_err(|error| MemoryError::Map(error.into()))?;
         let start = NonNull::new(start).ok_or(MemoryError::NotAFile)?;
-        let mapping = Mapping { start, len };
+        let mapping = Arc::new(Mapping { start, len });
         // A crash of ours is no reason to write a guest's memory to a disk.
         // SAFETY: the range is that of the mapping just made; the advice changes no content.
         let advised = unsafe { rustix::mm::madvise(start.as_ptr(), len, Advice::LinuxDontDump) };
@@ -151,10 +155,10 @@ impl MappedRegion {
 
 /// Where mappings go that nobody uses any more: unmapping gigabytes takes longer than a reactor
 /// may pause, so the socket's thread, which holds the other end, does it.
-pub(crate) type Graveyard = mpsc::Sender<Mapping>;
+pub(crate) type Graveyard = mpsc::Sender<Arc<Mapping>>;
 
 struct Kept {
-    mapping: Option<Mapping>,
+    mapping: Option<Arc<Mapping>>,
     graveyard: Graveyard,
 }
 
@@ -412,7 +416,7 @@ pub(crate) mod tests {
     }
 
     /// Regions one after the other in one file.
-    pub(crate) fn memory(ranges: &[(u64, u64)]) -> (GuestMemory, mpsc::Receiver<Mapping>) {
+    pub(crate) fn memory(ranges: &[(u64, u64)]) -> (GuestMemory, mpsc::Receiver<Arc<Mapping>>) {
         let file = memfd(ranges.iter().map(|(_, len)| len).sum());
         let (graveyard, retired) = mpsc::channel();
         let mut offset = 0;

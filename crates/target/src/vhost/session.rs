@@ -1,7 +1,7 @@
 //! One front end's messages, each turned into a change of the device.
 //!
 //! Runs on the socket's thread and never touches a ring: whatever concerns the device is a letter
-//! to its reactor, and the reply to the front end waits for the effect.
+//! to the reactor that it is for, and the reply to the front end waits for the effect.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -15,13 +15,13 @@ use vhost::vhost_user::message::{
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
 use crate::vhost::config::{FEATURES, WRITE_BACK_OFFSET, space};
-use crate::vhost::device::Vring;
-use crate::vhost::line::Line;
-use crate::vhost::memory::{MappedRegion, Place, REGIONS_MAX};
+use crate::vhost::device::{Device, Vring};
+use crate::vhost::line::{Line, Lines};
+use crate::vhost::memory::{MappedRegion, MemoryError, Place, REGIONS_MAX};
 use crate::vhost::vring::{RingAddresses, is_ring_size};
 
 pub(crate) struct Session {
-    line: Line,
+    lines: Lines,
     queues_max: u16,
     /// Features that the front end chose.
     features: u64,
@@ -65,8 +65,8 @@ fn is_eventfd(file: &File) -> bool {
 }
 
 impl Session {
-    pub(crate) fn new(line: Line, queues_max: u16) -> Session {
-        Session { line, queues_max, features: 0, protocol: 0 }
+    pub(crate) fn new(lines: Lines, queues_max: u16) -> Session {
+        Session { lines, queues_max, features: 0, protocol: 0 }
     }
 
     /// Messages that ask for it are to be acknowledged.
@@ -76,9 +76,21 @@ impl Session {
 
     fn change(&self, index: u32, change: impl FnOnce(&mut Vring) + Send + 'static) -> Result<()> {
         let index = usize::try_from(index).map_err(refuse)?;
+        let line = self.lines.of_ring(index);
         let changed =
-            self.line.ask_and_wait(move |device| async move { device.change(index, change).await });
+            line.ask_and_wait(move |device| async move { device.change(index, change).await });
         changed.map_err(refuse)?.map_err(refuse)
+    }
+}
+
+impl Session {
+    /// All reactors have the same memory, so either all take a change or none does.
+    fn change_memory(
+        &self,
+        change: impl Fn(&Device) -> std::result::Result<(), MemoryError> + Clone + Send + 'static,
+    ) -> Result<()> {
+        let changed = self.lines.ask_all(change).map_err(refuse)?;
+        changed.into_iter().try_for_each(|changed| changed.map_err(refuse))
     }
 }
 
@@ -93,7 +105,8 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn reset_device(&mut self) -> Result<()> {
-        self.line.ask_and_wait(|device| async move { device.reset().await }).map_err(refuse)
+        let reset = |line: &Line| line.ask_and_wait(|device| async move { device.reset().await });
+        self.lines.all().iter().try_for_each(reset).map_err(refuse)
     }
 
     fn get_features(&mut self) -> Result<u64> {
@@ -105,7 +118,8 @@ impl VhostUserBackendReqHandlerMut for Session {
             return Err(Error::FeatureMismatch);
         }
         self.features = features;
-        self.line.ask(move |device| device.set_features(features)).map_err(refuse)
+        self.lines.ask_all(move |device| device.set_features(features)).map_err(refuse)?;
+        Ok(())
     }
 
     fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
@@ -139,8 +153,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let mapped = regions.iter().zip(&files);
         let mapped = mapped.map(|(region, file)| MappedRegion::map(file, place_of(region)));
         let mapped = mapped.collect::<std::result::Result<Vec<_>, _>>().map_err(refuse)?;
-        let set = self.line.ask(move |device| device.replace_memory(mapped));
-        set.map_err(refuse)?.map_err(refuse)?;
+        self.change_memory(move |device| device.replace_memory(mapped.clone()))?;
         Ok(None)
     }
 
@@ -155,15 +168,13 @@ impl VhostUserBackendReqHandlerMut for Session {
         _postcopy: Option<bool>,
     ) -> Result<Option<u64>> {
         let mapped = MappedRegion::map(&file, place_of(region)).map_err(refuse)?;
-        let added = self.line.ask(move |device| device.add_memory(mapped));
-        added.map_err(refuse)?.map_err(refuse)?;
+        self.change_memory(move |device| device.add_memory(mapped.clone()))?;
         Ok(None)
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
         let place = place_of(region);
-        let removed = self.line.ask(move |device| device.remove_memory(place));
-        removed.map_err(refuse)?.map_err(refuse)
+        self.change_memory(move |device| device.remove_memory(place))
     }
 
     fn set_vring_num(&mut self, index: u32, size: u32) -> Result<()> {
@@ -192,8 +203,10 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         let ring = usize::try_from(index).map_err(refuse)?;
-        let base =
-            self.line.ask_and_wait(move |device| async move { device.stop_ring(ring).await });
+        let base = self
+            .lines
+            .of_ring(ring)
+            .ask_and_wait(move |device| async move { device.stop_ring(ring).await });
         let base = base.map_err(refuse)?.map_err(refuse)?;
         Ok(VhostUserVringState::new(index, base))
     }
@@ -211,13 +224,15 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let file = file.map(without_blocking).transpose()?;
-        let set = self.line.ask(move |device| device.set_call(usize::from(index), file));
+        let index = usize::from(index);
+        let set = self.lines.of_ring(index).ask(move |device| device.set_call(index, file));
         set.map_err(refuse)?.map_err(refuse)
     }
 
     fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let file = file.map(without_blocking).transpose()?;
-        let set = self.line.ask(move |device| device.set_error(usize::from(index), file));
+        let index = usize::from(index);
+        let set = self.lines.of_ring(index).ask(move |device| device.set_error(index, file));
         set.map_err(refuse)?.map_err(refuse)
     }
 
@@ -231,7 +246,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
-        let facts = self.line.ask(|device| device.facts()).map_err(refuse)?;
+        let facts = self.lines.first().ask(|device| device.facts()).map_err(refuse)?;
         let start = usize::try_from(offset).map_err(refuse)?;
         let len = usize::try_from(size).map_err(refuse)?;
         let end = start.checked_add(len).ok_or(Error::InvalidParam)?;
@@ -243,7 +258,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         let start = usize::try_from(offset).map_err(refuse)?;
         let at = WRITE_BACK_OFFSET.checked_sub(start);
         if let Some(value) = at.and_then(|at| data.get(at).copied()) {
-            self.line.ask(move |device| device.set_write_back(value != 0)).map_err(refuse)?;
+            let is_on = value != 0;
+            self.lines.ask_all(move |device| device.set_write_back(is_on)).map_err(refuse)?;
         }
         Ok(())
     }

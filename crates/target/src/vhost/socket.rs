@@ -20,7 +20,7 @@ use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut}
 
 use crate::vhost::device::Device;
 use crate::vhost::disk::Trouble;
-use crate::vhost::line::{Gone, Line};
+use crate::vhost::line::{Gone, Lines};
 use crate::vhost::memory::Mapping;
 use crate::vhost::peek::{LooseTable, Peeked, VERSION_1, message, peek, reply_to_table};
 use crate::vhost::session::Session;
@@ -133,7 +133,7 @@ impl Ends {
 }
 
 /// The body of an export's thread.
-pub(crate) fn serve(ends: &Ends, line: &Line, queues_max: u16, retired: &Receiver<Mapping>) {
+pub(crate) fn serve(ends: &Ends, lines: &Lines, queues_max: u16, retired: &Receiver<Arc<Mapping>>) {
     loop {
         let accepted = ends.accept();
         // Looked at after the front end is known to `stop`, so that one of the two sees the other.
@@ -149,7 +149,7 @@ pub(crate) fn serve(ends: &Ends, line: &Line, queues_max: u16, retired: &Receive
                 continue;
             }
         };
-        let served = serve_one(ends, line, queues_max, stream, retired);
+        let served = serve_one(ends, lines, queues_max, stream, retired);
         ends.dismiss();
         if let Err(Gone) = served {
             return;
@@ -160,29 +160,37 @@ pub(crate) fn serve(ends: &Ends, line: &Line, queues_max: u16, retired: &Receive
 /// Serves one front end until it leaves.
 fn serve_one(
     ends: &Ends,
-    line: &Line,
+    lines: &Lines,
     queues_max: u16,
     stream: UnixStream,
-    retired: &Receiver<Mapping>,
+    retired: &Receiver<Arc<Mapping>>,
 ) -> Result<(), Gone> {
-    let session = Arc::new(Mutex::new(Session::new(line.clone(), queues_max)));
-    line.ask(|device| device.connect())?;
+    let session = Arc::new(Mutex::new(Session::new(lines.clone(), queues_max)));
+    lines.ask_all(|device| device.connect())?;
     let ended = converse(ends, stream, session, retired);
     if let Err(reason) = ended
         && !ends.is_stopping()
     {
         tracing::warn!(reason, "a front end was disconnected");
-        let _ = line.ask(|device| device.note(Trouble::FrontEnd(reason)));
+        let _ = lines.first().ask(|device| device.note(Trouble::FrontEnd(reason)));
     }
-    // However long it takes: the next one may not come before.
-    let leave = |device: std::rc::Rc<Device>| async move { device.disconnect().await };
-    let left = line.ask_and_wait_while(leave, || !ends.is_stopping());
+    let left = leave(ends, lines);
     drop_all(retired);
     left
 }
 
+/// Returns once nothing of the front end is under way any more, however long it takes: the next one
+/// may not come before.
+fn leave(ends: &Ends, lines: &Lines) -> Result<(), Gone> {
+    let at_rest = lines.ask_all(|device| device.is_at_rest())?;
+    let orderly = !at_rest.contains(&false);
+    let leave = move |device: std::rc::Rc<Device>| async move { device.disconnect(orderly).await };
+    let patient = || !ends.is_stopping();
+    lines.all().iter().try_for_each(|line| line.ask_and_wait_while(leave, patient))
+}
+
 /// Unmaps what the reactor does not need any more.
-fn drop_all(retired: &Receiver<Mapping>) {
+fn drop_all(retired: &Receiver<Arc<Mapping>>) {
     retired.try_iter().for_each(drop);
 }
 
@@ -190,7 +198,7 @@ fn converse(
     ends: &Ends,
     stream: UnixStream,
     session: Arc<Mutex<Session>>,
-    retired: &Receiver<Mapping>,
+    retired: &Receiver<Arc<Mapping>>,
 ) -> Result<(), String> {
     let peeked = stream.try_clone().map_err(|error| error.to_string())?;
     let mut handler = BackendReqHandler::from_stream(stream, session.clone());

@@ -278,7 +278,7 @@ fn a_specification_is_checked_before_anything_happens() {
     let rig = Rig::new(Level::Raid1, 2, 16 << 20);
     let start = |queues_max: u16, serial: &str, socket: std::path::PathBuf| {
         let spec = ExportSpec { name: "x".into(), socket, queues_max, serial: serial.into() };
-        VhostExport::start(rig.core.sender().clone(), rig.volume, spec)
+        VhostExport::start(rig.parts(), spec)
     };
     for queues_max in [0, 17] {
         assert!(matches!(start(queues_max, "", socket_path()), Err(ExportError::Spec(_))));

@@ -4,6 +4,7 @@
 //! front end that builds its rings by hand.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
+mod cores;
 mod driver;
 mod front_end;
 mod hostile;

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::Level;
+use ashlar_pool::offer::Offer;
 use ashlar_pool::pool::Pool;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::array::Array;
@@ -18,7 +19,7 @@ use ashlar_reactor::cores::Core;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
 use ashlar_reactor::registry::Key;
-use ashlar_target::vhost::{ExportSpec, VhostExport};
+use ashlar_target::vhost::{ExportSpec, Part, VhostExport};
 
 /// Longer than anything here takes on a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -26,6 +27,8 @@ pub const SERIAL: &str = "ashlar-test-serial-x";
 
 pub struct Rig {
     pub core: Core,
+    /// Reactors to which the volume is offered.
+    others: Vec<(Core, Key<Volume>)>,
     pub volume: Key<Volume>,
     pool: Key<Pool>,
 }
@@ -43,11 +46,7 @@ impl Rig {
     }
 
     pub fn polling(level: Level, drives: u8, volume_bytes: u64, poll_window: Duration) -> Rig {
-        // Tests run at the same time: not all on one CPU.
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let cpus = std::thread::available_parallelism().unwrap().get();
-        let cpu = NEXT.fetch_add(1, Ordering::Relaxed) as usize % cpus;
-        let core = Core::start(cpu, poll_window).unwrap();
+        let core = start_core(poll_window);
         let (volume, pool) = on_reactor(&core, move |reactor| async move {
             let spec = ArraySpec {
                 uuid: [1; 16],
@@ -72,7 +71,23 @@ impl Rig {
             let volume = pool.create([2; 16], "disk", volume_bytes).await.unwrap();
             (reactor.publish(Rc::new(volume)), reactor.publish(pool))
         });
-        Rig { core, volume, pool }
+        Rig { core, others: Vec::new(), volume, pool }
+    }
+
+    /// The same, with one more reactor for the queues of exports.
+    pub fn spread(level: Level, drives: u8, volume_bytes: u64, poll_window: Duration) -> Rig {
+        let mut rig = Rig::polling(level, drives, volume_bytes, poll_window);
+        let volume = rig.volume;
+        let offer = on_reactor(&rig.core, move |reactor| async move {
+            let volume = Volume::clone(&reactor.get(volume).unwrap());
+            Offer::new(&reactor, volume).unwrap()
+        });
+        let other = start_core(poll_window);
+        let volume = on_reactor(&other, move |reactor| async move {
+            reactor.publish(Rc::new(offer.open(&reactor)))
+        });
+        rig.others.push((other, volume));
+        rig
     }
 
     pub fn export(&self, queues_max: u16) -> VhostExport {
@@ -80,8 +95,25 @@ impl Rig {
     }
 
     pub fn export_at(&self, socket: PathBuf, queues_max: u16) -> VhostExport {
-        let spec = ExportSpec { name: "disk".into(), socket, queues_max, serial: SERIAL.into() };
-        VhostExport::start(self.core.sender().clone(), self.volume, spec).unwrap()
+        VhostExport::start(self.parts(), self.spec(socket, queues_max)).unwrap()
+    }
+
+    pub fn spec(&self, socket: PathBuf, queues_max: u16) -> ExportSpec {
+        ExportSpec { name: "disk".into(), socket, queues_max, serial: SERIAL.into() }
+    }
+
+    /// The other reactors let the volume go.
+    pub fn withdraw_others(&self) {
+        for (core, volume) in &self.others {
+            let volume = *volume;
+            on_reactor(core, move |reactor| async move { drop(reactor.withdraw(volume)) });
+        }
+    }
+
+    pub fn parts(&self) -> Vec<Part> {
+        let part = |core: &Core, volume| Part { core: core.sender().clone(), volume };
+        let others = self.others.iter().map(|(core, volume)| part(core, *volume));
+        std::iter::once(part(&self.core, self.volume)).chain(others).collect()
     }
 
     /// How often each drive was flushed.
@@ -99,6 +131,14 @@ impl Rig {
             reactor.get(key).unwrap().resize("disk", bytes).await.unwrap();
         });
     }
+}
+
+/// Tests run at the same time: not all on one CPU.
+fn start_core(poll_window: Duration) -> Core {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let cpu = NEXT.fetch_add(1, Ordering::Relaxed) as usize % cpus;
+    Core::start(cpu, poll_window).unwrap()
 }
 
 /// Runs something on the reactor and waits for it.

@@ -16,6 +16,7 @@ use crate::api::settings::Policy;
 use crate::cli::array::level_text;
 use crate::cli::bench::drives::Opened;
 use crate::cli::output::Output;
+use crate::daemon::CpuList;
 use crate::host::settings::stored_policy;
 use crate::level::{LEVELS, Notation};
 use crate::refusal::{Answer, Refusal};
@@ -180,6 +181,10 @@ pub struct ArrayOptions {
     /// CPU of the engine; left out: the first that may be used
     #[arg(long, value_name = "CPU")]
     core: Option<usize>,
+    /// CPUs of reactors that share the work, such as 0,1: the first one has the drives, and a
+    /// volume is offered to the others
+    #[arg(long, value_name = "LIST", conflicts_with = "core")]
+    cores: Option<CpuList>,
     /// What is on the given drives, or on the disk at the given socket, may be lost
     #[arg(long)]
     pub(super) force: bool,
@@ -199,12 +204,22 @@ impl ArrayOptions {
             (self.what.is_some(), "--what"),
             (self.degraded.is_some(), "--degraded"),
             (self.core.is_some(), "--core"),
+            (self.cores.is_some(), "--cores"),
         ];
         given.into_iter().find_map(|(given, name)| given.then_some(name))
     }
 
+    /// CPUs of the engine, that of the drives first.
+    pub fn cores(&self) -> Vec<usize> {
+        match &self.cores {
+            Some(CpuList(cpus)) => cpus.clone(),
+            None => vec![self.core()],
+        }
+    }
+
     pub fn core(&self) -> usize {
-        self.core.unwrap_or_else(|| allowed_cpus().first().copied().unwrap_or(0))
+        let first = self.cores.as_ref().and_then(|CpuList(cpus)| cpus.first().copied());
+        first.or(self.core).unwrap_or_else(|| allowed_cpus().first().copied().unwrap_or(0))
     }
 
     /// What stands in the place of `--drives`.

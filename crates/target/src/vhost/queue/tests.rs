@@ -44,7 +44,7 @@ async fn disk(reactor: &Reactor, level: Level, drives: u8) -> Rc<Disk> {
     let array = Array::create(reactor, &spec, drives).await.unwrap();
     let pool = Pool::open(array).await.unwrap();
     let volume = pool.create([2; 16], "disk", DISK).await.unwrap();
-    Rc::new(Disk::new(reactor, "test".into(), Rc::new(volume), [b'x'; 20]))
+    Rc::new(Disk::new(reactor, "test".into(), Rc::new(volume), [b'x'; 20], 1))
 }
 
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {

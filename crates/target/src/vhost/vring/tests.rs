@@ -29,7 +29,7 @@ pub(crate) const HOLE: u64 = 0x30_0000;
 /// A guest's memory (two regions that touch, one apart) and the driver's side of one ring.
 pub(crate) struct Guest {
     pub(crate) memory: Rc<GuestMemory>,
-    _retired: mpsc::Receiver<Mapping>,
+    _retired: mpsc::Receiver<std::sync::Arc<Mapping>>,
     size: u16,
     available: u16,
 }

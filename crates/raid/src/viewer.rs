@@ -1,0 +1,100 @@
+//! An array as another reactor reads it: from its drives, while the view of it says that this is
+//! all there is to do. Whatever is not done here is the owner's to do.
+
+use std::cell::Cell;
+use std::sync::Arc;
+
+use ashlar_reactor::buffer::Buffers;
+use ashlar_reactor::executor::{Io, Reactor};
+use ashlar_reactor::op::{Device, DeviceId, Op};
+use smallvec::SmallVec;
+
+use crate::layout::Piece;
+use crate::view::View;
+
+/// Memory for direct I/O begins at a multiple of this many bytes.
+const MEMORY_ALIGN: usize = 512;
+
+/// A view on its way to another reactor, and the members' drives with it.
+pub struct Shown {
+    pub(crate) view: Arc<View>,
+    /// By member.
+    pub(crate) devices: Vec<Device>,
+}
+
+/// It has the drives until it is dropped.
+pub struct Viewer {
+    reactor: Reactor,
+    view: Arc<View>,
+    devices: Vec<DeviceId>,
+    /// Turns over the copies of a mirror.
+    next_copy: Cell<u8>,
+}
+
+impl Drop for Viewer {
+    fn drop(&mut self) {
+        self.devices.iter().for_each(|device| self.reactor.unregister(*device));
+    }
+}
+
+impl Viewer {
+    pub fn open(reactor: &Reactor, shown: Shown) -> Viewer {
+        let Shown { view, devices } = shown;
+        let devices = devices.into_iter().map(|device| reactor.register(device)).collect();
+        Viewer { reactor: reactor.clone(), view, devices, next_copy: Cell::new(0) }
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.view.is_open()
+    }
+
+    /// Fills `into` from `offset` of the array. False: the owner is to do it; whatever stands in
+    /// `into` then means nothing, and nobody else fills it any more.
+    pub async fn read(&self, offset: u64, into: &Buffers) -> bool {
+        let Some(reads) = self.begin(offset, into) else { return false };
+        let mut is_good = true;
+        // All are waited for: a drive may still be writing to the caller's memory.
+        for (read, len) in reads {
+            is_good &= read.await == Ok(len);
+        }
+        if is_good && self.view.was_open() {
+            return true;
+        }
+        self.reactor.reclaim(into).await;
+        false
+    }
+
+    /// Starts what is to be read, if all of it can be.
+    fn begin(&self, offset: u64, into: &Buffers) -> Option<SmallVec<[(Io, u64); 2]>> {
+        let (view, len) = (&self.view, into.len() as u64);
+        let align = MEMORY_ALIGN.max(view.sector_bytes as usize);
+        if !view.is_open() || !view.layout.contains(offset, len) || !into.is_aligned(align) {
+            return None;
+        }
+        let pieces: SmallVec<[Piece; 2]> = match view.layout.one_piece(offset, len) {
+            Some(piece) => SmallVec::from_iter([piece]),
+            None => view.layout.pieces(offset, len).collect(),
+        };
+        if !pieces.iter().all(|its| view.is_plain(its.stripe) && view.is_whole(&its.rows)) {
+            return None;
+        }
+        let read = |piece: &Piece| {
+            let (device, offset) = self.place(piece);
+            let into = into.slice(piece.in_request());
+            (self.reactor.submit(Op::Read { device, offset, into }), piece.len() as u64)
+        };
+        Some(pieces.iter().map(read).collect())
+    }
+
+    /// The drive that has the piece, and where it is there.
+    fn place(&self, piece: &Piece) -> (DeviceId, u64) {
+        let layout = &self.view.layout;
+        let positions = layout.data_positions(piece.chunk);
+        let turn = if layout.is_mirrored() { self.next_copy.get() } else { 0 };
+        self.next_copy.set(turn.wrapping_add(1));
+        let position = positions.start + turn % layout.copies;
+        let member = layout.member_at(piece.stripe, position).index();
+        let at = layout.member_offset(piece.stripe, piece.rows.start);
+        (self.devices[member], self.view.data[member] + at)
+    }
+}
