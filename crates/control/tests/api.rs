@@ -85,7 +85,7 @@ fn the_document_describes_what_is_served() {
         assert_eq!(status, 200, "{path}: {answer}");
         shown += 1;
     }
-    assert_eq!(shown, 10, "lists and single things of four nouns, spares, and the status");
+    assert_eq!(shown, 11, "lists and single things of four nouns, spares, status, metrics");
 }
 
 #[test]
