@@ -102,3 +102,8 @@ impl Entry {
         }
     }
 }
+
+/// Of several entries.
+pub(super) fn payload_bytes(entries: &[Entry]) -> u64 {
+    entries.iter().map(Entry::payload_bytes).sum()
+}
