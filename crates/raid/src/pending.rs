@@ -28,6 +28,10 @@ pub(crate) struct Patch {
 }
 
 impl Patch {
+    pub(crate) fn overlaps(&self, rows: &Range<u32>) -> bool {
+        self.rows.start < rows.end && rows.start < self.rows.end
+    }
+
     /// The part inside `rows`; `None` if there is none.
     pub(crate) fn within(&self, rows: &Range<u32>) -> Option<Patch> {
         let (start, end) = (self.rows.start.max(rows.start), self.rows.end.min(rows.end));
@@ -236,9 +240,13 @@ impl Pending {
     }
 
     /// Patches of a stripe that are not newer than `newest`, in order of chunk and row.
-    pub(crate) fn of(&self, stripe: StripeIndex, newest: u64) -> Vec<Patch> {
+    pub(crate) fn of(
+        &self,
+        stripe: StripeIndex,
+        newest: u64,
+    ) -> impl Iterator<Item = &Patch> + Clone {
         let patches = self.stripes.get(&stripe.0).map_or(&[][..], |stripe| &stripe.patches);
-        patches.iter().filter(|patch| patch.sequence <= newest).cloned().collect()
+        patches.iter().filter(move |patch| patch.sequence <= newest)
     }
 
     /// Sequence of the oldest patch of these stripes.

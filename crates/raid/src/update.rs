@@ -26,8 +26,11 @@ pub(crate) struct NewRows {
     pub(crate) bytes: Buffer,
 }
 
+/// Of one stripe, in order of chunk and row.
+pub(crate) type NewList = SmallVec<[NewRows; 2]>;
+
 impl NewRows {
-    fn within(&self, rows: &Range<u32>) -> Option<NewRows> {
+    pub(crate) fn within(&self, rows: &Range<u32>) -> Option<NewRows> {
         let (start, end) = (self.rows.start.max(rows.start), self.rows.end.min(rows.end));
         (start < end).then(|| {
             let at = |row: u32| (row - self.rows.start) as usize;
@@ -44,8 +47,7 @@ type OldBytes = (u8, Option<(Buffer, DriveIo)>);
 pub(crate) struct Update {
     stripe: StripeIndex,
     band: Band,
-    /// In order of chunk and row.
-    new: SmallVec<[NewRows; 2]>,
+    new: NewList,
     plan: WritePlan,
     writable: Positions,
     unreadable: Positions,
@@ -53,14 +55,13 @@ pub(crate) struct Update {
 }
 
 impl Array {
-    /// Plans a band of `new` (in order of chunk and row) and starts to read what it needs.
+    /// Plans a band, all of which is `new`, and starts to read what it needs.
     pub(crate) fn start_update(
         &self,
         stripe: StripeIndex,
         band: Band,
-        new: &[NewRows],
+        new: NewList,
     ) -> Result<Update, ArrayError> {
-        let new = new.iter().filter_map(|new| new.within(&band.rows)).collect();
         self.plan_update(stripe, band, new, 0)
     }
 
@@ -68,7 +69,7 @@ impl Array {
         &self,
         stripe: StripeIndex,
         band: Band,
-        new: SmallVec<[NewRows; 2]>,
+        new: NewList,
         unreadable: Positions,
     ) -> Result<Update, ArrayError> {
         let layout = self.layout_of(stripe);

@@ -27,7 +27,7 @@ use crate::journal::{Entry, Slice};
 use crate::layout::{Layout, Piece, Positions};
 use crate::mode::Mode;
 use crate::stored::{Store, Stored, Updated};
-use crate::update::NewRows;
+use crate::update::{NewList, NewRows};
 use crate::write_plan::{Band, bands, each};
 
 impl Array {
@@ -87,7 +87,7 @@ impl Array {
             return Ok(());
         }
         let pending = self.journal.pending.borrow();
-        let waiting = self.bad.stripes().into_iter().map(|s| pending.of(s, u64::MAX).len()).sum();
+        let waiting = self.bad.stripes().into_iter().map(|s| pending.of(s, u64::MAX).count()).sum();
         let bears = |p: &Piece| self.bad.bears(p.stripe, p.chunk, &p.rows, waiting);
         if pieces.iter().all(bears) { Ok(()) } else { Err(ArrayError::TooManyBad) }
     }
@@ -185,14 +185,14 @@ impl Array {
         let last_row = wide.map(|rows| rows.end).max().unwrap_or(0);
         let whole = self.is_whole_stripe(pieces);
         let _rows = self.lock_in_sync(stripe, first_row..last_row, whole).await?;
-        let mut new: SmallVec<[NewRows; 4]> = SmallVec::new();
+        let mut new = NewList::new();
         for piece in pieces {
             new.push(self.stable_copy(piece, from, Mode::Direct).await?);
         }
         let written: SmallVec<[_; 4]> = new.iter().map(|n| (n.chunk, n.rows.clone())).collect();
         let bands = bands(&written, u32::MAX);
         let result = match bands.as_slice() {
-            [band] => self.write_band(stripe, band.clone(), &new).await,
+            [band] => self.write_band(stripe, band.clone(), new).await,
             _ => self.write_bands(stripe, bands, &new).await,
         };
         if whole && result.is_ok() {
@@ -207,7 +207,7 @@ impl Array {
         &self,
         stripe: StripeIndex,
         band: Band,
-        new: &[NewRows],
+        new: NewList,
     ) -> Result<(), ArrayError> {
         let updated = self.finish_update(self.start_update(stripe, band, new)?).await?;
         let done = self.finish_stores(self.start_stores(stripe, &updated.stores)).await;
@@ -224,6 +224,7 @@ impl Array {
         let mut started: SmallVec<[_; 3]> = SmallVec::new();
         let (mut ready, mut failed) = (SmallVec::<[_; 3]>::new(), None);
         for band in bands {
+            let new = new.iter().filter_map(|new| new.within(&band.rows)).collect();
             match self.start_update(stripe, band, new) {
                 Ok(update) => started.push(update),
                 Err(error) => failed = Some(error),

@@ -107,7 +107,7 @@ fn a_stripe_that_is_taken_is_not_taken_twice() {
     let others = pair.pending.take_oldest(10, u64::MAX);
     assert!(others.iter().all(|stripe| !taken.contains(stripe)));
     pair.pending.remove_stripe(taken[0], u64::MAX);
-    assert!(pair.pending.of(taken[0], u64::MAX).is_empty());
+    assert!(pair.pending.of(taken[0], u64::MAX).next().is_none());
     pair.pending.put_back(taken[0]);
     assert!(!pair.pending.contains(taken[0]));
     pair.pending.put_back(taken[1]);
