@@ -49,6 +49,9 @@ pub(crate) const AGE_MAX: Duration = Duration::from_secs(4);
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Stripes that one round takes up.
 const STRIPES_PER_ROUND: usize = 32;
+/// Bands of them that take each step together: with one parity chunk their sums fit in one batch of
+/// the journal, and what is read of them in the CPU's cache.
+const BANDS_AT_ONCE: usize = ENTRIES_MAX;
 /// Rounds under way at the same time: while some wait for the slowest drive of a step, others keep
 /// the rest busy.
 pub(crate) const DESTAGERS: u32 = 6;
@@ -215,15 +218,34 @@ impl Array {
             journal.flush().await?;
         }
         let newest = newest.min(self.journal.durable() - 1);
-        let mut started = Vec::new();
-        for (job, new) in self.jobs_of(stripes, before, newest) {
+        let mut jobs = self.jobs_of(stripes, before, newest);
+        while !jobs.is_empty() {
+            let rest = jobs.split_off(jobs.len().min(BANDS_AT_ONCE));
+            // A stripe that is torn by now waits until it is mended.
+            jobs.retain(|(job, _)| self.may_store(job.stripe));
+            result = result.and(self.store_bands(jobs, newest, lost).await);
+            jobs = rest;
+        }
+        result
+    }
+
+    /// Steps 1, from the reads on, to 6.
+    async fn store_bands(
+        &self,
+        jobs: Vec<(Job, NewList)>,
+        newest: u64,
+        lost: &mut Vec<StripeIndex>,
+    ) -> Result<(), ArrayError> {
+        let mut result = Ok(());
+        let mut started = Vec::with_capacity(jobs.len());
+        for (job, new) in jobs {
             match self.start_update(job.stripe, job.band.clone(), new) {
                 Ok(update) => started.push((job, update)),
                 Err(ArrayError::Lost) => lost.push(job.stripe),
                 Err(error) => result = Err(error),
             }
         }
-        let mut ready = Vec::new();
+        let mut ready = Vec::with_capacity(started.len());
         for (job, update) in started {
             match self.finish_update(update).await {
                 Ok(updated) => ready.push((job, updated)),
@@ -344,12 +366,7 @@ impl Array {
         if first { bits(layout.parity_positions()) } else { 0 }
     }
 
-    fn parity_entries(
-        &self,
-        job: &Job,
-        updated: &Updated,
-        newest: u64,
-    ) -> SmallVec<[Entry; 2]> {
+    fn parity_entries(&self, job: &Job, updated: &Updated, newest: u64) -> SmallVec<[Entry; 2]> {
         if !self.is_recorded(job.stripe, &job.band) {
             return SmallVec::new();
         }

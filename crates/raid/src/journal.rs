@@ -47,8 +47,8 @@ mod entry;
 mod parts;
 mod target;
 mod waiting;
-pub(crate) use entry::{Entry, NewData};
 use entry::payload_bytes;
+pub(crate) use entry::{Entries, Entry, NewData};
 pub(crate) use parts::{Parts, unite};
 use target::Target;
 use waiting::Waiting;
@@ -171,7 +171,7 @@ impl Journal {
 
     /// Makes entries part of the next batch, all of the same one, and waits until it is written
     /// (not flushed). Returns its sequence. Data is pending from then on.
-    pub(crate) async fn append(self: &Rc<Self>, entries: Vec<Entry>) -> Result<u64, ArrayError> {
+    pub(crate) async fn append(self: &Rc<Self>, entries: Entries) -> Result<u64, ArrayError> {
         let (waiting, answer) = Waiting::with(entries);
         let payload = waiting.payload;
         assert!(waiting.entries.len() <= ENTRIES_MAX && payload <= u64::from(PAYLOAD_BYTES_MAX));

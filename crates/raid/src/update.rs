@@ -40,6 +40,9 @@ impl NewRows {
     }
 }
 
+/// Bytes of each parity chunk.
+pub(crate) type ParityList = SmallVec<[Buffer; 2]>;
+
 /// A position whose old bytes are being read; `None`: its member does not hold them.
 type OldBytes = (u8, Option<(Buffer, DriveIo)>);
 
@@ -52,6 +55,16 @@ pub(crate) struct Update {
     writable: Positions,
     unreadable: Positions,
     reads: SmallVec<[OldBytes; 4]>,
+    /// If it is known already; else empty.
+    parity: ParityList,
+}
+
+impl Update {
+    /// Parity of a band of all chunks, worked out before, or an empty list.
+    pub(crate) fn knowing(self, parity: ParityList) -> Update {
+        assert!(parity.is_empty() || self.reads.is_empty(), "old bytes are read for nothing");
+        Update { parity, ..self }
+    }
 }
 
 impl Array {
@@ -94,7 +107,8 @@ impl Array {
         };
         let reads = each(wanted).map(|p| (p, self.start_position(stripe, p, &band.rows)));
         let reads = reads.collect();
-        Ok(Update { stripe, band, new, plan, writable, unreadable, reads })
+        let parity = ParityList::new();
+        Ok(Update { stripe, band, new, plan, writable, unreadable, reads, parity })
     }
 
     /// Parity of these rows of all data chunks, which begin at `row`.
@@ -150,15 +164,16 @@ impl Array {
         }
     }
 
-    fn updated(&self, update: Update, old: &[(u8, Buffer)]) -> Result<Updated, ArrayError> {
+    fn updated(&self, mut update: Update, old: &[(u8, Buffer)]) -> Result<Updated, ArrayError> {
         let layout = self.layout_of(update.stripe);
         let parity = match update.plan {
+            WritePlan::NoRead if !update.parity.is_empty() => std::mem::take(&mut update.parity),
             WritePlan::ReadModifyWrite => self.add_difference(&update, old),
             WritePlan::ReconstructWrite | WritePlan::Decode => self.encode(&update, old)?,
             WritePlan::NoRead if update.writable & self.parity_bits(update.stripe) != 0 => {
                 self.encode(&update, old)?
             }
-            WritePlan::NoRead | WritePlan::Lost => SmallVec::new(),
+            WritePlan::NoRead | WritePlan::Lost => ParityList::new(),
         };
         let Update { stripe, band, new, writable, .. } = update;
         let mut stores: SmallVec<[Store; 4]> = SmallVec::new();
@@ -180,13 +195,13 @@ impl Array {
 
     /// Read-modify-write: old parity plus the difference of the written chunks. Parity that is
     /// not held comes out as garbage and is not written.
-    fn add_difference(&self, update: &Update, old: &[(u8, Buffer)]) -> SmallVec<[Buffer; 2]> {
+    fn add_difference(&self, update: &Update, old: &[(u8, Buffer)]) -> ParityList {
         let layout = self.layout_of(update.stripe);
         let rows = &update.band.rows;
         let find = |position: u8| old.iter().find(|(p, _)| *p == position).map(|(_, b)| b.clone());
         let held: SmallVec<[Option<Buffer>; 2]> = layout.parity_positions().map(find).collect();
         let len = (rows.end - rows.start) as usize;
-        let mut parity: SmallVec<[Buffer; 2]> =
+        let mut parity: ParityList =
             held.iter().map(|b| b.clone().unwrap_or_else(|| self.reactor.buffer(len))).collect();
         for new in &update.new {
             let before = find(new.chunk).expect("read-modify-write reads every chunk it writes");
@@ -206,11 +221,7 @@ impl Array {
     }
 
     /// Parity from all data: new where written, else old, worked out where it was not read.
-    fn encode(
-        &self,
-        update: &Update,
-        old: &[(u8, Buffer)],
-    ) -> Result<SmallVec<[Buffer; 2]>, ArrayError> {
+    fn encode(&self, update: &Update, old: &[(u8, Buffer)]) -> Result<ParityList, ArrayError> {
         let layout = self.layout_of(update.stripe);
         let rows = &update.band.rows;
         let len = (rows.end - rows.start) as usize;
@@ -224,8 +235,7 @@ impl Array {
             };
             rest.push((chunk, bytes));
         }
-        let mut parity: SmallVec<[Buffer; 2]> =
-            (0..layout.parity).map(|_| self.reactor.buffer(len)).collect();
+        let mut parity: ParityList = (0..layout.parity).map(|_| self.reactor.buffer(len)).collect();
         // Between two cuts the bytes of each chunk are in one piece.
         let mut cuts: SmallVec<[u32; 4]> =
             update.new.iter().flat_map(|new| [new.rows.start, new.rows.end]).collect();

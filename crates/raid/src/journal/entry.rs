@@ -3,6 +3,7 @@
 use ashlar_format::journal_batch::{EntryKind, StoredEntry};
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::Buffer;
+use smallvec::SmallVec;
 
 use crate::layout::Positions;
 
@@ -62,6 +63,9 @@ pub(crate) enum Entry {
         bytes: Buffer,
     },
 }
+
+/// Of one caller: nearly always one.
+pub(crate) type Entries = SmallVec<[Entry; 1]>;
 
 impl Entry {
     pub(super) fn payload(&self) -> Option<&Buffer> {

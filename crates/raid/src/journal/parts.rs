@@ -194,25 +194,34 @@ mod tests {
     fn any_shares_give_the_payload_back() {
         let reactor = Reactor::new(Box::<VirtualBackend>::default(), Order::Fifo);
         let kernels = Kernels::detect();
-        for (data, parity, len) in [(2, 1, 9000), (4, 2, 65536), (3, 3, 512), (5, 1, 20480)] {
+        // In pieces of whole blocks, and not; that end with a share, and not.
+        for (data, parity, len, piece_len) in [
+            (2, 1, 9000, 5000),
+            (4, 2, 65536, 5000),
+            (3, 3, 512, 512),
+            (5, 1, 20480, 4096),
+            (4, 1, 131_072, 4096),
+            (3, 2, 45056, 8192),
+            (4, 1, 28672, 16384),
+        ] {
             let division = Division { data, parity };
             let mut batch = JournalBatch::blank();
             batch.payload_bytes = len.into();
             batch.set_division(Some(division));
             let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
             let mut payload = Buffers::default();
-            for piece in bytes.chunks(5000) {
+            for piece in bytes.chunks(piece_len) {
                 let buffer = reactor.buffer(piece.len());
                 buffer.copy_from_slice(piece);
                 payload.push(buffer);
             }
             let shares = divide(&reactor, kernels, &payload, division);
+            let whole = |share: &Buffers| gather(&reactor, share, share.len());
             assert_eq!(shares.len(), usize::from(division.shares()));
             for kept in 0u32..1 << shares.len() {
                 let kept = (0..division.shares()).filter(|share| kept & 1 << share != 0);
-                let kept: Vec<(u8, Buffer)> = kept
-                    .map(|share| (share, shares[usize::from(share)].pieces()[0].clone()))
-                    .collect();
+                let kept: Vec<(u8, Buffer)> =
+                    kept.map(|share| (share, whole(&shares[usize::from(share)]))).collect();
                 let united = unite(&reactor, kernels, &batch, division, &kept);
                 let enough = kept.len() >= usize::from(data);
                 assert_eq!(united.as_ref().map(Buffer::bytes), enough.then_some(&bytes[..]));

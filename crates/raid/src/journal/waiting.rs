@@ -6,17 +6,17 @@ use std::rc::Rc;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::wait_list::WaitList;
 
-use super::entry::{Entry, payload_bytes};
+use super::entry::{Entries, payload_bytes};
 use crate::error::ArrayError;
 
 pub(super) struct Waiting {
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Entries,
     pub(super) payload: u64,
     pub(super) answer: Rc<Answer>,
 }
 
 impl Waiting {
-    pub(super) fn with(entries: Vec<Entry>) -> (Waiting, Rc<Answer>) {
+    pub(super) fn with(entries: Entries) -> (Waiting, Rc<Answer>) {
         let (payload, answer) = (payload_bytes(&entries), Rc::<Answer>::default());
         (Waiting { entries, payload, answer: answer.clone() }, answer)
     }
