@@ -25,10 +25,13 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_format::journal_batch::{ENTRIES_MAX, PAYLOAD_BYTES_MAX, SUMMED_PARITY_MAX};
+use ashlar_format::journal_batch::{
+    ENTRIES_MAX, PAYLOAD_BYTES_MAX, SUM_BYTES, SUM_ROWS, SUMMED_PARITY_MAX,
+};
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::{Mode, RangeGuard};
+use smallvec::SmallVec;
 
 use crate::array::Array;
 use crate::error::ArrayError;
@@ -37,7 +40,7 @@ use crate::layout::Positions;
 use crate::parity_sums::sums_of;
 use crate::pending::{Hold, Patch};
 use crate::stored::{Store, Stored, Torn, Updated};
-use crate::update::NewRows;
+use crate::update::{NewList, NewRows};
 use crate::write_plan::{Band, bands, bits, each};
 
 /// What is pending is taken up after this time, and before twice of it.
@@ -46,16 +49,20 @@ pub(crate) const AGE_MAX: Duration = Duration::from_secs(4);
 pub(crate) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Stripes that one round takes up.
 const STRIPES_PER_ROUND: usize = 32;
+/// Bands of them that take each step together: with one parity chunk their sums fit in one batch of
+/// the journal, and what is read of them in the CPU's cache.
+const BANDS_AT_ONCE: usize = ENTRIES_MAX;
 /// Rounds under way at the same time: while some wait for the slowest drive of a step, others keep
 /// the rest busy.
 pub(crate) const DESTAGERS: u32 = 6;
 
-/// A band of a stripe, and what is pending there.
+/// A band of a stripe that is pending.
 struct Job {
     stripe: StripeIndex,
     band: Band,
-    patches: Vec<Patch>,
-    /// First sequence of its patches.
+    /// Of its batches.
+    holds: SmallVec<[Hold; 2]>,
+    /// The first of them.
     oldest: u64,
 }
 
@@ -191,7 +198,8 @@ impl Array {
         lost: &mut Vec<StripeIndex>,
     ) -> Result<(), ArrayError> {
         let _touched: Vec<_> = stripes.iter().map(|stripe| self.touch(*stripe)).collect();
-        let made = join_all(stripes.iter().map(|stripe| self.make_written(*stripe))).await;
+        let blank = stripes.iter().filter(|stripe| !self.is_written(**stripe));
+        let made = join_all(blank.map(|stripe| self.make_written(*stripe))).await;
         let mut result: Result<(), _> = made.into_iter().collect();
         let mut _locks: Vec<RangeGuard> = Vec::new();
         for stripe in stripes {
@@ -210,16 +218,34 @@ impl Array {
             journal.flush().await?;
         }
         let newest = newest.min(self.journal.durable() - 1);
-        let mut started = Vec::new();
-        for job in self.jobs_of(stripes, before, newest) {
-            let new: Vec<NewRows> = job.patches.iter().map(new_rows).collect();
-            match self.start_update(job.stripe, job.band.clone(), &new) {
+        let mut jobs = self.jobs_of(stripes, before, newest);
+        while !jobs.is_empty() {
+            let rest = jobs.split_off(jobs.len().min(BANDS_AT_ONCE));
+            // A stripe that is torn by now waits until it is mended.
+            jobs.retain(|(job, _)| self.may_store(job.stripe));
+            result = result.and(self.store_bands(jobs, newest, lost).await);
+            jobs = rest;
+        }
+        result
+    }
+
+    /// Steps 1, from the reads on, to 6.
+    async fn store_bands(
+        &self,
+        jobs: Vec<(Job, NewList)>,
+        newest: u64,
+        lost: &mut Vec<StripeIndex>,
+    ) -> Result<(), ArrayError> {
+        let mut result = Ok(());
+        let mut started = Vec::with_capacity(jobs.len());
+        for (job, new) in jobs {
+            match self.start_update(job.stripe, job.band.clone(), new) {
                 Ok(update) => started.push((job, update)),
                 Err(ArrayError::Lost) => lost.push(job.stripe),
                 Err(error) => result = Err(error),
             }
         }
-        let mut ready = Vec::new();
+        let mut ready = Vec::with_capacity(started.len());
         for (job, update) in started {
             match self.finish_update(update).await {
                 Ok(updated) => ready.push((job, updated)),
@@ -244,24 +270,29 @@ impl Array {
 
     /// What is pending of the stripes, of batches up to `newest`, in bands with some of before
     /// `before`; those first that have waited longest.
-    fn jobs_of(&self, stripes: &[StripeIndex], before: u64, newest: u64) -> Vec<Job> {
+    fn jobs_of(&self, stripes: &[StripeIndex], before: u64, newest: u64) -> Vec<(Job, NewList)> {
         let parity = u32::from(self.layout().parity).max(1);
         let rows_max = PAYLOAD_BYTES_MAX / parity / 4096 * 4096;
+        let pending = self.journal.pending.borrow();
         let mut jobs = Vec::new();
         for stripe in stripes.iter().filter(|stripe| self.may_store(**stripe)) {
-            let patches = self.journal.pending.borrow().of(*stripe, newest);
-            let written: Vec<_> = patches.iter().map(|p| (p.chunk, p.rows.clone())).collect();
+            let patches = pending.of(*stripe, newest);
+            let written: SmallVec<[_; 16]> =
+                patches.clone().map(|p| (p.chunk, p.rows.clone())).collect();
             for band in bands(&written, rows_max) {
-                let inside = patches.iter().filter_map(|patch| patch.within(&band.rows));
-                let patches: Vec<Patch> = inside.collect();
-                let oldest = patches.iter().map(|patch| patch.sequence).min();
+                let is_inside = |patch: &&Patch| patch.overlaps(&band.rows);
+                let inside = patches.clone().filter(is_inside);
+                let oldest = inside.clone().map(|patch| patch.sequence).min();
                 let oldest = oldest.expect("a band is made of patches");
                 if oldest < before {
-                    jobs.push(Job { stripe: *stripe, band, patches, oldest });
+                    let holds = inside.clone().map(|patch| patch.hold.clone()).collect();
+                    let new = inside.filter_map(|patch| new_rows(patch).within(&band.rows));
+                    let new = new.collect();
+                    jobs.push((Job { stripe: *stripe, band, holds, oldest }, new));
                 }
             }
         }
-        jobs.sort_by_key(|job| job.oldest);
+        jobs.sort_by_key(|(job, _)| job.oldest);
         jobs
     }
 
@@ -335,9 +366,9 @@ impl Array {
         if first { bits(layout.parity_positions()) } else { 0 }
     }
 
-    fn parity_entries(&self, job: &Job, updated: &Updated, newest: u64) -> Vec<Entry> {
+    fn parity_entries(&self, job: &Job, updated: &Updated, newest: u64) -> SmallVec<[Entry; 2]> {
         if !self.is_recorded(job.stripe, &job.band) {
-            return Vec::new();
+            return SmallVec::new();
         }
         let is_summed = self.stored_first(updated) != 0;
         let parity = self.layout_of(job.stripe).parity_positions();
@@ -350,11 +381,11 @@ impl Array {
             if !is_summed {
                 return Entry::Parity { stripe, position, row, bytes, data };
             }
-            let sums: Vec<u8> = sums_of(&self.uuid(), bytes.bytes()).flatten().collect();
             let len = u32::try_from(bytes.len()).expect("at most a chunk");
-            let buffer = self.reactor.buffer(sums.len());
-            buffer.copy_from_slice(&sums);
-            Entry::ParitySums { stripe, position, row, len, sums: buffer, data }
+            let mut sums = self.reactor.buffer((len / SUM_ROWS * SUM_BYTES) as usize);
+            let places = sums.bytes_mut().as_chunks_mut().0.iter_mut();
+            places.zip(sums_of(&self.uuid(), bytes.bytes())).for_each(|(place, sum)| *place = sum);
+            Entry::ParitySums { stripe, position, row, len, sums, data }
         };
         stores.map(entry).collect()
     }
@@ -370,12 +401,10 @@ impl Array {
         let mut result = tried;
         let mut left = Vec::new();
         for ((job, updated), done) in ready.into_iter().zip(stored) {
-            let mut holds = parity_holds.clone();
-            holds.extend(job.patches.iter().map(|patch| patch.hold.clone()));
-            let torn = Torn { updated, stored: done.stored, newest, _holds: holds };
-            if let Err((error, torn)) = self.stored(torn, done.no_space, tried).await {
+            if let Err(error) = self.stored(&updated, done, newest, tried).await {
                 result = Err(error);
-                left.push(torn);
+                let holds = parity_holds.iter().chain(&job.holds).cloned().collect();
+                left.push(Torn { updated, stored: done.stored, newest, _holds: holds });
             }
         }
         self.keep_torn(left);
@@ -436,31 +465,27 @@ impl Array {
     /// A band was stored on some positions, or on all. `tried`: all had their turn.
     async fn stored(
         &self,
-        torn: Torn,
-        no_space: bool,
+        updated: &Updated,
+        done: Stored,
+        newest: u64,
         tried: Result<(), ArrayError>,
-    ) -> Result<(), (ArrayError, Torn)> {
-        let Torn { updated, stored, newest, .. } = &torn;
-        let behind = updated.wanted & !stored;
-        let result = if behind & updated.writable == 0 {
-            Ok(())
-        } else if tried.is_err() {
-            tried
-        } else if no_space {
-            Err(ArrayError::NoSpace)
-        } else if self.is_safe(updated, *stored) {
-            self.members.fence_missed(updated.stripe, behind).await
-        } else {
-            Err(ArrayError::Lost)
-        };
-        if let Err(error) = result {
-            return Err((error, torn));
+    ) -> Result<(), ArrayError> {
+        let behind = updated.wanted & !done.stored;
+        if behind & updated.writable != 0 {
+            tried?;
+            if done.no_space {
+                return Err(ArrayError::NoSpace);
+            }
+            if !self.is_safe(updated, done.stored) {
+                return Err(ArrayError::Lost);
+            }
+            self.members.fence_missed(updated.stripe, behind).await?;
         }
         self.journal.note_stored(updated.stripe);
         let mut pending = self.journal.pending.borrow_mut();
         for chunk in each(updated.band.chunks) {
             self.bad.remove(updated.stripe, chunk, &updated.band.rows);
-            pending.remove(updated.stripe, chunk, &updated.band.rows, *newest);
+            pending.remove(updated.stripe, chunk, &updated.band.rows, newest);
         }
         Ok(())
     }
@@ -495,7 +520,8 @@ impl Array {
             let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
             let (stored, tried) = self.store_in_order(&[(&torn.updated, torn.stored)]).await;
             torn.stored = stored[0].stored;
-            if let Err((error, torn)) = self.stored(torn, stored[0].no_space, tried).await {
+            let done = self.stored(&torn.updated, stored[0], torn.newest, tried).await;
+            if let Err(error) = done {
                 result = Err(error);
                 left.push(torn);
             }

@@ -159,9 +159,11 @@ impl Array {
         let is_settled = !self.bad.unsettled().contains(&stripe);
         // Parity is made anew of what stands there: that must be durable.
         self.make_durable().await?;
-        let patches = self.journal.pending.borrow().of(stripe, oldest);
-        for patch in patches {
-            self.give_up_rows(stripe, &patch.rows, true).await?;
+        let pending = &self.journal.pending;
+        let pending: Vec<_> =
+            pending.borrow().of(stripe, oldest).map(|patch| patch.rows.clone()).collect();
+        for rows in pending {
+            self.give_up_rows(stripe, &rows, true).await?;
         }
         self.make_durable().await?;
         if is_settled { self.bad.settle_stripe(stripe).await } else { Ok(()) }

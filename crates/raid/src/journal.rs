@@ -46,9 +46,12 @@ use crate::status::JournalStatus;
 mod entry;
 mod parts;
 mod target;
-pub(crate) use entry::{Entry, NewData};
+mod waiting;
+use entry::payload_bytes;
+pub(crate) use entry::{Entries, Entry, NewData};
 pub(crate) use parts::{Parts, unite};
 use target::Target;
+use waiting::Waiting;
 
 /// Small batches that are written at the same time: while they are, others gather for the next.
 const SMALL_COMMITS_MAX: u32 = 4;
@@ -92,18 +95,6 @@ pub(crate) struct Batch {
     pub(crate) len: u64,
     pub(crate) division: Option<Division>,
     pub(crate) hold: Hold,
-}
-
-/// Entries of one caller, and what became of them.
-struct Waiting {
-    entries: Vec<Entry>,
-    result: Rc<Cell<Option<Result<u64, ArrayError>>>>,
-}
-
-impl Waiting {
-    fn payload_bytes(&self) -> u64 {
-        self.entries.iter().map(Entry::payload_bytes).sum()
-    }
 }
 
 pub(crate) struct Journal {
@@ -180,11 +171,11 @@ impl Journal {
 
     /// Makes entries part of the next batch, all of the same one, and waits until it is written
     /// (not flushed). Returns its sequence. Data is pending from then on.
-    pub(crate) async fn append(self: &Rc<Self>, entries: Vec<Entry>) -> Result<u64, ArrayError> {
-        let payload: u64 = entries.iter().map(Entry::payload_bytes).sum();
-        assert!(entries.len() <= ENTRIES_MAX && payload <= u64::from(PAYLOAD_BYTES_MAX));
-        let result = Rc::new(Cell::new(None));
-        self.queue.borrow_mut().push_back(Waiting { entries, result: result.clone() });
+    pub(crate) async fn append(self: &Rc<Self>, entries: Entries) -> Result<u64, ArrayError> {
+        let (waiting, answer) = Waiting::with(entries);
+        let payload = waiting.payload;
+        assert!(waiting.entries.len() <= ENTRIES_MAX && payload <= u64::from(PAYLOAD_BYTES_MAX));
+        self.queue.borrow_mut().push_back(waiting);
         self.queued_bytes.set(self.queued_bytes.get() + payload);
         let full = self.queued_bytes.get() > u64::from(PAYLOAD_BYTES_MAX) / 2;
         if self.commits.get() < if full { COMMITS_MAX } else { SMALL_COMMITS_MAX } {
@@ -192,40 +183,43 @@ impl Journal {
             // As a task of its own it runs after those that are ready now, and takes theirs along.
             self.reactor.spawn(self.clone().commit());
         }
-        self.changed.until(&self.reactor, || result.get().is_some()).await;
-        result.take().expect("looked at above")
+        answer.wait(&self.reactor).await
     }
 
     /// Writes batches until nobody waits.
     async fn commit(self: Rc<Self>) {
         while !self.queue.borrow().is_empty() {
             let room = self.room_for_next().await;
-            let taken = self.take_batch();
+            let mut taken = self.take_batch();
             if taken.is_empty() {
                 continue;
             }
-            let entries: Vec<Entry> = taken.iter().flat_map(|w| w.entries.clone()).collect();
             let written = match room {
-                Ok(()) => {
-                    let payload = entries.iter().map(Entry::payload_bytes).sum();
-                    let Some((sequence, hold)) = self.enter(&entries, Class::New(payload)) else {
+                Ok(()) => match self.write_taken(&mut taken).await {
+                    Some(written) => written,
+                    None => {
                         // Another batch took the room meanwhile.
                         self.put_back(taken);
                         continue;
-                    };
-                    self.entered_bytes.set(self.entered_bytes.get() + payload);
-                    let written = self.write(&entries, sequence, hold).await;
-                    self.entered_bytes.set(self.entered_bytes.get() - payload);
-                    written
-                }
+                    }
+                },
                 Err(error) => Err(error),
             };
-            for waiting in taken {
-                waiting.result.set(Some(written));
-            }
-            self.note_change();
+            taken.iter().for_each(|waiting| waiting.answer.give(&self.reactor, written));
         }
         self.commits.set(self.commits.get() - 1);
+    }
+
+    /// Writes one batch of all their entries; `None` if the ring has no room for it.
+    async fn write_taken(&self, taken: &mut [Waiting]) -> Option<Result<u64, ArrayError>> {
+        let payload = taken.iter().map(|waiting| waiting.payload).sum();
+        let (sequence, hold) = self.enter(payload, Class::New(payload))?;
+        let entries = taken.iter_mut().flat_map(|waiting| std::mem::take(&mut waiting.entries));
+        let entries: Vec<Entry> = entries.collect();
+        self.entered_bytes.set(self.entered_bytes.get() + payload);
+        let written = self.write(&entries, sequence, hold).await;
+        self.entered_bytes.set(self.entered_bytes.get() - payload);
+        Some(written)
     }
 
     /// Those at the front of the queue for one batch: not all, so that others can be written at the
@@ -238,7 +232,7 @@ impl Journal {
         let part = part.clamp(least.clamp(BATCH_BYTES_MIN, most), most);
         let (mut taken, mut count, mut payload) = (Vec::new(), 0, 0);
         while let Some(next) = queue.front() {
-            let bytes = next.payload_bytes();
+            let bytes = next.payload;
             count += next.entries.len();
             let too_much = payload > 0 && payload + bytes > part;
             if too_much || count > ENTRIES_MAX {
@@ -253,7 +247,7 @@ impl Journal {
 
     /// Puts back what was taken from the front.
     fn put_back(&self, taken: Vec<Waiting>) {
-        let bytes: u64 = taken.iter().map(Waiting::payload_bytes).sum();
+        let bytes: u64 = taken.iter().map(|waiting| waiting.payload).sum();
         self.queued_bytes.set(self.queued_bytes.get() + bytes);
         taken.into_iter().rev().for_each(|waiting| self.queue.borrow_mut().push_front(waiting));
     }
@@ -286,14 +280,13 @@ impl Journal {
             // Waiting for room would be for ever.
             return Some(Err(ArrayError::Lost));
         }
-        let (sequence, hold) = self.enter(entries, class)?;
+        let (sequence, hold) = self.enter(payload_bytes(entries), class)?;
         let written = self.write(entries, sequence, hold.clone()).await;
         Some(written.map(|sequence| (sequence, hold)))
     }
 
     /// Takes a place in the ring.
-    fn enter(&self, entries: &[Entry], class: Class) -> Option<(u64, Hold)> {
-        let payload: u64 = entries.iter().map(Entry::payload_bytes).sum();
+    fn enter(&self, payload: u64, class: Class) -> Option<(u64, Hold)> {
         let division = self.division(payload);
         let payload = u32::try_from(payload).expect("asserted to be small");
         let len = ring_bytes(payload, division);
@@ -391,7 +384,7 @@ impl Journal {
     }
 
     fn compose(&self, entries: &[Entry], sequence: u64, division: Option<Division>) -> Parts {
-        let mut batch = JournalBatch::blank();
+        let mut batch = Box::new(JournalBatch::blank());
         batch.array = self.identity.uuid;
         let oldest = self.ring.borrow().front().map_or(sequence, |batch| batch.sequence);
         batch.tail_sequence = oldest.into();

@@ -25,7 +25,7 @@ const BAD_BLOCKS_AT: u64 = 640 << 10;
 const LEASE_AT: u64 = 704 << 10;
 const JOURNAL_AT: u64 = 1 << 20;
 const AREA_ALIGN: u64 = 1 << 20;
-/// The journal takes a 64th of a drive; not more than this, since all of it is read after a crash,
+/// The journal takes a 16th of a drive; not more than this, since all of it is read after a crash,
 /// and twice as much may be pending in memory; nor less than it needs.
 const JOURNAL_BYTES_MAX: u64 = 128 << 20;
 const DATA_BYTES_MIN: u64 = 1 << 20;
@@ -50,7 +50,7 @@ pub const DRIVE_BYTES_MIN: u64 = 8 << 20;
 /// Where things go on a drive of `drive_bytes`, member of an array with so many parity chunks;
 /// `None` if it is too small.
 pub fn plan(drive_bytes: u64, parity: u8) -> Option<MemberLayout> {
-    let journal = (drive_bytes / 64).min(JOURNAL_BYTES_MAX).max(ring_bytes_min(parity));
+    let journal = (drive_bytes / 16).min(JOURNAL_BYTES_MAX).max(ring_bytes_min(parity));
     let journal = journal.next_multiple_of(AREA_ALIGN);
     let data_at = JOURNAL_AT + journal;
     if drive_bytes < DRIVE_BYTES_MIN || drive_bytes < data_at + DATA_BYTES_MIN + TAIL_BYTES {

@@ -329,7 +329,8 @@ impl Array {
             }
             let mut payload = Buffers::default();
             one.payload.iter().for_each(|bytes| payload.push(bytes.clone()));
-            let parts = Parts::new(&self.reactor, self.kernels, one.batch.clone(), &payload);
+            let parts =
+                Parts::new(&self.reactor, self.kernels, Box::new(one.batch.clone()), &payload);
             let writes = missing.iter().map(|target| parts.write(target, one.at, one.sequence()));
             let results = join_all(writes).await;
             if let Some(Err(error)) = results.into_iter().find(Result::is_err) {

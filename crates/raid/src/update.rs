@@ -26,8 +26,11 @@ pub(crate) struct NewRows {
     pub(crate) bytes: Buffer,
 }
 
+/// Of one stripe, in order of chunk and row.
+pub(crate) type NewList = SmallVec<[NewRows; 2]>;
+
 impl NewRows {
-    fn within(&self, rows: &Range<u32>) -> Option<NewRows> {
+    pub(crate) fn within(&self, rows: &Range<u32>) -> Option<NewRows> {
         let (start, end) = (self.rows.start.max(rows.start), self.rows.end.min(rows.end));
         (start < end).then(|| {
             let at = |row: u32| (row - self.rows.start) as usize;
@@ -37,6 +40,9 @@ impl NewRows {
     }
 }
 
+/// Bytes of each parity chunk.
+pub(crate) type ParityList = SmallVec<[Buffer; 2]>;
+
 /// A position whose old bytes are being read; `None`: its member does not hold them.
 type OldBytes = (u8, Option<(Buffer, DriveIo)>);
 
@@ -44,23 +50,31 @@ type OldBytes = (u8, Option<(Buffer, DriveIo)>);
 pub(crate) struct Update {
     stripe: StripeIndex,
     band: Band,
-    /// In order of chunk and row.
-    new: SmallVec<[NewRows; 2]>,
+    new: NewList,
     plan: WritePlan,
     writable: Positions,
     unreadable: Positions,
     reads: SmallVec<[OldBytes; 4]>,
+    /// If it is known already; else empty.
+    parity: ParityList,
+}
+
+impl Update {
+    /// Parity of a band of all chunks, worked out before, or an empty list.
+    pub(crate) fn knowing(self, parity: ParityList) -> Update {
+        assert!(parity.is_empty() || self.reads.is_empty(), "old bytes are read for nothing");
+        Update { parity, ..self }
+    }
 }
 
 impl Array {
-    /// Plans a band of `new` (in order of chunk and row) and starts to read what it needs.
+    /// Plans a band, all of which is `new`, and starts to read what it needs.
     pub(crate) fn start_update(
         &self,
         stripe: StripeIndex,
         band: Band,
-        new: &[NewRows],
+        new: NewList,
     ) -> Result<Update, ArrayError> {
-        let new = new.iter().filter_map(|new| new.within(&band.rows)).collect();
         self.plan_update(stripe, band, new, 0)
     }
 
@@ -68,7 +82,7 @@ impl Array {
         &self,
         stripe: StripeIndex,
         band: Band,
-        new: SmallVec<[NewRows; 2]>,
+        new: NewList,
         unreadable: Positions,
     ) -> Result<Update, ArrayError> {
         let layout = self.layout_of(stripe);
@@ -93,7 +107,8 @@ impl Array {
         };
         let reads = each(wanted).map(|p| (p, self.start_position(stripe, p, &band.rows)));
         let reads = reads.collect();
-        Ok(Update { stripe, band, new, plan, writable, unreadable, reads })
+        let parity = ParityList::new();
+        Ok(Update { stripe, band, new, plan, writable, unreadable, reads, parity })
     }
 
     /// Parity of these rows of all data chunks, which begin at `row`.
@@ -149,17 +164,18 @@ impl Array {
         }
     }
 
-    fn updated(&self, update: Update, old: &[(u8, Buffer)]) -> Result<Updated, ArrayError> {
+    fn updated(&self, mut update: Update, old: &[(u8, Buffer)]) -> Result<Updated, ArrayError> {
         let layout = self.layout_of(update.stripe);
         let whole = layout.parity > 0 && update.band.chunks == bits(0..layout.data);
         self.count(|counters| counters.updates.note(update.plan, whole));
         let parity = match update.plan {
+            WritePlan::NoRead if !update.parity.is_empty() => std::mem::take(&mut update.parity),
             WritePlan::ReadModifyWrite => self.add_difference(&update, old),
             WritePlan::ReconstructWrite | WritePlan::Decode => self.encode(&update, old)?,
             WritePlan::NoRead if update.writable & self.parity_bits(update.stripe) != 0 => {
                 self.encode(&update, old)?
             }
-            WritePlan::NoRead | WritePlan::Lost => SmallVec::new(),
+            WritePlan::NoRead | WritePlan::Lost => ParityList::new(),
         };
         let Update { stripe, band, new, writable, .. } = update;
         let mut stores: SmallVec<[Store; 4]> = SmallVec::new();
@@ -181,13 +197,13 @@ impl Array {
 
     /// Read-modify-write: old parity plus the difference of the written chunks. Parity that is
     /// not held comes out as garbage and is not written.
-    fn add_difference(&self, update: &Update, old: &[(u8, Buffer)]) -> SmallVec<[Buffer; 2]> {
+    fn add_difference(&self, update: &Update, old: &[(u8, Buffer)]) -> ParityList {
         let layout = self.layout_of(update.stripe);
         let rows = &update.band.rows;
         let find = |position: u8| old.iter().find(|(p, _)| *p == position).map(|(_, b)| b.clone());
         let held: SmallVec<[Option<Buffer>; 2]> = layout.parity_positions().map(find).collect();
         let len = (rows.end - rows.start) as usize;
-        let mut parity: SmallVec<[Buffer; 2]> =
+        let mut parity: ParityList =
             held.iter().map(|b| b.clone().unwrap_or_else(|| self.reactor.buffer(len))).collect();
         for new in &update.new {
             let before = find(new.chunk).expect("read-modify-write reads every chunk it writes");
@@ -207,11 +223,7 @@ impl Array {
     }
 
     /// Parity from all data: new where written, else old, worked out where it was not read.
-    fn encode(
-        &self,
-        update: &Update,
-        old: &[(u8, Buffer)],
-    ) -> Result<SmallVec<[Buffer; 2]>, ArrayError> {
+    fn encode(&self, update: &Update, old: &[(u8, Buffer)]) -> Result<ParityList, ArrayError> {
         let layout = self.layout_of(update.stripe);
         let rows = &update.band.rows;
         let len = (rows.end - rows.start) as usize;
@@ -225,8 +237,7 @@ impl Array {
             };
             rest.push((chunk, bytes));
         }
-        let mut parity: SmallVec<[Buffer; 2]> =
-            (0..layout.parity).map(|_| self.reactor.buffer(len)).collect();
+        let mut parity: ParityList = (0..layout.parity).map(|_| self.reactor.buffer(len)).collect();
         // Between two cuts the bytes of each chunk are in one piece.
         let mut cuts: SmallVec<[u32; 4]> =
             update.new.iter().flat_map(|new| [new.rows.start, new.rows.end]).collect();

@@ -24,12 +24,17 @@ use smallvec::SmallVec;
 
 use crate::array::Array;
 use crate::error::ArrayError;
-use crate::journal::{Entry, Slice};
-use crate::layout::{Layout, Piece, Positions};
+use crate::journal::{Entries, Entry, Slice};
+use crate::layout::{CHUNK_BYTES_MIN, Layout, Piece, Positions};
 use crate::mode::Mode;
 use crate::stored::{Store, Stored, Updated};
-use crate::update::NewRows;
+use crate::update::{NewList, NewRows, ParityList};
 use crate::write_plan::{Band, bands, each};
+
+/// Bytes of each chunk of a whole stripe that are copied before their parity is worked out: those
+/// of a few chunks fit in the CPU's nearest caches, together with where they come from.
+const COPIED_AT_ONCE: usize = 16 << 10;
+const _: () = assert!((CHUNK_BYTES_MIN as usize).is_multiple_of(COPIED_AT_ONCE));
 
 impl Array {
     /// Writes `from` at `offset`; both multiples of 512 bytes. The bytes are copied before
@@ -93,7 +98,7 @@ impl Array {
             return Ok(());
         }
         let pending = self.journal.pending.borrow();
-        let waiting = self.bad.stripes().into_iter().map(|s| pending.of(s, u64::MAX).len()).sum();
+        let waiting = self.bad.stripes().into_iter().map(|s| pending.of(s, u64::MAX).count()).sum();
         let bears = |p: &Piece| self.bad.bears(p.stripe, p.chunk, &p.rows, waiting);
         if pieces.iter().all(bears) { Ok(()) } else { Err(ArrayError::TooManyBad) }
     }
@@ -124,8 +129,8 @@ impl Array {
             return Err(ArrayError::Lost);
         }
         let _sectors = self.lock_parts(pieces).await;
-        let mut batches: SmallVec<[Vec<Entry>; 1]> = SmallVec::new();
-        let (mut batch, mut payload) = (Vec::new(), 0);
+        let mut batches: SmallVec<[Entries; 1]> = SmallVec::new();
+        let (mut batch, mut payload) = (Entries::new(), 0);
         for piece in pieces.iter().flat_map(|piece| split(piece, self.sector_bytes)) {
             let new = self.stable_copy(&piece, from, Mode::Journaled).await?;
             let len = new.bytes.len();
@@ -191,14 +196,14 @@ impl Array {
         let last_row = wide.map(|rows| rows.end).max().unwrap_or(0);
         let whole = self.is_whole_stripe(pieces);
         let _rows = self.lock_in_sync(stripe, first_row..last_row, whole).await?;
-        let mut new: SmallVec<[NewRows; 4]> = SmallVec::new();
-        for piece in pieces {
-            new.push(self.stable_copy(piece, from, Mode::Direct).await?);
-        }
+        let (new, parity) = match whole {
+            true => self.copy_whole(stripe, pieces, from),
+            false => (self.copy_each(pieces, from).await?, SmallVec::new()),
+        };
         let written: SmallVec<[_; 4]> = new.iter().map(|n| (n.chunk, n.rows.clone())).collect();
         let bands = bands(&written, u32::MAX);
         let result = match bands.as_slice() {
-            [band] => self.write_band(stripe, band.clone(), &new).await,
+            [band] => self.write_band(stripe, band.clone(), new, parity).await,
             _ => self.write_bands(stripe, bands, &new).await,
         };
         if whole && result.is_ok() {
@@ -213,9 +218,11 @@ impl Array {
         &self,
         stripe: StripeIndex,
         band: Band,
-        new: &[NewRows],
+        new: NewList,
+        parity: ParityList,
     ) -> Result<(), ArrayError> {
-        let updated = self.finish_update(self.start_update(stripe, band, new)?).await?;
+        let update = self.start_update(stripe, band, new)?;
+        let updated = self.finish_update(update.knowing(parity)).await?;
         let done = self.finish_stores(self.start_stores(stripe, &updated.stores)).await;
         self.acknowledge(&updated, done).await
     }
@@ -230,6 +237,7 @@ impl Array {
         let mut started: SmallVec<[_; 3]> = SmallVec::new();
         let (mut ready, mut failed) = (SmallVec::<[_; 3]>::new(), None);
         for band in bands {
+            let new = new.iter().filter_map(|new| new.within(&band.rows)).collect();
             match self.start_update(stripe, band, new) {
                 Ok(update) => started.push(update),
                 Err(error) => failed = Some(error),
@@ -260,8 +268,9 @@ impl Array {
 
     fn is_whole_stripe(&self, pieces: &[Piece]) -> bool {
         let is_whole = |layout: Layout| {
-            let whole = pieces.iter().all(|piece| piece.rows == (0..layout.chunk_bytes));
-            whole && pieces.len() == usize::from(layout.data)
+            let mut each = pieces.iter().zip(0..);
+            each.all(|(piece, chunk)| piece.chunk == chunk && piece.rows == (0..layout.chunk_bytes))
+                && pieces.len() == usize::from(layout.data)
         };
         pieces.first().is_some_and(|piece| is_whole(self.layout_of(piece.stripe)))
     }
@@ -286,6 +295,51 @@ impl Array {
             drop(guard);
             self.sync_now(stripe).await?;
         }
+    }
+
+    /// Copies a whole stripe, and works its parity out, part by part: while it is copied, a part is
+    /// in the CPU's nearest cache.
+    fn copy_whole(
+        &self,
+        stripe: StripeIndex,
+        pieces: &[Piece],
+        from: &Buffers,
+    ) -> (NewList, ParityList) {
+        let layout = self.layout_of(stripe);
+        let len = layout.chunk_bytes as usize;
+        let new_rows = |piece: &Piece| {
+            let Piece { chunk, ref rows, .. } = *piece;
+            NewRows { chunk, rows: rows.clone(), bytes: self.reactor.buffer(len) }
+        };
+        let new: NewList = pieces.iter().map(new_rows).collect();
+        let mut parity: ParityList = (0..layout.parity).map(|_| self.reactor.buffer(len)).collect();
+        for at in (0..len).step_by(COPIED_AT_ONCE) {
+            let part = at..at + COPIED_AT_ONCE;
+            for (piece, new) in pieces.iter().zip(&new) {
+                let source = from.slice(piece.at + part.start..piece.at + part.end);
+                Buffers::from(new.bytes.slice(part.clone())).copy_from(&source);
+            }
+            if !parity.is_empty() {
+                let data: SmallVec<[&[u8]; 16]> =
+                    new.iter().map(|new| &new.bytes.bytes()[part.clone()]).collect();
+                let mut outputs: SmallVec<[&mut [u8]; 2]> =
+                    parity.iter_mut().map(|its| &mut its.bytes_mut()[part.clone()]).collect();
+                self.kernels.encode(&data, &mut outputs);
+            }
+        }
+        (new, parity)
+    }
+
+    async fn copy_each(
+        self: &Rc<Self>,
+        pieces: &[Piece],
+        from: &Buffers,
+    ) -> Result<NewList, ArrayError> {
+        let mut new = NewList::new();
+        for piece in pieces {
+            new.push(self.stable_copy(piece, from, Mode::Direct).await?);
+        }
+        Ok(new)
     }
 
     /// Copies the caller's bytes; reads what is around them where they are no whole sectors.

@@ -301,7 +301,7 @@ fn checksums_have_the_room_that_a_member_began_with() {
             next = Drive::new(&reactor, device, limits(large), "again");
         }
         pair.array.grow().await.unwrap();
-        assert!(pair.array.capacity() > large - (100 << 20));
+        assert!(pair.array.capacity() > large - (200 << 20));
         let end = pair.array.capacity() - 4096;
         let last = reactor.buffer(4096);
         last.copy_from_slice(&[3; 4096]);

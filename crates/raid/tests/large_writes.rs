@@ -1,11 +1,13 @@
 //! Goal: a write that is longer than a batch of the journal, and begins and ends in the middle of
-//! sectors, is there as a whole: at once, and after a crash.
-//! Method: arrays with large chunks in files in memory, against a plain copy of the bytes.
-#![allow(clippy::unwrap_used, reason = "a test")]
+//! sectors, is there as a whole: at once, and after a crash. One of whole stripes leaves the parity
+//! that belongs to it.
+//! Method: arrays in files in memory, against a plain copy of the bytes.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod pair;
 
 use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_format::units::MemberIndex;
 use ashlar_raid::start::ArraySpec;
 use pair::{DRIVE_BYTES, Pair, run};
 
@@ -43,6 +45,36 @@ fn of_parts_of_sectors() {
             pair.check().await;
             pair.scrub_is_clean().await;
             pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn of_whole_stripes() {
+    run(|reactor| async move {
+        for (level, members) in [(Level::Raid5, 5), (Level::Raid6, 6), (Level::Raid10, 4)] {
+            for policy in [Policy::Bitmap, Policy::Journal] {
+                let spec =
+                    ArraySpec { policy: Some(policy), chunk_bytes: 64 << 10, ..Pair::spec(level) };
+                let sizes = vec![DRIVE_BYTES; members];
+                let mut pair = Pair::made(&reactor, &spec, &sizes, 512).await;
+                let stripe = usize::try_from(pair.array.stripe_bytes()).unwrap();
+                // One, several at once, and one with parts of its neighbours.
+                let writes = [(2, 0, 1), (5, 0, 3), (9, 4096, 2)];
+                for (first, before, count) in writes {
+                    let at = first * stripe - before;
+                    let new: Vec<u8> =
+                        (0..count * stripe).map(|_| pair.prng.below(256) as u8).collect();
+                    pair.put(at, &new).await;
+                }
+                pair.check().await;
+                pair.in_place().await;
+                pair.scrub_is_clean().await;
+                // What parity says.
+                pair.array.pull_member(MemberIndex(1)).unwrap();
+                pair.check().await;
+                pair.array.stop().await.unwrap();
+            }
         }
     });
 }

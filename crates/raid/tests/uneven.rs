@@ -15,8 +15,8 @@ use ashlar_reactor::executor::Reactor;
 use pair::{Pair, run_on};
 use steered::{Fate, Steer, address, is_write, offset};
 
-const LARGE: u64 = 640 << 20;
-const SMALL: u64 = 100 << 20;
+const LARGE: u64 = 160 << 20;
+const SMALL: u64 = 25 << 20;
 const JOINS: MemberIndex = MemberIndex(2);
 /// Rows that are written of each stripe: all of one chunk, so that parity must be read for it.
 const ROWS: usize = 16 << 10;

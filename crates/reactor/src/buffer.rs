@@ -393,6 +393,12 @@ impl Buffers {
         }
     }
 
+    /// The pieces of another one, after these.
+    pub fn append(&mut self, other: &Buffers) {
+        self.pieces.extend(other.pieces.iter().cloned());
+        self.len += other.len;
+    }
+
     pub fn pieces(&self) -> &[Buffer] {
         &self.pieces
     }

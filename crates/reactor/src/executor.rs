@@ -33,7 +33,7 @@ const TASKS_PER_TURN_MAX: usize = 256;
 
 /// Operations that a task does without waiting before it is made to wait for one: a task over
 /// drives of memory would keep all others from running.
-const AT_ONCE_MAX: u32 = 64;
+const AT_ONCE_MAX: u32 = 16;
 
 /// Which ready task runs next.
 pub enum Order {

@@ -96,7 +96,7 @@ impl Ram {
         for piece in from.pieces() {
             // SAFETY: as in `read`; no view is of a drive's memory, so they do not overlap.
             unsafe {
-                copy_unread(piece.as_ptr(), to.as_ptr(), piece.len());
+                copy_unread(piece.as_ptr(), to.as_ptr(), piece.len(), from.len());
                 to = to.add(piece.len());
             }
         }

@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::task::Poll;
 
+use smallvec::SmallVec;
+
 use crate::backend::Instant;
 use crate::executor::Reactor;
 use crate::task::TaskId;
@@ -10,7 +12,7 @@ use crate::task::TaskId;
 /// Waiting tasks. A waiter states its condition, so a spurious wake-up is harmless.
 #[derive(Default)]
 pub struct WaitList {
-    waiting: RefCell<Vec<TaskId>>,
+    waiting: RefCell<SmallVec<[TaskId; 4]>>,
 }
 
 impl WaitList {

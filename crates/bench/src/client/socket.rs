@@ -110,7 +110,8 @@ impl Config {
         let has = |feature| features & bit(feature) != 0;
         Some(Config {
             bytes: sectors.saturating_mul(SECTOR_BYTES),
-            segment_bytes_max: u32_at(8).filter(|_| has(VIRTIO_BLK_F_SIZE_MAX)),
+            // qemu-storage-daemon offers the field and has zero in it.
+            segment_bytes_max: u32_at(8).filter(|max| has(VIRTIO_BLK_F_SIZE_MAX) && *max > 0),
             segments_max: u32_at(12).filter(|_| has(VIRTIO_BLK_F_SEG_MAX)),
             block_bytes: u32_at(20).filter(|_| has(VIRTIO_BLK_F_BLK_SIZE)),
             queues: u16_at(34).filter(|_| has(VIRTIO_BLK_F_MQ)),

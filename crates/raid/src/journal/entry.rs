@@ -3,6 +3,7 @@
 use ashlar_format::journal_batch::{EntryKind, StoredEntry};
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::Buffer;
+use smallvec::SmallVec;
 
 use crate::layout::Positions;
 
@@ -63,6 +64,9 @@ pub(crate) enum Entry {
     },
 }
 
+/// Of one caller: nearly always one.
+pub(crate) type Entries = SmallVec<[Entry; 1]>;
+
 impl Entry {
     pub(super) fn payload(&self) -> Option<&Buffer> {
         match self {
@@ -101,4 +105,9 @@ impl Entry {
             }
         }
     }
+}
+
+/// Of several entries.
+pub(super) fn payload_bytes(entries: &[Entry]) -> u64 {
+    entries.iter().map(Entry::payload_bytes).sum()
 }

@@ -10,7 +10,7 @@ use ashlar_format::record;
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::executor::Reactor;
 use smallvec::SmallVec;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use super::Target;
 use crate::parity::Kernels;
@@ -18,7 +18,7 @@ use crate::parity::Kernels;
 /// A batch, ready to be written.
 pub(crate) struct Parts {
     reactor: Reactor,
-    batch: JournalBatch,
+    batch: Box<JournalBatch>,
     /// What follows the batch on each member, in whole blocks, and its checksum. Undivided: one.
     parts: Vec<(Buffers, u32)>,
 }
@@ -28,7 +28,7 @@ impl Parts {
     pub(crate) fn new(
         reactor: &Reactor,
         kernels: Kernels,
-        batch: JournalBatch,
+        batch: Box<JournalBatch>,
         payload: &Buffers,
     ) -> Parts {
         let parts = match batch.division() {
@@ -55,16 +55,18 @@ impl Parts {
         at: u64,
         sequence: u64,
     ) -> Result<(), DriveError> {
-        let mut batch = self.batch.clone();
-        batch.share = if batch.division().is_some() { target.share } else { 0 };
-        let (part, checksum) = &self.parts[usize::from(batch.share)];
-        batch.payload_checksum = (*checksum).into();
+        let share = if self.batch.division().is_some() { target.share } else { 0 };
+        let (part, checksum) = &self.parts[usize::from(share)];
         let home = target.ring + at;
-        record::seal(&mut batch, target.drive_uuid, home, sequence);
-        let header = self.reactor.buffer(size_of::<JournalBatch>());
-        header.copy_from_slice(batch.as_bytes());
+        let mut header = self.reactor.buffer(size_of::<JournalBatch>());
+        header.copy_from_slice(self.batch.as_bytes());
+        let batch = JournalBatch::mut_from_bytes(header.bytes_mut());
+        let batch = batch.expect("a buffer of its size");
+        batch.share = share;
+        batch.payload_checksum = (*checksum).into();
+        record::seal(batch, target.drive_uuid, home, sequence);
         let mut all = Buffers::from(header);
-        part.pieces().iter().for_each(|piece| all.push(piece.clone()));
+        all.append(part);
         target.drive.write(home, all).await
     }
 }
@@ -75,14 +77,9 @@ fn checksum(bytes: &Buffers) -> u32 {
     digest.finish()
 }
 
-/// The payload with zeroes up to the end of its last block. Drives take whole sectors from each
-/// piece of memory: other pieces are put together.
+/// The payload with zeroes up to the end of its last block.
 fn whole_blocks(reactor: &Reactor, payload: &Buffers) -> Buffers {
-    let block = BLOCK_BYTES as usize;
-    if payload.pieces().iter().all(|piece| piece.len().is_multiple_of(block)) {
-        return payload.clone();
-    }
-    gather(reactor, payload, payload.len().next_multiple_of(block)).into()
+    filled_up(reactor, payload, payload.len().next_multiple_of(BLOCK_BYTES as usize))
 }
 
 /// The payload in one piece of `len` bytes, zeroes at its end.
@@ -101,14 +98,62 @@ fn divide(
 ) -> Vec<Buffers> {
     let payload_len = u32::try_from(payload.len()).expect("asserted to be small");
     let len = division.share_bytes(payload_len) as usize;
-    let data = gather(reactor, payload, len * usize::from(division.data));
-    let mut parity: Vec<Buffer> = (0..division.parity).map(|_| reactor.buffer(len)).collect();
-    let shares: SmallVec<[&[u8]; 64]> = data.bytes().chunks(len).collect();
+    let all = filled_up(reactor, payload, len * usize::from(division.data));
+    let shares = (0..usize::from(division.data)).map(|i| all.slice(i * len..(i + 1) * len));
+    let mut shares: Vec<Buffers> = shares.collect();
+    let parity = parity_of(reactor, kernels, &shares, division.parity, len);
+    shares.extend(parity.into_iter().map(Buffers::from));
+    shares
+}
+
+/// Drives take whole sectors from each piece of memory: other pieces are put together.
+fn is_of_blocks(payload: &Buffers) -> bool {
+    payload.pieces().iter().all(|piece| piece.len().is_multiple_of(BLOCK_BYTES as usize))
+}
+
+/// The payload and zeroes, `len` bytes in all, in pieces of whole blocks.
+fn filled_up(reactor: &Reactor, payload: &Buffers, len: usize) -> Buffers {
+    if !is_of_blocks(payload) {
+        return gather(reactor, payload, len).into();
+    }
+    let mut all = payload.clone();
+    if payload.len() < len {
+        let zeroes = reactor.buffer(len - payload.len());
+        zeroes.fill_zero();
+        all.push(zeroes);
+    }
+    all
+}
+
+/// Of shares of `len` bytes, each in pieces.
+fn parity_of(
+    reactor: &Reactor,
+    kernels: Kernels,
+    shares: &[Buffers],
+    count: u8,
+    len: usize,
+) -> Vec<Buffer> {
+    let mut parity: Vec<Buffer> = (0..count).map(|_| reactor.buffer(len)).collect();
     let mut outputs: SmallVec<[&mut [u8]; 8]> = parity.iter_mut().map(Buffer::bytes_mut).collect();
-    kernels.encode(&shares, &mut outputs);
+    let mut pieces: SmallVec<[_; 8]> = shares.iter().map(|its| its.pieces().iter()).collect();
+    let mut left: SmallVec<[&[u8]; 8]> = shares.iter().map(|_| &[][..]).collect();
+    let mut at = 0;
+    while at < len {
+        for (left, pieces) in left.iter_mut().zip(&mut pieces) {
+            if left.is_empty() {
+                *left = pieces.next().expect("all are of one length").bytes();
+            }
+        }
+        // So far each of them is in one piece.
+        let run = left.iter().map(|left| left.len()).min().expect("there are shares");
+        let inputs = left.iter_mut().map(|left| left.split_off(..run).expect("not longer"));
+        let inputs: SmallVec<[&[u8]; 8]> = inputs.collect();
+        let parts = outputs.iter_mut().map(|output| &mut output[at..at + run]);
+        kernels.encode(&inputs, &mut parts.collect::<SmallVec<[&mut [u8]; 8]>>());
+        at += run;
+    }
     drop(outputs);
-    let shares = (0..usize::from(division.data)).map(|i| data.slice(i * len..(i + 1) * len));
-    shares.chain(parity).map(Buffers::from).collect()
+    parity
 }
 
 /// The payload of which these shares are; `None`: they are too few.
@@ -149,25 +194,34 @@ mod tests {
     fn any_shares_give_the_payload_back() {
         let reactor = Reactor::new(Box::<VirtualBackend>::default(), Order::Fifo);
         let kernels = Kernels::detect();
-        for (data, parity, len) in [(2, 1, 9000), (4, 2, 65536), (3, 3, 512), (5, 1, 20480)] {
+        // In pieces of whole blocks, and not; that end with a share, and not.
+        for (data, parity, len, piece_len) in [
+            (2, 1, 9000, 5000),
+            (4, 2, 65536, 5000),
+            (3, 3, 512, 512),
+            (5, 1, 20480, 4096),
+            (4, 1, 131_072, 4096),
+            (3, 2, 45056, 8192),
+            (4, 1, 28672, 16384),
+        ] {
             let division = Division { data, parity };
             let mut batch = JournalBatch::blank();
             batch.payload_bytes = len.into();
             batch.set_division(Some(division));
             let bytes: Vec<u8> = (0..len).map(|at| (at % 251) as u8).collect();
             let mut payload = Buffers::default();
-            for piece in bytes.chunks(5000) {
+            for piece in bytes.chunks(piece_len) {
                 let buffer = reactor.buffer(piece.len());
                 buffer.copy_from_slice(piece);
                 payload.push(buffer);
             }
             let shares = divide(&reactor, kernels, &payload, division);
+            let whole = |share: &Buffers| gather(&reactor, share, share.len());
             assert_eq!(shares.len(), usize::from(division.shares()));
             for kept in 0u32..1 << shares.len() {
                 let kept = (0..division.shares()).filter(|share| kept & 1 << share != 0);
-                let kept: Vec<(u8, Buffer)> = kept
-                    .map(|share| (share, shares[usize::from(share)].pieces()[0].clone()))
-                    .collect();
+                let kept: Vec<(u8, Buffer)> =
+                    kept.map(|share| (share, whole(&shares[usize::from(share)]))).collect();
                 let united = unite(&reactor, kernels, &batch, division, &kept);
                 let enough = kept.len() >= usize::from(data);
                 assert_eq!(united.as_ref().map(Buffer::bytes), enough.then_some(&bytes[..]));

@@ -1,0 +1,43 @@
+//! Who waits for a batch: the entries of one caller, and what became of them.
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::wait_list::WaitList;
+
+use super::entry::{Entries, payload_bytes};
+use crate::error::ArrayError;
+
+pub(super) struct Waiting {
+    pub(super) entries: Entries,
+    pub(super) payload: u64,
+    pub(super) answer: Rc<Answer>,
+}
+
+impl Waiting {
+    pub(super) fn with(entries: Entries) -> (Waiting, Rc<Answer>) {
+        let (payload, answer) = (payload_bytes(&entries), Rc::<Answer>::default());
+        (Waiting { entries, payload, answer: answer.clone() }, answer)
+    }
+}
+
+/// The sequence of the batch that has the entries, once it is written.
+#[derive(Default)]
+pub(super) struct Answer {
+    given: Cell<Option<Result<u64, ArrayError>>>,
+    /// The caller alone: each batch would wake all the others for nothing.
+    waits: WaitList,
+}
+
+impl Answer {
+    pub(super) fn give(&self, reactor: &Reactor, answer: Result<u64, ArrayError>) {
+        self.given.set(Some(answer));
+        self.waits.wake_all(reactor);
+    }
+
+    pub(super) async fn wait(&self, reactor: &Reactor) -> Result<u64, ArrayError> {
+        self.waits.until(reactor, || self.given.get().is_some()).await;
+        self.given.get().expect("looked at above")
+    }
+}
