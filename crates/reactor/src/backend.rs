@@ -71,8 +71,8 @@ pub trait Backend {
         None
     }
 
-    /// A view of a range of a device that is memory of ours: nothing has to be copied. It shows what
-    /// is written there later, so it is not to be kept over a wait.
+    /// A view of a range of a device that is memory of ours: nothing has to be copied. It shows
+    /// what is written there later, so it is not to be kept over a wait.
     fn lend(&mut self, _device: DeviceId, _offset: u64, _len: usize) -> Option<Buffer> {
         None
     }
