@@ -414,7 +414,6 @@ impl UringBackend {
     /// Has the ring for commands wake us. How long to sleep at most.
     fn await_passthrough(&mut self) -> Option<Duration> {
         let passthrough = self.passing.on().filter(|its| its.ring.is_used())?;
-        passthrough.ring.enter();
         if let Some(fd) = passthrough.await_completions() {
             let wait = readable(fd).user_data(Tag::Passthrough.bits());
             self.ring.push(wait, Instant::MAX);
@@ -721,6 +720,10 @@ impl Backend for UringBackend {
         self.fill();
         let awaited = self.await_nvme().into_iter().chain(self.await_passthrough()).min();
         self.fill();
+        // Nobody else tells the kernel of what went into this ring just now.
+        if let Some(passthrough) = self.passing.on() {
+            passthrough.ring.enter();
+        }
         // What has no room yet is not in the kernel's hands: it is submitted before anybody sleeps.
         if !self.finished.is_empty() || self.has_backlog() {
             return true;

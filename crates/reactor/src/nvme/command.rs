@@ -233,6 +233,8 @@ impl Status {
             // Namespace not ready, reservation conflict: others may do better later.
             (0, 0x82) => libc::EAGAIN,
             (0, 0x83) => libc::EBUSY,
+            // Path related: of the way to the medium, not of the medium.
+            (3, _) => libc::EAGAIN,
             // Unrecovered read error, deallocated or unwritten block.
             (2, 0x81 | 0x87) => libc::ENODATA,
             // Guard, application tag, reference tag.
@@ -375,6 +377,7 @@ mod tests {
         assert!(Status(1 << 13).is_success());
         assert_eq!(Status(1).errno(), Errno(libc::EOPNOTSUPP));
         assert_eq!(Status(0x80).errno(), Errno(libc::EIO));
+        assert_eq!(Status(0x370).errno(), Errno(libc::EAGAIN));
     }
 
     #[test]

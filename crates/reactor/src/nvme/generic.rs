@@ -71,9 +71,6 @@ pub struct Terms {
     pub block_log2: u8,
     /// Most bytes of one transfer: of the drive (MDTS), and of the kernel's queue.
     pub transfer_bytes: usize,
-    pub write_zeroes: bool,
-    /// Write Zeroes may give the space back, and it reads as zeroes.
-    pub deallocates: bool,
 }
 
 impl Terms {
@@ -89,14 +86,9 @@ impl Terms {
                 let (lba, blocks) = self.transfer(*offset, from)?;
                 Some(Command::write(namespace, lba, blocks))
             }
-            Op::Flush { .. } => Some(Command::flush(namespace)),
-            Op::WriteZeroes { offset, len, unmap, .. } => {
-                let (lba, blocks) = self.range(*offset, *len).filter(|_| self.write_zeroes)?;
-                // The space is to be given back: the kernel knows other ways for that, too.
-                let can = !unmap || self.deallocates;
-                can.then(|| Command::write_zeroes(namespace, lba, blocks, *unmap))
-            }
-            Op::Readable { .. } => None,
+            // A flush that fails is never asked for again, and the kernel does try it again after
+            // a reset. Of zeroes, it knows the drives that do them wrong.
+            Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Readable { .. } => None,
         }
     }
 
@@ -191,8 +183,6 @@ fn open(path: &Path, sysfs: &Path) -> io::Result<Generic> {
         bytes: its.blocks.checked_shl(its.block_log2.into()).ok_or_else(unfit)?,
         block_log2: its.block_log2,
         transfer_bytes: transfer_bytes(sysfs, controller.transfer_log2).ok_or_else(unfit)?,
-        write_zeroes: controller.write_zeroes,
-        deallocates: its.zeroes_deallocate && its.deallocated_is_zero,
     };
     Ok(Generic { file, terms })
 }
@@ -250,8 +240,6 @@ mod tests {
         bytes: 1 << 30,
         block_log2: 12,
         transfer_bytes: 128 << 10,
-        write_zeroes: true,
-        deallocates: false,
     };
 
     #[test]
@@ -306,18 +294,12 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_go_this_way_where_the_drive_has_them() {
-        let zeroes = |len, unmap| Op::WriteZeroes { device: DeviceId(0), offset: 0, len, unmap };
-        let command = TERMS.command(&zeroes(8192, false)).unwrap();
-        assert_eq!((command.dwords[0], command.dwords[12]), (8, 1));
-        assert_eq!(TERMS.command(&zeroes(8192, true)), None, "it gives no space back");
-        let more = Terms { deallocates: true, ..TERMS };
-        assert_eq!(more.command(&zeroes(4096, true)).unwrap().dwords[12], 1 << 25);
-        assert_eq!(more.command(&zeroes(1 << 29, true)), None, "more blocks than a command");
-        let less = Terms { write_zeroes: false, ..TERMS };
-        assert_eq!(less.command(&zeroes(4096, false)), None);
-        assert_eq!(TERMS.command(&Op::Flush { device: DeviceId(0) }), Some(Command::flush(7)));
-        assert_eq!(TERMS.command(&Op::Readable { fd: 0 }), None);
+    fn only_data_goes_this_way() {
+        let device = DeviceId(0);
+        let zeroes = Op::WriteZeroes { device, offset: 0, len: 4096, unmap: false };
+        for op in [zeroes, Op::Flush { device }, Op::Readable { fd: 0 }] {
+            assert_eq!(TERMS.command(&op), None, "{op:?}");
+        }
     }
 
     #[test]
