@@ -364,8 +364,8 @@ impl Drive {
         DriveIo { under_way: Some(under_way) }
     }
 
-    /// Whether the drive, of memory, has done it already. It does the same again if that went
-    /// wrong.
+    /// Whether the drive, of memory, has done it already; nobody else has it, so that it is never
+    /// too late. It does the same again if that went wrong.
     fn does_now(&self, op: &Op, asked: Asked, gate: Option<&Gate>) -> bool {
         let done = self.is_alive()
             && gate.is_none_or(|gate| gate.until().is_some())

@@ -579,6 +579,7 @@ impl Array {
     /// back before that needs no rebuild.
     pub fn pull_member(self: &Rc<Self>, index: MemberIndex) -> Result<(), ChangeError> {
         let drive = self.member(index)?.drive;
+        self.hide();
         drive.iter().for_each(|drive| drive.pull());
         Ok(())
     }

@@ -51,7 +51,11 @@ pub const DRIVE_BYTES_MIN: u64 = 8 << 20;
 /// `None` if it is too small.
 pub fn plan(drive_bytes: u64, parity: u8) -> Option<MemberLayout> {
     let journal = (drive_bytes / 16).min(JOURNAL_BYTES_MAX).max(ring_bytes_min(parity));
-    let journal = journal.next_multiple_of(AREA_ALIGN);
+    plan_with(drive_bytes, journal.next_multiple_of(AREA_ALIGN))
+}
+
+/// The same with a journal of this size.
+fn plan_with(drive_bytes: u64, journal: u64) -> Option<MemberLayout> {
     let data_at = JOURNAL_AT + journal;
     if drive_bytes < DRIVE_BYTES_MIN || drive_bytes < data_at + DATA_BYTES_MIN + TAIL_BYTES {
         return None;
@@ -72,7 +76,25 @@ pub fn plan(drive_bytes: u64, parity: u8) -> Option<MemberLayout> {
 
 /// The same for a member that may keep checksums of its blocks: they stand before the data.
 pub fn plan_for(drive_bytes: u64, parity: u8, integrity: bool) -> Option<MemberLayout> {
-    let mut areas = plan(drive_bytes, parity)?;
+    plan(drive_bytes, parity).and_then(|areas| with_sums(areas, integrity))
+}
+
+/// The same for a drive that takes the place of one with this journal, beside so many bytes of
+/// data: that of a drive of its own size may leave less, where the other's was planned otherwise.
+pub fn plan_in_place_of(
+    drive_bytes: u64,
+    (parity, integrity): (u8, bool),
+    journal: u64,
+    data: u64,
+) -> Option<MemberLayout> {
+    let fits = |areas: &MemberLayout| areas.data.len >= data;
+    plan_for(drive_bytes, parity, integrity).filter(fits).or_else(|| {
+        let areas = plan_with(drive_bytes, journal.max(ring_bytes_min(parity)))?;
+        with_sums(areas, integrity).filter(fits)
+    })
+}
+
+fn with_sums(mut areas: MemberLayout, integrity: bool) -> Option<MemberLayout> {
     if !integrity {
         return Some(areas);
     }
@@ -236,6 +258,20 @@ mod tests {
             let larger = extend(layout, 3 * bytes);
             DriveLabel::new([0; 16], 0, 3 * bytes, &larger).check().unwrap();
             assert_eq!(larger.data.len, layout.data.len + 2 * bytes);
+        }
+    }
+
+    #[test]
+    fn a_drive_takes_the_place_of_one_of_its_size() {
+        for (bytes, integrity) in [(512 << 20, false), (4 << 30, false), (4 << 30, true)] {
+            // As drives were planned before: a 64th of them is the journal.
+            let old = with_sums(plan_with(bytes, bytes / 64).unwrap(), integrity).unwrap();
+            assert!(plan_for(bytes, 1, integrity).unwrap().data.len < old.data.len);
+            let place =
+                |bytes: u64| plan_in_place_of(bytes, (1, integrity), old.journal.len, old.data.len);
+            assert_eq!(place(bytes).unwrap().data.len, old.data.len);
+            assert_eq!(place(bytes - AREA_ALIGN), None);
+            assert_eq!(place(2 * bytes), plan_for(2 * bytes, 1, integrity), "with room for more");
         }
     }
 

@@ -225,13 +225,6 @@ impl Kernels {
         let length = first.len();
         assert_lengths(length, present.iter().map(|(_, bytes)| bytes.len()));
         assert_lengths(length, missing.iter().map(|(_, bytes)| bytes.len()));
-        // One sum of all is zero: nothing is to be solved.
-        if let ([(_, output)], true) = (&mut *missing, m == 1 && present.len() == k) {
-            let sources: SmallVec<[&[u8]; CHUNKS_MAX]> = present.iter().map(|(_, b)| *b).collect();
-            let ones = [[1; PARITY_CHUNKS_MAX]; CHUNKS_MAX];
-            self.combine(sources.as_chunks::<1>().0, &ones[..k], &mut [output], false);
-            return Ok(());
-        }
         let present_ids = present.iter().map(|(id, _)| *id);
         let missing_ids = missing.iter().map(|(id, _)| *id);
         let recovery = solve::plan(k, m, present_ids, missing_ids)?;

@@ -37,7 +37,7 @@ impl Array {
     /// The same of a piece whose member is away.
     fn work_out_now(&self, piece: &Piece, into: &Buffers) -> bool {
         let Piece { stripe, chunk, ref rows, .. } = *piece;
-        let (layout, usable) = (self.layout(), self.members.held(stripe));
+        let (layout, usable) = (self.layout_of(stripe), self.members.held(stripe));
         if layout.parity == 0
             || usable & 1 << chunk != 0
             || usable.count_ones() < layout.data.into()
@@ -49,7 +49,7 @@ impl Array {
         let mut have: SmallVec<[(u8, Buffer); 8]> = SmallVec::new();
         for position in each(read_plan::sources(&layout, stripe, usable, 0)) {
             let Some((drive, base)) = self.members.at(stripe, position) else { return false };
-            let at = base + layout.member_offset(stripe, rows.start);
+            let at = base + self.layout().member_offset(stripe, rows.start);
             let Some(bytes) = drive.lend(at, into.len()) else { return false };
             have.push((position, bytes));
         }

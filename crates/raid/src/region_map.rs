@@ -13,6 +13,7 @@
 pub(crate) mod growth;
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -125,6 +126,16 @@ impl RegionMap {
     }
 
     /// Tells it of all regions inside from now on.
+    /// Nobody else is to read these stripes by a view.
+    pub(crate) fn hide(&self, stripes: Range<u64>) {
+        let Some(last) = stripes.end.checked_sub(1) else { return };
+        let region = |stripe| self.region_of(StripeIndex(stripe)).0;
+        let regions = region(stripes.start)..region(last) + 1;
+        for view in self.view.borrow().iter() {
+            regions.clone().for_each(|region| view.forgot(RegionIndex(region)));
+        }
+    }
+
     pub(crate) fn watch(&self, view: Arc<View>) {
         self.inside().into_iter().for_each(|region| view.wrote(region));
         *self.view.borrow_mut() = Some(view);

@@ -299,8 +299,9 @@ impl Array {
         }
         let needs = self.member_bytes();
         let has = label::usable_bytes(drive);
-        let areas = label::plan_for(has, self.layout().parity, self.identity.integrity);
-        let areas = areas.filter(|areas| areas.data.len >= needs);
+        let journals = self.members.list().iter().map(|its| its.areas.journal.len).min();
+        let kind = (self.layout().parity, self.identity.integrity);
+        let areas = label::plan_in_place_of(has, kind, journals.unwrap_or(0), needs);
         let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
         let areas = areas.ok_or(too_small)?;
         Ok(Member::new(drive_uuid, Some(drive.clone()), areas, MemberState::Rebuilding))

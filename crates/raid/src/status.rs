@@ -141,12 +141,12 @@ pub struct ArrayCounters {
 }
 
 impl ArrayCounters {
-    /// Requests are counted where their times are.
+    /// Requests are counted where their times are, and what other reactors read here.
     pub(crate) fn with(self, traffic: &traffic::Report) -> ArrayCounters {
         let (reads, writes) = (traffic.reads.total, traffic.writes.total);
         ArrayCounters {
-            reads: reads.count,
-            read_bytes: reads.bytes,
+            reads: self.reads + reads.count,
+            read_bytes: self.read_bytes + reads.bytes,
             writes: writes.count,
             write_bytes: writes.bytes,
             flushes: traffic.flushes.total.count,

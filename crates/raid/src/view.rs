@@ -123,9 +123,10 @@ impl View {
 
     /// By a reader: whether what stands in place is the newest of the stripe.
     pub(crate) fn is_plain(&self, stripe: StripeIndex) -> bool {
+        // In this order: what is forgotten is so before it is pending no more.
+        let is_pending = self.count(stripe).load(Ordering::Acquire) > 0;
         let (word, bit) = View::place(RegionIndex(stripe.0 / self.region_stripes));
-        let is_written = self.written[word].load(Ordering::Acquire) & bit != 0;
-        is_written && self.count(stripe).load(Ordering::Acquire) == 0
+        !is_pending && self.written[word].load(Ordering::Acquire) & bit != 0
     }
 
     /// Whether these rows are of whole sectors of all members.
@@ -195,6 +196,21 @@ mod tests {
                 let read = place.load(Ordering::Relaxed);
                 assert!(!asked_after || read == 2, "an answered write is not there");
             }
+            owner.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn what_was_pending_of_a_forgotten_region_hides_what_is_in_place() {
+        loom::model(|| {
+            let view = view();
+            view.began(STRIPE);
+            let its_view = view.clone();
+            let owner = thread::spawn(move || {
+                its_view.forgot(RegionIndex(0));
+                its_view.ended(STRIPE);
+            });
+            assert!(!view.is_plain(STRIPE));
             owner.join().unwrap();
         });
     }

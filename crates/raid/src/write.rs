@@ -403,6 +403,7 @@ impl Array {
         if self.layout().is_redundant() {
             self.unsynced.insert(updated.stripe);
         }
+        self.hide();
         Err(if done.no_space { ArrayError::NoSpace } else { ArrayError::Lost })
     }
 }

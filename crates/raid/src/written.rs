@@ -20,7 +20,7 @@
 //!
 //! Write order of `forget`:
 //! 1. all stripes are locked; if the journal is used it says that they are zero, so that what it
-//!    says before is void, and what is pending of them is dropped
+//!    says before is void; other reactors see them no more; what is pending of them is dropped
 //! 2. the bits are cleared, durably, and the journal's batch with them; trusted members that are
 //!    away are fenced (crash up to here: the regions hold what they held, or are zero)
 //! 3. the drives give the space back, or not
@@ -204,6 +204,8 @@ impl Array {
             return Ok(None);
         };
         let (sequence, hold) = appended?;
+        // Before it is pending no more: what stands in place is older than that.
+        self.written.hide(stripes.clone());
         let mut pending = self.journal.pending.borrow_mut();
         stripes.for_each(|stripe| pending.remove_stripe(StripeIndex(stripe), sequence));
         Ok(Some(hold))

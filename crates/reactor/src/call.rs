@@ -345,11 +345,13 @@ where
     async fn next(&self) -> Option<Question<Q>> {
         std::future::poll_fn(|_| {
             let asked = self.asked.borrow_mut().pop_front();
-            if asked.is_some() || self.is_over.get() {
-                return Poll::Ready(asked);
-            }
             let task = self.reactor.current_task();
             let mut idle = self.idle.borrow_mut();
+            if asked.is_some() || self.is_over.get() {
+                // It may have been woken for something else: nobody is to count on it now.
+                idle.retain(|its| *its != task);
+                return Poll::Ready(asked);
+            }
             if !idle.contains(&task) {
                 idle.push(task);
             }

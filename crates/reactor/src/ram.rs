@@ -94,7 +94,7 @@ impl Ram {
     fn write(&self, offset: u64, from: &Buffers) -> Outcome {
         let mut to = self.place(offset, from.len())?;
         for piece in from.pieces() {
-            // SAFETY: as in `read`; no view is of a drive's memory, so they do not overlap.
+            // SAFETY: as in `read`. What is lent of a drive is never written to one: no overlap.
             unsafe {
                 copy_unread(piece.as_ptr(), to.as_ptr(), piece.len(), from.len());
                 to = to.add(piece.len());

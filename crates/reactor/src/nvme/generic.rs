@@ -235,12 +235,8 @@ mod tests {
     use crate::buffer::{BufferPool, Buffers};
     use crate::op::DeviceId;
 
-    const TERMS: Terms = Terms {
-        namespace: 7,
-        bytes: 1 << 30,
-        block_log2: 12,
-        transfer_bytes: 128 << 10,
-    };
+    const TERMS: Terms =
+        Terms { namespace: 7, bytes: 1 << 30, block_log2: 12, transfer_bytes: 128 << 10 };
 
     #[test]
     fn a_request_is_as_the_kernel_reads_it() {

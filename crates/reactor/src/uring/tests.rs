@@ -351,12 +351,7 @@ fn a_task_over_memory_lets_others_run() {
 
 /// As if this file were a namespace's generic character device.
 fn pretend(file: File) -> Result<Arc<Generic>, Errno> {
-    let terms = Terms {
-        namespace: 1,
-        bytes: FILE_BYTES,
-        block_log2: 9,
-        transfer_bytes: 128 << 10,
-    };
+    let terms = Terms { namespace: 1, bytes: FILE_BYTES, block_log2: 9, transfer_bytes: 128 << 10 };
     Ok(Arc::new(Generic::pretend(file, terms)))
 }
 
