@@ -36,12 +36,22 @@ pub fn spread(topology: &Topology, reactors: &[Reactor], home: usize, queues: u1
     let within = |most: Distance| -> Vec<usize> {
         (0..reactors.len()).filter(|index| distance(index) <= most).collect()
     };
-    let mut chosen = within(Distance::Core);
-    if chosen.len() == 1 {
-        chosen = within(Distance::Node);
+    let mut left = within(Distance::Core);
+    if left.len() == 1 {
+        left = within(Distance::Node);
     }
-    chosen.sort_by_key(|index| (distance(index), reactors[*index].exports, *index));
-    chosen.truncate(queues.into());
+    let mut chosen: Vec<usize> = Vec::new();
+    while chosen.len() < usize::from(queues) && !left.is_empty() {
+        let siblings = |index: &usize| {
+            let is_sibling =
+                |other: &&usize| topology.shares_core(reactors[**other].cpu, reactors[*index].cpu);
+            chosen.iter().filter(is_sibling).count()
+        };
+        let key = |i: &usize| (siblings(i), distance(i), reactors[*i].exports, *i);
+        let next = left.iter().copied().min_by_key(key).expect("some are left");
+        left.retain(|index| *index != next);
+        chosen.push(next);
+    }
     chosen
 }
 
@@ -77,10 +87,18 @@ mod tests {
     #[test]
     fn queues_stay_behind_the_cache_of_their_array() {
         let (topology, reactors) = (two_nodes(), idle(0..32));
-        assert_eq!(spread(&topology, &reactors, 0, 16), [0, 1, 2, 3, 16, 17, 18, 19]);
+        assert_eq!(spread(&topology, &reactors, 0, 16), [0, 1, 2, 3, 17, 18, 19, 16]);
         assert_eq!(spread(&topology, &reactors, 6, 4), [6, 4, 5, 7]);
         assert_eq!(spread(&topology, &reactors, 6, 1), [6]);
         assert_eq!(spread(&topology, &reactors, 17, 3), [17, 0, 2]);
+    }
+
+    #[test]
+    fn siblings_come_last_however_they_are_numbered() {
+        let place = |cpu| (cpu, Place { node: 0, core: cpu / 2 * 2, cache: 0 });
+        let topology = Topology::of((0..6).map(place));
+        assert_eq!(spread(&topology, &idle(0..6), 2, 16), [2, 0, 4, 1, 5, 3]);
+        assert_eq!(spread(&topology, &idle([0, 1]), 0, 16), [0, 1]);
     }
 
     #[test]

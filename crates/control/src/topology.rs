@@ -57,6 +57,10 @@ impl Topology {
         self.places.get(&cpu).copied().unwrap_or(Place { node: 0, core: cpu, cache: cpu })
     }
 
+    pub fn shares_core(&self, one: usize, other: usize) -> bool {
+        self.place(one).core == self.place(other).core
+    }
+
     pub fn distance(&self, from: usize, to: usize) -> Distance {
         let (a, b) = (self.place(from), self.place(to));
         if from == to {
