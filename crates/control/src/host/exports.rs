@@ -151,7 +151,7 @@ impl Host {
         if cpus.is_empty() {
             return Err(Refusal::invalid("an export cannot be served by no CPU").fix(some()));
         }
-        placement::on_cpus(&reactors, home, cpus)
+        placement::on_cpus(&reactors, home, cpus, known.queues)
             .map_err(|cpu| Refusal::invalid(format!("no reactor runs on CPU {cpu}")).fix(some()))
     }
 

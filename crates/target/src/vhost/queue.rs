@@ -1,8 +1,8 @@
 //! One queue at work: who looks at the ring, who serves what is in it, and how it comes to rest.
 //!
 //! ```text
-//! poller   sees that there are chains, wakes a worker; shows used entries and calls the guest,
-//!          once per turn of the reactor
+//! poller   sees that there are chains, wakes a worker; shows the used entries that are left and
+//!          calls the guest, once per turn of the reactor
 //! workers  each pops a chain, serves it to the end, puts it on the used ring, pops the next; one
 //!          that has to wait wakes another if there are more. What is used is shown a few at a
 //!          time, so that a guest that looks works on them meanwhile
@@ -327,7 +327,7 @@ impl Queue {
         Ok(Some(request))
     }
 
-    /// Gives a chain back; the guest sees it at the end of this turn.
+    /// Gives a chain back; the guest sees it at the end of this turn, or before.
     fn put(&self, answer: Answer, descriptors: u16, status: &Window) {
         status.store_u8(0, status_byte(answer.status));
         // The status byte is written too.
@@ -342,7 +342,7 @@ impl Queue {
         self.rouse();
     }
 
-    /// Shows what was put since the last turn, and calls the guest if it wants that.
+    /// Shows what is left of what was put since the last turn, and calls the guest if it wants that.
     fn tell_used(&self) -> bool {
         let mut used = self.ring.borrow_mut();
         if !used.is_untold() {
