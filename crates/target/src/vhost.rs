@@ -32,6 +32,7 @@ mod socket;
 
 use std::ops::Add;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -169,9 +170,8 @@ impl Drop for VhostExport {
         let Some(thread) = self.thread.take() else { return };
         // First the queues: what they answer reaches a front end that is still connected, so that
         // it knows where to go on when it reconnects.
-        let close = |line: &Line| line.ask_and_wait(|device| async move { device.close().await });
-        let closed: Vec<_> = self.lines.all().iter().map(close).collect();
-        if closed.iter().any(Result::is_err) {
+        let close = |device: Rc<Device>| async move { device.close().await };
+        if self.lines.ask_all_and_wait(close).is_err() {
             let export = &self.spec.name;
             tracing::error!(export, "requests are still under way, and the export ends");
         }
