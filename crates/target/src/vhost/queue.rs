@@ -32,8 +32,9 @@ use ashlar_reactor::task::TaskId;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::request::Answer;
+use crate::vhost::QUEUES_MAX;
 use crate::vhost::block::{BlockRequest, parse, status_byte};
-use crate::vhost::disk::{Disk, Trouble};
+use crate::vhost::disk::{Disk, Trouble, UNTOLD_MAX};
 use crate::vhost::fault::Fault;
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::vring::{Chain, Ring, RingSetup};
@@ -45,6 +46,11 @@ const _: () = assert!(WORKERS_MAX as u32 <= u128::BITS);
 /// Most chains that one queue pops in one turn of the reactor: what a request of another queue
 /// waits for, at most, however deep this one is.
 const POPS_PER_TURN_MAX: u16 = 32;
+/// All queues together answer no more in a turn than there is room for.
+const _: () = {
+    let of_one = (WORKERS_MAX + POPS_PER_TURN_MAX) as usize;
+    assert!(of_one * QUEUES_MAX as usize <= UNTOLD_MAX);
+};
 /// Used entries that are shown together, before the turn's end shows the rest. Each time costs both
 /// sides a line of cache that has to change hands.
 const SHOWN_TOGETHER: u16 = 8;
@@ -351,7 +357,7 @@ impl Queue {
         if used.tell_used() {
             ring(&self.bells.borrow().call);
         }
-        self.disk.shown();
+        self.disk.told();
         true
     }
 
