@@ -137,17 +137,17 @@ impl VhostExport {
         &self.spec
     }
 
-    /// The state now; the default where a reactor has stopped.
-    pub fn status(&self) -> ExportStatus {
-        let parts = self.lines.ask_all(Device::status).unwrap_or_default();
-        ExportStatus {
+    /// The state now; `None` if a reactor has stopped, or does not answer.
+    pub fn status(&self) -> Option<ExportStatus> {
+        let parts = self.lines.ask_all(Device::status).ok()?;
+        Some(ExportStatus {
             connected: parts.iter().any(|part| part.connected),
             queues_active: parts.iter().map(|part| part.queues_active).sum(),
             queues_of_parts: parts.iter().map(|part| part.queues_active).collect(),
             counters: parts.iter().map(|part| part.counters).fold(Counters::default(), Add::add),
             traffic: parts.iter().map(|part| part.traffic).sum(),
             last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
-        }
+        })
     }
 
     /// The volume has grown: the guest is told, where its front end listens for that.

@@ -203,11 +203,7 @@ impl Host {
         }
     }
 
-    async fn withdraw_volumes(
-        &self,
-        home: (usize, Key<Volume>),
-        parts: Vec<(usize, Key<Volume>)>,
-    ) {
+    async fn withdraw_volumes(&self, home: (usize, Key<Volume>), parts: Vec<(usize, Key<Volume>)>) {
         for (core, far) in parts.into_iter().filter(|(core, _)| *core != home.0) {
             self.withdraw_volume(core, far).await;
         }
