@@ -348,7 +348,7 @@ impl Queue {
         self.rouse();
     }
 
-    /// Shows what is left of what was put since the last turn, and calls the guest if it wants that.
+    /// Shows what is left of what was put since the last turn; calls the guest if it wants that.
     fn tell_used(&self) -> bool {
         let mut used = self.ring.borrow_mut();
         if !used.is_untold() {
