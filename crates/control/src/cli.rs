@@ -63,6 +63,10 @@ enum Command {
     /// What is asked of arrays and exports, again and again
     Top(top::Top),
     /// Everything that is counted, as Prometheus reads it
+    ///
+    /// Prometheus cannot ask the daemon's Unix socket by itself: put a proxy before its
+    /// `GET /metrics`, or write this to a file for the node exporter's textfile collector
+    /// (`ashlar metrics > FILE.prom`).
     Metrics,
     /// Drives: files, block devices, memory
     #[command(subcommand)]

@@ -117,7 +117,10 @@ struct Running {
 
 /// An export that is served.
 struct Serving {
-    /// The reactors that serve it, and the volume as it is known there; first that of the array.
+    /// The reactor of the array, and the volume itself. It need not be one of those that serve.
+    home: (usize, Key<Volume>),
+    /// The reactors that serve it, and the volume as it is known there; that of the array, if it is
+    /// one of them, first.
     parts: Vec<(usize, Key<Volume>)>,
     serial: String,
     served: Served,

@@ -132,10 +132,9 @@ impl Page<'_> {
         let known =
             || status.exports.iter().filter_map(|its| Some((&its.name, its.traffic.as_ref()?)));
         self.traffic("export", "export", known())?;
-        let errors = status
-            .exports
-            .iter()
-            .map(|its| (vec![("export", its.name.as_str())], its.counters.errors));
+        // What is not known is left out: a zero would look as if it had begun anew.
+        let counted = status.exports.iter().filter(|its| its.traffic.is_some());
+        let errors = counted.map(|its| (vec![("export", its.name.as_str())], its.counters.errors));
         self.counter("export_errors", "Requests that were answered with an error", errors)?;
         let queues = status
             .exports
@@ -329,5 +328,19 @@ mod tests {
         has(r#"ashlar_reactor_busy_seconds_total{cpu="3"} 2.5"#);
         has(r#"ashlar_reactor_turns_total{cpu="3"} 7"#);
         has("# EOF");
+    }
+
+    #[test]
+    fn what_an_export_that_is_down_has_counted_is_left_out() {
+        let mut status = status();
+        let mut down = status.exports[0].clone();
+        down.name = "down".into();
+        down.state = crate::api::export::ExportState::Down;
+        (down.traffic, down.counters, down.queues_active) = (None, Default::default(), 0);
+        status.exports.push(down);
+        let text = text(status).unwrap();
+        let of_it: Vec<_> = text.lines().filter(|its| its.contains("\"down\"")).collect();
+        assert_eq!(of_it, [r#"ashlar_export_queues_active{export="down"} 0"#]);
+        assert!(text.contains(r#"ashlar_export_errors_total{export="pg"} 5"#), "{text}");
     }
 }

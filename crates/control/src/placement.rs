@@ -55,11 +55,24 @@ pub fn spread(topology: &Topology, reactors: &[Reactor], home: usize, queues: u1
     chosen
 }
 
-/// The reactors on these CPUs, that at `home` first if it is among them. An error: a CPU without.
-pub fn on_cpus(reactors: &[Reactor], home: usize, cpus: &[usize]) -> Result<Vec<usize>, usize> {
-    let at = |cpu: &usize| reactors.iter().position(|its| its.cpu == *cpu).ok_or(*cpu);
-    let mut chosen = cpus.iter().map(at).collect::<Result<Vec<_>, _>>()?;
+/// The reactors on these CPUs, each once, that at `home` first if it is among them; never more than
+/// `queues`, since one that gets no queue would only have a share of what the others need. An
+/// error: a CPU without.
+pub fn on_cpus(
+    reactors: &[Reactor],
+    home: usize,
+    cpus: &[usize],
+    queues: u16,
+) -> Result<Vec<usize>, usize> {
+    let mut chosen = Vec::new();
+    for cpu in cpus {
+        let index = reactors.iter().position(|its| its.cpu == *cpu).ok_or(*cpu)?;
+        if !chosen.contains(&index) {
+            chosen.push(index);
+        }
+    }
     chosen.sort_by_key(|index| *index != home);
+    chosen.truncate(queues.into());
     Ok(chosen)
 }
 
@@ -147,8 +160,13 @@ mod tests {
     #[test]
     fn an_operator_may_choose() {
         let reactors = idle([2, 4, 6]);
-        assert_eq!(on_cpus(&reactors, 1, &[6, 4]), Ok(vec![1, 2]));
-        assert_eq!(on_cpus(&reactors, 1, &[6, 2]), Ok(vec![2, 0]));
-        assert_eq!(on_cpus(&reactors, 1, &[5]), Err(5));
+        assert_eq!(on_cpus(&reactors, 1, &[6, 4], 16), Ok(vec![1, 2]));
+        assert_eq!(on_cpus(&reactors, 1, &[6, 2], 16), Ok(vec![2, 0]));
+        assert_eq!(on_cpus(&reactors, 1, &[5], 16), Err(5));
+        // No more than get a queue, and each once.
+        assert_eq!(on_cpus(&reactors, 1, &[6, 2, 4], 2), Ok(vec![1, 2]));
+        assert_eq!(on_cpus(&reactors, 1, &[6, 2, 6, 2], 16), Ok(vec![2, 0]));
+        assert_eq!(on_cpus(&reactors, 1, &[6, 6, 2], 2), Ok(vec![2, 0]));
+        assert_eq!(on_cpus(&reactors, 1, &[6, 5], 1), Err(5));
     }
 }

@@ -14,7 +14,7 @@ use crate::refusal::{Answer, Refusal};
 use crate::snapshot::traffic;
 
 /// How an export does.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ServedStatus {
     pub connected: bool,
     pub queues_active: u16,
@@ -41,13 +41,15 @@ impl Served {
         Ok(Served { cores, export: Arc::new(Mutex::new(Some(export))) })
     }
 
+    /// Refused if it was stopped meanwhile, or a reactor does not answer.
     pub async fn status(&self) -> Answer<ServedStatus> {
         // The export would wait long for a reactor that hangs, and hold a thread meanwhile.
         for core in &self.cores {
             look(core, |_| ()).await?;
         }
         let export = self.export.clone();
-        beside(move || lock(&export).as_ref().map(status).unwrap_or_default()).await
+        let status = beside(move || lock(&export).as_ref().and_then(status)).await?;
+        status.ok_or_else(|| Refusal::failed("the export was stopped, or does not answer"))
     }
 
     /// The volume has grown.
@@ -70,10 +72,10 @@ fn lock(export: &Mutex<Option<VhostExport>>) -> MutexGuard<'_, Option<VhostExpor
     export.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn status(export: &VhostExport) -> ServedStatus {
-    let status = export.status();
+fn status(export: &VhostExport) -> Option<ServedStatus> {
+    let status = export.status()?;
     let counters = status.counters;
-    ServedStatus {
+    Some(ServedStatus {
         connected: status.connected,
         queues_active: status.queues_active,
         queues_of_parts: status.queues_of_parts,
@@ -88,7 +90,7 @@ fn status(export: &VhostExport) -> ServedStatus {
         },
         traffic: traffic(&status.traffic),
         last_error: status.last_error,
-    }
+    })
 }
 
 /// Runs what may wait for a reactor or a file system where nobody else waits for it.

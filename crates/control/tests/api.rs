@@ -55,6 +55,7 @@ fn refusals_are_json_with_the_right_status() {
         ("POST", "/v1/volumes", volume, 507),
         ("POST", "/v1/volumes/v/resize", json!({ "bytes": 512 }), 409),
         ("POST", "/v1/volumes/v/resize", json!({ "bytes": -1 }), 400),
+        ("POST", "/v1/exports", json!({ "name": "e", "volume": "v", "cores": [] }), 400),
     ] {
         let (got, answer) = request(&daemon, method, path, &body);
         assert_eq!(got, status, "{method} {path} {body}: {answer}");

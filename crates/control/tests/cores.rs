@@ -147,6 +147,10 @@ fn queues_of_an_export_are_spread_over_reactors() {
     daemon.ok("volume resize w --size 24M");
     let socket = daemon.json("export show away")["socket"].as_str().unwrap().to_owned();
     daemon.ok(&format!("bench vhost --socket {socket} --size 24M --ios 2000 --verify --force"));
+    // Nothing holds on to the drives, though no part of `away` was on their reactor.
+    daemon.ok("array stop a");
+    daemon.ok("array start a");
+    assert_eq!(daemon.array_state("a"), "optimal");
     daemon.stop();
     daemon.start_again_with(&[&cores]);
     assert_eq!(daemon.json("export show away")["parts"][0]["cpu"], other);

@@ -1,8 +1,10 @@
 //! Two reactors that send each other messages: a ring each way, and a bell for who sleeps.
 //!
 //! For requests, where a [mailbox](crate::mailbox) would be too slow: a message costs no system
-//! call and no allocation. A reactor that is awake finds it in its next turn; one that has stopped
-//! to look is rung for, once for all messages of a turn of the other.
+//! call, and the link allocates nothing for it; a call that lends memory does, a loan and a region
+//! for each piece, on the reactor that is asked. A reactor that is awake finds a message in its
+//! next turn; one that has stopped to look is rung for, once for all messages of a turn of the
+//! other.
 //!
 //! Invariant: an end that is armed (`poller.rs`) has said so before its last look, see `doze.rs`.
 

@@ -32,6 +32,7 @@ mod socket;
 
 use std::ops::Add;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
@@ -136,17 +137,17 @@ impl VhostExport {
         &self.spec
     }
 
-    /// The state now; the default where a reactor has stopped.
-    pub fn status(&self) -> ExportStatus {
-        let parts = self.lines.ask_all(Device::status).unwrap_or_default();
-        ExportStatus {
+    /// The state now; `None` if a reactor has stopped, or does not answer.
+    pub fn status(&self) -> Option<ExportStatus> {
+        let parts = self.lines.ask_all(Device::status).ok()?;
+        Some(ExportStatus {
             connected: parts.iter().any(|part| part.connected),
             queues_active: parts.iter().map(|part| part.queues_active).sum(),
             queues_of_parts: parts.iter().map(|part| part.queues_active).collect(),
             counters: parts.iter().map(|part| part.counters).fold(Counters::default(), Add::add),
             traffic: parts.iter().map(|part| part.traffic).sum(),
             last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
-        }
+        })
     }
 
     /// The volume has grown: the guest is told, where its front end listens for that.
@@ -169,9 +170,8 @@ impl Drop for VhostExport {
         let Some(thread) = self.thread.take() else { return };
         // First the queues: what they answer reaches a front end that is still connected, so that
         // it knows where to go on when it reconnects.
-        let close = |line: &Line| line.ask_and_wait(|device| async move { device.close().await });
-        let closed: Vec<_> = self.lines.all().iter().map(close).collect();
-        if closed.iter().any(Result::is_err) {
+        let close = |device: Rc<Device>| async move { device.close().await };
+        if self.lines.ask_all_and_wait(close).is_err() {
             let export = &self.spec.name;
             tracing::error!(export, "requests are still under way, and the export ends");
         }

@@ -82,17 +82,12 @@ impl Host {
     async fn start_export(&self, name: &str, known: &KnownExport, array: Running) -> Answer<Uuid> {
         let path = known.socket.clone();
         beside(move || socket::check_place(&path)).await??;
+        let cores = self.cores_for(array.core, known)?;
         let (key, uuid) = self.publish_volume(array, known).await?.map_err(|why| {
             Refusal::conflict(why).fix(format!("ashlar export delete {name}, and create it anew"))
         })?;
-        let serial = serial(uuid);
-        let parts = match self.offer_volume(array, known, key).await {
-            Ok(parts) => parts,
-            Err(refusal) => {
-                self.withdraw_volume(array.core, key).await;
-                return Err(refusal);
-            }
-        };
+        let (serial, home) = (serial(uuid), (array.core, key));
+        let parts = self.offer_volume(home, cores).await?;
         let spec = vhost::Spec {
             name: name.to_owned(),
             socket: known.socket.clone(),
@@ -105,7 +100,7 @@ impl Host {
         };
         match Served::start(parts.iter().map(part).collect(), spec).await {
             Ok(served) => {
-                let serving = Serving { parts, serial, served };
+                let serving = Serving { home, parts, serial, served };
                 self.look(|state| {
                     state.down.remove(name);
                     state.exports.insert(name.to_owned(), serving);
@@ -113,29 +108,29 @@ impl Host {
                 Ok(uuid)
             }
             Err(refusal) => {
-                self.withdraw_volumes(parts).await;
+                self.withdraw_volumes(home, parts).await;
                 Err(refusal)
             }
         }
     }
 
-    /// Makes the volume known to all reactors that are to serve the export.
+    /// Makes the volume known to all reactors that are to serve the export. After an error it is
+    /// known to none, that of its array included.
     async fn offer_volume(
         &self,
-        array: Running,
-        known: &KnownExport,
-        key: Key<Volume>,
+        home: (usize, Key<Volume>),
+        cores: Vec<usize>,
     ) -> Answer<Vec<(usize, Key<Volume>)>> {
         let mut parts = Vec::new();
-        for core in self.cores_for(array.core, known)? {
-            if core == array.core {
-                parts.push((core, key));
+        for core in cores {
+            if core == home.0 {
+                parts.push(home);
                 continue;
             }
-            match self.offer_to(core, array.core, key).await {
+            match self.offer_to(core, home).await {
                 Ok(far) => parts.push((core, far)),
                 Err(refusal) => {
-                    self.withdraw_volumes(parts.split_off(1)).await;
+                    self.withdraw_volumes(home, parts).await;
                     return Err(refusal);
                 }
             }
@@ -149,14 +144,22 @@ impl Host {
         let Some(cpus) = &known.cores else {
             return Ok(placement::spread(&self.topology, &reactors, home, known.queues));
         };
-        placement::on_cpus(&reactors, home, cpus).map_err(|cpu| {
+        let some = || {
             let all: Vec<String> = reactors.iter().map(|its| its.cpu.to_string()).collect();
-            Refusal::invalid(format!("no reactor runs on CPU {cpu}"))
-                .fix(format!("use some of --cores {}", all.join(",")))
-        })
+            format!("use some of --cores {}", all.join(","))
+        };
+        if cpus.is_empty() {
+            return Err(Refusal::invalid("an export cannot be served by no CPU").fix(some()));
+        }
+        placement::on_cpus(&reactors, home, cpus, known.queues)
+            .map_err(|cpu| Refusal::invalid(format!("no reactor runs on CPU {cpu}")).fix(some()))
     }
 
-    async fn offer_to(&self, core: usize, home: usize, key: Key<Volume>) -> Answer<Key<Volume>> {
+    async fn offer_to(
+        &self,
+        core: usize,
+        (home, key): (usize, Key<Volume>),
+    ) -> Answer<Key<Volume>> {
         let offered = engine::look(self.core(home), move |reactor| {
             let volume = reactor.get(key).map(|volume| Volume::clone(&volume));
             volume.map(|volume| Offer::new(reactor, volume))
@@ -200,11 +203,12 @@ impl Host {
         }
     }
 
-    async fn withdraw_volumes(&self, parts: Vec<(usize, Key<Volume>)>) {
-        // The volume itself last: the others ask it.
-        for (core, volume) in parts.into_iter().rev() {
-            self.withdraw_volume(core, volume).await;
+    async fn withdraw_volumes(&self, home: (usize, Key<Volume>), parts: Vec<(usize, Key<Volume>)>) {
+        for (core, far) in parts.into_iter().filter(|(core, _)| *core != home.0) {
+            self.withdraw_volume(core, far).await;
         }
+        // The volume itself last: the others ask it.
+        self.withdraw_volume(home.0, home.1).await;
     }
 
     /// Ends an export's service: requests under way are finished first.
@@ -213,9 +217,9 @@ impl Host {
             state.down.remove(name);
             state.exports.remove(name)
         });
-        let Some(Serving { parts, served, .. }) = serving else { return };
+        let Some(Serving { home, parts, served, .. }) = serving else { return };
         served.stop().await;
-        self.withdraw_volumes(parts).await;
+        self.withdraw_volumes(home, parts).await;
         tracing::info!(export = name, "export stopped");
     }
 

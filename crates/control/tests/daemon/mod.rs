@@ -256,9 +256,12 @@ fn texts(output: &Output) -> (String, String) {
 }
 
 fn without_what_moves(value: &mut Value) {
-    const MOVING: [&str; 12] = [
+    const MOVING: [&str; 14] = [
         "uptime_s",
         "counters",
+        // Rates and mean depth fall while nothing is asked; what is pending is put in place.
+        "traffic",
+        "journal",
         "latency",
         "queue",
         "memory",

@@ -31,6 +31,8 @@ const BYTES_IN_FLIGHT_MAX: u64 = 64 << 20;
 const _: () = assert!(BYTES_IN_FLIGHT_MAX / QUEUES_MAX as u64 >= PIECE_BYTES);
 /// A read into more pieces than this is copied: the kernel takes 1024 for one operation.
 const PIECES_DIRECT_MAX: usize = 512;
+/// Requests that may be done before the guest is told of them: room is made at the start.
+pub(crate) const UNTOLD_MAX: usize = 2560;
 /// What direct I/O asks of memory addresses.
 const DIRECT_ALIGN: usize = 512;
 
@@ -85,8 +87,8 @@ pub(crate) struct Disk {
     budget: Budget,
     counters: Cell<Counters>,
     traffic: Traffic,
-    /// Done, and not shown to the guest yet: kind, bytes, when it was taken up.
-    unshown: RefCell<Vec<(Kind, u64, Instant)>>,
+    /// Done, and the guest was not told of it yet: kind, bytes, when it was taken up.
+    untold: RefCell<Vec<(Kind, u64, Instant)>>,
     trouble: RefCell<Option<Trouble>>,
 }
 
@@ -108,7 +110,7 @@ impl Disk {
             budget: Budget::new(reactor, BYTES_IN_FLIGHT_MAX / u64::from(parts)),
             counters: Cell::default(),
             traffic: Traffic::default(),
-            unshown: RefCell::default(),
+            untold: RefCell::new(Vec::with_capacity(UNTOLD_MAX)),
             trouble: RefCell::default(),
         }
     }
@@ -134,10 +136,10 @@ impl Disk {
         self.traffic.report(self.reactor.now())
     }
 
-    /// The guest sees what was answered up to now.
-    pub(crate) fn shown(&self) {
+    /// The guest sees what was answered up to now, and was called if it wanted that.
+    pub(crate) fn told(&self) {
         let now = self.reactor.turn_time();
-        for (kind, bytes, began) in self.unshown.borrow_mut().drain(..) {
+        for (kind, bytes, began) in self.untold.borrow_mut().drain(..) {
             self.traffic.served(kind, bytes, began, now);
         }
     }
@@ -176,7 +178,7 @@ impl Disk {
         if status != Status::Done {
             self.count(|counters| counters.errors += 1);
         } else if let Some((kind, bytes)) = asked {
-            self.unshown.borrow_mut().push((kind, bytes, began));
+            self.untold.borrow_mut().push((kind, bytes, began));
         }
         permit.complete(status, bytes)
     }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
@@ -34,13 +34,7 @@ impl Line {
         &self,
         question: impl FnOnce(&Device) -> T + Send + 'static,
     ) -> Result<T, Gone> {
-        let key = self.device;
-        let answer = ask(&self.core, move |reactor, reply: mpsc::Sender<T>| {
-            if let Some(device) = reactor.get(key) {
-                let _ = reply.send(question(&device));
-            }
-        });
-        answer.ok_or(Gone)
+        Patience::begin().wait(self.post(question), || false)
     }
 
     /// Runs `question` on the reactor and waits until its future has ended.
@@ -48,25 +42,34 @@ impl Line {
         &self,
         question: impl FnOnce(Rc<Device>) -> F + Send + 'static,
     ) -> Result<T, Gone> {
-        self.ask_and_wait_while(question, || false)
+        Patience::begin().wait(self.post_future(question), || false)
     }
 
-    /// The same, but does not give up while `patient` holds.
-    pub(crate) fn ask_and_wait_while<T: Send + 'static, F: Future<Output = T> + 'static>(
+    fn post<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Device) -> T + Send + 'static,
+    ) -> Awaited<T> {
+        let key = self.device;
+        Awaited::post(&self.core, move |reactor, reply| {
+            if let Some(device) = reactor.get(key) {
+                let _ = reply.send(question(&device));
+            }
+        })
+    }
+
+    fn post_future<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
         question: impl FnOnce(Rc<Device>) -> F + Send + 'static,
-        patient: impl Fn() -> bool,
-    ) -> Result<T, Gone> {
+    ) -> Awaited<T> {
         let key = self.device;
-        let letter = move |reactor: &Reactor, reply: mpsc::Sender<T>| {
+        Awaited::post(&self.core, move |reactor, reply| {
             if let Some(device) = reactor.get(key) {
                 let future = question(device);
                 reactor.spawn(async move {
                     let _ = reply.send(future.await);
                 });
             }
-        };
-        ask_while(&self.core, letter, patient).ok_or(Gone)
+        })
     }
 
     /// Takes the device off its reactor.
@@ -102,12 +105,32 @@ impl Lines {
         &self.0[ring % self.0.len()]
     }
 
-    /// Runs `question` on each reactor, one after the other.
+    /// Runs `question` on each reactor. All are asked before the first reply is waited for, and all
+    /// have the same time to reply; an error if any does not.
     pub(crate) fn ask_all<T: Send + 'static>(
         &self,
         question: impl Fn(&Device) -> T + Clone + Send + 'static,
     ) -> Result<Vec<T>, Gone> {
-        self.0.iter().map(|line| line.ask(question.clone())).collect()
+        let awaited = self.0.iter().map(|line| line.post(question.clone())).collect();
+        wait_for_all(awaited, || false)
+    }
+
+    /// The same, and waits until their futures have ended.
+    pub(crate) fn ask_all_and_wait<T: Send + 'static, F: Future<Output = T> + 'static>(
+        &self,
+        question: impl Fn(Rc<Device>) -> F + Clone + Send + 'static,
+    ) -> Result<Vec<T>, Gone> {
+        self.ask_all_and_wait_while(question, || false)
+    }
+
+    /// The same, but does not give up while `patient` holds.
+    pub(crate) fn ask_all_and_wait_while<T: Send + 'static, F: Future<Output = T> + 'static>(
+        &self,
+        question: impl Fn(Rc<Device>) -> F + Clone + Send + 'static,
+        patient: impl Fn() -> bool,
+    ) -> Result<Vec<T>, Gone> {
+        let awaited = self.0.iter().map(|line| line.post_future(question.clone())).collect();
+        wait_for_all(awaited, patient)
     }
 }
 
@@ -116,23 +139,56 @@ pub(crate) fn ask<T: Send + 'static>(
     core: &Sender,
     letter: impl FnOnce(&Reactor, mpsc::Sender<T>) + Send + 'static,
 ) -> Option<T> {
-    ask_while(core, letter, || false)
+    Patience::begin().wait(Awaited::post(core, letter), || false).ok()
 }
 
-fn ask_while<T: Send + 'static>(
-    core: &Sender,
-    letter: impl FnOnce(&Reactor, mpsc::Sender<T>) + Send + 'static,
-    patient: impl Fn() -> bool,
-) -> Option<T> {
-    let (reply, answer) = mpsc::channel();
-    core.send(move |reactor| letter(reactor, reply)).ok()?;
-    loop {
-        match answer.recv_timeout(REPLY_WITHIN) {
-            Ok(answer) => return Some(answer),
-            Err(mpsc::RecvTimeoutError::Timeout) if patient() => {}
-            Err(mpsc::RecvTimeoutError::Timeout | mpsc::RecvTimeoutError::Disconnected) => {
-                return None;
+/// A reply that is under way.
+struct Awaited<T>(mpsc::Receiver<T>);
+
+impl<T: Send + 'static> Awaited<T> {
+    /// To a reactor that has stopped, the letter is lost, and so is the means to reply.
+    fn post(
+        core: &Sender,
+        letter: impl FnOnce(&Reactor, mpsc::Sender<T>) + Send + 'static,
+    ) -> Awaited<T> {
+        let (reply, answer) = mpsc::channel();
+        let _ = core.send(move |reactor| letter(reactor, reply));
+        Awaited(answer)
+    }
+}
+
+/// How long replies are waited for, be it one or many.
+struct Patience {
+    until: Instant,
+}
+
+impl Patience {
+    fn begin() -> Patience {
+        Patience { until: now() + REPLY_WITHIN }
+    }
+
+    /// Begins again as often as it runs out while `patient` holds.
+    fn wait<T>(&mut self, awaited: Awaited<T>, patient: impl Fn() -> bool) -> Result<T, Gone> {
+        loop {
+            match awaited.0.recv_timeout(self.until.saturating_duration_since(now())) {
+                Ok(answer) => return Ok(answer),
+                Err(mpsc::RecvTimeoutError::Timeout) if patient() => *self = Patience::begin(),
+                Err(mpsc::RecvTimeoutError::Timeout | mpsc::RecvTimeoutError::Disconnected) => {
+                    return Err(Gone);
+                }
             }
         }
     }
+}
+
+/// Waits for each, also after one that does not come; then the first error, if there is one.
+fn wait_for_all<T>(awaited: Vec<Awaited<T>>, patient: impl Fn() -> bool) -> Result<Vec<T>, Gone> {
+    let mut patience = Patience::begin();
+    let replies = awaited.into_iter().map(|its| patience.wait(its, &patient));
+    replies.collect::<Vec<_>>().into_iter().collect()
+}
+
+#[expect(clippy::disallowed_methods, reason = "whoever asks is not a reactor's thread")]
+fn now() -> Instant {
+    Instant::now()
 }

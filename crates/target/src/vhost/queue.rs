@@ -1,8 +1,8 @@
 //! One queue at work: who looks at the ring, who serves what is in it, and how it comes to rest.
 //!
 //! ```text
-//! poller   sees that there are chains, wakes a worker; shows used entries and calls the guest,
-//!          once per turn of the reactor
+//! poller   sees that there are chains, wakes a worker; shows the used entries that are left and
+//!          calls the guest, once per turn of the reactor
 //! workers  each pops a chain, serves it to the end, puts it on the used ring, pops the next; one
 //!          that has to wait wakes another if there are more. What is used is shown a few at a
 //!          time, so that a guest that looks works on them meanwhile
@@ -32,8 +32,9 @@ use ashlar_reactor::task::TaskId;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::request::Answer;
+use crate::vhost::QUEUES_MAX;
 use crate::vhost::block::{BlockRequest, parse, status_byte};
-use crate::vhost::disk::{Disk, Trouble};
+use crate::vhost::disk::{Disk, Trouble, UNTOLD_MAX};
 use crate::vhost::fault::Fault;
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::vring::{Chain, Ring, RingSetup};
@@ -45,6 +46,11 @@ const _: () = assert!(WORKERS_MAX as u32 <= u128::BITS);
 /// Most chains that one queue pops in one turn of the reactor: what a request of another queue
 /// waits for, at most, however deep this one is.
 const POPS_PER_TURN_MAX: u16 = 32;
+/// All queues together answer no more in a turn than there is room for.
+const _: () = {
+    let of_one = (WORKERS_MAX + POPS_PER_TURN_MAX) as usize;
+    assert!(of_one * QUEUES_MAX as usize <= UNTOLD_MAX);
+};
 /// Used entries that are shown together, before the turn's end shows the rest. Each time costs both
 /// sides a line of cache that has to change hands.
 const SHOWN_TOGETHER: u16 = 8;
@@ -327,7 +333,7 @@ impl Queue {
         Ok(Some(request))
     }
 
-    /// Gives a chain back; the guest sees it at the end of this turn.
+    /// Gives a chain back; the guest sees it at the end of this turn, or before.
     fn put(&self, answer: Answer, descriptors: u16, status: &Window) {
         status.store_u8(0, status_byte(answer.status));
         // The status byte is written too.
@@ -342,7 +348,7 @@ impl Queue {
         self.rouse();
     }
 
-    /// Shows what was put since the last turn, and calls the guest if it wants that.
+    /// Shows what is left of what was put since the last turn; calls the guest if it wants that.
     fn tell_used(&self) -> bool {
         let mut used = self.ring.borrow_mut();
         if !used.is_untold() {
@@ -351,7 +357,7 @@ impl Queue {
         if used.tell_used() {
             ring(&self.bells.borrow().call);
         }
-        self.disk.shown();
+        self.disk.told();
         true
     }
 

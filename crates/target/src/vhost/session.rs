@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::rc::Rc;
 
 use rustix::fs::OFlags;
 use vhost::vhost_user::message::{
@@ -16,7 +17,7 @@ use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqH
 
 use crate::vhost::config::{FEATURES, WRITE_BACK_OFFSET, space};
 use crate::vhost::device::{Device, Vring};
-use crate::vhost::line::{Line, Lines};
+use crate::vhost::line::Lines;
 use crate::vhost::memory::{MappedRegion, MemoryError, Place, REGIONS_MAX};
 use crate::vhost::vring::{RingAddresses, is_ring_size};
 
@@ -81,10 +82,9 @@ impl Session {
             line.ask_and_wait(move |device| async move { device.change(index, change).await });
         changed.map_err(refuse)?.map_err(refuse)
     }
-}
 
-impl Session {
-    /// All reactors have the same memory, so either all take a change or none does.
+    /// All reactors have the same memory, so either all take a change or all refuse it; only one
+    /// that is gone, which is an error too, may differ.
     fn change_memory(
         &self,
         change: impl Fn(&Device) -> std::result::Result<(), MemoryError> + Clone + Send + 'static,
@@ -105,8 +105,9 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn reset_device(&mut self) -> Result<()> {
-        let reset = |line: &Line| line.ask_and_wait(|device| async move { device.reset().await });
-        self.lines.all().iter().try_for_each(reset).map_err(refuse)
+        let reset = |device: Rc<Device>| async move { device.reset().await };
+        self.lines.ask_all_and_wait(reset).map_err(refuse)?;
+        Ok(())
     }
 
     fn get_features(&mut self) -> Result<u64> {
@@ -217,7 +218,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         }
         let file = file.map(without_blocking).transpose()?;
         self.change(u32::from(index), move |vring| {
-            vring.bells.kick = file.map(std::rc::Rc::new);
+            vring.bells.kick = file.map(Rc::new);
             vring.started = true;
         })
     }

@@ -182,11 +182,12 @@ fn serve_one(
 /// Returns once nothing of the front end is under way any more, however long it takes: the next one
 /// may not come before.
 fn leave(ends: &Ends, lines: &Lines) -> Result<(), Gone> {
-    let at_rest = lines.ask_all(|device| device.is_at_rest())?;
-    let orderly = !at_rest.contains(&false);
+    // One that does not say so is not at rest; all are told nevertheless.
+    let orderly =
+        lines.ask_all(|device| device.is_at_rest()).is_ok_and(|its| !its.contains(&false));
     let leave = move |device: std::rc::Rc<Device>| async move { device.disconnect(orderly).await };
     let patient = || !ends.is_stopping();
-    lines.all().iter().try_for_each(|line| line.ask_and_wait_while(leave, patient))
+    lines.ask_all_and_wait_while(leave, patient).map(|_| ())
 }
 
 /// Unmaps what the reactor does not need any more.

@@ -70,7 +70,7 @@ fn exercise(level: Level, drives: u8, features: u64) {
     for offset in (0..DISK).step_by(1 << 20) {
         assert!(client.read(offset as u64, 1 << 20) == model[offset..offset + (1 << 20)]);
     }
-    let status = export.status();
+    let status = export.status().unwrap();
     assert_eq!((status.connected, status.queues_active, status.last_error), (true, 2, None));
     assert_eq!(status.counters.errors, 0);
     assert!(status.counters.reads >= 32 && status.counters.read_bytes >= DISK as u64);
@@ -135,7 +135,7 @@ fn errors_are_answered_and_the_queue_goes_on() {
     client.queues[0].discard(DISK as u64 - 4096, 8192, 0).unwrap();
     assert_ne!(client.finish(0), 0);
     client.write(0, &[1; 512]);
-    let status = export.status();
+    let status = export.status().unwrap();
     assert_eq!((status.counters.errors, status.counters.writes), (5, 1));
     assert_eq!(status.queues_active, 1);
 }
@@ -153,7 +153,7 @@ fn discard_gives_whole_stripes_back() {
     let zeroes = read.iter().filter(|byte| **byte == 0).count();
     assert_eq!(zeroes, 256 << 10);
     assert!(read[256 << 10..512 << 10].iter().all(|byte| *byte == 0));
-    assert_eq!(export.status().counters.discards, 1);
+    assert_eq!(export.status().unwrap().counters.discards, 1);
     let config = client.transport.get_config().unwrap();
     assert_eq!({ u32::from(config.discard_sector_alignment) }, 512);
     assert_eq!(u64::from(config.capacity), DISK as u64 / 512);
