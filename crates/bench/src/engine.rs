@@ -216,16 +216,7 @@ pub fn ask<T: Send + 'static, F: Future<Output = T> + 'static>(
     sender: &Sender,
     job: impl FnOnce(Reactor) -> F + Send + 'static,
 ) -> Result<mpsc::Receiver<T>, BenchError> {
-    let (reply, answer) = mpsc::channel();
-    let letter = move |reactor: &Reactor| {
-        let future = job(reactor.clone());
-        reactor.spawn(async move {
-            // Nobody listens only if the program is ending.
-            let _ = reply.send(future.await);
-        });
-    };
-    sender.send(letter).map_err(|_| BenchError::ReactorEnded)?;
-    Ok(answer)
+    sender.ask(job).map_err(|_| BenchError::ReactorEnded)
 }
 
 /// What a report says of what is measured.

@@ -21,9 +21,8 @@ use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::executor::{Io, Reactor, Sleep};
 use ashlar_reactor::op::{Device, DeviceId, LATE, Op, Outcome};
-use ashlar_reactor::traffic;
+use ashlar_reactor::traffic::{self, Kind, Traffic};
 use ashlar_reactor::wait_list::WaitList;
-use ashlar_reactor::window::Window;
 
 use crate::error::DriveError;
 use crate::gate::Gate;
@@ -69,9 +68,8 @@ pub struct Drive {
     health: Cell<Health>,
     counters: Cell<Counters>,
     opinion: Cell<Opinion>,
-    reads: RefCell<Window>,
-    writes: RefCell<Window>,
-    flushes: RefCell<Window>,
+    /// Each attempt that succeeded by itself. How much is under way, the backend knows.
+    traffic: Traffic,
     flush: FlushState,
     gate: RefCell<Option<Rc<Gate>>>,
     /// Operations that wait to be tried again, or at the gate.
@@ -134,9 +132,7 @@ impl Drive {
             health: Cell::default(),
             counters: Cell::default(),
             opinion: Cell::default(),
-            reads: RefCell::default(),
-            writes: RefCell::default(),
-            flushes: RefCell::default(),
+            traffic: Traffic::default(),
             flush: FlushState::default(),
             gate: RefCell::default(),
             held_back: WaitList::default(),
@@ -168,28 +164,13 @@ impl Drive {
 
     /// How long it took lately.
     pub fn latency(&self) -> Latency {
-        let now = self.reactor.now();
-        Latency {
-            reads: summary(self.reads.borrow_mut().lately(now)),
-            writes: summary(self.writes.borrow_mut().lately(now)),
-        }
+        let traffic = self.traffic();
+        Latency { reads: summary(traffic.reads.lately), writes: summary(traffic.writes.lately) }
     }
 
-    /// What was asked of it, each attempt that succeeded by itself. How much is under way, the
-    /// backend knows.
+    /// What was asked of it, but for how much is under way.
     pub fn traffic(&self) -> traffic::Report {
-        let now = self.reactor.now();
-        let requests = |window: &RefCell<Window>| {
-            let mut window = window.borrow_mut();
-            traffic::Requests { lately: window.lately(now), total: window.total() }
-        };
-        traffic::Report {
-            reads: requests(&self.reads),
-            writes: requests(&self.writes),
-            flushes: requests(&self.flushes),
-            depth: 0,
-            depth_max: 0,
-        }
+        self.traffic.report(self.reactor.now())
     }
 
     /// Notes what its siblings say of its pace, now (see [`crate::slow`]).
@@ -265,15 +246,7 @@ impl Drive {
     #[inline]
     pub fn read_now(&self, offset: u64, into: &Buffers) -> bool {
         let asked = Asked::Read { bytes: into.len() as u64 };
-        let done = self.is_alive()
-            && self
-                .reactor
-                .read_now(self.device, offset, into)
-                .is_some_and(|outcome| asked.is_answered_by(outcome));
-        if done {
-            self.good_answer(asked, Duration::ZERO);
-        }
-        done
+        self.does_now(asked, |reactor| reactor.read_now(self.device, offset, into))
     }
 
     /// What a drive of memory has there, without a copy; it shows what is written later, so it is
@@ -355,7 +328,9 @@ impl Drive {
 
     fn start(self: &Rc<Self>, op: Op, gate: Option<Rc<Gate>>) -> DriveIo {
         let asked = Asked::of(&op);
-        if self.does_now(&op, asked, gate.as_deref()) {
+        // Nobody else has a drive of memory, so it is never too late; but its gate may be shut.
+        let may_pass = gate.as_ref().is_none_or(|gate| gate.until().is_some());
+        if may_pass && self.does_now(asked, |reactor| reactor.run_now(&op)) {
             return DriveIo { under_way: None };
         }
         let state = self.attempt(op, gate.as_deref());
@@ -364,12 +339,12 @@ impl Drive {
         DriveIo { under_way: Some(under_way) }
     }
 
-    /// Whether the drive, of memory, has done it already; nobody else has it, so that it is never
-    /// too late. It does the same again if that went wrong.
-    fn does_now(&self, op: &Op, asked: Asked, gate: Option<&Gate>) -> bool {
+    /// Whether the drive is memory and has done it already. It does the same again if that went
+    /// wrong.
+    #[inline]
+    fn does_now(&self, asked: Asked, run: impl FnOnce(&Reactor) -> Option<Outcome>) -> bool {
         let done = self.is_alive()
-            && gate.is_none_or(|gate| gate.until().is_some())
-            && self.reactor.run_now(op).is_some_and(|outcome| asked.is_answered_by(outcome));
+            && run(&self.reactor).is_some_and(|outcome| asked.is_answered_by(outcome));
         if done {
             self.good_answer(asked, Duration::ZERO);
         }
@@ -455,12 +430,14 @@ impl Drive {
         health.good_answer(&self.health_limits);
         self.health.set(health);
         self.count(asked);
-        let now = self.reactor.turn_time();
-        match asked {
-            Asked::Read { bytes } => self.reads.borrow_mut().add(now, took, bytes),
-            Asked::Write { bytes } => self.writes.borrow_mut().add(now, took, bytes),
-            Asked::Flush => self.flushes.borrow_mut().add(now, took, 0),
-            Asked::WriteZeroes { .. } => {}
+        let kind = match asked {
+            Asked::Read { bytes } => Some((Kind::Read, bytes)),
+            Asked::Write { bytes } => Some((Kind::Write, bytes)),
+            Asked::Flush => Some((Kind::Flush, 0)),
+            Asked::WriteZeroes { .. } => None,
+        };
+        if let Some((kind, bytes)) = kind {
+            self.traffic.took(kind, bytes, took, self.reactor.turn_time());
         }
         if matches!(asked, Asked::Write { .. } | Asked::WriteZeroes { .. }) {
             self.flush.writes_completed.set(self.flush.writes_completed.get() + 1);

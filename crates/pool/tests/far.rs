@@ -4,7 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 use std::rc::Rc;
-use std::sync::mpsc;
 use std::time::Duration;
 
 use ashlar_drive::drive::{Drive, Limits};
@@ -40,12 +39,7 @@ fn on<T: Send + 'static, F: Future<Output = T> + 'static>(
     core: &Core,
     make: impl FnOnce(Reactor) -> F + Send + 'static,
 ) -> T {
-    let (reply, answer) = mpsc::channel();
-    let letter = move |reactor: &Reactor| {
-        let future = make(reactor.clone());
-        reactor.spawn(async move { reply.send(future.await).unwrap() });
-    };
-    core.sender().send(letter).unwrap();
+    let answer = core.sender().ask(make).unwrap();
     answer.recv_timeout(PATIENCE).expect("the reactor answers")
 }
 

@@ -461,9 +461,7 @@ impl Array {
         rows: std::ops::Range<u32>,
         mode: Mode,
     ) -> RangeGuard {
-        let first = stripe.0 * u64::from(self.layout().chunk_bytes);
-        let key = |row| first + u64::from(row);
-        self.locks.lock(key(rows.start)..key(rows.end), mode).await
+        self.locks.lock(self.row_keys(stripe, &rows), mode).await
     }
 
     /// Whether rows of one stripe could be locked without a wait.
@@ -473,9 +471,12 @@ impl Array {
         rows: &std::ops::Range<u32>,
         mode: Mode,
     ) -> bool {
+        self.locks.is_free(self.row_keys(stripe, rows), mode)
+    }
+
+    fn row_keys(&self, stripe: StripeIndex, rows: &std::ops::Range<u32>) -> std::ops::Range<u64> {
         let first = stripe.0 * u64::from(self.layout().chunk_bytes);
-        let key = |row: u32| first + u64::from(row);
-        self.locks.is_free(key(rows.start)..key(rows.end), mode)
+        first + u64::from(rows.start)..first + u64::from(rows.end)
     }
 
     /// Locks all rows of one stripe.

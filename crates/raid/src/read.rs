@@ -12,7 +12,7 @@ use ashlar_drive::drive::{Drive, DriveIo};
 use ashlar_drive::error::DriveError;
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::backend::Instant;
-use ashlar_reactor::buffer::{Buffer, Buffers};
+use ashlar_reactor::buffer::{Buffer, Buffers, DIRECT_ALIGN};
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
 use ashlar_reactor::traffic::Kind;
@@ -25,9 +25,6 @@ use crate::layout::{Piece, Positions};
 use crate::read_plan;
 use crate::verify::{blocks, within};
 use crate::write_plan::each;
-
-/// Memory for direct I/O begins at a multiple of this many bytes.
-const MEMORY_ALIGN: usize = 512;
 
 /// How a piece is being read. What is rare is boxed: this is moved with every read.
 enum Started {
@@ -145,7 +142,7 @@ impl Array {
         if self.settings().hedge_percent() > 0 && self.layout().is_redundant() {
             return Started::Hedged(Box::new(self.start_hedged(piece, position, &drive, at)));
         }
-        if !into.is_aligned(MEMORY_ALIGN.max(self.sector_bytes as usize)) {
+        if !into.is_aligned(DIRECT_ALIGN.max(self.sector_bytes as usize)) {
             return Started::Not;
         }
         Started::Direct(position, drive.read(at, into.clone()))

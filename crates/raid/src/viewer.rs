@@ -4,16 +4,13 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use ashlar_reactor::buffer::Buffers;
+use ashlar_reactor::buffer::{Buffers, DIRECT_ALIGN};
 use ashlar_reactor::executor::{Io, Reactor};
 use ashlar_reactor::op::{Device, DeviceId, Op};
 use smallvec::SmallVec;
 
 use crate::layout::Piece;
 use crate::view::View;
-
-/// Memory for direct I/O begins at a multiple of this many bytes.
-const MEMORY_ALIGN: usize = 512;
 
 /// A view on its way to another reactor, and the members' drives with it.
 pub struct Shown {
@@ -67,7 +64,7 @@ impl Viewer {
     /// Starts what is to be read, if all of it can be.
     fn begin(&self, offset: u64, into: &Buffers) -> Option<SmallVec<[(Io, u64); 2]>> {
         let (view, len) = (&self.view, into.len() as u64);
-        let align = MEMORY_ALIGN.max(view.sector_bytes as usize);
+        let align = DIRECT_ALIGN.max(view.sector_bytes as usize);
         if !view.is_open() || !view.layout.contains(offset, len) || !into.is_aligned(align) {
             return None;
         }

@@ -23,6 +23,8 @@ use crate::arena::{Arena, PIECE_BYTES_MAX, PIECE_BYTES_MIN, Piece};
 
 /// Alignment of engine memory in bytes: enough for O_DIRECT on every drive with 4 KiB sectors.
 pub const BUFFER_ALIGN: usize = 4096;
+/// What direct I/O asks of memory addresses: multiples of so many bytes, or of a larger sector.
+pub const DIRECT_ALIGN: usize = 512;
 /// Largest pooled buffer in bytes; one chunk of the largest size.
 pub const BUFFER_BYTES_MAX: usize = 1 << 20;
 /// Free buffers kept for each size; more are returned to where they came from.

@@ -30,6 +30,22 @@ impl Sender {
         self.letters.send(Box::new(letter)).map_err(|_| Stopped)?;
         (&*self.bell).write_all(&1u64.to_ne_bytes()).map_err(|_| Stopped)
     }
+
+    /// Starts something on the reactor; its answer can be waited for.
+    pub fn ask<T: Send + 'static, F: Future<Output = T> + 'static>(
+        &self,
+        job: impl FnOnce(Reactor) -> F + Send + 'static,
+    ) -> Result<mpsc::Receiver<T>, Stopped> {
+        let (reply, answer) = mpsc::channel();
+        self.send(move |reactor| {
+            let future = job(reactor.clone());
+            reactor.spawn(async move {
+                // Nobody listens only if whoever asked has given up.
+                let _ = reply.send(future.await);
+            });
+        })?;
+        Ok(answer)
+    }
 }
 
 /// The receiving end, to be moved to the reactor's thread.

@@ -4,6 +4,7 @@
 use std::cell::{Cell, RefCell};
 use std::iter::Sum;
 use std::ops::Add;
+use std::time::Duration;
 
 use crate::backend::Instant;
 use crate::window::{Lately, Total, Window};
@@ -84,7 +85,12 @@ impl Traffic {
 
     /// A request of so many bytes, which began then, was done `now`.
     pub fn served(&self, kind: Kind, bytes: u64, began: Instant, now: Instant) {
-        self.window(kind).borrow_mut().add(now, now.since(began), bytes);
+        self.took(kind, bytes, now.since(began), now);
+    }
+
+    /// The same of one that took so long.
+    pub fn took(&self, kind: Kind, bytes: u64, took: Duration, now: Instant) {
+        self.window(kind).borrow_mut().add(now, took, bytes);
     }
 
     pub fn report(&self, now: Instant) -> Report {

@@ -14,6 +14,7 @@ mod tag;
 mod entry;
 mod ring;
 mod device;
+mod trial;
 mod polled;
 mod passthrough;
 #[cfg(test)]
@@ -42,8 +43,8 @@ use crate::ram::{Lender, Ram};
 use crate::uring::device::{FileDevice, Registered};
 use crate::uring::entry::{Target, cancel, entry, readable};
 use crate::uring::gauges::{Gauges, Use, Why};
-use crate::uring::passthrough::{LOOK_EVERY, Passing, is_refusal};
-use crate::uring::polled::Polling;
+use crate::uring::passthrough::{LOOK_EVERY, Passing, Passthrough, is_refusal};
+use crate::uring::polled::{Polled, Polling};
 use crate::uring::probe::{Kind, build};
 use crate::uring::ring::Ring;
 use crate::uring::tag::Tag;
@@ -197,7 +198,7 @@ impl UringBackend {
         let Registered::File(file) = &mut devices[index] else {
             unreachable!("a file, says the caller");
         };
-        let answer = match polling.ring(arena.as_ref()) {
+        let answer = match polling.ring(|| Polled::build(arena.as_ref())) {
             Ok(polled) => {
                 polled.probe(index, file);
                 polled.news(now(*started));
@@ -217,7 +218,7 @@ impl UringBackend {
             (Passing::Off, _) => Why::Off,
             (_, None) => Why::NotNamespace,
             (_, Some(Err(errno))) => Why::Refused(errno),
-            (_, Some(Ok(generic))) => match passing.ring() {
+            (_, Some(Ok(generic))) => match passing.ring(Passthrough::build) {
                 Ok(passthrough) => {
                     file.generic = Some(generic);
                     passthrough.try_out(index, file);

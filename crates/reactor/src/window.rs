@@ -42,6 +42,15 @@ struct Half {
     longest_ns: u64,
 }
 
+impl Half {
+    fn total(&self) -> Total {
+        let Sum { count, bytes, time_ns } = self.sum;
+        let mut octaves = [0; OCTAVES];
+        octaves.iter_mut().zip(self.times.octaves()).for_each(|(octave, its)| *octave = its);
+        Total { count, bytes, time_ns, octaves }
+    }
+}
+
 /// Since the beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Total {
@@ -140,9 +149,7 @@ impl Window {
     }
 
     pub fn total(&self) -> Total {
-        let mut total = self.total;
-        total.include(&self.current);
-        total
+        self.total + self.current.total()
     }
 
     pub fn lately(&mut self, now: Instant) -> Lately {
@@ -173,7 +180,7 @@ impl Window {
     #[cold]
     fn turn_over(&mut self, now: Instant, age: Duration) {
         let current = std::mem::take(&mut self.current);
-        self.total.include(&current);
+        self.total = self.total + current.total();
         if age < 2 * HALF_WINDOW {
             (self.previous, self.previous_began) = (current, self.began);
         } else {
@@ -181,17 +188,6 @@ impl Window {
             (self.previous, self.previous_began) = (Half::default(), half_ago);
         }
         self.began = now;
-    }
-}
-
-impl Total {
-    fn include(&mut self, half: &Half) {
-        self.count += half.sum.count;
-        self.bytes += half.sum.bytes;
-        self.time_ns = self.time_ns.saturating_add(half.sum.time_ns);
-        for (octave, more) in self.octaves.iter_mut().zip(half.times.octaves()) {
-            *octave += more;
-        }
     }
 }
 

@@ -28,13 +28,7 @@ fn on<T: Send + 'static, F: Future<Output = T> + 'static>(
     core: &Core,
     make: impl FnOnce(Reactor) -> F + Send + 'static,
 ) -> mpsc::Receiver<T> {
-    let (reply, answer) = mpsc::channel();
-    let letter = move |reactor: &Reactor| {
-        let future = make(reactor.clone());
-        reactor.spawn(async move { reply.send(future.await).unwrap() });
-    };
-    core.sender().send(letter).unwrap();
-    answer
+    core.sender().ask(make).unwrap()
 }
 
 fn wait<T>(answer: &mpsc::Receiver<T>) -> T {

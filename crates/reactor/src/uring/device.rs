@@ -4,8 +4,8 @@
 //! |---|---|---|
 //! | file, block device | by a ring: the polled one, if it can be polled | by the kernel |
 //! | NVMe namespace | the same, or as commands by a ring for these, if so chosen | the same |
-//! | memory | at once: a copy | at the next look |
-//! | the drive that does nothing | at once | at the next look |
+//! | memory | at once: a copy | at once, or at the next look |
+//! | the drive that does nothing | at once | the same |
 //! | modelled drive | at once: a copy | when its numbers say so |
 //! | NVMe drive of ours | at once: a queue in its memory | when its queues are looked at |
 //! | lossy drive | at once: a cache; by the ring what that asks of its file | by the cache |

@@ -24,8 +24,9 @@ use crate::uring::device::FileDevice;
 use crate::uring::entry::list;
 use crate::uring::gauges::{Use, Why};
 use crate::uring::probe::{Kind, WideRing, build_wide};
-use crate::uring::ring::{Ring, errno};
+use crate::uring::ring::Ring;
 use crate::uring::tag::Tag;
+use crate::uring::trial::Trial;
 
 /// Bytes of the read that tries a namespace: whole blocks of any size that is served.
 const TRIAL_BYTES: usize = 4096;
@@ -35,38 +36,7 @@ const TRIAL_WORD: [u8; 8] = [0x9e, 0x37, 0x79, 0xb9, 0x7f, 0x4a, 0x7c, 0x15];
 /// completions.
 pub(super) const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Whether there is such a ring.
-pub(super) enum Passing {
-    Off,
-    /// No namespace has been there.
-    Untried,
-    Failed(Errno),
-    On(Box<Passthrough>),
-}
-
-impl Passing {
-    /// The ring, built when it is first asked for.
-    pub(super) fn ring(&mut self) -> Result<&mut Passthrough, Why> {
-        if let Passing::Untried = self {
-            *self = match build_wide() {
-                Ok(io) => Passing::On(Box::new(Passthrough::new(io))),
-                Err(error) => Passing::Failed(errno(&error)),
-            };
-        }
-        match self {
-            Passing::On(passthrough) => Ok(passthrough),
-            Passing::Failed(errno) => Err(Why::Refused(*errno)),
-            Passing::Off | Passing::Untried => Err(Why::Off),
-        }
-    }
-
-    pub(super) fn on(&mut self) -> Option<&mut Passthrough> {
-        match self {
-            Passing::On(passthrough) => Some(passthrough),
-            Passing::Off | Passing::Untried | Passing::Failed(_) => None,
-        }
-    }
-}
+pub(super) type Passing = Trial<Passthrough>;
 
 pub(super) struct Passthrough {
     pub(super) ring: Ring<Entry128, cqueue::Entry32>,
@@ -79,6 +49,10 @@ pub(super) struct Passthrough {
 }
 
 impl Passthrough {
+    pub(super) fn build() -> std::io::Result<Passthrough> {
+        build_wide().map(Passthrough::new)
+    }
+
     fn new(io: WideRing) -> Passthrough {
         let ring = Ring::new(io, Kind::Wide, None);
         Passthrough { ring, trials: BTreeMap::new(), moved: Vec::new(), awaited: false }

@@ -19,8 +19,9 @@ use crate::uring::device::FileDevice;
 use crate::uring::entry::entry;
 use crate::uring::gauges::{Use, Why};
 use crate::uring::probe::{Kind, build};
-use crate::uring::ring::{Ring, errno};
+use crate::uring::ring::Ring;
 use crate::uring::tag::Tag;
+use crate::uring::trial::Trial;
 
 /// Bytes of the read that tries a device: any drive's sector fits.
 const PROBE_BYTES: usize = 4096;
@@ -32,38 +33,7 @@ const NAP_SHARE: u32 = 8;
 const NAP_MIN: Duration = Duration::from_micros(250);
 const NAP_MAX: Duration = Duration::from_millis(50);
 
-/// Whether there is such a ring.
-pub(super) enum Polling {
-    Off,
-    /// No device has been there that could be polled.
-    Untried,
-    Failed(Errno),
-    On(Box<Polled>),
-}
-
-impl Polling {
-    /// The ring, built when it is first asked for.
-    pub(super) fn ring(&mut self, arena: Option<&Rc<Arena>>) -> Result<&mut Polled, Why> {
-        if let Polling::Untried = self {
-            *self = match build(Kind::Polled) {
-                Ok((io, _)) => Polling::On(Box::new(Polled::new(io, arena.cloned()))),
-                Err(error) => Polling::Failed(errno(&error)),
-            };
-        }
-        match self {
-            Polling::On(polled) => Ok(polled),
-            Polling::Failed(errno) => Err(Why::Refused(*errno)),
-            Polling::Off | Polling::Untried => Err(Why::Off),
-        }
-    }
-
-    pub(super) fn on(&mut self) -> Option<&mut Polled> {
-        match self {
-            Polling::On(polled) => Some(polled),
-            Polling::Off | Polling::Untried | Polling::Failed(_) => None,
-        }
-    }
-}
+pub(super) type Polling = Trial<Polled>;
 
 pub(super) struct Polled {
     pub(super) ring: Ring,
@@ -75,6 +45,10 @@ pub(super) struct Polled {
 }
 
 impl Polled {
+    pub(super) fn build(arena: Option<&Rc<Arena>>) -> std::io::Result<Polled> {
+        build(Kind::Polled).map(|(io, _)| Polled::new(io, arena.cloned()))
+    }
+
     pub(super) fn new(io: IoUring, arena: Option<Rc<Arena>>) -> Polled {
         let ring = Ring::new(io, Kind::Polled, arena);
         let never = Instant::default();

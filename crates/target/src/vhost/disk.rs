@@ -11,7 +11,7 @@ use ashlar_format::units::to_usize;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::error::ArrayError;
 use ashlar_reactor::backend::Instant;
-use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffers};
+use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffers, DIRECT_ALIGN};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::traffic::{self, Kind, Traffic};
 
@@ -33,8 +33,6 @@ const _: () = assert!(BYTES_IN_FLIGHT_MAX / QUEUES_MAX as u64 >= PIECE_BYTES);
 const PIECES_DIRECT_MAX: usize = 512;
 /// Requests that may be done before the guest is told of them: room is made at the start.
 pub(crate) const UNTOLD_MAX: usize = 2560;
-/// What direct I/O asks of memory addresses.
-const DIRECT_ALIGN: usize = 512;
 
 /// Requests answered since the export was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use ashlar_drive::drive::{Drive, Limits};
@@ -146,11 +145,6 @@ pub fn on_reactor<T: Send + 'static, F: Future<Output = T> + 'static>(
     core: &Core,
     make: impl FnOnce(Reactor) -> F + Send + 'static,
 ) -> T {
-    let (reply, answer) = mpsc::channel();
-    let letter = move |reactor: &Reactor| {
-        let future = make(reactor.clone());
-        reactor.spawn(async move { reply.send(future.await).unwrap() });
-    };
-    core.sender().send(letter).unwrap();
+    let answer = core.sender().ask(make).unwrap();
     answer.recv_timeout(PATIENCE).expect("the reactor answers")
 }
