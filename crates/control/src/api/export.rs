@@ -174,4 +174,7 @@ pub struct Export {
     pub traffic: Option<Traffic>,
     /// Options for QEMU that give the volume to a guest, where there are any.
     pub qemu: Option<String>,
+    /// Elements of libvirt's description of a guest that give it the volume.
+    #[serde(default)]
+    pub libvirt: Option<String>,
 }

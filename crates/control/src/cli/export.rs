@@ -48,8 +48,11 @@ pub enum Command {
         #[arg(add = ArgValueCandidates::new(complete::exports))]
         name: String,
         /// Only the options that give it to a QEMU guest
-        #[arg(long)]
+        #[arg(long, conflicts_with = "libvirt")]
         qemu: bool,
+        /// Only the XML that gives it to a libvirt guest
+        #[arg(long)]
+        libvirt: bool,
     },
 }
 
@@ -150,11 +153,13 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
             let export: Export = client.post(&path, &limits.change()).await?;
             show(output, &export, |export| limits_shown(&export.limits))
         }
-        Command::Show { name, qemu } => {
+        Command::Show { name, qemu, libvirt } => {
             let export: Export = client.get(&path_of("exports", &name)).await?;
-            if qemu {
-                let none = || Refusal::invalid(format!("{name} is no export for a QEMU guest"));
-                say(&export.qemu.ok_or_else(none)?);
+            if qemu || libvirt {
+                let only = if qemu { export.qemu } else { export.libvirt };
+                let none =
+                    || Refusal::invalid(format!("{name} is no export for a virtual machine"));
+                say(&only.ok_or_else(none)?);
                 return Ok(());
             }
             show(output, &export, details)

@@ -365,6 +365,7 @@ impl Host {
         let array = self.array_name(known.array);
         let mut export = Export {
             qemu: known.front.qemu(name),
+            libvirt: known.front.libvirt(),
             kind: known.front.kind(),
             place: known.front.place(),
             socket: known.front.socket().map(Path::to_owned),
