@@ -364,7 +364,7 @@ impl Queue {
     /// Waits for kicks. They need no answer while the ring is polled.
     async fn listen(self: Rc<Self>, kick: Rc<File>) {
         while self.state.get() != State::Stopped {
-            let wait = self.reactor().submit(Op::Readable { fd: kick.as_raw_fd() });
+            let wait = self.reactor().submit(Op::readable(kick.as_raw_fd()));
             if wait.await.is_err() {
                 self.reactor().sleep(LISTEN_AGAIN).await;
             }
