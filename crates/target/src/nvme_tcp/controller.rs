@@ -210,10 +210,6 @@ impl Controller {
         inner.phase == Phase::Ended && inner.queues.is_empty()
     }
 
-    pub(crate) fn queues(&self) -> usize {
-        self.inner().queues.len()
-    }
-
     /// Waits until one that has ended is at rest. False: it is not, by then.
     pub(crate) fn wait_for_rest(&self, at_most: Duration) -> bool {
         let under_way = |inner: &mut Inner| !inner.queues.is_empty();

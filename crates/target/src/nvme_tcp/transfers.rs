@@ -65,6 +65,12 @@ impl<T> Transfers<T> {
         Ok((data.offset..end, &transfer.of))
     }
 
+    /// What is to be known of a transfer.
+    pub(crate) fn of(&self, tag: u16) -> Option<&T> {
+        let transfer = self.open.get(usize::from(tag)).and_then(Option::as_ref);
+        transfer.map(|transfer| &transfer.of)
+    }
+
     /// What was accepted has come. True: that was all of it.
     pub(crate) fn came(&mut self, data: &DataOf, intact: bool) -> bool {
         let transfer = self.open.get_mut(usize::from(data.tag)).and_then(Option::as_mut);
