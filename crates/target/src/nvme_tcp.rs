@@ -41,7 +41,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use ashlar_reactor::mailbox::Sender;
-use ashlar_reactor::nvme::fabrics::DISCOVERY_NQN;
+use ashlar_reactor::nvme::fabrics::{DISCOVERY_NQN, padded};
 use ashlar_reactor::registry::Key;
 
 pub use crate::nvme_tcp::identify::NAMESPACES_MAX;
@@ -276,7 +276,7 @@ fn add(
     inner.generation += 1;
     let its_lines = lines.clone();
     let subsystem = inner.subsystems.entry(spec.subsystem.clone()).or_insert_with(|| Subsystem {
-        serial: serial(&spec.subsystem),
+        serial: padded(&serial(&spec.subsystem)),
         lines: its_lines,
         cores,
         queues_max: spec.queues_max,
@@ -382,7 +382,7 @@ impl AddNamespace {
 }
 
 /// What hosts see as the serial number of a subsystem: it follows from its name.
-fn serial(subsystem: &str) -> [u8; SERIAL_BYTES] {
+pub fn serial(subsystem: &str) -> String {
     let hash = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, subsystem.as_bytes());
-    ashlar_reactor::nvme::fabrics::padded(&format!("{hash:016x}"))
+    format!("{hash:016x}")
 }

@@ -34,8 +34,8 @@ use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::nvme::command::{Command, Completion, Status};
 use ashlar_reactor::nvme::pdu::{
-    CapsuleResp, DIGEST_BYTES, Data, DataDigest, Digests, Fault, Kind, LAST, R2t, SUCCESS,
-    Shape, TermReq,
+    CapsuleResp, DIGEST_BYTES, Data, DataDigest, Digests, Fault, Kind, LAST, R2t, SUCCESS, Shape,
+    TermReq,
 };
 use ashlar_reactor::op::Errno;
 use ashlar_reactor::socket::{CUT_OFF, Socket};
