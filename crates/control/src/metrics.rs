@@ -283,6 +283,7 @@ mod tests {
             traffic: Some(traffic),
             qemu: None,
             libvirt: None,
+            nvme: None,
         };
         let counters = CoreCounters { busy_ns: 2_500_000_000, turns: 7, ..CoreCounters::default() };
         let core = CoreStatus {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_target::export::{Export, ExportError, Part};
 use ashlar_target::limits::{Rate, RateLimits, Rates};
+use ashlar_target::nvme_tcp::{self, NvmeTcpExport, Ports};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
 use crate::api::export::{ExportCounters, ExportLimits};
@@ -37,20 +38,30 @@ pub struct Served {
     export: Arc<Mutex<Owned>>,
 }
 
+/// How a volume presents itself to initiators.
+pub struct Label {
+    /// Of the export.
+    pub name: String,
+    /// What initiators see as the disk's serial number.
+    pub serial: String,
+    /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
+    pub atomic_bytes: u32,
+}
+
 impl Served {
-    /// `serial`: what initiators see as the disk's serial number. The parts, at least one, take
-    /// its queues in turn; the first is that of the reactor which has the volume.
+    /// The parts, at least one, take its queues in turn; the first is that of the reactor which has
+    /// the volume.
     pub async fn start(
         front: Front,
-        name: String,
-        serial: String,
+        label: Label,
         limits: ExportLimits,
         parts: Vec<Part>,
+        ports: &Ports,
     ) -> Answer<Served> {
         let cores = parts.iter().map(|part| part.core.clone()).collect();
-        let limits = RateLimits::new(rates(limits));
+        let (limits, ports) = (RateLimits::new(rates(limits)), ports.clone());
         let its = limits.clone();
-        let started = beside(move || start(front, name, serial, its, parts)).await?;
+        let started = beside(move || start(front, label, its, parts, &ports)).await?;
         let export = started.map_err(refusal)?;
         Ok(Served { cores, limits, export: Arc::new(Mutex::new(Some(export))) })
     }
@@ -89,12 +100,26 @@ impl Served {
 
 fn start(
     front: Front,
-    name: String,
-    serial: String,
+    label: Label,
     limits: Arc<RateLimits>,
     parts: Vec<Part>,
+    ports: &Ports,
 ) -> Result<Box<dyn Export>, ExportError> {
+    let Label { name, serial, atomic_bytes } = label;
     match front {
+        Front::NvmeTcp { listen, nqn, nsid, hosts, queues } => {
+            let spec = nvme_tcp::ExportSpec {
+                name,
+                listen,
+                subsystem: nqn,
+                namespace: Some(nsid),
+                hosts,
+                queues_max: queues,
+                atomic_bytes,
+                limits,
+            };
+            Ok(Box::new(NvmeTcpExport::start(ports, parts, spec)?))
+        }
         Front::VhostUserBlk { socket, queues } => {
             let spec = ExportSpec { name, socket, queues_max: queues, serial, limits };
             Ok(Box::new(VhostExport::start(parts, spec)?))

@@ -7,17 +7,20 @@
 //!
 //! From the bottom: `command` is the wire; `bus` is how registers and memory are reached (`vfio`
 //! is the real one); `memory` is what is shared; `queue` a pair of queues; `controller` brings one
-//! up; `prp` tells it where data is; `device` serves operations.
+//! up; `prp` tells it where data is; `device` serves operations. `fabrics` and `pdu` are the wire
+//! of NVMe/TCP, for both of its ends.
 
 pub mod bus;
 pub mod command;
 pub mod controller;
 pub mod device;
+pub mod fabrics;
 pub mod generic;
 pub(crate) mod lent;
 mod memory;
 #[cfg(test)]
 pub(crate) mod model;
+pub mod pdu;
 mod prp;
 mod queue;
 pub mod vfio;

@@ -11,4 +11,6 @@ mod budget;
 pub mod limits;
 pub mod disk;
 pub mod export;
+mod line;
 pub mod vhost;
+pub mod nvme_tcp;

@@ -16,34 +16,100 @@ pub const IDENTIFY_BYTES: usize = 4096;
 pub const BLOCKS_MAX: u32 = 1 << 16;
 
 /// Opcodes of the admin command set (Base figure 138).
-#[derive(Clone, Copy)]
-enum Admin {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Admin {
     DeleteSubmissionQueue = 0x00,
     CreateSubmissionQueue = 0x01,
+    GetLogPage = 0x02,
     DeleteCompletionQueue = 0x04,
     CreateCompletionQueue = 0x05,
     Identify = 0x06,
     Abort = 0x08,
     SetFeatures = 0x09,
+    GetFeatures = 0x0a,
+    AsyncEvent = 0x0c,
+    KeepAlive = 0x18,
+}
+
+impl Admin {
+    pub fn from_byte(byte: u8) -> Option<Admin> {
+        Some(match byte {
+            0x00 => Admin::DeleteSubmissionQueue,
+            0x01 => Admin::CreateSubmissionQueue,
+            0x02 => Admin::GetLogPage,
+            0x04 => Admin::DeleteCompletionQueue,
+            0x05 => Admin::CreateCompletionQueue,
+            0x06 => Admin::Identify,
+            0x08 => Admin::Abort,
+            0x09 => Admin::SetFeatures,
+            0x0a => Admin::GetFeatures,
+            0x0c => Admin::AsyncEvent,
+            0x18 => Admin::KeepAlive,
+            _ => return None,
+        })
+    }
 }
 
 /// Opcodes of the NVM command set (NVM figure 23).
-#[derive(Clone, Copy)]
-enum Nvm {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Nvm {
     Flush = 0x00,
     Write = 0x01,
     Read = 0x02,
+    Compare = 0x05,
     WriteZeroes = 0x08,
+    DatasetManagement = 0x09,
+}
+
+impl Nvm {
+    pub fn from_byte(byte: u8) -> Option<Nvm> {
+        Some(match byte {
+            0x00 => Nvm::Flush,
+            0x01 => Nvm::Write,
+            0x02 => Nvm::Read,
+            0x05 => Nvm::Compare,
+            0x08 => Nvm::WriteZeroes,
+            0x09 => Nvm::DatasetManagement,
+            _ => return None,
+        })
+    }
 }
 
 /// Feature "Number of Queues" (Base 5.27.1.5).
-const FEATURE_QUEUES: u32 = 0x07;
+pub const FEATURE_QUEUES: u32 = 0x07;
+/// Feature "Keep Alive Timer", in milliseconds (Base 5.27.1.12).
+pub const FEATURE_KEEP_ALIVE: u32 = 0x0f;
 /// Identify's CNS values (Base figure 273).
-const CNS_NAMESPACE: u32 = 0x00;
-const CNS_CONTROLLER: u32 = 0x01;
-const CNS_ACTIVE_NAMESPACES: u32 = 0x02;
+pub const CNS_NAMESPACE: u32 = 0x00;
+pub const CNS_CONTROLLER: u32 = 0x01;
+pub const CNS_ACTIVE_NAMESPACES: u32 = 0x02;
+pub const CNS_NAMESPACE_DESCRIPTORS: u32 = 0x03;
 /// Write Zeroes: the blocks may be deallocated (NVM 3.2.8, DEAC).
-const DEALLOCATE: u32 = 1 << 25;
+pub const DEALLOCATE: u32 = 1 << 25;
+/// Reads, writes, write zeroes: durable before it is answered (NVM 3.2.6, FUA).
+pub const FORCE_UNIT_ACCESS: u32 = 1 << 30;
+/// Dataset Management: the ranges may be deallocated (NVM 3.2.3, AD), of 16 bytes each.
+pub const DATASET_DEALLOCATE: u32 = 1 << 2;
+pub const DATASET_RANGE_BYTES: usize = 16;
+pub const DATASET_RANGES_MAX: usize = 256;
+
+/// PSDT: the data pointer is an SGL (Base 4.1.2), as all commands over fabrics have it.
+const BY_SGL: u32 = 1 << 14;
+/// SGL descriptors (Base 4.1.2.1): data block at an offset in the capsule, and data that the
+/// transport moves.
+const SGL_IN_CAPSULE: u32 = 0x01 << 24;
+const SGL_TRANSPORT: u32 = 0x5a << 24;
+
+/// Where the data of a command is that comes over a fabric (Base 4.1.2.1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sgl {
+    /// So many bytes in the capsule, from an offset in its data.
+    InCapsule { offset: u64, bytes: u32 },
+    /// So many bytes, by PDUs of their own.
+    Transport { bytes: u32 },
+}
 
 /// A submission queue entry (Base 3.3.3.1). Its identifier and data pointer are filled in when it
 /// is sent.
@@ -53,14 +119,14 @@ pub struct Command {
 }
 
 impl Command {
-    fn new(opcode: u32, namespace: u32) -> Command {
+    pub(crate) fn new(opcode: u32, namespace: u32) -> Command {
         let mut dwords = [0; COMMAND_BYTES / 4];
         (dwords[0], dwords[1]) = (opcode, namespace);
         Command { dwords }
     }
 
     /// Sets dwords 10 and up, which are each command's own.
-    fn words<const N: usize>(mut self, words: [u32; N]) -> Command {
+    pub(crate) fn words<const N: usize>(mut self, words: [u32; N]) -> Command {
         self.dwords[10..10 + N].copy_from_slice(&words);
         self
     }
@@ -78,6 +144,60 @@ impl Command {
         (self.dwords[6], self.dwords[7]) = halves(first);
         (self.dwords[8], self.dwords[9]) = halves(second);
         self
+    }
+
+    /// The data pointer of a command over fabrics.
+    #[must_use]
+    pub fn with_sgl(mut self, sgl: Sgl) -> Command {
+        let (at, bytes, kind) = match sgl {
+            Sgl::InCapsule { offset, bytes } => (offset, bytes, SGL_IN_CAPSULE),
+            Sgl::Transport { bytes } => (0, bytes, SGL_TRANSPORT),
+        };
+        (self.dwords[6], self.dwords[7]) = halves(at);
+        (self.dwords[8], self.dwords[9]) = (bytes, kind);
+        self.dwords[0] |= BY_SGL;
+        self
+    }
+
+    /// `None`: not one of those that NVMe/TCP has.
+    pub fn sgl(&self) -> Option<Sgl> {
+        let bytes = self.dwords[8];
+        match self.dwords[9] & 0xff00_0000 {
+            SGL_IN_CAPSULE => Some(Sgl::InCapsule { offset: self.quad(6), bytes }),
+            SGL_TRANSPORT => Some(Sgl::Transport { bytes }),
+            _ => None,
+        }
+    }
+
+    pub fn from_bytes(bytes: &[u8; COMMAND_BYTES]) -> Command {
+        let mut dwords = [0; COMMAND_BYTES / 4];
+        for (dword, place) in dwords.iter_mut().zip(bytes.chunks_exact(4)) {
+            *dword = u32::from_le_bytes([place[0], place[1], place[2], place[3]]);
+        }
+        Command { dwords }
+    }
+
+    pub fn opcode(&self) -> u8 {
+        self.dwords[0].to_le_bytes()[0]
+    }
+
+    /// CID.
+    pub fn id(&self) -> u16 {
+        (self.dwords[0] >> 16) as u16
+    }
+
+    pub fn namespace(&self) -> u32 {
+        self.dwords[1]
+    }
+
+    /// Double words `low` and the next as one: `quad(10)` is the first block of a transfer.
+    pub fn quad(&self, low: usize) -> u64 {
+        u64::from(self.dwords[low]) | u64::from(self.dwords[low + 1]) << 32
+    }
+
+    /// Of a transfer.
+    pub fn blocks(&self) -> u32 {
+        (self.dwords[12] & 0xffff) + 1
     }
 
     /// The bytes as they lie in the queue.
@@ -100,6 +220,38 @@ impl Command {
     /// The active namespaces from 1 up.
     pub fn identify_active_namespaces() -> Command {
         Command::new(Admin::Identify as u32, 0).words([CNS_ACTIVE_NAMESPACES])
+    }
+
+    /// UUID, NGUID and the like of a namespace (Base 5.17.2.3).
+    pub fn identify_namespace_descriptors(namespace: u32) -> Command {
+        Command::new(Admin::Identify as u32, namespace).words([CNS_NAMESPACE_DESCRIPTORS])
+    }
+
+    /// Asks for `bytes`, a multiple of four, of log page `page` from `offset` (Base 5.16).
+    pub fn get_log_page(page: u8, namespace: u32, bytes: u32, offset: u64) -> Command {
+        assert!(bytes > 0 && bytes.is_multiple_of(4), "{bytes} bytes of a log page");
+        let dwords = bytes / 4 - 1;
+        let (low, high) = halves(offset);
+        Command::new(Admin::GetLogPage as u32, namespace).words([
+            u32::from(page) | (dwords & 0xffff) << 16,
+            dwords >> 16,
+            low,
+            high,
+        ])
+    }
+
+    pub fn get_feature(feature: u32) -> Command {
+        Command::new(Admin::GetFeatures as u32, 0).words([feature])
+    }
+
+    /// Base 5.18.
+    pub fn keep_alive() -> Command {
+        Command::new(Admin::KeepAlive as u32, 0)
+    }
+
+    /// Base 5.2.
+    pub fn async_event() -> Command {
+        Command::new(Admin::AsyncEvent as u32, 0)
     }
 
     /// Asks for this many submission and as many completion queues.
@@ -150,6 +302,19 @@ impl Command {
         Command::new(Nvm::Flush as u32, namespace)
     }
 
+    /// The same, durable before it is answered.
+    #[must_use]
+    pub fn with_force_unit_access(mut self) -> Command {
+        self.dwords[12] |= FORCE_UNIT_ACCESS;
+        self
+    }
+
+    /// NVM 3.2.3, AD. `ranges` from 1 to [`DATASET_RANGES_MAX`], in its data.
+    pub fn deallocate(namespace: u32, ranges: u32) -> Command {
+        Command::new(Nvm::DatasetManagement as u32, namespace)
+            .words([ranges.saturating_sub(1), DATASET_DEALLOCATE])
+    }
+
     /// NVM 3.2.8.
     pub fn write_zeroes(namespace: u32, lba: u64, blocks: u32, deallocate: bool) -> Command {
         let [low, high, blocks] = range_words(lba, blocks);
@@ -162,6 +327,12 @@ impl Command {
 fn halves(word: u64) -> (u32, u32) {
     let half = |word: u64| u32::try_from(word & 0xffff_ffff).expect("32 bits");
     (half(word), half(word >> 32))
+}
+
+/// The lower and the upper half.
+pub fn words(dword: u32) -> [u16; 2] {
+    let [a, b, c, d] = dword.to_le_bytes();
+    [u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d])]
 }
 
 fn queue_words(id: u16, entries: u16) -> u32 {
@@ -179,6 +350,8 @@ fn range_words(lba: u64, blocks: u32) -> [u32; 3] {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
     pub result: u32,
+    /// Double word 1: the upper half of what commands over fabrics return.
+    pub result_high: u32,
     /// How far the drive has read the submission queue.
     pub submission_head: u16,
     pub queue: u16,
@@ -192,12 +365,35 @@ impl Completion {
         let low = |dword: u32| u16::try_from(dword & 0xffff).expect("16 bits");
         Completion {
             result: dwords[0],
+            result_high: dwords[1],
             submission_head: low(dwords[2]),
             queue: low(dwords[2] >> 16),
             id: low(dwords[3]),
             phase: dwords[3] & 1 << 16 != 0,
             status: Status(low(dwords[3] >> 17)),
         }
+    }
+
+    pub fn from_bytes(bytes: &[u8; COMPLETION_BYTES]) -> Completion {
+        let mut dwords = [0; COMPLETION_BYTES / 4];
+        for (dword, place) in dwords.iter_mut().zip(bytes.chunks_exact(4)) {
+            *dword = u32::from_le_bytes([place[0], place[1], place[2], place[3]]);
+        }
+        Completion::from_dwords(dwords)
+    }
+
+    pub fn to_bytes(self) -> [u8; COMPLETION_BYTES] {
+        let dwords = [
+            self.result,
+            self.result_high,
+            u32::from(self.submission_head) | u32::from(self.queue) << 16,
+            u32::from(self.id) | u32::from(self.phase) << 16 | u32::from(self.status.0) << 17,
+        ];
+        let mut bytes = [0; COMPLETION_BYTES];
+        for (place, dword) in bytes.chunks_exact_mut(4).zip(dwords) {
+            place.copy_from_slice(&dword.to_le_bytes());
+        }
+        bytes
     }
 }
 
@@ -212,7 +408,44 @@ impl std::fmt::Debug for Status {
     }
 }
 
+/// Generic status: Base figure 94; of commands: figure 96 and of fabrics figure 97; media: NVM
+/// figure 20.
 impl Status {
+    pub const SUCCESS: Status = Status(0);
+    pub const INVALID_OPCODE: Status = Status(0x01);
+    pub const INVALID_FIELD: Status = Status(0x02);
+    pub const DATA_TRANSFER: Status = Status(0x04);
+    pub const INTERNAL: Status = Status(0x06);
+    pub const ABORTED: Status = Status(0x07);
+    pub const INVALID_NAMESPACE: Status = Status(0x0b);
+    pub const SEQUENCE: Status = Status(0x0c);
+    pub const SGL_LENGTH: Status = Status(0x0f);
+    pub const SGL_TYPE: Status = Status(0x11);
+    pub const SGL_OFFSET: Status = Status(0x16);
+    pub const KEEP_ALIVE_INVALID: Status = Status(0x1a);
+    pub const TRANSIENT_TRANSPORT: Status = Status(0x22);
+    pub const OUT_OF_RANGE: Status = Status(0x80);
+    pub const NOT_READY: Status = Status(0x82);
+    pub const ASYNC_EVENT_LIMIT: Status = Status(0x105);
+    pub const INVALID_LOG_PAGE: Status = Status(0x109);
+    pub const FEATURE_NOT_SAVEABLE: Status = Status(0x10d);
+    pub const FEATURE_NOT_CHANGEABLE: Status = Status(0x10e);
+    pub const CONNECT_FORMAT: Status = Status(0x180);
+    pub const CONNECT_BUSY: Status = Status(0x181);
+    pub const CONNECT_INVALID: Status = Status(0x182);
+    pub const CONNECT_HOST: Status = Status(0x184);
+    pub const AUTHENTICATION_REQUIRED: Status = Status(0x191);
+    pub const WRITE_FAULT: Status = Status(0x280);
+    pub const UNRECOVERED_READ: Status = Status(0x281);
+    pub const COMPARE_FAILED: Status = Status(0x285);
+    const DO_NOT_RETRY: u16 = 1 << 14;
+
+    /// The same, and another try would end no better.
+    #[must_use]
+    pub const fn for_good(self) -> Status {
+        Status(self.0 | Status::DO_NOT_RETRY)
+    }
+
     pub fn is_success(self) -> bool {
         self.0 & 0x7ff == 0
     }
