@@ -161,6 +161,14 @@ impl Export for NvmeTcpExport {
             tracing::warn!(export, "a reactor does not say how large its volume is");
         }
     }
+
+    fn set_atomic_bytes(&self, bytes: u32) {
+        let id = self.namespace;
+        if self.lines.ask_all(move |branch| branch.set_atomic_bytes(id, bytes)).is_err() {
+            let export = &self.spec.name;
+            tracing::warn!(export, "a reactor does not hear how large atomic writes are");
+        }
+    }
 }
 
 impl Drop for NvmeTcpExport {

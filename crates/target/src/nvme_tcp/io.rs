@@ -60,7 +60,13 @@ async fn perform(
     }
     let namespace = find(connection, command)?;
     match opcode {
-        Nvm::Read => read(connection, command, namespace).await,
+        Nvm::Read => {
+            let place = transfer(&namespace, command)?;
+            let memory = memory(connection, place.len).await?;
+            // The namespace may have gone while there was no room.
+            let namespace = find(connection, command)?;
+            read(namespace, place, memory).await
+        }
         Nvm::Write => {
             let place = transfer(&namespace, command)?;
             let given = given(connection, command, capsule, place.len).await?;
@@ -71,8 +77,9 @@ async fn perform(
         Nvm::Compare => {
             let place = transfer(&namespace, command)?;
             let given = given(connection, command, capsule, place.len).await?;
+            let memory = memory(connection, place.len).await?;
             let namespace = find(connection, command)?;
-            compare(connection, namespace, place, given).await
+            compare(namespace, place, &given, memory).await
         }
         Nvm::Flush => {
             let _passage = namespace.enter();
@@ -174,12 +181,10 @@ async fn do_on(namespace: &Namespace, operation: Operation, failed: Status) -> R
 }
 
 async fn read(
-    connection: &Rc<Connection>,
-    command: &Command,
     namespace: Rc<Namespace>,
+    Place { offset, .. }: Place,
+    (into, claim): (Buffers, Claim),
 ) -> Result<Done, Status> {
-    let Place { offset, len } = transfer(&namespace, command)?;
-    let (into, claim) = memory(connection, len).await?;
     let _passage = namespace.enter();
     let read = Operation::Read { offset, into: into.clone() };
     do_on(&namespace, read, Status::UNRECOVERED_READ).await?;
@@ -221,14 +226,13 @@ async fn settle(
 }
 
 async fn compare(
-    connection: &Rc<Connection>,
     namespace: Rc<Namespace>,
-    place: Place,
-    given: Given,
+    Place { offset, .. }: Place,
+    given: &Given,
+    (there, _claim): (Buffers, Claim),
 ) -> Result<Done, Status> {
-    let (there, _claim) = memory(connection, place.len).await?;
     let _passage = namespace.enter();
-    let read = Operation::Read { offset: place.offset, into: there.clone() };
+    let read = Operation::Read { offset, into: there.clone() };
     do_on(&namespace, read, Status::UNRECOVERED_READ).await?;
     let equal = there.pieces().len() == given.data.pieces().len()
         && there.pieces().iter().zip(given.data.pieces()).all(|(a, b)| a.bytes() == b.bytes());
