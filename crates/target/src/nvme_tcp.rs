@@ -20,6 +20,7 @@
 mod page;
 mod inbox;
 mod transfers;
+mod received;
 mod outbox;
 mod identify;
 mod log_page;
@@ -220,8 +221,8 @@ fn check(spec: &ExportSpec, parts: usize) -> Result<(), ExportError> {
     if spec.subsystem == DISCOVERY_NQN {
         return refuse(format!("{DISCOVERY_NQN} is the discovery service; choose another name"));
     }
-    let names = std::iter::once(&spec.subsystem).chain(&spec.hosts);
-    match names.filter_map(|name| check_nqn(name)).next() {
+    let mut names = std::iter::once(&spec.subsystem).chain(&spec.hosts);
+    match names.find_map(|name| check_nqn(name)) {
         Some(why) => refuse(why),
         None => Ok(()),
     }

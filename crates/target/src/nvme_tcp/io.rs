@@ -4,6 +4,7 @@
 
 use std::rc::Rc;
 
+use ashlar_format::units::to_usize;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::nvme::command::{
     Command, DATASET_DEALLOCATE, DATASET_RANGE_BYTES, FORCE_UNIT_ACCESS, Nvm, Sgl, Status,
@@ -158,8 +159,7 @@ async fn given(
         (Some(Sgl::InCapsule { offset, .. }), Capsule::Data(data)) => {
             let end = offset.checked_add(len).filter(|end| *end <= data.len() as u64);
             let end = end.ok_or(Status::SGL_OFFSET.for_good())?;
-            // Both are at most what a capsule holds.
-            let data = data.slice(offset as usize..end as usize);
+            let data = data.slice(to_usize(offset)..to_usize(end));
             Ok(Given { data, _claim: None })
         }
         (Some(Sgl::Transport { bytes }), Capsule::None) => {
@@ -194,8 +194,7 @@ async fn read(
 
 /// Memory for data of a command.
 async fn memory(connection: &Rc<Connection>, len: u64) -> Result<(Buffers, Claim), Status> {
-    // At most the largest transfer.
-    let len = len as usize;
+    let len = to_usize(len);
     let claim = connection.claim(len).await.ok_or(Status::ABORTED)?;
     Ok((connection.reactor().buffer(len).into(), claim))
 }
