@@ -13,7 +13,7 @@ from demo import guest_image
 from demo.vm import Vm
 from tests.rig import CACHE, Rig, rig
 
-VOLUME_BYTES = 256 << 20
+VOLUME_BYTES = 128 << 20
 SUBSYSTEM = "nqn.2026-01.example:disk"
 HOST = "nqn.2026-01.example:guest"
 # The machine that QEMU runs on, as the guest sees it.
@@ -60,9 +60,9 @@ class Host:
         return self.wait_disk(1)
 
     def wait_disk(self, namespace: int) -> str:
-        name = f"nvme*n{namespace}"
-        self.vm.check(f"until ls /sys/block/{name} >/dev/null 2>&1; do sleep 0.1; done", 30)
-        return "/dev/" + self.vm.check(f"basename $(ls -d /sys/block/{name})").strip()
+        disk = f"/dev/nvme?n{namespace}"
+        self.vm.check(f"until ls {disk} >/dev/null 2>&1; do sleep 0.1; done", 30)
+        return self.vm.check(f"ls {disk}").strip()
 
     def size(self, disk: str) -> int:
         return int(self.vm.check(f"cat /sys/block/{disk.removeprefix('/dev/')}/size")) << 9
@@ -110,8 +110,9 @@ class NvmeTcp(unittest.TestCase):
             self.assertEqual(namespace["nguid"], uuid.replace("-", ""))
             self.assertIn(uuid, its.nvme(f"ns-descs {disk}"))
             self.assertIn(SUBSYSTEM, its.nvme("list-subsys"))
-            for page in ["smart-log", "error-log", "fw-log", "effects-log", "list-ns", "show-regs"]:
-                its.nvme(f"{page} {disk.rpartition('n')[0] if page == 'show-regs' else disk}")
+            for page in ["smart-log", "error-log", "fw-log", "effects-log", "list-ns"]:
+                its.nvme(f"{page} {disk}")
+            its.nvme(f"show-regs {disk.rpartition('n')[0]}")
             for feature in ["0x06", "0x07", "0x0b", "0x0f"]:
                 its.nvme(f"get-feature {disk} -f {feature}")
             vm.check(WRITE_AND_VERIFY.format(disk=disk, size=24), SECONDS_MAX)

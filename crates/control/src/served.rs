@@ -88,6 +88,12 @@ impl Served {
         beside(move || lock(&export).iter().for_each(|export| export.resized())).await
     }
 
+    /// Writes up to so many bytes are atomic from now on.
+    pub async fn set_atomic_bytes(&self, bytes: u32) -> Answer<()> {
+        let export = self.export.clone();
+        beside(move || lock(&export).iter().for_each(|export| export.set_atomic_bytes(bytes))).await
+    }
+
     /// Finishes what is under way and closes the socket.
     pub async fn stop(&self) {
         let export = lock(&self.export).take();

@@ -20,6 +20,7 @@
 mod page;
 mod inbox;
 mod transfers;
+mod received;
 mod outbox;
 mod identify;
 mod log_page;
@@ -163,6 +164,14 @@ impl Export for NvmeTcpExport {
             tracing::warn!(export, "a reactor does not say how large its volume is");
         }
     }
+
+    fn set_atomic_bytes(&self, bytes: u32) {
+        let id = self.namespace;
+        if self.lines.ask_all(move |branch| branch.set_atomic_bytes(id, bytes)).is_err() {
+            let export = &self.spec.name;
+            tracing::warn!(export, "a reactor does not hear how large atomic writes are");
+        }
+    }
 }
 
 impl Drop for NvmeTcpExport {
@@ -214,8 +223,8 @@ fn check(spec: &ExportSpec, parts: usize) -> Result<(), ExportError> {
     if spec.subsystem == DISCOVERY_NQN {
         return refuse(format!("{DISCOVERY_NQN} is the discovery service; choose another name"));
     }
-    let names = std::iter::once(&spec.subsystem).chain(&spec.hosts);
-    match names.filter_map(|name| check_nqn(name)).next() {
+    let mut names = std::iter::once(&spec.subsystem).chain(&spec.hosts);
+    match names.find_map(|name| check_nqn(name)) {
         Some(why) => refuse(why),
         None => Ok(()),
     }

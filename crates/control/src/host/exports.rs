@@ -354,6 +354,18 @@ impl Host {
         }
     }
 
+    /// Lets initiators know which writes are atomic, after what decides that was set.
+    pub(super) async fn tell_exports_of_settings(&self, array: Running) -> Answer<()> {
+        let atomic =
+            self.on_array(array, async move |_, pool| atomic_bytes(&pool.array().status())).await?;
+        for (name, _) in self.exports_of(array.uuid) {
+            if let Some((served, _)) = self.served(&name) {
+                served.set_atomic_bytes(atomic).await?;
+            }
+        }
+        Ok(())
+    }
+
     pub async fn list_exports(&self) -> Vec<Export> {
         let names: Vec<String> = self.look(|state| state.catalog.exports.keys().cloned().collect());
         let mut exports = Vec::new();

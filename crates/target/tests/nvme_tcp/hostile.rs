@@ -119,7 +119,9 @@ fn data_that_nobody_asked_for_is_refused() {
             wire.send_raw(&bytes);
         })
     };
-    let same = |part| part;
+    fn same(part: DataPart) -> DataPart {
+        part
+    }
     assert_eq!(send(same, 8704, true), End::Term(4, 0), "too long");
     assert_eq!(send(same, 4096, true), End::Term(4, 0), "too short");
     assert_eq!(send(|its| DataPart { at: 512, ..its }, 512, false), End::Term(4, 0));
