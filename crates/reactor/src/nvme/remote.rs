@@ -139,7 +139,8 @@ impl Handle {
 
     /// How many bytes it has now; or why it is not there, or not the same as before.
     pub fn look(&self) -> Result<u64, Trouble> {
-        self.station.open()?.end();
+        // Nothing was asked of it that matters.
+        let _ = self.station.open()?.end();
         self.station.seen();
         Ok(self.station.bytes())
     }
@@ -156,16 +157,16 @@ impl Handle {
 
     /// Fills `bytes`; they and `offset` are whole blocks.
     pub fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        self.station.with(|association| association.read(offset, bytes)).map_err(failed)
+        self.station.with(false, |association| association.read(offset, bytes)).map_err(failed)
     }
 
     /// The other way.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.station.with(|association| association.write(offset, bytes)).map_err(failed)
+        self.station.with(true, |association| association.write(offset, bytes)).map_err(failed)
     }
 
     pub fn flush(&self) -> io::Result<()> {
-        self.station.with(Association::flush).map_err(failed)
+        self.station.with(false, Association::flush).map_err(failed)
     }
 }
 

@@ -209,12 +209,11 @@ impl Association {
         (admin, Link { io: self.io, depth: self.depth })
     }
 
-    /// Nothing is under way, and nobody needs it any more.
-    pub(super) fn end(self) {
+    /// Nobody needs it any more. An error: the controller may still be at what it was asked.
+    pub(super) fn end(self) -> Result<(), Trouble> {
         let (admin, link) = self.split();
-        // Without an answer the controller hears the connections close.
-        let _ = admin.reset();
         drop(link);
+        admin.reset()
     }
 
     pub(super) fn read(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), Trouble> {

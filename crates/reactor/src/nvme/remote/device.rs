@@ -74,13 +74,30 @@ struct Request {
     total: u64,
     /// Commands that are out.
     out: u32,
-    begun: bool,
+    /// When it was first sent.
+    begun: Option<Instant>,
     failed: Option<Errno>,
 }
 
 impl Request {
     fn changes(&self) -> bool {
         matches!(self.op, Op::Write { .. } | Op::WriteZeroes { .. })
+    }
+
+    /// How long a command of it may take.
+    fn within(&self) -> Duration {
+        match self.op {
+            Op::WriteZeroes { .. } => ZEROES_WITHIN,
+            Op::Read { .. } | Op::Write { .. } | Op::Flush { .. } | Op::Descriptor { .. } => {
+                ANSWER_WITHIN
+            }
+        }
+    }
+
+    /// It was asked again for so long that whoever waits for it soon does no more.
+    fn is_overdue(&self, now: Instant) -> bool {
+        let most = self.within() + AWAY_MAX - ANSWER_WITHIN;
+        self.begun.is_some_and(|begun| now.since(begun) > most)
     }
 }
 
@@ -291,7 +308,7 @@ impl RemoteDevice {
             sent: 0,
             total,
             out: 0,
-            begun: false,
+            begun: None,
             failed: None,
         };
         let index = self.free_requests.pop().unwrap_or_else(|| {
@@ -309,7 +326,7 @@ impl RemoteDevice {
                 let since = *since.get_or_insert(now);
                 self.await_connection(since, now);
             }
-            Path::Closing(connection, ..) if connection.is_idle() => self.closed(),
+            Path::Closing(connection, ..) if connection.is_idle() => self.closed(now),
             Path::Up(_) if now >= self.next_look => self.look(now),
             Path::Away(..) | Path::Up(_) | Path::Closing(..) | Path::Gone => {}
         }
@@ -511,7 +528,8 @@ impl RemoteDevice {
     /// Answers a request that has nothing out, and nothing to send.
     fn finish_if_over(&mut self, index: usize) {
         let request = self.requests[index].as_ref().expect("looked at by its index");
-        let all_sent = request.failed.is_some() || (request.begun && request.sent == request.total);
+        let all_sent =
+            request.failed.is_some() || (request.begun.is_some() && request.sent == request.total);
         if request.out > 0 || !all_sent {
             return;
         }
@@ -528,7 +546,7 @@ impl RemoteDevice {
         // Also of one that failed: some of it may be in the cache.
         self.completed += u64::from(request.changes());
         self.finished.push(Done { ticket: request.ticket, outcome });
-        if request.sent < request.total || !request.begun {
+        if request.sent < request.total || request.begun.is_none() {
             self.waiting.retain(|waiting| *waiting != index);
         }
     }
@@ -541,7 +559,7 @@ impl RemoteDevice {
             let request = self.requests[index].as_ref().expect("what waits is there");
             if now > request.until && request.sent == 0 {
                 // Of what was begun over a lost connection nobody knows whether it was done.
-                let begun = request.begun;
+                let begun = request.begun.is_some();
                 self.finish(index, if begun { Err(Errno(libc::ETIMEDOUT)) } else { LATE });
                 continue;
             }
@@ -568,7 +586,7 @@ impl RemoteDevice {
         let len = left.min(identity.transfer_bytes as u64);
         let blocks = |len: u64| u32::try_from(len >> log2).expect("a megabyte at most");
         let from = usize::try_from(request.sent).expect("inside a buffer");
-        let mut within = ANSWER_WITHIN;
+        let within = request.within();
         let (mut data, mut moves) = (Buffers::default(), 0);
         let (command, sgl) = match &request.op {
             Op::Read { offset, .. } => {
@@ -591,7 +609,6 @@ impl RemoteDevice {
             }
             Op::Flush { .. } => (Command::flush(namespace), Sgl::Transport { bytes: 0 }),
             Op::WriteZeroes { offset, unmap, .. } => {
-                within = ZEROES_WITHIN;
                 let kind = &identity.its;
                 let deallocate = *unmap && kind.zeroes_deallocate && kind.deallocated_is_zero;
                 let lba = (offset + request.sent) >> log2;
@@ -616,7 +633,7 @@ impl RemoteDevice {
             answer: None,
             covers,
         });
-        request.begun = true;
+        request.begun.get_or_insert(now);
         request.sent += len;
         request.out += 1;
         true
@@ -646,7 +663,7 @@ impl RemoteDevice {
 
     /// The kernel has nothing of a lost connection any more: another is wanted, and what was asked
     /// over this one is asked again.
-    fn closed(&mut self) {
+    fn closed(&mut self, now: Instant) {
         let path = std::mem::replace(&mut self.path, Path::Away(None, Trouble::Another));
         let Path::Closing(connection, since, why) = path else { unreachable!("it was closing") };
         let out = connection.sent.iter().flatten();
@@ -661,6 +678,9 @@ impl RemoteDevice {
         if self.losses > LOSSES_MAX {
             return self.give_up(dirty, Trouble::Unsteady(Box::new(why)));
         }
+        if self.requests.iter().flatten().any(|request| request.is_overdue(now)) {
+            return self.give_up(dirty, Trouble::Away(Box::new(why)));
+        }
         self.ask_again();
         self.keeper.as_ref().expect("it is not gone").renew(dirty);
         self.path = Path::Away(Some(since), why);
@@ -668,7 +688,8 @@ impl RemoteDevice {
 
     fn ask_again(&mut self) {
         for index in 0..self.requests.len() {
-            let Some(request) = self.requests[index].as_mut().filter(|its| its.begun) else {
+            let Some(request) = self.requests[index].as_mut().filter(|its| its.begun.is_some())
+            else {
                 continue;
             };
             (request.sent, request.out) = (0, 0);

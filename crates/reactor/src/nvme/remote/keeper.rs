@@ -97,7 +97,8 @@ impl Station {
         }
         let association = Association::open(&self.target)?;
         if !self.identity.is_still(association.identity()) {
-            association.end();
+            // Nothing was asked of it that matters.
+            let _ = association.end();
             return Err(Trouble::Another);
         }
         self.bytes.fetch_max(association.identity().bytes(), Ordering::Relaxed);
@@ -119,9 +120,10 @@ impl Station {
         locked(&self.report).lost = None;
     }
 
-    /// Does `work` for who opened the drive, with an association of its own.
+    /// Does `work` for who opened the drive, with an association of its own. `changes`: it writes.
     pub(super) fn with<T>(
         &self,
+        changes: bool,
         work: impl FnOnce(&mut Association) -> Result<T, Trouble>,
     ) -> Result<T, Trouble> {
         let mut using = locked(&self.using);
@@ -130,7 +132,7 @@ impl Station {
             Some(its) if now - its.used < its.association.keep_alive() / 2 => its,
             // The controller may have taken a silent host for a dead one.
             Some(stale) => {
-                stale.association.end();
+                let _ = stale.association.end();
                 Using { association: self.open()?, used: now }
             }
             None => Using { association: self.open()?, used: now },
@@ -144,8 +146,9 @@ impl Station {
             // It is not used again. What it was asked may yet be done.
             Err(trouble) => {
                 let lasts = its.association.lasts();
-                drop(its);
-                self.wait_for_quiet(lasts);
+                if its.association.end().is_err() && changes {
+                    self.wait_for_quiet(lasts);
+                }
                 Err(trouble)
             }
         }
@@ -154,7 +157,8 @@ impl Station {
     /// Ends the association of who opened the drive; there is another when it is needed.
     pub(super) fn rest(&self) {
         if let Some(using) = locked(&self.using).take() {
-            using.association.end();
+            // Nothing is under way.
+            let _ = using.association.end();
         }
     }
 
