@@ -36,6 +36,7 @@ use ashlar_reactor::cores::Core;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
+use ashlar_target::nvme_tcp::Ports;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -151,6 +152,8 @@ pub struct Host {
     directory: StateDirectory,
     /// Where sockets of exports are made, unless told otherwise.
     exports_directory: PathBuf,
+    /// Where exports listen for hosts on the network.
+    ports: Ports,
     /// What this host is called in leases.
     lessee: lease::Host,
     /// And by targets of NVMe/TCP.
@@ -180,6 +183,7 @@ impl Host {
             topology,
             directory,
             exports_directory,
+            ports: Ports::default(),
             lessee,
             initiator,
             started: Instant::now(),

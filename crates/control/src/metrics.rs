@@ -281,6 +281,7 @@ mod tests {
             counters: crate::api::export::ExportCounters { errors: 5, ..Default::default() },
             traffic: Some(traffic),
             qemu: None,
+            nvme: None,
         };
         let counters = CoreCounters { busy_ns: 2_500_000_000, turns: 7, ..CoreCounters::default() };
         let core = CoreStatus {

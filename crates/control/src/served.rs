@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ashlar_reactor::mailbox::Sender;
 use ashlar_target::export::{Export, ExportError, Part};
+use ashlar_target::nvme_tcp::{self, NvmeTcpExport, Ports};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
 use crate::api::export::ExportCounters;
@@ -34,17 +35,28 @@ pub struct Served {
     export: Arc<Mutex<Owned>>,
 }
 
+/// How a volume presents itself to initiators.
+pub struct Label {
+    /// Of the export.
+    pub name: String,
+    /// What initiators see as the disk's serial number.
+    pub serial: String,
+    /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
+    pub atomic_bytes: u32,
+}
+
 impl Served {
-    /// `serial`: what initiators see as the disk's serial number. The parts, at least one, take
-    /// its queues in turn; the first is that of the reactor which has the volume.
+    /// The parts, at least one, take its queues in turn; the first is that of the reactor which has
+    /// the volume.
     pub async fn start(
         front: Front,
-        name: String,
-        serial: String,
+        label: Label,
         parts: Vec<Part>,
+        ports: &Ports,
     ) -> Answer<Served> {
         let cores = parts.iter().map(|part| part.core.clone()).collect();
-        let started = beside(move || start(front, name, serial, parts)).await?;
+        let ports = ports.clone();
+        let started = beside(move || start(front, label, parts, &ports)).await?;
         let export = started.map_err(refusal)?;
         Ok(Served { cores, export: Arc::new(Mutex::new(Some(export))) })
     }
@@ -78,11 +90,24 @@ impl Served {
 
 fn start(
     front: Front,
-    name: String,
-    serial: String,
+    label: Label,
     parts: Vec<Part>,
+    ports: &Ports,
 ) -> Result<Box<dyn Export>, ExportError> {
+    let Label { name, serial, atomic_bytes } = label;
     match front {
+        Front::NvmeTcp { listen, nqn, nsid, hosts, queues } => {
+            let spec = nvme_tcp::ExportSpec {
+                name,
+                listen,
+                subsystem: nqn,
+                namespace: Some(nsid),
+                hosts,
+                queues_max: queues,
+                atomic_bytes,
+            };
+            Ok(Box::new(NvmeTcpExport::start(ports, parts, spec)?))
+        }
         Front::VhostUserBlk { socket, queues } => {
             let spec = ExportSpec { name, socket, queues_max: queues, serial };
             Ok(Box::new(VhostExport::start(parts, spec)?))

@@ -25,6 +25,11 @@ pub struct Sender {
 pub struct Stopped;
 
 impl Sender {
+    /// Whether both reach one reactor.
+    pub fn is_same(&self, other: &Sender) -> bool {
+        std::sync::Arc::ptr_eq(&self.bell, &other.bell)
+    }
+
     /// Runs `letter` on the reactor, soon. Letters of one sender run in order.
     pub fn send(&self, letter: impl FnOnce(&Reactor) + Send + 'static) -> Result<(), Stopped> {
         self.letters.send(Box::new(letter)).map_err(|_| Stopped)?;

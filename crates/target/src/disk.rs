@@ -21,7 +21,7 @@ use crate::budget::Budget;
 use crate::request::{Answer, Operation, Request, Status};
 
 /// Most reactors that serve one export.
-pub(crate) const PARTS_MAX: u16 = 16;
+pub const PARTS_MAX: u16 = 16;
 /// Bytes of a device's name (virtio 1.2, 5.2.6.1: VIRTIO_BLK_ID_BYTES; NVMe Base 2.0, figure 275:
 /// SN).
 pub(crate) const SERIAL_BYTES: usize = 20;

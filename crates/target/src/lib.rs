@@ -10,4 +10,6 @@ pub mod request;
 mod budget;
 pub mod disk;
 pub mod export;
+mod line;
 pub mod vhost;
+pub mod nvme_tcp;

@@ -2,7 +2,7 @@
 //!
 //! One thread per export serves the Unix socket ([`socket`], [`session`]); the rings are served by
 //! reactors ([`device`], [`queue`], [`vring`]): the one that has the volume, and others to which it
-//! is offered, ring after ring in turn. Thread and reactors meet in letters ([`line`]).
+//! is offered, ring after ring in turn. Thread and reactors meet in letters (`crate::line`).
 //!
 //! ```text
 //! front end ── socket ── session ── line ═ letters ═ device ── queue ── vring ── memory
@@ -23,7 +23,6 @@ mod config;
 mod block;
 mod queue;
 mod device;
-mod line;
 mod session;
 mod peek;
 mod socket;
@@ -38,8 +37,8 @@ use ashlar_reactor::registry::Key;
 
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
 use crate::export::{Export, ExportError, ExportStatus, Part};
+use crate::line::{Line, Lines};
 use crate::vhost::device::Device;
-use crate::vhost::line::{Line, Lines};
 use crate::vhost::memory::Graveyard;
 use crate::vhost::socket::{BindError, Ends};
 
@@ -60,7 +59,7 @@ pub struct ExportSpec {
 /// One volume on one socket, which goes with it.
 pub struct VhostExport {
     spec: ExportSpec,
-    lines: Lines,
+    lines: Lines<Device>,
     ends: Arc<Ends>,
     thread: Option<JoinHandle<()>>,
 }
@@ -150,10 +149,10 @@ fn start_bound(
     spec: &ExportSpec,
     serial: [u8; SERIAL_BYTES],
     ends: Arc<Ends>,
-) -> Result<(Lines, Arc<Ends>, JoinHandle<()>), ExportError> {
+) -> Result<(Lines<Device>, Arc<Ends>, JoinHandle<()>), ExportError> {
     let (graveyard, retired) = mpsc::channel();
     let count = u16::try_from(parts.len()).unwrap_or(PARTS_MAX);
-    let mut lines: Vec<Line> = Vec::new();
+    let mut lines: Vec<Line<Device>> = Vec::new();
     for part in parts {
         match start_part(part, count, spec, serial, graveyard.clone()) {
             Some(line) => lines.push(line),
@@ -179,10 +178,10 @@ fn start_part(
     spec: &ExportSpec,
     serial: [u8; SERIAL_BYTES],
     graveyard: Graveyard,
-) -> Option<Line> {
+) -> Option<Line<Device>> {
     let Part { core, volume } = part;
     let (name, queues_max) = (spec.name.clone(), spec.queues_max);
-    let key = line::ask(&core, move |reactor, reply: mpsc::Sender<Key<Device>>| {
+    let key = crate::line::ask(&core, move |reactor, reply: mpsc::Sender<Key<Device>>| {
         if let Some(volume) = reactor.get(volume) {
             let disk = Disk::new(reactor, name, volume, serial, parts);
             let _ = reply.send(reactor.publish(Device::new(disk, queues_max, graveyard)));

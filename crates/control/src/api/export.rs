@@ -1,5 +1,6 @@
 //! Exports, as the API shows them.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
@@ -17,6 +18,8 @@ pub enum ExportKind {
     /// To a virtual machine on this host
     #[default]
     VhostUserBlk,
+    /// To NVMe hosts on the network
+    NvmeTcp,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -32,7 +35,20 @@ pub struct ExportCreate {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
-    /// Most queues a guest may use. Left out: 16.
+    /// Address and port for initiators by TCP, of a kind that has them.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub listen: Option<SocketAddr>,
+    /// Of `nvme-tcp`: name of the subsystem. Left out: one made of the volume's uuid.
+    #[serde(default)]
+    pub nqn: Option<String>,
+    /// Of `nvme-tcp`: which namespace of the subsystem it is. Left out: the first that is free.
+    #[serde(default)]
+    pub nsid: Option<u32>,
+    /// Of `nvme-tcp`: names of the hosts that may use it. None: any host.
+    #[serde(default)]
+    pub hosts: Vec<String>,
+    /// Most queues an initiator may use. Left out: 16.
     #[serde(default)]
     pub queues: Option<u16>,
     /// CPUs of the reactors that serve its queues, in turn. Left out: those near that of its array.
@@ -71,6 +87,20 @@ pub struct ExportPart {
     pub queues_active: u16,
 }
 
+/// How NVMe hosts find and see an export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct NvmeNamespace {
+    /// The subsystem's name.
+    pub nqn: String,
+    pub nsid: u32,
+    #[schema(value_type = String)]
+    pub listen: SocketAddr,
+    /// Hosts that may use it; none: any.
+    pub hosts: Vec<String>,
+    /// What makes a Linux host connect.
+    pub connect: String,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Export {
     pub name: String,
@@ -101,4 +131,7 @@ pub struct Export {
     pub traffic: Option<Traffic>,
     /// Options for QEMU that give the volume to a guest, where there are any.
     pub qemu: Option<String>,
+    /// Of `nvme-tcp`.
+    #[serde(default)]
+    pub nvme: Option<NvmeNamespace>,
 }

@@ -1,5 +1,6 @@
 //! Completion in shells: commands and options, and the names that a running daemon knows.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,7 +10,9 @@ use clap_complete::CompleteEnv;
 use clap_complete::engine::CompletionCandidate;
 use clap_complete::env::Shells;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
+use crate::api::export::NvmeNamespace;
 use crate::cli::output::say;
 use crate::cli::{Cli, Shell};
 use crate::client::Client;
@@ -61,22 +64,40 @@ pub fn exports() -> Vec<CompletionCandidate> {
     names("/v1/exports")
 }
 
+/// Names of NVMe subsystems.
+pub fn subsystems() -> Vec<CompletionCandidate> {
+    let exports: Vec<Exported> = ask("/v1/exports");
+    let names: BTreeSet<String> =
+        exports.into_iter().filter_map(|its| its.nvme).map(|its| its.nqn).collect();
+    names.into_iter().map(CompletionCandidate::new).collect()
+}
+
+#[derive(Deserialize)]
+struct Exported {
+    nvme: Option<NvmeNamespace>,
+}
+
 #[derive(Deserialize)]
 struct Named {
     #[serde(alias = "drive")]
     name: String,
 }
 
-/// Names of a noun, from the daemon; none if it does not answer at once.
+/// Names of a noun.
 fn names(path: &str) -> Vec<CompletionCandidate> {
+    let named: Vec<Named> = ask(path);
+    named.into_iter().map(|named| CompletionCandidate::new(named.name)).collect()
+}
+
+/// A list from the daemon; an empty one if it does not answer at once.
+fn ask<T: DeserializeOwned>(path: &str) -> Vec<T> {
     let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else {
         return Vec::new();
     };
     let client = Client::new(&socket());
     let asked = runtime
-        .block_on(async { tokio::time::timeout(PATIENCE, client.get::<Vec<Named>>(path)).await });
-    let names = asked.ok().and_then(Result::ok).unwrap_or_default();
-    names.into_iter().map(|named| CompletionCandidate::new(named.name)).collect()
+        .block_on(async { tokio::time::timeout(PATIENCE, client.get::<Vec<T>>(path)).await });
+    asked.ok().and_then(Result::ok).unwrap_or_default()
 }
 
 /// The socket named on the line that is being completed, else as usual.

@@ -1,5 +1,6 @@
 //! `ashlar export …`
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -18,7 +19,7 @@ use crate::size::Size;
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Offer a volume to a guest
+    /// Offer a volume to a guest, or to hosts on the network
     Create(Create),
     /// Withdraw an export
     Delete {
@@ -55,6 +56,20 @@ pub struct Create {
     /// The socket; left out: export/NAME.sock beside the daemon's socket
     #[arg(long, value_hint = clap::ValueHint::FilePath)]
     path: Option<PathBuf>,
+    /// nvme-tcp: the address of this host where others connect, such as 192.0.2.1:4420
+    #[arg(long, value_name = "ADDRESS:PORT", value_hint = clap::ValueHint::Hostname)]
+    listen: Option<SocketAddr>,
+    /// nvme-tcp: name of the subsystem; exports of one name and address are its namespaces; left
+    /// out: one made of the volume's uuid
+    #[arg(long, add = ArgValueCandidates::new(complete::subsystems))]
+    nqn: Option<String>,
+    /// nvme-tcp: number of the namespace; left out: the first that is free
+    #[arg(long)]
+    nsid: Option<u32>,
+    /// nvme-tcp: a host that may use it (its /etc/nvme/hostnqn); several times for several; left
+    /// out: whoever can connect can read and write
+    #[arg(long = "host", value_name = "NQN")]
+    hosts: Vec<String>,
     /// Most queues a guest may use
     #[arg(long)]
     queues: Option<u16>,
@@ -72,7 +87,9 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
                 let qemu = export.qemu.as_ref();
                 let qemu =
                     qemu.map(|its| format!("\nfor QEMU (size= is the guest's memory):\n  {its}"));
-                format!("{}{}", export.place, qemu.unwrap_or_default())
+                let nvme = export.nvme.as_ref();
+                let nvme = nvme.map(|its| format!("\non a Linux host:\n  {}", its.connect));
+                format!("{}{}{}", export.place, qemu.unwrap_or_default(), nvme.unwrap_or_default())
             })
         }
         Command::Delete { name, force } => {
@@ -104,9 +121,9 @@ impl Create {
             })?),
             None => None,
         };
-        let Create { name, volume, kind, queues, cores, .. } = self;
+        let Create { name, volume, kind, listen, nqn, nsid, hosts, queues, cores, .. } = self;
         let cores = cores.map(|CpuList(cpus)| cpus);
-        Ok(ExportCreate { name, volume, kind, socket, queues, cores })
+        Ok(ExportCreate { name, volume, kind, socket, listen, nqn, nsid, hosts, queues, cores })
     }
 }
 
@@ -170,6 +187,14 @@ fn details(export: &Export) -> String {
     ];
     lines.extend(export.traffic.iter().flat_map(|its| traffic::lines(its, 10)));
     lines.extend(export.error.as_ref().map(|error| format!("error     {error}")));
+    if let Some(its) = &export.nvme {
+        let any = || "any that can connect".to_owned();
+        let hosts = if its.hosts.is_empty() { any() } else { its.hosts.join(" ") };
+        lines.push(format!("subsystem {}", its.nqn));
+        lines.push(format!("namespace {}", its.nsid));
+        lines.push(format!("hosts     {hosts}"));
+        lines.push(format!("connect   {}", its.connect));
+    }
     lines.extend(export.qemu.as_ref().map(|qemu| format!("qemu      {qemu}")));
     lines.join("\n")
 }

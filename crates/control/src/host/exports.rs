@@ -3,8 +3,10 @@
 use std::path::Path;
 use std::rc::Rc;
 
+use ashlar_format::array_superblock::Policy;
 use ashlar_pool::offer::Offer;
 use ashlar_pool::volume::Volume;
+use ashlar_raid::status::ArrayStatus;
 use ashlar_reactor::registry::Key;
 use ashlar_target::export::Part;
 use uuid::Uuid;
@@ -13,12 +15,12 @@ use crate::api::Done;
 use crate::api::export::{Export, ExportCounters, ExportCreate, ExportPart, ExportState};
 use crate::catalog::KnownExport;
 use crate::engine;
-use crate::front::Front;
+use crate::front::{Front, Offered};
 use crate::host::{Host, Running, Serving};
 use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
-use crate::served::{Served, beside};
+use crate::served::{Label, Served, beside};
 use crate::socket;
 
 /// Bytes of a virtio block device's serial number.
@@ -29,9 +31,10 @@ impl Host {
         let _change = self.begin().await?;
         let name = request.name.clone();
         check_name("an export", &name)?;
-        let front = Front::of(&request, &self.exports_directory)?;
-        self.check_export_is_new(&name, &front)?;
         let (running, volume) = self.find_volume(&request.volume).await?;
+        let others = self.offered();
+        let front = Front::of(&request, &self.exports_directory, volume.uuid, &others)?;
+        self.check_export_is_new(&name, &front)?;
         let known = KnownExport {
             array: running.uuid,
             volume: volume.name,
@@ -50,22 +53,31 @@ impl Host {
         self.show_export(&name).await
     }
 
+    /// All exports, those that are down too.
+    fn offered(&self) -> Vec<Offered> {
+        self.look(|state| {
+            let exports = state.catalog.exports.values();
+            let offered = exports.filter_map(|its| Some((its.volume_uuid?, its.front.clone())));
+            offered.collect()
+        })
+    }
+
     fn check_export_is_new(&self, name: &str, front: &Front) -> Answer<()> {
         let (taken, user) = self.look(|state| {
             let mut exports = state.catalog.exports.iter();
-            let user = exports.find(|(_, export)| export.front.clashes_with(front));
-            (state.catalog.exports.contains_key(name), user.map(|(name, _)| name.clone()))
+            let user = exports.find_map(|(user, export)| {
+                export.front.clash_with(front).map(|place| (user.clone(), place))
+            });
+            (state.catalog.exports.contains_key(name), user)
         });
         if taken {
             return Err(Refusal::conflict(format!("there is an export {name} already"))
                 .fix("give it another name, or delete that one first"));
         }
-        if let Some(user) = user {
-            return Err(Refusal::conflict(format!(
-                "{} is busy: export {user} listens there",
-                front.place()
-            ))
-            .fix("name another --path"));
+        if let Some((user, place)) = user {
+            let text = format!("{place} is busy: export {user} listens there");
+            let other = if place.starts_with('/') { "--path" } else { "--listen" };
+            return Err(Refusal::conflict(text).fix(format!("name another {other}")));
         }
         Ok(())
     }
@@ -76,17 +88,20 @@ impl Host {
             beside(move || socket::check_place(&path)).await??;
         }
         let cores = self.cores_for(array.core, known)?;
-        let (key, uuid) = self.publish_volume(array, known).await?.map_err(|why| {
+        let published = self.publish_volume(array, known).await?;
+        let Published { key, uuid, atomic_bytes } = published.map_err(|why| {
             Refusal::conflict(why).fix(format!("ashlar export delete {name}, and create it anew"))
         })?;
-        let (serial, home) = (serial(uuid), (array.core, key));
+        let serial = known.front.serial().unwrap_or_else(|| serial(uuid));
+        let home = (array.core, key);
         let parts = self.offer_volume(home, cores).await?;
         let part = |(core, volume): &(usize, Key<Volume>)| Part {
             core: self.core(*core).clone(),
             volume: *volume,
         };
         let own = parts.iter().map(part).collect();
-        match Served::start(known.front.clone(), name.to_owned(), serial.clone(), own).await {
+        let label = Label { name: name.to_owned(), serial: serial.clone(), atomic_bytes };
+        match Served::start(known.front.clone(), label, own, &self.ports).await {
             Ok(served) => {
                 let serving = Serving { home, parts, serial, served };
                 self.look(|state| {
@@ -165,7 +180,7 @@ impl Host {
         &self,
         array: Running,
         known: &KnownExport,
-    ) -> Answer<Result<(Key<Volume>, Uuid), String>> {
+    ) -> Answer<Result<Published, String>> {
         let (name, meant) = (known.volume.clone(), known.volume_uuid);
         self.on_array(array, async move |reactor, pool| {
             let none = || format!("there is no volume {name}");
@@ -176,7 +191,11 @@ impl Host {
                 Some(meant) if meant != uuid => Err(format!(
                     "volume {name} is another one than was exported: {uuid}, not {meant}"
                 )),
-                Some(_) | None => Ok((reactor.publish(Rc::new(volume)), uuid)),
+                Some(_) | None => {
+                    let key = reactor.publish(Rc::new(volume));
+                    let atomic_bytes = atomic_bytes(&pool.array().status());
+                    Ok(Published { key, uuid, atomic_bytes })
+                }
             }
         })
         .await
@@ -348,6 +367,7 @@ impl Host {
         let array = self.array_name(known.array);
         let mut export = Export {
             qemu: known.front.qemu(name),
+            nvme: known.front.nvme(),
             kind: known.front.kind(),
             place: known.front.place(),
             socket: known.front.socket().map(Path::to_owned),
@@ -383,6 +403,22 @@ impl Host {
         export.counters = status.counters;
         export.traffic = Some(status.traffic);
         Ok(export)
+    }
+}
+
+/// A volume that is to be offered, on the reactor of its array.
+struct Published {
+    key: Key<Volume>,
+    uuid: Uuid,
+    /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
+    atomic_bytes: u32,
+}
+
+/// What the policy keeps; in place, a write may be torn between any two sectors.
+fn atomic_bytes(status: &ArrayStatus) -> u32 {
+    match status.policy {
+        Policy::Journal => status.settings.atomic_bytes(status.sector_bytes),
+        Policy::Bitmap | Policy::None => 0,
     }
 }
 

@@ -329,6 +329,12 @@ fn halves(word: u64) -> (u32, u32) {
     (half(word), half(word >> 32))
 }
 
+/// The lower and the upper half.
+pub fn words(dword: u32) -> [u16; 2] {
+    let [a, b, c, d] = dword.to_le_bytes();
+    [u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d])]
+}
+
 fn queue_words(id: u16, entries: u16) -> u32 {
     assert!(entries >= 2, "a queue of {entries} entries");
     u32::from(entries - 1) << 16 | u32::from(id)

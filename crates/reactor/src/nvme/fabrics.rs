@@ -8,7 +8,7 @@ use std::mem::{offset_of, size_of};
 use zerocopy::byteorder::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::nvme::command::Command;
+use crate::nvme::command::{Command, words};
 
 /// The opcode of all commands here (Base figure 138); which one says the type, in byte 4.
 pub const OPCODE: u8 = 0x7f;
@@ -211,11 +211,6 @@ pub fn property_of(command: &Command) -> Option<Property> {
 
 fn fabrics(kind: Kind) -> Command {
     Command::new(u32::from(OPCODE), kind as u32)
-}
-
-fn words(dword: u32) -> [u16; 2] {
-    let [a, b, c, d] = dword.to_le_bytes();
-    [u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d])]
 }
 
 /// A name of up to [`NQN_BYTES_MAX`] bytes from its field; `None`: it does not end, is not UTF-8 or

@@ -305,6 +305,13 @@ impl Shape {
         Shape { kind, header_bytes, header_digest, data_at, data_bytes, data_digest }
     }
 
+    /// Of a termination request that quotes so much of the header that it is about.
+    pub fn quoting(kind: Kind, quote_bytes: usize) -> Shape {
+        assert!(matches!(kind, Kind::H2cTermReq | Kind::C2hTermReq), "{kind:?} quotes nothing");
+        assert!(quote_bytes <= QUOTE_BYTES_MAX, "a quote of {quote_bytes} bytes");
+        Shape { data_bytes: quote_bytes, ..Shape::new(kind, 0, 0, Digests::default()) }
+    }
+
     /// Of one that comes, from the first bytes of it. That it is `kind` that may come now is for
     /// the caller to judge, and what lengths it has room for.
     pub fn read(common: &Common, digests: Digests) -> Result<Shape, Fault> {
@@ -378,7 +385,11 @@ impl Shape {
             kind: self.kind as u8,
             flags: flags | digests,
             header_bytes: small(self.header_bytes),
-            data_at: if self.data_bytes > 0 { small(self.data_at) } else { 0 },
+            // What a termination request quotes is no data.
+            data_at: match self.kind.may_have_data() && self.data_bytes > 0 {
+                true => small(self.data_at),
+                false => 0,
+            },
             bytes: U32::new(u32::try_from(self.bytes()).expect("less than 4 GiB of data")),
         }
     }

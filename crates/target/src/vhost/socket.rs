@@ -19,8 +19,8 @@ use vhost::vhost_user::message::BackendReq;
 use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut};
 
 use crate::disk::Trouble;
+use crate::line::{Gone, Lines};
 use crate::vhost::device::Device;
-use crate::vhost::line::{Gone, Lines};
 use crate::vhost::memory::Mapping;
 use crate::vhost::peek::{LooseTable, Peeked, VERSION_1, message, peek, reply_to_table};
 use crate::vhost::session::Session;
@@ -133,7 +133,12 @@ impl Ends {
 }
 
 /// The body of an export's thread.
-pub(crate) fn serve(ends: &Ends, lines: &Lines, queues_max: u16, retired: &Receiver<Arc<Mapping>>) {
+pub(crate) fn serve(
+    ends: &Ends,
+    lines: &Lines<Device>,
+    queues_max: u16,
+    retired: &Receiver<Arc<Mapping>>,
+) {
     loop {
         let accepted = ends.accept();
         // Looked at after the front end is known to `stop`, so that one of the two sees the other.
@@ -160,7 +165,7 @@ pub(crate) fn serve(ends: &Ends, lines: &Lines, queues_max: u16, retired: &Recei
 /// Serves one front end until it leaves.
 fn serve_one(
     ends: &Ends,
-    lines: &Lines,
+    lines: &Lines<Device>,
     queues_max: u16,
     stream: UnixStream,
     retired: &Receiver<Arc<Mapping>>,
@@ -182,7 +187,7 @@ fn serve_one(
 
 /// Returns once nothing of the front end is under way any more, however long it takes: the next one
 /// may not come before.
-fn leave(ends: &Ends, lines: &Lines) -> Result<(), Gone> {
+fn leave(ends: &Ends, lines: &Lines<Device>) -> Result<(), Gone> {
     // One that does not say so is not at rest; all are told nevertheless.
     let orderly =
         lines.ask_all(|device| device.is_at_rest()).is_ok_and(|its| !its.contains(&false));

@@ -1,0 +1,388 @@
+//! NVMe/TCP: volumes as namespaces of NVMe subsystems, for hosts on the network.
+//!
+//! ```text
+//! host ── TCP ── port ── handshake ═ letter ═► connection ── admin, io ── namespace ── disk
+//!                 │                                 └ inbox, transfers, outbox
+//!                 └ subsystem ── controllers            branch: what a reactor has of a subsystem
+//! ```
+//!
+//! An export is one namespace. Exports of one name (NQN) at one address are the namespaces of one
+//! subsystem; each host sees those that it may. Threads accept connections and set them up
+//! ([`port`], [`handshake`]); from then on a connection, which is one queue, lives on a reactor
+//! ([`connection`]): the admin queue on the first, I/O queues on all in turn.
+//!
+//! Modules from lowest to highest; a module uses only those above it in this list (`branch`,
+//! `connection`, `port` and `handshake` know each other).
+//!
+//! Protocol: NVMe 1.4 over TCP Transport 1.0, with header and data digests. Not here: TLS, fused
+//! commands, reservations, ANA.
+
+mod page;
+mod inbox;
+mod transfers;
+mod outbox;
+mod identify;
+mod log_page;
+mod events;
+mod namespace;
+mod controller;
+mod admin;
+mod io;
+mod connection;
+mod branch;
+mod handshake;
+mod port;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use ashlar_reactor::mailbox::Sender;
+use ashlar_reactor::nvme::fabrics::{DISCOVERY_NQN, padded};
+use ashlar_reactor::registry::Key;
+
+pub use crate::nvme_tcp::identify::NAMESPACES_MAX;
+pub use crate::nvme_tcp::port::{CONNECTIONS_MAX, SUBSYSTEMS_MAX, check_nqn};
+
+use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
+use crate::export::{Export, ExportError, ExportStatus, Part};
+use crate::line::{self, Line, Lines};
+use crate::nvme_tcp::branch::{Branch, PartStatus};
+use crate::nvme_tcp::namespace::{Namespace, Tally};
+use crate::nvme_tcp::port::{House, Port, Subsystem};
+
+/// Most I/O queues of one controller.
+pub const QUEUES_MAX: u16 = 64;
+/// Most hosts that an export names.
+pub const HOSTS_MAX: usize = 1024;
+
+/// How a volume shall be offered.
+#[derive(Clone, Debug)]
+pub struct ExportSpec {
+    pub name: String,
+    pub listen: SocketAddr,
+    /// The subsystem's name.
+    pub subsystem: String,
+    /// Which namespace of the subsystem it is: 1 to [`NAMESPACES_MAX`]. `None`: the first that is
+    /// free.
+    pub namespace: Option<u32>,
+    /// The hosts that may see it; none: any.
+    pub hosts: Vec<String>,
+    /// Most I/O queues of one host: 1 to [`QUEUES_MAX`].
+    pub queues_max: u16,
+    /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
+    pub atomic_bytes: u32,
+}
+
+/// All ports of this process.
+#[derive(Clone, Default)]
+pub struct Ports(Arc<AllPorts>);
+
+#[derive(Default)]
+struct AllPorts {
+    house: Arc<House>,
+    /// Held over changes: one at a time.
+    open: Mutex<BTreeMap<SocketAddr, Open>>,
+}
+
+struct Open {
+    port: Arc<Port>,
+    thread: JoinHandle<()>,
+}
+
+impl Ports {
+    fn open(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Open>> {
+        self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One volume as a namespace of a subsystem.
+pub struct NvmeTcpExport {
+    spec: ExportSpec,
+    namespace: u32,
+    ports: Ports,
+    lines: Lines<Branch>,
+}
+
+impl NvmeTcpExport {
+    /// Offers a volume at an address, beside what `ports` offers there already. The parts, at least
+    /// one, take the queues of hosts in turn; the first is that of the reactor which has the
+    /// volume. All namespaces of a subsystem are served by the same reactors.
+    pub fn start(
+        ports: &Ports,
+        parts: Vec<Part>,
+        spec: ExportSpec,
+    ) -> Result<NvmeTcpExport, ExportError> {
+        check(&spec, parts.len())?;
+        let mut open = ports.open();
+        let address = listen(ports, &mut open, spec.listen)?;
+        let port = open[&address].port.clone();
+        let started = add(&port, parts, &spec);
+        close_if_unused(&mut open, address);
+        let (namespace, lines) = started?;
+        drop(open);
+        let spec = ExportSpec { listen: address, ..spec };
+        Ok(NvmeTcpExport { spec, namespace, ports: ports.clone(), lines })
+    }
+
+    /// With the address and the port that were found.
+    pub fn spec(&self) -> &ExportSpec {
+        &self.spec
+    }
+
+    /// Which namespace of its subsystem it is.
+    pub fn namespace(&self) -> u32 {
+        self.namespace
+    }
+}
+
+impl Export for NvmeTcpExport {
+    fn status(&self) -> Option<ExportStatus> {
+        let id = self.namespace;
+        let parts = self.lines.ask_all(move |branch| branch.status(id)).ok()?;
+        let parts: Vec<PartStatus> = parts.into_iter().collect::<Option<_>>()?;
+        Some(ExportStatus {
+            connected: parts.iter().any(|part| part.connections > 0),
+            queues_of_parts: parts.iter().map(|part| part.connections).collect(),
+            counters: parts.iter().map(|part| part.counters).sum(),
+            traffic: parts.iter().map(|part| part.traffic).sum(),
+            last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
+        })
+    }
+
+    fn resized(&self) {
+        let id = self.namespace;
+        let look = move |branch: Rc<Branch>| async move { branch.look(id).await };
+        if self.lines.ask_all_and_wait(look).is_err() {
+            let export = &self.spec.name;
+            tracing::warn!(export, "a reactor does not say how large its volume is");
+        }
+    }
+}
+
+impl Drop for NvmeTcpExport {
+    fn drop(&mut self) {
+        let (export, address) = (&self.spec.name, self.spec.listen);
+        let mut open = self.ports.open();
+        let Some(port) = open.get(&address).map(|its| its.port.clone()) else { return };
+        let emptied = {
+            let mut inner = port.inner();
+            inner.generation += 1;
+            let subsystem = inner.subsystems.get_mut(&self.spec.subsystem);
+            let left = subsystem.map(|its| {
+                its.namespaces.remove(&self.namespace);
+                its.namespaces.len()
+            });
+            // Nobody connects to it any more.
+            (left == Some(0)).then(|| inner.subsystems.remove(&self.spec.subsystem)).flatten()
+        };
+        let id = self.namespace;
+        let remove = move |branch: Rc<Branch>| async move { branch.remove(id).await };
+        if self.lines.ask_all_and_wait(remove).is_err() {
+            tracing::error!(export, "requests are still under way, and the export ends");
+        }
+        if let Some(subsystem) = emptied {
+            let close = |branch: Rc<Branch>| async move { branch.close().await };
+            if subsystem.lines.ask_all_and_wait(close).is_err() {
+                tracing::error!(export, "connections are still there, and the export ends");
+            }
+            subsystem.lines.all().iter().for_each(Line::withdraw);
+        }
+        close_if_unused(&mut open, address);
+    }
+}
+
+fn check(spec: &ExportSpec, parts: usize) -> Result<(), ExportError> {
+    let refuse = |text: String| Err(ExportError::Spec(text));
+    if parts == 0 || parts > usize::from(PARTS_MAX) {
+        return refuse(format!("{parts} reactors; 1 to {PARTS_MAX} are possible"));
+    }
+    if spec.queues_max == 0 || spec.queues_max > QUEUES_MAX {
+        return refuse(format!("{} queues; 1 to {QUEUES_MAX} are possible", spec.queues_max));
+    }
+    if spec.namespace.is_some_and(|id| !(1..=NAMESPACES_MAX).contains(&id)) {
+        return refuse(format!("namespaces are numbered 1 to {NAMESPACES_MAX}"));
+    }
+    if spec.hosts.len() > HOSTS_MAX {
+        return refuse(format!("{} hosts; {HOSTS_MAX} are possible", spec.hosts.len()));
+    }
+    if spec.subsystem == DISCOVERY_NQN {
+        return refuse(format!("{DISCOVERY_NQN} is the discovery service; choose another name"));
+    }
+    let names = std::iter::once(&spec.subsystem).chain(&spec.hosts);
+    match names.filter_map(|name| check_nqn(name)).next() {
+        Some(why) => refuse(why),
+        None => Ok(()),
+    }
+}
+
+/// Listens at an address, if nobody here does yet; returns the one that was found.
+fn listen(
+    ports: &Ports,
+    open: &mut BTreeMap<SocketAddr, Open>,
+    address: SocketAddr,
+) -> Result<SocketAddr, ExportError> {
+    if open.contains_key(&address) {
+        return Ok(address);
+    }
+    let failed = |error| ExportError::Address { address, error };
+    let port = Port::bind(address, &ports.0.house).map_err(failed)?;
+    let thread = port.start().map_err(ExportError::Thread)?;
+    let found = port.address;
+    open.insert(found, Open { port, thread });
+    Ok(found)
+}
+
+fn close_if_unused(open: &mut BTreeMap<SocketAddr, Open>, address: SocketAddr) {
+    let unused = |its: &Open| its.port.inner().subsystems.is_empty();
+    if !open.get(&address).is_some_and(unused) {
+        return;
+    }
+    if let Some(Open { port, thread }) = open.remove(&address) {
+        port.stop(thread);
+    }
+}
+
+/// Adds a namespace to a subsystem, which is made if there is none.
+fn add(
+    port: &Port,
+    parts: Vec<Part>,
+    spec: &ExportSpec,
+) -> Result<(u32, Lines<Branch>), ExportError> {
+    let cores: Vec<Sender> = parts.iter().map(|part| part.core.clone()).collect();
+    let (id, known) = place(port, spec, &cores)?;
+    let lines = match &known {
+        Some(known) => known.clone(),
+        None => make_branches(&cores)?,
+    };
+    let tally = Tally::new(parts.len());
+    let count = u16::try_from(parts.len()).unwrap_or(PARTS_MAX);
+    for (index, part) in parts.into_iter().enumerate() {
+        let line = line_of(port, spec, &lines, &cores, &part.core);
+        let add = AddNamespace { id, part: index, parts: count, tally: tally.clone() };
+        if !add.to(line, part, spec) {
+            let remove = move |branch: Rc<Branch>| async move { branch.remove(id).await };
+            let _ = lines.ask_all_and_wait(remove);
+            if known.is_none() {
+                lines.all().iter().for_each(Line::withdraw);
+            }
+            return Err(ExportError::NoVolume);
+        }
+    }
+    let mut inner = port.inner();
+    inner.generation += 1;
+    let its_lines = lines.clone();
+    let subsystem = inner.subsystems.entry(spec.subsystem.clone()).or_insert_with(|| Subsystem {
+        serial: padded(&serial(&spec.subsystem)),
+        lines: its_lines,
+        cores,
+        queues_max: spec.queues_max,
+        namespaces: BTreeMap::new(),
+        controllers: Vec::new(),
+    });
+    subsystem.queues_max = subsystem.queues_max.max(spec.queues_max);
+    subsystem.namespaces.insert(id, spec.hosts.clone());
+    Ok((id, lines))
+}
+
+/// The number that a namespace gets, and the branches of its subsystem if there is one.
+fn place(
+    port: &Port,
+    spec: &ExportSpec,
+    cores: &[Sender],
+) -> Result<(u32, Option<Lines<Branch>>), ExportError> {
+    let inner = port.inner();
+    let Some(subsystem) = inner.subsystems.get(&spec.subsystem) else {
+        if inner.subsystems.len() == SUBSYSTEMS_MAX {
+            let text = format!("there are {SUBSYSTEMS_MAX} subsystems at this address already");
+            return Err(ExportError::Spec(text));
+        }
+        return Ok((spec.namespace.unwrap_or(1), None));
+    };
+    let is_free = |id: &u32| !subsystem.namespaces.contains_key(id);
+    let id = match spec.namespace {
+        Some(id) if is_free(&id) => id,
+        Some(id) => {
+            let text = format!("{} has a namespace {id} already", spec.subsystem);
+            return Err(ExportError::Spec(text));
+        }
+        None => (1..=NAMESPACES_MAX).find(is_free).ok_or_else(|| {
+            ExportError::Spec(format!("{} has {NAMESPACES_MAX} namespaces", spec.subsystem))
+        })?,
+    };
+    let has = |all: &[Sender], one: &Sender| all.iter().any(|its| its.is_same(one));
+    let same = subsystem.cores.len() == cores.len()
+        && cores.iter().all(|core| has(&subsystem.cores, core));
+    if !same {
+        return Err(ExportError::Spec(format!(
+            "the other namespaces of {} are served by other CPUs, and all must be by the same",
+            spec.subsystem
+        )));
+    }
+    Ok((id, Some(subsystem.lines.clone())))
+}
+
+fn make_branches(cores: &[Sender]) -> Result<Lines<Branch>, ExportError> {
+    let mut lines: Vec<Line<Branch>> = Vec::new();
+    for core in cores {
+        let key = line::ask(core, |reactor, reply: mpsc::Sender<Key<Branch>>| {
+            let _ = reply.send(reactor.publish(Branch::new(reactor)));
+        });
+        match key {
+            Some(key) => lines.push(Line::new(core.clone(), key)),
+            None => {
+                lines.iter().for_each(Line::withdraw);
+                return Err(ExportError::NoVolume);
+            }
+        }
+    }
+    Ok(Lines::new(lines))
+}
+
+/// The branch on a reactor. A subsystem that is there already may have them in another order.
+fn line_of<'a>(
+    port: &Port,
+    spec: &ExportSpec,
+    lines: &'a Lines<Branch>,
+    cores: &[Sender],
+    core: &Sender,
+) -> &'a Line<Branch> {
+    let inner = port.inner();
+    let known = inner.subsystems.get(&spec.subsystem).map_or(cores, |its| &its.cores);
+    let index = known.iter().position(|its| its.is_same(core));
+    lines.of_ring(index.unwrap_or(0))
+}
+
+/// Of a part of an export.
+struct AddNamespace {
+    id: u32,
+    part: usize,
+    parts: u16,
+    tally: Arc<Tally>,
+}
+
+impl AddNamespace {
+    /// False: its reactor has stopped, or has no volume.
+    fn to(self, line: &Line<Branch>, part: Part, spec: &ExportSpec) -> bool {
+        let AddNamespace { id, part: index, parts, tally } = self;
+        let (name, hosts, atomic_bytes) =
+            (spec.name.clone(), spec.hosts.clone(), spec.atomic_bytes);
+        let key = part.volume;
+        let added = line.ask(move |branch| {
+            let Some(volume) = branch.reactor().get(key) else { return false };
+            let disk = Disk::new(branch.reactor(), name, volume, [0; SERIAL_BYTES], parts);
+            branch.add(Namespace::new(id, disk, atomic_bytes, hosts, (tally, index)));
+            true
+        });
+        added.unwrap_or(false)
+    }
+}
+
+/// What hosts see as the serial number of a subsystem: it follows from its name.
+pub fn serial(subsystem: &str) -> String {
+    let hash = crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, subsystem.as_bytes());
+    format!("{hash:016x}")
+}

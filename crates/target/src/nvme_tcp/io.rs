@@ -1,0 +1,307 @@
+//! Commands of the NVM command set, from beginning to end.
+//!
+//! Sections are of the NVM Command Set Specification 1.0.
+
+use std::rc::Rc;
+
+use ashlar_reactor::buffer::Buffers;
+use ashlar_reactor::nvme::command::{
+    Command, DATASET_DEALLOCATE, DATASET_RANGE_BYTES, FORCE_UNIT_ACCESS, Nvm, Sgl, Status,
+};
+
+use crate::nvme_tcp::connection::{Capsule, Claim, Connection, Reply};
+use crate::nvme_tcp::identify::{BLOCK_BYTES, TRANSFER_BYTES_MAX};
+use crate::nvme_tcp::namespace::{Namespace, Passage};
+use crate::request::{self, Operation, Permit, Request};
+
+/// Of Flush: all namespaces.
+pub(crate) const ALL_NAMESPACES: u32 = u32::MAX;
+/// Bits of double word 0 for commands that belong together (FUSE).
+const FUSED: u32 = 0b11 << 8;
+
+/// A byte range of a volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    offset: u64,
+    len: u64,
+}
+
+/// Data from the host, held as long as this lives.
+struct Given {
+    data: Buffers,
+    _claim: Option<Claim>,
+}
+
+/// Does a command. The namespace is the one that something was done on.
+pub(crate) async fn execute(
+    connection: &Rc<Connection>,
+    command: &Command,
+    capsule: Capsule,
+) -> (Reply, Option<Rc<Namespace>>) {
+    match perform(connection, command, capsule).await {
+        Ok((reply, namespace)) => (reply, namespace),
+        Err(status) => (status.into(), None),
+    }
+}
+
+type Done = (Reply, Option<Rc<Namespace>>);
+
+async fn perform(
+    connection: &Rc<Connection>,
+    command: &Command,
+    capsule: Capsule,
+) -> Result<Done, Status> {
+    let opcode = Nvm::from_byte(command.opcode()).ok_or(Status::INVALID_OPCODE.for_good())?;
+    if command.dwords[0] & FUSED != 0 {
+        return Err(Status::INVALID_FIELD.for_good());
+    }
+    if opcode == Nvm::Flush && command.namespace() == ALL_NAMESPACES {
+        return flush_all(connection).await;
+    }
+    let namespace = find(connection, command)?;
+    match opcode {
+        Nvm::Read => read(connection, command, namespace).await,
+        Nvm::Write => {
+            let place = transfer(&namespace, command)?;
+            let given = given(connection, command, capsule, place.len).await?;
+            // The namespace may have gone while its data was on the way.
+            let namespace = find(connection, command)?;
+            write(command, namespace, place, given).await
+        }
+        Nvm::Compare => {
+            let place = transfer(&namespace, command)?;
+            let given = given(connection, command, capsule, place.len).await?;
+            let namespace = find(connection, command)?;
+            compare(connection, namespace, place, given).await
+        }
+        Nvm::Flush => {
+            let _passage = namespace.enter();
+            do_on(&namespace, Operation::Flush, Status::WRITE_FAULT).await?;
+            done(namespace)
+        }
+        Nvm::WriteZeroes => {
+            let Place { offset, len } = place(&namespace, command.quad(10), command.blocks())?;
+            let passage = namespace.enter();
+            let zeroes = Operation::WriteZeroes { offset, len };
+            do_on(&namespace, zeroes, Status::WRITE_FAULT).await?;
+            settle(command, &namespace, &passage).await?;
+            done(namespace)
+        }
+        Nvm::DatasetManagement => {
+            let count = u64::from(command.dwords[10] & 0xff) + 1;
+            let bytes = count * DATASET_RANGE_BYTES as u64;
+            let given = given(connection, command, capsule, bytes).await?;
+            let namespace = find(connection, command)?;
+            deallocate(command, namespace, &given.data).await
+        }
+    }
+}
+
+fn done(namespace: Rc<Namespace>) -> Result<Done, Status> {
+    Ok((Status::SUCCESS.into(), Some(namespace)))
+}
+
+fn find(connection: &Connection, command: &Command) -> Result<Rc<Namespace>, Status> {
+    let namespace = connection.namespace(command.namespace());
+    namespace.ok_or(Status::INVALID_NAMESPACE.for_good())
+}
+
+/// The range of so many blocks from a block on, if the namespace has it.
+fn place(namespace: &Namespace, block: u64, blocks: u32) -> Result<Place, Status> {
+    within(namespace.disk.volume().bytes(), block, blocks)
+}
+
+fn within(bytes: u64, block: u64, blocks: u32) -> Result<Place, Status> {
+    let offset = block.checked_mul(BLOCK_BYTES);
+    let len = u64::from(blocks) * BLOCK_BYTES;
+    let fits = |offset: &u64| offset.checked_add(len).is_some_and(|end| end <= bytes);
+    let offset = offset.filter(fits).ok_or(Status::OUT_OF_RANGE.for_good())?;
+    Ok(Place { offset, len })
+}
+
+/// The range of a command that moves data: as long as what its data pointer says.
+fn transfer(namespace: &Namespace, command: &Command) -> Result<Place, Status> {
+    let place = place(namespace, command.quad(10), command.blocks())?;
+    if place.len > u64::from(TRANSFER_BYTES_MAX) {
+        return Err(Status::INVALID_FIELD.for_good());
+    }
+    check_length(command, place.len)?;
+    Ok(place)
+}
+
+fn check_length(command: &Command, len: u64) -> Result<(), Status> {
+    match command.sgl().ok_or(Status::SGL_TYPE.for_good())? {
+        Sgl::Transport { bytes } | Sgl::InCapsule { bytes, .. } if u64::from(bytes) == len => {
+            Ok(())
+        }
+        Sgl::Transport { .. } | Sgl::InCapsule { .. } => Err(Status::SGL_LENGTH.for_good()),
+    }
+}
+
+/// The data of a command, from its capsule or from the host.
+async fn given(
+    connection: &Rc<Connection>,
+    command: &Command,
+    capsule: Capsule,
+    len: u64,
+) -> Result<Given, Status> {
+    check_length(command, len)?;
+    match (command.sgl(), capsule) {
+        (_, Capsule::Damaged) => Err(Status::TRANSIENT_TRANSPORT),
+        (Some(Sgl::InCapsule { offset, .. }), Capsule::Data(data)) => {
+            let end = offset.checked_add(len).filter(|end| *end <= data.len() as u64);
+            let end = end.ok_or(Status::SGL_OFFSET.for_good())?;
+            // Both are at most what a capsule holds.
+            let data = data.slice(offset as usize..end as usize);
+            Ok(Given { data, _claim: None })
+        }
+        (Some(Sgl::Transport { bytes }), Capsule::None) => {
+            let (data, claim) = connection.fetch(command.id(), bytes).await?;
+            Ok(Given { data, _claim: Some(claim) })
+        }
+        (Some(_) | None, Capsule::None | Capsule::Data(_)) => Err(Status::SGL_TYPE.for_good()),
+    }
+}
+
+/// Does one request on the volume; `failed`: what its failure is called.
+async fn do_on(namespace: &Namespace, operation: Operation, failed: Status) -> Result<(), Status> {
+    let request = Request { operation, permit: Permit::new(0) };
+    match namespace.disk.serve(request).await.status {
+        request::Status::Done => Ok(()),
+        request::Status::Failed => Err(failed),
+        request::Status::Unsupported => Err(Status::INVALID_OPCODE.for_good()),
+    }
+}
+
+async fn read(
+    connection: &Rc<Connection>,
+    command: &Command,
+    namespace: Rc<Namespace>,
+) -> Result<Done, Status> {
+    let Place { offset, len } = transfer(&namespace, command)?;
+    let (into, claim) = memory(connection, len).await?;
+    let _passage = namespace.enter();
+    let read = Operation::Read { offset, into: into.clone() };
+    do_on(&namespace, read, Status::UNRECOVERED_READ).await?;
+    let reply = Reply { status: Status::SUCCESS, result: 0, data: Some((into, claim)) };
+    Ok((reply, Some(namespace)))
+}
+
+/// Memory for data of a command.
+async fn memory(connection: &Rc<Connection>, len: u64) -> Result<(Buffers, Claim), Status> {
+    // At most the largest transfer.
+    let len = len as usize;
+    let claim = connection.claim(len).await.ok_or(Status::ABORTED)?;
+    Ok((connection.reactor().buffer(len).into(), claim))
+}
+
+async fn write(
+    command: &Command,
+    namespace: Rc<Namespace>,
+    place: Place,
+    given: Given,
+) -> Result<Done, Status> {
+    let passage = namespace.enter();
+    let write = Operation::Write { offset: place.offset, from: given.data.clone() };
+    do_on(&namespace, write, Status::WRITE_FAULT).await?;
+    settle(command, &namespace, &passage).await?;
+    done(namespace)
+}
+
+/// Makes durable what was written, if the host wants that before the answer.
+async fn settle(
+    command: &Command,
+    namespace: &Namespace,
+    _passage: &Passage,
+) -> Result<(), Status> {
+    if command.dwords[12] & FORCE_UNIT_ACCESS == 0 {
+        return Ok(());
+    }
+    do_on(namespace, Operation::Flush, Status::WRITE_FAULT).await
+}
+
+async fn compare(
+    connection: &Rc<Connection>,
+    namespace: Rc<Namespace>,
+    place: Place,
+    given: Given,
+) -> Result<Done, Status> {
+    let (there, _claim) = memory(connection, place.len).await?;
+    let _passage = namespace.enter();
+    let read = Operation::Read { offset: place.offset, into: there.clone() };
+    do_on(&namespace, read, Status::UNRECOVERED_READ).await?;
+    let equal = there.pieces().len() == given.data.pieces().len()
+        && there.pieces().iter().zip(given.data.pieces()).all(|(a, b)| a.bytes() == b.bytes());
+    if equal { done(namespace) } else { Err(Status::COMPARE_FAILED) }
+}
+
+async fn flush_all(connection: &Rc<Connection>) -> Result<Done, Status> {
+    for namespace in connection.branch().visible_to(connection.host()) {
+        let _passage = namespace.enter();
+        do_on(&namespace, Operation::Flush, Status::WRITE_FAULT).await?;
+    }
+    Ok((Status::SUCCESS.into(), None))
+}
+
+/// Section 3.2.3: hints. Deallocating is the only one that is taken.
+async fn deallocate(
+    command: &Command,
+    namespace: Rc<Namespace>,
+    ranges: &Buffers,
+) -> Result<Done, Status> {
+    if command.dwords[11] & DATASET_DEALLOCATE == 0 {
+        return done(namespace);
+    }
+    let _passage = namespace.enter();
+    for at in (0..ranges.len()).step_by(DATASET_RANGE_BYTES) {
+        let mut range = [0; DATASET_RANGE_BYTES];
+        ranges.slice(at..at + DATASET_RANGE_BYTES).copy_to_slice(&mut range);
+        let (block, blocks) = range_of(&range);
+        if blocks == 0 {
+            continue;
+        }
+        let Place { offset, len } = place(&namespace, block, blocks)?;
+        let discard = Operation::Discard { offset, len };
+        do_on(&namespace, discard, Status::WRITE_FAULT).await?;
+    }
+    done(namespace)
+}
+
+/// First block and count (figure 45: attributes, length, start).
+fn range_of(range: &[u8; DATASET_RANGE_BYTES]) -> (u64, u32) {
+    let [_, _, _, _, a, b, c, d, start @ ..] = *range;
+    (u64::from_le_bytes(start), u32::from_le_bytes([a, b, c, d]))
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: a command reaches what it names, and nothing beyond the end.
+    //! Method: both sides of each bound; entries written out by hand.
+
+    use super::*;
+
+    #[test]
+    fn ranges_end_with_the_volume() {
+        assert_eq!(within(4096, 0, 8), Ok(Place { offset: 0, len: 4096 }));
+        assert_eq!(within(4096, 7, 1), Ok(Place { offset: 3584, len: 512 }));
+        let beyond = Err(Status::OUT_OF_RANGE.for_good());
+        for (block, blocks) in [(0, 9), (8, 1), (1, 8), (u64::MAX, 1), (u64::MAX / 512, 1)] {
+            assert_eq!(within(4096, block, blocks), beyond, "{block} {blocks}");
+        }
+    }
+
+    #[test]
+    fn lengths_are_those_of_the_data_pointer() {
+        let read = Command::read(1, 0, 8);
+        assert_eq!(check_length(&read, 4096), Err(Status::SGL_TYPE.for_good()));
+        let read = read.with_sgl(Sgl::Transport { bytes: 4096 });
+        assert_eq!(check_length(&read, 4096), Ok(()));
+        assert_eq!(check_length(&read, 4608), Err(Status::SGL_LENGTH.for_good()));
+    }
+
+    #[test]
+    fn ranges_are_read_as_they_are_written() {
+        let range = [9, 9, 9, 9, 8, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0];
+        assert_eq!(range_of(&range), (0x201, 8));
+    }
+}

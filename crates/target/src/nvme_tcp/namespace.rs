@@ -1,0 +1,111 @@
+//! A namespace as one reactor serves it: a volume with a number, and the hosts that may see it.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ashlar_reactor::wait_list::WaitList;
+
+use crate::disk::{Counters, Disk};
+use crate::nvme_tcp::identify::{BLOCK_BYTES, NamespaceFacts};
+
+/// What the parts of one export have done, as far as they have told each other: a host asks any one
+/// of them for the sum. Told once a second, and not with each request.
+#[derive(Default)]
+pub(crate) struct Tally(Mutex<Vec<Counters>>);
+
+impl Tally {
+    pub(crate) fn new(parts: usize) -> Arc<Tally> {
+        Arc::new(Tally(Mutex::new(vec![Counters::default(); parts])))
+    }
+
+    fn publish(&self, part: usize, counters: Counters) {
+        let mut parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(place) = parts.get_mut(part) {
+            *place = counters;
+        }
+    }
+
+    fn total(&self) -> Counters {
+        let parts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        parts.iter().copied().sum()
+    }
+}
+
+pub(crate) struct Namespace {
+    pub(crate) id: u32,
+    pub(crate) disk: Disk,
+    /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
+    atomic_bytes: Cell<u32>,
+    tally: Arc<Tally>,
+    /// Which of its parts this is.
+    part: usize,
+    /// None: any.
+    hosts: Vec<String>,
+    under_way: Cell<u32>,
+    idle: WaitList,
+}
+
+impl Namespace {
+    /// `part`: which of those that `tally` is of.
+    pub(crate) fn new(
+        id: u32,
+        disk: Disk,
+        atomic_bytes: u32,
+        hosts: Vec<String>,
+        (tally, part): (Arc<Tally>, usize),
+    ) -> Rc<Namespace> {
+        let (under_way, idle) = (Cell::new(0), WaitList::default());
+        let atomic_bytes = Cell::new(atomic_bytes);
+        Rc::new(Namespace { id, disk, atomic_bytes, tally, part, hosts, under_way, idle })
+    }
+
+    /// What was done on it since it was offered.
+    pub(crate) fn counters(&self) -> Counters {
+        let own = self.disk.counters();
+        self.tally.publish(self.part, own);
+        self.tally.total()
+    }
+
+    pub(crate) fn is_visible_to(&self, host: &str) -> bool {
+        is_allowed(&self.hosts, host)
+    }
+
+    pub(crate) fn facts(&self) -> NamespaceFacts {
+        let volume = self.disk.volume();
+        NamespaceFacts {
+            blocks: volume.bytes() / BLOCK_BYTES,
+            uuid: volume.uuid(),
+            discard_bytes: volume.discard_bytes(),
+            atomic_bytes: self.atomic_bytes.get(),
+        }
+    }
+
+    /// Something is done on its volume until what is returned is dropped.
+    pub(crate) fn enter(self: &Rc<Self>) -> Passage {
+        self.under_way.set(self.under_way.get() + 1);
+        Passage(self.clone())
+    }
+
+    /// Waits until nothing is done on its volume any more. No more may begin.
+    pub(crate) async fn rest(&self) {
+        self.idle.until(self.disk.reactor(), || self.under_way.get() == 0).await;
+    }
+}
+
+/// Whether a host is among those that are allowed: all are, where none is named.
+pub(crate) fn is_allowed(hosts: &[String], host: &str) -> bool {
+    hosts.is_empty() || hosts.iter().any(|its| its == host)
+}
+
+pub(crate) struct Passage(Rc<Namespace>);
+
+impl Drop for Passage {
+    fn drop(&mut self) {
+        let left = self.0.under_way.get() - 1;
+        self.0.under_way.set(left);
+        if left == 0 {
+            self.0.idle.wake_all(self.0.disk.reactor());
+        }
+    }
+}
