@@ -427,13 +427,17 @@ impl RemoteDevice {
                 }
             },
             Offered::Over(trouble) => self.give_up(false, trouble),
-            Offered::Nothing if now.since(since) > AWAY_MAX => {
+            Offered::Nothing if now.since(since) > AWAY_MAX || self.is_overdue(now) => {
                 let Path::Away(_, why) = &self.path else { unreachable!("it is away") };
                 let why = Trouble::Away(Box::new(why.clone()));
                 self.give_up(false, why);
             }
             Offered::Nothing => {}
         }
+    }
+
+    fn is_overdue(&self, now: Instant) -> bool {
+        self.requests.iter().flatten().any(|request| request.is_overdue(now))
     }
 
     /// Takes what has come.
@@ -678,7 +682,7 @@ impl RemoteDevice {
         if self.losses > LOSSES_MAX {
             return self.give_up(dirty, Trouble::Unsteady(Box::new(why)));
         }
-        if self.requests.iter().flatten().any(|request| request.is_overdue(now)) {
+        if self.is_overdue(now) {
             return self.give_up(dirty, Trouble::Away(Box::new(why)));
         }
         self.ask_again();

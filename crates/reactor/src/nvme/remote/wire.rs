@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use rustix::net::sockopt::{set_socket_linger, set_tcp_user_timeout};
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U32};
 
@@ -21,6 +22,10 @@ use crate::nvme::pdu::{
 const ACCEPT_WITHIN: Duration = Duration::from_secs(2);
 /// How long it may take for the first PDU.
 const GREET_WITHIN: Duration = Duration::from_secs(2);
+
+/// For how long the kernel tries to have something heard: so much later than it was given to it,
+/// nothing is written any more (`lease` counts on that).
+const UNHEARD_MAX: Duration = Duration::from_secs(4);
 
 /// Data of a command.
 pub(super) enum Payload<'a> {
@@ -48,9 +53,11 @@ impl Wire {
         let connected = TcpStream::connect_timeout(&address, ACCEPT_WITHIN);
         let stream = connected.map_err(|error| Trouble::Unreachable(error.to_string()))?;
         stream.set_nodelay(true)?;
-        // Closing it ends it: nothing that waits here is sent after that.
-        rustix::net::sockopt::set_socket_linger(&stream, Some(Duration::ZERO))
-            .map_err(std::io::Error::from)?;
+        // Closing it ends it: nothing that waits here is sent after that. Nor does the kernel send
+        // again for longer, also if this process is stopped meanwhile.
+        set_socket_linger(&stream, Some(Duration::ZERO)).map_err(io::Error::from)?;
+        let unheard_ms = u32::try_from(UNHEARD_MAX.as_millis()).expect("seconds");
+        set_tcp_user_timeout(&stream, unheard_ms).map_err(io::Error::from)?;
         let mut wire = Wire {
             stream,
             digests: Digests::default(),
