@@ -68,7 +68,9 @@ fn hosts(network: &Network) -> (Daemon, Daemon) {
     there.ok("drive attach @/t0.img --size 256M");
     there.ok("array create t --level 0 --drives t0");
     there.ok("volume create t --array t --size 128M");
-    there.ok(&format!("export create t --volume t --kind nvme-tcp --listen {THERE}:4420 --nqn {NQN}"));
+    there.ok(&format!(
+        "export create t --volume t --kind nvme-tcp --listen {THERE}:4420 --nqn {NQN}"
+    ));
     let here = Daemon::start_in(&network.here, 1, &["--poll-us", "0"]);
     here.ok("drive attach @/d0.img --size 128M");
     here.ok("drive attach @/d1.img --size 128M");

@@ -44,7 +44,7 @@ pub enum Command {
 
 #[derive(Args)]
 pub struct Attach {
-    /// A block device, a file, pci:ADDRESS, nvme-tcp://HOST/NQN, or ram:SIZE (memory, for measuring)
+    /// A block device, a file, pci:ADDRESS, nvme-tcp://HOST/NQN, or ram:SIZE (memory, to measure)
     ///
     /// pci:0000:03:00.0 is an NVMe drive that the daemon drives itself, past the kernel. The kernel
     /// has to let it go first: `driverctl set-override 0000:03:00.0 vfio-pci`. What is on the drive

@@ -76,8 +76,7 @@ impl Daemon {
         let directory = tempfile::Builder::new().prefix("ashlar-").tempdir().unwrap();
         let options = options.iter().map(|&option| option.to_owned()).collect();
         let (state, network, process) = ("state".into(), Some(network.to_owned()), None);
-        let mut daemon =
-            Daemon { directory, state, host: Some(host), network, options, process };
+        let mut daemon = Daemon { directory, state, host: Some(host), network, options, process };
         daemon.start_again();
         daemon
     }
