@@ -63,9 +63,9 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     let mut signals = Signals::catch()?;
     let listener = listen(&path)?;
     let exports_directory = path.parent().unwrap_or(Path::new("/")).join("export");
-    let lessee = machine::host(settings.host_id, &directory)?;
+    let names = machine::host(settings.host_id, &directory)?;
     let cores = start_cores(&settings)?;
-    let host = Arc::new(Host::new(cores, directory, exports_directory, lessee));
+    let host = Arc::new(Host::new(cores, directory, exports_directory, names));
     let restored = tokio::select! {
         restored = host.restore() => restored,
         () = signals.first() => Err(Refusal::failed("ended while starting")),

@@ -1,4 +1,5 @@
-//! A file, a block device or an NVMe drive of our own: opened, claimed, probed, and wiped.
+//! A file, a block device, an NVMe drive of our own or a remote one: opened, claimed, probed, and
+//! wiped.
 //!
 //! Invariants:
 //! - while a device is open here, no other daemon has it (`flock`, VFIO), and no mount or other
@@ -8,6 +9,7 @@
 
 pub mod content;
 pub mod pci;
+pub mod remote;
 pub mod signature;
 
 use std::fs::{File, OpenOptions, TryLockError};
@@ -20,6 +22,7 @@ use std::sync::Arc;
 use ashlar_drive::drive::Limits;
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_reactor::nvme::generic::Generic;
+use ashlar_reactor::nvme::remote::Handle;
 use ashlar_reactor::op::{Device, Errno};
 use rustix::fs::{major, minor};
 use uuid::Uuid;
@@ -28,6 +31,7 @@ use crate::disk::Disk;
 use crate::pages::{PAGE_BYTES, Pages, write_zeroes};
 use crate::pci::PciAddress;
 use crate::refusal::{Answer, Refusal};
+use crate::remote::{Initiator, RemoteAddress};
 use crate::size::Size;
 use crate::survey::{self, Medium};
 use crate::topology::node_of_device;
@@ -40,9 +44,20 @@ const WIPE_STEP_BYTES: u64 = 1 << 20;
 /// What makes two paths one drive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Identity {
-    File { device: u64, inode: u64 },
-    BlockDevice { number: u64 },
-    Pci { address: PciAddress },
+    File {
+        device: u64,
+        inode: u64,
+    },
+    BlockDevice {
+        number: u64,
+    },
+    Pci {
+        address: PciAddress,
+    },
+    /// What names the namespace for good.
+    Remote {
+        name: Uuid,
+    },
 }
 
 /// A device that this daemon holds.
@@ -87,6 +102,32 @@ impl OpenDevice {
         Ok(OpenDevice { disk, generic: None, identity, limits, lossy: false })
     }
 
+    /// The same of a namespace of another host. It is not claimed: nothing keeps other hosts out
+    /// but the lease of an array.
+    pub fn open_remote(address: &RemoteAddress, initiator: Initiator) -> Answer<OpenDevice> {
+        let drive = remote::open(address, initiator)?;
+        let (bytes, sector_bytes) = (drive.identity().bytes(), drive.identity().block_bytes());
+        let bytes = bytes - bytes % PAGE_BYTES;
+        check_size(&address.to_string(), bytes)?;
+        let limits = Limits { bytes, sector_bytes, zeroes_cheaply: false };
+        let identity = Identity::Remote { name: remote::name(&drive) };
+        let disk = Disk::Remote(Arc::new(drive));
+        Ok(OpenDevice { disk, generic: None, identity, limits, lossy: false })
+    }
+
+    /// Of one of another host, who leads there.
+    pub fn remote(&self) -> Option<&Arc<Handle>> {
+        match &self.disk {
+            Disk::Remote(drive) => Some(drive),
+            Disk::File(_) | Disk::Nvme(_) => None,
+        }
+    }
+
+    /// Whether a reactor has given it up, and it was not seen since.
+    pub fn is_lost(&self) -> bool {
+        self.remote().is_some_and(|drive| drive.report().lost.is_some())
+    }
+
     /// Whether it is something that may be cut short.
     pub fn is_file(&self) -> bool {
         matches!(self.identity, Identity::File { .. })
@@ -96,7 +137,7 @@ impl OpenDevice {
     /// was so. One that a reactor has is looked after there.
     pub fn let_go_if_wanted(&self) -> bool {
         match &self.disk {
-            Disk::File(_) => false,
+            Disk::File(_) | Disk::Remote(_) => false,
             Disk::Nvme(drive) => drive.let_go_if_wanted(),
         }
     }
@@ -106,6 +147,7 @@ impl OpenDevice {
         match &self.disk {
             Disk::File(_) => None,
             Disk::Nvme(drive) => drive.trouble().map(|trouble| trouble.to_string()),
+            Disk::Remote(drive) => drive.report().lost.map(|trouble| trouble.to_string()),
         }
     }
 
@@ -114,7 +156,7 @@ impl OpenDevice {
     pub fn fd(&self) -> Option<RawFd> {
         match &self.disk {
             Disk::File(file) => Some(file.as_raw_fd()),
-            Disk::Nvme(_) => None,
+            Disk::Nvme(_) | Disk::Remote(_) => None,
         }
     }
 
@@ -126,6 +168,7 @@ impl OpenDevice {
                 format!("/sys/dev/block/{}:{}", major(number), minor(number))
             }
             Identity::Pci { address } => format!("/sys/bus/pci/devices/{address}"),
+            Identity::Remote { .. } => return None,
         };
         node_of_device(&std::fs::canonicalize(directory).ok()?)
     }
@@ -151,13 +194,17 @@ impl OpenDevice {
                 None => Device::File { file },
             },
             Disk::Nvme(drive) => Device::Nvme { drive },
+            Disk::Remote(drive) => Device::Remote { drive },
         }
     }
 
     /// The same device if it has more bytes than when it was opened; `None` if it has not.
     pub fn grown(&self) -> io::Result<Option<OpenDevice>> {
-        let Disk::File(file) = &self.disk else { return Ok(None) };
-        let bytes = length(file)?;
+        let bytes = match &self.disk {
+            Disk::File(file) => length(file)?,
+            Disk::Nvme(_) => return Ok(None),
+            Disk::Remote(drive) => drive.look().map_err(io::Error::other)?,
+        };
         let limits = Limits { bytes: bytes - bytes % PAGE_BYTES, ..self.limits };
         let (disk, identity, lossy) = (self.disk.clone(), self.identity, self.lossy);
         let grown = OpenDevice { disk, generic: self.generic.clone(), identity, limits, lossy };
@@ -226,8 +273,8 @@ pub fn identify(path: &Path) -> Answer<Identity> {
     }
     if !kind.is_file() {
         return Err(Refusal::invalid(format!("{shown} is neither a file nor a block device")).fix(
-            "name a block device such as /dev/nvme0n1, a file, ram:SIZE, or pci:ADDRESS for an \
-                 NVMe drive that the kernel has let go",
+            "name a block device such as /dev/nvme0n1, a file, ram:SIZE, pci:ADDRESS for an NVMe \
+                 drive that the kernel has let go, or nvme-tcp://HOST/NQN for one of another host",
         ));
     }
     // For root the kernel would ignore the mode; whoever set it meant it.

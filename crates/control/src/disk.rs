@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-use ashlar_reactor::nvme;
+use ashlar_reactor::nvme::{self, remote};
 
 #[derive(Clone, Debug)]
 pub enum Disk {
@@ -13,6 +13,8 @@ pub enum Disk {
     File(Arc<File>),
     /// An NVMe drive that this process drives itself.
     Nvme(Arc<nvme::Handle>),
+    /// A namespace of another host.
+    Remote(Arc<remote::Handle>),
 }
 
 impl Disk {
@@ -21,6 +23,7 @@ impl Disk {
         match self {
             Disk::File(file) => file.read_exact_at(bytes, offset),
             Disk::Nvme(drive) => drive.read_at(bytes, offset),
+            Disk::Remote(drive) => drive.read_at(bytes, offset),
         }
     }
 
@@ -28,6 +31,7 @@ impl Disk {
         match self {
             Disk::File(file) => file.write_all_at(bytes, offset),
             Disk::Nvme(drive) => drive.write_at(bytes, offset),
+            Disk::Remote(drive) => drive.write_at(bytes, offset),
         }
     }
 
@@ -35,6 +39,7 @@ impl Disk {
         match self {
             Disk::File(file) => file.sync_data(),
             Disk::Nvme(drive) => drive.flush(),
+            Disk::Remote(drive) => drive.flush(),
         }
     }
 
@@ -43,6 +48,7 @@ impl Disk {
         match self {
             Disk::File(file) => Arc::strong_count(file) > 1,
             Disk::Nvme(drive) => Arc::strong_count(drive) > 1,
+            Disk::Remote(drive) => Arc::strong_count(drive) > 1,
         }
     }
 }

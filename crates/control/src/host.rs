@@ -46,6 +46,7 @@ use crate::device::content::Content;
 use crate::engine::{self, Memory};
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
+use crate::remote::Initiator;
 use crate::served::Served;
 use crate::snapshot::{ArraySnapshot, snapshot};
 use crate::topology::{SYSTEM, Topology};
@@ -155,6 +156,8 @@ pub struct Host {
     ports: Ports,
     /// What this host is called in leases.
     lessee: lease::Host,
+    /// And by targets of NVMe/TCP.
+    initiator: Initiator,
     started: Instant,
     changes: tokio::sync::Mutex<()>,
     state: Mutex<State>,
@@ -170,7 +173,7 @@ impl Host {
         cores: Vec<Core>,
         directory: StateDirectory,
         exports_directory: PathBuf,
-        lessee: lease::Host,
+        (lessee, initiator): (lease::Host, Initiator),
     ) -> Host {
         assert!(!cores.is_empty(), "a daemon without a reactor");
         let cpus: Vec<usize> = cores.iter().map(Core::cpu).collect();
@@ -182,6 +185,7 @@ impl Host {
             exports_directory,
             ports: Ports::default(),
             lessee,
+            initiator,
             started: Instant::now(),
             changes: tokio::sync::Mutex::new(()),
             state: Mutex::default(),

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::catalog::StateDirectory;
 use crate::refusal::Answer;
+use crate::remote::Initiator;
 
 const MACHINE_ID: &str = "/etc/machine-id";
 const STORED_ID: &str = "host-id";
@@ -15,15 +16,15 @@ const STORED_ID: &str = "host-id";
 /// asks.
 const NAMESPACE: Uuid = Uuid::from_u128(0x6f0b_8a3c_54d1_4c0e_9a67_1c3f_08e2_7d55);
 
-/// `chosen`: what the operator says it is.
-pub fn host(chosen: Option<Uuid>, directory: &StateDirectory) -> Answer<Host> {
+/// What it is called in leases, and by targets of NVMe/TCP. `chosen`: what the operator says it is.
+pub fn host(chosen: Option<Uuid>, directory: &StateDirectory) -> Answer<(Host, Initiator)> {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let machine = std::fs::read_to_string(MACHINE_ID).ok();
     let uuid = match chosen.or_else(|| derived(machine.as_deref()?, &name)) {
         Some(uuid) => uuid,
         None => directory.keep_uuid(STORED_ID)?,
     };
-    Ok(Host::new(uuid.into_bytes(), &name))
+    Ok((Host::new(uuid.into_bytes(), &name), Initiator(uuid)))
 }
 
 /// Machines that were made from one image may have one id; then their names differ.

@@ -11,6 +11,7 @@ mod topology;
 mod placement;
 mod name;
 mod pci;
+mod remote;
 mod api;
 mod disk;
 mod pages;

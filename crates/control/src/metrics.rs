@@ -78,7 +78,12 @@ impl Page<'_> {
             kinds.map(|(kind, count)| (vec![("drive", name.as_str()), ("kind", kind)], count))
         });
         let help = "What a drive did wrong; reads and writes that failed after retries";
-        self.counter("drive_errors", help, errors)
+        self.counter("drive_errors", help, errors)?;
+        let paths = status.drives.iter().filter_map(|its| Some((&its.name, its.path.as_ref()?)));
+        let reconnects =
+            paths.map(|(name, path)| (vec![("drive", name.as_str())], path.reconnects));
+        let help = "Times that a drive of another host was connected again";
+        self.counter("drive_reconnects", help, reconnects)
     }
 
     fn arrays(&mut self, arrays: &[Array]) -> Result<(), Error> {

@@ -8,8 +8,9 @@
 //! From the bottom: `command` is the wire; `bus` is how registers and memory are reached (`vfio`
 //! is the real one); `memory` is what is shared; `queue` a pair of queues; `controller` brings one
 //! up; `prp` tells it where data is; `device` serves operations. `fabrics` and `pdu` are the wire
-//! of NVMe/TCP, for both of its ends.
+//! of NVMe/TCP, for both of its ends; `remote` is the host's, for a drive of another machine.
 
+mod bounds;
 pub mod bus;
 pub mod command;
 pub mod controller;
@@ -23,6 +24,7 @@ pub(crate) mod model;
 pub mod pdu;
 mod prp;
 mod queue;
+pub mod remote;
 pub mod vfio;
 
 use std::io;

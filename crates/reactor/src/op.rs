@@ -22,6 +22,8 @@ pub enum Device {
     Namespace { file: Arc<File>, generic: Result<Arc<crate::nvme::generic::Generic>, Errno> },
     /// An NVMe drive that this process drives itself. Counted, as above.
     Nvme { drive: Arc<crate::nvme::Handle> },
+    /// A namespace of another host. Counted, too; each backend that has it reaches it by itself.
+    Remote { drive: Arc<crate::nvme::remote::Handle> },
     /// Memory of this many bytes, zero at first.
     Ram { bytes: u64 },
     /// Memory that another reactor has as a drive, and may change at any time.

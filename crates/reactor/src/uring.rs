@@ -17,6 +17,7 @@ mod device;
 mod trial;
 mod polled;
 mod passthrough;
+mod remote;
 #[cfg(test)]
 mod tests;
 
@@ -38,6 +39,7 @@ use crate::model::Model;
 use crate::null::Null;
 use crate::nvme::generic::Generic;
 use crate::nvme::lent::Lent;
+use crate::nvme::remote::device::RemoteDevice;
 use crate::op::{Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
 use crate::ram::{Lender, Ram};
 use crate::uring::device::{FileDevice, Registered};
@@ -93,6 +95,9 @@ pub struct UringBackend {
     nvme_waits: u32,
     /// Operations that lossy drives have asked for.
     lossy_under_way: usize,
+    remote_drives: usize,
+    /// What connections to such have the kernel do.
+    remote_under_way: usize,
     /// Empty between two looks: what rings have to say, and what came too late for them.
     heard: Vec<(u64, Outcome)>,
     late: Vec<u64>,
@@ -141,6 +146,8 @@ impl UringBackend {
             nvme_drives: 0,
             nvme_waits: 0,
             lossy_under_way: 0,
+            remote_drives: 0,
+            remote_under_way: 0,
             heard: Vec::new(),
             late: Vec::new(),
             turn: Turn::default(),
@@ -161,6 +168,7 @@ impl UringBackend {
             | Registered::Model(_)
             | Registered::Lossy(_)
             | Registered::Nvme(_)
+            | Registered::Remote(_)
             | Registered::Gone => None,
         }
     }
@@ -355,6 +363,7 @@ impl UringBackend {
             }
             // What it ended tells of itself.
             Tag::EventsEnd { .. } => {}
+            Tag::Remote { device, way } => self.hear_remote(device, way, outcome),
             Tag::Probe { device } => {
                 let polled = self.polling.on().expect("its ring has told of it");
                 let answer = polled.probed(device, outcome);
@@ -576,6 +585,10 @@ impl Backend for UringBackend {
                 self.nvme_drives += 1;
                 Registered::Nvme(Box::new(Lent::new(drive)))
             }
+            Device::Remote { drive } => {
+                self.remote_drives += 1;
+                Registered::Remote(Box::new(RemoteDevice::new(drive)))
+            }
             Device::Model { bytes, iops, bytes_per_second, latency } => {
                 let model = Model::new(bytes, iops, bytes_per_second, latency);
                 self.gauges.memory_came(model.page_bytes());
@@ -596,6 +609,7 @@ impl Backend for UringBackend {
                 Some(Device::RamTwin { ram: ram.clone() })
             }
             Registered::Null(null) => Some(Device::Null { bytes: null.bytes }),
+            Registered::Remote(remote) => Some(Device::Remote { drive: remote.drive().clone() }),
             // Their answers belong to one reactor's clock, queues or cache.
             Registered::Model(_) | Registered::Nvme(_) | Registered::Lossy(_) => None,
             Registered::Gone => None,
@@ -615,6 +629,7 @@ impl Backend for UringBackend {
                 let awaited = lent.awaited();
                 return self.unregister_nvme(index, awaited);
             }
+            Registered::Remote(_) => return self.unregister_remote(index),
             Registered::Ram(its) => self.gauges.memory_went(its.ram.page_bytes()),
             Registered::Null(_) | Registered::RamTwin(_) => {}
             Registered::Model(model) => self.gauges.memory_went(model.page_bytes()),
@@ -634,6 +649,7 @@ impl Backend for UringBackend {
         match &mut self.devices[index] {
             Registered::File(_) => self.submit_to_file(ticket, index, op, until),
             Registered::Nvme(lent) => lent.submit(ticket, op, until),
+            Registered::Remote(remote) => remote.submit(ticket, op, until),
             // Nobody else reaches memory of ours: it is never too late for it.
             Registered::Ram(Lender { ram, .. }) | Registered::RamTwin(ram) => {
                 let outcome = ram.run(op);
@@ -667,6 +683,7 @@ impl Backend for UringBackend {
             Registered::Null(null) => null.run(op),
             Registered::File(_)
             | Registered::Nvme(_)
+            | Registered::Remote(_)
             | Registered::Model(_)
             | Registered::Lossy(_)
             | Registered::Gone => return None,
@@ -683,6 +700,7 @@ impl Backend for UringBackend {
             Registered::Null(null) => null.check(offset, into.len() as u64),
             Registered::File(_)
             | Registered::Nvme(_)
+            | Registered::Remote(_)
             | Registered::Model(_)
             | Registered::Lossy(_)
             | Registered::Gone => return None,
@@ -698,6 +716,7 @@ impl Backend for UringBackend {
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
+        self.attend_remote();
         self.fill();
         self.tell_due();
         self.ring.enter();
@@ -718,8 +737,10 @@ impl Backend for UringBackend {
     }
 
     fn idle(&mut self, until: Option<Instant>) -> bool {
+        self.attend_remote();
         self.fill();
-        let awaited = self.await_nvme().into_iter().chain(self.await_passthrough()).min();
+        let awaited = [self.await_nvme(), self.await_remote(), self.await_passthrough()];
+        let awaited = awaited.into_iter().flatten().min();
         self.fill();
         // Nobody else tells the kernel of what went into this ring just now.
         if let Some(passthrough) = self.passing.on() {
@@ -743,18 +764,5 @@ impl Backend for UringBackend {
             self.sleep(wait.into_iter().chain(soonest).min());
         }
         true
-    }
-}
-
-impl Drop for UringBackend {
-    /// The kernel may still be writing what lossy drives hold.
-    fn drop(&mut self) {
-        let is_lossy = |bits: &u64| matches!(Tag::from_bits(*bits), Tag::Lossy { .. });
-        self.lossy_under_way -= self.ring.forget_backlog().filter(is_lossy).count();
-        while self.lossy_under_way > 0 && self.ring.wait(None) {
-            self.ring.reap(&mut self.heard);
-            let lossy = self.heard.drain(..).filter(|(bits, _)| is_lossy(bits)).count();
-            self.lossy_under_way -= lossy;
-        }
     }
 }

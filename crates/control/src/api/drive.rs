@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::api::traffic::Traffic;
 use crate::pci::PciAddress;
+use crate::remote::RemoteAddress;
 use crate::size::Size;
 
 /// What a drive is made of.
@@ -20,6 +21,10 @@ pub enum DriveSource {
     /// An NVMe drive by its PCI address, such as `0000:03:00.0`, driven by the daemon itself.
     #[schema(value_type = String)]
     Pci(PciAddress),
+    /// An NVMe/TCP namespace of another host, as `nvme-tcp://HOST:PORT/NQN?nsid=N`; with digests if
+    /// `&hdgst=1&ddgst=1` follows. Without an NQN the refusal lists what the host offers.
+    #[schema(value_type = String)]
+    NvmeTcp(RemoteAddress),
     /// Memory of this many bytes, for measuring; it forgets everything when it is detached.
     Ram(u64),
     /// For tests: memory at the pace of a drive of given numbers.
@@ -49,6 +54,7 @@ impl std::fmt::Display for DriveSource {
         match self {
             DriveSource::Path(path) => path.display().fmt(f),
             DriveSource::Pci(address) => write!(f, "pci:{address}"),
+            DriveSource::NvmeTcp(address) => address.fmt(f),
             DriveSource::Ram(bytes) => write!(f, "ram:{}", Size(*bytes)),
             DriveSource::Model(model) => write!(f, "model:{model}"),
             DriveSource::Lossy(path) => write!(f, "lossy:{}", path.display()),
@@ -100,6 +106,8 @@ pub enum DriveKind {
     BlockDevice,
     /// An NVMe drive that the daemon drives itself.
     Nvme,
+    /// A namespace of another host.
+    Remote,
     Ram,
     Model,
     Lossy,
@@ -178,6 +186,42 @@ pub struct DriveQueue {
     pub depth_max: u32,
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PathState {
+    /// Nobody needs a connection just now.
+    Idle,
+    Connected,
+    /// Some or all connections are being made, or made anew; what is asked waits.
+    Connecting,
+    /// It was away for too long, or is another by now: it is used no longer, and looked for.
+    Lost,
+}
+
+/// How a drive of another host is reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RemotePath {
+    /// `nvme-tcp`
+    pub transport: String,
+    pub address: String,
+    /// The subsystem's NQN.
+    pub subsystem: String,
+    pub namespace: u32,
+    /// Who this host is there.
+    pub host_nqn: String,
+    pub header_digest: bool,
+    pub data_digest: bool,
+    /// Writes may be in a cache of its until they are flushed.
+    pub volatile_cache: bool,
+    pub state: PathState,
+    /// Reactors that are connected; each has connections of its own.
+    pub connected: u32,
+    /// Times that one was connected again.
+    pub reconnects: u64,
+    /// Why it is not connected, or was not last.
+    pub error: Option<String>,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Drive {
     pub name: String,
@@ -209,4 +253,7 @@ pub struct Drive {
     /// `null` where no array runs on it, and for drives of memory.
     #[serde(default)]
     pub queue: Option<DriveQueue>,
+    /// `null` for drives of this host.
+    #[serde(default)]
+    pub path: Option<RemotePath>,
 }

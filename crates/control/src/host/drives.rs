@@ -20,6 +20,7 @@ use crate::host::{Attached, Host, Medium};
 use crate::name::{check_name, name_from_path};
 use crate::pci::PciAddress;
 use crate::refusal::{Answer, Refusal, RefusalKind};
+use crate::remote::{Initiator, RemoteAddress};
 use crate::size::Size;
 
 /// How long a drive that was just let go may take to answer what it was asked before.
@@ -36,6 +37,7 @@ const MODEL_LATENCY_US_MAX: u64 = 1_000_000;
 enum Place {
     Path(PathBuf),
     Pci(PciAddress),
+    Remote(RemoteAddress),
 }
 
 impl std::fmt::Display for Place {
@@ -43,6 +45,7 @@ impl std::fmt::Display for Place {
         match self {
             Place::Path(path) => path.display().fmt(f),
             Place::Pci(address) => write!(f, "pci:{address}"),
+            Place::Remote(address) => address.fmt(f),
         }
     }
 }
@@ -51,6 +54,8 @@ impl std::fmt::Display for Place {
 struct Opening {
     place: Place,
     lossy: bool,
+    /// Who asks for one of another host.
+    initiator: Initiator,
     size_bytes: Option<u64>,
     /// Drives that are attached already.
     known: Vec<(String, Identity)>,
@@ -91,6 +96,15 @@ impl Host {
                 }
                 self.open_place(&name, Place::Pci(*address), &request).await?
             }
+            DriveSource::NvmeTcp(address) => {
+                if request.size_bytes.is_some() {
+                    return Err(Refusal::invalid(
+                        "a drive of another host has the size that it has",
+                    )
+                    .fix("leave --size out"));
+                }
+                self.open_place(&name, Place::Remote(address.clone()), &request).await?
+            }
         };
         let known = KnownDrive { source: request.source };
         let recorded = self.record(|catalog| {
@@ -119,6 +133,9 @@ impl Host {
                     Refusal::invalid("no name can be made from the path").fix("give --name")
                 })?,
             (None, DriveSource::Pci(address)) => format!("nvme-{address}").replace(':', "-"),
+            (None, DriveSource::NvmeTcp(address)) => {
+                address.name().unwrap_or_else(|| self.numbered_name("remote"))
+            }
             (None, DriveSource::Ram(_)) => self.numbered_name("ram"),
             (None, DriveSource::Model(_)) => self.numbered_name("model"),
         };
@@ -162,6 +179,7 @@ impl Host {
         let opening = Opening {
             place,
             lossy: matches!(request.source, DriveSource::Lossy(_)),
+            initiator: self.initiator,
             size_bytes: request.size_bytes,
             known: self.identities(),
         };
@@ -191,7 +209,7 @@ impl Host {
     }
 
     /// Refuses a byte-for-byte copy of a drive that is attached: two drives would be one member.
-    fn check_copy(&self, content: &Content) -> Answer<()> {
+    pub(super) fn check_copy(&self, content: &Content) -> Answer<()> {
         let Content::Labelled(label) = content else { return Ok(()) };
         let twin = self.look(|state| {
             let twin = state.drives.iter().find(|(_, drive)| {
@@ -212,8 +230,9 @@ impl Host {
     /// Attaches the drives of the catalog again, at start; those that cannot be are missing. All
     /// are opened at once: a shelf of drives that do not answer takes no longer than one of them.
     pub(super) async fn reattach_drives(&self, drives: BTreeMap<String, KnownDrive>) {
+        let initiator = self.initiator;
         let begin = |(name, known): (String, KnownDrive)| {
-            let opening = tokio::spawn(reopen(name.clone(), known.source));
+            let opening = tokio::spawn(reopen(name.clone(), known.source, initiator));
             (name, opening)
         };
         let opening: Vec<_> = drives.into_iter().map(begin).collect();
@@ -333,22 +352,32 @@ fn internal(error: &JoinError) -> Refusal {
 }
 
 /// What the catalog has of a drive, as a drive.
-async fn reopen(name: String, source: DriveSource) -> Answer<Attached> {
+pub(super) async fn reopen(
+    name: String,
+    source: DriveSource,
+    initiator: Initiator,
+) -> Answer<Attached> {
     let (place, lossy) = match source {
         DriveSource::Ram(bytes) => return Ok(blank_memory(Memory::Ram { bytes })),
         DriveSource::Model(model) => return Ok(blank_memory(Memory::Model(model))),
         DriveSource::Path(path) => (Place::Path(path), false),
         DriveSource::Lossy(path) => (Place::Path(path), true),
         DriveSource::Pci(address) => (Place::Pci(address), false),
+        DriveSource::NvmeTcp(address) => (Place::Remote(address), false),
     };
     // Others are being opened, too: two paths to one drive are told by its lock.
-    let opening = || Opening { place: place.clone(), lossy, size_bytes: None, known: Vec::new() };
+    let opening =
+        || Opening { place: place.clone(), lossy, initiator, size_bytes: None, known: Vec::new() };
     let deadline = Instant::now() + LET_GO_TIMEOUT;
     let opened = loop {
         let opening = opening();
         match blocking(&name, move || open(opening)).await? {
             // A daemon that was killed right before has it until the kernel has put its rings away.
-            Err(refusal) if refusal.kind == RefusalKind::Conflict && Instant::now() < deadline => {
+            Err(refusal)
+                if refusal.kind == RefusalKind::Conflict
+                    && !matches!(place, Place::Remote(_))
+                    && Instant::now() < deadline =>
+            {
                 tokio::time::sleep(LET_GO_TIMEOUT / 200).await;
             }
             opened => break opened?,
@@ -429,16 +458,26 @@ fn create_if_missing(opening: &Opening) -> Answer<Option<PathBuf>> {
 
 fn open_existing(opening: &Opening) -> Answer<(OpenDevice, Content)> {
     let shown = &opening.place;
-    let identity = match &opening.place {
-        Place::Path(path) => device::identify(path)?,
-        Place::Pci(address) => Identity::Pci { address: *address },
+    let is_new = |identity: Identity| {
+        let known = opening.known.iter().find(|(_, known)| *known == identity);
+        known.map_or(Ok(()), |(name, _)| {
+            Err(Refusal::conflict(format!("{shown} is attached already, as drive {name}")))
+        })
     };
-    if let Some((name, _)) = opening.known.iter().find(|(_, known)| *known == identity) {
-        return Err(Refusal::conflict(format!("{shown} is attached already, as drive {name}")));
-    }
     let mut device = match &opening.place {
-        Place::Path(path) => OpenDevice::open(path)?,
-        Place::Pci(address) => OpenDevice::open_pci(*address)?,
+        Place::Path(path) => {
+            is_new(device::identify(path)?)?;
+            OpenDevice::open(path)?
+        }
+        Place::Pci(address) => {
+            is_new(Identity::Pci { address: *address })?;
+            OpenDevice::open_pci(*address)?
+        }
+        Place::Remote(address) => {
+            let device = OpenDevice::open_remote(address, opening.initiator)?;
+            is_new(device.identity)?;
+            device
+        }
     };
     device.lossy = opening.lossy;
     let has = device.limits.bytes;

@@ -1,6 +1,7 @@
 //! The host's first and last steps: what shall be is brought up, and everything is put to rest.
 
-use crate::host::Host;
+use crate::api::drive::DriveSource;
+use crate::host::{Attached, Host};
 use crate::refusal::Answer;
 
 impl Host {
@@ -28,6 +29,49 @@ impl Host {
             tracing::error!("{}", refusal.line());
         }
         Ok(())
+    }
+
+    /// Attaches a drive that was missing, and starts the arrays that waited for it. `opened`: what
+    /// became of opening `source`.
+    pub(super) async fn reattach(
+        &self,
+        name: &str,
+        source: &DriveSource,
+        opened: Answer<Attached>,
+    ) {
+        let Ok(_turn) = self.changes.try_lock() else { return };
+        let attached = opened.and_then(|drive| self.check_copy(&drive.content).map(|()| drive));
+        let waiting = self.look(|state| {
+            // It may have been detached, or its name given to another.
+            let known = state.catalog.drives.get(name).is_some_and(|its| its.source == *source);
+            if !known || state.stopping || !state.missing.contains_key(name) {
+                return None;
+            }
+            match attached {
+                Ok(drive) => {
+                    let array = drive.content.label().map(|label| label.array);
+                    state.missing.remove(name);
+                    state.drives.insert(name.to_owned(), drive);
+                    Some(array.filter(|array| state.unavailable.contains_key(array)))
+                }
+                Err(refusal) => {
+                    state.missing.insert(name.to_owned(), refusal);
+                    None
+                }
+            }
+        });
+        let Some(waiting) = waiting else { return };
+        tracing::info!(drive = name, "the drive is there: attached");
+        let Some(array) = waiting else { return };
+        let array_name = self.array_name(array);
+        match self.assemble(array, &array_name, false).await {
+            Ok(()) => {
+                self.look(|state| state.unavailable.remove(&array));
+                tracing::info!(array = array_name, "started");
+                self.start_exports_of(array).await;
+            }
+            Err(refusal) => drop(self.look(|state| state.unavailable.insert(array, refusal))),
+        }
     }
 
     /// Drains exports, then flushes and stops arrays. They will be started again with the daemon.

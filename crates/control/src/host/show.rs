@@ -2,19 +2,23 @@
 
 use std::collections::BTreeMap;
 
+use ashlar_reactor::nvme::remote::Report;
 use uuid::Uuid;
 
 use crate::api::array::{Array, ArrayState, Member, Takeover};
-use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveQueue, DriveState};
+use crate::api::drive::{
+    Drive, DriveHealth, DriveKind, DriveQueue, DriveState, PathState, RemotePath,
+};
 use crate::api::export::{Export, ExportState};
 use crate::api::status::Status;
 use crate::api::traffic::Traffic;
-use crate::device::Identity;
 use crate::device::content::Content;
+use crate::device::{Identity, OpenDevice};
 use crate::engine::Memory;
 use crate::host::cores::Reports;
 use crate::host::{Attached, Host, Medium, Running};
 use crate::refusal::{Answer, Refusal, RefusalKind};
+use crate::remote::Initiator;
 use crate::snapshot::{ArraySnapshot, MemberSnapshot, percent};
 use crate::takeover::Decision;
 
@@ -85,6 +89,7 @@ impl Host {
                 latency: None,
                 traffic: None,
                 queue: None,
+                path: None,
             });
         };
         let label = attached.content.label().cloned();
@@ -126,6 +131,7 @@ impl Host {
             latency: used.map(|drive| drive.latency),
             traffic: used.map(|drive| with_depth(&drive.traffic, queue.as_ref())),
             queue,
+            path: attached.device().and_then(|device| path_of(device, self.initiator)),
         })
     }
 
@@ -306,10 +312,41 @@ fn kind_of(attached: &Attached) -> DriveKind {
             Identity::File { .. } => DriveKind::File,
             Identity::BlockDevice { .. } => DriveKind::BlockDevice,
             Identity::Pci { .. } => DriveKind::Nvme,
+            Identity::Remote { .. } => DriveKind::Remote,
         },
         Medium::Memory { memory: Memory::Ram { .. }, .. } => DriveKind::Ram,
         Medium::Memory { memory: Memory::Model(_), .. } => DriveKind::Model,
     }
+}
+
+/// How a drive of another host is reached; `None`: it is of this host.
+fn path_of(device: &OpenDevice, initiator: Initiator) -> Option<RemotePath> {
+    let drive = device.remote()?;
+    let (target, report) = (drive.target(), drive.report());
+    let state = match &report {
+        Report { lost: Some(_), .. } => PathState::Lost,
+        Report { users: 0, .. } => PathState::Idle,
+        Report { users, connected, .. } if connected < users => PathState::Connecting,
+        Report { .. } => PathState::Connected,
+    };
+    let host = match target.host.contains(':') {
+        true => format!("[{}]", target.host),
+        false => target.host.clone(),
+    };
+    Some(RemotePath {
+        transport: "nvme-tcp".to_owned(),
+        address: format!("{host}:{}", target.port),
+        subsystem: target.subsystem.clone(),
+        namespace: target.namespace,
+        host_nqn: initiator.nqn(),
+        header_digest: target.digests.header,
+        data_digest: target.digests.data,
+        volatile_cache: drive.identity().controller.volatile_cache,
+        state,
+        connected: report.connected,
+        reconnects: report.reconnects,
+        error: report.lost.or(report.trouble).map(|trouble| trouble.to_string()),
+    })
 }
 
 /// An array of which little is known.

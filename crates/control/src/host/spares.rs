@@ -12,7 +12,7 @@ use crate::api::array::{ArrayState, MemberState};
 use crate::api::spare::{Spare, SpareAdd};
 use crate::catalog::KnownSpare;
 use crate::device::content::Content;
-use crate::host::{Host, Running, State};
+use crate::host::{Attached, Host, Running, State};
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, MemberSnapshot};
 use crate::takeover::{Away, Candidate, Decision, Needs, decide};
@@ -193,8 +193,18 @@ fn absences(state: &State, array: &ArraySnapshot) -> Vec<Away> {
             label.is_some_and(|its| its.array == array.uuid && its.drive == member.drive_uuid)
         };
         let mut drives = state.drives.iter();
+        // One of another host that was given up, and is there again, is still this member's.
+        let is_free = |drive: &Attached| match drive.used_by {
+            None => true,
+            Some(user) => {
+                let remote = drive.device().is_some_and(|device| device.remote().is_some());
+                remote && !member.is_present() && user == (array.uuid, member.index)
+            }
+        };
         let returned = drives.find(|(_, drive)| {
-            drive.used_by.is_none() && drive.passed_over.is_none() && is_own(&drive.content)
+            let is_lost = drive.device().is_some_and(|device| device.is_lost());
+            let usable = !is_lost && drive.passed_over.is_none();
+            usable && is_free(drive) && is_own(&drive.content)
         });
         let lacks = |its: &&MemberSnapshot| {
             let whole = its.is_present() && its.state == MemberState::Trusted;

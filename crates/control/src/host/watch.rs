@@ -9,13 +9,14 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use uuid::Uuid;
 
 use crate::api::array::{ArrayState, MemberState, Progress, ScrubState};
-use crate::api::drive::{DriveCounters, DriveHealth};
+use crate::api::drive::{DriveCounters, DriveHealth, DriveSource};
 use crate::api::export::ExportState;
 use crate::catalog::KnownArray;
 use crate::device::OpenDevice;
-use crate::host::Host;
 use crate::host::arrays::last_drives;
+use crate::host::drives::reopen;
 use crate::host::show::is_replaced;
+use crate::host::{Attached, Host};
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, MemberSnapshot};
 
@@ -34,6 +35,10 @@ pub struct Seen {
     /// Files that were asked for their length, by the names of their drives; one that was cut short
     /// is the answer.
     measured: BTreeMap<String, JoinHandle<Option<Arc<OpenDevice>>>>,
+    /// Drives of other hosts that are looked for: those that are lost, and those that are missing
+    /// since the start.
+    sought: BTreeMap<String, JoinHandle<()>>,
+    reopened: BTreeMap<String, JoinHandle<Answer<Attached>>>,
     /// The catalog could not be written.
     unsaved: bool,
 }
@@ -43,6 +48,8 @@ impl Host {
     pub async fn watch(&self, seen: &mut Seen) {
         self.pull_shrunk_drives(seen).await;
         self.let_wanted_drives_go();
+        self.look_for_lost_drives(seen).await;
+        self.reattach_missing_drives(seen).await;
         let mut now = BTreeMap::new();
         for (uuid, snapshot) in self.snapshots().await {
             match snapshot {
@@ -222,6 +229,55 @@ impl Host {
             if device.let_go_if_wanted() {
                 tracing::warn!(drive, "the drive is taken out: it was let go; detach it");
             }
+        }
+    }
+
+    /// Asks for drives of other hosts that were given up; one that is there is lost no longer.
+    async fn look_for_lost_drives(&self, seen: &mut Seen) {
+        let lost: BTreeMap<String, Arc<OpenDevice>> = self.look(|state| {
+            let drives = state.drives.iter();
+            let devices = drives.filter_map(|(name, drive)| Some((name, drive.device()?)));
+            let lost = devices.filter(|(_, device)| device.is_lost());
+            lost.map(|(name, device)| (name.clone(), device.clone())).collect()
+        });
+        seen.sought.retain(|name, asked| {
+            let is_done = asked.is_finished();
+            if is_done && !lost.contains_key(name) {
+                tracing::info!(drive = name, "the drive is there again");
+            }
+            !is_done
+        });
+        for (name, device) in lost {
+            let look = move || {
+                // What is wrong with it is seen where it is shown.
+                let _ = device.remote().map(|drive| drive.look());
+            };
+            seen.sought.entry(name).or_insert_with(|| spawn_blocking(look));
+        }
+    }
+
+    /// Attaches drives of other hosts that could not be reached when this one started.
+    async fn reattach_missing_drives(&self, seen: &mut Seen) {
+        let missing: BTreeMap<String, DriveSource> = self.look(|state| {
+            let known = |name: &String| Some(state.catalog.drives.get(name)?.source.clone());
+            let named = state.missing.keys().filter_map(|name| Some((name.clone(), known(name)?)));
+            named.filter(|(_, source)| matches!(source, DriveSource::NvmeTcp(_))).collect()
+        });
+        let mut done = Vec::new();
+        for (name, source) in missing {
+            match seen.reopened.remove(&name) {
+                Some(opening) if opening.is_finished() => {
+                    done.extend(opening.await.ok().map(|opened| (name, source, opened)));
+                }
+                Some(opening) => drop(seen.reopened.insert(name, opening)),
+                None => {
+                    let opening = reopen(name.clone(), source, self.initiator);
+                    seen.reopened.insert(name, tokio::spawn(opening));
+                }
+            }
+        }
+        for (name, source, opened) in done {
+            self.reattach(&name, &source, opened).await;
         }
     }
 

@@ -54,6 +54,8 @@ pub struct Daemon {
     state: String,
     /// Another host than this one, if it shall say so.
     host: Option<u8>,
+    /// The network namespace that it is in, if not that of the test.
+    network: Option<String>,
     /// More words of its command.
     options: Vec<String>,
     process: Option<Process>,
@@ -63,7 +65,18 @@ impl Daemon {
     pub fn start() -> Daemon {
         let directory = tempfile::Builder::new().prefix("ashlar-").tempdir().unwrap();
         let (state, options) = ("state".into(), Vec::new());
-        let mut daemon = Daemon { directory, state, host: None, options, process: None };
+        let (host, network, process) = (None, None, None);
+        let mut daemon = Daemon { directory, state, host, network, options, process };
+        daemon.start_again();
+        daemon
+    }
+
+    /// The same as another host in a network namespace.
+    pub fn start_in(network: &str, host: u8, options: &[&str]) -> Daemon {
+        let directory = tempfile::Builder::new().prefix("ashlar-").tempdir().unwrap();
+        let options = options.iter().map(|&option| option.to_owned()).collect();
+        let (state, network, process) = ("state".into(), Some(network.to_owned()), None);
+        let mut daemon = Daemon { directory, state, host: Some(host), network, options, process };
         daemon.start_again();
         daemon
     }
@@ -106,7 +119,15 @@ impl Daemon {
     pub fn serve(&self, state: &str, socket: &str) -> Process {
         let log = File::options().create(true).append(true).open(self.path("log")).unwrap();
         // The daemon is exec'd by nothing else, so its id is the child's.
-        let process = Command::new(BINARY)
+        let mut command = match &self.network {
+            None => Command::new(BINARY),
+            Some(network) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", network, BINARY]);
+                command
+            }
+        };
+        let process = command
             .args(["serve", "--state"])
             .arg(self.path(state))
             .arg("--socket")

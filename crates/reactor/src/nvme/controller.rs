@@ -13,6 +13,7 @@
 use std::os::fd::RawFd;
 use std::time::Duration;
 
+use super::bounds::Bounds;
 use super::bus::Bus;
 use super::command::{
     Command, Completion, ControllerIdentity, IDENTIFY_BYTES, NamespaceIdentity, Status,
@@ -107,6 +108,15 @@ impl Identity {
 
     pub fn bytes(&self) -> u64 {
         self.its.blocks << self.its.block_log2
+    }
+
+    pub(super) fn bounds(&self) -> Bounds {
+        Bounds {
+            block_bytes: self.block_bytes(),
+            bytes: self.bytes(),
+            write_zeroes: self.controller.write_zeroes,
+            volatile_cache: self.controller.volatile_cache,
+        }
     }
 }
 

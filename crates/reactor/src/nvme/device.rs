@@ -187,7 +187,7 @@ impl NvmeDevice {
             self.finished.push(Done { ticket, outcome: Err(Errno(libc::ENODEV)) });
             return;
         };
-        let total = match check(identity, op) {
+        let total = match identity.bounds().check(op) {
             Ok(Some(total)) => total,
             Ok(None) => {
                 self.finished.push(Done { ticket, outcome: Ok(0) });
@@ -487,33 +487,6 @@ pub(super) fn bury(controller: Controller) {
 
 fn to_usize(small: u64) -> usize {
     usize::try_from(small).expect("inside a buffer")
-}
-
-/// Bytes that commands are to be sent for; `None`: nothing has to be done.
-fn check(identity: &Identity, op: &Op) -> Result<Option<u64>, Errno> {
-    let (offset, len) = match op {
-        Op::Read { offset, into: data, .. } | Op::Write { offset, from: data, .. } => {
-            (*offset, data.len() as u64)
-        }
-        Op::WriteZeroes { offset, len, .. } => {
-            // Deallocating does not do: a drive may ignore it, also in part (NVM 3.2.3).
-            if !identity.controller.write_zeroes {
-                return Err(Errno(libc::EOPNOTSUPP));
-            }
-            (*offset, *len)
-        }
-        // Without a volatile cache there is nothing to flush (Base 7.1).
-        Op::Flush { .. } => return Ok(identity.controller.volatile_cache.then_some(0)),
-        Op::Descriptor { .. } => return Err(Errno(libc::EINVAL)),
-    };
-    let block = u64::from(identity.block_bytes());
-    if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
-        return Err(Errno(libc::EINVAL));
-    }
-    if offset.checked_add(len).is_none_or(|end| end > identity.bytes()) {
-        return Err(Errno(libc::ENOSPC));
-    }
-    Ok((len > 0).then_some(len))
 }
 
 /// Makes data ready for command `id`: by its pages, or through a place for bounced data.

@@ -8,6 +8,7 @@
 //! | the drive that does nothing | at once | the same |
 //! | modelled drive | at once: a copy | when its numbers say so |
 //! | NVMe drive of ours | at once: a queue in its memory | when its queues are looked at |
+//! | remote drive | at once: what its connection has to do, by the ring | by the other side |
 //! | lossy drive | at once: a cache; by the ring what that asks of its file | by the cache |
 //!
 //! Another kind gets a line here, a variant, an arm in `UringBackend::submit`, and a look in
@@ -23,6 +24,7 @@ use crate::model::Model;
 use crate::null::Null;
 use crate::nvme::generic::Generic;
 use crate::nvme::lent::Lent;
+use crate::nvme::remote::device::RemoteDevice;
 use crate::op::Op;
 use crate::ram::{Lender, Ram};
 use crate::uring::entry::Target;
@@ -37,6 +39,7 @@ pub(super) enum Registered {
     Model(Model),
     Lossy(Box<Lossy>),
     Nvme(Box<Lent>),
+    Remote(Box<RemoteDevice>),
     Gone,
 }
 

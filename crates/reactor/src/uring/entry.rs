@@ -6,6 +6,7 @@ use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
 
 use crate::buffer::Buffers;
+use crate::nvme::remote::device::Way;
 use crate::op::{Act, Op};
 
 /// How the kernel finds a file.
@@ -97,6 +98,15 @@ pub(super) fn list(buffers: &Buffers, pieces: &mut Vec<libc::iovec>) -> (*const 
 
 fn len_of(len: usize) -> u32 {
     u32::try_from(len).expect("far less than 4 GiB")
+}
+
+/// Receives on a connection into `pieces`, or sends what they have; both as far as it goes.
+pub(super) fn transfer(way: Way, fd: RawFd, pieces: &[libc::iovec]) -> squeue::Entry {
+    let (list, count) = (pieces.as_ptr(), len_of(pieces.len()));
+    match way {
+        Way::In => opcode::Readv::new(Fd(fd), list, count).build(),
+        Way::Out => opcode::Writev::new(Fd(fd), list, count).build(),
+    }
 }
 
 /// Ends once `fd` can be read.

@@ -1,13 +1,14 @@
 //! What a completion is of, in the 64 bits that the kernel hands back with it.
 //!
 //! ```text
-//! 63 … 61 │ 60 … 32 │ 31 … 0
+//! 63 … 60 │ 59 … 32 │ 31 … 0
 //! kind    │ device  │ ticket, or a drive's own token
 //! ```
 
+use crate::nvme::remote::device::Way;
 use crate::op::Ticket;
 
-const KIND_SHIFT: u32 = 61;
+const KIND_SHIFT: u32 = 60;
 const DEVICE_SHIFT: u32 = 32;
 const DEVICE_MASK: u64 = (1 << (KIND_SHIFT - DEVICE_SHIFT)) - 1;
 const LOW_MASK: u64 = u32::MAX as u64;
@@ -46,6 +47,11 @@ pub(super) enum Tag {
     EventsEnd {
         device: usize,
     },
+    /// Of the connection to a remote drive.
+    Remote {
+        device: usize,
+        way: Way,
+    },
 }
 
 impl Tag {
@@ -59,6 +65,8 @@ impl Tag {
             Tag::EventsEnd { device } => (5, device, 0),
             Tag::Trial { device } => (6, device, 0),
             Tag::Passthrough => (7, 0, 0),
+            Tag::Remote { device, way: Way::In } => (8, device, 0),
+            Tag::Remote { device, way: Way::Out } => (8, device, 1),
         };
         let device = device as u64;
         assert!(device <= DEVICE_MASK, "device {device}");
@@ -67,7 +75,7 @@ impl Tag {
 
     pub(super) fn from_bits(bits: u64) -> Tag {
         let low = u32::try_from(bits & LOW_MASK).expect("32 bits");
-        let device = usize::try_from(bits >> DEVICE_SHIFT & DEVICE_MASK).expect("29 bits");
+        let device = usize::try_from(bits >> DEVICE_SHIFT & DEVICE_MASK).expect("28 bits");
         match bits >> KIND_SHIFT {
             0 => Tag::Plain(Ticket(low)),
             1 => Tag::Device { device, ticket: Ticket(low) },
@@ -77,7 +85,8 @@ impl Tag {
             5 => Tag::EventsEnd { device },
             6 => Tag::Trial { device },
             7 => Tag::Passthrough,
-            8.. => unreachable!("three bits"),
+            8 => Tag::Remote { device, way: if low == 0 { Way::In } else { Way::Out } },
+            9.. => unreachable!("no kind of ours"),
         }
     }
 }
@@ -100,6 +109,8 @@ mod tests {
                     Tag::EventsEnd { device },
                     Tag::Trial { device },
                     Tag::Passthrough,
+                    Tag::Remote { device, way: Way::In },
+                    Tag::Remote { device, way: Way::Out },
                 ];
                 tags.iter().for_each(|tag| assert_eq!(Tag::from_bits(tag.bits()), *tag));
             }

@@ -1,0 +1,115 @@
+//! NVMe/TCP namespaces of other hosts: opened, and looked for.
+//!
+//! Whoever cannot have one is told why, and which command mends it.
+
+use ashlar_drive::health::ANSWER_WITHIN;
+use ashlar_reactor::nvme::pdu::Digests;
+use ashlar_reactor::nvme::remote::{AWAY_MAX, Handle, Identity, Offer, Target, Trouble, offers};
+use uuid::Uuid;
+
+use crate::refusal::{Answer, Refusal};
+use crate::remote::{Initiator, RemoteAddress, SCHEME};
+
+// Whoever waits for an answer hears that the drive is gone, not that it does not answer.
+const _: () = assert!(AWAY_MAX.as_millis() + 1000 < ANSWER_WITHIN.as_millis());
+/// Of namespaces without a name of their own, one is made from what leads to them.
+const NAMELESS: Uuid = Uuid::from_u128(0x2f5e_9d18_77a0_4b32_8f4c_5ad1_93c6_e0b7);
+
+/// Connects to a namespace, and asks what it is.
+pub fn open(address: &RemoteAddress, initiator: Initiator) -> Answer<Handle> {
+    let Some(subsystem) = &address.subsystem else {
+        return Err(what_is_offered(address, initiator));
+    };
+    let target = target(address, subsystem, initiator);
+    Handle::open(target).map_err(|trouble| refused(address, initiator, &trouble))
+}
+
+fn target(address: &RemoteAddress, subsystem: &str, initiator: Initiator) -> Target {
+    Target {
+        host: address.host.clone(),
+        port: address.port,
+        subsystem: subsystem.to_owned(),
+        namespace: address.namespace,
+        digests: Digests { header: address.header_digest, data: address.data_digest },
+        host_nqn: initiator.nqn(),
+        host_id: initiator.0.into_bytes(),
+    }
+}
+
+/// What makes two ways to a namespace one drive.
+pub fn name(handle: &Handle) -> Uuid {
+    let Identity { name, controller, namespace, .. } = handle.identity();
+    if name.uuid != [0; 16] {
+        return Uuid::from_bytes(name.uuid);
+    }
+    if name.nguid != [0; 16] {
+        return Uuid::from_bytes(name.nguid);
+    }
+    let leads_there = match name.eui64 {
+        [0, 0, 0, 0, 0, 0, 0, 0] => {
+            format!("{} {} {namespace}", handle.target().subsystem, controller.serial).into_bytes()
+        }
+        eui64 => eui64.to_vec(),
+    };
+    Uuid::new_v5(&NAMELESS, &leads_there)
+}
+
+/// Of an address without a subsystem: those that it offers.
+fn what_is_offered(address: &RemoteAddress, initiator: Initiator) -> Refusal {
+    let text = format!("{address} names no subsystem");
+    match offers(&target(address, "", initiator)) {
+        Ok(found) if found.is_empty() => {
+            Refusal::invalid(format!("{text}, and the host offers none to {}", initiator.nqn()))
+                .fix("let this host in there")
+        }
+        Ok(found) => Refusal::invalid(format!("{text}; the host offers some"))
+            .fix(format!("name one: {}", listed(&found))),
+        Err(trouble) => {
+            Refusal::invalid(format!("{text}, and the host cannot be asked: {trouble}"))
+                .fix(format!("write {SCHEME}HOST:PORT/NQN?nsid=N"))
+        }
+    }
+}
+
+fn listed(offers: &[Offer]) -> String {
+    let shown = |offer: &Offer| {
+        let brackets = offer.address.contains(':');
+        let address = if brackets { format!("[{}]", offer.address) } else { offer.address.clone() };
+        format!("{SCHEME}{address}:{}/{}", offer.port, offer.subsystem)
+    };
+    offers.iter().map(shown).collect::<Vec<_>>().join(", ")
+}
+
+fn refused(address: &RemoteAddress, initiator: Initiator, trouble: &Trouble) -> Refusal {
+    let text = format!("{address} cannot be used: {trouble}");
+    let RemoteAddress { host, port, .. } = address;
+    match trouble {
+        Trouble::Unresolved(_) => Refusal::unknown(text).fix("check the name of the host"),
+        Trouble::Unreachable(_) | Trouble::Lost(_) | Trouble::Silent(_) => Refusal::conflict(text)
+            .fix(format!("check that a target listens at {host}:{port}, and the network between")),
+        Trouble::NoSubsystem => Refusal::unknown(text).fix(format!(
+            "`ashlar drive attach {SCHEME}{host}` lists what the host offers; or let host {} in \
+             there",
+            initiator.nqn()
+        )),
+        Trouble::Stranger => Refusal::conflict(text).fix(format!(
+            "let host {} in there; `ashlar serve --host-id` gives this one another identity",
+            initiator.nqn()
+        )),
+        Trouble::Authentication => {
+            Refusal::conflict(text).fix("let this host in without, on a network that you trust")
+        }
+        Trouble::NoDigests => Refusal::conflict(text).fix("leave hdgst and ddgst out"),
+        Trouble::NoNamespace { .. } => {
+            Refusal::unknown(text).fix("name one of these: add ?nsid=N to the address")
+        }
+        Trouble::Unsuitable(_) => Refusal::conflict(text).fix("use another namespace"),
+        Trouble::Absurd(_)
+        | Trouble::Fault(_)
+        | Trouble::Refused { .. }
+        | Trouble::Another
+        | Trouble::Forgetful
+        | Trouble::Away(_)
+        | Trouble::Unsteady(_) => Refusal::failed(text),
+    }
+}

@@ -1,0 +1,155 @@
+//! Goal: a drive of another host is attached, shown, used and refused like any other; an array with
+//! one outlives the way to it, takes it back by itself, and reads what was written.
+//! Method: the target of the reactor's tests in this process, told to go away and come back, under
+//! load that compares what it reads.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod daemon;
+#[path = "../../reactor/tests/remote/model.rs"]
+#[expect(dead_code, reason = "the reactor's tests use all of it")]
+mod model;
+
+use daemon::{DRIVE_BYTES, Daemon};
+use model::{Faults, Model, NAMESPACE, SUBSYSTEM};
+
+fn target(volatile_cache: bool) -> Model {
+    let bytes = usize::try_from(DRIVE_BYTES).unwrap();
+    Model::start(Faults { bytes, volatile_cache, ..Faults::default() })
+}
+
+fn address(model: &Model) -> String {
+    format!("nvme-tcp://{}/{SUBSYSTEM}?nsid={NAMESPACE}", model.address)
+}
+
+/// An array of a drive here and one there, and an export of it.
+fn mirror(model: &Model) -> Daemon {
+    let daemon = Daemon::with_drives(1);
+    daemon.ok(&format!("drive attach {} --name far", address(model)));
+    daemon.ok("array create a --level 1 --drives d0,far");
+    daemon.ok("volume create v --array a --size 24M");
+    daemon.ok("export create e --volume v");
+    daemon
+}
+
+fn work(daemon: &Daemon, seconds: f32) -> String {
+    let socket = daemon.path("export/e.sock");
+    let (socket, load) =
+        (socket.display(), "--rw randrw --verify --depth 8 --size 16M --warm-up 0");
+    daemon.ok(&format!("bench vhost --socket {socket} {load} --seconds {seconds}"))
+}
+
+fn is_whole(daemon: &Daemon) {
+    daemon.wait_for("array show a", |array| array["state"] == "optimal");
+    daemon.ok("array scrub a --wait");
+    let scrub = &daemon.json("array show a")["scrub"];
+    assert_eq!(scrub["mismatched_stripes"], 0, "{scrub}");
+}
+
+#[test]
+fn it_is_shown_with_how_it_is_reached() {
+    let model = target(true);
+    let daemon = Daemon::with_drives(1);
+    let line = format!("drive attach {}&ddgst=1", address(&model));
+    let attached = daemon.ok(&line);
+    assert!(attached.starts_with("drive model-n3 attached: 64M, blank"), "{attached}");
+    let shown = daemon.json("drive show model-n3");
+    assert_eq!((&shown["kind"], &shown["sector_bytes"]), (&"remote".into(), &512.into()));
+    let path = &shown["path"];
+    assert_eq!((&path["state"], &path["transport"]), (&"idle".into(), &"nvme-tcp".into()));
+    assert_eq!(path["address"], model.address.to_string());
+    assert_eq!((&path["subsystem"], &path["namespace"]), (&SUBSYSTEM.into(), &3.into()));
+    assert_eq!((&path["header_digest"], &path["data_digest"]), (&false.into(), &true.into()));
+    assert!(path["host_nqn"].as_str().unwrap().starts_with("nqn.2014-08.org.nvmexpress:uuid:"));
+    daemon.ok("array create a --level 1 --drives d0,model-n3");
+    let text = daemon.ok("drive show model-n3");
+    for line in
+        ["transport nvme-tcp", "digests   data", "cache     volatile", "path      connected"]
+    {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    assert!(daemon.refused(&format!("{line} --name again")).contains("attached already"));
+}
+
+#[test]
+fn refusals_name_the_fix() {
+    let model = target(false);
+    let daemon = Daemon::start();
+    let at = |rest: &str| format!("drive attach nvme-tcp://{}{rest}", model.address);
+    let listed = daemon.refused(&at(""));
+    assert!(listed.contains(&format!("nvme-tcp://192.0.2.1:4420/{SUBSYSTEM}")), "{listed}");
+    assert!(!listed.contains("other"), "{listed}");
+    assert!(daemon.refused(&at("/nqn.nobody")).contains("lists what the host offers"));
+    let wrong = daemon.refused(&at(&format!("/{SUBSYSTEM}?nsid=2")));
+    assert!(wrong.contains("no namespace 2, but 1, 3"), "{wrong}");
+    let wrong = daemon.refused(&at(&format!("/{SUBSYSTEM}?nsid=3 --size 64M")));
+    assert!(wrong.contains("leave --size out"), "{wrong}");
+    assert!(daemon.refused(&at("/nqn.x?tls=1")).contains("nsid=N"));
+    model.faults().host = Some("nqn.someone".into());
+    let stranger = daemon.refused(&at(&format!("/{SUBSYSTEM}?nsid=3")));
+    assert!(stranger.contains("let host nqn.2014-08.org.nvmexpress:uuid:"), "{stranger}");
+    model.faults().closed = true;
+    let away = daemon.refused(&at(&format!("/{SUBSYSTEM}?nsid=3")));
+    assert!(away.contains("check that a target listens"), "{away}");
+}
+
+#[test]
+fn a_connection_that_is_lost_for_moments_costs_nothing() {
+    let model = target(false);
+    let daemon = mirror(&model);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| work(&daemon, 4.0));
+        while !load.is_finished() {
+            model.cut();
+            std::thread::park_timeout(std::time::Duration::from_millis(300));
+        }
+        load.join().unwrap();
+    });
+    let shown = daemon.json("drive show far");
+    assert_eq!((&shown["state"], &shown["health"]), (&"member".into(), &"healthy".into()));
+    assert!(shown["path"]["reconnects"].as_u64().unwrap() > 3, "{shown}");
+    is_whole(&daemon);
+}
+
+/// With a volatile cache nobody knows what it has lost; without one it is away for too long.
+#[test]
+fn a_drive_that_was_gone_is_taken_back_and_caught_up() {
+    for volatile_cache in [true, false] {
+        let model = target(volatile_cache);
+        let daemon = mirror(&model);
+        work(&daemon, 0.5);
+        model.faults().closed = true;
+        model.cut();
+        std::thread::scope(|scope| {
+            let load = scope.spawn(|| work(&daemon, 12.0));
+            daemon.wait_for("array show a", |array| array["state"] == "degraded");
+            let shown = daemon.json("drive show far");
+            assert_eq!(
+                (&shown["path"]["state"], &shown["health"]),
+                (&"lost".into(), &"failed".into())
+            );
+            assert!(daemon.ok("status").contains("drive far"), "it is told");
+            model.faults().closed = false;
+            daemon.wait_for("array show a", |array| array["state"] == "optimal");
+            load.join().unwrap();
+        });
+        assert_eq!(daemon.json("drive show far")["path"]["state"], "connected");
+        is_whole(&daemon);
+    }
+}
+
+#[test]
+fn a_drive_that_is_not_there_at_the_start_is_taken_back_when_it_is() {
+    let model = target(true);
+    let mut daemon = mirror(&model);
+    work(&daemon, 0.5);
+    daemon.stop();
+    model.faults().closed = true;
+    daemon.start_again();
+    assert_eq!(daemon.json("drive show far")["state"], "missing");
+    assert_eq!(daemon.array_state("a"), "degraded");
+    work(&daemon, 0.5);
+    model.faults().closed = false;
+    is_whole(&daemon);
+    assert_eq!(daemon.json("drive show far")["state"], "member");
+    work(&daemon, 0.5);
+}

@@ -1,0 +1,181 @@
+//! An NVMe/TCP namespace of another host as a drive: our own initiator.
+//!
+//! Whoever uses it has an *association* of its own: one controller of the subsystem, with a
+//! connection for questions and one for reads and writes. Who opened it (a [`Handle`]) has one while
+//! it looks at labels; each reactor that it is registered with has one, which a thread (`keeper`)
+//! makes, keeps alive, and makes anew. The reactor has only its connection for I/O.
+//!
+//! From the bottom: `wire` is a connection for who can wait; `association` is what goes over it
+//! until there is a queue; `keeper` is the thread; `stream` is bytes and PDUs of the connection for
+//! I/O; `device` serves operations with it.
+//!
+//! Sections are of the NVM Express Base Specification 2.0 ("Base") and its TCP Transport
+//! Specification 1.0 ("TCP").
+//!
+//! Modules from lowest to highest; a module uses only those above it in this list.
+
+mod wire;
+mod association;
+mod discovery;
+mod keeper;
+mod stream;
+pub(crate) mod device;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::nvme::bounds::Bounds;
+use crate::nvme::command::Status;
+use crate::nvme::pdu::{Digests, Fault};
+use crate::nvme::remote::association::Association;
+use crate::nvme::remote::keeper::Station;
+
+pub use crate::nvme::remote::association::{Identity, Name};
+pub use crate::nvme::remote::discovery::{Offer, offers};
+pub use crate::nvme::remote::keeper::Report;
+
+/// For so long a drive may be away before it counts as gone: less than who uses it waits for an
+/// answer, so that this is what it hears.
+pub const AWAY_MAX: Duration = Duration::from_secs(8);
+
+/// Which namespace, where it is, and who asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// A name or an address.
+    pub host: String,
+    pub port: u16,
+    /// Its NQN.
+    pub subsystem: String,
+    pub namespace: u32,
+    pub digests: Digests,
+    pub host_nqn: String,
+    pub host_id: [u8; 16],
+}
+
+/// Why a namespace cannot be used, or no longer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Trouble {
+    #[error("its name cannot be resolved: {0}")]
+    Unresolved(String),
+    #[error("it cannot be reached: {0}")]
+    Unreachable(String),
+    #[error("the connection is lost: {0}")]
+    Lost(String),
+    #[error("it has not answered for too long ({0})")]
+    Silent(&'static str),
+    #[error("it said what cannot be ({0})")]
+    Absurd(&'static str),
+    #[error("it said what cannot be: {0}")]
+    Fault(#[from] Fault),
+    #[error("it refused {what}: {status:?}")]
+    Refused { what: &'static str, status: Status },
+    #[error("it has no such subsystem, or not for us")]
+    NoSubsystem,
+    #[error("it does not let this host in")]
+    Stranger,
+    #[error("it wants hosts to prove who they are, which is not known here")]
+    Authentication,
+    #[error("it does not want the digests that were asked for")]
+    NoDigests,
+    #[error("there is no namespace {wanted}, but {}", listed(.has))]
+    NoNamespace { wanted: u32, has: Vec<u32> },
+    #[error("it is not like a drive that can be used: {0}")]
+    Unsuitable(&'static str),
+    #[error("another namespace is there now")]
+    Another,
+    #[error("it was away, and writes may be lost that its cache had")]
+    Forgetful,
+    #[error("it was away for too long: {0}")]
+    Away(Box<Trouble>),
+    #[error("it was lost again and again: {0}")]
+    Unsteady(Box<Trouble>),
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Trouble {
+        Trouble::Lost(error.to_string())
+    }
+}
+
+fn listed(namespaces: &[u32]) -> String {
+    match namespaces {
+        [] => "none at all".to_owned(),
+        all => all.iter().map(u32::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// A remote namespace, for who opened it. Reads and writes of it wait; they end, whatever the other
+/// side does.
+pub struct Handle {
+    station: Arc<Station>,
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.station.identity.fmt(f)
+    }
+}
+
+impl Handle {
+    pub fn open(target: Target) -> Result<Handle, Trouble> {
+        let association = Association::open(&target)?;
+        Ok(Handle { station: Arc::new(Station::new(target, association)) })
+    }
+
+    pub fn target(&self) -> &Target {
+        &self.station.target
+    }
+
+    /// As it was when it was opened.
+    pub fn identity(&self) -> &Identity {
+        &self.station.identity
+    }
+
+    /// How reactors reach it.
+    pub fn report(&self) -> Report {
+        self.station.report()
+    }
+
+    /// How many bytes it has now; or why it is not there, or not the same as before.
+    pub fn look(&self) -> Result<u64, Trouble> {
+        // Nothing was asked of it that matters.
+        let _ = self.station.open()?.end();
+        self.station.seen();
+        Ok(self.station.bytes())
+    }
+
+    fn bounds(&self) -> Bounds {
+        let identity = self.identity();
+        Bounds {
+            block_bytes: identity.block_bytes(),
+            bytes: self.station.bytes(),
+            write_zeroes: identity.controller.write_zeroes,
+            volatile_cache: identity.controller.volatile_cache,
+        }
+    }
+
+    /// Fills `bytes`; they and `offset` are whole blocks.
+    pub fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        self.station.with(false, |association| association.read(offset, bytes)).map_err(failed)
+    }
+
+    /// The other way.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.station.with(true, |association| association.write(offset, bytes)).map_err(failed)
+    }
+
+    pub fn flush(&self) -> io::Result<()> {
+        self.station.with(false, Association::flush).map_err(failed)
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.station.rest();
+    }
+}
+
+fn failed(trouble: Trouble) -> io::Error {
+    io::Error::other(trouble.to_string())
+}
