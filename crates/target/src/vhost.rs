@@ -25,7 +25,6 @@ mod budget;
 mod disk;
 mod queue;
 mod device;
-mod line;
 mod session;
 mod peek;
 mod socket;
@@ -46,7 +45,7 @@ pub use crate::vhost::disk::Counters;
 
 use crate::vhost::device::Device;
 use crate::vhost::disk::{Disk, SERIAL_BYTES};
-use crate::vhost::line::{Line, Lines};
+use crate::line::{Line, Lines};
 use crate::vhost::memory::Graveyard;
 use crate::vhost::socket::{BindError, Ends};
 
@@ -110,7 +109,7 @@ pub struct ExportStatus {
 /// must be stopped before any of them is.
 pub struct VhostExport {
     spec: ExportSpec,
-    lines: Lines,
+    lines: Lines<Device>,
     ends: Arc<Ends>,
     thread: Option<JoinHandle<()>>,
 }
@@ -206,10 +205,10 @@ fn start_bound(
     spec: &ExportSpec,
     serial: [u8; SERIAL_BYTES],
     ends: Arc<Ends>,
-) -> Result<(Lines, Arc<Ends>, JoinHandle<()>), ExportError> {
+) -> Result<(Lines<Device>, Arc<Ends>, JoinHandle<()>), ExportError> {
     let (graveyard, retired) = mpsc::channel();
     let count = u16::try_from(parts.len()).unwrap_or(QUEUES_MAX);
-    let mut lines: Vec<Line> = Vec::new();
+    let mut lines: Vec<Line<Device>> = Vec::new();
     for part in parts {
         match start_part(part, count, spec, serial, graveyard.clone()) {
             Some(line) => lines.push(line),
@@ -235,10 +234,10 @@ fn start_part(
     spec: &ExportSpec,
     serial: [u8; SERIAL_BYTES],
     graveyard: Graveyard,
-) -> Option<Line> {
+) -> Option<Line<Device>> {
     let Part { core, volume } = part;
     let (name, queues_max) = (spec.name.clone(), spec.queues_max);
-    let key = line::ask(&core, move |reactor, reply: mpsc::Sender<Key<Device>>| {
+    let key = crate::line::ask(&core, move |reactor, reply: mpsc::Sender<Key<Device>>| {
         if let Some(volume) = reactor.get(volume) {
             let disk = Disk::new(reactor, name, volume, serial, parts);
             let _ = reply.send(reactor.publish(Device::new(disk, queues_max, graveyard)));

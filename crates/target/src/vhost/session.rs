@@ -17,12 +17,12 @@ use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqH
 
 use crate::vhost::config::{FEATURES, WRITE_BACK_OFFSET, space};
 use crate::vhost::device::{Device, Vring};
-use crate::vhost::line::Lines;
+use crate::line::Lines;
 use crate::vhost::memory::{MappedRegion, MemoryError, Place, REGIONS_MAX};
 use crate::vhost::vring::{RingAddresses, is_ring_size};
 
 pub(crate) struct Session {
-    lines: Lines,
+    lines: Lines<Device>,
     queues_max: u16,
     /// Features that the front end chose.
     features: u64,
@@ -66,7 +66,7 @@ fn is_eventfd(file: &File) -> bool {
 }
 
 impl Session {
-    pub(crate) fn new(lines: Lines, queues_max: u16) -> Session {
+    pub(crate) fn new(lines: Lines<Device>, queues_max: u16) -> Session {
         Session { lines, queues_max, features: 0, protocol: 0 }
     }
 

@@ -6,9 +6,7 @@
 
 use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,55 +18,15 @@ use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut}
 
 use crate::vhost::device::Device;
 use crate::vhost::disk::Trouble;
-use crate::vhost::line::{Gone, Lines};
+use crate::line::{Gone, Lines};
 use crate::vhost::memory::Mapping;
 use crate::vhost::peek::{LooseTable, Peeked, VERSION_1, message, peek, reply_to_table};
 use crate::vhost::session::Session;
 
-/// Only the daemon's user, and root, may connect.
-const MODE: u32 = 0o600;
 /// Front ends that may wait while one is being served.
 const BACKLOG: i32 = 4;
 /// Wait after a failed `accept`: it fails again at once while file descriptors are short.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
-
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BindError {
-    #[error("someone listens on it already")]
-    Busy,
-    #[error("it exists and is not a socket")]
-    NotSocket,
-    #[error("{0}")]
-    Io(#[from] std::io::Error),
-}
-
-/// Listens at `path`. A socket file that nobody listens on is replaced.
-pub(crate) fn bind(path: &Path) -> Result<UnixListener, BindError> {
-    match bind_new(path) {
-        Err(Errno::ADDRINUSE) => {}
-        bound => return bound.map_err(|error| BindError::Io(error.into())),
-    }
-    if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
-        return Err(BindError::NotSocket);
-    }
-    match UnixStream::connect(path) {
-        Ok(_) => return Err(BindError::Busy),
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
-        Err(error) => return Err(error.into()),
-    }
-    std::fs::remove_file(path)?;
-    bind_new(path).map_err(|error| BindError::Io(error.into()))
-}
-
-fn bind_new(path: &Path) -> Result<UnixListener, Errno> {
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The file gets its mode from the socket, so that there is no moment with a wider one.
-    rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(MODE))?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(UnixListener::from(socket))
-}
 
 /// What the export's owner and its thread both hold: the ends by which to reach the other side.
 pub(crate) struct Ends {
@@ -133,7 +91,7 @@ impl Ends {
 }
 
 /// The body of an export's thread.
-pub(crate) fn serve(ends: &Ends, lines: &Lines, queues_max: u16, retired: &Receiver<Arc<Mapping>>) {
+pub(crate) fn serve(ends: &Ends, lines: &Lines<Device>, queues_max: u16, retired: &Receiver<Arc<Mapping>>) {
     loop {
         let accepted = ends.accept();
         // Looked at after the front end is known to `stop`, so that one of the two sees the other.
@@ -160,7 +118,7 @@ pub(crate) fn serve(ends: &Ends, lines: &Lines, queues_max: u16, retired: &Recei
 /// Serves one front end until it leaves.
 fn serve_one(
     ends: &Ends,
-    lines: &Lines,
+    lines: &Lines<Device>,
     queues_max: u16,
     stream: UnixStream,
     retired: &Receiver<Arc<Mapping>>,
@@ -181,7 +139,7 @@ fn serve_one(
 
 /// Returns once nothing of the front end is under way any more, however long it takes: the next one
 /// may not come before.
-fn leave(ends: &Ends, lines: &Lines) -> Result<(), Gone> {
+fn leave(ends: &Ends, lines: &Lines<Device>) -> Result<(), Gone> {
     // One that does not say so is not at rest; all are told nevertheless.
     let orderly =
         lines.ask_all(|device| device.is_at_rest()).is_ok_and(|its| !its.contains(&false));

@@ -1,4 +1,5 @@
-//! How other threads speak with a device: a letter to its reactor, and the wait for the reply.
+//! How other threads speak with what an export has on a reactor (a device of vhost, …): a letter to
+//! the reactor, and the wait for the reply.
 
 use std::rc::Rc;
 use std::sync::mpsc;
@@ -8,8 +9,6 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
 
-use crate::vhost::device::Device;
-
 /// A reply that takes longer may never come: the reactor was stopped, or a drive hangs.
 const REPLY_WITHIN: Duration = Duration::from_secs(60);
 
@@ -17,22 +16,27 @@ const REPLY_WITHIN: Duration = Duration::from_secs(60);
 #[error("the reactor has stopped, or does not answer")]
 pub(crate) struct Gone;
 
-/// A line to one device. Not to be used on the reactor's own thread: it would wait for itself.
-#[derive(Clone)]
-pub(crate) struct Line {
+/// A line to one of them. Not to be used on the reactor's own thread: it would wait for itself.
+pub(crate) struct Line<T> {
     core: Sender,
-    device: Key<Device>,
+    end: Key<T>,
 }
 
-impl Line {
-    pub(crate) fn new(core: Sender, device: Key<Device>) -> Line {
-        Line { core, device }
+impl<T> Clone for Line<T> {
+    fn clone(&self) -> Line<T> {
+        Line { core: self.core.clone(), end: self.end }
+    }
+}
+
+impl<D: 'static> Line<D> {
+    pub(crate) fn new(core: Sender, end: Key<D>) -> Line<D> {
+        Line { core, end }
     }
 
     /// Runs `question` on the reactor.
     pub(crate) fn ask<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Device) -> T + Send + 'static,
+        question: impl FnOnce(&D) -> T + Send + 'static,
     ) -> Result<T, Gone> {
         Patience::begin().wait(self.post(question), || false)
     }
@@ -40,31 +44,31 @@ impl Line {
     /// Runs `question` on the reactor and waits until its future has ended.
     pub(crate) fn ask_and_wait<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
-        question: impl FnOnce(Rc<Device>) -> F + Send + 'static,
+        question: impl FnOnce(Rc<D>) -> F + Send + 'static,
     ) -> Result<T, Gone> {
         Patience::begin().wait(self.post_future(question), || false)
     }
 
     fn post<T: Send + 'static>(
         &self,
-        question: impl FnOnce(&Device) -> T + Send + 'static,
+        question: impl FnOnce(&D) -> T + Send + 'static,
     ) -> Awaited<T> {
-        let key = self.device;
+        let key = self.end;
         Awaited::post(&self.core, move |reactor, reply| {
-            if let Some(device) = reactor.get(key) {
-                let _ = reply.send(question(&device));
+            if let Some(end) = reactor.get(key) {
+                let _ = reply.send(question(&end));
             }
         })
     }
 
     fn post_future<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
-        question: impl FnOnce(Rc<Device>) -> F + Send + 'static,
+        question: impl FnOnce(Rc<D>) -> F + Send + 'static,
     ) -> Awaited<T> {
-        let key = self.device;
+        let key = self.end;
         Awaited::post(&self.core, move |reactor, reply| {
-            if let Some(device) = reactor.get(key) {
-                let future = question(device);
+            if let Some(end) = reactor.get(key) {
+                let future = question(end);
                 reactor.spawn(async move {
                     let _ = reply.send(future.await);
                 });
@@ -72,36 +76,40 @@ impl Line {
         })
     }
 
-    /// Takes the device off its reactor.
+    /// Takes the other end off its reactor.
     pub(crate) fn withdraw(&self) {
-        let key = self.device;
+        let key = self.end;
         let _ = self.core.send(move |reactor| {
             reactor.withdraw(key);
         });
     }
 }
 
-/// The lines to all devices of one export. The first is that of the reactor which has the volume;
-/// ring after ring goes to the next one.
-#[derive(Clone)]
-pub(crate) struct Lines(Vec<Line>);
+/// The lines to all parts of one export. The first is that of the reactor which has the volume.
+pub(crate) struct Lines<T>(Vec<Line<T>>);
 
-impl Lines {
-    pub(crate) fn new(lines: Vec<Line>) -> Lines {
+impl<T> Clone for Lines<T> {
+    fn clone(&self) -> Lines<T> {
+        Lines(self.0.clone())
+    }
+}
+
+impl<D: 'static> Lines<D> {
+    pub(crate) fn new(lines: Vec<Line<D>>) -> Lines<D> {
         assert!(!lines.is_empty(), "an export is served somewhere");
         Lines(lines)
     }
 
-    pub(crate) fn first(&self) -> &Line {
+    pub(crate) fn first(&self) -> &Line<D> {
         &self.0[0]
     }
 
-    pub(crate) fn all(&self) -> &[Line] {
+    pub(crate) fn all(&self) -> &[Line<D>] {
         &self.0
     }
 
-    /// To the device that has this ring.
-    pub(crate) fn of_ring(&self, ring: usize) -> &Line {
+    /// To the part that has this ring: ring after ring goes to the next one.
+    pub(crate) fn of_ring(&self, ring: usize) -> &Line<D> {
         &self.0[ring % self.0.len()]
     }
 
@@ -109,7 +117,7 @@ impl Lines {
     /// have the same time to reply; an error if any does not.
     pub(crate) fn ask_all<T: Send + 'static>(
         &self,
-        question: impl Fn(&Device) -> T + Clone + Send + 'static,
+        question: impl Fn(&D) -> T + Clone + Send + 'static,
     ) -> Result<Vec<T>, Gone> {
         let awaited = self.0.iter().map(|line| line.post(question.clone())).collect();
         wait_for_all(awaited, || false)
@@ -118,7 +126,7 @@ impl Lines {
     /// The same, and waits until their futures have ended.
     pub(crate) fn ask_all_and_wait<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
-        question: impl Fn(Rc<Device>) -> F + Clone + Send + 'static,
+        question: impl Fn(Rc<D>) -> F + Clone + Send + 'static,
     ) -> Result<Vec<T>, Gone> {
         self.ask_all_and_wait_while(question, || false)
     }
@@ -126,7 +134,7 @@ impl Lines {
     /// The same, but does not give up while `patient` holds.
     pub(crate) fn ask_all_and_wait_while<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
-        question: impl Fn(Rc<Device>) -> F + Clone + Send + 'static,
+        question: impl Fn(Rc<D>) -> F + Clone + Send + 'static,
         patient: impl Fn() -> bool,
     ) -> Result<Vec<T>, Gone> {
         let awaited = self.0.iter().map(|line| line.post_future(question.clone())).collect();
