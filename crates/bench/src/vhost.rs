@@ -11,7 +11,8 @@ use ashlar_reactor::cores::{Core, pin};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
-use ashlar_target::vhost::{ExportSpec, Part, VhostExport};
+use ashlar_target::export::Part;
+use ashlar_target::vhost::{ExportSpec, VhostExport};
 
 use crate::client::{Client, RingKind, Wish};
 use crate::clock::Clock;
@@ -235,7 +236,7 @@ impl BackEnd {
     }
 
     fn stop(self) -> Result<(), BenchError> {
-        self.export.stop();
+        drop(self.export);
         for (core, volume) in self.cores.iter().skip(1).zip(self.offered) {
             wait(&ask(
                 core.sender(),

@@ -82,8 +82,7 @@ impl NbdExport {
         }
         let remove = |_: &ExportError| spec.remove_socket();
         let lines = start_posts(parts, &spec.name).inspect_err(remove)?;
-        let mut export =
-            NbdExport { spec, lines, stopping: Arc::default(), listeners: Vec::new() };
+        let mut export = NbdExport { spec, lines, stopping: Arc::default(), listeners: Vec::new() };
         for listener in listeners {
             // An export that is dropped takes back what was begun.
             export.serve(listener)?;

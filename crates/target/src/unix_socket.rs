@@ -62,3 +62,33 @@ impl BindError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn path(name: &str) -> std::path::PathBuf {
+        std::env::temp_dir().join(format!("ashlar-{name}-{}.sock", std::process::id()))
+    }
+
+    #[test]
+    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
+        let path = path("bind");
+        let first = bind(&path, 4).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, MODE);
+        assert!(matches!(bind(&path, 4), Err(BindError::Busy)));
+        drop(first);
+        let _second = bind(&path, 4).unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_is_kept() {
+        let path = path("file");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(matches!(bind(&path, 4), Err(BindError::NotSocket)));
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -245,10 +245,8 @@ impl Connection {
         let flags = u16::try_from(flags).ok().filter(known).ok_or(Cut::Flags(flags))?;
         // It may have grown since the last one came.
         self.disk.volume().look().await;
-        let facts = Facts {
-            name: self.disk.name().to_owned(),
-            volume_bytes: self.disk.volume().bytes(),
-        };
+        let facts =
+            Facts { name: self.disk.name().to_owned(), volume_bytes: self.disk.volume().bytes() };
         let mut haggle = Haggle::new(facts, flags);
         for _ in 0..OPTIONS_MAX {
             let header: [u8; OPTION_HEADER_BYTES] = inbox.take(&self.socket).await?;
@@ -343,9 +341,7 @@ impl Connection {
             }
             Command::Write { offset, .. } => (Operation::Write { offset, from: data }, none),
             Command::Flush => (Operation::Flush, none),
-            Command::Trim { offset, len } => {
-                (Operation::Discard { offset, len: len.into() }, none)
-            }
+            Command::Trim { offset, len } => (Operation::Discard { offset, len: len.into() }, none),
             Command::WriteZeroes { offset, len } => {
                 (Operation::WriteZeroes { offset, len: len.into() }, none)
             }
@@ -428,12 +424,8 @@ mod tests {
     #[test]
     fn a_connection_never_comes_back() {
         use State::{Haggling, Leaving, Serving};
-        let allowed = [
-            (Haggling, Serving),
-            (Haggling, Leaving),
-            (Serving, Leaving),
-            (Leaving, Leaving),
-        ];
+        let allowed =
+            [(Haggling, Serving), (Haggling, Leaving), (Serving, Leaving), (Leaving, Leaving)];
         for from in [Haggling, Serving, Leaving] {
             for to in [Haggling, Serving, Leaving] {
                 assert_eq!(from.may_become(to), allowed.contains(&(from, to)), "{from:?} {to:?}");

@@ -319,9 +319,9 @@ mod tests {
         structured.agreed.structured = true;
         for (option, data) in [
             (option::GO, go("vm1", &[info::NAME, info::BLOCK_SIZE])),
-            (option::INFO, go("", &[3])),
+            (option::INFO, go("vm1", &[3])),
             (option::SET_META_CONTEXT, contexts("vm1", &[ALLOCATION, "base:"])),
-            (option::LIST_META_CONTEXT, contexts("", &[ALLOCATION])),
+            (option::LIST_META_CONTEXT, contexts("vm1", &[ALLOCATION])),
         ] {
             let refused = (false, vec![answer::INVALID]);
             for end in 0..data.len() {

@@ -20,14 +20,28 @@ pub(super) enum Breach {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
-    Read { offset: u64, len: u32 },
-    Write { offset: u64, len: u32 },
+    Read {
+        offset: u64,
+        len: u32,
+    },
+    Write {
+        offset: u64,
+        len: u32,
+    },
     Flush,
-    Trim { offset: u64, len: u32 },
-    WriteZeroes { offset: u64, len: u32 },
+    Trim {
+        offset: u64,
+        len: u32,
+    },
+    WriteZeroes {
+        offset: u64,
+        len: u32,
+    },
     /// Nothing to do: there is no cache to fill.
     Cache,
-    BlockStatus { len: u32 },
+    BlockStatus {
+        len: u32,
+    },
     Refuse(Refusal),
 }
 

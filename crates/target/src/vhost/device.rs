@@ -14,10 +14,10 @@ use std::rc::Rc;
 
 use ashlar_reactor::traffic;
 
+use crate::disk::{Counters, Disk, Trouble};
 use crate::vhost::config::{Facts, PROTOCOL_FEATURES, is_write_through};
-use crate::vhost::disk::{Disk, Trouble};
 use crate::vhost::memory::{Graveyard, GuestMemory, MappedRegion, MemoryError, Place};
-use crate::vhost::queue::{Bells, Queue, State};
+use crate::vhost::queue::{Bells, Queue, State, stopped};
 use crate::vhost::vring::{Ring, RingAddresses, RingSetup};
 
 /// The front end spoke of a ring that does not exist.
@@ -43,7 +43,7 @@ pub(crate) struct Vring {
 pub(crate) struct DeviceStatus {
     pub(crate) connected: bool,
     pub(crate) queues_active: u16,
-    pub(crate) counters: crate::vhost::disk::Counters,
+    pub(crate) counters: Counters,
     pub(crate) traffic: traffic::Report,
     pub(crate) trouble: Option<Trouble>,
 }
@@ -251,7 +251,7 @@ impl Device {
             Err(fault) => {
                 let export = self.disk.name();
                 tracing::warn!(export, queue, %fault, "the ring cannot be served");
-                self.disk.note(Trouble::Guest { queue, fault });
+                self.disk.note(stopped(queue, fault));
             }
         }
         Ok(())

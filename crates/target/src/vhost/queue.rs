@@ -31,10 +31,10 @@ use ashlar_reactor::poller::{Poller, PollerId};
 use ashlar_reactor::task::TaskId;
 use ashlar_reactor::wait_list::WaitList;
 
+use crate::disk::{Disk, Trouble, UNTOLD_MAX};
 use crate::request::Answer;
 use crate::vhost::QUEUES_MAX;
 use crate::vhost::block::{BlockRequest, parse, status_byte};
-use crate::vhost::disk::{Disk, Trouble, UNTOLD_MAX};
 use crate::vhost::fault::Fault;
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::vring::{Chain, Ring, RingSetup};
@@ -56,6 +56,11 @@ const _: () = {
 const SHOWN_TOGETHER: u16 = 8;
 /// Wait before a kick file that could not be waited for is tried again.
 const LISTEN_AGAIN: Duration = Duration::from_millis(10);
+
+/// What an operator is told of a queue that `fault` has ended.
+pub(crate) fn stopped(queue: u16, fault: Fault) -> Trouble {
+    Trouble::Initiator(format!("queue {queue} was stopped: {fault}"))
+}
 
 /// Running → Broken (the guest did something that cannot be answered) → Stopped, or straight to
 /// Stopped. A stopped queue never runs again; its successor is a new one.
@@ -231,7 +236,7 @@ impl Queue {
         self.become_state(State::Broken);
         let (export, queue) = (self.disk.name(), self.index);
         tracing::warn!(export, queue, %fault, "the guest's queue was stopped");
-        self.disk.note(Trouble::Guest { queue, fault });
+        self.disk.note(stopped(queue, fault));
         ring(&self.bells.borrow().error);
         self.wake_workers(u16::MAX);
     }

@@ -15,9 +15,9 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
+use crate::line::Lines;
 use crate::vhost::config::{FEATURES, WRITE_BACK_OFFSET, space};
 use crate::vhost::device::{Device, Vring};
-use crate::line::Lines;
 use crate::vhost::memory::{MappedRegion, MemoryError, Place, REGIONS_MAX};
 use crate::vhost::vring::{RingAddresses, is_ring_size};
 

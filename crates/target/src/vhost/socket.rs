@@ -4,7 +4,6 @@
 //! The thread blocks in `accept`, in reading a message, or in waiting for the reactor. `End::stop`
 //! ends the first two by shutting the sockets down; the third ends when the reactor replies.
 
-use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::Receiver;
@@ -12,19 +11,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{SendFlags, Shutdown};
 use vhost::vhost_user::message::BackendReq;
 use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut};
 
-use crate::vhost::device::Device;
-use crate::vhost::disk::Trouble;
+use crate::disk::Trouble;
 use crate::line::{Gone, Lines};
+use crate::vhost::device::Device;
 use crate::vhost::memory::Mapping;
 use crate::vhost::peek::{LooseTable, Peeked, VERSION_1, message, peek, reply_to_table};
 use crate::vhost::session::Session;
 
 /// Front ends that may wait while one is being served.
-const BACKLOG: i32 = 4;
+pub(crate) const BACKLOG: i32 = 4;
 /// Wait after a failed `accept`: it fails again at once while file descriptors are short.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -91,7 +90,12 @@ impl Ends {
 }
 
 /// The body of an export's thread.
-pub(crate) fn serve(ends: &Ends, lines: &Lines<Device>, queues_max: u16, retired: &Receiver<Arc<Mapping>>) {
+pub(crate) fn serve(
+    ends: &Ends,
+    lines: &Lines<Device>,
+    queues_max: u16,
+    retired: &Receiver<Arc<Mapping>>,
+) {
     loop {
         let accepted = ends.accept();
         // Looked at after the front end is known to `stop`, so that one of the two sees the other.
@@ -130,7 +134,8 @@ fn serve_one(
         && !ends.is_stopping()
     {
         tracing::warn!(reason, "a front end was disconnected");
-        let _ = lines.first().ask(|device| device.note(Trouble::FrontEnd(reason)));
+        let trouble = Trouble::Initiator(format!("the front end was disconnected: {reason}"));
+        let _ = lines.first().ask(|device| device.note(trouble));
     }
     let left = leave(ends, lines);
     drop_all(retired);
@@ -189,34 +194,4 @@ fn take_loose_table(stream: &UnixStream, session: &Mutex<Session>) -> Result<(),
         reply_to_table(stream, taken.is_ok()).map_err(Error::SocketError)?;
     }
     taken.map(|_| ())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::PermissionsExt;
-
-    fn path(name: &str) -> std::path::PathBuf {
-        std::env::temp_dir().join(format!("ashlar-{name}-{}.sock", std::process::id()))
-    }
-
-    #[test]
-    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
-        let path = path("bind");
-        let first = bind(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, MODE);
-        assert!(matches!(bind(&path), Err(BindError::Busy)));
-        drop(first);
-        let _second = bind(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
-    }
-
-    #[test]
-    fn a_file_that_is_no_socket_is_kept() {
-        let path = path("file");
-        std::fs::write(&path, "precious").unwrap();
-        assert!(matches!(bind(&path), Err(BindError::NotSocket)));
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
-        std::fs::remove_file(&path).unwrap();
-    }
 }

@@ -156,8 +156,7 @@ impl Client {
     /// One request from beginning to end.
     fn done(&mut self, command: u16, flags: u16, offset: u64, len: u32, data: &[u8]) -> Reply {
         let cookie = self.ask(command, flags, offset, len, data);
-        let (answered, reply) =
-            self.reply(|_| if command == READ { len as usize } else { 0 });
+        let (answered, reply) = self.reply(|_| if command == READ { len as usize } else { 0 });
         assert_eq!(answered, cookie);
         reply
     }

@@ -54,9 +54,9 @@ fn nbdinfo_reads_what_is_offered() {
             "\"can_multi_conn\": true",
             "\"can_trim\": true",
             "\"can_zero\": true",
-            "\"block_minimum\": 512",
-            "\"block_preferred\": 4096",
-            "\"block_maximum\": 33554432",
+            "\"block_size_minimum\": 512",
+            "\"block_size_preferred\": 4096",
+            "\"block_size_maximum\": 33554432",
             "base:allocation",
         ] {
             assert!(told.contains(fact), "{fact}: {told}");
