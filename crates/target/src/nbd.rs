@@ -116,6 +116,7 @@ impl Export for NbdExport {
             queues_of_parts: parts.iter().map(|part| part.serving).collect(),
             counters: parts.iter().map(|part| part.counters).sum(),
             traffic: parts.iter().map(|part| part.traffic).sum(),
+            way: None,
             last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
         })
     }

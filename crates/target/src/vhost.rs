@@ -93,6 +93,7 @@ impl Export for VhostExport {
             queues_of_parts: parts.iter().map(|part| part.queues_active).collect(),
             counters: parts.iter().map(|part| part.counters).sum(),
             traffic: parts.iter().map(|part| part.traffic).sum(),
+            way: None,
             last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
         })
     }

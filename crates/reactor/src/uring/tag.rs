@@ -36,6 +36,8 @@ pub(super) enum Tag {
     },
     /// Waits for completions of the ring that has these commands.
     Passthrough,
+    /// The same of the one for commands of other drivers.
+    Commands,
     /// Waits for the events of an NVMe drive of ours. The number tells it from waits for drives
     /// that were in this place before.
     Events {
@@ -59,6 +61,7 @@ impl Tag {
             Tag::EventsEnd { device } => (5, device, 0),
             Tag::Trial { device } => (6, device, 0),
             Tag::Passthrough => (7, 0, 0),
+            Tag::Commands => (7, 1, 0),
         };
         let device = device as u64;
         assert!(device <= DEVICE_MASK, "device {device}");
@@ -76,7 +79,8 @@ impl Tag {
             4 => Tag::Events { device, wait: low },
             5 => Tag::EventsEnd { device },
             6 => Tag::Trial { device },
-            7 => Tag::Passthrough,
+            7 if device == 0 => Tag::Passthrough,
+            7 => Tag::Commands,
             8.. => unreachable!("three bits"),
         }
     }
@@ -100,6 +104,7 @@ mod tests {
                     Tag::EventsEnd { device },
                     Tag::Trial { device },
                     Tag::Passthrough,
+                    Tag::Commands,
                 ];
                 tags.iter().for_each(|tag| assert_eq!(Tag::from_bits(tag.bits()), *tag));
             }
