@@ -25,21 +25,21 @@ pub enum Front {
         socket: Option<PathBuf>,
         listen: Option<SocketAddr>,
     },
+    Fuse {
+        file: PathBuf,
+    },
 }
 
 impl Front {
     /// What `asked` means. `directory`: where sockets are made, unless told otherwise.
     pub fn of(asked: &ExportCreate, directory: &Path) -> Answer<Front> {
+        check_options(asked)?;
         let socket = || {
             let own = || directory.join(format!("{}.sock", asked.name));
             asked.socket.clone().unwrap_or_else(own)
         };
         match asked.kind {
             ExportKind::VhostUserBlk => {
-                if asked.listen.is_some() {
-                    let text = "a guest's disk is on a socket, not at an address";
-                    return Err(Refusal::invalid(text).fix("leave --listen out, or use --kind nbd"));
-                }
                 let queues = asked.queues.unwrap_or(QUEUES_DEFAULT);
                 if !(1..=QUEUES_MAX).contains(&queues) {
                     let text = format!("an export cannot have {queues} queues");
@@ -48,10 +48,6 @@ impl Front {
                 Ok(Front::VhostUserBlk { socket: socket(), queues })
             }
             ExportKind::Nbd => {
-                if asked.queues.is_some() {
-                    let text = "clients of NBD use as many connections as they like";
-                    return Err(Refusal::invalid(text).fix("leave --queues out"));
-                }
                 if asked.listen.is_some_and(|address| address.port() == 0) {
                     let text = "an export cannot listen at port 0";
                     return Err(Refusal::invalid(text).fix("name a port; NBD's own is 10809"));
@@ -60,6 +56,12 @@ impl Front {
                 let socket = (!is_by_tcp).then(socket);
                 Ok(Front::Nbd { socket, listen: asked.listen })
             }
+            ExportKind::Fuse => {
+                let file = asked.file.clone().filter(|file| file.is_absolute());
+                let none = || Refusal::invalid("a file needs a place of its own");
+                let fix = "name one with --path, where no file is yet, or an empty one";
+                Ok(Front::Fuse { file: file.ok_or_else(|| none().fix(fix))? })
+            }
         }
     }
 
@@ -67,6 +69,7 @@ impl Front {
         match self {
             Front::VhostUserBlk { .. } => ExportKind::VhostUserBlk,
             Front::Nbd { .. } => ExportKind::Nbd,
+            Front::Fuse { .. } => ExportKind::Fuse,
         }
     }
 
@@ -75,6 +78,7 @@ impl Front {
         match self {
             Front::VhostUserBlk { socket, .. } => Some(socket),
             Front::Nbd { socket, .. } => socket.as_deref(),
+            Front::Fuse { .. } => None,
         }
     }
 
@@ -82,7 +86,7 @@ impl Front {
     pub fn queues(&self) -> Option<u16> {
         match self {
             Front::VhostUserBlk { queues, .. } => Some(*queues),
-            Front::Nbd { .. } => None,
+            Front::Nbd { .. } | Front::Fuse { .. } => None,
         }
     }
 
@@ -91,6 +95,8 @@ impl Front {
         match self {
             Front::VhostUserBlk { queues, .. } => *queues,
             Front::Nbd { .. } => PARTS_MAX,
+            // Writes of less than a sector must not meet on two.
+            Front::Fuse { .. } => 1,
         }
     }
 
@@ -104,21 +110,30 @@ impl Front {
                 let tcp = listen.map(|its| format!("nbd://{its}/{name}"));
                 unix.into_iter().chain(tcp).collect::<Vec<_>>().join(" ")
             }
+            Front::Fuse { file } => file.display().to_string(),
         }
     }
 
     /// Where both would have to be, and only one can.
     pub fn clash_with(&self, other: &Front) -> Option<String> {
-        let socket = self.socket().filter(|its| other.socket() == Some(its));
+        let path = self.path().filter(|its| other.path() == Some(its));
         let address = self.listen().filter(|its| other.listen() == Some(*its));
-        let socket = socket.map(|its| its.display().to_string());
-        socket.or_else(|| address.map(|its| its.to_string()))
+        let path = path.map(|its| its.display().to_string());
+        path.or_else(|| address.map(|its| its.to_string()))
     }
 
     fn listen(&self) -> Option<SocketAddr> {
         match self {
-            Front::VhostUserBlk { .. } => None,
+            Front::VhostUserBlk { .. } | Front::Fuse { .. } => None,
             Front::Nbd { listen, .. } => *listen,
+        }
+    }
+
+    /// What it makes in the file system.
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Front::VhostUserBlk { .. } | Front::Nbd { .. } => self.socket(),
+            Front::Fuse { file } => Some(file),
         }
     }
 
@@ -151,6 +166,31 @@ impl Front {
                      reconnect-delay=60 -device virtio-blk-pci,drive={name}"
                 ))
             }
+            // A guest has a better way.
+            Front::Fuse { .. } => None,
         }
+    }
+}
+
+/// Nothing that is asked for is passed over.
+fn check_options(asked: &ExportCreate) -> Answer<()> {
+    let refuse = |text: &str, fix: &str| Err(Refusal::invalid(text).fix(fix));
+    match asked.kind {
+        ExportKind::VhostUserBlk | ExportKind::Fuse if asked.listen.is_some() => {
+            refuse("only an export by NBD listens at an address", "leave --listen out")
+        }
+        ExportKind::Nbd if asked.queues.is_some() => {
+            refuse("clients of NBD use as many connections as they like", "leave --queues out")
+        }
+        ExportKind::Fuse if asked.queues.is_some() => {
+            refuse("a file has a queue for each CPU", "leave --queues out")
+        }
+        ExportKind::Fuse if asked.socket.is_some() => {
+            refuse("a file has no socket", "give its path as \"file\"")
+        }
+        ExportKind::VhostUserBlk | ExportKind::Nbd if asked.file.is_some() => {
+            refuse("a socket is no file", "give its path as \"socket\"")
+        }
+        ExportKind::VhostUserBlk | ExportKind::Nbd | ExportKind::Fuse => Ok(()),
     }
 }

@@ -280,6 +280,7 @@ mod tests {
             parts: Vec::new(),
             counters: crate::api::export::ExportCounters { errors: 5, ..Default::default() },
             traffic: Some(traffic),
+            way: None,
             qemu: None,
         };
         let counters = CoreCounters { busy_ns: 2_500_000_000, turns: 7, ..CoreCounters::default() };

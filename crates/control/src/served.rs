@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ashlar_reactor::mailbox::Sender;
 use ashlar_target::export::{Export, ExportError, Part};
+use ashlar_target::fuse::{FuseExport, FuseSpec};
 use ashlar_target::nbd::{NbdExport, NbdSpec};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
@@ -24,6 +25,7 @@ pub struct ServedStatus {
     pub queues_of_parts: Vec<u16>,
     pub counters: ExportCounters,
     pub traffic: Traffic,
+    pub way: Option<String>,
     pub last_error: Option<String>,
 }
 
@@ -91,6 +93,10 @@ fn start(
         Front::Nbd { socket, listen } => {
             Ok(Box::new(NbdExport::start(parts, NbdSpec { name, socket, listen })?))
         }
+        Front::Fuse { file } => {
+            let spec = FuseSpec { name, path: file, may_ring: true };
+            Ok(Box::new(FuseExport::start(parts, spec)?))
+        }
     }
 }
 
@@ -117,6 +123,7 @@ fn status(export: &dyn Export) -> Option<ServedStatus> {
             errors: counters.errors,
         },
         traffic: traffic(&status.traffic),
+        way: status.way,
         last_error: status.last_error,
     })
 }

@@ -20,6 +20,8 @@ pub enum ExportKind {
     VhostUserBlk,
     /// As a network block device, to this host and others
     Nbd,
+    /// As a regular file of this host
+    Fuse,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -35,6 +37,10 @@ pub struct ExportCreate {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
+    /// Absolute path of the file, of a kind that is one.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub file: Option<PathBuf>,
     /// Address and port for clients by TCP, of a kind that can have them. With it, and without
     /// `socket`, there is no socket.
     #[serde(default)]
@@ -107,6 +113,9 @@ pub struct Export {
     /// while it is down.
     #[serde(default)]
     pub traffic: Option<Traffic>,
+    /// How initiators reach the volume, of a kind that has several ways; `null` while it is down.
+    #[serde(default)]
+    pub way: Option<String>,
     /// Options for QEMU that give the volume to a guest, where there are any.
     pub qemu: Option<String>,
 }

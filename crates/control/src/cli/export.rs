@@ -53,7 +53,8 @@ pub struct Create {
     /// The protocol
     #[arg(long, value_enum, default_value_t)]
     kind: ExportKind,
-    /// The socket; left out: export/NAME.sock beside the daemon's socket
+    /// The socket; left out: export/NAME.sock beside the daemon's socket. fuse: the file, which
+    /// is not there yet, or empty
     #[arg(long, value_hint = clap::ValueHint::FilePath)]
     path: Option<PathBuf>,
     /// nbd: where to listen for TCP, instead of the socket unless --path is there too; whoever can
@@ -103,15 +104,19 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
 
 impl Create {
     fn request(self) -> Answer<ExportCreate> {
-        let socket = match self.path {
+        let path = match self.path {
             Some(path) => Some(std::path::absolute(&path).map_err(|error| {
                 Refusal::invalid(format!("{} is no path: {error}", path.display()))
             })?),
             None => None,
         };
+        let (socket, file) = match self.kind {
+            ExportKind::VhostUserBlk | ExportKind::Nbd => (path, None),
+            ExportKind::Fuse => (None, path),
+        };
         let Create { name, volume, kind, listen, queues, cores, .. } = self;
         let cores = cores.map(|CpuList(cpus)| cpus);
-        Ok(ExportCreate { name, volume, kind, socket, listen, queues, cores })
+        Ok(ExportCreate { name, volume, kind, socket, file, listen, queues, cores })
     }
 }
 
@@ -164,6 +169,7 @@ fn details(export: &Export) -> String {
         format!("volume    {}/{}", export.array, export.volume),
         format!("kind      {}", kind(export.kind)),
         format!("place     {}", export.place),
+        format!("way       {}", or_dash(export.way.as_ref())),
         format!("serial    {}", or_dash(export.serial.as_ref())),
         format!("queues    {}", queues(export, " in use of ")),
         format!("cores     {}", parts(export)),

@@ -362,6 +362,7 @@ impl Host {
             parts: Vec::new(),
             counters: ExportCounters::default(),
             traffic: None,
+            way: None,
         };
         let Some((served, serial)) = self.served(name) else {
             export.error = why.or_else(|| Some(format!("array {} does not run", export.array)));
@@ -382,6 +383,7 @@ impl Host {
         export.parts = self.parts_shown(name, &status.queues_of_parts);
         export.counters = status.counters;
         export.traffic = Some(status.traffic);
+        export.way = status.way;
         Ok(export)
     }
 }
