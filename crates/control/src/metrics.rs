@@ -276,6 +276,7 @@ mod tests {
             serial: None,
             state: crate::api::export::ExportState::Connected,
             error: None,
+            limits: Default::default(),
             queues_active: 1,
             parts: Vec::new(),
             counters: crate::api::export::ExportCounters { errors: 5, ..Default::default() },

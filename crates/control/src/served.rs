@@ -2,14 +2,16 @@
 //! run beside the control plane's own thread.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use ashlar_reactor::mailbox::Sender;
 use ashlar_target::export::{Export, ExportError, Part};
 use ashlar_target::fuse::{FuseExport, FuseSpec};
+use ashlar_target::limits::{Rate, RateLimits, Rates};
 use ashlar_target::nbd::{NbdExport, NbdSpec};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
-use crate::api::export::ExportCounters;
+use crate::api::export::{ExportCounters, ExportLimits};
 use crate::api::traffic::Traffic;
 use crate::engine::look;
 use crate::front::Front;
@@ -33,6 +35,7 @@ pub struct ServedStatus {
 #[derive(Clone)]
 pub struct Served {
     cores: Vec<Sender>,
+    limits: Arc<RateLimits>,
     /// `None` once it was stopped.
     export: Arc<Mutex<Owned>>,
 }
@@ -44,12 +47,20 @@ impl Served {
         front: Front,
         name: String,
         serial: String,
+        limits: ExportLimits,
         parts: Vec<Part>,
     ) -> Answer<Served> {
         let cores = parts.iter().map(|part| part.core.clone()).collect();
-        let started = beside(move || start(front, name, serial, parts)).await?;
+        let limits = RateLimits::new(rates(limits));
+        let its = limits.clone();
+        let started = beside(move || start(front, name, serial, its, parts)).await?;
         let export = started.map_err(refusal)?;
-        Ok(Served { cores, export: Arc::new(Mutex::new(Some(export))) })
+        Ok(Served { cores, limits, export: Arc::new(Mutex::new(Some(export))) })
+    }
+
+    /// Holds at once, also for what waits.
+    pub fn limit(&self, limits: ExportLimits) {
+        self.limits.set(rates(limits));
     }
 
     /// Refused if it was stopped meanwhile, or a reactor does not answer.
@@ -83,20 +94,31 @@ fn start(
     front: Front,
     name: String,
     serial: String,
+    limits: Arc<RateLimits>,
     parts: Vec<Part>,
 ) -> Result<Box<dyn Export>, ExportError> {
     match front {
         Front::VhostUserBlk { socket, queues } => {
-            let spec = ExportSpec { name, socket, queues_max: queues, serial };
+            let spec = ExportSpec { name, socket, queues_max: queues, serial, limits };
             Ok(Box::new(VhostExport::start(parts, spec)?))
         }
         Front::Nbd { socket, listen } => {
-            Ok(Box::new(NbdExport::start(parts, NbdSpec { name, socket, listen })?))
+            Ok(Box::new(NbdExport::start(parts, NbdSpec { name, socket, listen, limits })?))
         }
         Front::Fuse { file } => {
-            let spec = FuseSpec { name, path: file, may_ring: true };
+            let spec = FuseSpec { name, path: file, may_ring: true, limits };
             Ok(Box::new(FuseExport::start(parts, spec)?))
         }
+    }
+}
+
+fn rates(limits: ExportLimits) -> Rates {
+    let rate =
+        |requests_per_second, bytes_per_second| Rate { requests_per_second, bytes_per_second };
+    Rates {
+        read: rate(limits.read_iops, limits.read_bytes_per_second),
+        write: rate(limits.write_iops, limits.write_bytes_per_second),
+        burst: Duration::from_secs(limits.burst_s.into()),
     }
 }
 
@@ -121,6 +143,7 @@ fn status(export: &dyn Export) -> Option<ServedStatus> {
             flushes: counters.flushes,
             discards: counters.discards,
             errors: counters.errors,
+            limited: counters.limited,
         },
         traffic: traffic(&status.traffic),
         way: status.way,

@@ -19,6 +19,7 @@ mod mount;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -30,6 +31,7 @@ use crate::export::{Export, ExportError, ExportStatus, Part};
 use crate::fuse::file::File;
 use crate::fuse::mount::{Mount, MountError, possible_cpus};
 use crate::fuse::session::{Session, Way};
+use crate::limits::RateLimits;
 use crate::line::{Line, ask};
 
 /// A file that was mounted says how large it is within this time, or never.
@@ -43,6 +45,7 @@ pub struct FuseSpec {
     pub path: PathBuf,
     /// Whether io_uring may be used, where the kernel has it.
     pub may_ring: bool,
+    pub limits: Arc<RateLimits>,
 }
 
 /// One volume as a file, which goes with it.
@@ -134,10 +137,11 @@ impl FuseExport {
 fn start_session(part: &Part, spec: &FuseSpec, device: OwnedFd) -> Option<Line<Session>> {
     let owner = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let (volume, name, may_ring) = (part.volume, spec.name.clone(), spec.may_ring);
+    let limits = spec.limits.clone();
     let key = ask(&part.core, move |reactor, reply: mpsc::Sender<Key<Session>>| {
         let Some(volume) = reactor.get(volume) else { return };
         // No program asks a file for a serial number.
-        let disk = Disk::new(reactor, name, volume, [0; SERIAL_BYTES], 1);
+        let disk = Disk::new(reactor, name, volume, [0; SERIAL_BYTES], 1, limits);
         let file = File::new(disk, owner);
         if let Ok(session) = Session::start(file, device, possible_cpus(), may_ring) {
             let _ = reply.send(reactor.publish(session));

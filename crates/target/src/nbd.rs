@@ -40,6 +40,7 @@ use ashlar_reactor::registry::Key;
 
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
 use crate::export::{Export, ExportError, ExportStatus, Part};
+use crate::limits::RateLimits;
 use crate::line::{Line, Lines, ask};
 use crate::nbd::listener::{BACKLOG, Listener};
 use crate::nbd::post::Post;
@@ -53,6 +54,7 @@ pub struct NbdSpec {
     pub socket: Option<PathBuf>,
     /// Port 0: any that is free.
     pub listen: Option<SocketAddr>,
+    pub limits: Arc<RateLimits>,
 }
 
 /// One volume for any number of clients.
@@ -81,7 +83,7 @@ impl NbdExport {
             listeners.push(Listener::Unix(listener));
         }
         let remove = |_: &ExportError| spec.remove_socket();
-        let lines = start_posts(parts, &spec.name).inspect_err(remove)?;
+        let lines = start_posts(parts, &spec).inspect_err(remove)?;
         let mut export = NbdExport { spec, lines, stopping: Arc::default(), listeners: Vec::new() };
         for listener in listeners {
             // An export that is dropped takes back what was begun.
@@ -169,15 +171,15 @@ fn check(spec: &NbdSpec, parts: usize) -> Result<(), ExportError> {
     Ok(())
 }
 
-fn start_posts(parts: Vec<Part>, name: &str) -> Result<Lines<Post>, ExportError> {
+fn start_posts(parts: Vec<Part>, spec: &NbdSpec) -> Result<Lines<Post>, ExportError> {
     let count = u16::try_from(parts.len()).unwrap_or(PARTS_MAX);
     let mut lines: Vec<Line<Post>> = Vec::new();
     for Part { core, volume } in parts {
-        let name = name.to_owned();
+        let (name, limits) = (spec.name.clone(), spec.limits.clone());
         let key = ask(&core, move |reactor, reply: mpsc::Sender<Key<Post>>| {
             if let Some(volume) = reactor.get(volume) {
                 // No client of NBD asks for a serial number.
-                let disk = Disk::new(reactor, name, volume, [0; SERIAL_BYTES], count);
+                let disk = Disk::new(reactor, name, volume, [0; SERIAL_BYTES], count, limits);
                 let _ = reply.send(reactor.publish(Post::new(disk)));
             }
         });

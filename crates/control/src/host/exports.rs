@@ -2,15 +2,19 @@
 
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use ashlar_pool::offer::Offer;
 use ashlar_pool::volume::Volume;
 use ashlar_reactor::registry::Key;
 use ashlar_target::export::Part;
+use ashlar_target::limits::BURST_MAX;
 use uuid::Uuid;
 
 use crate::api::Done;
-use crate::api::export::{Export, ExportCounters, ExportCreate, ExportPart, ExportState};
+use crate::api::export::{
+    Export, ExportCounters, ExportCreate, ExportLimits, ExportPart, ExportState, LimitsChange,
+};
 use crate::catalog::KnownExport;
 use crate::engine;
 use crate::front::Front;
@@ -38,6 +42,7 @@ impl Host {
             volume_uuid: Some(volume.uuid),
             front,
             cores: request.cores.clone(),
+            limits: limits(ExportLimits::default(), request.limits)?,
         };
         self.start_export(&name, &known, running).await?;
         if let Err(refusal) = self.record(|catalog| {
@@ -86,7 +91,8 @@ impl Host {
             volume: *volume,
         };
         let own = parts.iter().map(part).collect();
-        match Served::start(known.front.clone(), name.to_owned(), serial.clone(), own).await {
+        let (front, limits) = (known.front.clone(), known.limits);
+        match Served::start(front, name.to_owned(), serial.clone(), limits, own).await {
             Ok(served) => {
                 let serving = Serving { home, parts, serial, served };
                 self.look(|state| {
@@ -209,6 +215,20 @@ impl Host {
         served.stop().await;
         self.withdraw_volumes(home, parts).await;
         tracing::info!(export = name, "export stopped");
+    }
+
+    /// What is left out of `change` stays as it is.
+    pub async fn set_export(&self, name: &str, change: LimitsChange) -> Answer<Export> {
+        let _change = self.begin().await?;
+        let known = self.look(|state| state.catalog.exports.get(name).cloned());
+        let limits = limits(known.ok_or_else(|| unknown(name))?.limits, change)?;
+        self.record(|catalog| {
+            catalog.exports.entry(name.to_owned()).and_modify(|its| its.limits = limits);
+        })?;
+        if let Some((served, _)) = self.served(name) {
+            served.limit(limits);
+        }
+        self.show_export(name).await
     }
 
     pub async fn delete_export(&self, name: &str, force: bool) -> Answer<Done> {
@@ -341,10 +361,7 @@ impl Host {
             let known = state.catalog.exports.get(name).cloned();
             (known, state.down.get(name).map(Refusal::line))
         });
-        let known = known.ok_or_else(|| {
-            Refusal::unknown(format!("there is no export {name}"))
-                .fix("`ashlar export list` shows all exports")
-        })?;
+        let known = known.ok_or_else(|| unknown(name))?;
         let array = self.array_name(known.array);
         let mut export = Export {
             qemu: known.front.qemu(name),
@@ -355,6 +372,7 @@ impl Host {
             name: name.to_owned(),
             volume: known.volume,
             array,
+            limits: known.limits,
             serial: None,
             state: ExportState::Down,
             error: None,
@@ -386,6 +404,21 @@ impl Host {
         export.way = status.way;
         Ok(export)
     }
+}
+
+fn unknown(name: &str) -> Refusal {
+    Refusal::unknown(format!("there is no export {name}"))
+        .fix("`ashlar export list` shows all exports")
+}
+
+/// What `is` becomes by `change`.
+fn limits(is: ExportLimits, change: LimitsChange) -> Answer<ExportLimits> {
+    let limits = is.changed(change);
+    if Duration::from_secs(limits.burst_s.into()) > BURST_MAX {
+        let text = format!("unused allowance cannot be saved up for {} seconds", limits.burst_s);
+        return Err(Refusal::invalid(text).fix(format!("use 0 to {}", BURST_MAX.as_secs())));
+    }
+    Ok(limits)
 }
 
 /// The serial number a guest sees: as much of the volume's uuid as fits.

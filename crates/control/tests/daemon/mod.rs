@@ -172,17 +172,18 @@ impl Daemon {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// Runs `ashlar` with these words; `@/` begins a path in the daemon's directory.
-    pub fn run(&self, line: &str) -> Output {
+    /// `ashlar` with these words; `@/` begins a path in the daemon's directory.
+    pub fn command(&self, line: &str) -> Command {
         let directory = format!("{}/", self.directory.path().display());
         let words = line.split_whitespace().map(|word| word.replace("@/", &directory));
-        Command::new("timeout")
-            .args([COMMAND_SECONDS_MAX, BINARY])
-            .args(words)
-            .env("ASHLAR_SOCKET", self.path("api.sock"))
-            .stdin(Stdio::null())
-            .output()
-            .unwrap()
+        let mut command = Command::new("timeout");
+        command.args([COMMAND_SECONDS_MAX, BINARY]).args(words);
+        command.env("ASHLAR_SOCKET", self.path("api.sock")).stdin(Stdio::null());
+        command
+    }
+
+    pub fn run(&self, line: &str) -> Output {
+        self.command(line).output().unwrap()
     }
 
     /// What a command that must succeed printed.

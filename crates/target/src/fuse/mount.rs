@@ -18,13 +18,13 @@ const KIND: &str = "fuse.ashlar";
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MountError {
-    #[error("{0} exists, and is not an empty file")]
+    #[error("{0} exists, and is not an empty file; choose another path, or move it away")]
     Occupied(PathBuf),
     #[error("{path} cannot be made: {error}")]
     File { path: PathBuf, error: io::Error },
-    #[error("/dev/fuse cannot be opened: {0}")]
+    #[error("/dev/fuse cannot be opened: {0}; run the daemon as root, and `modprobe fuse`")]
     Device(io::Error),
-    #[error("{path} cannot be mounted: {error}")]
+    #[error("{path} cannot be mounted: {error}; run the daemon as root")]
     Mount { path: PathBuf, error: io::Error },
 }
 

@@ -120,6 +120,7 @@ impl Session {
 
     /// Waits until the kernel has let go: the mount is gone, or was aborted.
     pub(super) async fn close(&self) {
+        self.file.disk().throttle().hurry();
         self.ended.until(self.reactor(), || self.tasks.get() == 0).await;
     }
 

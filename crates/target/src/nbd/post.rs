@@ -97,6 +97,7 @@ impl Post {
     /// Lets all clients go, and waits until they have gone.
     pub(super) async fn close(&self) {
         self.closing.set(true);
+        self.disk.throttle().hurry();
         self.connections.borrow().iter().for_each(|connection| connection.leave());
         self.ended.until(self.reactor(), || self.connections.borrow().is_empty()).await;
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ashlar_format::array_superblock::Level;
 use ashlar_target::export::Export;
+use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::nbd::{NbdExport, NbdSpec};
 use std::time::Duration;
 
@@ -190,12 +191,13 @@ fn an_export_that_stops_answers_what_is_under_way() {
     }
     // What it takes to listen there again is there.
     let served = serve(&rig);
-    let spec = NbdSpec { name: "b".into(), socket: Some(served.socket.clone()), listen: None };
-    let refused = NbdExport::start(rig.parts(), spec).err().unwrap();
+    let start = |socket, listen| {
+        let limits = RateLimits::new(Rates::default());
+        NbdExport::start(rig.parts(), NbdSpec { name: "b".into(), socket, listen, limits })
+    };
+    let refused = start(Some(served.socket.clone()), None).err().unwrap();
     assert!(refused.to_string().contains("in use"), "{refused}");
-    let spec = NbdSpec { name: "b".into(), socket: None, listen: served.export.address() };
-    let refused = NbdExport::start(rig.parts(), spec).err().unwrap();
+    let refused = start(None, served.export.address()).err().unwrap();
     assert!(refused.to_string().contains("cannot listen"), "{refused}");
-    let spec = NbdSpec { name: "b".into(), socket: None, listen: None };
-    assert!(NbdExport::start(rig.parts(), spec).is_err());
+    assert!(start(None, None).is_err());
 }

@@ -15,6 +15,7 @@ mod tools;
 use std::path::PathBuf;
 
 use ashlar_target::export::Export;
+use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::nbd::{NbdExport, NbdSpec};
 
 use crate::rig::{Rig, socket_path};
@@ -29,7 +30,8 @@ pub struct Served {
 pub fn serve(rig: &Rig) -> Served {
     let socket = socket_path();
     let listen = Some("127.0.0.1:0".parse().unwrap());
-    let spec = NbdSpec { name: "disk".into(), socket: Some(socket.clone()), listen };
+    let limits = RateLimits::new(Rates::default());
+    let spec = NbdSpec { name: "disk".into(), socket: Some(socket.clone()), listen, limits };
     Served { export: NbdExport::start(rig.parts(), spec).unwrap(), socket }
 }
 

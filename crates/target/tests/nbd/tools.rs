@@ -139,6 +139,7 @@ fn fio_finds_what_it_wrote() {
         "--verify_fatal=1",
         "--fsync=16",
         "--randseed=1",
+        "--verify_state_save=0",
         "--loops=2",
     ];
     run("fio", &arguments);
