@@ -1,8 +1,8 @@
 //! Targets: how guests reach a volume.
 //!
-//! Each front end ([`vhost`], [`nbd`], [`fuse`]) turns what its initiators say into [`request`]s, has
-//! a [`disk`] carry them out on the reactor where they arrived, no faster than its [`limits`], and
-//! is an [`export::Export`] to whoever starts and stops it.
+//! Each front end ([`vhost`], [`nbd`], [`fuse`]) turns what its initiators say into [`request`]s,
+//! has a [`disk`] carry them out on the reactor where they arrived, no faster than its [`limits`],
+//! and is an [`export::Export`] to whoever starts and stops it.
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 

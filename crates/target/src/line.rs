@@ -1,5 +1,5 @@
-//! How other threads speak with what an export has on a reactor (a device of vhost, …): a letter to
-//! the reactor, and the wait for the reply.
+//! How other threads speak with what an export has on a reactor (a device of vhost, …): a letter
+//! to the reactor, and the wait for the reply.
 
 use std::rc::Rc;
 use std::sync::mpsc;

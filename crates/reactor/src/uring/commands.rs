@@ -1,5 +1,5 @@
-//! A ring for commands of drivers that have their own (FUSE, ublk): `IORING_OP_URING_CMD`, entries of
-//! 128 bytes.
+//! A ring for commands of drivers that have their own (FUSE, ublk): `IORING_OP_URING_CMD`, entries
+//! of 128 bytes.
 //!
 //! Made with the first command. Who sleeps, sleeps in the ring for files, which waits for this
 //! one's completions too.
