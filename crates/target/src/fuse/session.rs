@@ -141,15 +141,12 @@ impl Session {
     /// Reads requests until the kernel sends no more.
     async fn read(self: Rc<Self>) {
         let (_, data_bytes) = lay_out(self.cpus);
+        let mut request = vec![0; IN_HEADER_BYTES + OPERATION_BYTES + data_bytes];
         loop {
             let has_room = || self.reads.get() < READ_REQUESTS_MAX;
             self.ended.until(self.reactor(), has_room).await;
-            let mut request = vec![0; IN_HEADER_BYTES + OPERATION_BYTES + data_bytes];
             match (&*self.device).read(&mut request) {
-                Ok(len) => {
-                    request.truncate(len);
-                    self.take(request);
-                }
+                Ok(len) => self.take(request[..len].to_vec()),
                 // What was to be read was taken back.
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
