@@ -17,7 +17,7 @@ CARGO_DENY_VERSION=0.20.2
 
 packages_build="ca-certificates curl gcc libc6-dev"
 packages_demo="debian-archive-keyring e2fsprogs gpg kmod mmdebstrap python3 qemu-system-x86"
-packages_test="git"
+packages_test="e2fsprogs fio git libnbd-bin mount qemu-utils util-linux"
 
 main() {
     [ $# -gt 0 ] || fail "say what for: build, demo or test"

@@ -1,10 +1,11 @@
 //! Front ends: by which protocol a volume is offered, and where.
 
+mod nvme;
+
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use ashlar_target::disk::PARTS_MAX;
-use ashlar_target::nvme_tcp::{self, NAMESPACES_MAX, check_nqn};
 use ashlar_target::vhost::QUEUES_MAX;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -32,6 +33,14 @@ pub enum Front {
         hosts: Vec<String>,
         queues: u16,
     },
+    /// By one way at least.
+    Nbd {
+        socket: Option<PathBuf>,
+        listen: Option<SocketAddr>,
+    },
+    Fuse {
+        file: PathBuf,
+    },
 }
 
 /// A volume, and how it is offered.
@@ -46,21 +55,28 @@ impl Front {
         volume: Uuid,
         others: &[Offered],
     ) -> Answer<Front> {
+        check_options(asked)?;
         let socket = || {
             let own = || directory.join(format!("{}.sock", asked.name));
             asked.socket.clone().unwrap_or_else(own)
         };
         match asked.kind {
             ExportKind::VhostUserBlk => {
-                refuse_nvme(asked)?;
-                let queues = asked.queues.unwrap_or(QUEUES_DEFAULT);
-                if !(1..=QUEUES_MAX).contains(&queues) {
-                    let text = format!("an export cannot have {queues} queues");
-                    return Err(Refusal::invalid(text).fix(format!("use 1 to {QUEUES_MAX}")));
-                }
+                let queues = queues(asked, QUEUES_MAX)?;
                 Ok(Front::VhostUserBlk { socket: socket(), queues })
             }
-            ExportKind::NvmeTcp => nvme_tcp(asked, volume, others),
+            ExportKind::NvmeTcp => nvme::front(asked, volume, others),
+            ExportKind::Nbd => {
+                let is_by_tcp = asked.listen.is_some() && asked.socket.is_none();
+                let socket = (!is_by_tcp).then(socket);
+                Ok(Front::Nbd { socket, listen: asked.listen })
+            }
+            ExportKind::Fuse => {
+                let file = asked.file.clone().filter(|file| file.is_absolute());
+                let none = || Refusal::invalid("a file needs a place of its own");
+                let fix = "name one with --path, where no file is yet, or an empty one";
+                Ok(Front::Fuse { file: file.ok_or_else(|| none().fix(fix))? })
+            }
         }
     }
 
@@ -68,6 +84,8 @@ impl Front {
         match self {
             Front::VhostUserBlk { .. } => ExportKind::VhostUserBlk,
             Front::NvmeTcp { .. } => ExportKind::NvmeTcp,
+            Front::Nbd { .. } => ExportKind::Nbd,
+            Front::Fuse { .. } => ExportKind::Fuse,
         }
     }
 
@@ -75,7 +93,8 @@ impl Front {
     pub fn socket(&self) -> Option<&Path> {
         match self {
             Front::VhostUserBlk { socket, .. } => Some(socket),
-            Front::NvmeTcp { .. } => None,
+            Front::Nbd { socket, .. } => socket.as_deref(),
+            Front::NvmeTcp { .. } | Front::Fuse { .. } => None,
         }
     }
 
@@ -83,38 +102,70 @@ impl Front {
     pub fn queues(&self) -> Option<u16> {
         match self {
             Front::VhostUserBlk { queues, .. } | Front::NvmeTcp { queues, .. } => Some(*queues),
+            Front::Nbd { .. } | Front::Fuse { .. } => None,
         }
     }
 
     /// How many reactors can serve it at most.
     pub fn parts_max(&self) -> u16 {
         match self {
-            Front::VhostUserBlk { queues, .. } => *queues,
-            Front::NvmeTcp { queues, .. } => (*queues).min(PARTS_MAX),
+            Front::VhostUserBlk { queues, .. } | Front::NvmeTcp { queues, .. } => {
+                (*queues).min(PARTS_MAX)
+            }
+            Front::Nbd { .. } => PARTS_MAX,
+            // Writes of less than a sector must not meet on two.
+            Front::Fuse { .. } => 1,
         }
     }
 
-    /// Where initiators find it.
-    pub fn place(&self) -> String {
+    /// Where initiators find it; `name`: of the export.
+    pub fn place(&self, name: &str) -> String {
         match self {
             Front::VhostUserBlk { socket, .. } => socket.display().to_string(),
             Front::NvmeTcp { listen, nqn, nsid, .. } => {
                 format!("nvme-tcp://{listen}/{nqn}?nsid={nsid}")
             }
+            Front::Nbd { socket, listen } => {
+                let socket = socket.as_ref().map(|its| its.display());
+                let unix = socket.map(|its| format!("nbd+unix:///{name}?socket={its}"));
+                let tcp = listen.map(|its| format!("nbd://{its}/{name}"));
+                unix.into_iter().chain(tcp).collect::<Vec<_>>().join(" ")
+            }
+            Front::Fuse { file } => file.display().to_string(),
         }
     }
 
     /// Where both would have to be, and only one can.
     pub fn clash_with(&self, other: &Front) -> Option<String> {
-        let socket = self.socket().filter(|its| other.socket() == Some(its));
-        let socket = socket.map(|its| its.display().to_string());
-        let place = |front: &Front| match front {
-            Front::VhostUserBlk { .. } => None,
-            Front::NvmeTcp { listen, nqn, nsid, .. } => Some((*listen, nqn.clone(), *nsid)),
-        };
-        let namespace = || place(self).filter(|its| place(other).as_ref() == Some(its));
-        socket
-            .or_else(|| namespace().map(|(at, nqn, id)| format!("namespace {id} of {nqn} at {at}")))
+        if let (
+            Front::NvmeTcp { listen, nqn, nsid, .. },
+            Front::NvmeTcp { listen: at, nqn: its, nsid: id, .. },
+        ) = (self, other)
+        {
+            // Exports share a port, and a subsystem there, but not a namespace of that.
+            let is_one = listen == at && nqn == its && nsid == id;
+            return is_one.then(|| format!("namespace {id} of {nqn} at {at}"));
+        }
+        let path = self.path().filter(|its| other.path() == Some(its));
+        let address = self.listen().filter(|its| other.listen() == Some(*its));
+        let path = path.map(|its| its.display().to_string());
+        path.or_else(|| address.map(|its| its.to_string()))
+    }
+
+    fn listen(&self) -> Option<SocketAddr> {
+        match self {
+            Front::VhostUserBlk { .. } | Front::Fuse { .. } => None,
+            Front::NvmeTcp { listen, .. } => Some(*listen),
+            Front::Nbd { listen, .. } => *listen,
+        }
+    }
+
+    /// What it makes in the file system.
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Front::VhostUserBlk { .. } | Front::NvmeTcp { .. } | Front::Nbd { .. } => self.socket(),
+            Front::Fuse { file } => Some(file),
+        }
     }
 
     /// As NVMe hosts find it.
@@ -135,8 +186,8 @@ impl Front {
     /// What initiators see as the serial number, where it is not the volume's.
     pub fn serial(&self) -> Option<String> {
         match self {
-            Front::VhostUserBlk { .. } => None,
-            Front::NvmeTcp { nqn, .. } => Some(nvme_tcp::serial(nqn)),
+            Front::NvmeTcp { nqn, .. } => Some(ashlar_target::nvme_tcp::serial(nqn)),
+            Front::VhostUserBlk { .. } | Front::Nbd { .. } | Front::Fuse { .. } => None,
         }
     }
 
@@ -145,45 +196,101 @@ impl Front {
     pub fn qemu(&self, name: &str) -> Option<String> {
         match self {
             Front::VhostUserBlk { socket, queues } => {
-                let socket = socket.display().to_string().replace(',', ",,");
+                let socket = in_option(socket);
                 Some(format!(
                     "-object memory-backend-memfd,id=mem,size=4G,share=on -numa node,memdev=mem \
                      -chardev socket,id={name},path={socket},reconnect=1 \
                      -device vhost-user-blk-pci,chardev={name},num-queues={queues}"
                 ))
             }
-            Front::NvmeTcp { .. } => None,
+            Front::Nbd { socket, listen } => {
+                let server = match (socket, listen) {
+                    (Some(socket), _) => {
+                        format!("server.type=unix,server.path={}", in_option(socket))
+                    }
+                    (None, Some(its)) => {
+                        let (host, port) = (its.ip(), its.port());
+                        format!("server.type=inet,server.host={host},server.port={port}")
+                    }
+                    (None, None) => return None,
+                };
+                Some(format!(
+                    "-blockdev driver=nbd,node-name={name},{server},export={name},discard=unmap,\
+                     reconnect-delay=60 -device virtio-blk-pci,drive={name}"
+                ))
+            }
+            // A guest has a better way.
+            Front::NvmeTcp { .. } | Front::Fuse { .. } => None,
         }
     }
 
     /// What libvirt's description of a guest needs to have the volume (formatdomain, "Hard drives,
     /// floppy disks, CDROMs", type `vhostuser`, since libvirt 7.1; "Memory backing").
     pub fn libvirt(&self) -> Option<String> {
-        match self {
-            Front::VhostUserBlk { socket, queues } => Some(format!(
-                "<memoryBacking>\n  \
-                   <source type='memfd'/>\n  \
-                   <access mode='shared'/>\n\
-                 </memoryBacking>\n\
-                 <devices>\n  \
-                   <disk type='vhostuser' device='disk'>\n    \
-                     <driver name='qemu' type='raw' queues='{queues}'/>\n    \
-                     <source type='unix' path='{}'>\n      \
-                       <reconnect enabled='yes' timeout='1'/>\n    \
-                     </source>\n    \
-                     <target dev='vda' bus='virtio'/>\n  \
-                   </disk>\n\
-                 </devices>",
-                in_xml(&socket.display().to_string())
-            )),
-            Front::NvmeTcp { .. } => None,
-        }
+        let Front::VhostUserBlk { socket, queues } = self else { return None };
+        Some(format!(
+            "<memoryBacking>\n  \
+               <source type='memfd'/>\n  \
+               <access mode='shared'/>\n\
+             </memoryBacking>\n\
+             <devices>\n  \
+               <disk type='vhostuser' device='disk'>\n    \
+                 <driver name='qemu' type='raw' queues='{queues}'/>\n    \
+                 <source type='unix' path='{}'>\n      \
+                   <reconnect enabled='yes' timeout='1'/>\n    \
+                 </source>\n    \
+                 <target dev='vda' bus='virtio'/>\n  \
+               </disk>\n\
+             </devices>",
+            in_xml(&socket.display().to_string())
+        ))
     }
+}
+
+/// As QEMU reads it in an option.
+fn in_option(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
 }
 
 /// As it stands in an attribute (XML 1.0, 2.4).
 fn in_xml(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('\'', "&apos;")
+}
+
+fn queues(asked: &ExportCreate, most: u16) -> Answer<u16> {
+    let queues = asked.queues.unwrap_or(QUEUES_DEFAULT);
+    match (1..=most).contains(&queues) {
+        true => Ok(queues),
+        false => Err(Refusal::invalid(format!("an export cannot have {queues} queues"))
+            .fix(format!("use 1 to {most}"))),
+    }
+}
+
+/// Nothing that is asked for is passed over.
+fn check_options(asked: &ExportCreate) -> Answer<()> {
+    use ExportKind::{Fuse, Nbd, NvmeTcp, VhostUserBlk};
+    // Option, whether it is there, for which kinds it is, and what else there is.
+    let options: [(_, _, &[ExportKind], _); 7] = [
+        ("--listen", asked.listen.is_some(), &[NvmeTcp, Nbd], "use --kind nvme-tcp or nbd"),
+        ("--nqn", asked.nqn.is_some(), &[NvmeTcp], "use --kind nvme-tcp"),
+        ("--nsid", asked.nsid.is_some(), &[NvmeTcp], "use --kind nvme-tcp"),
+        ("--host", !asked.hosts.is_empty(), &[NvmeTcp], "use --kind nvme-tcp"),
+        ("--queues", asked.queues.is_some(), &[VhostUserBlk, NvmeTcp], "leave it out"),
+        ("a socket", asked.socket.is_some(), &[VhostUserBlk, Nbd], "use --listen, or \"file\""),
+        ("a file", asked.file.is_some(), &[Fuse], "give its path as \"socket\""),
+    ];
+    let is_odd = |(_, is_there, kinds, _): &&(_, bool, &[ExportKind], _)| {
+        *is_there && !kinds.contains(&asked.kind)
+    };
+    if let Some((option, _, _, fix)) = options.iter().find(is_odd) {
+        let kind = asked.kind.name();
+        return Err(Refusal::invalid(format!("an export by {kind} has no {option}")).fix(*fix));
+    }
+    if asked.listen.is_some_and(|address| address.port() == 0) {
+        let fix = "name a port; NVMe/TCP's own is 4420, NBD's 10809";
+        return Err(Refusal::invalid("an export cannot listen at port 0").fix(fix));
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -195,96 +302,5 @@ mod tests {
         let front = Front::VhostUserBlk { socket: "/run/a,b&'c<.sock".into(), queues: 2 };
         assert!(front.qemu("pg").unwrap().contains("path=/run/a,,b&'c<.sock,reconnect=1"));
         assert!(front.libvirt().unwrap().contains("path='/run/a,b&amp;&apos;c&lt;.sock'>"));
-    }
-}
-
-/// What only NVMe hosts understand.
-fn refuse_nvme(asked: &ExportCreate) -> Answer<()> {
-    let options = [
-        ("--listen", asked.listen.is_some()),
-        ("--nqn", asked.nqn.is_some()),
-        ("--nsid", asked.nsid.is_some()),
-        ("--host", !asked.hosts.is_empty()),
-    ];
-    match options.iter().find(|(_, is_there)| *is_there) {
-        None => Ok(()),
-        Some((option, _)) => {
-            let text = format!("a disk of a virtual machine has no {option}");
-            Err(Refusal::invalid(text).fix(format!("leave it out, or use {NVME_TCP}")))
-        }
-    }
-}
-
-const NVME_TCP: &str = "--kind nvme-tcp";
-
-fn nvme_tcp(asked: &ExportCreate, volume: Uuid, others: &[Offered]) -> Answer<Front> {
-    if asked.socket.is_some() {
-        let text = "NVMe hosts connect to an address, not to a socket";
-        return Err(Refusal::invalid(text).fix("use --listen ADDRESS:PORT in place of --path"));
-    }
-    let none = || Refusal::invalid("an address to listen at is needed");
-    let listen = asked
-        .listen
-        .ok_or_else(|| none().fix("name one of this host, such as --listen 192.0.2.1:4420"))?;
-    if listen.port() == 0 {
-        let text = "an export cannot listen at port 0";
-        return Err(Refusal::invalid(text).fix("name a port; that of NVMe/TCP is 4420"));
-    }
-    let own = || format!("nqn.2014-08.org.nvmexpress:uuid:{volume}");
-    let nqn = asked.nqn.clone().unwrap_or_else(own);
-    for name in std::iter::once(&nqn).chain(&asked.hosts) {
-        if let Some(why) = check_nqn(name) {
-            let fix = "a host's is in its /etc/nvme/hostnqn; a subsystem's may be left out";
-            return Err(Refusal::invalid(why).fix(fix));
-        }
-    }
-    let queues = asked.queues.unwrap_or(QUEUES_DEFAULT);
-    if !(1..=nvme_tcp::QUEUES_MAX).contains(&queues) {
-        let text = format!("an export cannot have {queues} queues");
-        return Err(Refusal::invalid(text).fix(format!("use 1 to {}", nvme_tcp::QUEUES_MAX)));
-    }
-    let nsid = namespace_number(asked.nsid, &nqn, volume, listen, others)?;
-    Ok(Front::NvmeTcp { listen, nqn, nsid, hosts: asked.hosts.clone(), queues })
-}
-
-/// Which namespace it is. A host that reaches a subsystem at several addresses takes what has one
-/// number for one volume, and what has one uuid for one namespace.
-fn namespace_number(
-    asked: Option<u32>,
-    nqn: &str,
-    volume: Uuid,
-    listen: SocketAddr,
-    others: &[Offered],
-) -> Answer<u32> {
-    let of_subsystem = others.iter().filter_map(|(volume, front)| match front {
-        Front::NvmeTcp { nqn: its, nsid, listen, .. } if its == nqn => {
-            Some((*volume, *nsid, *listen))
-        }
-        Front::NvmeTcp { .. } | Front::VhostUserBlk { .. } => None,
-    });
-    let known: Vec<(Uuid, u32, SocketAddr)> = of_subsystem.collect();
-    let same = known.iter().find(|(its, _, _)| *its == volume);
-    if let Some((_, nsid, at)) = same {
-        if *at == listen || asked.is_some_and(|asked| asked != *nsid) {
-            let text = format!("the volume is namespace {nsid} of {nqn} at {at} already");
-            return Err(Refusal::conflict(text).fix("choose another --nqn or another --volume"));
-        }
-        return Ok(*nsid);
-    }
-    let is_taken = |nsid: &u32| known.iter().any(|(_, its, _)| its == nsid);
-    match asked {
-        Some(nsid) if !(1..=NAMESPACES_MAX).contains(&nsid) => {
-            let text = format!("a namespace cannot have the number {nsid}");
-            Err(Refusal::invalid(text).fix(format!("use 1 to {NAMESPACES_MAX}")))
-        }
-        Some(nsid) if is_taken(&nsid) => {
-            let text = format!("{nqn} has a namespace {nsid} already, of another volume");
-            Err(Refusal::conflict(text).fix("choose another --nsid, or leave it out"))
-        }
-        Some(nsid) => Ok(nsid),
-        None => (1..=NAMESPACES_MAX).find(|nsid| !is_taken(nsid)).ok_or_else(|| {
-            let text = format!("{nqn} has {NAMESPACES_MAX} namespaces");
-            Refusal::conflict(text).fix("choose another --nqn")
-        }),
     }
 }

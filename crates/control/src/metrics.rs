@@ -286,6 +286,7 @@ mod tests {
             parts: Vec::new(),
             counters: crate::api::export::ExportCounters { errors: 5, ..Default::default() },
             traffic: Some(traffic),
+            way: None,
             qemu: None,
             libvirt: None,
             nvme: None,

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use ashlar_reactor::mailbox::Sender;
 use ashlar_target::export::{Export, ExportError, Part};
+use ashlar_target::fuse::{FuseExport, FuseSpec};
 use ashlar_target::limits::{Rate, RateLimits, Rates};
+use ashlar_target::nbd::{NbdExport, NbdSpec};
 use ashlar_target::nvme_tcp::{self, NvmeTcpExport, Ports};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
@@ -26,6 +28,7 @@ pub struct ServedStatus {
     pub queues_of_parts: Vec<u16>,
     pub counters: ExportCounters,
     pub traffic: Traffic,
+    pub way: Option<String>,
     pub last_error: Option<String>,
 }
 
@@ -130,6 +133,13 @@ fn start(
             let spec = ExportSpec { name, socket, queues_max: queues, serial, limits };
             Ok(Box::new(VhostExport::start(parts, spec)?))
         }
+        Front::Nbd { socket, listen } => {
+            Ok(Box::new(NbdExport::start(parts, NbdSpec { name, socket, listen, limits })?))
+        }
+        Front::Fuse { file } => {
+            let spec = FuseSpec { name, path: file, may_ring: true, limits };
+            Ok(Box::new(FuseExport::start(parts, spec)?))
+        }
     }
 }
 
@@ -167,6 +177,7 @@ fn status(export: &dyn Export) -> Option<ServedStatus> {
             limited: counters.limited,
         },
         traffic: traffic(&status.traffic),
+        way: status.way,
         last_error: status.last_error,
     })
 }

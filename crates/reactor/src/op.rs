@@ -88,6 +88,20 @@ pub enum Act {
     Receive { into: Buffers },
     /// Completes with the bytes that were taken for sending, at least one.
     Send { from: Buffers },
+    /// Gives a command to the driver behind the descriptor. Completes with what that says.
+    Command(Rc<Command>),
+}
+
+/// Bytes of a command, as the driver defines them.
+pub const COMMAND_BYTES: usize = 80;
+
+/// A command of a driver (`IORING_OP_URING_CMD`, entries of 128 bytes, Linux 5.19).
+#[derive(Debug)]
+pub struct Command {
+    pub number: u32,
+    pub bytes: [u8; COMMAND_BYTES],
+    /// What the driver may fill and read until it answers: it is told of it as a list of pieces.
+    pub memory: Buffers,
 }
 
 impl Op {
@@ -100,6 +114,7 @@ impl Op {
     pub(crate) fn fills(&self) -> Option<&Buffers> {
         match self {
             Op::Read { into, .. } | Op::Descriptor { act: Act::Receive { into }, .. } => Some(into),
+            Op::Descriptor { act: Act::Command(command), .. } => Some(&command.memory),
             Op::Write { .. }
             | Op::Flush { .. }
             | Op::WriteZeroes { .. }

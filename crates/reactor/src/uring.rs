@@ -17,6 +17,7 @@ mod device;
 mod trial;
 mod polled;
 mod passthrough;
+mod commands;
 mod remote;
 #[cfg(test)]
 mod tests;
@@ -40,8 +41,9 @@ use crate::null::Null;
 use crate::nvme::generic::Generic;
 use crate::nvme::lent::Lent;
 use crate::nvme::remote::device::RemoteDevice;
-use crate::op::{Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
+use crate::op::{Act, Device, DeviceId, Done, Errno, LATE, Op, Outcome, Ticket};
 use crate::ram::{Lender, Ram};
+use crate::uring::commands::Commands;
 use crate::uring::device::{FileDevice, Registered};
 use crate::uring::entry::{Target, cancel, entry, readable};
 use crate::uring::gauges::{Gauges, Use, Why};
@@ -79,6 +81,7 @@ pub struct UringBackend {
     ring: Ring,
     polling: Polling,
     passing: Passing,
+    commands: Commands,
     arena: Option<Rc<Arena>>,
     gauges: Rc<Gauges>,
     /// By the machine's clock.
@@ -135,6 +138,7 @@ impl UringBackend {
             ring: Ring::new(io, kind, arena.clone()),
             polling: if settings.iopoll { Polling::Untried } else { Polling::Off },
             passing: if settings.passthrough { Passing::Untried } else { Passing::Off },
+            commands: Commands::default(),
             gauges: Gauges::new(kernel, arena.clone()),
             arena,
             started: machine_time(),
@@ -301,6 +305,7 @@ impl UringBackend {
         if let Some(passthrough) = self.passing.on() {
             passthrough.ring.fill(|| now(started), &mut self.late);
         }
+        self.commands.fill(|| now(started), &mut self.late);
         while let Some(bits) = self.late.pop() {
             let (Tag::Plain(ticket) | Tag::Device { ticket, .. }) = Tag::from_bits(bits) else {
                 unreachable!("what drives and trials ask for is never too late");
@@ -314,6 +319,7 @@ impl UringBackend {
         self.ring.has_backlog()
             || self.polling.on().is_some_and(|polled| polled.ring.has_backlog())
             || self.passing.on().is_some_and(|passthrough| passthrough.ring.has_backlog())
+            || self.commands.has_backlog()
     }
 
     /// Hears what the rings have to say.
@@ -340,6 +346,10 @@ impl UringBackend {
         }
         for (bits, outcome) in heard.drain(..) {
             self.hear_passed(Tag::from_bits(bits), outcome);
+        }
+        self.commands.reap(&mut heard, &self.gauges);
+        for (bits, outcome) in heard.drain(..) {
+            self.hear(Tag::from_bits(bits), outcome);
         }
         self.heard = heard;
     }
@@ -391,6 +401,7 @@ impl UringBackend {
                     passthrough.woken();
                 }
             }
+            Tag::Commands => self.commands.woken(),
         }
     }
 
@@ -640,6 +651,13 @@ impl Backend for UringBackend {
 
     fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
         self.turn.has_submitted = true;
+        if let Op::Descriptor { fd, act: Act::Command(command), .. } = op {
+            let pieces = pieces_of(&mut self.pieces, ticket);
+            if let Err(errno) = self.commands.submit(ticket, *fd, command, pieces, until) {
+                self.finished.push(Done { ticket, outcome: Err(errno) });
+            }
+            return;
+        }
         let Some(index) = op.device().map(|device| device.0 as usize) else {
             let pieces = pieces_of(&mut self.pieces, ticket);
             let entry = entry(Target::Descriptor(-1), op, None, pieces);
@@ -726,6 +744,7 @@ impl Backend for UringBackend {
         if let Some(passthrough) = self.passing.on() {
             passthrough.ring.enter();
         }
+        self.commands.enter();
         self.collect();
         self.reap_nvme();
         self.end_turn(!self.finished.is_empty());
@@ -741,11 +760,15 @@ impl Backend for UringBackend {
         self.fill();
         let awaited = [self.await_nvme(), self.await_remote(), self.await_passthrough()];
         let awaited = awaited.into_iter().flatten().min();
+        if let Some(fd) = self.commands.await_completions() {
+            self.ring.push(readable(fd).user_data(Tag::Commands.bits()), Instant::MAX);
+        }
         self.fill();
         // Nobody else tells the kernel of what went into this ring just now.
         if let Some(passthrough) = self.passing.on() {
             passthrough.ring.enter();
         }
+        self.commands.enter();
         // What has no room yet is not in the kernel's hands: it is submitted before anybody sleeps.
         if !self.finished.is_empty() || self.has_backlog() {
             return true;

@@ -46,6 +46,8 @@ pub struct ExportStatus {
     /// From when a request was taken up until its initiator could see the answer, to a turn of the
     /// reactor.
     pub traffic: traffic::Report,
+    /// How the front end and its initiators reach each other, where there are several ways.
+    pub way: Option<String>,
     /// The last thing that went wrong, if anything did.
     pub last_error: Option<String>,
 }

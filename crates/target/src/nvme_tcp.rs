@@ -148,6 +148,7 @@ impl Export for NvmeTcpExport {
         let parts = self.lines.ask_all(move |branch| branch.status(id)).ok()?;
         let parts: Vec<PartStatus> = parts.into_iter().collect::<Option<_>>()?;
         Some(ExportStatus {
+            way: None,
             connected: parts.iter().any(|part| part.connections > 0),
             queues_of_parts: parts.iter().map(|part| part.connections).collect(),
             counters: parts.iter().map(|part| part.counters).sum(),

@@ -38,10 +38,11 @@ use ashlar_reactor::registry::Key;
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
 use crate::export::{Export, ExportError, ExportStatus, Part};
 use crate::limits::RateLimits;
-use crate::line::{Line, Lines};
+use crate::line::{Line, Lines, ask};
+use crate::unix_socket;
 use crate::vhost::device::Device;
 use crate::vhost::memory::Graveyard;
-use crate::vhost::socket::{BindError, Ends};
+use crate::vhost::socket::{BACKLOG, Ends};
 
 /// Most queues of one export.
 pub const QUEUES_MAX: u16 = 16;
@@ -72,11 +73,8 @@ impl VhostExport {
     /// of the reactor which has the volume.
     pub fn start(parts: Vec<Part>, spec: ExportSpec) -> Result<VhostExport, ExportError> {
         let serial = check(&spec, parts.len())?;
-        let listener = socket::bind(&spec.socket).map_err(|error| match error {
-            BindError::Busy => ExportError::Busy(spec.socket.clone()),
-            BindError::NotSocket => ExportError::NotSocket(spec.socket.clone()),
-            BindError::Io(error) => ExportError::Socket { path: spec.socket.clone(), error },
-        })?;
+        let path = &spec.socket;
+        let listener = unix_socket::bind(path, BACKLOG).map_err(|error| error.of(path))?;
         let started = start_bound(parts, &spec, serial, Ends::new(listener));
         let (lines, ends, thread) = started.inspect_err(|_| {
             let _ = std::fs::remove_file(&spec.socket);
@@ -97,6 +95,7 @@ impl Export for VhostExport {
             queues_of_parts: parts.iter().map(|part| part.queues_active).collect(),
             counters: parts.iter().map(|part| part.counters).sum(),
             traffic: parts.iter().map(|part| part.traffic).sum(),
+            way: None,
             last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
         })
     }
@@ -183,7 +182,7 @@ fn start_part(
 ) -> Option<Line<Device>> {
     let Part { core, volume } = part;
     let (name, queues_max, limits) = (spec.name.clone(), spec.queues_max, spec.limits.clone());
-    let key = crate::line::ask(&core, move |reactor, reply: mpsc::Sender<Key<Device>>| {
+    let key = ask(&core, move |reactor, reply: mpsc::Sender<Key<Device>>| {
         if let Some(volume) = reactor.get(volume) {
             let disk = Disk::new(reactor, name, volume, serial, parts, limits);
             let _ = reply.send(reactor.publish(Device::new(disk, queues_max, graveyard)));

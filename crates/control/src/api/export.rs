@@ -20,6 +20,17 @@ pub enum ExportKind {
     VhostUserBlk,
     /// To NVMe hosts on the network
     NvmeTcp,
+    /// As a network block device, to this host and others
+    Nbd,
+    /// As a regular file of this host
+    Fuse,
+}
+
+impl ExportKind {
+    /// As it is written in `--kind`.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |its| its.get_name().to_owned())
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -35,7 +46,12 @@ pub struct ExportCreate {
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
-    /// Address and port for initiators by TCP, of a kind that has them.
+    /// Absolute path of the file, of a kind that is one.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub file: Option<PathBuf>,
+    /// Address and port for initiators by TCP, of a kind that has them. Of `nbd`: with it, and
+    /// without `socket`, there is no socket.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub listen: Option<SocketAddr>,
@@ -202,6 +218,9 @@ pub struct Export {
     /// while it is down.
     #[serde(default)]
     pub traffic: Option<Traffic>,
+    /// How initiators reach the volume, of a kind that has several ways; `null` while it is down.
+    #[serde(default)]
+    pub way: Option<String>,
     /// Options for QEMU that give the volume to a guest, where there are any.
     pub qemu: Option<String>,
     /// Elements of libvirt's description of a guest that give it the volume.

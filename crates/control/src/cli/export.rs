@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 use clap_complete::engine::ArgValueCandidates;
 
 use crate::api::Done;
@@ -67,10 +67,12 @@ pub struct Create {
     /// The protocol
     #[arg(long, value_enum, default_value_t)]
     kind: ExportKind,
-    /// The socket; left out: export/NAME.sock beside the daemon's socket
+    /// The socket; left out: export/NAME.sock beside the daemon's socket. fuse: the file, which
+    /// is not there yet, or empty
     #[arg(long, value_hint = clap::ValueHint::FilePath)]
     path: Option<PathBuf>,
-    /// nvme-tcp: the address of this host where others connect, such as 192.0.2.1:4420
+    /// nvme-tcp, nbd: the address of this host where others connect, such as 192.0.2.1:4420; of nbd
+    /// instead of the socket unless --path is there too, and whoever can connect can read and write
     #[arg(long, value_name = "ADDRESS:PORT", value_hint = clap::ValueHint::Hostname)]
     listen: Option<SocketAddr>,
     /// nvme-tcp: name of the subsystem; exports of one name and address are its namespaces; left
@@ -186,11 +188,15 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
 
 impl Create {
     fn request(self) -> Answer<ExportCreate> {
-        let socket = match self.path {
+        let path = match self.path {
             Some(path) => Some(std::path::absolute(&path).map_err(|error| {
                 Refusal::invalid(format!("{} is no path: {error}", path.display()))
             })?),
             None => None,
+        };
+        let (socket, file) = match self.kind {
+            ExportKind::VhostUserBlk | ExportKind::NvmeTcp | ExportKind::Nbd => (path, None),
+            ExportKind::Fuse => (None, path),
         };
         let Create { name, volume, kind, listen, nqn, nsid, hosts, queues, .. } = self;
         let (cores, limits) = (self.cores.map(|CpuList(cpus)| cpus), self.limits.change());
@@ -199,6 +205,7 @@ impl Create {
             volume,
             kind,
             socket,
+            file,
             listen,
             nqn,
             nsid,
@@ -232,11 +239,6 @@ pub fn exports_table(exports: &[Export]) -> String {
         ]);
     }
     rows(&shown, "no exports; `ashlar export create NAME --volume VOLUME` makes one")
-}
-
-/// As it is written in `--kind`.
-fn kind(kind: ExportKind) -> String {
-    kind.to_possible_value().map_or_else(String::new, |its| its.get_name().to_owned())
 }
 
 /// Those in use, and how many there may be.
@@ -274,8 +276,9 @@ fn details(export: &Export) -> String {
         format!("name      {}", export.name),
         format!("state     {}", state(export)),
         format!("volume    {}/{}", export.array, export.volume),
-        format!("kind      {}", kind(export.kind)),
+        format!("kind      {}", export.kind.name()),
         format!("place     {}", export.place),
+        format!("way       {}", or_dash(export.way.as_ref())),
         format!("serial    {}", or_dash(export.serial.as_ref())),
         format!("queues    {}", queues(export, " in use of ")),
         format!("cores     {}", parts(export)),

@@ -398,7 +398,7 @@ impl Host {
             libvirt: known.front.libvirt(),
             nvme: known.front.nvme(),
             kind: known.front.kind(),
-            place: known.front.place(),
+            place: known.front.place(name),
             socket: known.front.socket().map(Path::to_owned),
             queues: known.front.queues(),
             name: name.to_owned(),
@@ -412,6 +412,7 @@ impl Host {
             parts: Vec::new(),
             counters: ExportCounters::default(),
             traffic: None,
+            way: None,
         };
         let Some((served, serial)) = self.served(name) else {
             export.error = why.or_else(|| Some(format!("array {} does not run", export.array)));
@@ -432,6 +433,7 @@ impl Host {
         export.parts = self.parts_shown(name, &status.queues_of_parts);
         export.counters = status.counters;
         export.traffic = Some(status.traffic);
+        export.way = status.way;
         Ok(export)
     }
 }

@@ -488,6 +488,7 @@ mod tests {
         for health in [DriveHealth::Healthy, DriveHealth::Suspect] {
             let counters = DriveCounters { wrong_blocks: 2, ..DriveCounters::default() };
             let mut drive = Drive {
+                path: None,
                 name: "d1".into(),
                 source: DriveSource::Path("/dev/d1".into()),
                 state: DriveState::Member,

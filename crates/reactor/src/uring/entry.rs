@@ -40,6 +40,7 @@ pub(super) fn entry(
             // A socket has no offset: the kernel takes 0 only. Neither is repeated for its rest.
             Act::Receive { into } => read(Fd(*fd), 0, into, None, pieces),
             Act::Send { from } => write(Fd(*fd), 0, from, None, pieces),
+            Act::Command(_) => unreachable!("commands have a ring of their own"),
         },
     };
     match target {

@@ -37,6 +37,8 @@ pub(super) enum Tag {
     },
     /// Waits for completions of the ring that has these commands.
     Passthrough,
+    /// The same of the one for commands of other drivers.
+    Commands,
     /// Waits for the events of an NVMe drive of ours. The number tells it from waits for drives
     /// that were in this place before.
     Events {
@@ -67,6 +69,7 @@ impl Tag {
             Tag::Passthrough => (7, 0, 0),
             Tag::Remote { device, way: Way::In } => (8, device, 0),
             Tag::Remote { device, way: Way::Out } => (8, device, 1),
+            Tag::Commands => (9, 0, 0),
         };
         let device = device as u64;
         assert!(device <= DEVICE_MASK, "device {device}");
@@ -86,7 +89,8 @@ impl Tag {
             6 => Tag::Trial { device },
             7 => Tag::Passthrough,
             8 => Tag::Remote { device, way: if low == 0 { Way::In } else { Way::Out } },
-            9.. => unreachable!("no kind of ours"),
+            9 => Tag::Commands,
+            10.. => unreachable!("no kind of ours"),
         }
     }
 }
@@ -111,6 +115,7 @@ mod tests {
                     Tag::Passthrough,
                     Tag::Remote { device, way: Way::In },
                     Tag::Remote { device, way: Way::Out },
+                    Tag::Commands,
                 ];
                 tags.iter().for_each(|tag| assert_eq!(Tag::from_bits(tag.bits()), *tag));
             }

@@ -4,17 +4,14 @@
 //! The thread blocks in `accept`, in reading a message, or in waiting for the reactor. `End::stop`
 //! ends the first two by shutting the sockets down; the third ends when the reactor replies.
 
-use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{SendFlags, Shutdown};
 use vhost::vhost_user::message::BackendReq;
 use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut};
 
@@ -25,50 +22,10 @@ use crate::vhost::memory::Mapping;
 use crate::vhost::peek::{LooseTable, Peeked, VERSION_1, message, peek, reply_to_table};
 use crate::vhost::session::Session;
 
-/// Only the daemon's user, and root, may connect.
-const MODE: u32 = 0o600;
 /// Front ends that may wait while one is being served.
-const BACKLOG: i32 = 4;
+pub(crate) const BACKLOG: i32 = 4;
 /// Wait after a failed `accept`: it fails again at once while file descriptors are short.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
-
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum BindError {
-    #[error("someone listens on it already")]
-    Busy,
-    #[error("it exists and is not a socket")]
-    NotSocket,
-    #[error("{0}")]
-    Io(#[from] std::io::Error),
-}
-
-/// Listens at `path`. A socket file that nobody listens on is replaced.
-pub(crate) fn bind(path: &Path) -> Result<UnixListener, BindError> {
-    match bind_new(path) {
-        Err(Errno::ADDRINUSE) => {}
-        bound => return bound.map_err(|error| BindError::Io(error.into())),
-    }
-    if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
-        return Err(BindError::NotSocket);
-    }
-    match UnixStream::connect(path) {
-        Ok(_) => return Err(BindError::Busy),
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
-        Err(error) => return Err(error.into()),
-    }
-    std::fs::remove_file(path)?;
-    bind_new(path).map_err(|error| BindError::Io(error.into()))
-}
-
-fn bind_new(path: &Path) -> Result<UnixListener, Errno> {
-    let flags = SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    // The file gets its mode from the socket, so that there is no moment with a wider one.
-    rustix::fs::fchmod(&socket, rustix::fs::Mode::from_raw_mode(MODE))?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(UnixListener::from(socket))
-}
 
 /// What the export's owner and its thread both hold: the ends by which to reach the other side.
 pub(crate) struct Ends {
@@ -237,34 +194,4 @@ fn take_loose_table(stream: &UnixStream, session: &Mutex<Session>) -> Result<(),
         reply_to_table(stream, taken.is_ok()).map_err(Error::SocketError)?;
     }
     taken.map(|_| ())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::PermissionsExt;
-
-    fn path(name: &str) -> std::path::PathBuf {
-        std::env::temp_dir().join(format!("ashlar-{name}-{}.sock", std::process::id()))
-    }
-
-    #[test]
-    fn a_stale_socket_is_replaced_and_a_live_one_is_not() {
-        let path = path("bind");
-        let first = bind(&path).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, MODE);
-        assert!(matches!(bind(&path), Err(BindError::Busy)));
-        drop(first);
-        let _second = bind(&path).unwrap();
-        std::fs::remove_file(&path).unwrap();
-    }
-
-    #[test]
-    fn a_file_that_is_no_socket_is_kept() {
-        let path = path("file");
-        std::fs::write(&path, "precious").unwrap();
-        assert!(matches!(bind(&path), Err(BindError::NotSocket)));
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
-        std::fs::remove_file(&path).unwrap();
-    }
 }

@@ -1,0 +1,119 @@
+//! Goal: volumes are there for this host, by NBD and as files, for as long as an operator wants,
+//! whatever happens to the daemon; and what cannot be is refused with what mends it.
+//! Method: exports of both kinds, made and used as an operator does; the daemon stopped and killed
+//! while one is in use.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod daemon;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
+
+use daemon::Daemon;
+
+const BYTES: u64 = 16 << 20;
+
+fn with_volume() -> Daemon {
+    let daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon
+}
+
+fn tool(name: &str, arguments: &[&str]) -> String {
+    let output = Command::new("timeout").arg("30").arg(name).args(arguments).output().unwrap();
+    assert!(output.status.code() != Some(127), "{name} is missing: scripts/install.sh test");
+    let trouble = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{name} {arguments:?}: {trouble}");
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+#[test]
+fn a_network_block_device_is_where_the_export_says() {
+    let mut daemon = with_volume();
+    let said = daemon.ok("export create n --volume v --kind nbd --listen 127.0.0.1:34109");
+    assert!(said.starts_with("nbd://127.0.0.1:34109/n\n"), "{said}");
+    daemon.ok("export delete n");
+    daemon.ok("export create n --volume v --kind nbd --path @/n.sock --listen 127.0.0.1:34109");
+    daemon.stop();
+    daemon.start_again();
+    let export = daemon.json("export show n");
+    assert_eq!(
+        (export["kind"].as_str(), export["state"].as_str()),
+        (Some("nbd"), Some("listening"))
+    );
+    let places: Vec<&str> = export["place"].as_str().unwrap().split(' ').collect();
+    assert_eq!(places.len(), 2, "{places:?}");
+    for place in &places {
+        assert_eq!(tool("nbdinfo", &["--size", place]), BYTES.to_string());
+    }
+    let from = daemon.path("from");
+    std::fs::write(&from, vec![0x5a; 1 << 20]).unwrap();
+    tool("nbdcopy", &[from.to_str().unwrap(), places[0]]);
+    let export = daemon.json("export show n");
+    assert!(export["counters"]["write_bytes"].as_u64() >= Some(1 << 20), "{export}");
+    daemon.ok("export delete n");
+    assert!(!daemon.path("n.sock").exists());
+}
+
+#[test]
+fn what_a_kind_cannot_have_is_refused() {
+    let daemon = with_volume();
+    let refused = |line: &str| daemon.refused(&format!("export create e --volume v {line}"));
+    assert!(refused("--listen 127.0.0.1:34110").contains("leave --listen out"));
+    assert!(refused("--kind nbd --queues 2").contains("leave --queues out"));
+    assert!(refused("--kind nbd --listen 127.0.0.1:0").contains("name a port"));
+    assert!(refused("--kind nbd --listen 192.0.2.1:34110").contains("address of this host"));
+    assert!(refused("--kind fuse").contains("--path"));
+    assert!(refused("--kind fuse --path @/f --queues 2").contains("leave --queues out"));
+    assert!(refused("--kind fuse --path @/f --listen 127.0.0.1:1").contains("leave --listen out"));
+    assert!(refused("--kind fuse --path @/d0.img").contains("not an empty file"));
+    daemon.misused("export create e --volume v --kind nbd --listen here");
+    daemon.ok("export create e --volume v --kind nbd --path @/e.sock --listen 127.0.0.1:34111");
+    let clash = daemon.refused("export create f --volume v --kind nbd --listen 127.0.0.1:34111");
+    assert!(clash.contains("export e listens there") && clash.contains("--listen"), "{clash}");
+    let clash = daemon.refused("export create f --volume v --path @/e.sock");
+    assert!(clash.contains("export e listens there") && clash.contains("--path"), "{clash}");
+}
+
+#[test]
+fn a_file_outlives_the_daemon_and_is_deleted_with_the_export() {
+    if !rustix::process::geteuid().is_root() {
+        let daemon = with_volume();
+        let refused = daemon.refused("export create f --volume v --kind fuse --path @/f");
+        assert!(refused.contains("as root"), "{refused}");
+        return;
+    }
+    let mut daemon = with_volume();
+    let path = daemon.path("f");
+    daemon.ok("export create f --volume v --kind fuse --path @/f");
+    assert_eq!(path.metadata().unwrap().len(), BYTES);
+    let open = || File::options().read(true).write(true).open(&path).unwrap();
+    open().write_all_at(&[7; 8192], 4096).unwrap();
+    let export = daemon.json("export show f");
+    let way = export["way"].as_str().unwrap();
+    assert!(way == "/dev/fuse" || way.starts_with("io_uring"), "{way}");
+    let used = open();
+    used.sync_all().unwrap();
+    assert!(daemon.refused("export delete f").contains("--force"));
+    daemon.kill();
+    // Nobody waits for a daemon that is gone, and the next one mounts again.
+    assert!(used.read_at(&mut [0; 512], 0).is_err());
+    assert_eq!(
+        path.metadata().unwrap_err().raw_os_error(),
+        Some(rustix::io::Errno::NOTCONN.raw_os_error())
+    );
+    daemon.start_again();
+    let mut read = [0; 8192];
+    open().read_exact_at(&mut read, 4096).unwrap();
+    assert!(read == [7; 8192]);
+    drop(used);
+    daemon.stop();
+    assert!(!path.exists());
+    daemon.start_again();
+    let used = open();
+    daemon.ok("export delete f --force");
+    assert!(used.read_at(&mut [0; 512], 0).is_err());
+    assert!(!path.exists());
+}

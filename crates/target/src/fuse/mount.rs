@@ -1,0 +1,170 @@
+//! Where the file is: made, mounted over, and let go again, whatever was left there by a daemon
+//! that was killed.
+
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+
+/// Where the kernel shows its FUSE connections, once that is mounted.
+const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+const POSSIBLE_CPUS: &str = "/sys/devices/system/cpu/possible";
+/// What `/proc/mounts` says of it.
+const SOURCE: &str = "ashlar";
+const KIND: &str = "fuse.ashlar";
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MountError {
+    #[error("{0} exists, and is not an empty file; choose another path, or move it away")]
+    Occupied(PathBuf),
+    #[error("{path} cannot be made: {error}")]
+    File { path: PathBuf, error: io::Error },
+    #[error("/dev/fuse cannot be opened: {0}; run the daemon as root, and `modprobe fuse`")]
+    Device(io::Error),
+    #[error("{path} cannot be mounted: {error}; run the daemon as root")]
+    Mount { path: PathBuf, error: io::Error },
+}
+
+/// A mounted file. Dropping it lets go of the mount, and removes the file beneath it if it was
+/// made for this.
+pub(super) struct Mount {
+    path: PathBuf,
+    made: bool,
+    mounted: bool,
+}
+
+impl Mount {
+    /// Makes the file, if there is none, and mounts over it. What the kernel asks then comes by the
+    /// descriptor.
+    pub(super) fn new(path: &Path) -> Result<(Mount, OwnedFd), MountError> {
+        let made = make_place(path)?;
+        let mut its = Mount { path: path.to_owned(), made, mounted: false };
+        let device = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open("/dev/fuse")
+            .map_err(MountError::Device)?;
+        let options = format!(
+            "fd={},rootmode={:o},user_id={},group_id={},default_permissions\0",
+            device.as_raw_fd(),
+            libc::S_IFREG,
+            rustix::process::getuid().as_raw(),
+            rustix::process::getgid().as_raw(),
+        );
+        let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).ok();
+        let flags = MountFlags::NOSUID | MountFlags::NODEV;
+        mount(SOURCE, path, KIND, flags, options)
+            .map_err(|error| MountError::Mount { path: path.to_owned(), error: error.into() })?;
+        its.mounted = true;
+        Ok((its, device.into()))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let path = self.path.display();
+        if self.mounted && unmount(&self.path, UnmountFlags::empty()).is_err() {
+            // Somebody has it open still: its name goes now, and what is asked of it fails.
+            tracing::warn!(%path, "the file is still in use, and goes away");
+            let connection = std::fs::metadata(&self.path).map(|its| libc::minor(its.dev()));
+            if let Err(error) = unmount(&self.path, UnmountFlags::DETACH) {
+                tracing::error!(%path, %error, "the file cannot be unmounted");
+            }
+            match connection.and_then(abort) {
+                Ok(()) => {}
+                Err(error) => tracing::error!(%path, %error, "its users cannot be told"),
+            }
+        }
+        if self.made {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// True if the file was made.
+fn make_place(path: &Path) -> Result<bool, MountError> {
+    let of = |error| MountError::File { path: path.to_owned(), error };
+    let there = match std::fs::symlink_metadata(path) {
+        // A daemon that was killed has left its mount, and the file beneath it.
+        Err(error) if is_dead(&error) => {
+            unmount(path, UnmountFlags::DETACH).map_err(|error| of(error.into()))?;
+            let there = std::fs::symlink_metadata(path).map_err(of)?;
+            return check_place(path, &there).map(|()| true);
+        }
+        there => there,
+    };
+    match there {
+        Ok(there) => check_place(path, &there).map(|()| false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+            made.map(|_: File| true).map_err(of)
+        }
+        Err(error) => Err(of(error)),
+    }
+}
+
+fn is_dead(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ENOTCONN)
+}
+
+/// Nothing that somebody may want to see again is mounted over.
+fn check_place(path: &Path, there: &Metadata) -> Result<(), MountError> {
+    if there.is_file() && there.len() == 0 {
+        return Ok(());
+    }
+    Err(MountError::Occupied(path.to_owned()))
+}
+
+/// Ends a connection for all who use its files.
+fn abort(connection: u32) -> io::Result<()> {
+    let file = Path::new(CONNECTIONS).join(connection.to_string()).join("abort");
+    if !file.exists() {
+        mount("fusectl", CONNECTIONS, "fusectl", MountFlags::empty(), None)?;
+    }
+    std::fs::write(file, "1")
+}
+
+/// How many CPUs the machine may have: the kernel has a queue for each.
+pub(super) fn possible_cpus() -> usize {
+    let list = std::fs::read_to_string(POSSIBLE_CPUS).unwrap_or_default();
+    count_cpus(list.trim()).unwrap_or(1)
+}
+
+/// `0-3` or `0`: the highest, and one more.
+fn count_cpus(list: &str) -> Option<usize> {
+    let last = list.rsplit([',', '-']).next()?;
+    last.parse::<usize>().ok().map(|last| last + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_are_counted_by_the_last() {
+        assert_eq!(count_cpus("0"), Some(1));
+        assert_eq!(count_cpus("0-1"), Some(2));
+        assert_eq!(count_cpus("0-3,8-127"), Some(128));
+        assert_eq!(count_cpus(""), None);
+    }
+
+    #[test]
+    fn nothing_of_value_is_mounted_over() {
+        let scratch = tempfile::tempdir().unwrap();
+        let place = scratch.path().join("disk");
+        assert!(make_place(&place).unwrap());
+        // Now it is there, and empty.
+        assert!(!make_place(&place).unwrap());
+        std::fs::write(&place, "precious").unwrap();
+        assert!(matches!(make_place(&place), Err(MountError::Occupied(_))));
+        assert!(matches!(make_place(scratch.path()), Err(MountError::Occupied(_))));
+        let link = scratch.path().join("link");
+        std::os::unix::fs::symlink("disk", &link).unwrap();
+        assert!(matches!(make_place(&link), Err(MountError::Occupied(_))));
+        assert!(make_place(&scratch.path().join("no/such")).is_err());
+    }
+}

@@ -1,0 +1,304 @@
+//! Goal: a volume is a regular file, for every way in which programs use one, by each way in which
+//! the kernel asks for it; and a file that is gone keeps nobody waiting.
+//! Method: an array on RAM drives on a real reactor, the file of it mounted, and system calls, a
+//! loop device and fio on it. It takes root: others are told so, and nothing is tested.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+#![allow(dead_code, reason = "parts of the neighbouring test")]
+
+#[path = "../export/rig.rs"]
+mod rig;
+
+use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use ashlar_format::array_superblock::Level;
+use ashlar_reactor::prng::Prng;
+use ashlar_target::export::{Export, ExportStatus};
+use ashlar_target::fuse::{FuseExport, FuseSpec};
+use ashlar_target::limits::{RateLimits, Rates};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+
+use crate::rig::Rig;
+
+const DATA: u64 = 32 << 20;
+
+/// In a place of its own, which is removed last.
+struct Served {
+    export: Option<FuseExport>,
+    place: tempfile::TempDir,
+}
+
+impl Served {
+    fn new(rig: &Rig, may_ring: bool) -> Served {
+        let place = tempfile::tempdir().unwrap();
+        let export = start(rig, &place.path().join("disk"), may_ring).unwrap();
+        Served { export: Some(export), place }
+    }
+
+    fn path(&self) -> std::path::PathBuf {
+        self.place.path().join("disk")
+    }
+
+    fn open(&self) -> File {
+        self.open_with(0)
+    }
+
+    fn open_with(&self, flags: i32) -> File {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).custom_flags(flags).open(self.path()).unwrap()
+    }
+
+    fn status(&self) -> ExportStatus {
+        self.export.as_ref().unwrap().status().unwrap()
+    }
+}
+
+fn start(rig: &Rig, path: &Path, may_ring: bool) -> Result<FuseExport, String> {
+    let limits = RateLimits::new(Rates::default());
+    let spec = FuseSpec { name: "disk".into(), path: path.to_owned(), may_ring, limits };
+    FuseExport::start(rig.parts(), spec).map_err(|error| error.to_string())
+}
+
+/// Each way that this kernel has, and this user.
+fn ways() -> Vec<bool> {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("mounting takes root");
+        return Vec::new();
+    }
+    let enabled = "/sys/module/fuse/parameters/enable_uring";
+    let has_rings = std::fs::read_to_string(enabled).is_ok_and(|its| its.starts_with('Y'));
+    if !has_rings {
+        eprintln!("without io_uring: {enabled} does not say Y");
+    }
+    if has_rings { vec![true, false] } else { vec![false] }
+}
+
+fn run(tool: &str, arguments: &[&str]) -> String {
+    let output = Command::new("timeout").arg("60").arg(tool).args(arguments).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let trouble = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{tool} {arguments:?}: {text}{trouble}");
+    text.trim().to_owned()
+}
+
+#[test]
+fn the_way_is_the_one_that_the_kernel_has() {
+    let rig = Rig::new(Level::Raid1, 2, DATA);
+    for may_ring in ways() {
+        let served = Served::new(&rig, may_ring);
+        let way = served.status().way.unwrap();
+        assert_eq!(way.starts_with("io_uring"), may_ring, "{way}");
+        assert_eq!(way == "/dev/fuse", !may_ring, "{way}");
+    }
+}
+
+/// Any ranges, of sectors and not, against a copy in memory.
+#[test]
+fn what_is_written_is_read_at_any_byte() {
+    let rig = Rig::new(Level::Raid5, 4, DATA);
+    for may_ring in ways() {
+        let served = Served::new(&rig, may_ring);
+        let file = served.open();
+        let mut copy = vec![0; 4 << 20];
+        file.read_exact_at(&mut copy, 0).unwrap();
+        let mut prng = Prng::from_seed(7);
+        for round in 0..400u64 {
+            let unit = [1, 512, 4096][prng.index(3)];
+            let longest = [100, 5000, 1 << 20][prng.index(3)];
+            let at = prng.index(copy.len() / unit) * unit;
+            let len = (1 + prng.index(longest)).next_multiple_of(unit).min(copy.len() - at);
+            match prng.index(4) {
+                0 => {
+                    let mode = [FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE];
+                    let mode = mode[prng.index(2)] | FallocateFlags::KEEP_SIZE;
+                    fallocate(&file, mode, at as u64, len as u64).unwrap();
+                    copy[at..at + len].fill(0);
+                }
+                1 => {
+                    let mut read = vec![0; len];
+                    file.read_exact_at(&mut read, at as u64).unwrap();
+                    assert!(read == copy[at..at + len], "round {round}: {len} at {at}");
+                }
+                _ => {
+                    let data: Vec<u8> = (0..len).map(|_| prng.index(256) as u8).collect();
+                    file.write_all_at(&data, at as u64).unwrap();
+                    copy[at..at + len].copy_from_slice(&data);
+                }
+            }
+        }
+        let mut read = vec![0; copy.len()];
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert!(read == copy);
+        assert_eq!(served.status().counters.errors, 0);
+    }
+}
+
+/// Each writes bytes of its own in sectors that all share.
+#[test]
+fn writes_of_less_than_a_sector_do_not_lose_each_other() {
+    const THREADS: usize = 4;
+    let rig = Rig::new(Level::Raid5, 4, DATA);
+    for may_ring in ways() {
+        let served = Served::new(&rig, may_ring);
+        std::thread::scope(|scope| {
+            for thread in 0..THREADS {
+                let file = served.open();
+                scope.spawn(move || {
+                    for at in (0..8192).filter(|at| at % THREADS == thread) {
+                        file.write_all_at(&[thread as u8 + 1], at as u64).unwrap();
+                    }
+                });
+            }
+        });
+        let mut read = vec![0; 8192];
+        served.open().read_exact_at(&mut read, 0).unwrap();
+        assert!(read.iter().enumerate().all(|(at, byte)| usize::from(*byte) == at % THREADS + 1));
+        served.open().write_all_at(&[0; 8192], 0).unwrap();
+    }
+}
+
+#[test]
+fn the_file_has_the_size_of_the_volume_and_keeps_it() {
+    let rig = Rig::new(Level::Raid1, 2, DATA);
+    let mut bytes = DATA;
+    for may_ring in ways() {
+        let served = Served::new(&rig, may_ring);
+        let file = served.open();
+        let about = file.metadata().unwrap();
+        assert_eq!((about.len(), about.blocks() * 512, about.mode()), (bytes, bytes, 0o100_600));
+        assert!(file.set_len(4096).is_err());
+        assert_eq!(file.write_at(&[1; 8192], bytes - 4096).unwrap(), 4096);
+        let full = file.write_at(&[1; 512], bytes).unwrap_err();
+        assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
+        assert_eq!(file.read_at(&mut [0; 8192], bytes - 512).unwrap(), 512);
+        assert_eq!(file.read_at(&mut [0; 512], bytes).unwrap(), 0);
+        assert!(fallocate(&file, FallocateFlags::empty(), 0, bytes).is_ok());
+        assert!(fallocate(&file, FallocateFlags::empty(), 0, bytes + 1).is_err());
+        assert_eq!(seek(&file, SeekFrom::Data(4096)).unwrap(), 4096);
+        assert_eq!(seek(&file, SeekFrom::Hole(4096)).unwrap(), bytes);
+        bytes += 1 << 20;
+        rig.resize(bytes);
+        let grown = || served.path().metadata().unwrap().len() == bytes;
+        assert!((0..500).any(|_| {
+            std::thread::park_timeout(Duration::from_millis(10));
+            grown()
+        }));
+        assert_eq!(file.write_at(&[2; 512], bytes - 512).unwrap(), 512);
+    }
+}
+
+#[test]
+fn fsync_reaches_the_drives() {
+    const ROUNDS: u64 = 100;
+    let rig = Rig::new(Level::Raid5, 4, DATA);
+    for may_ring in ways() {
+        let served = Served::new(&rig, may_ring);
+        for (flags, syncs) in [(0, true), (libc::O_DSYNC, false)] {
+            let file = served.open_with(flags);
+            let before: u64 = rig.flushes().iter().sum();
+            for round in 0..ROUNDS {
+                file.write_all_at(&[1; 4096], round * 4096).unwrap();
+                if syncs {
+                    file.sync_data().unwrap();
+                }
+            }
+            let flushes = rig.flushes().iter().sum::<u64>() - before;
+            assert!(flushes >= 2 * ROUNDS, "{flushes} with flags {flags:#o}");
+        }
+    }
+}
+
+/// The ways of a file system: a loop device, which takes direct I/O, and what it passes on.
+#[test]
+fn a_loop_device_is_on_it_and_grows_with_it() {
+    let rig = Rig::new(Level::Raid5, 4, DATA);
+    for may_ring in ways() {
+        let served = Served::new(&rig, may_ring);
+        let path = served.path();
+        let arguments = ["--direct-io=on", "--show", "--find", path.to_str().unwrap()];
+        let device = run("losetup", &arguments);
+        let detach = Detach(device.clone());
+        let facts = ["--list", "--noheadings", "--output", "DIO", &device];
+        assert_eq!(run("losetup", &facts), "1");
+        assert!(served.status().connected);
+        run("mkfs.ext4", &["-q", "-F", &device]);
+        run("e2fsck", &["-f", "-n", &device]);
+        run("blkdiscard", &["--force", "--offset", "0", "--length", "8M", &device]);
+        let counters = served.status().counters;
+        assert!(counters.flushes > 0 && counters.discards > 0, "{counters:?}");
+        let filename = format!("--filename={device}");
+        let verify =
+            ["--verify_state_save=0", "--verify=crc32c", "--verify_fatal=1", "--randseed=1"];
+        let load = ["--rw=randwrite", "--bsrange=512-64k", "--size=16M", "--iodepth=32"];
+        let how = ["--name=verify", "--ioengine=io_uring", "--direct=1", "--fsync=32", &filename];
+        run("fio", &[&how[..], &load, &verify].concat());
+        rig.resize(DATA + (2 << 20));
+        run("losetup", &["--set-capacity", &device]);
+        drop(detach);
+        let free = || !served.status().connected;
+        assert!((0..500).any(|_| {
+            std::thread::park_timeout(Duration::from_millis(10));
+            free()
+        }));
+    }
+}
+
+struct Detach(String);
+
+impl Drop for Detach {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[test]
+fn an_export_that_ends_takes_the_file_away_from_its_users() {
+    let rig = Rig::new(Level::Raid1, 2, DATA);
+    for may_ring in ways() {
+        let mut served = Served::new(&rig, may_ring);
+        let file = served.open();
+        file.write_all_at(&[1; 4096], 0).unwrap();
+        assert!(served.status().connected);
+        drop(served.export.take());
+        assert!(file.read_at(&mut [0; 512], 0).is_err());
+        assert!(!served.path().exists());
+        // Nobody's: it stays.
+        std::fs::write(served.path(), "").unwrap();
+        served.export = Some(start(&rig, &served.path(), may_ring).unwrap());
+        let mut read = [0; 4096];
+        served.open().read_exact_at(&mut read, 0).unwrap();
+        assert!(read == [1; 4096]);
+        drop(served.export.take());
+        assert_eq!(served.path().metadata().unwrap().len(), 0);
+        std::fs::write(served.path(), "precious").unwrap();
+        let refused = start(&rig, &served.path(), may_ring).err().unwrap();
+        assert!(refused.contains("not an empty file"), "{refused}");
+    }
+}
+
+/// As a daemon leaves it that was killed: a mount that nobody serves.
+#[test]
+fn a_dead_mount_is_replaced() {
+    use rustix::mount::{MountFlags, mount};
+    if ways().is_empty() {
+        return;
+    }
+    let rig = Rig::new(Level::Raid1, 2, DATA);
+    let mut served = Served::new(&rig, true);
+    drop(served.export.take());
+    std::fs::write(served.path(), "").unwrap();
+    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").unwrap();
+    let options = format!("fd={},rootmode=100000,user_id=0,group_id=0\0", device.as_raw_fd());
+    let options = std::ffi::CStr::from_bytes_with_nul(options.as_bytes()).unwrap();
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    mount("ashlar", served.path(), "fuse.ashlar", flags, Some(options)).unwrap();
+    drop(device);
+    let dead = served.path().metadata().unwrap_err();
+    assert_eq!(dead.raw_os_error(), Some(libc::ENOTCONN));
+    served.export = Some(start(&rig, &served.path(), true).unwrap());
+    assert_eq!(served.path().metadata().unwrap().len(), DATA);
+}
