@@ -112,7 +112,6 @@ class NvmeTcp(unittest.TestCase):
             self.assertIn(SUBSYSTEM, its.nvme("list-subsys"))
             for page in ["smart-log", "error-log", "fw-log", "effects-log", "list-ns"]:
                 its.nvme(f"{page} {disk}")
-            its.nvme(f"show-regs {disk.rpartition('n')[0]}")
             for feature in ["0x06", "0x07", "0x0b", "0x0f"]:
                 its.nvme(f"get-feature {disk} -f {feature}")
             vm.check(WRITE_AND_VERIFY.format(disk=disk, size=24), SECONDS_MAX)

@@ -4,6 +4,7 @@
 //!
 //! `nvme_tcp_io ADDRESS:PORT NQN CPU DEPTH SECONDS read|write [MIB]`
 #![allow(clippy::unwrap_used, clippy::disallowed_methods, reason = "a tool of tests")]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers")]
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;

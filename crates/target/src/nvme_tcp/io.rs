@@ -7,7 +7,8 @@ use std::rc::Rc;
 use ashlar_format::units::to_usize;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::nvme::command::{
-    Command, DATASET_DEALLOCATE, DATASET_RANGE_BYTES, FORCE_UNIT_ACCESS, Nvm, Sgl, Status,
+    Command, DATASET_DEALLOCATE, DATASET_RANGE_BYTES, DATASET_RANGES_MAX, FORCE_UNIT_ACCESS, Nvm,
+    Sgl, Status,
 };
 
 use crate::nvme_tcp::connection::{Capsule, Claim, Connection, Reply};
@@ -96,11 +97,10 @@ async fn perform(
             done(namespace)
         }
         Nvm::DatasetManagement => {
-            let count = u64::from(command.dwords[10] & 0xff) + 1;
-            let bytes = count * DATASET_RANGE_BYTES as u64;
-            let given = given(connection, command, capsule, bytes).await?;
+            let (used, sent) = ranges_bytes(command)?;
+            let given = given(connection, command, capsule, sent).await?;
             let namespace = find(connection, command)?;
-            deallocate(command, namespace, &given.data).await
+            deallocate(command, namespace, &given.data.slice(0..used)).await
         }
     }
 }
@@ -270,6 +270,20 @@ async fn deallocate(
     done(namespace)
 }
 
+/// How many bytes of ranges there are, and how many come: hosts may send room for all that there
+/// can be, and Linux does.
+fn ranges_bytes(command: &Command) -> Result<(usize, u64), Status> {
+    let [count, _, _, _] = command.dwords[10].to_le_bytes();
+    let used = (usize::from(count) + 1) * DATASET_RANGE_BYTES;
+    let sent = match command.sgl().ok_or(Status::SGL_TYPE.for_good())? {
+        Sgl::Transport { bytes } | Sgl::InCapsule { bytes, .. } => bytes as usize,
+    };
+    if !(used..=DATASET_RANGE_BYTES * DATASET_RANGES_MAX).contains(&sent) {
+        return Err(Status::SGL_LENGTH.for_good());
+    }
+    Ok((used, sent as u64))
+}
+
 /// First block and count (figure 45: attributes, length, start).
 fn range_of(range: &[u8; DATASET_RANGE_BYTES]) -> (u64, u32) {
     let [_, _, _, _, a, b, c, d, start @ ..] = *range;
@@ -300,6 +314,17 @@ mod tests {
         let read = read.with_sgl(Sgl::Transport { bytes: 4096 });
         assert_eq!(check_length(&read, 4096), Ok(()));
         assert_eq!(check_length(&read, 4608), Err(Status::SGL_LENGTH.for_good()));
+    }
+
+    #[test]
+    fn ranges_may_come_with_room_for_more() {
+        let sized =
+            |bytes| ranges_bytes(&Command::deallocate(1, 2).with_sgl(Sgl::Transport { bytes }));
+        assert_eq!(sized(32), Ok((32, 32)));
+        assert_eq!(sized(4096), Ok((32, 4096)));
+        for bytes in [0, 31, 4097] {
+            assert_eq!(sized(bytes), Err(Status::SGL_LENGTH.for_good()), "{bytes}");
+        }
     }
 
     #[test]
