@@ -41,7 +41,8 @@ UNUSED = [
     "usr/lib/postgresql/15/lib/bitcode", "var/lib/apt", "var/cache/apt",
     "lib/modules/*/kernel/sound",
 ]  # fmt: skip
-DRIVERS_KEPT = {"block", "char", "iommu", "md", "nvme", "scsi", "vfio", "vhost", "virtio"}
+DRIVERS_KEPT = {"block", "char", "iommu", "md", "net", "nvme", "scsi", "vfio", "vhost", "virtio"}
+NETWORK_DRIVERS_KEPT = {"net_failover.ko", "virtio_net.ko"}
 MODULES_AT_BOOT = ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4"]
 
 BUILD_SECONDS_MAX = 900
@@ -192,6 +193,11 @@ def prune(files: Path) -> None:
     for driver in files.glob("lib/modules/*/kernel/drivers/*"):
         if driver.name not in DRIVERS_KEPT:
             shutil.rmtree(driver)
+    for driver in files.glob("lib/modules/*/kernel/drivers/net/*"):
+        if driver.is_dir():
+            shutil.rmtree(driver)
+        elif driver.name not in NETWORK_DRIVERS_KEPT:
+            driver.unlink()
 
 
 # Kernel and initramfs

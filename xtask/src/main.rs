@@ -1,8 +1,9 @@
 //! Developer commands: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask sim`,
-//! `cargo xtask powercut`, `cargo xtask bench`.
+//! `cargo xtask fuzz`, `cargo xtask powercut`, `cargo xtask bench`.
 
 mod bench;
 mod ci;
+mod fuzz;
 mod powercut;
 mod sim;
 mod tidy;
@@ -30,6 +31,15 @@ enum Command {
         /// Passed on to `ashlar-sim`
         arguments: Vec<String>,
     },
+    /// Hostile clients of every front end, beside one that verifies what it reads
+    Fuzz {
+        /// For how long
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+        /// What an earlier run has printed, to repeat it
+        #[arg(long)]
+        seed: Option<u64>,
+    },
     /// Builds two commits and measures them in turns: REV_A REV_B -- OPTIONS of `bench engine`
     Bench {
         /// A commit, a branch or a tag
@@ -53,6 +63,7 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(),
         Command::Tidy => tidy::run(),
         Command::Sim { arguments } => sim::run(&arguments),
+        Command::Fuzz { seconds, seed } => fuzz::run(seconds, seed),
         Command::Bench { rev_a, rev_b, arguments } => bench::run([&rev_a, &rev_b], &arguments),
         Command::Powercut { arguments } => powercut::run(&arguments),
     }

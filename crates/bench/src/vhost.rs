@@ -12,6 +12,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
 use ashlar_target::export::Part;
+use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
 use crate::client::{Client, RingKind, Wish};
@@ -229,6 +230,7 @@ impl BackEnd {
             socket: socket.clone(),
             queues_max: spec.queues,
             serial: "bench".into(),
+            limits: RateLimits::new(Rates::default()),
         };
         let export = VhostExport::start(parts, export)?;
         let _directory = directory;

@@ -16,6 +16,7 @@ use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::api::drive::DriveSource;
+use crate::api::export::ExportLimits;
 use crate::front::Front;
 use crate::refusal::{Answer, Refusal};
 
@@ -80,6 +81,8 @@ pub struct KnownExport {
     /// CPUs that an operator has chosen for its queues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<Vec<usize>>,
+    #[serde(default)]
+    pub limits: ExportLimits,
 }
 
 /// Older ones have a consent, as drives have.
@@ -280,6 +283,7 @@ mod tests {
             volume_uuid: Some(array),
             front: Front::VhostUserBlk { socket, queues: 4 },
             cores: None,
+            limits: ExportLimits { read_iops: Some(1000), ..ExportLimits::default() },
         };
         catalog.exports.insert("vm1".into(), export);
         catalog
@@ -353,10 +357,13 @@ mod tests {
         older["version"] = 4.into();
         let export = older["exports"]["vm1"].as_object_mut().unwrap();
         export.remove("front");
+        export.remove("limits");
         export.insert("socket".to_owned(), "/run/ashlar/export/vm1.sock".into());
         export.insert("queues".to_owned(), 4.into());
         std::fs::write(scratch.path().join(FILE), older.to_string()).unwrap();
-        assert_eq!(directory.load(), Ok(filled()));
+        let mut kept = filled();
+        kept.exports.get_mut("vm1").unwrap().limits = ExportLimits::default();
+        assert_eq!(directory.load(), Ok(kept));
     }
 
     #[test]

@@ -281,11 +281,13 @@ mod tests {
             serial: None,
             state: crate::api::export::ExportState::Connected,
             error: None,
+            limits: Default::default(),
             queues_active: 1,
             parts: Vec::new(),
             counters: crate::api::export::ExportCounters { errors: 5, ..Default::default() },
             traffic: Some(traffic),
             qemu: None,
+            libvirt: None,
             nvme: None,
         };
         let counters = CoreCounters { busy_ns: 2_500_000_000, turns: 7, ..CoreCounters::default() };

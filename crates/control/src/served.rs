@@ -2,13 +2,15 @@
 //! run beside the control plane's own thread.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use ashlar_reactor::mailbox::Sender;
 use ashlar_target::export::{Export, ExportError, Part};
+use ashlar_target::limits::{Rate, RateLimits, Rates};
 use ashlar_target::nvme_tcp::{self, NvmeTcpExport, Ports};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
-use crate::api::export::ExportCounters;
+use crate::api::export::{ExportCounters, ExportLimits};
 use crate::api::traffic::Traffic;
 use crate::engine::look;
 use crate::front::Front;
@@ -31,6 +33,7 @@ pub struct ServedStatus {
 #[derive(Clone)]
 pub struct Served {
     cores: Vec<Sender>,
+    limits: Arc<RateLimits>,
     /// `None` once it was stopped.
     export: Arc<Mutex<Owned>>,
 }
@@ -51,14 +54,21 @@ impl Served {
     pub async fn start(
         front: Front,
         label: Label,
+        limits: ExportLimits,
         parts: Vec<Part>,
         ports: &Ports,
     ) -> Answer<Served> {
         let cores = parts.iter().map(|part| part.core.clone()).collect();
-        let ports = ports.clone();
-        let started = beside(move || start(front, label, parts, &ports)).await?;
+        let (limits, ports) = (RateLimits::new(rates(limits)), ports.clone());
+        let its = limits.clone();
+        let started = beside(move || start(front, label, its, parts, &ports)).await?;
         let export = started.map_err(refusal)?;
-        Ok(Served { cores, export: Arc::new(Mutex::new(Some(export))) })
+        Ok(Served { cores, limits, export: Arc::new(Mutex::new(Some(export))) })
+    }
+
+    /// Holds at once, also for what waits.
+    pub fn limit(&self, limits: ExportLimits) {
+        self.limits.set(rates(limits));
     }
 
     /// Refused if it was stopped meanwhile, or a reactor does not answer.
@@ -78,6 +88,12 @@ impl Served {
         beside(move || lock(&export).iter().for_each(|export| export.resized())).await
     }
 
+    /// Writes up to so many bytes are atomic from now on.
+    pub async fn set_atomic_bytes(&self, bytes: u32) -> Answer<()> {
+        let export = self.export.clone();
+        beside(move || lock(&export).iter().for_each(|export| export.set_atomic_bytes(bytes))).await
+    }
+
     /// Finishes what is under way and closes the socket.
     pub async fn stop(&self) {
         let export = lock(&self.export).take();
@@ -91,6 +107,7 @@ impl Served {
 fn start(
     front: Front,
     label: Label,
+    limits: Arc<RateLimits>,
     parts: Vec<Part>,
     ports: &Ports,
 ) -> Result<Box<dyn Export>, ExportError> {
@@ -105,13 +122,24 @@ fn start(
                 hosts,
                 queues_max: queues,
                 atomic_bytes,
+                limits,
             };
             Ok(Box::new(NvmeTcpExport::start(ports, parts, spec)?))
         }
         Front::VhostUserBlk { socket, queues } => {
-            let spec = ExportSpec { name, socket, queues_max: queues, serial };
+            let spec = ExportSpec { name, socket, queues_max: queues, serial, limits };
             Ok(Box::new(VhostExport::start(parts, spec)?))
         }
+    }
+}
+
+fn rates(limits: ExportLimits) -> Rates {
+    let rate =
+        |requests_per_second, bytes_per_second| Rate { requests_per_second, bytes_per_second };
+    Rates {
+        read: rate(limits.read_iops, limits.read_bytes_per_second),
+        write: rate(limits.write_iops, limits.write_bytes_per_second),
+        burst: Duration::from_secs(limits.burst_s.into()),
     }
 }
 
@@ -136,6 +164,7 @@ fn status(export: &dyn Export) -> Option<ServedStatus> {
             flushes: counters.flushes,
             discards: counters.discards,
             errors: counters.errors,
+            limited: counters.limited,
         },
         traffic: traffic(&status.traffic),
         last_error: status.last_error,

@@ -17,7 +17,7 @@ use crate::api::array::{
     Array, ArrayCreate, ArrayGrow, ArrayGrown, ArrayReplace, ArrayScrub, RebuildStarted, ScanResult,
 };
 use crate::api::drive::{Drive, DriveAttach};
-use crate::api::export::{Export, ExportCreate};
+use crate::api::export::{Export, ExportCreate, LimitsChange};
 use crate::api::settings::SettingsChange;
 use crate::api::spare::{Spare, SpareAdd};
 use crate::api::status::Status;
@@ -81,6 +81,7 @@ fn documented() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(resize_volume))
         .routes(routes!(list_exports, create_export))
         .routes(routes!(show_export, delete_export))
+        .routes(routes!(set_export))
 }
 
 impl IntoResponse for Refusal {
@@ -420,6 +421,18 @@ async fn create_export(
 
 /// Withdraw an export
 ///
+/// Limit how fast an export may go
+#[utoipa::path(post, path = "/v1/exports/{name}/set", tag = "exports",
+    params(("name" = String, Path)), request_body = LimitsChange,
+    responses((status = 200, body = Export), (status = "default", body = ErrorBody)))]
+async fn set_export(
+    State(host): State<Arc<Host>>,
+    Path(name): Path<String>,
+    Body(request): Body<LimitsChange>,
+) -> Reply<Export> {
+    finish(async move { host.set_export(&name, request).await }).await
+}
+
 /// Refused without `force` while a guest is connected.
 #[utoipa::path(delete, path = "/v1/exports/{name}", tag = "exports",
     params(("name" = String, Path), Force),

@@ -8,6 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::iter::Sum;
 use std::ops::Add;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use ashlar_format::units::to_usize;
 use ashlar_pool::volume::Volume;
@@ -18,6 +19,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::traffic::{self, Kind, Traffic};
 
 use crate::budget::Budget;
+use crate::limits::{RateLimits, Throttle};
 use crate::request::{Answer, Operation, Request, Status};
 
 /// Most reactors that serve one export.
@@ -49,6 +51,8 @@ pub struct Counters {
     pub discards: u64,
     /// Answered with an error.
     pub errors: u64,
+    /// Had to wait because of a limit.
+    pub limited: u64,
 }
 
 impl Sum for Counters {
@@ -69,6 +73,7 @@ impl Add for Counters {
             flushes: self.flushes + other.flushes,
             discards: self.discards + other.discards,
             errors: self.errors + other.errors,
+            limited: self.limited + other.limited,
         }
     }
 }
@@ -89,6 +94,7 @@ pub(crate) struct Disk {
     volume: Rc<Volume>,
     serial: [u8; SERIAL_BYTES],
     write_through: Cell<bool>,
+    throttle: Throttle,
     budget: Budget,
     counters: Cell<Counters>,
     traffic: Traffic,
@@ -105,6 +111,7 @@ impl Disk {
         volume: Rc<Volume>,
         serial: [u8; SERIAL_BYTES],
         parts: u16,
+        limits: Arc<RateLimits>,
     ) -> Disk {
         Disk {
             reactor: reactor.clone(),
@@ -112,6 +119,7 @@ impl Disk {
             volume,
             serial,
             write_through: Cell::new(false),
+            throttle: Throttle::new(reactor, limits),
             budget: Budget::new(reactor, BYTES_IN_FLIGHT_MAX / u64::from(parts)),
             counters: Cell::default(),
             traffic: Traffic::default(),
@@ -134,7 +142,11 @@ impl Disk {
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        self.counters.get()
+        Counters { limited: self.throttle.waited(), ..self.counters.get() }
+    }
+
+    pub(crate) fn throttle(&self) -> &Throttle {
+        &self.throttle
     }
 
     pub(crate) fn traffic(&self) -> traffic::Report {
@@ -173,6 +185,7 @@ impl Disk {
         let Request { operation, permit } = request;
         let _passage = self.traffic.enter();
         let (began, asked) = (self.reactor.turn_time(), asked(&operation));
+        self.throttle.admit(&operation).await;
         let (status, bytes) = match self.perform(operation).await {
             Ok((status, bytes)) => (status, bytes),
             Err(error) => {

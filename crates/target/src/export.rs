@@ -68,4 +68,8 @@ pub trait Export: Send {
 
     /// The volume has grown: initiators are told, where they listen for that.
     fn resized(&self);
+
+    /// From now on writes up to so many bytes are there as a whole after a power cut, or not at
+    /// all. Most protocols have no word for that.
+    fn set_atomic_bytes(&self, _bytes: u32) {}
 }

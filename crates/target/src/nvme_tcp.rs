@@ -20,6 +20,7 @@
 mod page;
 mod inbox;
 mod transfers;
+mod received;
 mod outbox;
 mod identify;
 mod log_page;
@@ -49,6 +50,7 @@ pub use crate::nvme_tcp::port::{CONNECTIONS_MAX, SUBSYSTEMS_MAX, check_nqn};
 
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
 use crate::export::{Export, ExportError, ExportStatus, Part};
+use crate::limits::RateLimits;
 use crate::line::{self, Line, Lines};
 use crate::nvme_tcp::branch::{Branch, PartStatus};
 use crate::nvme_tcp::namespace::{Namespace, Tally};
@@ -75,6 +77,7 @@ pub struct ExportSpec {
     pub queues_max: u16,
     /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
     pub atomic_bytes: u32,
+    pub limits: Arc<RateLimits>,
 }
 
 /// All ports of this process.
@@ -161,6 +164,14 @@ impl Export for NvmeTcpExport {
             tracing::warn!(export, "a reactor does not say how large its volume is");
         }
     }
+
+    fn set_atomic_bytes(&self, bytes: u32) {
+        let id = self.namespace;
+        if self.lines.ask_all(move |branch| branch.set_atomic_bytes(id, bytes)).is_err() {
+            let export = &self.spec.name;
+            tracing::warn!(export, "a reactor does not hear how large atomic writes are");
+        }
+    }
 }
 
 impl Drop for NvmeTcpExport {
@@ -212,8 +223,8 @@ fn check(spec: &ExportSpec, parts: usize) -> Result<(), ExportError> {
     if spec.subsystem == DISCOVERY_NQN {
         return refuse(format!("{DISCOVERY_NQN} is the discovery service; choose another name"));
     }
-    let names = std::iter::once(&spec.subsystem).chain(&spec.hosts);
-    match names.filter_map(|name| check_nqn(name)).next() {
+    let mut names = std::iter::once(&spec.subsystem).chain(&spec.hosts);
+    match names.find_map(|name| check_nqn(name)) {
         Some(why) => refuse(why),
         None => Ok(()),
     }
@@ -368,12 +379,13 @@ impl AddNamespace {
     /// False: its reactor has stopped, or has no volume.
     fn to(self, line: &Line<Branch>, part: Part, spec: &ExportSpec) -> bool {
         let AddNamespace { id, part: index, parts, tally } = self;
-        let (name, hosts, atomic_bytes) =
-            (spec.name.clone(), spec.hosts.clone(), spec.atomic_bytes);
+        let (name, hosts, limits) = (spec.name.clone(), spec.hosts.clone(), spec.limits.clone());
+        let atomic_bytes = spec.atomic_bytes;
         let key = part.volume;
         let added = line.ask(move |branch| {
             let Some(volume) = branch.reactor().get(key) else { return false };
-            let disk = Disk::new(branch.reactor(), name, volume, [0; SERIAL_BYTES], parts);
+            let serial = [0; SERIAL_BYTES];
+            let disk = Disk::new(branch.reactor(), name, volume, serial, parts, limits);
             branch.add(Namespace::new(id, disk, atomic_bytes, hosts, (tally, index)));
             true
         });

@@ -37,6 +37,7 @@ use ashlar_reactor::registry::Key;
 
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
 use crate::export::{Export, ExportError, ExportStatus, Part};
+use crate::limits::RateLimits;
 use crate::line::{Line, Lines};
 use crate::vhost::device::Device;
 use crate::vhost::memory::Graveyard;
@@ -54,6 +55,7 @@ pub struct ExportSpec {
     pub queues_max: u16,
     /// What the guest sees as the disk's serial number; at most 20 bytes.
     pub serial: String,
+    pub limits: Arc<RateLimits>,
 }
 
 /// One volume on one socket, which goes with it.
@@ -180,10 +182,10 @@ fn start_part(
     graveyard: Graveyard,
 ) -> Option<Line<Device>> {
     let Part { core, volume } = part;
-    let (name, queues_max) = (spec.name.clone(), spec.queues_max);
+    let (name, queues_max, limits) = (spec.name.clone(), spec.queues_max, spec.limits.clone());
     let key = crate::line::ask(&core, move |reactor, reply: mpsc::Sender<Key<Device>>| {
         if let Some(volume) = reactor.get(volume) {
-            let disk = Disk::new(reactor, name, volume, serial, parts);
+            let disk = Disk::new(reactor, name, volume, serial, parts, limits);
             let _ = reply.send(reactor.publish(Device::new(disk, queues_max, graveyard)));
         }
     });

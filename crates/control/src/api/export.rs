@@ -54,6 +54,75 @@ pub struct ExportCreate {
     /// CPUs of the reactors that serve its queues, in turn. Left out: those near that of its array.
     #[serde(default)]
     pub cores: Option<Vec<usize>>,
+    /// Left out: none.
+    #[serde(default)]
+    pub limits: LimitsChange,
+}
+
+/// How fast it may go. What is left out stays as it is, which is without a limit for a new export;
+/// 0 lifts a limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LimitsChange {
+    #[serde(default)]
+    pub read_iops: Option<u64>,
+    /// Of writes, discards and write-zeroes.
+    #[serde(default)]
+    pub write_iops: Option<u64>,
+    #[serde(default)]
+    pub read_bytes_per_second: Option<u64>,
+    #[serde(default)]
+    pub write_bytes_per_second: Option<u64>,
+    /// Seconds for which unused allowance is saved up: 0 to 3600. Usual: 1.
+    #[serde(default)]
+    pub burst_s: Option<u32>,
+}
+
+/// How fast it may go; `null`: without a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ExportLimits {
+    pub read_iops: Option<u64>,
+    pub write_iops: Option<u64>,
+    pub read_bytes_per_second: Option<u64>,
+    pub write_bytes_per_second: Option<u64>,
+    pub burst_s: u32,
+}
+
+impl Default for ExportLimits {
+    fn default() -> ExportLimits {
+        let none = None;
+        ExportLimits {
+            read_iops: none,
+            write_iops: none,
+            read_bytes_per_second: none,
+            write_bytes_per_second: none,
+            burst_s: 1,
+        }
+    }
+}
+
+impl ExportLimits {
+    #[must_use]
+    pub fn changed(self, change: LimitsChange) -> ExportLimits {
+        let changed = |is: Option<u64>, wanted: Option<u64>| match wanted {
+            None => is,
+            Some(0) => None,
+            Some(limit) => Some(limit),
+        };
+        ExportLimits {
+            read_iops: changed(self.read_iops, change.read_iops),
+            write_iops: changed(self.write_iops, change.write_iops),
+            read_bytes_per_second: changed(
+                self.read_bytes_per_second,
+                change.read_bytes_per_second,
+            ),
+            write_bytes_per_second: changed(
+                self.write_bytes_per_second,
+                change.write_bytes_per_second,
+            ),
+            burst_s: change.burst_s.unwrap_or(self.burst_s),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -77,6 +146,9 @@ pub struct ExportCounters {
     pub flushes: u64,
     pub discards: u64,
     pub errors: u64,
+    /// Had to wait because of a limit.
+    #[serde(default)]
+    pub limited: u64,
 }
 
 /// A reactor that serves queues of an export.
@@ -120,6 +192,7 @@ pub struct Export {
     /// Why it is down, or what last went wrong with its guest.
     #[serde(default)]
     pub error: Option<String>,
+    pub limits: ExportLimits,
     pub queues_active: u16,
     /// That of its array first; none while it is down.
     #[serde(default)]
@@ -131,6 +204,9 @@ pub struct Export {
     pub traffic: Option<Traffic>,
     /// Options for QEMU that give the volume to a guest, where there are any.
     pub qemu: Option<String>,
+    /// Elements of libvirt's description of a guest that give it the volume.
+    #[serde(default)]
+    pub libvirt: Option<String>,
     /// Of `nvme-tcp`.
     #[serde(default)]
     pub nvme: Option<NvmeNamespace>,

@@ -7,13 +7,16 @@ use clap::{Args, Subcommand, ValueEnum};
 use clap_complete::engine::ArgValueCandidates;
 
 use crate::api::Done;
-use crate::api::export::{Export, ExportCreate, ExportKind, ExportPart, ExportState};
+use crate::api::export::{
+    Export, ExportCreate, ExportKind, ExportLimits, ExportPart, ExportState, LimitsChange,
+};
 use crate::cli::complete;
 use crate::cli::drive::with_notes;
 use crate::cli::output::{Output, listed, or_dash, rows, say, show, table};
 use crate::cli::traffic;
 use crate::client::{Client, path_of};
 use crate::daemon::CpuList;
+use crate::period::Period;
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
 
@@ -32,14 +35,25 @@ pub enum Command {
     },
     /// All exports
     List,
+    /// Limit how fast it may go; without options: show it
+    Set {
+        /// Its name
+        #[arg(add = ArgValueCandidates::new(complete::exports))]
+        name: String,
+        #[command(flatten)]
+        limits: Limits,
+    },
     /// One export
     Show {
         /// Its name
         #[arg(add = ArgValueCandidates::new(complete::exports))]
         name: String,
         /// Only the options that give it to a QEMU guest
-        #[arg(long)]
+        #[arg(long, conflicts_with = "libvirt")]
         qemu: bool,
+        /// Only the XML that gives it to a libvirt guest
+        #[arg(long)]
+        libvirt: bool,
     },
 }
 
@@ -77,6 +91,56 @@ pub struct Create {
     /// a cache with the array's reactor, or its node
     #[arg(long, value_name = "LIST")]
     cores: Option<CpuList>,
+    #[command(flatten)]
+    limits: Limits,
+}
+
+#[derive(Args, Clone, Copy)]
+pub struct Limits {
+    /// Reads a second, or none for no limit
+    #[arg(long, value_name = "NUMBER", value_parser = iops)]
+    read_iops: Option<u64>,
+    /// Writes, discards and write-zeroes a second, or none
+    #[arg(long, value_name = "NUMBER", value_parser = iops)]
+    write_iops: Option<u64>,
+    /// Bytes read a second, such as 200M, or none
+    #[arg(long, value_name = "SIZE", value_parser = bandwidth)]
+    read_bandwidth: Option<u64>,
+    /// Bytes written a second, or none
+    #[arg(long, value_name = "SIZE", value_parser = bandwidth)]
+    write_bandwidth: Option<u64>,
+    /// For how long unused allowance is saved up, up to 1h; usual: 1s
+    #[arg(long, value_name = "TIME")]
+    burst: Option<Period>,
+}
+
+fn iops(text: &str) -> Result<u64, String> {
+    limit(text, |text| text.parse().map_err(|_| format!("{text:?} is no number")))
+}
+
+fn bandwidth(text: &str) -> Result<u64, String> {
+    limit(text, |text| text.parse::<Size>().map(|it| it.0).map_err(|error| error.to_string()))
+}
+
+/// Nobody means a limit of zero; that stands for none.
+fn limit(text: &str, parse: impl Fn(&str) -> Result<u64, String>) -> Result<u64, String> {
+    if text == "none" {
+        return Ok(0);
+    }
+    let limit = parse(text).map_err(|error| format!("{error}, or none"))?;
+    Some(limit).filter(|it| *it > 0).ok_or_else(|| "write none for no limit".to_owned())
+}
+
+impl Limits {
+    fn change(self) -> LimitsChange {
+        LimitsChange {
+            read_iops: self.read_iops,
+            write_iops: self.write_iops,
+            read_bytes_per_second: self.read_bandwidth,
+            write_bytes_per_second: self.write_bandwidth,
+            burst_s: self.burst.map(|period| period.0),
+        }
+    }
 }
 
 pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()> {
@@ -101,11 +165,18 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
             let exports: Vec<Export> = client.get("/v1/exports").await?;
             show(output, &exports, |exports| exports_table(exports))
         }
-        Command::Show { name, qemu } => {
+        Command::Set { name, limits } => {
+            let path = format!("{}/set", path_of("exports", &name));
+            let export: Export = client.post(&path, &limits.change()).await?;
+            show(output, &export, |export| limits_shown(&export.limits))
+        }
+        Command::Show { name, qemu, libvirt } => {
             let export: Export = client.get(&path_of("exports", &name)).await?;
-            if qemu {
-                let none = || Refusal::invalid(format!("{name} is no export for a QEMU guest"));
-                say(&export.qemu.ok_or_else(none)?);
+            if qemu || libvirt {
+                let only = if qemu { export.qemu } else { export.libvirt };
+                let none =
+                    || Refusal::invalid(format!("{name} is no export for a virtual machine"));
+                say(&only.ok_or_else(none)?);
                 return Ok(());
             }
             show(output, &export, details)
@@ -121,9 +192,21 @@ impl Create {
             })?),
             None => None,
         };
-        let Create { name, volume, kind, listen, nqn, nsid, hosts, queues, cores, .. } = self;
-        let cores = cores.map(|CpuList(cpus)| cpus);
-        Ok(ExportCreate { name, volume, kind, socket, listen, nqn, nsid, hosts, queues, cores })
+        let Create { name, volume, kind, listen, nqn, nsid, hosts, queues, .. } = self;
+        let (cores, limits) = (self.cores.map(|CpuList(cpus)| cpus), self.limits.change());
+        Ok(ExportCreate {
+            name,
+            volume,
+            kind,
+            socket,
+            listen,
+            nqn,
+            nsid,
+            hosts,
+            queues,
+            cores,
+            limits,
+        })
     }
 }
 
@@ -162,6 +245,23 @@ fn queues(export: &Export, of: &str) -> String {
     format!("{}{}", export.queues_active, most.unwrap_or_default())
 }
 
+/// `reads 1000/s, writes 500/s and 20M/s, burst 1s`
+fn limits_shown(limits: &ExportLimits) -> String {
+    let rate = |what: &str, iops: Option<u64>, bandwidth: Option<u64>| {
+        let iops = iops.map(|iops| format!("{iops}/s"));
+        let rates: Vec<String> =
+            iops.into_iter().chain(bandwidth.map(|bytes| format!("{}/s", Size(bytes)))).collect();
+        (!rates.is_empty()).then(|| format!("{what} {}", rates.join(" and ")))
+    };
+    let reads = rate("reads", limits.read_iops, limits.read_bytes_per_second);
+    let writes = rate("writes", limits.write_iops, limits.write_bytes_per_second);
+    let rates: Vec<String> = reads.into_iter().chain(writes).collect();
+    match rates.is_empty() {
+        true => "none".to_owned(),
+        false => format!("{}, burst {}", rates.join(", "), Period(limits.burst_s)),
+    }
+}
+
 /// `CPU 0 (2 queues), CPU 1 (2 queues)`
 fn parts(export: &Export) -> String {
     let part = |its: &ExportPart| format!("CPU {} ({} queues)", its.cpu, its.queues_active);
@@ -184,7 +284,11 @@ fn details(export: &Export) -> String {
         format!("flushes   {}", its.flushes),
         format!("discards  {}", its.discards),
         format!("errors    {}", its.errors),
+        format!("limits    {}", limits_shown(&export.limits)),
     ];
+    if its.limited > 0 {
+        lines.push(format!("limited   {} had to wait", its.limited));
+    }
     lines.extend(export.traffic.iter().flat_map(|its| traffic::lines(its, 10)));
     lines.extend(export.error.as_ref().map(|error| format!("error     {error}")));
     if let Some(its) = &export.nvme {

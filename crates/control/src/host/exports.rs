@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::rc::Rc;
+use std::time::Duration;
 
 use ashlar_format::array_superblock::Policy;
 use ashlar_pool::offer::Offer;
@@ -9,10 +10,13 @@ use ashlar_pool::volume::Volume;
 use ashlar_raid::status::ArrayStatus;
 use ashlar_reactor::registry::Key;
 use ashlar_target::export::Part;
+use ashlar_target::limits::BURST_MAX;
 use uuid::Uuid;
 
 use crate::api::Done;
-use crate::api::export::{Export, ExportCounters, ExportCreate, ExportPart, ExportState};
+use crate::api::export::{
+    Export, ExportCounters, ExportCreate, ExportLimits, ExportPart, ExportState, LimitsChange,
+};
 use crate::catalog::KnownExport;
 use crate::engine;
 use crate::front::{Front, Offered};
@@ -41,6 +45,7 @@ impl Host {
             volume_uuid: Some(volume.uuid),
             front,
             cores: request.cores.clone(),
+            limits: limits(ExportLimits::default(), request.limits)?,
         };
         self.start_export(&name, &known, running).await?;
         if let Err(refusal) = self.record(|catalog| {
@@ -101,7 +106,7 @@ impl Host {
         };
         let own = parts.iter().map(part).collect();
         let label = Label { name: name.to_owned(), serial: serial.clone(), atomic_bytes };
-        match Served::start(known.front.clone(), label, own, &self.ports).await {
+        match Served::start(known.front.clone(), label, known.limits, own, &self.ports).await {
             Ok(served) => {
                 let serving = Serving { home, parts, serial, served };
                 self.look(|state| {
@@ -230,6 +235,20 @@ impl Host {
         tracing::info!(export = name, "export stopped");
     }
 
+    /// What is left out of `change` stays as it is.
+    pub async fn set_export(&self, name: &str, change: LimitsChange) -> Answer<Export> {
+        let _change = self.begin().await?;
+        let known = self.look(|state| state.catalog.exports.get(name).cloned());
+        let limits = limits(known.ok_or_else(|| unknown(name))?.limits, change)?;
+        self.record(|catalog| {
+            catalog.exports.entry(name.to_owned()).and_modify(|its| its.limits = limits);
+        })?;
+        if let Some((served, _)) = self.served(name) {
+            served.limit(limits);
+        }
+        self.show_export(name).await
+    }
+
     pub async fn delete_export(&self, name: &str, force: bool) -> Answer<Done> {
         let _change = self.begin().await?;
         let export = self.show_export(name).await?;
@@ -335,6 +354,18 @@ impl Host {
         }
     }
 
+    /// Lets initiators know which writes are atomic, after what decides that was set.
+    pub(super) async fn tell_exports_of_settings(&self, array: Running) -> Answer<()> {
+        let atomic =
+            self.on_array(array, async move |_, pool| atomic_bytes(&pool.array().status())).await?;
+        for (name, _) in self.exports_of(array.uuid) {
+            if let Some((served, _)) = self.served(&name) {
+                served.set_atomic_bytes(atomic).await?;
+            }
+        }
+        Ok(())
+    }
+
     pub async fn list_exports(&self) -> Vec<Export> {
         let names: Vec<String> = self.look(|state| state.catalog.exports.keys().cloned().collect());
         let mut exports = Vec::new();
@@ -360,13 +391,11 @@ impl Host {
             let known = state.catalog.exports.get(name).cloned();
             (known, state.down.get(name).map(Refusal::line))
         });
-        let known = known.ok_or_else(|| {
-            Refusal::unknown(format!("there is no export {name}"))
-                .fix("`ashlar export list` shows all exports")
-        })?;
+        let known = known.ok_or_else(|| unknown(name))?;
         let array = self.array_name(known.array);
         let mut export = Export {
             qemu: known.front.qemu(name),
+            libvirt: known.front.libvirt(),
             nvme: known.front.nvme(),
             kind: known.front.kind(),
             place: known.front.place(),
@@ -375,6 +404,7 @@ impl Host {
             name: name.to_owned(),
             volume: known.volume,
             array,
+            limits: known.limits,
             serial: None,
             state: ExportState::Down,
             error: None,
@@ -404,6 +434,21 @@ impl Host {
         export.traffic = Some(status.traffic);
         Ok(export)
     }
+}
+
+fn unknown(name: &str) -> Refusal {
+    Refusal::unknown(format!("there is no export {name}"))
+        .fix("`ashlar export list` shows all exports")
+}
+
+/// What `is` becomes by `change`.
+fn limits(is: ExportLimits, change: LimitsChange) -> Answer<ExportLimits> {
+    let limits = is.changed(change);
+    if Duration::from_secs(limits.burst_s.into()) > BURST_MAX {
+        let text = format!("unused allowance cannot be saved up for {} seconds", limits.burst_s);
+        return Err(Refusal::invalid(text).fix(format!("use 0 to {}", BURST_MAX.as_secs())));
+    }
+    Ok(limits)
 }
 
 /// A volume that is to be offered, on the reactor of its array.

@@ -24,6 +24,7 @@ impl Host {
         });
         set.await?.map_err(|error| translate::change(&error))?;
         tracing::info!(array = name, ?change, "array set");
+        self.tell_exports_of_settings(running).await?;
         self.show_array_by_uuid(running.uuid).await
     }
 }

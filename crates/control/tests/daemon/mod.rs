@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 const BINARY: &str = env!("CARGO_BIN_EXE_ashlar");
 /// Bounds every command, in seconds.
-const COMMAND_SECONDS_MAX: &str = "60";
+const COMMAND_SECONDS_MAX: u64 = 60;
 /// Bounds waiting; each look takes some milliseconds.
 const LOOKS_MAX: u32 = 2000;
 pub const DRIVE_BYTES: u64 = 64 << 20;
@@ -193,17 +193,19 @@ impl Daemon {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// Runs `ashlar` with these words; `@/` begins a path in the daemon's directory.
-    pub fn run(&self, line: &str) -> Output {
+    /// `ashlar` with these words, for so many seconds at most; `@/` begins a path in the daemon's
+    /// directory.
+    pub fn command(&self, seconds: u64, line: &str) -> Command {
         let directory = format!("{}/", self.directory.path().display());
         let words = line.split_whitespace().map(|word| word.replace("@/", &directory));
-        Command::new("timeout")
-            .args([COMMAND_SECONDS_MAX, BINARY])
-            .args(words)
-            .env("ASHLAR_SOCKET", self.path("api.sock"))
-            .stdin(Stdio::null())
-            .output()
-            .unwrap()
+        let mut command = Command::new("timeout");
+        command.args([&seconds.to_string(), BINARY]).args(words);
+        command.env("ASHLAR_SOCKET", self.path("api.sock")).stdin(Stdio::null());
+        command
+    }
+
+    pub fn run(&self, line: &str) -> Output {
+        self.command(COMMAND_SECONDS_MAX, line).output().unwrap()
     }
 
     /// What a command that must succeed printed.

@@ -76,6 +76,13 @@ impl Branch {
         self.announce(&namespace);
     }
 
+    pub(crate) fn set_atomic_bytes(&self, id: u32, bytes: u32) {
+        let Some(namespace) = self.namespaces.borrow().get(&id).cloned() else { return };
+        if namespace.set_atomic_bytes(bytes) {
+            self.announce(&namespace);
+        }
+    }
+
     /// Lets other reactors know what was done here.
     pub(crate) fn publish(&self) {
         for namespace in self.namespaces.borrow().values() {

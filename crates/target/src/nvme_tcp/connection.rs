@@ -30,13 +30,10 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ashlar_reactor::backend::Instant;
-use ashlar_reactor::buffer::{Buffer, Buffers};
+use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::nvme::command::{Command, Completion, Status};
-use ashlar_reactor::nvme::pdu::{
-    CapsuleResp, DIGEST_BYTES, Data, DataDigest, Digests, Fault, Kind, LAST, R2t, SUCCESS, Shape,
-    TermReq,
-};
+use ashlar_reactor::nvme::pdu::{DIGEST_BYTES, DataDigest, Digests, Fault, LAST, SUCCESS};
 use ashlar_reactor::op::Errno;
 use ashlar_reactor::socket::{CUT_OFF, Socket};
 use ashlar_reactor::task::TaskId;
@@ -48,19 +45,17 @@ use crate::nvme_tcp::admin::Admin;
 use crate::nvme_tcp::branch::Branch;
 use crate::nvme_tcp::controller::Controller;
 use crate::nvme_tcp::identify::{QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX};
-use crate::nvme_tcp::inbox::{CapsuleData, DataOf, Found, PDU_BYTES_MAX, look};
+use crate::nvme_tcp::inbox::{CapsuleData, DataOf, Found, look};
 use crate::nvme_tcp::namespace::Namespace;
 use crate::nvme_tcp::outbox::Outbox;
 use crate::nvme_tcp::port::Seat;
+use crate::nvme_tcp::received::Received;
 use crate::nvme_tcp::transfers::{Closed, Transfers};
 use crate::nvme_tcp::{admin, io};
 
 /// Data of commands that is held for one connection, beside what comes in capsules.
 const DATA_BYTES_MAX: usize = 4 << 20;
 const _: () = assert!(TRANSFER_BYTES_MAX as usize <= DATA_BYTES_MAX);
-/// What is received at a time.
-const RECEIVE_BYTES: usize = 64 << 10;
-const _: () = assert!(PDU_BYTES_MAX <= RECEIVE_BYTES / 2);
 /// One bit per worker in `Connection::parked`.
 const _: () = assert!(QUEUE_ENTRIES_MAX as u32 <= u128::BITS);
 /// Who has begun a PDU, was asked for data or does not fetch answers has to go on by then.
@@ -71,8 +66,6 @@ const KEEP_ALIVE_GRACE: Duration = Duration::from_secs(1);
 const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// So long a host that has to go may take to fetch its last answers.
 const FAREWELL_WITHIN: Duration = Duration::from_secs(5);
-/// Of a header that a host is told of when it is at fault.
-const QUOTE_BYTES: usize = 72;
 
 /// Why a connection ends.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -200,7 +193,6 @@ pub(crate) struct Connection {
     queue: u16,
     entries: u16,
     digests: Digests,
-    alignment: u8,
     flow_control: bool,
     state: Cell<State>,
     /// Why it ends, if that was decided before the receiver has noticed.
@@ -247,7 +239,6 @@ impl Connection {
             queue,
             entries,
             digests,
-            alignment,
             flow_control,
             state: Cell::new(State::Serving),
             cut: RefCell::default(),
@@ -258,7 +249,7 @@ impl Connection {
             workers: RefCell::default(),
             parked: Cell::new(0),
             transfers: RefCell::new(Transfers::new(entries)),
-            outbox: RefCell::new(Outbox::new(reactor)),
+            outbox: RefCell::new(Outbox::new(reactor, digests, alignment)),
             sender: Cell::new(None),
             outbox_ended: Cell::new(false),
             data_free: Cell::new(DATA_BYTES_MAX),
@@ -373,7 +364,7 @@ impl Connection {
                 Ok(()) => {}
                 Err(why) => {
                     if let Cut::Fault(fault) = why {
-                        self.tell_fault(fault, inbox.bytes());
+                        self.outbox.borrow_mut().put_fault(fault, inbox.bytes());
                     }
                     return why;
                 }
@@ -485,8 +476,8 @@ impl Connection {
         }
         let intact = !digest || self.is_intact(inbox, &into).await?;
         let complete = self.transfers.borrow_mut().came(of, intact);
-        if complete && let Ok(worker) = self.waiting_for(of.tag) {
-            self.reactor.wake(worker);
+        if complete && let Some(awaited) = self.transfers.borrow().of(of.tag) {
+            self.reactor.wake(awaited.worker);
         }
         Ok(())
     }
@@ -501,24 +492,6 @@ impl Connection {
         let is_intact = inbox.bytes().starts_with(&digest.finish().to_le_bytes());
         inbox.take(DIGEST_BYTES);
         Ok(is_intact)
-    }
-
-    fn waiting_for(&self, tag: u16) -> Result<TaskId, ()> {
-        self.transfers.borrow().of(tag).map(|awaited| awaited.worker).ok_or(())
-    }
-
-    fn tell_fault(&self, fault: Fault, about: &[u8]) {
-        let quote = about.get(..about.len().min(QUOTE_BYTES)).unwrap_or_default();
-        let shape = Shape::quoting(Kind::C2hTermReq, quote.len());
-        let term = TermReq {
-            common: shape.common(0),
-            reason: fault.reason().into(),
-            detail: fault.detail().into(),
-            reserved: [0; 10],
-        };
-        let mut outbox = self.outbox.borrow_mut();
-        outbox.push_head(shape.data_at, |into| shape.write_head(&term, into));
-        outbox.push_head(quote.len(), |into| into.copy_from_slice(quote));
     }
 
     /// Has a worker look at what waits.
@@ -634,7 +607,8 @@ impl Connection {
         let (since, worker) = (self.reactor.turn_time(), self.reactor.current_task());
         let awaited = Awaited { into: into.clone(), since, worker };
         let tag = self.transfers.borrow_mut().open(id, bytes, awaited).ok_or(Status::INTERNAL)?;
-        self.ask_for(id, tag, bytes);
+        self.outbox.borrow_mut().put_request(id, tag, bytes);
+        self.wake_sender();
         poll_fn(|_| match self.transfers.borrow().is_complete(tag) || self.is_closing() {
             true => Poll::Ready(()),
             false => Poll::Pending,
@@ -646,22 +620,6 @@ impl Connection {
             Closed::Damaged => Err(Status::TRANSIENT_TRANSPORT),
             Closed::Short => Err(Status::DATA_TRANSFER),
         }
-    }
-
-    fn ask_for(&self, id: u16, tag: u16, bytes: u32) {
-        let shape = Shape::new(Kind::R2t, 0, 0, self.digests);
-        let ask = R2t {
-            common: shape.common(0),
-            command: id.into(),
-            tag: tag.into(),
-            offset: 0.into(),
-            len: bytes.into(),
-            reserved: [0; 4],
-        };
-        let mut outbox = self.outbox.borrow_mut();
-        outbox.push_head(shape.data_at, |into| shape.write_head(&ask, into));
-        drop(outbox);
-        self.wake_sender();
     }
 
     /// Puts the answer to a command into the outbox. `namespace`: where something was done.
@@ -681,40 +639,19 @@ impl Connection {
         {
             // The last data may stand for the completion, where it has nothing more to say.
             told = !self.flow_control && result == 0;
-            self.put_data(&mut outbox, id, &data, if told { LAST | SUCCESS } else { LAST });
+            outbox.put_data(id, &data, if told { LAST | SUCCESS } else { LAST });
             claim.until_sent();
         }
         if !told {
-            self.put_completion(&mut outbox, id, status, result);
+            outbox.put_completion(self.completion(id, status, result));
         }
         drop(outbox);
         self.wake_sender();
     }
 
-    fn put_data(&self, outbox: &mut Outbox, id: u16, data: &Buffers, flags: u8) {
-        let shape = Shape::new(Kind::C2hData, data.len(), self.alignment, self.digests);
-        let header = Data {
-            common: shape.common(flags),
-            command: id.into(),
-            tag: 0.into(),
-            offset: 0.into(),
-            len: u32::try_from(data.len()).unwrap_or(u32::MAX).into(),
-            reserved: [0; 4],
-        };
-        outbox.push_head(shape.data_at, |into| shape.write_head(&header, into));
-        outbox.push_data(data);
-        if shape.data_digest {
-            let mut digest = DataDigest::default();
-            digest.update_with(data);
-            let digest = digest.finish().to_le_bytes();
-            outbox.push_head(DIGEST_BYTES, |into| into.copy_from_slice(&digest));
-        }
-    }
-
-    fn put_completion(&self, outbox: &mut Outbox, id: u16, status: Status, result: u64) {
-        let shape = Shape::new(Kind::CapsuleResp, 0, 0, self.digests);
+    fn completion(&self, id: u16, status: Status, result: u64) -> Completion {
         let low = |word: u64| u32::try_from(word & 0xffff_ffff).unwrap_or_default();
-        let completion = Completion {
+        Completion {
             result: low(result),
             result_high: low(result >> 32),
             submission_head: if self.flow_control { self.head.get() } else { 0 },
@@ -722,9 +659,7 @@ impl Connection {
             id,
             phase: false,
             status,
-        };
-        let header = CapsuleResp { common: shape.common(0), completion: completion.to_bytes() };
-        outbox.push_head(shape.data_at, |into| shape.write_head(&header, into));
+        }
     }
 
     fn wake_sender(&self) {
@@ -790,49 +725,5 @@ async fn watch(connection: Weak<Connection>, reactor: Reactor) {
         if let Some(why) = connection.is_late(reactor.now()) {
             connection.cut_for(why);
         }
-    }
-}
-
-/// What was received and not taken up.
-struct Received {
-    memory: Buffer,
-    start: usize,
-    end: usize,
-}
-
-impl Received {
-    fn new(reactor: &Reactor) -> Received {
-        Received { memory: reactor.buffer(RECEIVE_BYTES), start: 0, end: 0 }
-    }
-
-    fn bytes(&self) -> &[u8] {
-        self.memory.bytes().get(self.start..self.end).unwrap_or_default()
-    }
-
-    /// A part of it.
-    fn view(&self, range: std::ops::Range<usize>) -> Buffer {
-        self.memory.slice(self.start + range.start..self.start + range.end)
-    }
-
-    fn take(&mut self, bytes: usize) {
-        self.start += bytes;
-        assert!(self.start <= self.end, "more than there was");
-    }
-
-    /// Where more goes.
-    fn room(&mut self) -> Buffers {
-        if self.start == self.end {
-            (self.start, self.end) = (0, 0);
-        } else if self.start > 0 && RECEIVE_BYTES - self.end < PDU_BYTES_MAX {
-            let left = self.view(0..self.end - self.start);
-            self.memory.slice(0..left.len()).copy_from(&left);
-            (self.start, self.end) = (0, left.len());
-        }
-        self.memory.slice(self.end..RECEIVE_BYTES).into()
-    }
-
-    fn came(&mut self, bytes: usize) {
-        self.end += bytes;
-        assert!(self.end <= RECEIVE_BYTES, "more than there was room for");
     }
 }

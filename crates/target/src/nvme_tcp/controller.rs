@@ -54,12 +54,12 @@ impl Phase {
 /// What a host's write of CC asks for; `None`: nothing new.
 fn asked_for(phase: Phase, configuration: u32) -> Option<Phase> {
     let enabled = configuration & ENABLE != 0;
-    let next = match phase {
-        Phase::Ended => return None,
-        _ if configuration & SHUTDOWN != 0 => Phase::ShutDown,
-        Phase::ShutDown if enabled => return None,
-        _ if enabled => Phase::Enabled,
-        Phase::Disabled | Phase::Enabled | Phase::ShutDown => Phase::Disabled,
+    let shutting_down = configuration & SHUTDOWN != 0;
+    let next = match (phase, shutting_down, enabled) {
+        (Phase::Ended, _, _) | (Phase::ShutDown, false, true) => return None,
+        (_, true, _) => Phase::ShutDown,
+        (_, false, true) => Phase::Enabled,
+        (_, false, false) => Phase::Disabled,
     };
     (next != phase).then_some(next)
 }

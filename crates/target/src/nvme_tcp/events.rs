@@ -42,7 +42,7 @@ pub(crate) struct Events {
 impl Default for Events {
     fn default() -> Events {
         let (notice, changed) = (Notice::default(), BTreeSet::default());
-        let waiting = Vec::with_capacity(ASYNC_EVENTS_MAX);
+        let waiting = Vec::with_capacity(ASYNC_EVENTS_MAX.into());
         Events { waiting, wanted: EVENT_NAMESPACES, notice, changed }
     }
 }
@@ -50,7 +50,7 @@ impl Default for Events {
 impl Events {
     /// The host asks for events; one that is owed is told at once.
     pub(crate) fn request(&mut self, id: u16) -> Result<Option<Told>, Status> {
-        if self.waiting.len() == ASYNC_EVENTS_MAX {
+        if self.waiting.len() == usize::from(ASYNC_EVENTS_MAX) {
             return Err(Status::ASYNC_EVENT_LIMIT);
         }
         self.waiting.push(id);
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn requests_have_a_limit_and_can_be_taken_back() {
         let mut events = Events::default();
-        for id in 0..ASYNC_EVENTS_MAX as u16 {
+        for id in 0..ASYNC_EVENTS_MAX.into() {
             assert_eq!(events.request(id), Ok(None));
         }
         assert_eq!(events.request(9), Err(Status::ASYNC_EVENT_LIMIT));

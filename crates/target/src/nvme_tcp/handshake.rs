@@ -405,10 +405,13 @@ impl Wire {
         let mut bytes = vec![0; COMMON_BYTES];
         self.read(&mut bytes)?;
         let common: Common = header(&bytes).ok_or(Refused::Fault(Fault::Header(4)))?;
-        let shape = Shape::read(&common, digests).and_then(|shape| match shape.kind {
-            Kind::CapsuleCmd if shape.bytes() <= PDU_BYTES_MAX => Ok(shape),
-            Kind::CapsuleCmd => Err(Fault::LimitExceeded),
-            _ => Err(Fault::Sequence),
+        let shape = Shape::read(&common, digests).and_then(|shape| {
+            let is_command = shape.kind == Kind::CapsuleCmd;
+            match (is_command, shape.bytes() <= PDU_BYTES_MAX) {
+                (true, true) => Ok(shape),
+                (true, false) => Err(Fault::LimitExceeded),
+                (false, _) => Err(Fault::Sequence),
+            }
         });
         let shape = shape.map_err(|fault| self.end(fault, &bytes))?;
         bytes.resize(shape.bytes(), 0);
@@ -507,10 +510,7 @@ impl Wire {
 fn begins_well(bytes: &[u8]) -> Result<(), Fault> {
     let common: Common = header(bytes).ok_or(Fault::Header(4))?;
     let shape = Shape::read(&common, Digests::default())?;
-    match shape.kind {
-        Kind::IcReq => Ok(()),
-        _ => Err(Fault::Sequence),
-    }
+    if shape.kind == Kind::IcReq { Ok(()) } else { Err(Fault::Sequence) }
 }
 
 #[expect(clippy::disallowed_methods, reason = "this thread is no reactor's")]

@@ -3,9 +3,8 @@
 //! Offsets are of figures 275 (controller) of the NVM Express Base Specification 2.0 and 97
 //! (namespace) of the NVM Command Set Specification 1.0; the version that is claimed is 1.4.
 
-use ashlar_reactor::nvme::command::IDENTIFY_BYTES;
+use ashlar_reactor::nvme::command::{COMMAND_BYTES, IDENTIFY_BYTES};
 use ashlar_reactor::nvme::fabrics::{nqn_field, padded};
-use ashlar_reactor::nvme::pdu::COMMON_BYTES;
 
 use crate::nvme_tcp::inbox::CAPSULE_DATA_BYTES_MAX;
 use crate::nvme_tcp::page::Page;
@@ -21,7 +20,7 @@ pub(crate) const TRANSFER_BYTES_MAX: u32 = 4096 << TRANSFER_LOG2;
 /// Most entries of a queue, and so most commands under way on one connection.
 pub(crate) const QUEUE_ENTRIES_MAX: u16 = 128;
 /// Most asynchronous event requests of one controller.
-pub(crate) const ASYNC_EVENTS_MAX: usize = 4;
+pub(crate) const ASYNC_EVENTS_MAX: u8 = 4;
 /// Most namespaces of one subsystem; their numbers are 1 to this.
 pub const NAMESPACES_MAX: u32 = 1024;
 /// Keep-alive times are counted in units of 100 ms, this many.
@@ -30,8 +29,7 @@ const KEEP_ALIVE_UNITS: u16 = 10;
 /// OAES and the configuration of asynchronous events: namespace attributes have changed.
 pub(crate) const EVENT_NAMESPACES: u32 = 1 << 8;
 
-const COMMAND_BYTES: usize = 64;
-const _: () = assert!(COMMON_BYTES + COMMAND_BYTES == 72);
+const CAPSULE_BYTES_MAX: usize = COMMAND_BYTES + CAPSULE_DATA_BYTES_MAX;
 
 /// What a controller tells of itself.
 pub(crate) struct ControllerFacts<'a> {
@@ -54,7 +52,7 @@ pub(crate) fn controller(facts: &ControllerFacts<'_>) -> [u8; IDENTIFY_BYTES] {
     page.u32(96, 1).u8(111, if facts.discovery { 2 } else { 1 });
     // ACL and AERL, from 0 for one. FRMW: one slot, read-only. LPA: commands and effects,
     // extended data. ELPE, from 0.
-    page.u8(258, 3).u8(259, (ASYNC_EVENTS_MAX - 1) as u8).u8(260, 0b011).u8(261, 0b110).u8(262, 0);
+    page.u8(258, 3).u8(259, ASYNC_EVENTS_MAX - 1).u8(260, 0b011).u8(261, 0b110).u8(262, 0);
     page.u16(320, KEEP_ALIVE_UNITS);
     // SQES, CQES: 64 and 16 bytes, and nothing else. MAXCMD. NN.
     page.u8(512, 0x66).u8(513, 0x44).u16(514, QUEUE_ENTRIES_MAX);
@@ -73,8 +71,9 @@ pub(crate) fn controller(facts: &ControllerFacts<'_>) -> [u8; IDENTIFY_BYTES] {
         page.put(768, name);
     }
     // IOCCSZ and IORCSZ, in units of 16 bytes; ICDOFF 0; FCATT 0; MSDBD: one descriptor.
-    let capsule = (COMMAND_BYTES + CAPSULE_DATA_BYTES_MAX) / 16;
-    page.u32(1792, if facts.discovery { 4 } else { capsule as u32 }).u32(1796, 1).u8(1803, 1);
+    let capsule = if facts.discovery { COMMAND_BYTES } else { CAPSULE_BYTES_MAX };
+    let units = u32::try_from(capsule / 16).unwrap_or(u32::MAX);
+    page.u32(1792, units).u32(1796, 1).u8(1803, 1);
     page.0
 }
 

@@ -123,6 +123,7 @@ mod tests {
     //! Goal: what a host may send is read as it is meant, in pieces of any size; all else ends the
     //! connection, and never this program.
     //! Method: PDUs as hosts write them, cut everywhere; changed and random bytes, from a seed.
+    #![allow(clippy::cast_possible_truncation, reason = "a test")]
 
     use super::*;
     use ashlar_reactor::nvme::pdu::LAST;

@@ -4,6 +4,7 @@
 
 use std::rc::Rc;
 
+use ashlar_format::units::to_usize;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::nvme::command::{
     Command, DATASET_DEALLOCATE, DATASET_RANGE_BYTES, FORCE_UNIT_ACCESS, Nvm, Sgl, Status,
@@ -60,7 +61,13 @@ async fn perform(
     }
     let namespace = find(connection, command)?;
     match opcode {
-        Nvm::Read => read(connection, command, namespace).await,
+        Nvm::Read => {
+            let place = transfer(&namespace, command)?;
+            let memory = memory(connection, place.len).await?;
+            // The namespace may have gone while there was no room.
+            let namespace = find(connection, command)?;
+            read(namespace, place, memory).await
+        }
         Nvm::Write => {
             let place = transfer(&namespace, command)?;
             let given = given(connection, command, capsule, place.len).await?;
@@ -71,8 +78,9 @@ async fn perform(
         Nvm::Compare => {
             let place = transfer(&namespace, command)?;
             let given = given(connection, command, capsule, place.len).await?;
+            let memory = memory(connection, place.len).await?;
             let namespace = find(connection, command)?;
-            compare(connection, namespace, place, given).await
+            compare(namespace, place, &given, memory).await
         }
         Nvm::Flush => {
             let _passage = namespace.enter();
@@ -151,8 +159,7 @@ async fn given(
         (Some(Sgl::InCapsule { offset, .. }), Capsule::Data(data)) => {
             let end = offset.checked_add(len).filter(|end| *end <= data.len() as u64);
             let end = end.ok_or(Status::SGL_OFFSET.for_good())?;
-            // Both are at most what a capsule holds.
-            let data = data.slice(offset as usize..end as usize);
+            let data = data.slice(to_usize(offset)..to_usize(end));
             Ok(Given { data, _claim: None })
         }
         (Some(Sgl::Transport { bytes }), Capsule::None) => {
@@ -174,12 +181,10 @@ async fn do_on(namespace: &Namespace, operation: Operation, failed: Status) -> R
 }
 
 async fn read(
-    connection: &Rc<Connection>,
-    command: &Command,
     namespace: Rc<Namespace>,
+    Place { offset, .. }: Place,
+    (into, claim): (Buffers, Claim),
 ) -> Result<Done, Status> {
-    let Place { offset, len } = transfer(&namespace, command)?;
-    let (into, claim) = memory(connection, len).await?;
     let _passage = namespace.enter();
     let read = Operation::Read { offset, into: into.clone() };
     do_on(&namespace, read, Status::UNRECOVERED_READ).await?;
@@ -189,8 +194,7 @@ async fn read(
 
 /// Memory for data of a command.
 async fn memory(connection: &Rc<Connection>, len: u64) -> Result<(Buffers, Claim), Status> {
-    // At most the largest transfer.
-    let len = len as usize;
+    let len = to_usize(len);
     let claim = connection.claim(len).await.ok_or(Status::ABORTED)?;
     Ok((connection.reactor().buffer(len).into(), claim))
 }
@@ -221,14 +225,13 @@ async fn settle(
 }
 
 async fn compare(
-    connection: &Rc<Connection>,
     namespace: Rc<Namespace>,
-    place: Place,
-    given: Given,
+    Place { offset, .. }: Place,
+    given: &Given,
+    (there, _claim): (Buffers, Claim),
 ) -> Result<Done, Status> {
-    let (there, _claim) = memory(connection, place.len).await?;
     let _passage = namespace.enter();
-    let read = Operation::Read { offset: place.offset, into: there.clone() };
+    let read = Operation::Read { offset, into: there.clone() };
     do_on(&namespace, read, Status::UNRECOVERED_READ).await?;
     let equal = there.pieces().len() == given.data.pieces().len()
         && there.pieces().iter().zip(given.data.pieces()).all(|(a, b)| a.bytes() == b.bytes());

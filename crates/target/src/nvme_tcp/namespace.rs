@@ -81,6 +81,11 @@ impl Namespace {
         }
     }
 
+    /// True: it was another number.
+    pub(crate) fn set_atomic_bytes(&self, bytes: u32) -> bool {
+        self.atomic_bytes.replace(bytes) != bytes
+    }
+
     /// Something is done on its volume until what is returned is dropped.
     pub(crate) fn enter(self: &Rc<Self>) -> Passage {
         self.under_way.set(self.under_way.get() + 1);
@@ -89,7 +94,9 @@ impl Namespace {
 
     /// Waits until nothing is done on its volume any more. No more may begin.
     pub(crate) async fn rest(&self) {
+        self.disk.throttle().hurry();
         self.idle.until(self.disk.reactor(), || self.under_way.get() == 0).await;
+        self.disk.throttle().calm();
     }
 }
 

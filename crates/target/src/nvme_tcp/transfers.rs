@@ -117,6 +117,7 @@ pub(crate) enum Closed {
 mod tests {
     //! Goal: every byte of a command's data comes once, in order, and belongs to it.
     //! Method: a model that knows what is under way; true, wrong and random data, from a seed.
+    #![allow(clippy::cast_possible_truncation, reason = "a test")]
 
     use super::*;
     use ashlar_reactor::prng::Prng;

@@ -201,7 +201,9 @@ impl Queue {
         // Lets the listener's wait end; it reads the kick back.
         ring(&self.bells.borrow().kick);
         let reactor = self.reactor();
+        self.disk.throttle().hurry();
         self.ended.until(reactor, || self.tasks.get() == 0).await;
+        self.disk.throttle().calm();
         assert!(self.in_flight.get() == 0, "a worker ends when its request is answered");
         self.tell_used();
         if let Some(poller) = self.poller.take() {

@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use ashlar_format::array_superblock::Level;
 use ashlar_target::export::{Export, ExportError};
+use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
@@ -278,7 +279,9 @@ fn a_guest_can_be_reset() {
 fn a_specification_is_checked_before_anything_happens() {
     let rig = Rig::new(Level::Raid1, 2, 16 << 20);
     let start = |queues_max: u16, serial: &str, socket: std::path::PathBuf| {
-        let spec = ExportSpec { name: "x".into(), socket, queues_max, serial: serial.into() };
+        let limits = RateLimits::new(Rates::default());
+        let (name, serial) = ("x".into(), serial.into());
+        let spec = ExportSpec { name, socket, queues_max, serial, limits };
         VhostExport::start(rig.parts(), spec)
     };
     for queues_max in [0, 17] {

@@ -19,6 +19,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
 use ashlar_reactor::registry::Key;
 use ashlar_target::export::Part;
+use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
 /// Longer than anything here takes on a slow machine.
@@ -99,7 +100,8 @@ impl Rig {
     }
 
     pub fn spec(&self, socket: PathBuf, queues_max: u16) -> ExportSpec {
-        ExportSpec { name: "disk".into(), socket, queues_max, serial: SERIAL.into() }
+        let limits = RateLimits::new(Rates::default());
+        ExportSpec { name: "disk".into(), socket, queues_max, serial: SERIAL.into(), limits }
     }
 
     /// The other reactors let the volume go.

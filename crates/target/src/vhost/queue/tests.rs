@@ -44,7 +44,8 @@ async fn disk(reactor: &Reactor, level: Level, drives: u8) -> Rc<Disk> {
     let array = Array::create(reactor, &spec, drives).await.unwrap();
     let pool = Pool::open(array).await.unwrap();
     let volume = pool.create([2; 16], "disk", DISK).await.unwrap();
-    Rc::new(Disk::new(reactor, "test".into(), Rc::new(volume), [b'x'; 20], 1))
+    let limits = crate::limits::RateLimits::new(crate::limits::Rates::default());
+    Rc::new(Disk::new(reactor, "test".into(), Rc::new(volume), [b'x'; 20], 1, limits))
 }
 
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {

@@ -1,0 +1,377 @@
+//! A front end, and a guest behind it, that say anything (vhost-user specification, "Front-end
+//! message types"; virtio 1.2, 2.7 and 2.8).
+
+use std::fs::File;
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use ashlar_reactor::prng::Prng;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+const MEMORY_BYTES: u64 = 4 << 20;
+const QUEUES: u16 = 4;
+const RING_SIZES: [u64; 6] = [16, 128, 1, 3, 1024, 32768];
+/// Where the front end has the guest's memory.
+const USER: u64 = 0x7f00_0000_0000;
+/// Room for a queue's ring; its parts stand at the first, second and third quarter.
+const RING_BYTES: u64 = 0x4000;
+const USED: u64 = 0x2000;
+const AVAILABLE: u64 = 0x1000;
+/// Descriptors that are made up, of each ring.
+const DESCRIPTORS: u64 = 32;
+/// Steps of one life, at most.
+const STEPS_MAX: u64 = 300;
+const FILES_MAX: usize = 3;
+
+/// Features that a back end may have: version 1, protocol features, event index, indirect, flush,
+/// write cache, discard, write-zeroes, packed.
+const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28 | 1 << 9 | 1 << 11 | 3 << 13;
+const PACKED: u64 = 1 << 34;
+
+/// The protocol feature of an in-flight region.
+const INFLIGHT: u64 = 1 << 12;
+
+/// Bits of a message's flags: version, and "reply to this".
+const VERSION: u32 = 1;
+const NEED_REPLY: u32 = 8;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    None,
+    Memory,
+    Event,
+}
+
+/// What is said: which message, its payload, and which file goes with it.
+struct Message {
+    request: u32,
+    payload: Vec<u8>,
+    file: Sent,
+}
+
+fn message(request: u32, fields: &[u64], file: Sent) -> Message {
+    Message { request, payload: fields.iter().flat_map(|it| it.to_le_bytes()).collect(), file }
+}
+
+/// Two fields of 32 bits as one of 64.
+fn pair(low: u64, high: u64) -> u64 {
+    low & 0xffff_ffff | high << 32
+}
+
+struct FrontEnd {
+    stream: UnixStream,
+    memory: File,
+    event: OwnedFd,
+    prng: Prng,
+    features: u64,
+    ring_size: u64,
+    available: [u16; QUEUES as usize],
+    /// The front end errs once in so many messages; 0: never.
+    message_slips: u64,
+    /// The guest errs once in so many fields.
+    guest_slips: u64,
+}
+
+/// One life of a hostile front end: connects, does harm, and goes, in the middle of anything.
+/// `Ok` says nothing of the back end; an error, that it could not be reached.
+pub fn live(socket: &Path, seed: u64) -> std::io::Result<()> {
+    let mut prng = Prng::stream(seed, "vhost");
+    let stream = UnixStream::connect(socket)?;
+    stream.set_nonblocking(true)?;
+    let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC)?);
+    memory.set_len(MEMORY_BYTES)?;
+    let packed = if prng.chance(1, 3) { PACKED } else { 0 };
+    let ring_size = RING_SIZES[usize::from(prng.chance(1, 4)) * prng.index(RING_SIZES.len())];
+    // A guest gets far only behind a front end that does.
+    let message_slips = [0, 0, 100, 10][prng.index(4)];
+    let guest_slips = [24, 200, 2000][prng.index(3)];
+    let mut front_end = FrontEnd {
+        message_slips,
+        guest_slips,
+        stream,
+        memory,
+        event: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+        prng,
+        features: FEATURES | packed,
+        ring_size,
+        available: [0; QUEUES as usize],
+    };
+    front_end.greet();
+    for _ in 0..front_end.prng.below(STEPS_MAX) {
+        front_end.step();
+    }
+    Ok(())
+}
+
+impl FrontEnd {
+    /// The usual beginning, with a slip here and there.
+    fn greet(&mut self) {
+        self.say(&message(3, &[], Sent::None), 0);
+        self.say(&message(2, &[self.features], Sent::None), 0);
+        let offered = self.ask(&message(15, &[], Sent::None));
+        let chosen = if self.slips() { self.number() } else { offered };
+        let mut messages = vec![
+            message(16, &[chosen], Sent::None),
+            message(17, &[], Sent::None),
+            self.add_memory(),
+        ];
+        if offered & INFLIGHT != 0 {
+            messages.push(self.inflight(31, Sent::None));
+        }
+        messages.extend((0..u64::from(QUEUES)).flat_map(|queue| self.start(queue)));
+        for message in messages {
+            if self.slips() {
+                self.slip(message);
+            } else {
+                self.say(&message, NEED_REPLY);
+            }
+            self.listen();
+        }
+    }
+
+    fn slips(&mut self) -> bool {
+        self.message_slips > 0 && self.prng.chance(1, self.message_slips)
+    }
+
+    fn guest_slips(&mut self) -> bool {
+        self.prng.chance(1, self.guest_slips)
+    }
+
+    /// The number that is answered; 0 if there is none.
+    fn ask(&mut self, message: &Message) -> u64 {
+        self.say(message, 0);
+        let mut answer = [0; 20];
+        let wait = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let mut look = [PollFd::new(&self.stream, PollFlags::IN)];
+        let _ = rustix::event::poll(&mut look, Some(&wait));
+        match self.stream.read(&mut answer) {
+            Ok(20) => answer[12..].try_into().map_or(0, u64::from_le_bytes),
+            Ok(_) | Err(_) => 0,
+        }
+    }
+
+    fn add_memory(&self) -> Message {
+        message(37, &[0, 0, MEMORY_BYTES, USER, 0], Sent::Memory)
+    }
+
+    /// GET_INFLIGHT_FD and SET_INFLIGHT_FD.
+    fn inflight(&self, request: u32, file: Sent) -> Message {
+        message(request, &[MEMORY_BYTES / 2, 0, u64::from(QUEUES) | self.ring_size << 16], file)
+    }
+
+    fn start(&self, queue: u64) -> [Message; 6] {
+        let ring = USER + queue * RING_BYTES;
+        [
+            message(8, &[pair(queue, self.ring_size)], Sent::None),
+            message(10, &[pair(queue, 0)], Sent::None),
+            message(9, &[queue, ring, ring + USED, ring + AVAILABLE, 0], Sent::None),
+            message(13, &[queue], Sent::Event),
+            message(12, &[queue], Sent::Event),
+            message(18, &[pair(queue, 1)], Sent::None),
+        ]
+    }
+
+    fn step(&mut self) {
+        if self.slips() {
+            let message = self.any_message();
+            match self.prng.below(3) {
+                0 => self.say(&message, NEED_REPLY),
+                1 => self.slip(message),
+                _ => {
+                    let noise: Vec<u8> = (0..self.prng.below(64)).map(|_| self.byte()).collect();
+                    // Whether it arrives is all one.
+                    let _ = self.stream.write(&noise);
+                }
+            }
+        } else if self.guest_slips() {
+            self.scribble();
+        } else if self.prng.chance(1, 8) {
+            self.kick();
+        } else {
+            self.make_requests();
+        }
+        self.listen();
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.prng.next_u64().to_le_bytes()[0]
+    }
+
+    /// Zero, a small number, one near a limit, or any.
+    fn number(&mut self) -> u64 {
+        let any = self.prng.next_u64();
+        match self.prng.below(6) {
+            0 => 0,
+            1 => any % 16,
+            2 => (1 << (any % 64)) - self.prng.below(2),
+            3 => USER + any % (2 * MEMORY_BYTES),
+            4 => any % (2 * MEMORY_BYTES),
+            _ => any,
+        }
+    }
+
+    fn any_message(&mut self) -> Message {
+        let queue = self.prng.below(u64::from(QUEUES) + 1);
+        let number = self.number();
+        match self.prng.below(20) {
+            0 => message(4, &[], Sent::None),
+            1 => message(5, &[1, 0, MEMORY_BYTES, USER, 0], Sent::Memory),
+            2 => message(8, &[pair(queue, number)], Sent::None),
+            3 => message(10, &[pair(queue, number)], Sent::None),
+            4 => message(9, &[queue, number, USER + USED, USER, 0], Sent::None),
+            5 | 6 => message(11, &[queue], Sent::None),
+            7 => message(12, &[queue | 0x100], Sent::None),
+            8 => message(18, &[pair(queue, number % 2)], Sent::None),
+            9 => message(24, &[pair(number, 60), 0, 0], Sent::None),
+            10 => message(25, &[pair(32, 1), 0, number], Sent::None),
+            11 => message(34, &[], Sent::None),
+            12 => message(38, &[0, 0, MEMORY_BYTES, USER, 0], Sent::None),
+            13 => self.add_memory(),
+            14 => self.inflight(31, Sent::None),
+            15 => self.inflight(32, Sent::Memory),
+            16 => message(6, &[number, 0], Sent::Memory),
+            17 => message(21, &[], Sent::Event),
+            18 => message(2, &[self.features ^ 1 << (number % 64)], Sent::None),
+            _ => {
+                let [a, _, b, ..] = self.start(queue % u64::from(QUEUES));
+                if number.is_multiple_of(2) { a } else { b }
+            }
+        }
+    }
+
+    /// Says it with something wrong: a field, the length, the file, the kind, or only half of it.
+    fn slip(&mut self, mut message: Message) {
+        let mut flags = NEED_REPLY;
+        match self.prng.below(6) {
+            0 if !message.payload.is_empty() => {
+                let (at, byte) = (self.prng.index(message.payload.len()), self.byte());
+                message.payload[at] = byte;
+            }
+            0 | 1 => message.payload.resize(self.prng.index(400), 0xa5),
+            2 => {
+                message.file = match message.file {
+                    Sent::None => Sent::Memory,
+                    Sent::Memory => Sent::Event,
+                    Sent::Event => Sent::None,
+                }
+            }
+            3 => message.request = u32::from(self.byte()) % 50,
+            4 => flags = u32::from(self.byte()),
+            _ => {
+                let whole = bytes_of(&message, flags);
+                let half = whole.get(..self.prng.index(whole.len())).unwrap_or_default();
+                return drop(self.stream.write(half));
+            }
+        }
+        self.say(&message, flags);
+    }
+
+    /// The back end may have hung up: nobody minds.
+    fn say(&mut self, message: &Message, flags: u32) {
+        let bytes = bytes_of(message, flags);
+        let file: Option<BorrowedFd<'_>> = match message.file {
+            Sent::None => None,
+            Sent::Memory => Some(self.memory.as_fd()),
+            Sent::Event => Some(self.event.as_fd()),
+        };
+        let count = if self.prng.chance(1, 100) { FILES_MAX } else { 1 };
+        let files: Vec<BorrowedFd<'_>> = file.into_iter().cycle().take(count).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        if !files.is_empty() {
+            ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        }
+        let flags = SendFlags::NOSIGNAL;
+        let pieces = [IoSlice::new(&bytes)];
+        let _ = rustix::net::sendmsg(&self.stream, &pieces, &mut ancillary, flags);
+    }
+
+    /// Takes what was answered, or leaves it there.
+    fn listen(&mut self) {
+        if self.prng.chance(7, 8) {
+            let _ = self.stream.read(&mut [0; 4096]);
+        }
+    }
+
+    fn put(&self, at: u64, bytes: &[u8]) {
+        if at + bytes.len() as u64 <= MEMORY_BYTES {
+            // Memory takes it.
+            let _ = self.memory.write_all_at(bytes, at);
+        }
+    }
+
+    /// Any bytes, anywhere in a ring.
+    fn scribble(&mut self) {
+        let at = self.prng.below(u64::from(QUEUES) * RING_BYTES);
+        let number = self.number();
+        self.put(at, &number.to_le_bytes());
+    }
+
+    /// Requests that are mostly right, made available: header, data and status after each other.
+    fn make_requests(&mut self) {
+        let queue = self.prng.index(QUEUES as usize);
+        let ring = queue as u64 * RING_BYTES;
+        let mut page = 0;
+        let mut kind = 0;
+        for index in 0..DESCRIPTORS {
+            let (at, len, flags) = match index % 3 {
+                0 => {
+                    page = MEMORY_BYTES / 2 + self.prng.below(256) * 4096;
+                    kind = [0, 1, 4, 8, 11, 13, 99][self.prng.index(7)];
+                    self.make_header(page, kind);
+                    (0, 16, 1)
+                }
+                1 if kind == 11 || kind == 13 => (16, 16, 1),
+                1 => (512, [512, 4096, 65536][self.prng.index(3)], if kind == 1 { 1 } else { 3 }),
+                _ => (256, 1, 2),
+            };
+            let [address, len, flags, next] =
+                [page + at, len, flags, index + 1].map(|right| match self.guest_slips() {
+                    true => self.number(),
+                    false => right,
+                });
+            let fields = [address, pair(len, flags & 0xffff | next << 16)];
+            let bytes: Vec<u8> = fields.iter().flat_map(|it| it.to_le_bytes()).collect();
+            self.put(ring + index * 16, &bytes);
+        }
+        for _ in 0..1 + self.prng.below(8) {
+            let slot = u64::from(self.available[queue]) % self.ring_size.min(1024);
+            let head = u16::try_from(self.prng.below(DESCRIPTORS / 3) * 3).unwrap_or(0);
+            self.put(ring + AVAILABLE + 4 + slot * 2, &head.to_le_bytes());
+            self.available[queue] = self.available[queue].wrapping_add(1);
+        }
+        let jump = if self.guest_slips() { self.byte() } else { 0 };
+        let shown = self.available[queue].wrapping_add(u16::from(jump));
+        self.put(ring + AVAILABLE + 2, &shown.to_le_bytes());
+        self.kick();
+    }
+
+    /// The request's header, and the range of a discard behind it.
+    fn make_header(&mut self, page: u64, kind: u32) {
+        let sector = if self.guest_slips() { self.number() } else { self.prng.below(2048) };
+        let sectors = if self.guest_slips() { self.number() } else { 8 };
+        self.put(page, &kind.to_le_bytes());
+        self.put(page + 8, &sector.to_le_bytes());
+        self.put(page + 16, &sector.to_le_bytes());
+        self.put(page + 24, &(sectors % (1 << 32)).to_le_bytes());
+    }
+
+    fn kick(&self) {
+        // One that is full has rung already.
+        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+    }
+}
+
+fn bytes_of(message: &Message, flags: u32) -> Vec<u8> {
+    let len = u32::try_from(message.payload.len()).unwrap_or(u32::MAX);
+    let header = [message.request, VERSION | flags, len];
+    let mut bytes: Vec<u8> = header.iter().flat_map(|it| it.to_le_bytes()).collect();
+    bytes.extend_from_slice(&message.payload);
+    bytes
+}

@@ -1,0 +1,298 @@
+//! How fast an export may go: requests and bytes a second, reads and writes apart.
+//!
+//! Each limit is a virtual schedule (the generic cell rate algorithm, ITU-T I.371, annex A): a
+//! request is due one interval after the one before it, and may be early by what was saved up. So
+//! a limit is one number that all reactors of an export share, and costs one atomic operation;
+//! where nothing is limited, two loads.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ashlar_reactor::backend::Instant;
+use ashlar_reactor::executor::Reactor;
+
+use crate::request::Operation;
+
+/// Requests that wait look this often whether the limit was changed, or they are not to wait.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Longest time for which unused allowance is saved up.
+pub const BURST_MAX: Duration = Duration::from_secs(3600);
+
+/// One direction. `None`: not limited.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rate {
+    pub requests_per_second: Option<u64>,
+    pub bytes_per_second: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    pub read: Rate,
+    /// Writes; discards and write-zeroes count as requests without bytes.
+    pub write: Rate,
+    /// For how long unused allowance is saved up, at most [`BURST_MAX`].
+    pub burst: Duration,
+}
+
+/// One limit, shared by reactors.
+#[derive(Debug, Default)]
+struct Meter {
+    /// 0: no limit.
+    per_second: AtomicU64,
+    /// When the next request is due, in nanoseconds of the limits' clock.
+    due: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Lane {
+    requests: Meter,
+    bytes: Meter,
+}
+
+/// The limits of one export, for all its reactors.
+#[derive(Debug)]
+pub struct RateLimits {
+    read: Lane,
+    write: Lane,
+    burst_ns: AtomicU64,
+    /// Counts changes, so that who waits asks anew.
+    generation: AtomicU64,
+    began: std::time::Instant,
+}
+
+impl Meter {
+    fn set(&self, per_second: Option<u64>) {
+        self.per_second.store(per_second.unwrap_or(0), Ordering::Relaxed);
+        self.due.store(0, Ordering::Relaxed);
+    }
+
+    fn is_on(&self) -> bool {
+        self.per_second.load(Ordering::Relaxed) > 0
+    }
+
+    /// Takes `amount` of the allowance; when it may be used, not before `now`.
+    fn charge(&self, amount: u64, now: u64, burst: u64) -> u64 {
+        let per_second = self.per_second.load(Ordering::Relaxed);
+        if per_second == 0 {
+            return now;
+        }
+        let cost = u128::from(amount) * 1_000_000_000 / u128::from(per_second);
+        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
+        let charge = |due: u64| Some(due.max(now).saturating_add(cost));
+        let due = self.due.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charge);
+        let (Ok(due) | Err(due)) = due;
+        due.saturating_sub(burst).max(now)
+    }
+}
+
+impl RateLimits {
+    #[expect(clippy::disallowed_methods, reason = "a clock that all reactors of the export share")]
+    pub fn new(rates: Rates) -> Arc<RateLimits> {
+        let limits = RateLimits {
+            read: Lane::default(),
+            write: Lane::default(),
+            burst_ns: AtomicU64::new(0),
+            generation: AtomicU64::new(0),
+            began: std::time::Instant::now(),
+        };
+        limits.set(rates);
+        Arc::new(limits)
+    }
+
+    /// From now on these hold, also for what waits already; as much is saved up as can be.
+    pub fn set(&self, rates: Rates) {
+        let burst = u64::try_from(rates.burst.min(BURST_MAX).as_nanos()).unwrap_or(u64::MAX);
+        self.burst_ns.store(burst, Ordering::Relaxed);
+        for (lane, rate) in [(&self.read, rates.read), (&self.write, rates.write)] {
+            lane.requests.set(rate.requests_per_second);
+            lane.bytes.set(rate.bytes_per_second);
+        }
+        self.generation.fetch_add(1, Ordering::Release);
+    }
+}
+
+/// The limits of an export as one of its reactors keeps them.
+pub(crate) struct Throttle {
+    reactor: Reactor,
+    limits: Arc<RateLimits>,
+    /// What the limits' clock is ahead of the reactor's, in nanoseconds; it may wrap.
+    ahead: u64,
+    /// How many want nobody to wait.
+    hurries: Cell<u32>,
+    waited: Cell<u64>,
+}
+
+impl Throttle {
+    pub(crate) fn new(reactor: &Reactor, limits: Arc<RateLimits>) -> Throttle {
+        let shared = u64::try_from(limits.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let ahead = shared.wrapping_sub(reactor.now().as_ns());
+        let (hurries, waited) = Default::default();
+        Throttle { reactor: reactor.clone(), limits, ahead, hurries, waited }
+    }
+
+    /// Requests that had to wait.
+    pub(crate) fn waited(&self) -> u64 {
+        self.waited.get()
+    }
+
+    /// Nobody waits until [`calm`](Throttle::calm): a queue is to come to rest. What goes early
+    /// counts, so whoever comes after waits for it.
+    pub(crate) fn hurry(&self) {
+        self.hurries.set(self.hurries.get() + 1);
+    }
+
+    pub(crate) fn calm(&self) {
+        self.hurries.set(self.hurries.get() - 1);
+    }
+
+    /// Waits until `operation` may begin.
+    #[inline]
+    pub(crate) async fn admit(&self, operation: &Operation) {
+        let (lane, bytes) = match operation {
+            Operation::Read { into, .. } => (&self.limits.read, into.len() as u64),
+            Operation::Write { from, .. } => (&self.limits.write, from.len() as u64),
+            Operation::Discard { .. } | Operation::WriteZeroes { .. } => (&self.limits.write, 0),
+            Operation::Flush | Operation::Identify { .. } | Operation::Refuse(_) => return,
+        };
+        if lane.requests.is_on() || lane.bytes.is_on() {
+            self.wait(lane, bytes).await;
+        }
+    }
+
+    async fn wait(&self, lane: &Lane, bytes: u64) {
+        let mut has_waited = false;
+        loop {
+            let generation = self.limits.generation.load(Ordering::Acquire);
+            let burst = self.limits.burst_ns.load(Ordering::Relaxed);
+            let now = self.reactor.now().as_ns().wrapping_add(self.ahead);
+            let start =
+                lane.requests.charge(1, now, burst).max(lane.bytes.charge(bytes, now, burst));
+            let start = Instant::from_ns(start.wrapping_sub(self.ahead));
+            while self.reactor.now() < start && self.hurries.get() == 0 {
+                if !std::mem::replace(&mut has_waited, true) {
+                    self.waited.set(self.waited.get() + 1);
+                }
+                let look = self.reactor.now().after(LOOK_EVERY);
+                self.reactor.sleep_until(start.min(look)).await;
+                if self.limits.generation.load(Ordering::Acquire) != generation {
+                    break;
+                }
+            }
+            if self.limits.generation.load(Ordering::Acquire) == generation {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: no more passes than is allowed, in any second, but for what was saved up; and all of
+    //! that passes.
+    //! Method: virtual time; reads and writes as fast as they are let.
+
+    use std::rc::Rc;
+
+    use ashlar_reactor::buffer::Buffers;
+    use ashlar_reactor::executor::Order;
+    use ashlar_reactor::join::join_all;
+    use ashlar_reactor::virtual_time::VirtualBackend;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const BLOCK: usize = 4096;
+
+    fn rates(requests: Option<u64>, bytes: Option<u64>, burst: Duration) -> Rates {
+        let write = Rate { requests_per_second: requests, bytes_per_second: bytes };
+        Rates { read: Rate::default(), write, burst }
+    }
+
+    struct Rig {
+        reactor: Reactor,
+        limits: Arc<RateLimits>,
+        /// As two reactors have them.
+        throttles: [Rc<Throttle>; 2],
+    }
+
+    impl Rig {
+        fn new(rates: Rates) -> Rig {
+            let reactor = Reactor::new(Box::new(VirtualBackend::default()), Order::Fifo);
+            let limits = RateLimits::new(rates);
+            let throttle = || Rc::new(Throttle::new(&reactor, limits.clone()));
+            let throttles = [throttle(), throttle()];
+            Rig { reactor, limits, throttles }
+        }
+
+        fn write(&self) -> Operation {
+            Operation::Write { offset: 0, from: Buffers::from(self.reactor.buffer(BLOCK)) }
+        }
+
+        /// The moments, in ms, at which so many writes that are asked for at once may begin, half
+        /// of them on each reactor.
+        fn writes(&self, count: usize) -> Vec<u128> {
+            let began = self.reactor.now();
+            let one = |index: usize| {
+                let (throttle, write) = (self.throttles[index % 2].clone(), self.write());
+                let reactor = self.reactor.clone();
+                async move {
+                    throttle.admit(&write).await;
+                    reactor.now().since(began).as_millis()
+                }
+            };
+            let all: Vec<_> = (0..count).map(one).collect();
+            self.reactor.block_on(join_all(all)).unwrap()
+        }
+    }
+
+    #[test]
+    fn requests_come_at_the_rate_once_the_burst_is_used_up() {
+        let rig = Rig::new(rates(Some(100), None, SECOND));
+        let moments = rig.writes(500);
+        assert_eq!(moments.iter().filter(|at| **at == 0).count(), 101);
+        // The two clocks are read one after the other, so they are off by some microseconds.
+        let last = moments.iter().max().unwrap();
+        assert!((3989..=3990).contains(last), "{last}");
+        for second in 0..3 {
+            let within = |at: &&u128| (second * 1000 + 1..=second * 1000 + 1000).contains(*at);
+            let count = moments.iter().filter(within).count();
+            assert!((99..=101).contains(&count), "{count} in second {second}");
+        }
+        assert_eq!(rig.throttles.iter().map(|its| its.waited()).sum::<u64>(), 399);
+    }
+
+    #[test]
+    fn bytes_count_too_and_reads_are_apart() {
+        let rig = Rig::new(rates(Some(1000), Some(10 * BLOCK as u64), Duration::ZERO));
+        assert_eq!(rig.writes(21).into_iter().max(), Some(2000));
+        let into = Buffers::from(rig.reactor.buffer(BLOCK));
+        let (throttle, now) = (rig.throttles[0].clone(), rig.reactor.now());
+        let read = Operation::Read { offset: 0, into };
+        rig.reactor.block_on(async move { throttle.admit(&read).await });
+        assert_eq!(rig.reactor.now(), now);
+    }
+
+    #[test]
+    fn a_change_holds_for_what_waits() {
+        let rig = Rig::new(rates(Some(1), None, Duration::ZERO));
+        let (reactor, limits) = (rig.reactor.clone(), rig.limits.clone());
+        reactor.clone().spawn(async move {
+            reactor.sleep(SECOND * 10 - LOOK_EVERY / 2).await;
+            limits.set(Rates::default());
+        });
+        let moments = rig.writes(100);
+        assert_eq!(moments.iter().filter(|at| **at < 9950).count(), 10);
+        assert!(moments.iter().all(|at| *at <= 10_050), "{moments:?}");
+    }
+
+    #[test]
+    fn who_hurries_is_let_through_and_pays_later() {
+        let rig = Rig::new(rates(Some(10), None, Duration::ZERO));
+        rig.throttles.iter().for_each(|its| its.hurry());
+        assert_eq!(rig.writes(30).into_iter().max(), Some(0));
+        rig.throttles.iter().for_each(|its| its.calm());
+        assert_eq!(rig.writes(1), [3000]);
+    }
+}

@@ -1,0 +1,88 @@
+//! What changes while hosts are connected.
+
+use std::net::TcpStream;
+
+use ashlar_reactor::nvme::command::{Command, NamespaceIdentity, Status};
+use ashlar_target::export::Export;
+use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport};
+
+use crate::host::{Choice, End, Host};
+use crate::{DISK, Offered, SUBSYSTEM, spec};
+
+/// Namespace attributes have changed: a notice, with the log page to read.
+const CHANGED: u32 = 0x0004_0002;
+
+fn read_changed(host: &mut Host) -> Vec<u8> {
+    let (status, page) = host.admin.run(Command::get_log_page(4, u32::MAX, 4096, 0), 4096);
+    assert!(status.is_success());
+    page[..8].to_vec()
+}
+
+#[test]
+fn a_host_is_told_of_what_changes() {
+    let offered = Offered::new();
+    let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
+    let event = host.admin.ask(Command::async_event(), 0);
+    offered.rig.resize(2 * DISK);
+    offered.export.resized();
+    assert_eq!(host.admin.wait(event).unwrap().0.result, CHANGED);
+    assert_eq!(read_changed(&mut host), [1, 0, 0, 0, 0, 0, 0, 0]);
+    let (_, page) = host.admin.run(Command::identify_namespace(1), 4096);
+    let blocks = NamespaceIdentity::decode(&page.try_into().unwrap()).blocks;
+    assert_eq!(blocks, 2 * DISK / 512);
+    host.write(1, blocks - 1, &[5; 512]);
+    // Another policy: single blocks are atomic, and 64 KiB were.
+    let nawupf = |host: &mut Host| {
+        let (_, page) = host.admin.run(Command::identify_namespace(1), 4096);
+        u16::from_le_bytes([page[36], page[37]])
+    };
+    assert_eq!(nawupf(&mut host), 127);
+    let event = host.admin.ask(Command::async_event(), 0);
+    offered.export.set_atomic_bytes(0);
+    assert_eq!(host.admin.wait(event).unwrap().0.result, CHANGED);
+    assert_eq!(read_changed(&mut host)[0], 1);
+    assert_eq!(nawupf(&mut host), 0);
+    // One that comes, one that goes.
+    let event = host.admin.ask(Command::async_event(), 0);
+    let parts = offered.rig.parts();
+    let second = NvmeTcpExport::start(&offered.ports, parts, spec(offered.at())).unwrap();
+    assert_eq!(second.namespace(), 2);
+    assert_eq!(host.admin.wait(event).unwrap().0.result, CHANGED);
+    assert_eq!(read_changed(&mut host)[0], 2);
+    assert_eq!(host.read(2, blocks - 1, 1), [5; 512]);
+    let event = host.admin.ask(Command::async_event(), 0);
+    drop(second);
+    assert_eq!(host.admin.wait(event).unwrap().0.result, CHANGED);
+    let (status, _) = host.io.run(Command::read(2, 0, 1), 512);
+    assert_eq!(status, Status::INVALID_NAMESPACE.for_good());
+    // Requests for events can be taken back.
+    let event = host.admin.ask(Command::async_event(), 0);
+    let abort = host.admin.ask(Command::abort(0, event), 0);
+    assert_eq!(host.admin.wait(event).unwrap().0.status, Status::ABORTED);
+    assert_eq!(host.admin.wait(abort).unwrap().0.result, 0);
+    offered.end();
+}
+
+#[test]
+fn an_export_that_stops_hangs_up_and_leaves_the_address() {
+    let offered = Offered::new();
+    let at = offered.at();
+    let mut host = Host::connect(at, SUBSYSTEM, Choice::PLAIN);
+    let ids: Vec<u16> = (0..20)
+        .map(|i| host.io.give(Command::write(1, i * 8, 8), &[i as u8 + 1; 4096], true))
+        .collect();
+    // Some are answered by then.
+    host.io.wait(ids[0]).unwrap();
+    let Offered { ports, export, rig } = offered;
+    drop(export);
+    let ended = std::iter::from_fn(|| host.io.next().err()).next();
+    assert!(ended.is_none() || ended == Some(End::Closed));
+    assert!(TcpStream::connect(at).is_err());
+    // A new one there, at once, with all that was answered.
+    let spec = ExportSpec { namespace: Some(3), ..spec(at) };
+    let export = NvmeTcpExport::start(&ports, rig.parts(), spec).unwrap();
+    let mut host = Host::connect(at, SUBSYSTEM, Choice::PLAIN);
+    assert_eq!(host.read(3, 0, 8), [1; 4096]);
+    drop(export);
+    rig.withdraw_others();
+}

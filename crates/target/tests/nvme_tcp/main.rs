@@ -1,0 +1,70 @@
+//! Goal: a volume behaves as a namespace for hosts that keep to the protocol, whatever they choose
+//! of it, and for hosts that do not: those are cut off, and nobody else notices.
+//! Method: arrays on RAM drives on real reactors, and a host written for the test.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+#![allow(dead_code, reason = "parts of the neighbouring test")]
+
+mod access;
+mod changes;
+mod commands;
+mod host;
+mod hostile;
+#[path = "../export/rig.rs"]
+mod rig;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ashlar_format::array_superblock::Level;
+use ashlar_target::limits::{RateLimits, Rates};
+use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport, Ports};
+
+use crate::rig::Rig;
+
+pub const SUBSYSTEM: &str = "nqn.2026-01.example:disk";
+pub const DISK: u64 = 16 << 20;
+
+/// A volume on two reactors, and where it is offered.
+pub struct Offered {
+    pub ports: Ports,
+    pub export: NvmeTcpExport,
+    pub rig: Rig,
+}
+
+impl Offered {
+    pub fn new() -> Offered {
+        Offered::to(Vec::new())
+    }
+
+    pub fn to(hosts: Vec<String>) -> Offered {
+        let rig = Rig::spread(Level::Raid5, 3, DISK, Duration::from_micros(50));
+        let ports = Ports::default();
+        let spec = ExportSpec { hosts, ..spec("127.0.0.1:0".parse().unwrap()) };
+        let export = NvmeTcpExport::start(&ports, rig.parts(), spec).unwrap();
+        Offered { ports, export, rig }
+    }
+
+    pub fn at(&self) -> SocketAddr {
+        self.export.spec().listen
+    }
+
+    /// In order: an export before its reactors.
+    pub fn end(self) {
+        let Offered { export, rig, .. } = self;
+        drop(export);
+        rig.withdraw_others();
+    }
+}
+
+pub fn spec(listen: SocketAddr) -> ExportSpec {
+    ExportSpec {
+        limits: RateLimits::new(Rates::default()),
+        name: "disk".into(),
+        listen,
+        subsystem: SUBSYSTEM.into(),
+        namespace: None,
+        hosts: Vec::new(),
+        queues_max: 4,
+        atomic_bytes: 64 << 10,
+    }
+}
