@@ -125,7 +125,8 @@ impl Branch {
         })
     }
 
-    /// Takes no more connections and cuts those that are there; returns when nothing is under way on any.
+    /// Takes no more connections and cuts those that are there; returns when nothing is under way
+    /// on any.
     pub(crate) async fn close(&self) {
         self.closing.set(true);
         self.connections.borrow().iter().for_each(|its| its.cut());

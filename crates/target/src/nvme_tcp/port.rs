@@ -1,6 +1,6 @@
 //! An address where hosts connect: the subsystems that are reached there, and the thread that
-//! accepts. Each connection is set up by a thread of its own ([`handshake`]), and lives on a reactor
-//! from then on.
+//! accepts. Each connection is set up by a thread of its own ([`handshake`]), and lives on a
+//! reactor from then on.
 //!
 //! [`handshake`]: crate::nvme_tcp::handshake
 
