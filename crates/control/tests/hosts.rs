@@ -85,7 +85,7 @@ fn hosts(network: &Network) -> (Daemon, Daemon) {
 
 fn work(daemon: &Daemon, seconds: u32) {
     let socket = daemon.path("export/e.sock");
-    let load = "--rw randrw --mix 50 --verify --depth 8 --size 48M --warm-up 0";
+    let load = "--rw randrw --mix 50 --verify --force --depth 8 --size 8M --warm-up 0";
     daemon.ok(&format!("bench vhost --socket {} {load} --seconds {seconds}", socket.display()));
 }
 

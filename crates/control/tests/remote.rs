@@ -34,7 +34,7 @@ fn mirror(model: &Model) -> Daemon {
 fn work(daemon: &Daemon, seconds: f32) -> String {
     let socket = daemon.path("export/e.sock");
     let (socket, load) =
-        (socket.display(), "--rw randrw --verify --depth 8 --size 16M --warm-up 0");
+        (socket.display(), "--rw randrw --verify --force --depth 8 --size 4M --warm-up 0");
     daemon.ok(&format!("bench vhost --socket {socket} {load} --seconds {seconds}"))
 }
 

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::api::array::{Array, ArrayState, Member, Takeover};
 use crate::api::drive::{
-    Drive, DriveHealth, DriveKind, DriveQueue, DriveState, PathState, RemotePath,
+    Drive, DriveHealth, DriveKind, DriveQueue, DriveSource, DriveState, PathState, RemotePath,
 };
 use crate::api::export::{Export, ExportState};
 use crate::api::status::Status;
@@ -70,27 +70,7 @@ impl Host {
         });
         let source = known?.source;
         let Some(attached) = attached else {
-            return Some(Drive {
-                name: name.to_owned(),
-                source,
-                state: DriveState::Missing,
-                error: why,
-                kind: None,
-                bytes: None,
-                sector_bytes: None,
-                content: None,
-                uuid: None,
-                array: None,
-                array_uuid: None,
-                member: None,
-                health: None,
-                slow: None,
-                counters: None,
-                latency: None,
-                traffic: None,
-                queue: None,
-                path: None,
-            });
+            return Some(missing_drive(name, source, why));
         };
         let label = attached.content.label().cloned();
         let running = |array: &Uuid| snapshots.get(array)?.as_ref().ok();
@@ -316,6 +296,31 @@ fn kind_of(attached: &Attached) -> DriveKind {
         },
         Medium::Memory { memory: Memory::Ram { .. }, .. } => DriveKind::Ram,
         Medium::Memory { memory: Memory::Model(_), .. } => DriveKind::Model,
+    }
+}
+
+/// One that should be attached, and why it is not.
+fn missing_drive(name: &str, source: DriveSource, why: Option<String>) -> Drive {
+    Drive {
+        name: name.to_owned(),
+        source,
+        state: DriveState::Missing,
+        error: why,
+        kind: None,
+        bytes: None,
+        sector_bytes: None,
+        content: None,
+        uuid: None,
+        array: None,
+        array_uuid: None,
+        member: None,
+        health: None,
+        slow: None,
+        counters: None,
+        latency: None,
+        traffic: None,
+        queue: None,
+        path: None,
     }
 }
 

@@ -1,9 +1,9 @@
 //! An NVMe/TCP namespace of another host as a drive: our own initiator.
 //!
 //! Whoever uses it has an *association* of its own: one controller of the subsystem, with a
-//! connection for questions and one for reads and writes. Who opened it (a [`Handle`]) has one while
-//! it looks at labels; each reactor that it is registered with has one, which a thread (`keeper`)
-//! makes, keeps alive, and makes anew. The reactor has only its connection for I/O.
+//! connection for questions and one for reads and writes. Who opened it (a [`Handle`]) has one
+//! while it looks at labels; each reactor that it is registered with has one, which a thread
+//! (`keeper`) makes, keeps alive, and makes anew. The reactor has only its connection for I/O.
 //!
 //! From the bottom: `wire` is a connection for who can wait; `association` is what goes over it
 //! until there is a queue; `keeper` is the thread; `stream` is bytes and PDUs of the connection for

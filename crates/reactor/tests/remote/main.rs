@@ -102,7 +102,9 @@ impl Rig {
             return Op::WriteZeroes { device, offset: place, len: len as u64, unmap: true };
         }
         let from = self.memory(len);
-        let bytes: Vec<u8> = (0..len).map(|_| self.prng.next_u64() as u8).collect();
+        let word = self.prng.next_u64() | 1;
+        let byte = |at: u64| (word.wrapping_mul(at + 1) >> 56) as u8;
+        let bytes: Vec<u8> = (0..len as u64).map(byte).collect();
         from.copy_from_slice(&bytes);
         self.copy[offset..offset + len].copy_from_slice(&bytes);
         Op::Write { device, offset: place, from }
@@ -170,7 +172,7 @@ fn what_is_written_is_read_in_whatever_pieces_it_goes() {
             [NONE, BOTH, Digests { header: true, ..NONE }, Digests { data: true, ..NONE }]
         {
             let mut rig = Rig::new(faults.clone(), digests);
-            rig.work(12);
+            rig.work(8);
             assert_eq!(rig.drive.report().reconnects, 0);
         }
     }

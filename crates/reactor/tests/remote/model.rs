@@ -487,7 +487,16 @@ impl Connection {
                 self.inner.note(Event::KeptAlive);
                 self.answer(id, Status::SUCCESS, 0)
             }
-            _ => self.answer(id, Status::INVALID_OPCODE, 0),
+            Some(
+                Admin::DeleteSubmissionQueue
+                | Admin::CreateSubmissionQueue
+                | Admin::DeleteCompletionQueue
+                | Admin::CreateCompletionQueue
+                | Admin::Abort
+                | Admin::GetFeatures
+                | Admin::AsyncEvent,
+            )
+            | None => self.answer(id, Status::INVALID_OPCODE, 0),
         }
     }
 

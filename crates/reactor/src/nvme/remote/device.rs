@@ -8,7 +8,7 @@
 //! |---|---|
 //! | the connection is lost | what was asked is asked again over the next one, in its order |
 //! | a command takes too long, or it says what cannot be | the connection is ended: as above |
-//! | it is lost while completed writes may be in a volatile cache | gone: the other side may have been without power |
+//! | it is lost with completed writes in a volatile cache, perhaps | gone: they may be lost, too |
 //! | there is no connection for [`AWAY_MAX`], or several in a row achieve nothing | gone |
 //! | another namespace is at its other end | gone |
 //! | a digest of data is wrong | the operation ends with EAGAIN: who asked tries again |

@@ -358,7 +358,7 @@ fn take_back(desk: &Desk, tap: Option<&TcpStream>) -> Wish {
     loop {
         match desk.wish(SIGN_EVERY) {
             Wish::Path => {}
-            wish => return wish,
+            wish @ (Wish::Another { .. } | Wish::End { .. }) => return wish,
         }
     }
 }
