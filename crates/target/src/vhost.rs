@@ -144,13 +144,15 @@ fn check(spec: &ExportSpec, parts: usize) -> Result<[u8; SERIAL_BYTES], ExportEr
     Ok(serial)
 }
 
+type Started = (Lines<Device>, Arc<Ends>, JoinHandle<()>);
+
 /// Makes the devices on their reactors, and the thread.
 fn start_bound(
     parts: Vec<Part>,
     spec: &ExportSpec,
     serial: [u8; SERIAL_BYTES],
     ends: Arc<Ends>,
-) -> Result<(Lines<Device>, Arc<Ends>, JoinHandle<()>), ExportError> {
+) -> Result<Started, ExportError> {
     let (graveyard, retired) = mpsc::channel();
     let count = u16::try_from(parts.len()).unwrap_or(PARTS_MAX);
     let mut lines: Vec<Line<Device>> = Vec::new();
