@@ -171,7 +171,7 @@ impl Connection {
         let mut inbox = Inbox::new(self.reactor());
         let until = self.reactor().now().after(HAGGLE_WITHIN);
         let agreed = self.while_staying(until, self.haggle(&mut inbox)).await;
-        match agreed.unwrap_or_else(|| Err(Cut::Silent)) {
+        match agreed.unwrap_or(Err(Cut::Silent)) {
             Ok(agreed) if self.state.get() == State::Haggling => {
                 self.agreed.set(agreed);
                 self.become_state(State::Serving);
