@@ -5,19 +5,21 @@
 //! is offered, ring after ring in turn. Thread and reactors meet in letters ([`line`]).
 //!
 //! ```text
-//! front end ── socket ── session ── line ═ letters ═ device ── queue ── vring ── memory
+//! front end ── socket ── session ── line ═ letters ═ device ── queue ── vring ── inflight, memory
 //!                                                      │         └ block
 //!                                                      └ disk ── budget, volume
 //! ```
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 //!
-//! Protocol: vhost-user with split and packed rings. Not here yet: in-flight tracking in shared
-//! memory, dirty logging for live migration. Without the former, a packed ring goes on after a
-//! daemon that was stopped, and has to be reset by its guest after one that was killed.
+//! Protocol: vhost-user with split and packed rings, and in-flight tracking in shared memory: with
+//! a front end that keeps that, a guest goes on after a daemon that was killed. Not here yet: dirty
+//! logging for live migration.
 
 mod fault;
 mod memory;
+mod place;
+mod inflight;
 mod vring;
 mod config;
 mod block;

@@ -16,6 +16,7 @@ use ashlar_reactor::traffic;
 
 use crate::vhost::config::{Facts, PROTOCOL_FEATURES, is_write_through};
 use crate::vhost::disk::{Disk, Trouble};
+use crate::vhost::inflight::{Inflight, MappedInflight, Part};
 use crate::vhost::memory::{Graveyard, GuestMemory, MappedRegion, MemoryError, Place};
 use crate::vhost::queue::{Bells, Queue, State};
 use crate::vhost::vring::{Ring, RingAddresses, RingSetup};
@@ -37,6 +38,8 @@ pub(crate) struct Vring {
     pub(crate) enabled: bool,
     pub(crate) bells: Bells,
     queue: Option<Rc<Queue>>,
+    /// It was at work for this front end, which does not know yet where it stands.
+    left: bool,
 }
 
 /// How many queues work, and what they did.
@@ -53,6 +56,8 @@ pub(crate) struct Device {
     graveyard: Graveyard,
     memory: RefCell<Rc<GuestMemory>>,
     vrings: Vec<RefCell<Vring>>,
+    /// Where the front end keeps what is in flight; rings that start use it.
+    inflight: RefCell<Option<Inflight>>,
     features: Cell<u64>,
     /// The guest's choice in the configuration space.
     write_back: Cell<bool>,
@@ -67,6 +72,7 @@ impl Device {
             graveyard,
             memory: RefCell::default(),
             vrings: (0..queues_max).map(|_| RefCell::default()).collect(),
+            inflight: RefCell::default(),
             features: Cell::new(0),
             write_back: Cell::new(true),
             connected: Cell::new(false),
@@ -143,6 +149,14 @@ impl Device {
         Ok(())
     }
 
+    pub(crate) fn set_inflight(&self, region: MappedInflight) {
+        *self.inflight.borrow_mut() = Some(Inflight::adopt(region, &self.graveyard));
+    }
+
+    fn log_of(&self, index: usize) -> Option<Part> {
+        self.inflight.borrow().as_ref()?.of_queue(index)
+    }
+
     fn set_memory(&self, memory: GuestMemory) {
         let memory = Rc::new(memory);
         *self.memory.borrow_mut() = memory.clone();
@@ -216,6 +230,7 @@ impl Device {
             vring.base = queue.base();
             queue.leave(front_end_knows);
             vring.queue = None;
+            vring.left = !front_end_knows;
         }
         Ok(())
     }
@@ -223,9 +238,13 @@ impl Device {
     /// A ring may have been left before the front end asked where it stands: QEMU disables it
     /// first.
     fn forget_left(&self, index: usize) -> Result<(), NoRing> {
-        let vring = self.vring(index)?.borrow();
+        let mut vring = self.vring(index)?.borrow_mut();
         if let Some(addresses) = vring.addresses {
             Ring::forget_left(&self.memory.borrow(), addresses, self.features.get());
+        }
+        // Of a ring that was never at work here, the log may have what another left in flight.
+        if std::mem::take(&mut vring.left) {
+            self.log_of(index).iter().for_each(Part::blank);
         }
         Ok(())
     }
@@ -246,8 +265,9 @@ impl Device {
         };
         let queue = u16::try_from(index).unwrap_or(u16::MAX);
         let memory = self.memory.borrow().clone();
-        match Queue::start(&self.disk, queue, &memory, &setup, vring.bells.clone()) {
-            Ok(started) => vring.queue = Some(started),
+        let log = self.log_of(index);
+        match Queue::start(&self.disk, queue, &memory, &setup, log, vring.bells.clone()) {
+            Ok(started) => (vring.queue, vring.left) = (Some(started), false),
             Err(fault) => {
                 let export = self.disk.name();
                 tracing::warn!(export, queue, %fault, "the ring cannot be served");
@@ -279,6 +299,7 @@ impl Device {
             self.set_write_back(true);
         }
         self.set_features(0);
+        self.inflight.take();
         self.set_memory(GuestMemory::default());
         self.connected.set(false);
     }

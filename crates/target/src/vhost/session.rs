@@ -17,9 +17,10 @@ use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqH
 
 use crate::vhost::config::{FEATURES, WRITE_BACK_OFFSET, space};
 use crate::vhost::device::{Device, Vring};
+use crate::vhost::inflight::{self, MappedInflight, Shape};
 use crate::vhost::line::Lines;
 use crate::vhost::memory::{MappedRegion, MemoryError, Place, REGIONS_MAX};
-use crate::vhost::vring::{RingAddresses, is_ring_size};
+use crate::vhost::vring::{RING_SIZE_MAX, RingAddresses, is_ring_size};
 
 pub(crate) struct Session {
     lines: Lines,
@@ -83,6 +84,11 @@ impl Session {
         changed.map_err(refuse)?.map_err(refuse)
     }
 
+    fn shape_of(&self, its: &VhostUserInflight) -> Result<Shape> {
+        let shape = Shape::new(its.num_queues, its.queue_size, (self.queues_max, RING_SIZE_MAX));
+        shape.map_err(refuse)
+    }
+
     /// All reactors have the same memory, so either all take a change or all refuse it; only one
     /// that is gone, which is an error too, may differ.
     fn change_memory(
@@ -129,6 +135,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::RESET_DEVICE)
     }
 
@@ -276,12 +283,17 @@ impl VhostUserBackendReqHandlerMut for Session {
         not_offered()
     }
 
-    fn get_inflight_fd(&mut self, _: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        not_offered()
+    /// Makes a blank region; the front end gives it back at once, and after each new connection.
+    fn get_inflight_fd(&mut self, asked: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let shape = self.shape_of(asked)?;
+        inflight::create(shape).map_err(refuse)
     }
 
-    fn set_inflight_fd(&mut self, _: &VhostUserInflight, _file: File) -> Result<()> {
-        not_offered()
+    fn set_inflight_fd(&mut self, region: &VhostUserInflight, file: File) -> Result<()> {
+        let (shape, offset) = (self.shape_of(region)?, region.mmap_offset);
+        let mapped = MappedInflight::map(&file, shape, offset, region.mmap_size).map_err(refuse)?;
+        self.lines.ask_all(move |device| device.set_inflight(mapped.clone())).map_err(refuse)?;
+        Ok(())
     }
 
     fn set_device_state_fd(
