@@ -3,7 +3,7 @@
 use ashlar_pool::error::PoolError;
 use ashlar_raid::error::ChangeError;
 use ashlar_reactor::cores::CoreError;
-use ashlar_target::vhost::ExportError;
+use ashlar_target::export::ExportError;
 
 use crate::verify::Mismatch;
 

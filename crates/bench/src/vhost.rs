@@ -5,15 +5,17 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::mpsc;
+use std::time::Duration;
 
 use ashlar_pool::volume::Volume;
 use ashlar_reactor::cores::{Core, pin};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
-use ashlar_target::vhost::{ExportSpec, Part, VhostExport};
+use ashlar_target::export::Part;
+use ashlar_target::vhost::{ExportSpec, VhostExport};
 
-use crate::client::{Client, RingKind, Wish};
+use crate::client::{Client, Resumed, RingKind, Wish};
 use crate::clock::Clock;
 use crate::counters::{Counters, Sample};
 use crate::engine::{Asked, Event, POLL_WINDOW, ask, describe, offer, wait};
@@ -37,6 +39,8 @@ pub struct InitiatorSpec {
     pub size_bytes: Option<u64>,
     /// Every block is written once before anything is measured.
     pub fill: bool,
+    /// See [`Wish::resume`].
+    pub resume: Option<Duration>,
 }
 
 impl InitiatorSpec {
@@ -50,6 +54,7 @@ impl InitiatorSpec {
             block_bytes: self.asked.block_bytes,
             segments: self.segments,
             writes: self.asked.work.writes() || self.lays(),
+            resume: self.resume,
         }
     }
 
@@ -128,7 +133,7 @@ fn initiate(
         heard.into_iter().for_each(&mut *on_event);
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
-    let Measured { size_bytes, huge, rounds } = measured?;
+    let Measured { size_bytes, huge, resumed, rounds } = measured?;
     let mut setup = spec.asked.setup();
     let mut say = |name: &str, value: String| setup.insert(name.to_owned(), value);
     say("client_core", spec.core.to_string());
@@ -138,6 +143,10 @@ fn initiate(
     say("queues", spec.queues.to_string());
     say("segments", spec.segments.to_string());
     say("size", size_bytes.to_string());
+    if spec.resume.is_some() {
+        say("resumed", resumed.times.to_string());
+        say("resumed_gap_ms_max", resumed.gap_max.as_millis().to_string());
+    }
     say("memory", if huge { "huge pages" } else { "small pages" }.to_owned());
     Ok(Report { bench: "vhost".into(), setup, rounds })
 }
@@ -145,6 +154,7 @@ fn initiate(
 struct Measured {
     size_bytes: u64,
     huge: bool,
+    resumed: Resumed,
     rounds: Vec<Round>,
 }
 
@@ -176,9 +186,9 @@ fn measure(
         say(Event::RoundEnded(round));
         rounds.push(round);
     }
-    let huge = client.has_huge_pages();
+    let (huge, resumed) = (client.has_huge_pages(), client.resumed());
     client.close()?;
-    Ok(Measured { size_bytes, huge, rounds })
+    Ok(Measured { size_bytes, huge, resumed, rounds })
 }
 
 /// An export of our own, on reactors of its own.
@@ -235,7 +245,7 @@ impl BackEnd {
     }
 
     fn stop(self) -> Result<(), BenchError> {
-        self.export.stop();
+        drop(self.export);
         for (core, volume) in self.cores.iter().skip(1).zip(self.offered) {
             wait(&ask(
                 core.sender(),

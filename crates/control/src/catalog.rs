@@ -12,17 +12,19 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
 use crate::api::drive::DriveSource;
+use crate::front::Front;
 use crate::refusal::{Answer, Refusal};
 
 const FILE: &str = "catalog.json";
 const LOCK: &str = "lock";
 /// Raised when an older daemon could not make sense of the file.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// Read, too: it has no spares. Before 3 there are no epochs, and exports do not know which volume
-/// they mean by its name.
+/// they mean by its name; before 5 all of them are of one kind.
 const VERSION_OLDEST: u32 = 1;
 
 /// Older ones have a consent to overwrite it, which is passed over: it went by the name.
@@ -74,8 +76,7 @@ pub struct KnownExport {
     /// The one that was exported; `None` until an export of an older version has started.
     #[serde(default)]
     pub volume_uuid: Option<Uuid>,
-    pub socket: PathBuf,
-    pub queues: u16,
+    pub front: Front,
     /// CPUs that an operator has chosen for its queues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cores: Option<Vec<usize>>,
@@ -98,6 +99,19 @@ pub struct Catalog {
     pub spares: BTreeMap<String, KnownSpare>,
     pub arrays: BTreeMap<Uuid, KnownArray>,
     pub exports: BTreeMap<String, KnownExport>,
+}
+
+/// The first that knows other exports than by vhost-user-blk.
+const VERSION_OF_KINDS: u32 = 5;
+
+/// Says of the exports of an older catalog of which kind they are.
+fn give_kinds(stored: &mut Value) {
+    let exports = stored.get_mut("exports").and_then(Value::as_object_mut);
+    for export in exports.into_iter().flat_map(Map::values_mut).filter_map(Value::as_object_mut) {
+        let its = ["socket", "queues"].map(|its| (its.to_owned(), export.remove(its)));
+        let its: Map<_, _> = its.into_iter().filter_map(|(key, its)| Some((key, its?))).collect();
+        export.insert("front".to_owned(), json!({ "vhost-user-blk": its }));
+    }
 }
 
 /// What every version says.
@@ -184,7 +198,13 @@ impl StateDirectory {
             return Err(Refusal::failed(format!("{text}, which this build does not know"))
                 .fix("start the ashlar that wrote it"));
         }
-        let catalog: Catalog = serde_json::from_slice(&text).map_err(damaged)?;
+        let catalog = serde_json::from_slice(&text).and_then(|mut stored| {
+            if version < VERSION_OF_KINDS {
+                give_kinds(&mut stored);
+            }
+            serde_json::from_value::<Catalog>(stored)
+        });
+        let catalog = catalog.map_err(damaged)?;
         Ok(Catalog { version: VERSION, ..catalog })
     }
 
@@ -258,8 +278,7 @@ mod tests {
             array,
             volume: "vol".into(),
             volume_uuid: Some(array),
-            socket,
-            queues: 4,
+            front: Front::VhostUserBlk { socket, queues: 4 },
             cores: None,
         };
         catalog.exports.insert("vm1".into(), export);
@@ -318,12 +337,26 @@ mod tests {
             let refusal = directory.load().unwrap_err();
             assert!(refusal.fix.unwrap().contains("--scan"), "{text:?}");
         }
-        let newer = r#"{"version":5,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
+        let newer = r#"{"version":6,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
         std::fs::write(scratch.path().join(FILE), newer).unwrap();
-        assert!(directory.load().unwrap_err().error.contains("version 5"));
+        assert!(directory.load().unwrap_err().error.contains("version 6"));
         let older = r#"{"version":1,"drives":{},"arrays":{},"exports":{}}"#;
         std::fs::write(scratch.path().join(FILE), older).unwrap();
         assert_eq!(directory.load(), Ok(Catalog::default()));
+    }
+
+    #[test]
+    fn exports_of_an_older_catalog_are_kept() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = StateDirectory::open(scratch.path()).unwrap();
+        let mut older = serde_json::to_value(filled()).unwrap();
+        older["version"] = 4.into();
+        let export = older["exports"]["vm1"].as_object_mut().unwrap();
+        export.remove("front");
+        export.insert("socket".to_owned(), "/run/ashlar/export/vm1.sock".into());
+        export.insert("queues".to_owned(), 4.into());
+        std::fs::write(scratch.path().join(FILE), older.to_string()).unwrap();
+        assert_eq!(directory.load(), Ok(filled()));
     }
 
     #[test]

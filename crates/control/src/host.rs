@@ -45,9 +45,9 @@ use crate::device::content::Content;
 use crate::engine::{self, Memory};
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
+use crate::served::Served;
 use crate::snapshot::{ArraySnapshot, snapshot};
 use crate::topology::{SYSTEM, Topology};
-use crate::vhost::Served;
 
 pub use crate::host::watch::{Seen, WATCH_INTERVAL};
 

@@ -269,8 +269,10 @@ mod tests {
             name: "pg".into(),
             volume: "v".into(),
             array: "main".into(),
-            socket: "/run/pg.sock".into(),
-            queues: 1,
+            kind: crate::api::export::ExportKind::VhostUserBlk,
+            place: "/run/pg.sock".into(),
+            socket: Some("/run/pg.sock".into()),
+            queues: Some(1),
             serial: None,
             state: crate::api::export::ExportState::Connected,
             error: None,
@@ -278,7 +280,7 @@ mod tests {
             parts: Vec::new(),
             counters: crate::api::export::ExportCounters { errors: 5, ..Default::default() },
             traffic: Some(traffic),
-            qemu: String::new(),
+            qemu: None,
         };
         let counters = CoreCounters { busy_ns: 2_500_000_000, turns: 7, ..CoreCounters::default() };
         let core = CoreStatus {

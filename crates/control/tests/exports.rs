@@ -25,7 +25,10 @@ fn a_namesake_of_an_exported_volume_is_not_served() {
     // As an older version kept it: the volume is taken over once.
     edit_catalog(&daemon, |catalog| {
         catalog["version"] = 2.into();
-        let bound = catalog["exports"]["e"].as_object_mut().unwrap().remove("volume_uuid");
+        let export = catalog["exports"]["e"].as_object_mut().unwrap();
+        let front = export.remove("front").unwrap();
+        export.extend(front["vhost-user-blk"].as_object().unwrap().clone());
+        let bound = export.remove("volume_uuid");
         assert_eq!(bound.as_ref(), Some(&exported));
     });
     daemon.start_again();

@@ -386,7 +386,7 @@ impl Drive {
         let within = self.health_limits.answer_within;
         let allowed = |op: &Op| match op {
             Op::WriteZeroes { .. } => within * ZEROING_PATIENCE,
-            Op::Read { .. } | Op::Write { .. } | Op::Flush { .. } | Op::Readable { .. } => within,
+            Op::Read { .. } | Op::Write { .. } | Op::Flush { .. } | Op::Descriptor { .. } => within,
         };
         let Some(deadline) = self.reactor.deadline(self.device, allowed) else {
             self.watch.set(Watch::Off);
@@ -491,7 +491,7 @@ impl Asked {
             Op::Write { from, .. } => Asked::Write { bytes: from.len() as u64 },
             Op::Flush { .. } => Asked::Flush,
             Op::WriteZeroes { len, .. } => Asked::WriteZeroes { bytes: *len },
-            Op::Readable { .. } => unreachable!("nobody asks that of a drive"),
+            Op::Descriptor { .. } => unreachable!("nobody asks that of a drive"),
         }
     }
 

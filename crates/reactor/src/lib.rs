@@ -28,6 +28,7 @@ pub mod wait_list;
 pub mod range_lock;
 pub mod join;
 pub mod mailbox;
+pub mod socket;
 mod doze;
 mod link;
 pub mod call;

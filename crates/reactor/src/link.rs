@@ -157,7 +157,7 @@ impl<Out: 'static, In: 'static> Link<Out, In> {
     /// Waits for the bell. It needs no answer while messages are looked for.
     async fn listen(self: Rc<Self>) {
         while self.is_open() {
-            let wait = self.reactor.submit(Op::Readable { fd: self.own.file.as_raw_fd() });
+            let wait = self.reactor.submit(Op::readable(self.own.file.as_raw_fd()));
             if wait.await.is_err() {
                 self.reactor.sleep(LISTEN_AGAIN).await;
             }

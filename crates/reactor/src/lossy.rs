@@ -139,7 +139,7 @@ impl Lossy {
             Op::Write { offset, from, .. } => self.write(ticket, *offset, from),
             Op::Flush { .. } => self.jobs.push_back(Job::Flush(Some(ticket))),
             Op::WriteZeroes { .. } => self.jobs.push_back(Job::Zeroes(ticket, op.clone())),
-            Op::Readable { .. } => unreachable!("not an operation on a device"),
+            Op::Descriptor { .. } => unreachable!("not an operation on a device"),
         }
         self.advance();
     }

@@ -82,7 +82,7 @@ impl Receiver {
                 letter(&reactor);
             }
             // A poll that fails is repeated; the bell's count tells whether it rang.
-            let _ = reactor.submit(Op::Readable { fd: self.bell.as_raw_fd() }).await;
+            let _ = reactor.submit(Op::readable(self.bell.as_raw_fd())).await;
             let mut count = [0; 8];
             let _ = (&self.bell).read(&mut count);
         }

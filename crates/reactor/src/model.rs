@@ -48,7 +48,7 @@ impl Model {
             Op::Read { into, .. } => into.len(),
             Op::Write { from, .. } => from.len(),
             Op::WriteZeroes { .. } => 0,
-            Op::Flush { .. } | Op::Readable { .. } => return now.after(self.latency),
+            Op::Flush { .. } | Op::Descriptor { .. } => return now.after(self.latency),
         };
         let for_its_own = PS_PER_SECOND / u128::from(self.iops);
         let for_its_bytes = moved as u128 * PS_PER_SECOND / u128::from(self.bytes_per_second);

@@ -13,7 +13,7 @@ impl Null {
                 self.check(*offset, buffers.len() as u64)
             }
             Op::WriteZeroes { offset, len, .. } => self.check(*offset, *len),
-            Op::Flush { .. } | Op::Readable { .. } => Ok(0),
+            Op::Flush { .. } | Op::Descriptor { .. } => Ok(0),
         }
     }
 

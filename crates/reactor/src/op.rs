@@ -1,7 +1,8 @@
 //! What a reactor can ask of its backend, and what comes back.
 
 use std::fs::File;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -67,13 +68,43 @@ pub enum Op {
         len: u64,
         unmap: bool,
     },
-    /// Completes once `fd` can be read (an eventfd, a socket).
-    Readable {
+    /// What is done on an eventfd or a socket: until it has ended, `open` keeps that open, or else
+    /// whoever asks for it.
+    Descriptor {
         fd: RawFd,
+        act: Act,
+        open: Option<Rc<OwnedFd>>,
     },
 }
 
+/// See [`Op::Descriptor`].
+#[derive(Clone, Debug)]
+pub enum Act {
+    /// Completes once it can be read.
+    Await,
+    /// Completes with the bytes that came, as many as were there; 0: no more will come.
+    Receive { into: Buffers },
+    /// Completes with the bytes that were taken for sending, at least one.
+    Send { from: Buffers },
+}
+
 impl Op {
+    /// Completes once `fd` can be read.
+    pub fn readable(fd: RawFd) -> Op {
+        Op::Descriptor { fd, act: Act::Await, open: None }
+    }
+
+    /// What it fills.
+    pub(crate) fn fills(&self) -> Option<&Buffers> {
+        match self {
+            Op::Read { into, .. } | Op::Descriptor { act: Act::Receive { into }, .. } => Some(into),
+            Op::Write { .. }
+            | Op::Flush { .. }
+            | Op::WriteZeroes { .. }
+            | Op::Descriptor { act: Act::Await | Act::Send { .. }, .. } => None,
+        }
+    }
+
     /// What it works on; `None`: no device.
     pub fn device(&self) -> Option<DeviceId> {
         match self {
@@ -81,7 +112,7 @@ impl Op {
             | Op::Write { device, .. }
             | Op::Flush { device }
             | Op::WriteZeroes { device, .. } => Some(*device),
-            Op::Readable { .. } => None,
+            Op::Descriptor { .. } => None,
         }
     }
 }

@@ -75,7 +75,7 @@ impl Ram {
             Op::Read { offset, into, .. } => self.read(*offset, into),
             Op::Write { offset, from, .. } => self.write(*offset, from),
             Op::WriteZeroes { offset, len, .. } => self.write_zeroes(*offset, *len),
-            Op::Flush { .. } | Op::Readable { .. } => Ok(0),
+            Op::Flush { .. } | Op::Descriptor { .. } => Ok(0),
         }
     }
 

@@ -70,7 +70,7 @@ pub(crate) struct Slots {
 impl Slots {
     /// Takes a slot for `op` and returns a view of the op to submit.
     pub(crate) fn start(&mut self, op: Op, started: Instant) -> (Ticket, &Op) {
-        if let Op::Read { into, .. } = &op {
+        if let Some(into) = op.fills() {
             into.fill_started();
         }
         let ticket = self.free.pop().unwrap_or_else(|| {
@@ -92,7 +92,7 @@ impl Slots {
         let Slot::InFlight { op, listener, .. } = std::mem::replace(slot, Slot::Free) else {
             panic!("operation {:?} completed twice", done.ticket);
         };
-        if let Op::Read { into, .. } = &op {
+        if let Some(into) = op.fills() {
             into.fill_ended();
         }
         let mut completion = Completion::default();
@@ -193,11 +193,9 @@ impl Slots {
     /// slots: not for every operation.
     pub(crate) fn fills_unheard(&self, memory: &Buffers) -> bool {
         self.slots.iter().any(|slot| match slot {
-            Slot::InFlight {
-                op: Op::Read { into, .. },
-                listener: Listener::Revoked | Listener::Nobody,
-                ..
-            } => into.overlaps(memory),
+            Slot::InFlight { op, listener: Listener::Revoked | Listener::Nobody, .. } => {
+                op.fills().is_some_and(|into| into.overlaps(memory))
+            }
             Slot::InFlight { .. } | Slot::Free | Slot::Completed { .. } => false,
         })
     }
@@ -222,7 +220,9 @@ impl Slots {
     /// go.
     pub(crate) fn end(self) {
         for slot in &self.slots {
-            if let Slot::InFlight { op: Op::Read { into, .. }, .. } = slot {
+            if let Slot::InFlight { op, .. } = slot
+                && let Some(into) = op.fills()
+            {
                 into.fill_ended();
             }
         }

@@ -274,7 +274,7 @@ impl UringBackend {
             Op::Read { into: buffers, .. } | Op::Write { from: buffers, .. } => {
                 ring.span_of(buffers)
             }
-            Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Readable { .. } => None,
+            Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Descriptor { .. } => None,
         };
         let tag = Tag::Device { device: index, ticket };
         ring.push(entry(target, op, span, pieces).user_data(tag.bits()), until);

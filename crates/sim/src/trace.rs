@@ -10,7 +10,7 @@ pub fn place(op: &Op) -> (&'static str, u64, u64) {
         Op::Write { offset, from, .. } => ("write", *offset, from.len() as u64),
         Op::Flush { .. } => ("flush", 0, 0),
         Op::WriteZeroes { offset, len, .. } => ("zero", *offset, *len),
-        Op::Readable { .. } => ("poll", 0, 0),
+        Op::Descriptor { .. } => ("poll", 0, 0),
     }
 }
 

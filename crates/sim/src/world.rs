@@ -217,7 +217,7 @@ impl World {
                 drive.write_torn(*offset, from.len() as u64, Some(&bytes_of(from)), faults);
             }
             Op::WriteZeroes { offset, len, .. } => drive.write_torn(*offset, *len, None, faults),
-            Op::Read { .. } | Op::Flush { .. } | Op::Readable { .. } => {}
+            Op::Read { .. } | Op::Flush { .. } | Op::Descriptor { .. } => {}
         }
     }
 
@@ -298,7 +298,7 @@ impl World {
                 }
                 Ok(0)
             }
-            Op::Readable { .. } => Err(Errno(libc::EINVAL)),
+            Op::Descriptor { .. } => Err(Errno(libc::EINVAL)),
         }
     }
 
@@ -410,7 +410,7 @@ impl Backend for SimBackend {
             | Op::Write { device, .. }
             | Op::Flush { device }
             | Op::WriteZeroes { device, .. } => *device,
-            Op::Readable { .. } => panic!("nothing in the simulated world has a descriptor"),
+            Op::Descriptor { .. } => panic!("nothing in the simulated world has a descriptor"),
         };
         self.world.borrow_mut().submit(ticket, self.devices[device.0 as usize], op);
     }

@@ -64,7 +64,7 @@ impl Storage {
         let range = match op {
             Op::Write { offset, from, .. } => *offset..offset + from.len() as u64,
             Op::WriteZeroes { offset, len, .. } => *offset..offset + len,
-            Op::Read { .. } | Op::Flush { .. } | Op::Readable { .. } => return,
+            Op::Read { .. } | Op::Flush { .. } | Op::Descriptor { .. } => return,
         };
         if range.start < LEASES.start || range.end > LEASES.end {
             self.strays.push(format!("{op:?}"));

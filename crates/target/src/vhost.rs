@@ -23,8 +23,6 @@ mod inflight;
 mod vring;
 mod config;
 mod block;
-mod budget;
-mod disk;
 mod queue;
 mod device;
 mod line;
@@ -32,34 +30,23 @@ mod session;
 mod peek;
 mod socket;
 
-use std::ops::Add;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-use ashlar_pool::volume::Volume;
-use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
-use ashlar_reactor::traffic;
 
-pub use crate::vhost::disk::Counters;
-
+use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
+use crate::export::{Export, ExportError, ExportStatus, Part};
 use crate::vhost::device::Device;
-use crate::vhost::disk::{Disk, SERIAL_BYTES};
 use crate::vhost::line::{Line, Lines};
 use crate::vhost::memory::Graveyard;
 use crate::vhost::socket::{BindError, Ends};
 
 /// Most queues of one export.
-pub const QUEUES_MAX: u16 = 16;
-
-/// A reactor that serves queues of an export, and the volume as it is known there.
-pub struct Part {
-    pub core: Sender,
-    pub volume: Key<Volume>,
-}
+pub const QUEUES_MAX: u16 = 64;
 
 /// How a volume shall be offered.
 #[derive(Clone, Debug)]
@@ -72,44 +59,7 @@ pub struct ExportSpec {
     pub serial: String,
 }
 
-/// Why an export could not be started. Nothing was changed.
-#[derive(Debug, thiserror::Error)]
-pub enum ExportError {
-    #[error("{0}")]
-    Spec(String),
-    #[error("{0} is in use by another process; stop it, or choose another path")]
-    Busy(PathBuf),
-    #[error("{0} exists and is not a socket; remove it, or choose another path")]
-    NotSocket(PathBuf),
-    #[error("cannot listen at {path}: {error}")]
-    Socket { path: PathBuf, error: std::io::Error },
-    #[error("the export's thread cannot be started: {0}")]
-    Thread(std::io::Error),
-    #[error("the volume is gone, or its reactor has stopped")]
-    NoVolume,
-}
-
-/// What an export does at this moment.
-#[derive(Clone, Debug, Default)]
-pub struct ExportStatus {
-    /// A front end is there.
-    pub connected: bool,
-    /// Queues that the guest has started and that work.
-    pub queues_active: u16,
-    /// The same of each part.
-    pub queues_of_parts: Vec<u16>,
-    pub counters: Counters,
-    /// From when a request was taken from its ring until the guest could see its answer, to a turn
-    /// of the reactor.
-    pub traffic: traffic::Report,
-    /// The last thing that went wrong, if anything did.
-    pub last_error: Option<String>,
-}
-
-/// One volume on one socket. Dropping it stops the export.
-///
-/// Its functions wait for its reactors, so they are not for a reactor's own thread; and an export
-/// must be stopped before any of them is.
+/// One volume on one socket, which goes with it.
 pub struct VhostExport {
     spec: ExportSpec,
     lines: Lines,
@@ -119,8 +69,8 @@ pub struct VhostExport {
 
 impl VhostExport {
     /// Listens on the socket (mode 0600; a stale socket file is replaced) and serves whoever comes,
-    /// one front end at a time. The parts, 1 to [`QUEUES_MAX`], take the queues in turn; the first
-    /// is that of the reactor which has the volume.
+    /// one front end at a time. The parts, at least one, take the queues in turn; the first is that
+    /// of the reactor which has the volume.
     pub fn start(parts: Vec<Part>, spec: ExportSpec) -> Result<VhostExport, ExportError> {
         let serial = check(&spec, parts.len())?;
         let listener = socket::bind(&spec.socket).map_err(|error| match error {
@@ -138,32 +88,26 @@ impl VhostExport {
     pub fn spec(&self) -> &ExportSpec {
         &self.spec
     }
+}
 
-    /// The state now; `None` if a reactor has stopped, or does not answer.
-    pub fn status(&self) -> Option<ExportStatus> {
+impl Export for VhostExport {
+    fn status(&self) -> Option<ExportStatus> {
         let parts = self.lines.ask_all(Device::status).ok()?;
         Some(ExportStatus {
             connected: parts.iter().any(|part| part.connected),
-            queues_active: parts.iter().map(|part| part.queues_active).sum(),
             queues_of_parts: parts.iter().map(|part| part.queues_active).collect(),
-            counters: parts.iter().map(|part| part.counters).fold(Counters::default(), Add::add),
+            counters: parts.iter().map(|part| part.counters).sum(),
             traffic: parts.iter().map(|part| part.traffic).sum(),
             last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
         })
     }
 
-    /// The volume has grown: the guest is told, where its front end listens for that.
-    pub fn resized(&self) {
+    fn resized(&self) {
         let looked = self.lines.first().ask_and_wait(|device| async move { device.look().await });
         if looked.is_err() {
             tracing::warn!(export = self.spec.name, "its reactor does not say how large it is");
         }
         self.ends.announce_config();
-    }
-
-    /// Answers what is under way, takes no more, disconnects the front end and removes the socket.
-    pub fn stop(self) {
-        drop(self);
     }
 }
 
@@ -185,8 +129,8 @@ impl Drop for VhostExport {
 }
 
 fn check(spec: &ExportSpec, parts: usize) -> Result<[u8; SERIAL_BYTES], ExportError> {
-    if parts == 0 || parts > usize::from(QUEUES_MAX) {
-        let message = format!("{parts} reactors; 1 to {QUEUES_MAX} are possible");
+    if parts == 0 || parts > usize::from(PARTS_MAX) {
+        let message = format!("{parts} reactors; 1 to {PARTS_MAX} are possible");
         return Err(ExportError::Spec(message));
     }
     if spec.queues_max == 0 || spec.queues_max > QUEUES_MAX {
@@ -210,7 +154,7 @@ fn start_bound(
     ends: Arc<Ends>,
 ) -> Result<(Lines, Arc<Ends>, JoinHandle<()>), ExportError> {
     let (graveyard, retired) = mpsc::channel();
-    let count = u16::try_from(parts.len()).unwrap_or(QUEUES_MAX);
+    let count = u16::try_from(parts.len()).unwrap_or(PARTS_MAX);
     let mut lines: Vec<Line> = Vec::new();
     for part in parts {
         match start_part(part, count, spec, serial, graveyard.clone()) {

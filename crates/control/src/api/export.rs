@@ -2,10 +2,22 @@
 
 use std::path::PathBuf;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::api::traffic::Traffic;
+
+/// By which protocol a volume is offered.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, ValueEnum,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum ExportKind {
+    /// To a virtual machine on this host
+    #[default]
+    VhostUserBlk,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -13,11 +25,14 @@ pub struct ExportCreate {
     pub name: String,
     /// Name of a volume, or `ARRAY/VOLUME`.
     pub volume: String,
+    /// Left out: `vhost-user-blk`.
+    #[serde(default)]
+    pub kind: ExportKind,
     /// Absolute path of the socket. Left out: `export/NAME.sock` beside the API's socket.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub socket: Option<PathBuf>,
-    /// Most queues a guest may use. Left out: 16.
+    /// Most queues a guest may use. Left out: 64.
     #[serde(default)]
     pub queues: Option<u16>,
     /// CPUs of the reactors that serve its queues, in turn. Left out: those near that of its array.
@@ -61,10 +76,14 @@ pub struct Export {
     pub name: String,
     pub volume: String,
     pub array: String,
-    #[schema(value_type = String)]
-    pub socket: PathBuf,
-    /// Most queues a guest may use.
-    pub queues: u16,
+    pub kind: ExportKind,
+    /// Where initiators find it.
+    pub place: String,
+    /// The same, of one that has a Unix socket.
+    #[schema(value_type = Option<String>)]
+    pub socket: Option<PathBuf>,
+    /// Most queues a guest may use; `null` where nobody has set that.
+    pub queues: Option<u16>,
     /// Serial number that a guest sees; `null` while it is down.
     pub serial: Option<String>,
     pub state: ExportState,
@@ -80,6 +99,6 @@ pub struct Export {
     /// while it is down.
     #[serde(default)]
     pub traffic: Option<Traffic>,
-    /// Options for QEMU that give the volume to a guest.
-    pub qemu: String,
+    /// Options for QEMU that give the volume to a guest, where there are any.
+    pub qemu: Option<String>,
 }

@@ -11,7 +11,7 @@ use ashlar_bench::engine::{self, EngineSpec};
 use ashlar_bench::error::BenchError;
 use ashlar_bench::report::{HEADS, Report};
 use ashlar_bench::vhost::{self, InitiatorSpec};
-use ashlar_target::vhost::ExportError;
+use ashlar_target::export::ExportError;
 use clap::{Args, Subcommand};
 
 use crate::cli::bench::drives::Opened;

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use clap_complete::engine::ArgValueCandidates;
 
 use crate::api::Done;
-use crate::api::export::{Export, ExportCreate, ExportPart, ExportState};
+use crate::api::export::{Export, ExportCreate, ExportKind, ExportPart, ExportState};
 use crate::cli::complete;
 use crate::cli::drive::with_notes;
 use crate::cli::output::{Output, listed, or_dash, rows, say, show, table};
@@ -18,7 +18,7 @@ use crate::size::Size;
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Offer a volume to a guest, by vhost-user-blk
+    /// Offer a volume to a guest
     Create(Create),
     /// Withdraw an export
     Delete {
@@ -49,6 +49,9 @@ pub struct Create {
     /// VOLUME, or ARRAY/VOLUME
     #[arg(long, add = ArgValueCandidates::new(complete::volumes))]
     volume: String,
+    /// The protocol
+    #[arg(long, value_enum, default_value_t)]
+    kind: ExportKind,
     /// The socket; left out: export/NAME.sock beside the daemon's socket
     #[arg(long, value_hint = clap::ValueHint::FilePath)]
     path: Option<PathBuf>,
@@ -66,11 +69,10 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
         Command::Create(create) => {
             let export: Export = client.post("/v1/exports", &create.request()?).await?;
             show(output, &export, |export| {
-                format!(
-                    "{}\nfor QEMU (size= is the guest's memory):\n  {}",
-                    export.socket.display(),
-                    export.qemu
-                )
+                let qemu = export.qemu.as_ref();
+                let qemu =
+                    qemu.map(|its| format!("\nfor QEMU (size= is the guest's memory):\n  {its}"));
+                format!("{}{}", export.place, qemu.unwrap_or_default())
             })
         }
         Command::Delete { name, force } => {
@@ -85,7 +87,8 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
         Command::Show { name, qemu } => {
             let export: Export = client.get(&path_of("exports", &name)).await?;
             if qemu {
-                say(&export.qemu);
+                let none = || Refusal::invalid(format!("{name} is no export for a QEMU guest"));
+                say(&export.qemu.ok_or_else(none)?);
                 return Ok(());
             }
             show(output, &export, details)
@@ -101,9 +104,9 @@ impl Create {
             })?),
             None => None,
         };
-        let Create { name, volume, queues, cores, .. } = self;
+        let Create { name, volume, kind, queues, cores, .. } = self;
         let cores = cores.map(|CpuList(cpus)| cpus);
-        Ok(ExportCreate { name, volume, socket, queues, cores })
+        Ok(ExportCreate { name, volume, kind, socket, queues, cores })
     }
 }
 
@@ -116,19 +119,30 @@ fn state(export: &Export) -> &'static str {
 }
 
 pub fn exports_table(exports: &[Export]) -> String {
-    let mut shown = table(&["NAME", "STATE", "VOLUME", "QUEUES>", "READ>", "WRITTEN>", "SOCKET"]);
+    let mut shown = table(&["NAME", "STATE", "VOLUME", "QUEUES>", "READ>", "WRITTEN>", "PLACE"]);
     for export in exports {
         shown.add_row([
             export.name.clone(),
             state(export).to_owned(),
             export.volume.clone(),
-            format!("{}/{}", export.queues_active, export.queues),
+            queues(export, "/"),
             Size(export.counters.read_bytes).to_string(),
             Size(export.counters.write_bytes).to_string(),
-            export.socket.display().to_string(),
+            export.place.clone(),
         ]);
     }
     rows(&shown, "no exports; `ashlar export create NAME --volume VOLUME` makes one")
+}
+
+/// As it is written in `--kind`.
+fn kind(kind: ExportKind) -> String {
+    kind.to_possible_value().map_or_else(String::new, |its| its.get_name().to_owned())
+}
+
+/// Those in use, and how many there may be.
+fn queues(export: &Export, of: &str) -> String {
+    let most = export.queues.map(|most| format!("{of}{most}"));
+    format!("{}{}", export.queues_active, most.unwrap_or_default())
 }
 
 /// `CPU 0 (2 queues), CPU 1 (2 queues)`
@@ -143,9 +157,10 @@ fn details(export: &Export) -> String {
         format!("name      {}", export.name),
         format!("state     {}", state(export)),
         format!("volume    {}/{}", export.array, export.volume),
-        format!("socket    {}", export.socket.display()),
+        format!("kind      {}", kind(export.kind)),
+        format!("place     {}", export.place),
         format!("serial    {}", or_dash(export.serial.as_ref())),
-        format!("queues    {} in use of {}", export.queues_active, export.queues),
+        format!("queues    {}", queues(export, " in use of ")),
         format!("cores     {}", parts(export)),
         format!("reads     {} ({})", its.reads, Size(its.read_bytes)),
         format!("writes    {} ({})", its.writes, Size(its.write_bytes)),
@@ -155,6 +170,6 @@ fn details(export: &Export) -> String {
     ];
     lines.extend(export.traffic.iter().flat_map(|its| traffic::lines(its, 10)));
     lines.extend(export.error.as_ref().map(|error| format!("error     {error}")));
-    lines.push(format!("qemu      {}", export.qemu));
+    lines.extend(export.qemu.as_ref().map(|qemu| format!("qemu      {qemu}")));
     lines.join("\n")
 }

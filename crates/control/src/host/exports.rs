@@ -1,25 +1,26 @@
 //! Exports: volumes offered to guests.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::rc::Rc;
 
 use ashlar_pool::offer::Offer;
 use ashlar_pool::volume::Volume;
 use ashlar_reactor::registry::Key;
+use ashlar_target::export::Part;
 use uuid::Uuid;
 
 use crate::api::Done;
 use crate::api::export::{Export, ExportCounters, ExportCreate, ExportPart, ExportState};
 use crate::catalog::KnownExport;
 use crate::engine;
+use crate::front::Front;
 use crate::host::{Host, Running, Serving};
 use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
+use crate::served::{Served, beside};
 use crate::socket;
-use crate::vhost::{self, QUEUES_MAX, Served, beside};
 
-const QUEUES_DEFAULT: u16 = QUEUES_MAX;
 /// Bytes of a virtio block device's serial number.
 const SERIAL_BYTES: usize = 20;
 
@@ -28,23 +29,14 @@ impl Host {
         let _change = self.begin().await?;
         let name = request.name.clone();
         check_name("an export", &name)?;
-        let queues = request.queues.unwrap_or(QUEUES_DEFAULT);
-        if !(1..=QUEUES_MAX).contains(&queues) {
-            return Err(Refusal::invalid(format!("an export cannot have {queues} queues"))
-                .fix(format!("use 1 to {QUEUES_MAX}")));
-        }
-        let socket = request
-            .socket
-            .clone()
-            .unwrap_or_else(|| self.exports_directory.join(format!("{name}.sock")));
-        self.check_export_is_new(&name, &socket)?;
+        let front = Front::of(&request, &self.exports_directory)?;
+        self.check_export_is_new(&name, &front)?;
         let (running, volume) = self.find_volume(&request.volume).await?;
         let known = KnownExport {
             array: running.uuid,
             volume: volume.name,
             volume_uuid: Some(volume.uuid),
-            socket,
-            queues,
+            front,
             cores: request.cores.clone(),
         };
         self.start_export(&name, &known, running).await?;
@@ -58,10 +50,10 @@ impl Host {
         self.show_export(&name).await
     }
 
-    fn check_export_is_new(&self, name: &str, socket: &PathBuf) -> Answer<()> {
+    fn check_export_is_new(&self, name: &str, front: &Front) -> Answer<()> {
         let (taken, user) = self.look(|state| {
             let mut exports = state.catalog.exports.iter();
-            let user = exports.find(|(_, export)| export.socket == *socket);
+            let user = exports.find(|(_, export)| export.front.clashes_with(front));
             (state.catalog.exports.contains_key(name), user.map(|(name, _)| name.clone()))
         });
         if taken {
@@ -71,7 +63,7 @@ impl Host {
         if let Some(user) = user {
             return Err(Refusal::conflict(format!(
                 "{} is busy: export {user} listens there",
-                socket.display()
+                front.place()
             ))
             .fix("name another --path"));
         }
@@ -80,25 +72,21 @@ impl Host {
 
     /// Begins to serve an export of a running array; the uuid of its volume.
     async fn start_export(&self, name: &str, known: &KnownExport, array: Running) -> Answer<Uuid> {
-        let path = known.socket.clone();
-        beside(move || socket::check_place(&path)).await??;
+        if let Some(path) = known.front.socket().map(Path::to_owned) {
+            beside(move || socket::check_place(&path)).await??;
+        }
         let cores = self.cores_for(array.core, known)?;
         let (key, uuid) = self.publish_volume(array, known).await?.map_err(|why| {
             Refusal::conflict(why).fix(format!("ashlar export delete {name}, and create it anew"))
         })?;
         let (serial, home) = (serial(uuid), (array.core, key));
         let parts = self.offer_volume(home, cores).await?;
-        let spec = vhost::Spec {
-            name: name.to_owned(),
-            socket: known.socket.clone(),
-            queues_max: known.queues,
-            serial: serial.clone(),
-        };
-        let part = |(core, volume): &(usize, Key<Volume>)| vhost::Part {
+        let part = |(core, volume): &(usize, Key<Volume>)| Part {
             core: self.core(*core).clone(),
             volume: *volume,
         };
-        match Served::start(parts.iter().map(part).collect(), spec).await {
+        let own = parts.iter().map(part).collect();
+        match Served::start(known.front.clone(), name.to_owned(), serial.clone(), own).await {
             Ok(served) => {
                 let serving = Serving { home, parts, serial, served };
                 self.look(|state| {
@@ -142,7 +130,7 @@ impl Host {
     fn cores_for(&self, home: usize, known: &KnownExport) -> Answer<Vec<usize>> {
         let reactors = self.reactors();
         let Some(cpus) = &known.cores else {
-            return Ok(placement::spread(&self.topology, &reactors, home, known.queues));
+            return Ok(placement::spread(&self.topology, &reactors, home, known.front.parts_max()));
         };
         let some = || {
             let all: Vec<String> = reactors.iter().map(|its| its.cpu.to_string()).collect();
@@ -151,7 +139,7 @@ impl Host {
         if cpus.is_empty() {
             return Err(Refusal::invalid("an export cannot be served by no CPU").fix(some()));
         }
-        placement::on_cpus(&reactors, home, cpus, known.queues)
+        placement::on_cpus(&reactors, home, cpus, known.front.parts_max())
             .map_err(|cpu| Refusal::invalid(format!("no reactor runs on CPU {cpu}")).fix(some()))
     }
 
@@ -359,12 +347,14 @@ impl Host {
         })?;
         let array = self.array_name(known.array);
         let mut export = Export {
-            qemu: qemu_options(name, &known),
+            qemu: known.front.qemu(name),
+            kind: known.front.kind(),
+            place: known.front.place(),
+            socket: known.front.socket().map(Path::to_owned),
+            queues: known.front.queues(),
             name: name.to_owned(),
             volume: known.volume,
             array,
-            socket: known.socket,
-            queues: known.queues,
             serial: None,
             state: ExportState::Down,
             error: None,
@@ -401,15 +391,4 @@ fn serial(uuid: Uuid) -> String {
     let mut serial = uuid.simple().to_string();
     serial.truncate(SERIAL_BYTES);
     serial
-}
-
-/// Guest memory must be shared for vhost-user; `reconnect` lets the daemon be restarted under it.
-fn qemu_options(name: &str, export: &KnownExport) -> String {
-    let socket = export.socket.display().to_string().replace(',', ",,");
-    let queues = export.queues;
-    format!(
-        "-object memory-backend-memfd,id=mem,size=4G,share=on -numa node,memdev=mem \
-         -chardev socket,id={name},path={socket},reconnect=1 \
-         -device vhost-user-blk-pci,chardev={name},num-queues={queues}"
-    )
 }

@@ -115,7 +115,7 @@ impl Backend for World {
         let bytes = match op {
             Op::Read { into, .. } => into.len() as u64,
             Op::Write { from, .. } => from.len() as u64,
-            Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Readable { .. } => 0,
+            Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Descriptor { .. } => 0,
         };
         let answer = inner.script.pop_front();
         let (at, result) = match answer.unwrap_or(Answer::After(Duration::from_micros(1), Ok(()))) {

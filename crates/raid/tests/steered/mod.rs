@@ -83,7 +83,7 @@ pub fn offset(op: &Op) -> Option<u64> {
         Op::Read { offset, .. } | Op::Write { offset, .. } | Op::WriteZeroes { offset, .. } => {
             Some(*offset)
         }
-        Op::Flush { .. } | Op::Readable { .. } => None,
+        Op::Flush { .. } | Op::Descriptor { .. } => None,
     }
 }
 

@@ -373,7 +373,7 @@ impl NvmeDevice {
                 let lba = (offset + request.sent) >> log2;
                 zeroes(controller, lba, blocks(len), *unmap)
             }
-            Op::Readable { .. } => unreachable!("refused when it was asked for"),
+            Op::Descriptor { .. } => unreachable!("refused when it was asked for"),
         };
         controller.push(command.with_id(id));
         self.free_ids.pop_front();
@@ -504,7 +504,7 @@ fn check(identity: &Identity, op: &Op) -> Result<Option<u64>, Errno> {
         }
         // Without a volatile cache there is nothing to flush (Base 7.1).
         Op::Flush { .. } => return Ok(identity.controller.volatile_cache.then_some(0)),
-        Op::Readable { .. } => return Err(Errno(libc::EINVAL)),
+        Op::Descriptor { .. } => return Err(Errno(libc::EINVAL)),
     };
     let block = u64::from(identity.block_bytes());
     if !offset.is_multiple_of(block) || !len.is_multiple_of(block) {

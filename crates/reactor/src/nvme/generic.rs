@@ -88,7 +88,7 @@ impl Terms {
             }
             // A flush that fails is never asked for again, and the kernel does try it again after
             // a reset. Of zeroes, it knows the drives that do them wrong.
-            Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Readable { .. } => None,
+            Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Descriptor { .. } => None,
         }
     }
 
@@ -293,7 +293,7 @@ mod tests {
     fn only_data_goes_this_way() {
         let device = DeviceId(0);
         let zeroes = Op::WriteZeroes { device, offset: 0, len: 4096, unmap: false };
-        for op in [zeroes, Op::Flush { device }, Op::Readable { fd: 0 }] {
+        for op in [zeroes, Op::Flush { device }, Op::readable(0)] {
             assert_eq!(TERMS.command(&op), None, "{op:?}");
         }
     }

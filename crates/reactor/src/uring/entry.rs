@@ -6,7 +6,7 @@ use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
 
 use crate::buffer::Buffers;
-use crate::op::Op;
+use crate::op::{Act, Op};
 
 /// How the kernel finds a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,12 @@ pub(super) fn entry(
         Op::WriteZeroes { offset, len, unmap, .. } => {
             opcode::Fallocate::new(fd, *len).offset(*offset).mode(zeroes_mode(*unmap)).build()
         }
-        Op::Readable { fd } => readable(*fd),
+        Op::Descriptor { fd, act, .. } => match act {
+            Act::Await => readable(*fd),
+            // A socket has no offset: the kernel takes 0 only. Neither is repeated for its rest.
+            Act::Receive { into } => read(Fd(*fd), 0, into, None, pieces),
+            Act::Send { from } => write(Fd(*fd), 0, from, None, pieces),
+        },
     };
     match target {
         Target::Descriptor(_) => entry,

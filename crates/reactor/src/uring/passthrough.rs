@@ -166,7 +166,7 @@ fn is_filled(into: &Buffers) -> bool {
 fn bytes_of(op: &Op) -> u64 {
     match op {
         Op::Read { into: data, .. } | Op::Write { from: data, .. } => data.len() as u64,
-        Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Readable { .. } => 0,
+        Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Descriptor { .. } => 0,
     }
 }
 

@@ -455,9 +455,9 @@ fn nobody_sleeps_while_something_waits_for_room() {
     let (quiet, rung) = (bell(0), bell(1));
     // More than a ring takes at one time; the one that ends at once comes last.
     for _ in 0..3000 {
-        rig.submit(&Op::Readable { fd: quiet.as_raw_fd() });
+        rig.submit(&Op::readable(quiet.as_raw_fd()));
     }
-    let last = rig.submit(&Op::Readable { fd: rung.as_raw_fd() });
+    let last = rig.submit(&Op::readable(rung.as_raw_fd()));
     let until = rig.backend.now().after(Duration::from_secs(5));
     rig.backend.reap(&mut rig.done);
     while rig.done.is_empty() {

@@ -3,7 +3,7 @@
 //! Nothing is assumed of how the driver cut the request into descriptors (2.7.4.1): the header is
 //! the first 16 readable bytes, the status the last writable one, the data what is between.
 
-use ashlar_format::units::{SECTOR_BYTES, to_usize};
+use ashlar_format::units::SECTOR_BYTES;
 use ashlar_reactor::buffer::Buffers;
 use virtio_bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_T_DISCARD,
@@ -231,11 +231,6 @@ fn add_views(
         address = address.wrapping_add(viewed);
     }
     Ok(())
-}
-
-/// A view of a part of guest memory that is to be filled or emptied in steps.
-pub(crate) fn part(buffers: &Buffers, start: u64, len: u64) -> Buffers {
-    buffers.slice(to_usize(start)..to_usize(start + len))
 }
 
 #[cfg(test)]

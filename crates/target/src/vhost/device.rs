@@ -14,11 +14,11 @@ use std::rc::Rc;
 
 use ashlar_reactor::traffic;
 
+use crate::disk::{Counters, Disk, Trouble};
 use crate::vhost::config::{Facts, PROTOCOL_FEATURES, is_write_through};
-use crate::vhost::disk::{Disk, Trouble};
-use crate::vhost::inflight::{Inflight, MappedInflight, Part};
+use crate::vhost::inflight::{Inflight, MappedInflight, Section};
 use crate::vhost::memory::{Graveyard, GuestMemory, MappedRegion, MemoryError, Place};
-use crate::vhost::queue::{Bells, Queue, State};
+use crate::vhost::queue::{Bells, Queue, State, stopped};
 use crate::vhost::vring::{Ring, RingAddresses, RingSetup};
 
 /// The front end spoke of a ring that does not exist.
@@ -46,7 +46,7 @@ pub(crate) struct Vring {
 pub(crate) struct DeviceStatus {
     pub(crate) connected: bool,
     pub(crate) queues_active: u16,
-    pub(crate) counters: crate::vhost::disk::Counters,
+    pub(crate) counters: Counters,
     pub(crate) traffic: traffic::Report,
     pub(crate) trouble: Option<Trouble>,
 }
@@ -153,7 +153,7 @@ impl Device {
         *self.inflight.borrow_mut() = Some(Inflight::adopt(region, &self.graveyard));
     }
 
-    fn log_of(&self, index: usize) -> Option<Part> {
+    fn log_of(&self, index: usize) -> Option<Section> {
         self.inflight.borrow().as_ref()?.of_queue(index)
     }
 
@@ -244,7 +244,7 @@ impl Device {
         }
         // Of a ring that was never at work here, the log may have what another left in flight.
         if std::mem::take(&mut vring.left) {
-            self.log_of(index).iter().for_each(Part::blank);
+            self.log_of(index).iter().for_each(Section::blank);
         }
         Ok(())
     }
@@ -271,7 +271,7 @@ impl Device {
             Err(fault) => {
                 let export = self.disk.name();
                 tracing::warn!(export, queue, %fault, "the ring cannot be served");
-                self.disk.note(Trouble::Guest { queue, fault });
+                self.disk.note(stopped(queue, fault));
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! region   a header and an entry per descriptor, one after the other for each queue
-//! log      one queue's part of it, at work: `split` and `packed`, as rings are
+//! log      one queue's section of it, at work: `split` and `packed`, as rings are
 //! ```
 //!
 //! Invariants:
@@ -130,29 +130,29 @@ impl Inflight {
         Inflight { shape, region: mapped.adopt(graveyard) }
     }
 
-    /// The part of a queue; `None`: the region is for fewer queues.
-    pub(crate) fn of_queue(&self, index: usize) -> Option<Part> {
+    /// The section of a queue; `None`: the region is for fewer queues.
+    pub(crate) fn of_queue(&self, index: usize) -> Option<Section> {
         let index = u64::try_from(index).ok().filter(|at| *at < u64::from(self.shape.queues))?;
         let region = self.region.part(index * self.shape.queue_bytes(), self.shape.queue_bytes());
-        Some(Part { region, size: self.shape.size })
+        Some(Section { region, size: self.shape.size })
     }
 }
 
-/// One queue's part of a region.
+/// One queue's section of a region.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct Section {
     region: Window,
     /// Of the largest ring that it has entries for.
     size: u16,
 }
 
-/// What is in a part before its ring is served.
+/// What is in a section before its ring is served.
 enum Before {
     Blank,
     Log,
 }
 
-impl Part {
+impl Section {
     /// Nothing is under way, and where the ring stands somebody else knows.
     pub(crate) fn blank(&self) {
         self.region.store_u16(VERSION_AT, BLANK, Ordering::Release);

@@ -31,12 +31,12 @@ use ashlar_reactor::poller::{Poller, PollerId};
 use ashlar_reactor::task::TaskId;
 use ashlar_reactor::wait_list::WaitList;
 
+use crate::disk::{Disk, Trouble, UNTOLD_MAX};
 use crate::request::Answer;
 use crate::vhost::QUEUES_MAX;
 use crate::vhost::block::{BlockRequest, parse, status_byte};
-use crate::vhost::disk::{Disk, Trouble, UNTOLD_MAX};
 use crate::vhost::fault::Fault;
-use crate::vhost::inflight::Part;
+use crate::vhost::inflight::Section;
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::vring::{Chain, Popped, Ring, RingSetup};
 
@@ -57,6 +57,11 @@ const _: () = {
 const SHOWN_TOGETHER: u16 = 8;
 /// Wait before a kick file that could not be waited for is tried again.
 const LISTEN_AGAIN: Duration = Duration::from_millis(10);
+
+/// What an operator is told of a queue that `fault` has ended.
+pub(crate) fn stopped(queue: u16, fault: Fault) -> Trouble {
+    Trouble::Initiator(format!("queue {queue} was stopped: {fault}"))
+}
 
 /// Running → Broken (the guest did something that cannot be answered) → Stopped, or straight to
 /// Stopped. A stopped queue never runs again; its successor is a new one.
@@ -126,7 +131,7 @@ impl Queue {
         index: u16,
         memory: &Rc<GuestMemory>,
         setup: &RingSetup,
-        log: Option<Part>,
+        log: Option<Section>,
         bells: Bells,
     ) -> Result<Rc<Queue>, Fault> {
         let ring = Ring::new(memory, setup, log)?;
@@ -239,7 +244,7 @@ impl Queue {
         self.become_state(State::Broken);
         let (export, queue) = (self.disk.name(), self.index);
         tracing::warn!(export, queue, %fault, "the guest's queue was stopped");
-        self.disk.note(Trouble::Guest { queue, fault });
+        self.disk.note(stopped(queue, fault));
         ring(&self.bells.borrow().error);
         self.wake_workers(u16::MAX);
         self.caught_up.wake_all(self.reactor());
@@ -378,7 +383,7 @@ impl Queue {
     /// Waits for kicks. They need no answer while the ring is polled.
     async fn listen(self: Rc<Self>, kick: Rc<File>) {
         while self.state.get() != State::Stopped {
-            let wait = self.reactor().submit(Op::Readable { fd: kick.as_raw_fd() });
+            let wait = self.reactor().submit(Op::readable(kick.as_raw_fd()));
             if wait.await.is_err() {
                 self.reactor().sleep(LISTEN_AGAIN).await;
             }

@@ -18,8 +18,8 @@ use rustix::net::{AddressFamily, SendFlags, Shutdown, SocketAddrUnix, SocketFlag
 use vhost::vhost_user::message::BackendReq;
 use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut};
 
+use crate::disk::Trouble;
 use crate::vhost::device::Device;
-use crate::vhost::disk::Trouble;
 use crate::vhost::line::{Gone, Lines};
 use crate::vhost::memory::Mapping;
 use crate::vhost::peek::{LooseTable, Peeked, VERSION_1, message, peek, reply_to_table};
@@ -172,7 +172,8 @@ fn serve_one(
         && !ends.is_stopping()
     {
         tracing::warn!(reason, "a front end was disconnected");
-        let _ = lines.first().ask(|device| device.note(Trouble::FrontEnd(reason)));
+        let trouble = Trouble::Initiator(format!("the front end was disconnected: {reason}"));
+        let _ = lines.first().ask(|device| device.note(trouble));
     }
     let left = leave(ends, lines);
     drop_all(retired);

@@ -12,7 +12,7 @@ mod packed;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 
 use crate::vhost::fault::Fault;
-use crate::vhost::inflight::Part;
+use crate::vhost::inflight::Section;
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::vring::packed::PackedRing;
 use crate::vhost::vring::split::SplitRing;
@@ -211,7 +211,7 @@ impl Ring {
     pub(crate) fn new(
         memory: &GuestMemory,
         setup: &RingSetup,
-        log: Option<Part>,
+        log: Option<Section>,
     ) -> Result<Ring, Fault> {
         if !is_ring_size(setup.size, setup.features) {
             return Err(Fault::RingSize(setup.size));

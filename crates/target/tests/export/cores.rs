@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ashlar_format::array_superblock::Level;
 use ashlar_pool::volume::Volume;
+use ashlar_target::export::Export;
 use ashlar_target::vhost::VhostExport;
 use vhost::VhostBackend;
 
@@ -149,7 +150,7 @@ fn an_export_ends_in_order_while_requests_are_under_way() {
         let export = rig.export(2);
         let mut guest = FrontEnd::started(&export.spec().socket, 2);
         many_writes(&mut guest);
-        export.stop();
+        drop(export);
     }
     // The reactors are well, and so is the disk.
     let export = rig.export(2);

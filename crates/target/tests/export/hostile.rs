@@ -1,6 +1,7 @@
 //! Whatever one guest does, its own queue stops with a reason, and nobody else notices.
 
 use ashlar_format::array_superblock::Level;
+use ashlar_target::export::Export;
 use ashlar_target::vhost::VhostExport;
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
@@ -14,7 +15,7 @@ const KIND_IN: u32 = 0;
 const KIND_GET_ID: u32 = 8;
 
 fn broken(export: &VhostExport, active: u16, reason: &str) {
-    assert!(within(10_000, || export.status().unwrap().queues_active == active), "{reason}");
+    assert!(within(10_000, || export.status().unwrap().queues_active() == active), "{reason}");
     let said = export.status().unwrap().last_error.unwrap();
     assert!(said.contains(reason), "said {said:?}, expected {reason:?}");
 }

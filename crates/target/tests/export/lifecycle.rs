@@ -4,7 +4,8 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 
 use ashlar_format::array_superblock::Level;
-use ashlar_target::vhost::{ExportError, ExportSpec, VhostExport};
+use ashlar_target::export::{Export, ExportError};
+use ashlar_target::vhost::{ExportSpec, VhostExport};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserConfigFlags;
@@ -38,10 +39,10 @@ fn guests_come_one_after_the_other_and_find_their_data() {
         }
         client.write(0, &[round; 4096]);
         client.flush();
-        assert_eq!(usize::from(export.status().unwrap().queues_active), queues);
+        assert_eq!(usize::from(export.status().unwrap().queues_active()), queues);
         drop(client);
         wait_gone(&export);
-        assert_eq!(export.status().unwrap().queues_active, 0);
+        assert_eq!(export.status().unwrap().queues_active(), 0);
     }
     assert_eq!(export.status().unwrap().counters.flushes, 6);
 }
@@ -79,7 +80,7 @@ fn an_export_can_be_stopped_and_started_again() {
         if round % 2 == 0 {
             drop(client);
         }
-        export.stop();
+        drop(export);
         assert!(!path.exists());
     }
 }
@@ -94,7 +95,7 @@ fn what_was_taken_is_answered_before_an_export_ends() {
             client.submit_write(0, (number as u64) << 20, number << 20, 1 << 20, number);
         }
         client.kick(0);
-        export.stop();
+        drop(export);
         let done = client.queues[0].completions().filter(|done| done.ret == 0).count();
         drop(client);
         // Those that were not taken have left no trace in the counters; the taken are complete.
@@ -230,7 +231,7 @@ fn memory_and_calls_change_while_a_queue_works() {
         assert!(guest.called(0, 10_000), "a new call file is rung once");
     }
     let status = export.status().unwrap();
-    assert_eq!((status.counters.errors, status.queues_active, status.last_error), (0, 1, None));
+    assert_eq!((status.counters.errors, status.queues_active(), status.last_error), (0, 1, None));
 }
 
 /// As user-mode Linux sends it: room for two regions, one of them used.
@@ -261,9 +262,9 @@ fn a_guest_can_be_reset() {
     let rig = Rig::new(Level::Raid1, 2, 16 << 20);
     let export = rig.export(2);
     let mut guest = FrontEnd::started(&export.spec().socket, 2);
-    assert_eq!(export.status().unwrap().queues_active, 2);
+    assert_eq!(export.status().unwrap().queues_active(), 2);
     guest.front.reset_device().unwrap();
-    assert_eq!(export.status().unwrap().queues_active, 0);
+    assert_eq!(export.status().unwrap().queues_active(), 0);
     guest.front.remove_mem_region(&guest.region()).unwrap();
     guest.front.add_mem_region(&guest.region()).unwrap();
     guest.start(0, 0);

@@ -2,6 +2,7 @@
 //! was stopped or killed, and broken.
 
 use ashlar_format::array_superblock::Level;
+use ashlar_target::export::Export;
 use ashlar_target::vhost::VhostExport;
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
@@ -91,7 +92,7 @@ impl Packed {
 }
 
 fn broken(export: &VhostExport, reason: &str) {
-    assert!(within(10_000, || export.status().unwrap().queues_active == 0), "{reason}");
+    assert!(within(10_000, || export.status().unwrap().queues_active() == 0), "{reason}");
     let said = export.status().unwrap().last_error.unwrap();
     assert!(said.contains(reason), "said {said:?}, expected {reason:?}");
 }
@@ -125,7 +126,7 @@ fn a_packed_ring_outlives_a_daemon_that_is_stopped() {
     let mut driver = Packed::started(&export);
     for round in 0..12 {
         (0..=round % 5).for_each(|id| driver.answers(id));
-        export.stop();
+        drop(export);
         export = rig.export_at(path.clone(), 1);
         driver = driver.reconnected(&export);
     }

@@ -18,7 +18,8 @@ use ashlar_reactor::cores::Core;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
 use ashlar_reactor::registry::Key;
-use ashlar_target::vhost::{ExportSpec, Part, VhostExport};
+use ashlar_target::export::Part;
+use ashlar_target::vhost::{ExportSpec, VhostExport};
 
 /// Longer than anything here takes on a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);

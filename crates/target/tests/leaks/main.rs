@@ -10,6 +10,7 @@ mod front_end;
 mod rig;
 
 use ashlar_format::array_superblock::Level;
+use ashlar_target::export::Export;
 use vhost::vhost_user::VhostUserFrontend;
 
 use crate::front_end::{FrontEnd, within};
@@ -69,6 +70,6 @@ fn nothing_is_left_behind() {
     let after = settled_counts();
     assert_eq!(after, before);
     assert_eq!(after[2], 0, "mappings of guests that are gone");
-    export.stop();
+    drop(export);
     assert!(within(10_000, || counts()[1] == before[1] - 1), "the export's thread has ended");
 }

@@ -14,7 +14,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::vhost::fault::Fault;
-use crate::vhost::inflight::{Before, Part, in_order};
+use crate::vhost::inflight::{Before, Section, in_order};
 use crate::vhost::place::Place;
 
 /// `QueueRegionPacked`: features, version, size, then these. New and old head of the free list:
@@ -62,7 +62,7 @@ type Opened = (PackedLog, Option<(Place, Vec<Found>)>);
 
 #[derive(Debug)]
 pub(crate) struct PackedLog {
-    part: Part,
+    section: Section,
     size: u16,
     counter: u64,
     /// As in the region, by entry; the region is not read while a ring is served.
@@ -90,13 +90,13 @@ impl PackedLog {
     /// A log that was not one yet has to be begun. `is_shown`: whether the guest sees the descriptor
     /// at this place as used.
     pub(crate) fn open(
-        part: Part,
+        section: Section,
         size: u16,
         is_shown: impl Fn(Place) -> bool,
     ) -> Result<Opened, Fault> {
-        let state = part.find(size).ok_or(Fault::Inflight)?;
+        let state = section.find(size).ok_or(Fault::Inflight)?;
         let mut log = PackedLog {
-            part,
+            section,
             size,
             counter: 0,
             next: (1..=size).collect(),
@@ -116,18 +116,18 @@ impl PackedLog {
     /// Nothing is in flight, and this is the next place to use.
     pub(crate) fn begin_at(&mut self, used: Place) {
         for index in 0..self.size {
-            self.part.region.store_u8(entry(index) + IN_FLIGHT, 0);
+            self.section.region.store_u8(entry(index) + IN_FLIGHT, 0);
             self.link(index, index + 1);
         }
         self.used = used;
         self.settle();
-        self.part.begin(self.size);
+        self.section.begin(self.size);
     }
 
     fn recover(&mut self, is_shown: impl Fn(Place) -> bool) -> Result<(Place, Vec<Found>), Fault> {
-        let free = self.part.region.load_u32(FREE, Ordering::Acquire).to_le_bytes();
+        let free = self.section.region.load_u32(FREE, Ordering::Acquire).to_le_bytes();
         let [free, free_old] = [[free[0], free[1]], [free[2], free[3]]].map(u16::from_le_bytes);
-        let used = self.part.region.load_u64(USED).to_le_bytes();
+        let used = self.section.region.load_u64(USED).to_le_bytes();
         let place = |index: [u8; 2], wrap: u8| {
             let place = Place { index: u16::from_le_bytes(index), wrap: wrap != 0 };
             (place.index < self.size && wrap <= 1).then_some(place).ok_or(Fault::Inflight)
@@ -137,11 +137,11 @@ impl PackedLog {
         let is_done = new != old && is_shown(old);
         (self.free, self.used) = if is_done { (free, new) } else { (free_old, old) };
         for index in 0..self.size {
-            let next = self.part.region.load_u16(entry(index) + NEXT, Ordering::Relaxed);
+            let next = self.section.region.load_u16(entry(index) + NEXT, Ordering::Relaxed);
             self.next[usize::from(index)] = next;
         }
         let free = self.free_entries()?;
-        free.iter().for_each(|index| self.part.region.store_u8(entry(*index) + IN_FLIGHT, 0));
+        free.iter().for_each(|index| self.section.region.store_u8(entry(*index) + IN_FLIGHT, 0));
         self.settle();
         Ok((self.used, self.find_chains(free.len())?))
     }
@@ -162,7 +162,7 @@ impl PackedLog {
 
     /// Each entry is free, or of one chain in flight.
     fn find_chains(&mut self, free: usize) -> Result<Vec<Found>, Fault> {
-        let region = &self.part.region;
+        let region = &self.section.region;
         let (mut taken, mut chains) = (0usize, Vec::new());
         for head in 0..self.size {
             if region.load_u8(entry(head) + IN_FLIGHT) == 0 {
@@ -192,7 +192,7 @@ impl PackedLog {
 
     /// The descriptors of a chain that was found in flight.
     pub(crate) fn copies(&self, found: Found) -> impl Iterator<Item = Copied> {
-        let region = &self.part.region;
+        let region = &self.section.region;
         let next = |at: &u16| self.next.get(usize::from(*at)).copied().filter(|at| *at < self.size);
         let entries = std::iter::successors(Some(found.head), next);
         let entries = entries.take(usize::from(found.descriptors));
@@ -205,19 +205,19 @@ impl PackedLog {
     }
 
     fn link(&mut self, index: u16, next: u16) {
-        self.part.region.store_u16(entry(index) + NEXT, next, Ordering::Release);
+        self.section.region.store_u16(entry(index) + NEXT, next, Ordering::Release);
         self.next[usize::from(index)] = next;
     }
 
     fn store_free(&self, new: u16, old: u16) {
         let both = u32::from(new) | u32::from(old) << 16;
-        self.part.region.store_u32(FREE, both, Ordering::Release);
+        self.section.region.store_u32(FREE, both, Ordering::Release);
     }
 
     fn store_used(&self, new: Place, old: Place) {
         let indices = u64::from(new.index) | u64::from(old.index) << 16;
         let wraps = u64::from(new.wrap) << 32 | u64::from(old.wrap) << 40;
-        self.part.region.store_u64(USED, indices | wraps);
+        self.section.region.store_u64(USED, indices | wraps);
     }
 
     /// What is new becomes what was.
@@ -234,7 +234,7 @@ impl PackedLog {
     /// One descriptor of it.
     pub(crate) fn copy(&mut self, copied: Copied) {
         let at = self.begun.next;
-        let region = &self.part.region;
+        let region = &self.section.region;
         region.store_u64(entry(at) + ADDRESS, copied.address);
         region.store_u32(entry(at) + LEN, copied.len, Ordering::Release);
         region.store_u16(entry(at) + FLAGS, copied.flags, Ordering::Release);
@@ -247,7 +247,7 @@ impl PackedLog {
     pub(crate) fn popped(&mut self) -> u16 {
         let (head, Begun { count, last, next }) = (self.free, self.begun);
         assert!(count > 0, "a chain of nothing");
-        let region = &self.part.region;
+        let region = &self.section.region;
         region.store_u16(entry(head) + LAST, last, Ordering::Release);
         region.store_u16(entry(head) + COUNT, count, Ordering::Release);
         region.store_u64(entry(head) + COUNTER, self.counter);
@@ -280,12 +280,12 @@ impl PackedLog {
     /// They are.
     pub(crate) fn shown(&mut self) {
         for head in self.batch.drain(..) {
-            self.part.region.store_u8(entry(head) + IN_FLIGHT, 0);
+            self.section.region.store_u8(entry(head) + IN_FLIGHT, 0);
         }
         self.settle();
     }
 
     pub(crate) fn blank(&self) {
-        self.part.blank();
+        self.section.blank();
     }
 }

@@ -13,7 +13,7 @@
 use std::sync::atomic::Ordering;
 
 use crate::vhost::fault::Fault;
-use crate::vhost::inflight::{Before, Part, in_order};
+use crate::vhost::inflight::{Before, Section, in_order};
 
 /// `QueueRegionSplit`: features, version, size, then these.
 const LAST_BATCH_HEAD: usize = 12;
@@ -31,7 +31,7 @@ fn entry(head: u16) -> usize {
 
 #[derive(Debug)]
 pub(crate) struct SplitLog {
-    part: Part,
+    section: Section,
     counter: u64,
     /// The heads that were used and are not shown.
     batch: Vec<u16>,
@@ -43,14 +43,14 @@ type Opened = (SplitLog, Option<Vec<u16>>);
 
 impl SplitLog {
     /// `used`: the ring's used index.
-    pub(crate) fn open(part: Part, size: u16, used: u16) -> Result<Opened, Fault> {
+    pub(crate) fn open(section: Section, size: u16, used: u16) -> Result<Opened, Fault> {
         let batch = Vec::with_capacity(usize::from(size));
-        let mut log = SplitLog { part, counter: 0, batch, last_batch_head: 0 };
-        let heads = match log.part.find(size).ok_or(Fault::Inflight)? {
+        let mut log = SplitLog { section, counter: 0, batch, last_batch_head: 0 };
+        let heads = match log.section.find(size).ok_or(Fault::Inflight)? {
             Before::Blank => {
                 (0..size).for_each(|head| log.set_in_flight(head, false));
                 log.set_used(used);
-                log.part.begin(size);
+                log.section.begin(size);
                 return Ok((log, None));
             }
             Before::Log => log.recover(size, used)?,
@@ -59,7 +59,7 @@ impl SplitLog {
     }
 
     fn recover(&mut self, size: u16, used: u16) -> Result<Vec<u16>, Fault> {
-        let region = &self.part.region;
+        let region = &self.section.region;
         let batch = used.wrapping_sub(region.load_u16(USED_INDEX, Ordering::Relaxed));
         if batch > size {
             return Err(Fault::Inflight);
@@ -82,21 +82,21 @@ impl SplitLog {
     }
 
     fn set_in_flight(&self, head: u16, is: bool) {
-        self.part.region.store_u8(entry(head) + IN_FLIGHT, is.into());
+        self.section.region.store_u8(entry(head) + IN_FLIGHT, is.into());
     }
 
     fn set_used(&self, used: u16) {
-        self.part.region.store_u16(USED_INDEX, used, Ordering::Release);
+        self.section.region.store_u16(USED_INDEX, used, Ordering::Release);
     }
 
     pub(crate) fn popped(&mut self, head: u16) {
-        self.part.region.store_u64(entry(head) + COUNTER, self.counter);
+        self.section.region.store_u64(entry(head) + COUNTER, self.counter);
         self.counter = self.counter.wrapping_add(1);
         self.set_in_flight(head, true);
     }
 
     pub(crate) fn used(&mut self, head: u16) {
-        let region = &self.part.region;
+        let region = &self.section.region;
         region.store_u16(entry(head) + NEXT, self.last_batch_head, Ordering::Release);
         region.store_u16(LAST_BATCH_HEAD, head, Ordering::Release);
         self.last_batch_head = head;
@@ -106,12 +106,12 @@ impl SplitLog {
     /// The ring's used index shows all that was used.
     pub(crate) fn shown(&mut self, used: u16) {
         for head in self.batch.drain(..) {
-            self.part.region.store_u8(entry(head) + IN_FLIGHT, 0);
+            self.section.region.store_u8(entry(head) + IN_FLIGHT, 0);
         }
         self.set_used(used);
     }
 
     pub(crate) fn blank(&self) {
-        self.part.blank();
+        self.section.blank();
     }
 }

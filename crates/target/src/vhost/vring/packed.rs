@@ -19,7 +19,7 @@ use virtio_bindings::virtio_ring::{
 };
 
 use crate::vhost::fault::Fault;
-use crate::vhost::inflight::Part;
+use crate::vhost::inflight::Section;
 use crate::vhost::inflight::packed::{Copied, Found, PackedLog};
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::place::{AVAILABLE, Place, USED};
@@ -200,12 +200,12 @@ fn stands(parts: &Parts, setup: &RingSetup, size: u16) -> Result<(Place, Place),
 /// chains are those that are in flight, the first of them last.
 fn stands_by_log(
     parts: &Parts,
-    part: Part,
+    section: Section,
     setup: &RingSetup,
     size: u16,
 ) -> Result<(PackedLog, (Place, Place), Vec<Found>), Fault> {
     let is_shown = |at: Place| !at.is_available(parts.flags(at));
-    let (mut log, found) = PackedLog::open(part, size, is_shown)?;
+    let (mut log, found) = PackedLog::open(section, size, is_shown)?;
     let Some((used, found)) = found else {
         let (available, used) = stands(parts, setup, size)?;
         log.begin_at(used);
@@ -224,13 +224,13 @@ impl PackedRing {
     pub(crate) fn new(
         memory: &GuestMemory,
         setup: &RingSetup,
-        log: Option<Part>,
+        log: Option<Section>,
     ) -> Result<PackedRing, Fault> {
         let size = u16::try_from(setup.size).map_err(|_| Fault::RingSize(setup.size))?;
         let parts = Parts::find(memory, setup.addresses, size)?;
         let (log, (available, used), again) = match log {
-            Some(part) => {
-                let (log, places, again) = stands_by_log(&parts, part, setup, size)?;
+            Some(section) => {
+                let (log, places, again) = stands_by_log(&parts, section, setup, size)?;
                 (Some(log), places, again)
             }
             None => (None, stands(&parts, setup, size)?, Vec::new()),

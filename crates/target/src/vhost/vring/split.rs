@@ -13,7 +13,7 @@ use virtio_bindings::virtio_ring::{
 };
 
 use crate::vhost::fault::Fault;
-use crate::vhost::inflight::Part;
+use crate::vhost::inflight::Section;
 use crate::vhost::inflight::split::SplitLog;
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::vring::{
@@ -109,14 +109,14 @@ impl SplitRing {
     pub(crate) fn new(
         memory: &GuestMemory,
         setup: &RingSetup,
-        log: Option<Part>,
+        log: Option<Section>,
     ) -> Result<SplitRing, Fault> {
         let size = u16::try_from(setup.size).map_err(|_| Fault::RingSize(setup.size))?;
         let base = u16::try_from(setup.base).map_err(|_| Fault::RingBase(setup.base))?;
         let parts = Parts::find(memory, setup.addresses, size)?;
         // The protocol gives the available index only; the used index is where it was left.
         let used = parts.used.load_u16(USED_INDEX, Ordering::Acquire);
-        let opened = log.map(|part| SplitLog::open(part, size, used)).transpose()?;
+        let opened = log.map(|section| SplitLog::open(section, size, used)).transpose()?;
         let (log, again) = opened.map_or((None, None), |(log, again)| (Some(log), again));
         // All that was popped is used or in flight. What a front end says that lost us is less.
         let next = again.as_ref().map_or(base, |heads| used.wrapping_add(low(heads.len())));

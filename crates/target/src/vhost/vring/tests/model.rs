@@ -86,7 +86,7 @@ impl Driver {
             | if self.indirect { INDIRECT_TABLES } else { 0 }
     }
 
-    fn start(&self, base: u32, log: Option<Part>) -> Ring {
+    fn start(&self, base: u32, log: Option<Section>) -> Ring {
         let setup = RingSetup { base, ..self.guest.setup(self.features()) };
         Ring::new(&self.guest.memory, &setup, log).unwrap()
     }
@@ -254,7 +254,7 @@ struct Taken {
     number: u64,
 }
 
-fn new_log(size: u16) -> (Part, mpsc::Receiver<std::sync::Arc<Mapping>>) {
+fn new_log(size: u16) -> (Section, mpsc::Receiver<std::sync::Arc<Mapping>>) {
     let shape = Shape::new(2, size + 3, (2, RING_SIZE_MAX)).unwrap();
     let (described, file) = create(shape).unwrap();
     let mapped = MappedInflight::map(&file, shape, 0, described.mmap_size).unwrap();
@@ -284,7 +284,7 @@ struct World {
     call_owed: bool,
     /// The device wants a kick for the next chain.
     armed: bool,
-    log: Option<Part>,
+    log: Option<Section>,
     _retired: mpsc::Receiver<std::sync::Arc<Mapping>>,
     kills: u64,
 }
@@ -528,7 +528,7 @@ impl World {
 #[test]
 fn rings_are_what_their_model_is() {
     let (mut used, mut kills) = ([0; 2], [0; 2]);
-    for seed in 0..180 {
+    for seed in 0..240 {
         let mut world = World::new(seed);
         world.driver.say(world.wish);
         (0..STEPS).for_each(|_| world.step());

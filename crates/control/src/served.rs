@@ -1,15 +1,16 @@
-//! The one place that knows the vhost-user-blk front end. Its calls wait for a reactor, so they
+//! Exports that run: the one place that starts front ends. Their calls wait for a reactor, so they
 //! run beside the control plane's own thread.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ashlar_reactor::mailbox::Sender;
-use ashlar_target::vhost::{ExportError, VhostExport};
-pub use ashlar_target::vhost::{ExportSpec as Spec, Part, QUEUES_MAX};
+use ashlar_target::export::{Export, ExportError, Part};
+use ashlar_target::vhost::{ExportSpec, VhostExport};
 
 use crate::api::export::ExportCounters;
 use crate::api::traffic::Traffic;
 use crate::engine::look;
+use crate::front::Front;
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::traffic;
 
@@ -30,13 +31,20 @@ pub struct ServedStatus {
 pub struct Served {
     cores: Vec<Sender>,
     /// `None` once it was stopped.
-    export: Arc<Mutex<Option<VhostExport>>>,
+    export: Arc<Mutex<Owned>>,
 }
 
 impl Served {
-    pub async fn start(parts: Vec<Part>, spec: Spec) -> Answer<Served> {
+    /// `serial`: what initiators see as the disk's serial number. The parts, at least one, take
+    /// its queues in turn; the first is that of the reactor which has the volume.
+    pub async fn start(
+        front: Front,
+        name: String,
+        serial: String,
+        parts: Vec<Part>,
+    ) -> Answer<Served> {
         let cores = parts.iter().map(|part| part.core.clone()).collect();
-        let started = beside(move || VhostExport::start(parts, spec)).await?;
+        let started = beside(move || start(front, name, serial, parts)).await?;
         let export = started.map_err(refusal)?;
         Ok(Served { cores, export: Arc::new(Mutex::new(Some(export))) })
     }
@@ -48,36 +56,52 @@ impl Served {
             look(core, |_| ()).await?;
         }
         let export = self.export.clone();
-        let status = beside(move || lock(&export).as_ref().and_then(status)).await?;
+        let status = beside(move || lock(&export).as_deref().and_then(status)).await?;
         status.ok_or_else(|| Refusal::failed("the export was stopped, or does not answer"))
     }
 
     /// The volume has grown.
     pub async fn resized(&self) -> Answer<()> {
         let export = self.export.clone();
-        beside(move || lock(&export).iter().for_each(VhostExport::resized)).await
+        beside(move || lock(&export).iter().for_each(|export| export.resized())).await
     }
 
     /// Finishes what is under way and closes the socket.
     pub async fn stop(&self) {
         let export = lock(&self.export).take();
-        let stopped = beside(move || export.into_iter().for_each(VhostExport::stop));
+        let stopped = beside(move || drop(export));
         if let Err(refusal) = stopped.await {
             tracing::error!("an export did not stop in order: {}", refusal.error);
         }
     }
 }
 
-fn lock(export: &Mutex<Option<VhostExport>>) -> MutexGuard<'_, Option<VhostExport>> {
+fn start(
+    front: Front,
+    name: String,
+    serial: String,
+    parts: Vec<Part>,
+) -> Result<Box<dyn Export>, ExportError> {
+    match front {
+        Front::VhostUserBlk { socket, queues } => {
+            let spec = ExportSpec { name, socket, queues_max: queues, serial };
+            Ok(Box::new(VhostExport::start(parts, spec)?))
+        }
+    }
+}
+
+type Owned = Option<Box<dyn Export>>;
+
+fn lock(export: &Mutex<Owned>) -> MutexGuard<'_, Owned> {
     export.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn status(export: &VhostExport) -> Option<ServedStatus> {
+fn status(export: &dyn Export) -> Option<ServedStatus> {
     let status = export.status()?;
     let counters = status.counters;
     Some(ServedStatus {
         connected: status.connected,
-        queues_active: status.queues_active,
+        queues_active: status.queues_active(),
         queues_of_parts: status.queues_of_parts,
         counters: ExportCounters {
             reads: counters.reads,
@@ -105,6 +129,9 @@ fn refusal(error: ExportError) -> Refusal {
         ExportError::Spec(_) => Refusal::invalid(text),
         ExportError::Busy(_) | ExportError::NotSocket(_) => {
             Refusal::conflict(text).fix("choose another socket with --path")
+        }
+        ExportError::Address { .. } => {
+            Refusal::failed(text).fix("choose an address of this host that is free")
         }
         ExportError::Socket { .. } | ExportError::Thread(_) | ExportError::NoVolume => {
             Refusal::failed(text)

@@ -1,9 +1,11 @@
-//! What all queues of one export share on one reactor: the volume, and how requests are done on it.
+//! What all queues or connections of one export share on one reactor: the volume, and how requests
+//! are done on it.
 //!
 //! No copies of our own: guest memory goes to the volume as it is. Only a read into pieces that
 //! direct I/O cannot fill, by address or length, passes through engine memory.
 
 use std::cell::{Cell, RefCell};
+use std::iter::Sum;
 use std::ops::Add;
 use std::rc::Rc;
 
@@ -15,24 +17,24 @@ use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffers, DIRECT_ALIGN};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::traffic::{self, Kind, Traffic};
 
+use crate::budget::Budget;
 use crate::request::{Answer, Operation, Request, Status};
-use crate::vhost::QUEUES_MAX;
-use crate::vhost::block::part;
-use crate::vhost::budget::Budget;
-use crate::vhost::fault::Fault;
 
-/// Bytes of a device's name (virtio 1.2, 5.2.6.1: VIRTIO_BLK_ID_BYTES).
+/// Most reactors that serve one export.
+pub const PARTS_MAX: u16 = 16;
+/// Bytes of a device's name (virtio 1.2, 5.2.6.1: VIRTIO_BLK_ID_BYTES; NVMe Base 2.0, figure 275:
+/// SN).
 pub(crate) const SERIAL_BYTES: usize = 20;
 /// Larger requests are done in pieces of this size, one after the other.
 const PIECE_BYTES: u64 = 4 << 20;
 /// Data of one export that is under way at a time.
 const BYTES_IN_FLIGHT_MAX: u64 = 64 << 20;
 /// Each reactor that serves queues of an export has its share of that.
-const _: () = assert!(BYTES_IN_FLIGHT_MAX / QUEUES_MAX as u64 >= PIECE_BYTES);
+const _: () = assert!(BYTES_IN_FLIGHT_MAX / PARTS_MAX as u64 >= PIECE_BYTES);
 /// A read into more pieces than this is copied: the kernel takes 1024 for one operation.
 const PIECES_DIRECT_MAX: usize = 512;
 /// Requests that may be done before the guest is told of them: room is made at the start.
-pub(crate) const UNTOLD_MAX: usize = 2560;
+pub(crate) const UNTOLD_MAX: usize = 10_240;
 
 /// Requests answered since the export was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,6 +49,12 @@ pub struct Counters {
     pub discards: u64,
     /// Answered with an error.
     pub errors: u64,
+}
+
+impl Sum for Counters {
+    fn sum<I: Iterator<Item = Counters>>(all: I) -> Counters {
+        all.fold(Counters::default(), Add::add)
+    }
 }
 
 impl Add for Counters {
@@ -68,12 +76,11 @@ impl Add for Counters {
 /// The last thing that went wrong.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(crate) enum Trouble {
-    #[error("queue {queue} was stopped: {fault}")]
-    Guest { queue: u16, fault: Fault },
     #[error("{0}")]
     Array(#[from] ArrayError),
-    #[error("the front end was disconnected: {0}")]
-    FrontEnd(String),
+    /// What an initiator did, and what came of it.
+    #[error("{0}")]
+    Initiator(String),
 }
 
 pub(crate) struct Disk {
@@ -295,6 +302,11 @@ fn asked(operation: &Operation) -> Option<(Kind, u64)> {
         | Operation::Identify { .. }
         | Operation::Refuse(_) => None,
     }
+}
+
+/// A view of a part of an initiator's memory that is to be filled or emptied in steps.
+pub(crate) fn part(buffers: &Buffers, start: u64, len: u64) -> Buffers {
+    buffers.slice(to_usize(start)..to_usize(start + len))
 }
 
 fn is_direct(data: &Buffers) -> bool {

@@ -1,0 +1,71 @@
+//! What all front ends have in common for whoever starts and stops them.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use ashlar_pool::volume::Volume;
+use ashlar_reactor::mailbox::Sender;
+use ashlar_reactor::registry::Key;
+use ashlar_reactor::traffic;
+
+pub use crate::disk::Counters;
+
+/// A reactor that serves an export, and the volume as it is known there.
+pub struct Part {
+    pub core: Sender,
+    pub volume: Key<Volume>,
+}
+
+/// Why an export could not be started. Nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    #[error("{0}")]
+    Spec(String),
+    #[error("{0} is in use by another process; stop it, or choose another path")]
+    Busy(PathBuf),
+    #[error("{0} exists and is not a socket; remove it, or choose another path")]
+    NotSocket(PathBuf),
+    #[error("cannot listen at {path}: {error}")]
+    Socket { path: PathBuf, error: std::io::Error },
+    #[error("cannot listen at {address}: {error}")]
+    Address { address: SocketAddr, error: std::io::Error },
+    #[error("the export's thread cannot be started: {0}")]
+    Thread(std::io::Error),
+    #[error("the volume is gone, or its reactor has stopped")]
+    NoVolume,
+}
+
+/// What an export does at this moment.
+#[derive(Clone, Debug, Default)]
+pub struct ExportStatus {
+    /// An initiator is there.
+    pub connected: bool,
+    /// Queues or connections that are in use, of each part.
+    pub queues_of_parts: Vec<u16>,
+    pub counters: Counters,
+    /// From when a request was taken up until its initiator could see the answer, to a turn of the
+    /// reactor.
+    pub traffic: traffic::Report,
+    /// The last thing that went wrong, if anything did.
+    pub last_error: Option<String>,
+}
+
+impl ExportStatus {
+    /// Queues or connections that are in use.
+    pub fn queues_active(&self) -> u16 {
+        self.queues_of_parts.iter().sum()
+    }
+}
+
+/// One volume, offered. Dropping it stops the export: what is under way is answered, no more is
+/// taken, and whoever is connected is disconnected.
+///
+/// Its functions wait for its reactors, so they are not for a reactor's own thread; and an export
+/// must be stopped before any of them is.
+pub trait Export: Send {
+    /// The state now; `None` if a reactor has stopped, or does not answer.
+    fn status(&self) -> Option<ExportStatus>;
+
+    /// The volume has grown: initiators are told, where they listen for that.
+    fn resized(&self);
+}
