@@ -174,15 +174,28 @@ impl Daemon {
 
     /// Runs `ashlar` with these words; `@/` begins a path in the daemon's directory.
     pub fn run(&self, line: &str) -> Output {
+        self.command(COMMAND_SECONDS_MAX, line).output().unwrap()
+    }
+
+    /// The same beside the test, for `seconds` at most.
+    pub fn run_beside(&self, seconds: u64, line: &str) -> Child {
+        self.command(&seconds.to_string(), line)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    fn command(&self, seconds: &str, line: &str) -> Command {
         let directory = format!("{}/", self.directory.path().display());
         let words = line.split_whitespace().map(|word| word.replace("@/", &directory));
-        Command::new("timeout")
-            .args([COMMAND_SECONDS_MAX, BINARY])
+        let mut command = Command::new("timeout");
+        command
+            .args([seconds, BINARY])
             .args(words)
             .env("ASHLAR_SOCKET", self.path("api.sock"))
-            .stdin(Stdio::null())
-            .output()
-            .unwrap()
+            .stdin(Stdio::null());
+        command
     }
 
     /// What a command that must succeed printed.
