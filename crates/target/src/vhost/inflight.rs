@@ -165,7 +165,9 @@ impl Section {
         }
         match self.region.load_u16(VERSION_AT, Ordering::Acquire) {
             BLANK => Some(Before::Blank),
-            VERSION if self.region.load_u16(SIZE_AT, Ordering::Relaxed) == size => Some(Before::Log),
+            VERSION if self.region.load_u16(SIZE_AT, Ordering::Relaxed) == size => {
+                Some(Before::Log)
+            }
             _ => None,
         }
     }

@@ -87,8 +87,8 @@ struct Begun {
 }
 
 impl PackedLog {
-    /// A log that was not one yet has to be begun. `is_shown`: whether the guest sees the descriptor
-    /// at this place as used.
+    /// A log that was not one yet has to be begun. `is_shown`: whether the guest sees the
+    /// descriptor at this place as used.
     pub(crate) fn open(
         section: Section,
         size: u16,

@@ -15,7 +15,8 @@ use std::sync::atomic::{Ordering, fence};
 
 use virtio_bindings::virtio_ring::{
     VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT,
-    VRING_DESC_F_WRITE, VRING_PACKED_EVENT_FLAG_DESC, VRING_PACKED_EVENT_FLAG_DISABLE, VRING_PACKED_EVENT_FLAG_ENABLE,
+    VRING_DESC_F_WRITE, VRING_PACKED_EVENT_FLAG_DESC, VRING_PACKED_EVENT_FLAG_DISABLE,
+    VRING_PACKED_EVENT_FLAG_ENABLE,
 };
 
 use crate::vhost::fault::Fault;
@@ -24,8 +25,8 @@ use crate::vhost::inflight::packed::{Copied, Found, PackedLog};
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::place::{AVAILABLE, Place, USED};
 use crate::vhost::vring::{
-    Chain, DESCRIPTOR_BYTES, Popped, RING_SIZE_MAX, RingAddresses, RingSetup, Segment, WARM_MAX, find_part,
-    indirect_table, warm_request,
+    Chain, DESCRIPTOR_BYTES, Popped, RING_SIZE_MAX, RingAddresses, RingSetup, Segment, WARM_MAX,
+    find_part, indirect_table, warm_request,
 };
 
 const USED_LEN: usize = 8;

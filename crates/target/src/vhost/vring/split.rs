@@ -17,8 +17,8 @@ use crate::vhost::inflight::Section;
 use crate::vhost::inflight::split::SplitLog;
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::vring::{
-    CHAIN_MAX, Chain, DESCRIPTOR_BYTES, Popped, RingAddresses, RingSetup, Segment, WARM_MAX, find_part,
-    indirect_table, warm_request,
+    CHAIN_MAX, Chain, DESCRIPTOR_BYTES, Popped, RingAddresses, RingSetup, Segment, WARM_MAX,
+    find_part, indirect_table, warm_request,
 };
 
 const AVAILABLE_INDEX: usize = 2;

@@ -63,7 +63,11 @@ fn chains_are_popped_in_order_and_used_in_any() {
     describe(&guest, 3, 0x30, 2, 6, lap(true));
     assert_eq!(ring.look(), Ok(true));
     assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(true));
-    assert_eq!((chain.id(), chain.popped().descriptors), (7, 3), "the id of the last descriptor counts");
+    assert_eq!(
+        (chain.id(), chain.popped().descriptors),
+        (7, 3),
+        "the id of the last descriptor counts"
+    );
     assert_eq!(chain.readable(), [Segment { address: 0x10, len: 16 }]);
     let data = Segment { address: 0x1000, len: 512 };
     assert_eq!(chain.writable(), [data, Segment { address: 0x20, len: 1 }]);
