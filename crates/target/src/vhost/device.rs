@@ -124,6 +124,9 @@ impl Device {
     pub(crate) fn set_write_back(&self, write_back: bool) {
         self.write_back.set(write_back);
         self.update_write_through();
+        if let Some(region) = &*self.inflight.borrow() {
+            region.set_write_through(!write_back);
+        }
     }
 
     fn update_write_through(&self) {
@@ -150,7 +153,12 @@ impl Device {
     }
 
     pub(crate) fn set_inflight(&self, region: MappedInflight) {
-        *self.inflight.borrow_mut() = Some(Inflight::adopt(region, &self.graveyard));
+        let region = Inflight::adopt(region, &self.graveyard);
+        if region.is_write_through() {
+            self.set_write_back(false);
+        }
+        region.set_write_through(!self.write_back.get());
+        *self.inflight.borrow_mut() = Some(region);
     }
 
     fn log_of(&self, index: usize) -> Option<Section> {
@@ -294,12 +302,12 @@ impl Device {
             *vring.borrow_mut() = Vring::default();
         }
         // A guest whose front end lost us goes on with the cache mode that it chose; it would not
-        // choose again. One that shut down does not come back.
+        // choose again, also not where it is us who end. One that shut down does not come back.
+        self.inflight.take();
         if orderly {
             self.set_write_back(true);
         }
         self.set_features(0);
-        self.inflight.take();
         self.set_memory(GuestMemory::default());
         self.connected.set(false);
     }

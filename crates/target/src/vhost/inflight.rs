@@ -33,7 +33,10 @@ const ENTRY_BYTES: u64 = 32;
 const _: () = assert!(HEADER_BYTES >= packed::HEADER_BYTES as u64);
 const _: () = assert!(ENTRY_BYTES >= packed::ENTRY_BYTES as u64);
 const _: () = assert!(ENTRY_BYTES >= split::ENTRY_BYTES as u64);
-/// In both layouts.
+/// In both layouts: feature flags of the region, of which the specification has none, and the
+/// version. A flag of ours, in the first queue's: the guest chose write through.
+const FEATURES_AT: usize = 0;
+const WRITE_THROUGH: u64 = 1 << 63;
 const VERSION_AT: usize = 8;
 const SIZE_AT: usize = 10;
 /// Of a log that was never begun, or has nothing to say to who comes next.
@@ -128,6 +131,16 @@ impl Inflight {
     pub(crate) fn adopt(mapped: MappedInflight, graveyard: &Graveyard) -> Inflight {
         let MappedInflight { shape, mapped } = mapped;
         Inflight { shape, region: mapped.adopt(graveyard) }
+    }
+
+    /// The cache mode that a guest chose before. It will not choose again, since it knows nothing
+    /// of another process.
+    pub(crate) fn is_write_through(&self) -> bool {
+        self.region.load_u64(FEATURES_AT) & WRITE_THROUGH != 0
+    }
+
+    pub(crate) fn set_write_through(&self, is: bool) {
+        self.region.store_u64(FEATURES_AT, if is { WRITE_THROUGH } else { 0 });
     }
 
     /// The section of a queue; `None`: the region is for fewer queues.
