@@ -1,7 +1,7 @@
-"""Goal: a Linux guest does not see that the daemon dies.
+"""Goal: a Linux guest does not see that the daemon dies, or that another program takes its place.
 
 Method: a real kernel in QEMU writes and verifies with fio while the daemon is killed and started
-again, as a supervisor would. Another reader in the guest says when it was answered:
+again, as a supervisor would, and upgraded. Another reader in the guest says when it was answered:
 its longest gap is the pause that the guest saw. ASHLAR_RESUMES says how often, instead of 5 times.
 
 Of the pause after a kill, up to a second is QEMU's: `reconnect=1` looks once a second.
@@ -30,6 +30,7 @@ PROBE = (
 )
 # Emulated, the guest itself stands still for long now and then.
 KILL_SECONDS_MAX = {"kvm": 3, "tcg": 8}
+UPGRADE_SECONDS_MAX = {"kvm": 1, "tcg": 4}
 BETWEEN_SECONDS = 1.5
 
 
@@ -40,9 +41,20 @@ class Resume(unittest.TestCase):
     def test_killed_with_packed_rings(self):
         self.go_on("killed, packed rings", PACKED, KILL_SECONDS_MAX, self.kill)
 
+    def test_upgraded(self):
+        self.go_on("upgraded", [], UPGRADE_SECONDS_MAX, self.upgrade)
+
+    def test_upgraded_with_packed_rings(self):
+        self.go_on("upgraded, packed rings", PACKED, UPGRADE_SECONDS_MAX, self.upgrade)
+
     def kill(self, engine):
         engine.kill()
         engine.start()
+
+    def upgrade(self, engine):
+        pid = engine.daemon.pid
+        print(engine.ashlar("upgrade").strip())
+        self.assertEqual(engine.show("status")["pid"], pid)
 
     def go_on(self, what, options, seconds_max, disturb):
         with rig() as made:

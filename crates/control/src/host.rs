@@ -20,10 +20,12 @@ pub mod settings;
 mod show;
 mod spares;
 pub mod translate;
+mod upgrade;
 mod volumes;
 mod watch;
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -36,9 +38,11 @@ use ashlar_reactor::cores::Core;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
+use ashlar_target::handed::Handed;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::api::upgrade::Upgrades;
 use crate::catalog::{Catalog, StateDirectory};
 use crate::device::OpenDevice;
 use crate::device::content::Content;
@@ -140,6 +144,9 @@ struct State {
     exports: BTreeMap<String, Serving>,
     /// Exports that could not be started, and why.
     down: BTreeMap<String, Refusal>,
+    /// Exports that the process before has left, until they are taken up.
+    handed: BTreeMap<String, Handed<OwnedFd>>,
+    upgrades: Upgrades,
     stopping: bool,
 }
 
@@ -152,6 +159,10 @@ pub struct Host {
     exports_directory: PathBuf,
     /// What this host is called in leases.
     lessee: lease::Host,
+    /// The file that it was started from.
+    program: PathBuf,
+    /// The program that shall take its place.
+    wanted: tokio::sync::watch::Sender<Option<PathBuf>>,
     started: Instant,
     changes: tokio::sync::Mutex<()>,
     state: Mutex<State>,
@@ -172,15 +183,19 @@ impl Host {
         assert!(!cores.is_empty(), "a daemon without a reactor");
         let cpus: Vec<usize> = cores.iter().map(Core::cpu).collect();
         let topology = Topology::read(Path::new(SYSTEM), &cpus);
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let upgrades = Upgrades { version, ..Upgrades::default() };
         Host {
             cores,
             topology,
             directory,
             exports_directory,
             lessee,
+            program: std::env::current_exe().unwrap_or_default(),
+            wanted: tokio::sync::watch::Sender::new(None),
             started: Instant::now(),
             changes: tokio::sync::Mutex::new(()),
-            state: Mutex::default(),
+            state: Mutex::new(State { upgrades, ..State::default() }),
         }
     }
 

@@ -1,10 +1,12 @@
 //! Exports that run: the one place that starts front ends. Their calls wait for a reactor, so they
 //! run beside the control plane's own thread.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ashlar_reactor::mailbox::Sender;
 use ashlar_target::export::{Export, ExportError, Part};
+use ashlar_target::handed::Handed;
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
 use crate::api::export::ExportCounters;
@@ -36,15 +38,17 @@ pub struct Served {
 
 impl Served {
     /// `serial`: what initiators see as the disk's serial number. The parts, at least one, take
-    /// its queues in turn; the first is that of the reactor which has the volume.
+    /// its queues in turn; the first is that of the reactor which has the volume. `handed`: what a
+    /// process before left of it.
     pub async fn start(
         front: Front,
         name: String,
         serial: String,
         parts: Vec<Part>,
+        handed: Option<Handed<OwnedFd>>,
     ) -> Answer<Served> {
         let cores = parts.iter().map(|part| part.core.clone()).collect();
-        let started = beside(move || start(front, name, serial, parts)).await?;
+        let started = beside(move || start(front, name, serial, parts, handed)).await?;
         let export = started.map_err(refusal)?;
         Ok(Served { cores, export: Arc::new(Mutex::new(Some(export))) })
     }
@@ -66,6 +70,12 @@ impl Served {
         beside(move || lock(&export).iter().for_each(|export| export.resized())).await
     }
 
+    /// Finishes what is under way and leaves the rest to the next process; `None`: it was stopped.
+    pub async fn hand_over(&self) -> Option<Handed<OwnedFd>> {
+        let export = lock(&self.export).take()?;
+        beside(move || export.hand_over()).await.ok().flatten()
+    }
+
     /// Finishes what is under way and closes the socket.
     pub async fn stop(&self) {
         let export = lock(&self.export).take();
@@ -81,11 +91,15 @@ fn start(
     name: String,
     serial: String,
     parts: Vec<Part>,
+    handed: Option<Handed<OwnedFd>>,
 ) -> Result<Box<dyn Export>, ExportError> {
     match front {
         Front::VhostUserBlk { socket, queues } => {
             let spec = ExportSpec { name, socket, queues_max: queues, serial };
-            Ok(Box::new(VhostExport::start(parts, spec)?))
+            Ok(Box::new(match handed {
+                Some(handed) => VhostExport::resume(parts, spec, handed)?,
+                None => VhostExport::start(parts, spec)?,
+            }))
         }
     }
 }

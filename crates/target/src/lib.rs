@@ -9,5 +9,6 @@
 pub mod request;
 mod budget;
 pub mod disk;
+pub mod handed;
 pub mod export;
 pub mod vhost;

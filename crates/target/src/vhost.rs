@@ -30,6 +30,8 @@ mod session;
 mod peek;
 mod socket;
 
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -40,10 +42,11 @@ use ashlar_reactor::registry::Key;
 
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
 use crate::export::{Export, ExportError, ExportStatus, Part};
+use crate::handed::{FrontEnd, Handed};
 use crate::vhost::device::Device;
 use crate::vhost::line::{Line, Lines};
 use crate::vhost::memory::Graveyard;
-use crate::vhost::socket::{BindError, Ends};
+use crate::vhost::socket::{BindError, Ends, Left};
 
 /// Most queues of one export.
 pub const QUEUES_MAX: u16 = 64;
@@ -64,7 +67,7 @@ pub struct VhostExport {
     spec: ExportSpec,
     lines: Lines,
     ends: Arc<Ends>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Option<Left>>>,
 }
 
 impl VhostExport {
@@ -78,11 +81,35 @@ impl VhostExport {
             BindError::NotSocket => ExportError::NotSocket(spec.socket.clone()),
             BindError::Io(error) => ExportError::Socket { path: spec.socket.clone(), error },
         })?;
-        let started = start_bound(parts, &spec, serial, Ends::new(listener));
+        let started = start_bound(parts, &spec, serial, listener, None);
         let (lines, ends, thread) = started.inspect_err(|_| {
             let _ = std::fs::remove_file(&spec.socket);
         })?;
         Ok(VhostExport { spec, lines, ends, thread: Some(thread) })
+    }
+
+    /// Goes on where another process has handed over.
+    pub fn resume(
+        parts: Vec<Part>,
+        spec: ExportSpec,
+        handed: Handed<OwnedFd>,
+    ) -> Result<VhostExport, ExportError> {
+        let serial = check(&spec, parts.len())?;
+        let Handed { listener, front_end } = handed;
+        let listener = UnixListener::from(listener);
+        let (lines, ends, thread) = start_bound(parts, &spec, serial, listener, front_end)?;
+        Ok(VhostExport { spec, lines, ends, thread: Some(thread) })
+    }
+
+    /// `None`: a reactor does not answer.
+    fn come_to_rest(&self) -> Option<()> {
+        let close = |device: Rc<Device>| async move { device.close().await };
+        let closed = self.lines.ask_all_and_wait(close);
+        if closed.is_err() {
+            let export = &self.spec.name;
+            tracing::error!(export, "requests are still under way, and the export ends");
+        }
+        closed.ok().map(drop)
     }
 
     pub fn spec(&self) -> &ExportSpec {
@@ -109,6 +136,20 @@ impl Export for VhostExport {
         }
         self.ends.announce_config();
     }
+
+    fn hand_over(mut self: Box<Self>) -> Option<Handed<OwnedFd>> {
+        self.come_to_rest()?;
+        let write_back = self.lines.first().ask(|device| device.facts().write_back).ok()?;
+        self.ends.hand_over();
+        let left = self.thread.take()?.join().ok()?;
+        self.lines.all().iter().for_each(Line::withdraw);
+        let (listener, channel) = self.ends.handed().ok()?;
+        let front_end = left.map(|(stream, told)| {
+            let stream = stream.into();
+            FrontEnd { stream, channel, write_back, told }
+        });
+        Some(Handed { listener, front_end })
+    }
 }
 
 impl Drop for VhostExport {
@@ -116,11 +157,7 @@ impl Drop for VhostExport {
         let Some(thread) = self.thread.take() else { return };
         // First the queues: what they answer reaches a front end that is still connected, so that
         // it knows where to go on when it reconnects.
-        let close = |device: Rc<Device>| async move { device.close().await };
-        if self.lines.ask_all_and_wait(close).is_err() {
-            let export = &self.spec.name;
-            tracing::error!(export, "requests are still under way, and the export ends");
-        }
+        let _ = self.come_to_rest();
         self.ends.stop();
         let _ = thread.join();
         let _ = std::fs::remove_file(&self.spec.socket);
@@ -151,8 +188,10 @@ fn start_bound(
     parts: Vec<Part>,
     spec: &ExportSpec,
     serial: [u8; SERIAL_BYTES],
-    ends: Arc<Ends>,
-) -> Result<(Lines, Arc<Ends>, JoinHandle<()>), ExportError> {
+    listener: UnixListener,
+    first: Option<FrontEnd<OwnedFd>>,
+) -> Result<(Lines, Arc<Ends>, JoinHandle<Option<Left>>), ExportError> {
+    let ends = Ends::new(listener).map_err(ExportError::Thread)?;
     let (graveyard, retired) = mpsc::channel();
     let count = u16::try_from(parts.len()).unwrap_or(PARTS_MAX);
     let mut lines: Vec<Line> = Vec::new();
@@ -167,7 +206,7 @@ fn start_bound(
     }
     let lines = Lines::new(lines);
     let (its_lines, its_ends, queues_max) = (lines.clone(), ends.clone(), spec.queues_max);
-    let body = move || socket::serve(&its_ends, &its_lines, queues_max, &retired);
+    let body = move || socket::serve(&its_ends, &its_lines, queues_max, &retired, first);
     let thread = std::thread::Builder::new().name("vhost-user".into()).spawn(body);
     let withdraw = |_: &std::io::Error| lines.all().iter().for_each(Line::withdraw);
     let thread = thread.inspect_err(withdraw).map_err(ExportError::Thread)?;

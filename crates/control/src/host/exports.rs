@@ -72,7 +72,8 @@ impl Host {
 
     /// Begins to serve an export of a running array; the uuid of its volume.
     async fn start_export(&self, name: &str, known: &KnownExport, array: Running) -> Answer<Uuid> {
-        if let Some(path) = known.front.socket().map(Path::to_owned) {
+        let handed = self.look(|state| state.handed.remove(name));
+        if let Some(path) = known.front.socket().map(Path::to_owned).filter(|_| handed.is_none()) {
             beside(move || socket::check_place(&path)).await??;
         }
         let cores = self.cores_for(array.core, known)?;
@@ -86,7 +87,8 @@ impl Host {
             volume: *volume,
         };
         let own = parts.iter().map(part).collect();
-        match Served::start(known.front.clone(), name.to_owned(), serial.clone(), own).await {
+        let (front, its_name) = (known.front.clone(), name.to_owned());
+        match Served::start(front, its_name, serial.clone(), own, handed).await {
             Ok(served) => {
                 let serving = Serving { home, parts, serial, served };
                 self.look(|state| {
@@ -191,7 +193,11 @@ impl Host {
         }
     }
 
-    async fn withdraw_volumes(&self, home: (usize, Key<Volume>), parts: Vec<(usize, Key<Volume>)>) {
+    pub(super) async fn withdraw_volumes(
+        &self,
+        home: (usize, Key<Volume>),
+        parts: Vec<(usize, Key<Volume>)>,
+    ) {
         for (core, far) in parts.into_iter().filter(|(core, _)| *core != home.0) {
             self.withdraw_volume(core, far).await;
         }

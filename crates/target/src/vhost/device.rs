@@ -212,6 +212,11 @@ impl Device {
         Ok(())
     }
 
+    /// Where the ring stands; it is at rest.
+    pub(crate) fn base(&self, index: usize) -> Result<u32, NoRing> {
+        Ok(self.vring(index)?.borrow().base)
+    }
+
     /// Stops the ring. Returns where it is to go on, once everything before is answered.
     pub(crate) async fn stop_ring(&self, index: usize) -> Result<u32, NoRing> {
         self.halt(index, true).await?;

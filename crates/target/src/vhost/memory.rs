@@ -18,6 +18,8 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::fs::File;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -302,6 +304,14 @@ impl GuestMemory {
     }
 }
 
+/// Makes another's descriptor lead to the same as `to`.
+pub(crate) fn replace(descriptor: RawFd, to: &impl AsFd) -> Result<(), rustix::io::Errno> {
+    // SAFETY: the caller's value owns the descriptor and is alive; this one is forgotten at once,
+    // so that it stays the only one that closes it.
+    let mut its = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(descriptor) });
+    rustix::io::dup3(to, &mut its, rustix::io::DupFlags::CLOEXEC)
+}
+
 /// A hint: harmless at any address.
 fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -449,7 +459,12 @@ pub(crate) mod tests {
         FUSE.set(Some(stores));
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         FUSE.set(None);
-        done.map_err(|why| if !why.is::<Killed>() { std::panic::resume_unwind(why) }).ok()
+        done.map_err(|why| {
+            if !why.is::<Killed>() {
+                std::panic::resume_unwind(why)
+            }
+        })
+        .ok()
     }
 
     pub(crate) fn memfd(bytes: u64) -> File {
