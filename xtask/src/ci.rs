@@ -9,6 +9,7 @@ const SINGLE_FAULTS: &str = "cargo xtask sim --enumerate 5";
 
 /// Real kernels, on the release build. The rest of `tests.test_nvme` is run by hand.
 const GUESTS: &str = "python3 -W ignore -m unittest -v tests.test_guest \
+                      tests.test_resume \
                       tests.test_nvme.Nvme.test_one_array_two_ways_to_it \
                       tests.test_nvme_tcp tests.test_powercut.Judge";
 

@@ -12,7 +12,8 @@ mod ring;
 mod socket;
 mod queue;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::error::BenchError;
@@ -23,14 +24,16 @@ pub use ring::RingKind;
 use memory::Memory;
 use queue::Queue;
 use slots::SlotShape;
-use socket::Connection;
+use socket::{Connection, Region};
 
 /// Looks without a completion after which others may run: the back end may be on this very CPU.
 const LOOKS_BEFORE_YIELD: u32 = 1 << 12;
 /// Looks without a completion after which the connection is looked at, too.
 const LOOKS_BEFORE_DOUBT: u32 = 1 << 16;
 /// Longer than any back end needs that is only slow.
-const ANSWER_WITHIN: std::time::Duration = std::time::Duration::from_secs(30);
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// Between tries to reach a back end that went away.
+const RECONNECT_EVERY: Duration = Duration::from_millis(2);
 
 /// How requests are put to a back end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,14 +49,32 @@ pub struct Wish {
     /// Pieces of memory that a request's data is in.
     pub segments: u16,
     pub writes: bool,
+    /// What is in flight is kept in memory of ours, and a back end that went away may come back
+    /// within this time.
+    pub resume: Option<Duration>,
+}
+
+/// What a run has seen of back ends that came back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resumed {
+    pub times: u32,
+    /// The longest time from the last answer of one to the first of the next.
+    pub gap_max: Duration,
 }
 
 /// A connection to a back end, with all its queues at work.
 pub struct Client {
+    socket: PathBuf,
+    wish: Wish,
     connection: Connection,
     memory: Memory,
+    /// Where the back end keeps what is in flight.
+    region: Option<Region>,
     queues: Vec<Queue>,
     in_flight: u32,
+    resumed: Resumed,
+    /// The back end came back, and has not answered since.
+    came_back: bool,
 }
 
 impl Client {
@@ -67,11 +88,36 @@ impl Client {
         let starts = places.starts;
         let queues = starts.into_iter().map(|start| Queue::new(&memory, wish, shape, start));
         let queues = queues.collect::<Result<Vec<_>, _>>()?;
-        connection.set_memory(&memory)?;
-        for (index, queue) in queues.iter().enumerate() {
-            connection.start(index, queue, &memory)?;
+        let region = wish.resume.map(|_| connection.region(ring::size(wish))).transpose()?;
+        let mut client = Client {
+            socket: socket.to_owned(),
+            wish: *wish,
+            connection,
+            memory,
+            region,
+            queues,
+            in_flight: 0,
+            resumed: Resumed::default(),
+            came_back: false,
+        };
+        client.start()?;
+        Ok(client)
+    }
+
+    /// Sets all queues to work, for the first time or again.
+    fn start(&mut self) -> Result<(), BenchError> {
+        if let Some(region) = &self.region {
+            self.connection.set_region(region)?;
         }
-        Ok(Client { connection, memory, queues, in_flight: 0 })
+        self.connection.set_memory(&self.memory)?;
+        for (index, queue) in self.queues.iter().enumerate() {
+            self.connection.start(index, queue, &self.memory)?;
+        }
+        Ok(())
+    }
+
+    pub fn resumed(&self) -> Resumed {
+        self.resumed
     }
 
     /// Of the disk, in bytes.
@@ -96,6 +142,10 @@ impl Client {
                 self.in_flight = self.in_flight + u32::from(made) - u32::from(answered);
             }
             if progress {
+                if std::mem::take(&mut self.came_back) {
+                    let gap = Duration::from_nanos(clock.ns(clock.ticks() - last));
+                    self.resumed.gap_max = self.resumed.gap_max.max(gap);
+                }
                 looks = 0;
                 continue;
             }
@@ -117,8 +167,12 @@ impl Client {
     }
 
     /// Nothing was answered for so long.
-    fn doubt(&self, ns: u64) -> Result<(), BenchError> {
-        if self.connection.is_hung_up() {
+    fn doubt(&mut self, ns: u64) -> Result<(), BenchError> {
+        let is_hung_up = self.connection.is_hung_up();
+        if let Some(within) = self.wish.resume.filter(|_| is_hung_up) {
+            return self.reconnect(within);
+        }
+        if is_hung_up {
             return Err(BenchError::back_end(
                 format!("the back end hung up with {} requests under way", self.in_flight),
                 "see its log; then start it again",
@@ -131,6 +185,30 @@ impl Client {
             format!("{} requests were not answered for {ANSWER_WITHIN:?}", self.in_flight),
             "see the back end's log; a stopped queue answers nothing",
         ))
+    }
+
+    /// Tries until someone serves the socket again and has taken everything over.
+    fn reconnect(&mut self, within: Duration) -> Result<(), BenchError> {
+        let tries = within.as_millis() / RECONNECT_EVERY.as_millis();
+        let mut failed = None;
+        for _ in 0..=tries {
+            let connected = Connection::open(&self.socket, &self.wish);
+            let started = connected.and_then(|connection| {
+                self.connection = connection;
+                self.start()
+            });
+            let Err(error) = started else {
+                (self.resumed.times, self.came_back) = (self.resumed.times + 1, true);
+                return Ok(());
+            };
+            failed = Some(error);
+            #[expect(clippy::disallowed_methods, reason = "the initiator's own thread")]
+            std::thread::sleep(RECONNECT_EVERY);
+        }
+        let under_way = self.in_flight;
+        let why = failed.map_or_else(String::new, |error| format!(": {error}"));
+        let error = format!("the back end, with {under_way} requests, did not come back{why}");
+        Err(BenchError::back_end(error, "start it again, or give it longer by --resume"))
     }
 
     /// Stops the queues; nothing is under way.

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::mpsc;
+use std::time::Duration;
 
 use ashlar_pool::volume::Volume;
 use ashlar_reactor::cores::{Core, pin};
@@ -15,7 +16,7 @@ use ashlar_target::export::Part;
 use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
-use crate::client::{Client, RingKind, Wish};
+use crate::client::{Client, Resumed, RingKind, Wish};
 use crate::clock::Clock;
 use crate::counters::{Counters, Sample};
 use crate::engine::{Asked, Event, POLL_WINDOW, ask, describe, offer, wait};
@@ -39,6 +40,8 @@ pub struct InitiatorSpec {
     pub size_bytes: Option<u64>,
     /// Every block is written once before anything is measured.
     pub fill: bool,
+    /// See [`Wish::resume`].
+    pub resume: Option<Duration>,
 }
 
 impl InitiatorSpec {
@@ -52,6 +55,7 @@ impl InitiatorSpec {
             block_bytes: self.asked.block_bytes,
             segments: self.segments,
             writes: self.asked.work.writes() || self.lays(),
+            resume: self.resume,
         }
     }
 
@@ -130,7 +134,7 @@ fn initiate(
         heard.into_iter().for_each(&mut *on_event);
         thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
-    let Measured { size_bytes, huge, rounds } = measured?;
+    let Measured { size_bytes, huge, resumed, rounds } = measured?;
     let mut setup = spec.asked.setup();
     let mut say = |name: &str, value: String| setup.insert(name.to_owned(), value);
     say("client_core", spec.core.to_string());
@@ -140,6 +144,10 @@ fn initiate(
     say("queues", spec.queues.to_string());
     say("segments", spec.segments.to_string());
     say("size", size_bytes.to_string());
+    if spec.resume.is_some() {
+        say("resumed", resumed.times.to_string());
+        say("resumed_gap_ms_max", resumed.gap_max.as_millis().to_string());
+    }
     say("memory", if huge { "huge pages" } else { "small pages" }.to_owned());
     Ok(Report { bench: "vhost".into(), setup, rounds })
 }
@@ -147,6 +155,7 @@ fn initiate(
 struct Measured {
     size_bytes: u64,
     huge: bool,
+    resumed: Resumed,
     rounds: Vec<Round>,
 }
 
@@ -178,9 +187,9 @@ fn measure(
         say(Event::RoundEnded(round));
         rounds.push(round);
     }
-    let huge = client.has_huge_pages();
+    let (huge, resumed) = (client.has_huge_pages(), client.resumed());
     client.close()?;
-    Ok(Measured { size_bytes, huge, rounds })
+    Ok(Measured { size_bytes, huge, resumed, rounds })
 }
 
 /// An export of our own, on reactors of its own.

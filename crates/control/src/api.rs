@@ -5,6 +5,7 @@
 
 pub mod array;
 pub mod traffic;
+pub mod upgrade;
 pub mod drive;
 pub mod export;
 pub mod settings;

@@ -182,7 +182,12 @@ impl StateDirectory {
 
     /// The stored catalog; an empty one if nothing was ever stored.
     pub fn load(&self) -> Answer<Catalog> {
-        let path = self.path.join(FILE);
+        StateDirectory::read(&self.path)
+    }
+
+    /// The same of a directory that another daemon may hold.
+    pub fn read(directory: &Path) -> Answer<Catalog> {
+        let path = directory.join(FILE);
         let text = match std::fs::read(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Catalog::default()),

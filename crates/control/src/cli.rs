@@ -13,6 +13,7 @@ mod spare;
 mod status;
 mod top;
 mod traffic;
+mod upgrade;
 mod volume;
 
 use std::io::IsTerminal;
@@ -28,6 +29,7 @@ use uuid::Uuid;
 
 use crate::client::Client;
 use crate::daemon::{self, CpuList, Settings};
+use crate::handover::CONSENT;
 use crate::refusal::{Answer, Refusal};
 use crate::server;
 
@@ -83,6 +85,11 @@ enum Command {
     /// Volumes offered to guests
     #[command(subcommand)]
     Export(export::Command),
+    /// Let another program, or a newer file of this one, take the daemon's place
+    ///
+    /// Guests stay connected and wait for a moment. A program that cannot take over is refused
+    /// before anything is stopped.
+    Upgrade(upgrade::Upgrade),
     /// Measure the engine, or a vhost-user back end, without a daemon
     #[command(subcommand)]
     Bench(bench::Command),
@@ -135,6 +142,12 @@ struct Serve {
     /// the host's name
     #[arg(long, value_name = "UUID", value_parser = host_id)]
     host_id: Option<Uuid>,
+    /// Another process hands over on the standard input
+    #[arg(long, hide = true)]
+    handed_over: bool,
+    /// Only say whether what is handed over in this format would be taken
+    #[arg(long, hide = true, value_name = "FORMAT")]
+    check_handover: Option<u32>,
 }
 
 fn host_id(text: &str) -> Result<Uuid, String> {
@@ -201,6 +214,7 @@ async fn dispatch(command: Command, socket: PathBuf, output: Output) -> Answer<E
         Command::Spare(command) => spare::run(command, &client, output).await?,
         Command::Volume(command) => volume::run(command, &client, output).await?,
         Command::Export(command) => export::run(command, &client, output).await?,
+        Command::Upgrade(upgrade) => upgrade::run(upgrade, &client, output).await?,
         Command::Bench(command) => bench::run(command, output)?,
         Command::Inspect(command) => inspect::run(&command, output)?,
         Command::Openapi => output::json(&server::openapi())?,
@@ -211,6 +225,11 @@ async fn dispatch(command: Command, socket: PathBuf, output: Output) -> Answer<E
 }
 
 async fn run_daemon(serve: Serve, socket: PathBuf) -> Answer<()> {
+    if let Some(format) = serve.check_handover {
+        daemon::check_handover(format, &serve.state)?;
+        say(&format!("{CONSENT}{}", env!("CARGO_PKG_VERSION")));
+        return Ok(());
+    }
     let filter = EnvFilter::try_from_env("ASHLAR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -229,6 +248,7 @@ async fn run_daemon(serve: Serve, socket: PathBuf) -> Answer<()> {
             passthrough: serve.passthrough,
         },
         host_id: serve.host_id,
+        handed_over: serve.handed_over,
     })
     .await
 }

@@ -18,6 +18,7 @@ use tokio::sync::watch;
 use uuid::Uuid;
 
 use crate::catalog::StateDirectory;
+use crate::handover::{self, FORMAT, Handover};
 use crate::host::{Host, Seen, WATCH_INTERVAL};
 use crate::refusal::{Answer, Refusal};
 use crate::topology::parse_cpus;
@@ -52,11 +53,24 @@ pub struct Settings {
     pub io_uring: uring::Settings,
     /// Who this host is to others that reach its drives. `None`: it knows itself.
     pub host_id: Option<Uuid>,
+    /// Another process hands over to this one.
+    pub handed_over: bool,
+}
+
+/// Whether this program would take over from one that uses this format and this directory.
+pub fn check_handover(format: u32, state: &Path) -> Answer<()> {
+    if format != FORMAT {
+        return Err(Refusal::failed(format!(
+            "it takes over in format {FORMAT}, and the running one hands over in {format}"
+        )));
+    }
+    StateDirectory::read(state).map(|_| ())
 }
 
 /// Serves until it is told to stop.
 pub async fn serve(settings: Settings) -> Answer<()> {
     raise_descriptor_limit();
+    let mut handover = settings.handed_over.then(handover::receive).transpose()?;
     let directory = StateDirectory::open(&settings.state)?;
     let path = std::path::absolute(&settings.socket)
         .map_err(|error| Refusal::invalid(format!("the socket's path: {error}")))?;
@@ -66,6 +80,9 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     let names = machine::host(settings.host_id, &directory)?;
     let cores = start_cores(&settings)?;
     let host = Arc::new(Host::new(cores, directory, exports_directory, names));
+    if let Some(handover) = &mut handover {
+        host.take_over(std::mem::take(&mut handover.exports));
+    }
     let restored = tokio::select! {
         restored = host.restore() => restored,
         () = signals.first() => Err(Refusal::failed("ended while starting")),
@@ -75,13 +92,26 @@ pub async fn serve(settings: Settings) -> Answer<()> {
         std::mem::forget(host);
         return Err(refusal);
     }
+    if let Some(handover) = &handover {
+        host.taken_over(handover);
+    }
     let (tell_server, stop_server) = watch::channel(());
     let router = server::router(host.clone());
     let server = tokio::spawn(connections::serve(listener, router, stop_server));
     let watcher = tokio::spawn(keep_watch(host.clone()));
     tracing::info!(socket = %path.display(), state = %settings.state.display(), "serving");
     tell_supervisor("READY=1");
-    signals.first().await;
+    let wanted = tokio::select! {
+        () = signals.first() => None,
+        binary = host.upgrade_wanted() => Some(binary),
+    };
+    if let Some(binary) = wanted {
+        watcher.abort();
+        drop(tell_server);
+        let _ = tokio::time::timeout(GOODBYE, server).await;
+        remove_socket(&path);
+        return Err(upgrade(&host, &binary).await);
+    }
     tracing::info!("stopping: exports are drained, arrays flushed; a second signal ends at once");
     tell_supervisor("STOPPING=1");
     let down = tokio::select! {
@@ -99,6 +129,14 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     // A reactor whose drive hangs would keep us from ending; all that matters is on drives now.
     std::mem::forget(host);
     down
+}
+
+/// Another program goes on from here, with this process's id. Returns only what kept it from that.
+async fn upgrade(host: &Host, binary: &Path) -> Refusal {
+    let (began, count) = (handover::now(), host.upgrades().count);
+    let exports = host.hand_over().await;
+    let error = handover::hand_over(binary, Handover { began, count, error: None, exports });
+    Refusal::failed(format!("no program took over: {error}")).fix("start the daemon again")
 }
 
 /// The soft limit is meant for programs that cannot use more; each guest takes some 50.

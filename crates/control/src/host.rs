@@ -20,10 +20,12 @@ pub mod settings;
 mod show;
 mod spares;
 pub mod translate;
+mod upgrade;
 mod volumes;
 mod watch;
 
 use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -36,10 +38,12 @@ use ashlar_reactor::cores::Core;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
+use ashlar_target::handed::Handed;
 use ashlar_target::nvme_tcp::Ports;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use crate::api::upgrade::Upgrades;
 use crate::catalog::{Catalog, StateDirectory};
 use crate::device::OpenDevice;
 use crate::device::content::Content;
@@ -142,6 +146,9 @@ struct State {
     exports: BTreeMap<String, Serving>,
     /// Exports that could not be started, and why.
     down: BTreeMap<String, Refusal>,
+    /// Exports that the process before has left, until they are taken up.
+    handed: BTreeMap<String, Handed<OwnedFd>>,
+    upgrades: Upgrades,
     stopping: bool,
 }
 
@@ -158,6 +165,10 @@ pub struct Host {
     lessee: lease::Host,
     /// And by targets of NVMe/TCP.
     initiator: Initiator,
+    /// The file that it was started from.
+    program: PathBuf,
+    /// The program that shall take its place.
+    wanted: tokio::sync::watch::Sender<Option<PathBuf>>,
     started: Instant,
     changes: tokio::sync::Mutex<()>,
     state: Mutex<State>,
@@ -178,6 +189,8 @@ impl Host {
         assert!(!cores.is_empty(), "a daemon without a reactor");
         let cpus: Vec<usize> = cores.iter().map(Core::cpu).collect();
         let topology = Topology::read(Path::new(SYSTEM), &cpus);
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        let upgrades = Upgrades { version, ..Upgrades::default() };
         Host {
             cores,
             topology,
@@ -186,9 +199,11 @@ impl Host {
             ports: Ports::default(),
             lessee,
             initiator,
+            program: std::env::current_exe().unwrap_or_default(),
+            wanted: tokio::sync::watch::Sender::new(None),
             started: Instant::now(),
             changes: tokio::sync::Mutex::new(()),
-            state: Mutex::default(),
+            state: Mutex::new(State { upgrades, ..State::default() }),
         }
     }
 

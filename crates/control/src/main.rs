@@ -24,6 +24,7 @@ mod machine;
 mod engine;
 mod snapshot;
 mod takeover;
+mod handover;
 mod served;
 mod host;
 mod metrics;

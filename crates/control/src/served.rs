@@ -1,12 +1,14 @@
 //! Exports that run: the one place that starts front ends. Their calls wait for a reactor, so they
 //! run beside the control plane's own thread.
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ashlar_reactor::mailbox::Sender;
 use ashlar_target::export::{Export, ExportError, Part};
 use ashlar_target::fuse::{FuseExport, FuseSpec};
+use ashlar_target::handed::Handed;
 use ashlar_target::limits::{Rate, RateLimits, Rates};
 use ashlar_target::nbd::{NbdExport, NbdSpec};
 use ashlar_target::nvme_tcp::{self, NvmeTcpExport, Ports};
@@ -53,18 +55,19 @@ pub struct Label {
 
 impl Served {
     /// The parts, at least one, take its queues in turn; the first is that of the reactor which has
-    /// the volume.
+    /// the volume. `handed`: what a process before left of it.
     pub async fn start(
         front: Front,
         label: Label,
         limits: ExportLimits,
         parts: Vec<Part>,
         ports: &Ports,
+        handed: Option<Handed<OwnedFd>>,
     ) -> Answer<Served> {
         let cores = parts.iter().map(|part| part.core.clone()).collect();
         let (limits, ports) = (RateLimits::new(rates(limits)), ports.clone());
         let its = limits.clone();
-        let started = beside(move || start(front, label, its, parts, &ports)).await?;
+        let started = beside(move || start(front, label, its, parts, &ports, handed)).await?;
         let export = started.map_err(refusal)?;
         Ok(Served { cores, limits, export: Arc::new(Mutex::new(Some(export))) })
     }
@@ -97,6 +100,12 @@ impl Served {
         beside(move || lock(&export).iter().for_each(|export| export.set_atomic_bytes(bytes))).await
     }
 
+    /// Finishes what is under way and leaves the rest to the next process; `None`: it was stopped.
+    pub async fn hand_over(&self) -> Option<Handed<OwnedFd>> {
+        let export = lock(&self.export).take()?;
+        beside(move || export.hand_over()).await.ok().flatten()
+    }
+
     /// Finishes what is under way and closes the socket.
     pub async fn stop(&self) {
         let export = lock(&self.export).take();
@@ -113,6 +122,7 @@ fn start(
     limits: Arc<RateLimits>,
     parts: Vec<Part>,
     ports: &Ports,
+    handed: Option<Handed<OwnedFd>>,
 ) -> Result<Box<dyn Export>, ExportError> {
     let Label { name, serial, atomic_bytes } = label;
     match front {
@@ -131,7 +141,10 @@ fn start(
         }
         Front::VhostUserBlk { socket, queues } => {
             let spec = ExportSpec { name, socket, queues_max: queues, serial, limits };
-            Ok(Box::new(VhostExport::start(parts, spec)?))
+            Ok(Box::new(match handed {
+                Some(handed) => VhostExport::resume(parts, spec, handed)?,
+                None => VhostExport::start(parts, spec)?,
+            }))
         }
         Front::Nbd { socket, listen } => {
             Ok(Box::new(NbdExport::start(parts, NbdSpec { name, socket, listen, limits })?))

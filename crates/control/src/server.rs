@@ -21,6 +21,7 @@ use crate::api::export::{Export, ExportCreate, LimitsChange};
 use crate::api::settings::SettingsChange;
 use crate::api::spare::{Spare, SpareAdd};
 use crate::api::status::Status;
+use crate::api::upgrade::{UpgradeRequest, Upgrades};
 use crate::api::volume::{Volume, VolumeCreate, VolumeResize};
 use crate::api::{Done, ErrorBody, Force};
 use crate::host::Host;
@@ -62,6 +63,7 @@ fn documented() -> OpenApiRouter<Arc<Host>> {
     OpenApiRouter::with_openapi(Document::openapi())
         .routes(routes!(status))
         .routes(routes!(metrics))
+        .routes(routes!(upgrades, upgrade))
         .routes(routes!(list_drives, attach_drive))
         .routes(routes!(show_drive, detach_drive))
         .routes(routes!(list_arrays, create_array))
@@ -144,6 +146,26 @@ async fn metrics(State(host): State<Arc<Host>>) -> Answer<Response> {
     let text = metrics::text(host.status().await);
     let text = text.map_err(|error| Refusal::failed(format!("no metrics: {error}")))?;
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
+}
+
+/// What became of upgrades of the daemon
+#[utoipa::path(get, path = "/v1/upgrade", tag = "status",
+    responses((status = 200, body = Upgrades)))]
+async fn upgrades(State(host): State<Arc<Host>>) -> Json<Upgrades> {
+    Json(host.upgrades())
+}
+
+/// Let another program take the daemon's place
+///
+/// The answer is from before, and comes once that program was asked whether it can; then guests
+/// stay connected and wait for a moment.
+#[utoipa::path(post, path = "/v1/upgrade", tag = "status", request_body = UpgradeRequest,
+    responses((status = 200, body = Upgrades), (status = "default", body = ErrorBody)))]
+async fn upgrade(
+    State(host): State<Arc<Host>>,
+    Body(request): Body<UpgradeRequest>,
+) -> Reply<Upgrades> {
+    finish(async move { host.upgrade(request).await }).await
 }
 
 /// All drives

@@ -7,8 +7,6 @@
 
 mod daemon;
 
-use std::process::Stdio;
-
 use daemon::Daemon;
 use serde_json::json;
 
@@ -49,7 +47,7 @@ fn requests_and_bytes_come_no_faster_than_was_said() {
 fn an_export_ends_though_its_guest_waits_for_hours() {
     let daemon = limited_daemon("--read-iops 1 --write-iops 1");
     let bench = "bench vhost --socket @/e.sock --size 4M --depth 32 --ios 9999 --force";
-    let mut guest = daemon.command(60, bench).stdout(Stdio::null()).spawn().unwrap();
+    let mut guest = daemon.run_beside(60, bench);
     daemon.wait_for("export show e", |export| export["counters"]["limited"].as_u64() > Some(20));
     daemon.ok("export delete e --force");
     guest.kill().unwrap();

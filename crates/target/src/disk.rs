@@ -36,7 +36,7 @@ const _: () = assert!(BYTES_IN_FLIGHT_MAX / PARTS_MAX as u64 >= PIECE_BYTES);
 /// A read into more pieces than this is copied: the kernel takes 1024 for one operation.
 const PIECES_DIRECT_MAX: usize = 512;
 /// Requests that may be done before the guest is told of them: room is made at the start.
-pub(crate) const UNTOLD_MAX: usize = 2560;
+pub(crate) const UNTOLD_MAX: usize = 10_240;
 
 /// Requests answered since the export was started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

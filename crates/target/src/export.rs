@@ -1,6 +1,7 @@
 //! What all front ends have in common for whoever starts and stops them.
 
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
 use ashlar_pool::volume::Volume;
@@ -9,6 +10,7 @@ use ashlar_reactor::registry::Key;
 use ashlar_reactor::traffic;
 
 pub use crate::disk::Counters;
+use crate::handed::Handed;
 
 /// A reactor that serves an export, and the volume as it is known there.
 pub struct Part {
@@ -74,4 +76,11 @@ pub trait Export: Send {
     /// From now on writes up to so many bytes are there as a whole after a power cut, or not at
     /// all. Most protocols have no word for that.
     fn set_atomic_bytes(&self, _bytes: u32) {}
+
+    /// Comes to rest as if dropped, but whoever is connected stays so: for a process that takes the
+    /// place of this one. `None`: it was stopped, since this kind cannot be handed over.
+    fn hand_over(self: Box<Self>) -> Option<Handed<OwnedFd>> {
+        drop(self);
+        None
+    }
 }

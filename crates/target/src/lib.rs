@@ -10,6 +10,7 @@ pub mod request;
 mod budget;
 pub mod limits;
 pub mod disk;
+pub mod handed;
 pub mod export;
 mod line;
 mod unix_socket;

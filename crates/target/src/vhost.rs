@@ -5,19 +5,21 @@
 //! is offered, ring after ring in turn. Thread and reactors meet in letters (`crate::line`).
 //!
 //! ```text
-//! front end ── socket ── session ── line ═ letters ═ device ── queue ── vring ── memory
+//! front end ── socket ── session ── line ═ letters ═ device ── queue ── vring ── inflight, memory
 //!                                                      │         └ block
 //!                                                      └ disk ── budget, volume
 //! ```
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 //!
-//! Protocol: vhost-user with split and packed rings. Not here yet: in-flight tracking in shared
-//! memory, dirty logging for live migration. Without the former, a packed ring goes on after a
-//! daemon that was stopped, and has to be reset by its guest after one that was killed.
+//! Protocol: vhost-user with split and packed rings, and in-flight tracking in shared memory: with
+//! a front end that keeps that, a guest goes on after a daemon that was killed. Not here yet: dirty
+//! logging for live migration.
 
 mod fault;
 mod memory;
+mod place;
+mod inflight;
 mod vring;
 mod config;
 mod block;
@@ -27,6 +29,8 @@ mod session;
 mod peek;
 mod socket;
 
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,15 +41,16 @@ use ashlar_reactor::registry::Key;
 
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
 use crate::export::{Export, ExportError, ExportStatus, Part};
+use crate::handed::{FrontEnd, Handed};
 use crate::limits::RateLimits;
 use crate::line::{Line, Lines, ask};
 use crate::unix_socket;
 use crate::vhost::device::Device;
 use crate::vhost::memory::Graveyard;
-use crate::vhost::socket::{BACKLOG, Ends};
+use crate::vhost::socket::{BACKLOG, Ends, Left};
 
 /// Most queues of one export.
-pub const QUEUES_MAX: u16 = 16;
+pub const QUEUES_MAX: u16 = 64;
 
 /// How a volume shall be offered.
 #[derive(Clone, Debug)]
@@ -64,7 +69,7 @@ pub struct VhostExport {
     spec: ExportSpec,
     lines: Lines<Device>,
     ends: Arc<Ends>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Option<Left>>>,
 }
 
 impl VhostExport {
@@ -75,11 +80,35 @@ impl VhostExport {
         let serial = check(&spec, parts.len())?;
         let path = &spec.socket;
         let listener = unix_socket::bind(path, BACKLOG).map_err(|error| error.of(path))?;
-        let started = start_bound(parts, &spec, serial, Ends::new(listener));
+        let started = start_bound(parts, &spec, serial, listener, None);
         let (lines, ends, thread) = started.inspect_err(|_| {
             let _ = std::fs::remove_file(&spec.socket);
         })?;
         Ok(VhostExport { spec, lines, ends, thread: Some(thread) })
+    }
+
+    /// Goes on where another process has handed over.
+    pub fn resume(
+        parts: Vec<Part>,
+        spec: ExportSpec,
+        handed: Handed<OwnedFd>,
+    ) -> Result<VhostExport, ExportError> {
+        let serial = check(&spec, parts.len())?;
+        let Handed { listener, front_end } = handed;
+        let listener = UnixListener::from(listener);
+        let (lines, ends, thread) = start_bound(parts, &spec, serial, listener, front_end)?;
+        Ok(VhostExport { spec, lines, ends, thread: Some(thread) })
+    }
+
+    /// `None`: a reactor does not answer.
+    fn come_to_rest(&self) -> Option<()> {
+        let close = |device: Rc<Device>| async move { device.close().await };
+        let closed = self.lines.ask_all_and_wait(close);
+        if closed.is_err() {
+            let export = &self.spec.name;
+            tracing::error!(export, "requests are still under way, and the export ends");
+        }
+        closed.ok().map(drop)
     }
 
     pub fn spec(&self) -> &ExportSpec {
@@ -107,6 +136,20 @@ impl Export for VhostExport {
         }
         self.ends.announce_config();
     }
+
+    fn hand_over(mut self: Box<Self>) -> Option<Handed<OwnedFd>> {
+        self.come_to_rest()?;
+        let write_back = self.lines.first().ask(|device| device.facts().write_back).ok()?;
+        self.ends.hand_over();
+        let left = self.thread.take()?.join().ok()?;
+        self.lines.all().iter().for_each(Line::withdraw);
+        let (listener, channel) = self.ends.handed().ok()?;
+        let front_end = left.map(|(stream, told)| {
+            let stream = stream.into();
+            FrontEnd { stream, channel, write_back, told }
+        });
+        Some(Handed { listener, front_end })
+    }
 }
 
 impl Drop for VhostExport {
@@ -114,11 +157,7 @@ impl Drop for VhostExport {
         let Some(thread) = self.thread.take() else { return };
         // First the queues: what they answer reaches a front end that is still connected, so that
         // it knows where to go on when it reconnects.
-        let close = |device: Rc<Device>| async move { device.close().await };
-        if self.lines.ask_all_and_wait(close).is_err() {
-            let export = &self.spec.name;
-            tracing::error!(export, "requests are still under way, and the export ends");
-        }
+        let _ = self.come_to_rest();
         self.ends.stop();
         let _ = thread.join();
         let _ = std::fs::remove_file(&self.spec.socket);
@@ -144,15 +183,17 @@ fn check(spec: &ExportSpec, parts: usize) -> Result<[u8; SERIAL_BYTES], ExportEr
     Ok(serial)
 }
 
-type Started = (Lines<Device>, Arc<Ends>, JoinHandle<()>);
+type Started = (Lines<Device>, Arc<Ends>, JoinHandle<Option<Left>>);
 
 /// Makes the devices on their reactors, and the thread.
 fn start_bound(
     parts: Vec<Part>,
     spec: &ExportSpec,
     serial: [u8; SERIAL_BYTES],
-    ends: Arc<Ends>,
+    listener: UnixListener,
+    first: Option<FrontEnd<OwnedFd>>,
 ) -> Result<Started, ExportError> {
+    let ends = Ends::new(listener).map_err(ExportError::Thread)?;
     let (graveyard, retired) = mpsc::channel();
     let count = u16::try_from(parts.len()).unwrap_or(PARTS_MAX);
     let mut lines: Vec<Line<Device>> = Vec::new();
@@ -167,7 +208,7 @@ fn start_bound(
     }
     let lines = Lines::new(lines);
     let (its_lines, its_ends, queues_max) = (lines.clone(), ends.clone(), spec.queues_max);
-    let body = move || socket::serve(&its_ends, &its_lines, queues_max, &retired);
+    let body = move || socket::serve(&its_ends, &its_lines, queues_max, &retired, first);
     let thread = std::thread::Builder::new().name("vhost-user".into()).spawn(body);
     let withdraw = |_: &std::io::Error| lines.all().iter().for_each(Line::withdraw);
     let thread = thread.inspect_err(withdraw).map_err(ExportError::Thread)?;

@@ -69,6 +69,12 @@ impl Queue {
         })
     }
 
+    /// Where a device that knows nothing of this ring has to go on, as front ends tell it that have
+    /// lost the one before.
+    pub(crate) fn base(&self, memory: &Memory) -> u32 {
+        self.ring.base(memory)
+    }
+
     /// Takes what was answered. How many were.
     pub(crate) fn collect(&mut self, memory: &Memory, run: &mut Run) -> Result<u16, BenchError> {
         let mut count = 0;

@@ -17,6 +17,9 @@ const SIZE_MIN: u16 = 16;
 /// two sides write to different cache lines.
 const PART_ALIGN: usize = 4096;
 
+/// Of a new packed ring, in both halves: index 0, wrap counter 1.
+const PACKED_BASE: u32 = 0x8000_8000;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RingKind {
     Split,
@@ -86,6 +89,15 @@ impl Ring {
         match wish.ring {
             RingKind::Split => Ring::Split(SplitRing::new(memory, &setup, slots)),
             RingKind::Packed => Ring::Packed(PackedRing::new(memory, &setup, slots)),
+        }
+    }
+
+    /// See [`Queue::base`](crate::client::queue::Queue::base).
+    pub(crate) fn base(&self, memory: &Memory) -> u32 {
+        match self {
+            Ring::Split(ring) => ring.base(memory),
+            // Nothing in the memory tells.
+            Ring::Packed(_) => PACKED_BASE,
         }
     }
 

@@ -1,5 +1,6 @@
 //! The vhost-user protocol, as the front end speaks it: negotiation, memory, rings.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
@@ -8,7 +9,8 @@ use std::path::Path;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use vhost::vhost_user::message::{
-    FrontendReq, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserProtocolFeatures,
+    FrontendReq, VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight,
+    VhostUserProtocolFeatures,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
@@ -34,8 +36,6 @@ const SECTOR_BYTES: u64 = 512;
 const FIRST_ANSWER: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 /// Version 1 of the protocol, in every message's flags.
 const VERSION: u32 = 1;
-/// Of a packed ring, in both halves: index 0, wrap counter 1.
-const PACKED_BASE: u32 = 0x8000_8000;
 
 pub(crate) struct Connection {
     front: Frontend,
@@ -43,6 +43,12 @@ pub(crate) struct Connection {
     wish: Wish,
     acknowledges: bool,
     capacity: u64,
+}
+
+/// What a back end gave us to keep what is in flight in.
+pub(crate) struct Region {
+    described: VhostUserInflight,
+    file: File,
 }
 
 const fn bit(feature: u32) -> u64 {
@@ -166,8 +172,17 @@ impl Connection {
         let offered = front.get_protocol_features().map_err(said("its protocol features"))?;
         let wanted = VhostUserProtocolFeatures::MQ
             | VhostUserProtocolFeatures::CONFIG
-            | VhostUserProtocolFeatures::REPLY_ACK;
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | match self.wish.resume {
+                Some(_) => VhostUserProtocolFeatures::INFLIGHT_SHMFD,
+                None => VhostUserProtocolFeatures::empty(),
+            };
         let chosen = offered & wanted;
+        if self.wish.resume.is_some() && !chosen.contains(VhostUserProtocolFeatures::INFLIGHT_SHMFD)
+        {
+            let error = "the back end does not keep what is in flight (no INFLIGHT_SHMFD)";
+            return Err(BenchError::back_end(error, "leave --resume out"));
+        }
         if !chosen.contains(VhostUserProtocolFeatures::CONFIG) {
             let error = "the back end does not tell the size of its disk (no CONFIG)";
             return Err(BenchError::back_end(error, "use a vhost-user-blk back end"));
@@ -195,6 +210,18 @@ impl Connection {
 
     pub(crate) fn capacity(&self) -> u64 {
         self.capacity
+    }
+
+    /// A new region for what is in flight.
+    pub(crate) fn region(&mut self, ring_size: u16) -> Result<Region, BenchError> {
+        let asked = VhostUserInflight::new(0, 0, self.wish.queues, ring_size);
+        let region = self.front.get_inflight_fd(&asked).map_err(said("a region in flight"))?;
+        Ok(Region { described: region.0, file: region.1 })
+    }
+
+    pub(crate) fn set_region(&mut self, region: &Region) -> Result<(), BenchError> {
+        let set = self.front.set_inflight_fd(&region.described, region.file.as_raw_fd());
+        set.map_err(said("what is in flight"))
     }
 
     pub(crate) fn set_memory(&self, memory: &Memory) -> Result<(), BenchError> {
@@ -228,8 +255,11 @@ impl Connection {
         let packed = self.wish.ring == RingKind::Packed;
         self.front.set_vring_num(index, queue.size).map_err(said("a ring's size"))?;
         match packed {
-            true => self.set_packed_base(index)?,
-            false => self.front.set_vring_base(index, 0).map_err(said("a ring's base"))?,
+            true => self.set_packed_base(index, queue.base(memory))?,
+            false => {
+                let base = u16::try_from(queue.base(memory)).expect("an index");
+                self.front.set_vring_base(index, base).map_err(said("a ring's base"))?;
+            }
         }
         self.front.set_vring_addr(index, &addresses).map_err(said("a ring"))?;
         self.front.set_vring_call(index, &queue.call).map_err(said("a call file"))?;
@@ -239,10 +269,10 @@ impl Connection {
 
     /// The protocol's number has 32 bits here, of which the crate sends 16: available index and
     /// wrap counter, then used index and wrap counter.
-    fn set_packed_base(&self, index: usize) -> Result<(), BenchError> {
+    fn set_packed_base(&self, index: usize, base: u32) -> Result<(), BenchError> {
         let index = u32::try_from(index).expect("few queues");
         let mut body = Vec::from(index.to_ne_bytes());
-        body.extend_from_slice(&PACKED_BASE.to_ne_bytes());
+        body.extend_from_slice(&base.to_ne_bytes());
         let acknowledge =
             if self.acknowledges { VhostUserHeaderFlag::NEED_REPLY.bits() } else { 0 };
         let message = message(FrontendReq::SET_VRING_BASE, acknowledge, &body);
@@ -345,6 +375,7 @@ mod tests {
             block_bytes: 4096,
             segments: 1,
             writes: true,
+            resume: None,
         }
     }
 

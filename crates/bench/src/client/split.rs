@@ -67,6 +67,12 @@ impl SplitRing {
         ring
     }
 
+    /// The used index.
+    pub(crate) fn base(&self, memory: &Memory) -> u32 {
+        let index = memory.u16(self.places.device + INDEX).load(Ordering::Acquire);
+        u32::from(u16::from_le(index))
+    }
+
     /// The descriptor of a slot's piece, and what links to the next one.
     fn descriptor(&self, slot: u16, index: u16) -> (usize, u16) {
         let bytes = |count: u16| usize::from(count) * DESCRIPTOR_BYTES;

@@ -25,6 +25,7 @@ fn what_no_back_end_could_do_is_refused() {
         block_bytes: 4096,
         segments: 2,
         writes: true,
+        resume: None,
     };
     assert!(check(&wish).is_ok());
     for (wrong, fix) in [
@@ -50,7 +51,8 @@ const BLOCKS: u64 = 64;
 
 fn wish(ring: RingKind, indirect: bool, event_index: bool, segments: u16) -> Wish {
     let (queues, depth) = (2, 6);
-    Wish { ring, indirect, event_index, queues, depth, block_bytes: BLOCK, segments, writes: true }
+    let (block_bytes, writes, resume) = (BLOCK, true, None);
+    Wish { ring, indirect, event_index, queues, depth, block_bytes, segments, writes, resume }
 }
 
 /// A device whose queues answer what they have popped in no order.

@@ -26,6 +26,7 @@ fn initiator() -> InitiatorSpec {
         asked,
         size_bytes: None,
         fill: false,
+        resume: None,
     }
 }
 

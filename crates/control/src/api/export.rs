@@ -64,7 +64,7 @@ pub struct ExportCreate {
     /// Of `nvme-tcp`: names of the hosts that may use it. None: any host.
     #[serde(default)]
     pub hosts: Vec<String>,
-    /// Most queues an initiator may use. Left out: 16.
+    /// Most queues an initiator may use. Left out: as many as there can be.
     #[serde(default)]
     pub queues: Option<u16>,
     /// CPUs of the reactors that serve its queues, in turn. Left out: those near that of its array.

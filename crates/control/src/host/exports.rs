@@ -89,7 +89,8 @@ impl Host {
 
     /// Begins to serve an export of a running array; the uuid of its volume.
     async fn start_export(&self, name: &str, known: &KnownExport, array: Running) -> Answer<Uuid> {
-        if let Some(path) = known.front.socket().map(Path::to_owned) {
+        let handed = self.look(|state| state.handed.remove(name));
+        if let Some(path) = known.front.socket().map(Path::to_owned).filter(|_| handed.is_none()) {
             beside(move || socket::check_place(&path)).await??;
         }
         let cores = self.cores_for(array.core, known)?;
@@ -106,7 +107,8 @@ impl Host {
         };
         let own = parts.iter().map(part).collect();
         let label = Label { name: name.to_owned(), serial: serial.clone(), atomic_bytes };
-        match Served::start(known.front.clone(), label, known.limits, own, &self.ports).await {
+        let (front, limits) = (known.front.clone(), known.limits);
+        match Served::start(front, label, limits, own, &self.ports, handed).await {
             Ok(served) => {
                 let serving = Serving { home, parts, serial, served };
                 self.look(|state| {
@@ -215,7 +217,11 @@ impl Host {
         }
     }
 
-    async fn withdraw_volumes(&self, home: (usize, Key<Volume>), parts: Vec<(usize, Key<Volume>)>) {
+    pub(super) async fn withdraw_volumes(
+        &self,
+        home: (usize, Key<Volume>),
+        parts: Vec<(usize, Key<Volume>)>,
+    ) {
         for (core, far) in parts.into_iter().filter(|(core, _)| *core != home.0) {
             self.withdraw_volume(core, far).await;
         }

@@ -193,19 +193,24 @@ impl Daemon {
         std::fs::read_to_string(self.path("log")).unwrap_or_default()
     }
 
-    /// `ashlar` with these words, for so many seconds at most; `@/` begins a path in the daemon's
-    /// directory.
-    pub fn command(&self, seconds: u64, line: &str) -> Command {
+    /// Runs `ashlar` with these words; `@/` begins a path in the daemon's directory.
+    pub fn run(&self, line: &str) -> Output {
+        self.command(COMMAND_SECONDS_MAX, line).output().unwrap()
+    }
+
+    /// The same beside the test, for `seconds` at most.
+    pub fn run_beside(&self, seconds: u64, line: &str) -> Child {
+        let mut command = self.command(seconds, line);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn command(&self, seconds: u64, line: &str) -> Command {
         let directory = format!("{}/", self.directory.path().display());
         let words = line.split_whitespace().map(|word| word.replace("@/", &directory));
         let mut command = Command::new("timeout");
         command.args([&seconds.to_string(), BINARY]).args(words);
         command.env("ASHLAR_SOCKET", self.path("api.sock")).stdin(Stdio::null());
         command
-    }
-
-    pub fn run(&self, line: &str) -> Output {
-        self.command(COMMAND_SECONDS_MAX, line).output().unwrap()
     }
 
     /// What a command that must succeed printed.

@@ -17,7 +17,7 @@ use crate::request::{Operation, Permit, Request, Status};
 use crate::vhost::config::{SEGMENT_BYTES_MAX, SEGMENTS_MAX, ZEROES_BYTES_MAX};
 use crate::vhost::fault::Fault;
 use crate::vhost::memory::{GuestMemory, Window};
-use crate::vhost::vring::{Chain, Segment};
+use crate::vhost::vring::{Chain, Popped, Segment};
 
 /// Most data bytes of one request. More than that is refused, and a driver that keeps to the
 /// configuration space never asks for so much.
@@ -51,8 +51,7 @@ const _: () = assert!(size_of::<Range>() == RANGE_BYTES);
 pub(crate) struct BlockRequest {
     pub(crate) request: Request,
     pub(crate) status: Window,
-    /// Of the ring, that its chain takes up.
-    pub(crate) descriptors: u16,
+    pub(crate) popped: Popped,
 }
 
 /// Reads a popped chain. A [`Fault`] means that it cannot even be answered.
@@ -65,7 +64,7 @@ pub(crate) fn parse(memory: &GuestMemory, chain: &Chain) -> Result<BlockRequest,
     let header: Header = zerocopy::transmute!(header);
     let operation = read_operation(memory, chain, &header)?;
     let request = Request { operation, permit: Permit::new(chain.id()) };
-    Ok(BlockRequest { request, status, descriptors: chain.descriptors() })
+    Ok(BlockRequest { request, status, popped: chain.popped() })
 }
 
 /// What the guest reads as the status of its request.

@@ -16,6 +16,7 @@ use ashlar_reactor::traffic;
 
 use crate::disk::{Counters, Disk, Trouble};
 use crate::vhost::config::{Facts, PROTOCOL_FEATURES, is_write_through};
+use crate::vhost::inflight::{Inflight, MappedInflight, Section};
 use crate::vhost::memory::{Graveyard, GuestMemory, MappedRegion, MemoryError, Place};
 use crate::vhost::queue::{Bells, Queue, State, stopped};
 use crate::vhost::vring::{Ring, RingAddresses, RingSetup};
@@ -37,6 +38,8 @@ pub(crate) struct Vring {
     pub(crate) enabled: bool,
     pub(crate) bells: Bells,
     queue: Option<Rc<Queue>>,
+    /// It was at work for this front end, which does not know yet where it stands.
+    left: bool,
 }
 
 /// How many queues work, and what they did.
@@ -53,6 +56,8 @@ pub(crate) struct Device {
     graveyard: Graveyard,
     memory: RefCell<Rc<GuestMemory>>,
     vrings: Vec<RefCell<Vring>>,
+    /// Where the front end keeps what is in flight; rings that start use it.
+    inflight: RefCell<Option<Inflight>>,
     features: Cell<u64>,
     /// The guest's choice in the configuration space.
     write_back: Cell<bool>,
@@ -67,6 +72,7 @@ impl Device {
             graveyard,
             memory: RefCell::default(),
             vrings: (0..queues_max).map(|_| RefCell::default()).collect(),
+            inflight: RefCell::default(),
             features: Cell::new(0),
             write_back: Cell::new(true),
             connected: Cell::new(false),
@@ -118,6 +124,9 @@ impl Device {
     pub(crate) fn set_write_back(&self, write_back: bool) {
         self.write_back.set(write_back);
         self.update_write_through();
+        if let Some(region) = &*self.inflight.borrow() {
+            region.set_write_through(!write_back);
+        }
     }
 
     fn update_write_through(&self) {
@@ -141,6 +150,19 @@ impl Device {
         let memory = self.memory.borrow().without(place)?;
         self.set_memory(memory);
         Ok(())
+    }
+
+    pub(crate) fn set_inflight(&self, region: MappedInflight) {
+        let region = Inflight::adopt(region, &self.graveyard);
+        if region.is_write_through() {
+            self.set_write_back(false);
+        }
+        region.set_write_through(!self.write_back.get());
+        *self.inflight.borrow_mut() = Some(region);
+    }
+
+    fn log_of(&self, index: usize) -> Option<Section> {
+        self.inflight.borrow().as_ref()?.of_queue(index)
     }
 
     fn set_memory(&self, memory: GuestMemory) {
@@ -190,6 +212,11 @@ impl Device {
         Ok(())
     }
 
+    /// Where the ring stands; it is at rest.
+    pub(crate) fn base(&self, index: usize) -> Result<u32, NoRing> {
+        Ok(self.vring(index)?.borrow().base)
+    }
+
     /// Stops the ring. Returns where it is to go on, once everything before is answered.
     pub(crate) async fn stop_ring(&self, index: usize) -> Result<u32, NoRing> {
         self.halt(index, true).await?;
@@ -216,6 +243,7 @@ impl Device {
             vring.base = queue.base();
             queue.leave(front_end_knows);
             vring.queue = None;
+            vring.left = !front_end_knows;
         }
         Ok(())
     }
@@ -223,9 +251,13 @@ impl Device {
     /// A ring may have been left before the front end asked where it stands: QEMU disables it
     /// first.
     fn forget_left(&self, index: usize) -> Result<(), NoRing> {
-        let vring = self.vring(index)?.borrow();
+        let mut vring = self.vring(index)?.borrow_mut();
         if let Some(addresses) = vring.addresses {
             Ring::forget_left(&self.memory.borrow(), addresses, self.features.get());
+        }
+        // Of a ring that was never at work here, the log may have what another left in flight.
+        if std::mem::take(&mut vring.left) {
+            self.log_of(index).iter().for_each(Section::blank);
         }
         Ok(())
     }
@@ -246,8 +278,9 @@ impl Device {
         };
         let queue = u16::try_from(index).unwrap_or(u16::MAX);
         let memory = self.memory.borrow().clone();
-        match Queue::start(&self.disk, queue, &memory, &setup, vring.bells.clone()) {
-            Ok(started) => vring.queue = Some(started),
+        let log = self.log_of(index);
+        match Queue::start(&self.disk, queue, &memory, &setup, log, vring.bells.clone()) {
+            Ok(started) => (vring.queue, vring.left) = (Some(started), false),
             Err(fault) => {
                 let export = self.disk.name();
                 tracing::warn!(export, queue, %fault, "the ring cannot be served");
@@ -274,7 +307,8 @@ impl Device {
             *vring.borrow_mut() = Vring::default();
         }
         // A guest whose front end lost us goes on with the cache mode that it chose; it would not
-        // choose again. One that shut down does not come back.
+        // choose again, also not where it is us who end. One that shut down does not come back.
+        self.inflight.take();
         if orderly {
             self.set_write_back(true);
         }

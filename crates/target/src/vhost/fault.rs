@@ -8,6 +8,8 @@ pub(crate) enum Fault {
     RingBase(u32),
     #[error("the device before left the ring in the middle of its work; the guest must reset it")]
     RingAbandoned,
+    #[error("what the front end kept of requests in flight is not of this ring; reset the guest")]
+    Inflight,
     #[error("the ring is not in guest memory, or crosses a region")]
     RingUnmapped,
     #[error("the ring's parts are not aligned")]

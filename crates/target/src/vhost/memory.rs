@@ -18,6 +18,8 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::fs::File;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -150,6 +152,11 @@ impl MappedRegion {
         let advised = unsafe { rustix::mm::madvise(start.as_ptr(), len, Advice::LinuxDontDump) };
         debug_assert!(advised.is_ok(), "our own mapping: {advised:?}");
         Ok(MappedRegion { place, mapping, lead: to_usize(place.offset - from) })
+    }
+
+    /// All of it, where it is not the guest's.
+    pub(crate) fn adopt(self, graveyard: &Graveyard) -> Window {
+        Window::new(Region::adopt(self, graveyard).root)
     }
 }
 
@@ -297,6 +304,14 @@ impl GuestMemory {
     }
 }
 
+/// Makes another's descriptor lead to the same as `to`.
+pub(crate) fn replace(descriptor: RawFd, to: &impl AsFd) -> Result<(), rustix::io::Errno> {
+    // SAFETY: the caller's value owns the descriptor and is alive; this one is forgotten at once,
+    // so that it stays the only one that closes it.
+    let mut its = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(descriptor) });
+    rustix::io::dup3(to, &mut its, rustix::io::DupFlags::CLOEXEC)
+}
+
 /// A hint: harmless at any address.
 fn prefetch(at: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -326,6 +341,11 @@ impl Window {
         Window(view)
     }
 
+    /// A part of it, which it has.
+    pub(crate) fn part(&self, start: u64, len: u64) -> Window {
+        Window(self.0.slice(to_usize(start)..to_usize(start + len)))
+    }
+
     /// A pointer to `T` at `offset`, checked to be inside and aligned.
     fn place<T>(&self, offset: usize) -> *mut T {
         let end = offset.checked_add(size_of::<T>());
@@ -343,6 +363,8 @@ impl Window {
     }
 
     pub(crate) fn store_u16(&self, offset: usize, value: u16, order: Ordering) {
+        #[cfg(test)]
+        tests::burn();
         // SAFETY: as in `load_u16`.
         let atomic = unsafe { AtomicU16::from_ptr(self.place(offset)) };
         atomic.store(value.to_le(), order);
@@ -355,24 +377,36 @@ impl Window {
     }
 
     pub(crate) fn store_u32(&self, offset: usize, value: u32, order: Ordering) {
+        #[cfg(test)]
+        tests::burn();
         // SAFETY: as in `load_u16`.
         let atomic = unsafe { AtomicU32::from_ptr(self.place(offset)) };
         atomic.store(value.to_le(), order);
     }
 
     pub(crate) fn store_u8(&self, offset: usize, value: u8) {
+        #[cfg(test)]
+        tests::burn();
         // SAFETY: as in `load_u16`.
         let atomic = unsafe { AtomicU8::from_ptr(self.place(offset)) };
-        atomic.store(value, Ordering::Relaxed);
+        atomic.store(value, Ordering::Release);
     }
 
-    fn load_u64(&self, offset: usize) -> u64 {
+    pub(crate) fn store_u64(&self, offset: usize, value: u64) {
+        #[cfg(test)]
+        tests::burn();
         // SAFETY: as in `load_u16`.
         let atomic = unsafe { AtomicU64::from_ptr(self.place(offset)) };
-        atomic.load(Ordering::Relaxed)
+        atomic.store(value.to_le(), Ordering::Release);
     }
 
-    fn load_u8(&self, offset: usize) -> u8 {
+    pub(crate) fn load_u64(&self, offset: usize) -> u64 {
+        // SAFETY: as in `load_u16`.
+        let atomic = unsafe { AtomicU64::from_ptr(self.place(offset)) };
+        u64::from_le(atomic.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn load_u8(&self, offset: usize) -> u8 {
         // SAFETY: as in `load_u16`.
         let atomic = unsafe { AtomicU8::from_ptr(self.place(offset)) };
         atomic.load(Ordering::Relaxed)
@@ -390,7 +424,7 @@ impl Window {
         let (eights, ones) = out.split_at_mut(whole);
         let mut at = offset;
         for eight in eights.chunks_exact_mut(8) {
-            eight.copy_from_slice(&self.load_u64(at).to_ne_bytes());
+            eight.copy_from_slice(&self.load_u64(at).to_le_bytes());
             at += 8;
         }
         for one in ones {
@@ -403,6 +437,35 @@ impl Window {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+
+    thread_local! {
+        /// Stores until this thread's work ends as if its process were killed.
+        static FUSE: Cell<Option<u32>> = const { Cell::new(None) };
+    }
+
+    struct Killed;
+
+    /// Before each store through a [`Window`].
+    pub(super) fn burn() {
+        match FUSE.get() {
+            None => {}
+            Some(0) => std::panic::resume_unwind(Box::new(Killed)),
+            Some(left) => FUSE.set(Some(left - 1)),
+        }
+    }
+
+    /// Does `work` up to its store number `stores`; `None`: it did not come to its end.
+    pub(crate) fn killed_after<T>(stores: u32, work: impl FnOnce() -> T) -> Option<T> {
+        FUSE.set(Some(stores));
+        let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+        FUSE.set(None);
+        done.map_err(|why| {
+            if !why.is::<Killed>() {
+                std::panic::resume_unwind(why)
+            }
+        })
+        .ok()
+    }
 
     pub(crate) fn memfd(bytes: u64) -> File {
         let flags = rustix::fs::MemfdFlags::CLOEXEC;

@@ -11,8 +11,8 @@
 //!
 //! Invariants:
 //! - a chain leaves the ring in [`Queue::take`] and comes back in [`Queue::put`], nowhere else, so
-//!   `in_flight` counts exactly what the guest waits for (and tracking it in memory shared with the
-//!   front end would need only these two places);
+//!   `in_flight` counts exactly what the guest waits for. The ring's log of that begins and ends in
+//!   the same places: in `Ring::pop`, and in the ring's showing what was put;
 //! - a queue that is not running pops nothing;
 //! - [`Queue::stop`] returns when everything that was popped is answered and shown.
 
@@ -36,8 +36,9 @@ use crate::request::Answer;
 use crate::vhost::QUEUES_MAX;
 use crate::vhost::block::{BlockRequest, parse, status_byte};
 use crate::vhost::fault::Fault;
+use crate::vhost::inflight::Section;
 use crate::vhost::memory::{GuestMemory, Window};
-use crate::vhost::vring::{Chain, Ring, RingSetup};
+use crate::vhost::vring::{Chain, Popped, Ring, RingSetup};
 
 /// Most workers, and so most requests under way, of one queue.
 pub(crate) const WORKERS_MAX: u16 = 128;
@@ -119,6 +120,8 @@ pub(crate) struct Queue {
     /// Workers and listener that have not ended.
     tasks: Cell<u16>,
     ended: WaitList,
+    /// All that the process before had in flight was popped, or never will be.
+    caught_up: WaitList,
 }
 
 impl Queue {
@@ -128,9 +131,10 @@ impl Queue {
         index: u16,
         memory: &Rc<GuestMemory>,
         setup: &RingSetup,
+        log: Option<Section>,
         bells: Bells,
     ) -> Result<Rc<Queue>, Fault> {
-        let ring = Ring::new(memory, setup)?;
+        let ring = Ring::new(memory, setup, log)?;
         let workers = ring.size().min(WORKERS_MAX);
         let queue = Rc::new(Queue {
             index,
@@ -148,6 +152,7 @@ impl Queue {
             armed: Cell::new(false),
             tasks: Cell::new(workers),
             ended: WaitList::default(),
+            caught_up: WaitList::default(),
         });
         let reactor = disk.reactor();
         for worker in 0..workers {
@@ -196,6 +201,9 @@ impl Queue {
     /// Stops popping, waits for what is under way, shows it to the guest. Nothing but the caller
     /// holds the queue afterwards, and with it the guest's memory. May be called again.
     pub(crate) async fn stop(self: &Rc<Self>) {
+        // What the process before had in flight no front end could tell the next one.
+        let caught_up = || self.state.get() != State::Running || !self.ring.borrow().is_behind();
+        self.caught_up.until(self.reactor(), caught_up).await;
         self.become_state(State::Stopped);
         self.wake_workers(u16::MAX);
         // Lets the listener's wait end; it reads the kick back.
@@ -241,6 +249,7 @@ impl Queue {
         self.disk.note(stopped(queue, fault));
         ring(&self.bells.borrow().error);
         self.wake_workers(u16::MAX);
+        self.caught_up.wake_all(self.reactor());
     }
 
     /// Wakes up to `count` parked workers.
@@ -265,10 +274,10 @@ impl Queue {
         if let Some(known) = self.workers.get(usize::from(worker)) {
             known.set(Some(task));
         }
-        while let Some(BlockRequest { request, status, descriptors }) = self.next(worker).await {
+        while let Some(BlockRequest { request, status, popped }) = self.next(worker).await {
             let served = std::pin::pin!(self.disk.serve(request));
             let answer = self.or_another(served).await;
-            self.put(answer, descriptors, &status);
+            self.put(answer, popped, &status);
         }
         self.end_task();
     }
@@ -331,8 +340,12 @@ impl Queue {
         let memory = self.memory.borrow();
         let mut chain = self.chain.borrow_mut();
         let mut ring = self.ring.borrow_mut();
+        let was_behind = ring.is_behind();
         if !ring.pop(&memory, &mut chain)? {
             return Ok(None);
+        }
+        if was_behind && !ring.is_behind() {
+            self.caught_up.wake_all(self.reactor());
         }
         self.pops_left.set(pops_left - 1);
         let request = parse(&memory, &chain)?;
@@ -341,12 +354,13 @@ impl Queue {
     }
 
     /// Gives a chain back; the guest sees it at the end of this turn, or before.
-    fn put(&self, answer: Answer, descriptors: u16, status: &Window) {
+    fn put(&self, answer: Answer, popped: Popped, status: &Window) {
+        assert!(answer.tag == popped.id, "the answer to another request");
         status.store_u8(0, status_byte(answer.status));
         // The status byte is written too.
         let bytes = answer.bytes.saturating_add(1);
         let mut ring = self.ring.borrow_mut();
-        ring.push_used(answer.tag, descriptors, bytes);
+        ring.push_used(popped, bytes);
         if ring.unshown() >= SHOWN_TOGETHER {
             ring.show_used();
         }

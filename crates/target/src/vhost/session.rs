@@ -4,7 +4,7 @@
 //! to the reactor that it is for, and the reply to the front end waits for the effect.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 
 use rustix::fs::OFlags;
@@ -15,19 +15,19 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
+use crate::handed::{self, Region, Told};
 use crate::line::Lines;
 use crate::vhost::config::{FEATURES, WRITE_BACK_OFFSET, space};
 use crate::vhost::device::{Device, Vring};
+use crate::vhost::inflight::{self, MappedInflight, Shape};
 use crate::vhost::memory::{MappedRegion, MemoryError, Place, REGIONS_MAX};
-use crate::vhost::vring::{RingAddresses, is_ring_size};
+use crate::vhost::vring::{RING_SIZE_MAX, RingAddresses, is_ring_size};
 
 pub(crate) struct Session {
     lines: Lines<Device>,
     queues_max: u16,
-    /// Features that the front end chose.
-    features: u64,
-    /// Protocol features that the front end chose.
-    protocol: u64,
+    /// What the front end has said, to be said again in another process.
+    told: Told<OwnedFd>,
 }
 
 fn refuse(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
@@ -65,14 +65,25 @@ fn is_eventfd(file: &File) -> bool {
     link.is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
 }
 
+/// For the next process.
+fn copy(file: &Option<File>) -> Result<Option<OwnedFd>> {
+    let copied = file.as_ref().map(|file| file.try_clone().map(OwnedFd::from));
+    copied.transpose().map_err(refuse)
+}
+
+fn told_region(region: &VhostUserMemoryRegion, file: File) -> Region<OwnedFd> {
+    let Place { guest, user, len, offset } = place_of(region);
+    Region { guest, user, len, offset, file: file.into() }
+}
+
 impl Session {
     pub(crate) fn new(lines: Lines<Device>, queues_max: u16) -> Session {
-        Session { lines, queues_max, features: 0, protocol: 0 }
+        Session { lines, queues_max, told: Told::new(queues_max) }
     }
 
     /// Messages that ask for it are to be acknowledged.
     pub(crate) fn acknowledges(&self) -> bool {
-        self.protocol & VhostUserProtocolFeatures::REPLY_ACK.bits() != 0
+        self.told.protocol & VhostUserProtocolFeatures::REPLY_ACK.bits() != 0
     }
 
     fn change(&self, index: u32, change: impl FnOnce(&mut Vring) + Send + 'static) -> Result<()> {
@@ -81,6 +92,65 @@ impl Session {
         let changed =
             line.ask_and_wait(move |device| async move { device.change(index, change).await });
         changed.map_err(refuse)?.map_err(refuse)
+    }
+
+    fn tell(&mut self, index: u32, change: impl FnOnce(&mut handed::Ring<OwnedFd>)) -> Result<()> {
+        let index = usize::try_from(index).map_err(refuse)?;
+        change(self.told.rings.get_mut(index).ok_or(Error::InvalidParam)?);
+        Ok(())
+    }
+
+    /// All that was told, once nothing more will be; where each ring stands, its device says.
+    pub(crate) fn take_told(&mut self) -> Result<Told<OwnedFd>> {
+        let mut told = std::mem::replace(&mut self.told, Told::new(0));
+        for (index, ring) in told.rings.iter_mut().enumerate() {
+            let base = self.lines.of_ring(index).ask(move |device| device.base(index));
+            ring.base = base.map_err(refuse)?.map_err(refuse)?;
+        }
+        Ok(told)
+    }
+
+    /// Says all of it again, to devices that know nothing. Features come before: they concern the
+    /// protocol, too.
+    pub(crate) fn tell_again(&mut self, told: Told<OwnedFd>) -> Result<()> {
+        let place = |region: &Region<OwnedFd>| {
+            let Region { guest, len, user, offset, .. } = *region;
+            VhostUserMemoryRegion::new(guest, len, user, offset)
+        };
+        let places: Vec<_> = told.memory.iter().map(place).collect();
+        let files = told.memory.into_iter().map(|region| region.file.into()).collect();
+        self.set_mem_table(&places, files, None)?;
+        if let Some(handed::Inflight { len, offset, queues, size, file }) = told.inflight {
+            let region = VhostUserInflight::new(len, offset, queues, size);
+            self.set_inflight_fd(&region, file.into())?;
+        }
+        for (index, ring) in (0..).zip(told.rings) {
+            self.tell_ring_again(index, ring)?;
+        }
+        Ok(())
+    }
+
+    fn tell_ring_again(&mut self, index: u8, ring: handed::Ring<OwnedFd>) -> Result<()> {
+        let number = u32::from(index);
+        if ring.size > 0 {
+            self.set_vring_num(number, ring.size)?;
+        }
+        self.set_vring_base(number, ring.base)?;
+        if let Some([descriptors, available, used]) = ring.addresses {
+            let flags = VhostUserVringAddrFlags::empty();
+            self.set_vring_addr(number, flags, descriptors, used, available, 0)?;
+        }
+        self.set_vring_call(index, ring.call.map(File::from))?;
+        self.set_vring_err(index, ring.error.map(File::from))?;
+        if ring.started {
+            self.set_vring_kick(index, ring.kick.map(File::from))?;
+        }
+        self.set_vring_enable(number, ring.enabled)
+    }
+
+    fn shape_of(&self, its: &VhostUserInflight) -> Result<Shape> {
+        let shape = Shape::new(its.num_queues, its.queue_size, (self.queues_max, RING_SIZE_MAX));
+        shape.map_err(refuse)
     }
 
     /// All reactors have the same memory, so either all take a change or all refuse it; only one
@@ -107,6 +177,9 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn reset_device(&mut self) -> Result<()> {
         let reset = |device: Rc<Device>| async move { device.reset().await };
         self.lines.ask_all_and_wait(reset).map_err(refuse)?;
+        for ring in &mut self.told.rings {
+            (ring.started, ring.enabled, ring.base) = (false, false, 0);
+        }
         Ok(())
     }
 
@@ -118,7 +191,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if features & !FEATURES != 0 {
             return Err(Error::FeatureMismatch);
         }
-        self.features = features;
+        self.told.features = features;
         self.lines.ask_all(move |device| device.set_features(features)).map_err(refuse)?;
         Ok(())
     }
@@ -129,6 +202,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
             | VhostUserProtocolFeatures::RESET_DEVICE)
     }
 
@@ -137,7 +211,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if features & !offered != 0 {
             return Err(Error::FeatureMismatch);
         }
-        self.protocol = features;
+        self.told.protocol = features;
         Ok(())
     }
 
@@ -155,6 +229,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         let mapped = mapped.map(|(region, file)| MappedRegion::map(file, place_of(region)));
         let mapped = mapped.collect::<std::result::Result<Vec<_>, _>>().map_err(refuse)?;
         self.change_memory(move |device| device.replace_memory(mapped.clone()))?;
+        let told = regions.iter().zip(files).map(|(region, file)| told_region(region, file));
+        self.told.memory = told.collect();
         Ok(None)
     }
 
@@ -170,19 +246,24 @@ impl VhostUserBackendReqHandlerMut for Session {
     ) -> Result<Option<u64>> {
         let mapped = MappedRegion::map(&file, place_of(region)).map_err(refuse)?;
         self.change_memory(move |device| device.add_memory(mapped.clone()))?;
+        self.told.memory.push(told_region(region, file));
         Ok(None)
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
         let place = place_of(region);
-        self.change_memory(move |device| device.remove_memory(place))
+        self.change_memory(move |device| device.remove_memory(place))?;
+        let same = |known: &Region<OwnedFd>| (known.guest, known.user) == (place.guest, place.user);
+        self.told.memory.retain(|known| !same(known));
+        Ok(())
     }
 
     fn set_vring_num(&mut self, index: u32, size: u32) -> Result<()> {
-        if !is_ring_size(size, self.features) {
+        if !is_ring_size(size, self.told.features) {
             return Err(Error::InvalidParam);
         }
-        self.change(index, move |vring| vring.size = size)
+        self.change(index, move |vring| vring.size = size)?;
+        self.tell(index, |ring| ring.size = size)
     }
 
     fn set_vring_addr(
@@ -195,7 +276,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         _log: u64,
     ) -> Result<()> {
         let addresses = RingAddresses { descriptors, available, used };
-        self.change(index, move |vring| vring.addresses = Some(addresses))
+        self.change(index, move |vring| vring.addresses = Some(addresses))?;
+        self.tell(index, |ring| ring.addresses = Some([descriptors, available, used]))
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
@@ -209,6 +291,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             .of_ring(ring)
             .ask_and_wait(move |device| async move { device.stop_ring(ring).await });
         let base = base.map_err(refuse)?.map_err(refuse)?;
+        self.tell(index, |ring| (ring.started, ring.kick) = (false, None))?;
         Ok(VhostUserVringState::new(index, base))
     }
 
@@ -217,28 +300,35 @@ impl VhostUserBackendReqHandlerMut for Session {
             return Err(refuse("a kick file must be an eventfd"));
         }
         let file = file.map(without_blocking).transpose()?;
+        let told = copy(&file)?;
         self.change(u32::from(index), move |vring| {
             vring.bells.kick = file.map(Rc::new);
             vring.started = true;
-        })
+        })?;
+        self.tell(u32::from(index), |ring| (ring.started, ring.kick) = (true, told))
     }
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let file = file.map(without_blocking).transpose()?;
-        let index = usize::from(index);
-        let set = self.lines.of_ring(index).ask(move |device| device.set_call(index, file));
-        set.map_err(refuse)?.map_err(refuse)
+        let told = copy(&file)?;
+        let ring = usize::from(index);
+        let set = self.lines.of_ring(ring).ask(move |device| device.set_call(ring, file));
+        set.map_err(refuse)?.map_err(refuse)?;
+        self.tell(u32::from(index), |ring| ring.call = told)
     }
 
     fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let file = file.map(without_blocking).transpose()?;
-        let index = usize::from(index);
-        let set = self.lines.of_ring(index).ask(move |device| device.set_error(index, file));
-        set.map_err(refuse)?.map_err(refuse)
+        let told = copy(&file)?;
+        let ring = usize::from(index);
+        let set = self.lines.of_ring(ring).ask(move |device| device.set_error(ring, file));
+        set.map_err(refuse)?.map_err(refuse)?;
+        self.tell(u32::from(index), |ring| ring.error = told)
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
-        self.change(index, move |vring| vring.enabled = enable)
+        self.change(index, move |vring| vring.enabled = enable)?;
+        self.tell(index, |ring| ring.enabled = enable)
     }
 
     fn get_config(
@@ -276,12 +366,25 @@ impl VhostUserBackendReqHandlerMut for Session {
         not_offered()
     }
 
-    fn get_inflight_fd(&mut self, _: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        not_offered()
+    /// Makes a blank region; the front end gives it back at once, and after each new connection.
+    fn get_inflight_fd(&mut self, asked: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let shape = self.shape_of(asked)?;
+        inflight::create(shape).map_err(refuse)
     }
 
-    fn set_inflight_fd(&mut self, _: &VhostUserInflight, _file: File) -> Result<()> {
-        not_offered()
+    fn set_inflight_fd(&mut self, region: &VhostUserInflight, file: File) -> Result<()> {
+        let (shape, offset) = (self.shape_of(region)?, region.mmap_offset);
+        let mapped = MappedInflight::map(&file, shape, offset, region.mmap_size).map_err(refuse)?;
+        self.lines.ask_all(move |device| device.set_inflight(mapped.clone())).map_err(refuse)?;
+        let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *region;
+        self.told.inflight = Some(handed::Inflight {
+            len: mmap_size,
+            offset: mmap_offset,
+            queues: num_queues,
+            size: queue_size,
+            file: file.into(),
+        });
+        Ok(())
     }
 
     fn set_device_state_fd(

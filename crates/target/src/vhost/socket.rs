@@ -1,24 +1,28 @@
 //! The Unix socket of an export: who may connect, and the thread that serves one front end after
 //! the other.
 //!
-//! The thread blocks in `accept`, in reading a message, or in waiting for the reactor. `End::stop`
-//! ends the first two by shutting the sockets down; the third ends when the reactor replies.
+//! The thread waits for a front end, for a message, or for the reactor. `Ends::stop` ends the
+//! first two by shutting the sockets down, `Ends::hand_over` by saying so; the third ends when the
+//! reactor replies.
 
-use std::os::fd::OwnedFd;
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
-use vhost::vhost_user::message::BackendReq;
+use vhost::vhost_user::message::{BackendReq, FrontendReq};
 use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut};
 
 use crate::disk::Trouble;
+use crate::handed::{FrontEnd, Told};
 use crate::line::{Gone, Lines};
 use crate::vhost::device::Device;
-use crate::vhost::memory::Mapping;
+use crate::vhost::memory::{Mapping, replace};
 use crate::vhost::peek::{LooseTable, Peeked, VERSION_1, message, peek, reply_to_table};
 use crate::vhost::session::Session;
 
@@ -30,6 +34,8 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// What the export's owner and its thread both hold: the ends by which to reach the other side.
 pub(crate) struct Ends {
     listener: UnixListener,
+    /// Readable once the thread shall leave all as it is.
+    leave: OwnedFd,
     open: Mutex<Open>,
 }
 
@@ -42,8 +48,28 @@ struct Open {
 }
 
 impl Ends {
-    pub(crate) fn new(listener: UnixListener) -> Arc<Ends> {
-        Arc::new(Ends { listener, open: Mutex::default() })
+    pub(crate) fn new(listener: UnixListener) -> Result<Arc<Ends>, std::io::Error> {
+        let leave = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arc::new(Ends { listener, leave, open: Mutex::default() }))
+    }
+
+    /// Ends the thread between two messages, and closes nothing.
+    pub(crate) fn hand_over(&self) {
+        // The first number that is written always fits.
+        let _ = rustix::io::write(&self.leave, &1u64.to_ne_bytes());
+    }
+
+    /// What the next process needs of this.
+    pub(crate) fn handed(&self) -> std::io::Result<(OwnedFd, Option<OwnedFd>)> {
+        let channel = self.open().channel.take();
+        Ok((self.listener.try_clone()?.into(), channel))
+    }
+
+    /// Waits until there is something for the thread; false if it shall leave.
+    fn wait(&self, on: &impl AsFd) -> Result<bool, Errno> {
+        let mut fds = [PollFd::new(on, PollFlags::IN), PollFd::new(&self.leave, PollFlags::IN)];
+        rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
+        Ok(fds[1].revents().is_empty())
     }
 
     fn open(&self) -> MutexGuard<'_, Open> {
@@ -65,12 +91,21 @@ impl Ends {
         self.open().stopping
     }
 
-    /// Waits for a front end and remembers it, so that it can be shut down.
-    fn accept(&self) -> std::io::Result<UnixStream> {
+    /// Waits for a front end; `None` if the thread shall leave.
+    fn accept(&self) -> std::io::Result<Option<UnixStream>> {
+        if !self.wait(&self.listener)? {
+            return Ok(None);
+        }
         let (stream, _) = self.listener.accept()?;
+        self.remember(&stream)?;
+        Ok(Some(stream))
+    }
+
+    /// So that it can be shut down.
+    fn remember(&self, stream: &UnixStream) -> std::io::Result<()> {
         let copy = stream.try_clone()?;
         self.open().front_end = Some(copy);
-        Ok(stream)
+        Ok(())
     }
 
     fn dismiss(&self) {
@@ -89,21 +124,33 @@ impl Ends {
     }
 }
 
-/// The body of an export's thread.
+/// What the thread leaves to the next process: a front end, and what it has said.
+pub(crate) type Left = (UnixStream, Told<OwnedFd>);
+
+/// The body of an export's thread. `first`: a front end of the process before. Returns the one that
+/// is there when the thread was asked to leave.
 pub(crate) fn serve(
     ends: &Ends,
     lines: &Lines<Device>,
     queues_max: u16,
     retired: &Receiver<Arc<Mapping>>,
-) {
+    first: Option<FrontEnd<OwnedFd>>,
+) -> Option<Left> {
+    let mut first = first;
     loop {
-        let accepted = ends.accept();
+        let stream = match first.take() {
+            Some(front_end) => {
+                Ok(Some((UnixStream::from(front_end.stream.try_clone().ok()?), Some(front_end))))
+            }
+            None => ends.accept().map(|stream| stream.map(|stream| (stream, None))),
+        };
         // Looked at after the front end is known to `stop`, so that one of the two sees the other.
         if ends.is_stopping() {
-            return;
+            return None;
         }
-        let stream = match accepted {
-            Ok(stream) => stream,
+        let (stream, before) = match stream {
+            Ok(Some(accepted)) => accepted,
+            Ok(None) => return None,
             Err(error) => {
                 tracing::warn!(%error, "a front end could not be accepted");
                 #[expect(clippy::disallowed_methods, reason = "this thread is not a reactor's")]
@@ -111,35 +158,106 @@ pub(crate) fn serve(
                 continue;
             }
         };
-        let served = serve_one(ends, lines, queues_max, stream, retired);
-        ends.dismiss();
-        if let Err(Gone) = served {
-            return;
+        let served = serve_one(ends, lines, queues_max, stream, before, retired);
+        match served {
+            Ok(Some(left)) => return Some(left),
+            Ok(None) => ends.dismiss(),
+            Err(Gone) => return None,
         }
     }
 }
 
-/// Serves one front end until it leaves.
+/// How a front end's service ended.
+enum Ended {
+    ByIt,
+    /// All stays as it is.
+    Left,
+}
+
+/// Serves one front end until it leaves, or the thread shall.
 fn serve_one(
     ends: &Ends,
     lines: &Lines<Device>,
     queues_max: u16,
     stream: UnixStream,
+    before: Option<FrontEnd<OwnedFd>>,
     retired: &Receiver<Arc<Mapping>>,
-) -> Result<(), Gone> {
+) -> Result<Option<Left>, Gone> {
     let session = Arc::new(Mutex::new(Session::new(lines.clone(), queues_max)));
     lines.ask_all(|device| device.connect())?;
-    let ended = converse(ends, stream, session, retired);
+    let ended = match handler(ends, lines, &stream, &session, before) {
+        Ok(handler) => converse(ends, &stream, handler, &session, retired),
+        Err(error) => Err(error),
+    };
+    if let Ok(Ended::Left) = ended {
+        let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+        return match session.take_told() {
+            Ok(told) => Ok(Some((stream, told))),
+            Err(_) => Err(Gone),
+        };
+    }
     if let Err(reason) = ended
         && !ends.is_stopping()
     {
         tracing::warn!(reason, "a front end was disconnected");
-        let trouble = Trouble::Initiator(format!("the front end was disconnected: {reason}"));
-        let _ = lines.first().ask(|device| device.note(trouble));
+        let _ = lines.first().ask(|device| device.note(Trouble::Initiator(reason)));
     }
     let left = leave(ends, lines);
     drop_all(retired);
-    left
+    left.map(|()| None)
+}
+
+type Handler = BackendReqHandler<Mutex<Session>>;
+
+/// Who takes messages apart. For a front end of the process before it has to learn what was
+/// negotiated, and the devices all that was said.
+fn handler(
+    ends: &Ends,
+    lines: &Lines<Device>,
+    stream: &UnixStream,
+    session: &Arc<Mutex<Session>>,
+    before: Option<FrontEnd<OwnedFd>>,
+) -> Result<Handler, String> {
+    let text = |error: std::io::Error| error.to_string();
+    let Some(FrontEnd { channel, write_back, told, .. }) = before else {
+        let stream = stream.try_clone().map_err(text)?;
+        return Ok(BackendReqHandler::from_stream(stream, session.clone()));
+    };
+    ends.remember(stream).map_err(text)?;
+    ends.open().channel = channel;
+    let handler = negotiated(stream, session, told.features, told.protocol)?;
+    lines.ask_all(move |device| device.set_write_back(write_back)).map_err(|e| e.to_string())?;
+    let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+    session.tell_again(told).map_err(|error| error.to_string())?;
+    Ok(handler)
+}
+
+/// The protocol crate learns what was negotiated by messages only: so it gets them, through a
+/// socket that is exchanged for the front end's afterwards.
+fn negotiated(
+    stream: &UnixStream,
+    session: &Arc<Mutex<Session>>,
+    features: u64,
+    protocol: u64,
+) -> Result<Handler, String> {
+    let text = |error: std::io::Error| error.to_string();
+    let (mut ours, its) = UnixStream::pair().map_err(text)?;
+    let mut handler = BackendReqHandler::from_stream(its, session.clone());
+    for (request, value) in [
+        (FrontendReq::GET_FEATURES, None),
+        (FrontendReq::SET_FEATURES, Some(features)),
+        (FrontendReq::GET_PROTOCOL_FEATURES, None),
+        (FrontendReq::SET_PROTOCOL_FEATURES, Some(protocol)),
+    ] {
+        let value = value.map(u64::to_ne_bytes);
+        let body = value.as_ref().map_or(&[][..], |bytes| bytes);
+        let len = if value.is_some() { 8 } else { 0 };
+        ours.write_all(&message(request.into(), VERSION_1, len)).map_err(text)?;
+        ours.write_all(body).map_err(text)?;
+        handler.handle_request().map_err(|error| error.to_string())?;
+    }
+    replace(handler.as_raw_fd(), stream).map_err(|error| error.to_string())?;
+    Ok(handler)
 }
 
 /// Returns once nothing of the front end is under way any more, however long it takes: the next one
@@ -160,26 +278,28 @@ fn drop_all(retired: &Receiver<Arc<Mapping>>) {
 
 fn converse(
     ends: &Ends,
-    stream: UnixStream,
-    session: Arc<Mutex<Session>>,
+    stream: &UnixStream,
+    mut handler: Handler,
+    session: &Arc<Mutex<Session>>,
     retired: &Receiver<Arc<Mapping>>,
-) -> Result<(), String> {
-    let peeked = stream.try_clone().map_err(|error| error.to_string())?;
-    let mut handler = BackendReqHandler::from_stream(stream, session.clone());
+) -> Result<Ended, String> {
     loop {
-        match peek(&peeked) {
-            Ok(Peeked::End) | Err(Errno::CONNRESET) => return Ok(()),
+        if !ends.wait(stream).map_err(|error| error.to_string())? {
+            return Ok(Ended::Left);
+        }
+        match peek(stream) {
+            Ok(Peeked::End) | Err(Errno::CONNRESET) => return Ok(Ended::ByIt),
             Ok(Peeked::Ordinary) => {}
             Ok(Peeked::Channel(channel)) => ends.open().channel = Some(channel),
             Ok(Peeked::LooseTable) => {
-                take_loose_table(&peeked, &session).map_err(|error| error.to_string())?;
+                take_loose_table(stream, session).map_err(|error| error.to_string())?;
                 continue;
             }
             Err(error) => return Err(error.to_string()),
         }
         match handler.handle_request() {
             Ok(()) => drop_all(retired),
-            Err(Error::Disconnected) => return Ok(()),
+            Err(Error::Disconnected) => return Ok(Ended::ByIt),
             Err(error) => return Err(error.to_string()),
         }
     }

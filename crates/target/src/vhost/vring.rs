@@ -12,6 +12,7 @@ mod packed;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 
 use crate::vhost::fault::Fault;
+use crate::vhost::inflight::Section;
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::vring::packed::PackedRing;
 use crate::vhost::vring::split::SplitRing;
@@ -70,11 +71,22 @@ pub(crate) struct Segment {
     pub(crate) len: u32,
 }
 
+/// A popped chain as its ring knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Popped {
+    pub(crate) id: u16,
+    /// How many descriptors of the ring it takes up.
+    pub(crate) descriptors: u16,
+    pub(crate) entry: u16,
+}
+
 /// The pieces of one popped chain: first those that the device reads, then those that it writes.
 #[derive(Debug)]
 pub(crate) struct Chain {
     id: u16,
     descriptors: u16,
+    /// In the log of what is in flight, of a packed ring.
+    entry: u16,
     segments: Vec<Segment>,
     readable_count: usize,
     readable_bytes: u64,
@@ -87,6 +99,7 @@ impl Chain {
         Chain {
             id: 0,
             descriptors: 0,
+            entry: 0,
             segments: Vec::with_capacity(CHAIN_USUAL),
             readable_count: 0,
             readable_bytes: 0,
@@ -99,9 +112,9 @@ impl Chain {
         self.id
     }
 
-    /// How many descriptors of the ring it takes up.
-    pub(crate) fn descriptors(&self) -> u16 {
-        self.descriptors
+    /// What is to be given back.
+    pub(crate) fn popped(&self) -> Popped {
+        Popped { id: self.id, descriptors: self.descriptors, entry: self.entry }
     }
 
     pub(crate) fn readable(&self) -> &[Segment] {
@@ -122,7 +135,7 @@ impl Chain {
 
     fn begin(&mut self) {
         self.segments.clear();
-        (self.id, self.descriptors) = (0, 0);
+        (self.id, self.descriptors, self.entry) = (0, 0, 0);
         (self.readable_count, self.readable_bytes, self.writable_bytes) = (0, 0, 0);
     }
 
@@ -194,14 +207,19 @@ macro_rules! either {
 }
 
 impl Ring {
-    pub(crate) fn new(memory: &GuestMemory, setup: &RingSetup) -> Result<Ring, Fault> {
+    /// `log`: where what is in flight is kept beyond this process.
+    pub(crate) fn new(
+        memory: &GuestMemory,
+        setup: &RingSetup,
+        log: Option<Section>,
+    ) -> Result<Ring, Fault> {
         if !is_ring_size(setup.size, setup.features) {
             return Err(Fault::RingSize(setup.size));
         }
         if setup.has(VIRTIO_F_RING_PACKED) {
-            return Ok(Ring::Packed(PackedRing::new(memory, setup)?));
+            return Ok(Ring::Packed(PackedRing::new(memory, setup, log)?));
         }
-        Ok(Ring::Split(SplitRing::new(memory, setup)?))
+        Ok(Ring::Split(SplitRing::new(memory, setup, log)?))
     }
 
     /// Looks the ring up in a changed memory table. Where the new table does not have it, the old
@@ -230,6 +248,12 @@ impl Ring {
         either!(self, ring => ring.has_more())
     }
 
+    /// Whether there are chains left that the process before had in flight. They are the first to
+    /// be popped, and a ring can be left only without them.
+    pub(crate) fn is_behind(&self) -> bool {
+        either!(self, ring => ring.is_behind())
+    }
+
     /// Pops the next chain into `chain`. False if there is none.
     pub(crate) fn pop(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, Fault> {
         either!(self, ring => ring.pop(memory, chain))
@@ -242,13 +266,10 @@ impl Ring {
         either!(self, ring => ring.warm(memory));
     }
 
-    /// Writes a used entry for a popped chain of this id, which takes up so many descriptors. The
-    /// guest sees it after the next [`Ring::show_used`] or [`Ring::tell_used`].
-    pub(crate) fn push_used(&mut self, id: u16, descriptors: u16, bytes: u32) {
-        match self {
-            Ring::Split(ring) => ring.push_used(id, bytes),
-            Ring::Packed(ring) => ring.push_used(id, descriptors, bytes),
-        }
+    /// Writes a used entry for a popped chain. The guest sees it after the next
+    /// [`Ring::show_used`] or [`Ring::tell_used`].
+    pub(crate) fn push_used(&mut self, popped: Popped, bytes: u32) {
+        either!(self, ring => ring.push_used(popped, bytes));
     }
 
     /// How many used entries, or descriptors that they stand for, the guest cannot see yet.
@@ -290,11 +311,7 @@ impl Ring {
     /// The ring is at rest. Who serves it next may never have heard of [`Ring::base`]; if
     /// `front_end_knows` it, that is all that counts.
     pub(crate) fn leave(&self, front_end_knows: bool) {
-        match self {
-            // The used index is in guest memory, and front ends go on from there.
-            Ring::Split(_) => {}
-            Ring::Packed(ring) => ring.leave(front_end_knows),
-        }
+        either!(self, ring => ring.leave(front_end_knows));
     }
 
     /// The front end knows now where a ring stands that was left before.

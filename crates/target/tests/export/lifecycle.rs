@@ -1,6 +1,7 @@
 //! Exports and guests come and go, and sizes and cache modes change.
 
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
 use ashlar_format::array_superblock::Level;
@@ -9,10 +10,10 @@ use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
-use vhost::vhost_user::message::VhostUserConfigFlags;
+use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight};
 
 use crate::driver::{Client, all_features};
-use crate::front_end::{FrontEnd, within};
+use crate::front_end::{FrontEnd, RING_SIZE, within};
 use crate::rig::{Rig, socket_path};
 
 const DATA: u64 = 8 << 20;
@@ -170,6 +171,36 @@ fn the_configuration_tells_what_the_disk_is() {
     assert_eq!(config(&mut guest, 32, 1), [0]);
     let mut guest = restart(guest, &export);
     assert_eq!(config(&mut guest, 32, 1), [1]);
+}
+
+/// Without flushes, a guest that chose write through relies on it; another process hears of it only
+/// from what the front end keeps.
+#[test]
+fn a_cache_mode_outlives_the_process() {
+    let rig = Rig::new(Level::Raid1, 2, 16 << 20);
+    let export = rig.export(1);
+    let mut guest = FrontEnd::connect(&export.spec().socket, 1);
+    let asked = VhostUserInflight::new(0, 0, 1, RING_SIZE);
+    let (region, file) = guest.front.get_inflight_fd(&asked).unwrap();
+    guest.front.set_inflight_fd(&region, file.as_raw_fd()).unwrap();
+    assert_eq!(config(&mut guest, 32, 1), [1]);
+    guest.front.set_config(32, VhostUserConfigFlags::WRITABLE, &[0]).unwrap();
+    drop((guest, export));
+    let export = rig.export(1);
+    let mut guest = FrontEnd::connect(&export.spec().socket, 1);
+    assert_eq!(config(&mut guest, 32, 1), [1]);
+    guest.front.set_inflight_fd(&region, file.as_raw_fd()).unwrap();
+    assert_eq!(config(&mut guest, 32, 1), [0]);
+    // A region that is too small, or for more queues than there are, is none.
+    for wrong in [
+        VhostUserInflight { mmap_size: region.mmap_size - 1, ..region },
+        VhostUserInflight { mmap_offset: 8, ..region },
+        VhostUserInflight { num_queues: 2, ..region },
+    ] {
+        let export = rig.export(1);
+        let mut other = FrontEnd::connect(&export.spec().socket, 1);
+        assert!(other.front.set_inflight_fd(&wrong, file.as_raw_fd()).is_err());
+    }
 }
 
 fn restart(guest: FrontEnd, export: &VhostExport) -> FrontEnd {

@@ -293,6 +293,10 @@ pub struct InitiatorOptions {
     /// Write every block once before anything is measured, as --verify does
     #[arg(long)]
     fill: bool,
+    /// Keep what is in flight in shared memory, and go on where a back end that went away comes
+    /// back within so many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    resume: Option<Duration>,
 }
 
 impl InitiatorOptions {
@@ -312,6 +316,7 @@ impl InitiatorOptions {
             asked,
             size_bytes: load.size.map(|size| size.0),
             fill: self.fill,
+            resume: self.resume,
         }
     }
 }

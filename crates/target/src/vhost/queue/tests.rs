@@ -104,7 +104,7 @@ impl Driver {
     fn start(reactor: &Reactor, disk: &Rc<Disk>, size: u16) -> Driver {
         let guest = Guest::new(size);
         let (setup, bells) = (guest.setup(FEATURES), Bells::default());
-        let queue = Queue::start(disk, 0, &guest.memory, &setup, bells).unwrap();
+        let queue = Queue::start(disk, 0, &guest.memory, &setup, None, bells).unwrap();
         Driver { guest, queue, turns: Turns::start(reactor) }
     }
 

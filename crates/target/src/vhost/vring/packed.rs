@@ -5,31 +5,33 @@
 //! Invariants:
 //! - a used entry takes the place of a descriptor that was popped: `used` never passes `available`;
 //! - of the used entries that the guest has not seen, the first is shown last;
-//! - at rest, guest memory tells where the ring stands ([`PackedRing::leave`]), unless the front
-//!   end was told. Nothing else does: a front end cannot see it, and the descriptors of a chain
-//!   that was used look like available ones, but for the first. So a ring that was left in the
+//! - where there is a log of what is in flight, it tells where the ring stands;
+//! - else, at rest, guest memory does ([`PackedRing::leave`]), unless the front end was told.
+//!   Nothing else does: a front end cannot see it, and the descriptors of a chain that was used
+//!   look like available ones, but for the first. So without a log a ring that was left in the
 //!   middle of its work is refused.
 
 use std::sync::atomic::{Ordering, fence};
 
 use virtio_bindings::virtio_ring::{
     VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT,
-    VRING_DESC_F_WRITE, VRING_PACKED_DESC_F_AVAIL, VRING_PACKED_DESC_F_USED,
-    VRING_PACKED_EVENT_FLAG_DESC, VRING_PACKED_EVENT_FLAG_DISABLE, VRING_PACKED_EVENT_FLAG_ENABLE,
+    VRING_DESC_F_WRITE, VRING_PACKED_EVENT_FLAG_DESC, VRING_PACKED_EVENT_FLAG_DISABLE,
+    VRING_PACKED_EVENT_FLAG_ENABLE,
 };
 
 use crate::vhost::fault::Fault;
+use crate::vhost::inflight::Section;
+use crate::vhost::inflight::packed::{Copied, Found, PackedLog};
 use crate::vhost::memory::{GuestMemory, Window};
+use crate::vhost::place::{AVAILABLE, Place, USED};
 use crate::vhost::vring::{
-    Chain, DESCRIPTOR_BYTES, RING_SIZE_MAX, RingAddresses, RingSetup, Segment, WARM_MAX, find_part,
-    indirect_table, warm_request,
+    Chain, DESCRIPTOR_BYTES, Popped, RING_SIZE_MAX, RingAddresses, RingSetup, Segment, WARM_MAX,
+    find_part, indirect_table, warm_request,
 };
 
 const USED_LEN: usize = 8;
 const USED_ID: usize = 12;
 const FLAGS: usize = 14;
-const AVAILABLE: u16 = 1 << VRING_PACKED_DESC_F_AVAIL;
-const USED: u16 = 1 << VRING_PACKED_DESC_F_USED;
 
 /// Virtio 1.2, 2.8.14 Event Suppression Structure Format: a place, and flags.
 const EVENT_BYTES: usize = 4;
@@ -40,50 +42,6 @@ const _: () = assert!(SERVED > RING_SIZE_MAX);
 /// In the reserved bits of our own structure while no device is at work: the place is where the
 /// next one has to go on. While one is, they are zero.
 const LEFT: u16 = 0x2b1d;
-
-/// A descriptor of the ring, and the wrap counter there (virtio 1.2, 2.8.1).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    index: u16,
-    wrap: bool,
-}
-
-impl Place {
-    const WRAP: u16 = 1 << 15;
-
-    /// As both the event suppression structures and the front end's messages have it.
-    fn from_bits(bits: u16) -> Place {
-        Place { index: bits & !Place::WRAP, wrap: bits & Place::WRAP != 0 }
-    }
-
-    fn bits(self) -> u16 {
-        self.index | if self.wrap { Place::WRAP } else { 0 }
-    }
-
-    /// The place `count` descriptors on; at most one lap.
-    fn after(self, count: u16, size: u16) -> Place {
-        assert!(self.index < size && count <= size);
-        let index = self.index + count;
-        if index < size {
-            return Place { index, ..self };
-        }
-        Place { index: index - size, wrap: !self.wrap }
-    }
-
-    /// How many descriptors on `to` is: less than two laps, whatever a guest says.
-    fn distance(self, to: Place, size: u16) -> u16 {
-        let size = u32::from(size);
-        // The lap with the wrap counter set comes first, as on a new ring.
-        let at = |place: Place| u32::from(place.index) + if place.wrap { 0 } else { size };
-        let distance = (at(to) + 2 * size - at(self)) % (2 * size);
-        u16::try_from(distance).expect("less than two laps of RING_SIZE_MAX")
-    }
-
-    /// Whether these flags, found here, make a descriptor available (virtio 1.2, 2.8.1).
-    fn is_available(self, flags: u16) -> bool {
-        (flags & AVAILABLE != 0) == self.wrap && (flags & USED != 0) != self.wrap
-    }
-}
 
 /// Virtio 1.2, 2.8.13 The Virtqueue Descriptor Table.
 #[derive(Clone, Copy, Debug)]
@@ -109,6 +67,18 @@ impl Descriptor {
 
     fn has(self, flag: u32) -> bool {
         u32::from(self.flags) & flag != 0
+    }
+
+    fn copied(self) -> Copied {
+        let Descriptor { segment: Segment { address, len }, id, flags } = self;
+        Copied { address, len, id, flags }
+    }
+}
+
+impl From<Copied> for Descriptor {
+    fn from(copied: Copied) -> Descriptor {
+        let Copied { address, len, id, flags } = copied;
+        Descriptor { segment: Segment { address, len }, id, flags }
     }
 }
 
@@ -203,31 +173,74 @@ pub(crate) struct PackedRing {
     held: u16,
     /// The guest is to be called whatever it asked for: its call file is new.
     call_owed: bool,
+    log: Option<PackedLog>,
+    /// Chains that the process before had in flight, the next one last.
+    again: Vec<Found>,
+}
+
+/// Where the front end, or the device before, says that the ring stands.
+fn stands(parts: &Parts, setup: &RingSetup, size: u16) -> Result<(Place, Place), Fault> {
+    let (mut available, mut used) = told(setup.base, size)?;
+    // Some front ends say zero for a new ring, where the wrap counter is 1. On a ring that went
+    // round, as zero tells, the last descriptor was made available at least once.
+    let last = Place { index: size - 1, wrap: true };
+    if setup.base == 0 && parts.flags(last) & (AVAILABLE | USED) == 0 {
+        (available.wrap, used.wrap) = (true, true);
+    }
+    let event_index = setup.has(VIRTIO_RING_F_EVENT_IDX);
+    if let Some(left) = parts.left_at(event_index, available)? {
+        if left.index >= size {
+            return Err(Fault::RingAbandoned);
+        }
+        (available, used) = (left, left);
+    }
+    Ok((available, used))
+}
+
+/// The same from the log, if it has anything to say: then the ring goes on from there, and the
+/// chains are those that are in flight, the first of them last.
+fn stands_by_log(
+    parts: &Parts,
+    section: Section,
+    setup: &RingSetup,
+    size: u16,
+) -> Result<(PackedLog, (Place, Place), Vec<Found>), Fault> {
+    let is_shown = |at: Place| !at.is_available(parts.flags(at));
+    let (mut log, found) = PackedLog::open(section, size, is_shown)?;
+    let Some((used, found)) = found else {
+        let (available, used) = stands(parts, setup, size)?;
+        log.begin_at(used);
+        return Ok((log, (available, used), Vec::new()));
+    };
+    let taken = found.iter().map(|chain| chain.descriptors).sum();
+    // A batch that was not shown any more has left used descriptors behind the place where the
+    // guest waits for the first; it would take them for ours.
+    for at in (0..taken).map(|count| used.after(count, size)) {
+        parts.descriptors.store_u16(flags_of(at), at.available_flags(), Ordering::Release);
+    }
+    Ok((log, (used.after(taken, size), used), found))
 }
 
 impl PackedRing {
-    pub(crate) fn new(memory: &GuestMemory, setup: &RingSetup) -> Result<PackedRing, Fault> {
+    pub(crate) fn new(
+        memory: &GuestMemory,
+        setup: &RingSetup,
+        log: Option<Section>,
+    ) -> Result<PackedRing, Fault> {
         let size = u16::try_from(setup.size).map_err(|_| Fault::RingSize(setup.size))?;
         let parts = Parts::find(memory, setup.addresses, size)?;
-        let event_index = setup.has(VIRTIO_RING_F_EVENT_IDX);
-        let (mut available, mut used) = told(setup.base, size)?;
-        // Some front ends say zero for a new ring, where the wrap counter is 1. On a ring that went
-        // round, as zero tells, the last descriptor was made available at least once.
-        let last = Place { index: size - 1, wrap: true };
-        if setup.base == 0 && parts.flags(last) & (AVAILABLE | USED) == 0 {
-            (available.wrap, used.wrap) = (true, true);
-        }
-        if let Some(left) = parts.left_at(event_index, available)? {
-            if left.index >= size {
-                return Err(Fault::RingAbandoned);
+        let (log, (available, used), again) = match log {
+            Some(section) => {
+                let (log, places, again) = stands_by_log(&parts, section, setup, size)?;
+                (Some(log), places, again)
             }
-            (available, used) = (left, left);
-        }
+            None => (None, stands(&parts, setup, size)?, Vec::new()),
+        };
         let ring = PackedRing {
             parts,
             addresses: setup.addresses,
             size,
-            event_index,
+            event_index: setup.has(VIRTIO_RING_F_EVENT_IDX),
             indirect: setup.has(VIRTIO_RING_F_INDIRECT_DESC),
             available,
             used,
@@ -236,6 +249,8 @@ impl PackedRing {
             untold: 0,
             held: 0,
             call_owed: true,
+            log,
+            again,
         };
         ring.disable_kicks();
         Ok(ring)
@@ -258,6 +273,7 @@ impl PackedRing {
 
     pub(crate) fn leave(&self, front_end_knows: bool) {
         if front_end_knows {
+            self.log.iter().for_each(PackedLog::blank);
             self.parts.want(0, 0);
         } else if self.taken() == 0 {
             self.parts.want(self.available.bits(), LEFT << EVENT_FLAGS_BITS);
@@ -282,7 +298,11 @@ impl PackedRing {
     }
 
     pub(crate) fn has_more(&self) -> bool {
-        self.available.is_available(self.parts.flags(self.available))
+        self.is_behind() || self.available.is_available(self.parts.flags(self.available))
+    }
+
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.again.is_empty()
     }
 
     /// See [`Ring::warm`](super::Ring::warm). Descriptors that follow each other the processor
@@ -303,12 +323,23 @@ impl PackedRing {
     }
 
     pub(crate) fn pop(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, Fault> {
+        if let Some(found) = self.again.pop() {
+            chain.begin();
+            self.walk_again(memory, chain, found)?;
+            return Ok(true);
+        }
         let flags = self.parts.flags(self.available);
         if !self.available.is_available(flags) {
             return Ok(false);
         }
         chain.begin();
+        if let Some(log) = &mut self.log {
+            log.begin();
+        }
         self.walk(memory, chain, flags)?;
+        if let Some(log) = &mut self.log {
+            chain.entry = log.popped();
+        }
         self.available = self.available.after(chain.descriptors, self.size);
         Ok(true)
     }
@@ -319,33 +350,65 @@ impl PackedRing {
     }
 
     /// Takes descriptor after descriptor, up to the end of the chain.
-    fn walk(&self, memory: &GuestMemory, chain: &mut Chain, flags: u16) -> Result<(), Fault> {
+    fn walk(&mut self, memory: &GuestMemory, chain: &mut Chain, flags: u16) -> Result<(), Fault> {
         // A driver that overwrites what the device still has could go round for ever.
-        let free = self.size - self.taken();
+        let free = self.size - self.used_shown.distance(self.available, self.size);
         let mut at = self.available;
         while chain.descriptors < free {
             let mut descriptor = Descriptor::load(&self.parts.descriptors, at.index);
             if chain.descriptors == 0 {
                 descriptor.flags = flags;
             }
-            chain.descriptors += 1;
-            // Virtio 1.2, 2.8.6: that of the last descriptor counts.
-            chain.id = descriptor.id;
-            let has_next = descriptor.has(VRING_DESC_F_NEXT);
-            if descriptor.has(VRING_DESC_F_INDIRECT) {
-                // Virtio 1.2, 2.8.19: a table is not part of a list.
-                if has_next || chain.descriptors > 1 {
-                    return Err(Fault::IndirectChained);
-                }
-                return self.walk_indirect(memory, chain, descriptor.segment);
+            if let Some(log) = &mut self.log {
+                log.copy(descriptor.copied());
             }
-            chain.push(descriptor.segment, descriptor.has(VRING_DESC_F_WRITE))?;
-            if !has_next {
+            if self.add(memory, chain, descriptor)? {
                 return Ok(());
             }
             at = at.after(1, self.size);
         }
         Err(Fault::ChainLength(free))
+    }
+
+    /// The same from the log.
+    fn walk_again(
+        &self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+        found: Found,
+    ) -> Result<(), Fault> {
+        chain.entry = found.head;
+        for copied in self.log.iter().flat_map(|log| log.copies(found)) {
+            let is_last = self.add(memory, chain, Descriptor::from(copied))?;
+            if is_last != (chain.descriptors == found.descriptors) {
+                return Err(Fault::Inflight);
+            }
+        }
+        let whole = chain.descriptors == found.descriptors;
+        whole.then_some(()).ok_or(Fault::Inflight)
+    }
+
+    /// Adds a descriptor to the chain. True if it is the last one.
+    fn add(
+        &self,
+        memory: &GuestMemory,
+        chain: &mut Chain,
+        descriptor: Descriptor,
+    ) -> Result<bool, Fault> {
+        chain.descriptors += 1;
+        // Virtio 1.2, 2.8.6: that of the last descriptor counts.
+        chain.id = descriptor.id;
+        let has_next = descriptor.has(VRING_DESC_F_NEXT);
+        if descriptor.has(VRING_DESC_F_INDIRECT) {
+            // Virtio 1.2, 2.8.19: a table is not part of a list.
+            if has_next || chain.descriptors > 1 {
+                return Err(Fault::IndirectChained);
+            }
+            self.walk_indirect(memory, chain, descriptor.segment)?;
+            return Ok(true);
+        }
+        chain.push(descriptor.segment, descriptor.has(VRING_DESC_F_WRITE))?;
+        Ok(!has_next)
     }
 
     /// Virtio 1.2, 2.8.7: all descriptors of the table, in order.
@@ -369,7 +432,8 @@ impl PackedRing {
         Ok(())
     }
 
-    pub(crate) fn push_used(&mut self, id: u16, descriptors: u16, bytes: u32) {
+    pub(crate) fn push_used(&mut self, popped: Popped, bytes: u32) {
+        let Popped { id, descriptors, entry } = popped;
         assert!(descriptors > 0 && descriptors <= self.taken(), "used, and never popped");
         let (at, ring) = (self.used, &self.parts.descriptors);
         let start = usize::from(at.index) * DESCRIPTOR_BYTES;
@@ -386,6 +450,9 @@ impl PackedRing {
         }
         self.used = at.after(descriptors, self.size);
         self.untold += u32::from(descriptors);
+        if let Some(log) = &mut self.log {
+            log.used(entry);
+        }
     }
 
     /// In descriptors.
@@ -394,10 +461,16 @@ impl PackedRing {
     }
 
     pub(crate) fn show_used(&mut self) {
+        if let Some(log) = &mut self.log {
+            log.show(self.used);
+        }
         // Release: data, status and the entries behind this one are visible before it is.
         let first = flags_of(self.used_shown);
         self.parts.descriptors.store_u16(first, self.held, Ordering::Release);
         self.used_shown = self.used;
+        if let Some(log) = &mut self.log {
+            log.shown();
+        }
     }
 
     pub(crate) fn is_untold(&self) -> bool {

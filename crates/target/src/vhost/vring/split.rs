@@ -13,10 +13,12 @@ use virtio_bindings::virtio_ring::{
 };
 
 use crate::vhost::fault::Fault;
+use crate::vhost::inflight::Section;
+use crate::vhost::inflight::split::SplitLog;
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::vring::{
-    CHAIN_MAX, Chain, DESCRIPTOR_BYTES, RingAddresses, RingSetup, Segment, WARM_MAX, find_part,
-    indirect_table, warm_request,
+    CHAIN_MAX, Chain, DESCRIPTOR_BYTES, Popped, RingAddresses, RingSetup, Segment, WARM_MAX,
+    find_part, indirect_table, warm_request,
 };
 
 const AVAILABLE_INDEX: usize = 2;
@@ -74,6 +76,11 @@ impl Parts {
     }
 }
 
+/// An index, from a number of chains of one ring.
+fn low(chains: usize) -> u16 {
+    u16::try_from(chains).expect("at most RING_SIZE_MAX")
+}
+
 #[derive(Debug)]
 pub(crate) struct SplitRing {
     parts: Parts,
@@ -93,27 +100,40 @@ pub(crate) struct SplitRing {
     used_told: u16,
     /// The guest is to be called whatever it asked for: its call file is new.
     call_owed: bool,
+    log: Option<SplitLog>,
+    /// Heads of chains that the process before had in flight, the next one last.
+    again: Vec<u16>,
 }
 
 impl SplitRing {
-    pub(crate) fn new(memory: &GuestMemory, setup: &RingSetup) -> Result<SplitRing, Fault> {
+    pub(crate) fn new(
+        memory: &GuestMemory,
+        setup: &RingSetup,
+        log: Option<Section>,
+    ) -> Result<SplitRing, Fault> {
         let size = u16::try_from(setup.size).map_err(|_| Fault::RingSize(setup.size))?;
         let base = u16::try_from(setup.base).map_err(|_| Fault::RingBase(setup.base))?;
         let parts = Parts::find(memory, setup.addresses, size)?;
         // The protocol gives the available index only; the used index is where it was left.
         let used = parts.used.load_u16(USED_INDEX, Ordering::Acquire);
+        let opened = log.map(|section| SplitLog::open(section, size, used)).transpose()?;
+        let (log, again) = opened.map_or((None, None), |(log, again)| (Some(log), again));
+        // All that was popped is used or in flight. What a front end says that lost us is less.
+        let next = again.as_ref().map_or(base, |heads| used.wrapping_add(low(heads.len())));
         let ring = SplitRing {
             parts,
             addresses: setup.addresses,
             size,
             event_index: setup.has(VIRTIO_RING_F_EVENT_IDX),
             indirect: setup.has(VIRTIO_RING_F_INDIRECT_DESC),
-            available_next: base,
-            available_seen: base,
+            available_next: next,
+            available_seen: next,
             used_next: used,
             used_shown: used,
             used_told: used,
             call_owed: true,
+            log,
+            again: again.unwrap_or_default(),
         };
         ring.disable_kicks();
         Ok(ring)
@@ -157,7 +177,11 @@ impl SplitRing {
     }
 
     pub(crate) fn has_more(&self) -> bool {
-        self.available_next != self.available_seen
+        self.is_behind() || self.available_next != self.available_seen
+    }
+
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.again.is_empty()
     }
 
     /// See [`Ring::warm`](super::Ring::warm).
@@ -183,6 +207,12 @@ impl SplitRing {
     }
 
     pub(crate) fn pop(&mut self, memory: &GuestMemory, chain: &mut Chain) -> Result<bool, Fault> {
+        if let Some(head) = self.again.pop() {
+            chain.begin();
+            chain.id = head;
+            self.walk(memory, chain)?;
+            return Ok(true);
+        }
         if !self.has_more() {
             return Ok(false);
         }
@@ -192,6 +222,9 @@ impl SplitRing {
         chain.begin();
         chain.id = head;
         self.walk(memory, chain)?;
+        if let Some(log) = &mut self.log {
+            log.popped(head);
+        }
         Ok(true)
     }
 
@@ -248,11 +281,22 @@ impl SplitRing {
         Err(Fault::ChainLength(CHAIN_MAX))
     }
 
-    pub(crate) fn push_used(&mut self, head: u16, bytes: u32) {
+    pub(crate) fn push_used(&mut self, popped: Popped, bytes: u32) {
+        let head = popped.id;
         let entry = USED_RING + self.mask(self.used_next) * USED_ELEMENT_BYTES;
         self.parts.used.store_u32(entry, u32::from(head), Ordering::Relaxed);
         self.parts.used.store_u32(entry + 4, bytes, Ordering::Relaxed);
         self.used_next = self.used_next.wrapping_add(1);
+        if let Some(log) = &mut self.log {
+            log.used(head);
+        }
+    }
+
+    pub(crate) fn leave(&self, front_end_knows: bool) {
+        // The used index is in guest memory, and front ends go on from there; the log does, too.
+        if front_end_knows {
+            self.log.iter().for_each(SplitLog::blank);
+        }
     }
 
     pub(crate) fn unshown(&self) -> u16 {
@@ -263,6 +307,9 @@ impl SplitRing {
         // Release: data, status and used entries are visible before the index is.
         self.parts.used.store_u16(USED_INDEX, self.used_next, Ordering::Release);
         self.used_shown = self.used_next;
+        if let Some(log) = &mut self.log {
+            log.shown(self.used_next);
+        }
     }
 
     pub(crate) fn is_untold(&self) -> bool {
@@ -302,7 +349,8 @@ impl SplitRing {
         }
         // The wish is stored before the index is read again, as in `tell_used` on the other side.
         fence(Ordering::SeqCst);
-        available.load_u16(AVAILABLE_INDEX, Ordering::Acquire) != self.available_next
+        let index = available.load_u16(AVAILABLE_INDEX, Ordering::Acquire);
+        index != self.available_next || self.is_behind()
     }
 
     /// With an event index nothing is to be done, since the guest kicks only when it passes the

@@ -26,6 +26,11 @@ pub(crate) const USED: u64 = 0x8000;
 /// A hole follows the third region.
 pub(crate) const HOLE: u64 = 0x30_0000;
 
+/// A chain without a log.
+pub(crate) fn popped(id: u16, descriptors: u16) -> Popped {
+    Popped { id, descriptors, entry: 0 }
+}
+
 /// A guest's memory (two regions that touch, one apart) and the driver's side of one ring.
 pub(crate) struct Guest {
     pub(crate) memory: Rc<GuestMemory>,
@@ -67,7 +72,7 @@ impl Guest {
     }
 
     pub(crate) fn ring(&self, features: u64) -> Ring {
-        Ring::new(&self.memory, &self.setup(features)).unwrap()
+        Ring::new(&self.memory, &self.setup(features), None).unwrap()
     }
 
     pub(crate) fn descriptor(table: u64, index: u16) -> u64 {
@@ -140,7 +145,7 @@ fn a_chain_is_popped_in_order_and_used() {
     assert_eq!(chain.writable(), [data, Segment { address: 0x20, len: 1 }]);
     assert_eq!((chain.readable_bytes(), chain.writable_bytes()), (16, 513));
     assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(false));
-    ring.push_used(2, 3, 513);
+    ring.push_used(popped(2, 3), 513);
     assert_eq!(guest.used_index(), 0, "not shown yet");
     assert!(ring.is_untold() && ring.tell_used());
     assert_eq!(guest.used_index(), 1);
@@ -158,13 +163,13 @@ fn indices_wrap() {
     guest.write(USED + 2, &0xffffu16.to_le_bytes());
     guest.show(0xffff);
     let setup = RingSetup { base: 0xffff, ..guest.setup(0) };
-    let mut ring = Ring::new(&guest.memory, &setup).unwrap();
+    let mut ring = Ring::new(&guest.memory, &setup, None).unwrap();
     let mut chain = Chain::new();
     for round in 0..5u16 {
         guest.offer(0);
         assert_eq!(ring.look(), Ok(true));
         assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(true));
-        ring.push_used(0, 1, 1);
+        ring.push_used(popped(0, 1), 1);
         assert!(ring.tell_used());
         assert_eq!(guest.used_index(), round);
     }
@@ -178,7 +183,7 @@ fn the_guest_is_called_when_its_event_is_passed() {
     assert!(ring.tell_used(), "a new call file is always tried");
     let mut shown = |event: u16, entries: u16| {
         guest.set_used_event(event);
-        (0..entries).for_each(|_| ring.push_used(0, 1, 1));
+        (0..entries).for_each(|_| ring.push_used(popped(0, 1), 1));
         ring.tell_used()
     };
     // The used index goes 0, 1, 3, 4, 8: the guest is called when `event` is among the new ones.
@@ -193,10 +198,10 @@ fn without_an_event_index_a_flag_keeps_the_guest_from_being_called() {
     let guest = Guest::new(8);
     let mut ring = guest.ring(0);
     ring.tell_used();
-    ring.push_used(0, 1, 1);
+    ring.push_used(popped(0, 1), 1);
     assert!(ring.tell_used());
     guest.write(AVAILABLE, &1u16.to_le_bytes());
-    ring.push_used(0, 1, 1);
+    ring.push_used(popped(0, 1), 1);
     assert!(!ring.tell_used());
     ring.owe_call();
     assert!(ring.is_untold() && ring.tell_used());
@@ -352,7 +357,7 @@ fn a_ring_must_lie_in_guest_memory() {
     let try_setup = |change: &dyn Fn(&mut RingSetup)| {
         let mut setup = guest.setup(0);
         change(&mut setup);
-        Ring::new(&guest.memory, &setup).map(|_| ())
+        Ring::new(&guest.memory, &setup, None).map(|_| ())
     };
     assert_eq!(try_setup(&|_| {}), Ok(()));
     for size in [0, 3, 2048, 1 << 16, 1 << 31] {

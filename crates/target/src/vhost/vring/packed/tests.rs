@@ -7,7 +7,7 @@ use super::*;
 use crate::vhost::vring::Ring;
 use crate::vhost::vring::tests::{
     AVAILABLE as DRIVER, DESCRIPTORS, EVENT_INDEX, Guest, HOLE, INDIRECT, INDIRECT_TABLES, NEXT,
-    USED as DEVICE, WRITE,
+    USED as DEVICE, WRITE, popped,
 };
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 
@@ -34,7 +34,7 @@ fn setup(guest: &Guest, features: u64, base: u32) -> RingSetup {
 }
 
 fn ring(guest: &Guest, features: u64) -> PackedRing {
-    match Ring::new(&guest.memory, &setup(guest, features, NEW)).unwrap() {
+    match Ring::new(&guest.memory, &setup(guest, features, NEW), None).unwrap() {
         Ring::Packed(ring) => ring,
         Ring::Split(_) => panic!("asked for a packed one"),
     }
@@ -63,16 +63,20 @@ fn chains_are_popped_in_order_and_used_in_any() {
     describe(&guest, 3, 0x30, 2, 6, lap(true));
     assert_eq!(ring.look(), Ok(true));
     assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(true));
-    assert_eq!((chain.id(), chain.descriptors()), (7, 3), "the id of the last descriptor counts");
+    assert_eq!(
+        (chain.id(), chain.popped().descriptors),
+        (7, 3),
+        "the id of the last descriptor counts"
+    );
     assert_eq!(chain.readable(), [Segment { address: 0x10, len: 16 }]);
     let data = Segment { address: 0x1000, len: 512 };
     assert_eq!(chain.writable(), [data, Segment { address: 0x20, len: 1 }]);
     assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(true));
-    assert_eq!((chain.id(), chain.descriptors()), (6, 1));
+    assert_eq!((chain.id(), chain.popped().descriptors), (6, 1));
     assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(false));
     assert_eq!(ring.base(), 0x8000_8004);
-    ring.push_used(6, 1, 0);
-    ring.push_used(7, 3, 513);
+    ring.push_used(popped(6, 1), 0);
+    ring.push_used(popped(7, 3), 513);
     assert_eq!(flags(&guest, 0), lap(true) | NEXT, "not shown yet");
     assert!(ring.is_untold() && ring.tell_used() && !ring.is_untold());
     let (first, second) = (Guest::descriptor(DESCRIPTORS, 0), Guest::descriptor(DESCRIPTORS, 1));
@@ -93,9 +97,9 @@ fn chains_go_round_and_wrap_counters_turn() {
         describe(&guest, next.index, 0x20, 1, round, lap(next.wrap) | WRITE);
         describe(&guest, at, 0x10, 16, round, lap(wrap) | NEXT);
         assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(true), "{round}");
-        assert_eq!((chain.id(), chain.descriptors()), (round, 2));
+        assert_eq!((chain.id(), chain.popped().descriptors), (round, 2));
         assert!(!ring.has_more());
-        ring.push_used(round, 2, 1);
+        ring.push_used(popped(round, 2), 1);
         assert!(ring.tell_used());
         let used = if wrap { AVAILABLE | USED } else { 0 };
         assert_eq!(flags(&guest, at), used | WRITE);
@@ -131,7 +135,7 @@ fn the_guest_is_called_when_it_wants_to_be() {
             describe(&guest, index, 0x10, 16, index, lap(true));
             assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(true));
         }
-        (0..entries).for_each(|id| ring.push_used(id, 1, 1));
+        (0..entries).for_each(|id| ring.push_used(popped(id, 1), 1));
         assert_eq!(ring.tell_used(), calls, "{event_index} {wish:#x} {entries}");
         ring.owe_call();
         assert!(ring.is_untold() && ring.tell_used());
@@ -167,7 +171,7 @@ fn an_indirect_table_is_read_in_order() {
         describe(&guest, 0, table, 48, 3, lap(true) | INDIRECT | WRITE);
         let chain = pop(&guest, INDIRECT_TABLES).unwrap();
         guest.write(DEVICE, &[0; 4]);
-        assert_eq!((chain.id(), chain.descriptors()), (3, 1));
+        assert_eq!((chain.id(), chain.popped().descriptors), (3, 1));
         assert_eq!(chain.readable_bytes(), 24);
         assert_eq!(chain.writable(), [Segment { address: 0x50, len: 1 }]);
     }
@@ -237,7 +241,10 @@ fn no_more_is_taken_than_the_ring_has() {
     }
     describe(&guest, 0, 0, 16, 0, lap(false));
     assert_eq!(ring.pop(&guest.memory, &mut chain), Err(Fault::ChainLength(0)));
-    ring.push_used(0, 1, 1);
+    ring.push_used(popped(0, 1), 1);
+    assert_eq!(ring.pop(&guest.memory, &mut chain), Err(Fault::ChainLength(0)), "not shown");
+    ring.show_used();
+    describe(&guest, 0, 0, 16, 0, lap(false));
     assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(true));
     describe(&guest, 1, 0, 16, 0, lap(false));
     assert_eq!(ring.pop(&guest.memory, &mut chain), Err(Fault::ChainLength(0)));
@@ -250,7 +257,7 @@ fn a_ring_is_set_up_where_it_can_be() {
         guest.write(DEVICE, &[0; 4]);
         let mut setup = setup(&guest, 0, NEW);
         change(&mut setup);
-        Ring::new(&guest.memory, &setup).map(|ring| ring.base())
+        Ring::new(&guest.memory, &setup, None).map(|ring| ring.base())
     };
     for size in [1, 3, 7, 1000, 1024] {
         assert_eq!(try_setup(&|setup| setup.size = size), Ok(NEW));
@@ -289,7 +296,7 @@ fn a_ring_goes_on_where_it_was_left_or_not_at_all() {
     for features in [0, EVENT_INDEX] {
         let guest = Guest::new(4);
         let start = |base: u32| {
-            let ring = Ring::new(&guest.memory, &setup(&guest, features, base));
+            let ring = Ring::new(&guest.memory, &setup(&guest, features, base), None);
             ring.map(|ring| match ring {
                 Ring::Packed(ring) => ring,
                 Ring::Split(_) => panic!("asked for a packed one"),
@@ -300,7 +307,7 @@ fn a_ring_goes_on_where_it_was_left_or_not_at_all() {
         assert_eq!(ring.pop(&guest.memory, &mut chain), Ok(true));
         // Killed at work, while polled or armed: the front end knows an old place only.
         assert_eq!(start(NEW).unwrap_err(), Fault::RingAbandoned);
-        ring.push_used(0, 1, 1);
+        ring.push_used(popped(0, 1), 1);
         ring.enable_kicks();
         assert_eq!(start(NEW).unwrap_err(), Fault::RingAbandoned);
         // Stopped, and the front end heard nothing: guest memory knows.
@@ -369,7 +376,7 @@ fn random_rings_never_panic() {
                         let _ = parsed.request.permit.complete(crate::request::Status::Done, 0);
                     }
                     if prng.below(3) > 0 {
-                        ring.push_used(chain.id(), chain.descriptors(), 1);
+                        ring.push_used(chain.popped(), 1);
                         ring.tell_used();
                     }
                 }

@@ -1,6 +1,8 @@
 //! Goal: whatever a well-behaved driver and the device do, in whatever order: chains arrive whole,
 //! once and in order; used entries arrive once, in order of completion, and not before they are
 //! shown; nobody is told of what it did not want to hear, and nobody sleeps through what it did.
+//! With a log, all this also where the device is killed between any two of its stores: what it had
+//! and the guest does not see comes again, in order.
 //! Method: random steps of a small driver and of the ring, in both layouts and many sizes, against
 //! queues of plain values.
 
@@ -10,6 +12,8 @@ use ashlar_reactor::prng::Prng;
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 
 use super::*;
+use crate::vhost::inflight::{Inflight, MappedInflight, Shape, create};
+use crate::vhost::memory::tests::killed_after;
 
 const TABLES: u64 = 0x2_0000;
 const TABLE_BYTES: u64 = 0x100;
@@ -82,9 +86,9 @@ impl Driver {
             | if self.indirect { INDIRECT_TABLES } else { 0 }
     }
 
-    fn start(&self, base: u32) -> Ring {
+    fn start(&self, base: u32, log: Option<Section>) -> Ring {
         let setup = RingSetup { base, ..self.guest.setup(self.features()) };
-        Ring::new(&self.guest.memory, &setup).unwrap()
+        Ring::new(&self.guest.memory, &setup, log).unwrap()
     }
 
     fn new_base(&self) -> u32 {
@@ -242,6 +246,22 @@ impl Driver {
     }
 }
 
+/// A chain that the ring gave out.
+struct Taken {
+    popped: Popped,
+    pieces: Vec<Piece>,
+    /// How many were before it.
+    number: u64,
+}
+
+fn new_log(size: u16) -> (Section, mpsc::Receiver<std::sync::Arc<Mapping>>) {
+    let shape = Shape::new(2, size + 3, (2, RING_SIZE_MAX)).unwrap();
+    let (described, file) = create(shape).unwrap();
+    let mapped = MappedInflight::map(&file, shape, 0, described.mmap_size).unwrap();
+    let (graveyard, retired) = mpsc::channel();
+    (Inflight::adopt(mapped, &graveyard).of_queue(1).unwrap(), retired)
+}
+
 /// Driver, ring, and what should be true of them.
 struct World {
     prng: Prng,
@@ -251,9 +271,11 @@ struct World {
     next_address: u64,
     /// Offered and not popped.
     pending: VecDeque<(u16, Vec<Piece>)>,
-    /// Popped and not used: id, descriptors.
-    taken: Vec<(u16, u16)>,
-    unshown: VecDeque<(u16, u32)>,
+    /// Popped and not used.
+    taken: Vec<Taken>,
+    popped: u64,
+    /// With the bytes that were said to be written.
+    unshown: VecDeque<(Taken, u32)>,
     visible: VecDeque<(u16, u32)>,
     wish: Wish,
     /// As positions in `Wish`.
@@ -262,13 +284,18 @@ struct World {
     call_owed: bool,
     /// The device wants a kick for the next chain.
     armed: bool,
+    log: Option<Section>,
+    _retired: mpsc::Receiver<std::sync::Arc<Mapping>>,
+    kills: u64,
 }
 
 impl World {
     fn new(seed: u64) -> World {
         let mut prng = Prng::from_seed(seed);
         let driver = Driver::new(&mut prng);
-        let ring = driver.start(driver.new_base());
+        let (log, _retired) = new_log(driver.size);
+        let log = (prng.below(3) > 0).then_some(log);
+        let ring = driver.start(driver.new_base(), log.clone());
         World {
             prng,
             ring,
@@ -276,6 +303,7 @@ impl World {
             next_address: 0x1000,
             pending: VecDeque::new(),
             taken: Vec::new(),
+            popped: 0,
             unshown: VecDeque::new(),
             visible: VecDeque::new(),
             wish: if driver.event_index && !driver.packed { Wish::At(0) } else { Wish::Always },
@@ -283,6 +311,9 @@ impl World {
             shown: 0,
             call_owed: true,
             armed: false,
+            log,
+            _retired,
+            kills: 0,
             driver,
         }
     }
@@ -322,6 +353,7 @@ impl World {
         assert_eq!(self.ring.look(), Ok(!self.pending.is_empty()));
         for _ in 0..self.prng.below(4) {
             let popped = self.ring.pop(&self.driver.guest.memory, &mut self.chain).unwrap();
+            // Only now: a device that was killed within `pop` has not had it.
             let Some((id, pieces)) = self.pending.pop_front() else {
                 assert!(!popped, "out of thin air");
                 return;
@@ -329,8 +361,10 @@ impl World {
             assert!(popped && self.chain.id() == id, "chain {id}, got {:?}", self.chain);
             let readable = self.chain.readable().iter().map(|segment| (*segment, false));
             let writable = self.chain.writable().iter().map(|segment| (*segment, true));
-            assert!(readable.chain(writable).eq(pieces));
-            self.taken.push((id, self.chain.descriptors()));
+            assert!(readable.chain(writable).eq(pieces.iter().copied()));
+            let popped = self.chain.popped();
+            self.taken.push(Taken { popped, pieces, number: self.popped });
+            self.popped += 1;
             assert_eq!(self.ring.has_more(), !self.pending.is_empty());
         }
     }
@@ -340,11 +374,11 @@ impl World {
             return;
         }
         let index = self.prng.index(self.taken.len());
-        let (id, descriptors) = self.taken.swap_remove(index);
+        let popped = self.taken[index].popped;
         let bytes = u32::try_from(self.prng.below(1 << 32)).unwrap();
-        self.ring.push_used(id, descriptors, bytes);
-        self.unshown.push_back((id, bytes));
-        self.pushed += if self.driver.packed { u64::from(descriptors) } else { 1 };
+        self.ring.push_used(popped, bytes);
+        self.unshown.push_back((self.taken.swap_remove(index), bytes));
+        self.pushed += if self.driver.packed { u64::from(popped.descriptors) } else { 1 };
     }
 
     fn show(&mut self) {
@@ -365,8 +399,13 @@ impl World {
         assert!(called || !must_call, "{:?} {}", self.wish, self.shown);
         assert!(!called || may_call, "{:?} {}", self.wish, self.shown);
         (self.shown, self.call_owed) = (self.pushed, false);
-        self.visible.append(&mut self.unshown);
+        self.make_visible();
         self.wish();
+    }
+
+    fn make_visible(&mut self) {
+        let shown = self.unshown.drain(..).map(|(taken, bytes)| (taken.popped.id, bytes));
+        self.visible.extend(shown);
     }
 
     /// The guest may look, and change its mind about when to be called, before it is told.
@@ -374,7 +413,7 @@ impl World {
         assert_eq!(self.ring.unshown() > 0, !self.unshown.is_empty());
         if !self.unshown.is_empty() {
             self.ring.show_used();
-            self.visible.append(&mut self.unshown);
+            self.make_visible();
             self.reap();
             self.wish();
         }
@@ -412,19 +451,63 @@ impl World {
 
     /// The ring is stopped and started again, by this device or another.
     fn restart(&mut self) {
-        if !self.taken.is_empty() || self.ring.is_untold() {
+        if !self.taken.is_empty() || self.ring.is_untold() || self.ring.is_behind() {
             return;
         }
         let told = self.prng.below(2) == 0;
         self.ring.leave(told);
         // Split rings are always told: the used index says it.
         let base = if told || !self.driver.packed { self.ring.base() } else { 0x8000_8000 };
-        self.ring = self.driver.start(base);
+        self.ring = self.driver.start(base, self.log.clone());
         (self.call_owed, self.armed) = (true, false);
     }
 
+    /// The device is killed in the middle of something, and perhaps the next one while it starts.
+    fn kill(&mut self) {
+        if self.log.is_none() {
+            return;
+        }
+        let (stores, what) = (u32::try_from(self.prng.below(30)).unwrap(), self.prng.below(4));
+        let _ = killed_after(stores, || match what {
+            0 => self.pop(),
+            1 => self.complete(),
+            2 if self.ring.unshown() > 0 => self.ring.show_used(),
+            _ => drop(self.ring.tell_used()),
+        });
+        self.reap_after_kill();
+        let mut lost: Vec<Taken> = self.taken.drain(..).collect();
+        lost.extend(self.unshown.drain(..).map(|(taken, _)| taken));
+        lost.sort_unstable_by_key(|taken| std::cmp::Reverse(taken.number));
+        for Taken { popped, pieces, .. } in lost {
+            self.pending.push_front((popped.id, pieces));
+        }
+        // What a front end says that lost the device.
+        let base = if self.driver.packed { 0xffff_ffff } else { 0x1234 };
+        let stores = u32::try_from(self.prng.below(200)).unwrap();
+        let started = killed_after(stores, || self.driver.start(base, self.log.clone()));
+        self.ring = started.unwrap_or_else(|| self.driver.start(base, self.log.clone()));
+        (self.pushed, self.shown) = (self.driver.used, self.driver.used);
+        (self.call_owed, self.armed) = (true, false);
+        self.kills += 1;
+    }
+
+    /// The guest sees what was shown before, and all of the last batch or nothing of it.
+    fn reap_after_kill(&mut self) {
+        while let Some(visible) = self.visible.pop_front() {
+            assert_eq!(self.driver.reap(), Some(visible));
+        }
+        if let Some(first) = self.driver.reap() {
+            self.make_visible();
+            assert_eq!(Some(first), self.visible.pop_front());
+            while let Some(visible) = self.visible.pop_front() {
+                assert_eq!(self.driver.reap(), Some(visible));
+            }
+        }
+        assert_eq!(self.driver.reap(), None);
+    }
+
     fn step(&mut self) {
-        match self.prng.below(18) {
+        match self.prng.below(20) {
             0..4 => self.offer(),
             4..7 => self.pop(),
             7..10 => self.complete(),
@@ -432,6 +515,7 @@ impl World {
             12..14 => self.reap(),
             14 => self.arm(),
             15..17 => self.glimpse(),
+            17 => self.kill(),
             _ if self.prng.below(4) == 0 => self.restart(),
             _ => {
                 self.ring.owe_call();
@@ -443,12 +527,14 @@ impl World {
 
 #[test]
 fn rings_are_what_their_model_is() {
-    let mut used = [0; 2];
-    for seed in 0..120 {
+    let (mut used, mut kills) = ([0; 2], [0; 2]);
+    for seed in 0..240 {
         let mut world = World::new(seed);
         world.driver.say(world.wish);
         (0..STEPS).for_each(|_| world.step());
         used[usize::from(world.driver.packed)] += world.driver.used;
+        kills[usize::from(world.driver.packed)] += world.kills;
     }
+    assert!(kills.iter().all(|kills| *kills > 3_000), "{kills:?}: too few to mean anything");
     assert!(used.iter().all(|used| *used > 20_000), "{used:?}: too few to mean anything");
 }

@@ -1,0 +1,140 @@
+//! Goal: a guest whose front end keeps what is in flight never sees the daemon die: no error, no
+//! wrong data, each request answered once, whenever it is killed; and no guest at all sees another
+//! program take its place.
+//! Method: our own initiator, which verifies every block it reads and every answer it gets, while
+//! the daemon is killed again and again. `ASHLAR_KILL_SECONDS` makes it longer.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+mod daemon;
+
+use ashlar_reactor::prng::Prng;
+use daemon::Daemon;
+use serde_json::Value;
+
+/// Of load, for each kind of ring.
+const SECONDS_USUAL: u64 = 6;
+/// Fewer kills in that time would mean little.
+const KILLS_MIN: u64 = 3;
+/// Beyond this a guest's own limits come near.
+const GAP_MS_MAX: u64 = 10_000;
+
+fn seconds() -> u64 {
+    let told = std::env::var("ASHLAR_KILL_SECONDS").ok();
+    told.map_or(SECONDS_USUAL, |told| told.parse().expect("seconds"))
+}
+
+/// Kills the daemon at random moments as long as the load lasts.
+fn kill_under(ring: &str, more: &str) {
+    let mut daemon = Daemon::with_array(5, 4);
+    daemon.ok("volume create v --array a --size 32M");
+    daemon.ok("export create e --volume v");
+    let seconds = seconds();
+    let mut load = daemon.run_beside(
+        seconds + 60,
+        &format!(
+            "bench vhost --socket @/export/e.sock --force --rw randrw --verify --size 8M \
+             --queues 3 --depth 32 --ring {ring} {more} --resume 30 --seconds {seconds} --json"
+        ),
+    );
+    daemon.wait_for("export show e", |export| export["queues_active"] == 3);
+    let mut prng = Prng::from_seed(seconds);
+    while load.try_wait().unwrap().is_none() {
+        // Each look takes some milliseconds.
+        for _ in 0..prng.below(30) {
+            daemon.json("export show e");
+        }
+        daemon.kill();
+        daemon.start_again();
+    }
+    let output = load.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{ring}: {said}\n{}", daemon.log());
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let (setup, round) = (&report["setup"], &report["rounds"][0]);
+    let count = |number: &Value| number.as_u64().unwrap();
+    let number = |text: &Value| text.as_str().unwrap().parse::<u64>().unwrap();
+    let (times, gap_ms) = (number(&setup["resumed"]), number(&setup["resumed_gap_ms_max"]));
+    let (reads, verified) = (count(&round["reads"]["requests"]), count(&round["reads_verified"]));
+    println!("{ring} {more}: {times} kills, {verified} reads verified, longest gap {gap_ms} ms");
+    assert!(times >= KILLS_MIN, "{times} kills");
+    assert!(gap_ms > 0 && gap_ms < GAP_MS_MAX, "{gap_ms} ms");
+    // Where counting begins, one may be verified before and answered after.
+    assert!(verified.abs_diff(reads) <= 1, "{verified} of {reads}");
+    assert!(!daemon.log().contains("was stopped"), "{}", daemon.log());
+}
+
+/// One after the other: each wants two CPUs for itself.
+#[test]
+fn rings_go_on_after_kills() {
+    kill_under("split", "");
+    kill_under("packed", "--descriptors direct --segments 3 --block 12K");
+}
+
+/// Its front end would see it if the socket were closed.
+#[test]
+fn guests_stay_connected_while_another_program_takes_over() {
+    let daemon = Daemon::with_array(5, 4);
+    daemon.ok("volume create v --array a --size 32M");
+    daemon.ok("export create e --volume v");
+    let seconds = 8;
+    let load = |ring: &str| {
+        let line = format!(
+            "bench vhost --socket @/export/e.sock --force --rw randrw --verify --size 8M \
+             --queues 3 --depth 32 --ring {ring} --seconds {seconds} --json"
+        );
+        let load = daemon.run_beside(seconds + 60, &line);
+        daemon.wait_for("export show e", |export| export["queues_active"] == 3);
+        load
+    };
+    let process = daemon.json("status")["pid"].clone();
+    let mut count = 0;
+    for ring in ["split", "packed"] {
+        let mut load = load(ring);
+        let mut pauses = Vec::new();
+        while load.try_wait().unwrap().is_none() {
+            let after = daemon.json("upgrade");
+            count += 1;
+            assert_eq!((&after["count"], &after["error"]), (&count.into(), &Value::Null));
+            assert_eq!(daemon.json("status")["pid"], process);
+            pauses.push(after["paused_ms"].as_u64().unwrap());
+        }
+        let output = load.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{ring}: {said}\n{}", daemon.log());
+        println!("{ring}: guests waited for {pauses:?} ms");
+        assert!(pauses.len() >= 2 && pauses.iter().all(|ms| *ms < GAP_MS_MAX), "{pauses:?}");
+    }
+    assert_eq!(daemon.array_state("a"), "optimal");
+}
+
+#[test]
+fn a_program_that_cannot_take_over_does_not() {
+    let daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    for (binary, said) in [
+        ("/nowhere/ashlar", "cannot take over"),
+        ("/bin/true", "it says nothing"),
+        ("/bin/false", "it says nothing"),
+    ] {
+        let refused = daemon.refused(&format!("upgrade --binary {binary}"));
+        assert!(refused.contains(said) && refused.contains("goes on as it is"), "{refused}");
+    }
+    // One that consents and is gone when it is wanted.
+    let program = daemon.path("program");
+    let script = "#!/bin/sh\nrm -- \"$0\"\necho takes over: ashlar 9\n";
+    std::fs::write(&program, script).unwrap();
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+    std::fs::set_permissions(&program, executable).unwrap();
+    let output = daemon.run(&format!("upgrade --binary {}", program.display()));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("did not take over") && said.contains("goes on"), "{said}");
+    assert_eq!(daemon.json("export show e")["state"], "listening");
+    assert_eq!(daemon.array_state("a"), "optimal");
+    // Memory would be lost.
+    daemon.ok("drive attach ram:64M --name m0");
+    daemon.ok("drive attach ram:64M --name m1");
+    daemon.ok("array create fleeting --level 1 --drives m0,m1");
+    assert!(daemon.refused("upgrade").contains("memory of this process"));
+}
