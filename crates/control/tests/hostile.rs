@@ -10,7 +10,7 @@ mod daemon;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -47,12 +47,7 @@ fn holds(daemon: &Daemon) -> [u64; 3] {
 fn bystander(daemon: &Daemon, seconds: u64) -> Child {
     let asked = "--socket @/good.sock --depth 4 --rw randrw --verify --force";
     let bench = format!("bench vhost {asked} --rounds 1 --seconds {seconds}");
-    daemon
-        .command(seconds + 60, &bench)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+    daemon.run_beside(seconds + 60, &bench)
 }
 
 struct Attack {
