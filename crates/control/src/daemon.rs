@@ -81,7 +81,7 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     let cores = start_cores(&settings)?;
     let host = Arc::new(Host::new(cores, directory, exports_directory, names));
     if let Some(handover) = &mut handover {
-        host.take_over(std::mem::take(&mut handover.exports));
+        host.accept_handover(std::mem::take(&mut handover.exports));
     }
     let restored = tokio::select! {
         restored = host.restore() => restored,

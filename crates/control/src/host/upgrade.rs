@@ -83,7 +83,7 @@ impl Host {
     }
 
     /// Before [`Host::restore`]: what the process before left.
-    pub fn take_over(&self, exports: BTreeMap<String, Handed<OwnedFd>>) {
+    pub fn accept_handover(&self, exports: BTreeMap<String, Handed<OwnedFd>>) {
         self.look(|state| state.handed = exports);
     }
 
