@@ -449,7 +449,12 @@ pub(crate) mod tests {
         FUSE.set(Some(stores));
         let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
         FUSE.set(None);
-        done.map_err(|why| if !why.is::<Killed>() { std::panic::resume_unwind(why) }).ok()
+        done.map_err(|why| {
+            if !why.is::<Killed>() {
+                std::panic::resume_unwind(why)
+            }
+        })
+        .ok()
     }
 
     pub(crate) fn memfd(bytes: u64) -> File {
