@@ -52,7 +52,7 @@ class Database:
         self.disk = made.directory / "pg.disk"
         self.mount = made.directory / "mnt"
         self.data = self.mount / "data"
-        self.device = ""
+        self.device, self.postmaster = "", 0
         made.directory.chmod(0o755)
         self.mount.mkdir()
         (made.directory / "pg").mkdir()
@@ -78,7 +78,12 @@ class Database:
     def start(self) -> None:
         options = f"-c listen_addresses= -k {self.directory}/pg"
         log = str(self.directory / "pg/log")
-        self.program("pg_ctl", "-D", str(self.data), "-w", "-l", log, "-o", options, "start")
+        try:
+            self.program("pg_ctl", "-D", str(self.data), "-w", "-l", log, "-o", options, "start")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{Path(log).read_text()[-2000:]}") from None
+        # Read now: once the daemon is killed, so is the file.
+        self.postmaster = int((self.data / "postmaster.pid").read_text().split()[0])
 
     def psql(self) -> list[str]:
         words = ["-h", f"{self.directory}/pg", "-d", "postgres", "-qAtX", "-v", "ON_ERROR_STOP=1"]
@@ -92,17 +97,25 @@ class Database:
         self.end()
         self.attach()
         run("mount", self.device, str(self.mount))
+        # Who it names has been killed, whether somebody has noted that or not.
+        for lock in [self.data / "postmaster.pid", self.directory / "pg/.s.PGSQL.5432.lock"]:
+            lock.unlink(missing_ok=True)
         self.start()
 
     def end(self) -> None:
-        pid = self.data / "postmaster.pid"
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            os.kill(int(pid.read_text().split()[0]), 9)
-        # Its processes end with it, one by one.
+        if self.postmaster:
+            parent = str(self.postmaster)
+            children = run("ps", "--ppid", parent, "-o", "pid=", check=False).split()
+            for pid in [parent, *children]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), 9)
+        self.postmaster = 0
+        # What a process has open is let go when it has ended.
         deadline = time.monotonic() + 20
         while self.device and time.monotonic() < deadline:
             run("umount", str(self.mount), check=False)
-            if not os.path.ismount(self.mount):
+            # A look at the file system itself fails, mounted or not.
+            if f" {self.mount} " not in Path("/proc/mounts").read_text():
                 break
             time.sleep(0.1)
         if self.device:
