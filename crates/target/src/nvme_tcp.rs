@@ -120,6 +120,9 @@ impl NvmeTcpExport {
         spec: ExportSpec,
     ) -> Result<NvmeTcpExport, ExportError> {
         check(&spec, parts.len())?;
+        let mut spec = spec;
+        // As they are looked for.
+        spec.hosts.sort();
         let mut open = ports.open();
         let address = listen(ports, &mut open, spec.listen)?;
         let port = open[&address].port.clone();
@@ -128,7 +131,18 @@ impl NvmeTcpExport {
         let (namespace, lines) = started?;
         drop(open);
         let spec = ExportSpec { listen: address, ..spec };
-        Ok(NvmeTcpExport { spec, namespace, ports: ports.clone(), lines })
+        let export = NvmeTcpExport { spec, namespace, ports: ports.clone(), lines };
+        export.announce();
+        Ok(export)
+    }
+
+    /// Hosts are told when all reactors know what there is to be known.
+    fn announce(&self) {
+        let (id, hosts) = (self.namespace, Arc::<[String]>::from(self.spec.hosts.clone()));
+        if self.lines.ask_all(move |branch| branch.announce(id, &hosts)).is_err() {
+            let export = &self.spec.name;
+            tracing::warn!(export, "a reactor does not tell hosts what has changed");
+        }
     }
 
     /// With the address and the port that were found.
@@ -164,14 +178,20 @@ impl Export for NvmeTcpExport {
             let export = &self.spec.name;
             tracing::warn!(export, "a reactor does not say how large its volume is");
         }
+        self.announce();
     }
 
     fn set_atomic_bytes(&self, bytes: u32) {
         let id = self.namespace;
-        if self.lines.ask_all(move |branch| branch.set_atomic_bytes(id, bytes)).is_err() {
-            let export = &self.spec.name;
-            tracing::warn!(export, "a reactor does not hear how large atomic writes are");
+        match self.lines.ask_all(move |branch| branch.set_atomic_bytes(id, bytes)) {
+            Ok(changed) if !changed.contains(&true) => return,
+            Ok(_) => {}
+            Err(_) => {
+                let export = &self.spec.name;
+                tracing::warn!(export, "a reactor does not hear how large atomic writes are");
+            }
         }
+        self.announce();
     }
 }
 
@@ -196,6 +216,7 @@ impl Drop for NvmeTcpExport {
         if self.lines.ask_all_and_wait(remove).is_err() {
             tracing::error!(export, "requests are still under way, and the export ends");
         }
+        self.announce();
         if let Some(subsystem) = emptied {
             let close = |branch: Rc<Branch>| async move { branch.close().await };
             if subsystem.lines.ask_all_and_wait(close).is_err() {

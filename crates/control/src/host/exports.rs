@@ -148,11 +148,13 @@ impl Host {
         Ok(parts)
     }
 
-    /// The reactors for the queues of an export, that of its array first.
+    /// The reactors for the queues of an export, that of its array first if it is among them.
     fn cores_for(&self, home: usize, known: &KnownExport) -> Answer<Vec<usize>> {
         let reactors = self.reactors();
         let Some(cpus) = &known.cores else {
-            return Ok(placement::spread(&self.topology, &reactors, home, known.front.parts_max()));
+            let spread =
+                || placement::spread(&self.topology, &reactors, home, known.front.parts_max());
+            return Ok(self.cores_of_subsystem(&reactors, home, known).unwrap_or_else(spread));
         };
         let some = || {
             let all: Vec<String> = reactors.iter().map(|its| its.cpu.to_string()).collect();
@@ -163,6 +165,30 @@ impl Host {
         }
         placement::on_cpus(&reactors, home, cpus, known.front.parts_max())
             .map_err(|cpu| Refusal::invalid(format!("no reactor runs on CPU {cpu}")).fix(some()))
+    }
+
+    /// All namespaces of a subsystem are served by the same reactors: those of one that runs, or
+    /// that were named for one that does not run yet. `None`: this is the first.
+    fn cores_of_subsystem(
+        &self,
+        reactors: &[placement::Reactor],
+        home: usize,
+        known: &KnownExport,
+    ) -> Option<Vec<usize>> {
+        self.look(|state| {
+            let exports = state.catalog.exports.iter();
+            let beside = exports.filter(|(_, its)| is_one_subsystem(&its.front, &known.front));
+            let serving = beside.clone().find_map(|(name, _)| state.exports.get(name));
+            if let Some(Serving { parts, .. }) = serving {
+                let mut cores: Vec<usize> = parts.iter().map(|(core, _)| *core).collect();
+                cores.sort_by_key(|core| *core != home);
+                return Some(cores);
+            }
+            let (its, cpus) = beside
+                .filter_map(|(_, its)| Some((its, its.cores.as_ref()?)))
+                .find(|(_, cpus)| !cpus.is_empty())?;
+            placement::on_cpus(reactors, home, cpus, its.front.parts_max()).ok()
+        })
     }
 
     async fn offer_to(
@@ -441,6 +467,17 @@ impl Host {
         export.traffic = Some(status.traffic);
         export.way = status.way;
         Ok(export)
+    }
+}
+
+/// Whether both are namespaces of one subsystem.
+fn is_one_subsystem(one: &Front, other: &Front) -> bool {
+    match (one, other) {
+        (
+            Front::NvmeTcp { listen, nqn, .. },
+            Front::NvmeTcp { listen: its_listen, nqn: its_nqn, .. },
+        ) => (listen, nqn) == (its_listen, its_nqn),
+        (_, _) => false,
     }
 }
 

@@ -113,13 +113,13 @@ fn property(connection: &Connection, admin: &Admin, command: &Command) -> Result
             }))
         }
         Some(fabrics::Kind::PropertySet) => {
-            if property_of(command) != Some(Property::Configuration)
-                || !controller.configure(command.dwords[12])
-            {
+            if property_of(command) != Some(Property::Configuration) {
                 return Err(Status::INVALID_FIELD.for_good());
             }
+            controller.configure(command.dwords[12])?;
             if controller.phase() != Phase::Enabled {
-                admin.events.borrow_mut().reset();
+                let forgotten = admin.events.borrow_mut().reset();
+                connection.forget(forgotten);
             }
             Ok(Status::SUCCESS.into())
         }
@@ -148,7 +148,7 @@ fn perform(connection: &Connection, admin: &Admin, command: &Command) -> Result<
         Opcode::AsyncEvent => {
             let told = admin.events.borrow_mut().request(command.id())?;
             if let Some((id, result)) = told {
-                connection.answer(id, Reply::result(result), None);
+                connection.answer(id, Reply::result(result));
             }
             return Ok(Outcome::Later);
         }
@@ -237,8 +237,7 @@ fn log(connection: &Connection, admin: &Admin, command: &Command) -> Result<Vec<
         (log_page::HEALTH, None) => log_page::health(&work(connection, admin)).to_vec(),
         (log_page::FIRMWARE, None) => log_page::firmware().to_vec(),
         (log_page::CHANGED_NAMESPACES, None) => {
-            let changed = admin.events.borrow_mut().read_changed(keep);
-            log_page::changed_namespaces(&changed).to_vec()
+            log_page::changed_namespaces(&admin.events.borrow().changed()).to_vec()
         }
         (log_page::COMMANDS, None) => log_page::commands().to_vec(),
         (_, None) => return invalid,
@@ -250,6 +249,9 @@ fn log(connection: &Connection, admin: &Admin, command: &Command) -> Result<Vec<
     // The length stands in the command and in its data pointer.
     if bytes != part.len() as u64 {
         return Err(Status::SGL_LENGTH.for_good());
+    }
+    if page == log_page::CHANGED_NAMESPACES && !keep {
+        admin.events.borrow_mut().changes_are_known();
     }
     Ok(part)
 }
@@ -273,7 +275,7 @@ fn work(connection: &Connection, admin: &Admin) -> Work {
 fn abort(connection: &Connection, admin: &Admin, command: &Command) -> Reply {
     let [queue, id] = command::words(command.dwords[10]);
     if queue == 0 && admin.events.borrow_mut().abort(id) {
-        connection.answer(id, Status::ABORTED.into(), None);
+        connection.answer(id, Status::ABORTED.into());
         return Reply::result(0_u32);
     }
     Reply::result(NOT_ABORTED)
@@ -318,7 +320,7 @@ fn set_feature(connection: &Connection, admin: &Admin, command: &Command) -> Res
         FEATURE_EVENTS => {
             let told = admin.events.borrow_mut().set_wanted(value);
             if let Some((id, result)) = told {
-                connection.answer(id, Reply::result(result), None);
+                connection.answer(id, Reply::result(result));
             }
             Ok(Status::SUCCESS.into())
         }

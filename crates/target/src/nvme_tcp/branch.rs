@@ -3,7 +3,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
 
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::traffic;
@@ -11,7 +12,10 @@ use ashlar_reactor::wait_list::WaitList;
 
 use crate::disk::{Counters, Trouble};
 use crate::nvme_tcp::connection::Connection;
-use crate::nvme_tcp::namespace::Namespace;
+use crate::nvme_tcp::namespace::{Namespace, is_allowed};
+
+/// How often connections are looked at for hosts that are late, and counters told to others.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
 
 /// What one part of an export does.
 pub(crate) struct PartStatus {
@@ -27,6 +31,8 @@ pub(crate) struct Branch {
     connections: RefCell<Vec<Rc<Connection>>>,
     closing: Cell<bool>,
     left: WaitList,
+    /// A task does, as long as there are connections.
+    watches: Cell<bool>,
 }
 
 impl Branch {
@@ -37,6 +43,7 @@ impl Branch {
             connections: RefCell::default(),
             closing: Cell::new(false),
             left: WaitList::default(),
+            watches: Cell::new(false),
         })
     }
 
@@ -57,15 +64,13 @@ impl Branch {
     }
 
     pub(crate) fn add(&self, namespace: Rc<Namespace>) {
-        let before = self.namespaces.borrow_mut().insert(namespace.id, namespace.clone());
+        let before = self.namespaces.borrow_mut().insert(namespace.id, namespace);
         assert!(before.is_none(), "a number is given once");
-        self.announce(&namespace);
     }
 
     /// Takes a namespace out; returns when nothing is done on it any more.
     pub(crate) async fn remove(&self, id: u32) {
         let Some(namespace) = self.namespaces.borrow_mut().remove(&id) else { return };
-        self.announce(&namespace);
         namespace.rest().await;
     }
 
@@ -73,35 +78,41 @@ impl Branch {
     pub(crate) async fn look(&self, id: u32) {
         let Some(namespace) = self.namespaces.borrow().get(&id).cloned() else { return };
         namespace.disk.volume().look().await;
-        self.announce(&namespace);
     }
 
-    pub(crate) fn set_atomic_bytes(&self, id: u32, bytes: u32) {
-        let Some(namespace) = self.namespaces.borrow().get(&id).cloned() else { return };
-        if namespace.set_atomic_bytes(bytes) {
-            self.announce(&namespace);
-        }
+    /// True: it was another number.
+    pub(crate) fn set_atomic_bytes(&self, id: u32, bytes: u32) -> bool {
+        let namespaces = self.namespaces.borrow();
+        namespaces.get(&id).is_some_and(|its| its.set_atomic_bytes(bytes))
     }
 
-    /// Lets other reactors know what was done here.
-    pub(crate) fn publish(&self) {
-        for namespace in self.namespaces.borrow().values() {
-            namespace.counters();
-        }
-    }
-
-    /// Tells hosts that a namespace came, went or has changed.
-    fn announce(&self, namespace: &Namespace) {
+    /// Tells the hosts that may see it that a namespace came, went or has changed. All reactors
+    /// know of that by now: a host looks at once, on whichever queue it likes.
+    pub(crate) fn announce(&self, id: u32, hosts: &[String]) {
         for connection in self.connections.borrow().iter() {
-            connection.namespace_changed(namespace);
+            if is_allowed(hosts, connection.host()) {
+                connection.namespace_changed(id);
+            }
         }
+    }
+
+    /// Looks at what is there, once.
+    fn look_after(&self) {
+        for namespace in self.namespaces.borrow().values() {
+            namespace.publish();
+        }
+        let now = self.reactor.now();
+        self.connections.borrow().iter().for_each(|its| its.cut_if_late(now));
     }
 
     /// False: it takes no more.
-    pub(crate) fn join(&self, connection: Rc<Connection>) -> bool {
+    pub(crate) fn join(self: &Rc<Self>, connection: Rc<Connection>) -> bool {
         let takes = !self.closing.get();
         if takes {
             self.connections.borrow_mut().push(connection);
+            if !self.watches.replace(true) {
+                self.reactor.spawn(watch(Rc::downgrade(self), self.reactor.clone()));
+            }
         }
         takes
     }
@@ -131,5 +142,18 @@ impl Branch {
         self.closing.set(true);
         self.connections.borrow().iter().for_each(|its| its.cut());
         self.left.until(&self.reactor, || self.connections.borrow().is_empty()).await;
+    }
+}
+
+/// Looks after a branch until its last connection has left.
+async fn watch(branch: Weak<Branch>, reactor: Reactor) {
+    loop {
+        reactor.sleep(WATCH_EVERY).await;
+        let Some(branch) = branch.upgrade() else { return };
+        branch.look_after();
+        if branch.connections.borrow().is_empty() {
+            branch.watches.set(false);
+            return;
+        }
     }
 }

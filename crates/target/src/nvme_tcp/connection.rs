@@ -16,7 +16,7 @@
 //! Invariants:
 //! - a host has no more commands under way than its queue has entries, and no more than
 //!   [`DATA_BYTES_MAX`] of their data; answers that it does not fetch included. So it keeps only
-//!   itself from going on;
+//!   itself from going on. Nothing more is taken up from one that fetches none;
 //! - what was begun on a volume has ended before the connection is at rest.
 
 use std::cell::{Cell, RefCell};
@@ -24,7 +24,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::net::TcpStream;
 use std::pin::Pin;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -55,15 +55,14 @@ use crate::nvme_tcp::{admin, io};
 
 /// Data of commands that is held for one connection, beside what comes in capsules.
 const DATA_BYTES_MAX: usize = 4 << 20;
-const _: () = assert!(TRANSFER_BYTES_MAX as usize <= DATA_BYTES_MAX);
+/// Compare has what is given and what is there at a time.
+const _: () = assert!(2 * TRANSFER_BYTES_MAX as usize <= DATA_BYTES_MAX);
 /// One bit per worker in `Connection::parked`.
 const _: () = assert!(QUEUE_ENTRIES_MAX as u32 <= u128::BITS);
 /// Who has begun a PDU, was asked for data or does not fetch answers has to go on by then.
 pub(crate) const GO_ON_WITHIN: Duration = Duration::from_secs(30);
 /// So late a host may be with its sign of life, beyond what was agreed.
 const KEEP_ALIVE_GRACE: Duration = Duration::from_secs(1);
-/// How often a connection is looked at for such hosts.
-const WATCH_EVERY: Duration = Duration::from_secs(1);
 /// So long a host that has to go may take to fetch its last answers.
 const FAREWELL_WITHIN: Duration = Duration::from_secs(5);
 
@@ -210,13 +209,18 @@ pub(crate) struct Connection {
     sender: Cell<Option<TaskId>>,
     /// Nothing more is put into the outbox.
     outbox_ended: Cell<bool>,
+    /// What was in the outbox is being sent.
+    outbox_taken: WaitList,
     data_free: Cell<usize>,
     data_freed: WaitList,
-    /// Namespaces with requests that their hosts were not told of.
-    untold: RefCell<SmallVec<[Rc<Namespace>; 2]>>,
-    /// Since when the rest of a PDU is waited for, and since when something is being sent.
+    /// Namespaces with requests that their hosts were not told of; perhaps all of them.
+    untold: RefCell<SmallVec<[u32; 2]>>,
+    /// Since when the rest of a PDU is waited for, and since when something is being sent: each
+    /// time that a part of it has come or gone, anew.
     part_since: Cell<Option<Instant>>,
     sends_since: Cell<Option<Instant>>,
+    /// When data that was asked for came last, or could not come.
+    data_came: Cell<Instant>,
     /// Workers and sender that have not ended.
     tasks: Cell<u16>,
     task_ended: WaitList,
@@ -249,14 +253,16 @@ impl Connection {
             workers: RefCell::default(),
             parked: Cell::new(0),
             transfers: RefCell::new(Transfers::new(entries)),
-            outbox: RefCell::new(Outbox::new(reactor, digests, alignment)),
+            outbox: RefCell::new(Outbox::new(reactor, digests, alignment, entries)),
             sender: Cell::new(None),
             outbox_ended: Cell::new(false),
+            outbox_taken: WaitList::default(),
             data_free: Cell::new(DATA_BYTES_MAX),
             data_freed: WaitList::default(),
             untold: RefCell::default(),
             part_since: Cell::new(None),
             sends_since: Cell::new(None),
+            data_came: Cell::new(reactor.now()),
             tasks: Cell::new(1),
             task_ended: WaitList::default(),
             _seat: seat,
@@ -265,7 +271,6 @@ impl Connection {
             return Err(std::io::Error::from(std::io::ErrorKind::ConnectionAborted));
         }
         reactor.spawn(connection.clone().send());
-        reactor.spawn(watch(Rc::downgrade(&connection), reactor.clone()));
         reactor.spawn(connection.run());
         Ok(())
     }
@@ -306,12 +311,11 @@ impl Connection {
     }
 
     /// A namespace came, went or has changed.
-    pub(crate) fn namespace_changed(&self, namespace: &Namespace) {
+    pub(crate) fn namespace_changed(&self, namespace: u32) {
         if let Role::Admin(admin) = &self.role
-            && namespace.is_visible_to(self.host())
-            && let Some((id, result)) = admin.events.borrow_mut().namespace_changed(namespace.id)
+            && let Some((id, result)) = admin.events.borrow_mut().namespace_changed(namespace)
         {
-            self.answer(id, Reply::result(result), None);
+            self.answer(id, Reply::result(result));
         }
     }
 
@@ -431,18 +435,33 @@ impl Connection {
         Ok(awaited.into.slice(range.start as usize..range.end as usize))
     }
 
-    /// Waits for more to be there; the rest of a PDU does not take long.
+    /// Waits for more to be there.
     async fn receive_more(&self, inbox: &mut Received) -> Result<(), Cut> {
-        let is_part = !inbox.bytes().is_empty();
-        self.part_since.set(is_part.then(|| self.reactor.turn_time()));
-        let room = inbox.room();
-        let more = self.socket.receive(room).await.map_err(Cut::Socket)?;
-        self.part_since.set(None);
-        if more == 0 {
-            return Err(if is_part { Cut::Socket(CUT_OFF) } else { Cut::Left });
+        if self.outbox.borrow().is_full() {
+            let has_room = || !self.outbox.borrow().is_full();
+            self.outbox_taken.until(&self.reactor, has_room).await;
+            self.data_came.set(self.reactor.turn_time());
         }
-        inbox.came(usize::try_from(more).unwrap_or(usize::MAX));
+        let is_part = !inbox.bytes().is_empty();
+        let more = self.receive_into(inbox.room(), is_part).await?;
+        inbox.came(more);
         Ok(())
+    }
+
+    /// Waits for bytes, at least one; the rest of a PDU does not take long.
+    async fn receive_into(&self, room: Buffers, is_part: bool) -> Result<usize, Cut> {
+        self.part_since.set(is_part.then(|| self.reactor.turn_time()));
+        let more = self.socket.receive(room).await;
+        self.part_since.set(None);
+        // What is left in a socket that was shut can still be read.
+        if !self.controller.is_open(self.queue) || self.cut.borrow().is_some() {
+            return Err(Cut::Closed);
+        }
+        match more.map_err(Cut::Socket)? {
+            0 if is_part => Err(Cut::Socket(CUT_OFF)),
+            0 => Err(Cut::Left),
+            more => Ok(usize::try_from(more).unwrap_or(usize::MAX)),
+        }
     }
 
     /// Puts data where it belongs: what is there by a copy, the rest straight from the socket.
@@ -461,15 +480,10 @@ impl Connection {
         }
         let mut done = there;
         while done < len {
-            self.part_since.set(Some(self.reactor.turn_time()));
             let mut room = into.slice(done..len);
             room.append(&inbox.room());
-            let more = self.socket.receive(room).await.map_err(Cut::Socket)?;
-            self.part_since.set(None);
-            let more = usize::try_from(more).unwrap_or(usize::MAX);
-            if more == 0 {
-                return Err(Cut::Socket(CUT_OFF));
-            }
+            let more = self.receive_into(room, true).await?;
+            self.data_came.set(self.reactor.turn_time());
             let beyond = more.saturating_sub(len - done);
             done += more - beyond;
             inbox.came(beyond);
@@ -563,12 +577,17 @@ impl Connection {
         let id = command.id();
         match &self.role {
             Role::Io => {
-                let (reply, namespace) = io::execute(self, &command, data).await;
-                self.answer(id, reply, namespace);
+                let reply = io::execute(self, &command, data).await;
+                let mut untold = self.untold.borrow_mut();
+                if !untold.contains(&command.namespace()) {
+                    untold.push(command.namespace());
+                }
+                drop(untold);
+                self.answer(id, reply);
             }
             Role::Admin(admin) => {
                 if let Some(reply) = admin::execute(self, admin, &command, data).await {
-                    self.answer(id, reply, None);
+                    self.answer(id, reply);
                 }
             }
         }
@@ -596,13 +615,8 @@ impl Connection {
         }
     }
 
-    /// Asks the host for data of a command, and waits for it.
-    pub(crate) async fn fetch(
-        self: &Rc<Self>,
-        id: u16,
-        bytes: u32,
-    ) -> Result<(Buffers, Claim), Status> {
-        let claim = self.claim(bytes as usize).await.ok_or(Status::ABORTED)?;
+    /// Asks the host for data of a command, for which there is room, and waits for it.
+    pub(crate) async fn fetch(&self, id: u16, bytes: u32) -> Result<Buffers, Status> {
         let into = Buffers::from(self.reactor.buffer(bytes as usize));
         let (since, worker) = (self.reactor.turn_time(), self.reactor.current_task());
         let awaited = Awaited { into: into.clone(), since, worker };
@@ -616,21 +630,20 @@ impl Connection {
         .await;
         let closed = self.transfers.borrow_mut().close(tag);
         match closed {
-            Closed::Whole => Ok((into, claim)),
+            Closed::Whole => Ok(into),
             Closed::Damaged => Err(Status::TRANSIENT_TRANSPORT),
             Closed::Short => Err(Status::DATA_TRANSFER),
         }
     }
 
-    /// Puts the answer to a command into the outbox. `namespace`: where something was done.
-    pub(crate) fn answer(&self, id: u16, reply: Reply, namespace: Option<Rc<Namespace>>) {
+    /// So many commands are never answered.
+    pub(crate) fn forget(&self, commands: u16) {
+        self.under_way.set(self.under_way.get() - commands);
+    }
+
+    /// Puts the answer to a command into the outbox.
+    pub(crate) fn answer(&self, id: u16, reply: Reply) {
         self.under_way.set(self.under_way.get() - 1);
-        if let Some(namespace) = namespace {
-            let mut untold = self.untold.borrow_mut();
-            if !untold.iter().any(|its| Rc::ptr_eq(its, &namespace)) {
-                untold.push(namespace);
-            }
-        }
         let Reply { status, result, data } = reply;
         let mut outbox = self.outbox.borrow_mut();
         let mut told = false;
@@ -673,18 +686,32 @@ impl Connection {
         self.sender.set(Some(self.reactor.current_task()));
         while self.has_something_to_send().await {
             let batch = self.outbox.borrow_mut().take();
-            self.sends_since.set(Some(self.reactor.turn_time()));
-            let sent = self.socket.send(&batch.bytes).await;
+            self.outbox_taken.wake_all(&self.reactor);
+            let data_bytes = batch.data_bytes;
+            for part in batch.parts() {
+                self.sends_since.set(Some(self.reactor.turn_time()));
+                if self.socket.send(&part).await.is_err() {
+                    self.socket.shutdown();
+                    break;
+                }
+            }
             self.sends_since.set(None);
-            self.release(batch.data_bytes);
-            for namespace in self.untold.borrow_mut().drain(..) {
-                namespace.disk.told();
-            }
-            if sent.is_err() {
-                self.socket.shutdown();
-            }
+            self.release(data_bytes);
+            self.tell_disks();
         }
         self.end_task();
+    }
+
+    /// The host was told of all that was done.
+    fn tell_disks(&self) {
+        for id in self.untold.borrow_mut().drain(..) {
+            if id == io::ALL_NAMESPACES {
+                let all = self.branch.visible_to(self.host());
+                all.iter().for_each(|its| its.disk.told());
+            } else if let Some(namespace) = self.namespace(id) {
+                namespace.disk.told();
+            }
+        }
     }
 
     async fn has_something_to_send(&self) -> bool {
@@ -696,12 +723,21 @@ impl Connection {
         .await
     }
 
+    /// Ends it if its host is late.
+    pub(crate) fn cut_if_late(&self, now: Instant) {
+        if let Some(why) = self.is_late(now) {
+            self.cut_for(why);
+        }
+    }
+
     /// Whether the host does what it has to, in time.
     fn is_late(&self, now: Instant) -> Option<Cut> {
         let is_over = |since: Instant| now.since(since) > GO_ON_WITHIN;
         let transfers = self.transfers.borrow();
-        let parts = self.part_since.get().into_iter();
-        if parts.chain(transfers.waiting().map(|its| its.since)).any(is_over) {
+        // Nothing can come while nothing is received.
+        let waiting = transfers.waiting().filter(|_| !self.outbox.borrow().is_full());
+        let data = waiting.map(|its| its.since.max(self.data_came.get()));
+        if self.part_since.get().into_iter().chain(data).any(is_over) {
             return Some(Cut::Slow);
         }
         if self.sends_since.get().is_some_and(is_over) {
@@ -713,17 +749,5 @@ impl Connection {
         };
         let (silent, most) = silence?;
         (silent > most + KEEP_ALIVE_GRACE).then_some(Cut::Silent(silent))
-    }
-}
-
-/// Ends a connection whose host is late.
-async fn watch(connection: Weak<Connection>, reactor: Reactor) {
-    loop {
-        reactor.sleep(WATCH_EVERY).await;
-        let Some(connection) = connection.upgrade() else { return };
-        connection.branch.publish();
-        if let Some(why) = connection.is_late(reactor.now()) {
-            connection.cut_for(why);
-        }
     }
 }

@@ -7,11 +7,18 @@
 //! ```
 //!
 //! Looked at when queues come and go and when the host sets CC, never for a read or write.
+//!
+//! Invariant: once the host is told that a reset or a shutdown is over, nothing of before is under
+//! way; and nothing new begins before. Else a late write could overwrite what is written after it.
 
 use std::collections::BTreeMap;
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use ashlar_reactor::nvme::command::Status;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::nvme_tcp::port::Port;
 
@@ -20,8 +27,9 @@ const ENABLE: u32 = 1;
 const SHUTDOWN: u32 = 0b11 << 14;
 /// CC's entry sizes: 64 and 16 bytes, as powers of two.
 const ENTRY_SIZES: u32 = 0xff << 16;
-/// CSTS.RDY, and CSTS.SHST: complete (Base figure 47).
+/// CSTS.RDY, and CSTS.SHST: occurring, complete (Base figure 47).
 const READY: u32 = 1;
+const SHUTTING_DOWN: u32 = 0b01 << 2;
 const SHUTDOWN_COMPLETE: u32 = 0b10 << 2;
 
 /// Who connects.
@@ -86,6 +94,10 @@ pub(crate) struct Controller {
     pub(crate) keep_alive: Option<Duration>,
     inner: Mutex<Inner>,
     left: Condvar,
+    /// What the phase says to the connections: whether the admin queue and I/O queues take
+    /// commands up.
+    admin_is_open: AtomicBool,
+    io_is_open: AtomicBool,
 }
 
 /// Why an I/O queue cannot be added.
@@ -126,6 +138,8 @@ impl Controller {
             keep_alive,
             inner: Mutex::new(inner),
             left: Condvar::new(),
+            admin_is_open: AtomicBool::new(true),
+            io_is_open: AtomicBool::new(false),
         })
     }
 
@@ -143,33 +157,56 @@ impl Controller {
         self.inner().configuration
     }
 
-    /// CSTS.
+    /// CSTS. A reset or a shutdown is over when nothing is under way on I/O queues.
     pub(crate) fn status(&self) -> u32 {
-        match self.phase() {
-            Phase::Enabled => READY,
-            Phase::ShutDown => SHUTDOWN_COMPLETE | READY,
-            Phase::Disabled | Phase::Ended => 0,
+        let inner = self.inner();
+        match (inner.phase, inner.is_quiet()) {
+            (Phase::Enabled, _) | (Phase::Disabled, false) => READY,
+            (Phase::ShutDown, false) => SHUTTING_DOWN | READY,
+            (Phase::ShutDown, true) => SHUTDOWN_COMPLETE | READY,
+            (Phase::Disabled, true) | (Phase::Ended, _) => 0,
         }
     }
 
-    /// The host writes CC. False: it asks for what there is not.
-    pub(crate) fn configure(&self, configuration: u32) -> bool {
+    /// The host writes CC. An error: it asks for what there is not, or does not wait for a reset.
+    pub(crate) fn configure(&self, configuration: u32) -> Result<(), Status> {
         let sizes = configuration & ENTRY_SIZES;
         // I/O command set, page size, arbitration: 0 of each.
         let strange = configuration & 0b0011_1111_1111_0000 != 0;
         let io = configuration & ENABLE != 0 && self.discovery.is_none();
         if configuration & ENABLE != 0 && strange || io && sizes != 0x46 << 16 && sizes != 0 {
-            return false;
+            return Err(Status::INVALID_FIELD.for_good());
         }
         let mut inner = self.inner();
-        inner.configuration = configuration;
-        if let Some(next) = asked_for(inner.phase, configuration) {
-            inner.become_phase(next);
-            if next != Phase::Enabled {
-                inner.cut(|queue| queue != 0);
-            }
+        let next = asked_for(inner.phase, configuration);
+        if next == Some(Phase::Enabled) && !inner.is_quiet() {
+            return Err(Status::SEQUENCE);
         }
-        true
+        inner.configuration = configuration;
+        if let Some(next) = next {
+            self.become_phase(&mut inner, next);
+        }
+        Ok(())
+    }
+
+    fn become_phase(&self, inner: &mut Inner, next: Phase) {
+        assert!(inner.phase.may_become(next), "{:?} to {next:?}", inner.phase);
+        inner.phase = next;
+        // Before the sockets are shut: what is left in them is not taken up any more.
+        self.admin_is_open.store(next != Phase::Ended, Ordering::Release);
+        self.io_is_open.store(next == Phase::Enabled, Ordering::Release);
+        match next {
+            Phase::Enabled => {}
+            Phase::Disabled | Phase::ShutDown => inner.cut(|queue| queue != 0),
+            Phase::Ended => inner.cut(|_| true),
+        }
+    }
+
+    /// Whether commands of a queue are taken up. Once they are not, they never are again on this
+    /// connection.
+    pub(crate) fn is_open(&self, queue: u16) -> bool {
+        let open = if queue == 0 { &self.admin_is_open } else { &self.io_is_open };
+        open.load(Ordering::Acquire)
     }
 
     /// A new I/O queue, and another handle of its connection.
@@ -193,7 +230,7 @@ impl Controller {
         let mut inner = self.inner();
         inner.queues.remove(&queue);
         if queue == 0 {
-            inner.end();
+            self.become_phase(&mut inner, Phase::Ended);
         }
         drop(inner);
         self.left.notify_all();
@@ -201,7 +238,17 @@ impl Controller {
 
     /// Cuts all its connections; what is under way on them ends.
     pub(crate) fn end(&self) {
-        self.inner().end();
+        self.become_phase(&mut self.inner(), Phase::Ended);
+    }
+
+    /// Ends it if its host has left it, which its reactor may not have noticed yet. Whether nothing
+    /// new begins on its I/O queues.
+    pub(crate) fn is_left(&self) -> bool {
+        let mut inner = self.inner();
+        if inner.phase == Phase::Enabled && inner.admin_has_hung_up() {
+            self.become_phase(&mut inner, Phase::Ended);
+        }
+        inner.phase != Phase::Enabled
     }
 
     /// Whether it has ended, with nothing under way.
@@ -212,21 +259,33 @@ impl Controller {
 
     /// Waits until one that has ended is at rest. False: it is not, by then.
     pub(crate) fn wait_for_rest(&self, at_most: Duration) -> bool {
-        let under_way = |inner: &mut Inner| !inner.queues.is_empty();
-        let waited = self.left.wait_timeout_while(self.inner(), at_most, under_way);
+        self.wait_while(at_most, |inner| !inner.queues.is_empty())
+    }
+
+    /// Waits until nothing is under way on its I/O queues. False: something is, by then.
+    pub(crate) fn wait_for_quiet(&self, at_most: Duration) -> bool {
+        self.wait_while(at_most, |inner| !inner.is_quiet())
+    }
+
+    fn wait_while(&self, at_most: Duration, under_way: impl Fn(&Inner) -> bool) -> bool {
+        let waited = self.left.wait_timeout_while(self.inner(), at_most, |its| under_way(its));
         waited.is_ok_and(|(_, timeout)| !timeout.timed_out())
     }
 }
 
 impl Inner {
-    fn become_phase(&mut self, next: Phase) {
-        assert!(self.phase.may_become(next), "{:?} to {next:?}", self.phase);
-        self.phase = next;
+    /// No I/O queue is there, or is still coming to rest.
+    fn is_quiet(&self) -> bool {
+        self.queues.keys().all(|queue| *queue == 0)
     }
 
-    fn end(&mut self) {
-        self.become_phase(Phase::Ended);
-        self.cut(|_| true);
+    /// Also behind data that nobody has taken up.
+    fn admin_has_hung_up(&self) -> bool {
+        let Some(admin) = self.queues.get(&0) else { return true };
+        let mut ends = [PollFd::new(admin, PollFlags::RDHUP)];
+        // One that cannot be asked is left to its reactor.
+        let asked = poll(&mut ends, Some(&Timespec::default()));
+        asked.is_ok_and(|ready| ready > 0)
     }
 
     fn cut(&self, which: impl Fn(u16) -> bool) {
@@ -241,6 +300,9 @@ impl Inner {
 mod tests {
     //! Goal: a controller goes where its host sends it, and nowhere else.
     //! Method: every phase with every kind of write of CC.
+
+    use std::io::Write;
+    use std::net::TcpListener;
 
     use super::*;
 
@@ -267,5 +329,71 @@ mod tests {
             assert!(next.is_none_or(|next| phase.may_become(next)));
         }
         assert!(!Ended.may_become(Enabled));
+    }
+
+    /// Two ends of a connection.
+    fn connection() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let host = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (host, listener.accept().unwrap().0)
+    }
+
+    fn controller(admin: TcpStream) -> Arc<Controller> {
+        let new = NewController {
+            id: 1,
+            host: HostName { nqn: "host".into(), id: [1; 16] },
+            subsystem: "subsystem".into(),
+            serial: [0; 20],
+            discovery: None,
+            at: "127.0.0.1:4420".parse().unwrap(),
+            queues_max: 4,
+            keep_alive: None,
+        };
+        Controller::new(new, admin)
+    }
+
+    #[test]
+    fn what_was_begun_ends_before_a_reset_or_a_shutdown_is_over() {
+        let shut = 1 << 14 | ENABLE;
+        for (ask, meanwhile, then) in
+            [(0, READY, 0), (shut, READY | SHUTTING_DOWN, READY | SHUTDOWN_COMPLETE)]
+        {
+            let controller = controller(connection().1);
+            assert_eq!(controller.configure(ENABLE), Ok(()));
+            let (_host, io) = connection();
+            assert_eq!(controller.add_queue(2, io.try_clone().unwrap()), Ok(()));
+            assert_eq!(controller.add_queue(2, io.try_clone().unwrap()), Err(NoQueue::Exists));
+            assert!(controller.is_open(2) && !controller.is_left());
+            assert_eq!(controller.configure(ask), Ok(()));
+            assert!(!controller.is_open(2) && controller.is_open(0) && controller.is_left());
+            assert_eq!(controller.status(), meanwhile);
+            assert!(!controller.wait_for_quiet(Duration::ZERO));
+            // Nothing new before: neither by another queue nor by a new start.
+            let another = controller.add_queue(3, io.try_clone().unwrap());
+            assert_eq!(another, Err(NoQueue::NotEnabled));
+            assert_eq!(controller.configure(0), Ok(()));
+            assert_eq!(controller.configure(ENABLE), Err(Status::SEQUENCE));
+            assert_eq!(controller.configure(ask), Ok(()));
+            assert_eq!(controller.status(), meanwhile);
+            controller.remove_queue(2);
+            assert_eq!(controller.status(), then);
+            assert!(controller.wait_for_quiet(Duration::ZERO));
+            assert_eq!(controller.configure(0), Ok(()));
+            assert_eq!((controller.configure(ENABLE), controller.status()), (Ok(()), READY));
+        }
+    }
+
+    #[test]
+    fn one_whose_host_has_left_ends() {
+        let (mut host, admin) = connection();
+        let controller = controller(admin);
+        assert_eq!(controller.configure(ENABLE), Ok(()));
+        host.write_all(&[1; 100]).unwrap();
+        assert!(!controller.is_left());
+        host.shutdown(Shutdown::Write).unwrap();
+        // What came before its end was not taken up yet.
+        while !controller.is_left() {}
+        assert!(!controller.is_open(0) && !controller.is_open(1));
+        assert_eq!(controller.phase(), Phase::Ended);
     }
 }

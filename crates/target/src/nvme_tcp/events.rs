@@ -75,14 +75,15 @@ impl Events {
         Some((id, NAMESPACES_CHANGED))
     }
 
-    /// The host reads which have changed. `keep`: it will read that again.
-    pub(crate) fn read_changed(&mut self, keep: bool) -> Vec<u32> {
-        let changed = self.changed.iter().copied().collect();
-        if !keep {
-            self.changed.clear();
-            self.notice = Notice::Quiet;
-        }
-        changed
+    /// Which have changed since the host was last told.
+    pub(crate) fn changed(&self) -> Vec<u32> {
+        self.changed.iter().copied().collect()
+    }
+
+    /// The host has read which have changed, and will not read that again.
+    pub(crate) fn changes_are_known(&mut self) {
+        self.changed.clear();
+        self.notice = Notice::Quiet;
     }
 
     pub(crate) fn wanted(&self) -> u32 {
@@ -94,16 +95,17 @@ impl Events {
         self.tell()
     }
 
-    /// Takes a request back. False: it does not wait.
+    /// Takes one request back: a host may have given several the same number. False: none waits.
     pub(crate) fn abort(&mut self, id: u16) -> bool {
-        let before = self.waiting.len();
-        self.waiting.retain(|waiting| *waiting != id);
-        self.waiting.len() < before
+        let at = self.waiting.iter().position(|waiting| *waiting == id);
+        at.map(|at| self.waiting.remove(at)).is_some()
     }
 
-    /// The controller was reset: nothing is asked for, and nothing owed.
-    pub(crate) fn reset(&mut self) {
-        *self = Events::default();
+    /// The controller was reset: nothing is asked for, and nothing owed. Returns how many requests
+    /// are never answered.
+    pub(crate) fn reset(&mut self) -> u16 {
+        let forgotten = std::mem::take(self).waiting.len();
+        u16::try_from(forgotten).expect("no more wait than may")
     }
 }
 
@@ -121,9 +123,11 @@ mod tests {
         assert_eq!(events.namespace_changed(5), Some((1, 0x0004_0002)));
         assert_eq!(events.request(2), Ok(None));
         assert_eq!(events.namespace_changed(6), None, "it was told already");
-        assert_eq!(events.read_changed(true), [5, 6]);
+        assert_eq!(events.changed(), [5, 6]);
         assert_eq!(events.namespace_changed(7), None);
-        assert_eq!(events.read_changed(false), [5, 6, 7]);
+        assert_eq!(events.changed(), [5, 6, 7]);
+        events.changes_are_known();
+        assert!(events.changed().is_empty());
         assert_eq!(events.namespace_changed(7), Some((2, 0x0004_0002)));
     }
 
@@ -133,7 +137,7 @@ mod tests {
         assert_eq!(events.namespace_changed(5), None);
         assert_eq!(events.request(1), Ok(Some((1, 0x0004_0002))));
         assert_eq!(events.set_wanted(0), None);
-        events.read_changed(false);
+        events.changes_are_known();
         assert_eq!(events.request(2), Ok(None));
         assert_eq!(events.namespace_changed(5), None, "it is not wanted");
         assert_eq!(events.set_wanted(EVENT_NAMESPACES), Some((2, 0x0004_0002)));
@@ -148,7 +152,11 @@ mod tests {
         assert_eq!(events.request(9), Err(Status::ASYNC_EVENT_LIMIT));
         assert!(events.abort(1) && !events.abort(1));
         assert_eq!(events.request(9), Ok(None));
-        events.reset();
+        assert!(events.abort(0));
+        assert_eq!(events.request(9), Ok(None));
+        assert!(events.abort(9) && events.abort(9) && !events.abort(9), "one at a time");
+        assert_eq!(events.reset(), u16::from(ASYNC_EVENTS_MAX) - 2);
+        assert_eq!(events.reset(), 0);
         assert_eq!(events.namespace_changed(1), None);
     }
 }

@@ -11,7 +11,9 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ashlar_reactor::nvme::command::{Command, Completion, Status};
@@ -28,7 +30,7 @@ use zerocopy::IntoBytes;
 use crate::line;
 use crate::nvme_tcp::branch::Branch;
 use crate::nvme_tcp::connection::{Connection, Setup};
-use crate::nvme_tcp::controller::{Controller, HostName, NewController, NoQueue, Phase};
+use crate::nvme_tcp::controller::{Controller, HostName, NewController, NoQueue};
 use crate::nvme_tcp::identify::{QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX};
 use crate::nvme_tcp::inbox::{CapsuleData, Found, PDU_BYTES_MAX, look};
 use crate::nvme_tcp::port::{Port, Seat, hang_up};
@@ -113,24 +115,23 @@ pub(crate) fn shake_hands(port: &Arc<Port>, stream: TcpStream, seat: Seat) -> Re
     };
     let queue = connect.queue;
     // From here on the controller counts this queue, until it is told otherwise.
-    let place = || -> Result<(), Refused> {
+    let mut place = || -> Result<(), Refused> {
         wire.accept(&command, connect, digests, controller.id)?;
         wire.stream.set_read_timeout(None)?;
         wire.stream.set_write_timeout(None)?;
-        let setup = Setup {
-            stream: wire.stream,
-            queue,
-            entries: connect.entries,
-            digests,
-            alignment,
-            flow_control: !connect.no_flow_control,
-            controller: controller.clone(),
-            seat,
-        };
-        home.take(setup)
+        Ok(())
     };
-    let controller = controller.clone();
-    place().inspect_err(|_| controller.remove_queue(queue))
+    place().inspect_err(|_| controller.remove_queue(queue))?;
+    home.take(Setup {
+        stream: wire.stream,
+        queue,
+        entries: connect.entries,
+        digests,
+        alignment,
+        flow_control: !connect.no_flow_control,
+        controller,
+        seat,
+    })
 }
 
 /// A host that vanished is noticed; answers are not held back.
@@ -264,19 +265,19 @@ fn find<'a>(
     Ok(found)
 }
 
-/// What a host's former controller has under way ends before the host gets a new one: a late write
-/// of the one could overwrite what was written by the other.
+/// What a host's former controllers have under way ends before the host gets a new one: a late
+/// write of the one could overwrite what was written by the other.
 fn wait_for_former(port: &Port, asked: &Asked) -> Result<(), Rejection> {
     let former: Vec<Arc<Controller>> = {
         let mut inner = port.inner();
         let subsystem = find(&mut inner.subsystems, asked)?;
         subsystem.prune();
-        let ended = |its: &&Arc<Controller>| its.host == asked.host && its.phase() == Phase::Ended;
-        subsystem.controllers.iter().filter(ended).cloned().collect()
+        let is_left = |its: &&Arc<Controller>| its.host == asked.host && its.is_left();
+        subsystem.controllers.iter().filter(is_left).cloned().collect()
     };
     let until = now() + REST_WITHIN;
     for controller in former {
-        if !controller.wait_for_rest(until.saturating_duration_since(now())) {
+        if !controller.wait_for_quiet(until.saturating_duration_since(now())) {
             let text = "requests of its former controller are still under way";
             return Err(Rejection::new(Status::CONNECT_BUSY, At::Nowhere, text));
         }
@@ -299,8 +300,9 @@ fn admit_queue(port: &Port, asked: &Asked, stream: TcpStream) -> Result<Admitted
             Rejection::new(Status::SEQUENCE.for_good(), At::Nowhere, "it is not enabled")
         }
         NoQueue::Exists => {
+            // Perhaps not for long: one that has hung up is there until it is at rest.
             let text = format!("queue {} is connected already", connect.queue);
-            Rejection::new(Status::SEQUENCE.for_good(), At::Nowhere, text)
+            Rejection::new(Status::SEQUENCE, At::Nowhere, text)
         }
         NoQueue::TooMany => {
             let text = format!("there is no queue {}", connect.queue);
@@ -313,22 +315,34 @@ fn admit_queue(port: &Port, asked: &Asked, stream: TcpStream) -> Result<Admitted
 }
 
 impl Home {
-    /// Begins to serve the connection.
+    /// Begins to serve the connection. Its reactor may be slow: whoever comes first, that or the
+    /// end of our patience, has to see to the queue; a late start does nothing.
     fn take(self, setup: Setup) -> Result<(), Refused> {
-        let started = match self {
-            Home::Branch(line) => line
-                .ask_and_wait(move |branch| async move { Connection::start(&branch, setup) })
-                .map_err(|_| Refused::Gone)?,
-            Home::Core(core) => {
-                let start =
-                    move |reactor: &ashlar_reactor::executor::Reactor,
-                          reply: std::sync::mpsc::Sender<std::io::Result<()>>| {
-                        let _ = reply.send(Connection::start(&Branch::new(reactor), setup));
-                    };
-                line::ask(&core, start).ok_or(Refused::Gone)?
+        let (controller, queue) = (setup.controller.clone(), setup.queue);
+        let is_taken = Arc::new(AtomicBool::new(false));
+        let taken = is_taken.clone();
+        let start = move |branch: &Rc<Branch>| -> std::io::Result<()> {
+            if taken.swap(true, Ordering::AcqRel) {
+                return Ok(());
             }
+            let (controller, queue) = (setup.controller.clone(), setup.queue);
+            Connection::start(branch, setup).inspect_err(|_| controller.remove_queue(queue))
         };
-        Ok(started?)
+        let started = match self {
+            Home::Branch(line) => {
+                line.ask_and_wait(move |branch| async move { start(&branch) }).ok()
+            }
+            Home::Core(core) => line::ask(&core, move |reactor, reply| {
+                let _ = reply.send(start(&Branch::new(reactor)));
+            }),
+        };
+        if let Some(started) = started {
+            return Ok(started?);
+        }
+        if !is_taken.swap(true, Ordering::AcqRel) {
+            controller.remove_queue(queue);
+        }
+        Err(Refused::Gone)
     }
 }
 

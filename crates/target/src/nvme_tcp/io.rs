@@ -28,31 +28,26 @@ struct Place {
     len: u64,
 }
 
-/// Data from the host, held as long as this lives.
+/// Data from the host, held as long as this lives; and room for as much as is wanted beside it.
 struct Given {
     data: Buffers,
-    _claim: Option<Claim>,
+    _claim: Claim,
 }
 
-/// Does a command. The namespace is the one that something was done on.
+/// Does a command.
 pub(crate) async fn execute(
     connection: &Rc<Connection>,
     command: &Command,
     capsule: Capsule,
-) -> (Reply, Option<Rc<Namespace>>) {
-    match perform(connection, command, capsule).await {
-        Ok((reply, namespace)) => (reply, namespace),
-        Err(status) => (status.into(), None),
-    }
+) -> Reply {
+    perform(connection, command, capsule).await.unwrap_or_else(Reply::from)
 }
-
-type Done = (Reply, Option<Rc<Namespace>>);
 
 async fn perform(
     connection: &Rc<Connection>,
     command: &Command,
     capsule: Capsule,
-) -> Result<Done, Status> {
+) -> Result<Reply, Status> {
     let opcode = Nvm::from_byte(command.opcode()).ok_or(Status::INVALID_OPCODE.for_good())?;
     if command.dwords[0] & FUSED != 0 {
         return Err(Status::INVALID_FIELD.for_good());
@@ -71,42 +66,37 @@ async fn perform(
         }
         Nvm::Write => {
             let place = transfer(&namespace, command)?;
-            let given = given(connection, command, capsule, place.len).await?;
+            let given = given(connection, command, capsule, (place.len, 0)).await?;
             // The namespace may have gone while its data was on the way.
             let namespace = find(connection, command)?;
             write(command, namespace, place, given).await
         }
         Nvm::Compare => {
             let place = transfer(&namespace, command)?;
-            let given = given(connection, command, capsule, place.len).await?;
-            let memory = memory(connection, place.len).await?;
+            // Room for both at a time: who had the one and waited for the other could wait for
+            // its like for good.
+            let given = given(connection, command, capsule, (place.len, place.len)).await?;
             let namespace = find(connection, command)?;
-            compare(namespace, place, &given, memory).await
+            compare(&namespace, place, &given).await
         }
         Nvm::Flush => {
             let _passage = namespace.enter();
-            do_on(&namespace, Operation::Flush, Status::WRITE_FAULT).await?;
-            done(namespace)
+            do_on(&namespace, Operation::Flush, Status::WRITE_FAULT).await
         }
         Nvm::WriteZeroes => {
             let Place { offset, len } = place(&namespace, command.quad(10), command.blocks())?;
             let passage = namespace.enter();
             let zeroes = Operation::WriteZeroes { offset, len };
             do_on(&namespace, zeroes, Status::WRITE_FAULT).await?;
-            settle(command, &namespace, &passage).await?;
-            done(namespace)
+            settle(command, &namespace, &passage).await
         }
         Nvm::DatasetManagement => {
             let (used, sent) = ranges_bytes(command)?;
-            let given = given(connection, command, capsule, sent).await?;
+            let given = given(connection, command, capsule, (sent, 0)).await?;
             let namespace = find(connection, command)?;
-            deallocate(command, namespace, &given.data.slice(0..used)).await
+            deallocate(command, &namespace, &given.data.slice(0..used)).await
         }
     }
-}
-
-fn done(namespace: Rc<Namespace>) -> Result<Done, Status> {
-    Ok((Status::SUCCESS.into(), Some(namespace)))
 }
 
 fn find(connection: &Connection, command: &Command) -> Result<Rc<Namespace>, Status> {
@@ -146,12 +136,13 @@ fn check_length(command: &Command, len: u64) -> Result<(), Status> {
     }
 }
 
-/// The data of a command, from its capsule or from the host.
+/// The data of a command, from its capsule or from the host; `beside`: of what else there shall be
+/// room for.
 async fn given(
     connection: &Rc<Connection>,
     command: &Command,
     capsule: Capsule,
-    len: u64,
+    (len, beside): (u64, u64),
 ) -> Result<Given, Status> {
     check_length(command, len)?;
     match (command.sgl(), capsule) {
@@ -160,21 +151,27 @@ async fn given(
             let end = offset.checked_add(len).filter(|end| *end <= data.len() as u64);
             let end = end.ok_or(Status::SGL_OFFSET.for_good())?;
             let data = data.slice(to_usize(offset)..to_usize(end));
-            Ok(Given { data, _claim: None })
+            let claim = connection.claim(to_usize(beside)).await.ok_or(Status::ABORTED)?;
+            Ok(Given { data, _claim: claim })
         }
         (Some(Sgl::Transport { bytes }), Capsule::None) => {
-            let (data, claim) = connection.fetch(command.id(), bytes).await?;
-            Ok(Given { data, _claim: Some(claim) })
+            let room = connection.claim(to_usize(len + beside)).await.ok_or(Status::ABORTED)?;
+            let data = connection.fetch(command.id(), bytes).await?;
+            Ok(Given { data, _claim: room })
         }
         (Some(_) | None, Capsule::None | Capsule::Data(_)) => Err(Status::SGL_TYPE.for_good()),
     }
 }
 
 /// Does one request on the volume; `failed`: what its failure is called.
-async fn do_on(namespace: &Namespace, operation: Operation, failed: Status) -> Result<(), Status> {
+async fn do_on(
+    namespace: &Namespace,
+    operation: Operation,
+    failed: Status,
+) -> Result<Reply, Status> {
     let request = Request { operation, permit: Permit::new(0) };
     match namespace.disk.serve(request).await.status {
-        request::Status::Done => Ok(()),
+        request::Status::Done => Ok(Status::SUCCESS.into()),
         request::Status::Failed => Err(failed),
         request::Status::Unsupported => Err(Status::INVALID_OPCODE.for_good()),
     }
@@ -184,12 +181,11 @@ async fn read(
     namespace: Rc<Namespace>,
     Place { offset, .. }: Place,
     (into, claim): (Buffers, Claim),
-) -> Result<Done, Status> {
+) -> Result<Reply, Status> {
     let _passage = namespace.enter();
     let read = Operation::Read { offset, into: into.clone() };
     do_on(&namespace, read, Status::UNRECOVERED_READ).await?;
-    let reply = Reply { status: Status::SUCCESS, result: 0, data: Some((into, claim)) };
-    Ok((reply, Some(namespace)))
+    Ok(Reply { status: Status::SUCCESS, result: 0, data: Some((into, claim)) })
 }
 
 /// Memory for data of a command.
@@ -204,12 +200,11 @@ async fn write(
     namespace: Rc<Namespace>,
     place: Place,
     given: Given,
-) -> Result<Done, Status> {
+) -> Result<Reply, Status> {
     let passage = namespace.enter();
     let write = Operation::Write { offset: place.offset, from: given.data.clone() };
     do_on(&namespace, write, Status::WRITE_FAULT).await?;
-    settle(command, &namespace, &passage).await?;
-    done(namespace)
+    settle(command, &namespace, &passage).await
 }
 
 /// Makes durable what was written, if the host wants that before the answer.
@@ -217,43 +212,48 @@ async fn settle(
     command: &Command,
     namespace: &Namespace,
     _passage: &Passage,
-) -> Result<(), Status> {
+) -> Result<Reply, Status> {
     if command.dwords[12] & FORCE_UNIT_ACCESS == 0 {
-        return Ok(());
+        return Ok(Status::SUCCESS.into());
     }
     do_on(namespace, Operation::Flush, Status::WRITE_FAULT).await
 }
 
 async fn compare(
-    namespace: Rc<Namespace>,
+    namespace: &Rc<Namespace>,
     Place { offset, .. }: Place,
     given: &Given,
-    (there, _claim): (Buffers, Claim),
-) -> Result<Done, Status> {
+) -> Result<Reply, Status> {
     let _passage = namespace.enter();
+    let there = Buffers::from(namespace.disk.reactor().buffer(given.data.len()));
     let read = Operation::Read { offset, into: there.clone() };
-    do_on(&namespace, read, Status::UNRECOVERED_READ).await?;
+    do_on(namespace, read, Status::UNRECOVERED_READ).await?;
     let equal = there.pieces().len() == given.data.pieces().len()
         && there.pieces().iter().zip(given.data.pieces()).all(|(a, b)| a.bytes() == b.bytes());
-    if equal { done(namespace) } else { Err(Status::COMPARE_FAILED) }
+    if equal { Ok(Status::SUCCESS.into()) } else { Err(Status::COMPARE_FAILED) }
 }
 
-async fn flush_all(connection: &Rc<Connection>) -> Result<Done, Status> {
-    for namespace in connection.branch().visible_to(connection.host()) {
+async fn flush_all(connection: &Rc<Connection>) -> Result<Reply, Status> {
+    let visible = connection.branch().visible_to(connection.host());
+    let ids: Vec<u32> = visible.iter().map(|its| its.id).collect();
+    drop(visible);
+    for id in ids {
+        // It may have gone while another was flushed.
+        let Some(namespace) = connection.namespace(id) else { continue };
         let _passage = namespace.enter();
         do_on(&namespace, Operation::Flush, Status::WRITE_FAULT).await?;
     }
-    Ok((Status::SUCCESS.into(), None))
+    Ok(Status::SUCCESS.into())
 }
 
 /// Section 3.2.3: hints. Deallocating is the only one that is taken.
 async fn deallocate(
     command: &Command,
-    namespace: Rc<Namespace>,
+    namespace: &Rc<Namespace>,
     ranges: &Buffers,
-) -> Result<Done, Status> {
+) -> Result<Reply, Status> {
     if command.dwords[11] & DATASET_DEALLOCATE == 0 {
-        return done(namespace);
+        return Ok(Status::SUCCESS.into());
     }
     let _passage = namespace.enter();
     for at in (0..ranges.len()).step_by(DATASET_RANGE_BYTES) {
@@ -263,11 +263,11 @@ async fn deallocate(
         if blocks == 0 {
             continue;
         }
-        let Place { offset, len } = place(&namespace, block, blocks)?;
+        let Place { offset, len } = place(namespace, block, blocks)?;
         let discard = Operation::Discard { offset, len };
-        do_on(&namespace, discard, Status::WRITE_FAULT).await?;
+        do_on(namespace, discard, Status::WRITE_FAULT).await?;
     }
-    done(namespace)
+    Ok(Status::SUCCESS.into())
 }
 
 /// How many bytes of ranges there are, and how many come: hosts may send room for all that there

@@ -40,7 +40,7 @@ pub(crate) struct Namespace {
     tally: Arc<Tally>,
     /// Which of its parts this is.
     part: usize,
-    /// None: any.
+    /// In order; none: any.
     hosts: Vec<String>,
     under_way: Cell<u32>,
     idle: WaitList,
@@ -60,10 +60,14 @@ impl Namespace {
         Rc::new(Namespace { id, disk, atomic_bytes, tally, part, hosts, under_way, idle })
     }
 
+    /// Lets other reactors know what was done here.
+    pub(crate) fn publish(&self) {
+        self.tally.publish(self.part, self.disk.counters());
+    }
+
     /// What was done on it since it was offered.
     pub(crate) fn counters(&self) -> Counters {
-        let own = self.disk.counters();
-        self.tally.publish(self.part, own);
+        self.publish();
         self.tally.total()
     }
 
@@ -100,9 +104,9 @@ impl Namespace {
     }
 }
 
-/// Whether a host is among those that are allowed: all are, where none is named.
+/// Whether a host is among those that are allowed, in order: all are, where none is named.
 pub(crate) fn is_allowed(hosts: &[String], host: &str) -> bool {
-    hosts.is_empty() || hosts.iter().any(|its| its == host)
+    hosts.is_empty() || hosts.binary_search_by(|its| its.as_str().cmp(host)).is_ok()
 }
 
 pub(crate) struct Passage(Rc<Namespace>);

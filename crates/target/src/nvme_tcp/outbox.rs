@@ -9,10 +9,15 @@ use ashlar_reactor::nvme::command::Completion;
 use ashlar_reactor::nvme::pdu::{
     CapsuleResp, DIGEST_BYTES, Data, DataDigest, Digests, Fault, Kind, R2t, Shape, TermReq,
 };
+use smallvec::{SmallVec, smallvec};
 use zerocopy::{Immutable, IntoBytes};
 
 /// Bytes of memory for headers that is taken at a time.
 const HEADS_BYTES: usize = 4096;
+/// The kernel takes no more pieces at a time (UIO_MAXIOV).
+const SEND_PIECES_MAX: usize = 1024;
+/// What is sent at a time: a slow host is seen to go on.
+const SEND_BYTES_MAX: usize = 1 << 20;
 /// Of a header that a host is told of when it is at fault.
 const QUOTE_BYTES: usize = 72;
 
@@ -28,6 +33,9 @@ pub(crate) struct Outbox {
     pieces: Buffers,
     /// Of data, which is somebody's until it was sent.
     data_bytes: usize,
+    /// Of headers, and how many there are if a host has a whole queue of commands under way.
+    head_bytes: usize,
+    head_bytes_max: usize,
 }
 
 /// What is sent together.
@@ -36,8 +44,33 @@ pub(crate) struct Batch {
     pub(crate) data_bytes: usize,
 }
 
+impl Batch {
+    /// As they are sent, one after the other.
+    pub(crate) fn parts(self) -> SmallVec<[Buffers; 1]> {
+        let fits = |part: &Buffers, bytes: usize| {
+            part.pieces().len() < SEND_PIECES_MAX && part.len() + bytes <= SEND_BYTES_MAX
+        };
+        if fits(&self.bytes, 0) {
+            return smallvec![self.bytes];
+        }
+        let (mut parts, mut part) = (SmallVec::new(), Buffers::default());
+        for piece in self.bytes.pieces() {
+            if !part.is_empty() && !fits(&part, piece.len()) {
+                parts.push(std::mem::take(&mut part));
+            }
+            part.push(piece.clone());
+        }
+        parts.push(part);
+        parts
+    }
+}
+
 impl Outbox {
-    pub(crate) fn new(reactor: &Reactor, digests: Digests, alignment: u8) -> Outbox {
+    /// Of a queue with so many entries.
+    pub(crate) fn new(reactor: &Reactor, digests: Digests, alignment: u8, entries: u16) -> Outbox {
+        // For each command one header before, of data or for data, and its completion.
+        let first = Shape::new(Kind::C2hData, 1, alignment, digests).data_at + DIGEST_BYTES;
+        let second = Shape::new(Kind::CapsuleResp, 0, 0, digests).data_at;
         Outbox {
             reactor: reactor.clone(),
             digests,
@@ -46,7 +79,14 @@ impl Outbox {
             run: 0..0,
             pieces: Buffers::default(),
             data_bytes: 0,
+            head_bytes: 0,
+            head_bytes_max: usize::from(entries) * (first + second),
         }
+    }
+
+    /// Whether more waits than a host can have asked for that fetches its answers.
+    pub(crate) fn is_full(&self) -> bool {
+        self.head_bytes > self.head_bytes_max
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -124,6 +164,7 @@ impl Outbox {
         let end = self.run.end + len;
         write(self.heads.slice(self.run.end..end).bytes_mut());
         self.run.end = end;
+        self.head_bytes += len;
     }
 
     /// Data that comes next.
@@ -141,7 +182,80 @@ impl Outbox {
     /// All that there is; nothing is left.
     pub(crate) fn take(&mut self) -> Batch {
         self.end_run();
+        self.head_bytes = 0;
         let data_bytes = std::mem::take(&mut self.data_bytes);
         Batch { bytes: std::mem::take(&mut self.pieces), data_bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: all that was put in comes out once and in order, in parts that the kernel takes.
+    //! Method: one batch of few and large, of many and small pieces.
+
+    use ashlar_reactor::executor::Order;
+    use ashlar_reactor::nvme::command::Status;
+    use ashlar_reactor::virtual_time::VirtualBackend;
+
+    use super::*;
+
+    fn completion(id: u16) -> Completion {
+        Completion {
+            result: 0,
+            result_high: 0,
+            submission_head: 0,
+            queue: 0,
+            id,
+            phase: false,
+            status: Status::SUCCESS,
+        }
+    }
+
+    fn bytes_of(buffers: &Buffers) -> Vec<u8> {
+        buffers.pieces().iter().flat_map(|piece| piece.bytes().to_vec()).collect()
+    }
+
+    #[test]
+    fn what_is_sent_is_in_parts_that_the_kernel_takes() {
+        let reactor = Reactor::new(Box::new(VirtualBackend::default()), Order::Fifo);
+        let mut outbox = Outbox::new(&reactor, Digests::default(), 0, 128);
+        for (count, bytes, parts) in [(3, 4096, 1), (3, 1 << 20, 3), (700, 512, 2), (700, 0, 1)] {
+            for id in 0..count {
+                let data = reactor.buffer(bytes);
+                data.copy_from_slice(&vec![id.to_le_bytes()[0]; bytes]);
+                if bytes > 0 {
+                    outbox.put_data(id, &data.into(), LAST);
+                }
+                outbox.put_completion(completion(id));
+            }
+            let batch = outbox.take();
+            assert_eq!(batch.data_bytes, usize::from(count) * bytes);
+            let all = bytes_of(&batch.bytes);
+            let found = batch.parts();
+            assert!(found.len() >= parts, "{} of {count}", found.len());
+            assert!(found.iter().all(|its| its.pieces().len() <= SEND_PIECES_MAX));
+            assert!(found.iter().all(|its| (1..=SEND_BYTES_MAX).contains(&its.len())));
+            assert!(found.iter().flat_map(bytes_of).collect::<Vec<u8>>() == all);
+            assert!(outbox.is_empty() && !outbox.is_full());
+        }
+    }
+
+    #[test]
+    fn it_is_full_with_more_than_a_queue_of_commands() {
+        let reactor = Reactor::new(Box::new(VirtualBackend::default()), Order::Fifo);
+        for (digests, alignment) in [(0, 0), (3, 0), (3, 31)] {
+            let digests = Digests::from_byte(digests);
+            let mut outbox = Outbox::new(&reactor, digests, alignment, 32);
+            let data: Buffers = reactor.buffer(512).into();
+            for id in 0..32 {
+                outbox.put_data(id, &data, LAST);
+                outbox.put_completion(completion(id));
+            }
+            assert!(!outbox.is_full());
+            (0..32).for_each(|id| outbox.put_completion(completion(id)));
+            assert!(outbox.is_full());
+            outbox.take();
+            assert!(!outbox.is_full());
+        }
     }
 }

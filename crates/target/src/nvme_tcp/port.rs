@@ -4,9 +4,9 @@
 //!
 //! [`handshake`]: crate::nvme_tcp::handshake
 
-use std::collections::BTreeMap;
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicU16, AtomicUsize, Ordering};
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -20,10 +20,12 @@ use crate::nvme_tcp::controller::Controller;
 use crate::nvme_tcp::handshake;
 use crate::nvme_tcp::namespace::is_allowed;
 
-/// Most connections of all hosts.
+/// Most connections of all hosts, and of one source.
 pub const CONNECTIONS_MAX: usize = 1024;
-/// Connections of one port that are being set up at a time; more wait to be accepted.
+pub const CONNECTIONS_OF_SOURCE_MAX: usize = CONNECTIONS_MAX / 4;
+/// Connections of one port that are being set up at a time, and those from one source; more wait.
 const HANDSHAKES_MAX: usize = 32;
+const HANDSHAKES_OF_SOURCE_MAX: usize = 8;
 /// Most subsystems of one port.
 pub const SUBSYSTEMS_MAX: usize = 256;
 /// Wait after a failed `accept`: it fails again at once while file descriptors are short.
@@ -31,19 +33,39 @@ const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// Controllers that answer Connect with this number do not exist (CNTLID from FFF0h on).
 const CONTROLLERS_END: u16 = 0xfff0;
 
+/// Where a connection comes from. Whoever has one address of IPv6 has all of its network (/64).
+fn source(from: SocketAddr) -> IpAddr {
+    match from.ip().to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() & !u128::from(u64::MAX)).into(),
+        IpAddr::V4(ip) => ip.into(),
+    }
+}
+
 /// What all ports share.
 #[derive(Default)]
 pub(crate) struct House {
-    connections: AtomicUsize,
+    /// Connections by source.
+    connections: Mutex<BTreeMap<IpAddr, usize>>,
     controllers: AtomicU16,
 }
 
 impl House {
+    fn connections(&self) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A place for one more connection, until it is dropped.
-    pub(crate) fn seat(self: &Arc<House>) -> Option<Seat> {
-        let more = |taken: usize| (taken < CONNECTIONS_MAX).then_some(taken + 1);
-        let taken = self.connections.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
-        taken.ok().map(|_| Seat(self.clone()))
+    pub(crate) fn seat(self: &Arc<House>, source: IpAddr) -> Option<Seat> {
+        let mut connections = self.connections();
+        if connections.values().sum::<usize>() >= CONNECTIONS_MAX {
+            return None;
+        }
+        let its = connections.entry(source).or_default();
+        if *its >= CONNECTIONS_OF_SOURCE_MAX {
+            return None;
+        }
+        *its += 1;
+        Some(Seat { house: self.clone(), source })
     }
 
     /// The number of a new controller: another one than all that live, unless thousands came since.
@@ -55,11 +77,20 @@ impl House {
     }
 }
 
-pub(crate) struct Seat(Arc<House>);
+pub(crate) struct Seat {
+    house: Arc<House>,
+    source: IpAddr,
+}
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.0.connections.fetch_sub(1, Ordering::Relaxed);
+        let mut connections = self.house.connections();
+        let left = connections.get(&self.source).copied().unwrap_or_default().saturating_sub(1);
+        if left == 0 {
+            connections.remove(&self.source);
+        } else {
+            connections.insert(self.source, left);
+        }
     }
 }
 
@@ -95,7 +126,38 @@ pub(crate) struct Inner {
     pub(crate) generation: u64,
     /// Those that tell of the subsystems.
     pub(crate) discovering: Vec<Arc<Controller>>,
-    handshakes: usize,
+    /// Connections that nobody sets up yet.
+    waiting: VecDeque<Guest>,
+    handshakes: Handshakes,
+}
+
+/// Who was accepted.
+struct Guest {
+    stream: TcpStream,
+    from: SocketAddr,
+    seat: Seat,
+}
+
+/// What is being set up: the other handle of each connection, and where it comes from.
+#[derive(Default)]
+struct Handshakes {
+    last: u64,
+    open: BTreeMap<u64, (IpAddr, TcpStream)>,
+}
+
+impl Handshakes {
+    /// Whether there is room for one more from there.
+    fn admits(&self, source: IpAddr) -> bool {
+        let of_source = self.open.values().filter(|(its, _)| *its == source).count();
+        self.open.len() < HANDSHAKES_MAX && of_source < HANDSHAKES_OF_SOURCE_MAX
+    }
+
+    /// The number of a new one.
+    fn begin(&mut self, source: IpAddr, stream: TcpStream) -> u64 {
+        self.last += 1;
+        self.open.insert(self.last, (source, stream));
+        self.last
+    }
 }
 
 pub(crate) struct Port {
@@ -155,6 +217,8 @@ impl Port {
         let discovering = {
             let mut inner = self.inner();
             inner.stopping = true;
+            inner.waiting.clear();
+            inner.handshakes.open.values().for_each(|(_, stream)| hang_up(stream));
             std::mem::take(&mut inner.discovering)
         };
         let _ = rustix::net::shutdown(&self.listener, rustix::net::Shutdown::Both);
@@ -186,41 +250,73 @@ impl Port {
                 }
             }
         }
-        let waited = self.handshake_ended.wait_while(self.inner(), |inner| inner.handshakes > 0);
+        let some = |inner: &mut Inner| !inner.handshakes.open.is_empty();
+        let waited = self.handshake_ended.wait_while(self.inner(), some);
         drop(waited);
     }
 
-    /// Sets a connection up, beside whatever else goes on; waits while too many are.
+    /// Has a connection set up, beside whatever else goes on.
     fn let_in(self: &Arc<Port>, stream: TcpStream, from: SocketAddr) {
-        let Some(seat) = self.house.seat() else {
-            let most = CONNECTIONS_MAX;
-            tracing::warn!(port = %self.address, %from, "a host was turned away: {most} are here");
+        let Some(seat) = self.house.seat(source(from)) else {
+            let (all, its) = (CONNECTIONS_MAX, CONNECTIONS_OF_SOURCE_MAX);
+            let port = &self.address;
+            tracing::warn!(%port, %from, "a host was turned away: {all} are here, or {its} of its");
             return;
         };
-        let many = |inner: &mut Inner| inner.handshakes >= HANDSHAKES_MAX && !inner.stopping;
-        let waited = self.handshake_ended.wait_while(self.inner(), many);
-        waited.unwrap_or_else(PoisonError::into_inner).handshakes += 1;
-        let ticket = Handshake(self.clone());
-        let setup = move || {
-            let port = &ticket.0;
-            if let Err(why) = handshake::shake_hands(port, stream, seat) {
-                tracing::warn!(port = %port.address, %from, %why, "a host was refused");
+        self.inner().waiting.push_back(Guest { stream, from, seat });
+        self.let_in_waiting();
+    }
+
+    /// Begins to set up what may be: those of a source that has many under way wait, others not.
+    fn let_in_waiting(self: &Arc<Port>) {
+        while let Some((guest, number)) = self.next_guest() {
+            let Guest { stream, from, seat } = guest;
+            let ticket = Handshake { port: self.clone(), number };
+            let setup = move || {
+                let port = ticket.port.clone();
+                if let Err(why) = handshake::shake_hands(&port, stream, seat) {
+                    tracing::warn!(port = %port.address, %from, %why, "a host was refused");
+                }
+                drop(ticket);
+                port.let_in_waiting();
+            };
+            let started = std::thread::Builder::new().name("nvme-tcp-connect".into()).spawn(setup);
+            if let Err(error) = started {
+                tracing::warn!(port = %self.address, %error, "a host could not be let in");
             }
-        };
-        let started = std::thread::Builder::new().name("nvme-tcp-connect".into()).spawn(setup);
-        if let Err(error) = started {
-            tracing::warn!(port = %self.address, %error, "a host could not be let in");
+        }
+    }
+
+    fn next_guest(&self) -> Option<(Guest, u64)> {
+        let mut inner = self.inner();
+        loop {
+            let admits = |its: &Guest| inner.handshakes.admits(its.seat.source);
+            let at = inner.waiting.iter().position(admits).filter(|_| !inner.stopping)?;
+            let guest = inner.waiting.remove(at)?;
+            match guest.stream.try_clone() {
+                Ok(stream) => {
+                    let number = inner.handshakes.begin(guest.seat.source, stream);
+                    return Some((guest, number));
+                }
+                Err(error) => {
+                    let from = guest.from;
+                    tracing::warn!(port = %self.address, %from, %error, "a host was not let in");
+                }
+            }
         }
     }
 }
 
 /// One of [`HANDSHAKES_MAX`].
-struct Handshake(Arc<Port>);
+struct Handshake {
+    port: Arc<Port>,
+    number: u64,
+}
 
 impl Drop for Handshake {
     fn drop(&mut self) {
-        self.0.inner().handshakes -= 1;
-        self.0.handshake_ended.notify_all();
+        self.port.inner().handshakes.open.remove(&self.number);
+        self.port.handshake_ended.notify_all();
     }
 }
 
@@ -275,10 +371,22 @@ mod tests {
     #[test]
     fn seats_are_limited_and_given_back() {
         let house = Arc::new(House::default());
-        let mut seats: Vec<Seat> = std::iter::from_fn(|| house.seat()).collect();
-        assert_eq!(seats.len(), CONNECTIONS_MAX);
-        seats.pop();
-        assert!(house.seat().is_some());
+        let from = |text: &str| source(text.parse().unwrap());
+        let some =
+            |source: IpAddr| -> Vec<Seat> { std::iter::from_fn(|| house.seat(source)).collect() };
+        let mut seats: Vec<Vec<Seat>> =
+            (1..=4).map(|i| some(from(&format!("192.0.2.{i}:1")))).collect();
+        assert!(seats.iter().all(|its| its.len() == CONNECTIONS_OF_SOURCE_MAX));
+        assert!(house.seat(from("192.0.2.5:1")).is_none(), "all are taken");
+        seats[0].pop();
+        // Addresses of one network of IPv6 are one source, and IPv4 is IPv4.
+        let seat = house.seat(from("[2001:db8::1]:1")).unwrap();
+        assert!(house.seat(from("192.0.2.5:1")).is_none());
+        assert_eq!(from("[2001:db8::2]:7"), seat.source);
+        assert_ne!(from("[2001:db8:0:1::1]:1"), seat.source);
+        assert_eq!(from("[::ffff:192.0.2.1]:1"), from("192.0.2.1:2"));
+        drop((seat, seats));
+        assert!(house.connections().is_empty());
     }
 
     #[test]

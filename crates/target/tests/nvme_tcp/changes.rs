@@ -6,7 +6,7 @@ use ashlar_reactor::nvme::command::{Command, NamespaceIdentity, Status};
 use ashlar_target::export::Export;
 use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport};
 
-use crate::host::{Choice, End, Host};
+use crate::host::{Choice, End, HOST, Host, Wire};
 use crate::{DISK, Offered, SUBSYSTEM, spec};
 
 /// Namespace attributes have changed: a notice, with the log page to read.
@@ -26,6 +26,11 @@ fn a_host_is_told_of_what_changes() {
     offered.rig.resize(2 * DISK);
     offered.export.resized();
     assert_eq!(host.admin.wait(event).unwrap().0.result, CHANGED);
+    // Who asks wrongly has not heard of it: another length than that of the data, beyond the end.
+    for (len, offset) in [(1024, 0), (4096, 8192)] {
+        let log = Command::get_log_page(4, u32::MAX, 4096, offset);
+        assert!(!host.admin.run(log, len).0.is_success());
+    }
     assert_eq!(read_changed(&mut host), [1, 0, 0, 0, 0, 0, 0, 0]);
     let (_, page) = host.admin.run(Command::identify_namespace(1), 4096);
     let blocks = NamespaceIdentity::decode(&page.try_into().unwrap()).blocks;
@@ -60,6 +65,34 @@ fn a_host_is_told_of_what_changes() {
     let abort = host.admin.ask(Command::abort(0, event), 0);
     assert_eq!(host.admin.wait(event).unwrap().0.status, Status::ABORTED);
     assert_eq!(host.admin.wait(abort).unwrap().0.result, 0);
+    offered.end();
+}
+
+#[test]
+fn what_hosts_are_told_all_reactors_know() {
+    let offered = Offered::new();
+    let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
+    // The admin queue is served by one reactor, the second I/O queue by another.
+    let mut io = Wire::open(offered.at(), Choice::PLAIN);
+    io.connect((SUBSYSTEM, HOST), 2, host.controller).unwrap();
+    for _ in 0..20 {
+        std::thread::scope(|scope| {
+            let event = host.admin.ask(Command::async_event(), 0);
+            let start =
+                || NvmeTcpExport::start(&offered.ports, offered.rig.parts(), spec(offered.at()));
+            let second = scope.spawn(start);
+            assert_eq!(host.admin.wait(event).unwrap().0.result, CHANGED);
+            assert_eq!(io.run(Command::read(2, 0, 1), 512).0, Status::SUCCESS);
+            assert_eq!(read_changed(&mut host)[0], 2);
+            let second = second.join().unwrap().unwrap();
+            let event = host.admin.ask(Command::async_event(), 0);
+            scope.spawn(move || drop(second));
+            assert_eq!(host.admin.wait(event).unwrap().0.result, CHANGED);
+            let gone = Status::INVALID_NAMESPACE.for_good();
+            assert_eq!(io.run(Command::read(2, 0, 1), 512).0, gone);
+            assert_eq!(read_changed(&mut host)[0], 2);
+        });
+    }
     offered.end();
 }
 

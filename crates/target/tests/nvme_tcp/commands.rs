@@ -91,22 +91,44 @@ fn many_commands_at_a_time() {
 }
 
 #[test]
+fn comparisons_do_not_wait_for_each_other() {
+    let offered = Offered::new();
+    let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
+    let data = pattern(&mut Prng::from_seed(7), 1 << 20);
+    host.write(1, 0, &data);
+    // Of the largest: what is given for four of them is all that is held for a connection.
+    let ids: Vec<u16> = (0..16).map(|_| host.io.give(compare(0, 2048), &data, false)).collect();
+    for id in ids {
+        assert_eq!(host.io.wait(id).unwrap().0.status, Status::SUCCESS);
+    }
+    offered.end();
+}
+
+fn compare(block: u64, blocks: u32) -> Command {
+    let mut compare = Command::write(1, block, blocks);
+    compare.dwords[0] = compare.dwords[0] & !0xff | 5;
+    compare
+}
+
+#[test]
 fn hints_comparisons_and_flushes() {
     let offered = Offered::new();
     let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
     let data: Vec<u8> = (0..8192_u32).map(|i| (i / 7) as u8).collect();
     host.write(1, 16, &data);
     for (in_capsule, len) in [(true, 8192), (false, 8192), (false, 512)] {
-        let mut compare = Command::write(1, 16, (len / 512) as u32);
-        compare.dwords[0] = compare.dwords[0] & !0xff | 5;
+        let compare = compare(16, (len / 512) as u32);
         assert_eq!(host.io.put(compare, &data[..len], in_capsule), Status::SUCCESS);
         let mut other = data[..len].to_vec();
         other[len - 1] ^= 1;
         assert_eq!(host.io.put(compare, &other, in_capsule), Status::COMPARE_FAILED);
     }
+    // Those that found a difference count, too: the last of all was one.
+    assert_eq!(offered.export.status().unwrap().traffic.reads.total.count, 6);
     let before = offered.rig.flushes().iter().sum::<u64>();
     assert!(host.io.run(Command::flush(1), 0).0.is_success());
     assert!(host.io.run(Command::flush(u32::MAX), 0).0.is_success());
+    assert_eq!(offered.export.status().unwrap().traffic.flushes.total.count, 2);
     let durable = Command::write(1, 16, 16).with_force_unit_access();
     assert!(host.io.put(durable, &data, true).is_success());
     assert_eq!(offered.export.status().unwrap().counters.flushes, 3);

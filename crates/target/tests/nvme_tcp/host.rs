@@ -69,7 +69,10 @@ pub enum End {
 impl Wire {
     /// Agrees on the connection, and no more.
     pub fn open(at: SocketAddr, choice: Choice) -> Wire {
-        let stream = TcpStream::connect(at).unwrap();
+        Wire::over(TcpStream::connect(at).unwrap(), choice)
+    }
+
+    pub fn over(stream: TcpStream, choice: Choice) -> Wire {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut wire = Wire {

@@ -2,8 +2,8 @@
 //! else notices.
 
 use std::io::Write;
-use std::net::{Shutdown, TcpStream};
-use std::time::Duration;
+use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpStream};
+use std::time::{Duration, Instant};
 
 use ashlar_reactor::nvme::command::{Command, Sgl, Status};
 use ashlar_reactor::nvme::fabrics::ANY_CONTROLLER;
@@ -196,6 +196,58 @@ fn a_silent_host_is_given_up() {
     let told = offered.export.status().unwrap().last_error.unwrap();
     assert!(told.contains("no sign of life"), "{told}");
     offered.end();
+}
+
+#[test]
+fn who_fetches_no_answers_is_not_listened_to() {
+    let offered = Offered::new();
+    let mut neighbour = Neighbour::new(&offered);
+    let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
+    host.io.stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+    let mut unknown = Command::flush(1);
+    unknown.dwords[0] |= 0x7f;
+    let bytes = host.io.capsule(unknown.with_id(1), &[]).repeat(16);
+    // Until neither the kernel nor the target takes any more.
+    let mut sent = 0;
+    while host.io.stream.write_all(&bytes).is_ok() {
+        sent += bytes.len();
+        assert!(sent < 64 << 20, "{sent} bytes of commands whose answers nobody fetches");
+        // By then those were done: both queues are served by one reactor.
+        neighbour.host.read(1, ITS, 1);
+    }
+    neighbour.is_well();
+    offered.end();
+}
+
+#[expect(clippy::disallowed_methods, reason = "no reactor's time")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// A connection from another address of this host.
+fn connect_from(from: Ipv4Addr, offered: &Offered) -> TcpStream {
+    use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&socket, &SocketAddrV4::new(from, 0)).unwrap();
+    connect(&socket, &offered.at()).unwrap();
+    TcpStream::from(socket)
+}
+
+#[test]
+fn silent_connections_of_one_source_hold_nobody_up() {
+    let offered = Offered::new();
+    let silent: Vec<TcpStream> =
+        (0..100).map(|_| TcpStream::connect(offered.at()).unwrap()).collect();
+    // Well below what the silent ones may take.
+    let soon = Duration::from_secs(5);
+    let began = now();
+    let mut wire = Wire::over(connect_from(Ipv4Addr::new(127, 0, 0, 2), &offered), Choice::PLAIN);
+    wire.connect((SUBSYSTEM, HOST), 0, ANY_CONTROLLER).unwrap();
+    assert!(began.elapsed() < soon, "{:?}", began.elapsed());
+    let began = now();
+    offered.end();
+    assert!(began.elapsed() < soon, "{:?}", began.elapsed());
+    drop(silent);
 }
 
 /// PDUs that a host would send, on an I/O queue, as bytes.

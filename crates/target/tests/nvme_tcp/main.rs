@@ -9,10 +9,12 @@ mod changes;
 mod commands;
 mod host;
 mod hostile;
+mod resets;
 #[path = "../export/rig.rs"]
 mod rig;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_format::array_superblock::Level;
@@ -37,9 +39,16 @@ impl Offered {
     }
 
     pub fn to(hosts: Vec<String>) -> Offered {
+        Offered::by(ExportSpec { hosts, ..spec("127.0.0.1:0".parse().unwrap()) })
+    }
+
+    pub fn limited(limits: Arc<RateLimits>) -> Offered {
+        Offered::by(ExportSpec { limits, ..spec("127.0.0.1:0".parse().unwrap()) })
+    }
+
+    pub fn by(spec: ExportSpec) -> Offered {
         let rig = Rig::spread(Level::Raid5, 3, DISK, Duration::from_micros(50));
         let ports = Ports::default();
-        let spec = ExportSpec { hosts, ..spec("127.0.0.1:0".parse().unwrap()) };
         let export = NvmeTcpExport::start(&ports, rig.parts(), spec).unwrap();
         Offered { ports, export, rig }
     }
