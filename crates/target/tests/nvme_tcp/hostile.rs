@@ -1,7 +1,7 @@
 //! Hosts that break the rules: cut off with the reason where there is one to be told, and nobody
 //! else notices.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddrV4, TcpStream};
 use std::time::{Duration, Instant};
 
@@ -209,12 +209,16 @@ fn who_fetches_no_answers_is_not_listened_to() {
     let bytes = host.io.capsule(unknown.with_id(1), &[]).repeat(16);
     // Until neither the kernel nor the target takes any more.
     let mut sent = 0;
-    while host.io.stream.write_all(&bytes).is_ok() {
+    let full = loop {
+        if let Err(full) = host.io.stream.write_all(&bytes) {
+            break full;
+        }
         sent += bytes.len();
         assert!(sent < 64 << 20, "{sent} bytes of commands whose answers nobody fetches");
         // By then those were done: both queues are served by one reactor.
         neighbour.host.read(1, ITS, 1);
-    }
+    };
+    assert_eq!(full.kind(), ErrorKind::WouldBlock, "it was not cut off");
     neighbour.is_well();
     offered.end();
 }
