@@ -358,9 +358,10 @@ mod tests {
         for (ask, meanwhile, then) in
             [(0, READY, 0), (shut, READY | SHUTTING_DOWN, READY | SHUTDOWN_COMPLETE)]
         {
-            let controller = controller(connection().1);
+            let (_admin_host, admin) = connection();
+            let controller = controller(admin);
             assert_eq!(controller.configure(ENABLE), Ok(()));
-            let (_host, io) = connection();
+            let (_io_host, io) = connection();
             assert_eq!(controller.add_queue(2, io.try_clone().unwrap()), Ok(()));
             assert_eq!(controller.add_queue(2, io.try_clone().unwrap()), Err(NoQueue::Exists));
             assert!(controller.is_open(2) && !controller.is_left());

@@ -16,7 +16,7 @@ use zerocopy::{Immutable, IntoBytes};
 const HEADS_BYTES: usize = 4096;
 /// The kernel takes no more pieces at a time (UIO_MAXIOV).
 const SEND_PIECES_MAX: usize = 1024;
-/// What is sent at a time: a slow host is seen to go on.
+/// With so many bytes it is enough for one time: a slow host is seen to go on.
 const SEND_BYTES_MAX: usize = 1 << 20;
 /// Of a header that a host is told of when it is at fault.
 const QUOTE_BYTES: usize = 72;
@@ -47,15 +47,14 @@ pub(crate) struct Batch {
 impl Batch {
     /// As they are sent, one after the other.
     pub(crate) fn parts(self) -> SmallVec<[Buffers; 1]> {
-        let fits = |part: &Buffers, bytes: usize| {
-            part.pieces().len() < SEND_PIECES_MAX && part.len() + bytes <= SEND_BYTES_MAX
-        };
-        if fits(&self.bytes, 0) {
+        let is_full =
+            |part: &Buffers| part.pieces().len() == SEND_PIECES_MAX || part.len() >= SEND_BYTES_MAX;
+        if self.bytes.pieces().len() <= SEND_PIECES_MAX && !is_full(&self.bytes) {
             return smallvec![self.bytes];
         }
         let (mut parts, mut part) = (SmallVec::new(), Buffers::default());
         for piece in self.bytes.pieces() {
-            if !part.is_empty() && !fits(&part, piece.len()) {
+            if is_full(&part) {
                 parts.push(std::mem::take(&mut part));
             }
             part.push(piece.clone());
@@ -234,7 +233,7 @@ mod tests {
             let found = batch.parts();
             assert!(found.len() >= parts, "{} of {count}", found.len());
             assert!(found.iter().all(|its| its.pieces().len() <= SEND_PIECES_MAX));
-            assert!(found.iter().all(|its| (1..=SEND_BYTES_MAX).contains(&its.len())));
+            assert!(found.iter().all(|its| (1..2 * SEND_BYTES_MAX).contains(&its.len())));
             assert!(found.iter().flat_map(bytes_of).collect::<Vec<u8>>() == all);
             assert!(outbox.is_empty() && !outbox.is_full());
         }

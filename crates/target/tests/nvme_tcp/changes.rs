@@ -78,9 +78,9 @@ fn what_hosts_are_told_all_reactors_know() {
     for _ in 0..20 {
         std::thread::scope(|scope| {
             let event = host.admin.ask(Command::async_event(), 0);
-            let start =
-                || NvmeTcpExport::start(&offered.ports, offered.rig.parts(), spec(offered.at()));
-            let second = scope.spawn(start);
+            let (ports, parts) = (offered.ports.clone(), offered.rig.parts());
+            let spec = spec(offered.at());
+            let second = scope.spawn(move || NvmeTcpExport::start(&ports, parts, spec));
             assert_eq!(host.admin.wait(event).unwrap().0.result, CHANGED);
             assert_eq!(io.run(Command::read(2, 0, 1), 512).0, Status::SUCCESS);
             assert_eq!(read_changed(&mut host)[0], 2);

@@ -41,7 +41,7 @@ fn refused(offered: &Offered, queue: u16, controller: u16) -> Status {
 fn a_reset_is_over_when_nothing_of_before_is_under_way() {
     let (offered, limits) = slow();
     let Host { mut admin, mut io, controller } = host_with_late_write(&offered);
-    let mut set = |admin: &mut Wire, to| admin.run(property_set(Property::Configuration, to), 0).0;
+    let set = |admin: &mut Wire, to| admin.run(property_set(Property::Configuration, to), 0).0;
     assert!(set(&mut admin, DISABLE).is_success());
     assert!(io.receive_pdu().is_err());
     // What could be written now would be overwritten by what is still to come.
