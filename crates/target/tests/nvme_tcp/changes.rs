@@ -20,7 +20,7 @@ fn read_changed(host: &mut Host) -> Vec<u8> {
 
 #[test]
 fn a_host_is_told_of_what_changes() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
     let event = host.admin.ask(Command::async_event(), 0);
     offered.rig.resize(2 * DISK);
@@ -65,7 +65,7 @@ fn a_host_is_told_of_what_changes() {
 
 #[test]
 fn an_export_that_stops_hangs_up_and_leaves_the_address() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let at = offered.at();
     let mut host = Host::connect(at, SUBSYSTEM, Choice::PLAIN);
     let ids: Vec<u16> = (0..20)
