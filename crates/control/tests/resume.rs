@@ -8,6 +8,10 @@
 
 mod daemon;
 
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
 use ashlar_reactor::prng::Prng;
 use daemon::Daemon;
 use serde_json::Value;
@@ -106,6 +110,23 @@ fn guests_stay_connected_while_another_program_takes_over() {
         assert!(pauses.len() >= 2 && pauses.iter().all(|ms| *ms < GAP_MS_MAX), "{pauses:?}");
     }
     assert_eq!(daemon.array_state("a"), "optimal");
+}
+
+#[test]
+fn a_front_end_within_a_message_delays_nobody_for_long() {
+    let daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    let mut front_end = UnixStream::connect(daemon.path("export/e.sock")).unwrap();
+    front_end.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    front_end.write_all(&[1, 0, 0]).unwrap();
+    daemon.wait_for("export show e", |export| export["state"] == "connected");
+    let after = daemon.json("upgrade");
+    assert_eq!((&after["count"], &after["error"]), (&1.into(), &Value::Null));
+    assert!(after["paused_ms"].as_u64().unwrap() < GAP_MS_MAX, "{after}");
+    assert_eq!(daemon.json("export show e")["state"], "listening");
+    let end = front_end.read(&mut [0]).map_err(|error| error.kind());
+    assert!(matches!(end, Ok(0) | Err(ErrorKind::ConnectionReset)), "{end:?}");
 }
 
 #[test]

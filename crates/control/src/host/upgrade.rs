@@ -68,11 +68,20 @@ impl Host {
     pub async fn hand_over(&self) -> BTreeMap<String, Handed<OwnedFd>> {
         let exports = {
             let _turn = self.changes.lock().await;
-            self.look(|state| std::mem::take(&mut state.exports))
+            self.look(|state| {
+                state.stopping = true;
+                std::mem::take(&mut state.exports)
+            })
         };
+        // All at once: one that takes its time shall not make all others wait for longer.
+        let leave = |(name, Serving { home, parts, served, .. })| {
+            let leaving = tokio::spawn(async move { served.hand_over().await });
+            (name, home, parts, leaving)
+        };
+        let leaving: Vec<_> = exports.into_iter().map(leave).collect();
         let mut handed = BTreeMap::new();
-        for (name, Serving { home, parts, served, .. }) in exports {
-            if let Some(its) = served.hand_over().await {
+        for (name, home, parts, leaving) in leaving {
+            if let Ok(Some(its)) = leaving.await {
                 handed.insert(name, its);
             }
             self.withdraw_volumes(home, parts).await;

@@ -2,8 +2,8 @@
 //! the other.
 //!
 //! The thread waits for a front end, for a message, or for the reactor. `Ends::stop` ends the
-//! first two by shutting the sockets down, `Ends::hand_over` by saying so; the third ends when the
-//! reactor replies.
+//! first two by shutting the sockets down, `Ends::hand_over` by saying so, but for a message that
+//! has begun: that `Ends::disconnect` ends; the third ends when the reactor replies.
 
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -79,12 +79,16 @@ impl Ends {
 
     /// Ends the thread, which closes what is open.
     pub(crate) fn stop(&self) {
-        let mut open = self.open();
-        open.stopping = true;
-        if let Some(front_end) = &open.front_end {
+        self.open().stopping = true;
+        self.disconnect();
+        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+    }
+
+    /// Ends the wait for a front end that has begun a message, or does not read its replies.
+    pub(crate) fn disconnect(&self) {
+        if let Some(front_end) = &self.open().front_end {
             let _ = front_end.shutdown(std::net::Shutdown::Both);
         }
-        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
     }
 
     fn is_stopping(&self) -> bool {
