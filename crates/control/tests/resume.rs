@@ -75,6 +75,13 @@ fn rings_go_on_after_kills() {
     kill_under("packed", "--descriptors direct --segments 3 --block 12K");
 }
 
+fn memfds(daemon: &Daemon) -> usize {
+    let files = std::fs::read_dir(daemon.proc("fd")).unwrap();
+    // One may be closed meanwhile.
+    let links = files.filter_map(|file| std::fs::read_link(file.unwrap().path()).ok());
+    links.filter(|link| link.to_string_lossy().starts_with("/memfd:")).count()
+}
+
 /// Its front end would see it if the socket were closed.
 #[test]
 fn guests_stay_connected_while_another_program_takes_over() {
@@ -95,6 +102,7 @@ fn guests_stay_connected_while_another_program_takes_over() {
     let mut count = 0;
     for ring in ["split", "packed"] {
         let mut load = load(ring);
+        assert!(memfds(&daemon) > 0, "a guest's memory");
         let mut pauses = Vec::new();
         while load.try_wait().unwrap().is_none() {
             let after = daemon.json("upgrade");
@@ -108,6 +116,8 @@ fn guests_stay_connected_while_another_program_takes_over() {
         assert!(output.status.success(), "{ring}: {said}\n{}", daemon.log());
         println!("{ring}: guests waited for {pauses:?} ms");
         assert!(pauses.len() >= 2 && pauses.iter().all(|ms| *ms < GAP_MS_MAX), "{pauses:?}");
+        // It is gone, and no file of its memory is left.
+        daemon.wait_for("export show e", |_| memfds(&daemon) == 0);
     }
     assert_eq!(daemon.array_state("a"), "optimal");
 }
