@@ -443,4 +443,4 @@ impl Poller for Queue {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
