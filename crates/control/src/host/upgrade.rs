@@ -1,7 +1,9 @@
 //! Another program takes the place of this one, while guests wait for a moment.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -113,6 +115,19 @@ impl Host {
     }
 }
 
+/// The file that this program was started from, or what has taken its place since: after a program
+/// that did not take over, this one runs from a file that may be gone.
+pub(super) fn own_program() -> PathBuf {
+    let program = std::env::current_exe().unwrap_or_default();
+    if program.exists() { program } else { without_mark(program) }
+}
+
+/// Linux marks the name of a file that was removed.
+fn without_mark(program: PathBuf) -> PathBuf {
+    let name = program.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+    name.map(|name| PathBuf::from(OsStr::from_bytes(name))).unwrap_or(program)
+}
+
 /// Whether a program would take over: it is started with all that this one was started with.
 fn check(binary: &Path) -> Answer<()> {
     let shown = binary.display();
@@ -137,4 +152,17 @@ fn check(binary: &Path) -> Answer<()> {
     let said = said.lines().next().unwrap_or("it says nothing");
     let said = said.trim_start_matches("error: ");
     Err(Refusal::conflict(format!("{shown} cannot take over: {said}")).fix(fix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_was_removed_is_known_by_its_place() {
+        let place = |name: &str| without_mark(PathBuf::from(name));
+        assert_eq!(place("/usr/bin/ashlar (deleted)"), Path::new("/usr/bin/ashlar"));
+        assert_eq!(place("/usr/bin/ashlar"), Path::new("/usr/bin/ashlar"));
+        assert!(own_program().is_file());
+    }
 }
