@@ -131,6 +131,13 @@ impl Ends {
 /// What the thread leaves to the next process: a front end, and what it has said.
 pub(crate) type Left = (UnixStream, Told<OwnedFd>);
 
+/// What a front end has said to the process before.
+struct Before {
+    channel: Option<OwnedFd>,
+    write_back: bool,
+    told: Told<OwnedFd>,
+}
+
 /// The body of an export's thread. `first`: a front end of the process before. Returns the one that
 /// is there when the thread was asked to leave.
 pub(crate) fn serve(
@@ -143,8 +150,8 @@ pub(crate) fn serve(
     let mut first = first;
     loop {
         let stream = match first.take() {
-            Some(front_end) => {
-                Ok(Some((UnixStream::from(front_end.stream.try_clone().ok()?), Some(front_end))))
+            Some(FrontEnd { stream, channel, write_back, told }) => {
+                Ok(Some((UnixStream::from(stream), Some(Before { channel, write_back, told }))))
             }
             None => ends.accept().map(|stream| stream.map(|stream| (stream, None))),
         };
@@ -184,7 +191,7 @@ fn serve_one(
     lines: &Lines<Device>,
     queues_max: u16,
     stream: UnixStream,
-    before: Option<FrontEnd<OwnedFd>>,
+    before: Option<Before>,
     retired: &Receiver<Arc<Mapping>>,
 ) -> Result<Option<Left>, Gone> {
     let session = Arc::new(Mutex::new(Session::new(lines.clone(), queues_max)));
@@ -220,10 +227,10 @@ fn handler(
     lines: &Lines<Device>,
     stream: &UnixStream,
     session: &Arc<Mutex<Session>>,
-    before: Option<FrontEnd<OwnedFd>>,
+    before: Option<Before>,
 ) -> Result<Handler, String> {
     let text = |error: std::io::Error| error.to_string();
-    let Some(FrontEnd { channel, write_back, told, .. }) = before else {
+    let Some(Before { channel, write_back, told }) = before else {
         let stream = stream.try_clone().map_err(text)?;
         return Ok(BackendReqHandler::from_stream(stream, session.clone()));
     };
