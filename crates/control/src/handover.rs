@@ -4,7 +4,8 @@
 //! ```text
 //! old   a socket pair; into one end: a memfd that describes, then all other files; the other end
 //!       becomes the standard input of the new program
-//! new   takes files until there are no more; the description names them by number
+//! new   takes files until there are no more; the description says how many there are, and names
+//!       them by number
 //! ```
 
 use std::collections::BTreeMap;
@@ -20,7 +21,7 @@ use std::time::Duration;
 use ashlar_target::handed::Handed;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
 };
 use serde::{Deserialize, Serialize};
@@ -28,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::refusal::{Answer, Refusal};
 
 /// Of the description. Another one is not understood, and said to be so before anything is stopped.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 /// Begins what a program says that would take over.
 pub const CONSENT: &str = "takes over: ashlar ";
 /// Says to a new process that someone hands over to it.
@@ -56,6 +57,8 @@ struct Described {
     began_ns: u64,
     count: u32,
     error: Option<String>,
+    /// How many there are besides the description.
+    files: usize,
     exports: BTreeMap<String, Handed<usize>>,
 }
 
@@ -95,7 +98,9 @@ fn describe(handover: Handover) -> (Described, Vec<OwnedFd>) {
         |(name, handed): (String, Handed<OwnedFd>)| Some((name, handed.rename(&mut number)?));
     let exports = exports.into_iter().filter_map(name).collect();
     let began_ns = u64::try_from(began.as_nanos()).unwrap_or(u64::MAX);
-    (Described { format: FORMAT, began_ns, count, error, exports }, files)
+    let described =
+        Described { format: FORMAT, began_ns, count, error, files: files.len(), exports };
+    (described, files)
 }
 
 /// The words of this process's command line, and that someone hands over.
@@ -110,7 +115,18 @@ fn run(
     files: &[OwnedFd],
 ) -> io::Result<std::convert::Infallible> {
     let input = send(described, files)?;
+    if let Err(error) = keep_files_here() {
+        tracing::warn!("files may stay open in the next program: {error}");
+    }
     Err(Command::new(program).args(arguments()).stdin(Stdio::from(input)).exec())
+}
+
+/// All files end with this program, but the three standard ones: what the protocol crate receives
+/// would stay open in the next one, and with it the memory of guests that are gone.
+fn keep_files_here() -> io::Result<()> {
+    // SAFETY: this changes a flag of files, which no memory depends on.
+    let done = unsafe { libc::close_range(3, u32::MAX, libc::CLOSE_RANGE_CLOEXEC.cast_signed()) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// The end of a socket from which all comes.
@@ -148,9 +164,19 @@ pub fn receive() -> Answer<Handover> {
         return Err(Refusal::failed(format!("what was handed over has format {format}")));
     }
     let mut files: Vec<Option<OwnedFd>> = files.collect();
+    if files.len() != described.files {
+        // Numbers may name others now: a guest's memory would be that of another.
+        let text = format!("{} of {} files were handed over", files.len(), described.files);
+        return Err(Refusal::failed(text).fix("start the daemon again; see its limit of files"));
+    }
     let mut file = |number: usize| files.get_mut(number).and_then(Option::take);
-    let named = |(name, handed): (String, Handed<usize>)| Some((name, handed.rename(&mut file)?));
-    let exports = described.exports.into_iter().filter_map(named).collect();
+    let mut exports = BTreeMap::new();
+    for (name, handed) in described.exports {
+        match handed.rename(&mut file) {
+            Some(handed) => _ = exports.insert(name, handed),
+            None => tracing::error!(export = name, "a file of it was not handed over"),
+        }
+    }
     let began = Duration::from_nanos(described.began_ns);
     Ok(Handover { began, count: described.count, error: described.error, exports })
 }
@@ -171,6 +197,9 @@ fn receive_files(input: &OwnedFd) -> io::Result<Vec<OwnedFd>> {
         let mut into = [IoSliceMut::new(&mut byte)];
         let flags = RecvFlags::CMSG_CLOEXEC;
         let received = rustix::net::recvmsg(input, &mut into, &mut ancillary, flags)?;
+        if received.flags.contains(ReturnFlags::CTRUNC) {
+            return Err(io::Error::other("some files were lost: too many are open"));
+        }
         if received.bytes == 0 {
             return Ok(files);
         }

@@ -199,7 +199,7 @@ impl Host {
             ports: Ports::default(),
             lessee,
             initiator,
-            program: std::env::current_exe().unwrap_or_default(),
+            program: upgrade::own_program(),
             wanted: tokio::sync::watch::Sender::new(None),
             started: Instant::now(),
             changes: tokio::sync::Mutex::new(()),

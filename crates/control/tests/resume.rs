@@ -8,6 +8,10 @@
 
 mod daemon;
 
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
 use ashlar_reactor::prng::Prng;
 use daemon::Daemon;
 use serde_json::Value;
@@ -71,6 +75,13 @@ fn rings_go_on_after_kills() {
     kill_under("packed", "--descriptors direct --segments 3 --block 12K");
 }
 
+fn memfds(daemon: &Daemon) -> usize {
+    let files = std::fs::read_dir(daemon.proc("fd")).unwrap();
+    // One may be closed meanwhile.
+    let links = files.filter_map(|file| std::fs::read_link(file.unwrap().path()).ok());
+    links.filter(|link| link.to_string_lossy().starts_with("/memfd:")).count()
+}
+
 /// Its front end would see it if the socket were closed.
 #[test]
 fn guests_stay_connected_while_another_program_takes_over() {
@@ -91,6 +102,7 @@ fn guests_stay_connected_while_another_program_takes_over() {
     let mut count = 0;
     for ring in ["split", "packed"] {
         let mut load = load(ring);
+        assert!(memfds(&daemon) > 0, "a guest's memory");
         let mut pauses = Vec::new();
         while load.try_wait().unwrap().is_none() {
             let after = daemon.json("upgrade");
@@ -104,8 +116,27 @@ fn guests_stay_connected_while_another_program_takes_over() {
         assert!(output.status.success(), "{ring}: {said}\n{}", daemon.log());
         println!("{ring}: guests waited for {pauses:?} ms");
         assert!(pauses.len() >= 2 && pauses.iter().all(|ms| *ms < GAP_MS_MAX), "{pauses:?}");
+        // It is gone, and no file of its memory is left.
+        daemon.wait_for("export show e", |_| memfds(&daemon) == 0);
     }
     assert_eq!(daemon.array_state("a"), "optimal");
+}
+
+#[test]
+fn a_front_end_within_a_message_delays_nobody_for_long() {
+    let daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v");
+    let mut front_end = UnixStream::connect(daemon.path("export/e.sock")).unwrap();
+    front_end.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    front_end.write_all(&[1, 0, 0]).unwrap();
+    daemon.wait_for("export show e", |export| export["state"] == "connected");
+    let after = daemon.json("upgrade");
+    assert_eq!((&after["count"], &after["error"]), (&1.into(), &Value::Null));
+    assert!(after["paused_ms"].as_u64().unwrap() < GAP_MS_MAX, "{after}");
+    assert_eq!(daemon.json("export show e")["state"], "listening");
+    let end = front_end.read(&mut [0]).map_err(|error| error.kind());
+    assert!(matches!(end, Ok(0) | Err(ErrorKind::ConnectionReset)), "{end:?}");
 }
 
 #[test]

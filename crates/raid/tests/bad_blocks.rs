@@ -60,7 +60,10 @@ impl Backend for Faulty {
     fn register(&mut self, device: Device) -> DeviceId {
         let file = match &device {
             Device::File { file } | Device::Namespace { file, .. } => Arc::as_ptr(file) as usize,
-            Device::Nvme { .. } | Device::Ram { .. } | Device::RamTwin { .. } => 0,
+            Device::Nvme { .. }
+            | Device::Remote { .. }
+            | Device::Ram { .. }
+            | Device::RamTwin { .. } => 0,
             Device::Null { .. } | Device::Model { .. } => 0,
             Device::Lossy { .. } | Device::Simulated { .. } => 0,
         };

@@ -36,6 +36,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use ashlar_reactor::registry::Key;
 
@@ -51,6 +52,9 @@ use crate::vhost::socket::{BACKLOG, Ends, Left};
 
 /// Most queues of one export.
 pub const QUEUES_MAX: u16 = 64;
+/// How long a front end may take over the rest of a message while all others wait for the next
+/// process.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// How a volume shall be offered.
 #[derive(Clone, Debug)]
@@ -69,7 +73,14 @@ pub struct VhostExport {
     spec: ExportSpec,
     lines: Lines<Device>,
     ends: Arc<Ends>,
-    thread: Option<JoinHandle<Option<Left>>>,
+    thread: Option<Thread>,
+}
+
+/// The socket's.
+struct Thread {
+    handle: JoinHandle<()>,
+    /// What it leaves to the next process comes before its end.
+    left: mpsc::Receiver<Option<Left>>,
 }
 
 impl VhostExport {
@@ -111,6 +122,36 @@ impl VhostExport {
         closed.ok().map(drop)
     }
 
+    /// All that the next process needs; `None`: something does not answer.
+    fn leave(&mut self) -> Option<Handed<OwnedFd>> {
+        self.come_to_rest()?;
+        let write_back = self.lines.first().ask(|device| device.facts().write_back).ok()?;
+        let Thread { handle, left } = self.thread.take()?;
+        self.ends.hand_over();
+        let left = left.recv_timeout(LEAVE_WITHIN).or_else(|_| {
+            let export = &self.spec.name;
+            tracing::warn!(export, "a front end is within a message, and is disconnected");
+            self.ends.disconnect();
+            left.recv()
+        });
+        let _ = handle.join();
+        self.lines.all().iter().for_each(Line::withdraw);
+        let (listener, channel) = self.ends.handed().ok()?;
+        let front_end = left.ok()?.map(|(stream, told)| {
+            let stream = stream.into();
+            FrontEnd { stream, channel, write_back, told }
+        });
+        Some(Handed { listener, front_end })
+    }
+
+    fn end(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        self.ends.stop();
+        let _ = thread.handle.join();
+        let _ = std::fs::remove_file(&self.spec.socket);
+        self.lines.all().iter().for_each(Line::withdraw);
+    }
+
     pub fn spec(&self) -> &ExportSpec {
         &self.spec
     }
@@ -138,30 +179,21 @@ impl Export for VhostExport {
     }
 
     fn hand_over(mut self: Box<Self>) -> Option<Handed<OwnedFd>> {
-        self.come_to_rest()?;
-        let write_back = self.lines.first().ask(|device| device.facts().write_back).ok()?;
-        self.ends.hand_over();
-        let left = self.thread.take()?.join().ok()?;
-        self.lines.all().iter().for_each(Line::withdraw);
-        let (listener, channel) = self.ends.handed().ok()?;
-        let front_end = left.map(|(stream, told)| {
-            let stream = stream.into();
-            FrontEnd { stream, channel, write_back, told }
-        });
-        Some(Handed { listener, front_end })
+        let handed = self.leave();
+        // What did not come to rest just now is not asked again.
+        self.end();
+        handed
     }
 }
 
 impl Drop for VhostExport {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
-        // First the queues: what they answer reaches a front end that is still connected, so that
-        // it knows where to go on when it reconnects.
-        let _ = self.come_to_rest();
-        self.ends.stop();
-        let _ = thread.join();
-        let _ = std::fs::remove_file(&self.spec.socket);
-        self.lines.all().iter().for_each(Line::withdraw);
+        if self.thread.is_some() {
+            // First the queues: what they answer reaches a front end that is still connected, so
+            // that it knows where to go on when it reconnects.
+            let _ = self.come_to_rest();
+            self.end();
+        }
     }
 }
 
@@ -183,7 +215,7 @@ fn check(spec: &ExportSpec, parts: usize) -> Result<[u8; SERIAL_BYTES], ExportEr
     Ok(serial)
 }
 
-type Started = (Lines<Device>, Arc<Ends>, JoinHandle<Option<Left>>);
+type Started = (Lines<Device>, Arc<Ends>, Thread);
 
 /// Makes the devices on their reactors, and the thread.
 fn start_bound(
@@ -208,11 +240,14 @@ fn start_bound(
     }
     let lines = Lines::new(lines);
     let (its_lines, its_ends, queues_max) = (lines.clone(), ends.clone(), spec.queues_max);
-    let body = move || socket::serve(&its_ends, &its_lines, queues_max, &retired, first);
-    let thread = std::thread::Builder::new().name("vhost-user".into()).spawn(body);
+    let (leave, left) = mpsc::channel();
+    let body = move || {
+        let _ = leave.send(socket::serve(&its_ends, &its_lines, queues_max, &retired, first));
+    };
+    let handle = std::thread::Builder::new().name("vhost-user".into()).spawn(body);
     let withdraw = |_: &std::io::Error| lines.all().iter().for_each(Line::withdraw);
-    let thread = thread.inspect_err(withdraw).map_err(ExportError::Thread)?;
-    Ok((lines, ends, thread))
+    let handle = handle.inspect_err(withdraw).map_err(ExportError::Thread)?;
+    Ok((lines, ends, Thread { handle, left }))
 }
 
 /// `parts`: how many there are of the export. `None`: its reactor has stopped, or has no volume.

@@ -1,7 +1,9 @@
 //! Another program takes the place of this one, while guests wait for a moment.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -68,11 +70,20 @@ impl Host {
     pub async fn hand_over(&self) -> BTreeMap<String, Handed<OwnedFd>> {
         let exports = {
             let _turn = self.changes.lock().await;
-            self.look(|state| std::mem::take(&mut state.exports))
+            self.look(|state| {
+                state.stopping = true;
+                std::mem::take(&mut state.exports)
+            })
         };
+        // All at once: one that takes its time shall not make all others wait for longer.
+        let leave = |(name, Serving { home, parts, served, .. })| {
+            let leaving = tokio::spawn(async move { served.hand_over().await });
+            (name, home, parts, leaving)
+        };
+        let leaving: Vec<_> = exports.into_iter().map(leave).collect();
         let mut handed = BTreeMap::new();
-        for (name, Serving { home, parts, served, .. }) in exports {
-            if let Some(its) = served.hand_over().await {
+        for (name, home, parts, leaving) in leaving {
+            if let Ok(Some(its)) = leaving.await {
                 handed.insert(name, its);
             }
             self.withdraw_volumes(home, parts).await;
@@ -104,6 +115,19 @@ impl Host {
     }
 }
 
+/// The file that this program was started from, or what has taken its place since: after a program
+/// that did not take over, this one runs from a file that may be gone.
+pub(super) fn own_program() -> PathBuf {
+    let program = std::env::current_exe().unwrap_or_default();
+    if program.exists() { program } else { without_mark(program) }
+}
+
+/// Linux marks the name of a file that was removed.
+fn without_mark(program: PathBuf) -> PathBuf {
+    let name = program.as_os_str().as_bytes().strip_suffix(b" (deleted)");
+    name.map(|name| PathBuf::from(OsStr::from_bytes(name))).unwrap_or(program)
+}
+
 /// Whether a program would take over: it is started with all that this one was started with.
 fn check(binary: &Path) -> Answer<()> {
     let shown = binary.display();
@@ -128,4 +152,17 @@ fn check(binary: &Path) -> Answer<()> {
     let said = said.lines().next().unwrap_or("it says nothing");
     let said = said.trim_start_matches("error: ");
     Err(Refusal::conflict(format!("{shown} cannot take over: {said}")).fix(fix))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_was_removed_is_known_by_its_place() {
+        let place = |name: &str| without_mark(PathBuf::from(name));
+        assert_eq!(place("/usr/bin/ashlar (deleted)"), Path::new("/usr/bin/ashlar"));
+        assert_eq!(place("/usr/bin/ashlar"), Path::new("/usr/bin/ashlar"));
+        assert!(own_program().is_file());
+    }
 }

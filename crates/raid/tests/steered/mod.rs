@@ -125,6 +125,7 @@ impl Backend for Wheel {
             | Device::Null { .. }
             | Device::Model { .. }
             | Device::Lossy { .. }
+            | Device::Remote { .. }
             | Device::Simulated { .. } => 0,
         };
         let id = self.kernel.register(device);

@@ -63,6 +63,8 @@ pub(crate) struct Device {
     write_back: Cell<bool>,
     connected: Cell<bool>,
     closing: Cell<bool>,
+    /// Counts front ends that are gone: what still waits for one of them has come too late.
+    gone: Cell<u64>,
 }
 
 impl Device {
@@ -77,6 +79,7 @@ impl Device {
             write_back: Cell::new(true),
             connected: Cell::new(false),
             closing: Cell::new(false),
+            gone: Cell::new(0),
         };
         device.update_write_through();
         Rc::new(device)
@@ -185,7 +188,11 @@ impl Device {
         index: usize,
         change: impl FnOnce(&mut Vring),
     ) -> Result<(), NoRing> {
+        let gone = self.gone.get();
         self.halt(index, false).await?;
+        if self.gone.get() != gone {
+            return Ok(());
+        }
         change(&mut self.vring(index)?.borrow_mut());
         self.start_if_complete(index)
     }
@@ -219,33 +226,40 @@ impl Device {
 
     /// Stops the ring. Returns where it is to go on, once everything before is answered.
     pub(crate) async fn stop_ring(&self, index: usize) -> Result<u32, NoRing> {
+        let gone = self.gone.get();
         self.halt(index, true).await?;
         let mut vring = self.vring(index)?.borrow_mut();
-        vring.started = false;
-        vring.bells.kick = None;
+        if self.gone.get() == gone {
+            vring.started = false;
+            vring.bells.kick = None;
+        }
         Ok(vring.base)
     }
 
     /// Ends the ring's queue, if it has one; returns when nothing is under way. Whether the front
     /// end will know where the ring stands: see [`Ring::leave`](crate::vhost::vring::Ring::leave).
     async fn halt(&self, index: usize, front_end_knows: bool) -> Result<(), NoRing> {
-        let queue = self.vring(index)?.borrow().queue.clone();
-        let Some(queue) = queue else {
-            if front_end_knows {
-                self.forget_left(index)?;
+        let mut has_ended = false;
+        while let Some(queue) = self.queue(index)? {
+            queue.stop().await;
+            let mut vring = self.vring(index)?.borrow_mut();
+            // Someone else may have waited for the same, and have started another already.
+            if vring.queue.as_ref().is_some_and(|now| Rc::ptr_eq(now, &queue)) {
+                vring.base = queue.base();
+                queue.leave(front_end_knows);
+                vring.queue = None;
+                vring.left = !front_end_knows;
+                has_ended = true;
             }
-            return Ok(());
-        };
-        queue.stop().await;
-        let mut vring = self.vring(index)?.borrow_mut();
-        // Someone else may have waited for the same, and have gone on already.
-        if vring.queue.as_ref().is_some_and(|now| Rc::ptr_eq(now, &queue)) {
-            vring.base = queue.base();
-            queue.leave(front_end_knows);
-            vring.queue = None;
-            vring.left = !front_end_knows;
+        }
+        if front_end_knows && !has_ended {
+            self.forget_left(index)?;
         }
         Ok(())
+    }
+
+    fn queue(&self, index: usize) -> Result<Option<Rc<Queue>>, NoRing> {
+        Ok(self.vring(index)?.borrow().queue.clone())
     }
 
     /// A ring may have been left before the front end asked where it stands: QEMU disables it
@@ -302,6 +316,7 @@ impl Device {
     /// come: otherwise a late write could overwrite a later one of the same guest.
     /// `orderly`: no ring was at work, on any reactor.
     pub(crate) async fn disconnect(&self, orderly: bool) {
+        self.gone.set(self.gone.get() + 1);
         self.halt_all(false).await;
         for vring in &self.vrings {
             *vring.borrow_mut() = Vring::default();
@@ -319,7 +334,11 @@ impl Device {
 
     /// The guest was reset: rings stop, the cache mode is the one at power-on.
     pub(crate) async fn reset(&self) {
+        let gone = self.gone.get();
         self.halt_all(true).await;
+        if self.gone.get() != gone {
+            return;
+        }
         for vring in &self.vrings {
             let mut vring = vring.borrow_mut();
             (vring.started, vring.enabled, vring.base) = (false, false, 0);
@@ -338,5 +357,57 @@ impl Device {
             // Every index below the length exists.
             let _ = self.halt(index, front_end_knows).await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    //! Goal: what still waits for a front end that is gone means nothing to the next one.
+    //! Method: messages that overlap, as they do once a reply has taken too long.
+
+    use std::pin::Pin;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use ashlar_format::array_superblock::Level;
+    use ashlar_reactor::join::join_all;
+
+    use super::*;
+    use crate::vhost::queue::tests::{disk, run};
+    use crate::vhost::vring::tests::Guest;
+
+    type Message = Pin<Box<dyn Future<Output = ()>>>;
+
+    #[test]
+    fn a_change_that_outlives_its_front_end_changes_nothing() {
+        run(|reactor| async move {
+            let disk = Rc::into_inner(disk(&reactor, Level::Raid0, 2).await).unwrap();
+            let (graveyard, _retired) = mpsc::channel();
+            let device = Device::new(disk, 2, graveyard);
+            for change_first in [true, false] {
+                let mut guest = Guest::new(4);
+                *device.memory.borrow_mut() = guest.memory.clone();
+                let setup = guest.setup(0);
+                let complete = move |vring: &mut Vring| {
+                    (vring.size, vring.addresses) = (setup.size, Some(setup.addresses));
+                    (vring.started, vring.enabled) = (true, true);
+                };
+                device.change(0, complete).await.unwrap();
+                assert!(!device.is_at_rest());
+                let (late, left) = (device.clone(), device.clone());
+                let late: Message = Box::pin(async move {
+                    late.change(0, |vring| vring.enabled = true).await.unwrap();
+                });
+                let left: Message = Box::pin(async move { left.disconnect(false).await });
+                let both = if change_first { vec![late, left] } else { vec![left, late] };
+                join_all(both).await;
+                assert!(device.is_at_rest());
+                assert!(!device.vrings[0].borrow().enabled, "told to nobody yet");
+                // A queue without an owner would see that this is no chain.
+                guest.offer(9);
+                reactor.sleep(Duration::from_millis(5)).await;
+                assert!(device.disk.trouble().is_none());
+            }
+        });
     }
 }

@@ -52,6 +52,8 @@ pub(crate) enum RegionError {
     Short { found: u64, needed: u64 },
     #[error("a region at byte {0}, which is not aligned")]
     Alignment(u64),
+    #[error("a region in a file that may shrink: F_SEAL_SHRINK is missing")]
+    Shrinks,
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
@@ -115,6 +117,10 @@ impl MappedInflight {
         }
         if !offset.is_multiple_of(ALIGN) {
             return Err(RegionError::Alignment(offset));
+        }
+        // A back end made the file, which is to seal it; touching what is gone would be a SIGBUS.
+        if !rustix::fs::fcntl_get_seals(file).is_ok_and(|its| its.contains(SealFlags::SHRINK)) {
+            return Err(RegionError::Shrinks);
         }
         let place = Place { guest: 0, user: 0, len: shape.bytes(), offset };
         Ok(MappedInflight { shape, mapped: MappedRegion::map(file, place)? })

@@ -201,15 +201,15 @@ impl Queue {
     /// Stops popping, waits for what is under way, shows it to the guest. Nothing but the caller
     /// holds the queue afterwards, and with it the guest's memory. May be called again.
     pub(crate) async fn stop(self: &Rc<Self>) {
+        let reactor = self.reactor();
+        self.disk.throttle().hurry();
         // What the process before had in flight no front end could tell the next one.
         let caught_up = || self.state.get() != State::Running || !self.ring.borrow().is_behind();
-        self.caught_up.until(self.reactor(), caught_up).await;
+        self.caught_up.until(reactor, caught_up).await;
         self.become_state(State::Stopped);
         self.wake_workers(u16::MAX);
         // Lets the listener's wait end; it reads the kick back.
         ring(&self.bells.borrow().kick);
-        let reactor = self.reactor();
-        self.disk.throttle().hurry();
         self.ended.until(reactor, || self.tasks.get() == 0).await;
         self.disk.throttle().calm();
         assert!(self.in_flight.get() == 0, "a worker ends when its request is answered");
@@ -443,4 +443,4 @@ impl Poller for Queue {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

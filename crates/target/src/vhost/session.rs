@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::rc::Rc;
 
 use rustix::fs::OFlags;
@@ -47,11 +48,16 @@ fn place_of(region: &VhostUserMemoryRegion) -> Place {
     }
 }
 
-/// The reactor writes to and reads from these files and must never block in it.
+/// The reactor writes to and reads from these files and must never block in it: other files than
+/// these two kinds do not care for the flag. User-mode Linux is called by a pipe.
 ///
 /// A front end could make the file blocking again, and so stop the reactor: that is the program
 /// that runs the guest, not the guest.
 fn without_blocking(file: File) -> Result<File> {
+    let kind = file.metadata().map_err(refuse)?.file_type();
+    if !kind.is_fifo() && !is_eventfd(&file) {
+        return Err(refuse("a file to ring by must be an eventfd or a pipe"));
+    }
     let flags = rustix::fs::fcntl_getfl(&file).map_err(refuse)?;
     if !flags.contains(OFlags::NONBLOCK) {
         rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK).map_err(refuse)?;

@@ -2,8 +2,8 @@
 //! the other.
 //!
 //! The thread waits for a front end, for a message, or for the reactor. `Ends::stop` ends the
-//! first two by shutting the sockets down, `Ends::hand_over` by saying so; the third ends when the
-//! reactor replies.
+//! first two by shutting the sockets down, `Ends::hand_over` by saying so, but for a message that
+//! has begun: that `Ends::disconnect` ends; the third ends when the reactor replies.
 
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -79,12 +79,16 @@ impl Ends {
 
     /// Ends the thread, which closes what is open.
     pub(crate) fn stop(&self) {
-        let mut open = self.open();
-        open.stopping = true;
-        if let Some(front_end) = &open.front_end {
+        self.open().stopping = true;
+        self.disconnect();
+        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
+    }
+
+    /// Ends the wait for a front end that has begun a message, or does not read its replies.
+    pub(crate) fn disconnect(&self) {
+        if let Some(front_end) = &self.open().front_end {
             let _ = front_end.shutdown(std::net::Shutdown::Both);
         }
-        let _ = rustix::net::shutdown(&self.listener, Shutdown::Both);
     }
 
     fn is_stopping(&self) -> bool {
@@ -127,6 +131,13 @@ impl Ends {
 /// What the thread leaves to the next process: a front end, and what it has said.
 pub(crate) type Left = (UnixStream, Told<OwnedFd>);
 
+/// What a front end has said to the process before.
+struct Before {
+    channel: Option<OwnedFd>,
+    write_back: bool,
+    told: Told<OwnedFd>,
+}
+
 /// The body of an export's thread. `first`: a front end of the process before. Returns the one that
 /// is there when the thread was asked to leave.
 pub(crate) fn serve(
@@ -139,8 +150,8 @@ pub(crate) fn serve(
     let mut first = first;
     loop {
         let stream = match first.take() {
-            Some(front_end) => {
-                Ok(Some((UnixStream::from(front_end.stream.try_clone().ok()?), Some(front_end))))
+            Some(FrontEnd { stream, channel, write_back, told }) => {
+                Ok(Some((UnixStream::from(stream), Some(Before { channel, write_back, told }))))
             }
             None => ends.accept().map(|stream| stream.map(|stream| (stream, None))),
         };
@@ -180,7 +191,7 @@ fn serve_one(
     lines: &Lines<Device>,
     queues_max: u16,
     stream: UnixStream,
-    before: Option<FrontEnd<OwnedFd>>,
+    before: Option<Before>,
     retired: &Receiver<Arc<Mapping>>,
 ) -> Result<Option<Left>, Gone> {
     let session = Arc::new(Mutex::new(Session::new(lines.clone(), queues_max)));
@@ -216,10 +227,10 @@ fn handler(
     lines: &Lines<Device>,
     stream: &UnixStream,
     session: &Arc<Mutex<Session>>,
-    before: Option<FrontEnd<OwnedFd>>,
+    before: Option<Before>,
 ) -> Result<Handler, String> {
     let text = |error: std::io::Error| error.to_string();
-    let Some(FrontEnd { channel, write_back, told, .. }) = before else {
+    let Some(Before { channel, write_back, told }) = before else {
         let stream = stream.try_clone().map_err(text)?;
         return Ok(BackendReqHandler::from_stream(stream, session.clone()));
     };

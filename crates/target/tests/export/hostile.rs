@@ -1,10 +1,13 @@
 //! Whatever one guest does, its own queue stops with a reason, and nobody else notices.
 
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+
 use ashlar_format::array_superblock::Level;
 use ashlar_target::export::Export;
 use ashlar_target::vhost::VhostExport;
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
+use vmm_sys_util::eventfd::EventFd;
 
 use crate::driver::{Client, all_features};
 use crate::front_end::{FrontEnd, INDIRECT, MEMORY_BYTES, NEXT, RING_SIZE, WRITE, within};
@@ -112,12 +115,17 @@ fn a_stopped_queue_can_be_set_up_again() {
     answers(&mut guest, 0);
 }
 
+fn bell(file: impl Into<OwnedFd>) -> EventFd {
+    // SAFETY: the file is open, and nobody else's.
+    unsafe { EventFd::from_raw_fd(file.into().into_raw_fd()) }
+}
+
 #[test]
 fn wrong_messages_end_the_connection_and_nothing_else() {
     let rig = Rig::new(Level::Raid1, 2, 8 << 20);
     let export = rig.export(2);
     type Message = fn(&mut FrontEnd) -> bool;
-    let cases: [Message; 9] = [
+    let cases: [Message; 11] = [
         |g| g.front.set_vring_num(0, 15).is_err(),
         |g| g.front.set_vring_num(0, 4096).is_err(),
         |g| g.front.set_features(1 << 33).is_err(),
@@ -148,6 +156,13 @@ fn wrong_messages_end_the_connection_and_nothing_else() {
                 wrong.desc_table_addr += 1;
                 g.front.set_vring_addr(0, &wrong).is_err()
             }
+        },
+        |g| g.front.set_vring_call(0, &bell(std::fs::File::open("/dev/zero").unwrap())).is_err(),
+        |g| {
+            // User-mode Linux has pipes to be called by.
+            let (_reader, writer) = std::io::pipe().unwrap();
+            g.front.set_vring_call(0, &bell(OwnedFd::from(writer))).unwrap();
+            g.front.set_vring_err(0, &bell(std::fs::File::open("/proc/self/exe").unwrap())).is_err()
         },
     ];
     for (number, message) in cases.into_iter().enumerate() {

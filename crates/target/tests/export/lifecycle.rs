@@ -201,6 +201,12 @@ fn a_cache_mode_outlives_the_process() {
         let mut other = FrontEnd::connect(&export.spec().socket, 1);
         assert!(other.front.set_inflight_fd(&wrong, file.as_raw_fd()).is_err());
     }
+    // Nor is one that could shrink under us.
+    let loose = rustix::fs::memfd_create("loose", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&loose, region.mmap_size).unwrap();
+    let export = rig.export(1);
+    let mut other = FrontEnd::connect(&export.spec().socket, 1);
+    assert!(other.front.set_inflight_fd(&region, loose.as_raw_fd()).is_err());
 }
 
 fn restart(guest: FrontEnd, export: &VhostExport) -> FrontEnd {

@@ -37,7 +37,7 @@ fn hosts_get_in_where_they_may() {
 
 #[test]
 fn queues_come_after_the_controller_is_enabled_and_go_with_it() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let names = (SUBSYSTEM, HOST);
     let mut admin = Wire::open(offered.at(), Choice::PLAIN);
     let controller = admin.connect(names, 0, ANY_CONTROLLER).unwrap();
@@ -67,7 +67,7 @@ fn queues_come_after_the_controller_is_enabled_and_go_with_it() {
 
 #[test]
 fn the_end_of_the_admin_queue_is_that_of_all() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let Host { admin, mut io, .. } = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
     drop(admin);
     assert!(io.receive_pdu().is_err());
@@ -109,7 +109,7 @@ fn error(ports: &Ports, offered: &Offered, spec: ExportSpec) -> String {
 
 #[test]
 fn what_cannot_be_offered_is_refused_with_the_reason() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let at = offered.at();
     let bad = |spec| error(&offered.ports, &offered, spec);
     let nqn = |subsystem: &str| ExportSpec { subsystem: subsystem.into(), ..spec(at) };

@@ -20,7 +20,7 @@ fn read_changed(host: &mut Host) -> Vec<u8> {
 
 #[test]
 fn a_host_is_told_of_what_changes() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
     let event = host.admin.ask(Command::async_event(), 0);
     offered.rig.resize(2 * DISK);
@@ -98,7 +98,7 @@ fn what_hosts_are_told_all_reactors_know() {
 
 #[test]
 fn an_export_that_stops_hangs_up_and_leaves_the_address() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let at = offered.at();
     let mut host = Host::connect(at, SUBSYSTEM, Choice::PLAIN);
     let ids: Vec<u16> = (0..20)

@@ -28,7 +28,7 @@ fn choices() -> impl Iterator<Item = Choice> {
 
 #[test]
 fn what_is_written_is_read_with_every_choice() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut model = vec![0_u8; DISK as usize];
     let mut prng = Prng::from_seed(5);
     for choice in choices() {
@@ -60,7 +60,7 @@ fn what_is_written_is_read_with_every_choice() {
 
 #[test]
 fn many_commands_at_a_time() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let digests = Digests { header: true, data: true };
     let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice { digests, ..Choice::PLAIN });
     let mut prng = Prng::from_seed(6);
@@ -112,7 +112,7 @@ fn compare(block: u64, blocks: u32) -> Command {
 
 #[test]
 fn hints_comparisons_and_flushes() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
     let data: Vec<u8> = (0..8192_u32).map(|i| (i / 7) as u8).collect();
     host.write(1, 16, &data);
@@ -153,7 +153,7 @@ fn hints_comparisons_and_flushes() {
 
 #[test]
 fn what_cannot_be_is_refused_and_the_connection_goes_on() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
     let end = DISK / 512;
     let cases = [
@@ -192,7 +192,7 @@ fn what_cannot_be_is_refused_and_the_connection_goes_on() {
 
 #[test]
 fn a_host_finds_out_what_there_is() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut discovery = Wire::open(offered.at(), Choice::PLAIN);
     discovery.connect((DISCOVERY_NQN, HOST), 0, 0xffff).unwrap();
     discovery.enable();

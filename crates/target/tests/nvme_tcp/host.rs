@@ -199,7 +199,12 @@ impl Wire {
                     let data = at.map(|at| self.partial.remove(at).1).unwrap_or_default();
                     return Ok((completion, data));
                 }
-                other => panic!("a target sends {other:?}"),
+                Kind::IcReq
+                | Kind::IcResp
+                | Kind::H2cTermReq
+                | Kind::C2hTermReq
+                | Kind::CapsuleCmd
+                | Kind::H2cData => panic!("a target sends {:?}", pdu.kind),
             }
         }
     }

@@ -51,7 +51,7 @@ fn end_of(wire: &mut Wire) -> End {
 
 #[test]
 fn faults_are_told() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut neighbour = Neighbour::new(&offered);
     let both = Choice { digests: Digests { header: true, data: true }, ..Choice::PLAIN };
     let read = Command::read(1, 0, 8).with_sgl(Sgl::Transport { bytes: 4096 }).with_id(9);
@@ -112,7 +112,7 @@ fn write_and(offered: &Offered, answer: impl FnOnce(&mut Wire, DataPart)) -> End
 
 #[test]
 fn data_that_nobody_asked_for_is_refused() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let send = |change: fn(DataPart) -> DataPart, len: usize, last: bool| {
         write_and(&offered, move |wire, part| {
             let bytes = wire.data_pdu(change(part), &vec![1; len], last);
@@ -136,7 +136,7 @@ fn data_that_nobody_asked_for_is_refused() {
 
 #[test]
 fn those_who_leave_in_the_middle_leave_nothing() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut neighbour = Neighbour::new(&offered);
     for cut in [1, 8, 71, 72, 73, 4000] {
         let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
@@ -159,7 +159,7 @@ fn those_who_leave_in_the_middle_leave_nothing() {
 
 #[test]
 fn who_does_not_introduce_itself_is_told() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut wrong = hello(Choice::PLAIN);
     wrong[8] = 1;
     let mut wide = hello(Choice::PLAIN);
@@ -182,7 +182,7 @@ fn who_does_not_introduce_itself_is_told() {
 
 #[test]
 fn a_silent_host_is_given_up() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let choice = Choice { keep_alive_ms: 200, ..Choice::PLAIN };
     let mut host = Host::connect(offered.at(), SUBSYSTEM, choice);
     let mut lively = Host::named(offered.at(), (SUBSYSTEM, NEIGHBOUR), choice);
@@ -303,7 +303,7 @@ fn spoil(bytes: &mut Vec<u8>, prng: &mut Prng) {
 
 #[test]
 fn random_hosts_harm_nobody() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut neighbour = Neighbour::new(&offered);
     let rounds = if cfg!(debug_assertions) { 150 } else { 1500 };
     for seed in 0..rounds {

@@ -34,7 +34,8 @@ pub struct Offered {
 }
 
 impl Offered {
-    pub fn new() -> Offered {
+    /// To any host.
+    pub fn open() -> Offered {
         Offered::to(Vec::new())
     }
 

@@ -24,7 +24,7 @@ const TABLES: u64 = 0x5_0000;
 const DATA: u64 = 0x10_0000;
 const FEATURES: u64 = EVENT_INDEX | INDIRECT_TABLES;
 
-async fn disk(reactor: &Reactor, level: Level, drives: u8) -> Rc<Disk> {
+pub(crate) async fn disk(reactor: &Reactor, level: Level, drives: u8) -> Rc<Disk> {
     let (name, chunk_bytes) = ("test".to_owned(), 64 << 10);
     let spec = ArraySpec {
         uuid: [1; 16],
@@ -48,7 +48,7 @@ async fn disk(reactor: &Reactor, level: Level, drives: u8) -> Rc<Disk> {
     Rc::new(Disk::new(reactor, "test".into(), Rc::new(volume), [b'x'; 20], 1, limits))
 }
 
-fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
+pub(crate) fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
     let reactor = Reactor::new(Box::new(UringBackend::new().unwrap()), Order::Fifo);
     let future = test(reactor.clone());
     reactor.block_on(future).expect("the test ends");

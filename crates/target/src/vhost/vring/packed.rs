@@ -197,6 +197,9 @@ fn stands(parts: &Parts, setup: &RingSetup, size: u16) -> Result<(Place, Place),
     Ok((available, used))
 }
 
+/// The log, where the next chain is and where the next is used, and those that are in flight.
+type Stand = (PackedLog, (Place, Place), Vec<Found>);
+
 /// The same from the log, if it has anything to say: then the ring goes on from there, and the
 /// chains are those that are in flight, the first of them last.
 fn stands_by_log(
@@ -204,7 +207,7 @@ fn stands_by_log(
     section: Section,
     setup: &RingSetup,
     size: u16,
-) -> Result<(PackedLog, (Place, Place), Vec<Found>), Fault> {
+) -> Result<Stand, Fault> {
     let is_shown = |at: Place| !at.is_available(parts.flags(at));
     let (mut log, found) = PackedLog::open(section, size, is_shown)?;
     let Some((used, found)) = found else {
