@@ -6,8 +6,8 @@
 //! (`keeper`) makes, keeps alive, and makes anew. The reactor has only its connection for I/O.
 //!
 //! From the bottom: `wire` is a connection for who can wait; `association` is what goes over it
-//! until there is a queue; `claim` is that a namespace is open once; `keeper` is the thread; `stream` is bytes and PDUs of the connection for
-//! I/O; `device` serves operations with it.
+//! until there is a queue; `claim` has a namespace open once; `keeper` is the thread; `stream` is
+//! bytes and PDUs of the connection for I/O; `device` serves operations with it.
 //!
 //! Sections are of the NVM Express Base Specification 2.0 ("Base") and its TCP Transport
 //! Specification 1.0 ("TCP").
@@ -183,7 +183,9 @@ impl Handle {
 
     /// The other way.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.station.with(Work::Write, |association| association.write(offset, bytes)).map_err(failed)
+        self.station
+            .with(Work::Write, |association| association.write(offset, bytes))
+            .map_err(failed)
     }
 
     pub fn flush(&self) -> io::Result<()> {
