@@ -104,9 +104,12 @@ fn refused(address: &RemoteAddress, initiator: Initiator, trouble: &Trouble) -> 
             Refusal::unknown(text).fix("name one of these: add ?nsid=N to the address")
         }
         Trouble::Unsuitable(_) => Refusal::conflict(text).fix("use another namespace"),
+        Trouble::Taken => Refusal::conflict(text)
+            .fix("`ashlar drive list` shows what is attached; if it was just detached, try again"),
         Trouble::Absurd(_)
         | Trouble::Fault(_)
         | Trouble::Refused { .. }
+        | Trouble::LetGo
         | Trouble::Another
         | Trouble::Forgetful
         | Trouble::Away(_)

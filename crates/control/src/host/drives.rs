@@ -268,6 +268,9 @@ impl Host {
                 )));
             }
             self.pull(array, member).await?;
+            if let Some(drive) = attached.device().and_then(|device| device.remote()) {
+                drive.let_go();
+            }
             tracing::warn!(drive = name, array = array_name, member, "drive pulled");
             // Now, not when the watch comes by: a host that dies next must not trust this drive.
             self.after_members_changed(array).await?;

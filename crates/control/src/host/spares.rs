@@ -193,12 +193,14 @@ fn absences(state: &State, array: &ArraySnapshot) -> Vec<Away> {
             label.is_some_and(|its| its.array == array.uuid && its.drive == member.drive_uuid)
         };
         let mut drives = state.drives.iter();
-        // One of another host that was given up, and is there again, is still this member's.
+        // One of another host that was given up, and is there again, is still this member's; not
+        // one that has failed in any other way: it would fail again.
         let is_free = |drive: &Attached| match drive.used_by {
             None => true,
             Some(user) => {
-                let remote = drive.device().is_some_and(|device| device.remote().is_some());
-                remote && !member.is_present() && user == (array.uuid, member.index)
+                let remote = drive.device().and_then(|device| device.remote());
+                let given_up = remote.is_some_and(|drive| drive.report().was_given_up);
+                given_up && !member.is_present() && user == (array.uuid, member.index)
             }
         };
         let returned = drives.find(|(_, drive)| {

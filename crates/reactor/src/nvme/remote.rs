@@ -6,8 +6,8 @@
 //! (`keeper`) makes, keeps alive, and makes anew. The reactor has only its connection for I/O.
 //!
 //! From the bottom: `wire` is a connection for who can wait; `association` is what goes over it
-//! until there is a queue; `keeper` is the thread; `stream` is bytes and PDUs of the connection for
-//! I/O; `device` serves operations with it.
+//! until there is a queue; `claim` has a namespace open once; `keeper` is the thread; `stream` is
+//! bytes and PDUs of the connection for I/O; `device` serves operations with it.
 //!
 //! Sections are of the NVM Express Base Specification 2.0 ("Base") and its TCP Transport
 //! Specification 1.0 ("TCP").
@@ -16,6 +16,7 @@
 
 mod wire;
 mod association;
+mod claim;
 mod discovery;
 mod keeper;
 mod stream;
@@ -29,7 +30,8 @@ use crate::nvme::bounds::Bounds;
 use crate::nvme::command::Status;
 use crate::nvme::pdu::{Digests, Fault};
 use crate::nvme::remote::association::Association;
-use crate::nvme::remote::keeper::Station;
+use crate::nvme::remote::claim::Claim;
+use crate::nvme::remote::keeper::{Station, Work};
 
 pub use crate::nvme::remote::association::{Identity, Name};
 pub use crate::nvme::remote::discovery::{Offer, offers};
@@ -82,6 +84,10 @@ pub enum Trouble {
     NoNamespace { wanted: u32, has: Vec<u32> },
     #[error("it is not like a drive that can be used: {0}")]
     Unsuitable(&'static str),
+    #[error("it is attached already, or was detached and has not ended what it was asked")]
+    Taken,
+    #[error("it was let go")]
+    LetGo,
     #[error("another namespace is there now")]
     Another,
     #[error("it was away, and writes may be lost that its cache had")]
@@ -118,9 +124,24 @@ impl std::fmt::Debug for Handle {
 }
 
 impl Handle {
+    /// A namespace is open once at a time in a process: [`Trouble::Taken`].
     pub fn open(target: Target) -> Result<Handle, Trouble> {
         let association = Association::open(&target)?;
-        Ok(Handle { station: Arc::new(Station::new(target, association)) })
+        let claim = match Claim::take(&target.subsystem, association.identity()) {
+            Ok(claim) => claim,
+            Err(trouble) => {
+                // Nothing was asked of it that matters.
+                let _ = association.end();
+                return Err(trouble);
+            }
+        };
+        Ok(Handle { station: Arc::new(Station::new(target, association, claim)) })
+    }
+
+    /// Nobody waits for it any more: where its connection is lost, what was asked of it ends, and
+    /// is not asked again.
+    pub fn let_go(&self) {
+        self.station.let_go();
     }
 
     pub fn target(&self) -> &Target {
@@ -157,22 +178,28 @@ impl Handle {
 
     /// Fills `bytes`; they and `offset` are whole blocks.
     pub fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        self.station.with(false, |association| association.read(offset, bytes)).map_err(failed)
+        self.station.with(Work::Read, |association| association.read(offset, bytes)).map_err(failed)
     }
 
     /// The other way.
     pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.station.with(true, |association| association.write(offset, bytes)).map_err(failed)
+        self.station
+            .with(Work::Write, |association| association.write(offset, bytes))
+            .map_err(failed)
     }
 
     pub fn flush(&self) -> io::Result<()> {
-        self.station.with(false, Association::flush).map_err(failed)
+        self.station.with(Work::Flush, Association::flush).map_err(failed)
     }
 }
 
 impl Drop for Handle {
+    /// Its end waits for the other side, and a reactor may have been the last to have it.
     fn drop(&mut self) {
-        self.station.rest();
+        let station = self.station.clone();
+        let thread = std::thread::Builder::new().name("nvme-remote".into());
+        // Without a thread its connections are just closed.
+        let _ = thread.spawn(move || station.rest());
     }
 }
 

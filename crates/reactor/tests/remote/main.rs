@@ -286,6 +286,9 @@ fn what_a_volatile_cache_may_have_lost_is_not_served() {
     // For who begins anew it is there.
     assert_eq!(rig.drive.look(), Ok(BYTES as u64));
     assert_eq!(rig.drive.report().lost, None);
+    assert!(rig.drive.report().was_given_up);
+    rig.reactor.register(Device::Remote { drive: rig.drive.clone() });
+    assert!(!rig.drive.report().was_given_up);
 }
 
 #[test]
@@ -386,6 +389,65 @@ fn what_came_too_late_is_not_begun_again() {
     assert!(!events[before..].iter().any(|event| matches!(event, Event::Wrote { .. })));
 }
 
+/// Also for who has opened it, and writes where it was given up.
+#[test]
+fn nothing_is_written_before_a_write_of_a_given_up_connection_is_over() {
+    let late = Duration::from_millis(700);
+    let rig = Rig::new(Faults { late_write: Some(late), ..Faults::default() }, NONE);
+    rig.run(rig.write(0, 1)).unwrap();
+    {
+        let mut faults = rig.model.faults();
+        (faults.cut_after, faults.no_reset) = (Some(0), true);
+    }
+    rig.drive.let_go();
+    assert_eq!(rig.run(rig.write(0, 2)), GONE);
+    assert_eq!(rig.drive.report().lost, Some(Trouble::LetGo));
+    rig.drive.write_at(&[3; 4096], 0).unwrap();
+    assert_eq!(rig.model.disk()[0], 3);
+    let events = rig.model.events();
+    let of_write = |event: &&Event| matches!(event, Event::Wrote { .. } | Event::LateWrite { .. });
+    let writes: Vec<_> = events.iter().filter(of_write).cloned().collect();
+    let wrote = |first| Event::Wrote { offset: 0, first };
+    assert_eq!(writes, [wrote(1), Event::LateWrite { offset: 0, first: 2 }, wrote(3)]);
+}
+
+/// So nobody writes beside one that still asks again.
+#[test]
+fn a_namespace_is_open_once() {
+    let model = Model::start(Faults::default());
+    let open = || Handle::open(target(&model, NONE));
+    let reactor = Reactor::new(Box::new(UringBackend::new().unwrap()), Order::Fifo);
+    let drive = Arc::new(open().unwrap());
+    let device = reactor.register(Device::Remote { drive: drive.clone() });
+    assert_eq!(open().unwrap_err(), Trouble::Taken);
+    drop(drive);
+    assert_eq!(open().unwrap_err(), Trouble::Taken, "the reactor has it");
+    reactor.unregister(device);
+    drop(reactor);
+    open().unwrap();
+}
+
+/// Its command was sent in time; its data is asked for when its time is over.
+#[test]
+fn data_is_not_sent_too_late() {
+    let mut rig = Rig::new(Faults::default(), NONE);
+    rig.work(1);
+    let before = rig.model.events().len();
+    let from = Buffers::from(rig.reactor.buffer(256 << 10));
+    from.copy_from_slice(&vec![5; 256 << 10]);
+    let op = Op::Write { device: rig.device, offset: 0, from };
+    rig.model.faults().late_r2t = Some(Duration::from_millis(700));
+    let until = rig.reactor.now().after(Duration::from_millis(200));
+    let reactor = rig.reactor.clone();
+    let outcome = rig.reactor.block_on(async move { reactor.submit_until(op, until).await });
+    assert_eq!(outcome, Some(Err(Errno(libc::ETIMEDOUT))));
+    assert_eq!(rig.model.faults().late_r2t, None, "it was asked for");
+    rig.work(1);
+    let events = rig.model.events();
+    let late = Event::Wrote { offset: 0, first: 5 };
+    assert!(!events[before..].contains(&late), "{:?}", &events[before..]);
+}
+
 #[test]
 fn several_reactors_have_one_drive() {
     let mut rig = Rig::new(Faults::default(), NONE);
@@ -409,7 +471,7 @@ fn who_opens_it_reads_and_writes_too() {
     let drive = Handle::open(target(&model, BOTH)).unwrap();
     let identity = drive.identity();
     assert_eq!((identity.bytes(), identity.block_bytes()), (BYTES as u64, 512));
-    assert_eq!((identity.name.nguid, identity.name.uuid), ([7; 16], [9; 16]));
+    assert_eq!((identity.name.nguid, identity.name.uuid), ([7; 16], model.uuid));
     assert_eq!(identity.controller.serial, "SERIAL");
     let bytes: Vec<u8> = (0..300_032).map(|at: usize| (at / 7) as u8).collect();
     drive.write_at(&bytes, 4096).unwrap();
@@ -422,6 +484,25 @@ fn who_opens_it_reads_and_writes_too() {
     assert!(drive.read_at(&mut back, 4096).is_err());
     drive.read_at(&mut back, 4096).unwrap();
     assert!(bytes == back);
+}
+
+/// A flush over another connection says nothing of what was written over the one before.
+#[test]
+fn who_opens_it_hears_that_a_volatile_cache_may_have_lost_something() {
+    let model = Model::start(Faults { volatile_cache: true, ..Faults::default() });
+    let drive = Handle::open(target(&model, NONE)).unwrap();
+    drive.write_at(&[1; 4096], 0).unwrap();
+    drive.flush().unwrap();
+    model.cut();
+    drive.read_at(&mut [0; 4096], 0).unwrap_err();
+    drive.flush().unwrap();
+    drive.write_at(&[2; 4096], 0).unwrap();
+    model.cut();
+    drive.read_at(&mut [0; 4096], 0).unwrap_err();
+    drive.read_at(&mut [0; 4096], 0).unwrap();
+    drive.flush().unwrap_err();
+    drive.write_at(&[3; 4096], 0).unwrap();
+    drive.flush().unwrap();
 }
 
 #[test]

@@ -40,6 +40,8 @@ pub struct Faults {
     pub cut_after: Option<u32>,
     /// A write on the connection that is cut was taken, and is done so much later.
     pub late_write: Option<Duration>,
+    /// Data of the next write is asked for so late.
+    pub late_r2t: Option<Duration>,
     /// Pieces that data is asked for, and sent, in.
     pub r2t_bytes: usize,
     pub data_bytes: usize,
@@ -78,6 +80,7 @@ impl Default for Faults {
         Faults {
             cut_after: None,
             late_write: None,
+            late_r2t: None,
             r2t_bytes: usize::MAX,
             data_bytes: usize::MAX,
             success_flag: false,
@@ -113,10 +116,13 @@ pub enum Event {
 
 pub struct Model {
     pub address: SocketAddr,
+    /// Of its namespace: no other has it.
+    pub uuid: [u8; 16],
     inner: Arc<Inner>,
 }
 
 struct Inner {
+    uuid: [u8; 16],
     faults: Mutex<Faults>,
     disk: Mutex<Vec<u8>>,
     events: Mutex<Vec<Event>>,
@@ -131,7 +137,10 @@ impl Model {
     pub fn start(faults: Faults) -> Model {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
+        let mut uuid = [9; 16];
+        uuid[..2].copy_from_slice(&address.port().to_le_bytes());
         let inner = Arc::new(Inner {
+            uuid,
             disk: Mutex::new(vec![0; faults.bytes]),
             faults: Mutex::new(faults),
             events: Mutex::default(),
@@ -156,7 +165,7 @@ impl Model {
                 std::thread::spawn(move || drop(Connection::new(stream, inner).serve()));
             }
         });
-        Model { address, inner }
+        Model { address, uuid, inner }
     }
 
     pub fn faults(&self) -> MutexGuard<'_, Faults> {
@@ -526,7 +535,7 @@ impl Connection {
             }
             CNS_NAMESPACE_DESCRIPTORS => {
                 page[..2].copy_from_slice(&[3, 16]);
-                page[4..20].copy_from_slice(&[9; 16]);
+                page[4..20].copy_from_slice(&self.inner.uuid);
             }
             _ => {}
         }
@@ -616,6 +625,8 @@ impl Connection {
             Some(Sgl::Transport { bytes }) => assert_eq!(bytes as usize, len),
             Some(Sgl::InCapsule { .. }) | None => return Err(Over),
         }
+        let late = self.inner.faults().late_r2t.take();
+        late.into_iter().for_each(std::thread::park_timeout);
         let most = self.inner.faults().r2t_bytes.min(len);
         let mut bytes = vec![0; len];
         for (i, part) in bytes.chunks_mut(most).enumerate() {

@@ -215,12 +215,18 @@ impl File {
     async fn fallocate(&self, asked: FallocateIn) -> Result<(), Errno> {
         let FallocateIn { offset, len, .. } = asked;
         let end = offset.checked_add(len).filter(|_| len > 0).ok_or(INVALID)?;
-        let mode = asked.mode.cast_signed() & !libc::FALLOC_FL_KEEP_SIZE;
+        let mode = asked.mode.cast_signed();
+        let (mode, keeps_size) =
+            (mode & !libc::FALLOC_FL_KEEP_SIZE, mode & libc::FALLOC_FL_KEEP_SIZE != 0);
         let size = self.bytes();
         match mode {
             // It has all the space that it will ever have.
             0 if end <= size => return Ok(()),
             0 => return Err(Errno(libc::ENOSPC)),
+            // It would have to grow.
+            libc::FALLOC_FL_ZERO_RANGE if !keeps_size && end > size => {
+                return Err(Errno(libc::ENOSPC));
+            }
             libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE => {}
             _ => return Err(Errno(libc::EOPNOTSUPP)),
         }

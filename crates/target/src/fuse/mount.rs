@@ -4,9 +4,10 @@
 use std::fs::{File, Metadata, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 /// Where the kernel shows its FUSE connections, once that is mounted.
@@ -34,6 +35,8 @@ pub(super) struct Mount {
     path: PathBuf,
     made: bool,
     mounted: bool,
+    /// Which of the kernel's FUSE connections it is.
+    connection: Option<u32>,
 }
 
 impl Mount {
@@ -41,7 +44,7 @@ impl Mount {
     /// descriptor.
     pub(super) fn new(path: &Path) -> Result<(Mount, OwnedFd), MountError> {
         let made = make_place(path)?;
-        let mut its = Mount { path: path.to_owned(), made, mounted: false };
+        let mut its = Mount { path: path.to_owned(), made, mounted: false, connection: None };
         let device = OpenOptions::new()
             .read(true)
             .write(true)
@@ -60,6 +63,9 @@ impl Mount {
         mount(SOURCE, path, KIND, flags, options)
             .map_err(|error| MountError::Mount { path: path.to_owned(), error: error.into() })?;
         its.mounted = true;
+        // Nothing is asked of the file: nobody answers yet.
+        let mounted = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::empty());
+        its.connection = mounted.ok().map(|its| its.stx_dev_minor);
         Ok((its, device.into()))
     }
 }
@@ -70,11 +76,10 @@ impl Drop for Mount {
         if self.mounted && unmount(&self.path, UnmountFlags::empty()).is_err() {
             // Somebody has it open still: its name goes now, and what is asked of it fails.
             tracing::warn!(%path, "the file is still in use, and goes away");
-            let connection = std::fs::metadata(&self.path).map(|its| libc::minor(its.dev()));
             if let Err(error) = unmount(&self.path, UnmountFlags::DETACH) {
                 tracing::error!(%path, %error, "the file cannot be unmounted");
             }
-            match connection.and_then(abort) {
+            match self.connection.map_or(Err(io::ErrorKind::NotFound.into()), abort) {
                 Ok(()) => {}
                 Err(error) => tracing::error!(%path, %error, "its users cannot be told"),
             }
@@ -108,7 +113,8 @@ fn make_place(path: &Path) -> Result<bool, MountError> {
 }
 
 fn is_dead(error: &io::Error) -> bool {
-    error.raw_os_error() == Some(libc::ENOTCONN)
+    // The second if it died while it was asked.
+    matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
 
 /// Nothing that somebody may want to see again is mounted over.

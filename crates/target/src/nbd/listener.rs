@@ -3,7 +3,7 @@
 //! The thread blocks in `accept` until the listener is shut down, or for a moment in asking the
 //! reactors how many clients they have.
 
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,6 +18,11 @@ use crate::nbd::post::Post;
 pub(super) const BACKLOG: i32 = 64;
 /// Wait after a failed `accept`: it fails again at once while file descriptors are short.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// What is not acknowledged for so long is a host that is gone.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
+/// A silent connection is tried after this time, and again as often.
+const PROBE_EVERY: Duration = Duration::from_secs(15);
+const PROBES: u32 = 3;
 
 pub(super) enum Listener {
     Unix(UnixListener),
@@ -30,9 +35,7 @@ impl Listener {
             Listener::Unix(listener) => Ok(listener.accept()?.0.into()),
             Listener::Tcp(listener) => {
                 let (stream, _) = listener.accept()?;
-                stream.set_nodelay(true)?;
-                // A host that died without a word does not keep its place for ever.
-                sockopt::set_socket_keepalive(&stream, true)?;
+                prepare(&stream)?;
                 Ok(stream.into())
             }
         }
@@ -70,6 +73,18 @@ impl Listener {
     }
 }
 
+/// A host that died without a word does not keep its place for ever; answers are not held back.
+fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, PROBE_EVERY)?;
+    sockopt::set_tcp_keepintvl(stream, PROBE_EVERY)?;
+    sockopt::set_tcp_keepcnt(stream, PROBES)?;
+    let unacknowledged = u32::try_from(UNACKNOWLEDGED_MAX.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(stream, unacknowledged)?;
+    Ok(())
+}
+
 /// To the reactor that has the fewest clients; the volume's own, if that is one of them.
 fn assign(stream: OwnedFd, lines: &Lines<Post>) {
     let Ok(counts) = lines.ask_all(Post::connections) else { return };
@@ -77,4 +92,22 @@ fn assign(stream: OwnedFd, lines: &Lines<Post>) {
     let Some(line) = fewest.and_then(|(index, _)| lines.all().get(index)) else { return };
     // If its reactor has stopped meanwhile, so has the export.
     let _ = line.ask_and_wait(move |post| async move { post.welcome(stream) });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_vanished_is_noticed_within_a_minute() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let stream = Listener::Tcp(listener).accept().unwrap();
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        let idle = sockopt::tcp_keepidle(&stream).unwrap();
+        let probes =
+            sockopt::tcp_keepintvl(&stream).unwrap() * sockopt::tcp_keepcnt(&stream).unwrap();
+        assert!(idle + probes <= Duration::from_secs(60), "{idle:?} and {probes:?}");
+        assert_eq!(sockopt::tcp_user_timeout(&stream).unwrap(), 60_000);
+    }
 }

@@ -21,6 +21,7 @@ use ashlar_target::export::{Export, ExportStatus};
 use ashlar_target::fuse::{FuseExport, FuseSpec};
 use ashlar_target::limits::{RateLimits, Rates};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::Errno;
 
 use crate::rig::Rig;
 
@@ -178,6 +179,9 @@ fn the_file_has_the_size_of_the_volume_and_keeps_it() {
         assert_eq!(file.read_at(&mut [0; 512], bytes).unwrap(), 0);
         assert!(fallocate(&file, FallocateFlags::empty(), 0, bytes).is_ok());
         assert!(fallocate(&file, FallocateFlags::empty(), 0, bytes + 1).is_err());
+        let zero = FallocateFlags::ZERO_RANGE;
+        assert_eq!(fallocate(&file, zero, bytes - 1, 2).unwrap_err(), Errno::NOSPC);
+        fallocate(&file, zero | FallocateFlags::KEEP_SIZE, bytes - 1, 2).unwrap();
         assert_eq!(seek(&file, SeekFrom::Data(4096)).unwrap(), 4096);
         assert_eq!(seek(&file, SeekFrom::Hole(4096)).unwrap(), bytes);
         bytes += 1 << 20;

@@ -11,6 +11,7 @@
 //! | it is lost with completed writes in a volatile cache, perhaps | gone: they may be lost, too |
 //! | there is no connection for [`AWAY_MAX`], or several in a row achieve nothing | gone |
 //! | another namespace is at its other end | gone |
+//! | it is let go, and has no connection | gone |
 //! | a digest of data is wrong | the operation ends with EAGAIN: who asked tries again |
 //! | gone | ENODEV, now and for ever |
 //!
@@ -20,7 +21,8 @@
 //! - a write that may have been done is done again, with the same data and before anything that
 //!   was asked later, or ends in an error; the next connection is there only when nothing of the
 //!   one before can be done any more (`keeper`);
-//! - a write that may not be begun any more is not begun again either;
+//! - a write that may not be begun any more is not begun again, nor is more of it sent: the
+//!   connection ends before that;
 //! - nothing is believed that does not fit what was asked: data to its byte.
 
 use std::collections::VecDeque;
@@ -252,6 +254,8 @@ pub(crate) struct RemoteDevice {
     waiting: VecDeque<usize>,
     pub(crate) finished: Vec<Done>,
     next_look: Instant,
+    /// Before that, no request that changes the drive is late.
+    none_late_until: Instant,
     /// Connections in a row.
     losses: u32,
     /// Writes that have completed, and one for those of before; and how many a flush has covered.
@@ -274,6 +278,7 @@ impl RemoteDevice {
             waiting: VecDeque::new(),
             finished: Vec::new(),
             next_look: Instant::default(),
+            none_late_until: Instant::MAX,
             losses: 0,
             completed: 1,
             flushed: 0,
@@ -315,6 +320,9 @@ impl RemoteDevice {
             self.requests.push(None);
             self.requests.len() - 1
         });
+        if request.changes() {
+            self.none_late_until = self.none_late_until.min(until);
+        }
         self.requests[index] = Some(request);
         self.waiting.push_back(index);
     }
@@ -329,6 +337,9 @@ impl RemoteDevice {
             Path::Closing(connection, ..) if connection.is_idle() => self.closed(now),
             Path::Up(_) if now >= self.next_look => self.look(now),
             Path::Away(..) | Path::Up(_) | Path::Closing(..) | Path::Gone => {}
+        }
+        if now > self.none_late_until {
+            self.look_for_late(now);
         }
         self.send(now);
     }
@@ -417,6 +428,9 @@ impl RemoteDevice {
     }
 
     fn await_connection(&mut self, since: Instant, now: Instant) {
+        if self.drive.station.is_let_go() {
+            return self.give_up(false, Trouble::LetGo);
+        }
         let keeper = self.keeper.as_ref().expect("it is not gone");
         match keeper.take() {
             Offered::Link(link) => match Connection::new(*link) {
@@ -646,20 +660,36 @@ impl RemoteDevice {
     /// Looks after the drive: does it answer?
     fn look(&mut self, now: Instant) {
         self.next_look = now.after(LOOK_EVERY);
-        let sent = self.connection().sent.iter().flatten();
-        let overdue = sent.filter(|sent| now.since(sent.started) > sent.within);
-        if let Some(since) = overdue.map(|sent| sent.started).min() {
-            self.fail(since, Trouble::Silent("a command"));
+        let mut sent = self.connection().sent.iter().flatten();
+        if sent.any(|sent| now.since(sent.started) > sent.within) {
+            self.fail(now, Trouble::Silent("a command"));
         }
     }
 
-    /// The connection is of no use any more, since then.
-    fn fail(&mut self, since: Instant, why: Trouble) {
+    /// What may not be begun any more is not gone on with, either: what the kernel has not taken of
+    /// it never leaves, since the connection ends.
+    fn look_for_late(&mut self, now: Instant) {
+        let changes = self.requests.iter().flatten().filter(|its| its.changes());
+        self.none_late_until = changes.map(|its| its.until).min().unwrap_or(Instant::MAX);
+        let Path::Up(its) = &self.path else { return };
+        let is_late = |request: &Request| request.changes() && now > request.until;
+        let request = |index: usize| self.requests[index].as_ref().expect("it has a command out");
+        let mut sent = its.sent.iter().flatten();
+        let unsent = sent.any(|sent| sent.unsent > 0 && is_late(request(sent.request)));
+        let is_cut = |its: &Request| its.sent > 0 && its.sent < its.total && its.failed.is_none();
+        let cut = self.requests.iter().flatten().any(|its| is_late(its) && is_cut(its));
+        if unsent || cut {
+            self.fail(now, Trouble::Silent("to take a write in its time"));
+        }
+    }
+
+    /// The connection is of no use any more.
+    fn fail(&mut self, now: Instant, why: Trouble) {
         self.path = match std::mem::replace(&mut self.path, Path::Gone) {
             Path::Up(connection) => {
                 // What the kernel has of it ends at once. It fails where the other side was faster.
                 let _ = connection.stream.shutdown(Shutdown::Both);
-                Path::Closing(connection, since, why)
+                Path::Closing(connection, now, why)
             }
             other @ (Path::Away(..) | Path::Closing(..) | Path::Gone) => other,
         };
@@ -684,6 +714,9 @@ impl RemoteDevice {
         }
         if self.is_overdue(now) {
             return self.give_up(dirty, Trouble::Away(Box::new(why)));
+        }
+        if self.drive.station.is_let_go() {
+            return self.give_up(dirty, Trouble::LetGo);
         }
         self.ask_again();
         self.keeper.as_ref().expect("it is not gone").renew(dirty);

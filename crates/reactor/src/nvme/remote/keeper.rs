@@ -16,13 +16,14 @@
 //! - the namespace at its other end is the one that was opened, or there is no connection.
 
 use std::net::{Shutdown, TcpStream};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::association::{Admin, Association, Identity, Link};
+use super::claim::Claim;
 use super::{Target, Trouble};
 use crate::clock::machine_time;
 
@@ -44,12 +45,24 @@ pub struct Report {
     pub trouble: Option<Trouble>,
     /// Why one has given the drive up; `None`: it was seen since.
     pub lost: Option<Trouble>,
+    /// One has given the drive up, and nobody has begun with it since.
+    pub was_given_up: bool,
 }
 
 /// The association of who opened the drive, and when it was last used, by the machine's clock.
 struct Using {
     association: Association,
     used: Duration,
+    /// It has written what a volatile cache may still have.
+    unflushed: bool,
+}
+
+/// What who opened the drive does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    Read,
+    Write,
+    Flush,
 }
 
 /// What all users of one drive have in common.
@@ -57,10 +70,13 @@ pub(super) struct Station {
     pub(super) target: Target,
     /// As it was when it was opened.
     pub(super) identity: Identity,
-    /// Before this moment of the machine's clock, a lost association may still act.
-    quiet_at: Mutex<Duration>,
+    pub(super) claim: Claim,
+    /// Whoever has it under way ends that, and asks nothing again.
+    is_let_go: AtomicBool,
     report: Mutex<Report>,
     using: Mutex<Option<Using>>,
+    /// What a volatile cache had may be lost, and no flush has said so yet.
+    forgotten: AtomicBool,
     /// It may grow.
     bytes: AtomicU64,
     /// Where threads may run: not on the CPU of a reactor that has them started.
@@ -68,16 +84,18 @@ pub(super) struct Station {
 }
 
 impl Station {
-    pub(super) fn new(target: Target, association: Association) -> Station {
+    pub(super) fn new(target: Target, association: Association, claim: Claim) -> Station {
         let identity = association.identity().clone();
         let bytes = identity.bytes();
         Station {
             target,
             identity,
-            quiet_at: Mutex::default(),
+            claim,
+            is_let_go: AtomicBool::new(false),
             report: Mutex::default(),
             bytes: AtomicU64::new(bytes),
-            using: Mutex::new(Some(Using { association, used: machine_time() })),
+            using: Mutex::new(Some(Using::new(association))),
+            forgotten: AtomicBool::new(false),
             cpus: sched_getaffinity(None).ok(),
         }
     }
@@ -88,13 +106,7 @@ impl Station {
 
     /// A new association, to the same namespace as before.
     pub(super) fn open(&self) -> Result<Association, Trouble> {
-        loop {
-            let left = locked(&self.quiet_at).saturating_sub(machine_time());
-            if left.is_zero() {
-                break;
-            }
-            std::thread::park_timeout(left);
-        }
+        self.claim.await_quiet();
         let association = Association::open(&self.target)?;
         if !self.identity.is_still(association.identity()) {
             // Nothing was asked of it that matters.
@@ -112,7 +124,17 @@ impl Station {
 
     /// A user has given it up.
     pub(super) fn lost(&self, why: Trouble) {
-        locked(&self.report).lost = Some(why);
+        let mut report = locked(&self.report);
+        report.lost = Some(why);
+        report.was_given_up = true;
+    }
+
+    pub(super) fn let_go(&self) {
+        self.is_let_go.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_let_go(&self) -> bool {
+        self.is_let_go.load(Ordering::Relaxed)
     }
 
     /// It was looked at, and is there.
@@ -120,25 +142,32 @@ impl Station {
         locked(&self.report).lost = None;
     }
 
-    /// Does `work` for who opened the drive, with an association of its own. `changes`: it writes.
+    /// Does `work` for who opened the drive, with an association of its own.
     pub(super) fn with<T>(
         &self,
-        changes: bool,
+        kind: Work,
         work: impl FnOnce(&mut Association) -> Result<T, Trouble>,
     ) -> Result<T, Trouble> {
         let mut using = locked(&self.using);
-        let now = machine_time();
-        let mut its = match using.take() {
-            Some(its) if now - its.used < its.association.keep_alive() / 2 => its,
-            // The controller may have taken a silent host for a dead one.
-            Some(stale) => {
-                let _ = stale.association.end();
-                Using { association: self.open()?, used: now }
+        self.claim.await_quiet();
+        // The controller may have taken a silent host for a dead one.
+        let is_fresh =
+            |its: &mut Using| machine_time() - its.used < its.association.keep_alive() / 2;
+        let mut its = match using.take_if(is_fresh) {
+            Some(its) => its,
+            None => {
+                self.end(using.take());
+                Using::new(self.open()?)
             }
-            None => Using { association: self.open()?, used: now },
         };
+        if kind == Work::Flush && self.forgotten.swap(false, Ordering::Relaxed) {
+            *using = Some(its);
+            return Err(Trouble::Forgetful);
+        }
+        its.unflushed |= kind == Work::Write;
         match work(&mut its.association) {
             Ok(done) => {
+                its.unflushed &= kind != Work::Flush;
                 its.used = machine_time();
                 *using = Some(its);
                 Ok(done)
@@ -146,8 +175,13 @@ impl Station {
             // It is not used again. What it was asked may yet be done.
             Err(trouble) => {
                 let lasts = its.association.lasts();
-                if its.association.end().is_err() && changes {
-                    self.wait_for_quiet(lasts);
+                self.forget(its.unflushed && kind != Work::Flush);
+                if kind == Work::Write {
+                    self.claim.unsettle();
+                }
+                let is_quiet = its.association.end().is_ok();
+                if kind == Work::Write {
+                    self.claim.settle((!is_quiet).then_some(lasts));
                 }
                 Err(trouble)
             }
@@ -156,16 +190,27 @@ impl Station {
 
     /// Ends the association of who opened the drive; there is another when it is needed.
     pub(super) fn rest(&self) {
-        if let Some(using) = locked(&self.using).take() {
-            // Nothing is under way.
-            let _ = using.association.end();
-        }
+        self.end(locked(&self.using).take());
     }
 
-    /// A lost association may act for so long.
-    fn wait_for_quiet(&self, lasts: Duration) {
-        let mut quiet_at = locked(&self.quiet_at);
-        *quiet_at = quiet_at.max(machine_time() + lasts);
+    fn end(&self, using: Option<Using>) {
+        let Some(Using { mut association, unflushed, .. }) = using else { return };
+        self.forget(unflushed && association.flush().is_err());
+        // Nothing is under way.
+        let _ = association.end();
+    }
+
+    /// What was written may be lost, if so: the next flush says it.
+    fn forget(&self, is_lost: bool) {
+        if is_lost && self.identity.controller.volatile_cache {
+            self.forgotten.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Using {
+    fn new(association: Association) -> Using {
+        Using { association, used: machine_time(), unflushed: false }
     }
 }
 
@@ -174,10 +219,10 @@ impl Station {
 enum Wish {
     /// To be connected.
     Path,
-    /// The same, but anew. `dirty`: something that changes the drive was under way.
-    Another { dirty: bool },
+    /// The same, but anew.
+    Another,
     /// Nothing more.
-    End { dirty: bool },
+    End,
 }
 
 /// Where a user and its thread meet.
@@ -188,9 +233,20 @@ struct Desk {
 
 struct Inner {
     wish: Wish,
+    /// Something that changes the drive was under way when that was said first. It holds until
+    /// the association is settled, whatever is said after it.
+    dirty: bool,
     link: Option<Link>,
+    /// Another hold on the connection, to end it by.
+    tap: Option<TcpStream>,
     /// It never will be connected again.
     over: Option<Trouble>,
+}
+
+impl Inner {
+    fn new() -> Inner {
+        Inner { wish: Wish::Path, dirty: false, link: None, tap: None, over: None }
+    }
 }
 
 impl Desk {
@@ -201,8 +257,17 @@ impl Desk {
         waited.unwrap_or_else(PoisonError::into_inner).0.wish
     }
 
-    fn say(&self, wish: Wish) {
-        locked(&self.inner).wish = wish;
+    /// The connection is closed, where there was one.
+    fn say(&self, wish: Wish, dirty: bool, claim: &Claim) {
+        let mut inner = locked(&self.inner);
+        inner.wish = wish;
+        if dirty && !inner.dirty {
+            inner.dirty = true;
+            claim.unsettle();
+        }
+        // Closed by the last one that has it: what was not sent yet never is.
+        inner.tap = None;
+        drop(inner);
         self.bell.notify_one();
     }
 
@@ -211,7 +276,7 @@ impl Desk {
         let mut inner = locked(&self.inner);
         let is_here = inner.link.take().is_some();
         if is_here && inner.wish == Wish::Path {
-            inner.wish = Wish::Another { dirty: false };
+            inner.wish = Wish::Another;
         }
         is_here
     }
@@ -227,29 +292,31 @@ pub(super) enum Offered {
 /// One user's end. Dropping it ends its association.
 pub(super) struct Keeper {
     desk: Arc<Desk>,
+    station: Arc<Station>,
     /// Something that changes the drive may be under way.
     dirty: bool,
 }
 
 impl Keeper {
     pub(super) fn start(station: &Arc<Station>) -> Keeper {
-        let inner = Inner { wish: Wish::Path, link: None, over: None };
-        let desk = Arc::new(Desk { inner: Mutex::new(inner), bell: Condvar::new() });
-        let (its, station) = (desk.clone(), station.clone());
+        locked(&station.report).was_given_up = false;
+        let desk = Desk { inner: Mutex::new(Inner::new()), bell: Condvar::new() };
+        let desk = Arc::new(desk);
+        let (its, common) = (desk.clone(), station.clone());
         let thread = std::thread::Builder::new().name("nvme-remote".into());
         let started = thread.spawn(move || {
-            if let Some(cpus) = &station.cpus {
+            if let Some(cpus) = &common.cpus {
                 // Where that is refused, it runs where it was started.
                 let _ = sched_setaffinity(None, cpus);
             }
-            locked(&station.report).users += 1;
-            keep(&station, &its);
-            locked(&station.report).users -= 1;
+            locked(&common.report).users += 1;
+            keep(&common, &its);
+            locked(&common.report).users -= 1;
         });
         if let Err(error) = started {
             locked(&desk.inner).over = Some(Trouble::Unreachable(error.to_string()));
         }
-        Keeper { desk, dirty: false }
+        Keeper { desk, station: station.clone(), dirty: false }
     }
 
     pub(super) fn take(&self) -> Offered {
@@ -264,7 +331,7 @@ impl Keeper {
     /// The connection is of no use any more, and closed here. `dirty`: something that changes the
     /// drive was under way.
     pub(super) fn renew(&self, dirty: bool) {
-        self.desk.say(Wish::Another { dirty });
+        self.desk.say(Wish::Another, dirty, &self.station.claim);
     }
 
     /// The same before it is dropped.
@@ -275,7 +342,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        self.desk.say(Wish::End { dirty: self.dirty });
+        self.desk.say(Wish::End, self.dirty, &self.station.claim);
     }
 }
 
@@ -293,7 +360,7 @@ fn keep(station: &Station, desk: &Desk) {
                     locked(&desk.inner).over = Some(trouble);
                     return;
                 }
-                if matches!(desk.wish(backoff), Wish::End { .. }) {
+                if desk.wish(backoff) == Wish::End {
                     return;
                 }
                 backoff = (backoff * 2).min(BACKOFF_MAX);
@@ -311,7 +378,7 @@ fn keep(station: &Station, desk: &Desk) {
         let (admin, link) = association.split();
         let wish = hold(station, desk, admin, link);
         locked(&station.report).connected -= 1;
-        if matches!(wish, Wish::End { .. }) {
+        if wish == Wish::End {
             return;
         }
     }
@@ -319,38 +386,39 @@ fn keep(station: &Station, desk: &Desk) {
 
 /// Keeps a connection alive until it is wanted no longer, or lost; then it is ended.
 fn hold(station: &Station, desk: &Desk, mut admin: Admin, link: Link) -> Wish {
-    let tap = link.tap();
-    locked(&desk.inner).link = Some(link);
+    {
+        let mut inner = locked(&desk.inner);
+        inner.tap = link.tap();
+        inner.link = Some(link);
+    }
     let mut wish = desk.wish(SIGN_EVERY);
     while wish == Wish::Path {
         if let Err(trouble) = admin.keep_alive() {
             locked(&station.report).trouble = Some(trouble);
-            wish = take_back(desk, tap.as_ref());
+            wish = take_back(desk);
             break;
         }
         wish = desk.wish(SIGN_EVERY);
     }
-    // The last one closes it; what was not sent yet never is.
-    drop(tap);
-    let (lasts, is_quiet) = (admin.lasts, admin.reset().is_ok());
-    let (Wish::Another { dirty } | Wish::End { dirty }) = wish else {
-        unreachable!("a connection that is wanted");
-    };
-    if dirty && !is_quiet {
-        station.wait_for_quiet(lasts);
-    }
+    let lasts = admin.lasts;
+    // Nobody has taken it, perhaps.
+    drop(locked(&desk.inner).link.take());
+    let is_quiet = admin.reset().is_ok();
     let mut inner = locked(&desk.inner);
-    inner.link = None;
-    if inner.wish == wish && matches!(wish, Wish::Another { .. }) {
+    inner.tap = None;
+    if std::mem::take(&mut inner.dirty) {
+        station.claim.settle((!is_quiet).then_some(lasts));
+    }
+    if inner.wish == wish && wish == Wish::Another {
         inner.wish = Wish::Path;
     }
     inner.wish
 }
 
 /// The connection is dead: whoever has it is told by its end, and says so.
-fn take_back(desk: &Desk, tap: Option<&TcpStream>) -> Wish {
+fn take_back(desk: &Desk) -> Wish {
     if !desk.withdraw()
-        && let Some(tap) = tap
+        && let Some(tap) = &locked(&desk.inner).tap
     {
         // It fails where the other side was faster.
         let _ = tap.shutdown(Shutdown::Both);
@@ -358,11 +426,29 @@ fn take_back(desk: &Desk, tap: Option<&TcpStream>) -> Wish {
     loop {
         match desk.wish(SIGN_EVERY) {
             Wish::Path => {}
-            wish @ (Wish::Another { .. } | Wish::End { .. }) => return wish,
+            wish @ (Wish::Another | Wish::End) => return wish,
         }
     }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_under_way_is_not_forgotten_by_what_is_said_next() {
+        let claim = Claim::default();
+        let desk = Desk { inner: Mutex::new(Inner::new()), bell: Condvar::new() };
+        desk.say(Wish::Another, true, &claim);
+        desk.say(Wish::End, false, &claim);
+        assert!(locked(&desk.inner).dirty);
+        assert_eq!(desk.wish(Duration::ZERO), Wish::End);
+        assert_eq!(claim.unsettled(), 1, "it is waited for");
+        desk.say(Wish::End, true, &claim);
+        assert_eq!(claim.unsettled(), 1, "once");
+    }
 }

@@ -178,6 +178,10 @@ impl Inbox {
         let came = &self.bytes[self.start..self.end];
         let Some(common) = pdu::header::<Common>(came) else { return Ok(None) };
         let shape = Shape::read(&common, self.digests)?;
+        // At once: what hosts send may be longer than there is room for.
+        if shape.kind.is_of_host() {
+            return Err(Fault::Header(0));
+        }
         let has_data = shape.kind == Kind::C2hData && shape.data_bytes > 0;
         // A termination request may quote something, which nobody needs.
         let len = if has_data { shape.data_at } else { shape.bytes() };
@@ -321,5 +325,52 @@ impl Outbox {
         }
         self.batch.drain(..whole);
         assert!(!self.batch.is_empty() || self.taken == 0, "more than was to be sent");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn receive(inbox: &mut Inbox, bytes: &[u8]) -> Result<Option<Pdu>, Fault> {
+        let mut pieces = Vec::new();
+        inbox.room(&mut pieces);
+        let room = pieces.last().expect("there is always room").iov_len;
+        let part = &bytes[..room.min(bytes.len())];
+        inbox.bytes[inbox.end..inbox.end + part.len()].copy_from_slice(part);
+        inbox.came(part.len());
+        inbox.next()
+    }
+
+    #[test]
+    fn what_only_hosts_send_is_refused_by_its_first_bytes() {
+        let lens = [(Kind::CapsuleCmd, 1 << 20), (Kind::H2cData, 1 << 30), (Kind::H2cData, 64)];
+        for (kind, len) in lens {
+            let common = Shape::new(kind, len, 0, Digests::default()).common(0);
+            let mut inbox = Inbox::new(Digests::default());
+            let found = receive(&mut inbox, common.as_bytes());
+            assert_eq!(found.map(|_| ()), Err(Fault::Header(0)), "{kind:?} of {len} bytes");
+        }
+    }
+
+    /// Any first bytes that ask for more leave room for it.
+    #[test]
+    fn a_header_that_is_waited_for_has_room() {
+        for kind in 0..=u8::MAX {
+            for len in [0, 8, 24, 28, 72, 128, 152, 153, 65_536, 1 << 20, u32::MAX] {
+                for data_at in [0, 24, 28, 252] {
+                    let header_bytes = Kind::from_byte(kind).map_or(8, Kind::header_bytes);
+                    let header_bytes = u8::try_from(header_bytes).expect("short");
+                    let bytes = len.into();
+                    let common = Common { kind, flags: 0, header_bytes, data_at, bytes };
+                    let mut inbox = Inbox::new(Digests::default());
+                    let mut found = receive(&mut inbox, common.as_bytes());
+                    while let Ok(None) = found {
+                        assert!(inbox.end < INBOX_ROOM_MIN, "{common:?} is waited for");
+                        found = receive(&mut inbox, &[0; 16]);
+                    }
+                }
+            }
+        }
     }
 }
