@@ -20,7 +20,7 @@ PACKED = ["-global", "vhost-user-blk-pci.packed=on"]
 LOAD = (
     "while ! [ -e /run/enough ]; do fio --name=v --filename=/dev/vda --direct=1 "
     "--ioengine=io_uring --verify=crc32c --verify_fatal=1 --iodepth=32 --rw=randwrite "
-    "--bsrange=512-64k --blockalign=512 --size=24M --randseed=$RANDOM || exit 1; done"
+    "--bsrange=512-64k --blockalign=512 --size=24M --randrepeat=0 || exit 1; done"
 )
 # The guest's clock, in seconds, after each read that was answered.
 PROBE = (
