@@ -118,6 +118,8 @@ class NvmeTcp(unittest.TestCase):
             vm.check(f"blkdiscard -o 0 -l 16777216 {disk} && blkdiscard -z -o 1048576 -l 65536 {disk}")
             zeroes = f"dd if={disk} bs=1M count=16 iflag=direct status=none | tr -d '\\0' | wc -c"
             self.assertEqual(vm.check(zeroes).split()[-1], "0")
+            block = "bs=4k count=1 oflag=direct conv=fsync,notrunc status=none"
+            vm.check(f"dd if=/dev/zero of={disk} {block}")
             written = json.loads(its.nvme(f"smart-log {disk} -o json"))
             self.assertGreater(int(written["host_write_commands"]), 0)
             shown = made.engine.show("export", "show", "v")
