@@ -194,6 +194,7 @@ mod tests {
 
     use ashlar_reactor::executor::Order;
     use ashlar_reactor::nvme::command::Status;
+    use ashlar_reactor::nvme::pdu::LAST;
     use ashlar_reactor::virtual_time::VirtualBackend;
 
     use super::*;
@@ -218,11 +219,12 @@ mod tests {
     fn what_is_sent_is_in_parts_that_the_kernel_takes() {
         let reactor = Reactor::new(Box::new(VirtualBackend::default()), Order::Fifo);
         let mut outbox = Outbox::new(&reactor, Digests::default(), 0, 128);
-        for (count, bytes, parts) in [(3, 4096, 1), (3, 1 << 20, 3), (700, 512, 2), (700, 0, 1)] {
+        for (count, bytes, parts) in [(3u16, 4096, 1), (3, 1 << 20, 3), (700, 512, 2), (700, 0, 1)]
+        {
             for id in 0..count {
-                let data = reactor.buffer(bytes);
-                data.copy_from_slice(&vec![id.to_le_bytes()[0]; bytes]);
                 if bytes > 0 {
+                    let data = reactor.buffer(bytes);
+                    data.copy_from_slice(&vec![id.to_le_bytes()[0]; bytes]);
                     outbox.put_data(id, &data.into(), LAST);
                 }
                 outbox.put_completion(completion(id));
