@@ -70,7 +70,7 @@ fn a_host_is_told_of_what_changes() {
 
 #[test]
 fn what_hosts_are_told_all_reactors_know() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
     // The admin queue is served by one reactor, the second I/O queue by another.
     let mut io = Wire::open(offered.at(), Choice::PLAIN);

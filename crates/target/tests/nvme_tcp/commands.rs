@@ -92,7 +92,7 @@ fn many_commands_at_a_time() {
 
 #[test]
 fn comparisons_do_not_wait_for_each_other() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
     let data = pattern(&mut Prng::from_seed(7), 1 << 20);
     host.write(1, 0, &data);

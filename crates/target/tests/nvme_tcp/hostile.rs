@@ -200,7 +200,7 @@ fn a_silent_host_is_given_up() {
 
 #[test]
 fn who_fetches_no_answers_is_not_listened_to() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut neighbour = Neighbour::new(&offered);
     let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
     host.io.stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
@@ -239,7 +239,7 @@ fn connect_from(from: Ipv4Addr, offered: &Offered) -> TcpStream {
 
 #[test]
 fn silent_connections_of_one_source_hold_nobody_up() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let silent: Vec<TcpStream> =
         (0..100).map(|_| TcpStream::connect(offered.at()).unwrap()).collect();
     // Well below what the silent ones may take.

@@ -89,7 +89,7 @@ fn who_comes_again_waits_for_what_it_has_left_behind() {
 
 #[test]
 fn requests_for_events_that_a_reset_has_ended_are_not_under_way() {
-    let offered = Offered::new();
+    let offered = Offered::open();
     let mut admin = Wire::open(offered.at(), Choice::PLAIN);
     admin.connect(NAMES, 0, ANY_CONTROLLER).unwrap();
     // In all more than the queue has entries.
