@@ -271,11 +271,16 @@ fn check_options(asked: &ExportCreate) -> Answer<()> {
     use ExportKind::{Fuse, Nbd, NvmeTcp, VhostUserBlk};
     // Option, whether it is there, for which kinds it is, and what else there is.
     let options: [(_, _, &[ExportKind], _); 7] = [
-        ("--listen", asked.listen.is_some(), &[NvmeTcp, Nbd], "use --kind nvme-tcp or nbd"),
-        ("--nqn", asked.nqn.is_some(), &[NvmeTcp], "use --kind nvme-tcp"),
-        ("--nsid", asked.nsid.is_some(), &[NvmeTcp], "use --kind nvme-tcp"),
-        ("--host", !asked.hosts.is_empty(), &[NvmeTcp], "use --kind nvme-tcp"),
-        ("--queues", asked.queues.is_some(), &[VhostUserBlk, NvmeTcp], "leave it out"),
+        (
+            "--listen",
+            asked.listen.is_some(),
+            &[NvmeTcp, Nbd],
+            "leave --listen out, or use --kind nvme-tcp or nbd",
+        ),
+        ("--nqn", asked.nqn.is_some(), &[NvmeTcp], "leave --nqn out, or use --kind nvme-tcp"),
+        ("--nsid", asked.nsid.is_some(), &[NvmeTcp], "leave --nsid out, or use --kind nvme-tcp"),
+        ("--host", !asked.hosts.is_empty(), &[NvmeTcp], "leave --host out, or use --kind nvme-tcp"),
+        ("--queues", asked.queues.is_some(), &[VhostUserBlk, NvmeTcp], "leave --queues out"),
         ("a socket", asked.socket.is_some(), &[VhostUserBlk, Nbd], "use --listen, or \"file\""),
         ("a file", asked.file.is_some(), &[Fuse], "give its path as \"socket\""),
     ];

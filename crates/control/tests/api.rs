@@ -86,7 +86,10 @@ fn the_document_describes_what_is_served() {
         assert_eq!(status, 200, "{path}: {answer}");
         shown += 1;
     }
-    assert_eq!(shown, 11, "lists and single things of four nouns, spares, status, metrics");
+    assert_eq!(
+        shown, 12,
+        "lists and single things of four nouns, spares, status, metrics, upgrade"
+    );
 }
 
 #[test]

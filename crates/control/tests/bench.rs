@@ -78,7 +78,7 @@ fn a_daemons_export_is_measured_and_overwritten_only_with_consent() {
     assert!(its["rounds"][0]["reads_verified"].as_u64() > Some(100), "{its}");
     for (wrong, part) in [
         ("--size 9M", "--size"),
-        ("--queues 17", "--queues"),
+        ("--queues 65", "--queues"),
         ("--level 6", "leave --level"),
         ("--core 0", "leave --core"),
     ] {
@@ -162,7 +162,7 @@ fn what_cannot_be_measured_is_refused_with_what_mends_it() {
         ("engine --level 5 --policy bitmap --integrity", "array create"),
         ("vhost --what raid", "--what"),
         ("vhost --segments 3", "--segments"),
-        ("vhost --queues 17", "--queues"),
+        ("vhost --queues 65", "--queues"),
         ("vhost --depth 1024 --descriptors direct", "--descriptors indirect"),
         ("vhost --client-core 1000", "--client-core"),
         ("vhost --socket @/nowhere", "--socket"),

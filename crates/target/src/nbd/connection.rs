@@ -146,8 +146,9 @@ impl Connection {
         })
     }
 
+    /// It was let in, and is not gone.
     pub(super) fn is_serving(&self) -> bool {
-        self.state.get() == State::Serving
+        self.state.get() != State::Haggling
     }
 
     /// Takes no more requests: the connection ends once those under way are answered.

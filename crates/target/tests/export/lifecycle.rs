@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use ashlar_format::array_superblock::Level;
 use ashlar_target::export::{Export, ExportError};
 use ashlar_target::limits::{RateLimits, Rates};
-use ashlar_target::vhost::{ExportSpec, VhostExport};
+use ashlar_target::vhost::{ExportSpec, QUEUES_MAX, VhostExport};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight};
@@ -321,7 +321,7 @@ fn a_specification_is_checked_before_anything_happens() {
         let spec = ExportSpec { name, socket, queues_max, serial, limits };
         VhostExport::start(rig.parts(), spec)
     };
-    for queues_max in [0, 17] {
+    for queues_max in [0, QUEUES_MAX + 1] {
         assert!(matches!(start(queues_max, "", socket_path()), Err(ExportError::Spec(_))));
     }
     let long = "a serial of 21 bytes.";

@@ -204,6 +204,8 @@ fn who_fetches_no_answers_is_not_listened_to() {
     let mut neighbour = Neighbour::new(&offered);
     let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
     host.io.stream.set_write_timeout(Some(Duration::from_secs(1))).unwrap();
+    // Else the kernel takes some ten MiB of answers before it lets the target wait.
+    rustix::net::sockopt::set_socket_recv_buffer_size(&host.io.stream, 64 << 10).unwrap();
     let mut unknown = Command::flush(1);
     unknown.dwords[0] |= 0x7f;
     let bytes = host.io.capsule(unknown.with_id(1), &[]).repeat(16);
