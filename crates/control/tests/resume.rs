@@ -63,8 +63,8 @@ fn kill_under(ring: &str, more: &str) {
     println!("{ring} {more}: {times} kills, {verified} reads verified, longest gap {gap_ms} ms");
     assert!(times >= KILLS_MIN, "{times} kills");
     assert!(gap_ms > 0 && gap_ms < GAP_MS_MAX, "{gap_ms} ms");
-    // Where counting begins, one may be verified before and answered after.
-    assert!(verified.abs_diff(reads) <= 1, "{verified} of {reads}");
+    // Where counting begins, those under way may be verified before and answered after.
+    assert!(verified.abs_diff(reads) <= 3 * 32, "{verified} of {reads}");
     assert!(!daemon.log().contains("was stopped"), "{}", daemon.log());
 }
 
