@@ -56,8 +56,9 @@ pub struct Faults {
     pub wrong_ids: u32,
     /// So many reads succeed without their last block.
     pub short_reads: u32,
-    /// Nothing is answered on this kind of connection.
+    /// The next controller that is asked something is silent from then on.
     pub silent_admin: bool,
+    /// Nothing is answered on connections for I/O.
     pub silent_io: bool,
     /// It cannot be told to stop.
     pub no_reset: bool,
@@ -251,6 +252,7 @@ struct Connection {
     alive: Arc<()>,
     is_discovery: bool,
     ready: bool,
+    is_silent: bool,
     /// Commands with the data of their capsules that wait.
     waiting: VecDeque<(Command, Vec<u8>)>,
     prng: Option<(Prng, u64)>,
@@ -267,6 +269,7 @@ impl Connection {
             alive: Arc::new(()),
             is_discovery: false,
             ready: false,
+            is_silent: false,
             waiting: VecDeque::new(),
             prng: None,
         }
@@ -291,7 +294,10 @@ impl Connection {
             let (command, data) = self.next()?;
             let is_io = self.queue.is_some_and(|queue| queue > 0);
             let faults = self.inner.faults().clone();
-            if if is_io { faults.silent_io } else { self.ready && faults.silent_admin } {
+            if !is_io && self.ready && faults.silent_admin {
+                (self.is_silent, self.inner.faults().silent_admin) = (true, false);
+            }
+            if if is_io { faults.silent_io } else { self.is_silent } {
                 continue;
             }
             match is_io {
