@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use signal_hook::consts::{SIGHUP, TERM_SIGNALS};
 
+use crate::cargo;
+
 /// Between two looks at whether a child has ended, or we are to end.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 const NAMES: [&str; 2] = ["a", "b"];
@@ -130,8 +132,7 @@ fn build(
     let worktree = Worktree::add(root, place.join(format!("tree-{name}")), revision)?;
     // Both commits share what they have in common: crates of others are built once.
     let built = place.join("build");
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
+    let mut command = cargo::command();
     command
         .args(["build", "--quiet", "--release", "--locked", "--package", "ashlar-control"])
         .current_dir(&worktree.path)

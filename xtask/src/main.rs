@@ -1,6 +1,7 @@
 //! Developer commands: `cargo xtask ci`, `cargo xtask tidy`, `cargo xtask sim`,
 //! `cargo xtask fuzz`, `cargo xtask powercut`, `cargo xtask bench`.
 
+mod cargo;
 mod bench;
 mod ci;
 mod fuzz;
@@ -31,7 +32,7 @@ enum Command {
         /// Passed on to `ashlar-sim`
         arguments: Vec<String>,
     },
-    /// Hostile clients of every front end, beside one that verifies what it reads
+    /// Hostile vhost-user front ends, beside one that verifies what it reads
     Fuzz {
         /// For how long
         #[arg(long, default_value_t = 600)]

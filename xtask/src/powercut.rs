@@ -6,9 +6,10 @@
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
+use crate::cargo;
+
 pub fn run(arguments: &[String]) -> ExitCode {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let built = Command::new(cargo)
+    let built = cargo::command()
         .args(["build", "--quiet", "--release", "--locked", "--package", "ashlar-control"])
         .status();
     if !built.is_ok_and(|status| status.success()) {

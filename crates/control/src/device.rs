@@ -12,15 +12,17 @@ pub mod pci;
 pub mod remote;
 pub mod signature;
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ashlar_drive::drive::Limits;
 use ashlar_format::drive_label::DriveLabel;
+use ashlar_reactor::nvme::command::NamespaceIdentity;
 use ashlar_reactor::nvme::generic::Generic;
 use ashlar_reactor::nvme::remote::Handle;
 use ashlar_reactor::op::{Device, Errno};
@@ -38,6 +40,10 @@ use crate::topology::node_of_device;
 
 /// A smaller drive could not hold labels, maps and a useful amount of data.
 pub const DRIVE_BYTES_MIN: u64 = 64 << 20;
+/// How often, and how far apart, one that is held is tried again: a process that was killed lets
+/// go only when the kernel has ended what it had under way.
+const CLAIM_TRIES: u32 = 100;
+const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 /// Bytes zeroed at once.
 const WIPE_STEP_BYTES: u64 = 1 << 20;
 
@@ -94,10 +100,7 @@ impl OpenDevice {
     /// The same of an NVMe drive that the kernel has let go.
     pub fn open_pci(address: PciAddress) -> Answer<OpenDevice> {
         let drive = pci::open(address)?;
-        let (bytes, sector_bytes) = (drive.identity().bytes(), drive.identity().block_bytes());
-        let bytes = bytes - bytes % PAGE_BYTES;
-        check_size(&format!("drive {address}"), bytes)?;
-        let limits = Limits { bytes, sector_bytes, zeroes_cheaply: false };
+        let limits = namespace_limits(&format!("drive {address}"), &drive.identity().its)?;
         let (disk, identity) = (Disk::Nvme(Arc::new(drive)), Identity::Pci { address });
         Ok(OpenDevice { disk, generic: None, identity, limits, lossy: false })
     }
@@ -106,10 +109,7 @@ impl OpenDevice {
     /// but the lease of an array.
     pub fn open_remote(address: &RemoteAddress, initiator: Initiator) -> Answer<OpenDevice> {
         let drive = remote::open(address, initiator)?;
-        let (bytes, sector_bytes) = (drive.identity().bytes(), drive.identity().block_bytes());
-        let bytes = bytes - bytes % PAGE_BYTES;
-        check_size(&address.to_string(), bytes)?;
-        let limits = Limits { bytes, sector_bytes, zeroes_cheaply: false };
+        let limits = namespace_limits(&address.to_string(), &drive.identity().its)?;
         let identity = Identity::Remote { name: remote::name(&drive) };
         let disk = Disk::Remote(Arc::new(drive));
         Ok(OpenDevice { disk, generic: None, identity, limits, lossy: false })
@@ -247,6 +247,13 @@ impl OpenDevice {
     }
 }
 
+/// `shown`: what it is called. An error: it is too small.
+fn namespace_limits(shown: &str, its: &NamespaceIdentity) -> Answer<Limits> {
+    let bytes = its.bytes() - its.bytes() % PAGE_BYTES;
+    check_size(shown, bytes)?;
+    Ok(Limits { bytes, sector_bytes: its.block_bytes(), zeroes_cheaply: false })
+}
+
 fn check_size(shown: &str, bytes: u64) -> Answer<()> {
     if bytes >= DRIVE_BYTES_MIN {
         return Ok(());
@@ -292,12 +299,25 @@ fn is_read_only(number: u64) -> bool {
     flag.is_ok_and(|flag| flag.trim() == "1")
 }
 
+/// Opens it for this process alone.
 fn claim(path: &Path, block_device: bool) -> Answer<File> {
     let shown = path.display();
     let exclusive = if block_device { libc::O_EXCL } else { 0 };
-    let flags = libc::O_DIRECT | exclusive;
-    let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
-    let file = opened.map_err(|error| match error.raw_os_error() {
+    let mut claimed = try_claim(path, exclusive);
+    for _ in 0..CLAIM_TRIES {
+        if !claimed.as_ref().is_err_and(is_held) {
+            break;
+        }
+        #[expect(clippy::disallowed_methods, reason = "whoever opens is not a reactor's thread")]
+        std::thread::sleep(CLAIM_PAUSE);
+        claimed = try_claim(path, exclusive);
+    }
+    claimed.map_err(|error| match error.raw_os_error() {
+        None if is_held(&error) => Refusal::conflict(format!("{shown} is held by another process"))
+            .fix(
+                "detach it there first, if that is another ashlar daemon; a drive that was \
+                     pulled is free once it has answered what it was asked",
+            ),
         Some(libc::EINVAL) => {
             Refusal::conflict(format!("the file system of {shown} cannot do direct I/O"))
                 .fix("put the file on ext4, XFS or another file system with O_DIRECT")
@@ -305,17 +325,19 @@ fn claim(path: &Path, block_device: bool) -> Answer<File> {
         Some(libc::EBUSY) => Refusal::conflict(format!("{shown} is in use"))
             .fix("unmount it, and take it out of LVM, md or swap (see `lsblk`)"),
         _ => unopened(path, &error),
-    })?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => {
-            Err(Refusal::conflict(format!("{shown} is held by another process")).fix(
-                "detach it there first, if that is another ashlar daemon; a drive that was \
-                     pulled is free once it has answered what it was asked",
-            ))
-        }
-        Err(TryLockError::Error(error)) => Err(unopened(path, &error)),
-    }
+    })
+}
+
+fn try_claim(path: &Path, exclusive: i32) -> io::Result<File> {
+    let flags = libc::O_DIRECT | exclusive;
+    let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
+    file.try_lock()?;
+    Ok(file)
+}
+
+/// Whether somebody else has it: by the lock, or by an exclusive open.
+fn is_held(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::ResourceBusy)
 }
 
 fn unopened(path: &Path, error: &io::Error) -> Refusal {

@@ -13,8 +13,6 @@ use uuid::Uuid;
 use crate::api::export::{ExportCreate, ExportKind, NvmeNamespace};
 use crate::refusal::{Answer, Refusal};
 
-const QUEUES_DEFAULT: u16 = QUEUES_MAX;
-
 /// What is kept of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -258,7 +256,7 @@ fn in_xml(text: &str) -> String {
 }
 
 fn queues(asked: &ExportCreate, most: u16) -> Answer<u16> {
-    let queues = asked.queues.unwrap_or(QUEUES_DEFAULT);
+    let queues = asked.queues.unwrap_or(most);
     match (1..=most).contains(&queues) {
         true => Ok(queues),
         false => Err(Refusal::invalid(format!("an export cannot have {queues} queues"))

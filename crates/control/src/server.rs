@@ -431,7 +431,7 @@ async fn show_export(State(host): State<Arc<Host>>, Path(name): Path<String>) ->
     host.show_export(&name).await.map(Json)
 }
 
-/// Offer a volume to a guest by vhost-user-blk
+/// Offer a volume to a guest, to hosts on the network or to this host
 #[utoipa::path(post, path = "/v1/exports", tag = "exports", request_body = ExportCreate,
     responses((status = 200, body = Export), (status = "default", body = ErrorBody)))]
 async fn create_export(
@@ -441,8 +441,6 @@ async fn create_export(
     finish(async move { host.create_export(request).await }).await
 }
 
-/// Withdraw an export
-///
 /// Limit how fast an export may go
 #[utoipa::path(post, path = "/v1/exports/{name}/set", tag = "exports",
     params(("name" = String, Path)), request_body = LimitsChange,
@@ -455,6 +453,8 @@ async fn set_export(
     finish(async move { host.set_export(&name, request).await }).await
 }
 
+/// Withdraw an export
+///
 /// Refused without `force` while a guest is connected.
 #[utoipa::path(delete, path = "/v1/exports/{name}", tag = "exports",
     params(("name" = String, Path), Force),

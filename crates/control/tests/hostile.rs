@@ -1,7 +1,7 @@
 //! Goal: whatever initiators do, the daemon lives on, keeps nothing of theirs, and others notice
 //! nothing.
-//! Method: hostile clients of every front end, many lives of each, beside a guest of another export
-//! that verifies what it reads. `ASHLAR_FUZZ_SECONDS` says for how long, `ASHLAR_FUZZ_SEED` from
+//! Method: hostile vhost-user front ends, many lives of them, beside a guest of another export that
+//! verifies what it reads. `ASHLAR_FUZZ_SECONDS` says for how long, `ASHLAR_FUZZ_SEED` from
 //! which seed; without it, a new one.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]

@@ -89,13 +89,6 @@ fn work(daemon: &Daemon, seconds: u32) {
     daemon.ok(&format!("bench vhost --socket {} {load} --seconds {seconds}", socket.display()));
 }
 
-fn is_whole(daemon: &Daemon) {
-    daemon.wait_for("array show a", |array| array["state"] == "optimal");
-    daemon.ok("array scrub a --wait");
-    let scrub = &daemon.json("array show a")["scrub"];
-    assert_eq!(scrub["mismatched_stripes"], 0, "{scrub}");
-}
-
 #[test]
 fn an_array_over_two_hosts_outlives_the_network_and_the_other_daemon() {
     let Some(network) = Network::new() else {
@@ -118,7 +111,7 @@ fn an_array_over_two_hosts_outlives_the_network_and_the_other_daemon() {
         here.wait_for("array show a", |array| array["state"] == "optimal");
         load.join().unwrap();
     });
-    is_whole(&here);
+    here.is_whole();
     std::thread::scope(|scope| {
         let load = scope.spawn(|| work(&here, 10));
         pause(1);
@@ -126,7 +119,7 @@ fn an_array_over_two_hosts_outlives_the_network_and_the_other_daemon() {
         there.start_again();
         load.join().unwrap();
     });
-    is_whole(&here);
+    here.is_whole();
     let far = here.json("drive show far");
     assert_eq!((&far["state"], &far["path"]["state"]), (&"member".into(), &"connected".into()));
     work(&here, 1);

@@ -38,13 +38,6 @@ fn work(daemon: &Daemon, seconds: f32) -> String {
     daemon.ok(&format!("bench vhost --socket {socket} {load} --seconds {seconds}"))
 }
 
-fn is_whole(daemon: &Daemon) {
-    daemon.wait_for("array show a", |array| array["state"] == "optimal");
-    daemon.ok("array scrub a --wait");
-    let scrub = &daemon.json("array show a")["scrub"];
-    assert_eq!(scrub["mismatched_stripes"], 0, "{scrub}");
-}
-
 #[test]
 fn it_is_shown_with_how_it_is_reached() {
     let model = target(true);
@@ -107,7 +100,7 @@ fn a_connection_that_is_lost_for_moments_costs_nothing() {
     let shown = daemon.json("drive show far");
     assert_eq!((&shown["state"], &shown["health"]), (&"member".into(), &"healthy".into()));
     assert!(shown["path"]["reconnects"].as_u64().unwrap() > 3, "{shown}");
-    is_whole(&daemon);
+    daemon.is_whole();
 }
 
 /// With a volatile cache nobody knows what it has lost; without one it is away for too long.
@@ -133,7 +126,7 @@ fn a_drive_that_was_gone_is_taken_back_and_caught_up() {
             load.join().unwrap();
         });
         assert_eq!(daemon.json("drive show far")["path"]["state"], "connected");
-        is_whole(&daemon);
+        daemon.is_whole();
     }
 }
 
@@ -149,7 +142,7 @@ fn a_drive_that_is_not_there_at_the_start_is_taken_back_when_it_is() {
     assert_eq!(daemon.array_state("a"), "degraded");
     work(&daemon, 0.5);
     model.faults().closed = false;
-    is_whole(&daemon);
+    daemon.is_whole();
     assert_eq!(daemon.json("drive show far")["state"], "member");
     work(&daemon, 0.5);
 }

@@ -398,7 +398,7 @@ impl UringBackend {
             }
             Tag::Passthrough => {
                 if let Some(passthrough) = self.passing.on() {
-                    passthrough.woken();
+                    passthrough.ring.woken();
                 }
             }
             Tag::Commands => self.commands.woken(),
@@ -435,7 +435,7 @@ impl UringBackend {
     /// Has the ring for commands wake us. How long to sleep at most.
     fn await_passthrough(&mut self) -> Option<Duration> {
         let passthrough = self.passing.on().filter(|its| its.ring.is_used())?;
-        if let Some(fd) = passthrough.await_completions() {
+        if let Some(fd) = passthrough.ring.await_completions() {
             let wait = readable(fd).user_data(Tag::Passthrough.bits());
             self.ring.push(wait, Instant::MAX);
         }

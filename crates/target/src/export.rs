@@ -10,6 +10,8 @@ use ashlar_reactor::registry::Key;
 use ashlar_reactor::traffic;
 
 pub use crate::disk::Counters;
+
+use crate::disk::{Disk, Trouble};
 use crate::handed::Handed;
 
 /// A reactor that serves an export, and the volume as it is known there.
@@ -54,7 +56,46 @@ pub struct ExportStatus {
     pub last_error: Option<String>,
 }
 
+/// What one part of an export does.
+pub(crate) struct PartStatus {
+    connected: bool,
+    in_use: u16,
+    counters: Counters,
+    traffic: traffic::Report,
+    trouble: Option<Trouble>,
+}
+
+impl PartStatus {
+    /// `in_use`: its queues or connections that are.
+    pub(crate) fn of(disk: &Disk, connected: bool, in_use: usize) -> PartStatus {
+        PartStatus {
+            connected,
+            in_use: u16::try_from(in_use).unwrap_or(u16::MAX),
+            counters: disk.counters(),
+            traffic: disk.traffic(),
+            trouble: disk.trouble(),
+        }
+    }
+}
+
+/// How many of `what` there are, of which there may be 1 to `most`.
+pub(crate) fn check_count(has: usize, most: u16, what: &str) -> Result<u16, ExportError> {
+    let count = u16::try_from(has).ok().filter(|count| (1..=most).contains(count));
+    count.ok_or_else(|| ExportError::Spec(format!("{has} {what}; 1 to {most} are possible")))
+}
+
 impl ExportStatus {
+    pub(crate) fn of(parts: Vec<PartStatus>) -> ExportStatus {
+        ExportStatus {
+            connected: parts.iter().any(|part| part.connected),
+            queues_of_parts: parts.iter().map(|part| part.in_use).collect(),
+            counters: parts.iter().map(|part| part.counters).sum(),
+            traffic: parts.iter().map(|part| part.traffic).sum(),
+            way: None,
+            last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
+        }
+    }
+
     /// Queues or connections that are in use.
     pub fn queues_active(&self) -> u16 {
         self.queues_of_parts.iter().sum()

@@ -17,22 +17,19 @@ mod session;
 mod mount;
 
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use ashlar_reactor::registry::Key;
-use ashlar_reactor::traffic;
-
-use crate::disk::{Counters, Disk, SERIAL_BYTES, Trouble};
-use crate::export::{Export, ExportError, ExportStatus, Part};
+use crate::disk::{Disk, SERIAL_BYTES};
+use crate::export::{Export, ExportError, ExportStatus, Part, PartStatus};
 use crate::fuse::file::File;
 use crate::fuse::mount::{Mount, MountError, possible_cpus};
 use crate::fuse::session::{Session, Way};
 use crate::limits::RateLimits;
-use crate::line::{Line, ask};
+use crate::line::Line;
 
 /// A file that was mounted says how large it is within this time, or never.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -56,25 +53,10 @@ pub struct FuseExport {
     mount: Option<Mount>,
 }
 
-struct SessionStatus {
-    opened: u32,
-    way: Way,
-    counters: Counters,
-    traffic: traffic::Report,
-    trouble: Option<Trouble>,
-}
-
-impl SessionStatus {
-    fn of(session: &Session) -> SessionStatus {
-        let disk = session.file().disk();
-        SessionStatus {
-            opened: session.file().opened(),
-            way: session.way(),
-            counters: disk.counters(),
-            traffic: disk.traffic(),
-            trouble: disk.trouble(),
-        }
-    }
+fn status(session: &Session) -> (PartStatus, Way) {
+    let opened = session.file().opened();
+    let opened = usize::try_from(opened).unwrap_or(usize::MAX);
+    (PartStatus::of(session.file().disk(), opened > 0, opened), session.way())
 }
 
 impl FuseExport {
@@ -128,46 +110,33 @@ impl FuseExport {
             }
         }
     }
-
-    pub fn path(&self) -> &Path {
-        &self.spec.path
-    }
 }
 
 fn start_session(part: &Part, spec: &FuseSpec, device: OwnedFd) -> Option<Line<Session>> {
     let owner = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     let (volume, name, may_ring) = (part.volume, spec.name.clone(), spec.may_ring);
     let limits = spec.limits.clone();
-    let key = ask(&part.core, move |reactor, reply: mpsc::Sender<Key<Session>>| {
-        let Some(volume) = reactor.get(volume) else { return };
+    // From a file of the system, which is not for a reactor to read.
+    let cpus = possible_cpus();
+    Line::open(part.core.clone(), move |reactor| {
+        let volume = reactor.get(volume)?;
         // No program asks a file for a serial number.
         let disk = Disk::new(reactor, name, volume, [0; SERIAL_BYTES], 1, limits);
-        let file = File::new(disk, owner);
-        if let Ok(session) = Session::start(file, device, possible_cpus(), may_ring) {
-            let _ = reply.send(reactor.publish(session));
-        }
-    });
-    Some(Line::new(part.core.clone(), key?))
+        Session::start(File::new(disk, owner), device, cpus, may_ring).ok()
+    })
 }
 
 impl Export for FuseExport {
     fn status(&self) -> Option<ExportStatus> {
-        let its = self.line.ask(SessionStatus::of).ok()?;
-        let way = match its.way {
+        let (part, way) = self.line.ask(status).ok()?;
+        let way = match way {
             Way::Unknown => None,
             Way::Device => Some("/dev/fuse".to_owned()),
             Way::Rings { queues, entries } => {
                 Some(format!("io_uring, {queues} queues of {entries} entries"))
             }
         };
-        Some(ExportStatus {
-            connected: its.opened > 0,
-            queues_of_parts: vec![u16::try_from(its.opened).unwrap_or(u16::MAX)],
-            counters: its.counters,
-            traffic: its.traffic,
-            last_error: its.trouble.map(|its| its.to_string()),
-            way,
-        })
+        Some(ExportStatus { way, ..ExportStatus::of(vec![part]) })
     }
 
     /// The kernel asks for the size again every second; a loop device is told by `losetup -c`.

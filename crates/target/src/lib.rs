@@ -14,6 +14,7 @@ pub mod handed;
 pub mod export;
 mod line;
 mod unix_socket;
+mod tcp;
 pub mod vhost;
 pub mod nvme_tcp;
 pub mod nbd;

@@ -9,6 +9,8 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
 
+use crate::export::ExportError;
+
 /// A reply that takes longer may never come: the reactor was stopped, or a drive hangs.
 const REPLY_WITHIN: Duration = Duration::from_secs(60);
 
@@ -29,8 +31,17 @@ impl<T> Clone for Line<T> {
 }
 
 impl<D: 'static> Line<D> {
-    pub(crate) fn new(core: Sender, end: Key<D>) -> Line<D> {
-        Line { core, end }
+    /// To what `make` makes on the reactor. `None`: it made nothing, or the reactor has stopped.
+    pub(crate) fn open(
+        core: Sender,
+        make: impl FnOnce(&Reactor) -> Option<Rc<D>> + Send + 'static,
+    ) -> Option<Line<D>> {
+        let end = ask(&core, move |reactor, reply: mpsc::Sender<Key<D>>| {
+            if let Some(end) = make(reactor) {
+                let _ = reply.send(reactor.publish(end));
+            }
+        });
+        Some(Line { core, end: end? })
     }
 
     /// Runs `question` on the reactor.
@@ -95,9 +106,25 @@ impl<T> Clone for Lines<T> {
 }
 
 impl<D: 'static> Lines<D> {
-    pub(crate) fn new(lines: Vec<Line<D>>) -> Lines<D> {
-        assert!(!lines.is_empty(), "an export is served somewhere");
-        Lines(lines)
+    /// Of all parts, at least one, or of none.
+    pub(crate) fn open(
+        each: impl Iterator<Item = Option<Line<D>>>,
+    ) -> Result<Lines<D>, ExportError> {
+        let mut lines = Lines(Vec::new());
+        for line in each {
+            let Some(line) = line else {
+                lines.withdraw();
+                return Err(ExportError::NoVolume);
+            };
+            lines.0.push(line);
+        }
+        assert!(!lines.0.is_empty(), "an export is served somewhere");
+        Ok(lines)
+    }
+
+    /// See [`Line::withdraw`].
+    pub(crate) fn withdraw(&self) {
+        self.0.iter().for_each(Line::withdraw);
     }
 
     pub(crate) fn first(&self) -> &Line<D> {

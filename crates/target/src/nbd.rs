@@ -33,15 +33,12 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-use ashlar_reactor::registry::Key;
-
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
-use crate::export::{Export, ExportError, ExportStatus, Part};
+use crate::export::{Export, ExportError, ExportStatus, Part, check_count};
 use crate::limits::RateLimits;
-use crate::line::{Line, Lines, ask};
+use crate::line::{Line, Lines};
 use crate::nbd::listener::{BACKLOG, Listener};
 use crate::nbd::post::Post;
 use crate::unix_socket;
@@ -70,7 +67,7 @@ impl NbdExport {
     /// serves whoever comes. The parts, at least one, share the connections; the first is that of
     /// the reactor which has the volume.
     pub fn start(parts: Vec<Part>, spec: NbdSpec) -> Result<NbdExport, ExportError> {
-        check(&spec, parts.len())?;
+        let count = check(&spec, parts.len())?;
         let mut listeners = Vec::new();
         if let Some(address) = spec.listen {
             let listener = TcpListener::bind(address)
@@ -83,7 +80,7 @@ impl NbdExport {
             listeners.push(Listener::Unix(listener));
         }
         let remove = |_: &ExportError| spec.remove_socket();
-        let lines = start_posts(parts, &spec).inspect_err(remove)?;
+        let lines = start_posts(parts, count, &spec).inspect_err(remove)?;
         let mut export = NbdExport { spec, lines, stopping: Arc::default(), listeners: Vec::new() };
         for listener in listeners {
             // An export that is dropped takes back what was begun.
@@ -112,15 +109,7 @@ impl NbdExport {
 
 impl Export for NbdExport {
     fn status(&self) -> Option<ExportStatus> {
-        let parts = self.lines.ask_all(Post::status).ok()?;
-        Some(ExportStatus {
-            connected: parts.iter().any(|part| part.serving > 0),
-            queues_of_parts: parts.iter().map(|part| part.serving).collect(),
-            counters: parts.iter().map(|part| part.counters).sum(),
-            traffic: parts.iter().map(|part| part.traffic).sum(),
-            way: None,
-            last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
-        })
+        Some(ExportStatus::of(self.lines.ask_all(Post::status).ok()?))
     }
 
     /// The protocol has no way to tell: clients see it when they connect again. Requests beyond
@@ -147,7 +136,7 @@ impl Drop for NbdExport {
             let _ = thread.join();
         }
         self.spec.remove_socket();
-        self.lines.all().iter().for_each(Line::withdraw);
+        self.lines.withdraw();
     }
 }
 
@@ -159,37 +148,23 @@ impl NbdSpec {
     }
 }
 
-fn check(spec: &NbdSpec, parts: usize) -> Result<(), ExportError> {
-    if parts == 0 || parts > usize::from(PARTS_MAX) {
-        let message = format!("{parts} reactors; 1 to {PARTS_MAX} are possible");
-        return Err(ExportError::Spec(message));
-    }
+fn check(spec: &NbdSpec, parts: usize) -> Result<u16, ExportError> {
+    let count = check_count(parts, PARTS_MAX, "reactors")?;
     if spec.socket.is_none() && spec.listen.is_none() {
         let message = "it listens nowhere; name a socket or an address".to_owned();
         return Err(ExportError::Spec(message));
     }
-    Ok(())
+    Ok(count)
 }
 
-fn start_posts(parts: Vec<Part>, spec: &NbdSpec) -> Result<Lines<Post>, ExportError> {
-    let count = u16::try_from(parts.len()).unwrap_or(PARTS_MAX);
-    let mut lines: Vec<Line<Post>> = Vec::new();
-    for Part { core, volume } in parts {
+/// `count`: how many parts there are.
+fn start_posts(parts: Vec<Part>, count: u16, spec: &NbdSpec) -> Result<Lines<Post>, ExportError> {
+    Lines::open(parts.into_iter().map(|Part { core, volume }| {
         let (name, limits) = (spec.name.clone(), spec.limits.clone());
-        let key = ask(&core, move |reactor, reply: mpsc::Sender<Key<Post>>| {
-            if let Some(volume) = reactor.get(volume) {
-                // No client of NBD asks for a serial number.
-                let disk = Disk::new(reactor, name, volume, [0; SERIAL_BYTES], count, limits);
-                let _ = reply.send(reactor.publish(Post::new(disk)));
-            }
-        });
-        match key {
-            Some(key) => lines.push(Line::new(core, key)),
-            None => {
-                lines.iter().for_each(Line::withdraw);
-                return Err(ExportError::NoVolume);
-            }
-        }
-    }
-    Ok(Lines::new(lines))
+        Line::open(core, move |reactor| {
+            let volume = reactor.get(volume)?;
+            // No client of NBD asks for a serial number.
+            Some(Post::new(Disk::new(reactor, name, volume, [0; SERIAL_BYTES], count, limits)))
+        })
+    }))
 }

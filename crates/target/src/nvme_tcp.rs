@@ -37,22 +37,21 @@ mod port;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::mpsc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::nvme::fabrics::{DISCOVERY_NQN, padded};
-use ashlar_reactor::registry::Key;
 
 pub use crate::nvme_tcp::identify::NAMESPACES_MAX;
 pub use crate::nvme_tcp::port::{CONNECTIONS_MAX, SUBSYSTEMS_MAX, check_nqn};
 
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
-use crate::export::{Export, ExportError, ExportStatus, Part};
+use crate::export::{Export, ExportError, ExportStatus, Part, check_count};
 use crate::limits::RateLimits;
-use crate::line::{self, Line, Lines};
-use crate::nvme_tcp::branch::{Branch, PartStatus};
+use crate::line::{Line, Lines};
+use crate::nvme_tcp::branch::Branch;
 use crate::nvme_tcp::namespace::{Namespace, Tally};
 use crate::nvme_tcp::port::{House, Port, Subsystem};
 
@@ -119,14 +118,14 @@ impl NvmeTcpExport {
         parts: Vec<Part>,
         spec: ExportSpec,
     ) -> Result<NvmeTcpExport, ExportError> {
-        check(&spec, parts.len())?;
+        let count = check(&spec, parts.len())?;
         let mut spec = spec;
         // As they are looked for.
         spec.hosts.sort();
         let mut open = ports.open();
         let address = listen(ports, &mut open, spec.listen)?;
         let port = open[&address].port.clone();
-        let started = add(&port, parts, &spec);
+        let started = add(&port, parts, count, &spec);
         close_if_unused(&mut open, address);
         let (namespace, lines) = started?;
         drop(open);
@@ -160,15 +159,7 @@ impl Export for NvmeTcpExport {
     fn status(&self) -> Option<ExportStatus> {
         let id = self.namespace;
         let parts = self.lines.ask_all(move |branch| branch.status(id)).ok()?;
-        let parts: Vec<PartStatus> = parts.into_iter().collect::<Option<_>>()?;
-        Some(ExportStatus {
-            way: None,
-            connected: parts.iter().any(|part| part.connections > 0),
-            queues_of_parts: parts.iter().map(|part| part.connections).collect(),
-            counters: parts.iter().map(|part| part.counters).sum(),
-            traffic: parts.iter().map(|part| part.traffic).sum(),
-            last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
-        })
+        Some(ExportStatus::of(parts.into_iter().collect::<Option<_>>()?))
     }
 
     fn resized(&self) {
@@ -222,20 +213,16 @@ impl Drop for NvmeTcpExport {
             if subsystem.lines.ask_all_and_wait(close).is_err() {
                 tracing::error!(export, "connections are still there, and the export ends");
             }
-            subsystem.lines.all().iter().for_each(Line::withdraw);
+            subsystem.lines.withdraw();
         }
         close_if_unused(&mut open, address);
     }
 }
 
-fn check(spec: &ExportSpec, parts: usize) -> Result<(), ExportError> {
+fn check(spec: &ExportSpec, parts: usize) -> Result<u16, ExportError> {
     let refuse = |text: String| Err(ExportError::Spec(text));
-    if parts == 0 || parts > usize::from(PARTS_MAX) {
-        return refuse(format!("{parts} reactors; 1 to {PARTS_MAX} are possible"));
-    }
-    if spec.queues_max == 0 || spec.queues_max > QUEUES_MAX {
-        return refuse(format!("{} queues; 1 to {QUEUES_MAX} are possible", spec.queues_max));
-    }
+    let count = check_count(parts, PARTS_MAX, "reactors")?;
+    check_count(spec.queues_max.into(), QUEUES_MAX, "queues")?;
     if spec.namespace.is_some_and(|id| !(1..=NAMESPACES_MAX).contains(&id)) {
         return refuse(format!("namespaces are numbered 1 to {NAMESPACES_MAX}"));
     }
@@ -248,7 +235,7 @@ fn check(spec: &ExportSpec, parts: usize) -> Result<(), ExportError> {
     let mut names = std::iter::once(&spec.subsystem).chain(&spec.hosts);
     match names.find_map(|name| check_nqn(name)) {
         Some(why) => refuse(why),
-        None => Ok(()),
+        None => Ok(count),
     }
 }
 
@@ -279,10 +266,11 @@ fn close_if_unused(open: &mut BTreeMap<SocketAddr, Open>, address: SocketAddr) {
     }
 }
 
-/// Adds a namespace to a subsystem, which is made if there is none.
+/// Adds a namespace of `count` parts to a subsystem, which is made if there is none.
 fn add(
     port: &Port,
     parts: Vec<Part>,
+    count: u16,
     spec: &ExportSpec,
 ) -> Result<(u32, Lines<Branch>), ExportError> {
     let cores: Vec<Sender> = parts.iter().map(|part| part.core.clone()).collect();
@@ -292,7 +280,6 @@ fn add(
         None => make_branches(&cores)?,
     };
     let tally = Tally::new(parts.len());
-    let count = u16::try_from(parts.len()).unwrap_or(PARTS_MAX);
     for (index, part) in parts.into_iter().enumerate() {
         let line = line_of(port, spec, &lines, &cores, &part.core);
         let add = AddNamespace { id, part: index, parts: count, tally: tally.clone() };
@@ -300,7 +287,7 @@ fn add(
             let remove = move |branch: Rc<Branch>| async move { branch.remove(id).await };
             let _ = lines.ask_all_and_wait(remove);
             if known.is_none() {
-                lines.all().iter().for_each(Line::withdraw);
+                lines.withdraw();
             }
             return Err(ExportError::NoVolume);
         }
@@ -359,20 +346,8 @@ fn place(
 }
 
 fn make_branches(cores: &[Sender]) -> Result<Lines<Branch>, ExportError> {
-    let mut lines: Vec<Line<Branch>> = Vec::new();
-    for core in cores {
-        let key = line::ask(core, |reactor, reply: mpsc::Sender<Key<Branch>>| {
-            let _ = reply.send(reactor.publish(Branch::new(reactor)));
-        });
-        match key {
-            Some(key) => lines.push(Line::new(core.clone(), key)),
-            None => {
-                lines.iter().for_each(Line::withdraw);
-                return Err(ExportError::NoVolume);
-            }
-        }
-    }
-    Ok(Lines::new(lines))
+    let make = |reactor: &Reactor| Some(Branch::new(reactor));
+    Lines::open(cores.iter().map(|core| Line::open(core.clone(), make)))
 }
 
 /// The branch on a reactor. A subsystem that is there already may have them in another order.

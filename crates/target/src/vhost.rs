@@ -38,13 +38,11 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use ashlar_reactor::registry::Key;
-
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
-use crate::export::{Export, ExportError, ExportStatus, Part};
+use crate::export::{Export, ExportError, ExportStatus, Part, check_count};
 use crate::handed::{FrontEnd, Handed};
 use crate::limits::RateLimits;
-use crate::line::{Line, Lines, ask};
+use crate::line::{Line, Lines};
 use crate::unix_socket;
 use crate::vhost::device::Device;
 use crate::vhost::memory::Graveyard;
@@ -88,10 +86,10 @@ impl VhostExport {
     /// one front end at a time. The parts, at least one, take the queues in turn; the first is that
     /// of the reactor which has the volume.
     pub fn start(parts: Vec<Part>, spec: ExportSpec) -> Result<VhostExport, ExportError> {
-        let serial = check(&spec, parts.len())?;
+        let checked = check(&spec, parts.len())?;
         let path = &spec.socket;
         let listener = unix_socket::bind(path, BACKLOG).map_err(|error| error.of(path))?;
-        let started = start_bound(parts, &spec, serial, listener, None);
+        let started = start_bound(parts, &spec, checked, listener, None);
         let (lines, ends, thread) = started.inspect_err(|_| {
             let _ = std::fs::remove_file(&spec.socket);
         })?;
@@ -104,10 +102,10 @@ impl VhostExport {
         spec: ExportSpec,
         handed: Handed<OwnedFd>,
     ) -> Result<VhostExport, ExportError> {
-        let serial = check(&spec, parts.len())?;
+        let checked = check(&spec, parts.len())?;
         let Handed { listener, front_end } = handed;
         let listener = UnixListener::from(listener);
-        let (lines, ends, thread) = start_bound(parts, &spec, serial, listener, front_end)?;
+        let (lines, ends, thread) = start_bound(parts, &spec, checked, listener, front_end)?;
         Ok(VhostExport { spec, lines, ends, thread: Some(thread) })
     }
 
@@ -135,7 +133,7 @@ impl VhostExport {
             left.recv()
         });
         let _ = handle.join();
-        self.lines.all().iter().for_each(Line::withdraw);
+        self.lines.withdraw();
         let (listener, channel) = self.ends.handed().ok()?;
         let front_end = left.ok()?.map(|(stream, told)| {
             let stream = stream.into();
@@ -149,7 +147,7 @@ impl VhostExport {
         self.ends.stop();
         let _ = thread.handle.join();
         let _ = std::fs::remove_file(&self.spec.socket);
-        self.lines.all().iter().for_each(Line::withdraw);
+        self.lines.withdraw();
     }
 
     pub fn spec(&self) -> &ExportSpec {
@@ -159,15 +157,7 @@ impl VhostExport {
 
 impl Export for VhostExport {
     fn status(&self) -> Option<ExportStatus> {
-        let parts = self.lines.ask_all(Device::status).ok()?;
-        Some(ExportStatus {
-            connected: parts.iter().any(|part| part.connected),
-            queues_of_parts: parts.iter().map(|part| part.queues_active).collect(),
-            counters: parts.iter().map(|part| part.counters).sum(),
-            traffic: parts.iter().map(|part| part.traffic).sum(),
-            way: None,
-            last_error: parts.into_iter().find_map(|part| part.trouble).map(|its| its.to_string()),
-        })
+        Some(ExportStatus::of(self.lines.ask_all(Device::status).ok()?))
     }
 
     fn resized(&self) {
@@ -197,22 +187,17 @@ impl Drop for VhostExport {
     }
 }
 
-fn check(spec: &ExportSpec, parts: usize) -> Result<[u8; SERIAL_BYTES], ExportError> {
-    if parts == 0 || parts > usize::from(PARTS_MAX) {
-        let message = format!("{parts} reactors; 1 to {PARTS_MAX} are possible");
-        return Err(ExportError::Spec(message));
-    }
-    if spec.queues_max == 0 || spec.queues_max > QUEUES_MAX {
-        let has = spec.queues_max;
-        return Err(ExportError::Spec(format!("{has} queues; 1 to {QUEUES_MAX} are possible")));
-    }
+/// How many parts there are, and the serial number.
+fn check(spec: &ExportSpec, parts: usize) -> Result<(u16, [u8; SERIAL_BYTES]), ExportError> {
+    let count = check_count(parts, PARTS_MAX, "reactors")?;
+    check_count(spec.queues_max.into(), QUEUES_MAX, "queues")?;
     let mut serial = [0; SERIAL_BYTES];
     let Some(start) = serial.get_mut(..spec.serial.len()) else {
         let message = format!("serial {:?} is longer than {SERIAL_BYTES} bytes", spec.serial);
         return Err(ExportError::Spec(message));
     };
     start.copy_from_slice(spec.serial.as_bytes());
-    Ok(serial)
+    Ok((count, serial))
 }
 
 type Started = (Lines<Device>, Arc<Ends>, Thread);
@@ -221,50 +206,36 @@ type Started = (Lines<Device>, Arc<Ends>, Thread);
 fn start_bound(
     parts: Vec<Part>,
     spec: &ExportSpec,
-    serial: [u8; SERIAL_BYTES],
+    checked: (u16, [u8; SERIAL_BYTES]),
     listener: UnixListener,
     first: Option<FrontEnd<OwnedFd>>,
 ) -> Result<Started, ExportError> {
     let ends = Ends::new(listener).map_err(ExportError::Thread)?;
     let (graveyard, retired) = mpsc::channel();
-    let count = u16::try_from(parts.len()).unwrap_or(PARTS_MAX);
-    let mut lines: Vec<Line<Device>> = Vec::new();
-    for part in parts {
-        match start_part(part, count, spec, serial, graveyard.clone()) {
-            Some(line) => lines.push(line),
-            None => {
-                lines.iter().for_each(Line::withdraw);
-                return Err(ExportError::NoVolume);
-            }
-        }
-    }
-    let lines = Lines::new(lines);
+    let start = |part| start_part(part, checked, spec, graveyard.clone());
+    let lines = Lines::open(parts.into_iter().map(start))?;
     let (its_lines, its_ends, queues_max) = (lines.clone(), ends.clone(), spec.queues_max);
     let (leave, left) = mpsc::channel();
     let body = move || {
         let _ = leave.send(socket::serve(&its_ends, &its_lines, queues_max, &retired, first));
     };
     let handle = std::thread::Builder::new().name("vhost-user".into()).spawn(body);
-    let withdraw = |_: &std::io::Error| lines.all().iter().for_each(Line::withdraw);
+    let withdraw = |_: &std::io::Error| lines.withdraw();
     let handle = handle.inspect_err(withdraw).map_err(ExportError::Thread)?;
     Ok((lines, ends, Thread { handle, left }))
 }
 
-/// `parts`: how many there are of the export. `None`: its reactor has stopped, or has no volume.
+/// `count`: of how many parts it is one. `None`: its reactor has stopped, or has no volume.
 fn start_part(
     part: Part,
-    parts: u16,
+    (count, serial): (u16, [u8; SERIAL_BYTES]),
     spec: &ExportSpec,
-    serial: [u8; SERIAL_BYTES],
     graveyard: Graveyard,
 ) -> Option<Line<Device>> {
     let Part { core, volume } = part;
     let (name, queues_max, limits) = (spec.name.clone(), spec.queues_max, spec.limits.clone());
-    let key = ask(&core, move |reactor, reply: mpsc::Sender<Key<Device>>| {
-        if let Some(volume) = reactor.get(volume) {
-            let disk = Disk::new(reactor, name, volume, serial, parts, limits);
-            let _ = reply.send(reactor.publish(Device::new(disk, queues_max, graveyard)));
-        }
-    });
-    Some(Line::new(core, key?))
+    Line::open(core, move |reactor| {
+        let disk = Disk::new(reactor, name, reactor.get(volume)?, serial, count, limits);
+        Some(Device::new(disk, queues_max, graveyard))
+    })
 }

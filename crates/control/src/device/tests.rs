@@ -99,8 +99,12 @@ fn a_device_is_held_by_one_owner() {
     drop(first);
     // Pulled, and not done with what it was asked.
     OpenDevice::open(&path).unwrap_err();
-    drop(io_of_a_drive);
-    let second = OpenDevice::open(&path).unwrap();
+    // Whoever waits for it gets it, as after a daemon that was killed.
+    let second = std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| OpenDevice::open(&path));
+        drop(io_of_a_drive);
+        waiting.join().unwrap().unwrap()
+    });
     drop(second.lend());
     assert!(!second.is_lent());
 }

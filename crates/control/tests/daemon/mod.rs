@@ -246,6 +246,14 @@ impl Daemon {
         stderr
     }
 
+    /// Waits until array `a` has all its members, and sees that they agree.
+    pub fn is_whole(&self) {
+        self.wait_for("array show a", |array| array["state"] == "optimal");
+        self.ok("array scrub a --wait");
+        let scrub = &self.json("array show a")["scrub"];
+        assert_eq!(scrub["mismatched_stripes"], 0, "{scrub}");
+    }
+
     pub fn array_state(&self, name: &str) -> String {
         self.json(&format!("array show {name}"))["state"].as_str().unwrap().to_owned()
     }

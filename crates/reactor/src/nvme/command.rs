@@ -12,6 +12,8 @@ pub const COMMAND_BYTES: usize = 64;
 pub const COMPLETION_BYTES: usize = 16;
 /// Bytes of each data structure that Identify returns (Base 5.17.2).
 pub const IDENTIFY_BYTES: usize = 4096;
+/// Memory page of a controller: the smallest there is, which all but exotic ones support.
+pub const PAGE: usize = 4096;
 /// Most blocks of one command: NLB has 16 bits and is zero-based (NVM 3.2.4).
 pub const BLOCKS_MAX: u32 = 1 << 16;
 
@@ -422,15 +424,12 @@ impl Status {
     pub const SGL_LENGTH: Status = Status(0x0f);
     pub const SGL_TYPE: Status = Status(0x11);
     pub const SGL_OFFSET: Status = Status(0x16);
-    pub const KEEP_ALIVE_INVALID: Status = Status(0x1a);
     pub const TRANSIENT_TRANSPORT: Status = Status(0x22);
     pub const OUT_OF_RANGE: Status = Status(0x80);
-    pub const NOT_READY: Status = Status(0x82);
     pub const ASYNC_EVENT_LIMIT: Status = Status(0x105);
     pub const INVALID_LOG_PAGE: Status = Status(0x109);
     pub const FEATURE_NOT_SAVEABLE: Status = Status(0x10d);
     pub const FEATURE_NOT_CHANGEABLE: Status = Status(0x10e);
-    pub const CONNECT_FORMAT: Status = Status(0x180);
     pub const CONNECT_BUSY: Status = Status(0x181);
     pub const CONNECT_INVALID: Status = Status(0x182);
     pub const CONNECT_HOST: Status = Status(0x184);
@@ -491,6 +490,17 @@ pub struct ControllerIdentity {
 }
 
 impl ControllerIdentity {
+    /// Most bytes of one command, where the host takes no more than `most`.
+    pub(super) fn transfer_bytes(&self, most: usize) -> usize {
+        match self.transfer_log2 {
+            0 => most,
+            log2 => {
+                let limit = PAGE.checked_shl(u32::from(log2)).filter(|its| *its > 0);
+                limit.unwrap_or(most).min(most)
+            }
+        }
+    }
+
     pub fn decode(bytes: &[u8; IDENTIFY_BYTES]) -> ControllerIdentity {
         let optional = u16::from_le_bytes([bytes[520], bytes[521]]);
         ControllerIdentity {
@@ -528,6 +538,37 @@ pub struct NamespaceIdentity {
 }
 
 impl NamespaceIdentity {
+    pub fn block_bytes(&self) -> u32 {
+        1 << self.block_log2
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.blocks << self.block_log2
+    }
+
+    /// Whether it can be a drive here; the errors are those of whoever asks.
+    pub(super) fn check<T>(
+        &self,
+        unsuitable: fn(&'static str) -> T,
+        absurd: fn(&'static str) -> T,
+    ) -> Result<(), T> {
+        if !matches!(self.block_log2, 9 | 12) {
+            return Err(unsuitable("its blocks are neither 512 nor 4096 bytes"));
+        }
+        if self.metadata_bytes != 0 {
+            return Err(unsuitable("its format has metadata; format it without"));
+        }
+        if self.blocks == 0 || self.blocks.leading_zeros() < u32::from(self.block_log2) {
+            return Err(absurd("its size"));
+        }
+        Ok(())
+    }
+
+    /// Whether zeroing may give the blocks back: they surely read as zeroes then.
+    pub(super) fn may_deallocate(&self) -> bool {
+        self.zeroes_deallocate && self.deallocated_is_zero
+    }
+
     pub fn decode(bytes: &[u8; IDENTIFY_BYTES]) -> NamespaceIdentity {
         // FLBAS: bits 3:0, and above them 6:5.
         let format = usize::from(bytes[26] & 0xf | (bytes[26] >> 5 & 0x3) << 4);

@@ -16,15 +16,13 @@ use std::time::Duration;
 use super::bounds::Bounds;
 use super::bus::Bus;
 use super::command::{
-    Command, Completion, ControllerIdentity, IDENTIFY_BYTES, NamespaceIdentity, Status,
+    Command, Completion, ControllerIdentity, IDENTIFY_BYTES, NamespaceIdentity, PAGE, Status,
     first_namespace,
 };
 use super::memory::SharedMemory;
 use super::queue::{Place, QueuePair};
 use crate::backend::Instant;
 
-/// Memory page of the controller: the smallest there is, which all but exotic ones support.
-pub const PAGE: usize = 4096;
 const ADMIN_ENTRIES: u16 = 16;
 /// More are never out on one drive; what else is asked waits here.
 const IO_ENTRIES_MAX: u16 = 256;
@@ -102,18 +100,10 @@ pub struct Identity {
 }
 
 impl Identity {
-    pub fn block_bytes(&self) -> u32 {
-        1 << self.its.block_log2
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.its.blocks << self.its.block_log2
-    }
-
     pub(super) fn bounds(&self) -> Bounds {
         Bounds {
-            block_bytes: self.block_bytes(),
-            bytes: self.bytes(),
+            block_bytes: self.its.block_bytes(),
+            bytes: self.its.bytes(),
             write_zeroes: self.controller.write_zeroes,
             volatile_cache: self.controller.volatile_cache,
         }
@@ -410,28 +400,13 @@ impl Controller {
 
     /// Takes note of the drive, or finds that it is another than before.
     fn meet(&mut self, namespace: u32, its: &NamespaceIdentity) -> Result<(), Trouble> {
-        if !matches!(its.block_log2, 9 | 12) {
-            return Err(Trouble::Unsuitable("its blocks are neither 512 nor 4096 bytes"));
-        }
-        if its.metadata_bytes != 0 {
-            return Err(Trouble::Unsuitable("its format has metadata; format it without"));
-        }
-        if its.blocks == 0 || its.blocks.leading_zeros() < u32::from(its.block_log2) {
-            return Err(Trouble::Absurd("its size"));
-        }
+        its.check(Trouble::Unsuitable, Trouble::Absurd)?;
         let controller = self.heard.take().expect("asked before");
-        let limit = match controller.transfer_log2 {
-            0 => TRANSFER_BYTES_MAX,
-            log2 => PAGE
-                .checked_shl(u32::from(log2))
-                .filter(|its| *its > 0)
-                .unwrap_or(TRANSFER_BYTES_MAX),
-        };
         let identity = Identity {
+            transfer_bytes: controller.transfer_bytes(TRANSFER_BYTES_MAX),
             controller,
             namespace,
             its: *its,
-            transfer_bytes: limit.min(TRANSFER_BYTES_MAX),
             depth: self.io.place().entries - 1,
         };
         match self.identity.replace(identity) {

@@ -19,8 +19,8 @@ use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-use super::command::{BLOCKS_MAX, Command, Completion};
-use super::controller::{BOUNCE_BYTES, BOUNCES, Controller, Identity, PAGE, Trouble};
+use super::command::{BLOCKS_MAX, Command, Completion, PAGE};
+use super::controller::{BOUNCE_BYTES, BOUNCES, Controller, Identity, Trouble};
 use super::prp::{self, Windows};
 use crate::backend::Instant;
 use crate::buffer::Buffers;
@@ -545,6 +545,6 @@ fn write_list(controller: &Controller, (list, at): (usize, u64), entries: &[u64]
 fn zeroes(controller: &Controller, lba: u64, blocks: u32, unmap: bool) -> Command {
     assert!(blocks <= BLOCKS_MAX);
     let Identity { namespace, its, .. } = controller.identity();
-    let deallocate = unmap && its.zeroes_deallocate && its.deallocated_is_zero;
+    let deallocate = unmap && its.may_deallocate();
     Command::write_zeroes(*namespace, lba, blocks, deallocate)
 }

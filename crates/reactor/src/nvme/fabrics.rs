@@ -198,11 +198,6 @@ pub fn property_set(property: Property, value: u32) -> Command {
     fabrics(Kind::PropertySet).words([0, property as u32, value, 0])
 }
 
-/// Base 6.2.
-pub fn disconnect() -> Command {
-    fabrics(Kind::Disconnect)
-}
-
 /// Which property a command is about; `None`: none that is known here, or of another size.
 pub fn property_of(command: &Command) -> Option<Property> {
     let property = Property::from_offset(command.dwords[11])?;

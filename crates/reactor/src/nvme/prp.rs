@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
 
 use super::bus::Bus;
-use super::controller::PAGE;
+use super::command::PAGE;
 use crate::buffer::{Buffer, Buffers, MemoryId};
 
 /// Guest memory is mapped in pieces of this size: pinning all of it at once would take too long.

@@ -169,7 +169,7 @@ impl Handle {
     fn bounds(&self) -> Bounds {
         let identity = self.identity();
         Bounds {
-            block_bytes: identity.block_bytes(),
+            block_bytes: identity.its.block_bytes(),
             bytes: self.station.bytes(),
             write_zeroes: identity.controller.write_zeroes,
             volatile_cache: identity.controller.volatile_cache,

@@ -103,7 +103,7 @@ fn a_drive_introduces_itself() {
     let Lent { handle, .. } = lent();
     let identity = handle.identity();
     assert_eq!((identity.controller.serial.as_str(), identity.namespace), ("MODEL1", 1));
-    assert_eq!((identity.bytes(), identity.block_bytes()), (DRIVE_BYTES as u64, 512));
+    assert_eq!((identity.its.bytes(), identity.its.block_bytes()), (DRIVE_BYTES as u64, 512));
     assert_eq!((identity.transfer_bytes, identity.depth), (128 << 10, 63));
 }
 

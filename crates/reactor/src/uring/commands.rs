@@ -25,8 +25,6 @@ const _: () = assert!(size_of::<Entry128>() == 128);
 #[derive(Default)]
 pub(super) struct Commands {
     ring: Option<Ring<Entry128, cqueue::Entry32>>,
-    /// The other ring waits for this one.
-    awaited: bool,
 }
 
 impl Commands {
@@ -73,16 +71,14 @@ impl Commands {
         }
     }
 
-    /// What to wait for before sleeping, if there is anything and nobody does yet.
+    /// See [`Ring::await_completions`].
     pub(super) fn await_completions(&mut self) -> Option<RawFd> {
-        let ring = self.ring.as_ref().filter(|ring| ring.is_used())?;
-        let wanted = !std::mem::replace(&mut self.awaited, true);
-        wanted.then(|| ring.fd())
+        self.ring.as_mut()?.await_completions()
     }
 
-    /// They have come.
+    /// See [`Ring::woken`].
     pub(super) fn woken(&mut self) {
-        self.awaited = false;
+        self.ring.iter_mut().for_each(Ring::woken);
     }
 }
 

@@ -7,7 +7,6 @@
 //! kernel refuses later ends this way for the namespace: who asked is told to ask again.
 
 use std::collections::BTreeMap;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,8 +43,6 @@ pub(super) struct Passthrough {
     trials: BTreeMap<usize, Buffers>,
     /// By ticket: bytes of the operation under way. A drive that has no error has moved them all.
     moved: Vec<u64>,
-    /// The other ring waits for this one.
-    awaited: bool,
 }
 
 impl Passthrough {
@@ -55,7 +52,7 @@ impl Passthrough {
 
     fn new(io: WideRing) -> Passthrough {
         let ring = Ring::new(io, Kind::Wide, None);
-        Passthrough { ring, trials: BTreeMap::new(), moved: Vec::new(), awaited: false }
+        Passthrough { ring, trials: BTreeMap::new(), moved: Vec::new() }
     }
 
     /// Begins to find out whether a namespace takes commands.
@@ -125,17 +122,6 @@ impl Passthrough {
             Err(errno) if is_refusal(errno) => Err(Errno(libc::EAGAIN)),
             Err(errno) => Err(errno),
         }
-    }
-
-    /// What to wait for before sleeping, if there is anything and nobody does yet.
-    pub(super) fn await_completions(&mut self) -> Option<RawFd> {
-        let wanted = self.ring.is_used() && !std::mem::replace(&mut self.awaited, true);
-        wanted.then(|| self.ring.fd())
-    }
-
-    /// They have come.
-    pub(super) fn woken(&mut self) {
-        self.awaited = false;
     }
 }
 

@@ -48,16 +48,9 @@ impl UringBackend {
 
     /// How long to sleep at most, until a remote drive wants a look.
     pub(super) fn await_remote(&self) -> Option<Duration> {
-        let sleep_max = |device: &Registered| match device {
-            Registered::Remote(remote) => remote.sleep_max(),
-            Registered::File(_)
-            | Registered::Ram(_)
-            | Registered::RamTwin(_)
-            | Registered::Null(_)
-            | Registered::Model(_)
-            | Registered::Lossy(_)
-            | Registered::Nvme(_)
-            | Registered::Gone => None,
+        let sleep_max = |device: &Registered| {
+            let Registered::Remote(remote) = device else { return None };
+            remote.sleep_max()
         };
         match self.remote_drives {
             0 => None,

@@ -45,6 +45,8 @@ where
     spans: Spans,
     enters: u64,
     submissions: u64,
+    /// Another ring waits for this one.
+    awaited: bool,
 }
 
 impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
@@ -70,6 +72,7 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
             in_kernel: 0,
             enters: 0,
             submissions: 0,
+            awaited: false,
         }
     }
 
@@ -83,9 +86,16 @@ impl<S: squeue::EntryMarker, C: cqueue::EntryMarker> Ring<S, C> {
         !self.backlog.is_empty()
     }
 
-    /// Can be read when something has completed.
-    pub(super) fn fd(&self) -> RawFd {
-        self.io.as_raw_fd()
+    /// What another ring is to wait for before sleeping, if this one is used and nobody waits yet.
+    /// It can be read when something has completed.
+    pub(super) fn await_completions(&mut self) -> Option<RawFd> {
+        let wanted = self.is_used() && !std::mem::replace(&mut self.awaited, true);
+        wanted.then(|| self.io.as_raw_fd())
+    }
+
+    /// They have come.
+    pub(super) fn woken(&mut self) {
+        self.awaited = false;
     }
 
     pub(super) fn in_kernel(&self) -> usize {

@@ -469,7 +469,7 @@ fn who_opens_it_reads_and_writes_too() {
     let model = Model::start(Faults { r2t_bytes: 4096, data_bytes: 1000, ..Faults::default() });
     let drive = Handle::open(target(&model, BOTH)).unwrap();
     let identity = drive.identity();
-    assert_eq!((identity.bytes(), identity.block_bytes()), (BYTES as u64, 512));
+    assert_eq!((identity.its.bytes(), identity.its.block_bytes()), (BYTES as u64, 512));
     assert_eq!((identity.name.nguid, identity.name.uuid), ([7; 16], model.uuid));
     assert_eq!(identity.controller.serial, "SERIAL");
     let bytes: Vec<u8> = (0..300_032).map(|at: usize| (at / 7) as u8).collect();

@@ -3,26 +3,22 @@
 //! The thread blocks in `accept` until the listener is shut down, or for a moment in asking the
 //! reactors how many clients they have.
 
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpListener;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use rustix::net::{Shutdown, sockopt};
+use rustix::net::Shutdown;
 
 use crate::line::Lines;
 use crate::nbd::post::Post;
+use crate::tcp;
 
 /// Clients that may wait to be taken in.
 pub(super) const BACKLOG: i32 = 64;
 /// Wait after a failed `accept`: it fails again at once while file descriptors are short.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
-/// What is not acknowledged for so long is a host that is gone.
-const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
-/// A silent connection is tried after this time, and again as often.
-const PROBE_EVERY: Duration = Duration::from_secs(15);
-const PROBES: u32 = 3;
 
 pub(super) enum Listener {
     Unix(UnixListener),
@@ -35,7 +31,7 @@ impl Listener {
             Listener::Unix(listener) => Ok(listener.accept()?.0.into()),
             Listener::Tcp(listener) => {
                 let (stream, _) = listener.accept()?;
-                prepare(&stream)?;
+                tcp::prepare(&stream)?;
                 Ok(stream.into())
             }
         }
@@ -73,18 +69,6 @@ impl Listener {
     }
 }
 
-/// A host that died without a word does not keep its place for ever; answers are not held back.
-fn prepare(stream: &TcpStream) -> std::io::Result<()> {
-    stream.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, PROBE_EVERY)?;
-    sockopt::set_tcp_keepintvl(stream, PROBE_EVERY)?;
-    sockopt::set_tcp_keepcnt(stream, PROBES)?;
-    let unacknowledged = u32::try_from(UNACKNOWLEDGED_MAX.as_millis()).unwrap_or(u32::MAX);
-    sockopt::set_tcp_user_timeout(stream, unacknowledged)?;
-    Ok(())
-}
-
 /// To the reactor that has the fewest clients; the volume's own, if that is one of them.
 fn assign(stream: OwnedFd, lines: &Lines<Post>) {
     let Ok(counts) = lines.ask_all(Post::connections) else { return };
@@ -96,6 +80,10 @@ fn assign(stream: OwnedFd, lines: &Lines<Post>) {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpStream;
+
+    use rustix::net::sockopt;
+
     use super::*;
 
     #[test]

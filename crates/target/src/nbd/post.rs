@@ -6,21 +6,14 @@ use std::rc::Rc;
 
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::socket::Socket;
-use ashlar_reactor::traffic;
 use ashlar_reactor::wait_list::WaitList;
 
-use crate::disk::{Counters, Disk, Trouble};
+use crate::disk::{Disk, Trouble};
+use crate::export::PartStatus;
 use crate::nbd::connection::Connection;
 
 /// Most connections of an export on one reactor; the next is closed at once.
 pub(super) const CONNECTIONS_MAX: usize = 16;
-
-pub(super) struct PostStatus {
-    pub(super) serving: u16,
-    pub(super) counters: Counters,
-    pub(super) traffic: traffic::Report,
-    pub(super) trouble: Option<Trouble>,
-}
 
 pub(super) struct Post {
     disk: Rc<Disk>,
@@ -83,15 +76,10 @@ impl Post {
         self.disk.volume().look().await;
     }
 
-    pub(super) fn status(&self) -> PostStatus {
+    pub(super) fn status(&self) -> PartStatus {
         let connections = self.connections.borrow();
         let serving = connections.iter().filter(|connection| connection.is_serving()).count();
-        PostStatus {
-            serving: u16::try_from(serving).unwrap_or(u16::MAX),
-            counters: self.disk.counters(),
-            traffic: self.disk.traffic(),
-            trouble: self.disk.trouble(),
-        }
+        PartStatus::of(&self.disk, serving > 0, serving)
     }
 
     /// Lets all clients go, and waits until they have gone.

@@ -13,13 +13,14 @@ use ashlar_reactor::nvme::command::{
 };
 use ashlar_reactor::nvme::fabrics::{self, Property, property_of};
 
+use crate::disk::Counters;
 use crate::nvme_tcp::connection::{Capsule, Connection, Reply};
 use crate::nvme_tcp::controller::Phase;
 use crate::nvme_tcp::events::Events;
 use crate::nvme_tcp::identify::{
     self, ControllerFacts, NAMESPACES_MAX, QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX, VERSION,
 };
-use crate::nvme_tcp::log_page::{self, Work};
+use crate::nvme_tcp::log_page;
 
 /// Identify, for one command set: of a namespace, of the controller, the active namespaces
 /// (figure 273).
@@ -183,10 +184,10 @@ fn identify(connection: &Connection, command: &Command) -> Result<[u8; IDENTIFY_
     let (what, set) = (command.dwords[10] & 0xff, command.dwords[11] >> 24);
     if what == CNS_CONTROLLER {
         return Ok(identify::controller(&ControllerFacts {
-            id: controller.id,
-            subsystem: &controller.subsystem,
-            serial: controller.serial,
-            discovery: controller.discovery.is_some(),
+            id: controller.its.id,
+            subsystem: &controller.its.subsystem,
+            serial: controller.its.serial,
+            discovery: controller.its.discovery.is_some(),
         }));
     }
     let id = command.namespace();
@@ -200,7 +201,7 @@ fn identify(connection: &Connection, command: &Command) -> Result<[u8; IDENTIFY_
         let namespaces = connection.branch().visible_to(connection.host());
         Ok(identify::active(namespaces.iter().map(|its| its.id), id))
     };
-    if controller.discovery.is_some() {
+    if controller.its.discovery.is_some() {
         return Err(Status::INVALID_FIELD.for_good());
     }
     match what {
@@ -226,15 +227,15 @@ fn log(connection: &Connection, admin: &Admin, command: &Command) -> Result<Vec<
     let bytes = (dwords + 1) * 4;
     let controller = connection.controller();
     let invalid = Err(Status::INVALID_LOG_PAGE.for_good());
-    let all = match (page, &controller.discovery) {
+    let all = match (page, &controller.its.discovery) {
         (log_page::DISCOVERY, Some(port)) => {
             let subsystems = port.subsystems_for(connection.host());
             let names = subsystems.names.iter().map(String::as_str);
-            log_page::discovery(controller.at, names, subsystems.generation)
+            log_page::discovery(controller.its.at, names, subsystems.generation)
         }
         (_, Some(_)) | (log_page::DISCOVERY, None) => return invalid,
         (log_page::ERRORS, None) => log_page::errors().to_vec(),
-        (log_page::HEALTH, None) => log_page::health(&work(connection, admin)).to_vec(),
+        (log_page::HEALTH, None) => health(connection, admin).to_vec(),
         (log_page::FIRMWARE, None) => log_page::firmware().to_vec(),
         (log_page::CHANGED_NAMESPACES, None) => {
             log_page::changed_namespaces(&admin.events.borrow().changed()).to_vec()
@@ -256,19 +257,11 @@ fn log(connection: &Connection, admin: &Admin, command: &Command) -> Result<Vec<
     Ok(part)
 }
 
-/// What was done on all namespaces that the host sees.
-fn work(connection: &Connection, admin: &Admin) -> Work {
-    let mut work = Work::default();
-    for namespace in connection.branch().visible_to(connection.host()) {
-        let done = namespace.counters();
-        work.read_bytes += done.read_bytes;
-        work.write_bytes += done.write_bytes;
-        work.reads += done.reads;
-        work.writes += done.writes;
-        work.errors += done.errors;
-    }
-    work.up_s = connection.reactor().now().since(admin.since).as_secs();
-    work
+/// Of all namespaces that the host sees.
+fn health(connection: &Connection, admin: &Admin) -> [u8; 512] {
+    let seen = connection.branch().visible_to(connection.host());
+    let done: Counters = seen.iter().map(|its| its.counters()).sum();
+    log_page::health(&done, connection.reactor().now().since(admin.since).as_secs())
 }
 
 /// Section 5.1. Requests for events wait long; other commands are done before it pays.
@@ -292,16 +285,16 @@ fn get_feature(
     let value = match feature {
         FEATURE_EVENTS => admin.events.borrow().wanted(),
         FEATURE_KEEP_ALIVE => keep_alive_ms(connection),
-        _ if controller.discovery.is_some() => return Err(Status::INVALID_FIELD.for_good()),
+        _ if controller.its.discovery.is_some() => return Err(Status::INVALID_FIELD.for_good()),
         FEATURE_ARBITRATION
         | FEATURE_POWER
         | FEATURE_TEMPERATURE
         | FEATURE_ERROR_RECOVERY
         | FEATURE_ATOMICITY => 0,
         FEATURE_WRITE_CACHE => 1,
-        FEATURE_QUEUES => queues(controller.queues_max, controller.queues_max),
+        FEATURE_QUEUES => queues(controller.its.queues_max, controller.its.queues_max),
         FEATURE_HOST if command.dwords[11] & EXTENDED_HOST != 0 => {
-            let id = controller.host.id.to_vec();
+            let id = controller.its.host.id.to_vec();
             return Ok(Outcome::Page(cut_to(command, id)?));
         }
         _ => return Err(Status::INVALID_FIELD.for_good()),
@@ -326,12 +319,12 @@ fn set_feature(connection: &Connection, admin: &Admin, command: &Command) -> Res
         }
         // It is agreed on when the admin queue is connected.
         FEATURE_KEEP_ALIVE if value == keep_alive_ms(connection) => Ok(Status::SUCCESS.into()),
-        FEATURE_QUEUES if controller.discovery.is_none() => {
+        FEATURE_QUEUES if controller.its.discovery.is_none() => {
             let [submission, completion] = command::words(value);
             if submission == u16::MAX || completion == u16::MAX {
                 return Err(Status::INVALID_FIELD.for_good());
             }
-            let most = |asked: u16| (asked + 1).min(controller.queues_max);
+            let most = |asked: u16| (asked + 1).min(controller.its.queues_max);
             Ok(Reply::result(queues(most(submission), most(completion))))
         }
         FEATURE_WRITE_CACHE if value & 1 != 0 => Ok(Status::SUCCESS.into()),
@@ -348,7 +341,7 @@ fn set_feature(connection: &Connection, admin: &Admin, command: &Command) -> Res
 }
 
 fn keep_alive_ms(connection: &Connection) -> u32 {
-    let keep_alive = connection.controller().keep_alive.unwrap_or_default();
+    let keep_alive = connection.controller().its.keep_alive.unwrap_or_default();
     u32::try_from(keep_alive.as_millis()).unwrap_or(u32::MAX)
 }
 

@@ -7,23 +7,14 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use ashlar_reactor::executor::Reactor;
-use ashlar_reactor::traffic;
 use ashlar_reactor::wait_list::WaitList;
 
-use crate::disk::{Counters, Trouble};
+use crate::export::PartStatus;
 use crate::nvme_tcp::connection::Connection;
 use crate::nvme_tcp::namespace::{Namespace, is_allowed};
 
 /// How often connections are looked at for hosts that are late, and counters told to others.
 const WATCH_EVERY: Duration = Duration::from_secs(1);
-
-/// What one part of an export does.
-pub(crate) struct PartStatus {
-    pub(crate) connections: u16,
-    pub(crate) counters: Counters,
-    pub(crate) traffic: traffic::Report,
-    pub(crate) trouble: Option<Trouble>,
-}
 
 pub(crate) struct Branch {
     reactor: Reactor,
@@ -128,12 +119,7 @@ impl Branch {
         let connections = self.connections.borrow();
         let sees = |its: &&Rc<Connection>| namespace.is_visible_to(its.host());
         let connections = connections.iter().filter(sees).count();
-        Some(PartStatus {
-            connections: u16::try_from(connections).unwrap_or(u16::MAX),
-            counters: namespace.disk.counters(),
-            traffic: namespace.disk.traffic(),
-            trouble: namespace.disk.trouble(),
-        })
+        Some(PartStatus::of(&namespace.disk, connections > 0, connections))
     }
 
     /// Takes no more connections and cuts those that are there; returns when nothing is under way

@@ -289,7 +289,7 @@ impl Connection {
 
     /// The host's name.
     pub(crate) fn host(&self) -> &str {
-        &self.controller.host.nqn
+        &self.controller.its.host.nqn
     }
 
     pub(crate) fn namespace(&self, id: u32) -> Option<Rc<Namespace>> {
@@ -348,7 +348,7 @@ impl Connection {
     }
 
     fn note(&self, why: &Cut) {
-        let (subsystem, host) = (&self.controller.subsystem, self.host());
+        let (subsystem, host) = (&self.controller.its.subsystem, self.host());
         if !why.is_news() {
             tracing::debug!(subsystem, host, queue = self.queue, %why, "a connection has ended");
             return;
@@ -743,7 +743,7 @@ impl Connection {
         if self.sends_since.get().is_some_and(is_over) {
             return Some(Cut::Deaf);
         }
-        let silence = match (&self.role, self.controller.keep_alive) {
+        let silence = match (&self.role, self.controller.its.keep_alive) {
             (Role::Admin(admin), Some(most)) => Some((now.since(admin.heard.get()), most)),
             (Role::Admin(_), None) | (Role::Io, _) => None,
         };

@@ -80,18 +80,7 @@ struct Inner {
 }
 
 pub(crate) struct Controller {
-    pub(crate) id: u16,
-    pub(crate) host: HostName,
-    pub(crate) subsystem: String,
-    pub(crate) serial: [u8; 20],
-    /// It tells which subsystems there are; `None`: it is of one.
-    pub(crate) discovery: Option<Arc<Port>>,
-    /// Where the host reached it.
-    pub(crate) at: SocketAddr,
-    /// Most I/O queues.
-    pub(crate) queues_max: u16,
-    /// How long the host may be silent.
-    pub(crate) keep_alive: Option<Duration>,
+    pub(crate) its: Association,
     inner: Mutex<Inner>,
     left: Condvar,
     /// What the phase says to the connections: whether the admin queue and I/O queues take
@@ -108,34 +97,29 @@ pub(crate) enum NoQueue {
     TooMany,
 }
 
-/// What is known of a controller before it is made.
-pub(crate) struct NewController {
+/// What host and controller know of each other from the connect on.
+pub(crate) struct Association {
     pub(crate) id: u16,
     pub(crate) host: HostName,
     pub(crate) subsystem: String,
     pub(crate) serial: [u8; 20],
+    /// It tells which subsystems there are; `None`: it is of one.
     pub(crate) discovery: Option<Arc<Port>>,
+    /// Where the host reached it.
     pub(crate) at: SocketAddr,
+    /// Most I/O queues.
     pub(crate) queues_max: u16,
+    /// How long the host may be silent.
     pub(crate) keep_alive: Option<Duration>,
 }
 
 impl Controller {
     /// `admin`: another handle of its admin queue's connection.
-    pub(crate) fn new(new: NewController, admin: TcpStream) -> Arc<Controller> {
-        let NewController { id, host, subsystem, serial, discovery, at, queues_max, keep_alive } =
-            new;
+    pub(crate) fn new(its: Association, admin: TcpStream) -> Arc<Controller> {
         let queues = BTreeMap::from([(0, admin)]);
         let inner = Inner { phase: Phase::Disabled, configuration: 0, queues };
         Arc::new(Controller {
-            id,
-            host,
-            subsystem,
-            serial,
-            discovery,
-            at,
-            queues_max,
-            keep_alive,
+            its,
             inner: Mutex::new(inner),
             left: Condvar::new(),
             admin_is_open: AtomicBool::new(true),
@@ -173,7 +157,7 @@ impl Controller {
         let sizes = configuration & ENTRY_SIZES;
         // I/O command set, page size, arbitration: 0 of each.
         let strange = configuration & 0b0011_1111_1111_0000 != 0;
-        let io = configuration & ENABLE != 0 && self.discovery.is_none();
+        let io = configuration & ENABLE != 0 && self.its.discovery.is_none();
         if configuration & ENABLE != 0 && strange || io && sizes != 0x46 << 16 && sizes != 0 {
             return Err(Status::INVALID_FIELD.for_good());
         }
@@ -215,7 +199,7 @@ impl Controller {
         if inner.phase != Phase::Enabled {
             return Err(NoQueue::NotEnabled);
         }
-        if queue == 0 || queue > self.queues_max {
+        if queue == 0 || queue > self.its.queues_max {
             return Err(NoQueue::TooMany);
         }
         if inner.queues.contains_key(&queue) {
@@ -339,7 +323,7 @@ mod tests {
     }
 
     fn controller(admin: TcpStream) -> Arc<Controller> {
-        let new = NewController {
+        let new = Association {
             id: 1,
             host: HostName { nqn: "host".into(), id: [1; 16] },
             subsystem: "subsystem".into(),

@@ -24,16 +24,16 @@ use ashlar_reactor::nvme::pdu::{
     COMMON_BYTES, CapsuleResp, Common, Digests, Fault, H2C_DATA_BYTES_MIN, IcReq, IcResp, Kind,
     Shape, TermReq, VERSION, header,
 };
-use rustix::net::sockopt;
 use zerocopy::IntoBytes;
 
 use crate::line;
 use crate::nvme_tcp::branch::Branch;
 use crate::nvme_tcp::connection::{Connection, Setup};
-use crate::nvme_tcp::controller::{Controller, HostName, NewController, NoQueue};
+use crate::nvme_tcp::controller::{Association, Controller, HostName, NoQueue};
 use crate::nvme_tcp::identify::{QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX};
 use crate::nvme_tcp::inbox::{CapsuleData, Found, PDU_BYTES_MAX, look};
 use crate::nvme_tcp::port::{Port, Seat, hang_up};
+use crate::tcp;
 
 /// Who has not connected a queue by then has to go.
 const SETUP_WITHIN: Duration = Duration::from_secs(10);
@@ -41,11 +41,6 @@ const SETUP_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) const REST_WITHIN: Duration = Duration::from_secs(5);
 /// Data to the host begins at a multiple of 4 to 128 bytes (section 3.6.2.2).
 const ALIGNMENT_MAX: u8 = 31;
-/// What is not acknowledged for so long is a host that is gone.
-const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
-/// A silent connection is tried after this time, and again as often.
-const PROBE_EVERY: Duration = Duration::from_secs(15);
-const PROBES: u32 = 3;
 const _: () = assert!(TRANSFER_BYTES_MAX >= H2C_DATA_BYTES_MIN);
 
 /// Why nothing came of it.
@@ -97,7 +92,7 @@ enum Home {
 
 /// The body of the thread.
 pub(crate) fn shake_hands(port: &Arc<Port>, stream: TcpStream, seat: Seat) -> Result<(), Refused> {
-    prepare(&stream)?;
+    tcp::prepare(&stream)?;
     let mut wire = Wire { stream, until: now() + SETUP_WITHIN };
     let (digests, alignment) = wire.agree()?;
     let (command, data) = wire.read_connect(digests)?;
@@ -116,7 +111,7 @@ pub(crate) fn shake_hands(port: &Arc<Port>, stream: TcpStream, seat: Seat) -> Re
     let queue = connect.queue;
     // From here on the controller counts this queue, until it is told otherwise.
     let mut place = || -> Result<(), Refused> {
-        wire.accept(&command, connect, digests, controller.id)?;
+        wire.accept(&command, connect, digests, controller.its.id)?;
         wire.stream.set_read_timeout(None)?;
         wire.stream.set_write_timeout(None)?;
         Ok(())
@@ -132,18 +127,6 @@ pub(crate) fn shake_hands(port: &Arc<Port>, stream: TcpStream, seat: Seat) -> Re
         controller,
         seat,
     })
-}
-
-/// A host that vanished is noticed; answers are not held back.
-fn prepare(stream: &TcpStream) -> Result<(), std::io::Error> {
-    stream.set_nodelay(true)?;
-    sockopt::set_socket_keepalive(stream, true)?;
-    sockopt::set_tcp_keepidle(stream, PROBE_EVERY)?;
-    sockopt::set_tcp_keepintvl(stream, PROBE_EVERY)?;
-    sockopt::set_tcp_keepcnt(stream, PROBES)?;
-    let unacknowledged = u32::try_from(UNACKNOWLEDGED_MAX.as_millis()).unwrap_or(u32::MAX);
-    sockopt::set_tcp_user_timeout(stream, unacknowledged)?;
-    Ok(())
 }
 
 /// Whether a queue may be connected, and to what.
@@ -192,12 +175,12 @@ impl Asked {
         Err(Rejection::new(status, At::Data(16), "a controller of its own choice"))
     }
 
-    fn new_controller(&self, port: &Port, stream: &TcpStream) -> Result<NewController, Rejection> {
+    fn association(&self, port: &Port, stream: &TcpStream) -> Result<Association, Rejection> {
         let at = stream.local_addr().map_err(|error| {
             Rejection::new(Status::INTERNAL, At::Nowhere, format!("no address: {error}"))
         })?;
         let keep_alive = Duration::from_millis(self.connect.keep_alive_ms.into());
-        Ok(NewController {
+        Ok(Association {
             id: port.next_controller(),
             host: self.host.clone(),
             subsystem: self.subsystem.clone(),
@@ -216,13 +199,13 @@ fn admit_discovery(
     stream: TcpStream,
 ) -> Result<Admitted, Rejection> {
     asked.check_any_controller()?;
-    let new = asked.new_controller(port, &stream)?;
-    let new = NewController { discovery: Some(port.clone()), ..new };
+    let its = asked.association(port, &stream)?;
+    let its = Association { discovery: Some(port.clone()), ..its };
     let mut inner = port.inner();
     let core = inner.subsystems.values().find_map(|its| its.cores.first().cloned());
     let gone = || Rejection::new(Status::CONNECT_BUSY, At::Nowhere, "nothing is offered");
     let home = Home::Core(core.ok_or_else(gone)?);
-    let controller = Controller::new(new, stream);
+    let controller = Controller::new(its, stream);
     inner.discovering.retain(|its| !its.is_at_rest());
     inner.discovering.push(controller.clone());
     Ok(Admitted { controller, home })
@@ -234,13 +217,13 @@ fn admit_controller(
     stream: TcpStream,
 ) -> Result<Admitted, Rejection> {
     asked.check_any_controller()?;
-    let new = asked.new_controller(port, &stream)?;
+    let its = asked.association(port, &stream)?;
     wait_for_former(port, &asked)?;
     let mut inner = port.inner();
     let subsystem = find(&mut inner.subsystems, &asked)?;
-    let new = NewController { serial: subsystem.serial, queues_max: subsystem.queues_max, ..new };
+    let its = Association { serial: subsystem.serial, queues_max: subsystem.queues_max, ..its };
     let home = Home::Branch(subsystem.lines.first().clone());
-    let controller = Controller::new(new, stream);
+    let controller = Controller::new(its, stream);
     subsystem.prune();
     subsystem.controllers.push(controller.clone());
     Ok(Admitted { controller, home })
@@ -272,7 +255,7 @@ fn wait_for_former(port: &Port, asked: &Asked) -> Result<(), Rejection> {
         let mut inner = port.inner();
         let subsystem = find(&mut inner.subsystems, asked)?;
         subsystem.prune();
-        let is_left = |its: &&Arc<Controller>| its.host == asked.host && its.is_left();
+        let is_left = |one: &&Arc<Controller>| one.its.host == asked.host && one.is_left();
         subsystem.controllers.iter().filter(is_left).cloned().collect()
     };
     let until = now() + REST_WITHIN;
@@ -290,7 +273,8 @@ fn admit_queue(port: &Port, asked: &Asked, stream: TcpStream) -> Result<Admitted
     let invalid = Status::CONNECT_INVALID.for_good();
     let mut inner = port.inner();
     let subsystem = find(&mut inner.subsystems, asked)?;
-    let its = subsystem.controllers.iter().find(|its| its.id == *controller && its.host == *host);
+    let its =
+        subsystem.controllers.iter().find(|one| one.its.id == *controller && one.its.host == *host);
     let none = || Rejection::new(invalid, At::Data(16), "it has no such controller");
     let its = its.ok_or_else(none)?.clone();
     let lines = subsystem.lines.clone();

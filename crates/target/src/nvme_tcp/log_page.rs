@@ -11,6 +11,7 @@ use ashlar_reactor::nvme::fabrics::{
 };
 use zerocopy::IntoBytes;
 
+use crate::disk::Counters;
 use crate::nvme_tcp::identify::QUEUE_ENTRIES_MAX;
 use crate::nvme_tcp::page::Page;
 
@@ -30,27 +31,16 @@ pub(crate) fn errors() -> [u8; 64] {
     [0; 64]
 }
 
-/// What was done since it was started.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Work {
-    pub(crate) read_bytes: u64,
-    pub(crate) write_bytes: u64,
-    pub(crate) reads: u64,
-    pub(crate) writes: u64,
-    pub(crate) errors: u64,
-    /// Since when, in seconds.
-    pub(crate) up_s: u64,
-}
-
 /// Figure 207. Of wear and temperature a volume has none: the spare is all there, and the
 /// temperature 0 means that it is not known.
-pub(crate) fn health(work: &Work) -> [u8; 512] {
+/// `done`: in so many seconds.
+pub(crate) fn health(done: &Counters, up_s: u64) -> [u8; 512] {
     let mut page = Page::<512>::new();
     page.u8(3, 100).u8(4, 10);
     // In thousands of 512 bytes, rounded up.
-    page.u64(32, work.read_bytes.div_ceil(512_000)).u64(48, work.write_bytes.div_ceil(512_000));
-    page.u64(64, work.reads).u64(80, work.writes);
-    page.u64(128, work.up_s / 3600).u64(160, work.errors);
+    page.u64(32, done.read_bytes.div_ceil(512_000)).u64(48, done.write_bytes.div_ceil(512_000));
+    page.u64(64, done.reads).u64(80, done.writes);
+    page.u64(128, up_s / 3600).u64(160, done.errors);
     page.0
 }
 
@@ -146,8 +136,8 @@ mod tests {
 
     #[test]
     fn work_is_counted_in_units_of_hosts() {
-        let work = Work { read_bytes: 512_001, writes: 7, up_s: 7200, ..Work::default() };
-        let page = health(&work);
+        let done = Counters { read_bytes: 512_001, writes: 7, ..Counters::default() };
+        let page = health(&done, 7200);
         assert_eq!((page[32], page[48], page[80], page[128], page[3]), (2, 0, 7, 2, 100));
     }
 

@@ -12,9 +12,8 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::rc::Rc;
 
-use ashlar_reactor::traffic;
-
-use crate::disk::{Counters, Disk, Trouble};
+use crate::disk::{Disk, Trouble};
+use crate::export::PartStatus;
 use crate::vhost::config::{Facts, PROTOCOL_FEATURES, is_write_through};
 use crate::vhost::inflight::{Inflight, MappedInflight, Section};
 use crate::vhost::memory::{Graveyard, GuestMemory, MappedRegion, MemoryError, Place};
@@ -40,15 +39,6 @@ pub(crate) struct Vring {
     queue: Option<Rc<Queue>>,
     /// It was at work for this front end, which does not know yet where it stands.
     left: bool,
-}
-
-/// How many queues work, and what they did.
-pub(crate) struct DeviceStatus {
-    pub(crate) connected: bool,
-    pub(crate) queues_active: u16,
-    pub(crate) counters: Counters,
-    pub(crate) traffic: traffic::Report,
-    pub(crate) trouble: Option<Trouble>,
 }
 
 pub(crate) struct Device {
@@ -99,19 +89,13 @@ impl Device {
         }
     }
 
-    pub(crate) fn status(&self) -> DeviceStatus {
+    pub(crate) fn status(&self) -> PartStatus {
         let runs = |vring: &&RefCell<Vring>| {
             let vring = vring.borrow();
             vring.queue.as_ref().is_some_and(|queue| queue.state() == State::Running)
         };
         let queues_active = self.vrings.iter().filter(runs).count();
-        DeviceStatus {
-            connected: self.connected.get(),
-            queues_active: u16::try_from(queues_active).unwrap_or(u16::MAX),
-            counters: self.disk.counters(),
-            traffic: self.disk.traffic(),
-            trouble: self.disk.trouble(),
-        }
+        PartStatus::of(&self.disk, self.connected.get(), queues_active)
     }
 
     pub(crate) fn note(&self, trouble: Trouble) {

@@ -41,7 +41,6 @@ const IO_ENTRIES_MAX: u16 = 129;
 const CONNECT_CAPSULE_BYTES: usize = 8192;
 /// Bytes of one command.
 const TRANSFER_BYTES_MAX: usize = 1 << 20;
-const PAGE: usize = 4096;
 
 /// CC: enabled; entries of 2^6 and 2^4 bytes; pages of 4 KiB; the NVM command set (Base 3.1.3.5).
 const ENABLE: u32 = 1 | 6 << 16 | 4 << 20;
@@ -74,14 +73,6 @@ pub struct Identity {
 }
 
 impl Identity {
-    pub fn block_bytes(&self) -> u32 {
-        1 << self.its.block_log2
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.its.blocks << self.its.block_log2
-    }
-
     /// Whether `now` is what this was, perhaps with more room. Without a name it goes by the
     /// subsystem's serial number and the namespace's.
     pub(super) fn is_still(&self, now: &Identity) -> bool {
@@ -405,29 +396,10 @@ fn identify(
     // Older controllers do not know it.
     let known = wire.call(descriptors, Payload::In(&mut page), ANSWER_WITHIN, "Identify")?;
     let uuid = known.status.is_success().then(|| uuid_of(&page)).flatten().unwrap_or_default();
-    check(&its)?;
-    let most = match controller.transfer_log2 {
-        0 => TRANSFER_BYTES_MAX,
-        log2 => {
-            PAGE.checked_shl(u32::from(log2)).filter(|its| *its > 0).unwrap_or(TRANSFER_BYTES_MAX)
-        }
-    };
-    let transfer_bytes = most.min(TRANSFER_BYTES_MAX);
+    its.check(Trouble::Unsuitable, Trouble::Absurd)?;
+    let transfer_bytes = controller.transfer_bytes(TRANSFER_BYTES_MAX);
     let name = Name { nguid, uuid, eui64 };
     Ok(Identity { controller, namespace, its, name, transfer_bytes })
-}
-
-fn check(its: &NamespaceIdentity) -> Result<(), Trouble> {
-    if !matches!(its.block_log2, 9 | 12) {
-        return Err(Trouble::Unsuitable("its blocks are neither 512 nor 4096 bytes"));
-    }
-    if its.metadata_bytes != 0 {
-        return Err(Trouble::Unsuitable("its format has metadata; format it without"));
-    }
-    if its.blocks == 0 || its.blocks.leading_zeros() < u32::from(its.block_log2) {
-        return Err(Trouble::Absurd("its size"));
-    }
-    Ok(())
 }
 
 /// The UUID among a namespace's descriptors: type, length, two bytes, value (Base figure 277).

@@ -627,8 +627,7 @@ impl RemoteDevice {
             }
             Op::Flush { .. } => (Command::flush(namespace), Sgl::Transport { bytes: 0 }),
             Op::WriteZeroes { offset, unmap, .. } => {
-                let kind = &identity.its;
-                let deallocate = *unmap && kind.zeroes_deallocate && kind.deallocated_is_zero;
+                let deallocate = *unmap && identity.its.may_deallocate();
                 let lba = (offset + request.sent) >> log2;
                 let command = Command::write_zeroes(namespace, lba, blocks(len), deallocate);
                 (command, Sgl::Transport { bytes: 0 })

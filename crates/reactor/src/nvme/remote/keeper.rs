@@ -17,13 +17,13 @@
 
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::association::{Admin, Association, Identity, Link};
-use super::claim::Claim;
+use super::claim::{Claim, locked};
 use super::{Target, Trouble};
 use crate::clock::machine_time;
 
@@ -86,7 +86,7 @@ pub(super) struct Station {
 impl Station {
     pub(super) fn new(target: Target, association: Association, claim: Claim) -> Station {
         let identity = association.identity().clone();
-        let bytes = identity.bytes();
+        let bytes = identity.its.bytes();
         Station {
             target,
             identity,
@@ -113,7 +113,7 @@ impl Station {
             let _ = association.end();
             return Err(Trouble::Another);
         }
-        self.bytes.fetch_max(association.identity().bytes(), Ordering::Relaxed);
+        self.bytes.fetch_max(association.identity().its.bytes(), Ordering::Relaxed);
         Ok(association)
     }
 
@@ -429,10 +429,6 @@ fn take_back(desk: &Desk) -> Wish {
             wish @ (Wish::Another | Wish::End) => return wish,
         }
     }
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

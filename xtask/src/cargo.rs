@@ -1,0 +1,19 @@
+//! The cargo that runs this, for its next command.
+
+use std::process::{Command, ExitCode};
+
+pub fn command() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// Runs it to its end.
+pub fn run(command: &mut Command) -> ExitCode {
+    match command.status() {
+        Ok(status) if status.success() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("cargo cannot be started: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
