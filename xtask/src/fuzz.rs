@@ -1,8 +1,36 @@
-//! `cargo xtask fuzz`: hostile vhost-user front ends, for as long as is asked for.
+//! `cargo xtask fuzz`: hostile clients of every kind of export, for as long as is asked for; by
+//! chance beside a guest that verifies, or with libFuzzer looking for new ways through one target.
 
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
+
+use clap::ValueEnum;
 
 use crate::cargo;
+
+/// The nightly compiler that has libFuzzer's instrumentation.
+const TOOLCHAIN: &str = "nightly";
+const DIRECTORY: &str = "crates/fuzz";
+/// Bytes of memory drives, their parity, and what the fuzzer keeps itself.
+const MEMORY_MIB_MAX: u32 = 4096;
+
+/// A front end, by itself in the fuzzer's process.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Target {
+    Vhost,
+    #[value(name = "nvme_tcp")]
+    NvmeTcp,
+    Nbd,
+}
+
+impl Target {
+    fn name(self) -> &'static str {
+        match self {
+            Target::Vhost => "vhost",
+            Target::NvmeTcp => "nvme_tcp",
+            Target::Nbd => "nbd",
+        }
+    }
+}
 
 /// `seed`: of an earlier run, to repeat it.
 pub fn run(seconds: u64, seed: Option<u64>) -> ExitCode {
@@ -11,4 +39,43 @@ pub fn run(seconds: u64, seed: Option<u64>) -> ExitCode {
     test.args(["--", "--nocapture"]).env("ASHLAR_FUZZ_SECONDS", seconds.to_string());
     test.envs(seed.map(|seed| ("ASHLAR_FUZZ_SEED", seed.to_string())));
     cargo::run(&mut test)
+}
+
+/// What it finds is kept in `crates/fuzz/artifacts`, and what led it there in `corpus`.
+pub fn run_guided(target: Target, seconds: u64) -> ExitCode {
+    if !install() {
+        return ExitCode::FAILURE;
+    }
+    let mut fuzz = Command::new("rustup");
+    fuzz.args(["run", TOOLCHAIN, "cargo", "fuzz", "run", "--fuzz-dir", DIRECTORY, target.name()]);
+    fuzz.arg("--").arg(format!("-max_total_time={seconds}"));
+    fuzz.arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}"));
+    cargo::run(&mut fuzz)
+}
+
+/// The compiler and cargo-fuzz, once.
+fn install() -> bool {
+    let has = |command: &mut Command| {
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        command.status().is_ok_and(|status| status.success())
+    };
+    let nightly = || {
+        has(Command::new("rustup").args(["run", TOOLCHAIN, "rustc", "--version"]))
+            || has(Command::new("rustup").args([
+                "toolchain",
+                "install",
+                TOOLCHAIN,
+                "--profile=minimal",
+            ]))
+    };
+    let cargo_fuzz = || {
+        has(cargo::command().args(["fuzz", "--version"]))
+            || has(cargo::command().args(["install", "--locked", "--quiet", "cargo-fuzz"]))
+    };
+    let installed = nightly() && cargo_fuzz();
+    if !installed {
+        eprintln!("error: no {TOOLCHAIN} compiler, or no cargo-fuzz");
+        eprintln!("fix: `rustup toolchain install {TOOLCHAIN}` and `cargo install cargo-fuzz`");
+    }
+    installed
 }

@@ -32,7 +32,7 @@ enum Command {
         /// Passed on to `ashlar-sim`
         arguments: Vec<String>,
     },
-    /// Hostile vhost-user front ends, beside one that verifies what it reads
+    /// Hostile clients of vhost-user, NVMe/TCP and NBD, beside a guest that verifies what it reads
     Fuzz {
         /// For how long
         #[arg(long, default_value_t = 600)]
@@ -40,6 +40,9 @@ enum Command {
         /// What an earlier run has printed, to repeat it
         #[arg(long)]
         seed: Option<u64>,
+        /// Instead: one kind of export, with libFuzzer looking for new ways through it
+        #[arg(long, conflicts_with = "seed")]
+        guided: Option<fuzz::Target>,
     },
     /// Builds two commits and measures them in turns: REV_A REV_B -- OPTIONS of `bench engine`
     Bench {
@@ -64,7 +67,8 @@ fn main() -> ExitCode {
         Command::Ci => ci::run(),
         Command::Tidy => tidy::run(),
         Command::Sim { arguments } => sim::run(&arguments),
-        Command::Fuzz { seconds, seed } => fuzz::run(seconds, seed),
+        Command::Fuzz { seconds, seed, guided: None } => fuzz::run(seconds, seed),
+        Command::Fuzz { seconds, guided: Some(target), .. } => fuzz::run_guided(target, seconds),
         Command::Bench { rev_a, rev_b, arguments } => bench::run([&rev_a, &rev_b], &arguments),
         Command::Powercut { arguments } => powercut::run(&arguments),
     }

@@ -1,20 +1,21 @@
 //! Goal: whatever initiators do, the daemon lives on, keeps nothing of theirs, and others notice
 //! nothing.
-//! Method: hostile vhost-user front ends, many lives of them, beside a guest of another export that
-//! verifies what it reads. `ASHLAR_FUZZ_SECONDS` says for how long, `ASHLAR_FUZZ_SEED` from
-//! which seed; without it, a new one.
+//! Method: hostile clients of vhost-user, NVMe/TCP and NBD, many lives of them, beside a guest of
+//! another export that verifies what it reads. `ASHLAR_FUZZ_SECONDS` says for how long,
+//! `ASHLAR_FUZZ_SEED` from which seed; without it, a new one.
 
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod daemon;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::path::{Path, PathBuf};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ashlar_fuzz::choices::Choices;
 use daemon::Daemon;
 
 const SECONDS: u64 = 60;
@@ -50,34 +51,34 @@ fn bystander(daemon: &Daemon, seconds: u64) -> Child {
     daemon.run_beside(seconds + 60, &bench)
 }
 
+/// Clients of one kind.
 struct Attack {
+    client: &'static str,
     over: &'static AtomicBool,
     threads: Vec<JoinHandle<()>>,
     lives: &'static AtomicU64,
 }
 
 impl Attack {
-    /// `live`: one life of a client of the seed.
-    fn on(
-        socket: PathBuf,
-        clients: u64,
-        seed: u64,
-        live: fn(&Path, u64) -> std::io::Result<()>,
-    ) -> Attack {
+    /// `live`: one life of a client that chooses so.
+    fn on<L>(client: &'static str, threads: u64, seed: u64, live: L) -> Attack
+    where
+        L: Fn(Choices) -> std::io::Result<()> + Clone + Send + 'static,
+    {
         let over: &AtomicBool = Box::leak(Box::default());
         let lives: &AtomicU64 = Box::leak(Box::default());
-        let client = |_| {
-            let socket = socket.clone();
+        let start = |_| {
+            let live = live.clone();
             std::thread::spawn(move || {
                 while !over.load(Ordering::Relaxed) {
                     let life = seed + lives.fetch_add(1, Ordering::Relaxed);
-                    if let Err(error) = live(&socket, life) {
-                        panic!("life {life}: {error}");
+                    if let Err(error) = live(Choices::of_seed(life, client)) {
+                        panic!("life {life} of {client}: {error}");
                     }
                 }
             })
         };
-        Attack { over, threads: (0..clients).map(client).collect(), lives }
+        Attack { client, over, threads: (0..threads).map(start).collect(), lives }
     }
 
     fn end(self) -> u64 {
@@ -87,35 +88,60 @@ impl Attack {
     }
 }
 
+/// The exports that are attacked, by kind, with the words that make each; of `good` only, nothing
+/// is known.
+const BAD: [(&str, &str); 3] = [
+    ("vhost", "--kind vhost-user-blk --queues 4"),
+    ("nvme", "--kind nvme-tcp --listen 127.0.0.1:34120 --nqn nqn.2026-01.example:bad"),
+    ("nbd", "--kind nbd"),
+];
+
+fn attacks(daemon: &Daemon, seed: u64) -> [Attack; 3] {
+    let vhost = daemon.path("vhost.sock");
+    let nbd = daemon.path("nbd.sock");
+    let nvme = SocketAddr::from((Ipv4Addr::LOCALHOST, 34120));
+    [
+        // One client at a time has an export; others wait for their turn.
+        Attack::on("vhost", 2, seed, move |its| ashlar_fuzz::vhost::live(&vhost, its)),
+        Attack::on("nvme", 2, seed, move |its| {
+            ashlar_fuzz::nvme_tcp::live(nvme, "nqn.2026-01.example:bad", its)
+        }),
+        Attack::on("nbd", 2, seed, move |its| ashlar_fuzz::nbd::live(&nbd, "nbd", its)),
+    ]
+}
+
 #[test]
 fn hostile_clients_harm_nobody() {
     let seconds = setting("ASHLAR_FUZZ_SECONDS").unwrap_or(SECONDS);
     let daemon = Daemon::with_array(5, 3);
-    for name in ["good", "bad"] {
-        daemon.ok(&format!("volume create {name} --array a --size 24M"));
-        daemon.ok(&format!("export create {name} --volume {name} --path @/{name}.sock --queues 4"));
+    for (name, kind) in [("good", "--queues 4")].iter().chain(&BAD) {
+        let place = if *name == "nvme" { String::new() } else { format!("--path @/{name}.sock") };
+        daemon.ok(&format!("volume create {name} --array a --size 16M"));
+        daemon.ok(&format!("export create {name} --volume {name} {kind} {place}"));
     }
     let before = holds(&daemon);
     let mut good = bystander(&daemon, seconds);
-    // One client at a time has an export; others wait for their turn.
-    let attack = Attack::on(daemon.path("bad.sock"), 2, seed(), ashlar_fuzz::vhost::live);
+    let attacks = attacks(&daemon, seed());
     let ended = good.wait().unwrap();
-    let lives = attack.end();
-    println!("{lives} lives in {seconds} s");
+    let lives = attacks.map(|attack| (attack.client, attack.end()));
+    println!("{lives:?} lives in {seconds} s");
     let mut said = String::new();
     std::io::Read::read_to_string(&mut good.stderr.take().unwrap(), &mut said).unwrap();
     assert!(ended.success(), "the guest of the other export: {said}\n{}", daemon.log());
-    assert!(lives > seconds, "{lives} lives are too few to say anything");
-    let counters = daemon.json("export show bad")["counters"].clone();
-    println!("{counters}");
-    for its in ["reads", "writes", "flushes", "discards", "errors"] {
-        assert!(counters[its].as_u64() > Some(lives / 4), "they did not get far: {counters}");
+    for (client, lives) in lives {
+        let counters = daemon.json(&format!("export show {client}"))["counters"].clone();
+        println!("{client}: {counters}");
+        assert!(lives > seconds, "{lives} lives of {client} are too few to say anything");
+        for its in ["reads", "writes", "flushes", "discards"] {
+            let far = counters[its].as_u64() > Some(lives / 10);
+            assert!(far, "{client} did not get far: {counters}");
+        }
+        // Who is well-behaved is served as before.
+        daemon.wait_for(&format!("export show {client}"), |its| its["state"] == "listening");
     }
-
-    // Who is well-behaved is served as before.
-    daemon.wait_for("export show bad", |export| export["state"] == "listening");
-    daemon.ok("bench vhost --socket @/bad.sock --ios 500 --rw randrw --verify --force --rounds 1");
-    daemon.wait_for("export show bad", |export| export["state"] == "listening");
+    let bench = "bench vhost --socket @/vhost.sock --ios 500 --rw randrw --verify --force";
+    daemon.ok(&format!("{bench} --rounds 1"));
+    daemon.wait_for("export show vhost", |export| export["state"] == "listening");
     let after = settled(&daemon, &before);
     assert!(
         after[0] <= before[0] && after[1] <= before[1],

@@ -9,10 +9,11 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-use ashlar_reactor::prng::Prng;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use crate::choices::Choices;
 
 const MEMORY_BYTES: u64 = 4 << 20;
 const QUEUES: u16 = 4;
@@ -68,7 +69,7 @@ struct FrontEnd {
     stream: UnixStream,
     memory: File,
     event: OwnedFd,
-    prng: Prng,
+    choices: Choices,
     features: u64,
     ring_size: u64,
     available: [u16; QUEUES as usize],
@@ -80,30 +81,32 @@ struct FrontEnd {
 
 /// One life of a hostile front end: connects, does harm, and goes, in the middle of anything.
 /// `Ok` says nothing of the back end; an error, that it could not be reached.
-pub fn live(socket: &Path, seed: u64) -> std::io::Result<()> {
-    let mut prng = Prng::stream(seed, "vhost");
+pub fn live(socket: &Path, mut choices: Choices) -> std::io::Result<()> {
     let stream = UnixStream::connect(socket)?;
     stream.set_nonblocking(true)?;
     let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC)?);
     memory.set_len(MEMORY_BYTES)?;
-    let packed = if prng.chance(1, 3) { PACKED } else { 0 };
-    let ring_size = RING_SIZES[usize::from(prng.chance(1, 4)) * prng.index(RING_SIZES.len())];
+    let packed = if choices.chance(1, 3) { PACKED } else { 0 };
+    let ring_size = RING_SIZES[usize::from(choices.chance(1, 4)) * choices.index(RING_SIZES.len())];
     // A guest gets far only behind a front end that does.
-    let message_slips = [0, 0, 100, 10][prng.index(4)];
-    let guest_slips = [24, 200, 2000][prng.index(3)];
+    let message_slips = [0, 0, 100, 10][choices.index(4)];
+    let guest_slips = [24, 200, 2000][choices.index(3)];
     let mut front_end = FrontEnd {
         message_slips,
         guest_slips,
         stream,
         memory,
         event: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
-        prng,
+        choices,
         features: FEATURES | packed,
         ring_size,
         available: [0; QUEUES as usize],
     };
     front_end.greet();
-    for _ in 0..front_end.prng.below(STEPS_MAX) {
+    for _ in 0..front_end.choices.below(STEPS_MAX) {
+        if front_end.choices.are_over() {
+            break;
+        }
         front_end.step();
     }
     Ok(())
@@ -136,11 +139,11 @@ impl FrontEnd {
     }
 
     fn slips(&mut self) -> bool {
-        self.message_slips > 0 && self.prng.chance(1, self.message_slips)
+        self.message_slips > 0 && self.choices.chance(1, self.message_slips)
     }
 
     fn guest_slips(&mut self) -> bool {
-        self.prng.chance(1, self.guest_slips)
+        self.choices.chance(1, self.guest_slips)
     }
 
     /// The number that is answered; 0 if there is none.
@@ -180,18 +183,19 @@ impl FrontEnd {
     fn step(&mut self) {
         if self.slips() {
             let message = self.any_message();
-            match self.prng.below(3) {
+            match self.choices.below(3) {
                 0 => self.say(&message, NEED_REPLY),
                 1 => self.slip(message),
                 _ => {
-                    let noise: Vec<u8> = (0..self.prng.below(64)).map(|_| self.byte()).collect();
+                    let noise: Vec<u8> =
+                        (0..self.choices.below(64)).map(|_| self.choices.byte()).collect();
                     // Whether it arrives is all one.
                     let _ = self.stream.write(&noise);
                 }
             }
         } else if self.guest_slips() {
             self.scribble();
-        } else if self.prng.chance(1, 8) {
+        } else if self.choices.chance(1, 8) {
             self.kick();
         } else {
             self.make_requests();
@@ -199,27 +203,19 @@ impl FrontEnd {
         self.listen();
     }
 
-    fn byte(&mut self) -> u8 {
-        self.prng.next_u64().to_le_bytes()[0]
-    }
-
-    /// Zero, a small number, one near a limit, or any.
+    /// Zero, a small number, one near a limit, a place in memory, or any.
     fn number(&mut self) -> u64 {
-        let any = self.prng.next_u64();
-        match self.prng.below(6) {
-            0 => 0,
-            1 => any % 16,
-            2 => (1 << (any % 64)) - self.prng.below(2),
-            3 => USER + any % (2 * MEMORY_BYTES),
-            4 => any % (2 * MEMORY_BYTES),
-            _ => any,
+        match self.choices.below(3) {
+            0 => self.choices.below(2 * MEMORY_BYTES),
+            1 => USER + self.choices.below(2 * MEMORY_BYTES),
+            _ => self.choices.number(),
         }
     }
 
     fn any_message(&mut self) -> Message {
-        let queue = self.prng.below(u64::from(QUEUES) + 1);
+        let queue = self.choices.below(u64::from(QUEUES) + 1);
         let number = self.number();
-        match self.prng.below(20) {
+        match self.choices.below(20) {
             0 => message(4, &[], Sent::None),
             1 => message(5, &[1, 0, MEMORY_BYTES, USER, 0], Sent::Memory),
             2 => message(8, &[pair(queue, number)], Sent::None),
@@ -248,12 +244,12 @@ impl FrontEnd {
     /// Says it with something wrong: a field, the length, the file, the kind, or only half of it.
     fn slip(&mut self, mut message: Message) {
         let mut flags = NEED_REPLY;
-        match self.prng.below(6) {
+        match self.choices.below(6) {
             0 if !message.payload.is_empty() => {
-                let (at, byte) = (self.prng.index(message.payload.len()), self.byte());
+                let (at, byte) = (self.choices.index(message.payload.len()), self.choices.byte());
                 message.payload[at] = byte;
             }
-            0 | 1 => message.payload.resize(self.prng.index(400), 0xa5),
+            0 | 1 => message.payload.resize(self.choices.index(400), 0xa5),
             2 => {
                 message.file = match message.file {
                     Sent::None => Sent::Memory,
@@ -261,11 +257,11 @@ impl FrontEnd {
                     Sent::Event => Sent::None,
                 }
             }
-            3 => message.request = u32::from(self.byte()) % 50,
-            4 => flags = u32::from(self.byte()),
+            3 => message.request = u32::from(self.choices.byte()) % 50,
+            4 => flags = u32::from(self.choices.byte()),
             _ => {
                 let whole = bytes_of(&message, flags);
-                let half = whole.get(..self.prng.index(whole.len())).unwrap_or_default();
+                let half = whole.get(..self.choices.index(whole.len())).unwrap_or_default();
                 return drop(self.stream.write(half));
             }
         }
@@ -280,7 +276,7 @@ impl FrontEnd {
             Sent::Memory => Some(self.memory.as_fd()),
             Sent::Event => Some(self.event.as_fd()),
         };
-        let count = if self.prng.chance(1, 100) { FILES_MAX } else { 1 };
+        let count = if self.choices.chance(1, 100) { FILES_MAX } else { 1 };
         let files: Vec<BorrowedFd<'_>> = file.into_iter().cycle().take(count).collect();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -294,7 +290,7 @@ impl FrontEnd {
 
     /// Takes what was answered, or leaves it there.
     fn listen(&mut self) {
-        if self.prng.chance(7, 8) {
+        if self.choices.chance(7, 8) {
             let _ = self.stream.read(&mut [0; 4096]);
         }
     }
@@ -308,27 +304,29 @@ impl FrontEnd {
 
     /// Any bytes, anywhere in a ring.
     fn scribble(&mut self) {
-        let at = self.prng.below(u64::from(QUEUES) * RING_BYTES);
+        let at = self.choices.below(u64::from(QUEUES) * RING_BYTES);
         let number = self.number();
         self.put(at, &number.to_le_bytes());
     }
 
     /// Requests that are mostly right, made available: header, data and status after each other.
     fn make_requests(&mut self) {
-        let queue = self.prng.index(QUEUES as usize);
+        let queue = self.choices.index(QUEUES as usize);
         let ring = queue as u64 * RING_BYTES;
         let mut page = 0;
         let mut kind = 0;
         for index in 0..DESCRIPTORS {
             let (at, len, flags) = match index % 3 {
                 0 => {
-                    page = MEMORY_BYTES / 2 + self.prng.below(256) * 4096;
-                    kind = [0, 1, 4, 8, 11, 13, 99][self.prng.index(7)];
+                    page = MEMORY_BYTES / 2 + self.choices.below(256) * 4096;
+                    kind = [0, 1, 4, 8, 11, 13, 99][self.choices.index(7)];
                     self.make_header(page, kind);
                     (0, 16, 1)
                 }
                 1 if kind == 11 || kind == 13 => (16, 16, 1),
-                1 => (512, [512, 4096, 65536][self.prng.index(3)], if kind == 1 { 1 } else { 3 }),
+                1 => {
+                    (512, [512, 4096, 65536][self.choices.index(3)], if kind == 1 { 1 } else { 3 })
+                }
                 _ => (256, 1, 2),
             };
             let [address, len, flags, next] =
@@ -340,13 +338,13 @@ impl FrontEnd {
             let bytes: Vec<u8> = fields.iter().flat_map(|it| it.to_le_bytes()).collect();
             self.put(ring + index * 16, &bytes);
         }
-        for _ in 0..1 + self.prng.below(8) {
+        for _ in 0..1 + self.choices.below(8) {
             let slot = u64::from(self.available[queue]) % self.ring_size.min(1024);
-            let head = u16::try_from(self.prng.below(DESCRIPTORS / 3) * 3).unwrap_or(0);
+            let head = u16::try_from(self.choices.below(DESCRIPTORS / 3) * 3).unwrap_or(0);
             self.put(ring + AVAILABLE + 4 + slot * 2, &head.to_le_bytes());
             self.available[queue] = self.available[queue].wrapping_add(1);
         }
-        let jump = if self.guest_slips() { self.byte() } else { 0 };
+        let jump = if self.guest_slips() { self.choices.byte() } else { 0 };
         let shown = self.available[queue].wrapping_add(u16::from(jump));
         self.put(ring + AVAILABLE + 2, &shown.to_le_bytes());
         self.kick();
@@ -354,7 +352,7 @@ impl FrontEnd {
 
     /// The request's header, and the range of a discard behind it.
     fn make_header(&mut self, page: u64, kind: u32) {
-        let sector = if self.guest_slips() { self.number() } else { self.prng.below(2048) };
+        let sector = if self.guest_slips() { self.number() } else { self.choices.below(2048) };
         let sectors = if self.guest_slips() { self.number() } else { 8 };
         self.put(page, &kind.to_le_bytes());
         self.put(page + 8, &sector.to_le_bytes());
