@@ -132,14 +132,27 @@ impl Client {
 
     /// Makes requests until the round is over and all are answered.
     pub fn drive(&mut self, run: &mut Run, clock: Clock) -> Result<(), BenchError> {
+        self.drive_beside(run, None, clock)
+    }
+
+    /// The same, while a neighbour makes its own requests from this thread: until this one's round
+    /// is over, and all of both are answered.
+    pub fn drive_beside(
+        &mut self,
+        run: &mut Run,
+        mut neighbour: Option<(&mut Client, &mut Run)>,
+        clock: Clock,
+    ) -> Result<(), BenchError> {
         let (mut looks, mut last) = (0u32, clock.ticks());
         loop {
-            let mut progress = false;
-            for queue in &mut self.queues {
-                let answered = queue.collect(&self.memory, run)?;
-                let made = queue.submit(&self.memory, run)?;
-                progress |= answered + made > 0;
-                self.in_flight = self.in_flight + u32::from(made) - u32::from(answered);
+            let mut progress = self.turn(run)?;
+            let mut at_rest = self.in_flight == 0 && run.is_over();
+            if let Some((other, its)) = &mut neighbour {
+                if run.is_over() {
+                    its.stop();
+                }
+                progress |= other.turn(its)?;
+                at_rest &= other.in_flight == 0;
             }
             if progress {
                 if std::mem::take(&mut self.came_back) {
@@ -149,7 +162,7 @@ impl Client {
                 looks = 0;
                 continue;
             }
-            if self.in_flight == 0 && run.is_over() {
+            if at_rest {
                 return Ok(());
             }
             if looks == 0 {
@@ -164,6 +177,19 @@ impl Client {
             }
             std::hint::spin_loop();
         }
+    }
+
+    /// Looks at all queues once. False: nothing was answered, and nothing asked.
+    #[inline]
+    fn turn(&mut self, run: &mut Run) -> Result<bool, BenchError> {
+        let mut progress = false;
+        for queue in &mut self.queues {
+            let answered = queue.collect(&self.memory, run)?;
+            let made = queue.submit(&self.memory, run)?;
+            progress |= answered + made > 0;
+            self.in_flight = self.in_flight + u32::from(made) - u32::from(answered);
+        }
+        Ok(progress)
     }
 
     /// Nothing was answered for so long.

@@ -115,6 +115,11 @@ impl Run {
         matches!(self.phase, Phase::Over { .. })
     }
 
+    /// No more requests; what was counted is not asked for.
+    pub fn stop(&mut self) {
+        self.phase = Phase::Over { ns: 0 };
+    }
+
     /// The next request; `None`: no more in this round.
     #[inline]
     pub fn next_request(&mut self) -> Option<Request> {

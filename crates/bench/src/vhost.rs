@@ -22,7 +22,7 @@ use crate::counters::{Counters, Sample};
 use crate::engine::{Asked, Event, POLL_WINDOW, ask, describe, offer, wait};
 use crate::error::BenchError;
 use crate::report::{Report, Round};
-use crate::run::{Probe, Run};
+use crate::run::{Limit, Probe, Run};
 use crate::under::{Layer, SIZE_BYTES_USUAL, Under, UnderSpec};
 
 /// How the initiator asks.
@@ -81,14 +81,28 @@ impl InitiatorSpec {
     }
 }
 
-/// Measures the back end at a socket.
+/// Another initiator on the same CPU, at work for as long as the measured one is. Of its `asked`,
+/// limit and rounds mean nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Neighbour<'a> {
+    pub socket: &'a Path,
+    pub spec: InitiatorSpec,
+}
+
+/// Measures the back end at a socket, beside a neighbour perhaps.
 pub fn run_at(
     socket: &Path,
     spec: &InitiatorSpec,
+    neighbour: Option<Neighbour<'_>>,
     on_event: &mut dyn FnMut(Event),
 ) -> Result<Report, BenchError> {
     let no_probe = || -> Probe { Box::new(Sample::default) };
-    let mut report = initiate(socket, spec, no_probe, on_event)?;
+    let mut report = initiate(socket, spec, neighbour, no_probe, on_event)?;
+    if let Some(Neighbour { socket, spec }) = neighbour {
+        let Asked { work, depth, block_bytes, .. } = spec.asked;
+        let text = format!("{work}, {block_bytes} bytes, depth {depth}, at {}", socket.display());
+        report.setup.insert("neighbour".into(), text);
+    }
     report.setup.insert("socket".into(), socket.display().to_string());
     Ok(report)
 }
@@ -112,7 +126,7 @@ pub fn run_own(
     let back_end = BackEnd::start(cores, under, spec, clock)?;
     let (sender, counters) = (back_end.cores[0].sender().clone(), back_end.counters);
     let probe = || probe_of(&sender, counters);
-    let mut report = initiate(&back_end.socket, spec, probe, on_event)?;
+    let mut report = initiate(&back_end.socket, spec, None, probe, on_event)?;
     report.setup.extend(described);
     back_end.stop()?;
     Ok(report)
@@ -122,13 +136,14 @@ pub fn run_own(
 fn initiate(
     socket: &Path,
     spec: &InitiatorSpec,
+    neighbour: Option<Neighbour<'_>>,
     probe: impl Fn() -> Probe + Sync,
     on_event: &mut dyn FnMut(Event),
 ) -> Result<Report, BenchError> {
     let (events, heard) = mpsc::channel();
     let measured = std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("initiator".into());
-        let body = || measure(socket, spec, &probe, events);
+        let body = || measure(socket, spec, neighbour, &probe, events);
         let thread = thread.spawn_scoped(scope, body);
         let thread = thread.map_err(BenchError::system("no thread for the initiator"))?;
         heard.into_iter().for_each(&mut *on_event);
@@ -163,6 +178,7 @@ struct Measured {
 fn measure(
     socket: &Path,
     spec: &InitiatorSpec,
+    neighbour: Option<Neighbour<'_>>,
     probe: &impl Fn() -> Probe,
     events: mpsc::Sender<Event>,
 ) -> Result<Measured, BenchError> {
@@ -177,19 +193,41 @@ fn measure(
         say(Event::SettingUp);
         client.drive(&mut Run::laying(clock, load), clock)?;
     }
+    let mut other = neighbour.map(|its| Other::connect(its, clock)).transpose()?;
     let mut run = Run::new(clock, load, spec.asked.verify, probe());
     let mut rounds = Vec::new();
     for number in 1..=spec.asked.rounds {
         say(Event::RoundBegan(number));
         run.begin(spec.asked.limit);
-        client.drive(&mut run, clock)?;
+        let beside = other.as_mut().map(Other::begin);
+        client.drive_beside(&mut run, beside, clock)?;
         let round = run.round();
         say(Event::RoundEnded(round));
         rounds.push(round);
     }
     let (huge, resumed) = (client.has_huge_pages(), client.resumed());
     client.close()?;
+    other.map_or(Ok(()), |other| other.client.close())?;
     Ok(Measured { size_bytes, huge, resumed, rounds })
+}
+
+/// A neighbour that is connected.
+struct Other {
+    client: Client,
+    run: Run,
+}
+
+impl Other {
+    fn connect(its: Neighbour<'_>, clock: Clock) -> Result<Other, BenchError> {
+        let client = Client::connect(its.socket, &its.spec.wish())?;
+        let load = its.spec.asked.load(its.spec.size(client.capacity())?);
+        Ok(Other { client, run: Run::new(clock, load, false, Box::new(Sample::default)) })
+    }
+
+    fn begin(&mut self) -> (&mut Client, &mut Run) {
+        self.run.begin(Limit::Requests(u64::MAX));
+        (&mut self.client, &mut self.run)
+    }
 }
 
 /// An export of our own, on reactors of its own.

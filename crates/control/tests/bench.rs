@@ -94,6 +94,32 @@ fn a_daemons_export_is_measured_and_overwritten_only_with_consent() {
 }
 
 #[test]
+fn a_neighbour_is_at_work_for_as_long() {
+    let daemon = Daemon::with_array(5, 3);
+    for name in ["quiet", "noisy"] {
+        daemon.ok(&format!("volume create {name} --array a --size 16M"));
+        daemon.ok(&format!("export create {name} --volume {name} --path @/{name}.sock"));
+    }
+    let turns = "bench vhost --socket @/quiet.sock --neighbour @/noisy.sock --ios 300 --rounds 2 \
+                 --neighbour-depth 64 --neighbour-block 16K";
+    let compared = report(&daemon, turns);
+    let said = |side: &str| compared[side]["setup"]["neighbour"].as_str().unwrap().to_owned();
+    assert!(said("a").starts_with("randread, 4096 bytes, depth 32, at "), "{}", said("a"));
+    assert!(said("b").starts_with("randread, 16384 bytes, depth 64, at "), "{}", said("b"));
+    assert_eq!(compared["b"]["rounds"][1]["all"]["requests"], 300);
+    assert!(
+        compared["comparison"].as_array().unwrap().iter().any(|its| its["measure"] == "p99_ns")
+    );
+    let counters = daemon.json("export show noisy")["counters"].clone();
+    let (reads, bytes) = (counters["reads"].as_u64(), counters["read_bytes"].as_u64());
+    // Of the noisy one's two rounds at least what it has under way.
+    assert!(bytes > reads.map(|reads| reads * 4096 + 2 * 64 * 12288), "{counters}");
+    assert_eq!(daemon.json("export show quiet")["counters"]["reads"], 4 * 300);
+    daemon.misused("bench vhost --neighbour @/noisy.sock");
+    daemon.misused("bench vhost --socket @/quiet.sock --neighbour-depth 4");
+}
+
+#[test]
 fn programs_are_compared_in_turns() {
     let daemon = Daemon::start();
     let own = env!("CARGO_BIN_EXE_ashlar");

@@ -10,7 +10,6 @@ use ashlar_format::array_superblock::Level;
 use super::*;
 use crate::engine::tests::{REQUESTS, asked, under};
 use crate::load::Work;
-use crate::run::Limit;
 
 fn initiator() -> InitiatorSpec {
     let asked = Asked { rounds: 1, ..asked(Work::RandRw) };
@@ -130,7 +129,7 @@ fn a_target_that_hangs_up_in_the_middle_is_named() {
 }
 
 fn refused(socket: &Path) -> (String, String) {
-    let error = run_at(socket, &initiator(), &mut |_| ()).unwrap_err();
+    let error = run_at(socket, &initiator(), None, &mut |_| ()).unwrap_err();
     let BenchError::BackEnd { error, fix } = error else { panic!("{error}") };
     (error, fix.unwrap())
 }

@@ -5,17 +5,17 @@ mod options;
 mod progress;
 mod turns;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ashlar_bench::engine::{self, EngineSpec};
 use ashlar_bench::error::BenchError;
 use ashlar_bench::report::{HEADS, Report};
-use ashlar_bench::vhost::{self, InitiatorSpec};
+use ashlar_bench::vhost::{self, InitiatorSpec, Neighbour};
 use ashlar_target::export::ExportError;
 use clap::{Args, Subcommand};
 
 use crate::cli::bench::drives::Opened;
-use crate::cli::bench::options::{ArrayOptions, InitiatorOptions, LoadOptions};
+use crate::cli::bench::options::{ArrayOptions, InitiatorOptions, LoadOptions, NeighbourOptions};
 use crate::cli::bench::progress::Progress;
 use crate::cli::output::{Output, rows, show, table};
 use crate::host::translate;
@@ -56,6 +56,8 @@ pub struct Vhost {
     #[command(flatten)]
     initiator: InitiatorOptions,
     #[command(flatten)]
+    neighbour: NeighbourOptions,
+    #[command(flatten)]
     array: ArrayOptions,
 }
 
@@ -95,7 +97,7 @@ fn run_engine(command: &Engine, output: Output) -> Answer<()> {
 }
 
 fn run_vhost(command: &Vhost, output: Output) -> Answer<()> {
-    let Vhost { socket, against, load, initiator, array } = command;
+    let Vhost { socket, against, load, initiator, neighbour, array } = command;
     let output = load.output(output);
     let Some(socket) = socket else {
         return run_own(command, output);
@@ -118,7 +120,11 @@ fn run_vhost(command: &Vhost, output: Output) -> Answer<()> {
         let rounds = load.rounds_or(turns::ROUNDS_USUAL);
         return turns::sockets([socket, other], &spec, rounds, output);
     }
-    let report = at_socket(socket, &spec)?;
+    if let Some(noisy) = neighbour.noisy(&spec) {
+        let rounds = load.rounds_or(turns::ROUNDS_USUAL);
+        return turns::neighbours(socket, &spec, noisy, rounds, output);
+    }
+    let report = at_socket(socket, &spec, None)?;
     show(output, &report, text)
 }
 
@@ -139,9 +145,13 @@ fn run_own(command: &Vhost, output: Output) -> Answer<()> {
     show(output, &ran.map_err(refusal)?, text)
 }
 
-fn at_socket(socket: &std::path::Path, spec: &InitiatorSpec) -> Answer<Report> {
+fn at_socket(
+    socket: &Path,
+    spec: &InitiatorSpec,
+    neighbour: Option<Neighbour<'_>>,
+) -> Answer<Report> {
     let mut progress = Progress::new();
-    let ran = vhost::run_at(socket, spec, &mut |event| progress.update(&event));
+    let ran = vhost::run_at(socket, spec, neighbour, &mut |event| progress.update(&event));
     progress.end();
     ran.map_err(refusal)
 }

@@ -1,5 +1,6 @@
 //! What can be said to `ashlar bench`, and what the engine is asked for then.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use ashlar_bench::client::RingKind;
@@ -7,7 +8,7 @@ use ashlar_bench::engine::Asked;
 use ashlar_bench::load::Work;
 use ashlar_bench::run::Limit;
 use ashlar_bench::under::{Layer, UnderSpec};
-use ashlar_bench::vhost::InitiatorSpec;
+use ashlar_bench::vhost::{InitiatorSpec, Neighbour};
 use ashlar_raid::layout::Shape;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum};
@@ -318,6 +319,37 @@ impl InitiatorOptions {
             fill: self.fill,
             resume: self.resume,
         }
+    }
+}
+
+/// Of another initiator, on the same CPU as the first.
+#[derive(Args)]
+#[command(next_help_heading = "A neighbour")]
+pub struct NeighbourOptions {
+    /// Socket of another export, to whose disk requests are made meanwhile: in turns as many and as
+    /// large as to the first (A), and as --neighbour-depth and --neighbour-block say (B)
+    #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
+    #[arg(requires = "socket", conflicts_with_all = ["against", "resume"])]
+    neighbour: Option<PathBuf>,
+    /// Requests of the noisy neighbour that are under way at a time
+    #[arg(long, default_value_t = 128, value_name = "REQUESTS", value_parser = count(1, 1024))]
+    #[arg(requires = "neighbour")]
+    neighbour_depth: u16,
+    /// Size of each of them
+    #[arg(long, default_value = "64K", value_name = "SIZE", requires = "neighbour")]
+    neighbour_block: Size,
+}
+
+impl NeighbourOptions {
+    /// `spec`: of the measured one. `None`: there is no neighbour.
+    pub fn noisy(&self, spec: &InitiatorSpec) -> Option<Neighbour<'_>> {
+        let socket = self.neighbour.as_deref()?;
+        let asked = Asked {
+            depth: self.neighbour_depth,
+            block_bytes: bytes(self.neighbour_block),
+            ..spec.asked
+        };
+        Some(Neighbour { socket, spec: InitiatorSpec { asked, ..*spec } })
     }
 }
 

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use ashlar_bench::compare::{self, Comparison, compare};
 use ashlar_bench::engine::Asked;
 use ashlar_bench::report::{Report, Round};
-use ashlar_bench::vhost::InitiatorSpec;
+use ashlar_bench::vhost::{InitiatorSpec, Neighbour};
 use serde::Serialize;
 
 use crate::cli::bench::progress::Progress;
@@ -30,7 +30,7 @@ struct Turns {
 
 #[derive(Serialize)]
 struct Side {
-    /// The program or the socket.
+    /// The program, the socket, or its neighbour.
     name: String,
     #[serde(flatten)]
     report: Report,
@@ -41,7 +41,9 @@ pub fn programs(other: &Path, rounds: u32, output: Output) -> Answer<()> {
     let own = std::env::current_exe()
         .map_err(|error| Refusal::failed(format!("this program does not find itself: {error}")))?;
     let arguments = child_arguments(std::env::args_os().skip(1));
-    take_turns([&own, other], rounds, output, |program| run_program(program, &arguments))
+    let programs = [own.as_path(), other];
+    let names = programs.map(|program| program.display().to_string());
+    take_turns(&names, rounds, output, |side| run_program(programs[side], &arguments))
 }
 
 /// Two back ends, each connected to anew for each turn.
@@ -52,23 +54,42 @@ pub fn sockets(
     output: Output,
 ) -> Answer<()> {
     let spec = InitiatorSpec { asked: Asked { rounds: 1, ..spec.asked }, ..*spec };
-    take_turns(sockets, rounds, output, |socket| at_socket(socket, &spec))
+    let names = sockets.map(|socket| socket.display().to_string());
+    take_turns(&names, rounds, output, |side| at_socket(sockets[side], &spec, None))
 }
 
-fn take_turns(
-    names: [&Path; 2],
+/// One back end beside a neighbour that asks as much as it is asked itself, its fair share, and
+/// beside a noisy one.
+pub fn neighbours(
+    socket: &Path,
+    spec: &InitiatorSpec,
+    noisy: Neighbour<'_>,
     rounds: u32,
     output: Output,
-    turn: impl Fn(&Path) -> Answer<Report>,
+) -> Answer<()> {
+    let spec = InitiatorSpec { asked: Asked { rounds: 1, ..spec.asked }, ..*spec };
+    let fair = Neighbour { spec, ..noisy };
+    let names = ["beside its like", "beside a noisy neighbour"].map(str::to_owned);
+    let neighbours = [fair, noisy];
+    take_turns(&names, rounds, output, |side| at_socket(socket, &spec, Some(neighbours[side])))
+}
+
+/// `turn`: of the first or the second side.
+fn take_turns(
+    names: &[String; 2],
+    rounds: u32,
+    output: Output,
+    turn: impl Fn(usize) -> Answer<Report>,
 ) -> Answer<()> {
     let mut reports: [Option<Report>; 2] = [None, None];
     for number in 1..=rounds {
-        for ((side, name), report) in ["A", "B"].iter().zip(names).zip(&mut reports) {
-            let progress = Progress::of(&format!("{side} of round {number} of {rounds}: "));
-            progress.say(&name.display().to_string());
-            let measured = turn(name);
+        for (side, report) in reports.iter_mut().enumerate() {
+            let letter = ["A", "B"][side];
+            let progress = Progress::of(&format!("{letter} of round {number} of {rounds}: "));
+            progress.say(&names[side]);
+            let measured = turn(side);
             progress.end();
-            let named = |its: Refusal| Refusal { error: format!("{side}: {}", its.error), ..its };
+            let named = |its: Refusal| Refusal { error: format!("{letter}: {}", its.error), ..its };
             let measured = measured.map_err(named)?;
             match report {
                 Some(report) => report.rounds.extend(measured.rounds),
@@ -80,8 +101,8 @@ fn take_turns(
         return Err(Refusal::invalid("nothing was compared").fix("use --rounds 5"));
     };
     let comparison = compare(&a.rounds, &b.rounds);
-    let side = |name: &Path, report| Side { name: name.display().to_string(), report };
-    let turns = Turns { a: side(names[0], a), b: side(names[1], b), comparison };
+    let side = |name: &String, report| Side { name: name.clone(), report };
+    let turns = Turns { a: side(&names[0], a), b: side(&names[1], b), comparison };
     show(output, &turns, turns_text)
 }
 
