@@ -8,14 +8,15 @@
 //!
 //! An export is one namespace. Exports of one name (NQN) at one address are the namespaces of one
 //! subsystem; each host sees those that it may. Threads accept connections and set them up
-//! ([`port`], [`handshake`]) and hosts prove who they are ([`authentication`]); from then on a connection, which is one queue, lives on a reactor
-//! ([`connection`]): the admin queue on the first, I/O queues on all in turn.
+//! ([`port`], [`handshake`]), and hosts prove who they are ([`authentication`]); from then on a
+//! connection, which is one queue, lives on a reactor ([`connection`]): the admin queue on the
+//! first, I/O queues on all in turn.
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list (`branch`,
-//! `connection`, `port` and `handshake` know each other).
+//! `connection`, `authentication`, `port` and `handshake` know each other).
 //!
-//! Protocol: NVMe 1.4 over TCP Transport 1.0, with header and data digests, and DH-HMAC-CHAP of NVMe
-//! 2.0. Not here: TLS, fused commands, reservations, ANA.
+//! Protocol: NVMe 1.4 over TCP Transport 1.0, with header and data digests, and DH-HMAC-CHAP of
+//! NVMe 2.0. Not here: TLS, fused commands, reservations, ANA.
 
 mod page;
 mod inbox;

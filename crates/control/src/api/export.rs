@@ -63,7 +63,8 @@ pub struct ExportCreate {
     /// Of `nvme-tcp`: which namespace of the subsystem it is. Left out: the first that is free.
     #[serde(default)]
     pub nsid: Option<u32>,
-    /// Of `nvme-tcp`: names of the hosts that may use it. None: any host.
+    /// Of `nvme-tcp`: names of the hosts that may use it. Neither these nor `host_secrets`: any
+    /// host.
     #[serde(default)]
     pub hosts: Vec<String>,
     /// Of `nvme-tcp`: by name, hosts that may use it, too, and have to prove who they are; their

@@ -88,11 +88,11 @@ pub struct Create {
     #[arg(long)]
     nsid: Option<u32>,
     /// nvme-tcp: a host that may use it (its /etc/nvme/hostnqn); several times for several; left
-    /// out: whoever can connect can read and write
+    /// out, and no --host-secret: whoever can connect can read and write
     #[arg(long = "host", value_name = "NQN")]
     hosts: Vec<String>,
-    /// nvme-tcp: a host that may use it, and has to prove who it is (DH-HMAC-CHAP): its secret is in
-    /// the file, as `ashlar gen-secret` makes it; several times for several
+    /// nvme-tcp: a host that may use it, and has to prove who it is (DH-HMAC-CHAP): its secret is
+    /// in the file, as `ashlar gen-secret` makes it; several times for several
     #[arg(long = "host-secret", value_name = "NQN=FILE", value_parser = secret_of_host)]
     host_secrets: Vec<SecretOfHost>,
     /// nvme-tcp: the subsystem's own secret, for hosts that want a proof of it

@@ -5,9 +5,10 @@
 //! while it looks at labels; each reactor that it is registered with has one, which a thread
 //! (`keeper`) makes, keeps alive, and makes anew. The reactor has only its connection for I/O.
 //!
-//! From the bottom: `wire` is a connection for who can wait; `authentication` proves who is
-//! there; `association` is what goes over it until there is a queue; `claim` has a namespace open once; `keeper` is the thread; `stream` is
-//! bytes and PDUs of the connection for I/O; `device` serves operations with it.
+//! From the bottom: `wire` is a connection for who can wait; `authentication` proves who is there;
+//! `association` is what goes over it until there is a queue; `claim` has a namespace open once;
+//! `keeper` is the thread; `stream` is bytes and PDUs of the connection for I/O; `device` serves
+//! operations with it.
 //!
 //! Sections are of the NVM Express Base Specification 2.0 ("Base") and its TCP Transport
 //! Specification 1.0 ("TCP").
