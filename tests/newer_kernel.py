@@ -3,7 +3,7 @@
     image = newer_kernel.build(cache, guest_image.build(cache, say))
 
 The root file system stays as it is: the modules that a test needs come with the initramfs, which
-loads them all. The package is fetched by apt-get with lists of its own, and unpacked, not installed.
+loads all of them. The package is fetched by apt-get with lists of its own, and only unpacked.
 """
 
 import dataclasses
