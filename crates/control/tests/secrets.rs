@@ -28,8 +28,13 @@ struct Both {
 
 impl Both {
     fn start() -> Both {
-        let (target, host) = (Daemon::with_array(1, 2), Daemon::start());
-        target.ok("volume create v --array a --size 40M");
+        let (target, host) = (Daemon::start(), Daemon::start());
+        for drive in ["d0", "d1"] {
+            target.ok(&format!("drive attach @/{drive}.img --size 256M"));
+        }
+        target.create_array("a", 1, 2);
+        // Large enough for a drive.
+        target.ok("volume create v --array a --size 72M");
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let at = format!("--listen {port} --nqn {SUBSYSTEM} --kind nvme-tcp");
         target.ok(&format!("export create e --volume v {at} --host {OTHER}"));
