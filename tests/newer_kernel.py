@@ -15,7 +15,9 @@ import subprocess
 from pathlib import Path
 
 from demo import guest_image
-from demo.guest_image import DEBIAN_KEYRING, HERE, BuildError, Cpio, GuestImage, in_load_order
+from demo.guest_image import (
+    DEBIAN_KEYRING, DRIVERS_KEPT, HERE, BuildError, Cpio, GuestImage, in_load_order,
+)  # fmt: skip
 
 SOURCE = f"deb [signed-by={DEBIAN_KEYRING}] http://deb.debian.org/debian bookworm-backports main\n"
 # The package without a version is empty, and depends on the one with it.
@@ -50,15 +52,22 @@ def build_in(work: Path, base: GuestImage) -> None:
     kernel = next((files / "boot").glob("vmlinuz-*"))
     release = kernel.name.removeprefix("vmlinuz-")
     modules = files / "lib/modules" / release
-    for packed in modules.rglob("*.ko.xz"):
-        if "drivers" not in packed.parts or {"block", "net", "nvme", "virtio"} & set(packed.parts):
-            packed.with_suffix("").write_bytes(lzma.decompress(packed.read_bytes()))
-        packed.unlink()
+    prune(modules)
     run("depmod", "--basedir", str(files), release)
     (work / "initrd").write_bytes(initramfs(work, modules, base))
     kernel.rename(work / "vmlinuz")
     shutil.rmtree(files)
     shutil.rmtree(work / "apt")
+
+
+def prune(modules: Path) -> None:
+    """Leaves what a guest may need: depmod reads all that is there."""
+    for driver in modules.glob("kernel/drivers/*"):
+        if driver.name not in DRIVERS_KEPT:
+            shutil.rmtree(driver)
+    for driver in modules.glob("kernel/drivers/net/*"):
+        if driver.is_dir():
+            shutil.rmtree(driver)
 
 
 def fetch(apt: Path) -> Path:
@@ -88,9 +97,12 @@ def initramfs(work: Path, modules: Path, base: GuestImage) -> bytes:
     run("debugfs", "-R", f"dump /bin/busybox {busybox}", str(base.root))
     archive.add_file("bin/busybox", busybox.read_bytes(), 0o755)
     archive.add_file("init", (HERE / "initramfs.sh").read_bytes(), 0o755)
+    depends = modules / "modules.dep"
+    depends.write_text(depends.read_text().replace(".ko.xz", ".ko"))
     for number, module in enumerate(in_load_order(modules, MODULES)):
         name = f"modules/{number:02}-{Path(module).name}"
-        archive.add_file(name, (modules / module).read_bytes(), 0o644)
+        packed = (modules / f"{module}.xz").read_bytes()
+        archive.add_file(name, lzma.decompress(packed), 0o644)
     return archive.finish()
 
 
