@@ -63,7 +63,7 @@ pub(crate) fn shake_hands(port: &Arc<Port>, stream: TcpStream, seat: Seat) -> Re
     let asked = asked.and_then(|asked| Ok((proof_of(port, &asked)?, asked)));
     let admitted = match asked {
         Ok((None, asked)) => {
-            admit(port, &asked, &wire.stream).map(|admitted| (asked, admitted, Some(0)))
+            admit(port, &asked, &wire.stream).map(|admitted| (asked, admitted, false))
         }
         Ok((Some(proof), asked)) => match check(port, &asked) {
             Ok(()) => {
@@ -72,13 +72,13 @@ pub(crate) fn shake_hands(port: &Arc<Port>, stream: TcpStream, seat: Seat) -> Re
                 // It was told that it may; what was in its way before is told no more.
                 let late = |rejection: Rejection| Refused::Connect(rejection.why);
                 let admitted = admit(port, &asked, &wire.stream).map_err(late)?;
-                Ok((asked, admitted, None))
+                Ok((asked, admitted, true))
             }
             Err(rejection) => Err(rejection),
         },
         Err(rejection) => Err(rejection),
     };
-    let (asked, Admitted { controller, home }, to_accept) = match admitted {
+    let (asked, Admitted { controller, home }, is_accepted) = match admitted {
         Ok(admitted) => admitted,
         Err(rejection) => {
             wire.reject(&command, &rejection)?;
@@ -88,8 +88,8 @@ pub(crate) fn shake_hands(port: &Arc<Port>, stream: TcpStream, seat: Seat) -> Re
     let Connect { queue, entries, no_flow_control, .. } = asked.connect;
     // From here on the controller counts this queue, until it is told otherwise.
     let mut place = || -> Result<(), Refused> {
-        if let Some(authentication) = to_accept {
-            accept(&mut wire, &command, &asked, authentication)?;
+        if !is_accepted {
+            accept(&mut wire, &command, &asked, 0)?;
         }
         wire.stream.set_read_timeout(None)?;
         wire.stream.set_write_timeout(None)?;
