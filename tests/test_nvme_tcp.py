@@ -21,6 +21,8 @@ from tests.rig import BINARY, CACHE, Rig, rig
 VOLUME_BYTES = 128 << 20
 SUBSYSTEM = "nqn.2026-01.example:disk"
 HOST = "nqn.2026-01.example:guest"
+# Newer kernels want one for each name.
+HOST_ID = "6f1c2a90-5d0b-4d7e-9a3e-0c8f2b7d4e11"
 # The machine that QEMU runs on, as the guest sees it.
 GATEWAY = "10.0.2.2"
 NETWORK = ["-netdev", "user,id=n0", "-device", "virtio-net-pci,netdev=n0,addr=0x1c"]
@@ -48,7 +50,7 @@ class Host:
         if newer:
             image = newer_kernel.build(CACHE, image)
         self.port = port
-        self.options = f"-t tcp -a {GATEWAY} -s {port} --hostnqn {HOST} {options}"
+        self.options = f"-t tcp -a {GATEWAY} -s {port} --hostnqn {HOST} --hostid {HOST_ID} {options}"
         log = made.directory / "console.log"
         self.vm = Vm(image, memory="512M", accel=accel, log=log, qemu_options=NETWORK)
         made.cleanup.callback(self.vm.close)
