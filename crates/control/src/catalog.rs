@@ -19,19 +19,22 @@ use crate::api::drive::DriveSource;
 use crate::api::export::ExportLimits;
 use crate::front::Front;
 use crate::refusal::{Answer, Refusal};
+use crate::remote::Credentials;
 
 const FILE: &str = "catalog.json";
 const LOCK: &str = "lock";
 /// Raised when an older daemon could not make sense of the file.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 /// Read, too: it has no spares. Before 3 there are no epochs, and exports do not know which volume
-/// they mean by its name; before 5 all of them are of one kind.
+/// they mean by its name; before 5 all of them are of one kind; before 6 nobody has a secret.
 const VERSION_OLDEST: u32 = 1;
 
 /// Older ones have a consent to overwrite it, which is passed over: it went by the name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownDrive {
     pub source: DriveSource,
+    #[serde(default, skip_serializing_if = "Credentials::are_none")]
+    pub credentials: Credentials,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -272,9 +275,12 @@ mod tests {
         let array = Uuid::from_bytes([7; 16]);
         let mut catalog = Catalog::default();
         let source = DriveSource::Path("/dev/nvme0n1".into());
-        catalog.drives.insert("d0".into(), KnownDrive { source });
+        let credentials = Credentials::default();
+        catalog.drives.insert("d0".into(), KnownDrive { source, credentials });
         let source = DriveSource::Ram(512 << 20);
-        catalog.drives.insert("r0".into(), KnownDrive { source });
+        let secret = "DHHC-1:00:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh+KfiaR:";
+        let credentials = Credentials { secret: secret.parse().ok(), controller_secret: None };
+        catalog.drives.insert("r0".into(), KnownDrive { source, credentials });
         let drives = BTreeMap::from([(0, "d0".to_owned()), (1, "r0".to_owned())]);
         let current = BTreeSet::from([array]);
         let (name, generation, epoch) = ("main".into(), 9, 3);
@@ -346,9 +352,9 @@ mod tests {
             let refusal = directory.load().unwrap_err();
             assert!(refusal.fix.unwrap().contains("--scan"), "{text:?}");
         }
-        let newer = r#"{"version":6,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
+        let newer = r#"{"version":7,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
         std::fs::write(scratch.path().join(FILE), newer).unwrap();
-        assert!(directory.load().unwrap_err().error.contains("version 6"));
+        assert!(directory.load().unwrap_err().error.contains("version 7"));
         let older = r#"{"version":1,"drives":{},"arrays":{},"exports":{}}"#;
         std::fs::write(scratch.path().join(FILE), older).unwrap();
         assert_eq!(directory.load(), Ok(Catalog::default()));

@@ -21,11 +21,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use ashlar_reactor::nvme::chap;
 use ashlar_reactor::uring;
 use clap::parser::ValueSource;
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use tracing_subscriber::EnvFilter;
 use uuid::Uuid;
+use zeroize::Zeroizing;
 
 use crate::client::Client;
 use crate::daemon::{self, CpuList, Settings};
@@ -95,6 +97,15 @@ enum Command {
     Bench(bench::Command),
     /// Read the labels of a drive, without a daemon
     Inspect(inspect::Inspect),
+    /// Make a secret that a host and a subsystem share (DH-HMAC-CHAP), and print it
+    ///
+    /// `(umask 077; ashlar gen-secret > FILE)` keeps it from others. Options that take a file take
+    /// this one; a Linux host takes it by `nvme connect --dhchap-secret`.
+    GenSecret {
+        /// The hash by which the name of its owner goes into the key
+        #[arg(long, value_enum, default_value_t = SecretHash::Sha256)]
+        hash: SecretHash,
+    },
     /// Print the OpenAPI document of the daemon's API
     Openapi,
     /// Print what makes a shell complete commands and names
@@ -114,6 +125,14 @@ enum Shell {
     Bash,
     Zsh,
     Fish,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum SecretHash {
+    None,
+    Sha256,
+    Sha384,
+    Sha512,
 }
 
 #[derive(Args)]
@@ -217,6 +236,7 @@ async fn dispatch(command: Command, socket: PathBuf, output: Output) -> Answer<E
         Command::Upgrade(upgrade) => upgrade::run(upgrade, &client, output).await?,
         Command::Bench(command) => bench::run(command, output)?,
         Command::Inspect(command) => inspect::run(&command, output)?,
+        Command::GenSecret { hash } => say(&make_secret(hash)?),
         Command::Openapi => output::json(&server::openapi())?,
         Command::Completions { shell } => complete::print_registration(shell)?,
         Command::Man { directory } => write_manual(&directory)?,
@@ -251,6 +271,18 @@ async fn run_daemon(serve: Serve, socket: PathBuf) -> Answer<()> {
         handed_over: serve.handed_over,
     })
     .await
+}
+
+fn make_secret(hash: SecretHash) -> Answer<Zeroizing<String>> {
+    let by = match hash {
+        SecretHash::None => None,
+        SecretHash::Sha256 => Some(chap::Hash::Sha256),
+        SecretHash::Sha384 => Some(chap::Hash::Sha384),
+        SecretHash::Sha512 => Some(chap::Hash::Sha512),
+    };
+    let made = chap::Secret::generate(by);
+    let made = made.map_err(|error| Refusal::failed(format!("no random numbers: {error}")))?;
+    Ok(made.to_text())
 }
 
 fn write_manual(directory: &std::path::Path) -> Answer<()> {

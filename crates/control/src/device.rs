@@ -33,7 +33,7 @@ use crate::disk::Disk;
 use crate::pages::{PAGE_BYTES, Pages, write_zeroes};
 use crate::pci::PciAddress;
 use crate::refusal::{Answer, Refusal};
-use crate::remote::{Initiator, RemoteAddress};
+use crate::remote::{Credentials, Initiator, RemoteAddress};
 use crate::size::Size;
 use crate::survey::{self, Medium};
 use crate::topology::node_of_device;
@@ -107,8 +107,12 @@ impl OpenDevice {
 
     /// The same of a namespace of another host. It is not claimed: nothing keeps other hosts out
     /// but the lease of an array.
-    pub fn open_remote(address: &RemoteAddress, initiator: Initiator) -> Answer<OpenDevice> {
-        let drive = remote::open(address, initiator)?;
+    pub fn open_remote(
+        address: &RemoteAddress,
+        initiator: Initiator,
+        credentials: &Credentials,
+    ) -> Answer<OpenDevice> {
+        let drive = remote::open(address, initiator, credentials)?;
         let limits = namespace_limits(&address.to_string(), &drive.identity().its)?;
         let identity = Identity::Remote { name: remote::name(&drive) };
         let disk = Disk::Remote(Arc::new(drive));

@@ -1,6 +1,6 @@
 //! Front ends: by which protocol a volume is offered, and where.
 
-mod nvme;
+pub mod nvme;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use crate::api::export::{ExportCreate, ExportKind, NvmeNamespace};
 use crate::refusal::{Answer, Refusal};
+use crate::secret::KeptSecrets;
 
 /// What is kept of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +30,9 @@ pub enum Front {
         /// None: any.
         #[serde(default)]
         hosts: Vec<String>,
+        /// Of some of them.
+        #[serde(default, skip_serializing_if = "KeptSecrets::is_empty")]
+        secrets: KeptSecrets,
         queues: u16,
     },
     /// By one way at least.
@@ -168,7 +172,7 @@ impl Front {
 
     /// As NVMe hosts find it.
     pub fn nvme(&self) -> Option<NvmeNamespace> {
-        let Front::NvmeTcp { listen, nqn, nsid, hosts, .. } = self else { return None };
+        let Front::NvmeTcp { listen, nqn, nsid, hosts, secrets, .. } = self else { return None };
         // Who listens everywhere is reached at any address of this host.
         let is_any = listen.ip().is_unspecified();
         let address = if is_any { "ADDRESS".to_owned() } else { listen.ip().to_string() };
@@ -177,7 +181,13 @@ impl Front {
             nsid: *nsid,
             listen: *listen,
             hosts: hosts.clone(),
-            connect: format!("nvme connect -t tcp -a {address} -s {} -n {nqn}", listen.port()),
+            hosts_with_secret: secrets.hosts.keys().cloned().collect(),
+            controller_secret: secrets.controller.is_some(),
+            connect: format!(
+                "nvme connect -t tcp -a {address} -s {} -n {nqn}{}",
+                listen.port(),
+                if secrets.hosts.is_empty() { "" } else { " --dhchap-secret=\"$(cat FILE)\"" }
+            ),
         })
     }
 
@@ -268,7 +278,7 @@ fn queues(asked: &ExportCreate, most: u16) -> Answer<u16> {
 fn check_options(asked: &ExportCreate) -> Answer<()> {
     use ExportKind::{Fuse, Nbd, NvmeTcp, VhostUserBlk};
     // Option, whether it is there, for which kinds it is, and what else there is.
-    let options: [(_, _, &[ExportKind], _); 7] = [
+    let options: [(_, _, &[ExportKind], _); 9] = [
         (
             "--listen",
             asked.listen.is_some(),
@@ -278,6 +288,18 @@ fn check_options(asked: &ExportCreate) -> Answer<()> {
         ("--nqn", asked.nqn.is_some(), &[NvmeTcp], "leave --nqn out, or use --kind nvme-tcp"),
         ("--nsid", asked.nsid.is_some(), &[NvmeTcp], "leave --nsid out, or use --kind nvme-tcp"),
         ("--host", !asked.hosts.is_empty(), &[NvmeTcp], "leave --host out, or use --kind nvme-tcp"),
+        (
+            "--host-secret",
+            !asked.host_secrets.is_empty(),
+            &[NvmeTcp],
+            "leave --host-secret out, or use --kind nvme-tcp",
+        ),
+        (
+            "--controller-secret",
+            asked.controller_secret.is_some(),
+            &[NvmeTcp],
+            "leave --controller-secret out, or use --kind nvme-tcp",
+        ),
         ("--queues", asked.queues.is_some(), &[VhostUserBlk, NvmeTcp], "leave --queues out"),
         ("a socket", asked.socket.is_some(), &[VhostUserBlk, Nbd], "use --listen, or \"file\""),
         ("a file", asked.file.is_some(), &[Fuse], "give its path as \"socket\""),

@@ -11,6 +11,7 @@ mod topology;
 mod placement;
 mod name;
 mod pci;
+mod secret;
 mod remote;
 mod api;
 mod disk;

@@ -1,11 +1,15 @@
-//! Addresses of NVMe/TCP namespaces, as people write them.
+//! Addresses of NVMe/TCP namespaces, as people write them, and what is proven there.
 
 use std::fmt;
 use std::str::FromStr;
 
+use ashlar_reactor::nvme::chap::Offer;
 use ashlar_reactor::nvme::fabrics::{DISCOVERY_PORT, NQN_BYTES_MAX, PORT};
+use ashlar_reactor::nvme::remote;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
+
+use crate::secret::Secret;
 
 pub const SCHEME: &str = "nvme-tcp://";
 /// Names of a host have no more (RFC 1035, 2.3.4).
@@ -141,6 +145,30 @@ impl TryFrom<String> for RemoteAddress {
 impl From<RemoteAddress> for String {
     fn from(address: RemoteAddress) -> String {
         address.to_string()
+    }
+}
+
+/// What this host proves to a target, and has that prove.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Credentials {
+    /// This host's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret: Option<Secret>,
+    /// The subsystem's; only where this host has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub controller_secret: Option<Secret>,
+}
+
+impl Credentials {
+    pub fn are_none(&self) -> bool {
+        *self == Credentials::default()
+    }
+
+    pub fn of_target(&self) -> Option<remote::Credentials> {
+        let secret = self.secret.as_ref()?.0.clone();
+        let of_controller = self.controller_secret.as_ref().map(|its| its.0.clone());
+        Some(remote::Credentials { secret, of_controller, offer: Offer::default() })
     }
 }
 

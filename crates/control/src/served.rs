@@ -12,6 +12,7 @@ use ashlar_target::handed::Handed;
 use ashlar_target::limits::{Rate, RateLimits, Rates};
 use ashlar_target::nbd::{NbdExport, NbdSpec};
 use ashlar_target::nvme_tcp::{self, NvmeTcpExport, Ports};
+use ashlar_target::secrets::Secrets;
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
 use crate::api::export::{ExportCounters, ExportLimits};
@@ -100,6 +101,12 @@ impl Served {
         beside(move || lock(&export).iter().for_each(|export| export.set_atomic_bytes(bytes))).await
     }
 
+    /// What is proven by who connects from now on.
+    pub async fn set_secrets(&self, secrets: Secrets) -> Answer<()> {
+        let export = self.export.clone();
+        beside(move || lock(&export).iter().for_each(|export| export.set_secrets(&secrets))).await
+    }
+
     /// Finishes what is under way and leaves the rest to the next process; `None`: it was stopped.
     pub async fn hand_over(&self) -> Option<Handed<OwnedFd>> {
         let export = lock(&self.export).take()?;
@@ -126,13 +133,14 @@ fn start(
 ) -> Result<Box<dyn Export>, ExportError> {
     let Label { name, serial, atomic_bytes } = label;
     match front {
-        Front::NvmeTcp { listen, nqn, nsid, hosts, queues } => {
+        Front::NvmeTcp { listen, nqn, nsid, hosts, secrets, queues } => {
             let spec = nvme_tcp::ExportSpec {
                 name,
                 listen,
                 subsystem: nqn,
                 namespace: Some(nsid),
                 hosts,
+                secrets: secrets.of_target(),
                 queues_max: queues,
                 atomic_bytes,
                 limits,

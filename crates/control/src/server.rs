@@ -17,7 +17,7 @@ use crate::api::array::{
     Array, ArrayCreate, ArrayGrow, ArrayGrown, ArrayReplace, ArrayScrub, RebuildStarted, ScanResult,
 };
 use crate::api::drive::{Drive, DriveAttach};
-use crate::api::export::{Export, ExportCreate, LimitsChange};
+use crate::api::export::{Export, ExportCreate, LimitsChange, SecretsChange};
 use crate::api::settings::SettingsChange;
 use crate::api::spare::{Spare, SpareAdd};
 use crate::api::status::Status;
@@ -84,6 +84,7 @@ fn documented() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(list_exports, create_export))
         .routes(routes!(show_export, delete_export))
         .routes(routes!(set_export))
+        .routes(routes!(set_export_secrets))
 }
 
 impl IntoResponse for Refusal {
@@ -451,6 +452,18 @@ async fn set_export(
     Body(request): Body<LimitsChange>,
 ) -> Reply<Export> {
     finish(async move { host.set_export(&name, request).await }).await
+}
+
+/// Set what hosts of an export have to prove
+#[utoipa::path(post, path = "/v1/exports/{name}/secrets", tag = "exports",
+    params(("name" = String, Path)), request_body = SecretsChange,
+    responses((status = 200, body = Export), (status = "default", body = ErrorBody)))]
+async fn set_export_secrets(
+    State(host): State<Arc<Host>>,
+    Path(name): Path<String>,
+    Body(request): Body<SecretsChange>,
+) -> Reply<Export> {
+    finish(async move { host.set_export_secrets(&name, request).await }).await
 }
 
 /// Withdraw an export

@@ -8,10 +8,12 @@
 //! From the bottom: `command` is the wire; `bus` is how registers and memory are reached (`vfio`
 //! is the real one); `memory` is what is shared; `queue` a pair of queues; `controller` brings one
 //! up; `prp` tells it where data is; `device` serves operations. `fabrics` and `pdu` are the wire
-//! of NVMe/TCP, for both of its ends; `remote` is the host's, for a drive of another machine.
+//! of NVMe/TCP, for both of its ends, and `chap` is how these prove who they are; `remote` is the
+//! host's, for a drive of another machine.
 
 mod bounds;
 pub mod bus;
+pub mod chap;
 pub mod command;
 pub mod controller;
 pub mod device;

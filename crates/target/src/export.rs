@@ -13,6 +13,7 @@ pub use crate::disk::Counters;
 
 use crate::disk::{Disk, Trouble};
 use crate::handed::Handed;
+use crate::secrets::Secrets;
 
 /// A reactor that serves an export, and the volume as it is known there.
 pub struct Part {
@@ -117,6 +118,10 @@ pub trait Export: Send {
     /// From now on writes up to so many bytes are there as a whole after a power cut, or not at
     /// all. Most protocols have no word for that.
     fn set_atomic_bytes(&self, _bytes: u32) {}
+
+    /// From now on this is what has to be proven by who connects; who is connected stays so. Most
+    /// protocols have no way to prove anything.
+    fn set_secrets(&self, _secrets: &Secrets) {}
 
     /// Comes to rest as if dropped, but whoever is connected stays so: for a process that takes the
     /// place of this one. `None`: it was stopped, since this kind cannot be handed over.

@@ -11,6 +11,7 @@ mod budget;
 pub mod limits;
 pub mod disk;
 pub mod handed;
+pub mod secrets;
 pub mod export;
 mod line;
 mod unix_socket;

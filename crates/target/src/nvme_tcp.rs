@@ -8,14 +8,15 @@
 //!
 //! An export is one namespace. Exports of one name (NQN) at one address are the namespaces of one
 //! subsystem; each host sees those that it may. Threads accept connections and set them up
-//! ([`port`], [`handshake`]); from then on a connection, which is one queue, lives on a reactor
-//! ([`connection`]): the admin queue on the first, I/O queues on all in turn.
+//! ([`port`], [`handshake`]), and hosts prove who they are ([`authentication`]); from then on a
+//! connection, which is one queue, lives on a reactor ([`connection`]): the admin queue on the
+//! first, I/O queues on all in turn.
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list (`branch`,
-//! `connection`, `port` and `handshake` know each other).
+//! `connection`, `authentication`, `port` and `handshake` know each other).
 //!
-//! Protocol: NVMe 1.4 over TCP Transport 1.0, with header and data digests. Not here: TLS, fused
-//! commands, reservations, ANA.
+//! Protocol: NVMe 1.4 over TCP Transport 1.0, with header and data digests, and DH-HMAC-CHAP of
+//! NVMe 2.0. Not here: TLS, fused commands, reservations, ANA.
 
 mod page;
 mod inbox;
@@ -31,6 +32,8 @@ mod admin;
 mod io;
 mod connection;
 mod branch;
+mod wire;
+mod authentication;
 mod handshake;
 mod port;
 
@@ -53,7 +56,8 @@ use crate::limits::RateLimits;
 use crate::line::{Line, Lines};
 use crate::nvme_tcp::branch::Branch;
 use crate::nvme_tcp::namespace::{Namespace, Tally};
-use crate::nvme_tcp::port::{House, Port, Subsystem};
+use crate::nvme_tcp::port::{Access, House, Port, Subsystem};
+use crate::secrets::Secrets;
 
 /// Most I/O queues of one controller.
 pub const QUEUES_MAX: u16 = 64;
@@ -72,6 +76,8 @@ pub struct ExportSpec {
     pub namespace: Option<u32>,
     /// The hosts that may see it; none: any.
     pub hosts: Vec<String>,
+    /// What has to be proven; each host of these is one of `hosts`.
+    pub secrets: Secrets,
     /// Most I/O queues of one host: 1 to [`QUEUES_MAX`].
     pub queues_max: u16,
     /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
@@ -172,6 +178,16 @@ impl Export for NvmeTcpExport {
         self.announce();
     }
 
+    fn set_secrets(&self, secrets: &Secrets) {
+        let open = self.ports.open();
+        let Some(its) = open.get(&self.spec.listen) else { return };
+        let mut inner = its.port.inner();
+        let subsystem = inner.subsystems.get_mut(&self.spec.subsystem);
+        if let Some(access) = subsystem.and_then(|its| its.namespaces.get_mut(&self.namespace)) {
+            access.secrets = secrets.clone();
+        }
+    }
+
     fn set_atomic_bytes(&self, bytes: u32) {
         let id = self.namespace;
         match self.lines.ask_all(move |branch| branch.set_atomic_bytes(id, bytes)) {
@@ -228,6 +244,10 @@ fn check(spec: &ExportSpec, parts: usize) -> Result<u16, ExportError> {
     }
     if spec.hosts.len() > HOSTS_MAX {
         return refuse(format!("{} hosts; {HOSTS_MAX} are possible", spec.hosts.len()));
+    }
+    let is_host = |name: &&String| !spec.hosts.contains(name);
+    if let Some(host) = spec.secrets.hosts.keys().find(is_host) {
+        return refuse(format!("{host} has a secret, and is none of the hosts that may connect"));
     }
     if spec.subsystem == DISCOVERY_NQN {
         return refuse(format!("{DISCOVERY_NQN} is the discovery service; choose another name"));
@@ -304,7 +324,8 @@ fn add(
         controllers: Vec::new(),
     });
     subsystem.queues_max = subsystem.queues_max.max(spec.queues_max);
-    subsystem.namespaces.insert(id, spec.hosts.clone());
+    let access = Access { hosts: spec.hosts.clone(), secrets: spec.secrets.clone() };
+    subsystem.namespaces.insert(id, access);
     Ok((id, lines))
 }
 

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use crate::api::traffic::Traffic;
 use crate::pci::PciAddress;
 use crate::remote::RemoteAddress;
+use crate::secret::Secret;
 use crate::size::Size;
 
 /// What a drive is made of.
@@ -82,6 +83,14 @@ pub struct DriveAttach {
     /// Take a drive that carries data, and wipe it. One with an array's label is left as it is.
     #[serde(default)]
     pub force: bool,
+    /// Of `nvme_tcp`: this host's secret there, as `DHHC-1:…` (DH-HMAC-CHAP). It is never shown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, write_only)]
+    pub secret: Option<Secret>,
+    /// With that: the subsystem's, which then has to prove who it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, write_only)]
+    pub controller_secret: Option<Secret>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -211,6 +220,12 @@ pub struct RemotePath {
     pub host_nqn: String,
     pub header_digest: bool,
     pub data_digest: bool,
+    /// This host has a secret there.
+    #[serde(default)]
+    pub has_secret: bool,
+    /// The subsystem has to prove who it is.
+    #[serde(default)]
+    pub has_controller_secret: bool,
     /// Writes may be in a cache of its until they are flushed.
     pub volatile_cache: bool,
     pub state: PathState,

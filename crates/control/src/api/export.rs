@@ -1,5 +1,6 @@
 //! Exports, as the API shows them.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -8,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::api::traffic::Traffic;
+use crate::secret::Secret;
 
 /// By which protocol a volume is offered.
 #[derive(
@@ -61,9 +63,19 @@ pub struct ExportCreate {
     /// Of `nvme-tcp`: which namespace of the subsystem it is. Left out: the first that is free.
     #[serde(default)]
     pub nsid: Option<u32>,
-    /// Of `nvme-tcp`: names of the hosts that may use it. None: any host.
+    /// Of `nvme-tcp`: names of the hosts that may use it. Neither these nor `host_secrets`: any
+    /// host.
     #[serde(default)]
     pub hosts: Vec<String>,
+    /// Of `nvme-tcp`: by name, hosts that may use it, too, and have to prove who they are; their
+    /// secrets, as `DHHC-1:…` (DH-HMAC-CHAP). They are never shown.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schema(value_type = BTreeMap<String, String>, write_only)]
+    pub host_secrets: BTreeMap<String, Secret>,
+    /// Of `nvme-tcp`: the subsystem's own secret, for hosts that want it to prove who it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, write_only)]
+    pub controller_secret: Option<Secret>,
     /// Most queues an initiator may use. Left out: as many as there can be.
     #[serde(default)]
     pub queues: Option<u16>,
@@ -73,6 +85,30 @@ pub struct ExportCreate {
     /// Left out: none.
     #[serde(default)]
     pub limits: LimitsChange,
+}
+
+/// What hosts have to prove when they connect from now on; who is connected stays so. What is left
+/// out stays as it is. It holds for all exports of the subsystem.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SecretsChange {
+    /// By name, hosts that may use it: their new secrets; `null` for none.
+    #[serde(default)]
+    #[schema(value_type = BTreeMap<String, Option<String>>, write_only)]
+    pub hosts: BTreeMap<String, Option<Secret>>,
+    /// The subsystem's own.
+    #[serde(default)]
+    #[schema(value_type = Option<String>, write_only)]
+    pub controller: Option<Secret>,
+    /// It has none any more.
+    #[serde(default)]
+    pub remove_controller: bool,
+}
+
+impl SecretsChange {
+    pub fn is_empty(&self) -> bool {
+        *self == SecretsChange::default()
+    }
 }
 
 /// How fast it may go. What is left out stays as it is, which is without a limit for a new export;
@@ -185,6 +221,12 @@ pub struct NvmeNamespace {
     pub listen: SocketAddr,
     /// Hosts that may use it; none: any.
     pub hosts: Vec<String>,
+    /// Those of them that have to prove who they are.
+    #[serde(default)]
+    pub hosts_with_secret: Vec<String>,
+    /// The subsystem can prove who it is.
+    #[serde(default)]
+    pub controller_secret: bool,
     /// What makes a Linux host connect.
     pub connect: String,
 }

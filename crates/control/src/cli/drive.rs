@@ -17,6 +17,7 @@ use crate::cli::traffic::megabytes;
 use crate::client::{Client, path_of};
 use crate::refusal::{Answer, Refusal};
 use crate::remote::SCHEME;
+use crate::secret::Secret;
 use crate::size::Size;
 
 #[derive(Subcommand)]
@@ -76,6 +77,13 @@ pub struct Attach {
     /// Take a drive that carries data, and wipe it; one with an array's label is left as it is
     #[arg(long)]
     force: bool,
+    /// nvme-tcp: this host's secret there, where the target wants a proof (DH-HMAC-CHAP): a file
+    /// with one line, as `ashlar gen-secret` makes it
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    secret: Option<PathBuf>,
+    /// nvme-tcp: the subsystem's secret, which it has to prove before the drive is used
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath, requires = "secret")]
+    controller_secret: Option<PathBuf>,
 }
 
 pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()> {
@@ -107,12 +115,22 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
 impl Attach {
     fn request(self) -> Answer<DriveAttach> {
         Ok(DriveAttach {
+            secret: read_secret(self.secret.as_deref())?,
+            controller_secret: read_secret(self.controller_secret.as_deref())?,
             source: source(&self.path)?,
             name: self.name,
             size_bytes: self.size.map(|size| size.0),
             force: self.force,
         })
     }
+}
+
+/// The secret in a file, if one was named; a remark goes to who named it.
+pub fn read_secret(path: Option<&Path>) -> Answer<Option<Secret>> {
+    let Some(path) = path else { return Ok(None) };
+    let (secret, note) = Secret::read(path)?;
+    note.into_iter().for_each(|note| eprintln!("note: {note}"));
+    Ok(Some(secret))
 }
 
 /// A path of this command's directory, or memory.
@@ -321,6 +339,11 @@ fn path(its: &RemotePath) -> Vec<String> {
         (false, true) => "data",
         (true, true) => "headers, data",
     };
+    let proofs = match (its.has_secret, its.has_controller_secret) {
+        (false, _) => "none",
+        (true, false) => "of this host",
+        (true, true) => "of this host and of the target",
+    };
     let cache = if its.volatile_cache { "volatile" } else { "none, or one that lasts" };
     let mut lines = vec![
         format!("transport {}", its.transport),
@@ -329,6 +352,7 @@ fn path(its: &RemotePath) -> Vec<String> {
         format!("nsid      {}", its.namespace),
         format!("host nqn  {}", its.host_nqn),
         format!("digests   {digests}"),
+        format!("proofs    {proofs}"),
         format!("cache     {cache}"),
         format!("path      {state}, {} connected, {} reconnects", its.connected, its.reconnects),
     ];

@@ -1,5 +1,6 @@
 //! `ashlar export …`
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -9,15 +10,17 @@ use clap_complete::engine::ArgValueCandidates;
 use crate::api::Done;
 use crate::api::export::{
     Export, ExportCreate, ExportKind, ExportLimits, ExportPart, ExportState, LimitsChange,
+    SecretsChange,
 };
 use crate::cli::complete;
-use crate::cli::drive::with_notes;
+use crate::cli::drive::{read_secret, with_notes};
 use crate::cli::output::{Output, listed, or_dash, rows, say, show, table};
 use crate::cli::traffic;
 use crate::client::{Client, path_of};
 use crate::daemon::CpuList;
 use crate::period::Period;
 use crate::refusal::{Answer, Refusal};
+use crate::secret::Secret;
 use crate::size::Size;
 
 #[derive(Subcommand)]
@@ -35,13 +38,15 @@ pub enum Command {
     },
     /// All exports
     List,
-    /// Limit how fast it may go; without options: show it
+    /// Limit how fast it may go, and say what hosts have to prove; without options: show it
     Set {
         /// Its name
         #[arg(add = ArgValueCandidates::new(complete::exports))]
         name: String,
         #[command(flatten)]
         limits: Limits,
+        #[command(flatten)]
+        secrets: Secrets,
     },
     /// One export
     Show {
@@ -83,9 +88,16 @@ pub struct Create {
     #[arg(long)]
     nsid: Option<u32>,
     /// nvme-tcp: a host that may use it (its /etc/nvme/hostnqn); several times for several; left
-    /// out: whoever can connect can read and write
+    /// out, and no --host-secret: whoever can connect can read and write
     #[arg(long = "host", value_name = "NQN")]
     hosts: Vec<String>,
+    /// nvme-tcp: a host that may use it, and has to prove who it is (DH-HMAC-CHAP): its secret is
+    /// in the file, as `ashlar gen-secret` makes it; several times for several
+    #[arg(long = "host-secret", value_name = "NQN=FILE", value_parser = secret_of_host)]
+    host_secrets: Vec<SecretOfHost>,
+    /// nvme-tcp: the subsystem's own secret, for hosts that want a proof of it
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    controller_secret: Option<PathBuf>,
     /// Most queues a guest may use
     #[arg(long)]
     queues: Option<u16>,
@@ -95,6 +107,59 @@ pub struct Create {
     cores: Option<CpuList>,
     #[command(flatten)]
     limits: Limits,
+}
+
+/// What hosts have to prove when they connect from now on, in all exports of the subsystem. Who is
+/// connected stays so.
+#[derive(Args)]
+pub struct Secrets {
+    /// nvme-tcp: the secret of a host that may use it is now the one in the file
+    #[arg(long = "host-secret", value_name = "NQN=FILE", value_parser = secret_of_host)]
+    host_secrets: Vec<SecretOfHost>,
+    /// nvme-tcp: a host that may use it does not have to prove who it is any more
+    #[arg(long = "no-host-secret", value_name = "NQN")]
+    no_host_secrets: Vec<String>,
+    /// nvme-tcp: the subsystem's own secret is now the one in the file
+    #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
+    controller_secret: Option<PathBuf>,
+    /// nvme-tcp: the subsystem has none any more
+    #[arg(long, conflicts_with = "controller_secret")]
+    no_controller_secret: bool,
+}
+
+/// A host, and the file with its secret.
+#[derive(Clone)]
+struct SecretOfHost {
+    nqn: String,
+    file: PathBuf,
+}
+
+fn secret_of_host(text: &str) -> Result<SecretOfHost, String> {
+    let parts = text.split_once('=').filter(|(nqn, file)| !nqn.is_empty() && !file.is_empty());
+    let (nqn, file) = parts.ok_or("write NQN=FILE")?;
+    Ok(SecretOfHost { nqn: nqn.to_owned(), file: file.into() })
+}
+
+fn read_secrets(of: Vec<SecretOfHost>) -> Answer<BTreeMap<String, Secret>> {
+    let mut secrets = BTreeMap::new();
+    for SecretOfHost { nqn, file } in of {
+        let secret = read_secret(Some(&file))?;
+        secrets.extend(secret.map(|secret| (nqn, secret)));
+    }
+    Ok(secrets)
+}
+
+impl Secrets {
+    fn change(self) -> Answer<SecretsChange> {
+        let new = read_secrets(self.host_secrets)?;
+        let gone = self.no_host_secrets.into_iter().map(|nqn| (nqn, None));
+        let new = new.into_iter().map(|(nqn, secret)| (nqn, Some(secret)));
+        Ok(SecretsChange {
+            hosts: gone.chain(new).collect(),
+            controller: read_secret(self.controller_secret.as_deref())?,
+            remove_controller: self.no_controller_secret,
+        })
+    }
 }
 
 #[derive(Args, Clone, Copy)]
@@ -167,7 +232,15 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
             let exports: Vec<Export> = client.get("/v1/exports").await?;
             show(output, &exports, |exports| exports_table(exports))
         }
-        Command::Set { name, limits } => {
+        Command::Set { name, limits, secrets } => {
+            let secrets = secrets.change()?;
+            if !secrets.is_empty() {
+                let path = format!("{}/secrets", path_of("exports", &name));
+                let export: Export = client.post(&path, &secrets).await?;
+                if limits.change() == LimitsChange::default() {
+                    return show(output, &export, |export| listed(&secrets_shown(export)));
+                }
+            }
             let path = format!("{}/set", path_of("exports", &name));
             let export: Export = client.post(&path, &limits.change()).await?;
             show(output, &export, |export| limits_shown(&export.limits))
@@ -198,6 +271,8 @@ impl Create {
             ExportKind::VhostUserBlk | ExportKind::NvmeTcp | ExportKind::Nbd => (path, None),
             ExportKind::Fuse => (None, path),
         };
+        let host_secrets = read_secrets(self.host_secrets)?;
+        let controller_secret = read_secret(self.controller_secret.as_deref())?;
         let Create { name, volume, kind, listen, nqn, nsid, hosts, queues, .. } = self;
         let (cores, limits) = (self.cores.map(|CpuList(cpus)| cpus), self.limits.change());
         Ok(ExportCreate {
@@ -210,6 +285,8 @@ impl Create {
             nqn,
             nsid,
             hosts,
+            host_secrets,
+            controller_secret,
             queues,
             cores,
             limits,
@@ -264,6 +341,13 @@ fn limits_shown(limits: &ExportLimits) -> String {
     }
 }
 
+/// Of whom there are secrets.
+fn secrets_shown(export: &Export) -> Vec<String> {
+    let Some(its) = &export.nvme else { return Vec::new() };
+    let hosts = its.hosts_with_secret.iter().map(|host| format!("of {host}"));
+    hosts.chain(its.controller_secret.then(|| "of the subsystem".to_owned())).collect()
+}
+
 /// `CPU 0 (2 queues), CPU 1 (2 queues)`
 fn parts(export: &Export) -> String {
     let part = |its: &ExportPart| format!("CPU {} ({} queues)", its.cpu, its.queues_active);
@@ -300,6 +384,7 @@ fn details(export: &Export) -> String {
         lines.push(format!("subsystem {}", its.nqn));
         lines.push(format!("namespace {}", its.nsid));
         lines.push(format!("hosts     {hosts}"));
+        lines.push(format!("secrets   {}", or_dash(Some(listed(&secrets_shown(export))))));
         lines.push(format!("connect   {}", its.connect));
     }
     lines.extend(export.qemu.as_ref().map(|qemu| format!("qemu      {qemu}")));

@@ -3,12 +3,13 @@
 //! Whoever cannot have one is told why, and which command mends it.
 
 use ashlar_drive::health::ANSWER_WITHIN;
+use ashlar_reactor::nvme::chap::Unproven;
 use ashlar_reactor::nvme::pdu::Digests;
 use ashlar_reactor::nvme::remote::{AWAY_MAX, Handle, Identity, Offer, Target, Trouble, offers};
 use uuid::Uuid;
 
 use crate::refusal::{Answer, Refusal};
-use crate::remote::{Initiator, RemoteAddress, SCHEME};
+use crate::remote::{Credentials, Initiator, RemoteAddress, SCHEME};
 
 // Whoever waits for an answer hears that the drive is gone, not that it does not answer.
 const _: () = assert!(AWAY_MAX.as_millis() + 1000 < ANSWER_WITHIN.as_millis());
@@ -16,15 +17,24 @@ const _: () = assert!(AWAY_MAX.as_millis() + 1000 < ANSWER_WITHIN.as_millis());
 const NAMELESS: Uuid = Uuid::from_u128(0x2f5e_9d18_77a0_4b32_8f4c_5ad1_93c6_e0b7);
 
 /// Connects to a namespace, and asks what it is.
-pub fn open(address: &RemoteAddress, initiator: Initiator) -> Answer<Handle> {
+pub fn open(
+    address: &RemoteAddress,
+    initiator: Initiator,
+    credentials: &Credentials,
+) -> Answer<Handle> {
     let Some(subsystem) = &address.subsystem else {
-        return Err(what_is_offered(address, initiator));
+        return Err(what_is_offered(address, initiator, credentials));
     };
-    let target = target(address, subsystem, initiator);
+    let target = target(address, subsystem, initiator, credentials);
     Handle::open(target).map_err(|trouble| refused(address, initiator, &trouble))
 }
 
-fn target(address: &RemoteAddress, subsystem: &str, initiator: Initiator) -> Target {
+fn target(
+    address: &RemoteAddress,
+    subsystem: &str,
+    initiator: Initiator,
+    credentials: &Credentials,
+) -> Target {
     Target {
         host: address.host.clone(),
         port: address.port,
@@ -33,6 +43,7 @@ fn target(address: &RemoteAddress, subsystem: &str, initiator: Initiator) -> Tar
         digests: Digests { header: address.header_digest, data: address.data_digest },
         host_nqn: initiator.nqn(),
         host_id: initiator.0.into_bytes(),
+        credentials: credentials.of_target(),
     }
 }
 
@@ -55,9 +66,15 @@ pub fn name(handle: &Handle) -> Uuid {
 }
 
 /// Of an address without a subsystem: those that it offers.
-fn what_is_offered(address: &RemoteAddress, initiator: Initiator) -> Refusal {
+fn what_is_offered(
+    address: &RemoteAddress,
+    initiator: Initiator,
+    credentials: &Credentials,
+) -> Refusal {
     let text = format!("{address} names no subsystem");
-    match offers(&target(address, "", initiator)) {
+    // What there is can be listed without a proof of who lists it.
+    let credentials = Credentials { controller_secret: None, ..credentials.clone() };
+    match offers(&target(address, "", initiator, &credentials)) {
         Ok(found) if found.is_empty() => {
             Refusal::invalid(format!("{text}, and the host offers none to {}", initiator.nqn()))
                 .fix("let this host in there")
@@ -96,8 +113,21 @@ fn refused(address: &RemoteAddress, initiator: Initiator, trouble: &Trouble) -> 
             "let host {} in there; `ashlar serve --host-id` gives this one another identity",
             initiator.nqn()
         )),
-        Trouble::Authentication => {
-            Refusal::conflict(text).fix("let this host in without, on a network that you trust")
+        Trouble::Authentication => Refusal::conflict(text).fix(format!(
+            "give its secret with --secret FILE; this host is {} there",
+            initiator.nqn()
+        )),
+        Trouble::Unproven(Unproven::Host(_)) => Refusal::conflict(text).fix(format!(
+            "give the target the secret in --secret, for host {}; with --controller-secret, it \
+             needs one of its own, too",
+            initiator.nqn()
+        )),
+        Trouble::Unproven(Unproven::Controller(_)) => Refusal::conflict(text)
+            .fix("check the address, and that --controller-secret is the subsystem's"),
+        Trouble::NotAsked => Refusal::conflict(text)
+            .fix("give the target this host's secret, or leave --controller-secret out"),
+        Trouble::SecureChannel => {
+            Refusal::conflict(text).fix("let this host in without TLS, on a network that you trust")
         }
         Trouble::NoDigests => Refusal::conflict(text).fix("leave hdgst and ddgst out"),
         Trouble::NoNamespace { .. } => {

@@ -1,13 +1,14 @@
-//! What an export by NVMe/TCP is called, and which namespace it is.
+//! What an export by NVMe/TCP is called, which namespace it is, and what its hosts have to prove.
 
 use std::net::SocketAddr;
 
 use ashlar_target::nvme_tcp::{NAMESPACES_MAX, QUEUES_MAX, check_nqn};
 use uuid::Uuid;
 
-use crate::api::export::ExportCreate;
+use crate::api::export::{ExportCreate, SecretsChange};
 use crate::front::{Front, Offered, queues};
 use crate::refusal::{Answer, Refusal};
+use crate::secret::KeptSecrets;
 
 pub fn front(asked: &ExportCreate, volume: Uuid, others: &[Offered]) -> Answer<Front> {
     let none = || Refusal::invalid("an address to listen at is needed");
@@ -16,7 +17,9 @@ pub fn front(asked: &ExportCreate, volume: Uuid, others: &[Offered]) -> Answer<F
         .ok_or_else(|| none().fix("name one of this host, such as --listen 192.0.2.1:4420"))?;
     let own = || format!("nqn.2014-08.org.nvmexpress:uuid:{volume}");
     let nqn = asked.nqn.clone().unwrap_or_else(own);
-    for name in std::iter::once(&nqn).chain(&asked.hosts) {
+    let mut hosts = asked.hosts.clone();
+    hosts.extend(asked.host_secrets.keys().filter(|its| !asked.hosts.contains(its)).cloned());
+    for name in std::iter::once(&nqn).chain(&hosts) {
         if let Some(why) = check_nqn(name) {
             let fix = "a host's is in its /etc/nvme/hostnqn; a subsystem's may be left out";
             return Err(Refusal::invalid(why).fix(fix));
@@ -24,7 +27,74 @@ pub fn front(asked: &ExportCreate, volume: Uuid, others: &[Offered]) -> Answer<F
     }
     let queues = queues(asked, QUEUES_MAX)?;
     let nsid = number(asked.nsid, &nqn, volume, listen, others)?;
-    Ok(Front::NvmeTcp { listen, nqn, nsid, hosts: asked.hosts.clone(), queues })
+    let secrets = secrets(asked, &nqn, &hosts, others)?;
+    Ok(Front::NvmeTcp { listen, nqn, nsid, hosts, secrets, queues })
+}
+
+/// Those that are asked for, and those that its hosts have in the subsystem already: a host proves
+/// who it is to a subsystem, not to a namespace.
+fn secrets(
+    asked: &ExportCreate,
+    nqn: &str,
+    hosts: &[String],
+    others: &[Offered],
+) -> Answer<KeptSecrets> {
+    let mut all = KeptSecrets {
+        hosts: asked.host_secrets.clone(),
+        controller: asked.controller_secret.clone(),
+    };
+    let known = others.iter().filter_map(|(_, front)| match front {
+        Front::NvmeTcp { nqn: its, secrets, .. } if its == nqn => Some(secrets),
+        Front::NvmeTcp { .. }
+        | Front::VhostUserBlk { .. }
+        | Front::Nbd { .. }
+        | Front::Fuse { .. } => None,
+    });
+    let another = |of: &str| {
+        Refusal::conflict(format!("{of} has another secret in {nqn} already")).fix(
+            "leave it out here; `ashlar export set` changes it for all exports of the subsystem",
+        )
+    };
+    for its in known {
+        for (host, secret) in its.hosts.iter().filter(|(host, _)| hosts.contains(host)) {
+            if all.hosts.entry(host.clone()).or_insert_with(|| secret.clone()) != secret {
+                return Err(another(host));
+            }
+        }
+        if let Some(secret) = &its.controller
+            && all.controller.get_or_insert_with(|| secret.clone()) != secret
+        {
+            return Err(another("the subsystem"));
+        }
+    }
+    if asked.controller_secret.is_some() && all.hosts.is_empty() {
+        return Err(nobody_asks());
+    }
+    Ok(all)
+}
+
+fn nobody_asks() -> Refusal {
+    Refusal::invalid("only a host with a secret of its own asks the subsystem for a proof")
+        .fix("name one with --host-secret NQN=FILE")
+}
+
+/// What the secrets of an export with these hosts become.
+pub fn changed(its: &KeptSecrets, hosts: &[String], change: &SecretsChange) -> Answer<KeptSecrets> {
+    let mut all = its.clone();
+    for (host, secret) in change.hosts.iter().filter(|(host, _)| hosts.contains(host)) {
+        match secret {
+            Some(secret) => drop(all.hosts.insert(host.clone(), secret.clone())),
+            None => drop(all.hosts.remove(host)),
+        }
+    }
+    if change.remove_controller {
+        all.controller = None;
+    }
+    all.controller = change.controller.clone().or(all.controller);
+    match change.controller.is_some() && all.hosts.is_empty() {
+        true => Err(nobody_asks()),
+        false => Ok(all),
+    }
 }
 
 /// Which namespace it is. A host that reaches a subsystem at several addresses takes what has one

@@ -20,7 +20,7 @@ use crate::host::{Attached, Host, Medium};
 use crate::name::{check_name, name_from_path};
 use crate::pci::PciAddress;
 use crate::refusal::{Answer, Refusal, RefusalKind};
-use crate::remote::{Initiator, RemoteAddress};
+use crate::remote::{Credentials, Initiator, RemoteAddress};
 use crate::size::Size;
 
 /// How long a drive that was just let go may take to answer what it was asked before.
@@ -37,7 +37,7 @@ const MODEL_LATENCY_US_MAX: u64 = 1_000_000;
 enum Place {
     Path(PathBuf),
     Pci(PciAddress),
-    Remote(RemoteAddress),
+    Remote(RemoteAddress, Credentials),
 }
 
 impl std::fmt::Display for Place {
@@ -45,7 +45,7 @@ impl std::fmt::Display for Place {
         match self {
             Place::Path(path) => path.display().fmt(f),
             Place::Pci(address) => write!(f, "pci:{address}"),
-            Place::Remote(address) => address.fmt(f),
+            Place::Remote(address, _) => address.fmt(f),
         }
     }
 }
@@ -74,6 +74,7 @@ impl Host {
     pub async fn attach_drive(&self, request: DriveAttach) -> Answer<Drive> {
         let _change = self.begin().await?;
         let name = self.new_drive_name(&request)?;
+        let credentials = credentials(&request)?;
         let (attached, created) = match &request.source {
             DriveSource::Ram(bytes) => {
                 (memory_drive(Memory::Ram { bytes: *bytes }, &request)?, None)
@@ -103,10 +104,11 @@ impl Host {
                     )
                     .fix("leave --size out"));
                 }
-                self.open_place(&name, Place::Remote(address.clone()), &request).await?
+                let place = Place::Remote(address.clone(), credentials.clone());
+                self.open_place(&name, place, &request).await?
             }
         };
-        let known = KnownDrive { source: request.source };
+        let known = KnownDrive { source: request.source, credentials };
         let recorded = self.record(|catalog| {
             catalog.drives.insert(name.clone(), known);
         });
@@ -232,7 +234,7 @@ impl Host {
     pub(super) async fn reattach_drives(&self, drives: BTreeMap<String, KnownDrive>) {
         let initiator = self.initiator;
         let begin = |(name, known): (String, KnownDrive)| {
-            let opening = tokio::spawn(reopen(name.clone(), known.source, initiator));
+            let opening = tokio::spawn(reopen(name.clone(), known, initiator));
             (name, opening)
         };
         let opening: Vec<_> = drives.into_iter().map(begin).collect();
@@ -357,16 +359,16 @@ fn internal(error: &JoinError) -> Refusal {
 /// What the catalog has of a drive, as a drive.
 pub(super) async fn reopen(
     name: String,
-    source: DriveSource,
+    known: KnownDrive,
     initiator: Initiator,
 ) -> Answer<Attached> {
-    let (place, lossy) = match source {
+    let (place, lossy) = match known.source {
         DriveSource::Ram(bytes) => return Ok(blank_memory(Memory::Ram { bytes })),
         DriveSource::Model(model) => return Ok(blank_memory(Memory::Model(model))),
         DriveSource::Path(path) => (Place::Path(path), false),
         DriveSource::Lossy(path) => (Place::Path(path), true),
         DriveSource::Pci(address) => (Place::Pci(address), false),
-        DriveSource::NvmeTcp(address) => (Place::Remote(address), false),
+        DriveSource::NvmeTcp(address) => (Place::Remote(address, known.credentials), false),
     };
     // Others are being opened, too: two paths to one drive are told by its lock.
     let opening =
@@ -378,7 +380,7 @@ pub(super) async fn reopen(
             // A daemon that was killed right before has it until the kernel has put its rings away.
             Err(refusal)
                 if refusal.kind == RefusalKind::Conflict
-                    && !matches!(place, Place::Remote(_))
+                    && !matches!(place, Place::Remote(..))
                     && Instant::now() < deadline =>
             {
                 tokio::time::sleep(LET_GO_TIMEOUT / 200).await;
@@ -476,8 +478,8 @@ fn open_existing(opening: &Opening) -> Answer<(OpenDevice, Content)> {
             is_new(Identity::Pci { address: *address })?;
             OpenDevice::open_pci(*address)?
         }
-        Place::Remote(address) => {
-            let device = OpenDevice::open_remote(address, opening.initiator)?;
+        Place::Remote(address, credentials) => {
+            let device = OpenDevice::open_remote(address, opening.initiator, credentials)?;
             is_new(device.identity)?;
             device
         }
@@ -516,6 +518,23 @@ fn check_content(shown: &Place, bytes: u64, content: &Content) -> Answer<()> {
             .fix(format!("start the ashlar that wrote it; {fix}"))),
         Content::Foreign(what) => {
             Err(Refusal::conflict(format!("{shown} carries data: {what}")).fix(fix))
+        }
+    }
+}
+
+/// What is proven to the target of a remote drive; no other drive asks for anything.
+fn credentials(request: &DriveAttach) -> Answer<Credentials> {
+    let DriveAttach { source, secret, controller_secret, .. } = request.clone();
+    let is_remote = matches!(source, DriveSource::NvmeTcp(_));
+    match (is_remote, &secret, &controller_secret) {
+        (false, None, None) | (true, Some(_), _) | (true, None, None) => {
+            Ok(Credentials { secret, controller_secret })
+        }
+        (false, _, _) => Err(Refusal::invalid(format!("{source} has no secret"))
+            .fix("leave --secret and --controller-secret out")),
+        (true, None, Some(_)) => {
+            Err(Refusal::invalid("a target proves who it is only to a host that does")
+                .fix("give this host's secret, too, with --secret FILE"))
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Exports: volumes offered to guests.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,10 +17,11 @@ use uuid::Uuid;
 use crate::api::Done;
 use crate::api::export::{
     Export, ExportCounters, ExportCreate, ExportLimits, ExportPart, ExportState, LimitsChange,
+    SecretsChange,
 };
 use crate::catalog::KnownExport;
 use crate::engine;
-use crate::front::{Front, Offered};
+use crate::front::{self, Front, Offered};
 use crate::host::{Host, Running, Serving};
 use crate::name::check_name;
 use crate::placement;
@@ -277,6 +279,48 @@ impl Host {
         })?;
         if let Some((served, _)) = self.served(name) {
             served.limit(limits);
+        }
+        self.show_export(name).await
+    }
+
+    /// For all exports of its subsystem that have the hosts: these know one secret of each.
+    pub async fn set_export_secrets(&self, name: &str, change: SecretsChange) -> Answer<Export> {
+        let _change = self.begin().await?;
+        let known = self.look(|state| state.catalog.exports.get(name).cloned());
+        let front = known.ok_or_else(|| unknown(name))?.front;
+        let Front::NvmeTcp { nqn, hosts, .. } = &front else {
+            let kind = front.kind().name();
+            return Err(Refusal::invalid(format!("an export by {kind} has no secrets"))
+                .fix("only those by nvme-tcp have"));
+        };
+        if let Some(host) = change.hosts.keys().find(|its| !hosts.contains(its)) {
+            return Err(Refusal::invalid(format!("{host} is none of the hosts of export {name}"))
+                .fix("delete the export, and create it anew with that --host-secret"));
+        }
+        let all = self.look(|state| state.catalog.exports.clone());
+        let mut changed = BTreeMap::new();
+        for (other, its) in all {
+            if let Front::NvmeTcp { nqn: its_nqn, hosts, secrets, .. } = &its.front
+                && its_nqn == nqn
+                && (other == name || !secrets.is_empty())
+            {
+                changed.insert(other, front::nvme::changed(secrets, hosts, &change)?);
+            }
+        }
+        self.record(|catalog| {
+            for (name, new) in &changed {
+                if let Some(KnownExport { front: Front::NvmeTcp { secrets, .. }, .. }) =
+                    catalog.exports.get_mut(name)
+                {
+                    *secrets = new.clone();
+                }
+            }
+        })?;
+        for (name, secrets) in changed {
+            if let Some((served, _)) = self.served(&name) {
+                served.set_secrets(secrets.of_target()).await?;
+            }
+            tracing::info!(export = name, "secrets set");
         }
         self.show_export(name).await
     }

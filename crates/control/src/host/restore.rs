@@ -1,6 +1,6 @@
 //! The host's first and last steps: what shall be is brought up, and everything is put to rest.
 
-use crate::api::drive::DriveSource;
+use crate::catalog::KnownDrive;
 use crate::host::{Attached, Host};
 use crate::refusal::Answer;
 
@@ -32,18 +32,13 @@ impl Host {
     }
 
     /// Attaches a drive that was missing, and starts the arrays that waited for it. `opened`: what
-    /// became of opening `source`.
-    pub(super) async fn reattach(
-        &self,
-        name: &str,
-        source: &DriveSource,
-        opened: Answer<Attached>,
-    ) {
+    /// became of opening `meant`.
+    pub(super) async fn reattach(&self, name: &str, meant: &KnownDrive, opened: Answer<Attached>) {
         let Ok(_turn) = self.changes.try_lock() else { return };
         let attached = opened.and_then(|drive| self.check_copy(&drive.content).map(|()| drive));
         let waiting = self.look(|state| {
             // It may have been detached, or its name given to another.
-            let known = state.catalog.drives.get(name).is_some_and(|its| its.source == *source);
+            let known = state.catalog.drives.get(name).is_some_and(|its| its == meant);
             if !known || state.stopping || !state.missing.contains_key(name) {
                 return None;
             }

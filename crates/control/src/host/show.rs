@@ -346,6 +346,9 @@ fn path_of(device: &OpenDevice, initiator: Initiator) -> Option<RemotePath> {
         host_nqn: initiator.nqn(),
         header_digest: target.digests.header,
         data_digest: target.digests.data,
+        has_secret: target.credentials.is_some(),
+        has_controller_secret: (target.credentials.as_ref())
+            .is_some_and(|its| its.of_controller.is_some()),
         volatile_cache: drive.identity().controller.volatile_cache,
         state,
         connected: report.connected,

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::api::array::{ArrayState, MemberState, Progress, ScrubState};
 use crate::api::drive::{DriveCounters, DriveHealth, DriveSource};
 use crate::api::export::ExportState;
-use crate::catalog::KnownArray;
+use crate::catalog::{KnownArray, KnownDrive};
 use crate::device::OpenDevice;
 use crate::host::arrays::last_drives;
 use crate::host::drives::reopen;
@@ -258,26 +258,26 @@ impl Host {
 
     /// Attaches drives of other hosts that could not be reached when this one started.
     async fn reattach_missing_drives(&self, seen: &mut Seen) {
-        let missing: BTreeMap<String, DriveSource> = self.look(|state| {
-            let known = |name: &String| Some(state.catalog.drives.get(name)?.source.clone());
+        let missing: BTreeMap<String, KnownDrive> = self.look(|state| {
+            let known = |name: &String| state.catalog.drives.get(name).cloned();
             let named = state.missing.keys().filter_map(|name| Some((name.clone(), known(name)?)));
-            named.filter(|(_, source)| matches!(source, DriveSource::NvmeTcp(_))).collect()
+            named.filter(|(_, its)| matches!(its.source, DriveSource::NvmeTcp(_))).collect()
         });
         let mut done = Vec::new();
-        for (name, source) in missing {
+        for (name, known) in missing {
             match seen.reopened.remove(&name) {
                 Some(opening) if opening.is_finished() => {
-                    done.extend(opening.await.ok().map(|opened| (name, source, opened)));
+                    done.extend(opening.await.ok().map(|opened| (name, known, opened)));
                 }
                 Some(opening) => drop(seen.reopened.insert(name, opening)),
                 None => {
-                    let opening = reopen(name.clone(), source, self.initiator);
+                    let opening = reopen(name.clone(), known, self.initiator);
                     seen.reopened.insert(name, tokio::spawn(opening));
                 }
             }
         }
-        for (name, source, opened) in done {
-            self.reattach(&name, &source, opened).await;
+        for (name, known, opened) in done {
+            self.reattach(&name, &known, opened).await;
         }
     }
 

@@ -24,6 +24,13 @@ pub const ANY_CONTROLLER: u16 = 0xffff;
 pub const DISCOVERY_PORT: u16 = 8009;
 pub const PORT: u16 = 4420;
 
+/// AUTHREQ in the result of Connect (Base figure 382): the host has to authenticate; the same, and
+/// a secure channel is to follow.
+pub const AUTHENTICATE: u32 = 1 << 17;
+pub const AUTHENTICATE_AND_SECURE: u32 = 1 << 18;
+/// SECP, SPSP1 and SPSP0 of both commands for that (Base 6.1, 6.2).
+const SECURITY: u32 = 0xe9 << 24 | 0x01 << 16 | 0x01 << 8;
+
 /// What a fabrics command is (Base figure 376).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -204,6 +211,21 @@ pub fn property_of(command: &Command) -> Option<Property> {
     (command.dwords[10] & 0x7 == u32::from(property.is_long())).then_some(property)
 }
 
+/// Base 6.2: a message of so many bytes for the other side.
+pub fn authentication_send(bytes: u32) -> Command {
+    fabrics(Kind::AuthenticationSend).words([SECURITY, bytes])
+}
+
+/// Base 6.1: its message, of at most so many bytes.
+pub fn authentication_receive(bytes: u32) -> Command {
+    fabrics(Kind::AuthenticationReceive).words([SECURITY, bytes])
+}
+
+/// TL or AL of one of them; `None`: of another protocol.
+pub fn authentication_bytes(command: &Command) -> Option<u32> {
+    (command.dwords[10] & !0xff == SECURITY).then_some(command.dwords[11])
+}
+
 fn fabrics(kind: Kind) -> Command {
     Command::new(u32::from(OPCODE), kind as u32)
 }
@@ -269,6 +291,20 @@ mod tests {
         assert_eq!(property_of(&wrong), None);
         wrong.dwords[10..12].copy_from_slice(&[0, 0x24]);
         assert_eq!(property_of(&wrong), None);
+    }
+
+    #[test]
+    fn authentication() {
+        let send = authentication_send(72);
+        assert_eq!((send.dwords[0], send.dwords[1]), (0x7f, 5));
+        assert_eq!(send.dwords[10..12], [0xe901_0100, 72]);
+        assert_eq!(authentication_bytes(&send), Some(72));
+        let receive = authentication_receive(4096);
+        assert_eq!(Kind::of(&receive), Some(Kind::AuthenticationReceive));
+        assert_eq!(authentication_bytes(&receive), Some(4096));
+        let mut wrong = send;
+        wrong.dwords[10] ^= 1 << 24;
+        assert_eq!(authentication_bytes(&wrong), None);
     }
 
     #[test]

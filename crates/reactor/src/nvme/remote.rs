@@ -5,9 +5,10 @@
 //! while it looks at labels; each reactor that it is registered with has one, which a thread
 //! (`keeper`) makes, keeps alive, and makes anew. The reactor has only its connection for I/O.
 //!
-//! From the bottom: `wire` is a connection for who can wait; `association` is what goes over it
-//! until there is a queue; `claim` has a namespace open once; `keeper` is the thread; `stream` is
-//! bytes and PDUs of the connection for I/O; `device` serves operations with it.
+//! From the bottom: `wire` is a connection for who can wait; `authentication` proves who is there;
+//! `association` is what goes over it until there is a queue; `claim` has a namespace open once;
+//! `keeper` is the thread; `stream` is bytes and PDUs of the connection for I/O; `device` serves
+//! operations with it.
 //!
 //! Sections are of the NVM Express Base Specification 2.0 ("Base") and its TCP Transport
 //! Specification 1.0 ("TCP").
@@ -15,6 +16,7 @@
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
 mod wire;
+mod authentication;
 mod association;
 mod claim;
 mod discovery;
@@ -27,6 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::nvme::bounds::Bounds;
+use crate::nvme::chap::Unproven;
 use crate::nvme::command::Status;
 use crate::nvme::pdu::{Digests, Fault};
 use crate::nvme::remote::association::Association;
@@ -34,12 +37,15 @@ use crate::nvme::remote::claim::Claim;
 use crate::nvme::remote::keeper::{Station, Work};
 
 pub use crate::nvme::remote::association::{Identity, Name};
+pub use crate::nvme::remote::authentication::Credentials;
 pub use crate::nvme::remote::discovery::{Offer, offers};
 pub use crate::nvme::remote::keeper::Report;
 
 /// For so long a drive may be away before it counts as gone: less than who uses it waits for an
 /// answer, so that this is what it hears.
 pub const AWAY_MAX: Duration = Duration::from_secs(8);
+/// How long it may take for a question.
+const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 
 /// Which namespace, where it is, and who asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +59,8 @@ pub struct Target {
     pub digests: Digests,
     pub host_nqn: String,
     pub host_id: [u8; 16],
+    /// `None`: this host proves nothing.
+    pub credentials: Option<Credentials>,
 }
 
 /// Why a namespace cannot be used, or no longer.
@@ -76,8 +84,14 @@ pub enum Trouble {
     NoSubsystem,
     #[error("it does not let this host in")]
     Stranger,
-    #[error("it wants hosts to prove who they are, which is not known here")]
+    #[error("it wants hosts to prove who they are, and this one was given no secret for it")]
     Authentication,
+    #[error("{0}")]
+    Unproven(#[from] Unproven),
+    #[error("it does not ask this host to prove who it is, and so does not prove it either")]
+    NotAsked,
+    #[error("it wants a secure channel (TLS), which is not known here")]
+    SecureChannel,
     #[error("it does not want the digests that were asked for")]
     NoDigests,
     #[error("there is no namespace {wanted}, but {}", listed(.has))]

@@ -31,6 +31,7 @@ fn target(model: &Model, digests: Digests) -> Target {
         digests,
         host_nqn: "nqn.2026-01.test:host".into(),
         host_id: [1; 16],
+        credentials: None,
     }
 }
 

@@ -109,6 +109,8 @@ pub(crate) struct Setup {
     /// 0: the admin queue.
     pub(crate) queue: u16,
     pub(crate) entries: u16,
+    /// How far the host's queue was read.
+    pub(crate) head: u16,
     pub(crate) digests: Digests,
     /// Of data to the host (HPDA).
     pub(crate) alignment: u8,
@@ -231,8 +233,8 @@ impl Connection {
     /// Begins to serve. An error: the socket cannot be used.
     pub(crate) fn start(branch: &Rc<Branch>, setup: Setup) -> std::io::Result<()> {
         let reactor = branch.reactor();
-        let Setup { stream, queue, entries, digests, alignment, flow_control, controller, seat } =
-            setup;
+        let Setup { stream, queue, entries, head, digests, alignment, .. } = setup;
+        let Setup { flow_control, controller, seat, .. } = setup;
         let role = if queue == 0 { Role::Admin(Admin::new(reactor.now())) } else { Role::Io };
         let connection = Rc::new(Connection {
             reactor: reactor.clone(),
@@ -247,8 +249,7 @@ impl Connection {
             state: Cell::new(State::Serving),
             cut: RefCell::default(),
             under_way: Cell::new(0),
-            // Connect was the first.
-            head: Cell::new(1 % entries),
+            head: Cell::new(head),
             waiting: RefCell::new(VecDeque::with_capacity(entries.into())),
             workers: RefCell::default(),
             parked: Cell::new(0),

@@ -193,9 +193,20 @@ impl Controller {
         open.load(Ordering::Acquire)
     }
 
+    /// Whether an I/O queue could be added.
+    pub(crate) fn check_queue(&self, queue: u16) -> Result<(), NoQueue> {
+        self.check(&self.inner(), queue)
+    }
+
     /// A new I/O queue, and another handle of its connection.
     pub(crate) fn add_queue(&self, queue: u16, stream: TcpStream) -> Result<(), NoQueue> {
         let mut inner = self.inner();
+        self.check(&inner, queue)?;
+        inner.queues.insert(queue, stream);
+        Ok(())
+    }
+
+    fn check(&self, inner: &Inner, queue: u16) -> Result<(), NoQueue> {
         if inner.phase != Phase::Enabled {
             return Err(NoQueue::NotEnabled);
         }
@@ -205,7 +216,6 @@ impl Controller {
         if inner.queues.contains_key(&queue) {
             return Err(NoQueue::Exists);
         }
-        inner.queues.insert(queue, stream);
         Ok(())
     }
 

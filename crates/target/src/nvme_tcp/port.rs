@@ -12,6 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ashlar_reactor::mailbox::Sender;
+use ashlar_reactor::nvme::chap::Secret;
 use ashlar_reactor::nvme::fabrics::NQN_BYTES_MAX;
 
 use crate::line::Lines;
@@ -19,6 +20,7 @@ use crate::nvme_tcp::branch::Branch;
 use crate::nvme_tcp::controller::Controller;
 use crate::nvme_tcp::handshake;
 use crate::nvme_tcp::namespace::is_allowed;
+use crate::secrets::Secrets;
 
 /// Most connections of all hosts, and of one source.
 pub const CONNECTIONS_MAX: usize = 1024;
@@ -47,6 +49,8 @@ pub(crate) struct House {
     /// Connections by source.
     connections: Mutex<BTreeMap<IpAddr, usize>>,
     controllers: AtomicU16,
+    /// Held by who works something out that takes milliseconds, for a host that nobody knows yet.
+    working: Mutex<()>,
 }
 
 impl House {
@@ -66,6 +70,12 @@ impl House {
         }
         *its += 1;
         Some(Seat { house: self.clone(), source })
+    }
+
+    /// One at a time.
+    pub(crate) fn work_out(&self, work: impl FnOnce()) {
+        let _one = self.working.lock().unwrap_or_else(PoisonError::into_inner);
+        work();
     }
 
     /// The number of a new controller: another one than all that live, unless thousands came since.
@@ -102,14 +112,31 @@ pub(crate) struct Subsystem {
     pub(crate) cores: Vec<Sender>,
     /// Most I/O queues of one controller.
     pub(crate) queues_max: u16,
-    /// By number: the hosts that may see it; none: any.
-    pub(crate) namespaces: BTreeMap<u32, Vec<String>>,
+    /// By number: who may see it.
+    pub(crate) namespaces: BTreeMap<u32, Access>,
     pub(crate) controllers: Vec<Arc<Controller>>,
+}
+
+/// Who may see a namespace.
+pub(crate) struct Access {
+    /// In order; none: any.
+    pub(crate) hosts: Vec<String>,
+    pub(crate) secrets: Secrets,
 }
 
 impl Subsystem {
     pub(crate) fn allows(&self, host: &str) -> bool {
-        self.namespaces.values().any(|hosts| is_allowed(hosts, host))
+        self.namespaces.values().any(|its| is_allowed(&its.hosts, host))
+    }
+
+    /// What a host has to know, of whichever namespace; `None`: it proves nothing.
+    pub(crate) fn secret_of(&self, host: &str) -> Option<&Secret> {
+        self.namespaces.values().find_map(|its| its.secrets.hosts.get(host))
+    }
+
+    /// What the subsystem proves itself with.
+    pub(crate) fn own_secret(&self) -> Option<&Secret> {
+        self.namespaces.values().find_map(|its| its.secrets.subsystem.as_ref())
     }
 
     /// Its controllers that live, or have something under way.

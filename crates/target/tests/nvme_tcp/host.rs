@@ -4,8 +4,12 @@ use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 
+use ashlar_reactor::nvme::chap::{self, Unproven};
 use ashlar_reactor::nvme::command::{Command, Completion, Sgl, Status};
-use ashlar_reactor::nvme::fabrics::{self, ANY_CONTROLLER, Connect, ConnectData, Property};
+use ashlar_reactor::nvme::fabrics::{
+    self, ANY_CONTROLLER, AUTHENTICATE, Connect, ConnectData, Property, authentication_receive,
+    authentication_send,
+};
 use ashlar_reactor::nvme::pdu::{
     CapsuleCmd, CapsuleResp, Common, Data, Digests, IcReq, Kind, LAST, R2t, SUCCESS, Shape,
     TermReq, crc32c, header,
@@ -54,6 +58,8 @@ pub struct Wire {
     /// What came while something else was waited for.
     early: VecDeque<(Completion, Vec<u8>)>,
     partial: Vec<(u16, Vec<u8>)>,
+    /// What Connect was answered says so.
+    pub has_to_authenticate: bool,
 }
 
 /// Why nothing came.
@@ -83,6 +89,7 @@ impl Wire {
             outgoing: Vec::new(),
             early: VecDeque::new(),
             partial: Vec::new(),
+            has_to_authenticate: false,
         };
         wire.stream.write_all(&hello(choice)).unwrap();
         let answer = wire.receive_pdu().unwrap();
@@ -278,10 +285,35 @@ impl Wire {
         };
         let id = self.give(connect.command(), data.as_bytes(), true);
         let (completion, _) = self.wait(id).expect("an answer to Connect");
-        match completion.status.is_success() {
-            true => Ok(completion.result as u16),
-            false => Err((completion.status, completion.result)),
+        if !completion.status.is_success() {
+            return Err((completion.status, completion.result));
         }
+        self.has_to_authenticate = completion.result >> 16 == AUTHENTICATE >> 16;
+        assert!(self.has_to_authenticate || completion.result >> 16 == 0);
+        Ok(completion.result as u16)
+    }
+
+    /// Sends a message of the authentication.
+    pub fn tell(&mut self, message: &[u8], in_capsule: bool) -> Status {
+        self.put(authentication_send(message.len() as u32), message, in_capsule)
+    }
+
+    /// Fetches one.
+    pub fn hear(&mut self) -> Vec<u8> {
+        let (status, message) = self.run(authentication_receive(4096), 4096);
+        assert_eq!(status, Status::SUCCESS);
+        message
+    }
+
+    /// Proves who it is, and has the target do the same if that was asked of `host`.
+    pub fn prove(&mut self, host: &mut chap::Host) -> Result<(), Unproven> {
+        assert_eq!(self.tell(&host.negotiate(), true), Status::SUCCESS);
+        let reply = host.reply(&self.hear())?;
+        assert_eq!(self.tell(&reply, false), Status::SUCCESS);
+        if let Some(last) = host.conclude(&self.hear())? {
+            assert_eq!(self.tell(&last, true), Status::SUCCESS);
+        }
+        Ok(())
     }
 
     pub fn enable(&mut self) {

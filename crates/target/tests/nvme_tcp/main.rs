@@ -5,6 +5,7 @@
 #![allow(dead_code, reason = "parts of the neighbouring test")]
 
 mod access;
+mod authentication;
 mod changes;
 mod commands;
 mod host;
@@ -20,6 +21,7 @@ use std::time::Duration;
 use ashlar_format::array_superblock::Level;
 use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport, Ports};
+use ashlar_target::secrets::Secrets;
 
 use crate::rig::Rig;
 
@@ -74,6 +76,7 @@ pub fn spec(listen: SocketAddr) -> ExportSpec {
         subsystem: SUBSYSTEM.into(),
         namespace: None,
         hosts: Vec::new(),
+        secrets: Secrets::default(),
         queues_max: 4,
         atomic_bytes: 64 << 10,
     }

@@ -13,9 +13,11 @@ use std::time::Duration;
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::U16;
 
+use super::authentication::authenticate;
 use super::wire::{Payload, Wire};
-use super::{Target, Trouble};
+use super::{ANSWER_WITHIN, Target, Trouble};
 use crate::clock::machine_time;
+use crate::nvme::chap::Names;
 use crate::nvme::command::{
     COMMAND_BYTES, Command, Completion, ControllerIdentity, IDENTIFY_BYTES, NamespaceIdentity,
     Status,
@@ -26,8 +28,6 @@ use crate::nvme::fabrics::{
 
 /// How long the controller may hear nothing of us before it gives the association up (KATO).
 const KEEP_ALIVE: Duration = Duration::from_secs(3);
-/// How long it may take for a question.
-const ANSWER_WITHIN: Duration = Duration::from_secs(3);
 /// How long it may take to let go of the association.
 const END_WITHIN: Duration = Duration::from_millis(500);
 /// How long a read or write of labels may take.
@@ -330,12 +330,9 @@ fn join(
     if !answer.status.is_success() {
         return Err(refused_to_connect(answer.status));
     }
-    // AUTHREQ.
-    let [controller, authentication] = [answer.result & 0xffff, answer.result >> 16];
-    if authentication & 0x3 != 0 {
-        return Err(Trouble::Authentication);
-    }
-    Ok(u16::try_from(controller).expect("16 bits"))
+    let names = Names { host: target.host_nqn.clone(), subsystem: subsystem.to_owned() };
+    authenticate(wire, &answer, names, target.credentials.as_ref())?;
+    Ok(u16::try_from(answer.result & 0xffff).expect("16 bits"))
 }
 
 fn refused_to_connect(status: Status) -> Trouble {

@@ -1,0 +1,107 @@
+//! A host proves who it is, on each of its connections, before anything else is done there:
+//! DH-HMAC-CHAP, over two commands (Base 6.1, 6.2, 8.13).
+//!
+//! Nothing here is answered after [`PROVE_WITHIN`], and of all hosts one at a time has something
+//! worked out: who only wants to burn our time gets one core at most, and others their turn.
+
+use std::time::Duration;
+
+use ashlar_reactor::nvme::chap::{Controller, Failure, MESSAGE_BYTES_MAX};
+use ashlar_reactor::nvme::command::{Sgl, Status};
+use ashlar_reactor::nvme::fabrics::{self, Connect, authentication_bytes};
+
+use crate::nvme_tcp::port::House;
+use crate::nvme_tcp::wire::{Refused, Taken, Wire, now};
+
+/// Who has not proven it by then has to go.
+const PROVE_WITHIN: Duration = Duration::from_secs(10);
+/// Most bytes that a host fetches at a time; what follows a message is zero.
+const RECEIVE_BYTES_MAX: u32 = 16 << 10;
+
+/// What a command has come to, if the connection goes on.
+type Done = Result<Status, Refused>;
+
+/// Returns once the host has proven it.
+pub(crate) fn authenticate(
+    wire: &mut Wire,
+    connect: Connect,
+    mut proof: Controller,
+    house: &House,
+) -> Result<(), Refused> {
+    wire.until = now() + PROVE_WITHIN;
+    loop {
+        let taken = wire.take()?;
+        let is_fabrics = taken.command.opcode() == fabrics::OPCODE;
+        let kind = fabrics::Kind::of(&taken.command).filter(|_| is_fabrics);
+        let status = match kind {
+            Some(fabrics::Kind::AuthenticationSend) => send(wire, &taken, &mut proof, house)?,
+            Some(fabrics::Kind::AuthenticationReceive) => receive(wire, &taken, &mut proof)?,
+            Some(
+                fabrics::Kind::PropertySet
+                | fabrics::Kind::Connect
+                | fabrics::Kind::PropertyGet
+                | fabrics::Kind::Disconnect,
+            )
+            | None => Status::AUTHENTICATION_REQUIRED.for_good(),
+        };
+        let head = if connect.no_flow_control { 0 } else { wire.head(connect.entries) };
+        wire.complete(&taken.command, status, 0, head)?;
+        match proof.verdict() {
+            None => {}
+            Some(Ok(())) => return Ok(()),
+            Some(Err(why)) => {
+                wire.farewell();
+                return Err(Refused::Unproven(why));
+            }
+        }
+    }
+}
+
+/// The host sends a message.
+fn send(wire: &mut Wire, taken: &Taken, proof: &mut Controller, house: &House) -> Done {
+    let Taken { command, data } = taken;
+    let invalid = Ok(Status::INVALID_FIELD.for_good());
+    let Some(bytes) = authentication_bytes(command).filter(|its| *its > 0) else { return invalid };
+    if bytes as usize > MESSAGE_BYTES_MAX {
+        return invalid;
+    }
+    let fetched;
+    let message = match (command.sgl(), data) {
+        (_, None) => return Ok(Status::TRANSIENT_TRANSPORT),
+        (Some(Sgl::InCapsule { offset: 0, bytes: its }), Some(data))
+            if its == bytes && data.len() == bytes as usize =>
+        {
+            data
+        }
+        (Some(Sgl::Transport { bytes: its }), Some(data)) if its == bytes && data.is_empty() => {
+            match wire.fetch(command, bytes)? {
+                None => return Ok(Status::TRANSIENT_TRANSPORT),
+                Some(data) => fetched = data,
+            }
+            &fetched
+        }
+        (Some(_) | None, Some(_)) => return Ok(Status::SGL_LENGTH.for_good()),
+    };
+    house.work_out(|| proof.take(message));
+    Ok(Status::SUCCESS)
+}
+
+/// The host fetches a message.
+fn receive(wire: &mut Wire, taken: &Taken, proof: &mut Controller) -> Done {
+    let asked = authentication_bytes(&taken.command).filter(|its| *its > 0);
+    let Some(bytes) = asked.filter(|its| *its <= RECEIVE_BYTES_MAX) else {
+        return Ok(Status::INVALID_FIELD.for_good());
+    };
+    if taken.command.sgl() != Some(Sgl::Transport { bytes }) {
+        return Ok(Status::SGL_LENGTH.for_good());
+    }
+    let mut message = proof.give();
+    let room = bytes as usize;
+    if message.len() > room {
+        // It was asked for in vain, and is not said twice.
+        return Err(Refused::Unproven(Failure::Payload));
+    }
+    message.resize(room, 0);
+    wire.give(&taken.command, &message)?;
+    Ok(Status::SUCCESS)
+}
