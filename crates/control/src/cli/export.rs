@@ -86,6 +86,12 @@ pub struct Create {
     /// out: whoever can connect can read and write
     #[arg(long = "host", value_name = "NQN")]
     hosts: Vec<String>,
+    /// ublk: number of the block device, /dev/ublkbN; left out: the first that is free
+    #[arg(long, value_name = "N")]
+    id: Option<u32>,
+    /// ublk: bytes of a block, 512 or 4096; left out: 512
+    #[arg(long, value_name = "SIZE")]
+    block: Option<Size>,
     /// Most queues a guest may use
     #[arg(long)]
     queues: Option<u16>,
@@ -195,10 +201,11 @@ impl Create {
             None => None,
         };
         let (socket, file) = match self.kind {
-            ExportKind::VhostUserBlk | ExportKind::NvmeTcp | ExportKind::Nbd => (path, None),
+            ExportKind::VhostUserBlk | ExportKind::NvmeTcp | ExportKind::Nbd | ExportKind::Ublk => (path, None),
             ExportKind::Fuse => (None, path),
         };
-        let Create { name, volume, kind, listen, nqn, nsid, hosts, queues, .. } = self;
+        let block_bytes = self.block.map(|Size(bytes)| u32::try_from(bytes).unwrap_or(u32::MAX));
+        let Create { name, volume, kind, listen, nqn, nsid, hosts, id: device, queues, .. } = self;
         let (cores, limits) = (self.cores.map(|CpuList(cpus)| cpus), self.limits.change());
         Ok(ExportCreate {
             name,
@@ -210,6 +217,8 @@ impl Create {
             nqn,
             nsid,
             hosts,
+            device,
+            block_bytes,
             queues,
             cores,
             limits,
