@@ -11,7 +11,7 @@ const SINGLE_FAULTS: &str = "cargo xtask sim --enumerate 5";
 const GUESTS: &str = "python3 -W ignore -m unittest -v tests.test_guest \
                       tests.test_resume \
                       tests.test_nvme.Nvme.test_one_array_two_ways_to_it \
-                      tests.test_nvme_tcp tests.test_powercut.Judge";
+                      tests.test_nvme_tcp tests.test_ublk tests.test_powercut.Judge";
 
 /// Name of a step, and its command line. What fails fastest stands first.
 const STEPS: [(&str, &str); 10] = [

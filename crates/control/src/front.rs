@@ -185,17 +185,6 @@ impl Front {
         }
     }
 
-    /// Who uses it, of a kind that this host uses without a connection to the daemon.
-    pub fn user(&self) -> Option<String> {
-        match self {
-            Front::Ublk { device, .. } => ublk::user(*device),
-            Front::VhostUserBlk { .. }
-            | Front::NvmeTcp { .. }
-            | Front::Nbd { .. }
-            | Front::Fuse { .. } => None,
-        }
-    }
-
     /// As NVMe hosts find it.
     pub fn nvme(&self) -> Option<NvmeNamespace> {
         let Front::NvmeTcp { listen, nqn, nsid, hosts, .. } = self else { return None };
@@ -301,8 +290,8 @@ fn queues(asked: &ExportCreate, most: u16) -> Answer<u16> {
 /// has nor another export.
 fn device(wanted: Option<u32>, others: &[Offered]) -> Answer<u32> {
     let is_free = |id: &u32| {
-        let is_its = |(_, front): &Offered| matches!(front, Front::Ublk { device, .. } if device == id);
-        !others.iter().any(is_its) && !ublk::is_taken(*id)
+        let is_its = |front: &Front| matches!(front, Front::Ublk { device, .. } if device == id);
+        !others.iter().any(|(_, front)| is_its(front)) && !ublk::is_taken(*id)
     };
     match wanted {
         Some(id) if id > ublk::ID_MAX => {
@@ -328,6 +317,7 @@ fn block_bytes(wanted: Option<u32>) -> Answer<u32> {
 /// Nothing that is asked for is passed over.
 fn check_options(asked: &ExportCreate) -> Answer<()> {
     use ExportKind::{Fuse, Nbd, NvmeTcp, Ublk, VhostUserBlk};
+    let is_placed = asked.socket.is_some() && asked.kind == Ublk;
     // Option, whether it is there, for which kinds it is, and what else there is.
     let options: [(_, _, &[ExportKind], _); 10] = [
         (
@@ -342,7 +332,7 @@ fn check_options(asked: &ExportCreate) -> Answer<()> {
         ("--queues", asked.queues.is_some(), &[VhostUserBlk, NvmeTcp, Ublk], "leave --queues out"),
         ("--id", asked.device.is_some(), &[Ublk], "leave --id out, or use --kind ublk"),
         ("--block", asked.block_bytes.is_some(), &[Ublk], "leave --block out, or use --kind ublk"),
-        ("path", asked.socket.is_some() && asked.kind == Ublk, &[], "its place is /dev/ublkbN; use --id N"),
+        ("path of its own", is_placed, &[], "its place is /dev/ublkbN: use --id N"),
         ("a socket", asked.socket.is_some(), &[VhostUserBlk, Nbd], "use --listen, or \"file\""),
         ("a file", asked.file.is_some(), &[Fuse], "give its path as \"socket\""),
     ];

@@ -181,6 +181,14 @@ pub fn forget(known: &KnownExport) -> Answer<()> {
     }
 }
 
+/// Who uses an export of a kind that is there without a daemon, too.
+pub fn user(known: &KnownExport) -> Option<String> {
+    match (&known.front, known.volume_uuid) {
+        (Front::Ublk { device, .. }, Some(volume)) => ublk::user(*device, volume.into_bytes()),
+        (_, _) => None,
+    }
+}
+
 fn rates(limits: ExportLimits) -> Rates {
     let rate =
         |requests_per_second, bytes_per_second| Rate { requests_per_second, bytes_per_second };

@@ -96,9 +96,10 @@ pub fn is_taken(id: u32) -> bool {
     character_device(id).exists()
 }
 
-/// Who uses the block device of this number, as far as can be seen.
-pub fn user(id: u32) -> Option<String> {
-    users::user(&block_device(id))
+/// Who uses the block device of this number, if it is this volume's, served or not.
+pub fn user(id: u32, volume: [u8; 16]) -> Option<String> {
+    let found = Control::open().ok()?.find(id).ok()??;
+    (found.mark == mark(volume)).then(|| users::user(&block_device(id)))?
 }
 
 /// Takes away a device that nobody serves, if it is this volume's: its users get errors.
@@ -348,7 +349,7 @@ impl Export for UblkExport {
     }
 
     fn pause(mut self: Box<Self>) {
-        if let Some(user) = user(self.spec.id) {
+        if let Some(user) = users::user(&block_device(self.spec.id)) {
             let export = &self.spec.name;
             tracing::info!(export, "{user}, and waits for the next daemon");
             self.rest();

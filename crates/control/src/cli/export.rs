@@ -201,7 +201,9 @@ impl Create {
             None => None,
         };
         let (socket, file) = match self.kind {
-            ExportKind::VhostUserBlk | ExportKind::NvmeTcp | ExportKind::Nbd | ExportKind::Ublk => (path, None),
+            ExportKind::VhostUserBlk | ExportKind::NvmeTcp | ExportKind::Nbd | ExportKind::Ublk => {
+                (path, None)
+            }
             ExportKind::Fuse => (None, path),
         };
         let block_bytes = self.block.map(|Size(bytes)| u32::try_from(bytes).unwrap_or(u32::MAX));

@@ -15,7 +15,8 @@ use uuid::Uuid;
 
 use crate::api::Done;
 use crate::api::export::{
-    Export, ExportCounters, ExportCreate, ExportLimits, ExportPart, ExportState, LimitsChange,
+    Export, ExportCounters, ExportCreate, ExportKind, ExportLimits, ExportPart, ExportState,
+    LimitsChange,
 };
 use crate::catalog::KnownExport;
 use crate::engine;
@@ -24,7 +25,7 @@ use crate::host::{Host, Running, Serving};
 use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
-use crate::served::{Label, Served, beside, forget};
+use crate::served::{Label, Served, beside, forget, user};
 use crate::socket;
 
 /// Bytes of a virtio block device's serial number.
@@ -81,7 +82,11 @@ impl Host {
         }
         if let Some((user, place)) = user {
             let text = format!("{place} is busy: export {user} listens there");
-            let other = if place.starts_with('/') { "--path" } else { "--listen" };
+            let other = match front.kind() {
+                ExportKind::Ublk => "--id",
+                _ if place.starts_with('/') => "--path",
+                _ => "--listen",
+            };
             return Err(Refusal::conflict(text).fix(format!("name another {other}")));
         }
         Ok(())
@@ -291,8 +296,8 @@ impl Host {
         let export = self.show_export(name).await?;
         let known = self.look(|state| state.catalog.exports.get(name).cloned());
         let known = known.ok_or_else(|| unknown(name))?;
-        let front = known.front.clone();
-        if let Some(user) = beside(move || front.user()).await?.filter(|_| !force) {
+        let its = known.clone();
+        if let Some(user) = beside(move || user(&its)).await?.filter(|_| !force) {
             return Err(Refusal::conflict(format!("{} is in use: {user}", export.place))
                 .fix("end that first, or use --force to take the device away"));
         }

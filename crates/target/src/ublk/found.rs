@@ -57,7 +57,8 @@ mod tests {
     #[test]
     fn what_is_done_about_what_is_there() {
         use Decision::{Add, Recover, Refuse, Replace, Wait};
-        let device = |state, mark, features| DeviceInfo { state, mark, features, ..Default::default() };
+        let device =
+            |state, mark, features| DeviceInfo { state, mark, features, ..Default::default() };
         assert_eq!(decide(None, 7), Add);
         let outcomes = [Replace, Wait, Recover, Recover, Refuse, Refuse];
         for (state, expected) in (0..).zip(outcomes) {

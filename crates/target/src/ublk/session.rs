@@ -49,11 +49,25 @@ impl Share {
 /// What a request that was fetched asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
-    Read { offset: u64, len: u64 },
-    Write { offset: u64, len: u64, durable: bool },
+    Read {
+        offset: u64,
+        len: u64,
+    },
+    Write {
+        offset: u64,
+        len: u64,
+        durable: bool,
+    },
     Flush,
-    Discard { offset: u64, len: u64 },
-    WriteZeroes { offset: u64, len: u64, durable: bool },
+    Discard {
+        offset: u64,
+        len: u64,
+    },
+    WriteZeroes {
+        offset: u64,
+        len: u64,
+        durable: bool,
+    },
     /// With an error number.
     Refuse(i32),
 }

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 pub(super) fn user(name: &str) -> Option<String> {
     seen(name).or_else(|| {
         let mut options = OpenOptions::new();
-        let claimed = options.read(true).custom_flags(libc::O_EXCL).open(Path::new("/dev").join(name));
+        let claimed =
+            options.read(true).custom_flags(libc::O_EXCL).open(Path::new("/dev").join(name));
         let is_busy = claimed.is_err_and(|its| its.raw_os_error() == Some(libc::EBUSY));
         is_busy.then(|| "the kernel has it in use".to_owned())
     })

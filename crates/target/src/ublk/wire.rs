@@ -110,7 +110,9 @@ pub(super) const STATE_FAILING: u16 = 3;
 
 /// `struct ublk_params`, as far as it is of use here.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
 pub(super) struct Parameters {
     pub(super) len: u32,
     pub(super) kinds: u32,
@@ -171,7 +173,9 @@ pub(super) fn padded(command: &(impl IntoBytes + Immutable)) -> [u8; COMMAND_BYT
 
 /// `struct ublksrv_io_desc`: a request as the driver shows it.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable,
+)]
 pub(super) struct Descriptor {
     /// The operation in the lowest byte, flags above.
     pub(super) operation: u32,
