@@ -301,7 +301,7 @@ impl UblkExport {
     fn end(&mut self) {
         self.ended = true;
         let (export, id) = (&self.spec.name, self.spec.id);
-        let hurried = self.lines.ask_all(|session| session.disk().throttle().hurry());
+        let hurried = self.lines.ask_all(Session::expect_end);
         let stopped = self.control.stop(id, patience());
         let close = |session: Rc<Session>| async move { session.close().await };
         let closed =
@@ -419,6 +419,8 @@ fn start_recovery(control: &Control, id: u32) -> Result<(), ExportError> {
         match control.start_recovery(id) {
             Ok(()) => return Ok(()),
             Err(Errno(libc::EBUSY)) => pause(),
+            // A process before has begun with it, and ended over that.
+            Err(Errno(libc::EINVAL)) => return Ok(()),
             Err(errno) => return Err(refused(id, "taken up again", errno)),
         }
     }

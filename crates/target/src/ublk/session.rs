@@ -109,6 +109,7 @@ pub(super) struct Session {
     rested: WaitList,
     /// Another process will serve the device: what is fetched from now on is for that one.
     leaving: Cell<bool>,
+    ending: Cell<bool>,
     /// Of the first FETCH, or of telling an outcome.
     refused: Cell<Option<Errno>>,
 }
@@ -129,6 +130,7 @@ impl Session {
             serving: Cell::new(0),
             rested: WaitList::default(),
             leaving: Cell::new(false),
+            ending: Cell::new(false),
             refused: Cell::new(None),
         });
         for queue in queues {
@@ -154,9 +156,14 @@ impl Session {
         self.refused.get()
     }
 
+    /// The device is about to be stopped, by us.
+    pub(super) fn expect_end(&self) {
+        self.ending.set(true);
+        self.disk.throttle().hurry();
+    }
+
     /// Waits until the driver has given back all commands: the device was stopped.
     pub(super) async fn close(&self) {
-        self.disk.throttle().hurry();
         self.rested.until(self.reactor(), || self.tasks.get() == 0).await;
     }
 
@@ -213,11 +220,18 @@ impl Session {
     }
 
     fn ended(&self, errno: Errno) {
-        // What the driver says when a device was stopped.
-        if errno != Errno(libc::ENODEV) && self.refused.replace(Some(errno)).is_none() {
-            let export = self.disk.name();
-            tracing::warn!(export, "the driver takes no command: {errno}");
-            self.disk.note(Trouble::Initiator(format!("the driver takes no command: {errno}")));
+        let why = match errno {
+            // What the driver says when a device was stopped.
+            Errno(libc::ENODEV) if self.ending.get() => return,
+            Errno(libc::ENODEV) => {
+                "another program has stopped the device; delete the export, and create it anew"
+                    .to_owned()
+            }
+            errno => format!("the driver takes no command: {errno}"),
+        };
+        if self.refused.replace(Some(errno)).is_none() {
+            tracing::warn!(export = self.disk.name(), "{why}");
+            self.disk.note(Trouble::Initiator(why));
         }
     }
 

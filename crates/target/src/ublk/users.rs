@@ -5,6 +5,9 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+/// Who looks at every device that comes or was written to, and is gone in a moment.
+const PASSERS_BY: [&str; 3] = ["(udev-worker)", "systemd-udevd", "udevd"];
+
 /// What uses the block device of this name (`ublkb0`), or a partition on it; `None`: nobody. Who
 /// claims the device at the same moment may be refused it.
 pub(super) fn user(name: &str) -> Option<String> {
@@ -91,14 +94,17 @@ fn process(name: &str) -> Option<String> {
         {
             return Some(found);
         }
+        let program = read(own.join("comm"));
+        if PASSERS_BY.contains(&program.trim()) {
+            return None;
+        }
         let files = own.join("fd");
         let mut names = names_in(&files).into_iter();
         let has_it = names.any(|file| {
             let target = fs::read_link(files.join(file)).unwrap_or_default();
             target.to_str().is_some_and(|its| is_path_of(its, name))
         });
-        let program = || read(own.join("comm"));
-        has_it.then(|| format!("process {process} ({}) has it open", program().trim()))
+        has_it.then(|| format!("process {process} ({}) has it open", program.trim()))
     })
 }
 
