@@ -76,11 +76,14 @@ impl Asked {
     fn read(its: &Descriptor) -> Asked {
         let len = u64::from(its.sectors) * SECTOR_BYTES;
         let durable = its.operation & FLAG_FUA != 0;
+        let operation = its.operation & OPERATION_MASK;
         let Some(offset) = its.first_sector.checked_mul(SECTOR_BYTES) else {
-            return Asked::Refuse(libc::EINVAL);
+            // Of a flush this says nothing, and is the largest number there is.
+            let is_flush = operation == OPERATION_FLUSH;
+            return if is_flush { Asked::Flush } else { Asked::Refuse(libc::EINVAL) };
         };
         let has_data = (1..=u64::from(DATA_BYTES_MAX)).contains(&len);
-        match its.operation & OPERATION_MASK {
+        match operation {
             OPERATION_READ if has_data => Asked::Read { offset, len },
             OPERATION_WRITE if has_data => Asked::Write { offset, len, durable },
             OPERATION_READ | OPERATION_WRITE => Asked::Refuse(libc::EINVAL),
@@ -319,6 +322,7 @@ mod tests {
         // Flags of which nothing is to be made stand beside the one that counts.
         assert_eq!(asked(1 | 1 << 8 | FLAG_FUA, 1, 2048), write(true));
         assert_eq!(asked(2, 0, 0), Asked::Flush);
+        assert_eq!(asked(2, u64::MAX, 0), Asked::Flush);
         assert_eq!(asked(3, 2, 131_072), Asked::Discard { offset: 1024, len: 64 << 20 });
         let zeroes = Asked::WriteZeroes { offset: 0, len: 4096, durable: true };
         assert_eq!(asked(5 | 1 << 15 | FLAG_FUA, 0, 8), zeroes);
