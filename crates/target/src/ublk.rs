@@ -474,12 +474,11 @@ fn start_session(
 }
 
 fn no_driver(error: &io::Error) -> ExportError {
-    let fix = match error.kind() {
-        io::ErrorKind::PermissionDenied => "run the daemon as root",
-        _ => {
-            "`modprobe ublk_drv`, on Linux 6.5 or later; or use --kind nbd, or --kind fuse with a \
-             loop device"
-        }
+    let fix = if error.kind() == io::ErrorKind::PermissionDenied {
+        "run the daemon as root"
+    } else {
+        "`modprobe ublk_drv`, on Linux 6.5 or later; or use --kind nbd, or --kind fuse with a loop \
+         device"
     };
     ExportError::Spec(format!("/dev/ublk-control cannot be opened: {error}; {fix}"))
 }

@@ -82,11 +82,9 @@ impl Host {
         }
         if let Some((user, place)) = user {
             let text = format!("{place} is busy: export {user} listens there");
-            let other = match front.kind() {
-                ExportKind::Ublk => "--id",
-                _ if place.starts_with('/') => "--path",
-                _ => "--listen",
-            };
+            let is_device = front.kind() == ExportKind::Ublk;
+            let other = if place.starts_with('/') { "--path" } else { "--listen" };
+            let other = if is_device { "--id" } else { other };
             return Err(Refusal::conflict(text).fix(format!("name another {other}")));
         }
         Ok(())
