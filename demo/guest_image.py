@@ -1,6 +1,7 @@
 """The guest: Debian 12 with PostgreSQL 15 and fio, and the stock kernel, made once from packages.
 
     guest = guest_image.build(cache)     # at once, if it is there
+    guest = guest_image.build(cache, recipe=guest_image.NEW_KERNEL)
 
 No image is downloaded and no maintainer script runs: mmdebstrap extracts the packages, this file
 adds the few files that scripts would have written, and mke2fs makes a file system of the directory.
@@ -29,9 +30,9 @@ PACKAGES = [
     # extracted alone, nothing is there: also what Debian calls essential must be named
     "bash", "coreutils", "dash", "findutils", "grep", "gzip", "hostname", "libc-bin", "mawk",
     "mount", "procps", "sed", "tar", "util-linux", "util-linux-extra",
-    "busybox-static", "e2fsprogs", "fio", "kmod", "linux-image-amd64", "mdadm", "nvme-cli",
-    "postgresql-15", "xfsprogs",
+    "busybox-static", "e2fsprogs", "fio", "kmod", "xfsprogs",
 ]  # fmt: skip
+BACKPORTS = "bookworm-backports"
 # Nothing in the guest uses these, and they are two thirds of the bytes. LLVM is PostgreSQL's
 # just-in-time compiler, which switches itself off when it is not there.
 UNUSED = [
@@ -42,17 +43,33 @@ UNUSED = [
     "lib/modules/*/kernel/sound",
 ]  # fmt: skip
 DRIVERS_KEPT = {"block", "char", "iommu", "md", "net", "nvme", "scsi", "vfio", "vhost", "virtio"}
-NETWORK_DRIVERS_KEPT = {"net_failover.ko", "virtio_net.ko"}
+NETWORK_DRIVERS_KEPT = {"net_failover", "virtio_net"}
 MODULES_AT_BOOT = ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4"]
 
+ZSTD_MAGIC = bytes.fromhex("28b52ffd")  # RFC 8878, 3.1.1
 BUILD_SECONDS_MAX = 900
 BUILD_BYTES = 3 << 30  # what the build needs at its widest moment
 HERE = Path(__file__).parent / "guest"
+DEBIAN_MIRROR = "http://deb.debian.org/debian"
 DEBIAN_KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
 class BuildError(Exception):
     """The guest could not be built; the message names the fix."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a guest is made of, besides what each has."""
+
+    name: str  # where it is in the cache
+    packages: tuple[str, ...]
+    suites: tuple[str, ...] = ()  # of Debian's archive, besides those of Debian 12
+
+
+USUAL = Recipe("guest", ("linux-image-amd64", "mdadm", "nvme-cli", "postgresql-15"))
+# For what the stock kernel does not have, such as ublk.
+NEW_KERNEL = Recipe("guest-new-kernel", (f"linux-image-amd64/{BACKPORTS}",), (BACKPORTS,))
 
 
 @dataclass(frozen=True)
@@ -65,10 +82,10 @@ class GuestImage:
     key: str
 
 
-def build(cache: Path, say=lambda text: None) -> GuestImage:
+def build(cache: Path, say=lambda text: None, recipe: Recipe = USUAL) -> GuestImage:
     """Gives the guest, building it first if it is not in the cache (a minute or two)."""
     key = recipe_key()
-    home = cache / "guest" / key
+    home = cache / recipe.name / key
     image = GuestImage(home / "vmlinux", home / "initrd", home / "root.img", key)
     home.parent.mkdir(parents=True, exist_ok=True)
     with open(cache / "guest.lock", "w") as lock:
@@ -81,7 +98,7 @@ def build(cache: Path, say=lambda text: None) -> GuestImage:
             raise BuildError(f"building the guest needs {BUILD_BYTES >> 30} GiB free in {cache}")
         work = home.with_suffix(".work")
         try:
-            build_in(work, Tools(work, cache / "guest-build.log"), say)
+            build_in(work, recipe, Tools(work, cache / "guest-build.log"), say)
             shutil.rmtree(work / "files")
             work.rename(home)  # only a whole guest gets the final name
         finally:
@@ -97,13 +114,13 @@ def recipe_key() -> str:
     return recipe.hexdigest()[:12]
 
 
-def build_in(work: Path, tools: "Tools", say) -> None:
+def build_in(work: Path, recipe: Recipe, tools: "Tools", say) -> None:
     files = work / "files"
     files.mkdir(parents=True)
     say("fetching packages")
-    extract_packages(files, tools)
+    extract_packages(files, recipe, tools)
     kernel = next((files / "boot").glob("vmlinuz-*"))
-    (work / "vmlinux").write_bytes(unpack_kernel(kernel.read_bytes()))
+    (work / "vmlinux").write_bytes(unpack_kernel(kernel.read_bytes(), tools))
     release = kernel.name.removeprefix("vmlinuz-")
     say("making the file system")
     prune(files)
@@ -116,11 +133,17 @@ def build_in(work: Path, tools: "Tools", say) -> None:
 # Packages
 
 
-def extract_packages(files: Path, tools: "Tools") -> None:
+def extract_packages(files: Path, recipe: Recipe, tools: "Tools") -> None:
     """Takes the host's own mirrors if they carry Debian 12, else, or if they fail, Debian's."""
+    packages = ",".join([*PACKAGES, *recipe.packages])
     command = [
         "mmdebstrap", "--quiet", "--variant=extract", "--mode=chrootless", "--format=directory",
-        "--architectures=amd64", f"--include={','.join(PACKAGES)}", *apt_proxy_options(),
+        "--architectures=amd64", f"--include={packages}", *apt_proxy_options(),
+        *[
+            f"--setup-hook=echo 'deb [signed-by={DEBIAN_KEYRING}] {DEBIAN_MIRROR} {suite} main' "
+            f'>>"$1"/etc/apt/sources.list.d/{suite}.list'
+            for suite in recipe.suites
+        ],
         "bookworm", str(files),
     ]  # fmt: skip
     sources = host_sources(Path("/etc/apt"))
@@ -196,14 +219,14 @@ def prune(files: Path) -> None:
     for driver in files.glob("lib/modules/*/kernel/drivers/net/*"):
         if driver.is_dir():
             shutil.rmtree(driver)
-        elif driver.name not in NETWORK_DRIVERS_KEPT:
+        elif module_name(driver) not in NETWORK_DRIVERS_KEPT:
             driver.unlink()
 
 
 # Kernel and initramfs
 
 
-def unpack_kernel(bzimage: bytes) -> bytes:
+def unpack_kernel(bzimage: bytes, tools: "Tools") -> bytes:
     """The ELF kernel inside a bzImage, which QEMU enters directly (PVH).
 
     Offsets by the x86 boot protocol: 0x1f1 sectors of set-up code, 0x248 and 0x24c place and length
@@ -212,7 +235,8 @@ def unpack_kernel(bzimage: bytes) -> bytes:
     setup_sectors = bzimage[0x1F1]
     offset, length = struct.unpack_from("<II", bzimage, 0x248)
     start = (setup_sectors + 1) * 512 + offset
-    kernel = lzma.decompress(bzimage[start : start + length - 4])
+    payload = bzimage[start : start + length - 4]
+    kernel = tools.unzstd(payload) if payload.startswith(ZSTD_MAGIC) else lzma.decompress(payload)
     if not kernel.startswith(b"\x7fELF"):
         raise BuildError("the kernel package holds no ELF kernel: has its format changed?")
     return kernel
@@ -227,9 +251,16 @@ def initramfs(files: Path, release: str) -> bytes:
     archive.add_file("init", (HERE / "initramfs.sh").read_bytes(), 0o755)
     base = files / "lib/modules" / release
     for number, module in enumerate(in_load_order(base, MODULES_AT_BOOT)):
-        name = f"modules/{number:02}-{Path(module).name}"
-        archive.add_file(name, (base / module).read_bytes(), 0o644)
+        name = f"modules/{number:02}-{module_name(base / module)}.ko"
+        content = (base / module).read_bytes()
+        is_packed = module.endswith(".xz")
+        archive.add_file(name, lzma.decompress(content) if is_packed else content, 0o644)
     return archive.finish()
+
+
+def module_name(file: Path) -> str:
+    """Newer kernels have their modules packed: `ext4.ko.xz`."""
+    return file.name.partition(".ko")[0]
 
 
 def in_load_order(base: Path, names: list[str]) -> list[str]:
@@ -238,7 +269,7 @@ def in_load_order(base: Path, names: list[str]) -> list[str]:
     for line in (base / "modules.dep").read_text().splitlines():
         module, _, needs = line.partition(":")
         depends[module] = needs.split()
-    by_name = {Path(module).stem.replace("-", "_"): module for module in depends}
+    by_name = {module_name(Path(module)).replace("-", "_"): module for module in depends}
     order: list[str] = []
     for name in names:
         module = by_name.get(name)
@@ -324,6 +355,7 @@ class Tools:
         self.log = log
         # mke2fs and depmod live in /sbin, which is not on every user's path
         path = os.environ["PATH"] + ":/usr/sbin:/sbin"
+        self.work = work
         self.environment = os.environ | {"PATH": path, "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
 
     def run(self, *command: str, text: str = "") -> None:
@@ -347,3 +379,12 @@ class Tools:
             raise BuildError(
                 f"{command[0]} failed while building the guest (log: {self.log}):\n{last}"
             )
+
+    def unzstd(self, packed: bytes) -> bytes:
+        source, target = self.work / "packed.zst", self.work / "packed"
+        source.write_bytes(packed)
+        self.run("zstd", "-q", "-d", "-o", str(target), str(source))
+        source.unlink()
+        unpacked = target.read_bytes()
+        target.unlink()
+        return unpacked

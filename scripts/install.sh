@@ -16,7 +16,7 @@ RUSTUP_INSTALLER=https://static.rust-lang.org/rustup/rustup-init.sh
 CARGO_DENY_VERSION=0.20.2
 
 packages_build="ca-certificates curl gcc libc6-dev"
-packages_demo="debian-archive-keyring e2fsprogs gpg kmod mmdebstrap python3 qemu-system-x86"
+packages_demo="debian-archive-keyring e2fsprogs gpg kmod mmdebstrap python3 qemu-system-x86 zstd"
 packages_test="e2fsprogs fio git libnbd-bin mount qemu-utils util-linux"
 
 main() {

@@ -31,9 +31,14 @@ SECONDS_MAX = 180
 class Guest:
     """A guest with NVMe drives, and a daemon in it."""
 
-    def __init__(self, cleanup: contextlib.ExitStack):
+    def __init__(
+        self,
+        cleanup: contextlib.ExitStack,
+        recipe: guest_image.Recipe = guest_image.USUAL,
+        programs: tuple[Path, ...] = (BINARY, CLIENT),
+    ):
         self.directory = Path(cleanup.enter_context(tempfile.TemporaryDirectory(prefix="ashlar-")))
-        options = [*IOMMU, *self.tools_disk()]
+        options = [*IOMMU, *self.tools_disk(programs)]
         for number in range(DRIVES):
             path = self.directory / f"n{number}.img"
             with open(path, "wb") as drive:
@@ -44,7 +49,7 @@ class Guest:
                 "-device", f"nvme,id=nvme{number},drive=n{number},serial=DRIVE{number},"
                 f"bus=port{number}",
             ]  # fmt: skip
-        image = guest_image.build(CACHE, lambda text: None)
+        image = guest_image.build(CACHE, lambda text: None, recipe)
         self.vm = Vm(
             image, memory="1G", log=self.directory / "console.log", qemu_options=options,
             kernel_options="intel_iommu=on",
@@ -65,11 +70,11 @@ class Guest:
             for number in range(DRIVES)
         }
 
-    def tools_disk(self) -> list[str]:
-        """The daemon and the client come to the guest as a disk."""
+    def tools_disk(self, programs: tuple[Path, ...]) -> list[str]:
+        """The programs come to the guest as a disk."""
         files = self.directory / "files"
         files.mkdir()
-        for program in (BINARY, CLIENT):
+        for program in programs:
             command = ["strip", "-o", str(files / program.name), str(program)]
             subprocess.run(command, check=True, timeout=60)
         size = sum(file.stat().st_size for file in files.iterdir()) * 5 // 4 + (8 << 20)
@@ -99,9 +104,10 @@ class Guest:
         answers = f"{TOOLS}/ashlar --socket /run/api.sock status"
         self.vm.check(f"until {answers} >/dev/null 2>&1; do sleep 0.2; done", SECONDS_MAX)
 
-    def stop_daemon(self) -> None:
+    def stop_daemon(self, signal: str = "TERM") -> None:
         self.vm.check(
-            "pid=$(busybox pidof ashlar) && kill $pid && while [ -e /proc/$pid ]; do sleep 0.1; done",
+            f"pid=$(busybox pidof ashlar) && kill -{signal} $pid && "
+            "while [ -e /proc/$pid ]; do sleep 0.1; done",
             SECONDS_MAX,
         )
 
@@ -164,9 +170,9 @@ class Guest:
 
 
 @contextlib.contextmanager
-def guest():
+def guest(**what):
     with contextlib.ExitStack() as cleanup:
-        made = Guest(cleanup)
+        made = Guest(cleanup, **what)
         try:
             yield made
         except BaseException:

@@ -15,7 +15,7 @@ const LINE_COLUMNS_MAX: usize = 100;
 const DRAWERS: [&str; 7] = ["util", "utils", "common", "helpers", "misc", "manager", "shared"];
 
 /// Files that may contain `unsafe`. Adding one is a decision for a review.
-const UNSAFE_FILES: [&str; 32] = [
+const UNSAFE_FILES: [&str; 35] = [
     "crates/control/src/handover.rs",
     "crates/target/tests/export/hostile.rs",
     "crates/bench/src/client/memory.rs",
@@ -27,6 +27,7 @@ const UNSAFE_FILES: [&str; 32] = [
     "crates/reactor/src/clock.rs",
     "crates/reactor/src/copy.rs",
     "crates/reactor/src/cores.rs",
+    "crates/reactor/src/driver.rs",
     "crates/reactor/src/mailbox.rs",
     "crates/reactor/src/mapping.rs",
     "crates/reactor/src/nvme/bus.rs",
@@ -45,6 +46,8 @@ const UNSAFE_FILES: [&str; 32] = [
     "crates/raid/src/parity.rs",
     "crates/raid/src/parity/avx2.rs",
     "crates/raid/src/parity/avx512.rs",
+    "crates/target/src/ublk/control.rs",
+    "crates/target/src/ublk/descriptors.rs",
     "crates/target/src/vhost/memory.rs",
     "crates/target/tests/export/driver.rs",
     "crates/target/tests/steady/main.rs",

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use ashlar_target::disk::PARTS_MAX;
+use ashlar_target::ublk;
 use ashlar_target::vhost::QUEUES_MAX;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -43,6 +44,12 @@ pub enum Front {
     Fuse {
         file: PathBuf,
     },
+    /// The number is kept: after a crash the kernel has the device still.
+    Ublk {
+        device: u32,
+        block_bytes: u32,
+        queues: u16,
+    },
 }
 
 /// A volume, and how it is offered.
@@ -79,6 +86,11 @@ impl Front {
                 let fix = "name one with --path, where no file is yet, or an empty one";
                 Ok(Front::Fuse { file: file.ok_or_else(|| none().fix(fix))? })
             }
+            ExportKind::Ublk => Ok(Front::Ublk {
+                device: device(asked.device, others)?,
+                block_bytes: block_bytes(asked.block_bytes)?,
+                queues: queues(asked, ublk::QUEUES_MAX)?,
+            }),
         }
     }
 
@@ -88,6 +100,7 @@ impl Front {
             Front::NvmeTcp { .. } => ExportKind::NvmeTcp,
             Front::Nbd { .. } => ExportKind::Nbd,
             Front::Fuse { .. } => ExportKind::Fuse,
+            Front::Ublk { .. } => ExportKind::Ublk,
         }
     }
 
@@ -96,14 +109,16 @@ impl Front {
         match self {
             Front::VhostUserBlk { socket, .. } => Some(socket),
             Front::Nbd { socket, .. } => socket.as_deref(),
-            Front::NvmeTcp { .. } | Front::Fuse { .. } => None,
+            Front::NvmeTcp { .. } | Front::Fuse { .. } | Front::Ublk { .. } => None,
         }
     }
 
     /// Most queues that an initiator may use.
     pub fn queues(&self) -> Option<u16> {
         match self {
-            Front::VhostUserBlk { queues, .. } | Front::NvmeTcp { queues, .. } => Some(*queues),
+            Front::VhostUserBlk { queues, .. }
+            | Front::NvmeTcp { queues, .. }
+            | Front::Ublk { queues, .. } => Some(*queues),
             Front::Nbd { .. } | Front::Fuse { .. } => None,
         }
     }
@@ -111,9 +126,9 @@ impl Front {
     /// How many reactors can serve it at most.
     pub fn parts_max(&self) -> u16 {
         match self {
-            Front::VhostUserBlk { queues, .. } | Front::NvmeTcp { queues, .. } => {
-                (*queues).min(PARTS_MAX)
-            }
+            Front::VhostUserBlk { queues, .. }
+            | Front::NvmeTcp { queues, .. }
+            | Front::Ublk { queues, .. } => (*queues).min(PARTS_MAX),
             Front::Nbd { .. } => PARTS_MAX,
             // Writes of less than a sector must not meet on two.
             Front::Fuse { .. } => 1,
@@ -134,6 +149,7 @@ impl Front {
                 unix.into_iter().chain(tcp).collect::<Vec<_>>().join(" ")
             }
             Front::Fuse { file } => file.display().to_string(),
+            Front::Ublk { device, .. } => ublk::path(*device).display().to_string(),
         }
     }
 
@@ -148,7 +164,7 @@ impl Front {
             let is_one = listen == at && nqn == its && nsid == id;
             return is_one.then(|| format!("namespace {id} of {nqn} at {at}"));
         }
-        let path = self.path().filter(|its| other.path() == Some(its));
+        let path = self.path().filter(|its| other.path().as_ref() == Some(its));
         let address = self.listen().filter(|its| other.listen() == Some(*its));
         let path = path.map(|its| its.display().to_string());
         path.or_else(|| address.map(|its| its.to_string()))
@@ -156,17 +172,20 @@ impl Front {
 
     fn listen(&self) -> Option<SocketAddr> {
         match self {
-            Front::VhostUserBlk { .. } | Front::Fuse { .. } => None,
+            Front::VhostUserBlk { .. } | Front::Fuse { .. } | Front::Ublk { .. } => None,
             Front::NvmeTcp { listen, .. } => Some(*listen),
             Front::Nbd { listen, .. } => *listen,
         }
     }
 
     /// What it makes in the file system.
-    fn path(&self) -> Option<&Path> {
+    fn path(&self) -> Option<PathBuf> {
         match self {
-            Front::VhostUserBlk { .. } | Front::NvmeTcp { .. } | Front::Nbd { .. } => self.socket(),
-            Front::Fuse { file } => Some(file),
+            Front::VhostUserBlk { .. } | Front::NvmeTcp { .. } | Front::Nbd { .. } => {
+                self.socket().map(Path::to_owned)
+            }
+            Front::Fuse { file } => Some(file.clone()),
+            Front::Ublk { device, .. } => Some(ublk::path(*device)),
         }
     }
 
@@ -195,7 +214,10 @@ impl Front {
     pub fn serial(&self) -> Option<String> {
         match self {
             Front::NvmeTcp { nqn, .. } => Some(ashlar_target::nvme_tcp::serial(nqn)),
-            Front::VhostUserBlk { .. } | Front::Nbd { .. } | Front::Fuse { .. } => None,
+            Front::VhostUserBlk { .. }
+            | Front::Nbd { .. }
+            | Front::Fuse { .. }
+            | Front::Ublk { .. } => None,
         }
     }
 
@@ -228,7 +250,7 @@ impl Front {
                 ))
             }
             // A guest has a better way.
-            Front::NvmeTcp { .. } | Front::Fuse { .. } => None,
+            Front::NvmeTcp { .. } | Front::Fuse { .. } | Front::Ublk { .. } => None,
         }
     }
 
@@ -274,11 +296,40 @@ fn queues(asked: &ExportCreate, most: u16) -> Answer<u16> {
     }
 }
 
+/// The number of a new block device: the one that is wanted, or the first that neither the kernel
+/// has nor another export.
+fn device(wanted: Option<u32>, others: &[Offered]) -> Answer<u32> {
+    let is_free = |id: &u32| {
+        let is_its = |front: &Front| matches!(front, Front::Ublk { device, .. } if device == id);
+        !others.iter().any(|(_, front)| is_its(front)) && !ublk::is_taken(*id)
+    };
+    match wanted {
+        Some(id) if id > ublk::ID_MAX => {
+            Err(Refusal::invalid(format!("a block device cannot have the number {id}"))
+                .fix(format!("use 0 to {}", ublk::ID_MAX)))
+        }
+        Some(id) => Ok(id),
+        None => (0..=ublk::ID_MAX)
+            .find(is_free)
+            .ok_or_else(|| Refusal::conflict("all block devices of this kind are taken")),
+    }
+}
+
+fn block_bytes(wanted: Option<u32>) -> Answer<u32> {
+    let [usual, large] = ublk::BLOCK_BYTES;
+    match wanted.unwrap_or(usual) {
+        bytes if bytes == usual || bytes == large => Ok(bytes),
+        bytes => Err(Refusal::invalid(format!("blocks cannot have {bytes} bytes"))
+            .fix(format!("use {usual} or {large}"))),
+    }
+}
+
 /// Nothing that is asked for is passed over.
 fn check_options(asked: &ExportCreate) -> Answer<()> {
-    use ExportKind::{Fuse, Nbd, NvmeTcp, VhostUserBlk};
+    use ExportKind::{Fuse, Nbd, NvmeTcp, Ublk, VhostUserBlk};
+    let is_placed = asked.socket.is_some() && asked.kind == Ublk;
     // Option, whether it is there, for which kinds it is, and what else there is.
-    let options: [(_, _, &[ExportKind], _); 9] = [
+    let options: [(_, _, &[ExportKind], _); 12] = [
         (
             "--listen",
             asked.listen.is_some(),
@@ -300,7 +351,10 @@ fn check_options(asked: &ExportCreate) -> Answer<()> {
             &[NvmeTcp],
             "leave --controller-secret out, or use --kind nvme-tcp",
         ),
-        ("--queues", asked.queues.is_some(), &[VhostUserBlk, NvmeTcp], "leave --queues out"),
+        ("--queues", asked.queues.is_some(), &[VhostUserBlk, NvmeTcp, Ublk], "leave --queues out"),
+        ("--id", asked.device.is_some(), &[Ublk], "leave --id out, or use --kind ublk"),
+        ("--block", asked.block_bytes.is_some(), &[Ublk], "leave --block out, or use --kind ublk"),
+        ("path of its own", is_placed, &[], "its place is /dev/ublkbN: use --id N"),
         ("a socket", asked.socket.is_some(), &[VhostUserBlk, Nbd], "use --listen, or \"file\""),
         ("a file", asked.file.is_some(), &[Fuse], "give its path as \"socket\""),
     ];

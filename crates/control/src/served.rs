@@ -13,10 +13,12 @@ use ashlar_target::limits::{Rate, RateLimits, Rates};
 use ashlar_target::nbd::{NbdExport, NbdSpec};
 use ashlar_target::nvme_tcp::{self, NvmeTcpExport, Ports};
 use ashlar_target::secrets::Secrets;
+use ashlar_target::ublk::{self, UblkExport, UblkSpec};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 
 use crate::api::export::{ExportCounters, ExportLimits};
 use crate::api::traffic::Traffic;
+use crate::catalog::KnownExport;
 use crate::engine::look;
 use crate::front::Front;
 use crate::refusal::{Answer, Refusal};
@@ -113,6 +115,15 @@ impl Served {
         beside(move || export.hand_over()).await.ok().flatten()
     }
 
+    /// The same where another process comes only later, if at all.
+    pub async fn pause(&self) {
+        let export = lock(&self.export).take();
+        let left = beside(move || export.map(|its| its.pause()));
+        if let Err(refusal) = left.await {
+            tracing::error!("an export did not stop in order: {}", refusal.error);
+        }
+    }
+
     /// Finishes what is under way and closes the socket.
     pub async fn stop(&self) {
         let export = lock(&self.export).take();
@@ -161,6 +172,28 @@ fn start(
             let spec = FuseSpec { name, path: file, may_ring: true, limits };
             Ok(Box::new(FuseExport::start(parts, spec)?))
         }
+        Front::Ublk { device, block_bytes, queues } => {
+            let spec = UblkSpec { name, id: device, queues_max: queues, block_bytes, limits };
+            Ok(Box::new(UblkExport::start(parts, spec)?))
+        }
+    }
+}
+
+/// What a process before has left of an export that nobody serves any more goes.
+pub fn forget(known: &KnownExport) -> Answer<()> {
+    match (&known.front, known.volume_uuid) {
+        (Front::Ublk { device, .. }, Some(volume)) => {
+            ublk::forget(*device, volume.into_bytes()).map_err(refusal)
+        }
+        (_, _) => Ok(()),
+    }
+}
+
+/// Who uses an export of a kind that is there without a daemon, too.
+pub fn user(known: &KnownExport) -> Option<String> {
+    match (&known.front, known.volume_uuid) {
+        (Front::Ublk { device, .. }, Some(volume)) => ublk::user(*device, volume.into_bytes()),
+        (_, _) => None,
     }
 }
 

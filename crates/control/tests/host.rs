@@ -69,6 +69,18 @@ fn what_a_kind_cannot_have_is_refused() {
     assert!(refused("--kind fuse --path @/f --queues 2").contains("leave --queues out"));
     assert!(refused("--kind fuse --path @/f --listen 127.0.0.1:1").contains("leave --listen out"));
     assert!(refused("--kind fuse --path @/d0.img").contains("not an empty file"));
+    assert!(refused("--kind nbd --id 3").contains("--kind ublk"));
+    assert!(refused("--block 4096").contains("--kind ublk"));
+    assert!(refused("--kind ublk --path @/f").contains("--id N"));
+    assert!(refused("--kind ublk --listen 127.0.0.1:1").contains("leave --listen out"));
+    assert!(refused("--kind ublk --block 1024").contains("512 or 4096"));
+    assert!(refused("--kind ublk --id 1048576").contains("use 0 to 1048575"));
+    assert!(refused("--kind ublk --queues 65").contains("use 1 to 64"));
+    // Where there is a driver, `tests/test_ublk.py` uses it.
+    if !std::path::Path::new("/dev/ublk-control").exists() {
+        let none = refused("--kind ublk");
+        assert!(none.contains("modprobe ublk_drv") && none.contains("--kind nbd"), "{none}");
+    }
     daemon.misused("export create e --volume v --kind nbd --listen here");
     daemon.ok("export create e --volume v --kind nbd --path @/e.sock --listen 127.0.0.1:34111");
     let clash = daemon.refused("export create f --volume v --kind nbd --listen 127.0.0.1:34111");

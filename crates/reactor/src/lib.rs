@@ -39,4 +39,5 @@ mod model;
 pub mod virtual_time;
 mod lossy;
 pub mod uring;
+pub mod driver;
 pub mod cores;

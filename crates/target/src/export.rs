@@ -129,4 +129,10 @@ pub trait Export: Send {
         drop(self);
         None
     }
+
+    /// The process ends, and another one will come: what can outlive this one, and is in use, is
+    /// left to it. Of most kinds nothing can: they stop as if dropped.
+    fn pause(self: Box<Self>) {
+        drop(self);
+    }
 }

@@ -26,6 +26,8 @@ pub enum ExportKind {
     Nbd,
     /// As a regular file of this host
     Fuse,
+    /// As a block device of this host
+    Ublk,
 }
 
 impl ExportKind {
@@ -76,6 +78,12 @@ pub struct ExportCreate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, write_only)]
     pub controller_secret: Option<Secret>,
+    /// Of `ublk`: number of the block device. Left out: the first that is free.
+    #[serde(default)]
+    pub device: Option<u32>,
+    /// Of `ublk`: bytes of a block, 512 or 4096. Left out: 512.
+    #[serde(default)]
+    pub block_bytes: Option<u32>,
     /// Most queues an initiator may use. Left out: as many as there can be.
     #[serde(default)]
     pub queues: Option<u16>,

@@ -98,6 +98,12 @@ pub struct Create {
     /// nvme-tcp: the subsystem's own secret, for hosts that want a proof of it
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
     controller_secret: Option<PathBuf>,
+    /// ublk: number of the block device, /dev/ublkbN; left out: the first that is free
+    #[arg(long, value_name = "N")]
+    id: Option<u32>,
+    /// ublk: bytes of a block, 512 or 4096; left out: 512
+    #[arg(long, value_name = "SIZE")]
+    block: Option<Size>,
     /// Most queues a guest may use
     #[arg(long)]
     queues: Option<u16>,
@@ -268,12 +274,15 @@ impl Create {
             None => None,
         };
         let (socket, file) = match self.kind {
-            ExportKind::VhostUserBlk | ExportKind::NvmeTcp | ExportKind::Nbd => (path, None),
+            ExportKind::VhostUserBlk | ExportKind::NvmeTcp | ExportKind::Nbd | ExportKind::Ublk => {
+                (path, None)
+            }
             ExportKind::Fuse => (None, path),
         };
         let host_secrets = read_secrets(self.host_secrets)?;
         let controller_secret = read_secret(self.controller_secret.as_deref())?;
-        let Create { name, volume, kind, listen, nqn, nsid, hosts, queues, .. } = self;
+        let block_bytes = self.block.map(|Size(bytes)| u32::try_from(bytes).unwrap_or(u32::MAX));
+        let Create { name, volume, kind, listen, nqn, nsid, hosts, id: device, queues, .. } = self;
         let (cores, limits) = (self.cores.map(|CpuList(cpus)| cpus), self.limits.change());
         Ok(ExportCreate {
             name,
@@ -287,6 +296,8 @@ impl Create {
             hosts,
             host_secrets,
             controller_secret,
+            device,
+            block_bytes,
             queues,
             cores,
             limits,

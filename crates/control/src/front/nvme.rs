@@ -113,7 +113,8 @@ fn number(
         Front::NvmeTcp { .. }
         | Front::VhostUserBlk { .. }
         | Front::Nbd { .. }
-        | Front::Fuse { .. } => None,
+        | Front::Fuse { .. }
+        | Front::Ublk { .. } => None,
     });
     let known: Vec<(Uuid, u32, SocketAddr)> = of_subsystem.collect();
     let same = known.iter().find(|(its, _, _)| *its == volume);

@@ -16,8 +16,8 @@ use uuid::Uuid;
 
 use crate::api::Done;
 use crate::api::export::{
-    Export, ExportCounters, ExportCreate, ExportLimits, ExportPart, ExportState, LimitsChange,
-    SecretsChange,
+    Export, ExportCounters, ExportCreate, ExportKind, ExportLimits, ExportPart, ExportState,
+    LimitsChange, SecretsChange,
 };
 use crate::catalog::KnownExport;
 use crate::engine;
@@ -26,7 +26,7 @@ use crate::host::{Host, Running, Serving};
 use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
-use crate::served::{Label, Served, beside};
+use crate::served::{Label, Served, beside, forget, user};
 use crate::socket;
 
 /// Bytes of a virtio block device's serial number.
@@ -83,7 +83,9 @@ impl Host {
         }
         if let Some((user, place)) = user {
             let text = format!("{place} is busy: export {user} listens there");
+            let is_device = front.kind() == ExportKind::Ublk;
             let other = if place.starts_with('/') { "--path" } else { "--listen" };
+            let other = if is_device { "--id" } else { other };
             return Err(Refusal::conflict(text).fix(format!("name another {other}")));
         }
         Ok(())
@@ -259,12 +261,17 @@ impl Host {
 
     /// Ends an export's service: requests under way are finished first.
     async fn stop_export(&self, name: &str) {
-        let serving = self.look(|state| {
+        let (serving, stopping) = self.look(|state| {
             state.down.remove(name);
-            state.exports.remove(name)
+            (state.exports.remove(name), state.stopping)
         });
         let Some(Serving { home, parts, served, .. }) = serving else { return };
-        served.stop().await;
+        // Of a daemon that ends, the next one takes up what is in use.
+        if stopping {
+            served.pause().await;
+        } else {
+            served.stop().await;
+        }
         self.withdraw_volumes(home, parts).await;
         tracing::info!(export = name, "export stopped");
     }
@@ -328,15 +335,27 @@ impl Host {
     pub async fn delete_export(&self, name: &str, force: bool) -> Answer<Done> {
         let _change = self.begin().await?;
         let export = self.show_export(name).await?;
+        let known = self.look(|state| state.catalog.exports.get(name).cloned());
+        let known = known.ok_or_else(|| unknown(name))?;
+        let its = known.clone();
+        if let Some(user) = beside(move || user(&its)).await?.filter(|_| !force) {
+            return Err(Refusal::conflict(format!("{} is in use: {user}", export.place))
+                .fix("end that first, or use --force to take the device away"));
+        }
         if export.state == ExportState::Connected && !force {
             return Err(Refusal::conflict(format!("export {name} is used by a guest"))
                 .fix("shut the guest down first, or use --force to take its disk away"));
         }
+        self.erase_export(name, known).await?;
+        Ok(Done::default())
+    }
+
+    async fn erase_export(&self, name: &str, known: KnownExport) -> Answer<()> {
         self.record(|catalog| {
             catalog.exports.remove(name);
         })?;
         self.stop_export(name).await;
-        Ok(Done::default())
+        beside(move || forget(&known)).await?
     }
 
     fn exports_of(&self, array: Uuid) -> Vec<(String, KnownExport)> {
@@ -410,11 +429,8 @@ impl Host {
     }
 
     pub(super) async fn delete_exports_of(&self, array: Uuid) -> Answer<()> {
-        for (name, _) in self.exports_of(array) {
-            self.record(|catalog| {
-                catalog.exports.remove(&name);
-            })?;
-            self.stop_export(&name).await;
+        for (name, known) in self.exports_of(array) {
+            self.erase_export(&name, known).await?;
         }
         Ok(())
     }
