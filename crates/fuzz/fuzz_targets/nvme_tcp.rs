@@ -19,6 +19,7 @@ static EXPORT: LazyLock<NvmeTcpExport> = LazyLock::new(|| {
         queues_max: 4,
         atomic_bytes: 0,
         limits: served::limits(),
+        secrets: Default::default(),
     };
     NvmeTcpExport::start(&Ports::default(), served::parts(), spec).unwrap()
 });

@@ -48,7 +48,8 @@ fn secrets(
         Front::NvmeTcp { .. }
         | Front::VhostUserBlk { .. }
         | Front::Nbd { .. }
-        | Front::Fuse { .. } => None,
+        | Front::Fuse { .. }
+        | Front::Ublk { .. } => None,
     });
     let another = |of: &str| {
         Refusal::conflict(format!("{of} has another secret in {nqn} already")).fix(
