@@ -442,11 +442,12 @@ impl UringBackend {
         Some(LOOK_EVERY)
     }
 
-    fn end(&mut self, tag: Tag, done: Done) {
+    fn end(&mut self, tag: Tag, mut done: Done) {
         if let Tag::Device { device, .. } = tag
             && let Some(file) = self.file(device)
         {
             file.gauge.ended();
+            done.outcome = file.meant_by(done.outcome);
         }
         self.finished.push(done);
     }

@@ -15,7 +15,9 @@
 //! `UringBackend::reap` if it has completions of its own.
 
 use std::fs::File;
+use std::io::{Seek, SeekFrom};
 use std::os::fd::{AsRawFd, RawFd};
+use std::os::unix::fs::FileTypeExt;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -25,7 +27,7 @@ use crate::null::Null;
 use crate::nvme::generic::Generic;
 use crate::nvme::lent::Lent;
 use crate::nvme::remote::device::RemoteDevice;
-use crate::op::Op;
+use crate::op::{Errno, Op, Outcome};
 use crate::ram::{Lender, Ram};
 use crate::uring::entry::Target;
 use crate::uring::gauges::{DeviceGauge, Use};
@@ -94,6 +96,20 @@ impl FileDevice {
     /// Where the ring for commands has it.
     pub(super) fn passthrough_place(&self) -> Option<i32> {
         i32::try_from(self.place).ok().filter(|_| self.in_passthrough_table)
+    }
+
+    /// The kernel says of a write to a block device that was taken out that there is no space. One
+    /// that is thin, and full, still has its size.
+    pub(super) fn meant_by(&self, outcome: Outcome) -> Outcome {
+        match outcome {
+            Err(Errno(libc::ENOSPC)) if self.is_taken_out() => Err(Errno(libc::ENODEV)),
+            told => told,
+        }
+    }
+
+    fn is_taken_out(&self) -> bool {
+        let is_device = self.file.metadata().is_ok_and(|its| its.file_type().is_block_device());
+        is_device && (&*self.file).seek(SeekFrom::End(0)).is_ok_and(|bytes| bytes == 0)
     }
 
     pub(super) fn target(&self) -> Target {

@@ -473,3 +473,53 @@ fn bell(count: u64) -> EventFd {
     bell.write(count).unwrap();
     bell
 }
+
+/// A block device on a file; `None`: nobody here may make one.
+struct Loop {
+    device: String,
+    backing: std::path::PathBuf,
+}
+
+impl Loop {
+    fn new() -> Option<Loop> {
+        let name = format!("ashlar-uring-loop-{}", std::process::id());
+        let backing = std::env::temp_dir().join(name);
+        File::create(&backing).unwrap().set_len(FILE_BYTES).unwrap();
+        let made = losetup(&["--find", "--show", backing.to_str().unwrap()]);
+        made.map(|device| Loop { device: device.trim().to_owned(), backing })
+    }
+
+    fn resize(&self, bytes: u64) {
+        File::options().write(true).open(&self.backing).unwrap().set_len(bytes).unwrap();
+        losetup(&["--set-capacity", &self.device]).unwrap();
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = (losetup(&["--detach", &self.device]), std::fs::remove_file(&self.backing));
+    }
+}
+
+fn losetup(arguments: &[&str]) -> Option<String> {
+    let output = std::process::Command::new("losetup").args(arguments).output().ok()?;
+    output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
+}
+
+#[test]
+fn a_block_device_that_was_taken_out_is_gone_and_not_full() {
+    let Some(drive) = Loop::new() else {
+        println!("not tried: `losetup` makes no block device here");
+        return;
+    };
+    let mut rig = Rig::new(Settings::default());
+    let file = File::options().read(true).write(true).open(&drive.device).unwrap();
+    let device = rig.backend.register(Device::File { file: Arc::new(file) });
+    let op = Op::Write { device, offset: BLOCK, from: rig.block(1) };
+    assert_eq!(rig.outcome(&op), Ok(BLOCK));
+    // Beyond the end of what is there the kernel has no space.
+    drive.resize(BLOCK);
+    assert_eq!(rig.outcome(&op), Err(Errno(libc::ENOSPC)));
+    drive.resize(0);
+    assert_eq!(rig.outcome(&op), Err(Errno(libc::ENODEV)));
+}
