@@ -413,6 +413,19 @@ fn any_other_order_fails() {
 }
 
 #[test]
+fn without_a_turn_nothing_is_worked_out() {
+    let take = |group: Group, turn: fn() -> Option<()>| {
+        let mut pair = Pair::new(None, None, Offer { groups: vec![group], ..Offer::default() });
+        pair.controller.take_in_turn(&pair.host.negotiate(), turn);
+        pair.controller.give()
+    };
+    let refused = take(Group::Ffdhe2048, || None);
+    assert_eq!((refused[1], refused[7]), (0xf1, Failure::Failed as u8));
+    assert_ne!(take(Group::Ffdhe2048, || Some(()))[1], 0xf1);
+    assert_ne!(take(Group::Null, || panic!("there is nothing to wait for"))[1], 0xf1);
+}
+
+#[test]
 fn messages_of_another_length_or_content_fail() {
     let (_, sent) = after(2);
     for len in 0..sent[2].len() + 2 {
