@@ -220,8 +220,16 @@ fn a_secret_outlives_the_export_that_it_was_given_to() {
     target.ok("export delete i");
     host.refused(&both.attach(""));
     both.target.stop();
+    // As a daemon would have left it that gave it to some exports only.
+    let path = both.target.path("state/catalog.json");
+    let mut catalog: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let front = catalog["exports"]["e"]["front"]["nvme-tcp"].as_object_mut().unwrap();
+    assert!(front.remove("secrets").is_some());
+    std::fs::write(&path, catalog.to_string()).unwrap();
     both.target.start_again();
-    let Both { host, .. } = &both;
+    let Both { target, host, nqn, .. } = &both;
+    assert_eq!(target.json("export show e")["nvme"]["hosts_with_secret"][0], **nqn);
     assert!(host.refused(&both.attach("")).contains("was given no secret"));
     host.ok(&both.attach("--secret @/good"));
 }
