@@ -26,7 +26,7 @@ use crate::size::Size;
 #[derive(Subcommand)]
 pub enum Command {
     /// Offer a volume to a guest, or to hosts on the network
-    Create(Create),
+    Create(Box<Create>),
     /// Withdraw an export
     Delete {
         /// Its name
