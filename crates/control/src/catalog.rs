@@ -17,9 +17,10 @@ use uuid::Uuid;
 
 use crate::api::drive::DriveSource;
 use crate::api::export::ExportLimits;
-use crate::front::Front;
+use crate::front::{Front, nvme};
 use crate::refusal::{Answer, Refusal};
 use crate::remote::Credentials;
+use crate::secret::KeptSecrets;
 
 const FILE: &str = "catalog.json";
 const LOCK: &str = "lock";
@@ -139,6 +140,27 @@ impl Default for Catalog {
 }
 
 impl Catalog {
+    /// Has each export know the secrets that its hosts have in its subsystem.
+    pub fn spread_secrets(&mut self) {
+        let nqns: BTreeSet<String> = (self.exports.values())
+            .filter_map(|export| export.front.subsystem().map(str::to_owned))
+            .collect();
+        for nqn in nqns {
+            let all = self.secrets_of(&nqn);
+            self.give_secrets(&nqn, &all);
+        }
+    }
+
+    /// Of a subsystem.
+    pub fn secrets_of(&self, nqn: &str) -> KeptSecrets {
+        nvme::known_secrets(nqn, self.exports.values().map(|export| &export.front))
+    }
+
+    /// To the exports of a subsystem.
+    pub fn give_secrets(&mut self, nqn: &str, all: &KeptSecrets) {
+        nvme::give_secrets(nqn, all, self.exports.values_mut().map(|export| &mut export.front));
+    }
+
     pub fn array_named(&self, name: &str) -> Option<(Uuid, &KnownArray)> {
         self.arrays.iter().find(|(_, array)| array.name == name).map(|(uuid, array)| (*uuid, array))
     }
@@ -215,8 +237,10 @@ impl StateDirectory {
             }
             serde_json::from_value::<Catalog>(stored)
         });
-        let catalog = catalog.map_err(damaged)?;
-        Ok(Catalog { version: VERSION, ..catalog })
+        let mut catalog = Catalog { version: VERSION, ..catalog.map_err(damaged)? };
+        // Those who wrote it may not have.
+        catalog.spread_secrets();
+        Ok(catalog)
     }
 
     /// Replaces the stored catalog, durably.

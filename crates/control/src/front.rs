@@ -189,6 +189,17 @@ impl Front {
         }
     }
 
+    /// Of which subsystem it is a namespace, if of any.
+    pub fn subsystem(&self) -> Option<&str> {
+        match self {
+            Front::NvmeTcp { nqn, .. } => Some(nqn),
+            Front::VhostUserBlk { .. }
+            | Front::Nbd { .. }
+            | Front::Fuse { .. }
+            | Front::Ublk { .. } => None,
+        }
+    }
+
     /// As NVMe hosts find it.
     pub fn nvme(&self) -> Option<NvmeNamespace> {
         let Front::NvmeTcp { listen, nqn, nsid, hosts, secrets, .. } = self else { return None };
@@ -205,7 +216,13 @@ impl Front {
             connect: format!(
                 "nvme connect -t tcp -a {address} -s {} -n {nqn}{}",
                 listen.port(),
-                if secrets.hosts.is_empty() { "" } else { " --dhchap-secret=\"$(cat FILE)\"" }
+                match (secrets.hosts.is_empty(), &secrets.controller) {
+                    (true, _) => "",
+                    (false, None) => " --dhchap-secret=\"$(cat FILE)\"",
+                    (false, Some(_)) =>
+                        " --dhchap-secret=\"$(cat FILE)\" \
+                         --dhchap-ctrl-secret=\"$(cat CONTROLLER-FILE)\"",
+                }
             ),
         })
     }

@@ -92,13 +92,16 @@ fn a_host_proves_who_it_is_and_does_so_again_after_a_restart() {
     assert_eq!(shown["hosts"][0], **nqn);
     assert_eq!(shown["hosts_with_secret"][0], **nqn);
     assert_eq!(shown["controller_secret"], true);
-    assert!(shown["connect"].as_str().unwrap().contains("--dhchap-secret"));
+    let connect = shown["connect"].as_str().unwrap();
+    assert!(connect.contains("--dhchap-secret") && connect.contains("--dhchap-ctrl-secret"));
     assert!(target.ok("export show e").contains(&format!("secrets   of {nqn}, of the subsystem")));
 
     let without = host.refused(&both.attach(""));
     assert!(without.contains("was given no secret") && without.contains("--secret FILE"));
     let wrong = host.refused(&both.attach("--secret @/bad"));
     assert!(wrong.contains("authentication failed") && wrong.contains(nqn), "{wrong}");
+    let log = target.log();
+    assert!(log.contains(&format!("\"{nqn}\"")), "{log}");
     let wrong = host.refused(&both.attach("--secret @/good --controller-secret @/bad"));
     assert!(wrong.contains("does not prove who it is"), "{wrong}");
     host.ok(&both.attach("--secret @/good --controller-secret @/own"));
@@ -139,7 +142,18 @@ fn what_makes_no_sense_is_refused_with_the_fix() {
         (format!("{second} --host-secret {OTHER}=@/missing"), "gen-secret"),
         (format!("{second} --host-secret {OTHER}=@/d0.img"), "gen-secret"),
         (format!("{second} --host-secret x=@/new"), "nqn.YYYY-MM"),
-        (format!("{second} --controller-secret @/own"), "--host-secret NQN=FILE"),
+        (
+            format!("{second} --controller-secret @/own").replace(SUBSYSTEM, OTHER),
+            "--host-secret NQN=FILE",
+        ),
+        (
+            format!("export set e --host-secret {nqn}=@/new --host-secret {nqn}=@/good"),
+            "one --host-secret",
+        ),
+        (
+            format!("export set e --host-secret {nqn}=@/new --no-host-secret {nqn}"),
+            "leave out its --host-secret",
+        ),
         (format!("export set e --host-secret {SUBSYSTEM}=@/new"), "create it anew"),
         ("export create g --volume w --controller-secret @/own".into(), "--kind nvme-tcp"),
         (format!("export create g --volume w --host-secret {nqn}=@/own"), "--kind nvme-tcp"),
@@ -162,6 +176,62 @@ fn what_makes_no_sense_is_refused_with_the_fix() {
     std::fs::set_permissions(target.path("own"), PermissionsExt::from_mode(0o644)).unwrap();
     let said = target.run("export set e --controller-secret @/own");
     assert!(String::from_utf8_lossy(&said.stderr).contains("chmod 600"), "{said:?}");
+}
+
+#[test]
+fn a_secret_outlives_the_export_that_it_was_given_to() {
+    let mut both = Both::start();
+    ["good", "own", "new"].into_iter().for_each(|name| both.secret(name));
+    let Both { target, host, nqn, .. } = &both;
+    let with_secret = |name: &str| {
+        let shown = target.json(&format!("export show {name}"));
+        shown["nvme"]["hosts_with_secret"].as_array().unwrap().len()
+    };
+    for volume in ["w", "x", "y"] {
+        target.ok(&format!("volume create {volume} --array a --size 8M"));
+    }
+    let create = |name: &str, volume: &str, more: &str| {
+        target.ok(&both.create(name, more).replace("--volume v", &format!("--volume {volume}")));
+    };
+    // Older, and without a secret.
+    create("e", "v", &format!("--host {nqn}"));
+    create("f", "w", &format!("--host {nqn}"));
+    target.ok(&format!("export set f --host-secret {nqn}=@/good --controller-secret @/own"));
+    // One for another host, and one for all: neither is in the way of a change.
+    create("g", "x", &format!("--host {OTHER}"));
+    create("h", "y", "");
+    target.ok("export set f --controller-secret @/new");
+    assert_eq!(["e", "f", "g", "h"].map(with_secret), [1, 1, 0, 1]);
+    target.ok("export delete f");
+    assert!(host.refused(&both.attach("")).contains("was given no secret"));
+    host.ok(&both.attach("--secret @/good --controller-secret @/new"));
+    host.ok("drive detach far");
+    target.ok(&format!("export set e --no-host-secret {nqn}"));
+    assert_eq!(["e", "g", "h"].map(with_secret), [0, 0, 0]);
+    host.ok(&both.attach(""));
+    host.ok("drive detach far");
+    // By a new one, elsewhere.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    target.ok(&format!(
+        "export create i --volume w --listen {port} --nqn {SUBSYSTEM} --kind nvme-tcp \
+         --host-secret {nqn}=@/good"
+    ));
+    assert_eq!(["e", "g", "h"].map(with_secret), [1, 0, 1]);
+    target.ok("export delete i");
+    host.refused(&both.attach(""));
+    both.target.stop();
+    // As a daemon would have left it that gave it to some exports only.
+    let path = both.target.path("state/catalog.json");
+    let mut catalog: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let front = catalog["exports"]["e"]["front"]["nvme-tcp"].as_object_mut().unwrap();
+    assert!(front.remove("secrets").is_some());
+    std::fs::write(&path, catalog.to_string()).unwrap();
+    both.target.start_again();
+    let Both { target, host, nqn, .. } = &both;
+    assert_eq!(target.json("export show e")["nvme"]["hosts_with_secret"][0], **nqn);
+    assert!(host.refused(&both.attach("")).contains("was given no secret"));
+    host.ok(&both.attach("--secret @/good"));
 }
 
 #[test]

@@ -119,8 +119,8 @@ pub trait Export: Send {
     /// all. Most protocols have no word for that.
     fn set_atomic_bytes(&self, _bytes: u32) {}
 
-    /// From now on this is what has to be proven by who connects; who is connected stays so. Most
-    /// protocols have no way to prove anything.
+    /// From now on this is what has to be proven by who connects; who is connected stays so, unless
+    /// it has to prove something now and never did. Most protocols have no way to prove anything.
     fn set_secrets(&self, _secrets: &Secrets) {}
 
     /// Comes to rest as if dropped, but whoever is connected stays so: for a process that takes the

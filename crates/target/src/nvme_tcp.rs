@@ -56,7 +56,7 @@ use crate::limits::RateLimits;
 use crate::line::{Line, Lines};
 use crate::nvme_tcp::branch::Branch;
 use crate::nvme_tcp::namespace::{Namespace, Tally};
-use crate::nvme_tcp::port::{Access, House, Port, Subsystem};
+use crate::nvme_tcp::port::{House, Port, Subsystem};
 use crate::secrets::Secrets;
 
 /// Most I/O queues of one controller.
@@ -76,7 +76,9 @@ pub struct ExportSpec {
     pub namespace: Option<u32>,
     /// The hosts that may see it; none: any.
     pub hosts: Vec<String>,
-    /// What has to be proven; each host of these is one of `hosts`.
+    /// What has to be proven, in all of the subsystem; each host of these is one of `hosts`. What
+    /// the subsystem knows of other hosts stays, and of these it goes when none of its namespaces
+    /// is theirs any more.
     pub secrets: Secrets,
     /// Most I/O queues of one host: 1 to [`QUEUES_MAX`].
     pub queues_max: u16,
@@ -182,9 +184,8 @@ impl Export for NvmeTcpExport {
         let open = self.ports.open();
         let Some(its) = open.get(&self.spec.listen) else { return };
         let mut inner = its.port.inner();
-        let subsystem = inner.subsystems.get_mut(&self.spec.subsystem);
-        if let Some(access) = subsystem.and_then(|its| its.namespaces.get_mut(&self.namespace)) {
-            access.secrets = secrets.clone();
+        if let Some(subsystem) = inner.subsystems.get_mut(&self.spec.subsystem) {
+            subsystem.set_secrets(&self.spec.hosts, secrets);
         }
     }
 
@@ -212,7 +213,7 @@ impl Drop for NvmeTcpExport {
             inner.generation += 1;
             let subsystem = inner.subsystems.get_mut(&self.spec.subsystem);
             let left = subsystem.map(|its| {
-                its.namespaces.remove(&self.namespace);
+                its.remove_namespace(self.namespace);
                 its.namespaces.len()
             });
             // Nobody connects to it any more.
@@ -245,8 +246,8 @@ fn check(spec: &ExportSpec, parts: usize) -> Result<u16, ExportError> {
     if spec.hosts.len() > HOSTS_MAX {
         return refuse(format!("{} hosts; {HOSTS_MAX} are possible", spec.hosts.len()));
     }
-    let is_host = |name: &&String| !spec.hosts.contains(name);
-    if let Some(host) = spec.secrets.hosts.keys().find(is_host) {
+    let is_stranger = |name: &&String| !spec.hosts.is_empty() && !spec.hosts.contains(name);
+    if let Some(host) = spec.secrets.hosts.keys().find(is_stranger) {
         return refuse(format!("{host} has a secret, and is none of the hosts that may connect"));
     }
     if spec.subsystem == DISCOVERY_NQN {
@@ -299,6 +300,7 @@ fn add(
         Some(known) => known.clone(),
         None => make_branches(&cores)?,
     };
+    let before = require_proofs(port, spec, id);
     let tally = Tally::new(parts.len());
     for (index, part) in parts.into_iter().enumerate() {
         let line = line_of(port, spec, &lines, &cores, &part.core);
@@ -306,8 +308,9 @@ fn add(
         if !add.to(line, part, spec) {
             let remove = move |branch: Rc<Branch>| async move { branch.remove(id).await };
             let _ = lines.ask_all_and_wait(remove);
-            if known.is_none() {
-                lines.withdraw();
+            match before {
+                Some(before) => forget(port, spec, id, before),
+                None => lines.withdraw(),
             }
             return Err(ExportError::NoVolume);
         }
@@ -321,12 +324,30 @@ fn add(
         cores,
         queues_max: spec.queues_max,
         namespaces: BTreeMap::new(),
+        secrets: Secrets::default(),
         controllers: Vec::new(),
     });
     subsystem.queues_max = subsystem.queues_max.max(spec.queues_max);
-    let access = Access { hosts: spec.hosts.clone(), secrets: spec.secrets.clone() };
-    subsystem.namespaces.insert(id, access);
+    subsystem.add_namespace(id, &spec.hosts, &spec.secrets);
     Ok((id, lines))
+}
+
+/// Has a subsystem that is there ask for the proofs of a new namespace before any queue reaches
+/// that; the secrets of before. `None`: there is no such subsystem yet, and nobody is connected.
+fn require_proofs(port: &Port, spec: &ExportSpec, id: u32) -> Option<Secrets> {
+    let mut inner = port.inner();
+    let subsystem = inner.subsystems.get_mut(&spec.subsystem)?;
+    let before = subsystem.secrets.clone();
+    subsystem.add_namespace(id, &spec.hosts, &spec.secrets);
+    Some(before)
+}
+
+/// Takes back what [`require_proofs`] did.
+fn forget(port: &Port, spec: &ExportSpec, id: u32, before: Secrets) {
+    if let Some(subsystem) = port.inner().subsystems.get_mut(&spec.subsystem) {
+        subsystem.remove_namespace(id);
+        subsystem.secrets = before;
+    }
 }
 
 /// The number that a namespace gets, and the branches of its subsystem if there is one.

@@ -95,8 +95,9 @@ pub struct ExportCreate {
     pub limits: LimitsChange,
 }
 
-/// What hosts have to prove when they connect from now on; who is connected stays so. What is left
-/// out stays as it is. It holds for all exports of the subsystem.
+/// What hosts have to prove when they connect from now on; who is connected stays so, but for hosts
+/// that never proved anything and have to now. What is left out stays as it is. It holds for all
+/// exports of the subsystem.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SecretsChange {

@@ -26,7 +26,7 @@ use crate::size::Size;
 #[derive(Subcommand)]
 pub enum Command {
     /// Offer a volume to a guest, or to hosts on the network
-    Create(Create),
+    Create(Box<Create>),
     /// Withdraw an export
     Delete {
         /// Its name
@@ -116,7 +116,7 @@ pub struct Create {
 }
 
 /// What hosts have to prove when they connect from now on, in all exports of the subsystem. Who is
-/// connected stays so.
+/// connected stays so, but for hosts that never proved anything and have to now.
 #[derive(Args)]
 pub struct Secrets {
     /// nvme-tcp: the secret of a host that may use it is now the one in the file
@@ -149,6 +149,10 @@ fn secret_of_host(text: &str) -> Result<SecretOfHost, String> {
 fn read_secrets(of: Vec<SecretOfHost>) -> Answer<BTreeMap<String, Secret>> {
     let mut secrets = BTreeMap::new();
     for SecretOfHost { nqn, file } in of {
+        if secrets.contains_key(&nqn) {
+            return Err(Refusal::invalid(format!("{nqn} is given two secrets"))
+                .fix("name it in one --host-secret"));
+        }
         let secret = read_secret(Some(&file))?;
         secrets.extend(secret.map(|secret| (nqn, secret)));
     }
@@ -158,6 +162,10 @@ fn read_secrets(of: Vec<SecretOfHost>) -> Answer<BTreeMap<String, Secret>> {
 impl Secrets {
     fn change(self) -> Answer<SecretsChange> {
         let new = read_secrets(self.host_secrets)?;
+        if let Some(nqn) = self.no_host_secrets.iter().find(|its| new.contains_key(*its)) {
+            return Err(Refusal::invalid(format!("{nqn} is given a secret, and is to have none"))
+                .fix("leave out its --host-secret, or its --no-host-secret"));
+        }
         let gone = self.no_host_secrets.into_iter().map(|nqn| (nqn, None));
         let new = new.into_iter().map(|(nqn, secret)| (nqn, Some(secret)));
         Ok(SecretsChange {

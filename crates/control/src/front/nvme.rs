@@ -31,8 +31,57 @@ pub fn front(asked: &ExportCreate, volume: Uuid, others: &[Offered]) -> Answer<F
     Ok(Front::NvmeTcp { listen, nqn, nsid, hosts, secrets, queues })
 }
 
-/// Those that are asked for, and those that its hosts have in the subsystem already: a host proves
-/// who it is to a subsystem, not to a namespace.
+/// Whether a host may use an export of these.
+fn is_host(hosts: &[String], host: &String) -> bool {
+    hosts.is_empty() || hosts.contains(host)
+}
+
+/// All secrets of a subsystem: a host proves who it is to that, not to a namespace.
+pub fn known_secrets<'a>(nqn: &str, fronts: impl Iterator<Item = &'a Front>) -> KeptSecrets {
+    let mut all = KeptSecrets::default();
+    for its in fronts.filter_map(|front| secrets_in(front, nqn)) {
+        for (host, secret) in &its.hosts {
+            all.hosts.entry(host.clone()).or_insert_with(|| secret.clone());
+        }
+        all.controller = all.controller.or_else(|| its.controller.clone());
+    }
+    all
+}
+
+/// `None`: it is of another subsystem.
+fn secrets_in<'a>(front: &'a Front, nqn: &str) -> Option<&'a KeptSecrets> {
+    match front {
+        Front::NvmeTcp { nqn: its, secrets, .. } if its == nqn => Some(secrets),
+        Front::NvmeTcp { .. }
+        | Front::VhostUserBlk { .. }
+        | Front::Nbd { .. }
+        | Front::Fuse { .. }
+        | Front::Ublk { .. } => None,
+    }
+}
+
+/// Of all that are known, those of an export with these hosts. Each export has all of its hosts',
+/// so that none of them depends on another one.
+pub fn secrets_for(hosts: &[String], all: &KeptSecrets) -> KeptSecrets {
+    let its = all.hosts.iter().filter(|(host, _)| is_host(hosts, host));
+    KeptSecrets {
+        hosts: its.map(|(host, secret)| (host.clone(), secret.clone())).collect(),
+        controller: all.controller.clone(),
+    }
+}
+
+/// Gives the exports of a subsystem what they have to know of these.
+pub fn give_secrets<'a>(nqn: &str, all: &KeptSecrets, fronts: impl Iterator<Item = &'a mut Front>) {
+    for front in fronts {
+        if let Front::NvmeTcp { nqn: its, hosts, secrets, .. } = front
+            && its == nqn
+        {
+            *secrets = secrets_for(hosts, all);
+        }
+    }
+}
+
+/// Those that are asked for, and those that its hosts have in the subsystem already.
 fn secrets(
     asked: &ExportCreate,
     nqn: &str,
@@ -43,35 +92,26 @@ fn secrets(
         hosts: asked.host_secrets.clone(),
         controller: asked.controller_secret.clone(),
     };
-    let known = others.iter().filter_map(|(_, front)| match front {
-        Front::NvmeTcp { nqn: its, secrets, .. } if its == nqn => Some(secrets),
-        Front::NvmeTcp { .. }
-        | Front::VhostUserBlk { .. }
-        | Front::Nbd { .. }
-        | Front::Fuse { .. }
-        | Front::Ublk { .. } => None,
-    });
+    let known = known_secrets(nqn, others.iter().map(|(_, front)| front));
     let another = |of: &str| {
         Refusal::conflict(format!("{of} has another secret in {nqn} already")).fix(
             "leave it out here; `ashlar export set` changes it for all exports of the subsystem",
         )
     };
-    for its in known {
-        for (host, secret) in its.hosts.iter().filter(|(host, _)| hosts.contains(host)) {
-            if all.hosts.entry(host.clone()).or_insert_with(|| secret.clone()) != secret {
-                return Err(another(host));
-            }
+    for (host, secret) in &known.hosts {
+        if all.hosts.entry(host.clone()).or_insert_with(|| secret.clone()) != secret {
+            return Err(another(host));
         }
-        if let Some(secret) = &its.controller
-            && all.controller.get_or_insert_with(|| secret.clone()) != secret
-        {
-            return Err(another("the subsystem"));
-        }
+    }
+    if let Some(secret) = &known.controller
+        && all.controller.get_or_insert_with(|| secret.clone()) != secret
+    {
+        return Err(another("the subsystem"));
     }
     if asked.controller_secret.is_some() && all.hosts.is_empty() {
         return Err(nobody_asks());
     }
-    Ok(all)
+    Ok(secrets_for(hosts, &all))
 }
 
 fn nobody_asks() -> Refusal {
@@ -79,10 +119,10 @@ fn nobody_asks() -> Refusal {
         .fix("name one with --host-secret NQN=FILE")
 }
 
-/// What the secrets of an export with these hosts become.
-pub fn changed(its: &KeptSecrets, hosts: &[String], change: &SecretsChange) -> Answer<KeptSecrets> {
+/// What the secrets of a subsystem become.
+pub fn changed(its: &KeptSecrets, change: &SecretsChange) -> Answer<KeptSecrets> {
     let mut all = its.clone();
-    for (host, secret) in change.hosts.iter().filter(|(host, _)| hosts.contains(host)) {
+    for (host, secret) in &change.hosts {
         match secret {
             Some(secret) => drop(all.hosts.insert(host.clone(), secret.clone())),
             None => drop(all.hosts.remove(host)),

@@ -1,6 +1,5 @@
 //! Exports: volumes offered to guests.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -50,13 +49,22 @@ impl Host {
             limits: limits(ExportLimits::default(), request.limits)?,
         };
         self.start_export(&name, &known, running).await?;
+        let subsystem = known.front.subsystem().map(str::to_owned);
         if let Err(refusal) = self.record(|catalog| {
             catalog.exports.insert(name.clone(), known);
+            catalog.spread_secrets();
         }) {
             self.stop_export(&name).await;
+            if let Some(nqn) = &subsystem {
+                // What fails there as well is in the log.
+                let _ = self.tell_secrets(nqn).await;
+            }
             return Err(refusal);
         }
         tracing::info!(export = name, volume = request.volume, "export created");
+        if let Some(nqn) = &subsystem {
+            self.tell_secrets(nqn).await?;
+        }
         self.show_export(&name).await
     }
 
@@ -295,41 +303,43 @@ impl Host {
         let _change = self.begin().await?;
         let known = self.look(|state| state.catalog.exports.get(name).cloned());
         let front = known.ok_or_else(|| unknown(name))?.front;
-        let Front::NvmeTcp { nqn, hosts, .. } = &front else {
+        let Front::NvmeTcp { nqn, hosts, secrets, .. } = &front else {
             let kind = front.kind().name();
             return Err(Refusal::invalid(format!("an export by {kind} has no secrets"))
                 .fix("only those by nvme-tcp have"));
         };
-        if let Some(host) = change.hosts.keys().find(|its| !hosts.contains(its)) {
+        let is_its = |host: &&String| hosts.contains(host) || secrets.hosts.contains_key(*host);
+        if let Some(host) = change.hosts.keys().find(|its| !is_its(its)) {
             return Err(Refusal::invalid(format!("{host} is none of the hosts of export {name}"))
                 .fix("delete the export, and create it anew with that --host-secret"));
         }
+        let known = self.look(|state| state.catalog.secrets_of(nqn));
+        let all = front::nvme::changed(&known, &change)?;
+        self.record(|catalog| catalog.give_secrets(nqn, &all))?;
+        self.tell_secrets(nqn).await?;
+        self.show_export(name).await
+    }
+
+    /// Has the exports of a subsystem that run go by the secrets in the catalog: all of them, also
+    /// after one of them has failed.
+    async fn tell_secrets(&self, nqn: &str) -> Answer<()> {
         let all = self.look(|state| state.catalog.exports.clone());
-        let mut changed = BTreeMap::new();
-        for (other, its) in all {
-            if let Front::NvmeTcp { nqn: its_nqn, hosts, secrets, .. } = &its.front
-                && its_nqn == nqn
-                && (other == name || !secrets.is_empty())
+        let mut told = Ok(());
+        for (name, its) in all {
+            if let Front::NvmeTcp { nqn: its, secrets, .. } = its.front
+                && its == nqn
+                && let Some((served, _)) = self.served(&name)
             {
-                changed.insert(other, front::nvme::changed(secrets, hosts, &change)?);
-            }
-        }
-        self.record(|catalog| {
-            for (name, new) in &changed {
-                if let Some(KnownExport { front: Front::NvmeTcp { secrets, .. }, .. }) =
-                    catalog.exports.get_mut(name)
-                {
-                    *secrets = new.clone();
+                match served.set_secrets(secrets.of_target()).await {
+                    Ok(()) => tracing::info!(export = name, "secrets set"),
+                    Err(refusal) => {
+                        tracing::error!(export = name, "secrets not set: {}", refusal.line());
+                        told = told.and(Err(refusal));
+                    }
                 }
             }
-        })?;
-        for (name, secrets) in changed {
-            if let Some((served, _)) = self.served(&name) {
-                served.set_secrets(secrets.of_target()).await?;
-            }
-            tracing::info!(export = name, "secrets set");
         }
-        self.show_export(name).await
+        told
     }
 
     pub async fn delete_export(&self, name: &str, force: bool) -> Answer<Done> {

@@ -1,20 +1,17 @@
 //! A host proves who it is, on each of its connections, before anything else is done there:
 //! DH-HMAC-CHAP, over two commands (Base 6.1, 6.2, 8.13).
 //!
-//! Nothing here is answered after [`PROVE_WITHIN`], and of all hosts one at a time has something
-//! worked out: who only wants to burn our time gets one core at most, and others their turn.
-
-use std::time::Duration;
+//! The time that a host has is what is left of setting its connection up ([`Wire::until`]); what is
+//! worked out later than that is not told. Of all hosts one at a time has an exponentiation done:
+//! who only wants to burn our time gets one core at most, and others their turn, or none in time.
 
 use ashlar_reactor::nvme::chap::{Controller, Failure, MESSAGE_BYTES_MAX};
 use ashlar_reactor::nvme::command::{Sgl, Status};
 use ashlar_reactor::nvme::fabrics::{self, Connect, authentication_bytes};
 
 use crate::nvme_tcp::port::House;
-use crate::nvme_tcp::wire::{Refused, Taken, Wire, now};
+use crate::nvme_tcp::wire::{Refused, Taken, Wire};
 
-/// Who has not proven it by then has to go.
-const PROVE_WITHIN: Duration = Duration::from_secs(10);
 /// Most bytes that a host fetches at a time; what follows a message is zero.
 const RECEIVE_BYTES_MAX: u32 = 16 << 10;
 
@@ -28,7 +25,6 @@ pub(crate) fn authenticate(
     mut proof: Controller,
     house: &House,
 ) -> Result<(), Refused> {
-    wire.until = now() + PROVE_WITHIN;
     loop {
         let taken = wire.take()?;
         let is_fabrics = taken.command.opcode() == fabrics::OPCODE;
@@ -82,7 +78,9 @@ fn send(wire: &mut Wire, taken: &Taken, proof: &mut Controller, house: &House) -
         }
         (Some(_) | None, Some(_)) => return Ok(Status::SGL_LENGTH.for_good()),
     };
-    house.work_out(|| proof.take(message));
+    let until = wire.until;
+    proof.take_in_turn(message, || house.turn(until));
+    wire.check_time()?;
     Ok(Status::SUCCESS)
 }
 

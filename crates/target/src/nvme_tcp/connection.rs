@@ -293,6 +293,11 @@ impl Connection {
         &self.controller.its.host.nqn
     }
 
+    /// Whether commands of its queue are taken up.
+    pub(crate) fn is_open(&self) -> bool {
+        self.controller.is_open(self.queue)
+    }
+
     pub(crate) fn namespace(&self, id: u32) -> Option<Rc<Namespace>> {
         self.branch.namespace(id, self.host())
     }
@@ -455,7 +460,7 @@ impl Connection {
         let more = self.socket.receive(room).await;
         self.part_since.set(None);
         // What is left in a socket that was shut can still be read.
-        if !self.controller.is_open(self.queue) || self.cut.borrow().is_some() {
+        if !self.is_open() || self.cut.borrow().is_some() {
             return Err(Cut::Closed);
         }
         match more.map_err(Cut::Socket)? {

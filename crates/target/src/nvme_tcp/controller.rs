@@ -101,6 +101,8 @@ pub(crate) enum NoQueue {
 pub(crate) struct Association {
     pub(crate) id: u16,
     pub(crate) host: HostName,
+    /// The host has proven that it is that one.
+    pub(crate) is_proven: bool,
     pub(crate) subsystem: String,
     pub(crate) serial: [u8; 20],
     /// It tells which subsystems there are; `None`: it is of one.
@@ -336,6 +338,7 @@ mod tests {
         let new = Association {
             id: 1,
             host: HostName { nqn: "host".into(), id: [1; 16] },
+            is_proven: false,
             subsystem: "subsystem".into(),
             serial: [0; 20],
             discovery: None,

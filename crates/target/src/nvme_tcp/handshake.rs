@@ -1,5 +1,6 @@
 //! How a connection is set up: the hosts's first two PDUs and our answers, on a thread of its own
-//! that waits no longer than [`SETUP_WITHIN`].
+//! that waits for the host no longer than [`SETUP_WITHIN`], its proof included; and then for what
+//! its former controller has under way, [`REST_WITHIN`].
 //!
 //! ```text
 //! host                               here
@@ -9,8 +10,10 @@
 //!   ◄───────────────────── completion  and from here on the connection lives on a reactor
 //! ```
 //!
-//! Between the two a host proves who it is, if it has a secret. Before that nothing changes for the
-//! controller: who knows its names and numbers does not get in the way of the host that has them.
+//! After the completion a host proves who it is, if it has a secret, and lives on a reactor once it
+//! has. Before that nothing changes for the controller: who knows its names and numbers does not
+//! get in the way of the host that has them. What it has proven is compared again with what it has
+//! to prove under the lock that lets it in: a secret that was changed or revoked is of no use.
 
 use std::net::TcpStream;
 use std::rc::Rc;
@@ -18,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ashlar_reactor::nvme::chap;
+use ashlar_reactor::nvme::chap::{self, Secret};
 use ashlar_reactor::nvme::command::{Command, Status};
 use ashlar_reactor::nvme::fabrics::{
     self, ANY_CONTROLLER, AUTHENTICATE, Connect, ConnectData, DISCOVERY_NQN, nqn_from,
@@ -35,7 +38,7 @@ use crate::nvme_tcp::port::{Port, Seat, Subsystem};
 use crate::nvme_tcp::wire::{At, Refused, Rejection, Taken, Wire, now};
 use crate::tcp;
 
-/// Who has not connected a queue by then has to go.
+/// Who has not connected a queue by then, and proven what it has to, has to go.
 const SETUP_WITHIN: Duration = Duration::from_secs(10);
 /// So long a host waits for what is under way of its former controller.
 pub(crate) const REST_WITHIN: Duration = Duration::from_secs(5);
@@ -53,43 +56,62 @@ enum Home {
     Core(ashlar_reactor::mailbox::Sender),
 }
 
-/// The body of the thread.
-pub(crate) fn shake_hands(port: &Arc<Port>, stream: TcpStream, seat: Seat) -> Result<(), Refused> {
+/// The body of the thread. `host`: who it says it is, once it has said so.
+pub(crate) fn shake_hands(
+    port: &Arc<Port>,
+    stream: TcpStream,
+    seat: Seat,
+    host: &mut Option<String>,
+) -> Result<(), Refused> {
     tcp::prepare(&stream)?;
     let mut wire = Wire::new(stream, SETUP_WITHIN);
     wire.agree()?;
     let (command, data) = read_connect(&mut wire)?;
     let asked = Asked::of(port, &command, &data);
+    *host = asked.as_ref().ok().map(|asked| asked.host.nqn.clone());
     let asked = asked.and_then(|asked| Ok((proof_of(port, &asked)?, asked)));
     let admitted = match asked {
         Ok((None, asked)) => {
-            admit(port, &asked, &wire.stream).map(|admitted| (asked, admitted, false))
+            admit(port, &asked, None, &wire.stream).map(|admitted| (asked, admitted, false))
         }
-        Ok((Some(proof), asked)) => match check(port, &asked) {
+        Ok((Some((proof, secret)), asked)) => match check(port, &asked) {
             Ok(()) => {
                 accept(&mut wire, &command, &asked, AUTHENTICATE)?;
                 authenticate(&mut wire, asked.connect, proof, &port.house)?;
                 // It was told that it may; what was in its way before is told no more.
                 let late = |rejection: Rejection| Refused::Connect(rejection.why);
-                let admitted = admit(port, &asked, &wire.stream).map_err(late)?;
+                let admitted = admit(port, &asked, Some(&secret), &wire.stream).map_err(late)?;
                 Ok((asked, admitted, true))
             }
             Err(rejection) => Err(rejection),
         },
         Err(rejection) => Err(rejection),
     };
-    let (asked, Admitted { controller, home }, is_accepted) = match admitted {
-        Ok(admitted) => admitted,
+    match admitted {
+        Ok((asked, admitted, is_accepted)) => {
+            settle(wire, seat, &command, &asked, admitted, is_accepted)
+        }
         Err(rejection) => {
             wire.reject(&command, &rejection)?;
-            return Err(Refused::Connect(rejection.why));
+            Err(Refused::Connect(rejection.why))
         }
-    };
+    }
+}
+
+/// Has the connection served; its host is told that it is let in, if it does not know yet.
+fn settle(
+    mut wire: Wire,
+    seat: Seat,
+    command: &Command,
+    asked: &Asked,
+    Admitted { controller, home }: Admitted,
+    is_accepted: bool,
+) -> Result<(), Refused> {
     let Connect { queue, entries, no_flow_control, .. } = asked.connect;
     // From here on the controller counts this queue, until it is told otherwise.
     let mut place = || -> Result<(), Refused> {
         if !is_accepted {
-            accept(&mut wire, &command, &asked, 0)?;
+            accept(&mut wire, command, asked, 0)?;
         }
         wire.stream.set_read_timeout(None)?;
         wire.stream.set_write_timeout(None)?;
@@ -134,19 +156,35 @@ fn accept(
     wire.complete(command, Status::SUCCESS, u32::from(asked.id) | authentication, head)
 }
 
-/// What a host has to prove, if anything.
-fn proof_of(port: &Port, asked: &Asked) -> Result<Option<chap::Controller>, Rejection> {
+/// What a host has to prove, if anything: that it knows this secret.
+fn proof_of(port: &Port, asked: &Asked) -> Result<Option<(chap::Controller, Secret)>, Rejection> {
     let inner = port.inner();
     let subsystem = inner.subsystems.get(&asked.subsystem);
     let Some(subsystem) = subsystem.filter(|its| its.allows(&asked.host.nqn)) else {
         return Ok(None);
     };
-    let Some(secret) = subsystem.secret_of(&asked.host.nqn) else { return Ok(None) };
+    let Some(secret) = subsystem.secret_of(&asked.host.nqn).cloned() else { return Ok(None) };
     let names = chap::Names { host: asked.host.nqn.clone(), subsystem: asked.subsystem.clone() };
-    let own = subsystem.own_secret().cloned();
-    chap::Controller::new(names, secret.clone(), own).map(Some).map_err(|error| {
+    let own = subsystem.secrets.subsystem.clone();
+    let proof = chap::Controller::new(names, secret.clone(), own).map_err(|error| {
         Rejection::new(Status::INTERNAL, At::Nowhere, format!("no random numbers: {error}"))
-    })
+    })?;
+    Ok(Some((proof, secret)))
+}
+
+/// Whether what a host has proven, if anything, is what it has to prove now.
+fn check_proof(
+    subsystem: &Subsystem,
+    asked: &Asked,
+    proven: Option<&Secret>,
+) -> Result<(), Rejection> {
+    let due = subsystem.secret_of(&asked.host.nqn);
+    if due.is_none() || due == proven {
+        return Ok(());
+    }
+    // It may come again at once.
+    let text = "what it has to prove was changed meanwhile";
+    Err(Rejection::new(Status::CONNECT_BUSY, At::Nowhere, text))
 }
 
 /// What can be refused before a host has proven who it is.
@@ -160,15 +198,20 @@ fn check(port: &Port, asked: &Asked) -> Result<(), Rejection> {
     controller.check_queue(asked.connect.queue).map_err(|why| no_queue(why, asked))
 }
 
-/// Whether a queue may be connected, and to what.
-fn admit(port: &Arc<Port>, asked: &Asked, stream: &TcpStream) -> Result<Admitted, Rejection> {
+/// Whether a queue may be connected, and to what. `proven`: what its host has proven to know.
+fn admit(
+    port: &Arc<Port>,
+    asked: &Asked,
+    proven: Option<&Secret>,
+    stream: &TcpStream,
+) -> Result<Admitted, Rejection> {
     let stream = stream.try_clone().map_err(|error| {
         Rejection::new(Status::INTERNAL, At::Nowhere, format!("no descriptor: {error}"))
     })?;
     match (asked.connect.queue, asked.subsystem == DISCOVERY_NQN) {
         (0, true) => admit_discovery(port, asked, stream),
-        (0, false) => admit_controller(port, asked, stream),
-        (_, _) => admit_queue(port, asked, stream),
+        (0, false) => admit_controller(port, asked, proven, stream),
+        (_, _) => admit_queue(port, asked, proven, stream),
     }
 }
 
@@ -220,6 +263,7 @@ impl Asked {
         Ok(Association {
             id: self.id,
             host: self.host.clone(),
+            is_proven: false,
             subsystem: self.subsystem.clone(),
             serial: [b' '; 20],
             discovery: None,
@@ -251,6 +295,7 @@ fn admit_discovery(
 fn admit_controller(
     port: &Arc<Port>,
     asked: &Asked,
+    proven: Option<&Secret>,
     stream: TcpStream,
 ) -> Result<Admitted, Rejection> {
     asked.check_any_controller()?;
@@ -258,7 +303,10 @@ fn admit_controller(
     wait_for_former(port, asked)?;
     let mut inner = port.inner();
     let subsystem = find(&mut inner.subsystems, asked)?;
-    let its = Association { serial: subsystem.serial, queues_max: subsystem.queues_max, ..its };
+    check_proof(subsystem, asked, proven)?;
+    let is_proven = proven.is_some();
+    let (serial, queues_max) = (subsystem.serial, subsystem.queues_max);
+    let its = Association { is_proven, serial, queues_max, ..its };
     let home = Home::Branch(subsystem.lines.first().clone());
     let controller = Controller::new(its, stream);
     subsystem.prune();
@@ -272,11 +320,11 @@ fn find<'a>(subsystems: &'a mut Subsystems, asked: &Asked) -> Result<&'a mut Sub
     let Asked { subsystem, host, .. } = asked;
     let none = || {
         let status = Status::CONNECT_INVALID.for_good();
-        Rejection::new(status, At::Data(256), format!("there is no subsystem {subsystem}"))
+        Rejection::new(status, At::Data(256), format!("there is no subsystem {subsystem:?}"))
     };
     let found = subsystems.get_mut(subsystem).ok_or_else(none)?;
     if !found.allows(&host.nqn) {
-        let text = format!("{} is no host of {subsystem}", host.nqn);
+        let text = format!("{:?} is no host of {subsystem:?}", host.nqn);
         return Err(Rejection::new(Status::CONNECT_HOST.for_good(), At::Data(512), text));
     }
     Ok(found)
@@ -329,16 +377,20 @@ fn no_queue(why: NoQueue, asked: &Asked) -> Rejection {
     }
 }
 
-fn admit_queue(port: &Port, asked: &Asked, stream: TcpStream) -> Result<Admitted, Rejection> {
+fn admit_queue(
+    port: &Port,
+    asked: &Asked,
+    proven: Option<&Secret>,
+    stream: TcpStream,
+) -> Result<Admitted, Rejection> {
     let mut inner = port.inner();
     let subsystem = find(&mut inner.subsystems, asked)?;
+    check_proof(subsystem, asked, proven)?;
     let controller = find_controller(subsystem, asked)?;
-    let lines = subsystem.lines.clone();
-    drop(inner);
     let queue = asked.connect.queue;
     controller.add_queue(queue, stream).map_err(|why| no_queue(why, asked))?;
     // Queue 1 goes to the first, and so on, in turn.
-    let home = Home::Branch(lines.of_ring(usize::from(queue - 1)).clone());
+    let home = Home::Branch(subsystem.lines.of_ring(usize::from(queue - 1)).clone());
     Ok(Admitted { controller, home })
 }
 

@@ -100,6 +100,10 @@ async fn perform(
 }
 
 fn find(connection: &Connection, command: &Command) -> Result<Rc<Namespace>, Status> {
+    // What came before its controller ended gets at nothing that was added after.
+    if !connection.is_open() {
+        return Err(Status::TRANSIENT_TRANSPORT);
+    }
     let namespace = connection.namespace(command.namespace());
     namespace.ok_or(Status::INVALID_NAMESPACE.for_good())
 }

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::nvme::chap::Secret;
@@ -20,6 +20,7 @@ use crate::nvme_tcp::branch::Branch;
 use crate::nvme_tcp::controller::Controller;
 use crate::nvme_tcp::handshake;
 use crate::nvme_tcp::namespace::is_allowed;
+use crate::nvme_tcp::wire::now;
 use crate::secrets::Secrets;
 
 /// Most connections of all hosts, and of one source.
@@ -49,8 +50,9 @@ pub(crate) struct House {
     /// Connections by source.
     connections: Mutex<BTreeMap<IpAddr, usize>>,
     controllers: AtomicU16,
-    /// Held by who works something out that takes milliseconds, for a host that nobody knows yet.
-    working: Mutex<()>,
+    /// Somebody works something out that takes milliseconds, for a host that nobody knows yet.
+    working: Mutex<bool>,
+    worked: Condvar,
 }
 
 impl House {
@@ -72,10 +74,19 @@ impl House {
         Some(Seat { house: self.clone(), source })
     }
 
-    /// One at a time.
-    pub(crate) fn work_out(&self, work: impl FnOnce()) {
-        let _one = self.working.lock().unwrap_or_else(PoisonError::into_inner);
-        work();
+    /// The turn to work something out, until it is dropped; `None`: it has not come by `until`.
+    pub(crate) fn turn(&self, until: Instant) -> Option<Turn<'_>> {
+        let working = self.working.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = until.saturating_duration_since(now());
+        let (mut working, _) = self
+            .worked
+            .wait_timeout_while(working, left, |working| *working)
+            .unwrap_or_else(PoisonError::into_inner);
+        if *working || now() >= until {
+            return None;
+        }
+        *working = true;
+        Some(Turn(self))
     }
 
     /// The number of a new controller: another one than all that live, unless thousands came since.
@@ -84,6 +95,16 @@ impl House {
         match self.controllers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
             Ok(last) | Err(last) => next(last).unwrap_or(1),
         }
+    }
+}
+
+/// One at a time.
+pub(crate) struct Turn<'a>(&'a House);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        *self.0.working.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        self.0.worked.notify_one();
     }
 }
 
@@ -112,31 +133,59 @@ pub(crate) struct Subsystem {
     pub(crate) cores: Vec<Sender>,
     /// Most I/O queues of one controller.
     pub(crate) queues_max: u16,
-    /// By number: who may see it.
-    pub(crate) namespaces: BTreeMap<u32, Access>,
-    pub(crate) controllers: Vec<Arc<Controller>>,
-}
-
-/// Who may see a namespace.
-pub(crate) struct Access {
-    /// In order; none: any.
-    pub(crate) hosts: Vec<String>,
+    /// By number, the hosts that may see it, in order; none: any.
+    pub(crate) namespaces: BTreeMap<u32, Vec<String>>,
+    /// Of all namespaces. One that goes takes no host's secret along while the host may connect.
     pub(crate) secrets: Secrets,
+    pub(crate) controllers: Vec<Arc<Controller>>,
 }
 
 impl Subsystem {
     pub(crate) fn allows(&self, host: &str) -> bool {
-        self.namespaces.values().any(|its| is_allowed(&its.hosts, host))
+        self.namespaces.values().any(|hosts| is_allowed(hosts, host))
     }
 
-    /// What a host has to know, of whichever namespace; `None`: it proves nothing.
+    /// What a host has to know; `None`: it proves nothing.
     pub(crate) fn secret_of(&self, host: &str) -> Option<&Secret> {
-        self.namespaces.values().find_map(|its| its.secrets.hosts.get(host))
+        self.secrets.hosts.get(host)
     }
 
-    /// What the subsystem proves itself with.
-    pub(crate) fn own_secret(&self) -> Option<&Secret> {
-        self.namespaces.values().find_map(|its| its.secrets.subsystem.as_ref())
+    /// One more namespace; what the others know of secrets stays.
+    pub(crate) fn add_namespace(&mut self, id: u32, hosts: &[String], secrets: &Secrets) {
+        self.namespaces.insert(id, hosts.to_vec());
+        self.add_secrets(secrets);
+    }
+
+    pub(crate) fn remove_namespace(&mut self, id: u32) {
+        self.namespaces.remove(&id);
+        let namespaces = &self.namespaces;
+        let is_left = |host: &str| namespaces.values().any(|its| is_allowed(its, host));
+        self.secrets.hosts.retain(|host, _| is_left(host));
+    }
+
+    /// What the hosts of a namespace have to prove from now on, and the subsystem.
+    pub(crate) fn set_secrets(&mut self, hosts: &[String], secrets: &Secrets) {
+        self.secrets.hosts.retain(|host, _| !is_allowed(hosts, host));
+        self.secrets.subsystem = None;
+        self.add_secrets(secrets);
+    }
+
+    fn add_secrets(&mut self, secrets: &Secrets) {
+        self.secrets.hosts.extend(secrets.hosts.clone());
+        self.secrets.subsystem = secrets.subsystem.clone().or(self.secrets.subsystem.take());
+        self.end_unproven();
+    }
+
+    /// Ends the controllers of hosts that have to prove now who they are, and never did: they
+    /// connect again, and do.
+    fn end_unproven(&self) {
+        let is_unproven = |its: &&Arc<Controller>| {
+            !its.its.is_proven && self.secret_of(&its.its.host.nqn).is_some()
+        };
+        for controller in self.controllers.iter().filter(is_unproven) {
+            tracing::info!(host = ?controller.its.host.nqn, "a host has to prove who it is");
+            controller.end();
+        }
     }
 
     /// Its controllers that live, or have something under way.
@@ -301,8 +350,9 @@ impl Port {
             let ticket = Handshake { port: self.clone(), number };
             let setup = move || {
                 let port = ticket.port.clone();
-                if let Err(why) = handshake::shake_hands(&port, stream, seat) {
-                    tracing::warn!(port = %port.address, %from, %why, "a host was refused");
+                let mut host = None;
+                if let Err(why) = handshake::shake_hands(&port, stream, seat, &mut host) {
+                    tracing::warn!(port = %port.address, %from, host, %why, "a host was refused");
                 }
                 drop(ticket);
                 port.let_in_waiting();
@@ -414,6 +464,20 @@ mod tests {
         assert_eq!(from("[::ffff:192.0.2.1]:1"), from("192.0.2.1:2"));
         drop((seat, seats));
         assert!(house.connections().is_empty());
+    }
+
+    #[test]
+    fn one_works_at_a_time_and_nobody_waits_for_ever() {
+        let house = Arc::new(House::default());
+        let soon = || now() + Duration::from_millis(20);
+        let turn = house.turn(soon()).unwrap();
+        assert!(house.turn(soon()).is_none());
+        let (its, late) = (house.clone(), now() + Duration::from_secs(30));
+        let waiting = std::thread::spawn(move || its.turn(late).is_some());
+        drop(turn);
+        assert!(waiting.join().unwrap());
+        assert!(house.turn(now()).is_none(), "it would be too late");
+        assert!(house.turn(soon()).is_some());
     }
 
     #[test]

@@ -95,14 +95,20 @@ impl Wire {
         self.taken % entries
     }
 
+    /// The time that is left; an error: none.
+    pub(crate) fn check_time(&self) -> Result<Duration, std::io::Error> {
+        let left = self.until.saturating_duration_since(now());
+        if left.is_zero() {
+            let text = "it did not go on in time";
+            return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
+        }
+        Ok(left)
+    }
+
     fn read(&mut self, into: &mut [u8]) -> Result<(), std::io::Error> {
         let mut done = 0;
         while let Some(rest) = into.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            let left = self.until.saturating_duration_since(now());
-            if left.is_zero() {
-                let text = "it did not go on in time";
-                return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, text));
-            }
+            let left = self.check_time()?;
             self.stream.set_read_timeout(Some(left))?;
             match self.stream.read(rest) {
                 Ok(0) => {

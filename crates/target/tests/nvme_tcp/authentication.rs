@@ -285,6 +285,64 @@ fn secrets_are_changed_while_hosts_are_connected() {
 }
 
 #[test]
+fn who_never_proved_anything_has_to_when_a_secret_comes() {
+    let good = secret();
+    // By a secret that is set, and by a namespace that comes with one.
+    for comes in [false, true] {
+        let offered = offered(Secrets::default());
+        let connect = |host| Host::named(offered.at(), (SUBSYSTEM, host), Choice::PLAIN);
+        let (mut host, mut other) = (connect(HOST), connect(STRANGER));
+        host.write(1, 0, &[7; 4096]);
+        let (hosts, secrets) = (vec![HOST.to_owned()], secrets(&good, None));
+        let more = ExportSpec { hosts, secrets: secrets.clone(), ..spec(offered.at()) };
+        let start = || NvmeTcpExport::start(&offered.ports, offered.rig.parts(), more).unwrap();
+        let more = comes.then(start);
+        if !comes {
+            offered.export.set_secrets(&secrets);
+        }
+        assert_eq!(host.io.receive_pdu().map(|_| ()), Err(End::Closed));
+        assert_eq!(host.admin.receive_pdu().map(|_| ()), Err(End::Closed));
+        let mut late = Wire::open(offered.at(), Choice::PLAIN);
+        assert!(late.connect(NAMES, 2, host.controller).is_err(), "it has ended");
+        assert_eq!(other.read(1, 0, 8), [7; 4096], "another host is not concerned");
+        let mut again = connected(&offered);
+        again.prove(&mut proof(&good)).unwrap();
+        again.enable();
+        drop(more);
+        offered.end();
+    }
+}
+
+#[test]
+fn a_secret_that_is_changed_while_it_is_proven_is_worth_nothing() {
+    let (first, second) = (secret(), secret());
+    let offered = offered(secrets(&first, None));
+    let mut admin = Wire::open(offered.at(), Choice::PLAIN);
+    let controller = admin.connect(NAMES, 0, ANY_CONTROLLER).unwrap();
+    admin.prove(&mut proof(&first)).unwrap();
+    admin.enable();
+    for (queue, controller) in [(0, ANY_CONTROLLER), (1, controller)] {
+        for (next, is_in) in [(secrets(&second, None), false), (Secrets::default(), true)] {
+            offered.export.set_secrets(&secrets(&first, None));
+            let mut wire = Wire::open(offered.at(), Choice::PLAIN);
+            wire.connect(NAMES, queue, controller).unwrap();
+            let mut host = proof(&first);
+            wire.tell(&host.negotiate(), true);
+            let reply = host.reply(&wire.hear()).unwrap();
+            offered.export.set_secrets(&next);
+            assert_eq!(wire.tell(&reply, true), Status::SUCCESS);
+            assert_eq!(host.conclude(&wire.hear()), Ok(None), "the proof is right");
+            match (is_in, queue) {
+                (true, 0) => wire.enable(),
+                (true, _) => assert!(wire.run(Command::read(1, 0, 1), 512).0.is_success()),
+                (false, _) => assert_eq!(wire.receive_pdu().map(|_| ()), Err(End::Closed)),
+            }
+        }
+    }
+    offered.end();
+}
+
+#[test]
 fn a_secret_of_one_namespace_is_asked_for_by_the_subsystem() {
     let good = secret();
     let offered = offered(Secrets::default());
@@ -295,6 +353,9 @@ fn a_secret_of_one_namespace_is_asked_for_by_the_subsystem() {
     let more = NvmeTcpExport::start(&offered.ports, offered.rig.parts(), more).unwrap();
     assert!(connected(&offered).has_to_authenticate);
     drop(more);
+    assert!(connected(&offered).has_to_authenticate, "the host may connect still");
+    connected(&offered).prove(&mut proof(&good)).unwrap();
+    offered.export.set_secrets(&Secrets::default());
     assert!(!connected(&offered).has_to_authenticate);
     // A secret of who may not connect is a mistake.
     let odd =

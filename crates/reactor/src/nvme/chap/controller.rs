@@ -78,6 +78,12 @@ impl Controller {
 
     /// Takes what the host has sent. It may take milliseconds.
     pub fn take(&mut self, message: &[u8]) {
+        self.take_in_turn(message, || Some(()));
+    }
+
+    /// The same; `turn` is had before an exponentiation, and kept for as long as that lasts.
+    /// Without one the host has failed.
+    pub fn take_in_turn<T>(&mut self, message: &[u8], turn: impl FnOnce() -> Option<T>) {
         let state = mem::replace(&mut self.state, State::Failed(Failure::Failed));
         let found = message::kind_of(message);
         if let (Some((Kind::Negotiate, transaction)), State::Negotiating) = (found, &state) {
@@ -85,8 +91,8 @@ impl Controller {
         }
         let kind = found.filter(|its| its.1 == self.transaction).map(|its| its.0);
         self.state = match (state, kind) {
-            (State::Negotiating, Some(Kind::Negotiate)) => self.challenge(message),
-            (State::Challenged(agreed), Some(Kind::Reply)) => self.judge(message, agreed),
+            (State::Negotiating, Some(Kind::Negotiate)) => self.challenge(message, turn),
+            (State::Challenged(agreed), Some(Kind::Reply)) => self.judge(message, agreed, turn),
             (State::Confirming, Some(Kind::Success2)) if message::is_success2(message) => {
                 Ok(State::Proven)
             }
@@ -137,27 +143,53 @@ impl Controller {
         message::failure(Kind::Failure1, self.transaction, why)
     }
 
-    fn challenge(&self, message: &[u8]) -> Result<State, Failure> {
+    fn challenge<T>(
+        &self,
+        message: &[u8],
+        turn: impl FnOnce() -> Option<T>,
+    ) -> Result<State, Failure> {
         let Negotiate { hashes, groups } = Negotiate::decode(message)?;
         let hash = HASHES.into_iter().find(|its| hashes.contains(its)).ok_or(Failure::NoHash)?;
         let group = GROUPS.into_iter().find(|its| groups.contains(its)).ok_or(Failure::NoGroup)?;
+        let public = self.in_turn(group, turn, Exponent::public)?;
         let challenge = message::Challenge {
             hash,
             group,
             sequence: self.draws.sequence,
             challenge: self.draws.challenge(hash),
-            public: &self.exponent(group).public(),
+            public: &public,
         };
         Ok(State::Challenging(Agreed { hash, group }, challenge.encode(self.transaction)))
     }
 
-    fn exponent(&self, group: Group) -> Exponent {
-        Exponent::new(group, self.draws.exponent.clone())
+    /// Without a group there is nothing to wait for.
+    fn in_turn<T, R>(
+        &self,
+        group: Group,
+        turn: impl FnOnce() -> Option<T>,
+        work: impl FnOnce(&Exponent) -> R,
+    ) -> Result<R, Failure> {
+        let _turn = match group {
+            Group::Null => None,
+            Group::Ffdhe2048
+            | Group::Ffdhe3072
+            | Group::Ffdhe4096
+            | Group::Ffdhe6144
+            | Group::Ffdhe8192 => Some(turn().ok_or(Failure::Failed)?),
+        };
+        Ok(work(&Exponent::new(group, self.draws.exponent.clone())))
     }
 
-    fn judge(&self, message: &[u8], Agreed { hash, group }: Agreed) -> Result<State, Failure> {
+    fn judge<T>(
+        &self,
+        message: &[u8],
+        Agreed { hash, group }: Agreed,
+        turn: impl FnOnce() -> Option<T>,
+    ) -> Result<State, Failure> {
         let reply = Reply::decode(message, hash)?;
-        let session = self.exponent(group).agree(reply.public).map_err(|_| Failure::Payload)?;
+        let session = self
+            .in_turn(group, turn, |exponent| exponent.agree(reply.public))?
+            .map_err(|_| Failure::Payload)?;
         let challenge = |bytes, sequence| response::Challenge {
             hash,
             bytes,

@@ -370,16 +370,20 @@ fn any_other_order_fails() {
         let transaction = pair.host.transaction;
         let all: [Vec<u8>; 5] = [
             pair.host.negotiate(),
-            after(2).1.pop().expect("a reply, of another transaction"),
+            after(2).1.pop().expect("a reply"),
             message::success1(transaction, Hash::Sha512, None),
             message::success2(transaction),
             vec![],
         ];
         for (index, message) in all.iter().enumerate() {
-            let is_next = matches!((steps, index), (0, 0) | (4, 3));
-            let (mut pair, _) = after(steps);
+            let is_next = matches!((steps, index), (0, 0) | (2, 1) | (4, 3));
+            let (mut pair, sent) = after(steps);
             let mut message = message.clone();
-            if message.len() > 5 && index != 1 {
+            if let (1, Some(reply)) = (index, sent.get(2)) {
+                // The right one, also where it was taken already.
+                message.clone_from(reply);
+            }
+            if message.len() > 5 {
                 message[4..6].copy_from_slice(&pair.host.transaction.to_le_bytes());
             }
             pair.controller.take(&message);
@@ -406,6 +410,19 @@ fn any_other_order_fails() {
             assert_eq!(pair.controller.verdict(), Some(Err(Failure::NoHash)));
         }
     }
+}
+
+#[test]
+fn without_a_turn_nothing_is_worked_out() {
+    let take = |group: Group, turn: fn() -> Option<()>| {
+        let mut pair = Pair::new(None, None, Offer { groups: vec![group], ..Offer::default() });
+        pair.controller.take_in_turn(&pair.host.negotiate(), turn);
+        pair.controller.give()
+    };
+    let refused = take(Group::Ffdhe2048, || None);
+    assert_eq!((refused[1], refused[7]), (0xf1, Failure::Failed as u8));
+    assert_ne!(take(Group::Ffdhe2048, || Some(()))[1], 0xf1);
+    assert_ne!(take(Group::Null, || panic!("there is nothing to wait for"))[1], 0xf1);
 }
 
 #[test]
