@@ -89,7 +89,7 @@ class Ublk(unittest.TestCase):
 
             load = Load(made)
             self.assertIn("has it open", made.refusal("export delete u"))
-            self.assertIn("used", made.refusal("array stop a"))
+            self.assertIn("has it open", made.refusal("array stop a"))
             made.stop_daemon("KILL")
             self.assertTrue(load.command.running)
             made.start_daemon("state")

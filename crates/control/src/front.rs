@@ -104,6 +104,11 @@ impl Front {
         }
     }
 
+    /// Whether what it makes is there without a daemon, too.
+    pub fn outlives_daemon(&self) -> bool {
+        matches!(self, Front::Ublk { .. })
+    }
+
     /// The Unix socket that initiators connect to.
     pub fn socket(&self) -> Option<&Path> {
         match self {

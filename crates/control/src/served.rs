@@ -189,11 +189,23 @@ pub fn forget(known: &KnownExport) -> Answer<()> {
     }
 }
 
-/// Who uses an export of a kind that is there without a daemon, too.
-pub fn user(known: &KnownExport) -> Option<String> {
+/// What speaks against ending an export of a kind that is there without a daemon, too.
+pub fn user(known: &KnownExport) -> Answer<Option<String>> {
     match (&known.front, known.volume_uuid) {
-        (Front::Ublk { device, .. }, Some(volume)) => ublk::user(*device, volume.into_bytes()),
-        (_, _) => None,
+        (Front::Ublk { device, .. }, Some(volume)) => {
+            ublk::user(*device, volume.into_bytes()).map_err(refusal)
+        }
+        (_, _) => Ok(None),
+    }
+}
+
+/// Whether there is something of an export that outlives a daemon.
+pub fn is_standing(known: &KnownExport) -> Answer<bool> {
+    match (&known.front, known.volume_uuid) {
+        (Front::Ublk { device, .. }, Some(volume)) => {
+            ublk::is_standing(*device, volume.into_bytes()).map_err(refusal)
+        }
+        (_, _) => Ok(false),
     }
 }
 
@@ -248,6 +260,9 @@ fn refusal(error: ExportError) -> Refusal {
         ExportError::Spec(_) => Refusal::invalid(text),
         ExportError::Busy(_) | ExportError::NotSocket(_) => {
             Refusal::conflict(text).fix("choose another socket with --path")
+        }
+        ExportError::Held(_) => {
+            Refusal::conflict(text).fix("end that process; if it is this daemon, start that again")
         }
         ExportError::Address { .. } => {
             Refusal::failed(text).fix("choose an address of this host that is free")

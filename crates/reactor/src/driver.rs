@@ -15,12 +15,12 @@ const ASK_EVERY_NS: u32 = 100_000_000;
 const PR_SET_IO_FLUSHER: libc::c_int = 57;
 
 /// Gives one command to the driver behind `fd` (`IORING_OP_URING_CMD`, entries of 128 bytes, Linux
-/// 5.19), and waits for what it says for as long as `patient` holds. Given up: `ETIMEDOUT`; the
-/// driver is asked to stop, and may take its time over that.
+/// 5.19), and waits for what it says for as long as `patient` holds. `ETIMEDOUT`: it was given up;
+/// the driver is asked to stop, and may take its time over that. After any other outcome the driver
+/// is done with it, or was never given it.
 ///
 /// # Safety
-/// Memory that `bytes` names is the driver's until it has answered: a command that names some is
-/// not given up.
+/// Memory that `bytes` names is the driver's until it has answered: after `ETIMEDOUT`, for good.
 pub unsafe fn command(
     fd: BorrowedFd<'_>,
     number: u32,
@@ -30,8 +30,8 @@ pub unsafe fn command(
     let ring = IoUring::<Entry128, cqueue::Entry>::builder().build(1);
     let mut ring = ring.map_err(|error| errno(&error))?;
     let entry = opcode::UringCmd80::new(Fd(fd.as_raw_fd()), number).cmd(bytes).build();
-    // SAFETY: the descriptor is open for as long as this waits, and the kernel holds its file
-    // longer; for the memory see above.
+    // SAFETY: the kernel holds the file from when it takes the entry, and until then it is open;
+    // memory stays in place, by this function's own contract.
     let pushed = unsafe { ring.submission().push(&entry) };
     pushed.expect("a new ring has room for one");
     let pause = Timespec::new().nsec(ASK_EVERY_NS);
@@ -40,7 +40,10 @@ pub unsafe fn command(
             Ok(_) => {}
             Err(error) => match error.raw_os_error() {
                 Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => {}
-                _ => return Err(errno(&error)),
+                // The driver was not given it.
+                _ if !ring.submission().is_empty() => return Err(errno(&error)),
+                // It was, and cannot be waited for.
+                _ => return Err(Errno(libc::ETIMEDOUT)),
             },
         }
         if let Some(completed) = ring.completion().next() {

@@ -16,10 +16,10 @@ use ashlar_raid::error::ArrayError;
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffers, DIRECT_ALIGN};
 use ashlar_reactor::executor::Reactor;
-use ashlar_reactor::traffic::{self, Kind, Traffic};
+use ashlar_reactor::traffic::{self, Kind, Passage, Traffic};
 
 use crate::budget::Budget;
-use crate::limits::{RateLimits, Throttle};
+use crate::limits::{RateLimits, Throttle, Toll};
 use crate::request::{Answer, Operation, Request, Status};
 
 /// Most reactors that serve one export.
@@ -103,6 +103,12 @@ pub(crate) struct Disk {
     trouble: RefCell<Option<Trouble>>,
 }
 
+/// A request that may begin.
+pub(crate) struct Turn<'a> {
+    began: Instant,
+    _passage: Passage<'a>,
+}
+
 impl Disk {
     /// `parts`: how many reactors have one for this export.
     pub(crate) fn new(
@@ -182,10 +188,23 @@ impl Disk {
 
     /// Does one request from beginning to end.
     pub(crate) async fn serve(&self, request: Request) -> Answer {
+        let turn = self.turn(Toll::of(&request.operation)).await;
+        self.serve_in(turn, request).await
+    }
+
+    /// Waits until a request may begin, which is taken up now.
+    #[inline]
+    pub(crate) async fn turn(&self, toll: Toll) -> Turn<'_> {
+        let turn = Turn { began: self.reactor.turn_time(), _passage: self.traffic.enter() };
+        self.throttle.admit(toll).await;
+        turn
+    }
+
+    /// Does a request that has waited for its turn.
+    #[inline]
+    pub(crate) async fn serve_in(&self, turn: Turn<'_>, request: Request) -> Answer {
         let Request { operation, permit } = request;
-        let _passage = self.traffic.enter();
-        let (began, asked) = (self.reactor.turn_time(), asked(&operation));
-        self.throttle.admit(&operation).await;
+        let (began, asked) = (turn.began, asked(&operation));
         let (status, bytes) = match self.perform(operation).await {
             Ok((status, bytes)) => (status, bytes),
             Err(error) => {

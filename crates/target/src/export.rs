@@ -28,6 +28,9 @@ pub enum ExportError {
     Spec(String),
     #[error("{0} is in use by another process; stop it, or choose another path")]
     Busy(PathBuf),
+    /// The device of this path.
+    #[error("{0} is held by the process that served it last")]
+    Held(PathBuf),
     #[error("{0} exists and is not a socket; remove it, or choose another path")]
     NotSocket(PathBuf),
     #[error("cannot listen at {path}: {error}")]

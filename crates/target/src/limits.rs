@@ -113,6 +113,25 @@ impl RateLimits {
     }
 }
 
+/// What a request takes of an export's allowance: itself, and so many bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Toll {
+    Read(u64),
+    Write(u64),
+    None,
+}
+
+impl Toll {
+    pub(crate) fn of(operation: &Operation) -> Toll {
+        match operation {
+            Operation::Read { into, .. } => Toll::Read(into.len() as u64),
+            Operation::Write { from, .. } => Toll::Write(from.len() as u64),
+            Operation::Discard { .. } | Operation::WriteZeroes { .. } => Toll::Write(0),
+            Operation::Flush | Operation::Identify { .. } | Operation::Refuse(_) => Toll::None,
+        }
+    }
+}
+
 /// The limits of an export as one of its reactors keeps them.
 pub(crate) struct Throttle {
     reactor: Reactor,
@@ -147,14 +166,13 @@ impl Throttle {
         self.hurries.set(self.hurries.get() - 1);
     }
 
-    /// Waits until `operation` may begin.
+    /// Waits until what takes this may begin.
     #[inline]
-    pub(crate) async fn admit(&self, operation: &Operation) {
-        let (lane, bytes) = match operation {
-            Operation::Read { into, .. } => (&self.limits.read, into.len() as u64),
-            Operation::Write { from, .. } => (&self.limits.write, from.len() as u64),
-            Operation::Discard { .. } | Operation::WriteZeroes { .. } => (&self.limits.write, 0),
-            Operation::Flush | Operation::Identify { .. } | Operation::Refuse(_) => return,
+    pub(crate) async fn admit(&self, toll: Toll) {
+        let (lane, bytes) = match toll {
+            Toll::Read(bytes) => (&self.limits.read, bytes),
+            Toll::Write(bytes) => (&self.limits.write, bytes),
+            Toll::None => return,
         };
         if lane.requests.is_on() || lane.bytes.is_on() {
             self.wait(lane, bytes).await;
@@ -238,7 +256,7 @@ mod tests {
                 let (throttle, write) = (self.throttles[index % 2].clone(), self.write());
                 let reactor = self.reactor.clone();
                 async move {
-                    throttle.admit(&write).await;
+                    throttle.admit(Toll::of(&write)).await;
                     reactor.now().since(began).as_millis()
                 }
             };
@@ -270,7 +288,7 @@ mod tests {
         let into = Buffers::from(rig.reactor.buffer(BLOCK));
         let (throttle, now) = (rig.throttles[0].clone(), rig.reactor.now());
         let read = Operation::Read { offset: 0, into };
-        rig.reactor.block_on(async move { throttle.admit(&read).await });
+        rig.reactor.block_on(async move { throttle.admit(Toll::of(&read)).await });
         assert_eq!(rig.reactor.now(), now);
     }
 

@@ -37,11 +37,12 @@ use crate::export::{Export, ExportError, ExportStatus, Part, PartStatus, check_c
 use crate::handed::Handed;
 use crate::limits::RateLimits;
 use crate::line::{Line, Lines, ask};
-use crate::ublk::control::{Control, character_device};
+use crate::ublk::control::{Control, WAIT_MAX, character_device, own_process};
 use crate::ublk::found::{Decision, FEATURES, decide, mark};
 use crate::ublk::parameters::{DATA_BYTES_MAX, Facts, parameters};
 use crate::ublk::session::{Session, Share};
-use crate::ublk::wire::{DEVICES_MAX, DeviceInfo, feature};
+use crate::ublk::users::Use;
+use crate::ublk::wire::{DEVICES_MAX, DeviceInfo, STATE_DEAD, STATE_LIVE, feature};
 
 pub use crate::ublk::parameters::BLOCK_BYTES;
 
@@ -52,8 +53,9 @@ pub const ID_MAX: u32 = DEVICES_MAX - 1;
 /// Requests of one queue. One of them is never used: a driver before Linux 6.15 sees at once that
 /// its server is gone only while it has a command of it.
 const DEPTH: u16 = 129;
-/// The driver takes its time, half a minute at most, until it sees that a server is gone.
-const WAIT_MAX: Duration = Duration::from_secs(60);
+/// What the driver says to a command that it does not know: `ENOTSUPP`, the kernel's own number
+/// (Linux `include/linux/errno.h`).
+const UNKNOWN: i32 = 524;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// How a volume shall be offered.
@@ -96,34 +98,38 @@ pub fn is_taken(id: u32) -> bool {
     character_device(id).exists()
 }
 
-/// Who uses the block device of this number, if it is this volume's, served or not.
-pub fn user(id: u32, volume: [u8; 16]) -> Option<String> {
-    let found = Control::open().ok()?.find(id).ok()??;
-    (found.mark == mark(volume)).then(|| users::user(&block_device(id)))?
+/// What speaks against taking the block device of this number away, if it is this volume's, served
+/// or not.
+pub fn user(id: u32, volume: [u8; 16]) -> Result<Option<String>, ExportError> {
+    let Some((_, found)) = own(id, volume)? else { return Ok(None) };
+    if found.state == STATE_DEAD {
+        return Ok(None);
+    }
+    let is_own = u32::try_from(found.server) == Ok(own_process());
+    let its = users::user(&block_device(id), found.state == STATE_LIVE && is_own);
+    Ok(its.objection())
+}
+
+/// Whether the kernel has this volume's device under this number.
+pub fn is_standing(id: u32, volume: [u8; 16]) -> Result<bool, ExportError> {
+    Ok(own(id, volume)?.is_some())
 }
 
 /// Takes away a device that nobody serves, if it is this volume's: its users get errors.
 pub fn forget(id: u32, volume: [u8; 16]) -> Result<(), ExportError> {
-    // Where there is no driver, there is no device.
-    let Ok(control) = Control::open() else { return Ok(()) };
-    match control.find(id).map_err(|errno| refused(id, "looked at", errno))? {
-        Some(found) if found.mark == mark(volume) => remove(&control, id),
-        Some(_) | None => Ok(()),
-    }
+    own(id, volume)?.map_or(Ok(()), |(control, _)| remove(&control, id))
+}
+
+fn own(id: u32, volume: [u8; 16]) -> Result<Option<(Control, DeviceInfo)>, ExportError> {
+    let control = Control::open_if_there().map_err(|error| no_driver(&error))?;
+    let Some(control) = control else { return Ok(None) };
+    let found = control.find(id).map_err(|errno| refused(id, "looked at", errno))?;
+    Ok(found.filter(|its| its.mark == mark(volume)).map(|its| (control, its)))
 }
 
 fn remove(control: &Control, id: u32) -> Result<(), ExportError> {
-    control.stop(id, patience()).map_err(|errno| refused(id, "stopped", errno))?;
-    control.delete(id, patience()).map_err(|errno| refused(id, "removed", errno))
-}
-
-/// Holds for [`WAIT_MAX`], asked ten times a second.
-fn patience() -> impl FnMut() -> bool {
-    let mut left = WAIT_MAX.as_millis() / 100;
-    move || {
-        left = left.saturating_sub(1);
-        left > 0
-    }
+    control.stop(id).map_err(|errno| refused(id, "stopped", errno))?;
+    control.delete(id).map_err(|errno| refused(id, "removed", errno))
 }
 
 impl UblkExport {
@@ -132,14 +138,7 @@ impl UblkExport {
     pub fn start(parts: Vec<Part>, spec: UblkSpec) -> Result<UblkExport, ExportError> {
         check(&spec, parts.len())?;
         let control = Control::open().map_err(|error| no_driver(&error))?;
-        let features = control.features().unwrap_or(0);
-        if features & FEATURES != FEATURES {
-            return Err(ExportError::Spec(
-                "this kernel's ublk is too old: it takes Linux 6.5 or later; or use --kind nbd, or \
-                 --kind fuse with a loop device"
-                    .to_owned(),
-            ));
-        }
+        let features = features(&control)?;
         let (volume, facts) = look(&parts, spec.block_bytes)?;
         let mut export = match wait_for(&control, spec.id, mark(volume))? {
             Some(found) => UblkExport::recover(control, parts, spec, &found)?,
@@ -171,23 +170,21 @@ impl UblkExport {
             Errno(libc::EEXIST) => taken(id),
             errno => refused(id, "made", errno),
         })?;
-        let undo = |control: &Control| {
-            if remove(control, id).is_err() {
-                tracing::error!(device = id, "a device that could not be started is left");
+        let undo = |control: &Control, error| {
+            if let Err(left) = remove(control, id) {
+                tracing::error!(device = id, "a device that could not be started is left: {left}");
             }
+            error
         };
         if let Err(errno) = control.set_parameters(id, parameters(facts)) {
-            undo(&control);
-            return Err(refused(id, "described", errno));
+            return Err(undo(&control, refused(id, "described", errno)));
         }
-        let export = match UblkExport::serve(control, parts, spec, &made) {
+        let export = match UblkExport::map(control, parts, spec, &made) {
             Ok(export) => export,
-            Err((control, error)) => {
-                undo(&control);
-                return Err(error);
-            }
+            Err((control, error)) => return Err(undo(&control, error)),
         };
         // Dropped after an error, it takes the device away.
+        export.fetch()?;
         let started = export.control.start(id, || export.takes_commands());
         started.map_err(|errno| export.why(refused(id, "started", errno)))?;
         export.set_up_queue();
@@ -203,18 +200,22 @@ impl UblkExport {
     ) -> Result<UblkExport, ExportError> {
         let id = spec.id;
         check_blocks(&control, &spec)?;
-        start_recovery(&control, id)?;
-        let mut export = UblkExport::serve(control, parts, spec, found).map_err(|(_, its)| its)?;
-        if let Err(errno) = export.control.end_recovery(id, || export.takes_commands()) {
+        let begun = start_recovery(&control, id)?;
+        let mut export = UblkExport::map(control, parts, spec, found).map_err(|(_, its)| its)?;
+        let ended = export.fetch().and_then(|()| {
+            let ended = export.control.end_recovery(id, || export.takes_commands());
+            ended.map_err(|errno| export.why(refused(id, "taken up again", errno)))
+        });
+        if let Err(error) = ended {
             export.rest();
-            return Err(export.why(refused(id, "taken up again", errno)));
+            return Err(begun.advise(&export.spec.name, &error));
         }
         tracing::info!(export = export.spec.name, device = id, "goes on with its device");
         Ok(export)
     }
 
-    /// Has reactors fetch requests of all queues.
-    fn serve(
+    /// Has reactors see all queues, but fetch nothing yet.
+    fn map(
         control: Control,
         parts: Vec<Part>,
         spec: UblkSpec,
@@ -224,7 +225,7 @@ impl UblkExport {
         let opened = OpenOptions::new().read(true).write(true).open(&path).map_err(|error| {
             ExportError::Spec(format!("{} cannot be opened: {error}", path.display()))
         });
-        match opened.and_then(|device| start_sessions(parts, &spec, info, &device)) {
+        match opened.and_then(|device| open_sessions(parts, &spec, info, &device)) {
             Ok(lines) => {
                 let (notice, ended) = (Mutex::default(), false);
                 let (queues, features) = (info.queues, 0);
@@ -232,6 +233,12 @@ impl UblkExport {
             }
             Err(error) => Err((control, error)),
         }
+    }
+
+    /// Has them fetch requests of all queues, at once: see [`Begun::Before`].
+    fn fetch(&self) -> Result<(), ExportError> {
+        let fetch = |session: Rc<Session>| async move { session.fetch() };
+        self.lines.ask_all_and_wait(fetch).map(drop).map_err(|_| ExportError::NoVolume)
     }
 
     /// Whether the driver has taken what the reactors gave it; otherwise it waits for ever.
@@ -300,19 +307,25 @@ impl UblkExport {
     /// The device goes, after what is under way.
     fn end(&mut self) {
         self.ended = true;
-        let (export, id) = (&self.spec.name, self.spec.id);
-        let hurried = self.lines.ask_all(Session::expect_end);
-        let stopped = self.control.stop(id, patience());
-        let close = |session: Rc<Session>| async move { session.close().await };
-        let closed =
-            hurried.is_ok() && stopped.is_ok() && self.lines.ask_all_and_wait(close).is_ok();
-        if !closed {
-            tracing::error!(export, "requests are still under way, and the export ends");
-        }
+        let ended = self.stop();
         self.lines.withdraw();
-        if closed && let Err(errno) = self.control.delete(id, patience()) {
-            tracing::error!(export, "{}", refused(id, "removed", errno));
+        let id = self.spec.id;
+        let removed = ended.and_then(|()| {
+            self.control.delete(id).map_err(|errno| refused(id, "removed", errno).to_string())
+        });
+        if let Err(why) = removed {
+            tracing::error!(export = self.spec.name, "{why}");
         }
+    }
+
+    fn stop(&self) -> Result<(), String> {
+        let late = |_| "requests are still under way, and the export ends".to_owned();
+        let id = self.spec.id;
+        // The driver is told in any case: users of a reactor that hangs get errors.
+        let hurried = self.lines.ask_all(Session::expect_end);
+        self.control.stop(id).map_err(|errno| refused(id, "stopped", errno).to_string())?;
+        let close = |session: Rc<Session>| async move { session.close().await };
+        hurried.and_then(|_| self.lines.ask_all_and_wait(close)).map(drop).map_err(late)
     }
 }
 
@@ -322,7 +335,7 @@ impl Export for UblkExport {
         let status = ExportStatus::of(self.lines.ask_all(part).ok()?);
         let notice = self.notice.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Some(ExportStatus {
-            connected: users::seen(&block_device(self.spec.id)).is_some(),
+            connected: users::glance(&block_device(self.spec.id)).is_some(),
             way: Some(format!("io_uring, {} queues of {} requests", self.queues, DEPTH - 1)),
             last_error: status.last_error.clone().or(notice),
             ..status
@@ -349,10 +362,13 @@ impl Export for UblkExport {
     }
 
     fn pause(mut self: Box<Self>) {
-        if let Some(user) = users::user(&block_device(self.spec.id)) {
-            let export = &self.spec.name;
-            tracing::info!(export, "{user}, and waits for the next daemon");
-            self.rest();
+        match users::user(&block_device(self.spec.id), true) {
+            Use::Nobody => {}
+            Use::By(why) | Use::Unclear(why) => {
+                let export = &self.spec.name;
+                tracing::info!(export, "{why}: the device stays, and waits for the next daemon");
+                self.rest();
+            }
         }
     }
 }
@@ -405,7 +421,7 @@ fn wait_for(control: &Control, id: u32, mark: u64) -> Result<Option<DeviceInfo>,
             Decision::Wait => pause(),
         }
     }
-    Err(ExportError::Busy(character_device(id)))
+    Err(ExportError::Held(character_device(id)))
 }
 
 #[expect(clippy::disallowed_methods, reason = "who starts an export is no reactor's thread")]
@@ -413,18 +429,44 @@ fn pause() {
     std::thread::sleep(LOOK_EVERY);
 }
 
+/// How the recovery of a device began.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begun {
+    Now,
+    /// A process before has begun with it, and ended over that. The driver does not begin again. It
+    /// takes what is fetched now if that process had fetched nothing; otherwise it refuses it.
+    Before,
+}
+
+impl Begun {
+    /// What is to be done after an error. What was fetched stays with the driver, and the device
+    /// open, until this process ends or the device is stopped.
+    fn advise(self, export: &str, error: &ExportError) -> ExportError {
+        let delete = format!("`ashlar export delete {export} --force`");
+        ExportError::Spec(match self {
+            Begun::Now => format!(
+                "{error}; start the daemon again to have it tried once more, or take the device \
+                 away with {delete}"
+            ),
+            Begun::Before => format!(
+                "{error}: a daemon before has ended while it took the device up; take it away \
+                 with {delete}, and create the export anew"
+            ),
+        })
+    }
+}
+
 /// The process that served it may be on its way out still.
-fn start_recovery(control: &Control, id: u32) -> Result<(), ExportError> {
+fn start_recovery(control: &Control, id: u32) -> Result<Begun, ExportError> {
     for _ in 0..WAIT_MAX.as_millis() / LOOK_EVERY.as_millis() {
         match control.start_recovery(id) {
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(Begun::Now),
             Err(Errno(libc::EBUSY)) => pause(),
-            // A process before has begun with it, and ended over that.
-            Err(Errno(libc::EINVAL)) => return Ok(()),
+            Err(Errno(libc::EINVAL)) => return Ok(Begun::Before),
             Err(errno) => return Err(refused(id, "taken up again", errno)),
         }
     }
-    Err(ExportError::Busy(character_device(id)))
+    Err(ExportError::Held(character_device(id)))
 }
 
 /// What programs address stays as it is for as long as they may.
@@ -441,7 +483,7 @@ fn check_blocks(control: &Control, spec: &UblkSpec) -> Result<(), ExportError> {
     )))
 }
 
-fn start_sessions(
+fn open_sessions(
     parts: Vec<Part>,
     spec: &UblkSpec,
     info: &DeviceInfo,
@@ -450,16 +492,11 @@ fn start_sessions(
     let count = check_count(parts.len(), PARTS_MAX, "reactors")?;
     let (parts, numbers) = (parts.into_iter(), 0..count);
     let share = |part| Share { part, parts: count, queues: info.queues, depth: info.depth };
-    let start = |(part, number)| start_session(part, spec, share(number), device);
-    Lines::open(parts.zip(numbers).map(start))
+    let open = |(part, number)| open_session(part, spec, share(number), device);
+    Lines::open(parts.zip(numbers).map(open))
 }
 
-fn start_session(
-    part: Part,
-    spec: &UblkSpec,
-    share: Share,
-    device: &File,
-) -> Option<Line<Session>> {
+fn open_session(part: Part, spec: &UblkSpec, share: Share, device: &File) -> Option<Line<Session>> {
     let device = device.try_clone().ok()?;
     let (volume, name, limits) = (part.volume, spec.name.clone(), spec.limits.clone());
     Line::open(part.core, move |reactor| {
@@ -468,8 +505,8 @@ fn start_session(
         }
         let volume = reactor.get(volume)?;
         let disk = Disk::new(reactor, name, volume, [0; SERIAL_BYTES], share.parts, limits);
-        let started = Session::start(disk, device.into(), share);
-        started.inspect_err(|error| tracing::error!("its queues cannot be served: {error}")).ok()
+        let opened = Session::new(disk, device.into(), share);
+        opened.inspect_err(|error| tracing::error!("its queues cannot be served: {error}")).ok()
     })
 }
 
@@ -483,6 +520,25 @@ fn no_driver(error: &io::Error) -> ExportError {
     ExportError::Spec(format!("/dev/ublk-control cannot be opened: {error}; {fix}"))
 }
 
+/// What the driver has, if it is enough.
+fn features(control: &Control) -> Result<u64, ExportError> {
+    match control.features() {
+        Ok(features) if features & FEATURES == FEATURES => Ok(features),
+        // One from before Linux 6.5 does not know what it is asked, or looks for a device first.
+        Ok(_) | Err(Errno(libc::EINVAL | libc::ENODEV | libc::EOPNOTSUPP | UNKNOWN)) => {
+            Err(ExportError::Spec(
+                "this kernel's ublk is too old: it takes Linux 6.5 or later; or use --kind nbd, or \
+                 --kind fuse with a loop device"
+                    .to_owned(),
+            ))
+        }
+        Err(errno) => Err(ExportError::Spec(format!(
+            "/dev/ublk-control does not take commands: {errno}; run the daemon as root, where \
+             io_uring is allowed (`sysctl kernel.io_uring_disabled`)"
+        ))),
+    }
+}
+
 fn taken(id: u32) -> ExportError {
     ExportError::Spec(format!(
         "device {id} is there already, and not this volume's; choose another --id"
@@ -490,5 +546,39 @@ fn taken(id: u32) -> ExportError {
 }
 
 fn refused(id: u32, what: &str, errno: Errno) -> ExportError {
-    ExportError::Spec(format!("{} cannot be {what}: {errno}", path(id).display()))
+    let device = path(id);
+    ExportError::Spec(match errno {
+        Errno(libc::ETIMEDOUT) => {
+            let waited = WAIT_MAX.as_secs();
+            format!("{} cannot be {what}: no answer within {waited} s", device.display())
+        }
+        errno => format!("{} cannot be {what}: {errno}", device.display()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_name_what_mends_them() {
+        let error = refused(3, "stopped", Errno(libc::ETIMEDOUT));
+        assert_eq!(error.to_string(), "/dev/ublkb3 cannot be stopped: no answer within 60 s");
+        let again = Begun::Now.advise("pg", &error).to_string();
+        assert!(again.contains("start the daemon again"), "{again}");
+        // What another process has fetched, a new start does not mend.
+        let anew = Begun::Before.advise("pg", &error).to_string();
+        assert!(anew.contains("`ashlar export delete pg --force`, and create"), "{anew}");
+        assert!(!anew.contains("start the daemon"), "{anew}");
+    }
+
+    #[test]
+    fn where_there_is_no_driver_there_is_no_device() {
+        if Path::new("/dev/ublk-control").exists() {
+            return;
+        }
+        assert_eq!(user(0, [7; 16]).unwrap(), None);
+        assert!(!is_standing(0, [7; 16]).unwrap());
+        forget(0, [7; 16]).unwrap();
+    }
 }

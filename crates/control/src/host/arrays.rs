@@ -487,13 +487,8 @@ impl Host {
     pub async fn stop_array(&self, name: &str, force: bool) -> Answer<Shown> {
         let _change = self.begin().await?;
         let running = self.running_array(name)?;
-        let busy = self.connected_exports(running.uuid).await;
-        if !busy.is_empty() && !force {
-            return Err(Refusal::conflict(format!(
-                "array {name} is used by a guest, through export {}",
-                busy.join(", ")
-            ))
-            .fix("shut the guest down first, or use --force to take its disk away"));
+        if !force {
+            self.check_exports_unused(name, running.uuid).await?;
         }
         self.record(|catalog| {
             if let Some(known) = catalog.arrays.get_mut(&running.uuid) {

@@ -25,7 +25,7 @@ use crate::host::{Host, Running, Serving};
 use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
-use crate::served::{Label, Served, beside, forget, user};
+use crate::served::{Label, Served, beside, forget, is_standing, user};
 use crate::socket;
 
 /// Bytes of a virtio block device's serial number.
@@ -48,24 +48,52 @@ impl Host {
             cores: request.cores.clone(),
             limits: limits(ExportLimits::default(), request.limits)?,
         };
-        self.start_export(&name, &known, running).await?;
         let subsystem = known.front.subsystem().map(str::to_owned);
-        if let Err(refusal) = self.record(|catalog| {
-            catalog.exports.insert(name.clone(), known);
-            catalog.spread_secrets();
-        }) {
-            self.stop_export(&name).await;
-            if let Some(nqn) = &subsystem {
-                // What fails there as well is in the log.
-                let _ = self.tell_secrets(nqn).await;
+        if known.front.outlives_daemon() {
+            self.create_standing(&name, known, running).await?;
+        } else {
+            self.start_export(&name, &known, running).await?;
+            if let Err(refusal) = self.record(|catalog| {
+                catalog.exports.insert(name.clone(), known);
+                catalog.spread_secrets();
+            }) {
+                self.stop_export(&name).await;
+                if let Some(nqn) = &subsystem {
+                    // What fails there as well is in the log.
+                    let _ = self.tell_secrets(nqn).await;
+                }
+                return Err(refusal);
             }
-            return Err(refusal);
         }
         tracing::info!(export = name, volume = request.volume, "export created");
         if let Some(nqn) = &subsystem {
             self.tell_secrets(nqn).await?;
         }
         self.show_export(&name).await
+    }
+
+    /// Makes what may outlive this daemon: it is kept before it is there. What is left after a
+    /// failure half-way, `export delete` takes away.
+    async fn create_standing(&self, name: &str, known: KnownExport, array: Running) -> Answer<()> {
+        let its = known.clone();
+        let stood = beside(move || is_standing(&its)).await?;
+        self.record(|catalog| {
+            catalog.exports.insert(name.to_owned(), known.clone());
+        })?;
+        let Err(refusal) = self.start_export(name, &known, array).await else { return Ok(()) };
+        // What had been there before is as it was; nobody knows of what cannot be looked at.
+        let is_left = match stood {
+            Ok(false) => beside(move || is_standing(&known)).await?.unwrap_or(true),
+            Ok(true) | Err(_) => false,
+        };
+        if is_left {
+            self.look(|state| state.down.insert(name.to_owned(), refusal.clone()));
+            return Err(refusal.fix(format!("delete what is left: `ashlar export delete {name}`")));
+        }
+        self.record(|catalog| {
+            catalog.exports.remove(name);
+        })?;
+        Err(refusal)
     }
 
     /// All exports, those that are down too.
@@ -347,8 +375,7 @@ impl Host {
         let export = self.show_export(name).await?;
         let known = self.look(|state| state.catalog.exports.get(name).cloned());
         let known = known.ok_or_else(|| unknown(name))?;
-        let its = known.clone();
-        if let Some(user) = beside(move || user(&its)).await?.filter(|_| !force) {
+        if !force && let Some(user) = self.user_of(&known).await? {
             return Err(Refusal::conflict(format!("{} is in use: {user}", export.place))
                 .fix("end that first, or use --force to take the device away"));
         }
@@ -360,12 +387,34 @@ impl Host {
         Ok(Done::default())
     }
 
+    /// What speaks against taking an export's device away, if it has one. It is looked for in all
+    /// of the machine, and may be opened.
+    async fn user_of(&self, known: &KnownExport) -> Answer<Option<String>> {
+        let known = known.clone();
+        beside(move || user(&known)).await?
+    }
+
     async fn erase_export(&self, name: &str, known: KnownExport) -> Answer<()> {
-        self.record(|catalog| {
+        let stands = known.front.outlives_daemon();
+        if stands {
+            // It is forgotten once it is gone: what fails can be tried again.
+            self.stop_export(name).await;
+            if let Err(refusal) = beside(move || forget(&known)).await? {
+                self.look(|state| state.down.insert(name.to_owned(), refusal.clone()));
+                return Err(refusal);
+            }
+        }
+        let recorded = self.record(|catalog| {
             catalog.exports.remove(name);
-        })?;
+        });
+        if let Err(refusal) = recorded {
+            if stands {
+                self.look(|state| state.down.insert(name.to_owned(), refusal.clone()));
+            }
+            return Err(refusal);
+        }
         self.stop_export(name).await;
-        beside(move || forget(&known)).await?
+        Ok(())
     }
 
     fn exports_of(&self, array: Uuid) -> Vec<(String, KnownExport)> {
@@ -381,17 +430,32 @@ impl Host {
         exports.filter(|(_, export)| export.volume == volume).map(|(name, _)| name).collect()
     }
 
-    /// Exports of an array that a guest is connected to. One that does not answer may have one.
-    pub(super) async fn connected_exports(&self, array: Uuid) -> Vec<String> {
+    /// Refused if a guest is connected to an export of an array, or a program of this host uses
+    /// one. One that does not answer may have a guest.
+    pub(super) async fn check_exports_unused(&self, array_name: &str, array: Uuid) -> Answer<()> {
         let mut connected = Vec::new();
-        for (name, _) in self.exports_of(array) {
+        for (name, known) in self.exports_of(array) {
             let Some((served, _)) = self.served(&name) else { continue };
+            if let Some(user) = self.user_of(&known).await? {
+                return Err(Refusal::conflict(format!(
+                    "array {array_name} is used through export {name}, {}: {user}",
+                    known.front.place(&name)
+                ))
+                .fix("end that first, or use --force to take the device away"));
+            }
             match served.status().await {
                 Ok(status) if !status.connected => {}
                 Ok(_) | Err(_) => connected.push(name),
             }
         }
-        connected
+        if connected.is_empty() {
+            return Ok(());
+        }
+        Err(Refusal::conflict(format!(
+            "array {array_name} is used by a guest, through export {}",
+            connected.join(", ")
+        ))
+        .fix("shut the guest down first, or use --force to take its disk away"))
     }
 
     /// An export that runs, and its serial number.

@@ -60,6 +60,8 @@ fn log2(bytes: u64) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use ashlar_reactor::buffer::BUFFER_BYTES_MAX;
+
     use super::*;
 
     fn facts(stripe_bytes: u64) -> Facts {
@@ -86,10 +88,16 @@ mod tests {
         for stripe in [4096, 64 << 10, 192 << 10, 7 << 20, 64 << 20, 96 << 20] {
             for block_bytes in BLOCK_BYTES {
                 let its = parameters(&Facts { block_bytes, ..facts(stripe) });
-                assert!((9..=12).contains(&its.logical_block_log2), "{its:?}");
+                assert_eq!(1 << its.logical_block_log2, block_bytes, "{its:?}");
                 assert!(its.logical_block_log2 <= its.physical_block_log2, "{its:?}");
-                assert!(its.sectors_max <= DATA_BYTES_MAX >> 9, "{its:?}");
-                assert!(its.io_optimal_log2 < 31 && its.discard_granularity > 0, "{its:?}");
+                // The whole of a buffer is used, and no more.
+                assert_eq!(u64::from(its.sectors_max) << 9, BUFFER_BYTES_MAX as u64, "{its:?}");
+                assert_eq!(stripe % (1 << its.io_optimal_log2), 0, "{its:?}");
+                assert_eq!(u64::from(its.discard_granularity), stripe, "{its:?}");
+                let discard_max = u64::from(its.discard_sectors_max) << 9;
+                let is_whole = discard_max > 0 && discard_max % stripe == 0;
+                // A stripe that is larger than any request is given back by none.
+                assert!(is_whole || stripe > 64 << 20 && discard_max > 0, "{its:?}");
                 assert_eq!(its.discard_segments_max, 1);
             }
         }

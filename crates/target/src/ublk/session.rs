@@ -16,7 +16,8 @@ use ashlar_reactor::op::{Act, Command, Errno, Op, Outcome};
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::budget::Budget;
-use crate::disk::{Disk, Trouble};
+use crate::disk::{Disk, Trouble, Turn};
+use crate::limits::Toll;
 use crate::request::{Operation, Permit, Request, Status};
 use crate::ublk::descriptors::Descriptors;
 use crate::ublk::parameters::DATA_BYTES_MAX;
@@ -104,7 +105,8 @@ pub(super) struct Session {
     disk: Disk,
     budget: Budget,
     device: Rc<OwnedFd>,
-    queues: usize,
+    queues: Vec<Rc<Queue>>,
+    depth: u16,
     /// Tasks that have not ended: as many as requests can be fetched.
     tasks: Cell<usize>,
     /// Those of them that carry one out.
@@ -118,31 +120,36 @@ pub(super) struct Session {
 }
 
 impl Session {
-    pub(super) fn start(disk: Disk, device: OwnedFd, share: Share) -> io::Result<Rc<Session>> {
+    /// Maps what its queues have, and takes nothing of it yet.
+    pub(super) fn new(disk: Disk, device: OwnedFd, share: Share) -> io::Result<Rc<Session>> {
         let map = |number| {
             let descriptors = Descriptors::map(&device, number, share.depth)?;
             Ok(Rc::new(Queue { number, descriptors }))
         };
         let queues = share.own().map(map).collect::<io::Result<Vec<_>>>()?;
-        let session = Rc::new(Session {
+        Ok(Rc::new(Session {
             budget: Budget::new(disk.reactor(), BYTES_MAX / u64::from(share.parts)),
             disk,
             device: Rc::new(device),
-            queues: queues.len(),
+            queues,
+            depth: share.depth,
             tasks: Cell::new(0),
             serving: Cell::new(0),
             rested: WaitList::default(),
             leaving: Cell::new(false),
             ending: Cell::new(false),
             refused: Cell::new(None),
-        });
-        for queue in queues {
-            for tag in 0..share.depth {
-                session.tasks.set(session.tasks.get() + 1);
-                session.reactor().spawn(session.clone().run(queue.clone(), tag));
+        }))
+    }
+
+    /// Gives the driver all that it needs to hand out requests.
+    pub(super) fn fetch(self: &Rc<Self>) {
+        for queue in &self.queues {
+            for tag in 0..self.depth {
+                self.tasks.set(self.tasks.get() + 1);
+                self.reactor().spawn(self.clone().run(queue.clone(), tag));
             }
         }
-        Ok(session)
     }
 
     pub(super) fn disk(&self) -> &Disk {
@@ -151,7 +158,7 @@ impl Session {
 
     /// How many queues are served here.
     pub(super) fn queues(&self) -> usize {
-        if self.tasks.get() > 0 { self.queues } else { 0 }
+        if self.tasks.get() > 0 { self.queues.len() } else { 0 }
     }
 
     /// Why the driver did not take a command, if it did not.
@@ -225,7 +232,7 @@ impl Session {
     fn ended(&self, errno: Errno) {
         let why = match errno {
             // What the driver says when a device was stopped.
-            Errno(libc::ENODEV) if self.ending.get() => return,
+            Errno(libc::ENODEV) if self.ending.get() || self.leaving.get() => return,
             Errno(libc::ENODEV) => {
                 "another program has stopped the device; delete the export, and create it anew"
                     .to_owned()
@@ -242,17 +249,21 @@ impl Session {
     async fn serve(&self, asked: Asked, place: u64) -> Result<u64, Errno> {
         match asked {
             Asked::Read { offset, len } => {
+                // What waits for its turn holds no memory that others could go on with.
+                let turn = self.disk.turn(Toll::Read(len)).await;
                 let _claim = self.budget.claim(len).await;
                 let data = self.reactor().buffer(to_usize(len));
-                self.perform(Operation::Read { offset, into: data.clone().into() }).await?;
+                let read = Operation::Read { offset, into: data.clone().into() };
+                self.perform_in(turn, read).await?;
                 self.put(&data, place)?;
                 Ok(len)
             }
             Asked::Write { offset, len, durable } => {
+                let turn = self.disk.turn(Toll::Write(len)).await;
                 let _claim = self.budget.claim(len).await;
                 let mut data = self.reactor().buffer(to_usize(len));
                 self.get(&mut data, place)?;
-                self.perform(Operation::Write { offset, from: data.into() }).await?;
+                self.perform_in(turn, Operation::Write { offset, from: data.into() }).await?;
                 self.settle(durable).await?;
                 Ok(len)
             }
@@ -277,8 +288,13 @@ impl Session {
     }
 
     async fn perform(&self, operation: Operation) -> Result<(), Errno> {
+        let turn = self.disk.turn(Toll::of(&operation)).await;
+        self.perform_in(turn, operation).await
+    }
+
+    async fn perform_in(&self, turn: Turn<'_>, operation: Operation) -> Result<(), Errno> {
         let permit = Permit::new(0);
-        match self.disk.serve(Request { operation, permit }).await.status {
+        match self.disk.serve_in(turn, Request { operation, permit }).await.status {
             Status::Done => Ok(()),
             Status::Failed => Err(Errno(libc::EIO)),
             Status::Unsupported => Err(Errno(libc::EOPNOTSUPP)),

@@ -2,30 +2,73 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
+use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 
 /// Who looks at every device that comes or was written to, and is gone in a moment.
 const PASSERS_BY: [&str; 3] = ["(udev-worker)", "systemd-udevd", "udevd"];
 
-/// What uses the block device of this name (`ublkb0`), or a partition on it; `None`: nobody. Who
-/// claims the device at the same moment may be refused it.
-pub(super) fn user(name: &str) -> Option<String> {
-    seen(name).or_else(|| {
-        let mut options = OpenOptions::new();
-        let claimed =
-            options.read(true).custom_flags(libc::O_EXCL).open(Path::new("/dev").join(name));
-        let is_busy = claimed.is_err_and(|its| its.raw_os_error() == Some(libc::EBUSY));
-        is_busy.then(|| "the kernel has it in use".to_owned())
-    })
+/// Whether a block device is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Nobody,
+    /// By whom.
+    By(String),
+    /// Why nobody knows.
+    Unclear(String),
 }
 
-/// The same as far as it can be seen without touching the device.
-pub(super) fn seen(name: &str) -> Option<String> {
+impl Use {
+    /// What speaks against taking it away.
+    pub(super) fn objection(self) -> Option<String> {
+        match self {
+            Use::Nobody => None,
+            Use::By(its) | Use::Unclear(its) => Some(its),
+        }
+    }
+}
+
+/// Who uses the block device of this name (`ublkb0`), or a partition on it. Who claims the device
+/// at the same moment may be refused it. `is_served`: by this process; of one that nobody serves,
+/// an open may never return, so what only that would show is not known.
+pub(super) fn user(name: &str, is_served: bool) -> Use {
+    if let Some(its) = glance(name) {
+        return Use::By(its);
+    }
+    match process(name) {
+        Ok(Some(its)) => Use::By(its),
+        Ok(None) if is_served => claimed(name),
+        Ok(None) => Use::Unclear("nobody serves it, so it cannot say who uses it".to_owned()),
+        Err(error) => Use::Unclear(format!("/proc does not say who uses it: {error}")),
+    }
+}
+
+/// What can be seen at little cost, without touching the device: what is on it, but not who has it
+/// open.
+pub(super) fn glance(name: &str) -> Option<String> {
+    let numbers = numbers(name);
+    let mounts = || ["self", "1"].map(|its| read(Path::new("/proc").join(its).join("mountinfo")));
     holder(name)
         .or_else(|| swap(&read("/proc/swaps"), name))
-        .or_else(|| loop_device(name))
-        .or_else(|| process(name))
+        .or_else(|| loop_device(name, &numbers))
+        .or_else(|| mounts().iter().find_map(|its| mount(its, &numbers, name)))
+}
+
+/// Whether the kernel has claimed it, for a file system of several devices, say.
+fn claimed(name: &str) -> Use {
+    let mut options = OpenOptions::new();
+    let path = Path::new("/dev").join(name);
+    match options.read(true).custom_flags(libc::O_EXCL).open(path) {
+        Ok(_) => Use::Nobody,
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EBUSY) => Use::By("the kernel has it in use".to_owned()),
+            Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Use::Nobody,
+            _ => Use::Unclear(format!("it cannot be opened: {error}")),
+        },
+    }
 }
 
 fn read(path: impl AsRef<Path>) -> String {
@@ -74,38 +117,80 @@ fn swap(swaps: &str, name: &str) -> Option<String> {
     paths.any(|path| is_path_of(path, name)).then(|| "there is swap space on it".to_owned())
 }
 
-fn loop_device(name: &str) -> Option<String> {
+fn loop_device(name: &str, numbers: &[String]) -> Option<String> {
     let all = names_in(Path::new("/sys/block")).into_iter();
     all.filter(|its| its.starts_with("loop")).find_map(|its| {
         let backing = read(Path::new("/sys/block").join(&its).join("loop/backing_file"));
-        is_path_of(backing.trim(), name).then(|| format!("{its} is on it"))
+        let backing = backing.trim();
+        // Under another name it is there as well; elsewhere a path may hang.
+        let device = || device(Path::new(backing)).ok();
+        let is_its = is_path_of(backing, name)
+            || backing.starts_with("/dev/")
+                && device().is_some_and(|its| is_one_of(&its, FileType::BlockDevice, numbers));
+        is_its.then(|| format!("{its} is on it"))
     })
 }
 
-/// Whoever has it open, or sees it mounted.
-fn process(name: &str) -> Option<String> {
+/// What kind of file it is and, of a device, its number: `259:3`. What a network or FUSE has cached
+/// will do: they are not asked, and cannot hang.
+fn device(path: &Path) -> io::Result<(FileType, String)> {
+    let its = statx(CWD, path, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE)?;
+    let number = format!("{}:{}", its.stx_rdev_major, its.stx_rdev_minor);
+    Ok((FileType::from_raw_mode(its.stx_mode.into()), number))
+}
+
+/// Character devices have numbers of their own, which may be the same.
+fn is_one_of((kind, number): &(FileType, String), wanted: FileType, numbers: &[String]) -> bool {
+    *kind == wanted && numbers.contains(number)
+}
+
+/// Whoever has it open, or sees it mounted. An error: there may be some that are not seen.
+fn process(name: &str) -> io::Result<Option<String>> {
     let (numbers, mut spaces) = (numbers(name), BTreeSet::new());
-    let is_number = |its: &String| its.bytes().all(|byte| byte.is_ascii_digit());
-    names_in(Path::new("/proc")).into_iter().filter(is_number).find_map(|process| {
+    for process in fs::read_dir("/proc")? {
+        let process = process?.file_name().to_string_lossy().into_owned();
+        if !process.bytes().all(|byte| byte.is_ascii_digit()) {
+            continue;
+        }
         let own = Path::new("/proc").join(&process);
         // Most processes see the same mounts.
         if spaces.insert(fs::read_link(own.join("ns/mnt")).unwrap_or_default())
             && let Some(found) = mount(&read(own.join("mountinfo")), &numbers, name)
         {
-            return Some(found);
+            return Ok(Some(found));
         }
         let program = read(own.join("comm"));
         if PASSERS_BY.contains(&program.trim()) {
-            return None;
+            continue;
         }
-        let files = own.join("fd");
-        let mut names = names_in(&files).into_iter();
-        let has_it = names.any(|file| {
-            let target = fs::read_link(files.join(file)).unwrap_or_default();
-            target.to_str().is_some_and(|its| is_path_of(its, name))
-        });
-        has_it.then(|| format!("process {process} ({}) has it open", program.trim()))
-    })
+        if if_there(has_open(&own, FileType::BlockDevice, &numbers))? == Some(true) {
+            return Ok(Some(format!("process {process} ({}) has it open", program.trim())));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether a process has a device of one of these numbers open, under whatever name.
+fn has_open(process: &Path, kind: FileType, numbers: &[String]) -> io::Result<bool> {
+    for file in fs::read_dir(process.join("fd"))? {
+        let its = if_there(device(&file?.path()))?;
+        if its.is_some_and(|its| is_one_of(&its, kind, numbers)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Processes end and files are closed while they are looked at; and file systems that are gone
+/// themselves (ESTALE, ENOTCONN) have no devices.
+fn if_there<T>(looked: io::Result<T>) -> io::Result<Option<T>> {
+    match looked {
+        Ok(its) => Ok(Some(its)),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOENT | libc::ESRCH | libc::ESTALE | libc::ENOTCONN) => Ok(None),
+            _ => Err(error),
+        },
+    }
 }
 
 fn is_path_of(path: &str, name: &str) -> bool {
@@ -151,10 +236,31 @@ mod tests {
         assert!(swap(swaps, "ublkb3").is_some() && swap(swaps, "ublkb1").is_none());
     }
 
+    /// Not under the name that is asked for, and no other device.
     #[test]
-    fn whoever_has_it_open_is_found() {
+    fn whoever_has_it_open_is_found_by_number() {
         let _open = fs::File::open("/dev/null").unwrap();
-        assert!(process("null").unwrap().contains("has it open"));
-        assert_eq!(process("no-such-device"), None);
+        let own = PathBuf::from(format!("/proc/{}", std::process::id()));
+        let has = |kind, number: &str| {
+            has_open(&own, kind, &["9:9".to_owned(), number.to_owned()]).unwrap()
+        };
+        // Documentation/admin-guide/devices.txt: null, which is no block device, and none.
+        assert!(has(FileType::CharacterDevice, "1:3"));
+        assert!(!has(FileType::BlockDevice, "1:3"));
+        assert!(!has(FileType::CharacterDevice, "1:250"));
+        let none = has_open(Path::new("/proc/self/none"), FileType::BlockDevice, &[]);
+        assert!(none.is_err());
+        assert_eq!(process("no-such-device").ok().flatten(), None);
+    }
+
+    #[test]
+    fn what_nobody_serves_is_not_said_to_be_free() {
+        assert!(matches!(user("no-such-device", false), Use::Unclear(_)));
+        assert!(user("no-such-device", false).objection().is_some());
+        assert_eq!(claimed("no-such-device"), Use::Nobody);
+        assert!(Use::By("it".to_owned()).objection().is_some());
+        assert_eq!(Use::Nobody.objection(), None);
+        // What cannot be opened may be in use.
+        assert!(matches!(claimed("null/x"), Use::Unclear(_)));
     }
 }
