@@ -44,7 +44,7 @@ fn memory(reactor: &Reactor) -> Buffers {
 fn to_and_fro(near: impl Into<OwnedFd>, mut far: impl Read + Write + Send + 'static) {
     let reactor = reactor();
     let far: JoinHandle<Vec<u8>> = std::thread::spawn(move || {
-        for piece in content().chunks(PIECE) {
+        for piece in content()[..memory_len()].chunks(PIECE) {
             far.write_all(piece).unwrap();
         }
         let mut back = vec![0; memory_len()];
