@@ -20,7 +20,7 @@ const STEPS: [(&str, &str); 10] = [
     ("house rules", "cargo xtask tidy"),
     ("clippy", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
     ("licences and sources", "cargo deny --log-level error check bans licenses sources"),
-    ("release build", "cargo build --release --workspace --locked"),
+    ("release build", "cargo build --release --workspace --exclude ashlar-fuzz --locked"),
     ("clients for guests", "cargo build --release -p xtask --examples --locked"),
     ("simulator", SIM),
     ("single faults", SINGLE_FAULTS),
