@@ -172,7 +172,7 @@ class NvmeTcp(unittest.TestCase):
             self.assertNotEqual(refused.rc, 0)
             found = its.nvme(f"discover {its.options}")
             self.assertNotIn(SUBSYSTEM, found)
-            self.assertIn(f"{HOST} is no host of {SUBSYSTEM}", made.log.read_text())
+            self.assertIn(f'"{HOST}" is no host of "{SUBSYSTEM}"', made.log.read_text())
 
     def test_a_killed_daemon_is_found_again(self):
         with host(options="--hdr-digest --data-digest") as (made, its):
