@@ -1,0 +1,120 @@
+"""A study's results on disk: what `run` writes, `report` reads, and a person can check by hand.
+
+    RESULTS/                      one run of one study
+      study.toml                  as it was written, and `quick` if it was shortened
+      machine.json                hardware, kernel, versions of everything, limits, how it was called
+      sides.json                  name of a side → {kind, protection, settings: {…}}
+      raw.json                    what the bare drives do: pattern → {iops, bytes_per_sec, …}; if asked
+      commands.log                every command in order, with its time and its answer
+      cells.jsonl                 one line for each finished cell; a line is written when it is over
+      cells/000-ashlar-…/         what a cell left:
+        seconds.csv               one row a second, `SECONDS` below
+        vm0.log.gz                pgbench's own log of each transaction of that load (or host.log.gz)
+        vm0.txt                   what pgbench printed
+        vm0.json                  fio's own output
+      report/                     made from the above at any time: index.html, report.pdf, *.csv, *.png
+
+A run that was stopped goes on where it was: the cells in `cells.jsonl` are done, others begin anew.
+Every figure in a report can be made again from the logs, and is: `cells.jsonl` holds no percentile.
+"""
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+# Columns of `seconds.csv`. Empty where it cannot be known. Cores are CPU seconds a second.
+SECONDS = [
+    "second",  # since the load's warm-up was over; negative before
+    "operations",  # transactions, or I/Os of fio, that ended in this second, of all loads
+    "latency_ms_mean",
+    "array_reads",
+    "array_writes",
+    "array_read_bytes",
+    "array_write_bytes",
+    "storage_cores",
+    "guest_cores",
+    "state",  # of the array
+]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One measurement. All but `number` and what was measured is its place in the schedule."""
+
+    number: int
+    repeat: int  # from 0
+    side: str
+    state: str  # of `study.State`
+    load: str  # pgbench's script, or the name of fio's pattern
+    clients: int  # of pgbench, each load; 0 for fio
+    loads: int  # how many run at once
+    # Filled in when it is over:
+    began: float = 0  # seconds since the epoch
+    seconds: float = 0  # that were measured, without the warm-up
+    operations: int = 0  # transactions or I/Os in those seconds, of all loads
+    failed: int = 0  # operations that ended in an error
+    array_reads: int | None = None
+    array_writes: int | None = None
+    array_read_bytes: int | None = None
+    array_write_bytes: int | None = None
+    storage_cores: float | None = None
+    guest_cores: float | None = None
+    state_before: str = ""
+    state_after: str = ""
+    events: tuple[tuple[float, str], ...] = ()  # second, what happened: "drive d2 pulled"
+    notes: tuple[str, ...] = ()  # what a reader must know of this one
+
+    @property
+    def key(self) -> tuple:
+        return (self.repeat, self.side, self.state, self.load, self.clients, self.loads)
+
+    @property
+    def directory(self) -> str:
+        clients = f"-{self.clients}" if self.clients else ""
+        return (
+            f"{self.number:03}-{self.side}-{self.state}-{self.load}{clients}"
+            f"-x{self.loads}-{self.repeat}"
+        )
+
+
+@dataclass
+class Results:
+    home: Path
+    cells: list[Cell] = field(default_factory=list)
+
+    @classmethod
+    def open(cls, home: Path) -> "Results":
+        """An empty or a begun directory. A half-written last line counts as not there."""
+        results = cls(home)
+        results.cells = list(results.finished())
+        return results
+
+    def finished(self) -> Iterator[Cell]:
+        path = self.home / "cells.jsonl"
+        for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
+            if line.endswith("\n"):
+                words = json.loads(line)
+                words["events"] = tuple((second, what) for second, what in words["events"])
+                words["notes"] = tuple(words["notes"])
+                yield Cell(**words)
+
+    def is_done(self, cell: Cell) -> bool:
+        return any(done.key == cell.key for done in self.cells)
+
+    def place_of(self, cell: Cell) -> Path:
+        return self.home / "cells" / cell.directory
+
+    def add(self, cell: Cell) -> None:
+        """Its files come first: a line says that they are whole."""
+        with open(self.home / "cells.jsonl", "a") as file:
+            file.write(json.dumps(asdict(cell)) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.cells.append(cell)
+
+    def seconds_of(self, cell: Cell) -> list[dict[str, str]]:
+        with open(self.place_of(cell) / "seconds.csv", newline="") as file:
+            return list(csv.DictReader(file))

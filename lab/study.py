@@ -1,0 +1,223 @@
+"""What a study is: a TOML file, read into these classes, and nothing that they do not know.
+
+    study = study.load(Path("lab/studies/postgres-vm.toml"))
+
+A word that no class here has is a mistake of the writer: it is refused with its place and the word
+that it resembles, before anything is started. Sizes are `64K`, `4G`, powers of 1024.
+"""
+
+import difflib
+import re
+import tomllib
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+QUICK = "quick"
+
+
+class StudyError(Exception):
+    """The study cannot be run as it is written; the message names the place and the fix."""
+
+
+def size_bytes(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+)([KMGT]?)(i?B)?", value.strip(), re.IGNORECASE)
+    if not match:
+        raise ValueError("is not a size: write it like 512M or 4G")
+    return int(match[1]) * UNITS[match[2].upper()]
+
+
+Bytes = Annotated[int, BeforeValidator(size_bytes), Field(gt=0)]
+Count = Annotated[int, Field(gt=0)]
+Seconds = Annotated[int, Field(gt=0)]
+
+
+class Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Where(StrEnum):
+    """Whence the load sees the array."""
+
+    VM = "vm"  # the array is on the host, the load in virtual machines on it
+    HOST = "host"  # array and load on the host itself
+    GUEST = "guest"  # array and load both in one guest, on drives that QEMU emulates
+
+
+class State(StrEnum):
+    """What an array is put into before a load is measured on it."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"  # one drive out
+    DEGRADED_TWICE = "degraded-twice"  # two out; two parities only
+    REBUILDING = "rebuilding"  # the spare has just taken its place
+
+
+class Drives(Table):
+    """What the arrays of each side are made of; each side gets the same, one after the other."""
+
+    kind: Literal["file", "block", "model", "nvme"] = "file"
+    size: Bytes = 4 << 30  # of a file, a model, or an emulated NVMe drive
+    paths: tuple[str, ...] = ()  # block: the drives, all of which will be overwritten
+    directory: str | None = None  # file, nvme: where the files are; the cache, if not said
+    iops: Count | None = None  # model: of each drive
+    mbps: Count | None = None  # model: of each drive, 1,000,000 bytes a second
+
+
+class Array(Table):
+    """Geometry that all sides share: equal protection is what makes them comparable."""
+
+    count: Count = 1
+    data: Count = 4
+    parity: Annotated[int, Field(ge=0, le=3)] = 1
+    chunk: Bytes = 64 << 10
+
+    @property
+    def members(self) -> int:
+        return self.data + self.parity
+
+
+SIDES = ("ashlar", "mdraid", "raw", "btrfs", "zfs", "qemu-storage-daemon", "spdk")
+
+
+class Side(Table):
+    """One contender. What is not said is as the contender's own documentation advises."""
+
+    kind: Literal[SIDES]
+    name: str = ""  # in tables; the kind, if not said
+    policy: Literal["journal", "bitmap", "none"] | None = None  # ashlar
+    integrity: bool = False  # ashlar
+    cores: str | None = None  # ashlar, spdk, qemu-storage-daemon: the CPUs it may use
+    export: Literal["vhost-user-blk", "fuse", "ublk", "nbd"] | None = None  # ashlar
+    bitmap: bool = True  # mdraid: the write-intent bitmap, without which a crash is a full resync
+    group_thread_cnt: Annotated[int, Field(ge=0)] | None = None  # mdraid
+    stripe_cache_size: Count | None = None  # mdraid
+
+    @model_validator(mode="before")
+    @classmethod
+    def named(cls, values):
+        if isinstance(values, dict) and "kind" in values:
+            return {"name": values["kind"]} | values
+        return values
+
+
+class Vm(Table):
+    """The virtual machines; also the one guest of `where = "guest"`."""
+
+    count: Count = 1
+    cpus: Count = 2
+    memory: Bytes = 1 << 30
+    pin: bool = False  # each virtual CPU to a CPU of its own, beside those of the storage
+    huge_pages: bool = False
+
+
+class Pgbench(Table):
+    scale: Count = 50  # 15 MB each
+    scripts: tuple[Literal["select-only", "simple-update", "tpcb-like"], ...] = (
+        "select-only",
+        "simple-update",
+        "tpcb-like",
+    )
+    clients: tuple[Count, ...] = (10,)
+    threads: Count = 2
+    seconds: Seconds = 60
+    warm_seconds: Annotated[int, Field(ge=0)] = 5  # before what is measured
+    settings: dict[str, str | int | bool] = {}  # of postgresql.conf; shown in the report
+
+
+class Pattern(Table):
+    """One fio job."""
+
+    name: str
+    rw: Literal["randread", "randwrite", "randrw", "read", "write"]
+    block: Bytes = 4096
+    read_percent: Annotated[int, Field(ge=0, le=100)] | None = None  # of randrw
+    depth: Count = 32
+    jobs: Count = 1
+
+
+class Fio(Table):
+    patterns: tuple[Pattern, ...]
+    vms: tuple[Count, ...] = (1,)  # how many load at once; where = "vm" only
+    seconds: Seconds = 30
+    warm_seconds: Annotated[int, Field(ge=0)] = 5
+
+
+class Study(Table):
+    title: str
+    about: str = ""
+    where: Where
+    drives: Drives = Drives()
+    array: Array = Array()
+    side: tuple[Side, ...]
+    vm: Vm = Vm()
+    pgbench: Pgbench | None = None
+    fio: Fio | None = None
+    states: tuple[State, ...] = (State.HEALTHY,)
+    repeats: Count = 3  # of the whole round of sides, one after the other: A B A B
+    raw: bool = False  # measure the drives themselves first, for efficiency
+    unequal: bool = False  # sides of unlike protection are compared; the report says so on top
+
+    @model_validator(mode="after")
+    def fits_together(self):
+        if (self.pgbench is None) == (self.fio is None):
+            raise ValueError("has either a table [pgbench] or a table [fio]")
+        names = [side.name for side in self.side]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise ValueError(f'has two sides named "{twice}": give one another `name`')
+        if State.DEGRADED_TWICE in self.states and self.array.parity < 2:
+            raise ValueError('has the state "degraded-twice": that needs `parity` 2 or more')
+        if self.array.parity == 0 and set(self.states) != {State.HEALTHY}:
+            raise ValueError("has no parity: without a drive there is nothing left to measure")
+        if self.drives.kind == "nvme" and self.where != Where.GUEST:
+            raise ValueError('has drives of kind "nvme": those are emulated, `where = "guest"`')
+        if self.drives.kind == "model" and not (self.drives.iops and self.drives.mbps):
+            raise ValueError('has drives of kind "model": say their `iops` and `mbps`')
+        return self
+
+
+def load(path: Path, quick: bool = False) -> Study:
+    """Reads a study; with `quick`, its table [quick] replaces what stands there too."""
+    try:
+        words = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise StudyError(f"{path} is not there: `ashlar-lab list` shows the studies") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise StudyError(f"{path}: {error}") from None
+    shorter = words.pop(QUICK, {})
+    try:
+        study = Study.model_validate(words)
+        return Study.model_validate(merged(words, shorter)) if quick else study
+    except ValidationError as error:
+        raise StudyError("\n".join(f"{path}: {told(one)}" for one in error.errors())) from None
+
+
+def merged(words: dict, shorter: dict) -> dict:
+    """Tables are merged key by key, everything else is replaced."""
+    result = dict(words)
+    for key, value in shorter.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def told(error: dict) -> str:
+    """One mistake, in the words of the file."""
+    place = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        like = difflib.get_close_matches(str(error["loc"][-1]), known_words(), 1)
+        meant = f"; did you mean `{like[0]}`?" if like else ""
+        return f"`{place}` is nothing that a study has{meant}"
+    said = error["msg"].removeprefix("Value error, ")
+    return f"`{place}`: {said}" if place else f"the study {said}"
+
+
+def known_words() -> list[str]:
+    tables = (Study, Drives, Array, Side, Vm, Pgbench, Pattern, Fio)
+    return [QUICK, *{word for table in tables for word in table.model_fields}]
