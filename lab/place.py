@@ -211,25 +211,23 @@ def unloop(place: Place, device: str, file: str) -> None:
     settle(place, "loop", file)
 
 
-def program_missing(place: Place, *programs: str) -> list[str]:
+def programs_missing(place: Place, *programs: str) -> list[str]:
     """Those that are not in `place`. Its PATH may lack sbin."""
-    script = "PATH=$PATH:/usr/sbin:/sbin; for each in {}; do command -v $each >/dev/null || echo $each; done"
-    return place.check(script.format(" ".join(programs))).split()
-
-
-def cpu_seconds(place: Place, pids: list[int]) -> float:
-    """CPU time of processes and of all threads of the kernel, since each began.
-
-    The kernel's own threads do the work of loop devices, of md and of btrfs, and no process owns
-    it: they are counted for every side alike.
-    """
-    return sum(cpu_seconds_by_pid(place, pids).values())
+    return place.check(
+        f"PATH=$PATH:/usr/sbin:/sbin; for each in {' '.join(programs)}; do "
+        "command -v $each >/dev/null || echo $each; done"
+    ).split()
 
 
 STAT = re.compile(r"^(\d+) \((.*)\) (.*)$", re.MULTILINE | re.DOTALL)
 
 
-def cpu_seconds_by_pid(place: Place, pids: list[int]) -> dict[int, float]:
+def cpu_seconds(place: Place, pids: list[int]) -> dict[int, float]:
+    """CPU time of these processes and of every thread of the kernel, since each began.
+
+    The kernel's own threads do the work of loop devices, of md and of btrfs, and no process owns
+    it: they are counted for every side alike.
+    """
     wanted = set(pids)
     found = {}
     for text in stats(place):
