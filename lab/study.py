@@ -127,7 +127,8 @@ class Pgbench(Table):
     threads: Count = 2
     seconds: Seconds = 60
     warm_seconds: Annotated[int, Field(ge=0)] = 5  # before what is measured
-    settings: dict[str, str | int | bool] = {}  # of postgresql.conf; shown in the report
+    log_share: Annotated[float, Field(gt=0, le=1)] = 1  # of select-only; all others are whole
+    settings: dict[str, bool | int | str] = {}  # of postgresql.conf; shown in the report
 
 
 class Pattern(Table):
