@@ -4,14 +4,13 @@ Invariant: whatever was spawned is gone when its place is closed. On the host, w
 us if we were killed is in the ledger first; a guest takes all of its own with it.
 """
 
-import re
 import shlex
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import NamedTuple, Protocol, TextIO
 
 from demo import child
 from demo.vm import CommandTimeout, Output, VmError
@@ -21,6 +20,7 @@ from lab.ledger import Ledger
 STOP_SECONDS_MAX = 30
 UNMOUNT_SECONDS_MAX = 60
 CLOCK_TICKS = 100  # USER_HZ, which is the same everywhere that Linux runs on servers
+KTHREADD = 2  # the parent of all threads of the kernel
 
 
 class Running(Protocol):
@@ -57,6 +57,7 @@ class Host:
         self.ledger = owed
         self.trace = trace  # each command, when it was, and its answer
         self.children: list[HostCommand] = []
+        self.lock = threading.Lock()  # the sampler runs commands, too
 
     def run(self, command: str, timeout: float = 60) -> Output:
         output = self.start(command, None, owed=False).wait(timeout)
@@ -76,12 +77,12 @@ class Host:
         return self.start(command, on_line, owed=True)
 
     def start(self, command: str, on_line, owed: bool) -> "HostCommand":
-        gone = [each for each in self.children if not each.running]
-        self.children = [each for each in self.children if each not in gone]
-        for each in gone:
-            each.settle()
-        started = HostCommand(command, on_line, self.ledger if owed else None)
-        self.children.append(started)
+        with self.lock:
+            for each in [each for each in self.children if not each.running]:
+                each.settle()
+                self.children.remove(each)
+            started = HostCommand(command, on_line, self.ledger if owed else None)
+            self.children.append(started)
         return started
 
     def write_down(self, command: str, output: Output | None) -> None:
@@ -222,22 +223,20 @@ def programs_missing(place: Place, *programs: str) -> list[str]:
 STAT = re.compile(r"^(\d+) \((.*)\) (.*)$", re.MULTILINE | re.DOTALL)
 
 
-def cpu_seconds(place: Place, pids: list[int]) -> dict[int, float]:
-    """CPU time of these processes and of every thread of the kernel, since each began.
+class Process(NamedTuple):
+    cpu_seconds: float  # since it began
+    is_kernel: bool  # a thread of the kernel's own
 
-    The kernel's own threads do the work of loop devices, of md and of btrfs, and no process owns
-    it: they are counted for every side alike.
-    """
-    wanted = set(pids)
+
+def processes(place: Place) -> dict[int, Process]:
     found = {}
     for text in stats(place):
-        match = STAT.match(text)
-        fields = match[3].split() if match else []
-        if not fields:
-            continue
-        pid, parent = int(match[1]), int(fields[1])
-        if pid in wanted or parent == 2:  # 2 is kthreadd, whose children all kernel threads are
-            found[pid] = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+        head, _, rest = text.rpartition(") ")
+        fields = rest.split()
+        if head and len(fields) > 12:
+            pid, parent = int(head.split(" ", 1)[0]), int(fields[1])
+            seconds = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+            found[pid] = Process(seconds, parent == KTHREADD)
     return found
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 from lab import study as studies
 from lab.place import Place
-from lab.side import Side
+from lab.side import Drive, Side
+
+__all__ = ["Drive", "Side", "make"]
 
 MADE_BY = {
     "ashlar": ("lab.sides.ashlar", "Ashlar"),

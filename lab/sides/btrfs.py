@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lab import place as places
 from lab import study as studies
-from lab.place import Place
+from lab.place import Place, Running
 from lab.side import Counters, Disk, Drive, Protection, SideError
 from lab.sides.blocks import Blocks
 
@@ -31,7 +31,9 @@ class Btrfs:
         self.members: list[list[Drive]] = []
         self.spares: list[Drive] = []
         self.out: set[int] = set()  # members of the first array that were pulled
-        self.replacing: tuple[int, Drive] | None = None
+        self.broken: set[str] = set()  # drives that were pulled and not yet mended
+        self.replacing: int | None = None  # the member
+        self.replacement: Running | None = None
         self.commands: list[str] = []
 
     def missing(self) -> str | None:
@@ -85,29 +87,34 @@ class Btrfs:
 
     def pull(self, member: int = 0) -> None:
         """btrfs has no word for this while it is mounted: it goes on and counts the errors."""
-        self.blocks.break_down(self.members[0][member])
+        drive = self.members[0][member]
+        self.blocks.break_down(drive)
         self.out.add(member)
+        self.broken.add(drive.name)
 
     def replace(self, member: int = 0) -> None:
         new, old = self.spares.pop(0), self.members[0][member]
-        device, at = self.blocks.device(new), self.mount_point(0)
-        # -r: from the others, as the one that is out answers nothing
-        self.told(f"btrfs replace start -f -r {member + 1} {device} {at}")
+        if new.name in self.broken:
+            self.blocks.mend(new)
+            self.broken.discard(new.name)
+        # -r: from the others, as the one that is out answers nothing; -B: not behind our back
+        command = f"btrfs replace start -B -f -r {member + 1} {self.blocks.device(new)}"
+        self.commands.append(f"{command} {self.mount_point(0)}")
+        self.replacement = self.place.spawn(f"exec {command} {self.mount_point(0)}")
+        self.replacing = member
         self.members[0][member] = new
-        self.replacing = (member, old)
+        self.spares.append(old)
 
     def state(self) -> str:
-        if self.replacing:
+        if self.replacement:
             said = self.place.check(f"btrfs replace status -1 {self.mount_point(0)}")
-            if "% done" in said:
-                return f"rebuilding {said.split('%')[0].split()[-1]}%"
-            member, old = self.replacing
-            if "finished" not in said:
-                return "failed"
-            self.replacing = None
-            self.out.discard(member)
-            self.blocks.mend(old)
-            self.spares.append(old)
+            if self.replacement.running:
+                percent = said.split("% done")[0].split()[-1] if "% done" in said else "0.0"
+                return f"rebuilding {percent}%"
+            if (output := self.replacement.wait(1)).rc:
+                raise SideError(f"btrfs could not replace a drive:\n{output.text[-400:]}")
+            self.out.discard(self.replacing)
+            self.replacement = self.replacing = None
         return "degraded" if self.out else "healthy"
 
     def counters(self) -> Counters | None:
@@ -128,7 +135,8 @@ class Btrfs:
         }
 
     def stop(self) -> None:
-        if self.replacing and not self.out.isdisjoint({self.replacing[0]}):
+        if self.replacement:
             self.place.run(f"btrfs replace cancel {self.mount_point(0)}")
-        self.replacing = None
+            places.stop(self.replacement)
+            self.replacement = None
         self.cleanup.close()
