@@ -49,6 +49,12 @@ class Place(Protocol):
     def fetch(self, path: str, to: Path) -> None:
         """Copies a file out of the place."""
 
+    def unplug(self, device: str) -> bool:
+        """Takes a drive out as a hand would. False where there is no hand: software has to do."""
+
+    def plug(self, device: str) -> str:
+        """A drive that was taken out is there again, empty, by the name that is returned."""
+
 
 class Host:
     """Commands on this machine. Each leads a session of its own, and none outlives us."""
@@ -94,6 +100,12 @@ class Host:
 
     def fetch(self, path: str, to: Path) -> None:
         to.write_bytes(Path(path).read_bytes())
+
+    def unplug(self, device: str) -> bool:
+        return False
+
+    def plug(self, device: str) -> str:
+        return device
 
     def close(self) -> None:
         for each in self.children:

@@ -36,6 +36,7 @@ class Seat:
     name: str  # host, vm0, vm1, …: names what the load leaves in a cell
     place: Place
     disk: Disk  # as seen there: a device or a directory, never a socket
+    logs: str | None = None  # a directory there for what the load leaves; None: memory will do
 
 
 class Where(Protocol):
@@ -68,8 +69,8 @@ class Where(Protocol):
 
 MADE_BY = {
     studies.Where.HOST: ("lab.host", "OnHost"),
-    studies.Where.VM: ("lab.guests", "InVms"),
-    studies.Where.GUEST: ("lab.guests", "InGuest"),
+    studies.Where.VM: ("lab.in_vms", "InVms"),
+    studies.Where.GUEST: ("lab.in_guest", "InGuest"),
 }
 
 

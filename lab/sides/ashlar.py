@@ -5,6 +5,7 @@ import os
 import shlex
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from lab import place as places
@@ -176,14 +177,17 @@ class Ashlar:
     # Drives
 
     def pull(self, member: int = 0) -> None:
-        self.ashlar(f"drive detach {self.members[0][member].name} --force")
+        """By hand where there is one; the daemon is told, as it need not have noticed yet."""
+        drive = self.members[0][member]
+        self.place.unplug(drive.path)
+        self.ashlar(f"drive detach {drive.name} --force")
 
     def replace(self, member: int = 0) -> None:
         new, old = self.spares.pop(0), self.members[0][member]
         self.ashlar(f"drive attach {shlex.quote(new.path)} --name {new.name} --force")
         self.ashlar(f"array replace a0 --member {member} --new {new.name} --force")
         self.members[0][member] = new
-        self.spares.append(old)
+        self.spares.append(replace(old, path=self.place.plug(old.path)))
 
     def state(self) -> str:
         its = self.show()
