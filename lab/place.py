@@ -4,7 +4,9 @@ Invariant: whatever was spawned is gone when its place is closed. On the host, w
 us if we were killed is in the ledger first; a guest takes all of its own with it.
 """
 
+import os
 import shlex
+import signal as signals
 import subprocess
 import threading
 import time
@@ -163,7 +165,7 @@ class HostCommand:
         if signal == "KILL":
             child.kill(self.child)
         elif self.running:
-            subprocess.run(["kill", f"-{signal}", f"-{self.pid}"], capture_output=True)
+            os.killpg(self.pid, signals.Signals[f"SIG{signal}"])
 
     def settle(self) -> None:
         if self.owed:
@@ -230,9 +232,6 @@ def programs_missing(place: Place, *programs: str) -> list[str]:
         f"PATH=$PATH:/usr/sbin:/sbin; for each in {' '.join(programs)}; do "
         "command -v $each >/dev/null || echo $each; done"
     ).split()
-
-
-STAT = re.compile(r"^(\d+) \((.*)\) (.*)$", re.MULTILINE | re.DOTALL)
 
 
 class Process(NamedTuple):

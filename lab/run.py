@@ -69,6 +69,8 @@ class Session:
         return self
 
     def __exit__(self, *error) -> None:
+        if not self.ledger.debts():
+            self.ledger.path.unlink(missing_ok=True)
         self.lock.truncate(0)
         self.lock.close()
 
@@ -116,9 +118,10 @@ class Run:
         if self.skip_missing and not self.sides:
             problems += [f"side {name}: {why}" for name, why in self.skipped.items()]
         problems += machine.problems(self.study, self.sides, self.results.home)
-        if not problems:
+        there = all(map(os.path.exists, self.study.drives.paths))
+        if self.sides and there:
             self.disk_bytes = self.sizes()
-            problems = machine.size_problems(self.study, min(self.disk_bytes))
+            problems += machine.size_problems(self.study, min(self.disk_bytes))
         if problems:
             self.place.close()
             raise Refusal("\n".join(problems))

@@ -165,7 +165,7 @@ class Pgbench:
         if not isinstance(self.place, Host):
             self.place.check(f"date -s @{time.time():.3f}")  # its log is in its own clock
         self.place.check(f"rm -f {self.logs}/log.*")
-        self.sql("VACUUM pgbench_branches; VACUUM pgbench_tellers")
+        self.sql("VACUUM pgbench_branches, pgbench_tellers")
         self.sql("CHECKPOINT")
         threads = min(self.asked.threads, cell.clients)
         seconds = self.asked.warm_seconds + self.asked.seconds
