@@ -197,7 +197,10 @@ class Pgbench:
         text = directory / f"{self.seat.name}.txt"
         text.write_text(f"$ {self.command}\n{output.text}")
         if output.rc != 0:
-            raise LoadError(f"pgbench ended with status {output.rc}: {text}\n{output.text[-800:]}")
+            server = self.place.run(f"grep -E 'PANIC|FATAL|ERROR' {self.logs}/server | tail -n 5").text
+            text.write_text(f"{text.read_text()}\nPostgreSQL's log:\n{server}")
+            why = re.search(r"error: (.*(?:PANIC|FATAL|ERROR).*)", output.text + server)
+            raise LoadError(f"pgbench was aborted: {why[1] if why else 'see there'} ({text})")
         self.processed = int(said(output.text, r"actually processed: (\d+)"))
         log = directory / f"{self.seat.name}.log.gz"
         packed = f"{self.logs}/packed.gz"
