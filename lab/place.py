@@ -234,6 +234,15 @@ def programs_missing(place: Place, *programs: str) -> list[str]:
     ).split()
 
 
+def processes_in(place: Place, directory: str) -> list[int]:
+    """Whose working directory is there or beneath."""
+    if isinstance(place, Host):
+        return ledger.processes_in(directory)
+    links = f"find /proc -maxdepth 2 -path '/proc/[0-9]*/cwd' \\( -lname '{directory}' "
+    found = place.run(f"{links} -o -lname '{directory}/*' \\) 2>/dev/null").text
+    return [int(line.split("/")[2]) for line in found.splitlines()]
+
+
 class Process(NamedTuple):
     cpu_seconds: float  # since it began
     is_kernel: bool  # a thread of the kernel's own

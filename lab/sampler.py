@@ -19,6 +19,7 @@ from lab.results import SECONDS
 from lab.side import Counters, Side
 
 PERIOD_SECONDS = 1.0
+REST = 9  # times as long as a look took: where looking is slow, it must not be the load
 JOIN_SECONDS_MAX = 60
 COUNTERS = tuple(field.name for field in fields(Counters))
 
@@ -84,12 +85,14 @@ class Sampler:
     def look_on(self) -> None:
         next_at = time.monotonic() + PERIOD_SECONDS
         while not self.over.wait(max(0.0, next_at - time.monotonic())):
-            next_at = max(next_at + PERIOD_SECONDS, time.monotonic())
+            began = time.monotonic()
             try:
                 self.look()
             except Exception as error:  # said where the load is waited for
                 self.error = error
                 return
+            over = time.monotonic()
+            next_at = max(next_at + PERIOD_SECONDS, over + REST * (over - began))
 
     def look(self) -> None:
         state, counters = self.side.state(), self.side.counters()

@@ -102,9 +102,8 @@ class Mdraid:
             self.tune(name)
 
     def tune(self, name: str) -> None:
-        cpus, memory_kib = self.place.check(
-            "nproc; awk '/^MemTotal/ {print $2}' /proc/meminfo"
-        ).split()
+        said = self.place.check("nproc; grep ^MemTotal /proc/meminfo").split()
+        cpus, memory_kib = said[0], said[2]
         threads, pages = tuning(int(cpus), int(memory_kib) << 10, self.study.array.members)
         if self.chosen.group_thread_cnt is not None:
             threads = self.chosen.group_thread_cnt
