@@ -44,16 +44,10 @@ class Pgbench:
         self.seat, self.place, self.asked = seat, seat.place, asked
         name = f"ashlar-lab-{os.getpid()}-{seat.name}"
         self.home = f"/tmp/{name}"
-<<<<<<< HEAD
-        # The log is none of the disk's work: it goes to memory, or where the seat has room for it.
+# The log is none of the disk's work: it goes to memory, or where the seat has room for it.
         memory = "/dev/shm" if self.place.run("[ -d /dev/shm ]").rc == 0 else "/tmp"
         self.logs = f"{seat.logs or memory}/{name}-log"
-=======
-        # The log is none of the disk's work: it goes to memory.
-        memory = self.place.run("[ -d /dev/shm ]").rc == 0
-        self.logs = f"{'/dev/shm' if memory else '/tmp'}/{name}-log"
         self.root = seat.disk.directory or f"{self.home}/mount"
->>>>>>> lab-run
         self.mounted = False
         self.server: Running | None = None
         self.load: Running | None = None
