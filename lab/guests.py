@@ -250,15 +250,16 @@ def image(recipe: Recipe, host: Host) -> tuple[GuestImage, str]:
     return built, working_accel(built)
 
 
-def logs_disk(host: Host, directory: Path, name: str) -> list[str]:
-    """A disk for logs: neither on what is measured, nor in the guest's memory."""
+def logs_disk(host: Host, directory: Path, name: str, again: bool = False) -> list[str]:
+    """A disk for logs: neither on what is measured, nor in the guest's memory. `again`: with what
+    was on it."""
     file = directory / f"{name}-logs.img"
-    host.ledger.owe("path", str(file))
-    host.check(
-        f"PATH=$PATH:/usr/sbin:/sbin; rm -f {file} && truncate -s {LOGS_BYTES} {file} && "
-        f"mke2fs -q -t ext4 -O ^has_journal -m 0 -E nodiscard,lazy_itable_init=1 -L {LOGS_LABEL} "
-        f"{file}"
-    )
+    if not again:
+        host.ledger.owe("path", str(file))
+        host.check(
+            f"PATH=$PATH:/usr/sbin:/sbin; rm -f {file} && truncate -s {LOGS_BYTES} {file} && "
+            f"mke2fs -q -t ext4 -J size=8 -m 0 -E nodiscard,lazy_itable_init=1 -L {LOGS_LABEL} {file}"
+        )
     drive = f"if=none,id=logs,file={file},format=raw,cache=writeback"
     return ["-drive", drive, "-device", f"virtio-blk-pci,drive=logs,addr={LOGS_ADDRESS:#x}"]
 

@@ -27,8 +27,7 @@ class InVms:
         self.study, self.work, self.place = study, work, host
         self.on_host = OnHost(study, work, host)
         self.guests: list[Guest] = []
-        self.told: dict[str, str] = {}
-        self.with_logs: list[str] = []
+        self.with_logs: set[str] = set()  # guests that have a disk for them already
 
     def problems(self) -> list[str]:
         storage = guests.storage_cpus(self.study)
@@ -54,15 +53,14 @@ class InVms:
         for machine, guest in zip(machines, self.guests, strict=True):
             machine.wait_up(guest, seconds)
             guests.mount_disks(guest, tools=False)
-        self.told = guests.settings(self.study, machines[0], self.guests)
         return [Seat(it.name, it, Disk(device=DEVICE), guests.LOGS) for it in self.guests]
 
     def machine(self, number: int, disk: Disk) -> Machine:
         vm = self.study.vm
         plan = self.plan()
         name = self.guests[number].name
-        self.with_logs.append(name)
-        options = guests.logs_disk(self.place, self.logs, name)
+        options = guests.logs_disk(self.place, self.logs, name, again=name in self.with_logs)
+        self.with_logs.add(name)
         sockets = (str(disk.vhost),) if disk.vhost else ()
         if disk.device:
             options += virtio_disk(disk.device, vm.cpus)
@@ -84,16 +82,14 @@ class InVms:
     def guest_cpu_seconds(self) -> float | None:
         return sum(guest.threads_seconds()[0] for guest in self.guests)
 
-    def disk_cpu_seconds(self) -> float:
+    def storage_cpu_seconds(self) -> float:
         """QEMU's own threads serve what is no vhost-user: that is the storage's work, too."""
         return sum(guest.threads_seconds()[1] for guest in self.guests)
 
     def leave(self) -> None:
         for guest in self.guests:
             guest.close()
-        for name in self.with_logs:
-            guests.remove_logs_disk(self.place, self.logs, name)
-        self.guests, self.with_logs = [], []
+        self.guests = []
 
     def settings(self) -> dict[str, str]:
         vm = self.study.vm
@@ -108,6 +104,9 @@ class InVms:
 
     def close(self) -> None:
         self.leave()
+        for name in self.with_logs:
+            guests.remove_logs_disk(self.place, self.logs, name)
+        self.with_logs = set()
         self.on_host.close()
 
 

@@ -271,7 +271,10 @@ class Turn:
     def measure(self, cell: Cell, directory: Path) -> Cell:
         self.get_ready(cell)
         active = self.loads[: cell.loads]
-        watch = Sampler(self.side, self.where.place, self.load_pids, self.where.guest_cpu_seconds)
+        watch = Sampler(
+            self.side, self.where.place, self.load_pids, self.where.guest_cpu_seconds,
+            self.where.storage_cpu_seconds,
+        )  # fmt: skip
         state_before = self.side.state()
         for load in active:
             load.begin(cell)

@@ -61,7 +61,9 @@ class Sampler:
         place: Place,
         load_pids: Callable[[], list[int]],
         guest_seconds: Callable[[], float | None],
+        storage_seconds: Callable[[], float] = lambda: 0.0,  # of who else serves disks
     ):
+        self.storage_seconds = storage_seconds
         self.side, self.place = side, place
         self.load_pids, self.guest_seconds = load_pids, guest_seconds
         self.samples: list[Sample] = []
@@ -107,6 +109,7 @@ class Sampler:
             guests = self.guests.add(
                 {pid: it.cpu_seconds for pid, it in now.items() if pid in load}
             )
+        storage += self.storage_seconds()
         sample = Sample(time.time(), state, counters, storage, guests)
         if self.samples and (was := self.samples[-1].state) != state:
             if kind(was) != kind(state):

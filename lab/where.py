@@ -59,6 +59,9 @@ class Where(Protocol):
     def guest_cpu_seconds(self) -> float | None:
         """What the loads have used since they were started: virtual machines, or processes."""
 
+    def storage_cpu_seconds(self) -> float:
+        """What serves the seats' disks besides the side: QEMU's own threads, since they began."""
+
     def leave(self) -> None: ...
 
     def settings(self) -> dict[str, str]:
