@@ -10,7 +10,7 @@ from pathlib import Path
 
 from demo import guest_image
 from lab import guests, pinning
-from lab.guests import Guest, Machine
+from lab.guests import Guest, LogsDisk, Machine
 from lab.host import drive_count
 from lab.nvme import SLOTS_MAX, NvmeDrives
 from lab.place import Host
@@ -35,6 +35,7 @@ class InGuest:
             host, self.directory, drive_count(study), study.drives.size, study.vm.cpus
         )
         self.machine: Machine | None = None
+        self.logs: LogsDisk | None = None
 
     def problems(self) -> list[str]:
         found = guests.problems(self.study, RECIPE, set())
@@ -66,7 +67,8 @@ class InGuest:
             self.nvme.make(number)
         vm = self.study.vm
         plan = pinning.plan(guests.usable_cpus(), set(), 1, vm.cpus) if vm.pin else None
-        options = [*guests.logs_disk(self.host, self.directory, self.place.name)]
+        self.logs = LogsDisk(self.host, image, self.directory, self.place)
+        options = self.logs.options
         has_tools = Path(program(self.host)).exists()
         if has_tools:
             options += guests.tools_disk(self.host, self.work, Path(program(self.host)))
@@ -124,6 +126,7 @@ class InGuest:
         return guests.settings(self.study, self.machine, [self.place]) | {"drives": drives}
 
     def close(self) -> None:
+        if self.logs:
+            self.logs.close()
         self.place.close()
-        guests.remove_logs_disk(self.host, self.directory, self.place.name)
         self.nvme.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from demo import guest_image
 from lab import guests, pinning
-from lab.guests import Guest, Machine
+from lab.guests import Guest, LogsDisk, Machine
 from lab.host import OnHost
 from lab.place import Host
 from lab.side import Disk, Drive
@@ -27,7 +27,7 @@ class InVms:
         self.study, self.work, self.place = study, work, host
         self.on_host = OnHost(study, work, host)
         self.guests: list[Guest] = []
-        self.with_logs: set[str] = set()  # guests that have a disk for them already
+        self.logs: list[LogsDisk] = []
 
     def problems(self) -> list[str]:
         storage = guests.storage_cpus(self.study)
@@ -58,9 +58,9 @@ class InVms:
     def machine(self, number: int, disk: Disk) -> Machine:
         vm = self.study.vm
         plan = self.plan()
-        name = self.guests[number].name
-        options = guests.logs_disk(self.place, self.logs, name, again=name in self.with_logs)
-        self.with_logs.add(name)
+        logs = LogsDisk(self.place, self.image, self.directory, self.guests[number])
+        self.logs.append(logs)
+        options = logs.options
         sockets = (str(disk.vhost),) if disk.vhost else ()
         if disk.device:
             options += virtio_disk(disk.device, vm.cpus)
@@ -70,7 +70,7 @@ class InVms:
         )  # fmt: skip
 
     @property
-    def logs(self) -> Path:
+    def directory(self) -> Path:
         directory = guests.cache() / "lab"
         directory.mkdir(parents=True, exist_ok=True)
         return directory
@@ -87,9 +87,11 @@ class InVms:
         return sum(guest.threads_seconds()[1] for guest in self.guests)
 
     def leave(self) -> None:
+        for logs in self.logs:
+            logs.close()
         for guest in self.guests:
             guest.close()
-        self.guests = []
+        self.guests, self.logs = [], []
 
     def settings(self) -> dict[str, str]:
         vm = self.study.vm
@@ -104,9 +106,6 @@ class InVms:
 
     def close(self) -> None:
         self.leave()
-        for name in self.with_logs:
-            guests.remove_logs_disk(self.place, self.logs, name)
-        self.with_logs = set()
         self.on_host.close()
 
 
