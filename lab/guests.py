@@ -8,6 +8,7 @@ import contextlib
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ CHECKOUT = Path(__file__).parent.parent
 TRIES_MAX = 4
 HUGE_PAGE_BYTES = 2 << 20
 QEMU_BYTES = 512 << 20  # of memory, that a machine takes besides its own: emulated code, mostly
+CLOCK_TRIES, CLOCK_LOOKS = 3, 8
+CLOCK_SECONDS_MAX = 0.05
 TOOLS, LOGS = "/usr/local/bin", "/mnt"  # where their disks are in a guest
 TOOLS_LABEL, LOGS_LABEL = "lab-tools", "lab-logs"
 LOGS_BYTES = 64 << 30  # of a file that is as large as what is written to it
@@ -111,6 +114,25 @@ class Guest:
         return self.slots.get(device)
 
     # From the host's side
+
+    def set_clock(self) -> float:
+        for _ in range(CLOCK_TRIES):
+            behind = self.clock_behind()
+            if abs(behind) < CLOCK_SECONDS_MAX:
+                break
+            self.check(
+                f"now=$(($(date +%s%N) + {int(behind * 1e9)})); "
+                'date -s "@$((now / 1000000000)).$(printf %09d $((now % 1000000000)))"'
+            )
+        return self.clock_behind() if abs(behind) >= CLOCK_SECONDS_MAX else behind
+
+    def clock_behind(self) -> float:
+        """A line that says when it was written is here a moment later: the least delay of several."""
+        found: list[float] = []
+        tell = f"for each in $(seq {CLOCK_LOOKS}); do date +%s%N; done"
+        told = self.spawn(tell, lambda line: found.append(time.time() - int(line) / 1e9))
+        told.wait(60)
+        return min(found)
 
     def threads_seconds(self) -> tuple[float, float]:
         """CPU seconds of the virtual CPUs, and of QEMU's other threads, which serve devices."""

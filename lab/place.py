@@ -51,6 +51,9 @@ class Place(Protocol):
     def fetch(self, path: str, to: Path) -> None:
         """Copies a file out of the place."""
 
+    def set_clock(self) -> float:
+        """By this machine's. Returns the seconds that it is behind for all that."""
+
     def unplug(self, device: str) -> bool:
         """Takes a drive out as a hand would. False where there is no hand: software has to do."""
 
@@ -102,6 +105,9 @@ class Host:
 
     def fetch(self, path: str, to: Path) -> None:
         to.write_bytes(Path(path).read_bytes())
+
+    def set_clock(self) -> float:
+        return 0.0
 
     def unplug(self, device: str) -> bool:
         return False

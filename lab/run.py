@@ -277,9 +277,11 @@ class Turn:
         )  # fmt: skip
         state_before = self.side.state()
         for load in active:
-            load.begin(cell)
+            load.ready(cell)
         watch.start()
         try:
+            for load in active:  # all at once, or nearly
+                load.begin(cell)
             done = self.see_through(cell, active, watch)
         finally:
             watch.over.set()
