@@ -5,7 +5,8 @@ give a default and a range, and the default is of the days of one core and rotat
 more, and the report says so:
 
 - the write-intent bitmap is on, as mdadm makes it for large arrays: without one, a crash means to
-  resync the whole array; a study may switch it off;
+  resync the whole array; a study may switch it off, or have a partial parity log instead
+  (`policy = "ppl"`, Documentation/driver-api/md/raid5-ppl.rst), which closes the write hole;
 - `group_thread_cnt`: a thread for each CPU, eight at most. The default, 0, has one thread work out
   the parity of all;
 - `stripe_cache_size`: 4096 pages of each drive and not 256, or less where that were more than a
@@ -25,6 +26,7 @@ from lab.sides.blocks import Blocks
 
 LEVELS = {0: "0", 1: "5", 2: "6"}  # by parities
 MODULES = {"0": "raid0", "1": "raid1", "5": "raid456", "6": "raid456"}
+WRITE_HOLE = {"ppl": "closed", "bitmap": "resync", "resync": "resync"}
 WITH_STRIPE_CACHE = ("5", "6")
 FIRST_NUMBER = 100  # of the devices: those below may be somebody's
 THREADS_MAX = 8
@@ -44,7 +46,9 @@ class Mdraid:
         self.chosen, self.study, self.place = chosen, study, place
         self.name = chosen.name
         self.level = level(study.array.data, study.array.parity)
-        self.protection = Protection(study.array.parity, "resync" if study.array.parity else "none")
+        self.consistency = "ppl" if chosen.policy == "ppl" else "bitmap" if chosen.bitmap else "resync"
+        hole = WRITE_HOLE[self.consistency] if study.array.parity else "none"
+        self.protection = Protection(study.array.parity, hole)
         self.cleanup = ExitStack()
         self.blocks = Blocks(place, self.cleanup)
         self.members: list[list[Drive]] = []
@@ -56,6 +60,8 @@ class Mdraid:
     def missing(self) -> str | None:
         if self.level is None:
             return f"md has no RAID with {self.study.array.parity} parities: leave it out"
+        if self.chosen.policy not in (None, "ppl") or (self.consistency == "ppl" and self.level != "5"):
+            return f"md of level {self.level} has no policy {self.chosen.policy}: ppl, level 5, or none"
         if self.study.drives.kind == "model":
             return "drives of kind `model` are for the side `ashlar` alone: leave this one out"
         if self.place.run("[ $(id -u) = 0 ]").rc:
@@ -94,7 +100,7 @@ class Mdraid:
         self.arrays.append(name)
         devices = [self.blocks.device(drive) for drive in members]
         self.told(
-            create(f"/dev/{name}", self.level, self.study.array.chunk, self.chosen.bitmap, devices,
+            create(f"/dev/{name}", self.level, self.study.array.chunk, self.consistency, devices,
                    zeroed=self.study.drives.kind in ZEROED),
             timeout=CREATE_SECONDS_MAX,
         )  # fmt: skip
@@ -177,7 +183,7 @@ class Mdraid:
         return {
             "version": version,
             "level": self.level or "",
-            "write-intent bitmap": "on" if self.chosen.bitmap and self.level != "0" else "off",
+            "after a crash": self.consistency if self.level != "0" else "nothing to make good",
             **{name: str(value) for name, value in self.tuned.items()},
             "first resync": first if zeroed else "done before anything was measured",
             "rebuild": "at md's own pace: sync_speed_min and sync_speed_max are the kernel's",
@@ -206,12 +212,14 @@ def level(data: int, parity: int) -> str | None:
 
 
 def create(
-    device: str, level: str, chunk_bytes: int, bitmap: bool, drives: list[str], zeroed: bool
+    device: str, level: str, chunk_bytes: int, consistency: str, drives: list[str], zeroed: bool
 ) -> str:
     words = ["mdadm", "--create", device, "--run", f"--level={level}"]
     words += [f"--raid-devices={len(drives)}"]
     words += [f"--chunk={chunk_bytes >> 10}K"] * (level != "1")
-    words += [f"--bitmap={'internal' if bitmap else 'none'}"] * (level != "0")
+    if level != "0":
+        words += ["--consistency-policy=ppl"] if consistency == "ppl" else []
+        words += [f"--bitmap={'internal' if consistency == 'bitmap' else 'none'}"]
     words += ["--assume-clean"] * (zeroed and level != "0")
     return " ".join([*words, *drives])
 

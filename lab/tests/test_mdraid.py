@@ -17,19 +17,21 @@ class Create(unittest.TestCase):
     def test_words(self):
         drives = [f"/dev/nvme{number}n1" for number in range(5)]
         self.assertEqual(
-            mdraid.create("/dev/md100", "5", 64 << 10, True, drives, zeroed=True),
+            mdraid.create("/dev/md100", "5", 64 << 10, "bitmap", drives, zeroed=True),
             "mdadm --create /dev/md100 --run --level=5 --raid-devices=5 --chunk=64K "
             "--bitmap=internal --assume-clean /dev/nvme0n1 /dev/nvme1n1 /dev/nvme2n1 /dev/nvme3n1 "
             "/dev/nvme4n1",
         )
-        plain = mdraid.create("/dev/md100", "6", 64 << 10, False, drives, zeroed=False)
+        plain = mdraid.create("/dev/md100", "6", 64 << 10, "resync", drives, zeroed=False)
         self.assertIn("--bitmap=none", plain)
         self.assertNotIn("--assume-clean", plain)
+        closed = mdraid.create("/dev/md100", "5", 64 << 10, "ppl", drives, zeroed=True)
+        self.assertIn("--consistency-policy=ppl --bitmap=none", closed)
         # RAID 0 knows neither, and a mirror has no chunks.
-        striped = mdraid.create("/dev/md100", "0", 64 << 10, True, drives, zeroed=True)
+        striped = mdraid.create("/dev/md100", "0", 64 << 10, "bitmap", drives, zeroed=True)
         self.assertNotIn("bitmap", striped)
         self.assertNotIn("clean", striped)
-        self.assertNotIn("chunk", mdraid.create("/dev/md100", "1", 65536, True, drives[:2], True))
+        self.assertNotIn("chunk", mdraid.create("/dev/md100", "1", 65536, "bitmap", drives[:2], True))
 
 
 class Tuning(unittest.TestCase):
