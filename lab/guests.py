@@ -45,6 +45,8 @@ def cache() -> Path:
 class Guest:
     """A `Place`. It is made before it is booted, and booted once."""
 
+    logs = LOGS
+
     def __init__(self, name: str, host: Host):
         self.name = name
         self.host = host  # for what is written down
@@ -281,19 +283,21 @@ class LogsDisk:
     and is kept beside the image that it was made with.
     """
 
-    def __init__(self, host: Host, image: GuestImage, directory: Path, guest: Guest):
+    def __init__(self, host: Host, image: GuestImage, work: Path, directory: Path, guest: Guest):
         self.host, self.guest = host, guest
-        self.kept = image.root.with_name("logs.img")
+        self.kept = image.root.with_name("cluster.tar")
         self.file = directory / f"{guest.name}-logs.img"
-        host.ledger.owe("path", str(self.file))
+        files = work / f"{guest.name}-logs"
+        files.mkdir()
         if self.kept.exists():
-            host.check(f"cp --sparse=always {self.kept} {self.file}", timeout=300)
-        else:
-            host.check(
-                f"PATH=$PATH:/usr/sbin:/sbin; truncate -s 0 {self.file} && "
-                f"truncate -s {LOGS_BYTES} {self.file} && mke2fs -q -t ext4 -J size=8 -m 0 "
-                f"-E nodiscard,lazy_itable_init=1 -L {LOGS_LABEL} {self.file}"
-            )
+            shutil.copyfile(self.kept, files / self.kept.name)
+        host.ledger.owe("path", str(self.file))
+        host.check(
+            f"PATH=$PATH:/usr/sbin:/sbin; truncate -s 0 {self.file} && "
+            f"truncate -s {LOGS_BYTES} {self.file} && mke2fs -q -t ext4 -J size=8 -m 0 "
+            f"-E nodiscard,lazy_itable_init=1 -L {LOGS_LABEL} -d {files} {self.file}"
+        )
+        shutil.rmtree(files)
 
     @property
     def options(self) -> list[str]:
@@ -312,10 +316,12 @@ class LogsDisk:
         self.host.ledger.settle("path", str(self.file))
 
     def keep(self) -> None:
-        if self.guest.run(f"[ -e {LOGS}/cluster/whole ] && umount {LOGS}").rc == 0:
-            draft = self.kept.with_suffix(".draft")
-            self.host.check(f"cp --sparse=always {self.file} {draft}", timeout=300)
-            draft.rename(self.kept)
+        packed = f"{LOGS}/{self.kept.name}"
+        if self.guest.run(f"[ -e {LOGS}/cluster/whole ] && tar -C {LOGS} -cf {packed} cluster").rc:
+            return
+        draft = self.kept.with_suffix(".draft")
+        self.guest.fetch(packed, draft)
+        draft.rename(self.kept)
 
 
 def tools_disk(host: Host, directory: Path, program: Path) -> list[str]:
@@ -337,7 +343,10 @@ def tools_disk(host: Host, directory: Path, program: Path) -> list[str]:
 
 def mount_disks(guest: Guest, tools: bool) -> None:
     """By what is on them: which name a disk has depends on the others."""
-    mounts = [f"mount -t ext4 -o noatime $(blkid -L {LOGS_LABEL}) {LOGS}"]
+    mounts = [
+        f"mount -t ext4 -o noatime $(blkid -L {LOGS_LABEL}) {LOGS} && cd {LOGS} && "
+        "{ [ ! -e cluster.tar ] || tar -xf cluster.tar; }"
+    ]
     if tools:
         mounts.append(f"mount -t ext4 -o ro $(blkid -L {TOOLS_LABEL}) {TOOLS}")
     guest.check(" && ".join(mounts), timeout=120)

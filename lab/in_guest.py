@@ -67,7 +67,7 @@ class InGuest:
             self.nvme.make(number)
         vm = self.study.vm
         plan = pinning.plan(guests.usable_cpus(), set(), 1, vm.cpus) if vm.pin else None
-        self.logs = LogsDisk(self.host, image, self.directory, self.place)
+        self.logs = LogsDisk(self.host, image, self.work, self.directory, self.place)
         options = self.logs.options
         has_tools = Path(program(self.host)).exists()
         if has_tools:
@@ -105,7 +105,7 @@ class InGuest:
         return 1
 
     def seats(self, disks: list[Disk]) -> list[Seat]:
-        return [Seat("guest", self.place, disk, guests.LOGS) for disk in disks]
+        return [Seat("guest", self.place, disk) for disk in disks]
 
     def guest_cpu_seconds(self) -> float | None:
         """All that the machine takes of the host, storage in it and drives beneath it included."""

@@ -53,12 +53,12 @@ class InVms:
         for machine, guest in zip(machines, self.guests, strict=True):
             machine.wait_up(guest, seconds)
             guests.mount_disks(guest, tools=False)
-        return [Seat(it.name, it, Disk(device=DEVICE), guests.LOGS) for it in self.guests]
+        return [Seat(it.name, it, Disk(device=DEVICE)) for it in self.guests]
 
     def machine(self, number: int, disk: Disk) -> Machine:
         vm = self.study.vm
         plan = self.plan()
-        logs = LogsDisk(self.place, self.image, self.directory, self.guests[number])
+        logs = LogsDisk(self.place, self.image, self.work, self.directory, self.guests[number])
         self.logs.append(logs)
         options = logs.options
         sockets = (str(disk.vhost),) if disk.vhost else ()

@@ -22,6 +22,7 @@ from lab.ledger import Ledger
 STOP_SECONDS_MAX = 30
 UNMOUNT_SECONDS_MAX = 60
 CLOCK_TICKS = 100  # USER_HZ, which is the same everywhere that Linux runs on servers
+PLAIN = {"LC_ALL": "C.UTF-8"}  # programs say what they say in English
 KTHREADD = 2  # the parent of all threads of the kernel
 
 
@@ -39,7 +40,9 @@ class Running(Protocol):
 
 
 class Place(Protocol):
-    """`demo.vm.Vm` is one, as far as its commands go."""
+    """This host, or a guest."""
+
+    logs: str | None  # a directory for what loads write down; None: memory will do
 
     def run(self, command: str, timeout: float = 60) -> Output: ...
 
@@ -63,6 +66,8 @@ class Place(Protocol):
 
 class Host:
     """Commands on this machine. Each leads a session of its own, and none outlives us."""
+
+    logs = None
 
     def __init__(self, owed: Ledger, trace: TextIO | None = None):
         self.ledger = owed
@@ -128,7 +133,10 @@ class HostCommand:
         self.on_line = on_line
         self.output = bytearray()
         self.child = child.start(
-            ["sh", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            ["sh", "-c", command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | PLAIN | {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"},
         )
         self.owed = owed
         self.debt = f"{self.child.pid} {ledger.process_began(self.child.pid)}"
@@ -238,6 +246,13 @@ def programs_missing(place: Place, *programs: str) -> list[str]:
         f"PATH=$PATH:/usr/sbin:/sbin; for each in {' '.join(programs)}; do "
         "command -v $each >/dev/null || echo $each; done"
     ).split()
+
+
+def scratch(place: Place, name: str) -> str:
+    """A directory for what a load writes down. It is none of the disk's work: it goes to memory, or
+    to a disk of its own where memory is what is measured with."""
+    memory = "/dev/shm" if place.run("[ -d /dev/shm ]").rc == 0 else "/tmp"
+    return f"{place.logs or memory}/ashlar-lab-{os.getpid()}-{name}-log"
 
 
 def processes_in(place: Place, directory: str) -> list[int]:

@@ -36,7 +36,6 @@ class Seat:
     name: str  # host, vm0, vm1, …: names what the load leaves in a cell
     place: Place
     disk: Disk  # as seen there: a device or a directory, never a socket
-    logs: str | None = None  # a directory there for what the load leaves; None: memory will do
 
 
 class Where(Protocol):

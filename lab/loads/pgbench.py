@@ -42,11 +42,8 @@ CONNECTIONS_BESIDE = 20  # ours, and those that PostgreSQL keeps for itself
 class Pgbench:
     def __init__(self, seat: Seat, asked: studies.Pgbench):
         self.seat, self.place, self.asked = seat, seat.place, asked
-        name = f"ashlar-lab-{os.getpid()}-{seat.name}"
-        self.home = f"/tmp/{name}"
-# The log is none of the disk's work: it goes to memory, or where the seat has room for it.
-        memory = "/dev/shm" if self.place.run("[ -d /dev/shm ]").rc == 0 else "/tmp"
-        self.logs = f"{seat.logs or memory}/{name}-log"
+        self.home = f"/tmp/ashlar-lab-{os.getpid()}-{seat.name}"
+        self.logs = places.scratch(self.place, seat.name)
         self.root = seat.disk.directory or f"{self.home}/mount"
         self.mounted = False
         self.server: Running | None = None
@@ -93,9 +90,9 @@ class Pgbench:
         self.mounted = True
 
     def make_cluster(self) -> None:
-        """Where a seat keeps what loads leave, a first one is kept, and copied for the next side:
-        under emulation it takes a minute to make."""
-        made = f"{self.seat.logs}/cluster" if self.seat.logs else self.data
+        """A guest keeps a first one and has it copied for the next side: under emulation it takes a
+        minute to make."""
+        made = f"{self.place.logs}/cluster" if self.place.logs else self.data
         initdb = (
             f"install -d -o {USER} -m 700 {made} && "
             f"{self.as_user('initdb')} --data-checksums --auth=trust --locale=C.UTF-8 -D {made}"
