@@ -129,7 +129,7 @@ class Guest:
         return self.clock_behind() if abs(behind) >= CLOCK_SECONDS_MAX else behind
 
     def clock_behind(self) -> float:
-        """A line that says when it was written is here a moment later: the least delay of several."""
+        """A line says when it was written and is here a moment later: the least delay of several."""
         found: list[float] = []
         tell = f"for each in $(seq {CLOCK_LOOKS}); do date +%s%N; done"
         told = self.spawn(tell, lambda line: found.append(time.time() - int(line) / 1e9))
@@ -228,13 +228,13 @@ def problems(study: Study, recipe: Recipe, storage: set[int]) -> list[str]:
     needed = count * (QEMU_BYTES + (0 if with_huge_pages(study) else vm.memory))
     if (free := memory_available()) < needed:
         found.append(
-            f"{free >> 20} MiB of memory are free and {count} guests take {needed >> 20}: end other "
-            "programs, or say fewer or smaller ones (--set vm.count=1, --set vm.memory=1G)"
+            f"{free >> 20} MiB of memory are free and {count} guests take {needed >> 20}: end "
+            "other programs, or say fewer or smaller ones (--set vm.count=1, --set vm.memory=1G)"
         )
     if vm.pin and not pinning.plan(usable_cpus(), storage, count, vm.cpus):
         found.append(
-            f"{count} guests of {vm.cpus} CPUs beside storage on {len(storage)} cannot be pinned to "
-            f"CPUs of their own, of {len(usable_cpus())}: --set vm.pin=false, or fewer"
+            f"{count} guests of {vm.cpus} CPUs beside storage on {len(storage)} cannot be pinned "
+            f"to CPUs of their own, of {len(usable_cpus())}: --set vm.pin=false, or fewer"
         )
     return found
 
@@ -379,5 +379,3 @@ def settings(study: Study, machine: Machine, guests: list[Guest]) -> dict[str, s
             "the sides with each other on this machine, and say nothing of what hardware would do."
         )
     return told
-
-

@@ -87,7 +87,7 @@ class InGuest:
         self.nvme.paths(self.place.vm)
 
     def drives(self) -> tuple[list[list[Drive]], list[Drive]]:
-        """Nobody has them now: the files are zeroed beneath the guest, which forgets what it read."""
+        """Nobody has them now: files are zeroed beneath the guest, which forgets what it read."""
         for number in range(self.nvme.count):
             if number in self.nvme.out:
                 self.nvme.plug(self.place.vm, number)

@@ -46,7 +46,9 @@ class Mdraid:
         self.chosen, self.study, self.place = chosen, study, place
         self.name = chosen.name
         self.level = level(study.array.data, study.array.parity)
-        self.consistency = "ppl" if chosen.policy == "ppl" else "bitmap" if chosen.bitmap else "resync"
+        self.consistency = (
+            "ppl" if chosen.policy == "ppl" else "bitmap" if chosen.bitmap else "resync"
+        )
         hole = WRITE_HOLE[self.consistency] if study.array.parity else "none"
         self.protection = Protection(study.array.parity, hole)
         self.cleanup = ExitStack()
@@ -60,8 +62,9 @@ class Mdraid:
     def missing(self) -> str | None:
         if self.level is None:
             return f"md has no RAID with {self.study.array.parity} parities: leave it out"
-        if self.chosen.policy not in (None, "ppl") or (self.consistency == "ppl" and self.level != "5"):
-            return f"md of level {self.level} has no policy {self.chosen.policy}: ppl, level 5, or none"
+        policies = (None, "ppl") if self.level == "5" else (None,)
+        if self.chosen.policy not in policies:
+            return f"md of level {self.level} has no policy {self.chosen.policy}: say none of it"
         if self.study.drives.kind == "model":
             return "drives of kind `model` are for the side `ashlar` alone: leave this one out"
         if self.place.run("[ $(id -u) = 0 ]").rc:
@@ -93,8 +96,9 @@ class Mdraid:
         return disks(self.arrays, disk_bytes, self.told)
 
     def make(self, members: list[Drive]) -> None:
-        taken = {path.split("/")[-1] for path in self.place.run("ls -d /sys/block/md*").text.split()}
-        name = next(f"md{number}" for number in range(FIRST_NUMBER, 512) if f"md{number}" not in taken)
+        taken = self.place.check("ls /sys/block").split()
+        names = (f"md{number}" for number in range(FIRST_NUMBER, 512))
+        name = next(name for name in names if name not in taken)
         places.owe(self.place, "md", name)
         self.cleanup.callback(self.end, name)
         self.arrays.append(name)
@@ -179,7 +183,7 @@ class Mdraid:
     def settings(self) -> dict[str, str]:
         version = self.place.run("mdadm --version 2>&1").text.strip()
         zeroed = self.study.drives.kind in ZEROED
-        first = "left out (--assume-clean): the drives held nothing but zeroes, whose parity is zero"
+        first = "left out (--assume-clean): the drives held zeroes alone, whose parity is zero"
         return {
             "version": version,
             "level": self.level or "",
@@ -258,7 +262,8 @@ def disks(arrays: list[str], sizes: list[int], told) -> list[Disk]:
         if len(numbers) == 1:
             made[numbers[0]] = Disk(device=f"/dev/{name}")
             continue
-        told(f"echo '{partitions([sizes[at] for at in numbers])}' | sfdisk -q --wipe always /dev/{name}")
+        table = partitions([sizes[at] for at in numbers])
+        told(f"echo '{table}' | sfdisk -q --wipe always /dev/{name}")
         for at, number in enumerate(numbers):
             made[number] = Disk(device=f"/dev/{name}p{at + 1}")
     return [made[number] for number in range(len(sizes))]

@@ -50,7 +50,8 @@ class GuestStudy(unittest.TestCase):
             sides = json.loads((out / "sides.json").read_text())
             self.assertIn("bitmap", str(sides["mdraid"]["settings"]))
             self.assertEqual(sides["ashlar"]["protection"], sides["mdraid"]["protection"])
-            self.assertIn("NVMe drives", json.loads((out / "machine.json").read_text())["where"]["drives"])
+            machine = json.loads((out / "machine.json").read_text())
+            self.assertIn("NVMe drives", machine["where"]["drives"])
         self.assertEqual(ledger.Ledger(CACHE / "lab/ledger").debts(), [])
         self.assertEqual(list((CACHE / "lab/drives").glob("nvme*.img")), [])
 

@@ -26,7 +26,8 @@ class Nvme(unittest.TestCase):
         drives = nvme.NvmeDrives(None, Path("/d"), 3, 1 << 30, queues=2)
         words = " ".join(drives.options())
         for number in range(3):
-            self.assertIn(f"filename=/d/nvme{number}.img,node-name=file{number},cache.direct=on", words)
+            file = f"filename=/d/nvme{number}.img,node-name=file{number},cache.direct=on"
+            self.assertIn(file, words)
             self.assertIn(f"drive=file{number},serial=LAB{number},bus=slot{number}", words)
         self.assertEqual(words.count("pcie-root-port"), 3)
         addresses = [word.split("addr=")[1] for word in drives.options() if "root-port" in word]

@@ -10,7 +10,8 @@ MIB = 1 << 20
 
 class Create(unittest.TestCase):
     def test_levels(self):
-        for data, parity, wanted in [(4, 0, "0"), (1, 1, "1"), (4, 1, "5"), (4, 2, "6"), (2, 2, "6")]:
+        levels = {(4, 0): "0", (1, 1): "1", (4, 1): "5", (4, 2): "6", (2, 2): "6"}
+        for (data, parity), wanted in levels.items():
             self.assertEqual(mdraid.level(data, parity), wanted)
         self.assertIsNone(mdraid.level(4, 3))
 
@@ -31,7 +32,8 @@ class Create(unittest.TestCase):
         striped = mdraid.create("/dev/md100", "0", 64 << 10, "bitmap", drives, zeroed=True)
         self.assertNotIn("bitmap", striped)
         self.assertNotIn("clean", striped)
-        self.assertNotIn("chunk", mdraid.create("/dev/md100", "1", 65536, "bitmap", drives[:2], True))
+        mirror = mdraid.create("/dev/md100", "1", 64 << 10, "bitmap", drives[:2], zeroed=True)
+        self.assertNotIn("chunk", mirror)
 
 
 class Tuning(unittest.TestCase):
