@@ -129,7 +129,7 @@ class Guest:
         return self.clock_behind() if abs(behind) >= CLOCK_SECONDS_MAX else behind
 
     def clock_behind(self) -> float:
-        """A line says when it was written and is here a moment later: the least delay of several."""
+        """A line that says when it was written is here a moment later: the least of several."""
         found: list[float] = []
         tell = f"for each in $(seq {CLOCK_LOOKS}); do date +%s%N; done"
         told = self.spawn(tell, lambda line: found.append(time.time() - int(line) / 1e9))
