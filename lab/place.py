@@ -1,16 +1,26 @@
 """Where a shell command runs: on this host, or in a guest. Sides and loads do not care which.
 
-Invariant: whatever was spawned is gone when its place is closed.
+Invariant: whatever was spawned is gone when its place is closed. On the host, what would outlive
+us if we were killed is in the ledger first; a guest takes all of its own with it.
 """
 
+import shlex
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol, TextIO
 
 from demo import child
 from demo.vm import CommandTimeout, Output, VmError
+from lab import ledger
+from lab.ledger import Ledger
+
+STOP_SECONDS_MAX = 30
+UNMOUNT_SECONDS_MAX = 60
+CLOCK_TICKS = 100  # USER_HZ, which is the same everywhere that Linux runs on servers
+KTHREADD = 2  # the parent of all threads of the kernel
 
 
 class Running(Protocol):
@@ -22,7 +32,8 @@ class Running(Protocol):
     def wait(self, timeout: float) -> Output:
         """Its status and output. Past `timeout` it is killed, and CommandTimeout raised."""
 
-    def kill(self, signal: str = "KILL") -> None: ...
+    def kill(self, signal: str = "KILL") -> None:
+        """Signals it and all its children."""
 
 
 class Place(Protocol):
@@ -42,11 +53,16 @@ class Place(Protocol):
 class Host:
     """Commands on this machine. Each leads a session of its own, and none outlives us."""
 
-    def __init__(self):
+    def __init__(self, owed: Ledger, trace: TextIO | None = None):
+        self.ledger = owed
+        self.trace = trace  # each command, when it was, and its answer
         self.children: list[HostCommand] = []
+        self.lock = threading.Lock()  # the sampler runs commands, too
 
     def run(self, command: str, timeout: float = 60) -> Output:
-        return self.spawn(command).wait(timeout)
+        output = self.start(command, None, owed=False).wait(timeout)
+        self.write_down(command, output)
+        return output
 
     def check(self, command: str, timeout: float = 60) -> str:
         output = self.run(command, timeout)
@@ -56,10 +72,25 @@ class Host:
         return output.text
 
     def spawn(self, command: str, on_line: Callable[[str], None] | None = None) -> "HostCommand":
-        self.children = [each for each in self.children if each.running]
-        started = HostCommand(command, on_line)
-        self.children.append(started)
+        """For what runs beside us. Quick commands end with us anyway, and owe nothing."""
+        self.write_down(command, None)
+        return self.start(command, on_line, owed=True)
+
+    def start(self, command: str, on_line, owed: bool) -> "HostCommand":
+        with self.lock:
+            for each in [each for each in self.children if not each.running]:
+                each.settle()
+                self.children.remove(each)
+            started = HostCommand(command, on_line, self.ledger if owed else None)
+            self.children.append(started)
         return started
+
+    def write_down(self, command: str, output: Output | None) -> None:
+        if self.trace:
+            status = "started" if output is None else f"status {output.rc}"
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            answer = output.text.strip()[-4000:] if output else ""
+            print(f"{now} [{status}] {command.strip()}\n{answer}", file=self.trace, flush=True)
 
     def fetch(self, path: str, to: Path) -> None:
         to.write_bytes(Path(path).read_bytes())
@@ -67,16 +98,22 @@ class Host:
     def close(self) -> None:
         for each in self.children:
             each.kill()
+            each.settle()
+        self.children = []
 
 
 class HostCommand:
-    def __init__(self, command: str, on_line: Callable[[str], None] | None):
+    def __init__(self, command: str, on_line: Callable[[str], None] | None, owed: Ledger | None):
         self.command = command
         self.on_line = on_line
         self.output = bytearray()
         self.child = child.start(
             ["sh", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
+        self.owed = owed
+        self.debt = f"{self.child.pid} {ledger.process_began(self.child.pid)}"
+        if owed:
+            owed.owe("process", self.debt)
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
@@ -85,6 +122,10 @@ class HostCommand:
             self.output += line
             if self.on_line:
                 self.on_line(line.decode(errors="replace").rstrip("\n"))
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
 
     @property
     def running(self) -> bool:
@@ -99,8 +140,114 @@ class HostCommand:
             raise CommandTimeout(
                 f"`{self.command.strip()}` ran over {timeout} s:\n{last}"
             ) from None
+        except BaseException:  # Ctrl-C: nobody waits for it any more
+            self.kill()
+            raise
         self.reader.join(5)  # a daemon that it left behind may hold the pipe
+        self.settle()
         return Output(self.child.returncode, bytes(self.output))
 
     def kill(self, signal: str = "KILL") -> None:
-        child.kill(self.child)
+        if signal == "KILL":
+            child.kill(self.child)
+        elif self.running:
+            subprocess.run(["kill", f"-{signal}", f"-{self.pid}"], capture_output=True)
+
+    def settle(self) -> None:
+        if self.owed:
+            self.owed.settle("process", self.debt)
+            self.owed = None
+
+
+def stop(running: Running, signal: str = "TERM", seconds: float = STOP_SECONDS_MAX) -> Output | None:
+    """Asks it to end, and kills it if it does not. None if it had to be killed."""
+    running.kill(signal)
+    try:
+        return running.wait(seconds)
+    except CommandTimeout:
+        return None
+
+
+def owe(place: Place, kind: str, what: str) -> None:
+    if isinstance(place, Host):
+        place.ledger.owe(kind, what)
+
+
+def settle(place: Place, kind: str, what: str) -> None:
+    if isinstance(place, Host):
+        place.ledger.settle(kind, what)
+
+
+def mount(place: Place, device: str, at: str, kind: str, options: str = "") -> None:
+    place.check(f"mkdir -p {at}")
+    owe(place, "mount", at)
+    words = f"-o {options} " if options else ""
+    place.check(f"mount -t {kind} {words}{device} {at}", timeout=120)
+
+
+def unmount(place: Place, at: str) -> None:
+    """Tries for a while: what a process has open is let go a moment after it has ended."""
+    place.check(
+        f"tries={UNMOUNT_SECONDS_MAX}; while mountpoint -q {at}; do "
+        f"umount {at} && break; tries=$((tries - 1)); [ $tries -gt 0 ] || exit 1; sleep 1; done",
+        timeout=2 * UNMOUNT_SECONDS_MAX,
+    )
+    settle(place, "mount", at)
+
+
+def loop(place: Place, file: str, sector_bytes: int = 512) -> str:
+    """A block device on a file, past the page cache."""
+    owe(place, "loop", file)
+    return place.check(
+        f"losetup --find --show --direct-io=on --sector-size={sector_bytes} {shlex.quote(file)}"
+    ).strip()
+
+
+def unloop(place: Place, device: str, file: str) -> None:
+    """A loop device that is in use is detached later, by the kernel: so it is waited for."""
+    place.check(
+        f"losetup --detach {device}; tries=100; while [ -n \"$(losetup -j {shlex.quote(file)})\" ];"
+        " do tries=$((tries - 1)); [ $tries -gt 0 ] || exit 1; sleep 0.1; done"
+    )
+    settle(place, "loop", file)
+
+
+def programs_missing(place: Place, *programs: str) -> list[str]:
+    """Those that are not in `place`. Its PATH may lack sbin."""
+    return place.check(
+        f"PATH=$PATH:/usr/sbin:/sbin; for each in {' '.join(programs)}; do "
+        "command -v $each >/dev/null || echo $each; done"
+    ).split()
+
+
+STAT = re.compile(r"^(\d+) \((.*)\) (.*)$", re.MULTILINE | re.DOTALL)
+
+
+class Process(NamedTuple):
+    cpu_seconds: float  # since it began
+    is_kernel: bool  # a thread of the kernel's own
+
+
+def processes(place: Place) -> dict[int, Process]:
+    found = {}
+    for text in stats(place):
+        head, _, rest = text.rpartition(") ")
+        fields = rest.split()
+        if head and len(fields) > 12:
+            pid, parent = int(head.split(" ", 1)[0]), int(fields[1])
+            seconds = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+            found[pid] = Process(seconds, parent == KTHREADD)
+    return found
+
+
+def stats(place: Place) -> list[str]:
+    """`/proc/PID/stat` of every process."""
+    if not isinstance(place, Host):
+        return place.run("cat /proc/[0-9]*/stat 2>/dev/null").text.splitlines()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            found.append(path.read_text())
+        except OSError:  # it ended meanwhile
+            continue
+    return found

@@ -2,11 +2,12 @@
 
     side = sides.make(chosen, study, place, work)
     if why := side.missing(): …                     # said before anything is started
-    disks = side.start(drives, disk_bytes)          # one disk for each load
-    side.pull(); side.pull(second); side.replace()  # on the first array
+    disks = side.start(drives, spares, disk_bytes)  # one disk for each load
+    side.pull(); side.pull(1); side.replace()       # members of the first array
     side.stop()                                     # nothing of it is left, and drives are free
 
-Each side says all that it set (`settings`), which goes into the report word for word.
+All of it works in any `place`: commands go through it, never past it. Each side says all that it
+set (`settings`), which goes into the report word for word.
 """
 
 from dataclasses import dataclass
@@ -14,19 +15,29 @@ from pathlib import Path
 from typing import Protocol
 
 
+class SideError(Exception):
+    """A side did not do what it was told; the message says what it said."""
+
+
 @dataclass(frozen=True)
 class Drive:
     name: str
-    path: str  # in the side's place; `model:…` is for who knows such drives
+    path: str  # in the side's place: a block device or a file; `model:…` for who knows such drives
     bytes: int
 
 
 @dataclass(frozen=True)
 class Disk:
-    """What a load is given: a block device in the side's place, or a vhost-user-blk socket."""
+    """What a load is given, one of these. Paths are in the side's place.
 
-    device: str | None = None
-    vhost: Path | None = None
+    A file system of its own (btrfs, zfs) gives a directory: PostgreSQL's data lie in it, without an
+    XFS between, as a person would have them; fio is given a file in it. Where a virtual machine
+    needs a disk, such a side gives a regular file as the `device`.
+    """
+
+    device: str | None = None  # a block device, or a regular file
+    directory: str | None = None  # on the side's own file system
+    vhost: Path | None = None  # a vhost-user-blk socket
 
 
 @dataclass(frozen=True)
@@ -52,26 +63,36 @@ class Side(Protocol):
     protection: Protection
 
     def missing(self) -> str | None:
-        """Why this machine cannot run it, with the fix; None where it can."""
+        """Why this place cannot run it, with the fix; None where it can."""
 
-    def start(self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]) -> list[Disk]:
-        """One array of each list of drives; the disks are dealt out to the arrays in turn."""
+    def capacity_bytes(self, drives: list[Drive]) -> int:
+        """What an array of these holds at least: the disks of all sides are as large as the
+        smallest of them allows."""
+
+    def start(
+        self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
+    ) -> list[Disk]:
+        """One array of each list of drives, which hold nothing of use; the disks are dealt out to
+        the arrays in turn. Returns when the arrays are whole: no first resync is under way."""
 
     def pull(self, member: int = 0) -> None:
         """Takes a drive out of the first array, as a hand would."""
 
     def replace(self, member: int = 0) -> None:
-        """The spare takes its place; the rebuild begins, and is not waited for."""
+        """A spare takes its place; the rebuild begins, and is not waited for. The drive that was
+        out is wiped, and a spare from then on: `pull` and `replace` may follow each other."""
 
     def state(self) -> str:
         """Of the first array: healthy, degraded, rebuilding 12.5%, failed."""
 
-    def counters(self) -> Counters: ...
+    def counters(self) -> Counters | None:
+        """Of all arrays; None where nobody counts what was asked."""
 
     def pids(self) -> list[int]:
-        """On this host: whose CPU time is the storage's. Threads of the kernel count too."""
+        """In the side's place: its own processes. Kernel threads are counted for every side."""
 
     def settings(self) -> dict[str, str]:
         """Everything that was set, and each command that would set it again."""
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        """Also after a `start` that failed half-way, and twice."""

@@ -9,6 +9,7 @@ that it resembles, before anything is started. Sizes are `64K`, `4G`, powers of 
 import difflib
 import re
 import tomllib
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -127,7 +128,8 @@ class Pgbench(Table):
     threads: Count = 2
     seconds: Seconds = 60
     warm_seconds: Annotated[int, Field(ge=0)] = 5  # before what is measured
-    settings: dict[str, str | int | bool] = {}  # of postgresql.conf; shown in the report
+    log_share: Annotated[float, Field(gt=0, le=1)] = 1  # of select-only; all others are whole
+    settings: dict[str, bool | int | str] = {}  # of postgresql.conf; shown in the report
 
 
 class Pattern(Table):
@@ -182,8 +184,11 @@ class Study(Table):
         return self
 
 
-def load(path: Path, quick: bool = False) -> Study:
-    """Reads a study; with `quick`, its table [quick] replaces what stands there too."""
+def load(path: Path, quick: bool = False, changes: Sequence[str] = ()) -> Study:
+    """Reads a study; with `quick`, its table [quick] replaces what stands there too.
+
+    `changes` are `key=value`, such as `drives.size=8G` or `side.ashlar.policy=bitmap`; they win.
+    """
     try:
         words = tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -192,8 +197,11 @@ def load(path: Path, quick: bool = False) -> Study:
         raise StudyError(f"{path}: {error}") from None
     shorter = words.pop(QUICK, {})
     try:
-        study = Study.model_validate(words)
-        return Study.model_validate(merged(words, shorter)) if quick else study
+        Study.model_validate(words)
+        chosen = merged(words, shorter) if quick else words
+        for change in changes:
+            chosen = changed(chosen, change)
+        return Study.model_validate(chosen)
     except ValidationError as error:
         raise StudyError("\n".join(f"{path}: {told(one)}" for one in error.errors())) from None
 
@@ -205,6 +213,41 @@ def merged(words: dict, shorter: dict) -> dict:
         both = isinstance(value, dict) and isinstance(result.get(key), dict)
         result[key] = merged(result[key], value) if both else value
     return result
+
+
+def changed(words: dict, change: str) -> dict:
+    """A value is what TOML makes of it, or else the word itself. A side is named by its name."""
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise StudyError(f"--set {change}: write KEY=VALUE, such as drives.size=8G")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    return with_value(words, key.strip().split("."), value, change)
+
+
+def with_value(words: dict | list, keys: list[str], value: object, change: str):
+    first, *others = keys
+    if isinstance(words, list):  # of sides
+        names = [str(each.get("name", each.get("kind"))) for each in words]
+        if first not in names:
+            raise StudyError(f"--set {change}: there is no side {first}: {', '.join(names)}")
+        return [
+            with_value(each, others, value, change) if name == first else each
+            for name, each in zip(names, words, strict=True)
+        ]
+    if not others:
+        return words | {first: value}
+    return words | {first: with_value(words.get(first, {}), others, value, change)}
+
+
+def only(study: Study, names: list[str]) -> Study:
+    """The study with these sides, in this order."""
+    known = {side.name: side for side in study.side}
+    if unknown := [name for name in names if name not in known]:
+        raise StudyError(f"there is no side {', '.join(unknown)}: the study has {', '.join(known)}")
+    return study.model_copy(update={"side": tuple(known[name] for name in names)})
 
 
 def told(error: dict) -> str:

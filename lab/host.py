@@ -1,0 +1,150 @@
+"""Arrays and loads on this machine itself, on drives that are files or block devices."""
+
+import shutil
+import stat
+from pathlib import Path
+
+from lab import place as places
+from lab.place import Host
+from lab.side import Disk, Drive
+from lab.study import State, Study
+from lab.where import Seat
+
+WIPED_BYTES = 128 << 20  # at a block device's beginning and end: labels of all who label drives
+ROOM_BYTES = 1 << 30  # that a disk keeps besides the drive files
+
+
+class OnHost:
+    """Drives for any study whose arrays are on this machine; and the seats of `where = "host"`."""
+
+    def __init__(self, study: Study, work: Path, place: Host):
+        self.study = study
+        self.place = place
+        self.work = work
+        self.directory = Path(study.drives.directory or work / "drives")
+        self.made: list[Path] = []
+
+    def problems(self) -> list[str]:
+        kind = self.study.drives.kind
+        if kind == "block":
+            return self.block_problems()
+        if kind == "file":
+            return self.file_problems()
+        return []
+
+    def file_problems(self) -> list[str]:
+        there = self.directory
+        while not there.exists():
+            there = there.parent
+        needed = drive_count(self.study) * self.study.drives.size + ROOM_BYTES
+        free = shutil.disk_usage(there).free
+        if free < needed:
+            return [
+                f"{there} has {free >> 20} MiB free and the drive files need {needed >> 20}: make "
+                "room, or say a smaller `size` or another `directory` in [drives] "
+                "(--set drives.size=1G)"
+            ]
+        return []
+
+    def block_problems(self) -> list[str]:
+        paths, wanted = self.study.drives.paths, drive_count(self.study)
+        problems = []
+        if len(paths) < wanted:
+            problems.append(
+                f"[drives] names {len(paths)} drives in `paths` and the study takes {wanted}: "
+                "members and spares"
+            )
+        for path in paths:
+            try:
+                is_block = stat.S_ISBLK(Path(path).stat().st_mode)
+            except FileNotFoundError:
+                is_block = False
+            if not is_block:
+                problems.append(f"{path} is no block device: correct `paths` in [drives]")
+            elif used := self.place.run(f"lsblk -nro MOUNTPOINTS {path} | grep .").text.strip():
+                problems.append(f"{path} is mounted at {used}: all of it would be overwritten")
+        return problems
+
+    def start(self) -> None:
+        if self.study.drives.kind == "file":
+            self.directory.mkdir(parents=True, exist_ok=True)
+        shutil.chown(self.work)
+        self.work.chmod(0o755)  # the database's user passes through
+
+    def drives(self) -> tuple[list[list[Drive]], list[Drive]]:
+        array = self.study.array
+        made = [self.drive(number) for number in range(drive_count(self.study))]
+        members = array.count * array.members
+        arrays = [made[at : at + array.members] for at in range(0, members, array.members)]
+        return arrays, made[members:]
+
+    def drive(self, number: int) -> Drive:
+        drives = self.study.drives
+        name = f"d{number}"
+        if drives.kind == "model":
+            pace = f"iops={drives.iops},mbps={drives.mbps}"
+            return Drive(name, f"model:{drives.size},{pace}", drives.size)
+        if drives.kind == "block":
+            path = drives.paths[number]
+            return Drive(name, path, self.wiped(path))
+        return Drive(name, str(self.written(self.directory / f"{name}.img")), drives.size)
+
+    def wiped(self, path: str) -> int:
+        """Discarded where it can be; else at least its labels are gone."""
+        size = int(self.place.check(f"blockdev --getsize64 {path}"))
+        zero = f"dd if=/dev/zero of={path} bs=1M count={WIPED_BYTES >> 20} oflag=direct"
+        end = max(0, (size - WIPED_BYTES) >> 20)
+        self.place.check(
+            f"wipefs -qaf {path} && {{ blkdiscard -f {path} 2>/dev/null || "
+            f"{{ {zero} status=none && {zero} seek={end} status=none || true; }}; }}",
+            timeout=3600,
+        )
+        return size
+
+    def written(self, path: Path) -> Path:
+        """A file with all of its blocks written: none is paid for while somebody measures."""
+        if path not in self.made:
+            self.place.ledger.owe("path", str(path))
+            self.made.append(path)
+        path.unlink(missing_ok=True)
+        # what is written past the page cache leaves the memory as it is
+        self.place.check(
+            f"dd if=/dev/zero of={path} bs=1M count={self.study.drives.size >> 20} oflag=direct "
+            "conv=fsync status=none",
+            timeout=3600,
+        )
+        return path
+
+    def disks(self) -> int:
+        return self.study.array.count
+
+    def seats(self, disks: list[Disk]) -> list[Seat]:
+        names = ["host"] if len(disks) == 1 else [f"host{at}" for at in range(len(disks))]
+        return [Seat(name, self.place, disk) for name, disk in zip(names, disks, strict=True)]
+
+    def guest_cpu_seconds(self) -> float | None:
+        return None  # there is no guest: what the loads use, they tell
+
+    def leave(self) -> None:
+        pass
+
+    def settings(self) -> dict[str, str]:
+        drives = self.study.drives
+        return {"drives": f"{drives.kind}, {', '.join(drives.paths) or drives.size}"}
+
+    def close(self) -> None:
+        for path in self.made:
+            path.unlink(missing_ok=True)
+            places.settle(self.place, "path", str(path))
+        self.made = []
+
+
+def drive_count(study: Study) -> int:
+    """Members, and a spare for each drive that is out at once."""
+    return study.array.count * study.array.members + spare_count(study)
+
+
+def spare_count(study: Study) -> int:
+    if State.DEGRADED_TWICE in study.states:
+        return 2
+    return 0 if set(study.states) == {State.HEALTHY} else 1

@@ -1,0 +1,171 @@
+"""What would be left behind if we were killed outright: mounts, loop devices, processes, files.
+
+Each is written down before it is made and crossed out when it is gone, so that `ashlar-lab clean`
+finds what a run could not take down itself. Whatever is not in here is never touched.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+KINDS = ("process", "mount", "loop", "path")
+GONE_SECONDS_MAX = 20
+
+
+@dataclass(frozen=True)
+class Debt:
+    """One thing that somebody has to take down.
+
+    process: pid and start time; mount: its directory or file; loop: the file beneath; path: a file
+    or directory that is ours as a whole.
+    """
+
+    kind: str
+    what: str
+
+
+class Ledger:
+    """Lines of `+ kind what` and `- kind what`. Empty when there is nothing to do."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def owe(self, kind: str, what: str) -> Debt:
+        assert kind in KINDS and "\n" not in what, (kind, what)
+        self.write("+", debt := Debt(kind, what))
+        return debt
+
+    def settle(self, kind: str, what: str) -> None:
+        self.write("-", Debt(kind, what))
+
+    def write(self, sign: str, debt: Debt) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.path, "a") as file:
+            file.write(f"{sign} {debt.kind} {debt.what}\n")
+
+    def debts(self) -> list[Debt]:
+        """In the order in which they were made."""
+        open_debts: dict[Debt, None] = {}
+        for line in self.path.read_text().splitlines() if self.path.exists() else []:
+            sign, kind, what = line.split(" ", 2)
+            if sign == "+":
+                open_debts[Debt(kind, what)] = None
+            else:
+                open_debts.pop(Debt(kind, what), None)
+        return list(open_debts)
+
+    def clean(self) -> Iterator[str]:
+        """Takes everything down, the last first, and says what it did. What stays, stays written
+        down, and is said last."""
+        stayed = []
+        for debt in reversed(self.debts()):
+            was_there = is_there(debt)
+            if was_there:
+                take_down(debt)
+            if is_there(debt):
+                stayed.append(debt)
+                continue
+            self.settle(debt.kind, debt.what)
+            if was_there:
+                yield f"removed {debt.kind} {debt.what}"
+        if stayed:
+            raise Stayed(stayed)
+        self.path.unlink(missing_ok=True)
+
+
+class Stayed(Exception):
+    """Something could not be taken down."""
+
+    def __init__(self, debts: list[Debt]):
+        names = "\n".join(f"  {debt.kind} {debt.what}" for debt in debts)
+        super().__init__(f"these could not be removed, by whom they are used:\n{names}")
+
+
+def is_there(debt: Debt) -> bool:
+    if debt.kind == "process":
+        pid, began = debt.what.split()
+        return process_began(int(pid)) == began
+    if debt.kind == "mount":
+        return debt.what in mounts()
+    if debt.kind == "loop":
+        return bool(loops_of(debt.what))
+    return os.path.lexists(debt.what)
+
+
+def take_down(debt: Debt) -> None:
+    if debt.kind == "process":
+        end_process(int(debt.what.split()[0]), debt)
+    elif debt.kind == "mount":
+        until(lambda: quietly("umount", debt.what) and not is_there(debt))
+        if is_there(debt):
+            quietly("umount", "--lazy", debt.what)
+    elif debt.kind == "loop":
+        for device in loops_of(debt.what):
+            quietly("losetup", "--detach", device)
+        until(lambda: not is_there(debt))
+    elif Path(debt.what).is_dir():
+        beneath = [path for path in mounts() if path.startswith(debt.what + "/")]
+        if not beneath:  # else files that are not ours would go
+            shutil.rmtree(debt.what, ignore_errors=True)
+    else:
+        Path(debt.what).unlink(missing_ok=True)
+
+
+def end_process(pid: int, debt: Debt) -> None:
+    """SIGTERM, and SIGKILL if that does not help. Daemons lead a session; their children go too."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return
+        if until(lambda: not is_there(debt), seconds=GONE_SECONDS_MAX / 2):
+            return
+
+
+def until(done, seconds: float = GONE_SECONDS_MAX) -> bool:
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def quietly(*words: str) -> bool:
+    return subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
+
+
+def process_began(pid: int) -> str | None:
+    """A pid is used again, a pid with its start time is not. A zombie is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def mounts() -> list[str]:
+    """Mount points, with the octal escapes of the kernel undone."""
+    lines = Path("/proc/self/mounts").read_text().splitlines()
+    return [line.split()[1].encode().decode("unicode_escape") for line in lines]
+
+
+def loops_of(file: str) -> list[str]:
+    """Loop devices on a file, which may be deleted already."""
+    return [
+        f"/dev/{path.parent.parent.name}"
+        for path in Path("/sys/block").glob("loop*/loop/backing_file")
+        if backing(path) == file
+    ]
+
+
+def backing(path: Path) -> str:
+    try:
+        return path.read_text().rstrip("\n").removesuffix(" (deleted)")
+    except OSError:  # it went meanwhile
+        return ""

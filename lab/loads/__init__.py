@@ -1,0 +1,112 @@
+"""What is run on a disk, in any place. A load fills the disk once, and is then measured many times.
+
+    load = loads.make(study, seat)
+    load.prepare(say)                        # file system, database: once for a side and repeat
+    load.begin(cell)                         # returns at once
+    while load.running: …
+    measured = load.finish(directory)        # leaves its raw output there, as `results` has it
+    load.verify()                            # what was written is there, and right
+    load.close()
+
+What it measured is in the seat's clock; `summary` puts several loads together.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from lab.results import Cell
+from lab.study import Study
+from lab.where import Seat
+
+
+class LoadError(Exception):
+    """A load could not run, or what it read is not what was written."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One load of one cell."""
+
+    began: float  # seconds since the epoch, when its warm-up was over
+    seconds: float
+    operations: dict[int, int]  # that ended in each second since `began`; negative in the warm-up
+    latency_ms_sums: dict[int, float]
+    failed: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def total(self) -> int:
+        return sum(count for second, count in self.operations.items() if 0 <= second < self.seconds)
+
+
+class Load(Protocol):
+    seat: Seat
+    fill_seconds: float  # that preparing it took
+
+    def prepare(self, say: Callable[[str], None]) -> None: ...
+
+    def begin(self, cell: Cell) -> None: ...
+
+    @property
+    def running(self) -> bool: ...
+
+    @property
+    def rate(self) -> float | None:
+        """Operations a second, lately."""
+
+    def finish(self, directory: Path) -> Measured: ...
+
+    def verify(self) -> None:
+        """Raises LoadError if what the disk holds is not what was written."""
+
+    def pids(self) -> list[int]:
+        """In the seat's place: whose CPU time is the load's."""
+
+    def settings(self) -> dict[str, str]: ...
+
+    def close(self) -> None:
+        """Also after a half-done `prepare`, and twice."""
+
+
+def make(study: Study, seat: Seat) -> Load:
+    if study.pgbench:
+        from lab.loads.pgbench import Pgbench
+
+        return Pgbench(seat, study.pgbench)
+    from lab.loads.fio import Fio
+
+    return Fio(seat, study.fio)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Several loads as one: only the seconds in which all of them were measured count."""
+
+    began: float
+    seconds: float
+    operations: dict[int, int]
+    latency_ms_sums: dict[int, float]
+    failed: int
+    notes: tuple[str, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(count for second, count in self.operations.items() if 0 <= second < self.seconds)
+
+
+def summary(measured: list[Measured]) -> Summary:
+    operations: dict[int, int] = {}
+    sums: dict[int, float] = {}
+    began = max(one.began for one in measured)
+    seconds = min(one.began + one.seconds for one in measured) - began
+    for one in measured:
+        ahead = round(began - one.began)  # whole seconds: loads that start together differ by less
+        for second, count in one.operations.items():
+            operations[second - ahead] = operations.get(second - ahead, 0) + count
+        for second, value in one.latency_ms_sums.items():
+            sums[second - ahead] = sums.get(second - ahead, 0.0) + value
+    notes = tuple(dict.fromkeys(note for one in measured for note in one.notes))
+    failed = sum(one.failed for one in measured)
+    return Summary(began, seconds, operations, sums, failed, notes)

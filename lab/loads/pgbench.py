@@ -1,0 +1,325 @@
+"""PostgreSQL with pgbench, on an XFS of its own or on the file system that a side gives.
+
+The database is filled once for a side and repeat, and is what it has become in all states after
+that: each side meets the same cells in the same order. Before each cell the small tables are
+vacuumed and a checkpoint is made, so that nobody pays for the cell before. Durability is
+PostgreSQL's default, and data checksums are on; what a study sets otherwise is in the report.
+
+pgbench runs once for a cell, warm-up included, and its own log of each transaction is kept whole.
+The load has begun when the first transaction did; what ended before the warm-up was over does not
+count, nor does what ended after the time.
+"""
+
+import contextlib
+import gzip
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from lab import place as places
+from lab import study as studies
+from lab.loads import LoadError, Measured
+from lab.place import Host, Running
+from lab.results import Cell
+from lab.where import Seat
+
+SCRIPTS = {"select-only": "-S", "simple-update": "-N", "tpcb-like": "-b tpcb-like"}
+DATABASE = "pgbench"
+USER = "postgres"
+AS_USER = f"setpriv --reuid={USER} --regid={USER} --clear-groups"
+DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
+ROWS_OF_SCALE = 100_000  # accounts; 15 MB each with their index
+START_SECONDS_MAX = 120
+STOP_SECONDS_MAX = 300
+FILL_SECONDS_MAX = 6 * 3600
+LATE_SECONDS_MAX = 300  # for connections, and for what hangs while a drive is being given up
+CONNECTIONS_BESIDE = 20  # ours, and those that PostgreSQL keeps for itself
+
+
+class Pgbench:
+    def __init__(self, seat: Seat, asked: studies.Pgbench):
+        self.seat, self.place, self.asked = seat, seat.place, asked
+        name = f"ashlar-lab-{os.getpid()}-{seat.name}"
+        self.home = f"/tmp/{name}"
+        # The log is none of the disk's work: it goes to memory.
+        memory = self.place.run("[ -d /dev/shm ]").rc == 0
+        self.logs = f"{'/dev/shm' if memory else '/tmp'}/{name}-log"
+        self.mounted = False
+        self.server: Running | None = None
+        self.load: Running | None = None
+        self.cell: Cell | None = None
+        self.rate: float | None = None
+        self.fill_seconds = 0.0
+        self.before = (0, 0, 0, 0, 0)
+        self.processed = 0
+        self.programs = ""
+
+    # The database
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        began = time.monotonic()
+        self.programs = program_directory(self.place)
+        for directory in (self.home, self.logs):
+            places.owe(self.place, "path", directory)
+        self.place.check(
+            f"rm -rf {self.logs} && mkdir -p {self.home}/mount && install -d -o {USER} {self.logs} "
+            f"{self.home}/socket && chmod 755 {self.home}"
+        )
+        say("file system")
+        self.make_file_system()
+        say("initdb")
+        self.place.check(
+            f"install -d -o {USER} -m 700 {self.data} && "
+            f"{self.as_user('initdb')} --data-checksums --auth=trust --locale=C.UTF-8 "
+            f"-D {self.data}",
+            timeout=600,
+        )
+        self.start_server()
+        self.refuse_other_settings()
+        say(f"filling the database, scale {self.asked.scale}")
+        self.place.check(self.as_user("createdb", DATABASE))
+        self.check_long(self.as_user("pgbench", f"-i -q -s {self.asked.scale} {DATABASE}"))
+        self.sql("VACUUM ANALYZE", timeout=FILL_SECONDS_MAX)
+        self.sql("CHECKPOINT", timeout=FILL_SECONDS_MAX)
+        self.before = self.balances()
+        self.fill_seconds = time.monotonic() - began
+
+    def make_file_system(self) -> None:
+        disk = self.seat.disk
+        if disk.directory:
+            self.root = disk.directory
+            return
+        self.root = f"{self.home}/mount"
+        self.place.check(f"mkfs.xfs -q -f {disk.device}", timeout=600)
+        places.mount(self.place, disk.device, self.root, "xfs")
+        self.mounted = True
+
+    @property
+    def data(self) -> str:
+        return f"{self.root}/data"
+
+    def start_server(self) -> None:
+        """In the foreground and as our child: it cannot outlive us."""
+        words = " ".join(f"-c {name}={shlex.quote(str(it))}" for name, it in self.options().items())
+        command = f"{self.programs}/postgres -D {self.data} {words}"
+        self.server = self.place.spawn(
+            f"exec {AS_USER} --pdeathsig KILL {command} >>{self.logs}/server 2>&1"
+        )
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while self.place.run(self.as_user("pg_isready", "-q", wait=False)).rc:
+            if not self.server.running or time.monotonic() > deadline:
+                said = self.place.run(f"tail -12 {self.logs}/server").text
+                raise LoadError(f"PostgreSQL did not start in {self.seat.name}:\n{said}")
+            time.sleep(0.1)
+
+    def options(self) -> dict[str, str]:
+        """The study's own come last and win. Only how it is reached is ours."""
+        connections = max(100, max(self.asked.clients) + CONNECTIONS_BESIDE)
+        ours = {
+            "listen_addresses": "",
+            "unix_socket_directories": f"{self.home}/socket",
+            "max_connections": str(connections),
+        }
+        return ours | {name: told(value) for name, value in self.asked.settings.items()}
+
+    def refuse_other_settings(self) -> None:
+        """Durability is what the study says, and PostgreSQL's default where it says nothing."""
+        wanted = DURABLE | {name: told(value) for name, value in self.asked.settings.items()}
+        for name in (*DURABLE, "data_checksums"):
+            found, expected = self.sql(f"SHOW {name}"), wanted.get(name, "on")
+            if found != expected:
+                raise LoadError(f"PostgreSQL runs with {name} = {found} and not {expected}")
+
+    def stop_server(self) -> None:
+        if self.server is not None:
+            server, self.server = self.server, None
+            # SIGINT is a fast shutdown: sessions are ended, and a checkpoint is made
+            if places.stop(server, "INT", STOP_SECONDS_MAX) is None:
+                raise LoadError(f"PostgreSQL in {self.seat.name} did not stop and was killed")
+
+    def as_user(self, program: str, words: str = "", wait: bool = True) -> str:
+        # no shared libraries, no locale: the same in a guest
+        return (
+            f"cd / && PGHOST={self.home}/socket {AS_USER} "
+            f"{self.programs or program_directory(self.place)}/{program} {words}"
+        )
+
+    def check_long(self, command: str) -> None:
+        output = self.place.spawn(command).wait(FILL_SECONDS_MAX)
+        if output.rc != 0:
+            raise LoadError(f"the database was not filled:\n{output.text[-800:]}")
+
+    def sql(self, query: str, timeout: float = 600) -> str:
+        """One value, or one row with | between its values."""
+        database = DATABASE if self.fill_seconds or "SHOW" not in query else "postgres"
+        words = f"-AtX -v ON_ERROR_STOP=1 -d {database} -c {shlex.quote(query)}"
+        return self.place.check(self.as_user("psql", words), timeout).strip()
+
+    # One cell
+
+    def begin(self, cell: Cell) -> None:
+        self.cell, self.rate = cell, None
+        if not isinstance(self.place, Host):
+            self.place.check(f"date -s @{time.time():.3f}")  # its log is in its own clock
+        self.place.check(f"rm -f {self.logs}/log.*")
+        self.sql("VACUUM pgbench_branches; VACUUM pgbench_tellers")
+        self.sql("CHECKPOINT")
+        threads = min(self.asked.threads, cell.clients)
+        seconds = self.asked.warm_seconds + self.asked.seconds
+        # -n: pgbench would empty its history first, against which the balances are checked
+        self.command = (
+            f"pgbench -n {SCRIPTS[cell.load]} -c {cell.clients} -j {threads} -T {seconds} -P 1 "
+            f"-l --log-prefix={self.logs}/log --sampling-rate={self.share} -r {DATABASE}"
+        )
+        program, words = self.command.split(" ", 1)
+        self.load = self.place.spawn(self.as_user(program, words), self.on_line)
+
+    @property
+    def share(self) -> float:
+        """Of the transactions that are logged."""
+        return self.asked.log_share if self.cell.load == "select-only" else 1.0
+
+    def on_line(self, line: str) -> None:
+        if progress := re.match(r"progress: [\d.]+ s, ([\d.]+) tps", line):
+            self.rate = float(progress[1])
+
+    @property
+    def running(self) -> bool:
+        return self.load is not None and self.load.running
+
+    def finish(self, directory: Path) -> Measured:
+        seconds = self.asked.warm_seconds + self.asked.seconds
+        load, self.load = self.load, None
+        output = load.wait(seconds + LATE_SECONDS_MAX)
+        text = directory / f"{self.seat.name}.txt"
+        text.write_text(f"$ {self.command}\n{output.text}")
+        if output.rc != 0:
+            raise LoadError(f"pgbench ended with status {output.rc}: {text}\n{output.text[-800:]}")
+        self.processed = int(said(output.text, r"actually processed: (\d+)"))
+        log = directory / f"{self.seat.name}.log.gz"
+        packed = f"{self.logs}/packed.gz"
+        self.place.check(
+            f"cat {self.logs}/log.* | gzip -1 >{packed} && rm {self.logs}/log.*", timeout=1800
+        )
+        self.place.fetch(packed, log)
+        self.place.check(f"rm {packed}")
+        failed = int(said(output.text, r"failed transactions: (\d+)"))
+        return self.measured(log, failed, output.text)
+
+    def measured(self, log: Path, failed: int, text: str) -> Measured:
+        began, counts, sums = by_second(log, self.asked.warm_seconds)
+        notes = ()
+        if self.share < 1:
+            notes = (f"one transaction in {1 / self.share:g} is in the log, chosen by pgbench",)
+            counts = {second: round(count / self.share) for second, count in counts.items()}
+            sums = {second: value / self.share for second, value in sums.items()}
+        if isinstance(self.place, Host) is False:
+            notes += ("the log's times are the guest's, whose clock was set before the load",)
+        return Measured(began, self.asked.seconds, counts, sums, failed, notes)
+
+    def verify(self) -> None:
+        """Whatever ran: the sums of a bank are right, and every transaction is in its history."""
+        now = self.balances()
+        accounts, branches, tellers, history, rows = (
+            after - before for after, before in zip(now, self.before, strict=True)
+        )
+        self.before = now
+        writes = self.cell.load != "select-only"
+        moved = history if self.cell.load == "tpcb-like" else 0
+        wrong = []
+        if accounts != history:
+            wrong.append(f"accounts moved by {accounts} and history by {history}")
+        if (branches, tellers) != (moved, moved):
+            wrong.append(f"branches moved by {branches}, tellers by {tellers}, and not {moved}")
+        if rows != (self.processed if writes else 0):
+            wrong.append(f"history has {rows} new rows for {self.processed} transactions")
+        if wrong:
+            raise LoadError(f"the data of {self.seat.name} are wrong: {'; '.join(wrong)}")
+
+    def balances(self) -> tuple[int, ...]:
+        """Sums over accounts, branches, tellers and history, and the number of rows in history."""
+        row = self.sql(
+            "SELECT (SELECT sum(abalance) FROM pgbench_accounts),"
+            " (SELECT sum(bbalance) FROM pgbench_branches),"
+            " (SELECT sum(tbalance) FROM pgbench_tellers),"
+            " (SELECT coalesce(sum(delta), 0) FROM pgbench_history),"
+            " (SELECT count(*) FROM pgbench_history)",
+            timeout=3600,
+        )
+        return tuple(map(int, row.split("|")))
+
+    def pids(self) -> list[int]:
+        return [int(pid) for pid in self.place.run(f"pgrep -u {USER}").text.split()]
+
+    def settings(self) -> dict[str, str]:
+        version = self.place.run(f"{self.programs}/postgres --version").text.strip()
+        file_system = "its own" if self.seat.disk.directory else "XFS, made with mkfs.xfs's defaults"
+        return {"version": version, "file system": file_system} | {
+            name: value for name, value in self.options().items() if value
+        }
+
+    def close(self) -> None:
+        try:
+            if self.load is not None:
+                self.load.kill()
+            self.stop_server()
+        finally:
+            if self.mounted:
+                places.unmount(self.place, self.root)
+                self.mounted = False
+            self.place.check(f"rm -rf {self.logs} && rm -rf --one-file-system {self.home}")
+            for directory in (self.logs, self.home):
+                places.settle(self.place, "path", directory)
+
+
+def told(value: str | int | bool) -> str:
+    """As PostgreSQL shows it."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
+
+
+def said(text: str, pattern: str) -> str:
+    found = re.search(pattern, text)
+    if not found:
+        raise LoadError(f"pgbench did not say {pattern}:\n{text[-800:]}")
+    return found[1]
+
+
+def program_directory(place) -> str:
+    """Debian's, the newest of them; or where the PATH has them."""
+    found = place.run("ls -d /usr/lib/postgresql/*/bin | sort -V | tail -n 1").text.strip()
+    if found.startswith("/") and "\n" not in found:
+        return found
+    return place.check("dirname $(command -v postgres)").strip()
+
+
+def lines(log: Path) -> Iterator[bytes]:
+    with gzip.open(log, "rb") as file:
+        yield from file
+
+
+def by_second(log: Path, warm_seconds: int) -> tuple[float, dict[int, int], dict[int, float]]:
+    """When the measured part began, and for each second of it what ended there.
+
+    A line is `client number latency_us script seconds microseconds`: when it ended, by the clock.
+    The earliest beginning of any transaction is when pgbench had all of its connections.
+    """
+    ends, latencies = [], []
+    for line in lines(log):
+        fields = line.split()
+        with contextlib.suppress(ValueError):  # a failed one has a word in place of its latency
+            latencies.append(int(fields[2]))
+            ends.append(int(fields[4]) * 1_000_000 + int(fields[5]))
+    if not ends:
+        raise LoadError(f"pgbench logged no transaction ({log}): give it more seconds")
+    began_us = min(end - took for end, took in zip(ends, latencies, strict=True))
+    began_us += warm_seconds * 1_000_000
+    counts: dict[int, int] = {}
+    sums: dict[int, float] = {}
+    for end, took in zip(ends, latencies, strict=True):
+        second = (end - began_us) // 1_000_000
+        counts[second] = counts.get(second, 0) + 1
+        sums[second] = sums.get(second, 0.0) + took / 1000
+    return began_us / 1e6, counts, sums

@@ -1,0 +1,213 @@
+"""This machine: what it is, for the report; and whether it can run a study, before it begins."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from demo.settings import memory_available
+from lab import schedule
+from lab.side import Side
+from lab.study import Study, Where
+
+CHECKOUT = Path(__file__).parent.parent
+MEMORY_BYTES_MIN = 1 << 30  # for a database and its load, or for fio
+CLIENT_BYTES = 10 << 20  # of memory that a connection of PostgreSQL takes
+SCALE_BYTES = 20 << 20  # on disk, of one unit of pgbench's scale, with what updates add
+WAL_BYTES = 1280 << 20  # PostgreSQL's max_wal_size, and some
+SMALL_WAL_BYTES = 384 << 20  # what a short load writes
+XFS_BYTES_MIN = 320 << 20
+RESULT_BYTES = 512 << 20
+VERSIONS = {
+    "postgresql": "{postgres}/postgres --version",
+    "pgbench": "{postgres}/pgbench --version",
+    "fio": "fio --version",
+    "xfsprogs": "mkfs.xfs -V",
+    "btrfs-progs": "mkfs.btrfs --version",
+    "mdadm": "mdadm --version",
+    "zfs": "zfs version",
+    "qemu": "qemu-system-x86_64 --version",
+    "qemu-storage-daemon": "qemu-storage-daemon --version",
+    "ashlar": "{ashlar} --version",
+    "checkout": "git -C {checkout} describe --always --dirty",
+}
+
+
+def description(study: Study, postgres: str, ashlar: str) -> dict:
+    """Everything of the machine that a reader of the figures wants to know."""
+    memory = psutil.virtual_memory()
+    return {
+        "called": sys.argv,
+        "date": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "machine": {
+            "cpu": cpu_model(),
+            "cpus": os.cpu_count(),
+            "cpus that may be used": sorted(os.sched_getaffinity(0)),
+            "memory_bytes": memory.total,
+            "memory_available_bytes": memory.available,
+            "huge_pages": int(read("/proc/sys/vm/nr_hugepages") or 0),
+            "hypervisor": " hypervisor " in f" {read('/proc/cpuinfo')} ".replace("\n", " "),
+            "kvm": os.access("/dev/kvm", os.R_OK | os.W_OK),
+            "frequency_governor": read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            "load_average_before": os.getloadavg(),
+            "limits": {
+                "cgroup_cpu": read("/sys/fs/cgroup/cpu.max"),
+                "cgroup_memory": read("/sys/fs/cgroup/memory.max"),
+                "open_files": os.sysconf("SC_OPEN_MAX"),
+            },
+        },
+        "kernel": {
+            "release": platform.release(),
+            "version": platform.version(),
+            "command_line": read("/proc/cmdline"),
+            "mitigations": mitigations(),
+        },
+        "distribution": platform.freedesktop_os_release().get("PRETTY_NAME", ""),
+        "drives": drives(study),
+        "versions": versions(postgres, ashlar),
+        "study": study.title,
+    }
+
+
+def versions(postgres: str, ashlar: str) -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name, command in VERSIONS.items():
+        words = command.format(postgres=postgres, ashlar=ashlar, checkout=CHECKOUT).split()
+        if line := first_line(words):
+            found[name] = line
+    return found
+
+
+def first_line(words: list[str]) -> str:
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    if shutil.which(words[0], path=path) is None:
+        return ""
+    said = subprocess.run(
+        words, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=os.environ | {"PATH": path}
+    )
+    lines = (said.stdout or said.stderr).splitlines() if said.returncode == 0 else []
+    return lines[0].strip() if lines else ""
+
+
+def drives(study: Study) -> dict:
+    """What the drives are made of: for files, the file system and the disk beneath."""
+    asked = study.drives
+    if asked.kind == "model":
+        return {"kind": "model", "iops": asked.iops, "mbps": asked.mbps, "bytes": asked.size}
+    if asked.kind == "block":
+        columns = "NAME,MODEL,SIZE,ROTA,SCHED,LOG-SEC,PHY-SEC,TRAN"
+        said = first_lines(["lsblk", "-ndo", columns, *asked.paths])
+        return {"kind": "block", "paths": list(asked.paths), "lsblk": said}
+    at = Path(asked.directory or ".")
+    while not at.exists():
+        at = at.parent
+    return {
+        "kind": asked.kind,
+        "bytes": asked.size,
+        "file_system": first_lines(["findmnt", "-nT", str(at), "-o", "SOURCE,FSTYPE,OPTIONS"]),
+        "disks": first_lines(["lsblk", "-ndo", "NAME,MODEL,SIZE,ROTA,SCHED,LOG-SEC,TRAN"]),
+    }
+
+
+def first_lines(words: list[str]) -> str:
+    return subprocess.run(words, capture_output=True, text=True).stdout.strip()
+
+
+def cpu_model() -> str:
+    found = re.search(r"model name\s*: (.*)", read("/proc/cpuinfo"))
+    return found[1] if found else platform.processor()
+
+
+def mitigations() -> dict[str, str]:
+    at = Path("/sys/devices/system/cpu/vulnerabilities")
+    return {path.name: read(path) for path in sorted(at.glob("*"))}
+
+
+def read(path: str | Path) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+# Whether it can run a study
+
+
+def problems(study: Study, sides: dict[str, Side], out: Path) -> list[str]:
+    """What this machine lacks for the loads, and what cannot be compared; each with its fix."""
+    found = [*load_problems(study), *protection_problems(study, sides)]
+    at = out.absolute()
+    while not at.exists():
+        at = at.parent
+    if shutil.disk_usage(at).free < RESULT_BYTES:
+        found.append(f"{at} has less than {RESULT_BYTES >> 20} MiB free for results: give --out")
+    needed = MEMORY_BYTES_MIN + clients_max(study) * CLIENT_BYTES
+    if study.drives.kind == "model":
+        needed += study.drives.size * study.array.count * study.array.members
+    if (available := memory_available()) < needed:
+        found.append(
+            f"{available >> 20} MiB of memory are free and {needed >> 20} are needed: end other "
+            "programs, or say fewer clients (--set pgbench.clients=[10])"
+        )
+    return found
+
+
+def clients_max(study: Study) -> int:
+    return max(study.pgbench.clients) if study.pgbench and study.where == Where.HOST else 0
+
+
+def load_problems(study: Study) -> list[str]:
+    """Programs of a load that runs on this host; a guest has its own."""
+    if study.where != Where.HOST:
+        return []
+    found = []
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    wanted = ["setpriv", "mkfs.xfs", "mountpoint", "pgrep"] if study.pgbench else ["fio"]
+    fix = "run scripts/install.sh lab"
+    found += [f"{name} is missing: {fix}" for name in wanted if not shutil.which(name, path=path)]
+    if study.pgbench:
+        if not list(Path("/usr/lib/postgresql").glob("*/bin/pgbench")) and not shutil.which("pgbench"):
+            found.append(f"PostgreSQL with pgbench is missing: {fix}")
+        if not re.search("^postgres:", read("/etc/passwd"), re.MULTILINE):
+            found.append(f"there is no user postgres, and PostgreSQL refuses to run as root: {fix}")
+        if os.geteuid() != 0:
+            found.append("mounting and changing to the user postgres need root: run it with sudo")
+    return found
+
+
+def protection_problems(study: Study, sides: dict[str, Side]) -> list[str]:
+    """Sides that survive different things are no equals."""
+    kinds = {}
+    for name, side in sides.items():
+        kinds.setdefault(side.protection, []).append(name)
+    if len(kinds) < 2 or study.unequal:
+        return []
+    groups = "; ".join(
+        f"{', '.join(names)}: {its.losses} drives may be lost, write hole {its.write_hole}"
+        for its, names in kinds.items()
+    )
+    return [
+        f"the sides are not protected alike ({groups}): give them one `policy`, leave one out "
+        "(--sides), or compare them knowingly (--unequal), which the report says on top"
+    ]
+
+
+def size_problems(study: Study, disk_bytes: int) -> list[str]:
+    """Whether the load fits on a disk of the smallest side."""
+    if not study.pgbench:
+        return []
+    wal = WAL_BYTES if schedule.seconds_of(study) > 30 else SMALL_WAL_BYTES
+    needed = max(XFS_BYTES_MIN, study.pgbench.scale * SCALE_BYTES + wal)
+    if disk_bytes >= needed:
+        return []
+    return [
+        f"a database of scale {study.pgbench.scale} takes about {needed >> 20} MiB and the disks "
+        f"are of {disk_bytes >> 20}: say larger drives (--set drives.size=8G) or a smaller scale "
+        "(--set pgbench.scale=10)"
+    ]

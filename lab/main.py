@@ -1,0 +1,219 @@
+# PYTHON_ARGCOMPLETE_OK
+"""The command `ashlar-lab`: reruns storage studies on this machine, and says what came out.
+
+Exit status: 0 done, 1 refused or failed (with the fix), 2 usage, 130 interrupted.
+"""
+
+import argparse
+import os
+import signal
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+from demo.vm import VmError
+from lab import study as studies
+from lab.ledger import Stayed
+from lab.loads import LoadError
+from lab.results import Results
+from lab.run import Refusal, Run, RunError, Session
+from lab.side import SideError
+from lab.study import Study, StudyError
+
+CHECKOUT = Path(__file__).parent.parent
+STUDIES = Path(__file__).parent / "studies"
+USAGE, REFUSED, INTERRUPTED = 2, 1, 130
+EXAMPLES = """examples:
+  ashlar-lab list
+  ashlar-lab run postgres-host --quick              a minute: the whole chain, no figures of use
+  ashlar-lab run postgres-host --sides ashlar,btrfs
+  ashlar-lab run postgres-host --set drives.size=8G --set 'pgbench.clients=[10, 100]'
+  ashlar-lab run --resume results/postgres-host-2026-01-31-1200
+  ashlar-lab report results/postgres-host-2026-01-31-1200
+
+Exit status: 0 done, 1 refused or failed (with the fix), 2 usage, 130 interrupted.
+ASHLAR is the program to measure (target/release/ashlar), ASHLAR_CACHE where drive files, guests and
+the ledger are kept (.cache). For completion: eval "$(register-python-argcomplete ashlar-lab)"
+"""
+
+
+class Interrupted(BaseException):
+    """SIGTERM or SIGHUP: ends like Ctrl-C, with everything taken down."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = command_line()
+    try:
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
+    except ImportError:
+        pass
+    # what `plan` takes is its own to understand
+    words, rest = parser.parse_known_args(arguments)
+    if rest and words.command != "plan":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    words.rest = rest
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    try:
+        return words.run(words) or 0
+    except (KeyboardInterrupt, Interrupted):
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except (Refusal, StudyError, RunError, SideError, LoadError, VmError, Stayed) as error:
+        for line in str(error).splitlines():
+            print(f"ashlar-lab: {line}", file=sys.stderr)
+        return REFUSED
+
+
+def interrupt(number: int, frame) -> None:
+    raise Interrupted()
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "ashlar-lab",
+        description=__doc__.split("\n\n")[0],
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run, text: str) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=text)
+        made.set_defaults(run=run)
+        return made
+
+    command("list", list_studies, "the studies that are there")
+    check = command("check", check_study, "whether this machine can run a study; starts nothing")
+    what_to_run(check)
+    run = command("run", run_study, "run a study; results go to a directory, cell by cell")
+    what_to_run(run)
+    run.add_argument("--no-report", action="store_true", help="only measure")
+    report = command("report", make_report, "make the report of a directory of results, again")
+    report.add_argument("results", type=Path, metavar="DIR")
+    plan = command("plan", make_plan, "what a server would do, from figures of its drives")
+    plan.add_argument("arguments", nargs=argparse.REMAINDER, help="see `ashlar-lab plan --help`")
+    command("clean", clean, "remove what a run has left behind that was killed")
+    return parser
+
+
+def what_to_run(parser: argparse.ArgumentParser) -> None:
+    study = parser.add_argument("study", nargs="?", help="a name of `list`, or a TOML file")
+    study.completer = lambda **_: [path.stem for path in STUDIES.glob("*.toml")]
+    parser.add_argument(
+        "--quick", action="store_true", help="a minute's check of the whole chain, with less of all"
+    )
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on where a run was stopped")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the results go")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="changes",
+        help="change the study: drives.size=8G, pgbench.clients=[10,50], side.ashlar.policy=bitmap",
+    )  # fmt: skip
+    parser.add_argument("--sides", metavar="A,B", help="only these sides, in this order")
+    parser.add_argument(
+        "--unequal", action="store_true", help="compare sides of unlike protection; the report says"
+    )
+    parser.add_argument(
+        "--skip-missing", action="store_true", help="leave out what this machine cannot run"
+    )
+
+
+def list_studies(words) -> None:
+    for path in sorted(STUDIES.glob("*.toml")):
+        study = tomllib.loads(path.read_text())
+        sides = ", ".join(side.get("name", side["kind"]) for side in study["side"])
+        print(f"{path.stem:16} {study['title']} ({sides})")
+        if study.get("about"):
+            print(f"{'':16} {study['about']}")
+
+
+def check_study(words) -> None:
+    study, home = asked(words)[:2]
+    with Session(cache()) as session:
+        session.refuse_leftovers()
+        run = Run(study, Results(home), session, words.skip_missing)
+        run.prepare()
+        run.place.close()
+    for name, why in run.skipped.items():
+        print(f"left out: {name}: {why}")
+    print(f"{study.title}: nothing stands in its way")
+
+
+def run_study(words) -> None:
+    study, home, text = asked(words)
+    with Session(cache()) as session:
+        session.refuse_leftovers()
+        run = Run(study, Results.open(home), session, words.skip_missing)
+        run.prepare()
+        write_study(home, study, text)
+        try:
+            run.run()
+        except BaseException:
+            print(f"to go on: ashlar-lab run --resume {home}", file=sys.stderr)
+            raise
+    print(f"results: {home}")
+    if not words.no_report:
+        words.results = home
+        make_report(words)
+
+
+def asked(words) -> tuple[Study, Path, str]:
+    """The study, where its results go, and its text."""
+    if words.resume:
+        given = [words.study, words.quick, words.changes, words.sides, words.out, words.unequal]
+        if any(given):
+            raise StudyError("--resume goes on with what was asked before: give nothing else")
+        path = words.resume / "study.json"
+        if not path.exists():
+            raise StudyError(f"{path} is not there: is {words.resume} a directory of results?")
+        text = (words.resume / "study.toml").read_text()
+        return Study.model_validate_json(path.read_text()), words.resume, text
+    if not words.study:
+        raise StudyError("say which study: `ashlar-lab list` shows them")
+    path = Path(words.study)
+    if not path.suffix == ".toml":
+        path = STUDIES / f"{words.study}.toml"
+    changes = [*words.changes, *(["unequal=true"] if words.unequal else [])]
+    study = studies.load(path, words.quick, changes)
+    if words.sides:
+        study = studies.only(study, words.sides.split(","))
+    home = words.out or Path("results") / f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"
+    if (home / "cells.jsonl").exists():
+        raise StudyError(f"{home} has results already: --resume {home}, or another --out")
+    return study, home, path.read_text()
+
+
+def write_study(home: Path, study: Study, text: str) -> None:
+    """As it was written, and as it is run: with `quick` and what was `--set`."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "study.toml").write_text(text)
+    (home / "study.json").write_text(study.model_dump_json(indent=2) + "\n")
+
+
+def make_report(words) -> None:
+    from lab import report
+
+    print(f"report: {report.make(words.results)}")
+
+
+def make_plan(words) -> int | None:
+    from lab import plan
+
+    return plan.main([*words.arguments, *words.rest])
+
+
+def clean(words) -> None:
+    with Session(cache()) as session:
+        lines = list(session.ledger.clean())
+    print("\n".join(lines) if lines else "there is nothing to remove")
+
+
+def cache() -> Path:
+    return Path(os.environ.get("ASHLAR_CACHE") or CHECKOUT / ".cache").resolve()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,377 @@
+"""Runs a study from the first cell that is not done, and leaves nothing behind however it ends.
+
+What is taken down when is a stack: machine, side, seats, loads, each undone in the reverse order,
+also when the undoing of another fails. What even SIGKILL leaves is in the ledger.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+from lab import loads, machine, sampler, schedule, sides, where
+from lab.ledger import Ledger
+from lab.loads import Load
+from lab.loads.pgbench import program_directory
+from lab.place import Host
+from lab.progress import Expected, Screen
+from lab.results import Cell, Results
+from lab.sampler import Sampler
+from lab.schedule import Block
+from lab.side import Side
+from lab.sides.ashlar import program
+from lab.study import State, Study, Where
+
+MIB = 1 << 20
+DISK_SHARE = 0.9  # of what the smallest array holds
+POLL_SECONDS = 0.2
+WHOLE_SECONDS_MAX = 24 * 3600  # for a rebuild between two cells
+OUT = {State.HEALTHY: 0, State.DEGRADED: 1, State.REBUILDING: 1, State.DEGRADED_TWICE: 2}
+
+
+class Refusal(Exception):
+    """Nothing was started; the message has one problem a line, each with its fix."""
+
+
+class RunError(Exception):
+    """The study stopped; what is done stays done."""
+
+
+class Session:
+    """What one call of the program holds while it works: the lock, the ledger, this machine."""
+
+    def __init__(self, cache: Path):
+        self.home = cache / "lab"
+        self.ledger = Ledger(self.home / "ledger")
+        self.lock = None
+
+    def __enter__(self) -> "Session":
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.lock = open(self.home / "lock", "a+")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.lock.seek(0)
+            who = self.lock.read().strip() or "unknown"
+            self.lock.close()
+            raise Refusal(
+                f"another run works with {self.home} (process {who}): wait for it, or set "
+                "ASHLAR_CACHE to another directory"
+            ) from None
+        self.lock.truncate(0)
+        self.lock.write(str(os.getpid()))
+        self.lock.flush()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.lock.truncate(0)
+        self.lock.close()
+
+    def refuse_leftovers(self) -> None:
+        if debts := self.ledger.debts():
+            raise Refusal(
+                f"a run that was killed has left {len(debts)} things behind: `ashlar-lab clean` "
+                "removes them"
+            )
+
+
+class Run:
+    """One study on one machine, into one directory of results."""
+
+    def __init__(self, study: Study, results: Results, session: Session, skip_missing: bool):
+        self.study, self.results, self.session = study, results, session
+        self.skip_missing = skip_missing
+        self.cleanup = ExitStack()
+        self.skipped: dict[str, str] = {}
+        self.disk_bytes: list[int] = []
+
+    # Before anything is started
+
+    def prepare(self) -> None:
+        """Makes what can be made without starting anything, and refuses with all problems."""
+        self.place = Host(self.session.ledger)
+        self.work = Path("/tmp") / f"ashlar-lab-{os.getpid()}"
+        drives = self.session.home / "drives"
+        if not self.study.drives.directory:
+            changed = self.study.drives.model_copy(update={"directory": str(drives)})
+            self.study = self.study.model_copy(update={"drives": changed})
+        self.where = where.make(self.study, self.work, self.place)
+        problems = self.where.problems()
+        self.sides: dict[str, Side] = {}
+        for chosen in self.study.side:
+            side = sides.make(chosen, self.study, self.where.place, self.work)
+            # in a guest, it is asked when the guest is there
+            why = side.missing() if self.study.where != Where.GUEST else None
+            if why and self.skip_missing:
+                self.skipped[chosen.name] = why
+            elif why:
+                problems.append(f"side {chosen.name}: {why} (--skip-missing leaves it out)")
+            else:
+                self.sides[chosen.name] = side
+        if self.skip_missing and not self.sides:
+            problems += [f"side {name}: {why}" for name, why in self.skipped.items()]
+        problems += machine.problems(self.study, self.sides, self.results.home)
+        if not problems:
+            self.disk_bytes = self.sizes()
+            problems = machine.size_problems(self.study, min(self.disk_bytes))
+        if problems:
+            self.place.close()
+            raise Refusal("\n".join(problems))
+
+    def sizes(self) -> list[int]:
+        """All sides give disks of one size, which the smallest of them can give."""
+        arrays = self.study.array
+        drive_bytes = [self.study.drives.size] * arrays.members
+        if self.study.drives.kind == "block":
+            drive_bytes = [
+                int(self.place.check(f"blockdev --getsize64 {path}"))
+                for path in self.study.drives.paths[: arrays.count * arrays.members]
+            ]
+        members = [sides.Drive(f"d{at}", "", size) for at, size in enumerate(drive_bytes)]
+        smallest = min(side.capacity_bytes(members) for side in self.sides.values())
+        disks = self.where.disks()
+        of_one_array = -(-disks // arrays.count)
+        return [int(smallest * DISK_SHARE / of_one_array) // MIB * MIB] * disks
+
+    # The study
+
+    def run(self) -> None:
+        chosen = tuple(side for side in self.study.side if side.name in self.sides)
+        blocks = schedule.blocks(self.study, chosen)
+        left = [block for block in blocks if not all(map(self.results.is_done, block.cells))]
+        cells = sum(not self.results.is_done(cell) for block in left for cell in block.cells)
+        expected = Expected(len(left), cells, schedule.seconds_of(self.study))
+        with Screen(self.study.title, expected) as self.screen, self.cleanup:
+            self.begin()
+            for block in left:
+                self.block(block)
+
+    def begin(self) -> None:
+        self.results.home.mkdir(parents=True, exist_ok=True)
+        trace = self.cleanup.enter_context(open(self.results.home / "commands.log", "a"))
+        self.place.trace = trace
+        self.cleanup.callback(self.place.close)
+        self.session.ledger.owe("path", str(self.work))
+        self.cleanup.callback(self.session.ledger.settle, "path", str(self.work))
+        self.cleanup.callback(shutil.rmtree, self.work, ignore_errors=True)
+        self.work.mkdir(mode=0o755)
+        self.cleanup.callback(self.where.close)
+        self.where.start()
+        postgres = program_directory(self.place) if self.study.pgbench else ""
+        told = machine.description(self.study, postgres, program(self.place))
+        told["where"] = self.where.settings()
+        told["disk_bytes"] = self.disk_bytes
+        told["unequal"] = self.study.unequal
+        told["skipped"] = self.skipped
+        write_json(self.numbered("machine"), told)
+        if self.study.raw and not (self.results.home / "raw.json").exists():
+            from lab.loads.fio import measure_drives
+
+            self.screen.now("the drives themselves")
+            measured = measure_drives(self.study, self.where, self.screen.now)
+            write_json(self.results.home / "raw.json", measured)
+
+    def numbered(self, name: str) -> Path:
+        """A run that goes on says anew what the machine is: machine.json, machine-2.json, …"""
+        first = self.results.home / f"{name}.json"
+        if not first.exists():
+            return first
+        return self.results.home / f"{name}-{len(list(first.parent.glob(f'{name}*.json'))) + 1}.json"
+
+    def block(self, block: Block) -> None:
+        """One turn of one side."""
+        begun = time.monotonic()
+        side = sides.make(block.side, self.study, self.where.place, self.work)
+        title = f"{side.name}, round {block.repeat + 1} of {self.study.repeats}"
+        with ExitStack() as undo:
+            self.screen.now(f"{title}: drives")
+            arrays, spares = self.where.drives()
+            undo.callback(side.stop)
+            self.screen.now(f"{title}: array")
+            disks = side.start(arrays, spares, self.disk_bytes)
+            undo.callback(self.where.leave)
+            running = [loads.make(self.study, seat) for seat in self.where.seats(disks)]
+            for load in running:
+                undo.callback(load.close)
+            for load in running:
+                load.prepare(lambda what: self.screen.now(f"{title}: {what}"))
+            self.write_sides(side, running[0])
+            self.screen.expected.block_made(time.monotonic() - begun)
+            again = any(map(self.results.is_done, block.cells))
+            turn = Turn(side, self.where, running, self.screen, title)
+            for cell in block.cells:
+                if not self.results.is_done(cell):
+                    self.cell(turn, cell, again)
+            self.write_sides(side, running[0])
+            self.screen.now(f"{title}: taking it down")
+
+    def cell(self, turn: "Turn", cell: Cell, again: bool) -> None:
+        begun = time.monotonic()
+        directory = self.results.place_of(cell)
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir(parents=True)
+        finished = turn.measure(cell, directory)
+        if again:
+            note = "measured after an interruption, on an array and a load made anew"
+            finished = replace(finished, notes=(*finished.notes, note))
+        self.results.add(finished)
+        self.screen.expected.cell_done(time.monotonic() - begun)
+        rate = finished.operations / finished.seconds
+        self.screen.line(f"{turn.title}: {named(cell)}: {rate:,.0f} a second")
+
+    def write_sides(self, side: Side, load: Load) -> None:
+        path = self.results.home / "sides.json"
+        known = json.loads(path.read_text()) if path.exists() else {}
+        for name, why in self.skipped.items():
+            known[name] = {"skipped": why}
+        chosen = next(each for each in self.study.side if each.name == side.name)
+        known[side.name] = {
+            "kind": chosen.kind,
+            "protection": {
+                "losses": side.protection.losses,
+                "write_hole": side.protection.write_hole,
+            },
+            "settings": side.settings(),
+            "load": load.settings(),
+        }
+        write_json(path, known)
+
+
+class Turn:
+    """A side whose arrays are made, with loads that are filled: measures cell after cell."""
+
+    def __init__(self, side: Side, on: where.Where, running: list[Load], screen, title: str):
+        self.side, self.where, self.loads, self.screen, self.title = side, on, running, screen, title
+        self.out: list[int] = []  # members that were pulled, and for which no spare came yet
+
+    def measure(self, cell: Cell, directory: Path) -> Cell:
+        self.get_ready(cell)
+        active = self.loads[: cell.loads]
+        watch = Sampler(self.side, self.where.place, self.load_pids, self.where.guest_cpu_seconds)
+        state_before = self.side.state()
+        for load in active:
+            load.begin(cell)
+        watch.start()
+        try:
+            done = self.see_through(cell, active, watch)
+        finally:
+            watch.over.set()
+        watch.stop()
+        measured = [load.finish(directory) for load in active]
+        summary = loads.summary(measured)
+        sampler.write(directory / "seconds.csv", sampler.rows(watch.samples, summary))
+        self.screen.now(f"{self.title}: {named(cell)}: checking the data")
+        for load in active:
+            load.verify()
+        counted = sampler.totals(watch.samples, summary.began, summary.began + summary.seconds)
+        events = sorted(done + watch.events)
+        return replace(
+            cell,
+            began=summary.began,
+            seconds=round(summary.seconds, 3),
+            operations=summary.total,
+            failed=summary.failed,
+            **{f"array_{name}": sampler.rounded(counted[name], 0) for name in sampler.COUNTERS},
+            storage_cores=sampler.rounded(counted["storage_seconds"] / summary.seconds, 3),
+            guest_cores=self.cores(counted["guest_seconds"], summary.seconds),
+            state_before=state_before,
+            state_after=watch.samples[-1].state,
+            events=tuple((round(at - summary.began, 2), what) for at, what in events),
+            notes=summary.notes,
+        )
+
+    @staticmethod
+    def cores(cpu_seconds: float | None, seconds: float) -> float | None:
+        return None if cpu_seconds is None else sampler.rounded(cpu_seconds / seconds, 3)
+
+    def get_ready(self, cell: Cell) -> None:
+        """Into what the cell's state begins from. What makes it, comes under load: `change`."""
+        wanted = State(cell.state)
+        if wanted == State.HEALTHY:
+            self.make_whole(cell)
+        elif wanted == State.REBUILDING and not self.out:
+            self.make_whole(cell)
+            self.pull()
+        elif not self.out:
+            self.make_whole(cell)
+
+    def make_whole(self, cell: Cell) -> None:
+        while self.out:
+            self.side.replace(self.out.pop(0))
+            self.wait_whole(cell)
+        self.wait_whole(cell)
+
+    def wait_whole(self, cell: Cell) -> None:
+        deadline = time.monotonic() + WHOLE_SECONDS_MAX
+        waits_for = len(self.out)
+        while (state := self.side.state()).startswith("rebuilding") or (
+            state != "healthy" and not waits_for
+        ):
+            if state.startswith("failed") or time.monotonic() > deadline:
+                raise RunError(f"{self.side.name} did not become whole: it is {state}")
+            self.screen.now(f"{self.title}: {state} before {named(cell)}", again=True)
+            time.sleep(POLL_SECONDS)
+
+    def pull(self) -> str:
+        member = len(self.out)
+        self.side.pull(member)
+        self.out.append(member)
+        return f"drive {member} pulled"
+
+    def change(self, cell: Cell) -> list[tuple[float, str]]:
+        """What happens to the array while the load runs: in the middle of its warm-up."""
+        done = []
+        wanted = State(cell.state)
+        if wanted == State.REBUILDING:
+            member = self.out.pop(0)
+            done.append((time.time(), f"spare takes the place of drive {member}"))
+            self.side.replace(member)
+        while len(self.out) < OUT[wanted] and wanted != State.REBUILDING:
+            at = time.time()
+            done.append((at, self.pull()))
+        return done
+
+    def see_through(self, cell: Cell, active: list[Load], watch: Sampler):
+        """Until all loads are over. A sampler that fails ends it."""
+        begun, done, changed = time.monotonic(), [], False
+        load = self.loads[0]
+        while any(load.running for load in active):
+            if not changed and time.monotonic() - begun >= self.warm_seconds / 2:
+                done, changed = self.change(cell), True
+            if watch.error:
+                raise watch.error
+            rates = [load.rate for load in active if load.rate]
+            rate = f", {sum(rates):,.0f} a second" if rates else ""
+            self.screen.now(f"{self.title}: {named(cell)}{rate}", again=bool(changed))
+            time.sleep(POLL_SECONDS)
+        return done
+
+    @property
+    def warm_seconds(self) -> float:
+        return self.loads[0].asked.warm_seconds
+
+    def load_pids(self) -> list[int]:
+        return [pid for load in self.loads for pid in load.pids()]
+
+
+def named(cell: Cell) -> str:
+    clients = f", {cell.clients} clients" if cell.clients else ""
+    many = f" in {cell.loads}" if cell.loads > 1 else ""
+    return f"{cell.state}, {cell.load}{clients}{many}"
+
+
+def write_json(path: Path, words: dict) -> None:
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(words, indent=2, default=str) + "\n")
+    draft.rename(path)
+
+
+@contextlib.contextmanager
+def session(cache: Path):
+    with Session(cache) as held:
+        yield held

@@ -1,0 +1,181 @@
+"""What is seen each second beside the load: `seconds.csv`, and the totals of a cell.
+
+A thread looks about once a second and notes totals with their time. When the load is over and its
+beginning is known, `rows` makes of them what happened in each whole second: pure, and in tests.
+"""
+
+import csv
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from lab import place as places
+from lab.loads import Summary
+from lab.place import Place
+from lab.results import SECONDS
+from lab.side import Counters, Side
+
+PERIOD_SECONDS = 1.0
+JOIN_SECONDS_MAX = 60
+COUNTERS = tuple(field.name for field in fields(Counters))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Totals, since whenever; None where nobody knows."""
+
+    at: float  # seconds since the epoch
+    state: str
+    counters: Counters | None
+    storage_seconds: float
+    guest_seconds: float | None
+
+
+class Meter:
+    """CPU time of processes that come and go, and that are told by each look."""
+
+    def __init__(self):
+        self.last: dict[int, float] | None = None
+        self.total = 0.0
+
+    def add(self, now: dict[int, float]) -> float:
+        """One that is new began after the last look; all of its time counts."""
+        if self.last is not None:
+            for pid, seconds in now.items():
+                # a pid that was used again has less than before
+                self.total += max(0.0, seconds - self.last.get(pid, 0.0))
+        self.last = now
+        return self.total
+
+
+class Sampler:
+    """Looks from `start` to `stop`. What goes wrong in it is raised by `stop`."""
+
+    def __init__(
+        self,
+        side: Side,
+        place: Place,
+        load_pids: Callable[[], list[int]],
+        guest_seconds: Callable[[], float | None],
+    ):
+        self.side, self.place = side, place
+        self.load_pids, self.guest_seconds = load_pids, guest_seconds
+        self.samples: list[Sample] = []
+        self.events: list[tuple[float, str]] = []
+        self.storage, self.guests = Meter(), Meter()
+        self.over = threading.Event()
+        self.error: Exception | None = None
+        self.thread = threading.Thread(target=self.look_on, daemon=True)
+
+    def start(self) -> None:
+        self.look()
+        self.thread.start()
+
+    def stop(self) -> None:
+        self.over.set()
+        self.thread.join(JOIN_SECONDS_MAX)
+        if self.error:
+            raise self.error
+        self.look()
+
+    def look_on(self) -> None:
+        next_at = time.monotonic() + PERIOD_SECONDS
+        while not self.over.wait(max(0.0, next_at - time.monotonic())):
+            next_at = max(next_at + PERIOD_SECONDS, time.monotonic())
+            try:
+                self.look()
+            except Exception as error:  # said where the load is waited for
+                self.error = error
+                return
+
+    def look(self) -> None:
+        state, counters = self.side.state(), self.side.counters()
+        now = places.processes(self.place)
+        its_own = set(self.side.pids())
+        storage = self.storage.add(
+            {pid: it.cpu_seconds for pid, it in now.items() if it.is_kernel or pid in its_own}
+        )
+        guests = self.guest_seconds()
+        if guests is None:
+            load = set(self.load_pids())
+            guests = self.guests.add(
+                {pid: it.cpu_seconds for pid, it in now.items() if pid in load}
+            )
+        sample = Sample(time.time(), state, counters, storage, guests)
+        if self.samples and (was := self.samples[-1].state) != state:
+            if kind(was) != kind(state):
+                self.events.append((sample.at, f"array {kind(state)}"))
+        self.samples.append(sample)
+
+
+def kind(state: str) -> str:
+    """Without how far a rebuild is."""
+    return state.split()[0]
+
+
+def between(samples: list[Sample], at: float, value: Callable[[Sample], float]) -> float:
+    """A total at any moment: as if it had grown evenly from one look to the next."""
+    times = [sample.at for sample in samples]
+    after = min(max(bisect_left(times, at), 1), len(samples) - 1)
+    one, two = samples[after - 1], samples[after]
+    if two.at <= one.at:
+        return value(two)
+    share = min(max((at - one.at) / (two.at - one.at), 0.0), 1.0)
+    return value(one) + share * (value(two) - value(one))
+
+
+def totals(samples: list[Sample], begin: float, end: float) -> dict[str, float | None]:
+    """What was counted between two moments: the counters, and CPU seconds."""
+
+    def grown(value: Callable[[Sample], float]) -> float:
+        return between(samples, end, value) - between(samples, begin, value)
+
+    counted = all(sample.counters for sample in samples)
+    found: dict[str, float | None] = {
+        name: grown(lambda sample, name=name: getattr(sample.counters, name)) if counted else None
+        for name in COUNTERS
+    }
+    found["storage_seconds"] = grown(lambda sample: sample.storage_seconds)
+    guests = all(sample.guest_seconds is not None for sample in samples)
+    found["guest_seconds"] = grown(lambda sample: sample.guest_seconds) if guests else None
+    return found
+
+
+def rows(samples: list[Sample], load: Summary) -> list[dict[str, object]]:
+    """One for each whole second from the first look to the end of what was measured."""
+    first = int(samples[0].at - load.began)
+    last = min(int(load.seconds), int(samples[-1].at - load.began))
+    return [row(samples, load, second) for second in range(min(first, 0), last)]
+
+
+def row(samples: list[Sample], load: Summary, second: int) -> dict[str, object]:
+    begin = load.began + second
+    its = totals(samples, begin, begin + 1)
+    operations = load.operations.get(second, 0)
+    latency = load.latency_ms_sums.get(second, 0.0) / operations if operations else None
+    latest = [sample.state for sample in samples if sample.at <= begin + 1]
+    counts = {f"array_{name}": rounded(its[name], 0) for name in COUNTERS}
+    return dict.fromkeys(SECONDS) | counts | {
+        "second": second,
+        "operations": operations,
+        "latency_ms_mean": rounded(latency, 3),
+        "storage_cores": rounded(its["storage_seconds"], 3),
+        "guest_cores": rounded(its["guest_seconds"], 3),
+        "state": latest[-1] if latest else samples[0].state,
+    }  # fmt: skip
+
+
+def rounded(value: float | None, digits: int) -> float | int | None:
+    if value is None:
+        return None
+    return round(value, digits) if digits else round(value)
+
+
+def write(path: Path, table: list[dict[str, object]]) -> None:
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, SECONDS)
+        writer.writeheader()
+        writer.writerows(table)

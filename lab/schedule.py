@@ -1,0 +1,65 @@
+"""What is measured in which order. Pure: a study goes in, cells come out, always the same.
+
+Sides take turns, a whole block of cells each: A B, A B, A B. So what changes on the machine in the
+course of hours meets them all. Inside of a block the array goes through its states once, from
+healthy on, and every side does so in the same order.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from lab.results import Cell
+from lab.study import Side, State, Study, Where
+
+SINGLE = ("raw", "qemu-storage-daemon", "spdk")  # kinds without redundancy: one state only
+# As a drive's death goes: in this order no state has to be undone but the last.
+ORDER = (State.HEALTHY, State.DEGRADED, State.REBUILDING, State.DEGRADED_TWICE)
+
+
+@dataclass(frozen=True)
+class Block:
+    """One turn of one side: its arrays are made, filled, measured, and taken down."""
+
+    repeat: int
+    side: Side
+    cells: tuple[Cell, ...]
+
+
+def blocks(study: Study, sides: tuple[Side, ...] | None = None) -> list[Block]:
+    """`sides` are those that this machine can run; all of them, if not said."""
+    made, number = [], 0
+    for repeat in range(study.repeats):
+        for side in study.side if sides is None else sides:
+            cells = []
+            for state in states_of(study, side):
+                for load, clients, loads in loads_of(study):
+                    cells.append(Cell(number, repeat, side.name, state, load, clients, loads))
+                    number += 1
+            made.append(Block(repeat, side, tuple(cells)))
+    return made
+
+
+def states_of(study: Study, side: Side) -> list[State]:
+    """What the side can be in: who survives no loss is measured whole, and only so."""
+    wanted = {State.HEALTHY} if side.kind in SINGLE else set(study.states)
+    return [state for state in ORDER if state in wanted]
+
+
+def loads_of(study: Study) -> Iterator[tuple[str, int, int]]:
+    """Script or pattern, clients of each load, loads at once."""
+    disks = study.vm.count if study.where == Where.VM else study.array.count
+    if study.pgbench:
+        for script in study.pgbench.scripts:
+            for clients in study.pgbench.clients:
+                yield script, clients, disks
+        return
+    counts = study.fio.vms if study.where == Where.VM else (disks,)
+    for pattern in study.fio.patterns:
+        for count in counts:
+            yield pattern.name, 0, min(count, disks)
+
+
+def seconds_of(study: Study) -> int:
+    """That one cell takes, at least."""
+    load = study.pgbench or study.fio
+    return load.warm_seconds + load.seconds

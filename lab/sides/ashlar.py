@@ -1,0 +1,221 @@
+"""Ashlar: its daemon, an array of any level and policy, and a volume of it for each load."""
+
+import json
+import os
+import shlex
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from lab import place as places
+from lab import study as studies
+from lab.place import Host, Place, Running
+from lab.side import Counters, Disk, Drive, Protection, SideError
+from lab.study import Where
+
+CHECKOUT = Path(__file__).parents[2]
+READY_SECONDS_MAX = 60
+COMMAND_SECONDS_MAX = 300
+LABEL_BYTES = 64 << 20  # of each drive, for labels, journal and bitmaps: more than they take
+WRITE_HOLE = {"journal": "closed", "bitmap": "resync", "none": "resync"}
+STATES = {"optimal": "healthy", "degraded": "degraded"}
+
+
+class Ashlar:
+    def __init__(self, chosen: studies.Side, study: studies.Study, place: Place, work: Path):
+        self.chosen, self.study, self.place = chosen, study, place
+        self.name = chosen.name
+        self.home = work / chosen.name
+        self.socket = self.home / "ashlar.sock"
+        self.program = program(place)
+        self.policy = chosen.policy or ("journal" if study.array.parity else "none")
+        hole = WRITE_HOLE[self.policy] if study.array.parity else "none"
+        self.protection = Protection(study.array.parity, hole)
+        self.cleanup = ExitStack()
+        self.daemon: Running | None = None
+        self.pid = 0
+        self.members: list[list[Drive]] = []
+        self.spares: list[Drive] = []
+        self.commands: list[str] = []
+
+    def missing(self) -> str | None:
+        if isinstance(self.place, Host) and not Path(self.program).exists():
+            return f"{self.program} is not there: run `make build`, or set ASHLAR to the program"
+        kind = self.export_kind()
+        if kind in ("fuse", "ublk", "nbd") and self.place.run("[ $(id -u) = 0 ]").rc:
+            return f"an export of kind {kind} needs root: run it with sudo"
+        needs = {
+            "fuse": ("/dev/fuse", "modprobe fuse"),
+            "ublk": ("/dev/ublk-control", "modprobe ublk_drv (Linux 6.5 or later)"),
+            "nbd": ("/dev/nbd0", "modprobe nbd, and install nbd-client"),
+        }
+        if kind in needs:
+            device, fix = needs[kind]
+            if self.place.run(f"[ -e {device} ] || {fix.split(' (')[0].split(',')[0]}").rc:
+                return f"there is no {device}: {fix}, or give the side another `export`"
+        if kind == "nbd" and places.programs_missing(self.place, "nbd-client"):
+            return "nbd-client is missing: apt-get install nbd-client"
+        return None
+
+    def export_kind(self) -> str:
+        if self.chosen.export:
+            return self.chosen.export
+        if self.study.where == Where.VM:
+            return "vhost-user-blk"
+        return "ublk" if self.place.run("[ -e /dev/ublk-control ]").rc == 0 else "fuse"
+
+    def capacity_bytes(self, drives: list[Drive]) -> int:
+        smallest = min(drive.bytes for drive in drives) - LABEL_BYTES
+        return self.study.array.data * smallest * (98 if self.chosen.integrity else 100) // 100
+
+    # The daemon
+
+    def start(
+        self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
+    ) -> list[Disk]:
+        self.members, self.spares = [list(members) for members in drives], list(spares)
+        self.start_daemon()
+        array = self.study.array
+        level = f"{array.data}+{array.parity}" if array.parity else "0"
+        words = f"--level {level} --chunk {array.chunk} --policy {self.policy} --force"
+        words += " --integrity" * self.chosen.integrity
+        for number, members in enumerate(self.members):
+            for drive in members:
+                self.ashlar(f"drive attach {shlex.quote(drive.path)} --name {drive.name} --force")
+            names = ",".join(drive.name for drive in members)
+            self.ashlar(f"array create a{number} --drives {names} {words}")
+        for number, size in enumerate(disk_bytes):
+            array_name = f"a{number % len(drives)}"
+            self.ashlar(f"volume create v{number} --array {array_name} --size {size}")
+        self.wait_whole()
+        return [self.disk(number) for number in range(len(disk_bytes))]
+
+    def start_daemon(self) -> None:
+        self.place.check(f"mkdir -p {self.home} && chmod 755 {self.home}")
+        command = (
+            f"exec {self.program} serve --state {self.home}/state --socket {self.socket} "
+            f"--cores {self.cores}"
+        )
+        self.commands.append(command.removeprefix("exec "))
+        self.daemon = self.place.spawn(f"echo $$ >{self.home}/pid; {command} >{self.log} 2>&1")
+        self.cleanup.callback(self.stop_daemon)
+        deadline = time.monotonic() + READY_SECONDS_MAX
+        while self.place.run(f"{self.program} --socket {self.socket} status").rc:
+            if not self.daemon.running or time.monotonic() > deadline:
+                said = self.place.run(f"tail -5 {self.log}").text
+                raise SideError(f"the daemon of {self.name} did not come up:\n{said}")
+            time.sleep(0.1)
+        self.pid = int(self.place.check(f"cat {self.home}/pid"))
+
+    @property
+    def cores(self) -> str:
+        return self.chosen.cores or "0"
+
+    @property
+    def log(self) -> Path:
+        return self.home / "ashlar.log"
+
+    def stop_daemon(self) -> None:
+        if self.daemon is not None:
+            daemon, self.daemon = self.daemon, None
+            output = places.stop(daemon)
+            if output is None:
+                raise SideError(f"the daemon of {self.name} did not end and was killed")
+
+    def ashlar(self, words: str, timeout: float = COMMAND_SECONDS_MAX) -> str:
+        if not words.endswith("-o json"):
+            self.commands.append(f"ashlar {words}")
+        return self.place.check(f"{self.program} --socket {self.socket} {words}", timeout)
+
+    def show(self, array: int = 0) -> dict:
+        return json.loads(self.ashlar(f"array show a{array} -o json"))
+
+    def wait_whole(self) -> None:
+        """Until there is no first resync under way, which only policy `none` may have."""
+        deadline = time.monotonic() + COMMAND_SECONDS_MAX
+        for number in range(len(self.members)):
+            while (its := self.show(number))["state"] != "optimal" or its["resync"]:
+                if time.monotonic() > deadline:
+                    raise SideError(f"array a{number} did not become whole: {its['state']}")
+                time.sleep(0.2)
+
+    # Exports
+
+    def disk(self, number: int) -> Disk:
+        kind = self.export_kind()
+        create = f"export create e{number} --volume v{number} --kind {kind}"
+        if kind == "vhost-user-blk":
+            socket = self.home / f"e{number}.sock"
+            self.ashlar(f"{create} --path {socket}")
+            return Disk(vhost=socket)
+        if kind == "ublk":
+            device = self.ashlar(create).split()[0]
+            self.cleanup.callback(self.ashlar, f"export delete e{number} --force")
+            return Disk(device=device)
+        return self.by_file(number, create) if kind == "fuse" else self.by_nbd(number, create)
+
+    def by_file(self, number: int, create: str) -> Disk:
+        file = f"{self.home}/e{number}.disk"
+        places.owe(self.place, "mount", file)
+        self.cleanup.callback(places.settle, self.place, "mount", file)
+        self.ashlar(f"{create} --path {file}")
+        self.cleanup.callback(self.place.run, f"umount --lazy {file}")  # of a daemon that died
+        device = places.loop(self.place, file)
+        self.commands.append(f"losetup --find --show --direct-io=on {file}")
+        self.cleanup.callback(places.unloop, self.place, device, file)
+        return Disk(device=device)
+
+    def by_nbd(self, number: int, create: str) -> Disk:
+        socket, device = self.home / f"e{number}.sock", f"/dev/nbd{number}"
+        self.ashlar(f"{create} --path {socket}")
+        self.place.check(f"nbd-client -unix {socket} -N e{number} -C 4 {device}")
+        self.commands.append(f"nbd-client -unix {socket} -N e{number} -C 4 {device}")
+        self.cleanup.callback(self.place.run, f"nbd-client -d {device}")
+        return Disk(device=device)
+
+    # Drives
+
+    def pull(self, member: int = 0) -> None:
+        self.ashlar(f"drive detach {self.members[0][member].name} --force")
+
+    def replace(self, member: int = 0) -> None:
+        new, old = self.spares.pop(0), self.members[0][member]
+        self.ashlar(f"drive attach {shlex.quote(new.path)} --name {new.name} --force")
+        self.ashlar(f"array replace a0 --member {member} --new {new.name} --force")
+        self.members[0][member] = new
+        self.spares.append(old)
+
+    def state(self) -> str:
+        its = self.show()
+        if its["rebuild"]:
+            return f"rebuilding {its['rebuild']['percent']:.1f}%"
+        return STATES.get(its["state"], "failed")
+
+    def counters(self) -> Counters:
+        shown = [self.show(number)["counters"] for number in range(len(self.members))]
+        names = ("reads", "writes", "read_bytes", "write_bytes")
+        return Counters(*(sum(its[name] for its in shown) for name in names))
+
+    def pids(self) -> list[int]:
+        return [self.pid] if self.pid else []
+
+    def settings(self) -> dict[str, str]:
+        version = self.place.run(f"{self.program} --version").text.strip()
+        return {
+            "version": version,
+            "policy": self.policy,
+            "integrity": "on" if self.chosen.integrity else "off",
+            "cores": self.cores,
+            "export": self.export_kind(),
+            "commands": "\n".join(dict.fromkeys(self.commands)),
+        }
+
+    def stop(self) -> None:
+        self.cleanup.close()
+
+
+def program(place: Place) -> str:
+    """A guest has it in its PATH."""
+    if not isinstance(place, Host):
+        return "ashlar"
+    return str(Path(os.environ.get("ASHLAR") or CHECKOUT / "target/release/ashlar").absolute())

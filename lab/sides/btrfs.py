@@ -1,0 +1,142 @@
+"""btrfs with its own RAID 5 or 6: checksums and copy-on-write are on, as they are by default.
+
+It is a file system of its own: loads get a directory of it, and no XFS lies between. Its
+documentation says that RAID 5 and 6 are for testing; metadata are mirrored, as it advises.
+"""
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from lab import place as places
+from lab import study as studies
+from lab.place import Place, Running
+from lab.side import Counters, Disk, Drive, Protection, SideError
+from lab.sides.blocks import Blocks
+
+PROFILES = {0: ("raid0", "raid1"), 1: ("raid5", "raid1"), 2: ("raid6", "raid1c3")}
+FILL_SECONDS_MAX = 3600
+ROOM = 0.85  # what is left of the drives when metadata and unused parts of chunks are taken off
+
+
+class Btrfs:
+    def __init__(self, chosen: studies.Side, study: studies.Study, place: Place, work: Path):
+        self.study, self.place = study, place
+        self.name = chosen.name
+        self.home = work / chosen.name
+        # A stripe that was being written when power went, and a drive that goes before a scrub,
+        # can cost what lay beside it.
+        self.protection = Protection(study.array.parity, "resync" if study.array.parity else "none")
+        self.cleanup = ExitStack()
+        self.blocks = Blocks(place, self.cleanup)
+        self.members: list[list[Drive]] = []
+        self.spares: list[Drive] = []
+        self.out: set[int] = set()  # members of the first array that were pulled
+        self.broken: set[str] = set()  # drives that were pulled and not yet mended
+        self.replacing: int | None = None  # the member
+        self.replacement: Running | None = None
+        self.commands: list[str] = []
+
+    def missing(self) -> str | None:
+        if self.study.array.parity not in PROFILES:
+            return f"btrfs has no RAID with {self.study.array.parity} parities: leave it out"
+        if self.study.drives.kind == "model":
+            return "drives of kind `model` are for the side `ashlar` alone: leave this one out"
+        if self.place.run("[ $(id -u) = 0 ]").rc:
+            return "mounting needs root: run it with sudo"
+        if places.programs_missing(self.place, "mkfs.btrfs", "btrfs"):
+            return "mkfs.btrfs is missing: apt-get install btrfs-progs"
+        if self.place.run("grep -qw btrfs /proc/filesystems || modprobe -q btrfs").rc:
+            return "this kernel has no btrfs: boot one that has, or leave the side out"
+        return None
+
+    def capacity_bytes(self, drives: list[Drive]) -> int:
+        return int(self.study.array.data * min(drive.bytes for drive in drives) * ROOM)
+
+    def start(
+        self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
+    ) -> list[Disk]:
+        self.members, self.spares = [list(members) for members in drives], list(spares)
+        for number, members in enumerate(self.members):
+            self.make(number, [self.blocks.device(drive) for drive in members])
+        return [self.disk(number, size) for number, size in enumerate(disk_bytes)]
+
+    def make(self, number: int, devices: list[str]) -> None:
+        data, metadata = PROFILES[self.study.array.parity]
+        self.told(f"mkfs.btrfs -q -f -d {data} -m {metadata} {' '.join(devices)}")
+        at = self.mount_point(number)
+        options = ",".join(f"device={device}" for device in devices)
+        places.mount(self.place, devices[0], at, "btrfs", options)
+        self.commands.append(f"mount -t btrfs -o {options} {devices[0]} {at}")
+        self.cleanup.callback(places.unmount, self.place, at)
+        self.place.check(f"chmod 755 {self.home} {at}")
+
+    def mount_point(self, number: int) -> str:
+        return f"{self.home}/fs{number}"
+
+    def disk(self, number: int, size: int) -> Disk:
+        at = f"{self.mount_point(number % len(self.members))}/disk{number}"
+        if self.study.where == studies.Where.VM:
+            self.place.check(f"fallocate -l {size} {at}", timeout=FILL_SECONDS_MAX)
+            return Disk(device=at)
+        self.place.check(f"mkdir -p {at}")
+        return Disk(directory=at)
+
+    def told(self, command: str, timeout: float = 300) -> str:
+        self.commands.append(command)
+        return self.place.check(command, timeout)
+
+    def pull(self, member: int = 0) -> None:
+        """btrfs has no word for this while it is mounted: it goes on and counts the errors."""
+        drive = self.members[0][member]
+        self.blocks.break_down(drive)
+        self.out.add(member)
+        self.broken.add(drive.name)
+
+    def replace(self, member: int = 0) -> None:
+        new, old = self.spares.pop(0), self.members[0][member]
+        if new.name in self.broken:
+            self.blocks.mend(new)
+            self.broken.discard(new.name)
+        # -r: from the others, as the one that is out answers nothing; -B: not behind our back
+        command = f"btrfs replace start -B -f -r {member + 1} {self.blocks.device(new)}"
+        self.commands.append(f"{command} {self.mount_point(0)}")
+        self.replacement = self.place.spawn(f"exec {command} {self.mount_point(0)}")
+        self.replacing = member
+        self.members[0][member] = new
+        self.spares.append(old)
+
+    def state(self) -> str:
+        if self.replacement:
+            said = self.place.check(f"btrfs replace status -1 {self.mount_point(0)}")
+            if self.replacement.running:
+                percent = said.split("% done")[0].split()[-1] if "% done" in said else "0.0"
+                return f"rebuilding {percent}%"
+            if (output := self.replacement.wait(1)).rc:
+                raise SideError(f"btrfs could not replace a drive:\n{output.text[-400:]}")
+            self.out.discard(self.replacing)
+            self.replacement = self.replacing = None
+        return "degraded" if self.out else "healthy"
+
+    def counters(self) -> Counters | None:
+        return None  # it counts what it asks of drives, not what it is asked
+
+    def pids(self) -> list[int]:
+        return []
+
+    def settings(self) -> dict[str, str]:
+        data, metadata = PROFILES[self.study.array.parity]
+        return {
+            "version": self.place.run("btrfs --version").text.strip(),
+            "data": data,
+            "metadata": metadata,
+            "chunk": "64 KiB, which is fixed",
+            "copy-on-write and checksums": "on",
+            "commands": "\n".join(dict.fromkeys(self.commands)),
+        }
+
+    def stop(self) -> None:
+        if self.replacement:
+            self.place.run(f"btrfs replace cancel {self.mount_point(0)}")
+            places.stop(self.replacement)
+            self.replacement = None
+        self.cleanup.close()
