@@ -4,6 +4,7 @@
     for summary in stats.summaries(stats.of(results, cell) for cell in results.cells): …
 
 Only what ended within the measured seconds counts: `cell.began` up to `cell.began + cell.seconds`.
+Where pgbench logged a share of its transactions only, that share is what rates are divided by.
 A percentile is the smallest latency that so many percent of all operations did not exceed (nearest
 rank): always one that was seen, never between two. Those of several loads are of all their
 operations together; percentiles are never averaged.
@@ -91,10 +92,10 @@ class Figures:
     notes: tuple[str, ...] = ()
 
 
-def of(results: Results, cell: Cell) -> Figures:
+def of(results: Results, cell: Cell, log_share: float = 1) -> Figures:
     home = results.place_of(cell)
     if logs := sorted(home.glob("*.log.gz")):
-        return of_pgbench(cell, logs)
+        return of_pgbench(cell, logs, log_share)
     if outputs := sorted(home.glob("*.json")):
         each_second = {
             int(float(row["second"])): int(float(row["operations"]))
@@ -130,33 +131,37 @@ def read_log(path: Path) -> pd.DataFrame:
     return log[["latency_us", "ended_us"]]
 
 
-def of_pgbench(cell: Cell, logs: list[Path]) -> Figures:
+def of_pgbench(cell: Cell, logs: list[Path], log_share: float = 1) -> Figures:
     log = pd.concat([read_log(path) for path in logs])
     since_us = log["ended_us"].to_numpy() - round(cell.began * US_PER_S)
     done = log["latency_us"].notna().to_numpy()
     measured = (since_us >= 0) & (since_us < round(cell.seconds * US_PER_S))
     latency_us = log["latency_us"].to_numpy()[measured & done]
-    failed = int((measured & ~done).sum())
+    failed = round((measured & ~done).sum() / log_share)
+    operations = round(len(latency_us) / log_share)
     notes = []
     if len(logs) != cell.loads:
         notes.append(f"{len(logs)} logs of {cell.loads} loads")
-    if abs(cell.operations - len(latency_us)) > max(1, cell.operations // 100):
-        notes.append(f"the logs have {len(latency_us)} transactions, not {cell.operations}")
-    if not len(latency_us):
+    if abs(cell.operations - operations) > max(1, cell.operations // 100):
+        notes.append(f"the logs have {operations} transactions, not {cell.operations}")
+    if not operations:
         notes.append("no transaction was finished in the measured time")
         return Figures(cell, 0, failed, 0.0, None, None, {}, None, {}, tuple(notes))
     distribution = Distribution.of(latency_us / US_PER_MS)
     seconds, counts = np.unique(since_us[done] // US_PER_S, return_counts=True)
     return Figures(
         cell,
-        operations=len(latency_us),
+        operations=operations,
         failed=failed,
-        per_second=len(latency_us) / cell.seconds,
+        per_second=len(latency_us) / log_share / cell.seconds,
         bytes_per_second=None,
         mean_ms=distribution.mean_ms(),
         percentiles_ms={percent: distribution.percentile_ms(percent) for percent in PERCENTS},
         distribution=distribution,
-        each_second=dict(zip(seconds.astype(int).tolist(), counts.tolist(), strict=True)),
+        each_second={
+            int(second): round(count / log_share)
+            for second, count in zip(seconds, counts, strict=True)
+        },
         notes=tuple(notes),
     )
 

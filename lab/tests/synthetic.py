@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lab import study as studies
 from lab.results import SECONDS, Cell, Results
 
 BEGAN = 1_700_000_000
@@ -91,18 +92,22 @@ block = "1M"
 """
 
 MACHINE = {
-    "when": "2023-11-14 22:13:20 UTC",
-    "command": "ashlar-lab run synthetic",
-    "hardware": {"cpu": "Synthetic 9000", "cpus": 2, "memory_bytes": 24 << 30},
-    "kernel": "6.0.0-synthetic",
+    "called": ["ashlar-lab", "run", "synthetic"],
+    "date": "2023-11-14 22:13:20 +0000",
+    "machine": {"cpu": "Synthetic 9000", "cpus": 2, "memory_bytes": 24 << 30, "kvm": False},
+    "kernel": {"release": "6.0.0-synthetic"},
+    "distribution": "Synthetic GNU/Linux",
+    "drives": {"kind": "file", "bytes": 1 << 30},
     "versions": {"ashlar": "0.0", "postgresql": "15.0", "fio": "fio-3.33"},
-    "limits": ["Software emulation limits these figures: the guest's CPU is not this machine's."],
+    "where": {"accelerator": "tcg"},
+    "skipped": {"zfs": "no `zpool` here: apt-get install zfsutils-linux"},
 }
 
 
 def side(kind: str, losses: int, write_hole: str, **settings: str) -> dict:
     protection = {"losses": losses, "write_hole": write_hole}
-    return {"kind": kind, "protection": protection, "settings": settings}
+    load = {"version": "synthetic 15.0", "max_connections": "100"}
+    return {"kind": kind, "protection": protection, "settings": settings, "load": load}
 
 
 def write_log(path: Path, transactions: Iterable[tuple[int, float]], clients: int = 1) -> None:
@@ -150,6 +155,8 @@ def write_fio(path: Path, read: dict, write: dict, errors: int = 0) -> None:
 def begin(home: Path, study: str, sides: dict) -> Results:
     home.mkdir(parents=True, exist_ok=True)
     (home / "study.toml").write_text(study)
+    read = studies.load(home / "study.toml")
+    (home / "study.json").write_text(read.model_dump_json(indent=2) + "\n")
     (home / "machine.json").write_text(json.dumps(MACHINE, indent=1))
     (home / "sides.json").write_text(json.dumps(sides, indent=1))
     (home / "commands.log").write_text("22:13:20 ok 0.1 s: mkfs.xfs /dev/synthetic\n")

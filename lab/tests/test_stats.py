@@ -121,6 +121,12 @@ class OfPgbench(InADirectory):
         self.assertEqual((figures.per_second, figures.notes), (11.0, ()))
         self.assertEqual((figures.percentiles_ms[50], figures.percentiles_ms[95]), (1.0, 90.0))
 
+    def test_a_share_of_the_transactions_is_logged(self):
+        self.log("host.log.gz", [((BEGAN + second) * 1e6, 5000) for second in range(10)])
+        figures = stats.of(self.results, replace(CELL, operations=100), log_share=0.1)
+        self.assertEqual((figures.operations, figures.per_second, figures.notes), (100, 10, ()))
+        self.assertEqual(figures.each_second[3], 10)
+
     def test_a_log_that_is_short_is_told(self):
         cell = replace(CELL, operations=500, loads=2)
         self.log("host.log.gz", [((BEGAN + 1) * 1e6, 5000)], cell)
