@@ -18,7 +18,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402  (the choice above has to come first)
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.ticker import FuncFormatter, NullLocator  # noqa: E402
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: E402
 
 from lab.report import tables  # noqa: E402
 from lab.report.source import Source  # noqa: E402
@@ -31,6 +31,7 @@ HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 INK = "#1b1f23"  # becomes the text's colour in the page
 INCHES = (4.7, 3.1)  # as wide as a phone, so that its text is read there as it is
 POINTS_MAX = 300
+EVENTS_MAX = 8  # that are marked; all are in the table of what happened
 # From the middle to one in ten thousand, evenly by how rare it is.
 TAIL = (50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99)
 
@@ -80,8 +81,7 @@ class Plot:
         svg = re.sub(r'(<svg [^>]*?) width="[^"]*"', r"\1", svg, count=1)
         svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
         # ids are of one drawing only, and all drawings are in one page
-        for id_ in set(re.findall(r'\bid="([^"]+)"', svg)):
-            svg = re.sub(rf'(id="|href="#|url\(#){re.escape(id_)}(?=["\)])', rf"\1{self.name}-{id_}", svg)
+        svg = re.sub(r'( id="|href="#|url\(#)', rf"\1{self.name}-", svg)
         return svg.replace(INK, "currentColor").replace("<svg ", '<svg aria-hidden="true" ', 1)
 
 
@@ -137,7 +137,7 @@ def slug(*words: object) -> str:
 
 def legend(axes: Axes, **options) -> None:
     if len(axes.get_legend_handles_labels()[0]) > 1 or options:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=3, **options)
+        axes.figure.legend(loc="outside lower center", ncols=3, **options)
 
 
 def plain(axes) -> None:
@@ -176,6 +176,7 @@ def bars(axes: Axes, source: Source, summaries: list[Summary], value, unit: str)
     axes.set_xticks(range(len(states)), states)
     axes.grid(False, axis="x")
     axes.margins(y=0.15)
+    plain(axes.yaxis)
     return "; ".join(said)
 
 
@@ -292,27 +293,37 @@ def over_time(source: Source) -> Iterator[Drawing]:
             title = f"{source.title_of(load, loads)}, {state}: {source.rate} over time"
             figure, axes = begin(title)
             said = []
+            events = []
             for one in (one for one in summaries if one.cell.state == state):
                 figures = with_events(one)
                 style = look(source, one.cell.side) | {"marker": None}
                 axes.plot(*line_of(figures), label=one.cell.side, **style)
                 said.append(f"{one.cell.side} {figures.per_second:,.0f} {source.rate} on average")
-                for second, what in figures.cell.events:
-                    axes.axvline(second, color=style["color"], linewidth=1, linestyle=":")
-                    axes.annotate(
-                        f" {one.cell.side}: {what}", (second, 0.02 + 0.3 * (len(said) - 1)),
-                        xycoords=("data", "axes fraction"), rotation=90, fontsize=6.5, va="bottom",
-                        ha="right", color=INK,
-                    )  # fmt: skip
-                    said.append(f"{one.cell.side}, {what} at {second:.0f} s")
+                events += [
+                    (second, f"{one.cell.side}: {what}, {second:.0f} s", style["color"])
+                    for second, what in figures.cell.events
+                ]
+            said += [what for _, what, _ in events]
             axes.axvspan(axes.get_xlim()[0], 0, color=INK, alpha=0.06, linewidth=0)
             axes.set_ylim(bottom=0)
             plain(axes.yaxis)
-            axes.set_xlabel("seconds; shaded: warm-up, not measured")
+            axes.set_xlabel("\n".join(
+                ["seconds; shaded: warm-up, not measured", *mark(axes, events)]
+            ))  # fmt: skip
             legend(axes)
             yield Drawing(
                 slug("time", load, loads, state), title, "; ".join(said) + ".", "Over time", figure
             )
+
+
+def mark(axes: Axes, events: list[tuple[float, str, str]]) -> list[str]:
+    """A numbered line at each moment, and what the numbers mean."""
+    for at, (second, _, colour) in enumerate(events[:EVENTS_MAX], 1):
+        axes.axvline(second, color=colour, linewidth=1.2, linestyle=(0, (1, 1)))
+        height = 1 - 0.09 * ((at - 1) % 4)  # beside each other, where they come together
+        axes.annotate(f" {at}", (second, height), xycoords=("data", "axes fraction"), va="top",
+                      fontsize=8, color=INK)  # fmt: skip
+    return [f"{at}  {what}" for at, (_, what, _) in enumerate(events[:EVENTS_MAX], 1)]
 
 
 def with_events(one: Summary) -> Figures:
@@ -360,6 +371,7 @@ def tails(source: Source) -> Iterator[Drawing]:
             shown = (50, 90, 99, 99.9, 99.99)
             axes.set_xticks([100 / (100 - each) for each in shown], [f"p{each:g}" for each in shown])
             axes.xaxis.set_minor_locator(NullLocator())
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             plain(axes.yaxis)
             axes.set_ylabel("milliseconds")
             axes.set_xlabel("this share took no longer")

@@ -53,12 +53,14 @@ def spread(value: Spread | None, times: float = 1) -> str:
     return f"{told} ({number(value.least * times)}–{number(value.greatest * times)})"
 
 
-def ratio(pairs: Spread | None, medians: float | None) -> str:
+def ratio(pairs: Spread | None, medians: float | None, short: bool = False) -> str:
     if medians is None:
         return NONE
     if pairs is None or pairs.count < 2:
         return f"{medians:.2f}×"
     unsure = f" {SAME}" if pairs.least < 1 < pairs.greatest else ""
+    if short:
+        return f"{medians:.2f}×{unsure}"
     return f"{medians:.2f}× ({pairs.least:.2f}–{pairs.greatest:.2f}){unsure}"
 
 
@@ -119,7 +121,7 @@ def verdict(source: Source) -> Iterator[Table]:
             value, times = rate(source, one)
             row = [one.cell.state, one.cell.side, number(value.median * times)]
             if compared:
-                row.append(ratio(*of_baseline(source, one)))
+                row.append(ratio(*of_baseline(source, one), short=True))
             row.append(percent(of_healthy(source, one)))
             row += [middle(one.mean_ms), middle(one.percentile_ms(tail))]
             if source.raw:
