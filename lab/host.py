@@ -68,7 +68,6 @@ class OnHost:
     def start(self) -> None:
         if self.study.drives.kind == "file":
             self.directory.mkdir(parents=True, exist_ok=True)
-        shutil.chown(self.work)
         self.work.chmod(0o755)  # the database's user passes through
 
     def drives(self) -> tuple[list[list[Drive]], list[Drive]]:

@@ -4,6 +4,7 @@ Each is written down before it is made and crossed out when it is gone, so that 
 finds what a run could not take down itself. Whatever is not in here is never touched.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -60,30 +61,28 @@ class Ledger:
         return list(open_debts)
 
     def clean(self) -> Iterator[str]:
-        """Takes everything down, the last first, and says what it did. What stays, stays written
-        down, and is said last."""
-        stayed = []
+        """Takes everything down, the last first, and says what it did. What cannot be, ends it:
+        what was made earlier may lie beneath."""
         for debt in reversed(self.debts()):
             was_there = is_there(debt)
             if was_there:
                 take_down(debt)
             if is_there(debt):
-                stayed.append(debt)
-                continue
+                raise Stayed(debt)
             self.settle(debt.kind, debt.what)
             if was_there:
                 yield f"removed {debt.kind} {debt.what}"
-        if stayed:
-            raise Stayed(stayed)
         self.path.unlink(missing_ok=True)
 
 
 class Stayed(Exception):
     """Something could not be taken down."""
 
-    def __init__(self, debts: list[Debt]):
-        names = "\n".join(f"  {debt.kind} {debt.what}" for debt in debts)
-        super().__init__(f"these could not be removed, by whom they are used:\n{names}")
+    def __init__(self, debt: Debt):
+        super().__init__(
+            f"{debt.kind} {debt.what} cannot be removed: see who uses it (fuser -vm, losetup -a), "
+            "then run `ashlar-lab clean` again"
+        )
 
 
 def is_there(debt: Debt) -> bool:
@@ -101,9 +100,8 @@ def take_down(debt: Debt) -> None:
     if debt.kind == "process":
         end_process(int(debt.what.split()[0]), debt)
     elif debt.kind == "mount":
-        until(lambda: quietly("umount", debt.what) and not is_there(debt))
-        if is_there(debt):
-            quietly("umount", "--lazy", debt.what)
+        end_daemons_in(debt.what)
+        until(lambda: quietly("umount", debt.what) or not is_there(debt))
     elif debt.kind == "loop":
         for device in loops_of(debt.what):
             quietly("losetup", "--detach", device)
@@ -127,6 +125,25 @@ def end_process(pid: int, debt: Debt) -> None:
             return
 
 
+def end_daemons_in(directory: str) -> None:
+    """A database that has lost its first process may leave others that wait for ever. They lead
+    sessions of their own, but work in its directory. Who sits there at a terminal is no daemon."""
+    for pid in processes_in(directory):
+        if stat_fields(pid)[4:5] == ["0"]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def processes_in(directory: str) -> list[int]:
+    """Whose working directory is there or beneath."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if f"{os.readlink(path)}/".startswith(f"{directory}/"):
+                found.append(int(path.parent.name))
+    return found
+
+
 def until(done, seconds: float = GONE_SECONDS_MAX) -> bool:
     deadline = time.monotonic() + seconds
     while not done():
@@ -142,11 +159,16 @@ def quietly(*words: str) -> bool:
 
 def process_began(pid: int) -> str | None:
     """A pid is used again, a pid with its start time is not. A zombie is gone."""
+    fields = stat_fields(pid)
+    return fields[19] if fields and fields[0] not in "ZX" else None
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Of `/proc/PID/stat`, from the state on; none if it is gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in "ZX" else fields[19]
+        return []
 
 
 def mounts() -> list[str]:

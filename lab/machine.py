@@ -168,7 +168,7 @@ def load_problems(study: Study) -> list[str]:
         return []
     found = []
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-    wanted = ["setpriv", "mkfs.xfs", "mountpoint", "pgrep"] if study.pgbench else ["fio"]
+    wanted = ["setpriv", "mkfs.xfs", "mountpoint"] if study.pgbench else ["fio"]
     fix = "run scripts/install.sh lab"
     found += [f"{name} is missing: {fix}" for name in wanted if not shutil.which(name, path=path)]
     if study.pgbench:

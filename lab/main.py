@@ -23,7 +23,8 @@ from lab.study import Study, StudyError
 
 CHECKOUT = Path(__file__).parent.parent
 STUDIES = Path(__file__).parent / "studies"
-USAGE, REFUSED, INTERRUPTED = 2, 1, 130
+REFUSED, INTERRUPTED = 1, 130
+FAILURES = (Refusal, StudyError, RunError, SideError, LoadError, VmError, Stayed)
 EXAMPLES = """examples:
   ashlar-lab list
   ashlar-lab run postgres-host --quick              a minute: the whole chain, no figures of use
@@ -62,10 +63,17 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, Interrupted):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except (Refusal, StudyError, RunError, SideError, LoadError, VmError, Stayed) as error:
-        for line in str(error).splitlines():
+    except FAILURES as error:
+        for line in "\n".join(reasons(error)).splitlines():
             print(f"ashlar-lab: {line}", file=sys.stderr)
         return REFUSED
+
+
+def reasons(error: BaseException) -> list[str]:
+    """What went wrong first comes first: taking down what is broken may fail, too."""
+    earlier = error.__context__ if not error.__suppress_context__ else None
+    told = isinstance(error, (*FAILURES, Interrupted))
+    return (reasons(earlier) if earlier else []) + ([str(error)] if told else [repr(error)])
 
 
 def interrupt(number: int, frame) -> None:

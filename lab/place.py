@@ -4,7 +4,9 @@ Invariant: whatever was spawned is gone when its place is closed. On the host, w
 us if we were killed is in the ledger first; a guest takes all of its own with it.
 """
 
+import os
 import shlex
+import signal as signals
 import subprocess
 import threading
 import time
@@ -151,7 +153,7 @@ class HostCommand:
         if signal == "KILL":
             child.kill(self.child)
         elif self.running:
-            subprocess.run(["kill", f"-{signal}", f"-{self.pid}"], capture_output=True)
+            os.killpg(self.pid, signals.Signals[f"SIG{signal}"])
 
     def settle(self) -> None:
         if self.owed:
@@ -220,7 +222,13 @@ def programs_missing(place: Place, *programs: str) -> list[str]:
     ).split()
 
 
-STAT = re.compile(r"^(\d+) \((.*)\) (.*)$", re.MULTILINE | re.DOTALL)
+def processes_in(place: Place, directory: str) -> list[int]:
+    """Whose working directory is there or beneath."""
+    if isinstance(place, Host):
+        return ledger.processes_in(directory)
+    links = f"find /proc -maxdepth 2 -path '/proc/[0-9]*/cwd' \\( -lname '{directory}' "
+    found = place.run(f"{links} -o -lname '{directory}/*' \\) 2>/dev/null").text
+    return [int(line.split("/")[2]) for line in found.splitlines()]
 
 
 class Process(NamedTuple):

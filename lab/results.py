@@ -1,12 +1,18 @@
 """A study's results on disk: what `run` writes, `report` reads, and a person can check by hand.
 
     RESULTS/                      one run of one study
-      study.toml                  as it was written, and `quick` if it was shortened
-      machine.json                hardware, kernel, versions of everything, limits, how it was called
-      sides.json                  name of a side → {kind, protection, settings: {…}}
+      study.toml                  as it was written
+      study.json                  as it is run: with `quick` and what was --set; study.Study reads it
+      machine.json                hardware, kernel, versions of everything, limits, how it was called;
+                                  skipped: side → why it could not be run here; unequal: true or false
+      machine-2.json              the same when a run went on later, and so on
+      sides.json                  name of a side → {kind, protection, settings: {…}, load: {…}}, or
+                                  {skipped: why}
       raw.json                    what the bare drives do: pattern → {iops, bytes_per_sec, …}; if asked
       commands.log                every command in order, with its time and its answer
       cells.jsonl                 one line for each finished cell; a line is written when it is over
+      failures.jsonl              one line for each try that failed: {cell: {…}, error, at}; such a
+                                  cell is tried again by a run that goes on, and may be done since
       cells/000-ashlar-…/         what a cell left:
         seconds.csv               one row a second, `SECONDS` below
         vm0.log.gz                pgbench's own log of each transaction of that load (or host.log.gz)
@@ -16,11 +22,15 @@
 
 A run that was stopped goes on where it was: the cells in `cells.jsonl` are done, others begin anew.
 Every figure in a report can be made again from the logs, and is: `cells.jsonl` holds no percentile.
+
+pgbench's log has the warm-up, too, in no order of time, and each line says when a transaction ended:
+those count that ended from `began` until `seconds` later. A guest's clock is set before each load.
 """
 
 import csv
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -114,6 +124,11 @@ class Results:
             file.flush()
             os.fsync(file.fileno())
         self.cells.append(cell)
+
+    def add_failure(self, cell: Cell, error: str) -> None:
+        with open(self.home / "failures.jsonl", "a") as file:
+            words = {"cell": asdict(cell), "error": error, "at": time.time()}
+            file.write(json.dumps(words) + "\n")
 
     def seconds_of(self, cell: Cell) -> list[dict[str, str]]:
         with open(self.place_of(cell) / "seconds.csv", newline="") as file:

@@ -4,7 +4,6 @@ What is taken down when is a stack: machine, side, seats, loads, each undone in 
 also when the undoing of another fails. What even SIGKILL leaves is in the ledger.
 """
 
-import contextlib
 import fcntl
 import json
 import os
@@ -14,16 +13,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from demo.vm import VmError
 from lab import loads, machine, sampler, schedule, sides, where
 from lab.ledger import Ledger
-from lab.loads import Load
+from lab.loads import Load, LoadError
 from lab.loads.pgbench import program_directory
 from lab.place import Host
 from lab.progress import Expected, Screen
 from lab.results import Cell, Results
 from lab.sampler import Sampler
 from lab.schedule import Block
-from lab.side import Side
+from lab.side import Side, SideError
 from lab.sides.ashlar import program
 from lab.study import State, Study, Where
 
@@ -40,6 +40,10 @@ class Refusal(Exception):
 
 class RunError(Exception):
     """The study stopped; what is done stays done."""
+
+
+# Of one cell: the study goes on with the next turn, and says it.
+FAILURES = (RunError, SideError, LoadError, VmError)
 
 
 class Session:
@@ -69,6 +73,8 @@ class Session:
         return self
 
     def __exit__(self, *error) -> None:
+        if not self.ledger.debts():
+            self.ledger.path.unlink(missing_ok=True)
         self.lock.truncate(0)
         self.lock.close()
 
@@ -89,6 +95,7 @@ class Run:
         self.cleanup = ExitStack()
         self.skipped: dict[str, str] = {}
         self.disk_bytes: list[int] = []
+        self.failures: list[str] = []
 
     # Before anything is started
 
@@ -116,9 +123,10 @@ class Run:
         if self.skip_missing and not self.sides:
             problems += [f"side {name}: {why}" for name, why in self.skipped.items()]
         problems += machine.problems(self.study, self.sides, self.results.home)
-        if not problems:
+        there = all(map(os.path.exists, self.study.drives.paths))
+        if self.sides and there:
             self.disk_bytes = self.sizes()
-            problems = machine.size_problems(self.study, min(self.disk_bytes))
+            problems += machine.size_problems(self.study, min(self.disk_bytes))
         if problems:
             self.place.close()
             raise Refusal("\n".join(problems))
@@ -150,6 +158,9 @@ class Run:
             self.begin()
             for block in left:
                 self.block(block)
+        if self.failures:
+            cells = "\n".join(self.failures)
+            raise RunError(f"not all of it could be measured; the report says so:\n{cells}")
 
     def begin(self) -> None:
         self.results.home.mkdir(parents=True, exist_ok=True)
@@ -205,17 +216,24 @@ class Run:
             again = any(map(self.results.is_done, block.cells))
             turn = Turn(side, self.where, running, self.screen, title)
             for cell in block.cells:
-                if not self.results.is_done(cell):
-                    self.cell(turn, cell, again)
+                if not self.results.is_done(cell) and not self.cell(turn, cell, again):
+                    break
             self.write_sides(side, running[0])
             self.screen.now(f"{title}: taking it down")
 
-    def cell(self, turn: "Turn", cell: Cell, again: bool) -> None:
+    def cell(self, turn: "Turn", cell: Cell, again: bool) -> bool:
+        """Whether it was measured. If not, nobody knows what state the array is in."""
         begun = time.monotonic()
         directory = self.results.place_of(cell)
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
-        finished = turn.measure(cell, directory)
+        try:
+            finished = turn.measure(cell, directory)
+        except FAILURES as error:
+            self.results.add_failure(cell, str(error))
+            self.failures.append(f"{turn.title}: {named(cell)}: {error}")
+            self.screen.line(f"FAILED {self.failures[-1]}")
+            return False
         if again:
             note = "measured after an interruption, on an array and a load made anew"
             finished = replace(finished, notes=(*finished.notes, note))
@@ -223,6 +241,7 @@ class Run:
         self.screen.expected.cell_done(time.monotonic() - begun)
         rate = finished.operations / finished.seconds
         self.screen.line(f"{turn.title}: {named(cell)}: {rate:,.0f} a second")
+        return True
 
     def write_sides(self, side: Side, load: Load) -> None:
         path = self.results.home / "sides.json"
@@ -339,7 +358,7 @@ class Turn:
     def see_through(self, cell: Cell, active: list[Load], watch: Sampler):
         """Until all loads are over. A sampler that fails ends it."""
         begun, done, changed = time.monotonic(), [], False
-        load = self.loads[0]
+        self.screen.now(f"{self.title}: {named(cell)}")
         while any(load.running for load in active):
             if not changed and time.monotonic() - begun >= self.warm_seconds / 2:
                 done, changed = self.change(cell), True
@@ -347,7 +366,7 @@ class Turn:
                 raise watch.error
             rates = [load.rate for load in active if load.rate]
             rate = f", {sum(rates):,.0f} a second" if rates else ""
-            self.screen.now(f"{self.title}: {named(cell)}{rate}", again=bool(changed))
+            self.screen.now(f"{self.title}: {named(cell)}{rate}", again=True)
             time.sleep(POLL_SECONDS)
         return done
 
@@ -369,9 +388,3 @@ def write_json(path: Path, words: dict) -> None:
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(words, indent=2, default=str) + "\n")
     draft.rename(path)
-
-
-@contextlib.contextmanager
-def session(cache: Path):
-    with Session(cache) as held:
-        yield held

@@ -47,6 +47,7 @@ class Pgbench:
         # The log is none of the disk's work: it goes to memory.
         memory = self.place.run("[ -d /dev/shm ]").rc == 0
         self.logs = f"{'/dev/shm' if memory else '/tmp'}/{name}-log"
+        self.root = seat.disk.directory or f"{self.home}/mount"
         self.mounted = False
         self.server: Running | None = None
         self.load: Running | None = None
@@ -90,9 +91,7 @@ class Pgbench:
     def make_file_system(self) -> None:
         disk = self.seat.disk
         if disk.directory:
-            self.root = disk.directory
             return
-        self.root = f"{self.home}/mount"
         self.place.check(f"mkfs.xfs -q -f {disk.device}", timeout=600)
         places.mount(self.place, disk.device, self.root, "xfs")
         self.mounted = True
@@ -109,7 +108,7 @@ class Pgbench:
             f"exec {AS_USER} --pdeathsig KILL {command} >>{self.logs}/server 2>&1"
         )
         deadline = time.monotonic() + START_SECONDS_MAX
-        while self.place.run(self.as_user("pg_isready", "-q", wait=False)).rc:
+        while self.place.run(self.as_user("pg_isready", "-q")).rc:
             if not self.server.running or time.monotonic() > deadline:
                 said = self.place.run(f"tail -12 {self.logs}/server").text
                 raise LoadError(f"PostgreSQL did not start in {self.seat.name}:\n{said}")
@@ -129,7 +128,7 @@ class Pgbench:
         """Durability is what the study says, and PostgreSQL's default where it says nothing."""
         wanted = DURABLE | {name: told(value) for name, value in self.asked.settings.items()}
         for name in (*DURABLE, "data_checksums"):
-            found, expected = self.sql(f"SHOW {name}"), wanted.get(name, "on")
+            found, expected = self.sql(f"SHOW {name}", database="postgres"), wanted.get(name, "on")
             if found != expected:
                 raise LoadError(f"PostgreSQL runs with {name} = {found} and not {expected}")
 
@@ -138,13 +137,14 @@ class Pgbench:
             server, self.server = self.server, None
             # SIGINT is a fast shutdown: sessions are ended, and a checkpoint is made
             if places.stop(server, "INT", STOP_SECONDS_MAX) is None:
+                if pids := places.processes_in(self.place, self.data):
+                    self.place.run(f"kill -KILL {' '.join(map(str, pids))}")
                 raise LoadError(f"PostgreSQL in {self.seat.name} did not stop and was killed")
 
-    def as_user(self, program: str, words: str = "", wait: bool = True) -> str:
-        # no shared libraries, no locale: the same in a guest
+    def as_user(self, program: str, words: str = "") -> str:
         return (
-            f"cd / && PGHOST={self.home}/socket {AS_USER} "
-            f"{self.programs or program_directory(self.place)}/{program} {words}"
+            f"cd {self.home} && PGHOST={self.home}/socket {AS_USER} "
+            f"{self.programs}/{program} {words}"
         )
 
     def check_long(self, command: str) -> None:
@@ -152,9 +152,8 @@ class Pgbench:
         if output.rc != 0:
             raise LoadError(f"the database was not filled:\n{output.text[-800:]}")
 
-    def sql(self, query: str, timeout: float = 600) -> str:
+    def sql(self, query: str, timeout: float = 600, database: str = DATABASE) -> str:
         """One value, or one row with | between its values."""
-        database = DATABASE if self.fill_seconds or "SHOW" not in query else "postgres"
         words = f"-AtX -v ON_ERROR_STOP=1 -d {database} -c {shlex.quote(query)}"
         return self.place.check(self.as_user("psql", words), timeout).strip()
 
@@ -165,7 +164,7 @@ class Pgbench:
         if not isinstance(self.place, Host):
             self.place.check(f"date -s @{time.time():.3f}")  # its log is in its own clock
         self.place.check(f"rm -f {self.logs}/log.*")
-        self.sql("VACUUM pgbench_branches; VACUUM pgbench_tellers")
+        self.sql("VACUUM pgbench_branches, pgbench_tellers")
         self.sql("CHECKPOINT")
         threads = min(self.asked.threads, cell.clients)
         seconds = self.asked.warm_seconds + self.asked.seconds
@@ -197,7 +196,10 @@ class Pgbench:
         text = directory / f"{self.seat.name}.txt"
         text.write_text(f"$ {self.command}\n{output.text}")
         if output.rc != 0:
-            raise LoadError(f"pgbench ended with status {output.rc}: {text}\n{output.text[-800:]}")
+            server = self.place.run(f"grep -E 'PANIC|FATAL|ERROR' {self.logs}/server | tail -n 5").text
+            text.write_text(f"{text.read_text()}\nPostgreSQL's log:\n{server}")
+            why = re.search(r"error: (.*(?:PANIC|FATAL|ERROR).*)", output.text + server)
+            raise LoadError(f"pgbench was aborted: {why[1] if why else 'see there'} ({text})")
         self.processed = int(said(output.text, r"actually processed: (\d+)"))
         log = directory / f"{self.seat.name}.log.gz"
         packed = f"{self.logs}/packed.gz"
@@ -252,7 +254,9 @@ class Pgbench:
         return tuple(map(int, row.split("|")))
 
     def pids(self) -> list[int]:
-        return [int(pid) for pid in self.place.run(f"pgrep -u {USER}").text.split()]
+        """The server works in its data, the client in our home. Other databases are none of ours."""
+        found = places.processes_in(self.place, self.home)
+        return found + places.processes_in(self.place, self.data)
 
     def settings(self) -> dict[str, str]:
         version = self.place.run(f"{self.programs}/postgres --version").text.strip()
@@ -264,7 +268,7 @@ class Pgbench:
     def close(self) -> None:
         try:
             if self.load is not None:
-                self.load.kill()
+                places.stop(self.load)
             self.stop_server()
         finally:
             if self.mounted:
