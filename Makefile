@@ -1,13 +1,14 @@
-# Two commands do everything on a fresh Debian 12 or Ubuntu 24.04: make demo, make test.
+# Three commands do everything on a fresh Debian 12 or Ubuntu 24.04: make demo, make test, make lab.
 # They install what is missing themselves, as root or with sudo.
 
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help demo test build clean
+.PHONY: help demo lab test build clean
 
 help:
 	@echo 'make demo    PostgreSQL in a virtual machine on an Ashlar RAID 5 that loses a drive'
+	@echo 'make lab     the command ashlar-lab: measures Ashlar against what this machine has'
 	@echo 'make test    everything that CI checks'
 	@echo 'make build   target/release/ashlar'
 	@echo 'make clean   removes what was built, and .cache (guest, logs)'
@@ -26,6 +27,10 @@ help:
 demo: $(if $(ASHLAR),,build)
 	@scripts/install.sh demo
 	@python3 -m demo
+
+lab: $(if $(ASHLAR),,build)
+	@scripts/install.sh lab
+	@echo 'as root: $(or $(ASHLAR_CACHE),.cache)/lab-venv/bin/ashlar-lab list'
 
 test:
 	@scripts/install.sh test

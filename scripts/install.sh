@@ -4,6 +4,7 @@
 #   scripts/install.sh build    compiler, linker, and the Rust that rust-toolchain.toml names
 #   scripts/install.sh demo     QEMU, and what makes the guest
 #   scripts/install.sh test     what the tests and the checks need on top of both
+#   scripts/install.sh lab      what studies measure with and against, and the command ashlar-lab
 #
 # For Debian 12 and Ubuntu 24.04, as root or with sudo. Takes a minute or two the first time.
 # shellcheck disable=SC2086 # lists of packages are words on purpose
@@ -17,16 +18,18 @@ CARGO_DENY_VERSION=0.20.2
 
 packages_build="ca-certificates curl gcc libc6-dev"
 packages_demo="debian-archive-keyring e2fsprogs gpg kmod mmdebstrap python3 qemu-system-x86 zstd"
+packages_lab="btrfs-progs fio mount postgresql procps python3-venv qemu-utils util-linux xfsprogs"
 packages_test="e2fsprogs fio git libnbd-bin mount qemu-utils util-linux"
 
 main() {
-    [ $# -gt 0 ] || fail "say what for: build, demo or test"
+    [ $# -gt 0 ] || fail "say what for: build, demo, test or lab"
     for group in "$@"; do
         case $group in
             build) packages $packages_build; rust ;;
             demo) packages $packages_demo ;;
             test) packages $packages_build $packages_demo $packages_test; rust; cargo_deny ;;
-            *) fail "there is no group $group: build, demo or test" ;;
+            lab) without_server packages $packages_demo $packages_lab; lab_command ;;
+            *) fail "there is no group $group: build, demo, test or lab" ;;
         esac
     done
 }
@@ -56,6 +59,31 @@ update_lists() {
         [ $tries -gt 0 ] || quietly as_root $apt update
         sleep 10
     done
+}
+
+# PostgreSQL's package starts a server as it is installed: the lab starts its own, where it needs one.
+without_server() {
+    settings=/etc/postgresql-common/createcluster.d/ashlar-lab.conf
+    if installed postgresql || ! command -v apt-get >/dev/null; then
+        "$@"
+        return
+    fi
+    as_root mkdir -p "${settings%/*}"
+    echo "create_main_cluster = false" | as_root tee $settings >/dev/null
+    "$@"
+    as_root rm -f $settings
+}
+
+# The checkout itself, with the libraries that it names, in an environment of its own.
+lab_command() {
+    home=${ASHLAR_CACHE:-.cache}/lab-venv
+    wanted=$(pwd)$(cksum <lab/pyproject.toml)
+    [ "$(cat "$home/made-of" 2>/dev/null)" != "$wanted" ] || return 0
+    echo "installing the lab's Python libraries"
+    mkdir -p "${home%/*}"
+    quietly python3 -m venv --clear "$home"
+    quietly "$home/bin/pip" install --no-input --disable-pip-version-check -e lab
+    echo "$wanted" >"$home/made-of"
 }
 
 installed() {
