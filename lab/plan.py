@@ -1,281 +1,272 @@
-"""What a server would do: predicts a study's figures from those of its drives, with what limits it.
+"""`ashlar-lab plan`: what a server would do in a study, from figures of its drives.
 
-    server = Server(Drive(…), cores=2, …)
-    for forecast in predict(study, server): …
-
-Each limit by itself allows a rate, and the least of them is the prediction: it is what an array can
-do at best, and it is named. `geometry.py` counts what requests cost the drives. A limit that
-nobody has told of is left out, and listed as such; nothing is assumed in its place.
+The figures are given, taken from a run that measured the bare drives (`--from-raw`), or measured
+now (`--measure`). `--check` compares predictions with runs on drives of a set pace.
 """
 
-import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
-from lab import schedule
+from rich.console import Console
+from rich.table import Table
+
+from demo import child
+from lab import forecast
 from lab import study as studies
-from lab.geometry import BLOCK_BYTES, Drive, Geometry, Load
-from lab.study import Pattern, State, Study, Where
+from lab.forecast import Forecast, Server
+from lab.geometry import Drive
+from lab.results import Results
+from lab.study import Study, StudyError
 
-PAGE_BYTES = 8192  # of PostgreSQL
-SCALE_BYTES = 16_000_000  # of one unit of pgbench's scale, with its indices
-# What waits in a journal's ring of 128 MiB when its older half is put in place, by `drive_limited`;
-# and for how long at most, in the middle of what docs/PERFORMANCE.md says of it.
-WAITING_BYTES_MAX = 100 << 20
-WAITING_SECONDS = 6
-ROUNDS = 5
-REBUILD_SHARE = 0.1  # of the drives' time, to which a rebuild gives way under load
-NOT_COUNTED = {"btrfs": "copies on write", "zfs": "copies on write",
-               "qemu-storage-daemon": "one file", "spdk": "not counted yet"}  # fmt: skip
+STUDIES = Path(__file__).parent / "studies"
+MEASURE_SECONDS = 10
+MEASURE_BYTES_MAX = 64 << 30  # of a drive that is looked at
+FIGURES = ("drive_iops_read", "drive_iops_write", "drive_gbps_read", "drive_gbps_write")
+EXAMPLES = """examples:
+  ashlar-lab plan postgres-vm --drive-iops-read 1000000 --drive-iops-write 200000 \\
+      --drive-gbps-read 7 --drive-gbps-write 4 --cores 2 --core-iops-read 1500000 \\
+      --core-iops-write 400000
+  ashlar-lab plan fio-vm --from-raw results/fio-vm-2026-01-31-1200/raw.json
+  ashlar-lab plan fio-vm --measure /dev/nvme1n1 --force
+  ashlar-lab plan --check
 
-
-@dataclass(frozen=True)
-class Server:
-    """Limits that are None are not known."""
-
-    drive: Drive
-    cores: int | None = None  # of the engine
-    core_reads_per_second: float | None = None  # what `ashlar bench engine` says of one core
-    core_writes_per_second: float | None = None
-    core_bytes_per_second: float | None = None
-    drive_latency_seconds: float | None = None
-    vms: int | None = None  # in place of the study's
-    vm_per_second: float | None = None  # I/Os that one guest's virtual disk can do
-    vm_bytes_per_second: float | None = None
-    vm_transactions_per_second: float | None = None  # that its processors do without waiting
-    network_bytes_per_second: float | None = None
-    span_bytes: int | None = None  # that random writes are spread over; None: much
+One core of the engine: `ashlar bench engine --rw randread` and `--rw randwrite` measure it. A limit
+that is not given is left out. 1 GB is 1,000,000,000 bytes.
+"""
 
 
-@dataclass(frozen=True)
-class Transaction:
-    """What one asks of the array. Estimated from what PostgreSQL does, or measured by a run."""
+def main(arguments: list[str]) -> int:
+    parser = command_line()
+    words = parser.parse_args(arguments)
+    if words.check:
+        from lab import proof
+        from lab.place import Host
+        from lab.sides.ashlar import program
 
-    reads: float
-    writes: float
-    log_bytes: float
-    measured: bool = False
-
-
-@dataclass(frozen=True)
-class Forecast:
-    side: str
-    state: str
-    load: str
-    clients: int
-    loads: int
-    per_second: float | None
-    bytes_per_second: float | None
-    bottleneck: str
-    limits: dict[str, float] = field(default_factory=dict)  # name → rate that it allows
-    reads: float | None = None  # operations of drives, of one request
-    writes: float | None = None
-    notes: tuple[str, ...] = ()
-
-    def as_json(self) -> dict:
-        return asdict(self)
-
-
-def predict(
-    study: Study, server: Server, transactions: dict[str, Transaction] | None = None
-) -> Iterator[Forecast]:
-    if server.vms:
-        study = study.model_copy(
-            update={"vm": study.vm.model_copy(update={"count": server.vms})}
-        )
-    for side in study.side:
-        for state in schedule.states_of(study, side):
-            for load, clients, loads in schedule.loads_of(study):
-                place = {"side": side.name, "state": state.value, "load": load}
-                place |= {"clients": clients, "loads": loads}
-                if side.kind in NOT_COUNTED:
-                    why = f"not predicted: {NOT_COUNTED[side.kind]}"
-                    yield Forecast(**place, per_second=None, bytes_per_second=None, bottleneck=why)
-                    continue
-                yield cell(study, server, side, state, place, transactions or {})
-
-
-def cell(study: Study, server: Server, side, state: State, place: dict, transactions) -> Forecast:
-    geometry, notes = geometry_of(study, side, state)
-    if study.fio:
-        pattern = next(each for each in study.fio.patterns if each.name == place["load"])
-        load, size = of_pattern(geometry, server, pattern), pattern.block
-        limits = fio_limits(study, server, side, state, pattern, load, place["loads"])
+        return proof.main(Path(program(Host())), words.levels.split(","), words.only)
+    if not words.study:
+        parser.error("say which study: `ashlar-lab list` shows them")
+    study = read_study(words)
+    given = figures(words, study)
+    transactions = {}
+    if words.from_results:
+        transactions = forecast.measured_transactions(Results.open(words.from_results).cells)
+    found = list(forecast.predict(study, server_of(words, given), transactions))
+    unknown = not_known(words, study)
+    if words.json:
+        said = {"study": study.title, "drive": given, "not_known": unknown}
+        print(json.dumps(said | {"cells": [one.as_json() for one in found]}, indent=1))
     else:
-        transaction = transactions.get(place["load"]) or estimated(study, place["load"])
-        if not transaction.measured:
-            notes = (*notes, "I/Os of a transaction are estimated")
-        load, size = of_transaction(geometry, server.drive, transaction), None
-        limits = pgbench_limits(study, server, side, load, transaction, place["loads"])
-    if state == State.REBUILDING:
-        limits["drives"] *= 1 - REBUILD_SHARE
-        notes = (*notes, f"the rebuild takes {REBUILD_SHARE:.0%} of the drives")
-    bottleneck = min(limits, key=limits.get)
-    rate = limits[bottleneck]
-    return Forecast(
-        **place,
-        per_second=rate,
-        bytes_per_second=rate * size if size else None,
-        bottleneck=bottleneck,
-        limits=limits,
-        reads=load.reads,
-        writes=load.writes,
-        notes=notes,
+        show(study, given, unknown, found)
+    return 0
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "ashlar-lab plan", description=__doc__.split("\n\n")[0], epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("study", nargs="?", help="a name of `ashlar-lab list`, or a TOML file")
+    parser.add_argument("--quick", action="store_true", help="as `run --quick` would run it")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes")
+    drive = parser.add_argument_group("one drive, by its data sheet or by measurement")
+    for name, unit in zip(FIGURES, ("N", "N", "X", "X"), strict=True):
+        drive.add_argument(f"--{name.replace('_', '-')}", type=positive, metavar=unit)
+    drive.add_argument("--drive-latency-us", type=positive, metavar="N")
+    drive.add_argument("--from-raw", type=Path, metavar="FILE", help="raw.json of a run")
+    drive.add_argument("--measure", metavar="DEVICE", help="with fio; reads only, without --force")
+    drive.add_argument("--force", action="store_true", help="--measure may overwrite the device")
+    server = parser.add_argument_group("the server")
+    server.add_argument("--cores", type=int, metavar="N", help="of the engine")
+    server.add_argument("--core-iops-read", type=positive, metavar="N", help="4 KiB, of one core")
+    server.add_argument("--core-iops-write", type=positive, metavar="N")
+    server.add_argument("--core-gbps", type=positive, metavar="X")
+    server.add_argument("--vms", type=int, metavar="M", help="in place of the study's number")
+    server.add_argument("--vm-iops", type=positive, metavar="N", help="that a guest's disk can do")
+    server.add_argument("--vm-gbps", type=positive, metavar="X")
+    server.add_argument("--vm-tps", type=positive, metavar="N",
+                        help="transactions that a guest's processors do")  # fmt: skip
+    server.add_argument("--network-gbps", type=positive, metavar="X")
+    server.add_argument("--from-results", type=Path, metavar="DIR",
+                        help="I/Os of a transaction as a run measured them")  # fmt: skip
+    parser.add_argument("--json", action="store_true")
+    check = parser.add_argument_group("the plan itself")
+    check.add_argument("--check", action="store_true", help="predicted against measured; 10 min")
+    check.add_argument("--levels", default="4+1,4+2", help="to check (4+1,4+2)")
+    check.add_argument("--only", default="", help="part of the names of what to check")
+    return parser
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+    return value
+
+
+def read_study(words) -> Study:
+    path = Path(words.study)
+    if path.suffix != ".toml":
+        path = STUDIES / f"{words.study}.toml"
+    return studies.load(path, words.quick, words.changes)
+
+
+def server_of(words, given: dict[str, float]) -> Server:
+    giga = lambda value: value and value * 1e9  # noqa: E731
+    return Server(
+        drive=Drive(
+            given["drive_iops_read"],
+            given["drive_iops_write"],
+            given["drive_gbps_read"] * 1e9,
+            given["drive_gbps_write"] * 1e9,
+        ),
+        cores=words.cores,
+        core_reads_per_second=words.core_iops_read,
+        core_writes_per_second=words.core_iops_write,
+        core_bytes_per_second=giga(words.core_gbps),
+        drive_latency_seconds=words.drive_latency_us and words.drive_latency_us / 1e6,
+        vms=words.vms,
+        vm_per_second=words.vm_iops,
+        vm_bytes_per_second=giga(words.vm_gbps),
+        vm_transactions_per_second=words.vm_tps,
+        network_bytes_per_second=giga(words.network_gbps),
     )
 
 
-def geometry_of(study: Study, side: studies.Side, state: State) -> tuple[Geometry, tuple[str, ...]]:
+def not_known(words, study: Study) -> list[str]:
+    """Limits that were left out for want of a figure."""
+    found = []
+    if not (words.cores and words.core_iops_read and words.core_iops_write):
+        found.append("cores of the engine (--cores, --core-iops-read, --core-iops-write)")
+    if study.pgbench and not words.vm_tps:
+        found.append("processors of the guests (--vm-tps)")
+    if study.fio and study.where != studies.Where.HOST and not (words.vm_iops or words.vm_gbps):
+        found.append("the guests' disks (--vm-iops, --vm-gbps)")
+    if study.fio and not words.drive_latency_us:
+        found.append("requests under way (--drive-latency-us)")
+    return found
+
+
+# Figures of a drive -----------------------------------------------------------------------------
+
+
+def figures(words, study: Study) -> dict[str, float]:
+    """What was given wins over what was measured."""
+    found: dict[str, float] = {}
+    if study.drives.kind == "model":
+        found = dict.fromkeys(FIGURES[:2], study.drives.iops)
+        found |= dict.fromkeys(FIGURES[2:], study.drives.mbps / 1000)
+    if words.from_raw:
+        found |= from_raw(words.from_raw)
+    if words.measure:
+        found |= measured(words.measure, words.force)
+    found |= {name: value for name in FIGURES if (value := getattr(words, name))}
+    missing = [name for name in FIGURES if name not in found]
+    if missing:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise StudyError(f"of the drives is not known: {options}; or give --from-raw or --measure")
+    return found
+
+
+def from_raw(path: Path) -> dict[str, float]:
+    """A run measured all drives at once: of one it is the share."""
+    try:
+        raw = json.loads(path.read_text())
+        beside = path.parent / "study.json"
+        study = Study.model_validate_json(beside.read_text())
+    except (OSError, ValueError) as error:
+        raise StudyError(f"{path} and study.json beside it cannot be read: {error}") from None
+    drives = study.array.members * study.array.count
+    found = {}
+    for pattern in study.fio.patterns if study.fio else ():
+        its, unit = raw.get(pattern.name), FIGURE_OF.get(pattern.rw)
+        if its and unit:
+            sequential = "gbps" in unit
+            total = its["bytes_per_sec"] / 1e9 if sequential else its["iops"]
+            found[unit] = total / its.get("drives", drives)
+    return found
+
+
+FIGURE_OF = {"randread": FIGURES[0], "randwrite": FIGURES[1], "read": FIGURES[2],
+             "write": FIGURES[3]}  # fmt: skip
+
+
+def measured(device: str, force: bool) -> dict[str, float]:
+    if not shutil.which("fio"):
+        raise StudyError("--measure needs fio: apt-get install fio")
+    found = {}
+    for rw, name in FIGURE_OF.items():
+        if "write" in rw and not force:
+            continue  # whoever asks is told which figures are missing
+        print(f"{device}: {rw}, {MEASURE_SECONDS} s", file=sys.stderr)
+        found[name] = measured_rate(device, rw)
+    return found
+
+
+def measured_rate(device: str, rw: str) -> float:
+    random = rw.startswith("rand")
+    block, depth = ("4k", 128) if random else ("1m", 32)
+    with tempfile.TemporaryDirectory(prefix="ashlar-lab-") as directory:
+        output = Path(directory) / "fio.json"
+        command = [
+            "fio", "--name=drive", f"--filename={device}", f"--rw={rw}", f"--bs={block}",
+            f"--iodepth={depth}", f"--runtime={MEASURE_SECONDS}", "--time_based", "--direct=1",
+            "--ramp_time=2", "--ioengine=io_uring", "--output-format=json", f"--output={output}",
+            "--numjobs=4", "--group_reporting", f"--size={MEASURE_BYTES_MAX >> 30}g",
+            "--offset_increment=0",
+        ]  # fmt: skip
+        if "write" not in rw:
+            command.append("--readonly")
+        running = child.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            said, _ = running.communicate(timeout=MEASURE_SECONDS * 6 + 60)
+        finally:
+            child.kill(running)
+        if running.returncode:
+            raise StudyError(f"fio cannot measure {device}: {said.strip()}")
+        text = output.read_text()
+    way = json.loads(text[text.index("{") :])["jobs"][0]["write" if "write" in rw else "read"]
+    return way["iops"] if random else way["bw_bytes"] / 1e9
+
+
+# What is said -----------------------------------------------------------------------------------
+
+
+def show(study: Study, given: dict, unknown: list[str], found: list[Forecast]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 130)
     array = study.array
-    if side.kind == "raw":
-        return Geometry(array.members, 0, array.chunk), ()
-    away = {State.HEALTHY: (), State.DEGRADED: (0,), State.REBUILDING: (0,)}
-    out = away.get(state, (0, 1))
-    journal, notes = side.kind == "ashlar" and side.policy in (None, "journal"), ()
-    if side.kind == "ashlar" and side.policy == "bitmap" and out:
-        journal, notes = True, ("a degraded array of policy bitmap writes through the journal",)
-    if side.kind == "mdraid":
-        notes = ("md's own limits (threads, stripe cache, bitmap) are not known: drives only",)
-    return Geometry(array.data, array.parity, array.chunk, journal, out), notes
-
-
-# fio --------------------------------------------------------------------------------------------
-
-
-def of_pattern(geometry: Geometry, server: Server, pattern: Pattern) -> Load:
-    """Of one request of it."""
-    drive, block = server.drive, pattern.block
-    if pattern.rw in ("read", "write"):
-        stripes = block / geometry.stripe_bytes
-        whole = geometry.stripe_read(drive) if pattern.rw == "read" else geometry.stripe_write(drive)
-        return whole.times(stripes)
-    share = read_share(pattern)
-    reads = geometry.random_read(drive, block).times(share)
-    if not geometry.journal:
-        return reads.plus(geometry.in_place(drive, block, 1).times(1 - share))
-    load, journaled = reads, geometry.journaled(drive, block)
-    # how much waits depends on the rate, which depends on how much waits
-    rate = 1 / reads.plus(geometry.in_place(drive, block, 1).times(1 - share)).busiest_seconds
-    for _ in range(ROUNDS):
-        written = rate * (1 - share) * block * WAITING_SECONDS
-        waiting, newest = waiting_share(server.span_bytes, written)
-        stored = geometry.destaged(drive, block, waiting).times(newest)
-        load = reads.plus(stored.plus(journaled).times(1 - share))
-        rate = 1 / load.busiest_seconds
-    return load
-
-
-def read_share(pattern: Pattern) -> float:
-    said = {"randread": 1.0, "read": 1.0, "randwrite": 0.0, "write": 0.0}.get(pattern.rw)
-    if said is None:
-        said = (50 if pattern.read_percent is None else pattern.read_percent) / 100
-    return said
-
-
-def waiting_share(span_bytes: int | None, written_bytes: float) -> tuple[float, float]:
-    """Of a span, how much waits in the journal; and of what was written, how much is the newest."""
-    if not span_bytes or not written_bytes:
-        return 0.0, 1.0
-    waits = min(written_bytes, WAITING_BYTES_MAX)
-    share = 1 - math.exp(-waits / span_bytes)
-    return share, span_bytes * share / waits
-
-
-def fio_limits(
-    study: Study, server: Server, side, state: State, pattern: Pattern, load: Load, loads: int
-) -> dict[str, float]:
-    arrays = min(study.array.count, loads)
-    block = pattern.block
-    limits = {"drives": arrays / load.busiest_seconds}
-    reads = pattern.rw in ("randread", "read")
-    if side.kind == "ashlar" and server.cores:
-        # one array's writes are one core's; its healthy reads are done by all
-        cores = server.cores if reads and state == State.HEALTHY else min(server.cores, arrays)
-        limits |= core_limits(server, pattern, cores)
-    if study.where != Where.HOST:
-        per_vm = [(server.vm_per_second, 1), (server.vm_bytes_per_second, block)]
-        known = [rate / size for rate, size in per_vm if rate]
-        if known:
-            limits["guests"] = loads * min(known)
-    if server.network_bytes_per_second:
-        limits["network"] = server.network_bytes_per_second / block
-    if server.drive_latency_seconds:
-        hops = 1 if reads or side.policy in (None, "journal") else 2
-        waits = hops * server.drive_latency_seconds
-        limits["requests under way"] = loads * pattern.jobs * pattern.depth / waits
-    return limits
-
-
-def core_limits(server: Server, pattern: Pattern, cores: int) -> dict[str, float]:
-    """Seconds of a core for one request: of a small one by its number, of a large by its bytes."""
-    seconds, reads = 0.0, read_share(pattern)
-    for share, rate in (
-        (reads, server.core_reads_per_second),
-        (1 - reads, server.core_writes_per_second),
-    ):
-        if share and not rate:
-            return {}
-        seconds += share / rate if share else 0.0
-    if pattern.block > BLOCK_BYTES and server.core_bytes_per_second:
-        seconds = max(seconds, pattern.block / server.core_bytes_per_second)
-    return {"a core of the engine" if cores == 1 else f"{cores} cores of the engine": cores / seconds}
-
-
-# pgbench ----------------------------------------------------------------------------------------
-
-
-def estimated(study: Study, script: str) -> Transaction:
-    """One row of a table that is as large as the scale says, a page a row: what is not in memory is
-    read. A write dirties its page, which is stored once; after a checkpoint the log has all of it.
-    """
-    size = study.pgbench.scale * SCALE_BYTES
-    memory = study.vm.memory if study.where != Where.HOST else math.inf
-    missed = max(0.0, 1 - memory / size)
-    if script == "select-only":
-        return Transaction(reads=missed, writes=0, log_bytes=0)
-    return Transaction(reads=missed, writes=1, log_bytes=PAGE_BYTES + 1024)
-
-
-def of_transaction(geometry: Geometry, drive: Drive, transaction: Transaction) -> Load:
-    pages = geometry.random_read(drive, PAGE_BYTES).times(transaction.reads).plus(
-        geometry.in_place(drive, PAGE_BYTES, 1).times(transaction.writes)
+    console.print(
+        f"{study.title}: {array.count} x {array.data}+{array.parity}, chunk {array.chunk >> 10} KiB; "
+        f"a drive: {given[FIGURES[0]]:,.0f} reads, {given[FIGURES[1]]:,.0f} writes a second, "
+        f"{given[FIGURES[2]]:g} and {given[FIGURES[3]]:g} GB/s"
     )
-    if geometry.journal:
-        pages = pages.plus(geometry.journaled(drive, PAGE_BYTES).times(transaction.writes))
-    log = geometry.stripe_write(drive).times(transaction.log_bytes / geometry.stripe_bytes)
-    return pages.plus(log)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    columns = ("side", "state", "load", "clients", "VMs", "a second", "GB/s", "limit", "drives: r+w")
+    for name in columns:
+        right = name in ("clients", "VMs", "a second", "GB/s", "drives: r+w")
+        table.add_column(name, justify="right" if right else "left")
+    for one in found:
+        table.add_row(*row(one))
+    console.print(table)
+    for note in dict.fromkeys(note for one in found for note in one.notes):
+        console.print(f"- {note}")
+    if unknown:
+        console.print(f"- not known, and left out: {'; '.join(unknown)}")
 
 
-def pgbench_limits(
-    study: Study, server: Server, side, load: Load, transaction: Transaction, loads: int
-) -> dict[str, float]:
-    arrays = min(study.array.count, loads)
-    busy = load.busiest_seconds
-    limits = {"drives": arrays / busy if busy else math.inf}
-    known = server.core_reads_per_second and server.core_writes_per_second
-    if side.kind == "ashlar" and server.cores and known:
-        writes = transaction.writes + transaction.log_bytes / PAGE_BYTES
-        seconds = transaction.reads / server.core_reads_per_second
-        seconds += writes / server.core_writes_per_second
-        cores = min(server.cores, arrays)
-        name = "a core of the engine" if cores == 1 else f"{cores} cores of the engine"
-        limits[name] = cores / seconds if seconds else math.inf
-    if server.vm_transactions_per_second:
-        limits["guests"] = loads * server.vm_transactions_per_second
-    return limits
+def row(one: Forecast) -> tuple[str, ...]:
+    unlimited = one.per_second is None or one.per_second == float("inf")
+    return (
+        one.side, one.state, one.load, str(one.clients or ""), str(one.loads),
+        "–" if unlimited else f"{one.per_second:,.0f}",
+        f"{one.bytes_per_second / 1e9:.2f}" if one.bytes_per_second else "",
+        "nothing that is known" if one.per_second == float("inf") else one.bottleneck,
+        "" if one.reads is None else f"{one.reads:.2f}+{one.writes:.2f}",
+    )  # fmt: skip
 
 
-def measured_transactions(cells) -> dict[str, Transaction]:
-    """From the healthy cells of a run: what arrays were asked for one transaction."""
-    found: dict[str, list] = {}
-    for one in cells:
-        if one.clients and one.state == "healthy" and one.operations and one.array_reads is not None:
-            found.setdefault(one.load, []).append(one)
-    return {
-        load: Transaction(
-            reads=sum(one.array_reads for one in its) / sum(one.operations for one in its),
-            writes=sum(one.array_writes for one in its) / sum(one.operations for one in its),
-            log_bytes=0,  # it is among the writes
-            measured=True,
-        )
-        for load, its in found.items()
-    }

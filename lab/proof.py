@@ -18,9 +18,9 @@ from pathlib import Path
 
 from demo import child
 from demo.engine import Engine, EngineError
-from lab import plan
+from lab import forecast
 from lab.geometry import Drive
-from lab.plan import Forecast, Server
+from lab.forecast import Forecast, Server
 from lab.study import Pattern, Study
 
 IOPS, MBPS = 2000, 100  # of each drive
@@ -65,14 +65,13 @@ def compare(binary: Path, data: int, parity: int, only: str = "") -> Iterator[Co
         server = Server(
             Drive(IOPS, IOPS, MBPS * 1e6, MBPS * 1e6), span_bytes=RANDOM_BYTES
         )
-        forecasts = [one for one in plan.predict(study, server) if only in one.load]
+        predicted = [one for one in forecast.predict(study, server) if only in one.load]
         with Paced(binary, data, parity, policy) as paced:
-            for forecast in forecasts:
-                if forecast.state == "degraded":
+            for one in predicted:
+                if one.state == "degraded":
                     paced.pull()
-                pattern = next(each for each in PATTERNS if each.name == forecast.load)
-                rounds = paced.measure(pattern)
-                yield Compared(level, policy, forecast.state, forecast, rounds)
+                pattern = next(each for each in PATTERNS if each.name == one.load)
+                yield Compared(level, policy, one.state, one, paced.measure(pattern))
 
 
 def study_of(data: int, parity: int, policy: str) -> Study:

@@ -31,7 +31,7 @@ class Caution:
 def all_of(source: Source) -> list[Caution]:
     found = [
         *synthetic(source), *unequal(source), *durability(source), *write_holes(source),
-        *failures(source), *short(source), *unfinished(source), *skipped(source),
+        *failures(source), *given_up(source), *short(source), *unfinished(source), *skipped(source),
         *surroundings(source), *interrupted(source),
     ]  # fmt: skip
     return sorted(found, key=lambda one: not one.red)
@@ -72,7 +72,9 @@ def write_holes(source: Source):
 def durability(source: Source):
     settings = source.study.pgbench.settings if source.study.pgbench else {}
     for name, value in settings.items():
-        told = {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+        told = str(value)
+        if isinstance(value, bool):
+            told = "on" if value else "off"
         if name in DURABILITY and told not in DURABILITY[name]:
             yield Caution(
                 f"DURABILITY IS NOT THE DEFAULT: PostgreSQL ran with {name} = {told}, and not "
@@ -97,6 +99,12 @@ def failures(source: Source):
             for one in failed
         )
         yield Caution(f"OPERATIONS FAILED: {said}. Rates count only what was done.", True)
+
+
+def given_up(source: Source):
+    if source.failures:
+        cells = "; ".join(one["cell"] for one in source.failures)
+        yield Caution(f"CELLS FAILED and have no figure: {cells}. What went wrong is below.", True)
 
 
 def short(source: Source):

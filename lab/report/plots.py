@@ -29,6 +29,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 LINES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)))
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 INK = "#1b1f23"  # becomes the text's colour in the page
+GRID = "#d0d7de"  # becomes that of the page's lines
 INCHES = (4.7, 3.1)  # as wide as a phone, so that its text is read there as it is
 POINTS_MAX = 300
 EVENTS_MAX = 8  # that are marked; all are in the table of what happened
@@ -45,8 +46,7 @@ STYLE = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.alpha": 0.25,
-    "grid.color": INK,
+    "grid.color": GRID,
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
@@ -82,7 +82,8 @@ class Plot:
         svg = re.sub(r'(<svg [^>]*?) height="[^"]*"', r"\1", svg, count=1)
         # ids are of one drawing only, and all drawings are in one page
         svg = re.sub(r'( id="|href="#|url\(#)', rf"\1{self.name}-", svg)
-        return svg.replace(INK, "currentColor").replace("<svg ", '<svg aria-hidden="true" ', 1)
+        svg = svg.replace(INK, "currentColor").replace(GRID, "var(--line)")
+        return svg.replace("<svg ", '<svg aria-hidden="true" ', 1)
 
 
 def all_of(source: Source, directory: Path) -> list[Plot]:

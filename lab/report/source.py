@@ -1,6 +1,7 @@
 """All of a directory of results that a report says something about, read once."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from lab.results import Cell, Results
 from lab.stats import Figures, Summary
 from lab.study import Study
 
+PLACE_OF_A_CELL = ("number", "repeat", "side", "state", "load", "clients", "loads")
 FIRST_COMPARED = "mdraid"  # what the published studies compare with
 
 
@@ -27,6 +29,7 @@ class Source:
     raw: dict[str, dict]
     results: Results
     figures: tuple[Figures, ...]
+    failures: tuple[dict, ...]  # tries that failed, of cells that are not done since
 
     @classmethod
     def read(cls, home: Path) -> "Source":
@@ -49,6 +52,7 @@ class Source:
             read_json(home / "raw.json"),
             results,
             figures,
+            tuple(read_failures(results)),
         )
 
     @cached_property
@@ -145,6 +149,20 @@ def read_study(home: Path) -> Study:
 def log_share(study: Study, cell: Cell) -> float:
     logged_in_part = study.pgbench is not None and cell.load == "select-only"
     return study.pgbench.log_share if logged_in_part else 1
+
+
+def read_failures(results: Results) -> Iterator[dict]:
+    """The last try of each cell that no try has finished."""
+    path = results.home / "failures.jsonl"
+    last = {}
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
+        if line.endswith("\n"):
+            words = json.loads(line)
+            its = words["cell"]
+            cell = Cell(**{name: its[name] for name in PLACE_OF_A_CELL})
+            if not results.is_done(cell):
+                last[cell.key] = {"cell": cell.directory, "error": str(words["error"])}
+    yield from last.values()
 
 
 def read_json(path: Path) -> dict:

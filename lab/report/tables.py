@@ -57,11 +57,11 @@ def ratio(pairs: Spread | None, medians: float | None, short: bool = False) -> s
     if medians is None:
         return NONE
     if pairs is None or pairs.count < 2:
-        return f"{medians:.2f}×"
+        return f"{medians:.2f}"
     unsure = f" {SAME}" if pairs.least < 1 < pairs.greatest else ""
     if short:
-        return f"{medians:.2f}×{unsure}"
-    return f"{medians:.2f}× ({pairs.least:.2f}–{pairs.greatest:.2f}){unsure}"
+        return f"{medians:.2f}{unsure}"
+    return f"{medians:.2f} ({pairs.least:.2f}–{pairs.greatest:.2f}){unsure}"
 
 
 # What they are made of ----------------------------------------------------------------------
@@ -113,7 +113,7 @@ def verdict(source: Source) -> Iterator[Table]:
     for load, loads in source.loads:
         summaries = source.telling(load, loads)
         columns = ["state", "side", rate_unit(source, load)]
-        columns += [f"against {source.baseline}"] * compared + ["of its healthy"]
+        columns += [f"× {source.baseline}"] * compared + ["of healthy"]
         columns += ["mean ms", f"p{tail:g} ms"]
         columns += ["of bare drives"] * bool(source.raw)
         rows = []
@@ -180,7 +180,7 @@ def everything(source: Source) -> Iterator[Table]:
             key=lambda one: (states.index(one.cell.state), one.cell.clients),
         )
         columns = ["state", *["clients"] * (not source.is_fio), "side"]
-        columns += [f"{rate_unit(source, load)} (least–most)", "against", "mean ms"]
+        columns += [f"{rate_unit(source, load)} (least–most)", f"× {source.baseline}", "mean ms"]
         columns += [f"p{each:g} ms" for each in stats.PERCENTS] + ["failed"]
         rows = []
         for one in chosen:
@@ -263,6 +263,7 @@ def notes(source: Source) -> Table | None:
             said.append(f"{max(one.failed, one.cell.failed):,} operations failed")
         if said:
             rows.append((one.cell.directory, "; ".join(said)))
+    rows += [(one["cell"], f"FAILED: {one['error']}") for one in source.failures]
     return Table("Cell by cell", ("cell", "what happened"), tuple(rows)) if rows else None
 
 
