@@ -168,4 +168,5 @@ def surroundings(source: Source):
 
 def interrupted(source: Source):
     if len(source.machines) > 1:
-        yield Caution(f"The run was interrupted and went on {len(source.machines) - 1} times.")
+        count = len(source.machines) - 1
+        yield Caution(f"The run was interrupted and went on {f'{count} times' if count > 1 else 'once'}.")

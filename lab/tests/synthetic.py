@@ -10,12 +10,13 @@ import csv
 import gzip
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from lab import schedule
 from lab import study as studies
 from lab.results import SECONDS, Cell, Results
 
@@ -163,27 +164,43 @@ def begin(home: Path, study: str, sides: dict) -> Results:
     return Results.open(home)
 
 
-def pgbench(home: Path) -> Results:
+def pgbench(home: Path, study: str = PGBENCH_STUDY, rates: dict | None = None) -> Results:
+    """`rates`: (side, state) → transactions a second, evenly spaced, of 1 ms to 100 ms each."""
     results = begin(
         home,
-        PGBENCH_STUDY,
+        study,
         {
             "ashlar": side("ashlar", 1, "closed", policy="journal", cores="0"),
             "mdraid": side("mdraid", 1, "resync", create="mdadm --create --level=5 --bitmap=internal"),
         },
     )
     random = np.random.default_rng(1)
-    number = 0
-    for repeat in range(3):
-        for state in STATES:
-            for load, base_us in (("select-only", 300), ("simple-update", 2500)):
-                for clients in (4, 16, 64):
-                    for name, pace in (("ashlar", 1.0), ("mdraid", 1.3)):
-                        cell = Cell(number, repeat, name, state, load, clients, 1)
-                        slow = {"healthy": 1, "degraded": 1.25, "rebuilding": 1.6}[state]
-                        pgbench_cell(results, cell, base_us * pace * slow, random)
-                        number += 1
+    for cell in cells(results):
+        if rates is not None:
+            even_cell(results, cell, rates[cell.side, cell.state])
+            continue
+        slow = {"healthy": 1, "degraded": 1.25, "rebuilding": 1.6}[cell.state]
+        pace = {"ashlar": 1.0, "mdraid": 1.3}[cell.side]
+        base_us = {"select-only": 300, "simple-update": 2500}[cell.load]
+        pgbench_cell(results, cell, base_us * pace * slow, random)
     return results
+
+
+def cells(results: Results) -> Iterator[Cell]:
+    study = studies.load(results.home / "study.toml")
+    for block in schedule.blocks(study):
+        yield from block.cells
+
+
+def even_cell(results: Results, cell: Cell, rate: int) -> None:
+    """`rate` transactions in each of 100 s, at its beginning; their latencies are 1, 2, … ms, and
+    from 1 again after 100."""
+    seconds = 100
+    ended = np.repeat(np.arange(seconds), rate)
+    latency = 1000.0 * (np.arange(len(ended)) % 100 + 1)
+    path = results.place_of(cell) / "host.log.gz"
+    write_log(path, zip((BEGAN + ended) * 1_000_000, latency, strict=True), cell.clients)
+    finish(results, cell, seconds, ended, (), failed=0)
 
 
 def pgbench_cell(results: Results, cell: Cell, base_us: float, random) -> None:
@@ -198,7 +215,9 @@ def pgbench_cell(results: Results, cell: Cell, base_us: float, random) -> None:
     if gone:
         stalled = (spread > 7) & (spread < 8.5)
         spread, latency = spread[~stalled], latency[~stalled]
-    if cell.number == 5:
+    breaks = cell.load == "select-only" and (cell.side, cell.repeat) == ("mdraid", 0)
+    breaks = breaks and cell.clients == 64 and cell.state == "healthy"
+    if breaks:
         latency[-3:] = -1
     write_log(
         results.place_of(cell) / "host.log.gz",
@@ -207,7 +226,7 @@ def pgbench_cell(results: Results, cell: Cell, base_us: float, random) -> None:
     )
     (results.place_of(cell) / "host.txt").write_text("pgbench (15.0, synthetic)\n")
     inside = (spread >= 0) & (spread < seconds) & (latency >= 0)
-    finish(results, cell, seconds, spread[inside], events, failed=3 if cell.number == 5 else 0)
+    finish(results, cell, seconds, spread[inside], events, failed=3 * breaks)
 
 
 def finish(results: Results, cell: Cell, seconds: int, ended, events, failed: int) -> None:
@@ -258,16 +277,8 @@ def fio(home: Path) -> Results:
     }
     (results.home / "raw.json").write_text(json.dumps(raw))
     random = np.random.default_rng(2)
-    number = 0
-    for repeat in range(2):
-        for state in ("healthy", "degraded"):
-            for load in raw:
-                for vms in (1, 2):
-                    for name in ("ashlar", "raid0"):
-                        if (name, state) != ("raid0", "degraded"):
-                            cell = Cell(number, repeat, name, state, load, 0, vms)
-                            fio_cell(results, cell, raw[load]["iops"], random)
-                        number += 1
+    for cell in cells(results):
+        fio_cell(results, cell, raw[cell.load]["iops"], random)
     return results
 
 
