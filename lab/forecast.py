@@ -20,9 +20,9 @@ from lab.study import Pattern, State, Study, Where
 PAGE_BYTES = 8192  # of PostgreSQL
 SCALE_BYTES = 16_000_000  # of one unit of pgbench's scale, with its indices
 # What waits in a journal's ring of 128 MiB when its older half is put in place, by `drive_limited`;
-# and for how long at most, in the middle of what docs/PERFORMANCE.md says of it.
+# and for how long at most (`AGE_MAX` in `crates/raid/src/destage.rs`).
 WAITING_BYTES_MAX = 100 << 20
-WAITING_SECONDS = 6
+WAITING_SECONDS = 4
 ROUNDS = 5
 REBUILD_SHARE = 0.1  # of the drives' time, to which a rebuild gives way under load
 NOT_COUNTED = {"btrfs": "copies on write", "zfs": "copies on write",
