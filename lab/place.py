@@ -22,6 +22,7 @@ from lab.ledger import Ledger
 STOP_SECONDS_MAX = 30
 UNMOUNT_SECONDS_MAX = 60
 CLOCK_TICKS = 100  # USER_HZ, which is the same everywhere that Linux runs on servers
+PLAIN = {"LC_ALL": "C.UTF-8"}  # programs say what they say in English
 KTHREADD = 2  # the parent of all threads of the kernel
 
 
@@ -110,7 +111,10 @@ class HostCommand:
         self.on_line = on_line
         self.output = bytearray()
         self.child = child.start(
-            ["sh", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            ["sh", "-c", command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=os.environ | PLAIN | {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"},
         )
         self.owed = owed
         self.debt = f"{self.child.pid} {ledger.process_began(self.child.pid)}"
@@ -220,6 +224,12 @@ def programs_missing(place: Place, *programs: str) -> list[str]:
         f"PATH=$PATH:/usr/sbin:/sbin; for each in {' '.join(programs)}; do "
         "command -v $each >/dev/null || echo $each; done"
     ).split()
+
+
+def scratch(place: Place, name: str) -> str:
+    """A directory for what a load writes down: in memory, as it is none of the disk's work."""
+    memory = place.run("[ -d /dev/shm ]").rc == 0
+    return f"{'/dev/shm' if memory else '/tmp'}/ashlar-lab-{os.getpid()}-{name}-log"
 
 
 def processes_in(place: Place, directory: str) -> list[int]:

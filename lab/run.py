@@ -204,7 +204,12 @@ class Run:
             arrays, spares = self.where.drives()
             undo.callback(side.stop)
             self.screen.now(f"{title}: array")
-            disks = side.start(arrays, spares, self.disk_bytes)
+            disks = [
+                replace(disk, bytes=size)
+                for disk, size in zip(
+                    side.start(arrays, spares, self.disk_bytes), self.disk_bytes, strict=True
+                )
+            ]
             undo.callback(self.where.leave)
             running = [loads.make(self.study, seat) for seat in self.where.seats(disks)]
             for load in running:

@@ -38,6 +38,7 @@ class Disk:
     device: str | None = None  # a block device, or a regular file
     directory: str | None = None  # on the side's own file system
     vhost: Path | None = None  # a vhost-user-blk socket
+    bytes: int = 0  # filled in by who asked for it; how much of a directory may be used
 
 
 @dataclass(frozen=True)

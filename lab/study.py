@@ -144,7 +144,8 @@ class Pattern(Table):
 
 
 class Fio(Table):
-    patterns: tuple[Pattern, ...]
+    patterns: Annotated[tuple[Pattern, ...], Field(min_length=1)]
+    size: Bytes | None = None  # how much of each disk is used; all of it, if not said
     vms: tuple[Count, ...] = (1,)  # how many load at once; where = "vm" only
     seconds: Seconds = 30
     warm_seconds: Annotated[int, Field(ge=0)] = 5

@@ -42,11 +42,8 @@ CONNECTIONS_BESIDE = 20  # ours, and those that PostgreSQL keeps for itself
 class Pgbench:
     def __init__(self, seat: Seat, asked: studies.Pgbench):
         self.seat, self.place, self.asked = seat, seat.place, asked
-        name = f"ashlar-lab-{os.getpid()}-{seat.name}"
-        self.home = f"/tmp/{name}"
-        # The log is none of the disk's work: it goes to memory.
-        memory = self.place.run("[ -d /dev/shm ]").rc == 0
-        self.logs = f"{'/dev/shm' if memory else '/tmp'}/{name}-log"
+        self.home = f"/tmp/ashlar-lab-{os.getpid()}-{seat.name}"
+        self.logs = places.scratch(self.place, seat.name)
         self.root = seat.disk.directory or f"{self.home}/mount"
         self.mounted = False
         self.server: Running | None = None

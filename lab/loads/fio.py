@@ -1,0 +1,239 @@
+"""fio with direct I/O and io_uring, on a block device or on a file of a side's own file system.
+
+All that is read has been written before: the disk is filled once for a side and repeat. A tenth of
+it, at its end, is never measured but written with checksums, which are read after each cell: that
+an array answers fast is worth nothing if it answers wrong.
+"""
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from lab import place as places
+from lab import study as studies
+from lab.loads import LoadError, Measured
+from lab.place import Host, Place, Running
+from lab.results import Cell
+from lab.study import Pattern
+from lab.where import Seat, Where
+
+ENGINE = "--ioengine=io_uring --direct=1 --thread --randrepeat=0 --norandommap --refill_buffers"
+PERCENTILES = "50:90:95:99:99.9:99.95:99.99"
+CHECKED_BYTES_MAX = 64 << 20
+FILL_SECONDS_MAX = 6 * 3600
+CHECK_SECONDS_MAX = 900
+LATE_SECONDS_MAX = 300
+MIB = 1 << 20
+
+
+class Fio:
+    def __init__(self, seat: Seat, asked: studies.Fio):
+        self.seat, self.place, self.asked = seat, seat.place, asked
+        self.home = places.scratch(self.place, seat.name)
+        self.file = seat.disk.device or f"{seat.disk.directory}/fio"
+        self.patterns = {pattern.name: pattern for pattern in asked.patterns}
+        self.load: Running | None = None
+        self.pattern: Pattern | None = None
+        self.rate: float | None = None
+        self.command = ""
+        self.bytes = self.checked_bytes = 0  # that patterns use, and after them, that are checked
+        self.fill_seconds = 0.0
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        began = time.monotonic()
+        places.owe(self.place, "path", self.home)
+        self.place.check(f"mkdir -p {self.home}")
+        size = self.size_bytes()
+        self.checked_bytes = min(CHECKED_BYTES_MAX, size // 10) // MIB * MIB
+        self.bytes = (size - self.checked_bytes) // MIB * MIB
+        say(f"filling {size >> 20} MiB")
+        self.long(f"fio {self.job('fill')} --rw=write --bs=1M --iodepth=8 --size={self.bytes}")
+        self.long(f"fio {self.check_job()} --rw=write --do_verify=0 --end_fsync=1")
+        self.fill_seconds = time.monotonic() - began
+
+    def size_bytes(self) -> int:
+        if self.seat.disk.directory:
+            whole = self.seat.disk.bytes
+        else:
+            whole = int(self.place.check(f"blockdev --getsize64 {self.file}"))
+        return min(whole, self.asked.size or whole) // MIB * MIB
+
+    def job(self, name: str) -> str:
+        return f"--name={name} --filename={self.file} {ENGINE}"
+
+    def check_job(self) -> str:
+        where = f"--offset={self.bytes} --size={self.checked_bytes} --bs=64k --iodepth=16"
+        return f"{self.job('check')} {where} --verify=crc32c"
+
+    def long(self, command: str) -> None:
+        output = self.place.spawn(f"exec {command}").wait(FILL_SECONDS_MAX)
+        if output.rc != 0:
+            raise LoadError(f"fio could not fill {self.file}:\n{output.text[-800:]}")
+
+    def begin(self, cell: Cell) -> None:
+        self.pattern, self.rate = self.patterns[cell.load], None
+        if not isinstance(self.place, Host):
+            self.place.check(f"date -s @{time.time():.3f}")
+        self.place.check(f"rm -f {self.home}/out* {self.home}/log*")
+        self.command = (
+            f"fio {self.job(cell.load)} --size={self.bytes} {words(self.pattern)} "
+            f"{self.times()} {reports(self.home)}"
+        )
+        self.load = self.place.spawn(f"cd {self.home} && exec {self.command} --eta=never")
+
+    def times(self) -> str:
+        return f"--time_based --runtime={self.asked.seconds} --ramp_time={self.asked.warm_seconds}"
+
+    @property
+    def running(self) -> bool:
+        return self.load is not None and self.load.running
+
+    def finish(self, directory: Path) -> Measured:
+        load, self.load = self.load, None
+        output = load.wait(self.asked.warm_seconds + self.asked.seconds + LATE_SECONDS_MAX)
+        (directory / f"{self.seat.name}.txt").write_text(f"$ {self.command}\n{output.text}")
+        if output.rc != 0:
+            raise LoadError(f"fio ended with status {output.rc}:\n{output.text[-800:]}")
+        path = directory / f"{self.seat.name}.json"
+        self.place.fetch(f"{self.home}/out", path)
+        return measured(
+            read_json(path),
+            self.place.check(f"cat {self.home}/log_iops.log"),
+            self.place.check(f"cat {self.home}/log_lat.log"),
+        )
+
+    def verify(self) -> None:
+        output = self.place.run(
+            f"fio {self.check_job()} --rw=read --verify_fatal=1", CHECK_SECONDS_MAX
+        )
+        if output.rc != 0:
+            raise LoadError(
+                f"what was written to {self.file} is not what is read:\n{output.text[-800:]}"
+            )
+
+    def pids(self) -> list[int]:
+        return places.processes_in(self.place, self.home)
+
+    def settings(self) -> dict[str, str]:
+        return {
+            "version": self.place.run("fio --version").text.strip(),
+            "engine": ENGINE.replace("--", ""),
+            "filled": f"{(self.bytes + self.checked_bytes) >> 20} MiB, before anything is measured",
+            "file": "a file of its own" if self.seat.disk.directory else "the block device itself",
+        }
+
+    def close(self) -> None:
+        if self.load is not None:
+            places.stop(self.load)
+            self.load = None
+        self.place.check(f"rm -rf {self.home}")
+        places.settle(self.place, "path", self.home)
+
+
+def words(pattern: Pattern) -> str:
+    mix = f" --rwmixread={pattern.read_percent}" if pattern.read_percent is not None else ""
+    return (
+        f"--rw={pattern.rw}{mix} --bs={pattern.block} --iodepth={pattern.depth} "
+        f"--numjobs={pattern.jobs} --group_reporting"
+    )
+
+
+def reports(home: str) -> str:
+    """json+ has every bin of the latencies; the logs, what was done in each second."""
+    return (
+        f"--output={home}/out --output-format=json+ --lat_percentiles=1 "
+        f"--percentile_list={PERCENTILES} --write_iops_log={home}/log --write_lat_log={home}/log "
+        "--log_avg_msec=1000 --log_unix_epoch=1 --per_job_logs=0"
+    )
+
+
+def read_json(path: Path) -> dict:
+    """fio may warn before its JSON begins."""
+    text = path.read_text()
+    return json.loads(text[text.index("{") :])
+
+
+def measured(said: dict, iops_log: str, latency_log: str) -> Measured:
+    """A line of a log is `milliseconds value direction block offset`, at the end of its second."""
+    rates, latencies = list(entries(iops_log)), list(entries(latency_log))
+    ways = [job[way] for job in said["jobs"] for way in ("read", "write")]
+    total = sum(way["total_ios"] for way in ways)
+    seconds = max(way["runtime"] for way in ways) / 1000
+    if not rates or not total:
+        raise LoadError("fio did nothing that it could tell of: give it more seconds")
+    began = min(at for at, _, _ in rates) - 1.0
+    counts: dict[int, int] = {}
+    sums: dict[int, float] = {}
+    for at, rate, _ in rates:
+        second = round(at - began) - 1
+        counts[second] = counts.get(second, 0) + rate
+    last = max(0, round(seconds) - 1)
+    if last not in counts:  # fio ends before it writes down its last second
+        counts[last] = max(0, total - sum(counts.values()))
+    for second in counts:
+        its = [value for at, value, _ in latencies if round(at - began) - 1 == second]
+        sums[second] = counts[second] * sum(its) / len(its) / 1e6 if its else 0.0
+    failed = sum(job["error"] != 0 for job in said["jobs"])
+    return Measured(began, seconds, counts, sums, failed)
+
+
+def entries(log: str):
+    for line in log.splitlines():
+        at, value, way = re.split(r",\s*", line)[:3]
+        yield int(at) / 1000, int(value), int(way)
+
+
+# The drives themselves
+
+
+def measure_drives(study: studies.Study, where: Where, say: Callable[[str], None]) -> dict:
+    """Each pattern on all members of the first array at once: what their sum could do at best."""
+    place = where.place
+    arrays, _ = where.drives()
+    files = [drive.path for drive in arrays[0]]
+    home = places.scratch(place, "raw")
+    places.owe(place, "path", home)
+    place.check(f"mkdir -p {home}")
+    try:
+        size = min(drive.bytes for drive in arrays[0]) // MIB * MIB
+        found = {}
+        for pattern in study.fio.patterns:
+            say(f"the drives themselves: {pattern.name}")
+            found[pattern.name] = measure_pattern(place, study.fio, pattern, files, size, home)
+        return found
+    finally:
+        place.run(f"rm -rf {home}")
+        places.settle(place, "path", home)
+
+
+def measure_pattern(
+    place: Place, asked: studies.Fio, pattern: Pattern, files: list[str], size: int, home: str
+) -> dict:
+    jobs = " ".join(
+        f"--name=d{number} --filename={file} --size={size} {ENGINE} {words(pattern)} --time_based "
+        f"--runtime={asked.seconds} --ramp_time={asked.warm_seconds} --lat_percentiles=1 "
+        f"--percentile_list={PERCENTILES}"
+        for number, file in enumerate(files)
+    )
+    command = f"fio --output={home}/out --output-format=json --eta=never {jobs}"
+    output = place.spawn(f"exec {command}").wait(
+        asked.seconds + asked.warm_seconds + LATE_SECONDS_MAX
+    )
+    if output.rc != 0:
+        raise LoadError(f"fio on the drives ended with status {output.rc}:\n{output.text[-800:]}")
+    said = json.loads(place.check(f"sed -n '/^{{/,$p' {home}/out"))
+    ways = [job[way] for job in said["jobs"] for way in ("read", "write")]
+    weights = [(way["lat_ns"]["mean"], way["total_ios"]) for way in ways if way["total_ios"]]
+    total = sum(count for _, count in weights)
+    return {
+        "drives": len(files),
+        "iops": round(sum(way["iops"] for way in ways)),
+        "read_iops": round(sum(job["read"]["iops"] for job in said["jobs"])),
+        "write_iops": round(sum(job["write"]["iops"] for job in said["jobs"])),
+        "bytes_per_sec": sum(way["bw_bytes"] for way in ways),
+        "latency_ms_mean": round(sum(mean * count for mean, count in weights) / total / 1e6, 4),
+        "depth_of_each": pattern.depth * pattern.jobs,
+        "command": command,
+    }
