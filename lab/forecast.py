@@ -153,13 +153,14 @@ def of_pattern(geometry: Geometry, server: Server, pattern: Pattern) -> Load:
     if not geometry.journal:
         return reads.plus(geometry.in_place(drive, block, 1).times(1 - share))
     load, journaled = reads, geometry.journaled(drive, block)
-    # how much waits depends on the rate, which depends on how much waits
+    # how much waits depends on the rate, which depends on how much waits; what waits is in memory,
+    # and no drive is asked for it
     rate = 1 / reads.plus(geometry.in_place(drive, block, 1).times(1 - share)).busiest_seconds
     for _ in range(ROUNDS):
         written = rate * (1 - share) * block * WAITING_SECONDS
         waiting, newest = waiting_share(server.span_bytes, written)
         stored = geometry.destaged(drive, block, waiting).times(newest)
-        load = reads.plus(stored.plus(journaled).times(1 - share))
+        load = reads.times(1 - waiting).plus(stored.plus(journaled).times(1 - share))
         rate = 1 / load.busiest_seconds
     return load
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from lab.results import Cell, Results
+from lab.results import Cell, Results, ResultsError
 
 PERCENTS = (50.0, 95.0, 99.0, 99.9, 99.95)
 # What pgbench writes in the place of a latency.
@@ -30,7 +30,7 @@ US_PER_MS = 1e3
 US_PER_S = 1_000_000
 
 
-class StatsError(Exception):
+class StatsError(ResultsError):
     """A file of a result is not what it should be; the message names it."""
 
 

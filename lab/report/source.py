@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lab import stats
 from lab import study as studies
-from lab.results import Cell, Results
+from lab.results import Cell, Results, ResultsError
 from lab.stats import Figures, Summary
 from lab.study import Study
 
@@ -16,7 +16,7 @@ PLACE_OF_A_CELL = ("number", "repeat", "side", "state", "load", "clients", "load
 FIRST_COMPARED = "mdraid"  # what the published studies compare with
 
 
-class ReportError(Exception):
+class ReportError(ResultsError):
     """There is nothing to report on; the message says what to do."""
 
 

@@ -85,11 +85,12 @@ def of_healthy(source: Source, one: Summary) -> float | None:
 
 
 def efficiency(source: Source, one: Summary) -> float | None:
-    """Of what the bare drives did together, in the same run."""
+    """Of what the bare drives of as many arrays did together, in the same run."""
     raw = source.raw.get(one.cell.load)
     if not raw or not raw.get("iops"):
         return None
-    return one.per_second.median / raw["iops"]
+    arrays = min(source.study.array.count, one.cell.loads)
+    return one.per_second.median / (raw["iops"] * arrays)
 
 
 def rate(source: Source, one: Summary) -> tuple[Spread, float]:
@@ -240,7 +241,7 @@ def over(value: float | None, by: float | None) -> float | None:
 def drives(source: Source) -> Table | None:
     if not source.raw:
         return None
-    numbers = [name for name in next(iter(source.raw.values())) if name != "settings"]
+    numbers = [name for name in next(iter(source.raw.values())) if name != "command"]
     rows = tuple(
         (name, *(told(its.get(column)) for column in numbers)) for name, its in source.raw.items()
     )
@@ -287,6 +288,9 @@ def configuration(source: Source) -> Iterator[Table]:
     for name, its in source.sides.items():
         if "skipped" not in its:
             yield settings(f"Side {name}", its)
+    commands = {name: its["command"] for name, its in source.raw.items() if "command" in its}
+    if commands:
+        yield settings("The bare drives", commands)
     for at, machine in enumerate(source.machines):
         yield settings("The machine" + (f", when the run went on ({at})" if at else ""), machine)
     yield settings("The study", source.study.model_dump(mode="json"))

@@ -271,10 +271,12 @@ def fio(home: Path) -> Results:
         },
     )
     raw = {
-        "randread": {"iops": 50_000.0, "bytes_per_sec": 204_800_000.0},
-        "randwrite": {"iops": 50_000.0, "bytes_per_sec": 204_800_000.0},
-        "seqread": {"iops": 953.7, "bytes_per_sec": 1e9},
+        "randread": {"drives": 5, "iops": 50_000, "bytes_per_sec": 204_800_000},
+        "randwrite": {"drives": 5, "iops": 50_000, "bytes_per_sec": 204_800_000},
+        "seqread": {"drives": 5, "iops": 954, "bytes_per_sec": 1_000_000_000},
     }
+    for name, its in raw.items():
+        its["command"] = f"fio --name=d0 --rw={name}"
     (results.home / "raw.json").write_text(json.dumps(raw))
     random = np.random.default_rng(2)
     for cell in cells(results):
