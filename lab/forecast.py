@@ -80,9 +80,7 @@ def predict(
     study: Study, server: Server, transactions: dict[str, Transaction] | None = None
 ) -> Iterator[Forecast]:
     if server.vms:
-        study = study.model_copy(
-            update={"vm": study.vm.model_copy(update={"count": server.vms})}
-        )
+        study = study.model_copy(update={"vm": study.vm.model_copy(update={"count": server.vms})})
     for side in study.side:
         for state in schedule.states_of(study, side):
             for load, clients, loads in schedule.loads_of(study):
@@ -146,7 +144,9 @@ def of_pattern(geometry: Geometry, server: Server, pattern: Pattern) -> Load:
     drive, block = server.drive, pattern.block
     if pattern.rw in ("read", "write"):
         stripes = block / geometry.stripe_bytes
-        whole = geometry.stripe_read(drive) if pattern.rw == "read" else geometry.stripe_write(drive)
+        whole = (
+            geometry.stripe_read(drive) if pattern.rw == "read" else geometry.stripe_write(drive)
+        )
         return whole.times(stripes)
     share = read_share(pattern)
     reads = geometry.random_read(drive, block).times(share)
@@ -218,7 +218,9 @@ def core_limits(server: Server, pattern: Pattern, cores: int) -> dict[str, float
         seconds += share / rate if share else 0.0
     if pattern.block > BLOCK_BYTES and server.core_bytes_per_second:
         seconds = max(seconds, pattern.block / server.core_bytes_per_second)
-    return {"a core of the engine" if cores == 1 else f"{cores} cores of the engine": cores / seconds}
+    return {
+        "a core of the engine" if cores == 1 else f"{cores} cores of the engine": cores / seconds
+    }
 
 
 # pgbench ----------------------------------------------------------------------------------------
@@ -237,8 +239,10 @@ def estimated(study: Study, script: str) -> Transaction:
 
 
 def of_transaction(geometry: Geometry, drive: Drive, transaction: Transaction) -> Load:
-    pages = geometry.random_read(drive, PAGE_BYTES).times(transaction.reads).plus(
-        geometry.in_place(drive, PAGE_BYTES, 1).times(transaction.writes)
+    pages = (
+        geometry.random_read(drive, PAGE_BYTES)
+        .times(transaction.reads)
+        .plus(geometry.in_place(drive, PAGE_BYTES, 1).times(transaction.writes))
     )
     if geometry.journal:
         pages = pages.plus(geometry.journaled(drive, PAGE_BYTES).times(transaction.writes))
@@ -270,7 +274,12 @@ def measured_transactions(cells) -> dict[str, Transaction]:
     """From the healthy cells of a run: what arrays were asked for one transaction."""
     found: dict[str, list] = {}
     for one in cells:
-        if one.clients and one.state == "healthy" and one.operations and one.array_reads is not None:
+        if (
+            one.clients
+            and one.state == "healthy"
+            and one.operations
+            and one.array_reads is not None
+        ):
             found.setdefault(one.load, []).append(one)
     return {
         load: Transaction(

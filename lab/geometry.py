@@ -177,7 +177,10 @@ class Geometry:
         for together in range(1, self.data + 1):
             chance = binomial(self.data, together, pending)
             load = self.in_place(drive, block, together).times(together * chance)
-            total, blocks = (load if total is None else total.plus(load)), blocks + together * chance
+            total, blocks = (
+                (load if total is None else total.plus(load)),
+                blocks + together * chance,
+            )
         # a run of neighbours is one operation; only its first has none before it
         return total.times((1 - pending) / blocks)
 

@@ -241,12 +241,22 @@ def show(study: Study, given: dict, unknown: list[str], found: list[Forecast]) -
     console = Console(width=None if sys.stdout.isatty() else 130)
     array = study.array
     console.print(
-        f"{study.title}: {array.count} x {array.data}+{array.parity}, chunk {array.chunk >> 10} KiB; "
-        f"a drive: {given[FIGURES[0]]:,.0f} reads, {given[FIGURES[1]]:,.0f} writes a second, "
+        f"{study.title}: {array.count} x {array.data}+{array.parity}, "
+        f"chunk {array.chunk >> 10} KiB; a drive: {given[FIGURES[0]]:,.0f} reads, {given[FIGURES[1]]:,.0f} writes a second, "
         f"{given[FIGURES[2]]:g} and {given[FIGURES[3]]:g} GB/s"
     )
     table = Table(box=None, header_style="bold", pad_edge=False)
-    columns = ("side", "state", "load", "clients", "VMs", "a second", "GB/s", "limit", "drives: r+w")
+    columns = (
+        "side",
+        "state",
+        "load",
+        "clients",
+        "VMs",
+        "a second",
+        "GB/s",
+        "limit",
+        "drives: r+w",
+    )
     for name in columns:
         right = name in ("clients", "VMs", "a second", "GB/s", "drives: r+w")
         table.add_column(name, justify="right" if right else "left")
@@ -268,5 +278,3 @@ def row(one: Forecast) -> tuple[str, ...]:
         "nothing that is known" if one.per_second == float("inf") else one.bottleneck,
         "" if one.reads is None else f"{one.reads:.2f}+{one.writes:.2f}",
     )  # fmt: skip
-
-

@@ -19,8 +19,8 @@ from pathlib import Path
 from demo import child
 from demo.engine import Engine, EngineError
 from lab import forecast
-from lab.geometry import Drive
 from lab.forecast import Forecast, Server
+from lab.geometry import Drive
 from lab.study import Pattern, Study
 
 IOPS, MBPS = 1000, 50  # of each drive: what waits for them outlasts the pauses of a busy machine
@@ -64,9 +64,7 @@ def compare(binary: Path, data: int, parity: int, only: str = "") -> Iterator[Co
     level = f"{data}+{parity}"
     for policy in ("none", "journal"):
         study = study_of(data, parity, policy)
-        server = Server(
-            Drive(IOPS, IOPS, MBPS * 1e6, MBPS * 1e6), span_bytes=RANDOM_BYTES
-        )
+        server = Server(Drive(IOPS, IOPS, MBPS * 1e6, MBPS * 1e6), span_bytes=RANDOM_BYTES)
         predicted = [one for one in forecast.predict(study, server) if only in one.load]
         with Paced(binary, data, parity, policy) as paced:
             for one in predicted:
@@ -170,7 +168,9 @@ def main(binary: Path, levels: list[str], only: str) -> int:
     cpus = os.cpu_count()
     print(f"drives of {IOPS} operations and {MBPS} MB a second; load {os.getloadavg()[0]:.1f} on "
           f"{cpus} CPUs\n")  # fmt: skip
-    print("| array | policy | state | work | predicted | measured (slowest) | measured / predicted |")
+    print(
+        "| array | policy | state | work | predicted | measured (slowest) | measured / predicted |"
+    )
     print("|---|---|---|---|---|---|---|")
     worst = 0.0
     for level in levels:

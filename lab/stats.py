@@ -219,9 +219,7 @@ def latency_kind(ways: list[dict]) -> str:
 def fio_latencies(latencies: list[dict]) -> tuple[Distribution | None, dict[float, float]]:
     if all(one.get("bins") for one in latencies):
         merged = Distribution.merged(
-            Distribution.of(
-                [int(ns) / NS_PER_MS for ns in one["bins"]], list(one["bins"].values())
-            )
+            Distribution.of([int(ns) / NS_PER_MS for ns in one["bins"]], list(one["bins"].values()))
             for one in latencies
         )
         return merged, {percent: merged.percentile_ms(percent) for percent in PERCENTS}

@@ -57,7 +57,9 @@ def contents(source: Source, drawn: list[plots.Plot], files: list[str]) -> dict:
         "notes": tables.notes(source),
         "configuration": list(tables.configuration(source)),
         "cells": tables.cells(source),
-        "repeat": [shlex.join(machine["called"]) for machine in source.machines if machine.get("called")],
+        "repeat": [
+            shlex.join(machine["called"]) for machine in source.machines if machine.get("called")
+        ],
         "commands": commands(source.home),
         "files": [name for name in files if name.endswith(".csv")],
     }

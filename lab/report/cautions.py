@@ -169,4 +169,6 @@ def surroundings(source: Source):
 def interrupted(source: Source):
     if len(source.machines) > 1:
         count = len(source.machines) - 1
-        yield Caution(f"The run was interrupted and went on {f'{count} times' if count > 1 else 'once'}.")
+        yield Caution(
+            f"The run was interrupted and went on {f'{count} times' if count > 1 else 'once'}."
+        )

@@ -151,12 +151,14 @@ def plain(axes) -> None:
 
 
 def bars(axes: Axes, source: Source, summaries: list[Summary], value, unit: str) -> str:
-    """Groups of states; a bar a side, with its least and greatest repeat. What it shows, in words."""
+    """Groups of states; a bar a side, with its least and greatest repeat. Returns it in words."""
     states = list(dict.fromkeys(one.cell.state for one in summaries))
     wide = 0.8 / len(source.names)
     said = []
     for at, side in enumerate(source.names):
-        its = [(states.index(one.cell.state), value(one)) for one in summaries if one.cell.side == side]
+        its = [
+            (states.index(one.cell.state), value(one)) for one in summaries if one.cell.side == side
+        ]
         its = [(place, spread) for place, spread in its if spread is not None]
         if not its:
             continue
@@ -191,8 +193,9 @@ def rates(source: Source) -> Iterator[Drawing]:
 
         def value(one: Summary):
             found, times = tables.rate(source, one)
-            return found and type(found)(*(each * times for each in (
-                found.median, found.least, found.greatest)), found.count)
+            return found and type(found)(
+                *(each * times for each in (found.median, found.least, found.greatest)), found.count
+            )
 
         said = bars(axes, source, summaries, value, unit)
         legend(axes)
@@ -221,7 +224,9 @@ def efficiencies(source: Source) -> Drawing:
     axes.set_xlim(0, max(112, *(share * 112 for _, share in rows)))
     axes.set_xlabel("% of the bare drives' own rate")
     axes.grid(False, axis="y")
-    said = "; ".join(f"{label} {share * 100:.0f} %" for label, (_, share) in zip(labels, rows))
+    said = "; ".join(
+        f"{label} {share * 100:.0f} %" for label, (_, share) in zip(labels, rows, strict=True)
+    )
     return Drawing("efficiency", "Efficiency", f"Bars: {said}.", "How much", figure)
 
 
@@ -236,11 +241,15 @@ def processors(source: Source) -> Iterator[Drawing]:
             figure, axes = begin(title)
             said = bars(
                 axes, source, summaries,
-                lambda one, of=of: one.spread(lambda figures: of(figures.cell)), "cores",
+                lambda one, of=of: one.spread(lambda each: of(each.cell)), "cores",
             )  # fmt: skip
             legend(axes)
             yield Drawing(
-                slug("cores", name, load, loads), title, f"Bars of cores: {said}.", "Processors", figure
+                slug("cores", name, load, loads),
+                title,
+                f"Bars of cores: {said}.",
+                "Processors",
+                figure,
             )
 
 
@@ -265,7 +274,9 @@ def by_clients(source: Source) -> Iterator[Drawing]:
                 if not line:
                     continue
                 clients = [count for count, _ in line]
-                axes.plot(clients, [one.median for _, one in line], label=side, **look(source, side))
+                axes.plot(
+                    clients, [one.median for _, one in line], label=side, **look(source, side)
+                )
                 axes.fill_between(
                     clients, [one.least for _, one in line], [one.greatest for _, one in line],
                     color=look(source, side)["color"], alpha=0.18, linewidth=0,
@@ -359,7 +370,9 @@ def tails(source: Source) -> Iterator[Drawing]:
             said = []
             for one in (one for one in summaries if one.cell.state == state):
                 distribution = one.middle().distribution
-                known = [each for each in TAIL if distribution.total * (100 - each) >= 100 or each < 99]
+                known = [
+                    each for each in TAIL if distribution.total * (100 - each) >= 100 or each < 99
+                ]
                 values = [distribution.percentile_ms(each) for each in known]
                 rare = [100 / (100 - each) for each in known]
                 axes.plot(rare, values, label=one.cell.side, **look(source, one.cell.side))
@@ -370,7 +383,9 @@ def tails(source: Source) -> Iterator[Drawing]:
             axes.set_xscale("log")
             axes.set_yscale("log")
             shown = (50, 90, 99, 99.9, 99.99)
-            axes.set_xticks([100 / (100 - each) for each in shown], [f"p{each:g}" for each in shown])
+            axes.set_xticks(
+                [100 / (100 - each) for each in shown], [f"p{each:g}" for each in shown]
+            )
             axes.xaxis.set_minor_locator(NullLocator())
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             plain(axes.yaxis)

@@ -40,9 +40,7 @@ class Source:
                 f"`ashlar-lab run --resume {home}` goes on"
             )
         study = read_study(home)
-        figures = tuple(
-            stats.of(results, cell, log_share(study, cell)) for cell in results.cells
-        )
+        figures = tuple(stats.of(results, cell, log_share(study, cell)) for cell in results.cells)
         machines = sorted(home.glob("machine*.json"), key=lambda path: (len(path.name), path.name))
         return cls(
             home,

@@ -222,9 +222,11 @@ def array_row(one: Summary) -> tuple[str, ...]:
         share = f"{reads.median / (reads.median + writes.median) * 100:.0f} : "
         share += f"{writes.median / (reads.median + writes.median) * 100:.0f}"
     asked = of(
-        lambda cell: None
-        if cell.array_reads is None or cell.array_writes is None
-        else over(cell.array_reads + cell.array_writes, cell.operations)
+        lambda cell: (
+            None
+            if cell.array_reads is None or cell.array_writes is None
+            else over(cell.array_reads + cell.array_writes, cell.operations)
+        )
     )
     storage = of(lambda cell: cell.storage_cores)
     per_core = one.spread(lambda figures: over(figures.per_second, figures.cell.storage_cores))

@@ -171,7 +171,9 @@ def pgbench(home: Path, study: str = PGBENCH_STUDY, rates: dict | None = None) -
         study,
         {
             "ashlar": side("ashlar", 1, "closed", policy="journal", cores="0"),
-            "mdraid": side("mdraid", 1, "resync", create="mdadm --create --level=5 --bitmap=internal"),
+            "mdraid": side(
+                "mdraid", 1, "resync", create="mdadm --create --level=5 --bitmap=internal"
+            ),
         },
     )
     random = np.random.default_rng(1)

@@ -120,7 +120,9 @@ class Bottlenecks(unittest.TestCase):
         server = Server(DRIVE, cores=1, core_reads_per_second=1000, core_writes_per_second=500)
         one = found(FIO, server, side="ashlar", state="healthy", load="mix")
         # 0.7 of a millisecond and 0.3 of two
-        self.assertEqual((one.bottleneck, round(one.per_second, 2)), ("a core of the engine", 769.23))
+        self.assertEqual(
+            (one.bottleneck, round(one.per_second, 2)), ("a core of the engine", 769.23)
+        )
         other = found(FIO, server, side="mdraid", state="healthy", load="mix")
         self.assertEqual(other.bottleneck, "drives")
 

@@ -9,6 +9,7 @@ import tempfile
 import unittest
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 
 from lab import report
@@ -88,11 +89,15 @@ class Tables(InADirectory):
         source = self.known(STUDY.replace("repeats = 1", "repeats = 3"))
         faster = {0: 1.2, 1: 1.1, 2: 0.9}
         figures = tuple(
-            replace(one, per_second=10 * (faster[one.cell.repeat] if one.cell.side == "ashlar" else 1))
+            replace(
+                one, per_second=10 * (faster[one.cell.repeat] if one.cell.side == "ashlar" else 1)
+            )
             for one in source.figures
         )
         source = replace(source, figures=figures)
-        self.assertIn("no difference between ashlar and mdraid can be told", tables.told_apart(source)[0])
+        self.assertIn(
+            "no difference between ashlar and mdraid can be told", tables.told_apart(source)[0]
+        )
         [verdict] = tables.verdict(source)
         self.assertEqual(verdict.rows[0][3], "1.10 ≈")
 
@@ -206,7 +211,7 @@ class Whole(InADirectory):
         for link in read.links:
             self.assertTrue((page.parent / link).exists(), link)
         self.assertEqual(read.headings[0], 1)
-        self.assertTrue(all(b - a <= 1 for a, b in zip(read.headings, read.headings[1:])))
+        self.assertTrue(all(b - a <= 1 for a, b in pairwise(read.headings)))
         self.assertGreater(read.drawings, 5)
         self.assertEqual(read.drawings, read.named, "each drawing is told in words")
         self.assertGreaterEqual(read.columns, 2 * read.tables)
@@ -246,7 +251,9 @@ class Whole(InADirectory):
 class Colours(unittest.TestCase):
     def luminance(self, colour: str) -> float:
         parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        linear = [one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts]
+        linear = [
+            one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts
+        ]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     def contrast(self, one: str, other: str) -> float:

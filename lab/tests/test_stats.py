@@ -212,7 +212,9 @@ class OfFio(InADirectory):
 class OverRepeats(unittest.TestCase):
     def figures(self, side: str, rates, **words) -> list[stats.Figures]:
         return [
-            stats.Figures(replace(CELL, side=side, repeat=n, **words), 1, 0, rate, None, rate / 10, {})
+            stats.Figures(
+                replace(CELL, side=side, repeat=n, **words), 1, 0, rate, None, rate / 10, {}
+            )
             for n, rate in enumerate(rates)
         ]
 
@@ -228,7 +230,9 @@ class OverRepeats(unittest.TestCase):
         self.assertEqual(summary.middle().per_second, 10)
 
     def test_groups_are_kept_apart(self):
-        cells = self.figures("a", [1, 2]) + self.figures("b", [3]) + self.figures("a", [4], clients=9)
+        cells = (
+            self.figures("a", [1, 2]) + self.figures("b", [3]) + self.figures("a", [4], clients=9)
+        )
         self.assertEqual([len(one.figures) for one in stats.summaries(cells)], [2, 1, 1])
 
     def test_ratios_are_of_the_same_repeat(self):
