@@ -5,6 +5,7 @@ import unittest
 from pathlib import Path
 from types import SimpleNamespace
 
+from demo.vm import VmError
 from lab import guests, in_vms, nvme, pinning
 
 
@@ -53,6 +54,60 @@ class Guest(unittest.TestCase):
         guest = guests.Guest("g", SimpleNamespace(write_down=lambda *_: None))
         self.assertFalse(guest.unplug("/dev/vda"))
         self.assertEqual(guest.plug("/dev/vda"), "/dev/vda")
+
+    def test_commands_of_a_guest_that_is_gone_name_its_console(self):
+        guest = guests.Guest("g", SimpleNamespace(write_down=lambda *_: None))
+
+        def run(command, timeout):
+            raise VmError("the guest went away")
+
+        guest.vm = SimpleNamespace(running=False, run=run)
+        with self.assertRaisesRegex(VmError, f"went away\n.* is in {guest.log}"):
+            guest.check("true")
+
+
+class FakeVm:
+    """Comes up at the try that is told, if ever."""
+
+    def __init__(self, failures: int):
+        self.failures = failures
+
+    def wait_up(self, seconds: float):
+        if self.failures:
+            raise VmError("it hangs")
+
+    def cpu_threads(self):
+        return []
+
+
+class Booting(unittest.TestCase):
+    def booted(self, accel: str, failures: int) -> guests.Guest:
+        """A guest whose first boots fail."""
+        home = tempfile.TemporaryDirectory()
+        self.addCleanup(home.cleanup)
+        guest = guests.Guest("g", SimpleNamespace(write_down=lambda *_: None))
+        guest.log = Path(home.name) / "g.log"
+        left = iter(range(failures, -1, -1))
+
+        class Machine(guests.Machine):
+            def launch(self, guest):
+                guest.log.write_text("its last words")
+                guest.vm = FakeVm(next(left))
+
+        machine = Machine(None, accel, 1, 1 << 30, None, False)
+        machine.launch(guest)
+        machine.wait_up(guest, 1)
+        return guest
+
+    def test_emulated_guests_are_booted_again_a_few_times(self):
+        guest = self.booted("tcg", failures=guests.TRIES_MAX - 1)
+        self.assertEqual(guest.panics, guests.TRIES_MAX - 1)
+        self.assertEqual((guest.log.parent / "g.0.log").read_text(), "its last words")
+
+    def test_then_and_with_kvm_at_once_the_console_is_named(self):
+        for accel, failures in (("tcg", guests.TRIES_MAX), ("kvm", 1)):
+            with self.assertRaisesRegex(VmError, r"it hangs\nthe console of g is in .*\.log"):
+                self.booted(accel, failures)
 
 
 if __name__ == "__main__":
