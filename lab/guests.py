@@ -112,7 +112,8 @@ class Guest:
     def number(self, device: str) -> int | None:
         if self.nvme is None:
             return None
-        self.slots = {path: number for number, path in self.nvme.paths(self.vm).items()}
+        # those that are out keep the name by which they are put in again
+        self.slots |= {path: number for number, path in self.nvme.paths(self.vm).items()}
         return self.slots.get(device)
 
     # From the host's side

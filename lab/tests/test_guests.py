@@ -66,6 +66,39 @@ class Guest(unittest.TestCase):
             guest.check("true")
 
 
+class FakeNvme:
+    """Drives that come back by another name, as the kernel counts controllers."""
+
+    def __init__(self, count: int):
+        self.names = {number: f"/dev/nvme{number}n1" for number in range(count)}
+        self.out: set[int] = set()
+
+    def paths(self, vm):
+        return {number: path for number, path in self.names.items() if number not in self.out}
+
+    def unplug(self, vm, number):
+        self.out.add(number)
+
+    def plug(self, vm, number):
+        self.out.remove(number)
+        self.names[number] = f"/dev/nvme{9 + number}n1"
+
+
+class Hands(unittest.TestCase):
+    def test_two_drives_that_are_out_come_back_each_as_itself(self):
+        guest = guests.Guest("g", SimpleNamespace(write_down=lambda *_: None))
+        guest.nvme = FakeNvme(3)
+        self.assertTrue(guest.unplug("/dev/nvme0n1"))
+        self.assertTrue(guest.unplug("/dev/nvme1n1"))
+        self.assertFalse(guest.unplug("/dev/md100"))
+        self.assertEqual(guest.plug("/dev/nvme0n1"), "/dev/nvme9n1")
+        self.assertEqual(guest.plug("/dev/nvme1n1"), "/dev/nvme10n1")
+        # One that was never out is where it is.
+        self.assertEqual(guest.plug("/dev/nvme2n1"), "/dev/nvme2n1")
+        self.assertTrue(guest.unplug("/dev/nvme9n1"))
+        self.assertEqual(guest.nvme.out, {0})
+
+
 class FakeVm:
     """Comes up at the try that is told, if ever."""
 
