@@ -177,8 +177,8 @@ def measured(said: dict, iops_log: str, latency_log: str) -> Measured:
         second = round(at - began) - 1
         counts[second] = counts.get(second, 0) + rate
     last = max(0, round(seconds) - 1)
-    if last not in counts:  # fio ends before it writes down its last second
-        counts[last] = max(0, total - sum(counts.values()))
+    # fio may end before it writes down its last second, and it rounds the others
+    counts[last] = max(0, counts.get(last, 0) + total - sum(counts.values()))
     for second in counts:
         its = [value for at, value, _ in latencies if round(at - began) - 1 == second]
         sums[second] = counts[second] * sum(its) / len(its) / 1e6 if its else 0.0

@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -332,7 +333,7 @@ def by_second(log: Path, warm_seconds: int) -> tuple[float, dict[int, int], dict
     A line is `client number latency_us script seconds microseconds`: when it ended, by the clock.
     The earliest beginning of any transaction is when pgbench had all of its connections.
     """
-    ends, latencies = [], []
+    ends, latencies = array("q"), array("q")  # there may be millions
     for line in lines(log):
         fields = line.split()
         with contextlib.suppress(ValueError):  # a failed one has a word in place of its latency

@@ -58,6 +58,8 @@ class Zfs:
         self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
     ) -> list[Disk]:
         self.members, self.spares = [list(members) for members in drives], list(spares)
+        for drive in self.spares:
+            self.blocks.device(drive)  # before there is a pool: they are let go of after that
         for number, members in enumerate(self.members):
             devices = " ".join(self.blocks.device(drive) for drive in members)
             at = f"{self.home}/pool{number}"
