@@ -6,6 +6,7 @@ by which programs get in, and the one on which loads leave their logs; whose CPU
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -184,6 +185,7 @@ class Machine:
             kernel_options=self.kernel_options, huge_pages=self.huge_pages,
         )  # fmt: skip
         guest.vm.launch()
+        guest.host.write_down(f"{guest.name}: {shlex.join(guest.vm.qemu.args)}", None)
 
     def wait_up(self, guest: Guest, seconds: float) -> None:
         """A guest that panics or hangs while it boots is booted again, a few times."""
@@ -356,30 +358,39 @@ def mount_disks(guest: Guest, tools: bool) -> None:
     guest.check(" && ".join(mounts), timeout=120)
 
 
-def settings(study: Study, machine: Machine, guests: list[Guest]) -> dict[str, str]:
-    first = guests[0]
+def settings(study: Study, accel: str, plan: list[list[int]] | None) -> dict[str, str]:
+    """What guests are, wherever the array is."""
     version = subprocess.run([QEMU, "--version"], capture_output=True, text=True).stdout
-    programs = "uname -r; postgres --version; fio --version; mdadm --version; mkfs.xfs -V"
-    pages = "huge, of 2 MiB" if machine.huge_pages else "ordinary"
-    if study.vm.huge_pages and not machine.huge_pages:
+    huge = with_huge_pages(study)
+    pages = "huge, of 2 MiB" if huge else "ordinary"
+    if study.vm.huge_pages and not huge:
         pages += f": huge ones were asked for, and {huge_bytes_free() >> 20} MiB of them are free"
     told = {
-        "guests": str(len(guests)),
         "qemu": version.splitlines()[0],
-        "acceleration": machine.accel,
-        "cpus": str(machine.cpus),
-        "memory_bytes": str(machine.memory_bytes),
+        "acceleration": accel,
+        "cpus of a guest": str(study.vm.cpus),
+        "memory of a guest": f"{study.vm.memory >> 20} MiB",
         "pages": pages,
-        "pinned": str(machine.pinned or "no"),
-        "kernel": first.run("uname -r").text.strip(),
-        "programs": first.run(programs + " 2>&1").text.strip(),
-        "command": " ".join(first.vm.qemu.args),
-        "boots that failed before": str(sum(guest.panics for guest in guests)),
+        "pinned to CPUs": "; ".join(str(cpus) for cpus in plan) if plan else "no",
     }
-    if machine.accel == "tcg":
+    if accel == "tcg":
         told["emulation"] = (
             "QEMU translates every instruction of the guests, as no KVM works here: all that takes "
             "CPU time in a guest takes many times as long, and the drives do not. Figures compare "
             "the sides with each other on this machine, and say nothing of what hardware would do."
         )
     return told
+
+
+def kernel_of(image: GuestImage) -> str:
+    """The release whose modules are in the image."""
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    command = ["debugfs", "-R", "ls -p /lib/modules", str(image.root)]
+    said = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path})
+    return released(said.stdout)
+
+
+def released(listing: str) -> str:
+    """debugfs prints `/inode/mode/uid/gid/name/size/`, a line each, `.` and `..` too."""
+    names = [line.split("/")[5] for line in listing.splitlines() if line.count("/") > 5]
+    return next((name for name in names if name.strip(".")), "")

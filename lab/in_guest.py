@@ -66,7 +66,7 @@ class InGuest:
         for number in range(self.nvme.count):
             self.nvme.make(number)
         vm = self.study.vm
-        plan = pinning.plan(guests.usable_cpus(), set(), 1, vm.cpus) if vm.pin else None
+        plan = self.plan()
         self.logs = LogsDisk(self.host, image, self.work, self.directory, self.place)
         options = self.logs.options
         has_tools = Path(program(self.host)).exists()
@@ -117,13 +117,23 @@ class InGuest:
     def leave(self) -> None:
         pass
 
+    def plan(self) -> list[list[int]] | None:
+        cpus = self.study.vm.cpus
+        return pinning.plan(guests.usable_cpus(), set(), 1, cpus) if self.study.vm.pin else None
+
     def settings(self) -> dict[str, str]:
         drives = (
             f"{self.nvme.count} NVMe drives of {self.study.drives.size >> 20} MiB that QEMU "
             f"emulates, each on a file ({self.directory}) past the host's page cache, with "
             f"{self.nvme.queues} pairs of queues; all of them are served by one thread of QEMU"
         )
-        return guests.settings(self.study, self.machine, [self.place]) | {"drives": drives}
+        programs = "postgres --version; fio --version; mdadm --version; mkfs.xfs -V"
+        return guests.settings(self.study, self.machine.accel, self.plan()) | {
+            "drives": drives,
+            "kernel of the guest": guests.kernel_of(self.machine.image),
+            "programs of the guest": self.place.run(f"{{ {programs}; }} 2>&1").text.strip(),
+            "boots that failed before": str(self.place.panics),
+        }
 
     def close(self) -> None:
         if self.logs:

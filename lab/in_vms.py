@@ -94,15 +94,13 @@ class InVms:
         self.guests, self.logs = [], []
 
     def settings(self) -> dict[str, str]:
-        vm = self.study.vm
-        return self.on_host.settings() | {
-            "guests": f"{vm.count}, of {vm.cpus} CPUs and {vm.memory >> 20} MiB",
-            "acceleration": self.accel,
-            "pinned": str(self.plan() or "no"),
-            "huge pages": "yes" if guests.with_huge_pages(self.study) else "no",
+        of_guests = guests.settings(self.study, self.accel, self.plan())
+        return self.on_host.settings() | of_guests | {
+            "guests": str(self.study.vm.count),
+            "kernel of the guests": guests.kernel_of(self.image),
             "disks": "vhost-user-blk; of sides without, virtio-blk with cache=none, aio=io_uring "
             "and an I/O thread each",
-        }
+        }  # fmt: skip
 
     def close(self) -> None:
         self.leave()

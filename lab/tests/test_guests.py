@@ -40,6 +40,13 @@ class Nvme(unittest.TestCase):
         self.assertEqual(nvme.named(text), {"LAB1": "/dev/nvme0n1", "LAB0": "/dev/nvme3n1"})
 
 
+class Kernel(unittest.TestCase):
+    def test_the_release_is_the_one_name_that_is_no_dot(self):
+        listing = "/11/040755/0/0/.//\n/2/040755/0/0/..//\n/12/040755/0/0/6.1.0-56-amd64//\n"
+        self.assertEqual(guests.released(listing), "6.1.0-56-amd64")
+        self.assertEqual(guests.released(""), "")
+
+
 class Disks(unittest.TestCase):
     def test_a_file_and_a_device_go_past_the_cache_with_a_thread_of_their_own(self):
         with tempfile.NamedTemporaryFile() as file:
