@@ -9,8 +9,9 @@ import shutil
 from pathlib import Path
 
 from demo import guest_image
-from lab import guests, pinning
-from lab.guests import Guest, LogsDisk, Machine
+from lab import guest_disks, guests, pinning
+from lab.guest_disks import LogsDisk
+from lab.guests import Guest, Machine
 from lab.host import drive_count
 from lab.nvme import SLOTS_MAX, NvmeDrives
 from lab.place import Host
@@ -71,7 +72,7 @@ class InGuest:
         options = self.logs.options
         has_tools = Path(program(self.host)).exists()
         if has_tools:
-            options += guests.tools_disk(self.host, self.work, Path(program(self.host)))
+            options += guest_disks.tools_disk(self.host, self.work, Path(program(self.host)))
         self.place.nvme = self.nvme
         self.machine = Machine(
             image, accel, vm.cpus, vm.memory, plan[0] if plan else None,
@@ -83,7 +84,7 @@ class InGuest:
         self.place.check(
             f"for module in {MODULES}; do modprobe $module || exit 1; done", timeout=180
         )
-        guests.mount_disks(self.place, has_tools)
+        guest_disks.mount(self.place, has_tools)
         self.nvme.paths(self.place.vm)
 
     def drives(self) -> tuple[list[list[Drive]], list[Drive]]:

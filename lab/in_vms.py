@@ -9,8 +9,9 @@ import stat
 from pathlib import Path
 
 from demo import guest_image
-from lab import guests, pinning
-from lab.guests import Guest, LogsDisk, Machine
+from lab import guest_disks, guests, pinning
+from lab.guest_disks import LogsDisk
+from lab.guests import Guest, Machine
 from lab.host import OnHost
 from lab.place import Host
 from lab.side import Disk, Drive
@@ -52,7 +53,7 @@ class InVms:
         seconds = guests.boot_seconds_max(len(disks), self.study.vm.cpus, self.accel)
         for machine, guest in zip(machines, self.guests, strict=True):
             machine.wait_up(guest, seconds)
-            guests.mount_disks(guest, tools=False)
+            guest_disks.mount(guest, tools=False)
         return [Seat(it.name, it, Disk(device=DEVICE)) for it in self.guests]
 
     def machine(self, number: int, disk: Disk) -> Machine:

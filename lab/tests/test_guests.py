@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from demo.vm import VmError
-from lab import guests, in_vms, nvme, pinning
+from lab import guest_disks, guests, in_vms, nvme, pinning
 
 
 class Pinning(unittest.TestCase):
@@ -33,7 +33,7 @@ class Nvme(unittest.TestCase):
         self.assertEqual(words.count("pcie-root-port"), 3)
         addresses = [word.split("addr=")[1] for word in drives.options() if "root-port" in word]
         self.assertEqual(len(set(addresses)), 3)
-        self.assertNotIn(hex(guests.LOGS_ADDRESS), addresses)
+        self.assertNotIn(hex(guest_disks.LOGS_ADDRESS), addresses)
 
     def test_drives_are_told_apart_by_their_serials(self):
         text = "LAB1 nvme0n1\nLAB0 nvme3n1\nLAB2\n"
