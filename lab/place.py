@@ -188,7 +188,9 @@ class HostCommand:
             self.owed = None
 
 
-def stop(running: Running, signal: str = "TERM", seconds: float = STOP_SECONDS_MAX) -> Output | None:
+def stop(
+    running: Running, signal: str = "TERM", seconds: float = STOP_SECONDS_MAX
+) -> Output | None:
     """Asks it to end, and kills it if it does not. None if it had to be killed."""
     running.kill(signal)
     try:

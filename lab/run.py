@@ -203,7 +203,8 @@ class Run:
         first = self.results.home / f"{name}.json"
         if not first.exists():
             return first
-        return self.results.home / f"{name}-{len(list(first.parent.glob(f'{name}*.json'))) + 1}.json"
+        number = len(list(first.parent.glob(f"{name}*.json"))) + 1
+        return first.with_stem(f"{name}-{number}")
 
     def block(self, block: Block) -> None:
         """One turn of one side."""
@@ -281,7 +282,8 @@ class Turn:
     """A side whose arrays are made, with loads that are filled: measures cell after cell."""
 
     def __init__(self, side: Side, on: where.Where, running: list[Load], screen, title: str):
-        self.side, self.where, self.loads, self.screen, self.title = side, on, running, screen, title
+        self.side, self.where, self.loads = side, on, running
+        self.screen, self.title = screen, title
         self.out: list[int] = []  # members that were pulled, and for which no spare came yet
 
     def measure(self, cell: Cell, directory: Path) -> Cell:
@@ -322,13 +324,16 @@ class Turn:
             state_before=state_before,
             state_after=watch.samples[-1].state,
             events=tuple((round(at - summary.began, 2), what) for at, what in events),
-            notes=(*summary.notes, *self.notes(cell)),
+            notes=(*summary.notes, *self.notes(cell, watch.samples[-1].state)),
         )
 
-    def notes(self, cell: Cell) -> list[str]:
-        if cell.state == State.HEALTHY or self.side.pulls_live:
-            return []
-        return ["the drive was taken out while the load rested: this side has no other way"]
+    def notes(self, cell: Cell, state_after: str) -> list[str]:
+        found = []
+        if cell.state != State.HEALTHY and not self.side.pulls_live:
+            found.append("the drive was taken out while the load rested, which this side needs")
+        if cell.state == State.REBUILDING and not state_after.startswith("rebuilding"):
+            found.append("the rebuild was over before the load was: see the events")
+        return found
 
     @staticmethod
     def cores(cpu_seconds: float | None, seconds: float) -> float | None:
@@ -342,15 +347,17 @@ class Turn:
             return
         if not self.out:
             self.make_whole(cell)
-        while len(self.out) < OUT[wanted] and (wanted == State.REBUILDING or not self.side.pulls_live):
-            self.pull_at_rest()
+        early = wanted == State.REBUILDING or not self.side.pulls_live
+        while early and len(self.out) < OUT[wanted]:
+            self.pull_before()
 
-    def pull_at_rest(self) -> None:
+    def pull_before(self) -> None:
         self.screen.now(f"{self.title}: a drive is taken out")
-        for load in self.loads:
+        resting = [] if self.side.pulls_live else self.loads
+        for load in resting:
             load.rest()
         self.pull()
-        for load in self.loads:
+        for load in resting:
             load.go_on()
 
     def make_whole(self, cell: Cell) -> None:

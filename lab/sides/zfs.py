@@ -100,7 +100,8 @@ class Zfs:
             done = re.search(r"([\d.]+)% done", said)
             return f"rebuilding {done[1] if done else 0}%"
         found = re.search(r"state: (\w+)", said)
-        return {"ONLINE": "healthy", "DEGRADED": "degraded"}.get(found[1] if found else "", "failed")
+        known = {"ONLINE": "healthy", "DEGRADED": "degraded"}
+        return known.get(found[1] if found else "", "failed")
 
     def counters(self) -> Counters | None:
         return None  # it counts what it asks of drives, not what it is asked

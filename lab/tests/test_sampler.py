@@ -1,4 +1,4 @@
-"""Goal: what is seen now and then becomes what happened in each second, and nothing is counted twice.
+"""Goal: what is seen now and then becomes what happened in each second, and nothing counts twice.
 
 Method: totals of made-up samples, whose growth is known, and logs written by hand.
 """
@@ -44,6 +44,11 @@ class Seconds(unittest.TestCase):
         found = sampler.totals(samples, 1.0, 3.0)
         self.assertIsNone(found["reads"])
         self.assertAlmostEqual(found["guest_seconds"], 2.0)
+
+    def test_a_load_whose_end_was_not_seen_went_on_as_before(self):
+        samples = [Sample(at, "healthy", None, 0.0, 0.5 * at if at < 3 else None) for at in range(5)]
+        self.assertAlmostEqual(sampler.totals(samples, 0.0, 4.0)["guest_seconds"], 2.0)
+        self.assertIsNone(sampler.totals(samples, 3.0, 4.0)["guest_seconds"])
 
     def test_a_state_is_the_last_that_was_seen(self):
         samples = [sample(at, 0, 0, "degraded" if at >= 2 else "healthy") for at in range(5)]
