@@ -1,11 +1,11 @@
 """A guest as a place: commands go in, files come out, and drives can be pulled by hand.
 
-What `in_vms` and `in_guest` have in common: how a guest is booted, with bounded patience; the disk
-by which programs get in, and the one on which loads leave their logs; whose CPU time is whose.
+What `in_vms` and `in_guest` have in common: how a guest is booted, with bounded patience; what has
+to be there before; whose CPU time is whose. Its disks are in `guest_disks`.
 """
 
-import contextlib
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -28,12 +28,8 @@ CHECKOUT = Path(__file__).parent.parent
 TRIES_MAX = 4
 HUGE_PAGE_BYTES = 2 << 20
 QEMU_BYTES = 512 << 20  # of memory, that a machine takes besides its own: emulated code, mostly
-CLOCK_TRIES, CLOCK_LOOKS = 3, 8
-CLOCK_SECONDS_MAX = 0.05
-TOOLS, LOGS = "/usr/local/bin", "/mnt"  # where their disks are in a guest
-TOOLS_LABEL, LOGS_LABEL = "lab-tools", "lab-logs"
-LOGS_BYTES = 64 << 30  # of a file that is as large as what is written to it
-TOOLS_ADDRESS, LOGS_ADDRESS = 2, 3  # on the PCI bus: the guest names them in this order
+CLOCK_TRIES, CLOCK_LOOKS = 2, 8
+CLOCK_SECONDS_MAX = 0.1
 SIDE_CORES = "0"  # that a side polls on if it does not say
 FETCH_SECONDS_MAX = 1800
 
@@ -45,7 +41,7 @@ def cache() -> Path:
 class Guest:
     """A `Place`. It is made before it is booted, and booted once."""
 
-    logs = LOGS
+    logs: str | None = None  # until there is a disk for them
 
     def __init__(self, name: str, host: Host):
         self.name = name
@@ -112,27 +108,31 @@ class Guest:
     def number(self, device: str) -> int | None:
         if self.nvme is None:
             return None
-        self.slots = {path: number for number, path in self.nvme.paths(self.vm).items()}
+        # those that are out keep the name by which they are put in again
+        self.slots |= {path: number for number, path in self.nvme.paths(self.vm).items()}
         return self.slots.get(device)
 
     # From the host's side
 
     def set_clock(self) -> float:
+        """What `date` itself takes makes it late: the second try makes that good."""
+        late, behind = 0.0, self.clock_behind()
         for _ in range(CLOCK_TRIES):
-            behind = self.clock_behind()
             if abs(behind) < CLOCK_SECONDS_MAX:
                 break
+            forth = int((behind + late) * 1e6)
             self.check(
-                f"now=$(($(date +%s%N) + {int(behind * 1e9)})); "
-                'date -s "@$((now / 1000000000)).$(printf %09d $((now % 1000000000)))"'
+                f"bash -c 'now=$((${{EPOCHREALTIME/.}} + {forth})); "
+                'date -s "@$((now / 1000000)).$(printf %06d $((now % 1000000)))"\''
             )
-        return self.clock_behind() if abs(behind) >= CLOCK_SECONDS_MAX else behind
+            late = behind = self.clock_behind()
+        return behind
 
     def clock_behind(self) -> float:
         """A line that says when it was written is here a moment later: the least of several."""
         found: list[float] = []
-        tell = f"for each in $(seq {CLOCK_LOOKS}); do date +%s%N; done"
-        told = self.spawn(tell, lambda line: found.append(time.time() - int(line) / 1e9))
+        tell = f"bash -c 'for each in {{1..{CLOCK_LOOKS}}}; do echo ${{EPOCHREALTIME}}; done'"
+        told = self.spawn(tell, lambda line: found.append(time.time() - float(line)))
         told.wait(60)
         return min(found)
 
@@ -180,6 +180,7 @@ class Machine:
             kernel_options=self.kernel_options, huge_pages=self.huge_pages,
         )  # fmt: skip
         guest.vm.launch()
+        guest.host.write_down(f"{guest.name}: {shlex.join(guest.vm.qemu.args)}", None)
 
     def wait_up(self, guest: Guest, seconds: float) -> None:
         """A guest that panics or hangs while it boots is booted again, a few times."""
@@ -266,7 +267,7 @@ def existing(path: Path) -> Path:
     return path
 
 
-# What a guest is given
+# What a guest is made of
 
 
 def image(recipe: Recipe, host: Host) -> tuple[GuestImage, str]:
@@ -276,106 +277,39 @@ def image(recipe: Recipe, host: Host) -> tuple[GuestImage, str]:
     return built, working_accel(built)
 
 
-class LogsDisk:
-    """A disk of a guest for what loads leave: neither on what is measured, nor in its memory.
-
-    What is dear to make under emulation (PostgreSQL's first cluster: a minute) is made on it once,
-    and is kept beside the image that it was made with.
-    """
-
-    def __init__(self, host: Host, image: GuestImage, work: Path, directory: Path, guest: Guest):
-        self.host, self.guest = host, guest
-        self.kept = image.root.with_name("cluster.tar")
-        self.file = directory / f"{guest.name}-logs.img"
-        files = work / f"{guest.name}-logs"
-        files.mkdir()
-        if self.kept.exists():
-            shutil.copyfile(self.kept, files / self.kept.name)
-        host.ledger.owe("path", str(self.file))
-        host.check(
-            f"PATH=$PATH:/usr/sbin:/sbin; truncate -s 0 {self.file} && "
-            f"truncate -s {LOGS_BYTES} {self.file} && mke2fs -q -t ext4 -J size=8 -m 0 "
-            f"-E nodiscard,lazy_itable_init=1 -L {LOGS_LABEL} -d {files} {self.file}"
-        )
-        shutil.rmtree(files)
-
-    @property
-    def options(self) -> list[str]:
-        drive = f"if=none,id=logs,file={self.file},format=raw,cache=writeback"
-        device = f"virtio-blk-pci,drive=logs,addr={LOGS_ADDRESS:#x}"
-        return ["-drive", drive, "-device", device]
-
-    def close(self) -> None:
-        """The guest is about to go."""
-        with contextlib.suppress(VmError):  # it has gone already
-            running = self.guest.vm is not None and self.guest.vm.running
-            if running and not self.kept.exists():
-                self.keep()
-        self.guest.close()
-        self.file.unlink(missing_ok=True)
-        self.host.ledger.settle("path", str(self.file))
-
-    def keep(self) -> None:
-        packed = f"{LOGS}/{self.kept.name}"
-        if self.guest.run(f"[ -e {LOGS}/cluster/whole ] && tar -C {LOGS} -cf {packed} cluster").rc:
-            return
-        draft = self.kept.with_suffix(".draft")
-        self.guest.fetch(packed, draft)
-        draft.rename(self.kept)
-
-
-def tools_disk(host: Host, directory: Path, program: Path) -> list[str]:
-    """A program of the host as a disk, read-only."""
-    files, disk = directory / "tools", directory / "tools.img"
-    files.mkdir(parents=True)
-    copy = files / "ashlar"
-    if host.run(f"strip -o {copy} {program}").rc != 0:
-        shutil.copyfile(program, copy)
-    copy.chmod(0o755)
-    size = copy.stat().st_size * 5 // 4 + (8 << 20)
-    host.check(
-        f"PATH=$PATH:/usr/sbin:/sbin; truncate -s {size // 4096 * 4096} {disk} && "
-        f"mke2fs -q -t ext4 -O ^has_journal -L {TOOLS_LABEL} -d {files} {disk}"
-    )
-    drive = f"if=none,id=tools,file={disk},format=raw,readonly=on"
-    return ["-drive", drive, "-device", f"virtio-blk-pci,drive=tools,addr={TOOLS_ADDRESS:#x}"]
-
-
-def mount_disks(guest: Guest, tools: bool) -> None:
-    """By what is on them: which name a disk has depends on the others."""
-    mounts = [
-        f"mount -t ext4 -o noatime $(blkid -L {LOGS_LABEL}) {LOGS} && cd {LOGS} && "
-        "{ [ ! -e cluster.tar ] || tar -xf cluster.tar; }"
-    ]
-    if tools:
-        mounts.append(f"mount -t ext4 -o ro $(blkid -L {TOOLS_LABEL}) {TOOLS}")
-    guest.check(" && ".join(mounts), timeout=120)
-
-
-def settings(study: Study, machine: Machine, guests: list[Guest]) -> dict[str, str]:
-    first = guests[0]
+def settings(study: Study, accel: str, plan: list[list[int]] | None) -> dict[str, str]:
+    """What guests are, wherever the array is."""
     version = subprocess.run([QEMU, "--version"], capture_output=True, text=True).stdout
-    programs = "uname -r; postgres --version; fio --version; mdadm --version; mkfs.xfs -V"
-    pages = "huge, of 2 MiB" if machine.huge_pages else "ordinary"
-    if study.vm.huge_pages and not machine.huge_pages:
+    huge = with_huge_pages(study)
+    pages = "huge, of 2 MiB" if huge else "ordinary"
+    if study.vm.huge_pages and not huge:
         pages += f": huge ones were asked for, and {huge_bytes_free() >> 20} MiB of them are free"
     told = {
-        "guests": str(len(guests)),
         "qemu": version.splitlines()[0],
-        "acceleration": machine.accel,
-        "cpus": str(machine.cpus),
-        "memory_bytes": str(machine.memory_bytes),
+        "acceleration": accel,
+        "cpus of a guest": str(study.vm.cpus),
+        "memory of a guest": f"{study.vm.memory >> 20} MiB",
         "pages": pages,
-        "pinned": str(machine.pinned or "no"),
-        "kernel": first.run("uname -r").text.strip(),
-        "programs": first.run(programs + " 2>&1").text.strip(),
-        "command": " ".join(first.vm.qemu.args),
-        "boots that failed before": str(sum(guest.panics for guest in guests)),
+        "pinned to CPUs": "; ".join(str(cpus) for cpus in plan) if plan else "no",
     }
-    if machine.accel == "tcg":
+    if accel == "tcg":
         told["emulation"] = (
             "QEMU translates every instruction of the guests, as no KVM works here: all that takes "
             "CPU time in a guest takes many times as long, and the drives do not. Figures compare "
             "the sides with each other on this machine, and say nothing of what hardware would do."
         )
     return told
+
+
+def kernel_of(image: GuestImage) -> str:
+    """The release whose modules are in the image."""
+    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+    command = ["debugfs", "-R", "ls -p /lib/modules", str(image.root)]
+    said = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path})
+    return released(said.stdout)
+
+
+def released(listing: str) -> str:
+    """debugfs prints `/inode/mode/uid/gid/name/size/`, a line each, `.` and `..` too."""
+    names = [line.split("/")[5] for line in listing.splitlines() if line.count("/") > 5]
+    return next((name for name in names if name.strip(".")), "")

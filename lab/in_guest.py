@@ -9,8 +9,9 @@ import shutil
 from pathlib import Path
 
 from demo import guest_image
-from lab import guests, pinning
-from lab.guests import Guest, LogsDisk, Machine
+from lab import guest_disks, guests, pinning
+from lab.guest_disks import LogsDisk
+from lab.guests import Guest, Machine
 from lab.host import drive_count
 from lab.nvme import SLOTS_MAX, NvmeDrives
 from lab.place import Host
@@ -66,12 +67,12 @@ class InGuest:
         for number in range(self.nvme.count):
             self.nvme.make(number)
         vm = self.study.vm
-        plan = pinning.plan(guests.usable_cpus(), set(), 1, vm.cpus) if vm.pin else None
+        plan = self.plan()
         self.logs = LogsDisk(self.host, image, self.work, self.directory, self.place)
         options = self.logs.options
         has_tools = Path(program(self.host)).exists()
         if has_tools:
-            options += guests.tools_disk(self.host, self.work, Path(program(self.host)))
+            options += guest_disks.tools_disk(self.host, self.work, Path(program(self.host)))
         self.place.nvme = self.nvme
         self.machine = Machine(
             image, accel, vm.cpus, vm.memory, plan[0] if plan else None,
@@ -83,7 +84,7 @@ class InGuest:
         self.place.check(
             f"for module in {MODULES}; do modprobe $module || exit 1; done", timeout=180
         )
-        guests.mount_disks(self.place, has_tools)
+        guest_disks.mount(self.place, has_tools)
         self.nvme.paths(self.place.vm)
 
     def drives(self) -> tuple[list[list[Drive]], list[Drive]]:
@@ -117,13 +118,23 @@ class InGuest:
     def leave(self) -> None:
         pass
 
+    def plan(self) -> list[list[int]] | None:
+        cpus = self.study.vm.cpus
+        return pinning.plan(guests.usable_cpus(), set(), 1, cpus) if self.study.vm.pin else None
+
     def settings(self) -> dict[str, str]:
         drives = (
             f"{self.nvme.count} NVMe drives of {self.study.drives.size >> 20} MiB that QEMU "
             f"emulates, each on a file ({self.directory}) past the host's page cache, with "
             f"{self.nvme.queues} pairs of queues; all of them are served by one thread of QEMU"
         )
-        return guests.settings(self.study, self.machine, [self.place]) | {"drives": drives}
+        programs = "postgres --version; fio --version; mdadm --version; mkfs.xfs -V"
+        return guests.settings(self.study, self.machine.accel, self.plan()) | {
+            "drives": drives,
+            "kernel of the guest": guests.kernel_of(self.machine.image),
+            "programs of the guest": self.place.run(f"{{ {programs}; }} 2>&1").text.strip(),
+            "boots that failed before": str(self.place.panics),
+        }
 
     def close(self) -> None:
         if self.logs:

@@ -9,8 +9,9 @@ import stat
 from pathlib import Path
 
 from demo import guest_image
-from lab import guests, pinning
-from lab.guests import Guest, LogsDisk, Machine
+from lab import guest_disks, guests, pinning
+from lab.guest_disks import LogsDisk
+from lab.guests import Guest, Machine
 from lab.host import OnHost
 from lab.place import Host
 from lab.side import Disk, Drive
@@ -52,7 +53,7 @@ class InVms:
         seconds = guests.boot_seconds_max(len(disks), self.study.vm.cpus, self.accel)
         for machine, guest in zip(machines, self.guests, strict=True):
             machine.wait_up(guest, seconds)
-            guests.mount_disks(guest, tools=False)
+            guest_disks.mount(guest, tools=False)
         return [Seat(it.name, it, Disk(device=DEVICE)) for it in self.guests]
 
     def machine(self, number: int, disk: Disk) -> Machine:
@@ -94,15 +95,13 @@ class InVms:
         self.guests, self.logs = [], []
 
     def settings(self) -> dict[str, str]:
-        vm = self.study.vm
-        return self.on_host.settings() | {
-            "guests": f"{vm.count}, of {vm.cpus} CPUs and {vm.memory >> 20} MiB",
-            "acceleration": self.accel,
-            "pinned": str(self.plan() or "no"),
-            "huge pages": "yes" if guests.with_huge_pages(self.study) else "no",
+        of_guests = guests.settings(self.study, self.accel, self.plan())
+        return self.on_host.settings() | of_guests | {
+            "guests": str(self.study.vm.count),
+            "kernel of the guests": guests.kernel_of(self.image),
             "disks": "vhost-user-blk; of sides without, virtio-blk with cache=none, aio=io_uring "
             "and an I/O thread each",
-        }
+        }  # fmt: skip
 
     def close(self) -> None:
         self.leave()

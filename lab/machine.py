@@ -89,7 +89,11 @@ def first_line(words: list[str]) -> str:
     if shutil.which(words[0], path=path) is None:
         return ""
     said = subprocess.run(
-        words, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=os.environ | {"PATH": path}
+        words,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        env=os.environ | {"PATH": path},
     )
     lines = (said.stdout or said.stderr).splitlines() if said.returncode == 0 else []
     return lines[0].strip() if lines else ""
@@ -172,7 +176,8 @@ def load_problems(study: Study) -> list[str]:
     fix = "run scripts/install.sh lab"
     found += [f"{name} is missing: {fix}" for name in wanted if not shutil.which(name, path=path)]
     if study.pgbench:
-        if not list(Path("/usr/lib/postgresql").glob("*/bin/pgbench")) and not shutil.which("pgbench"):
+        debian = list(Path("/usr/lib/postgresql").glob("*/bin/pgbench"))
+        if not debian and not shutil.which("pgbench"):
             found.append(f"PostgreSQL with pgbench is missing: {fix}")
         if not re.search("^postgres:", read("/etc/passwd"), re.MULTILINE):
             found.append(f"there is no user postgres, and PostgreSQL refuses to run as root: {fix}")

@@ -146,10 +146,11 @@ class HostCommand:
         self.reader.start()
 
     def read(self) -> None:
-        for line in self.child.stdout:
-            self.output += line
-            if self.on_line:
-                self.on_line(line.decode(errors="replace").rstrip("\n"))
+        with self.child.stdout as lines:
+            for line in lines:
+                self.output += line
+                if self.on_line:
+                    self.on_line(line.decode(errors="replace").rstrip("\n"))
 
     @property
     def pid(self) -> int:
@@ -187,7 +188,9 @@ class HostCommand:
             self.owed = None
 
 
-def stop(running: Running, signal: str = "TERM", seconds: float = STOP_SECONDS_MAX) -> Output | None:
+def stop(
+    running: Running, signal: str = "TERM", seconds: float = STOP_SECONDS_MAX
+) -> Output | None:
     """Asks it to end, and kills it if it does not. None if it had to be killed."""
     running.kill(signal)
     try:

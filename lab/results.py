@@ -1,30 +1,31 @@
 """A study's results on disk: what `run` writes, `report` reads, and a person can check by hand.
 
-    RESULTS/                      one run of one study
-      study.toml                  as it was written
-      study.json                  as it is run: with `quick` and what was --set; study.Study reads it
-      machine.json                hardware, kernel, versions of everything, limits, how it was called;
-                                  skipped: side → why it could not be run here; unequal: true or false
-      machine-2.json              the same when a run went on later, and so on
-      sides.json                  name of a side → {kind, protection, settings: {…}, load: {…}}, or
-                                  {skipped: why}
-      raw.json                    what the bare drives do: pattern → {iops, bytes_per_sec, …}; if asked
-      commands.log                every command in order, with its time and its answer
-      cells.jsonl                 one line for each finished cell; a line is written when it is over
-      failures.jsonl              one line for each try that failed: {cell: {…}, error, at}; such a
-                                  cell is tried again by a run that goes on, and may be done since
-      cells/000-ashlar-…/         what a cell left:
-        seconds.csv               one row a second, `SECONDS` below
-        vm0.log.gz                pgbench's own log of each transaction of that load (or host.log.gz)
-        vm0.txt                   what pgbench printed
-        vm0.json                  fio's own output
-      report/                     made from the above at any time: index.html, report.pdf, *.csv, *.png
+    RESULTS/                  one run of one study
+      study.toml              as it was written
+      study.json              as it is run: with `quick` and what was --set; study.Study reads it
+      machine.json            hardware, kernel, versions of everything, limits, how it was called;
+                              skipped: side → why it could not be run here; unequal: true or false
+      machine-2.json          the same when a run went on later, and so on
+      sides.json              name of a side → {kind, protection, settings: {…}, load: {…}}, or
+                              {skipped: why}
+      raw.json                what the bare drives do: pattern → {iops, bytes_per_sec, …}; if asked
+      commands.log            every command in order, with its time and its answer
+      cells.jsonl             one line for each finished cell; a line is written when it is over
+      failures.jsonl          one line for each try that failed: {cell: {…}, error, at}; such a
+                              cell is tried again by a run that goes on, and may be done since
+      cells/000-ashlar-…/     what a cell left:
+        seconds.csv           one row a second, `SECONDS` below
+        vm0.log.gz            pgbench's own log of each transaction of that load (or host.log.gz)
+        vm0.txt               what pgbench printed
+        vm0.json              fio's own output
+      report/                 made from the above at any time: index.html, report.pdf, *.csv, *.png
 
 A run that was stopped goes on where it was: the cells in `cells.jsonl` are done, others begin anew.
 Every figure in a report can be made again from the logs, and is: `cells.jsonl` holds no percentile.
 
-pgbench's log has the warm-up, too, in no order of time, and each line says when a transaction ended:
-those count that ended from `began` until `seconds` later. A guest's clock is set before each load.
+pgbench's log has the warm-up, too, in no order of time, and each line says when a transaction
+ended: those count that ended from `began` until `seconds` later. A guest's clock is set before each
+load.
 """
 
 import csv

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import shutil
+import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -75,6 +76,8 @@ class Session:
     def __exit__(self, *error) -> None:
         if not self.ledger.debts():
             self.ledger.path.unlink(missing_ok=True)
+        elif error[0] is not Refusal:
+            print("something stayed behind: `ashlar-lab clean` removes it", file=sys.stderr)
         self.lock.truncate(0)
         self.lock.close()
 
@@ -108,20 +111,13 @@ class Run:
             changed = self.study.drives.model_copy(update={"directory": str(drives)})
             self.study = self.study.model_copy(update={"drives": changed})
         self.where = where.make(self.study, self.work, self.place)
+        self.sides: dict[str, Side] = {
+            chosen.name: sides.make(chosen, self.study, self.where.place, self.work)
+            for chosen in self.study.side
+        }
         problems = self.where.problems()
-        self.sides: dict[str, Side] = {}
-        for chosen in self.study.side:
-            side = sides.make(chosen, self.study, self.where.place, self.work)
-            # in a guest, it is asked when the guest is there
-            why = side.missing() if self.study.where != Where.GUEST else None
-            if why and self.skip_missing:
-                self.skipped[chosen.name] = why
-            elif why:
-                problems.append(f"side {chosen.name}: {why} (--skip-missing leaves it out)")
-            else:
-                self.sides[chosen.name] = side
-        if self.skip_missing and not self.sides:
-            problems += [f"side {name}: {why}" for name, why in self.skipped.items()]
+        if self.study.where != Where.GUEST:  # there it is asked when the guest is there
+            problems += self.missing_sides()
         problems += machine.problems(self.study, self.sides, self.results.home)
         there = all(map(os.path.exists, self.study.drives.paths))
         if self.sides and there:
@@ -130,6 +126,16 @@ class Run:
         if problems:
             self.place.close()
             raise Refusal("\n".join(problems))
+
+    def missing_sides(self) -> list[str]:
+        """Sides that cannot run here are problems, or are left out."""
+        problems = []
+        for name, side in list(self.sides.items()):
+            if why := side.missing():
+                del self.sides[name]
+                self.skipped[name] = why
+                problems.append(f"side {name}: {why} (--skip-missing leaves it out)")
+        return problems if not self.skip_missing or not self.sides else []
 
     def sizes(self) -> list[int]:
         """All sides give disks of one size, which the smallest of them can give."""
@@ -149,15 +155,18 @@ class Run:
     # The study
 
     def run(self) -> None:
-        chosen = tuple(side for side in self.study.side if side.name in self.sides)
-        blocks = schedule.blocks(self.study, chosen)
-        left = [block for block in blocks if not all(map(self.results.is_done, block.cells))]
+        left = [
+            block
+            for block in schedule.blocks(self.study)
+            if block.side.name in self.sides and not all(map(self.results.is_done, block.cells))
+        ]
         cells = sum(not self.results.is_done(cell) for block in left for cell in block.cells)
         expected = Expected(len(left), cells, schedule.seconds_of(self.study))
         with Screen(self.study.title, expected) as self.screen, self.cleanup:
             self.begin()
             for block in left:
-                self.block(block)
+                if block.side.name in self.sides:
+                    self.block(block)
         if self.failures:
             cells = "\n".join(self.failures)
             raise RunError(f"not all of it could be measured; the report says so:\n{cells}")
@@ -173,6 +182,8 @@ class Run:
         self.work.mkdir(mode=0o755)
         self.cleanup.callback(self.where.close)
         self.where.start()
+        if self.study.where == Where.GUEST and (problems := self.missing_sides()):
+            raise Refusal("\n".join(problems))
         postgres = program_directory(self.place) if self.study.pgbench else ""
         told = machine.description(self.study, postgres, program(self.place))
         told["where"] = self.where.settings()
@@ -192,7 +203,8 @@ class Run:
         first = self.results.home / f"{name}.json"
         if not first.exists():
             return first
-        return self.results.home / f"{name}-{len(list(first.parent.glob(f'{name}*.json'))) + 1}.json"
+        number = len(list(first.parent.glob(f"{name}*.json"))) + 1
+        return first.with_stem(f"{name}-{number}")
 
     def block(self, block: Block) -> None:
         """One turn of one side."""
@@ -270,7 +282,8 @@ class Turn:
     """A side whose arrays are made, with loads that are filled: measures cell after cell."""
 
     def __init__(self, side: Side, on: where.Where, running: list[Load], screen, title: str):
-        self.side, self.where, self.loads, self.screen, self.title = side, on, running, screen, title
+        self.side, self.where, self.loads = side, on, running
+        self.screen, self.title = screen, title
         self.out: list[int] = []  # members that were pulled, and for which no spare came yet
 
     def measure(self, cell: Cell, directory: Path) -> Cell:
@@ -311,13 +324,16 @@ class Turn:
             state_before=state_before,
             state_after=watch.samples[-1].state,
             events=tuple((round(at - summary.began, 2), what) for at, what in events),
-            notes=(*summary.notes, *self.notes(cell)),
+            notes=(*summary.notes, *self.notes(cell, watch.samples[-1].state)),
         )
 
-    def notes(self, cell: Cell) -> list[str]:
-        if cell.state == State.HEALTHY or self.side.pulls_live:
-            return []
-        return ["the drive was taken out while the load rested: this side has no other way"]
+    def notes(self, cell: Cell, state_after: str) -> list[str]:
+        found = []
+        if cell.state != State.HEALTHY and not self.side.pulls_live:
+            found.append("the drive was taken out while the load rested, which this side needs")
+        if cell.state == State.REBUILDING and not state_after.startswith("rebuilding"):
+            found.append("the rebuild was over before the load was: see the events")
+        return found
 
     @staticmethod
     def cores(cpu_seconds: float | None, seconds: float) -> float | None:
@@ -331,15 +347,17 @@ class Turn:
             return
         if not self.out:
             self.make_whole(cell)
-        while len(self.out) < OUT[wanted] and (wanted == State.REBUILDING or not self.side.pulls_live):
-            self.pull_at_rest()
+        early = wanted == State.REBUILDING or not self.side.pulls_live
+        while early and len(self.out) < OUT[wanted]:
+            self.pull_before()
 
-    def pull_at_rest(self) -> None:
+    def pull_before(self) -> None:
         self.screen.now(f"{self.title}: a drive is taken out")
-        for load in self.loads:
+        resting = [] if self.side.pulls_live else self.loads
+        for load in resting:
             load.rest()
         self.pull()
-        for load in self.loads:
+        for load in resting:
             load.go_on()
 
     def make_whole(self, cell: Cell) -> None:

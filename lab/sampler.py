@@ -19,7 +19,7 @@ from lab.results import SECONDS
 from lab.side import Counters, Side
 
 PERIOD_SECONDS = 1.0
-REST = 9  # times as long as a look took: where looking is slow, it must not be the load
+REST = 3  # times as long as a look took: on a slow guest it is not to be felt
 JOIN_SECONDS_MAX = 60
 COUNTERS = tuple(field.name for field in fields(Counters))
 
@@ -82,7 +82,7 @@ class Sampler:
         self.thread.join(JOIN_SECONDS_MAX)
         if self.error:
             raise self.error
-        self.look()
+        self.look(last=True)
 
     def look_on(self) -> None:
         next_at = time.monotonic() + PERIOD_SECONDS
@@ -96,7 +96,8 @@ class Sampler:
             over = time.monotonic()
             next_at = max(next_at + PERIOD_SECONDS, over + REST * (over - began))
 
-    def look(self) -> None:
+    def look(self, last: bool = False) -> None:
+        """At the last, processes of a load are gone, and with them what they had used."""
         state, counters = self.side.state(), self.side.counters()
         now = places.processes(self.place)
         its_own = set(self.side.pids())
@@ -104,7 +105,7 @@ class Sampler:
             {pid: it.cpu_seconds for pid, it in now.items() if it.is_kernel or pid in its_own}
         )
         guests = self.guest_seconds()
-        if guests is None:
+        if guests is None and not last:
             load = set(self.load_pids())
             guests = self.guests.add(
                 {pid: it.cpu_seconds for pid, it in now.items() if pid in load}
@@ -145,9 +146,18 @@ def totals(samples: list[Sample], begin: float, end: float) -> dict[str, float |
         for name in COUNTERS
     }
     found["storage_seconds"] = grown(lambda sample: sample.storage_seconds)
-    guests = all(sample.guest_seconds is not None for sample in samples)
-    found["guest_seconds"] = grown(lambda sample: sample.guest_seconds) if guests else None
+    found["guest_seconds"] = guest_seconds(samples, begin, end)
     return found
+
+
+def guest_seconds(samples: list[Sample], begin: float, end: float) -> float | None:
+    """What was not seen at the end went on as before."""
+    seen = [sample for sample in samples if sample.guest_seconds is not None]
+    until = min(end, seen[-1].at) if seen else begin
+    if len(seen) < 2 or until <= begin:
+        return None
+    grown = [between(seen, at, lambda sample: sample.guest_seconds) for at in (begin, until)]
+    return (grown[1] - grown[0]) * (end - begin) / (until - begin)
 
 
 def rows(samples: list[Sample], load: Summary) -> list[dict[str, object]]:

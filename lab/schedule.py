@@ -25,11 +25,10 @@ class Block:
     cells: tuple[Cell, ...]
 
 
-def blocks(study: Study, sides: tuple[Side, ...] | None = None) -> list[Block]:
-    """`sides` are those that this machine can run; all of them, if not said."""
+def blocks(study: Study) -> list[Block]:
     made, number = [], 0
     for repeat in range(study.repeats):
-        for side in study.side if sides is None else sides:
+        for side in study.side:
             cells = []
             for state in states_of(study, side):
                 for load, clients, loads in loads_of(study):

@@ -64,8 +64,8 @@ class Fio:
         return f"--name={name} --filename={self.file} {ENGINE}"
 
     def check_job(self) -> str:
-        where = f"--offset={self.bytes} --size={self.checked_bytes} --bs=64k --iodepth=16 --verify_state_save=0"
-        return f"{self.job('check')} {where} --verify=crc32c"
+        where = f"--offset={self.bytes} --size={self.checked_bytes} --bs=64k --iodepth=16"
+        return f"{self.job('check')} {where} --verify=crc32c --verify_state_save=0"
 
     def long(self, command: str) -> None:
         output = self.place.spawn(f"exec {command}").wait(FILL_SECONDS_MAX)
@@ -111,7 +111,8 @@ class Fio:
             f"fio {self.check_job()} --rw=read --verify_fatal=1", CHECK_SECONDS_MAX
         )
         if output.rc != 0:
-            said = [line for line in output.text.splitlines() if line.startswith(("fio:", "verify"))]
+            lines = output.text.splitlines()
+            said = [line for line in lines if line.startswith(("fio:", "verify"))]
             raise LoadError(f"what was written to {self.file} is not what is read: {said[:3]}")
 
     def rest(self) -> None:
@@ -177,8 +178,8 @@ def measured(said: dict, iops_log: str, latency_log: str) -> Measured:
         second = round(at - began) - 1
         counts[second] = counts.get(second, 0) + rate
     last = max(0, round(seconds) - 1)
-    if last not in counts:  # fio ends before it writes down its last second
-        counts[last] = max(0, total - sum(counts.values()))
+    # fio may end before it writes down its last second, and it rounds the others
+    counts[last] = max(0, counts.get(last, 0) + total - sum(counts.values()))
     for second in counts:
         its = [value for at, value, _ in latencies if round(at - began) - 1 == second]
         sums[second] = counts[second] * sum(its) / len(its) / 1e6 if its else 0.0

@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -205,7 +206,8 @@ class Pgbench:
         text = directory / f"{self.seat.name}.txt"
         text.write_text(f"$ {self.command}\n{output.text}")
         if output.rc != 0:
-            server = self.place.run(f"grep -E 'PANIC|FATAL|ERROR' {self.logs}/server | tail -n 5").text
+            wrong = f"grep -E 'PANIC|FATAL|ERROR' {self.logs}/server | tail -n 5"
+            server = self.place.run(wrong).text
             text.write_text(f"{text.read_text()}\nPostgreSQL's log:\n{server}")
             why = re.search(r"error: (.*(?:PANIC|FATAL|ERROR).*)", output.text + server)
             raise LoadError(f"pgbench was aborted: {why[1] if why else 'see there'} ({text})")
@@ -276,13 +278,13 @@ class Pgbench:
         self.start_server()
 
     def pids(self) -> list[int]:
-        """The server works in its data, the client in our home. Other databases are none of ours."""
+        """The server works in its data, the client in our home. Others are none of ours."""
         found = places.processes_in(self.place, self.home)
         return found + places.processes_in(self.place, self.data)
 
     def settings(self) -> dict[str, str]:
         version = self.place.run(f"{self.programs}/postgres --version").text.strip()
-        file_system = "its own" if self.seat.disk.directory else "XFS, made with mkfs.xfs's defaults"
+        file_system = "its own" if self.seat.disk.directory else "XFS, with mkfs.xfs's defaults"
         return {"version": version, "file system": file_system} | {
             name: value for name, value in self.options().items() if value
         }
@@ -332,7 +334,7 @@ def by_second(log: Path, warm_seconds: int) -> tuple[float, dict[int, int], dict
     A line is `client number latency_us script seconds microseconds`: when it ended, by the clock.
     The earliest beginning of any transaction is when pgbench had all of its connections.
     """
-    ends, latencies = [], []
+    ends, latencies = array("q"), array("q")  # there may be millions
     for line in lines(log):
         fields = line.split()
         with contextlib.suppress(ValueError):  # a failed one has a word in place of its latency

@@ -64,6 +64,8 @@ class Btrfs:
         self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
     ) -> list[Disk]:
         self.members, self.spares = [list(members) for members in drives], list(spares)
+        for drive in self.spares:
+            self.blocks.device(drive)  # before anything is mounted: they are let go of after that
         for number, members in enumerate(self.members):
             self.make(number, [self.blocks.device(drive) for drive in members])
         return [self.disk(number, size) for number, size in enumerate(disk_bytes)]

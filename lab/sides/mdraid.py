@@ -42,6 +42,8 @@ ZEROED = ("file", "nvme")  # kinds of drives that come with nothing but zeroes
 
 
 class Mdraid:
+    pulls_live = True
+
     def __init__(self, chosen: studies.Side, study: studies.Study, place: Place, work: Path):
         self.chosen, self.study, self.place = chosen, study, place
         self.name = chosen.name

@@ -1,8 +1,12 @@
 """qemu-storage-daemon: one drive for each load, exported by another user-space daemon.
 
 It has no redundancy: it shows what a user-space path to a drive costs, Ashlar's or any other.
+
+Without a virtual machine it exports by FUSE. That of QEMU 7.2 mixes up the data of writes that are
+under way together: fio's checksums say so when they are read back.
 """
 
+import re
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +18,7 @@ from lab.sides.blocks import Blocks
 from lab.study import Where
 
 PROGRAM = "qemu-storage-daemon"
+FUSE_VERSION_MIN = (10, 1)
 READY_SECONDS_MAX = 30
 
 
@@ -40,9 +45,18 @@ class StorageDaemon:
         if self.study.where != Where.VM:
             if self.place.run("[ $(id -u) = 0 ]").rc:
                 return "loop devices need root: run it with sudo"
+            if self.version() < FUSE_VERSION_MIN:
+                return (
+                    "its FUSE export mixes up data in QEMU 7.2, and versions before 10.1 were not "
+                    "tried: install a newer one, or take a study in virtual machines"
+                )
             if self.place.run("[ -e /dev/fuse ] || modprobe fuse").rc:
                 return "there is no /dev/fuse: modprobe fuse"
         return None
+
+    def version(self) -> tuple[int, int]:
+        found = re.search(r"version (\d+)\.(\d+)", self.place.run(f"{PROGRAM} --version").text)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
 
     def capacity_bytes(self, drives: list[Drive]) -> int:
         return drives[0].bytes

@@ -68,8 +68,8 @@ class Raw:
         }  # fmt: skip
 
     def schedulers(self) -> str:
-        names = " ".join(f"/sys/block/{Path(device).name}/queue/scheduler" for device in self.devices)
-        return self.place.run(f"cat {names}").text.strip() if names else ""
+        files = [f"/sys/block/{Path(each).name}/queue/scheduler" for each in self.devices]
+        return self.place.run(f"cat {' '.join(files)}").text.strip() if files else ""
 
     def stop(self) -> None:
         self.cleanup.close()

@@ -58,6 +58,8 @@ class Zfs:
         self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
     ) -> list[Disk]:
         self.members, self.spares = [list(members) for members in drives], list(spares)
+        for drive in self.spares:
+            self.blocks.device(drive)  # before there is a pool: they are let go of after that
         for number, members in enumerate(self.members):
             devices = " ".join(self.blocks.device(drive) for drive in members)
             at = f"{self.home}/pool{number}"
@@ -98,7 +100,8 @@ class Zfs:
             done = re.search(r"([\d.]+)% done", said)
             return f"rebuilding {done[1] if done else 0}%"
         found = re.search(r"state: (\w+)", said)
-        return {"ONLINE": "healthy", "DEGRADED": "degraded"}.get(found[1] if found else "", "failed")
+        known = {"ONLINE": "healthy", "DEGRADED": "degraded"}
+        return known.get(found[1] if found else "", "failed")
 
     def counters(self) -> Counters | None:
         return None  # it counts what it asks of drives, not what it is asked

@@ -5,7 +5,8 @@ import unittest
 from pathlib import Path
 from types import SimpleNamespace
 
-from lab import guests, in_vms, nvme, pinning
+from demo.vm import VmError
+from lab import guest_disks, guests, in_vms, nvme, pinning
 
 
 class Pinning(unittest.TestCase):
@@ -32,11 +33,18 @@ class Nvme(unittest.TestCase):
         self.assertEqual(words.count("pcie-root-port"), 3)
         addresses = [word.split("addr=")[1] for word in drives.options() if "root-port" in word]
         self.assertEqual(len(set(addresses)), 3)
-        self.assertNotIn(hex(guests.LOGS_ADDRESS), addresses)
+        self.assertNotIn(hex(guest_disks.LOGS_ADDRESS), addresses)
 
     def test_drives_are_told_apart_by_their_serials(self):
         text = "LAB1 nvme0n1\nLAB0 nvme3n1\nLAB2\n"
         self.assertEqual(nvme.named(text), {"LAB1": "/dev/nvme0n1", "LAB0": "/dev/nvme3n1"})
+
+
+class Kernel(unittest.TestCase):
+    def test_the_release_is_the_one_name_that_is_no_dot(self):
+        listing = "/11/040755/0/0/.//\n/2/040755/0/0/..//\n/12/040755/0/0/6.1.0-56-amd64//\n"
+        self.assertEqual(guests.released(listing), "6.1.0-56-amd64")
+        self.assertEqual(guests.released(""), "")
 
 
 class Disks(unittest.TestCase):
@@ -53,6 +61,93 @@ class Guest(unittest.TestCase):
         guest = guests.Guest("g", SimpleNamespace(write_down=lambda *_: None))
         self.assertFalse(guest.unplug("/dev/vda"))
         self.assertEqual(guest.plug("/dev/vda"), "/dev/vda")
+
+    def test_commands_of_a_guest_that_is_gone_name_its_console(self):
+        guest = guests.Guest("g", SimpleNamespace(write_down=lambda *_: None))
+
+        def run(command, timeout):
+            raise VmError("the guest went away")
+
+        guest.vm = SimpleNamespace(running=False, run=run)
+        with self.assertRaisesRegex(VmError, f"went away\n.* is in {guest.log}"):
+            guest.check("true")
+
+
+class FakeNvme:
+    """Drives that come back by another name, as the kernel counts controllers."""
+
+    def __init__(self, count: int):
+        self.names = {number: f"/dev/nvme{number}n1" for number in range(count)}
+        self.out: set[int] = set()
+
+    def paths(self, vm):
+        return {number: path for number, path in self.names.items() if number not in self.out}
+
+    def unplug(self, vm, number):
+        self.out.add(number)
+
+    def plug(self, vm, number):
+        self.out.remove(number)
+        self.names[number] = f"/dev/nvme{9 + number}n1"
+
+
+class Hands(unittest.TestCase):
+    def test_two_drives_that_are_out_come_back_each_as_itself(self):
+        guest = guests.Guest("g", SimpleNamespace(write_down=lambda *_: None))
+        guest.nvme = FakeNvme(3)
+        self.assertTrue(guest.unplug("/dev/nvme0n1"))
+        self.assertTrue(guest.unplug("/dev/nvme1n1"))
+        self.assertFalse(guest.unplug("/dev/md100"))
+        self.assertEqual(guest.plug("/dev/nvme0n1"), "/dev/nvme9n1")
+        self.assertEqual(guest.plug("/dev/nvme1n1"), "/dev/nvme10n1")
+        # One that was never out is where it is.
+        self.assertEqual(guest.plug("/dev/nvme2n1"), "/dev/nvme2n1")
+        self.assertTrue(guest.unplug("/dev/nvme9n1"))
+        self.assertEqual(guest.nvme.out, {0})
+
+
+class FakeVm:
+    """Comes up at the try that is told, if ever."""
+
+    def __init__(self, failures: int):
+        self.failures = failures
+
+    def wait_up(self, seconds: float):
+        if self.failures:
+            raise VmError("it hangs")
+
+    def cpu_threads(self):
+        return []
+
+
+class Booting(unittest.TestCase):
+    def booted(self, accel: str, failures: int) -> guests.Guest:
+        """A guest whose first boots fail."""
+        home = tempfile.TemporaryDirectory()
+        self.addCleanup(home.cleanup)
+        guest = guests.Guest("g", SimpleNamespace(write_down=lambda *_: None))
+        guest.log = Path(home.name) / "g.log"
+        left = iter(range(failures, -1, -1))
+
+        class Machine(guests.Machine):
+            def launch(self, guest):
+                guest.log.write_text("its last words")
+                guest.vm = FakeVm(next(left))
+
+        machine = Machine(None, accel, 1, 1 << 30, None, False)
+        machine.launch(guest)
+        machine.wait_up(guest, 1)
+        return guest
+
+    def test_emulated_guests_are_booted_again_a_few_times(self):
+        guest = self.booted("tcg", failures=guests.TRIES_MAX - 1)
+        self.assertEqual(guest.panics, guests.TRIES_MAX - 1)
+        self.assertEqual((guest.log.parent / "g.0.log").read_text(), "its last words")
+
+    def test_then_and_with_kvm_at_once_the_console_is_named(self):
+        for accel, failures in (("tcg", guests.TRIES_MAX), ("kvm", 1)):
+            with self.assertRaisesRegex(VmError, r"it hangs\nthe console of g is in .*\.log"):
+                self.booted(accel, failures)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,209 @@
+"""Goal: every side that this host can run keeps data while a drive goes and a spare comes, and
+leaves nothing behind, also when it is interrupted in the middle of a load.
+
+Method: small drive files; each side by itself under a load of fio, and the command as it is, in a
+process that is sent signals. Takes root and the programs of `make lab`, else it is skipped.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+from lab import host, ledger, sides, study
+from lab.ledger import Ledger
+from lab.loads.fio import Fio
+from lab.place import Host
+from lab.results import Cell, Results
+
+SECONDS_MAX = 120
+STUDY = """
+title = "test"
+where = "host"
+states = ["healthy", "degraded", "rebuilding"]
+unequal = true
+repeats = 1
+[drives]
+size = "320M"
+[[side]]
+kind = "ashlar"
+[[side]]
+kind = "btrfs"
+[[side]]
+kind = "raw"
+[fio]
+seconds = 2
+warm_seconds = 1
+size = "128M"
+[[fio.patterns]]
+name = "mixed"
+rw = "randrw"
+depth = 4
+"""
+ROOT = os.geteuid() == 0 and Path("/dev/loop-control").exists()
+
+
+@unittest.skipUnless(ROOT, "loop devices and mounts need root")
+class OnHost(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory(prefix="ashlar-lab-test-")
+        self.addCleanup(directory.cleanup)
+        self.home = Path(directory.name)
+        self.path = self.home / "test.toml"
+        self.path.write_text(STUDY)
+        self.cache = self.home / "cache"
+        self.addCleanup(self.nothing_is_left)  # after all that is taken down in a test
+
+    def nothing_is_left(self):
+        beneath = [at for at in ledger.mounts() if at.startswith(str(self.home))]
+        self.assertEqual(beneath, [])
+        drives = [path for path in self.cache.rglob("*.img") if ledger.loops_of(str(path))]
+        self.assertEqual(drives, [])
+
+    # One side after the other, by itself
+
+    def side(self, name: str) -> None:
+        made = study.only(study.load(self.path), [name])
+        drives = made.drives.model_copy(update={"directory": str(self.cache / "drives")})
+        made = made.model_copy(update={"drives": drives})
+        work = self.home / "work"
+        work.mkdir()
+        place = Host(Ledger(self.cache / "ledger"))
+        self.addCleanup(place.close)
+        side = sides.make(made.side[0], made, place, work)
+        if why := side.missing():
+            self.skipTest(why)
+        where = host.OnHost(made, work, place)
+        self.addCleanup(where.close)
+        where.start()
+        arrays, spares = where.drives()
+        self.addCleanup(side.stop)
+        size = min(side.capacity_bytes(arrays[0]) * 9 // 10, 256 << 20) >> 20 << 20
+        (disk,) = side.start(arrays, spares, [size])
+        (seat,) = where.seats([host.Disk(disk.device, disk.directory, disk.vhost, size)])
+        load = Fio(seat, made.fio)
+        self.addCleanup(load.close)
+        load.prepare(lambda what: None)
+        self.measured(load)
+        self.assertEqual(side.state(), "healthy")
+        if side.protection.losses:
+            side.pull()
+            self.assertEqual(side.state(), "degraded")
+            load.verify()
+            side.replace()
+            self.wait_healthy(side)
+            load.verify()
+        self.assertTrue(side.settings())
+        load.close()
+        side.stop()
+        where.close()
+        self.assertEqual(place.ledger.debts(), [])
+
+    def measured(self, load: Fio) -> None:
+        directory = self.home / "cell"
+        directory.mkdir(exist_ok=True)
+        load.begin(Cell(0, 0, "s", "healthy", "mixed", 0, 1))
+        found = load.finish(directory)
+        self.assertGreater(found.total, 10)
+        said = json.loads((directory / "host.json").read_text())
+        its = said["jobs"][0]
+        self.assertEqual(found.total, its["read"]["total_ios"] + its["write"]["total_ios"])
+        self.assertIn("99.950000", its["read"]["lat_ns"]["percentile"])
+        load.verify()
+
+    def wait_healthy(self, side) -> None:
+        deadline = time.monotonic() + SECONDS_MAX
+        while (state := side.state()) != "healthy":
+            self.assertRegex(state, r"^rebuilding [\d.]+%$")
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.1)
+
+    def test_ashlar(self):
+        self.side("ashlar")
+
+    def test_btrfs(self):
+        self.side("btrfs")
+
+    def test_raw(self):
+        self.side("raw")
+
+    # The command
+
+    def lab(self, *words: str) -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-m", "lab.main", *words],
+            env=os.environ | {"ASHLAR_CACHE": str(self.cache)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def started(self, until: str) -> tuple[subprocess.Popen, Path]:
+        """A run that has come as far as to say `until`."""
+        out = self.home / "out"
+        run = self.lab("run", str(self.path), "--sides", "raw", "--no-report", "--out", str(out))
+        self.addCleanup(run.stdout.close)
+        self.addCleanup(run.kill)
+        said = ""
+        for line in run.stdout:
+            said += line
+            if until in line:
+                return run, out
+        run.wait(SECONDS_MAX)
+        self.fail(f"it ended with status {run.returncode}:\n{said}")
+
+    def left(self) -> list[str]:
+        return [debt.what for debt in Ledger(self.cache / "lab" / "ledger").debts()]
+
+    def test_an_interrupted_run_leaves_nothing_and_goes_on(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            run, out = self.started("healthy, mixed")
+            run.send_signal(number)
+            self.assertEqual(run.wait(SECONDS_MAX), 130)
+            self.assertEqual(self.left(), [])
+            self.assertEqual(list(Results.open(out).cells), [])
+        again = self.lab("run", "--resume", str(out), "--no-report")
+        said, _ = again.communicate(timeout=SECONDS_MAX)
+        self.assertEqual(again.returncode, 0, said)
+        (cell,) = Results.open(out).cells
+        self.assertGreater(cell.operations, 0)
+        rows = Results.open(out).seconds_of(cell)
+        self.assertEqual([row["second"] for row in rows if int(row["second"]) >= 0], ["0", "1"])
+
+    def test_a_killed_run_is_cleaned_up_after(self):
+        run, _ = self.started("healthy, mixed")
+        run.kill()
+        run.wait(SECONDS_MAX)
+        self.assertTrue(self.left())
+        check = self.lab("check", str(self.path))
+        said, _ = check.communicate(timeout=SECONDS_MAX)
+        self.assertEqual(check.returncode, 1)
+        self.assertIn("ashlar-lab clean", said)
+        clean = self.lab("clean")
+        said, _ = clean.communicate(timeout=SECONDS_MAX)
+        self.assertEqual(clean.returncode, 0, said)
+        self.assertEqual(self.left(), [])
+
+    def test_refusals_name_all_problems_and_start_nothing(self):
+        out = self.home / "out"
+        words = ["--set", "drives.size=100T", "--set", "unequal=false", "--out", str(out)]
+        run = self.lab("run", str(self.path), *words)
+        said, _ = run.communicate(timeout=SECONDS_MAX)
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("drives.size=1G", said)
+        self.assertIn("--unequal", said)
+        self.assertFalse(out.exists())
+        usage = self.lab("run", "--nonsense")
+        usage.communicate(timeout=SECONDS_MAX)
+        self.assertEqual(usage.returncode, 2)
+
+
+if __name__ == "__main__":
+    unittest.main()

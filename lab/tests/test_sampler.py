@@ -1,0 +1,107 @@
+"""Goal: what is seen now and then becomes what happened in each second, and nothing counts twice.
+
+Method: totals of made-up samples, whose growth is known, and logs written by hand.
+"""
+
+import gzip
+import json
+import tempfile
+import unittest
+from pathlib import Path
+
+from lab import sampler
+from lab.loads import LoadError, Measured, fio, pgbench, summary
+from lab.sampler import Meter, Sample
+from lab.side import Counters
+
+
+def sample(at: float, reads: int, cpu: float, state: str = "healthy") -> Sample:
+    return Sample(at, state, Counters(reads, 0, reads * 4096, 0), cpu, None)
+
+
+class Seconds(unittest.TestCase):
+    def test_growth_is_given_to_the_seconds_in_which_it_was(self):
+        # 100 reads a second, looked at in the middle of seconds
+        samples = [sample(1000.5 + at, 100 * at, 0.25 * at) for at in range(6)]
+        load = summary([Measured(1002.0, 3.0, {-1: 5, 0: 10, 1: 20, 2: 30}, {0: 40.0})])
+        rows = sampler.rows(samples, load)
+        self.assertEqual([row["second"] for row in rows], [-1, 0, 1, 2])
+        self.assertEqual([row["array_reads"] for row in rows], [100, 100, 100, 100])
+        self.assertEqual([row["storage_cores"] for row in rows], [0.25] * 4)
+        self.assertEqual([row["operations"] for row in rows], [5, 10, 20, 30])
+        self.assertEqual(rows[1]["latency_ms_mean"], 4.0)
+        self.assertIsNone(rows[0]["guest_cores"])
+
+    def test_sums_of_rows_are_the_total(self):
+        samples = [sample(at, reads, 0) for at, reads in [(0, 0), (1.3, 90), (1.9, 95), (4.2, 400)]]
+        load = summary([Measured(0.0, 4.0, {0: 1}, {})])
+        rows = sampler.rows(samples, load)
+        total = sampler.totals(samples, 0.0, 4.0)["reads"]
+        self.assertAlmostEqual(sum(row["array_reads"] for row in rows), total, delta=2)
+
+    def test_nothing_is_known_where_nobody_counts(self):
+        samples = [Sample(at, "healthy", None, 0.0, 1.0 * at) for at in range(4)]
+        found = sampler.totals(samples, 1.0, 3.0)
+        self.assertIsNone(found["reads"])
+        self.assertAlmostEqual(found["guest_seconds"], 2.0)
+
+    def test_a_load_whose_end_was_not_seen_went_on_as_before(self):
+        samples = [Sample(at, "healthy", None, 0.0, 0.5 * at if at < 3 else None) for at in range(5)]
+        self.assertAlmostEqual(sampler.totals(samples, 0.0, 4.0)["guest_seconds"], 2.0)
+        self.assertIsNone(sampler.totals(samples, 3.0, 4.0)["guest_seconds"])
+
+    def test_a_state_is_the_last_that_was_seen(self):
+        samples = [sample(at, 0, 0, "degraded" if at >= 2 else "healthy") for at in range(5)]
+        rows = sampler.rows(samples, summary([Measured(0.0, 4.0, {}, {})]))
+        self.assertEqual([row["state"] for row in rows][::2], ["healthy", "degraded"])
+
+    def test_processes_that_come_and_go_count_once(self):
+        meter = Meter()
+        self.assertEqual(meter.add({1: 100.0, 2: 5.0}), 0.0)
+        self.assertEqual(meter.add({1: 101.0, 3: 0.5}), 1.5)  # 2 is gone, 3 began in between
+        self.assertEqual(meter.add({1: 102.0, 2: 0.25, 3: 0.5}), 2.75)  # a pid that is used again
+
+
+class Logs(unittest.TestCase):
+    def log(self, lines: list[str]) -> Path:
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        path = Path(directory.name) / "host.log.gz"
+        with gzip.open(path, "wt") as file:
+            file.write("\n".join(lines) + "\n")
+        return path
+
+    def test_transactions_are_in_the_second_in_which_they_ended(self):
+        # client, number, microseconds, script, second, microsecond: the first began at 99.0
+        path = self.log(
+            ["0 0 500000 0 99 500000", "1 0 900000 0 100 999999", "0 1 2000 0 101 0"]
+            + ["1 1 failed 0 101 5", "0 2 4000 0 101 700000"]
+        )
+        began, counts, sums = pgbench.by_second(path, 2)
+        self.assertEqual(began, 101.0)
+        self.assertEqual(counts, {-2: 1, -1: 1, 0: 2})
+        self.assertAlmostEqual(sums[0], 6.0)
+
+    def test_a_log_without_a_transaction_is_refused(self):
+        with self.assertRaises(LoadError):
+            pgbench.by_second(self.log(["0 0 failed 0 99 5"]), 0)
+
+    def test_seconds_of_fio_make_up_its_total(self):
+        way = {"total_ios": 1000, "runtime": 3001}
+        other = {"total_ios": 0, "runtime": 0}
+        said = {"jobs": [{"read": way, "write": other, "error": 0}]}
+        iops = "5001000, 300, 0, 0, 0\n5002001, 400, 0, 0, 0\n"
+        latency = "5001000, 2000000, 0, 0, 0\n5002001, 1000000, 0, 0, 0\n"
+        found = fio.measured(json.loads(json.dumps(said)), iops, latency)
+        self.assertEqual(found.began, 5000.0)
+        self.assertEqual(found.operations, {0: 300, 1: 400, 2: 300})
+        self.assertEqual(found.total, 1000)
+        self.assertAlmostEqual(found.latency_ms_sums[0] / 300, 2.0)
+
+    def test_only_seconds_in_which_all_loads_were_measured_count(self):
+        one = Measured(100.0, 10.0, {0: 5, 1: 5}, {})
+        two = Measured(102.0, 10.0, {0: 7}, {}, failed=1, notes=("n",))
+        both = summary([one, two])
+        self.assertEqual((both.began, both.seconds), (102.0, 8.0))
+        self.assertEqual(both.operations, {-2: 5, -1: 5, 0: 7})
+        self.assertEqual((both.total, both.failed, both.notes), (7, 1, ("n",)))
