@@ -242,7 +242,8 @@ def show(study: Study, given: dict, unknown: list[str], found: list[Forecast]) -
     array = study.array
     console.print(
         f"{study.title}: {array.count} x {array.data}+{array.parity}, "
-        f"chunk {array.chunk >> 10} KiB; a drive: {given[FIGURES[0]]:,.0f} reads, {given[FIGURES[1]]:,.0f} writes a second, "
+        f"chunk {array.chunk >> 10} KiB; a drive: {given[FIGURES[0]]:,.0f} reads, "
+        f"{given[FIGURES[1]]:,.0f} writes a second, "
         f"{given[FIGURES[2]]:g} and {given[FIGURES[3]]:g} GB/s"
     )
     table = Table(box=None, header_style="bold", pad_edge=False)
