@@ -306,8 +306,13 @@ class Turn:
             state_before=state_before,
             state_after=watch.samples[-1].state,
             events=tuple((round(at - summary.began, 2), what) for at, what in events),
-            notes=summary.notes,
+            notes=(*summary.notes, *self.notes(cell)),
         )
+
+    def notes(self, cell: Cell) -> list[str]:
+        if cell.state == State.HEALTHY or self.side.pulls_live:
+            return []
+        return ["the drive was taken out while the load rested: this side has no other way"]
 
     @staticmethod
     def cores(cpu_seconds: float | None, seconds: float) -> float | None:
@@ -318,11 +323,19 @@ class Turn:
         wanted = State(cell.state)
         if wanted == State.HEALTHY:
             self.make_whole(cell)
-        elif wanted == State.REBUILDING and not self.out:
+            return
+        if not self.out:
             self.make_whole(cell)
-            self.pull()
-        elif not self.out:
-            self.make_whole(cell)
+        while len(self.out) < OUT[wanted] and (wanted == State.REBUILDING or not self.side.pulls_live):
+            self.pull_at_rest()
+
+    def pull_at_rest(self) -> None:
+        self.screen.now(f"{self.title}: a drive is taken out")
+        for load in self.loads:
+            load.rest()
+        self.pull()
+        for load in self.loads:
+            load.go_on()
 
     def make_whole(self, cell: Cell) -> None:
         while self.out:

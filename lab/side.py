@@ -62,6 +62,7 @@ class Protection:
 class Side(Protocol):
     name: str
     protection: Protection
+    pulls_live: bool  # whether a drive can be pulled under load; else the loads rest meanwhile
 
     def missing(self) -> str | None:
         """Why this place cannot run it, with the fix; None where it can."""

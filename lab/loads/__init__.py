@@ -61,6 +61,12 @@ class Load(Protocol):
     def verify(self) -> None:
         """Raises LoadError if what the disk holds is not what was written."""
 
+    def rest(self) -> None:
+        """Lets go of the disk, which stays as it is."""
+
+    def go_on(self) -> None:
+        """After a rest."""
+
     def pids(self) -> list[int]:
         """In the seat's place: whose CPU time is the load's."""
 

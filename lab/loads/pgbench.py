@@ -33,7 +33,7 @@ AS_USER = f"setpriv --reuid={USER} --regid={USER} --clear-groups"
 DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
 ROWS_OF_SCALE = 100_000  # accounts; 15 MB each with their index
 START_SECONDS_MAX = 120
-STOP_SECONDS_MAX = 300
+STOP_SECONDS_MAX = 60
 FILL_SECONDS_MAX = 6 * 3600
 LATE_SECONDS_MAX = 300  # for connections, and for what hangs while a drive is being given up
 CONNECTIONS_BESIDE = 20  # ours, and those that PostgreSQL keeps for itself
@@ -249,6 +249,18 @@ class Pgbench:
             timeout=3600,
         )
         return tuple(map(int, row.split("|")))
+
+    def rest(self) -> None:
+        self.stop_server()
+        if self.mounted:
+            places.unmount(self.place, self.root)
+            self.mounted = False
+
+    def go_on(self) -> None:
+        if not self.seat.disk.directory:
+            places.mount(self.place, self.seat.disk.device, self.root, "xfs")
+            self.mounted = True
+        self.start_server()
 
     def pids(self) -> list[int]:
         """The server works in its data, the client in our home. Other databases are none of ours."""

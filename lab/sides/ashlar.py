@@ -22,6 +22,8 @@ STATES = {"optimal": "healthy", "degraded": "degraded"}
 
 
 class Ashlar:
+    pulls_live = True
+
     def __init__(self, chosen: studies.Side, study: studies.Study, place: Place, work: Path):
         self.chosen, self.study, self.place = chosen, study, place
         self.name = chosen.name

@@ -11,6 +11,8 @@ from lab.sides.blocks import Blocks
 
 
 class Raw:
+    pulls_live = True
+
     def __init__(self, chosen: studies.Side, study: studies.Study, place: Place, work: Path):
         self.study, self.place = study, place
         self.name = chosen.name

@@ -1,0 +1,120 @@
+"""ZFS with raidz, where it is installed: its own file system, with its checksums.
+
+Its documentation advises for PostgreSQL a record of the size of what is written: 16 KiB, which is
+two pages of the database. Everything else is as it is by default; `sync` is what callers ask for.
+"""
+
+import re
+from contextlib import ExitStack
+from pathlib import Path
+
+from lab import place as places
+from lab import study as studies
+from lab.place import Place
+from lab.side import Counters, Disk, Drive, Protection, SideError
+from lab.sides.blocks import Blocks
+
+LEVELS = {0: "", 1: "raidz1", 2: "raidz2", 3: "raidz3"}
+ROOM = 0.7  # what raidz leaves of small records, and what a pool keeps for itself
+RECORD = "16K"
+SECTOR_SHIFT = 12
+
+
+class Zfs:
+    pulls_live = True
+
+    def __init__(self, chosen: studies.Side, study: studies.Study, place: Place, work: Path):
+        self.study, self.place = study, place
+        self.name = chosen.name
+        self.home = work / chosen.name
+        # Whole stripes only, never in place: there is no write hole to close.
+        self.protection = Protection(study.array.parity, "none")
+        self.cleanup = ExitStack()
+        self.blocks = Blocks(place, self.cleanup)
+        self.members: list[list[Drive]] = []
+        self.spares: list[Drive] = []
+        self.commands: list[str] = []
+
+    def missing(self) -> str | None:
+        if self.study.drives.kind == "model":
+            return "drives of kind `model` are for the side `ashlar` alone: leave this one out"
+        if self.study.where == studies.Where.VM:
+            return "volumes of ZFS for virtual machines are not written: leave this one out"
+        if places.programs_missing(self.place, "zpool", "zfs"):
+            return "zpool is missing: apt-get install zfsutils-linux (in Debian's contrib)"
+        if self.place.run("[ -e /dev/zfs ] || modprobe zfs").rc:
+            return "this kernel has no ZFS: apt-get install zfs-dkms, then modprobe zfs"
+        if self.place.run("[ $(id -u) = 0 ]").rc:
+            return "a pool needs root: run it with sudo"
+        return None
+
+    def capacity_bytes(self, drives: list[Drive]) -> int:
+        return int(self.study.array.data * min(drive.bytes for drive in drives) * ROOM)
+
+    def pool(self, number: int) -> str:
+        return f"ashlar_lab_{number}"
+
+    def start(
+        self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
+    ) -> list[Disk]:
+        self.members, self.spares = [list(members) for members in drives], list(spares)
+        for number, members in enumerate(self.members):
+            devices = " ".join(self.blocks.device(drive) for drive in members)
+            at = f"{self.home}/pool{number}"
+            places.owe(self.place, "mount", at)
+            self.told(
+                f"zpool create -f -o ashift={SECTOR_SHIFT} -o cachefile=none -m {at} "
+                f"{self.pool(number)} {LEVELS[self.study.array.parity]} {devices}"
+            )
+            self.cleanup.callback(places.settle, self.place, "mount", at)
+            self.cleanup.callback(self.told, f"zpool destroy -f {self.pool(number)}")
+            self.told(f"zfs set recordsize={RECORD} {self.pool(number)}")
+        return [self.disk(number) for number in range(len(disk_bytes))]
+
+    def disk(self, number: int) -> Disk:
+        at = f"{self.home}/pool{number % len(self.members)}/disk{number}"
+        self.place.check(f"mkdir -p {at} && chmod -R a+rx {self.home}")
+        return Disk(directory=at)
+
+    def told(self, command: str) -> str:
+        self.commands.append(command)
+        return self.place.check(command, timeout=300)
+
+    def pull(self, member: int = 0) -> None:
+        device = self.blocks.device(self.members[0][member])
+        self.told(f"zpool offline -f {self.pool(0)} {device}")
+
+    def replace(self, member: int = 0) -> None:
+        new, old = self.spares.pop(0), self.members[0][member]
+        self.place.check(f"zpool labelclear -f {self.blocks.device(new)} || true")
+        devices = f"{self.blocks.device(old)} {self.blocks.device(new)}"
+        self.told(f"zpool replace -f {self.pool(0)} {devices}")
+        self.members[0][member] = new
+        self.spares.append(old)
+
+    def state(self) -> str:
+        said = self.place.check(f"zpool status {self.pool(0)}")
+        if "resilver in progress" in said:
+            done = re.search(r"([\d.]+)% done", said)
+            return f"rebuilding {done[1] if done else 0}%"
+        found = re.search(r"state: (\w+)", said)
+        return {"ONLINE": "healthy", "DEGRADED": "degraded"}.get(found[1] if found else "", "failed")
+
+    def counters(self) -> Counters | None:
+        return None  # it counts what it asks of drives, not what it is asked
+
+    def pids(self) -> list[int]:
+        return []
+
+    def settings(self) -> dict[str, str]:
+        if self.study.array.parity not in LEVELS:
+            raise SideError(f"there is no raidz of {self.study.array.parity} parities")
+        return {
+            "version": self.place.run("zfs version").text.strip().replace("\n", ", "),
+            "recordsize": RECORD,
+            "ashift": str(SECTOR_SHIFT),
+            "commands": "\n".join(dict.fromkeys(self.commands)),
+        }
+
+    def stop(self) -> None:
+        self.cleanup.close()
