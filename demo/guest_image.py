@@ -70,6 +70,12 @@ class Recipe:
 USUAL = Recipe("guest", ("linux-image-amd64", "mdadm", "nvme-cli", "postgresql-15"))
 # For what the stock kernel does not have, such as ublk.
 NEW_KERNEL = Recipe("guest-new-kernel", (f"linux-image-amd64/{BACKPORTS}",), (BACKPORTS,))
+# Storage of several kinds in the guest itself, and what loads it: for `lab`.
+LAB = Recipe(
+    "guest-lab",
+    (f"linux-image-amd64/{BACKPORTS}", "btrfs-progs", "mdadm", "nvme-cli", "postgresql-15"),
+    (BACKPORTS,),
+)
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ class GuestImage:
 
 def build(cache: Path, say=lambda text: None, recipe: Recipe = USUAL) -> GuestImage:
     """Gives the guest, building it first if it is not in the cache (a minute or two)."""
-    key = recipe_key()
+    key = recipe_key(recipe)
     home = cache / recipe.name / key
     image = GuestImage(home / "vmlinux", home / "initrd", home / "root.img", key)
     home.parent.mkdir(parents=True, exist_ok=True)
@@ -106,12 +112,12 @@ def build(cache: Path, say=lambda text: None, recipe: Recipe = USUAL) -> GuestIm
     return image
 
 
-def recipe_key() -> str:
+def recipe_key(recipe: Recipe) -> str:
     """Changes with anything that decides what the guest contains."""
-    recipe = hashlib.sha256(Path(__file__).read_bytes())
+    key = hashlib.sha256(Path(__file__).read_bytes() + repr(recipe).encode())
     for script in sorted(HERE.iterdir()):
-        recipe.update(script.read_bytes())
-    return recipe.hexdigest()[:12]
+        key.update(script.read_bytes())
+    return key.hexdigest()[:12]
 
 
 def build_in(work: Path, recipe: Recipe, tools: "Tools", say) -> None:
@@ -316,8 +322,9 @@ class Cpio:
 
 def add_own_files(files: Path) -> None:
     """What the packages' scripts would have written, as far as anything in the guest reads it."""
-    for directory in ("ashlar", "data", "mnt", "proc", "sys", "dev", "run", "tmp", "root"):
-        (files / directory).mkdir(exist_ok=True)
+    own = ("ashlar", "data", "mnt", "proc", "sys", "dev", "run", "tmp", "root", "usr/local/bin")
+    for directory in own:
+        (files / directory).mkdir(parents=True, exist_ok=True)
     for name in ("init", "agent"):
         target = files / "ashlar" / name
         target.write_bytes((HERE / f"{name}.sh").read_bytes())

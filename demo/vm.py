@@ -33,7 +33,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from demo import child
 from demo.guest_image import GuestImage
@@ -46,6 +46,7 @@ RECONNECT_SECONDS = 1
 POLL_SECONDS = 0.02
 SAVE_BYTES_PER_SEC = 8 << 30  # as fast as it goes: nobody waits for this guest
 OUTPUT_BYTES_MAX = 256 << 20
+FETCH_SECONDS_MAX = 1800  # 20 MB/s and more under emulation
 
 # Without ERMS Linux clears pages by words and not by single bytes: a soft lockup that was seen now
 # and then under emulation stood in the byte loop.
@@ -92,6 +93,7 @@ class Vm:
         kernel_options: str = "",
         saved: Path | None = None,  # goes on from there; made by `save` of a Vm with these options
         slots: int = 0,  # for disks to `plug`
+        huge_pages: bool = False,  # of 2 MiB; the host has to have them to spare
     ):
         self.image = image
         self.vhost_sockets = [str(path) for path in vhost_sockets]
@@ -104,6 +106,7 @@ class Vm:
         self.kernel_options = kernel_options
         self.saved = saved
         self.slots = slots
+        self.huge_pages = huge_pages
         self.qemu: subprocess.Popen | None = None
         self.boot_seconds: float | None = None
 
@@ -115,10 +118,15 @@ class Vm:
 
     def start(self, seconds: float = BOOT_SECONDS_MAX) -> "Vm":
         """Boots, and returns when the guest takes commands."""
+        self.launch()
+        return self.wait_up(seconds)
+
+    def launch(self) -> None:
+        """QEMU runs, and the guest boots: several do so at once."""
         assert self.qemu is None, "a Vm starts once"
         if self.accel is None:
             self.accel = working_accel(self.image)
-        begin = time.monotonic()
+        self.launched = time.monotonic()
         pairs = [socket.socketpair() for _ in range(COMMANDS_MAX + 2)]
         far_ends = [far.fileno() for _, far in pairs]
         try:
@@ -135,22 +143,25 @@ class Vm:
             for _, far in pairs:
                 far.close()
         near = [near for near, _ in pairs]
+        self.qmp_channel = Qmp(near[0])
+        self.control, *self.free_ports = [Port(end, self) for end in near[1:]]
+
+    def wait_up(self, seconds: float = BOOT_SECONDS_MAX) -> "Vm":
+        """Until the guest takes commands, `seconds` after it was launched at the latest."""
+        deadline = self.launched + seconds
         try:
-            self.qmp_channel = Qmp(near[0])
-            ports = [Port(end, self) for end in near[1:]]
             if self.saved:
-                self.wait_restored(begin + seconds)
+                self.wait_restored(deadline)
             else:
-                for port in ports:
-                    port.wait_ready(begin + seconds)
+                for port in [self.control, *self.free_ports]:
+                    port.wait_ready(deadline)
         except BaseException:
             self.close()
             raise
-        self.control, *free = ports
         self.ports: queue.Queue[Port] = queue.Queue()
-        for port in free:
+        for port in self.free_ports:
             self.ports.put(port)
-        self.boot_seconds = time.monotonic() - begin
+        self.boot_seconds = time.monotonic() - self.launched
         return self
 
     def wait_restored(self, deadline: float) -> None:
@@ -164,11 +175,12 @@ class Vm:
         """Disks under test sit in the first PCI slots, so that the guest names them vda, vdb, …"""
         qmp, *ports = fds
         accel = "kvm" if self.accel == "kvm" else "tcg,thread=multi"
+        pages = ",hugetlb=on,hugetlbsize=2M" if self.huge_pages else ""
         command = [
             QEMU, "-nodefaults", "-no-user-config", "-no-reboot", "-nographic",
             "-machine", "q35", "-accel", accel, "-cpu", CPU[self.accel],
             "-smp", str(self.cpus), "-m", self.memory,
-            "-object", f"memory-backend-memfd,id=memory,size={self.memory},share=on",
+            "-object", f"memory-backend-memfd,id=memory,size={self.memory},share=on{pages}",
             "-numa", "node,memdev=memory",
             "-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd),
             "-append", f"{KERNEL_OPTIONS} {self.kernel_options}",
@@ -220,6 +232,19 @@ class Vm:
         except queue.Empty:
             raise VmError(f"{COMMANDS_MAX} commands run in this guest already") from None
         return Command(self, port, command, on_line)
+
+    def fetch(self, path: str, to: Path, seconds: float = FETCH_SECONDS_MAX) -> None:
+        """Copies a file out of the guest. The channel takes any byte; the length is compared."""
+        size = int(self.check(f"stat -L -c %s {shlex.quote(path)}"))
+        with open(to, "wb") as file:
+            command = Command(self, self.ports.get_nowait(), f"cat {shlex.quote(path)}", file=file)
+            output = command.wait(seconds)
+        if output.rc != 0 or to.stat().st_size != size:
+            raise VmError(f"{path} of the guest came out as {to.stat().st_size} bytes of {size}")
+
+    def cpu_threads(self) -> list[int]:
+        """Thread of each virtual CPU, on the host."""
+        return [cpu["thread-id"] for cpu in self.qmp("query-cpus-fast")]
 
     def qmp(self, command: str, **arguments):
         """One command of QEMU's monitor protocol."""
@@ -349,7 +374,15 @@ class Port:
 class Command:
     """A command in the guest. Its port is free for the next one when it has ended."""
 
-    def __init__(self, vm: Vm, port: Port, script: str, on_line: Callable[[str], None] | None):
+    def __init__(
+        self,
+        vm: Vm,
+        port: Port,
+        script: str,
+        on_line: Callable[[str], None] | None = None,
+        file: BinaryIO | None = None,  # takes what it prints, instead of memory
+    ):
+        self.file = file
         self.vm = vm
         self.port = port
         self.script = script
@@ -368,7 +401,9 @@ class Command:
             self.vm.ports.put(self.port)
 
     def take(self, more: bytes) -> None:
-        if len(self.output) < OUTPUT_BYTES_MAX:
+        if self.file:
+            self.file.write(more)
+        elif len(self.output) < OUTPUT_BYTES_MAX:
             self.output += more
         while self.on_line and (end := self.output.find(b"\n", self.line_start)) >= 0:
             line = self.output[self.line_start : end].decode(errors="replace")
@@ -396,7 +431,7 @@ class Command:
     def kill(self, signal: str = "KILL") -> None:
         """Signals the command and all its children."""
         script = f"kill -{signal} -$(cat /run/agent/{self.nonce})"
-        Command(self.vm, self.vm.control, script, None).reader.join(5)
+        Command(self.vm, self.vm.control, script).reader.join(5)
 
 
 class Qmp:

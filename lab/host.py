@@ -124,6 +124,9 @@ class OnHost:
     def guest_cpu_seconds(self) -> float | None:
         return None  # there is no guest: what the loads use, they tell
 
+    def storage_cpu_seconds(self) -> float:
+        return 0.0
+
     def leave(self) -> None:
         pass
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ("process", "mount", "loop", "path")
+KINDS = ("process", "mount", "loop", "md", "path")
 GONE_SECONDS_MAX = 20
 
 
@@ -22,8 +22,8 @@ GONE_SECONDS_MAX = 20
 class Debt:
     """One thing that somebody has to take down.
 
-    process: pid and start time; mount: its directory or file; loop: the file beneath; path: a file
-    or directory that is ours as a whole.
+    process: pid and start time; mount: its directory or file; loop: the file beneath; md: the
+    name of an array; path: a file or directory that is ours as a whole.
     """
 
     kind: str
@@ -93,6 +93,8 @@ def is_there(debt: Debt) -> bool:
         return debt.what in mounts()
     if debt.kind == "loop":
         return bool(loops_of(debt.what))
+    if debt.kind == "md":
+        return Path("/sys/block", debt.what).exists()
     return os.path.lexists(debt.what)
 
 
@@ -106,6 +108,8 @@ def take_down(debt: Debt) -> None:
         for device in loops_of(debt.what):
             quietly("losetup", "--detach", device)
         until(lambda: not is_there(debt))
+    elif debt.kind == "md":
+        until(lambda: quietly("mdadm", "--stop", f"/dev/{debt.what}") or not is_there(debt))
     elif Path(debt.what).is_dir():
         beneath = [path for path in mounts() if path.startswith(debt.what + "/")]
         if not beneath:  # else files that are not ours would go

@@ -40,7 +40,9 @@ class Running(Protocol):
 
 
 class Place(Protocol):
-    """`demo.vm.Vm` is one, as far as its commands go."""
+    """This host, or a guest."""
+
+    logs: str | None  # a directory for what loads write down; None: memory will do
 
     def run(self, command: str, timeout: float = 60) -> Output: ...
 
@@ -52,9 +54,20 @@ class Place(Protocol):
     def fetch(self, path: str, to: Path) -> None:
         """Copies a file out of the place."""
 
+    def set_clock(self) -> float:
+        """By this machine's. Returns the seconds that it is behind for all that."""
+
+    def unplug(self, device: str) -> bool:
+        """Takes a drive out as a hand would. False where there is no hand: software has to do."""
+
+    def plug(self, device: str) -> str:
+        """A drive that was taken out is there again, empty, by the name that is returned."""
+
 
 class Host:
     """Commands on this machine. Each leads a session of its own, and none outlives us."""
+
+    logs = None
 
     def __init__(self, owed: Ledger, trace: TextIO | None = None):
         self.ledger = owed
@@ -97,6 +110,15 @@ class Host:
 
     def fetch(self, path: str, to: Path) -> None:
         to.write_bytes(Path(path).read_bytes())
+
+    def set_clock(self) -> float:
+        return 0.0
+
+    def unplug(self, device: str) -> bool:
+        return False
+
+    def plug(self, device: str) -> str:
+        return device
 
     def close(self) -> None:
         for each in self.children:
@@ -227,9 +249,10 @@ def programs_missing(place: Place, *programs: str) -> list[str]:
 
 
 def scratch(place: Place, name: str) -> str:
-    """A directory for what a load writes down: in memory, as it is none of the disk's work."""
-    memory = place.run("[ -d /dev/shm ]").rc == 0
-    return f"{'/dev/shm' if memory else '/tmp'}/ashlar-lab-{os.getpid()}-{name}-log"
+    """A directory for what a load writes down. It is none of the disk's work: it goes to memory, or
+    to a disk of its own where memory is what is measured with."""
+    memory = "/dev/shm" if place.run("[ -d /dev/shm ]").rc == 0 else "/tmp"
+    return f"{place.logs or memory}/ashlar-lab-{os.getpid()}-{name}-log"
 
 
 def processes_in(place: Place, directory: str) -> list[int]:

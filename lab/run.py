@@ -276,12 +276,17 @@ class Turn:
     def measure(self, cell: Cell, directory: Path) -> Cell:
         self.get_ready(cell)
         active = self.loads[: cell.loads]
-        watch = Sampler(self.side, self.where.place, self.load_pids, self.where.guest_cpu_seconds)
+        watch = Sampler(
+            self.side, self.where.place, self.load_pids, self.where.guest_cpu_seconds,
+            self.where.storage_cpu_seconds,
+        )  # fmt: skip
         state_before = self.side.state()
         for load in active:
-            load.begin(cell)
+            load.ready(cell)
         watch.start()
         try:
+            for load in active:  # all at once, or nearly
+                load.begin(cell)
             done = self.see_through(cell, active, watch)
         finally:
             watch.over.set()

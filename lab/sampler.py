@@ -19,6 +19,7 @@ from lab.results import SECONDS
 from lab.side import Counters, Side
 
 PERIOD_SECONDS = 1.0
+REST = 9  # times as long as a look took: where looking is slow, it must not be the load
 JOIN_SECONDS_MAX = 60
 COUNTERS = tuple(field.name for field in fields(Counters))
 
@@ -60,7 +61,9 @@ class Sampler:
         place: Place,
         load_pids: Callable[[], list[int]],
         guest_seconds: Callable[[], float | None],
+        storage_seconds: Callable[[], float] = lambda: 0.0,  # of who else serves disks
     ):
+        self.storage_seconds = storage_seconds
         self.side, self.place = side, place
         self.load_pids, self.guest_seconds = load_pids, guest_seconds
         self.samples: list[Sample] = []
@@ -84,12 +87,14 @@ class Sampler:
     def look_on(self) -> None:
         next_at = time.monotonic() + PERIOD_SECONDS
         while not self.over.wait(max(0.0, next_at - time.monotonic())):
-            next_at = max(next_at + PERIOD_SECONDS, time.monotonic())
+            began = time.monotonic()
             try:
                 self.look()
             except Exception as error:  # said where the load is waited for
                 self.error = error
                 return
+            over = time.monotonic()
+            next_at = max(next_at + PERIOD_SECONDS, over + REST * (over - began))
 
     def look(self) -> None:
         state, counters = self.side.state(), self.side.counters()
@@ -104,6 +109,7 @@ class Sampler:
             guests = self.guests.add(
                 {pid: it.cpu_seconds for pid, it in now.items() if pid in load}
             )
+        storage += self.storage_seconds()
         sample = Sample(time.time(), state, counters, storage, guests)
         if self.samples and (was := self.samples[-1].state) != state:
             if kind(was) != kind(state):

@@ -91,7 +91,8 @@ class Side(Table):
 
     kind: Literal[SIDES]
     name: str = ""  # in tables; the kind, if not said
-    policy: Literal["journal", "bitmap", "none"] | None = None  # ashlar
+    # ashlar: journal, bitmap, none; mdraid: ppl, a log of parity that closes RAID 5's write hole
+    policy: Literal["journal", "bitmap", "none", "ppl"] | None = None
     integrity: bool = False  # ashlar
     cores: str | None = None  # ashlar, spdk, qemu-storage-daemon: the CPUs it may use
     export: Literal["vhost-user-blk", "fuse", "ublk", "nbd"] | None = None  # ashlar

@@ -58,6 +58,9 @@ class Where(Protocol):
     def guest_cpu_seconds(self) -> float | None:
         """What the loads have used since they were started: virtual machines, or processes."""
 
+    def storage_cpu_seconds(self) -> float:
+        """What serves the seats' disks besides the side: QEMU's own threads, since they began."""
+
     def leave(self) -> None: ...
 
     def settings(self) -> dict[str, str]:
@@ -68,8 +71,8 @@ class Where(Protocol):
 
 MADE_BY = {
     studies.Where.HOST: ("lab.host", "OnHost"),
-    studies.Where.VM: ("lab.guests", "InVms"),
-    studies.Where.GUEST: ("lab.guests", "InGuest"),
+    studies.Where.VM: ("lab.in_vms", "InVms"),
+    studies.Where.GUEST: ("lab.in_guest", "InGuest"),
 }
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The guest's init: the few mounts that programs expect, then one agent for each channel to the host.
 # No service manager: from here to a shell takes a fraction of a second also under emulation.
-export PATH=/usr/lib/postgresql/15/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH=/usr/local/bin:/usr/lib/postgresql/15/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export HOME=/run LANG=C.UTF-8
 
 mount -t proc proc /proc

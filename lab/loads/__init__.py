@@ -2,7 +2,8 @@
 
     load = loads.make(study, seat)
     load.prepare(say)                        # file system, database: once for a side and repeat
-    load.begin(cell)                         # returns at once
+    load.ready(cell)                         # so that `begin` has nothing left to do
+    load.begin(cell)                         # returns at once: several begin together
     while load.running: …
     measured = load.finish(directory)        # leaves its raw output there, as `results` has it
     load.verify()                            # what was written is there, and right
@@ -46,6 +47,8 @@ class Load(Protocol):
     fill_seconds: float  # that preparing it took
 
     def prepare(self, say: Callable[[str], None]) -> None: ...
+
+    def ready(self, cell: Cell) -> None: ...
 
     def begin(self, cell: Cell) -> None: ...
 

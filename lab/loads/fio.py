@@ -14,7 +14,7 @@ from pathlib import Path
 from lab import place as places
 from lab import study as studies
 from lab.loads import LoadError, Measured
-from lab.place import Host, Place, Running
+from lab.place import Place, Running
 from lab.results import Cell
 from lab.study import Pattern
 from lab.where import Seat, Where
@@ -72,11 +72,12 @@ class Fio:
         if output.rc != 0:
             raise LoadError(f"fio could not fill {self.file}:\n{output.text[-800:]}")
 
+    def ready(self, cell: Cell) -> None:
+        self.place.set_clock()
+        self.place.check(f"rm -f {self.home}/out* {self.home}/log*")
+
     def begin(self, cell: Cell) -> None:
         self.pattern, self.rate = self.patterns[cell.load], None
-        if not isinstance(self.place, Host):
-            self.place.check(f"date -s @{time.time():.3f}")
-        self.place.check(f"rm -f {self.home}/out* {self.home}/log*")
         self.command = (
             f"fio {self.job(cell.load)} --size={self.bytes} {words(self.pattern)} "
             f"{self.times()} {reports(self.home)}"

@@ -5,6 +5,7 @@ import os
 import shlex
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from lab import place as places
@@ -39,6 +40,7 @@ class Ashlar:
         self.members: list[list[Drive]] = []
         self.spares: list[Drive] = []
         self.commands: list[str] = []
+        self.shown: dict | None = None
 
     def missing(self) -> str | None:
         if isinstance(self.place, Host) and not Path(self.program).exists():
@@ -178,23 +180,30 @@ class Ashlar:
     # Drives
 
     def pull(self, member: int = 0) -> None:
-        self.ashlar(f"drive detach {self.members[0][member].name} --force")
+        """By hand where there is one; the daemon is told, as it need not have noticed yet."""
+        drive = self.members[0][member]
+        self.place.unplug(drive.path)
+        self.ashlar(f"drive detach {drive.name} --force")
 
     def replace(self, member: int = 0) -> None:
         new, old = self.spares.pop(0), self.members[0][member]
         self.ashlar(f"drive attach {shlex.quote(new.path)} --name {new.name} --force")
         self.ashlar(f"array replace a0 --member {member} --new {new.name} --force")
         self.members[0][member] = new
-        self.spares.append(old)
+        self.spares.append(replace(old, path=self.place.plug(old.path)))
 
     def state(self) -> str:
-        its = self.show()
+        its = self.shown = self.show()
         if its["rebuild"]:
             return f"rebuilding {its['rebuild']['percent']:.1f}%"
         return STATES.get(its["state"], "failed")
 
     def counters(self) -> Counters:
-        shown = [self.show(number)["counters"] for number in range(len(self.members))]
+        """Of the first array as it was when its state was asked for: asking twice takes CPU time,
+        much of it in an emulated guest."""
+        first, self.shown = self.shown or self.show(), None
+        shown = [first["counters"]]
+        shown += [self.show(number)["counters"] for number in range(1, len(self.members))]
         names = ("reads", "writes", "read_bytes", "write_bytes")
         return Counters(*(sum(its[name] for its in shown) for name in names))
 

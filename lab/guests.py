@@ -1,0 +1,381 @@
+"""A guest as a place: commands go in, files come out, and drives can be pulled by hand.
+
+What `in_vms` and `in_guest` have in common: how a guest is booted, with bounded patience; the disk
+by which programs get in, and the one on which loads leave their logs; whose CPU time is whose.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo import guest_image
+from demo.guest_image import BUILD_BYTES, GuestImage, Recipe
+from demo.settings import memory_available
+from demo.vm import BOOT_SECONDS_MAX, QEMU, Command, Output, Vm, VmError, working_accel
+from lab import pinning
+from lab.nvme import NvmeDrives
+from lab.place import CLOCK_TICKS, Host
+from lab.study import Study
+
+CHECKOUT = Path(__file__).parent.parent
+# Of boots. Debian's kernel 6.12 panics or hangs now and then while it boots under emulation, before
+# it has said anything; so the first try is given half the time only.
+TRIES_MAX = 4
+HUGE_PAGE_BYTES = 2 << 20
+QEMU_BYTES = 512 << 20  # of memory, that a machine takes besides its own: emulated code, mostly
+CLOCK_TRIES, CLOCK_LOOKS = 3, 8
+CLOCK_SECONDS_MAX = 0.05
+TOOLS, LOGS = "/usr/local/bin", "/mnt"  # where their disks are in a guest
+TOOLS_LABEL, LOGS_LABEL = "lab-tools", "lab-logs"
+LOGS_BYTES = 64 << 30  # of a file that is as large as what is written to it
+TOOLS_ADDRESS, LOGS_ADDRESS = 2, 3  # on the PCI bus: the guest names them in this order
+SIDE_CORES = "0"  # that a side polls on if it does not say
+FETCH_SECONDS_MAX = 1800
+
+
+def cache() -> Path:
+    return Path(os.environ.get("ASHLAR_CACHE") or CHECKOUT / ".cache").resolve()
+
+
+class Guest:
+    """A `Place`. It is made before it is booted, and booted once."""
+
+    logs = LOGS
+
+    def __init__(self, name: str, host: Host):
+        self.name = name
+        self.host = host  # for what is written down
+        self.log = cache() / "lab" / "consoles" / f"{name}.log"  # stays, for who looks why
+        self.vm: Vm | None = None
+        self.nvme: NvmeDrives | None = None
+        self.panics = 0  # boots before this one
+        self.cpu_threads: list[int] = []
+        self.slots: dict[str, int] = {}  # of drives, by the block device that they were last
+
+    # Commands
+
+    def run(self, command: str, timeout: float = 60) -> Output:
+        output = self.finished(lambda: self.vm.run(command, timeout))
+        self.host.write_down(f"{self.name}: {command}", output)
+        return output
+
+    def check(self, command: str, timeout: float = 60) -> str:
+        output = self.run(command, timeout)
+        if output.rc != 0:
+            last = "\n".join(output.text.strip().splitlines()[-12:])
+            what = command.strip()
+            raise VmError(f"in {self.name}, `{what}` ended with status {output.rc}:\n{last}")
+        return output.text
+
+    def spawn(self, command: str, on_line: Callable[[str], None] | None = None) -> Command:
+        self.host.write_down(f"{self.name}: {command}", None)
+        return self.finished(lambda: self.vm.spawn(command, on_line))
+
+    def fetch(self, path: str, to: Path) -> None:
+        self.finished(lambda: self.vm.fetch(path, to, FETCH_SECONDS_MAX))
+
+    def finished(self, what: Callable):
+        """A guest that is gone has said why on its console."""
+        try:
+            return what()
+        except VmError as error:
+            if self.vm is None or not self.vm.running:
+                raise VmError(f"{error}\nthe console of {self.name} is in {self.log}") from None
+            raise
+
+    # Drives
+
+    def unplug(self, device: str) -> bool:
+        number = self.number(device)
+        if number is None:
+            return False
+        self.host.write_down(f"{self.name}: device_del nvme{number} ({device})", None)
+        self.nvme.unplug(self.vm, number)
+        return True
+
+    def plug(self, device: str) -> str:
+        """It may have another name than it had."""
+        number = self.slots.get(device)
+        if number not in (self.nvme.out if self.nvme else ()):
+            return device
+        self.host.write_down(f"{self.name}: device_add nvme{number}", None)
+        self.nvme.plug(self.vm, number)
+        path = self.nvme.paths(self.vm)[number]
+        self.slots[path] = number
+        return path
+
+    def number(self, device: str) -> int | None:
+        if self.nvme is None:
+            return None
+        self.slots = {path: number for number, path in self.nvme.paths(self.vm).items()}
+        return self.slots.get(device)
+
+    # From the host's side
+
+    def set_clock(self) -> float:
+        for _ in range(CLOCK_TRIES):
+            behind = self.clock_behind()
+            if abs(behind) < CLOCK_SECONDS_MAX:
+                break
+            self.check(
+                f"now=$(($(date +%s%N) + {int(behind * 1e9)})); "
+                'date -s "@$((now / 1000000000)).$(printf %09d $((now % 1000000000)))"'
+            )
+        return self.clock_behind() if abs(behind) >= CLOCK_SECONDS_MAX else behind
+
+    def clock_behind(self) -> float:
+        """A line that says when it was written is here a moment later: the least of several."""
+        found: list[float] = []
+        tell = f"for each in $(seq {CLOCK_LOOKS}); do date +%s%N; done"
+        told = self.spawn(tell, lambda line: found.append(time.time() - int(line) / 1e9))
+        told.wait(60)
+        return min(found)
+
+    def threads_seconds(self) -> tuple[float, float]:
+        """CPU seconds of the virtual CPUs, and of QEMU's other threads, which serve devices."""
+        own = set(self.cpu_threads)
+        inside = outside = 0.0
+        for stat in Path(f"/proc/{self.vm.qemu.pid}/task").glob("*/stat"):
+            try:
+                fields = stat.read_text().rpartition(") ")[2].split()
+            except OSError:  # it ended meanwhile
+                continue
+            seconds = (int(fields[11]) + int(fields[12])) / CLOCK_TICKS
+            if int(stat.parent.name) in own:
+                inside += seconds
+            else:
+                outside += seconds
+        return inside, outside
+
+    def close(self) -> None:
+        if self.vm is not None:
+            self.vm.close()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a guest is booted with."""
+
+    image: GuestImage
+    accel: str
+    cpus: int
+    memory_bytes: int
+    pinned: list[int] | None  # CPUs of the host
+    huge_pages: bool
+    options: tuple[str, ...] = ()
+    vhost_sockets: tuple[str, ...] = ()
+    kernel_options: str = ""
+
+    def launch(self, guest: Guest) -> None:
+        guest.log.parent.mkdir(parents=True, exist_ok=True)
+        guest.log.write_text("")
+        guest.vm = Vm(
+            self.image, self.vhost_sockets, memory=f"{self.memory_bytes >> 20}M", cpus=self.cpus,
+            accel=self.accel, log=guest.log, qemu_options=list(self.options),
+            kernel_options=self.kernel_options, huge_pages=self.huge_pages,
+        )  # fmt: skip
+        guest.vm.launch()
+
+    def wait_up(self, guest: Guest, seconds: float) -> None:
+        """A guest that panics or hangs while it boots is booted again, a few times."""
+        while True:
+            try:
+                guest.vm.wait_up(seconds if guest.panics or self.accel != "tcg" else seconds / 2)
+                break
+            except VmError as error:
+                kept = guest.log.with_suffix(f".{guest.panics}.log")
+                shutil.copyfile(guest.log, kept)
+                said = f"{error}\nthe console of {guest.name} is in {kept}"
+                if self.accel != "tcg" or guest.panics + 1 >= TRIES_MAX:
+                    raise VmError(said) from None
+                guest.panics += 1
+                guest.host.write_down(f"{guest.name} is booted again: {said}", None)
+                self.launch(guest)
+        guest.cpu_threads = guest.vm.cpu_threads()
+        for thread, cpu in zip(guest.cpu_threads, self.pinned or (), strict=False):
+            os.sched_setaffinity(thread, {cpu})
+
+
+def boot_seconds_max(machines: int, cpus: int, accel: str) -> float:
+    """All boot at once, and under emulation they share the host's CPUs."""
+    share = machines * cpus / (os.cpu_count() or 1)
+    return BOOT_SECONDS_MAX * (max(1.0, share) if accel == "tcg" else 1.0)
+
+
+# Before anything is started
+
+
+def problems(study: Study, recipe: Recipe, storage: set[int]) -> list[str]:
+    found = []
+    if shutil.which(QEMU) is None:
+        found.append(f"{QEMU} is missing: run scripts/install.sh demo")
+    key = guest_image.recipe_key(recipe)
+    if not (cache() / recipe.name / key).exists():
+        found += [
+            f"{name} is missing, which makes the guest: run scripts/install.sh demo"
+            for name in ("mmdebstrap", "zstd")
+            if shutil.which(name) is None
+        ]
+        if shutil.disk_usage(existing(cache())).free < BUILD_BYTES:
+            found.append(f"making the guest takes {BUILD_BYTES >> 30} GiB free in {cache()}")
+    vm = study.vm
+    count = vm.count if study.where == "vm" else 1
+    needed = count * (QEMU_BYTES + (0 if with_huge_pages(study) else vm.memory))
+    if (free := memory_available()) < needed:
+        found.append(
+            f"{free >> 20} MiB of memory are free and {count} guests take {needed >> 20}: end "
+            "other programs, or say fewer or smaller ones (--set vm.count=1, --set vm.memory=1G)"
+        )
+    if vm.pin and not pinning.plan(usable_cpus(), storage, count, vm.cpus):
+        found.append(
+            f"{count} guests of {vm.cpus} CPUs beside storage on {len(storage)} cannot be pinned "
+            f"to CPUs of their own, of {len(usable_cpus())}: --set vm.pin=false, or fewer"
+        )
+    return found
+
+
+def usable_cpus() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def storage_cpus(study: Study) -> set[int]:
+    """All that any side polls on: the guests' CPUs are the same for every side."""
+    return {cpu for side in study.side for cpu in pinning.cpus_of(side.cores or SIDE_CORES)}
+
+
+def with_huge_pages(study: Study) -> bool:
+    """Where the study wants them and there are enough to spare."""
+    count = study.vm.count if study.where == "vm" else 1
+    return study.vm.huge_pages and huge_bytes_free() >= count * study.vm.memory
+
+
+def huge_bytes_free() -> int:
+    text = Path("/proc/meminfo").read_text()
+    found = [line.split()[1] for line in text.splitlines() if line.startswith("HugePages_Free")]
+    return int(found[0]) * HUGE_PAGE_BYTES if found else 0
+
+
+def existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+# What a guest is given
+
+
+def image(recipe: Recipe, host: Host) -> tuple[GuestImage, str]:
+    """The guest's files, and how it is run: kvm or tcg."""
+    cache().mkdir(parents=True, exist_ok=True)
+    built = guest_image.build(cache(), lambda what: host.write_down(f"guest: {what}", None), recipe)
+    return built, working_accel(built)
+
+
+class LogsDisk:
+    """A disk of a guest for what loads leave: neither on what is measured, nor in its memory.
+
+    What is dear to make under emulation (PostgreSQL's first cluster: a minute) is made on it once,
+    and is kept beside the image that it was made with.
+    """
+
+    def __init__(self, host: Host, image: GuestImage, work: Path, directory: Path, guest: Guest):
+        self.host, self.guest = host, guest
+        self.kept = image.root.with_name("cluster.tar")
+        self.file = directory / f"{guest.name}-logs.img"
+        files = work / f"{guest.name}-logs"
+        files.mkdir()
+        if self.kept.exists():
+            shutil.copyfile(self.kept, files / self.kept.name)
+        host.ledger.owe("path", str(self.file))
+        host.check(
+            f"PATH=$PATH:/usr/sbin:/sbin; truncate -s 0 {self.file} && "
+            f"truncate -s {LOGS_BYTES} {self.file} && mke2fs -q -t ext4 -J size=8 -m 0 "
+            f"-E nodiscard,lazy_itable_init=1 -L {LOGS_LABEL} -d {files} {self.file}"
+        )
+        shutil.rmtree(files)
+
+    @property
+    def options(self) -> list[str]:
+        drive = f"if=none,id=logs,file={self.file},format=raw,cache=writeback"
+        device = f"virtio-blk-pci,drive=logs,addr={LOGS_ADDRESS:#x}"
+        return ["-drive", drive, "-device", device]
+
+    def close(self) -> None:
+        """The guest is about to go."""
+        with contextlib.suppress(VmError):  # it has gone already
+            running = self.guest.vm is not None and self.guest.vm.running
+            if running and not self.kept.exists():
+                self.keep()
+        self.guest.close()
+        self.file.unlink(missing_ok=True)
+        self.host.ledger.settle("path", str(self.file))
+
+    def keep(self) -> None:
+        packed = f"{LOGS}/{self.kept.name}"
+        if self.guest.run(f"[ -e {LOGS}/cluster/whole ] && tar -C {LOGS} -cf {packed} cluster").rc:
+            return
+        draft = self.kept.with_suffix(".draft")
+        self.guest.fetch(packed, draft)
+        draft.rename(self.kept)
+
+
+def tools_disk(host: Host, directory: Path, program: Path) -> list[str]:
+    """A program of the host as a disk, read-only."""
+    files, disk = directory / "tools", directory / "tools.img"
+    files.mkdir(parents=True)
+    copy = files / "ashlar"
+    if host.run(f"strip -o {copy} {program}").rc != 0:
+        shutil.copyfile(program, copy)
+    copy.chmod(0o755)
+    size = copy.stat().st_size * 5 // 4 + (8 << 20)
+    host.check(
+        f"PATH=$PATH:/usr/sbin:/sbin; truncate -s {size // 4096 * 4096} {disk} && "
+        f"mke2fs -q -t ext4 -O ^has_journal -L {TOOLS_LABEL} -d {files} {disk}"
+    )
+    drive = f"if=none,id=tools,file={disk},format=raw,readonly=on"
+    return ["-drive", drive, "-device", f"virtio-blk-pci,drive=tools,addr={TOOLS_ADDRESS:#x}"]
+
+
+def mount_disks(guest: Guest, tools: bool) -> None:
+    """By what is on them: which name a disk has depends on the others."""
+    mounts = [
+        f"mount -t ext4 -o noatime $(blkid -L {LOGS_LABEL}) {LOGS} && cd {LOGS} && "
+        "{ [ ! -e cluster.tar ] || tar -xf cluster.tar; }"
+    ]
+    if tools:
+        mounts.append(f"mount -t ext4 -o ro $(blkid -L {TOOLS_LABEL}) {TOOLS}")
+    guest.check(" && ".join(mounts), timeout=120)
+
+
+def settings(study: Study, machine: Machine, guests: list[Guest]) -> dict[str, str]:
+    first = guests[0]
+    version = subprocess.run([QEMU, "--version"], capture_output=True, text=True).stdout
+    programs = "uname -r; postgres --version; fio --version; mdadm --version; mkfs.xfs -V"
+    pages = "huge, of 2 MiB" if machine.huge_pages else "ordinary"
+    if study.vm.huge_pages and not machine.huge_pages:
+        pages += f": huge ones were asked for, and {huge_bytes_free() >> 20} MiB of them are free"
+    told = {
+        "guests": str(len(guests)),
+        "qemu": version.splitlines()[0],
+        "acceleration": machine.accel,
+        "cpus": str(machine.cpus),
+        "memory_bytes": str(machine.memory_bytes),
+        "pages": pages,
+        "pinned": str(machine.pinned or "no"),
+        "kernel": first.run("uname -r").text.strip(),
+        "programs": first.run(programs + " 2>&1").text.strip(),
+        "command": " ".join(first.vm.qemu.args),
+        "boots that failed before": str(sum(guest.panics for guest in guests)),
+    }
+    if machine.accel == "tcg":
+        told["emulation"] = (
+            "QEMU translates every instruction of the guests, as no KVM works here: all that takes "
+            "CPU time in a guest takes many times as long, and the drives do not. Figures compare "
+            "the sides with each other on this machine, and say nothing of what hardware would do."
+        )
+    return told

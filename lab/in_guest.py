@@ -1,0 +1,132 @@
+"""Array and load in one guest, on NVMe drives that QEMU emulates.
+
+So sides that live in the kernel and sides that do not get the very same drives and the very same
+kernel, on hosts that have neither md nor NVMe. The kernel is the one of Debian 12's backports, for
+ublk: the way by which Ashlar gives its own host a block device.
+"""
+
+import shutil
+from pathlib import Path
+
+from demo import guest_image
+from lab import guests, pinning
+from lab.guests import Guest, LogsDisk, Machine
+from lab.host import drive_count
+from lab.nvme import SLOTS_MAX, NvmeDrives
+from lab.place import Host
+from lab.side import Disk, Drive
+from lab.sides.ashlar import program
+from lab.study import Study
+from lab.where import Seat
+
+RECIPE = guest_image.LAB
+MODULES = "nvme xfs btrfs ublk_drv raid0 raid1 raid10 raid456 loop"
+# One name for a drive and its controller, also when one is held by whoever has not noticed yet.
+KERNEL_OPTIONS = "nvme_core.multipath=N"
+ROOM_BYTES = 1 << 30
+
+
+class InGuest:
+    def __init__(self, study: Study, work: Path, host: Host):
+        self.study, self.work, self.host = study, work, host
+        self.place = Guest("guest", host)
+        self.directory = Path(study.drives.directory or guests.cache() / "lab/drives")
+        self.nvme = NvmeDrives(
+            host, self.directory, drive_count(study), study.drives.size, study.vm.cpus
+        )
+        self.machine: Machine | None = None
+        self.logs: LogsDisk | None = None
+
+    def problems(self) -> list[str]:
+        found = guests.problems(self.study, RECIPE, set())
+        count = self.nvme.count
+        if self.study.drives.kind != "nvme":
+            found.append('[drives] of `where = "guest"` are emulated: say kind = "nvme"')
+        if self.study.array.count != 1:
+            found.append('`where = "guest"` has one load, so one array: say array.count = 1')
+        if count > SLOTS_MAX:
+            found.append(f"a guest takes {SLOTS_MAX} drives and the study {count}: make it smaller")
+        at = guests.existing(self.directory)
+        needed = count * self.study.drives.size + ROOM_BYTES
+        free = shutil.disk_usage(at).free
+        if free < needed:
+            found.append(
+                f"{at} has {free >> 20} MiB free and the drives take {needed >> 20}: say a smaller "
+                "`size` or another `directory` in [drives] (--set drives.size=1G)"
+            )
+        if any(side.kind == "ashlar" for side in self.study.side):
+            binary = program(self.host)
+            if not Path(binary).exists():
+                found.append(f"{binary} is not there: run `make build`, or set ASHLAR")
+        return found
+
+    def start(self) -> None:
+        image, accel = guests.image(RECIPE, self.host)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for number in range(self.nvme.count):
+            self.nvme.make(number)
+        vm = self.study.vm
+        plan = pinning.plan(guests.usable_cpus(), set(), 1, vm.cpus) if vm.pin else None
+        self.logs = LogsDisk(self.host, image, self.work, self.directory, self.place)
+        options = self.logs.options
+        has_tools = Path(program(self.host)).exists()
+        if has_tools:
+            options += guests.tools_disk(self.host, self.work, Path(program(self.host)))
+        self.place.nvme = self.nvme
+        self.machine = Machine(
+            image, accel, vm.cpus, vm.memory, plan[0] if plan else None,
+            guests.with_huge_pages(self.study), (*options, *self.nvme.options()),
+            kernel_options=KERNEL_OPTIONS,
+        )  # fmt: skip
+        self.machine.launch(self.place)
+        self.machine.wait_up(self.place, guests.boot_seconds_max(1, vm.cpus, accel))
+        self.place.check(
+            f"for module in {MODULES}; do modprobe $module || exit 1; done", timeout=180
+        )
+        guests.mount_disks(self.place, has_tools)
+        self.nvme.paths(self.place.vm)
+
+    def drives(self) -> tuple[list[list[Drive]], list[Drive]]:
+        """Nobody has them now: files are zeroed beneath the guest, which forgets what it read."""
+        for number in range(self.nvme.count):
+            if number in self.nvme.out:
+                self.nvme.plug(self.place.vm, number)
+            else:
+                self.nvme.make(number)
+        paths = self.nvme.paths(self.place.vm)
+        self.place.check(
+            f"sync; for drive in {' '.join(paths.values())}; do blockdev --flushbufs $drive; done"
+        )
+        made = [Drive(f"d{at}", paths[at], self.study.drives.size) for at in range(self.nvme.count)]
+        members = self.study.array.members
+        return [made[:members]], made[members:]
+
+    def disks(self) -> int:
+        return 1
+
+    def seats(self, disks: list[Disk]) -> list[Seat]:
+        return [Seat("guest", self.place, disk) for disk in disks]
+
+    def guest_cpu_seconds(self) -> float | None:
+        """All that the machine takes of the host, storage in it and drives beneath it included."""
+        return sum(self.place.threads_seconds())
+
+    def storage_cpu_seconds(self) -> float:
+        return 0.0  # seen from inside: the side's processes, and the kernel's threads
+
+    def leave(self) -> None:
+        pass
+
+    def settings(self) -> dict[str, str]:
+        drives = (
+            f"{self.nvme.count} NVMe drives of {self.study.drives.size >> 20} MiB that QEMU "
+            f"emulates, each on a file ({self.directory}) past the host's page cache, with "
+            f"{self.nvme.queues} pairs of queues; all of them are served by one thread of QEMU"
+        )
+        return guests.settings(self.study, self.machine, [self.place]) | {"drives": drives}
+
+    def close(self) -> None:
+        if self.logs:
+            self.logs.close()
+        self.place.close()
+        self.nvme.close()

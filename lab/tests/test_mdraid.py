@@ -1,0 +1,97 @@
+"""Goal: an array is made and read as md's own documentation says, whatever state it is in."""
+
+import unittest
+
+from lab.side import Disk
+from lab.sides import mdraid
+
+MIB = 1 << 20
+
+
+class Create(unittest.TestCase):
+    def test_levels(self):
+        levels = {(4, 0): "0", (1, 1): "1", (4, 1): "5", (4, 2): "6", (2, 2): "6"}
+        for (data, parity), wanted in levels.items():
+            self.assertEqual(mdraid.level(data, parity), wanted)
+        self.assertIsNone(mdraid.level(4, 3))
+
+    def test_words(self):
+        drives = [f"/dev/nvme{number}n1" for number in range(5)]
+        self.assertEqual(
+            mdraid.create("/dev/md100", "5", 64 << 10, "bitmap", drives, zeroed=True),
+            "mdadm --create /dev/md100 --run --level=5 --raid-devices=5 --chunk=64K "
+            "--bitmap=internal --assume-clean /dev/nvme0n1 /dev/nvme1n1 /dev/nvme2n1 /dev/nvme3n1 "
+            "/dev/nvme4n1",
+        )
+        plain = mdraid.create("/dev/md100", "6", 64 << 10, "resync", drives, zeroed=False)
+        self.assertIn("--bitmap=none", plain)
+        self.assertNotIn("--assume-clean", plain)
+        closed = mdraid.create("/dev/md100", "5", 64 << 10, "ppl", drives, zeroed=True)
+        self.assertIn("--consistency-policy=ppl --bitmap=none", closed)
+        # RAID 0 knows neither, and a mirror has no chunks.
+        striped = mdraid.create("/dev/md100", "0", 64 << 10, "bitmap", drives, zeroed=True)
+        self.assertNotIn("bitmap", striped)
+        self.assertNotIn("clean", striped)
+        mirror = mdraid.create("/dev/md100", "1", 64 << 10, "bitmap", drives[:2], zeroed=True)
+        self.assertNotIn("chunk", mirror)
+
+
+class Tuning(unittest.TestCase):
+    def test_a_thread_for_each_cpu_to_a_bound(self):
+        self.assertEqual(mdraid.tuning(2, 64 << 30, 5)[0], 2)
+        self.assertEqual(mdraid.tuning(64, 64 << 30, 5)[0], 8)
+
+    def test_the_stripe_cache_takes_a_twentieth_of_memory_at_most(self):
+        self.assertEqual(mdraid.tuning(2, 64 << 30, 5)[1], 4096)
+        # 1 GiB / 20 / (5 x 4 KiB) = 2621, and then a power of two
+        self.assertEqual(mdraid.tuning(2, 1 << 30, 5)[1], 2048)
+        self.assertEqual(mdraid.tuning(2, 64 << 20, 24)[1], 256)
+
+
+class State(unittest.TestCase):
+    def test_each(self):
+        for text, wanted in [
+            ("clean\n0\nidle\nnone\n", "healthy"),
+            ("active\n0\ncheck\n5 / 10\n", "healthy"),
+            ("active\n1\nidle\nnone\n", "degraded"),
+            ("active\n1\nfrozen\nnone\n", "degraded"),
+            ("active\n1\nrecover\n523264 / 2093056\n", "rebuilding 25.0%"),
+            ("active\n1\nrecover\nnone\n", "rebuilding 0.0%"),
+            ("active\n1\nrecover\ndelayed\n", "rebuilding 0.0%"),
+            ("active\n0\nresync\n1 / 4\n", "rebuilding 25.0%"),
+            ("active\n2\nidle\nnone\n", "failed"),
+            ("broken\n2\nidle\nnone\n", "failed"),
+            ("inactive\n0\nidle\nnone\n", "failed"),
+        ]:
+            self.assertEqual(mdraid.state(text, parity=1), wanted, text)
+        self.assertEqual(mdraid.state("active\n2\nidle\nnone\n", parity=2), "degraded")
+        self.assertEqual(mdraid.state("clean\n", parity=0), "healthy")
+
+
+class Disks(unittest.TestCase):
+    def test_one_for_an_array_is_all_of_it(self):
+        told = []
+        found = mdraid.disks(["md100", "md101"], [MIB, MIB], told.append)
+        self.assertEqual(found, [Disk(device="/dev/md100"), Disk(device="/dev/md101")])
+        self.assertEqual(told, [])
+
+    def test_several_are_partitions_dealt_out_in_turn(self):
+        told = []
+        found = mdraid.disks(["md100", "md101"], [MIB] * 4, told.append)
+        names = ["md100p1", "md101p1", "md100p2", "md101p2"]
+        self.assertEqual([disk.device for disk in found], [f"/dev/{name}" for name in names])
+        self.assertEqual(len(told), 2)
+
+    def test_partitions_do_not_overlap_and_are_aligned(self):
+        sizes = [100 * MIB, 64 * MIB, 65 * MIB]
+        lines = mdraid.partitions(sizes).splitlines()[1:]
+        end = 0
+        for line, size in zip(lines, sizes, strict=True):
+            start, length = (int(part.split("=")[1]) for part in line.split(", "))
+            self.assertEqual((length * 512, start * 512 % (64 * MIB)), (size, 0))
+            self.assertGreaterEqual(start, end)
+            end = start + length
+
+
+if __name__ == "__main__":
+    unittest.main()
