@@ -19,8 +19,8 @@ from lab.study import Pattern, State, Study, Where
 
 PAGE_BYTES = 8192  # of PostgreSQL
 SCALE_BYTES = 16_000_000  # of one unit of pgbench's scale, with its indices
-# Writers who ask for all that the drives can do fill a journal's ring of 128 MiB. So much of what was
-# written waits in it then, by `drive_limited`, until its older half is put in place.
+# Writers who ask for all that the drives can do fill a journal's ring of 128 MiB. So much of what
+# they wrote waits in it then, until its older half is put in place: fitted to `drive_limited`.
 WAITING_BYTES = 100 << 20
 REBUILD_SHARE = 0.1  # of the drives' time, to which a rebuild gives way under load
 NOT_COUNTED = {"btrfs": "copies on write", "zfs": "copies on write",

@@ -20,6 +20,10 @@ DURABILITY = {
     "wal_level": ("replica", "logical"),
 }
 SECONDS_ENOUGH = 30
+EMULATED = (
+    "The processors of the virtual machines are emulated: what takes CPU time there, be it of the load "
+    "or of storage inside the guest, takes many times as long, and hides what sides differ by."
+)
 
 
 @dataclass(frozen=True)
@@ -143,9 +147,7 @@ def surroundings(source: Source):
     emulated = any("tcg" in str(value).lower() for value in where.values())
     if study.where != Where.HOST and (emulated or its.get("kvm") is False):
         yield Caution(
-            "The virtual machines' processors are emulated in software: that is 10 to 50 times "
-            "slower than a processor, for the load and for storage inside the guest. The emulation "
-            "limits these figures, and hides what the sides differ by."
+            f"SOFTWARE EMULATION limits these figures. {where.get('emulation') or EMULATED}"
         )
     elif its.get("hypervisor"):
         yield Caution("This machine is itself virtual: others may use its processors and drives.")

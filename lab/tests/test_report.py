@@ -175,7 +175,7 @@ class Cautions(InADirectory):
 
     def test_emulation(self):
         study = STUDY.replace('where = "host"', 'where = "vm"')
-        self.assertIn("emulation limits these figures", self.other(self.known(study)))
+        self.assertIn("SOFTWARE EMULATION limits", self.other(self.known(study)))
 
 
 class Page(HTMLParser):
