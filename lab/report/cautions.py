@@ -21,8 +21,8 @@ DURABILITY = {
 }
 SECONDS_ENOUGH = 30
 EMULATED = (
-    "The processors of the virtual machines are emulated: what takes CPU time there, be it of the load "
-    "or of storage inside the guest, takes many times as long, and hides what sides differ by."
+    "The processors of the virtual machines are emulated: what takes CPU time there, of the load or "
+    "of storage inside the guest, takes many times as long, and hides what sides differ by."
 )
 
 
