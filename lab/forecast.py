@@ -150,6 +150,8 @@ def of_pattern(geometry: Geometry, server: Server, pattern: Pattern) -> Load:
     reads = geometry.random_read(drive, block).times(share)
     if not geometry.journal:
         return reads.plus(geometry.in_place(drive, block, 1).times(1 - share))
+    if share == 1:
+        return reads
     # what waits is in memory: no drive is asked for it
     waiting, newest = waiting_share(server.span_bytes)
     stored = geometry.destaged(drive, block, waiting).times(newest)

@@ -194,6 +194,15 @@ class Check(unittest.TestCase):
             self.assertEqual(len(set(places)), len(places))
             self.assertTrue(all(one.bottleneck == "drives" for one in its))
 
+    def test_reads_alone_find_nothing_that_waits(self):
+        study = proof.study_of(4, 1, "journal")
+        server = Server(DRIVE, span_bytes=proof.RANDOM_BYTES)
+        rates = {
+            one.load: one.per_second for one in predict(study, server) if one.state == "healthy"
+        }
+        self.assertEqual(round(rates["random read"]), 50_000)
+        self.assertGreater(rates["random write"], 12_500)
+
     def test_how_far_apart(self):
         one = next(predict(proof.study_of(4, 1, "none"), Server(DRIVE)))
         rates = {0.84: False, 0.86: True, 1.14: True, 1.16: False}
