@@ -19,8 +19,9 @@ from lab.study import Pattern, State, Study, Where
 
 PAGE_BYTES = 8192  # of PostgreSQL
 SCALE_BYTES = 16_000_000  # of one unit of pgbench's scale, with its indices
-# Writers who ask for all that the drives can do fill a journal's ring of 128 MiB. So much of what
-# they wrote waits in it then, until its older half is put in place: fitted to `drive_limited`.
+# Writers who ask for all that the drives can do fill a journal of the usual size (128 MiB on each
+# member). So much of what they wrote waits in it then, fitted to `drive_limited`: half of what may be
+# pending is the limit; but where batches are not divided, half of a member's ring, which is half of it.
 WAITING_BYTES = 100 << 20
 REBUILD_SHARE = 0.1  # of the drives' time, to which a rebuild gives way under load
 NOT_COUNTED = {"btrfs": "copies on write", "zfs": "copies on write",
@@ -153,7 +154,8 @@ def of_pattern(geometry: Geometry, server: Server, pattern: Pattern) -> Load:
     if share == 1:
         return reads
     # what waits is in memory: no drive is asked for it
-    waiting, newest = waiting_share(server.span_bytes)
+    waits = WAITING_BYTES if geometry.divides_journal else WAITING_BYTES // 2
+    waiting, newest = waiting_share(server.span_bytes, waits)
     stored = geometry.destaged(drive, block, waiting).times(newest)
     writes = stored.plus(geometry.journaled(drive, block))
     return reads.times(1 - waiting).plus(writes.times(1 - share))
@@ -166,12 +168,12 @@ def read_share(pattern: Pattern) -> float:
     return said
 
 
-def waiting_share(span_bytes: int | None) -> tuple[float, float]:
+def waiting_share(span_bytes: int | None, waits_bytes: int) -> tuple[float, float]:
     """Of a span, how much waits in the journal; and of what was written, how much is the newest."""
     if not span_bytes:
         return 0.0, 1.0
-    share = 1 - math.exp(-WAITING_BYTES / span_bytes)
-    return share, span_bytes * share / WAITING_BYTES
+    share = 1 - math.exp(-waits_bytes / span_bytes)
+    return share, span_bytes * share / waits_bytes
 
 
 def fio_limits(
