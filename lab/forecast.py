@@ -19,9 +19,9 @@ from lab.study import Pattern, State, Study, Where
 
 PAGE_BYTES = 8192  # of PostgreSQL
 SCALE_BYTES = 16_000_000  # of one unit of pgbench's scale, with its indices
-# Writers who ask for all that the drives can do fill a journal of the usual size (128 MiB on each
-# member). So much of what they wrote waits in it then, fitted to `drive_limited`: half of what may be
-# pending is the limit; but where batches are not divided, half of a member's ring, which is half of it.
+# Writers who ask for all that the drives can do fill a journal of the usual size, 128 MiB on each
+# member. So much of what they wrote waits in it then; fitted to `drive_limited`. Where batches are
+# not divided over the members, each has all bytes of its batches, and half as much is too much.
 WAITING_BYTES = 100 << 20
 REBUILD_SHARE = 0.1  # of the drives' time, to which a rebuild gives way under load
 NOT_COUNTED = {"btrfs": "copies on write", "zfs": "copies on write",

@@ -6,6 +6,7 @@ Red is what makes a comparison unfair or a database unsafe; the others say how f
 from dataclasses import dataclass
 
 from lab import schedule
+from lab.report import tables
 from lab.report.source import Source
 from lab.study import Where
 
@@ -20,9 +21,10 @@ DURABILITY = {
     "wal_level": ("replica", "logical"),
 }
 SECONDS_ENOUGH = 30
+ABOVE = 1.05
 EMULATED = (
-    "The processors of the virtual machines are emulated: what takes CPU time there, of the load or "
-    "of storage inside the guest, takes many times as long, and hides what sides differ by."
+    "The processors of the virtual machines are emulated: what takes CPU time there, of the load "
+    "or of storage inside the guest, takes many times as long, and hides what sides differ by."
 )
 
 
@@ -36,7 +38,7 @@ def all_of(source: Source) -> list[Caution]:
     found = [
         *synthetic(source), *unequal(source), *durability(source), *write_holes(source),
         *failures(source), *given_up(source), *short(source), *unfinished(source), *skipped(source),
-        *surroundings(source), *interrupted(source),
+        *surprising(source), *surroundings(source), *interrupted(source),
     ]  # fmt: skip
     return sorted(found, key=lambda one: not one.red)
 
@@ -137,6 +139,24 @@ def unfinished(source: Source):
 def skipped(source: Source):
     for name, why in source.skipped.items():
         yield Caution(f"{name} was left out: {why}")
+
+
+def surprising(source: Source):
+    """What cannot be, but by chance or a cache: so much is what figures are worth here."""
+    for load, loads in source.loads:
+        for one in source.telling(load, loads):
+            name = f"{source.title_of(load, loads)}, {one.cell.state}: {one.cell.side}"
+            share, healthy = tables.efficiency(source, one), tables.of_healthy(source, one)
+            if share and share > ABOVE:
+                yield Caution(
+                    f"{name} did {share:.0%} of what the bare drives do: a cache has answered, or "
+                    "the drives were measured in a worse moment."
+                )
+            if healthy and healthy > ABOVE:
+                yield Caution(
+                    f"{name} did {healthy:.0%} of what it does with all drives: chance is at least "
+                    "as large as that."
+                )
 
 
 def surroundings(source: Source):
