@@ -318,7 +318,8 @@ def over_time(source: Source) -> Iterator[Drawing]:
                     for second, what in figures.cell.events
                 ]
             said += [what for _, what, _ in events]
-            axes.axvspan(axes.get_xlim()[0], 0, color=INK, alpha=0.06, linewidth=0)
+            if axes.get_xlim()[0] < 0:
+                axes.axvspan(axes.get_xlim()[0], 0, color=INK, alpha=0.06, linewidth=0)
             axes.set_ylim(bottom=0)
             plain(axes.yaxis)
             axes.set_xlabel("\n".join(
