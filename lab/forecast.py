@@ -19,11 +19,10 @@ from lab.study import Pattern, State, Study, Where
 
 PAGE_BYTES = 8192  # of PostgreSQL
 SCALE_BYTES = 16_000_000  # of one unit of pgbench's scale, with its indices
-# What waits in a journal's ring of 128 MiB when its older half is put in place, by `drive_limited`;
-# and for how long at most (`AGE_MAX` in `crates/raid/src/destage.rs`).
-WAITING_BYTES_MAX = 100 << 20
-WAITING_SECONDS = 4
-ROUNDS = 5
+# Writers who ask for all that the drives can do fill a journal of the usual size, 128 MiB on each
+# member. So much of what they wrote waits in it then; fitted to `drive_limited`. Where batches are
+# not divided over the members, each has all bytes of its batches, and half as much is too much.
+WAITING_BYTES = 100 << 20
 REBUILD_SHARE = 0.1  # of the drives' time, to which a rebuild gives way under load
 NOT_COUNTED = {"btrfs": "copies on write", "zfs": "copies on write",
                "qemu-storage-daemon": "one file", "spdk": "not counted yet"}  # fmt: skip
@@ -152,17 +151,14 @@ def of_pattern(geometry: Geometry, server: Server, pattern: Pattern) -> Load:
     reads = geometry.random_read(drive, block).times(share)
     if not geometry.journal:
         return reads.plus(geometry.in_place(drive, block, 1).times(1 - share))
-    load, journaled = reads, geometry.journaled(drive, block)
-    # how much waits depends on the rate, which depends on how much waits; what waits is in memory,
-    # and no drive is asked for it
-    rate = 1 / reads.plus(geometry.in_place(drive, block, 1).times(1 - share)).busiest_seconds
-    for _ in range(ROUNDS):
-        written = rate * (1 - share) * block * WAITING_SECONDS
-        waiting, newest = waiting_share(server.span_bytes, written)
-        stored = geometry.destaged(drive, block, waiting).times(newest)
-        load = reads.times(1 - waiting).plus(stored.plus(journaled).times(1 - share))
-        rate = 1 / load.busiest_seconds
-    return load
+    if share == 1:
+        return reads
+    # what waits is in memory: no drive is asked for it
+    waits = WAITING_BYTES if geometry.divides_journal else WAITING_BYTES // 2
+    waiting, newest = waiting_share(server.span_bytes, waits)
+    stored = geometry.destaged(drive, block, waiting).times(newest)
+    writes = stored.plus(geometry.journaled(drive, block))
+    return reads.times(1 - waiting).plus(writes.times(1 - share))
 
 
 def read_share(pattern: Pattern) -> float:
@@ -172,13 +168,12 @@ def read_share(pattern: Pattern) -> float:
     return said
 
 
-def waiting_share(span_bytes: int | None, written_bytes: float) -> tuple[float, float]:
+def waiting_share(span_bytes: int | None, waits_bytes: int) -> tuple[float, float]:
     """Of a span, how much waits in the journal; and of what was written, how much is the newest."""
-    if not span_bytes or not written_bytes:
+    if not span_bytes:
         return 0.0, 1.0
-    waits = min(written_bytes, WAITING_BYTES_MAX)
-    share = 1 - math.exp(-waits / span_bytes)
-    return share, span_bytes * share / waits
+    share = 1 - math.exp(-waits_bytes / span_bytes)
+    return share, span_bytes * share / waits_bytes
 
 
 def fio_limits(

@@ -83,6 +83,11 @@ class Geometry:
         return tuple(each for each in range(self.members) if each not in self.away)
 
     @property
+    def divides_journal(self) -> bool:
+        """Batches are divided over the members while there is a share to spare."""
+        return len(self.here) > self.data
+
+    @property
     def stripe_bytes(self) -> int:
         return self.data * self.chunk_bytes
 
@@ -158,7 +163,7 @@ class Geometry:
 
     def journaled(self, drive: Drive, count_bytes: int) -> Load:
         batches = count_bytes / BATCH_BYTES
-        if len(self.here) > self.data:
+        if self.divides_journal:
             each = drive.write_seconds(BATCH_BYTES / self.data) * batches
             return self.of_each_here(each, writes=len(self.here) * batches)
         copies = self.parity + 1

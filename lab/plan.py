@@ -242,7 +242,8 @@ def show(study: Study, given: dict, unknown: list[str], found: list[Forecast]) -
     array = study.array
     console.print(
         f"{study.title}: {array.count} x {array.data}+{array.parity}, "
-        f"chunk {array.chunk >> 10} KiB; a drive: {given[FIGURES[0]]:,.0f} reads, {given[FIGURES[1]]:,.0f} writes a second, "
+        f"chunk {array.chunk >> 10} KiB; a drive: {given[FIGURES[0]]:,.0f} reads, "
+        f"{given[FIGURES[1]]:,.0f} writes a second, "
         f"{given[FIGURES[2]]:g} and {given[FIGURES[3]]:g} GB/s"
     )
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -251,14 +252,14 @@ def show(study: Study, given: dict, unknown: list[str], found: list[Forecast]) -
         "state",
         "load",
         "clients",
-        "VMs",
+        "loads",
         "a second",
         "GB/s",
         "limit",
         "drives: r+w",
     )
     for name in columns:
-        right = name in ("clients", "VMs", "a second", "GB/s", "drives: r+w")
+        right = name in ("clients", "loads", "a second", "GB/s", "drives: r+w")
         table.add_column(name, justify="right" if right else "left")
     for one in found:
         table.add_row(*row(one))
@@ -274,7 +275,7 @@ def row(one: Forecast) -> tuple[str, ...]:
     return (
         one.side, one.state, one.load, str(one.clients or ""), str(one.loads),
         "–" if unlimited else f"{one.per_second:,.0f}",
-        f"{one.bytes_per_second / 1e9:.2f}" if one.bytes_per_second else "",
+        f"{one.bytes_per_second / 1e9:.3g}" if one.bytes_per_second else "",
         "nothing that is known" if one.per_second == float("inf") else one.bottleneck,
         "" if one.reads is None else f"{one.reads:.2f}+{one.writes:.2f}",
     )  # fmt: skip

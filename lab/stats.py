@@ -97,11 +97,10 @@ def of(results: Results, cell: Cell, log_share: float = 1) -> Figures:
     if logs := sorted(home.glob("*.log.gz")):
         return of_pgbench(cell, logs, log_share)
     if outputs := sorted(home.glob("*.json")):
-        each_second = {
-            int(float(row["second"])): int(float(row["operations"]))
-            for row in results.seconds_of(cell)
-            if row["second"] and row["operations"]
-        }
+        rows = results.seconds_of(cell)
+        # fio tells nothing of its warm-up
+        told = [row for row in rows if row["operations"] and int(row["second"]) >= 0]
+        each_second = {int(row["second"]): int(row["operations"]) for row in told}
         return of_fio(cell, outputs, each_second)
     raise StatsError(f"{home} has neither a log of pgbench nor the output of fio")
 

@@ -6,6 +6,7 @@ Red is what makes a comparison unfair or a database unsafe; the others say how f
 from dataclasses import dataclass
 
 from lab import schedule
+from lab.report import tables
 from lab.report.source import Source
 from lab.study import Where
 
@@ -20,6 +21,11 @@ DURABILITY = {
     "wal_level": ("replica", "logical"),
 }
 SECONDS_ENOUGH = 30
+ABOVE = 1.05
+EMULATED = (
+    "The processors of the virtual machines are emulated: what takes CPU time there, of the load "
+    "or of storage inside the guest, takes many times as long, and hides what sides differ by."
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ def all_of(source: Source) -> list[Caution]:
     found = [
         *synthetic(source), *unequal(source), *durability(source), *write_holes(source),
         *failures(source), *given_up(source), *short(source), *unfinished(source), *skipped(source),
-        *surroundings(source), *interrupted(source),
+        *surprising(source), *surroundings(source), *interrupted(source),
     ]  # fmt: skip
     return sorted(found, key=lambda one: not one.red)
 
@@ -135,6 +141,24 @@ def skipped(source: Source):
         yield Caution(f"{name} was left out: {why}")
 
 
+def surprising(source: Source):
+    """What cannot be, but by chance or a cache: so much is what figures are worth here."""
+    for load, loads in source.loads:
+        for one in source.telling(load, loads):
+            name = f"{source.title_of(load, loads)}, {one.cell.state}: {one.cell.side}"
+            share, healthy = tables.efficiency(source, one), tables.of_healthy(source, one)
+            if share and share > ABOVE:
+                yield Caution(
+                    f"{name} did {share:.0%} of what the bare drives do: a cache has answered, or "
+                    "the drives were measured in a worse moment."
+                )
+            if healthy and healthy > ABOVE:
+                yield Caution(
+                    f"{name} did {healthy:.0%} of what it does with all drives: chance is at least "
+                    "as large as that."
+                )
+
+
 def surroundings(source: Source):
     """What the machine does to every figure alike."""
     study, machine = source.study, source.machines[-1] if source.machines else {}
@@ -143,9 +167,7 @@ def surroundings(source: Source):
     emulated = any("tcg" in str(value).lower() for value in where.values())
     if study.where != Where.HOST and (emulated or its.get("kvm") is False):
         yield Caution(
-            "The virtual machines' processors are emulated in software: that is 10 to 50 times "
-            "slower than a processor, for the load and for storage inside the guest. The emulation "
-            "limits these figures, and hides what the sides differ by."
+            f"SOFTWARE EMULATION limits these figures. {where.get('emulation') or EMULATED}"
         )
     elif its.get("hypervisor"):
         yield Caution("This machine is itself virtual: others may use its processors and drives.")

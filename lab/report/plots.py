@@ -205,11 +205,12 @@ def rates(source: Source) -> Iterator[Drawing]:
 
 def efficiencies(source: Source) -> Drawing:
     """Whole and degraded, all patterns, as a share of what the bare drives do."""
-    figure, axes = pyplot.subplots(figsize=(INCHES[0], 4.4), layout="constrained")
-    axes.set_title("Share of what the bare drives do")
     wanted = [one for load, loads in source.loads for one in source.telling(load, loads)]
     rows = [(one, tables.efficiency(source, one)) for one in wanted]
     rows = [(one, share) for one, share in rows if share is not None][::-1]
+    high = 1.1 + 0.2 * len(rows)
+    figure, axes = pyplot.subplots(figsize=(INCHES[0], high), layout="constrained")
+    axes.set_title("Share of what the bare drives do")
     for place, (one, share) in enumerate(rows):
         at = source.names.index(one.cell.side) % len(COLOURS)
         axes.barh(place, share * 100, 0.75, color=COLOURS[at], hatch=HATCHES[at], edgecolor="white",
@@ -219,7 +220,8 @@ def efficiencies(source: Source) -> Drawing:
         f"{source.title_of(one.cell.load, one.cell.loads)}, {one.cell.state}: {one.cell.side}"
         for one, _ in rows
     ]
-    axes.set_yticks(range(len(rows)), labels, fontsize=6.5 if len(rows) > 12 else 8)
+    axes.set_yticks(range(len(rows)), labels, fontsize=7.5)
+    axes.set_ylim(-0.7, len(rows) - 0.3)
     axes.axvline(100, color=INK, linewidth=1, linestyle=":")
     axes.set_xlim(0, max(112, *(share * 112 for _, share in rows)))
     axes.set_xlabel("% of the bare drives' own rate")
@@ -316,7 +318,8 @@ def over_time(source: Source) -> Iterator[Drawing]:
                     for second, what in figures.cell.events
                 ]
             said += [what for _, what, _ in events]
-            axes.axvspan(axes.get_xlim()[0], 0, color=INK, alpha=0.06, linewidth=0)
+            if axes.get_xlim()[0] < 0:
+                axes.axvspan(axes.get_xlim()[0], 0, color=INK, alpha=0.06, linewidth=0)
             axes.set_ylim(bottom=0)
             plain(axes.yaxis)
             axes.set_xlabel("\n".join(

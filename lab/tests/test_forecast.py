@@ -11,7 +11,7 @@ import unittest
 from dataclasses import replace
 from pathlib import Path
 
-from lab import forecast, plan
+from lab import forecast, plan, proof
 from lab.forecast import Server, predict
 from lab.geometry import Drive, Geometry, binomial
 from lab.results import Cell
@@ -182,6 +182,33 @@ class Transactions(unittest.TestCase):
         one = next(predict(study, Server(DRIVE), its))
         self.assertAlmostEqual(one.reads, 0.5)
         self.assertEqual((round(one.per_second), one.notes), (100_000, ()))
+
+
+class Check(unittest.TestCase):
+    def test_each_pattern_in_each_state_has_a_prediction(self):
+        for policy in ("none", "journal"):
+            server = Server(DRIVE, span_bytes=proof.RANDOM_BYTES)
+            its = list(predict(proof.study_of(4, 2, policy), server))
+            places = [(one.load, one.state) for one in its]
+            self.assertEqual(len(places), 2 * len(proof.PATTERNS))
+            self.assertEqual(len(set(places)), len(places))
+            self.assertTrue(all(one.bottleneck == "drives" for one in its))
+
+    def test_reads_alone_find_nothing_that_waits(self):
+        study = proof.study_of(4, 1, "journal")
+        server = Server(DRIVE, span_bytes=proof.RANDOM_BYTES)
+        rates = {
+            one.load: one.per_second for one in predict(study, server) if one.state == "healthy"
+        }
+        self.assertEqual(round(rates["random read"]), 50_000)
+        self.assertGreater(rates["random write"], 12_500)
+
+    def test_how_far_apart(self):
+        one = next(predict(proof.study_of(4, 1, "none"), Server(DRIVE)))
+        rates = {0.84: False, 0.86: True, 1.14: True, 1.16: False}
+        for ratio, holds in rates.items():
+            measured = (one.per_second * ratio, one.per_second * 0.1)
+            self.assertEqual(proof.Compared("4+1", "none", "healthy", one, measured).holds, holds)
 
 
 class Command(unittest.TestCase):

@@ -169,13 +169,29 @@ class Cautions(InADirectory):
         rows = dict(tables.notes(source).rows)
         self.assertIn("the guest did not come up", " ".join(rows.values()))
 
+    def test_faster_without_a_drive_is_chance(self):
+        rates = RATES | {("mdraid", "degraded"): 12}
+        synthetic.pgbench(self.home, STUDY, rates)
+        told = self.other(Source.read(self.home))
+        self.assertIn("degraded: mdraid did 120% of what it does with all drives", told)
+        self.assertNotIn("ashlar did", told)
+
+    def test_faster_than_the_drives_is_a_cache(self):
+        synthetic.fio(self.home)
+
+        def change(raw):
+            raw["randwrite"]["iops"] = 40_000
+
+        told = self.other(self.change("raw.json", change))
+        self.assertIn("randwrite, 1 VM, healthy: raid0 did 120% of what the bare drives do", told)
+
     def test_short_ones(self):
         synthetic.pgbench(self.home, STUDY.replace("seconds = 100", "seconds = 5"), RATES)
         self.assertIn("5 s only", " ".join(self.red(Source.read(self.home))))
 
     def test_emulation(self):
         study = STUDY.replace('where = "host"', 'where = "vm"')
-        self.assertIn("emulation limits these figures", self.other(self.known(study)))
+        self.assertIn("SOFTWARE EMULATION limits", self.other(self.known(study)))
 
 
 class Page(HTMLParser):
