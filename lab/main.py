@@ -12,11 +12,12 @@ import time
 import tomllib
 from pathlib import Path
 
+from demo.engine import EngineError
 from demo.vm import VmError
 from lab import study as studies
 from lab.ledger import Stayed
 from lab.loads import LoadError
-from lab.results import Results
+from lab.results import Results, ResultsError
 from lab.run import Refusal, Run, RunError, Session
 from lab.side import SideError
 from lab.study import Study, StudyError
@@ -24,7 +25,10 @@ from lab.study import Study, StudyError
 CHECKOUT = Path(__file__).parent.parent
 STUDIES = Path(__file__).parent / "studies"
 REFUSED, USAGE, INTERRUPTED = 1, 2, 130
-FAILURES = (Refusal, StudyError, RunError, SideError, LoadError, VmError, Stayed, OSError)
+FAILURES = (
+    Refusal, StudyError, RunError, SideError, LoadError, VmError, EngineError, ResultsError,
+    Stayed, OSError,
+)  # fmt: skip
 EXAMPLES = """examples:
   ashlar-lab list
   ashlar-lab run postgres-host --quick              a minute: the whole chain, no figures of use
