@@ -59,11 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
         argcomplete.autocomplete(parser)
     except ImportError:
         pass
+    given = sys.argv[1:] if arguments is None else arguments
     # what `plan` takes is its own to understand
-    words, rest = parser.parse_known_args(arguments)
-    if rest and words.command != "plan":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    words.rest = rest
+    words = parser.parse_args(given[:1] if given[:1] == ["plan"] else given)
+    words.arguments = given[1:]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     try:
@@ -113,8 +112,7 @@ def command_line() -> argparse.ArgumentParser:
     run.add_argument("--no-report", action="store_true", help="only measure")
     report = command("report", make_report, "make the report of a directory of results, again")
     report.add_argument("results", type=Path, metavar="DIR")
-    plan = command("plan", make_plan, "what a server would do, from figures of its drives")
-    plan.add_argument("arguments", nargs=argparse.REMAINDER, help="see `ashlar-lab plan --help`")
+    command("plan", make_plan, "what a server would do, from figures of its drives")
     command("clean", clean, "remove what a run has left behind that was killed")
     return parser
 
@@ -221,7 +219,7 @@ def make_report(words) -> None:
 def make_plan(words) -> int | None:
     from lab import plan
 
-    return plan.main([*words.arguments, *words.rest])
+    return plan.main(words.arguments)
 
 
 def clean(words) -> None:
