@@ -70,6 +70,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, Interrupted):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # who read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return REFUSED
     except Usage as error:
         print(f"ashlar-lab: {error}", file=sys.stderr)
         return USAGE
