@@ -189,7 +189,9 @@ class Mdraid:
         return {
             "version": version,
             "level": self.level or "",
-            "after a crash": self.consistency if self.level != "0" else "nothing to make good",
+            "consistency policy, as the kernel has it": self.place.run(
+                f"cat /sys/block/{self.arrays[0]}/md/consistency_policy"
+            ).text.strip(),
             **{name: str(value) for name, value in self.tuned.items()},
             "first resync": first if zeroed else "done before anything was measured",
             "rebuild": "at md's own pace: sync_speed_min and sync_speed_max are the kernel's",
