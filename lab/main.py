@@ -23,8 +23,8 @@ from lab.study import Study, StudyError
 
 CHECKOUT = Path(__file__).parent.parent
 STUDIES = Path(__file__).parent / "studies"
-REFUSED, INTERRUPTED = 1, 130
-FAILURES = (Refusal, StudyError, RunError, SideError, LoadError, VmError, Stayed)
+REFUSED, USAGE, INTERRUPTED = 1, 2, 130
+FAILURES = (Refusal, StudyError, RunError, SideError, LoadError, VmError, Stayed, OSError)
 EXAMPLES = """examples:
   ashlar-lab list
   ashlar-lab run postgres-host --quick              a minute: the whole chain, no figures of use
@@ -37,6 +37,10 @@ Exit status: 0 done, 1 refused or failed (with the fix), 2 usage, 130 interrupte
 ASHLAR is the program to measure (target/release/ashlar), ASHLAR_CACHE where drive files, guests and
 the ledger are kept (.cache). For completion: eval "$(register-python-argcomplete ashlar-lab)"
 """
+
+
+class Usage(Exception):
+    """Words that do not go together; the message says which do."""
 
 
 class Interrupted(BaseException):
@@ -63,6 +67,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, Interrupted):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except Usage as error:
+        print(f"ashlar-lab: {error}", file=sys.stderr)
+        return USAGE
     except FAILURES as error:
         for line in "\n".join(reasons(error)).splitlines():
             print(f"ashlar-lab: {line}", file=sys.stderr)
@@ -173,14 +180,14 @@ def asked(words) -> tuple[Study, Path, str]:
     if words.resume:
         given = [words.study, words.quick, words.changes, words.sides, words.out, words.unequal]
         if any(given):
-            raise StudyError("--resume goes on with what was asked before: give nothing else")
+            raise Usage("--resume goes on with what was asked before: give nothing else")
         path = words.resume / "study.json"
         if not path.exists():
             raise StudyError(f"{path} is not there: is {words.resume} a directory of results?")
         text = (words.resume / "study.toml").read_text()
         return Study.model_validate_json(path.read_text()), words.resume, text
     if not words.study:
-        raise StudyError("say which study: `ashlar-lab list` shows them")
+        raise Usage("say which study: `ashlar-lab list` shows them")
     path = Path(words.study)
     if not path.suffix == ".toml":
         path = STUDIES / f"{words.study}.toml"

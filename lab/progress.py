@@ -13,23 +13,31 @@ LINE_SECONDS = 10.0  # between two lines that only say that it goes on
 
 
 class Expected:
-    """When a run will be over: of what takes how long, the last that was seen. Pure."""
+    """When a run will be over: of what takes how long, the last that was seen.
 
-    def __init__(self, blocks: int, cells: int, load_seconds: float):
+    A block is made, then its cells are measured one by one; what is under way counts as begun.
+    """
+
+    def __init__(self, blocks: int, cells: int, load_seconds: float, now=time.monotonic):
         self.blocks, self.cells = blocks, cells  # that are still to come
         self.load_seconds = load_seconds
         self.block_seconds, self.cell_seconds = BLOCK_SECONDS, load_seconds + CELL_SECONDS
+        self.now = now
+        self.step_seconds, self.step_began = self.block_seconds, now()
 
     def block_made(self, seconds: float) -> None:
         self.blocks -= 1
         self.block_seconds = seconds
+        self.step_seconds, self.step_began = self.cell_seconds, self.now()
 
     def cell_done(self, seconds: float) -> None:
         self.cells -= 1
         self.cell_seconds = max(self.load_seconds, (self.cell_seconds + seconds) / 2)
+        self.step_seconds, self.step_began = self.cell_seconds, self.now()
 
     def seconds(self) -> float:
-        return self.blocks * self.block_seconds + self.cells * self.cell_seconds
+        whole = self.blocks * self.block_seconds + self.cells * self.cell_seconds
+        return max(0.0, whole - min(self.step_seconds, self.now() - self.step_began))
 
 
 class Screen:

@@ -46,7 +46,8 @@ class Seconds(unittest.TestCase):
         self.assertAlmostEqual(found["guest_seconds"], 2.0)
 
     def test_a_load_whose_end_was_not_seen_went_on_as_before(self):
-        samples = [Sample(at, "healthy", None, 0.0, 0.5 * at if at < 3 else None) for at in range(5)]
+        seen = [0.0, 0.5, 1.0, None, None]
+        samples = [Sample(at, "healthy", None, 0.0, cpu) for at, cpu in enumerate(seen)]
         self.assertAlmostEqual(sampler.totals(samples, 0.0, 4.0)["guest_seconds"], 2.0)
         self.assertIsNone(sampler.totals(samples, 3.0, 4.0)["guest_seconds"])
 
