@@ -12,11 +12,12 @@ import time
 import tomllib
 from pathlib import Path
 
+from demo.engine import EngineError
 from demo.vm import VmError
 from lab import study as studies
 from lab.ledger import Stayed
 from lab.loads import LoadError
-from lab.results import Results
+from lab.results import Results, ResultsError
 from lab.run import Refusal, Run, RunError, Session
 from lab.side import SideError
 from lab.study import Study, StudyError
@@ -24,7 +25,10 @@ from lab.study import Study, StudyError
 CHECKOUT = Path(__file__).parent.parent
 STUDIES = Path(__file__).parent / "studies"
 REFUSED, USAGE, INTERRUPTED = 1, 2, 130
-FAILURES = (Refusal, StudyError, RunError, SideError, LoadError, VmError, Stayed, OSError)
+FAILURES = (
+    Refusal, StudyError, RunError, SideError, LoadError, VmError, EngineError, ResultsError,
+    Stayed, OSError,
+)  # fmt: skip
 EXAMPLES = """examples:
   ashlar-lab list
   ashlar-lab run postgres-host --quick              a minute: the whole chain, no figures of use
@@ -55,11 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
         argcomplete.autocomplete(parser)
     except ImportError:
         pass
+    given = sys.argv[1:] if arguments is None else arguments
     # what `plan` takes is its own to understand
-    words, rest = parser.parse_known_args(arguments)
-    if rest and words.command != "plan":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    words.rest = rest
+    words = parser.parse_args(given[:1] if given[:1] == ["plan"] else given)
+    words.arguments = given[1:]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     try:
@@ -67,6 +70,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, Interrupted):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # who read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return REFUSED
     except Usage as error:
         print(f"ashlar-lab: {error}", file=sys.stderr)
         return USAGE
@@ -109,8 +115,7 @@ def command_line() -> argparse.ArgumentParser:
     run.add_argument("--no-report", action="store_true", help="only measure")
     report = command("report", make_report, "make the report of a directory of results, again")
     report.add_argument("results", type=Path, metavar="DIR")
-    plan = command("plan", make_plan, "what a server would do, from figures of its drives")
-    plan.add_argument("arguments", nargs=argparse.REMAINDER, help="see `ashlar-lab plan --help`")
+    command("plan", make_plan, "what a server would do, from figures of its drives")
     command("clean", clean, "remove what a run has left behind that was killed")
     return parser
 
@@ -217,7 +222,7 @@ def make_report(words) -> None:
 def make_plan(words) -> int | None:
     from lab import plan
 
-    return plan.main([*words.arguments, *words.rest])
+    return plan.main(words.arguments)
 
 
 def clean(words) -> None:

@@ -51,6 +51,10 @@ SECONDS = [
 ]
 
 
+class ResultsError(Exception):
+    """What was left cannot be read or told of; the message names the file and the fix."""
+
+
 @dataclass(frozen=True)
 class Cell:
     """One measurement. All but `number` and what was measured is its place in the schedule."""

@@ -1,0 +1,197 @@
+"""What one request costs the drives of an array, counted out place by place. Pure.
+
+An array of n members keeps k data and m parity chunks in a stripe, n = k + m; parity turns from
+stripe to stripe, so each case is looked at in n stripes. An operation occupies its drive for
+`max(1 / operations a second, bytes / bytes a second)`. Allowed are so many requests a second as
+keep the busiest drive busy. The same is in `crates/raid/examples/drive_limited/geometry.rs` for one
+kind of drive; this one knows drives that read and write at unlike speeds, and any members away.
+
+- A random read is one operation; of a block that is away, k others.
+- A random write reads what its parity has to be worked out from, in the cheapest way, then writes
+  the block and its parity: 2 reads and 2 writes of RAID 5, 3 and 3 of RAID 6.
+- Sequential requests are whole stripes: k chunks are read (parity in the place of one that is
+  away), or all that are there are written, and nothing is read.
+- A journal takes each byte before that, divided over the members as a stripe is; degraded without
+  a share to spare, whole on as many members as may be lost, and one more.
+- A journal puts writes in place together that meet in it. `pending` is how much of the span that
+  is written to waits in it: of a block it stores the newest only, of neighbours one operation.
+"""
+
+from dataclasses import dataclass
+from itertools import combinations
+
+BLOCK_BYTES = 4096
+BATCH_BYTES = 256 << 10  # of data, the largest that the journal writes at once
+
+
+@dataclass(frozen=True)
+class Drive:
+    """What one drive does, alone and for ever."""
+
+    reads_per_second: float
+    writes_per_second: float
+    read_bytes_per_second: float
+    write_bytes_per_second: float
+
+    def read_seconds(self, count_bytes: float) -> float:
+        return max(1 / self.reads_per_second, count_bytes / self.read_bytes_per_second)
+
+    def write_seconds(self, count_bytes: float) -> float:
+        return max(1 / self.writes_per_second, count_bytes / self.write_bytes_per_second)
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a request asks of each member on average, seconds of its time, and of all together."""
+
+    seconds: tuple[float, ...]
+    reads: float = 0
+    writes: float = 0
+
+    @property
+    def busiest_seconds(self) -> float:
+        return max(self.seconds)
+
+    def times(self, factor: float) -> "Load":
+        return Load(
+            tuple(one * factor for one in self.seconds), self.reads * factor, self.writes * factor
+        )
+
+    def plus(self, other: "Load") -> "Load":
+        both = tuple(a + b for a, b in zip(self.seconds, other.seconds, strict=True))
+        return Load(both, self.reads + other.reads, self.writes + other.writes)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    data: int
+    parity: int
+    chunk_bytes: int
+    journal: bool = False
+    away: tuple[int, ...] = ()  # members
+
+    def __post_init__(self):
+        if len(self.away) > self.parity:
+            raise ValueError(f"{len(self.away)} drives out, and only {self.parity} may be lost")
+
+    @property
+    def members(self) -> int:
+        return self.data + self.parity
+
+    @property
+    def here(self) -> tuple[int, ...]:
+        return tuple(each for each in range(self.members) if each not in self.away)
+
+    @property
+    def divides_journal(self) -> bool:
+        """Batches are divided over the members while there is a share to spare."""
+        return len(self.here) > self.data
+
+    @property
+    def stripe_bytes(self) -> int:
+        return self.data * self.chunk_bytes
+
+    # Requests
+
+    def random_read(self, drive: Drive, block: int = BLOCK_BYTES) -> Load:
+        seconds, reads = [0.0] * self.members, 0.0
+        cases = self.members * self.data
+        for stripe, position in self.places():
+            member = self.member(stripe, position)
+            if member not in self.away:
+                seconds[member] += drive.read_seconds(block) / cases
+                reads += 1 / cases
+            else:  # any k of the others; which ones turns with the stripes
+                share = self.data / len(self.here)
+                for other in self.here:
+                    seconds[other] += share * drive.read_seconds(block) / cases
+                reads += self.data / cases
+        return Load(tuple(seconds), reads=reads)
+
+    def stripe_read(self, drive: Drive) -> Load:
+        share = self.data / len(self.here)
+        return self.of_each_here(share * drive.read_seconds(self.chunk_bytes), reads=self.data)
+
+    def stripe_write(self, drive: Drive) -> Load:
+        writes = len(self.here)
+        stored = self.of_each_here(drive.write_seconds(self.chunk_bytes), writes=writes)
+        return stored.plus(self.journaled(drive, self.stripe_bytes)) if self.journal else stored
+
+    # Of what they are made
+
+    def of_each_here(self, seconds: float, reads: float = 0, writes: float = 0) -> Load:
+        each = tuple(0.0 if at in self.away else seconds for at in range(self.members))
+        return Load(each, reads, writes)
+
+    def places(self):
+        """Every data block of n stripes."""
+        return ((stripe, at) for stripe in range(self.members) for at in range(self.data))
+
+    def member(self, stripe: int, position: int) -> int:
+        return (stripe + position) % self.members
+
+    def in_place(self, drive: Drive, block: int, together: int) -> Load:
+        """Of one block, of `together` blocks of one row that are stored at once."""
+        seconds, reads, writes = [0.0] * self.members, 0, 0
+        cases = 0
+        for stripe in range(self.members):
+            for blocks in combinations(range(self.data), together):
+                read, written = self.positions(stripe, blocks, drive, block)
+                cases += together
+                for position in read:
+                    seconds[self.member(stripe, position)] += drive.read_seconds(block)
+                for position in written:
+                    seconds[self.member(stripe, position)] += drive.write_seconds(block)
+                reads, writes = reads + len(read), writes + len(written)
+        return Load(tuple(one / cases for one in seconds), reads / cases, writes / cases)
+
+    def positions(self, stripe: int, blocks: tuple[int, ...], drive: Drive, block: int):
+        """What is read and what is written, of a stripe's k data positions and m of parity."""
+        here = {at for at in range(self.members) if self.member(stripe, at) not in self.away}
+        parity = [at for at in range(self.data, self.members) if at in here]
+        written = [at for at in (*blocks, *parity) if at in here]
+        if not parity:
+            return [], written
+        ways = []
+        if set(blocks) <= here:
+            ways.append({*blocks, *parity})
+        others = set(range(self.data)) - set(blocks)
+        if others <= here:
+            ways.append(others)
+        ways.append(set(sorted(here)[: self.data]))  # all of the row, worked out
+        return sorted(min(ways, key=len)), written
+
+    def journaled(self, drive: Drive, count_bytes: int) -> Load:
+        batches = count_bytes / BATCH_BYTES
+        if self.divides_journal:
+            each = drive.write_seconds(BATCH_BYTES / self.data) * batches
+            return self.of_each_here(each, writes=len(self.here) * batches)
+        copies = self.parity + 1
+        each = drive.write_seconds(BATCH_BYTES) * batches * copies / len(self.here)
+        return self.of_each_here(each, writes=copies * batches)
+
+    def destaged(self, drive: Drive, block: int, pending: float) -> Load:
+        """Blocks that the journal puts in place, when `pending` of all blocks wait in it.
+
+        With the chance that j blocks of a row wait, they cost what j blocks together cost; and an
+        operation is one with its neighbour's, where that row waits too.
+        """
+        if pending <= 0:
+            return self.in_place(drive, block, 1)
+        total, blocks = None, 0.0
+        for together in range(1, self.data + 1):
+            chance = binomial(self.data, together, pending)
+            load = self.in_place(drive, block, together).times(together * chance)
+            total, blocks = (
+                (load if total is None else total.plus(load)),
+                blocks + together * chance,
+            )
+        # a run of neighbours is one operation; only its first has none before it
+        return total.times((1 - pending) / blocks)
+
+
+def binomial(count: int, chosen: int, chance: float) -> float:
+    ways = 1
+    for at in range(chosen):
+        ways = ways * (count - at) // (at + 1)
+    return ways * chance**chosen * (1 - chance) ** (count - chosen)

@@ -1,0 +1,281 @@
+"""`ashlar-lab plan`: what a server would do in a study, from figures of its drives.
+
+The figures are given, taken from a run that measured the bare drives (`--from-raw`), or measured
+now (`--measure`). `--check` compares predictions with runs on drives of a set pace.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from demo import child
+from lab import forecast
+from lab import study as studies
+from lab.forecast import Forecast, Server
+from lab.geometry import Drive
+from lab.results import Results
+from lab.study import Study, StudyError
+
+STUDIES = Path(__file__).parent / "studies"
+MEASURE_SECONDS = 10
+MEASURE_BYTES_MAX = 64 << 30  # of a drive that is looked at
+FIGURES = ("drive_iops_read", "drive_iops_write", "drive_gbps_read", "drive_gbps_write")
+EXAMPLES = """examples:
+  ashlar-lab plan postgres-vm --drive-iops-read 1000000 --drive-iops-write 200000 \\
+      --drive-gbps-read 7 --drive-gbps-write 4 --cores 2 --core-iops-read 1500000 \\
+      --core-iops-write 400000
+  ashlar-lab plan fio-vm --from-raw results/fio-vm-2026-01-31-1200/raw.json
+  ashlar-lab plan fio-vm --measure /dev/nvme1n1 --force
+  ashlar-lab plan --check
+
+One core of the engine: `ashlar bench engine --rw randread` and `--rw randwrite` measure it. A limit
+that is not given is left out. 1 GB is 1,000,000,000 bytes.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    parser = command_line()
+    words = parser.parse_args(arguments)
+    if words.check:
+        from lab import proof
+        from lab.place import Host
+        from lab.sides.ashlar import program
+
+        return proof.main(Path(program(Host())), words.levels.split(","), words.only)
+    if not words.study:
+        parser.error("say which study: `ashlar-lab list` shows them")
+    study = read_study(words)
+    given = figures(words, study)
+    transactions = {}
+    if words.from_results:
+        transactions = forecast.measured_transactions(Results.open(words.from_results).cells)
+    found = list(forecast.predict(study, server_of(words, given), transactions))
+    unknown = not_known(words, study)
+    if words.json:
+        said = {"study": study.title, "drive": given, "not_known": unknown}
+        print(json.dumps(said | {"cells": [one.as_json() for one in found]}, indent=1))
+    else:
+        show(study, given, unknown, found)
+    return 0
+
+
+def command_line() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "ashlar-lab plan", description=__doc__.split("\n\n")[0], epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("study", nargs="?", help="a name of `ashlar-lab list`, or a TOML file")
+    parser.add_argument("--quick", action="store_true", help="as `run --quick` would run it")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="changes")
+    drive = parser.add_argument_group("one drive, by its data sheet or by measurement")
+    for name, unit in zip(FIGURES, ("N", "N", "X", "X"), strict=True):
+        drive.add_argument(f"--{name.replace('_', '-')}", type=positive, metavar=unit)
+    drive.add_argument("--drive-latency-us", type=positive, metavar="N")
+    drive.add_argument("--from-raw", type=Path, metavar="FILE", help="raw.json of a run")
+    drive.add_argument("--measure", metavar="DEVICE", help="with fio; reads only, without --force")
+    drive.add_argument("--force", action="store_true", help="--measure may overwrite the device")
+    server = parser.add_argument_group("the server")
+    server.add_argument("--cores", type=int, metavar="N", help="of the engine")
+    server.add_argument("--core-iops-read", type=positive, metavar="N", help="4 KiB, of one core")
+    server.add_argument("--core-iops-write", type=positive, metavar="N")
+    server.add_argument("--core-gbps", type=positive, metavar="X")
+    server.add_argument("--vms", type=int, metavar="M", help="in place of the study's number")
+    server.add_argument("--vm-iops", type=positive, metavar="N", help="that a guest's disk can do")
+    server.add_argument("--vm-gbps", type=positive, metavar="X")
+    server.add_argument("--vm-tps", type=positive, metavar="N",
+                        help="transactions that a guest's processors do")  # fmt: skip
+    server.add_argument("--network-gbps", type=positive, metavar="X")
+    server.add_argument("--from-results", type=Path, metavar="DIR",
+                        help="I/Os of a transaction as a run measured them")  # fmt: skip
+    parser.add_argument("--json", action="store_true")
+    check = parser.add_argument_group("the plan itself")
+    check.add_argument("--check", action="store_true", help="predicted against measured; 10 min")
+    check.add_argument("--levels", default="4+1,4+2", help="to check (4+1,4+2)")
+    check.add_argument("--only", default="", help="part of the names of what to check")
+    return parser
+
+
+def positive(text: str) -> float:
+    value = float(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not more than 0")
+    return value
+
+
+def read_study(words) -> Study:
+    path = Path(words.study)
+    if path.suffix != ".toml":
+        path = STUDIES / f"{words.study}.toml"
+    return studies.load(path, words.quick, words.changes)
+
+
+def server_of(words, given: dict[str, float]) -> Server:
+    giga = lambda value: value and value * 1e9  # noqa: E731
+    return Server(
+        drive=Drive(
+            given["drive_iops_read"],
+            given["drive_iops_write"],
+            given["drive_gbps_read"] * 1e9,
+            given["drive_gbps_write"] * 1e9,
+        ),
+        cores=words.cores,
+        core_reads_per_second=words.core_iops_read,
+        core_writes_per_second=words.core_iops_write,
+        core_bytes_per_second=giga(words.core_gbps),
+        drive_latency_seconds=words.drive_latency_us and words.drive_latency_us / 1e6,
+        vms=words.vms,
+        vm_per_second=words.vm_iops,
+        vm_bytes_per_second=giga(words.vm_gbps),
+        vm_transactions_per_second=words.vm_tps,
+        network_bytes_per_second=giga(words.network_gbps),
+    )
+
+
+def not_known(words, study: Study) -> list[str]:
+    """Limits that were left out for want of a figure."""
+    found = []
+    if not (words.cores and words.core_iops_read and words.core_iops_write):
+        found.append("cores of the engine (--cores, --core-iops-read, --core-iops-write)")
+    if study.pgbench and not words.vm_tps:
+        found.append("processors of the guests (--vm-tps)")
+    if study.fio and study.where != studies.Where.HOST and not (words.vm_iops or words.vm_gbps):
+        found.append("the guests' disks (--vm-iops, --vm-gbps)")
+    if study.fio and not words.drive_latency_us:
+        found.append("requests under way (--drive-latency-us)")
+    return found
+
+
+# Figures of a drive -----------------------------------------------------------------------------
+
+
+def figures(words, study: Study) -> dict[str, float]:
+    """What was given wins over what was measured."""
+    found: dict[str, float] = {}
+    if study.drives.kind == "model":
+        found = dict.fromkeys(FIGURES[:2], study.drives.iops)
+        found |= dict.fromkeys(FIGURES[2:], study.drives.mbps / 1000)
+    if words.from_raw:
+        found |= from_raw(words.from_raw)
+    if words.measure:
+        found |= measured(words.measure, words.force)
+    found |= {name: value for name in FIGURES if (value := getattr(words, name))}
+    missing = [name for name in FIGURES if name not in found]
+    if missing:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        raise StudyError(f"of the drives is not known: {options}; or give --from-raw or --measure")
+    return found
+
+
+def from_raw(path: Path) -> dict[str, float]:
+    """A run measured all drives at once: of one it is the share."""
+    try:
+        raw = json.loads(path.read_text())
+        beside = path.parent / "study.json"
+        study = Study.model_validate_json(beside.read_text())
+    except (OSError, ValueError) as error:
+        raise StudyError(f"{path} and study.json beside it cannot be read: {error}") from None
+    drives = study.array.members * study.array.count
+    found = {}
+    for pattern in study.fio.patterns if study.fio else ():
+        its, unit = raw.get(pattern.name), FIGURE_OF.get(pattern.rw)
+        if its and unit:
+            sequential = "gbps" in unit
+            total = its["bytes_per_sec"] / 1e9 if sequential else its["iops"]
+            found[unit] = total / its.get("drives", drives)
+    return found
+
+
+FIGURE_OF = {"randread": FIGURES[0], "randwrite": FIGURES[1], "read": FIGURES[2],
+             "write": FIGURES[3]}  # fmt: skip
+
+
+def measured(device: str, force: bool) -> dict[str, float]:
+    if not shutil.which("fio"):
+        raise StudyError("--measure needs fio: apt-get install fio")
+    found = {}
+    for rw, name in FIGURE_OF.items():
+        if "write" in rw and not force:
+            continue  # whoever asks is told which figures are missing
+        print(f"{device}: {rw}, {MEASURE_SECONDS} s", file=sys.stderr)
+        found[name] = measured_rate(device, rw)
+    return found
+
+
+def measured_rate(device: str, rw: str) -> float:
+    random = rw.startswith("rand")
+    block, depth = ("4k", 128) if random else ("1m", 32)
+    with tempfile.TemporaryDirectory(prefix="ashlar-lab-") as directory:
+        output = Path(directory) / "fio.json"
+        command = [
+            "fio", "--name=drive", f"--filename={device}", f"--rw={rw}", f"--bs={block}",
+            f"--iodepth={depth}", f"--runtime={MEASURE_SECONDS}", "--time_based", "--direct=1",
+            "--ramp_time=2", "--ioengine=io_uring", "--output-format=json", f"--output={output}",
+            "--numjobs=4", "--group_reporting", f"--size={MEASURE_BYTES_MAX >> 30}g",
+            "--offset_increment=0",
+        ]  # fmt: skip
+        if "write" not in rw:
+            command.append("--readonly")
+        running = child.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            said, _ = running.communicate(timeout=MEASURE_SECONDS * 6 + 60)
+        finally:
+            child.kill(running)
+        if running.returncode:
+            raise StudyError(f"fio cannot measure {device}: {said.strip()}")
+        text = output.read_text()
+    way = json.loads(text[text.index("{") :])["jobs"][0]["write" if "write" in rw else "read"]
+    return way["iops"] if random else way["bw_bytes"] / 1e9
+
+
+# What is said -----------------------------------------------------------------------------------
+
+
+def show(study: Study, given: dict, unknown: list[str], found: list[Forecast]) -> None:
+    console = Console(width=None if sys.stdout.isatty() else 130)
+    array = study.array
+    console.print(
+        f"{study.title}: {array.count} x {array.data}+{array.parity}, "
+        f"chunk {array.chunk >> 10} KiB; a drive: {given[FIGURES[0]]:,.0f} reads, "
+        f"{given[FIGURES[1]]:,.0f} writes a second, "
+        f"{given[FIGURES[2]]:g} and {given[FIGURES[3]]:g} GB/s"
+    )
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    columns = (
+        "side",
+        "state",
+        "load",
+        "clients",
+        "loads",
+        "a second",
+        "GB/s",
+        "limit",
+        "drives: r+w",
+    )
+    for name in columns:
+        right = name in ("clients", "loads", "a second", "GB/s", "drives: r+w")
+        table.add_column(name, justify="right" if right else "left")
+    for one in found:
+        table.add_row(*row(one))
+    console.print(table)
+    for note in dict.fromkeys(note for one in found for note in one.notes):
+        console.print(f"- {note}")
+    if unknown:
+        console.print(f"- not known, and left out: {'; '.join(unknown)}")
+
+
+def row(one: Forecast) -> tuple[str, ...]:
+    unlimited = one.per_second is None or one.per_second == float("inf")
+    return (
+        one.side, one.state, one.load, str(one.clients or ""), str(one.loads),
+        "–" if unlimited else f"{one.per_second:,.0f}",
+        f"{one.bytes_per_second / 1e9:.3g}" if one.bytes_per_second else "",
+        "nothing that is known" if one.per_second == float("inf") else one.bottleneck,
+        "" if one.reads is None else f"{one.reads:.2f}+{one.writes:.2f}",
+    )  # fmt: skip

@@ -1,0 +1,196 @@
+"""What a reader must know before the first figure. Pure: from what was read to sentences.
+
+Red is what makes a comparison unfair or a database unsafe; the others say how far figures reach.
+"""
+
+from dataclasses import dataclass
+
+from lab import schedule
+from lab.report import tables
+from lab.report.source import Source
+from lab.study import Where
+
+# What PostgreSQL promises after a crash depends on these: name → what a server begins with.
+DURABILITY = {
+    "fsync": ("on",),
+    "full_page_writes": ("on",),
+    "synchronous_commit": ("on",),
+    "wal_sync_method": ("fdatasync",),
+    "data_checksums": ("on",),
+    "commit_delay": ("0",),
+    "wal_level": ("replica", "logical"),
+}
+SECONDS_ENOUGH = 30
+ABOVE = 1.05
+EMULATED = (
+    "The processors of the virtual machines are emulated: what takes CPU time there, of the load "
+    "or of storage inside the guest, takes many times as long, and hides what sides differ by."
+)
+
+
+@dataclass(frozen=True)
+class Caution:
+    text: str
+    red: bool = False
+
+
+def all_of(source: Source) -> list[Caution]:
+    found = [
+        *synthetic(source), *unequal(source), *durability(source), *write_holes(source),
+        *failures(source), *given_up(source), *short(source), *unfinished(source), *skipped(source),
+        *surprising(source), *surroundings(source), *interrupted(source),
+    ]  # fmt: skip
+    return sorted(found, key=lambda one: not one.red)
+
+
+def synthetic(source: Source):
+    if "SYNTHETIC" in source.study.title:
+        yield Caution("SYNTHETIC results, made up by a test: nothing here was measured.", True)
+
+
+def unequal(source: Source):
+    its = {name: source.sides.get(name, {}).get("protection", {}) for name in source.names}
+    losses = {name: one.get("losses") for name, one in its.items()}
+    if len(set(losses.values())) > 1:
+        said = ", ".join(f"{name} survives {count}" for name, count in losses.items())
+        yield Caution(
+            f"UNEQUAL PROTECTION: the sides survive unlike losses of drives ({said}). Who protects "
+            "less has less to do: these figures are no comparison of equals.",
+            True,
+        )
+    elif source.study.unequal and len(source.names) > 1:
+        yield Caution("The run was allowed to compare unequal sides (--unequal).", True)
+
+
+def write_holes(source: Source):
+    holes = {}
+    for name in source.names:
+        hole = source.sides.get(name, {}).get("protection", {}).get("write_hole", "not said")
+        holes.setdefault(hole, []).append(name)
+    if len(holes) > 1:
+        said = "; ".join(f"{', '.join(names)}: {hole}" for hole, names in holes.items())
+        yield Caution(
+            "What a crash in the middle of a write does (the write hole) is not the same for all "
+            f"sides. {said}."
+        )
+
+
+def durability(source: Source):
+    settings = source.study.pgbench.settings if source.study.pgbench else {}
+    for name, value in settings.items():
+        told = str(value)
+        if isinstance(value, bool):
+            told = "on" if value else "off"
+        if name in DURABILITY and told not in DURABILITY[name]:
+            yield Caution(
+                f"DURABILITY IS NOT THE DEFAULT: PostgreSQL ran with {name} = {told}, and not "
+                f"{DURABILITY[name][0]}.",
+                True,
+            )
+    for side in source.study.side:
+        if side.name in source.names and side.kind == "mdraid" and not side.bitmap:
+            yield Caution(
+                f"{side.name} ran without its write-intent bitmap: after a crash all of it would "
+                "have to be resynced.",
+                True,
+            )
+
+
+def failures(source: Source):
+    failed = [one for one in source.summaries if one.failed]
+    if failed:
+        said = "; ".join(
+            f"{one.failed:,} in {one.cell.side}, {one.cell.state}, {one.cell.load}"
+            + (f", {one.cell.clients} clients" if one.cell.clients else "")
+            for one in failed
+        )
+        yield Caution(f"OPERATIONS FAILED: {said}. Rates count only what was done.", True)
+
+
+def given_up(source: Source):
+    if source.failures:
+        cells = "; ".join(one["cell"] for one in source.failures)
+        yield Caution(f"CELLS FAILED and have no figure: {cells}. What went wrong is below.", True)
+
+
+def short(source: Source):
+    seconds = (source.study.pgbench or source.study.fio).seconds
+    if seconds < SECONDS_ENOUGH:
+        yield Caution(
+            f"Each cell was measured for {seconds} s only: this checks that everything works, and "
+            "is no measurement to compare by.",
+            True,
+        )
+    if source.study.repeats == 1:
+        yield Caution("Everything was measured once: what chance does to a figure is not known.")
+
+
+def unfinished(source: Source):
+    chosen = tuple(side for side in source.study.side if side.name not in source.skipped)
+    planned = [cell for block in schedule.blocks(source.study, chosen) for cell in block.cells]
+    left = sum(not source.results.is_done(cell) for cell in planned)
+    if left:
+        yield Caution(
+            f"The run is not over: {left} of {len(planned)} cells are not measured "
+            f"(ashlar-lab run --resume {source.home.name})."
+        )
+
+
+def skipped(source: Source):
+    for name, why in source.skipped.items():
+        yield Caution(f"{name} was left out: {why}")
+
+
+def surprising(source: Source):
+    """What cannot be, but by chance or a cache: so much is what figures are worth here."""
+    for load, loads in source.loads:
+        for one in source.telling(load, loads):
+            name = f"{source.title_of(load, loads)}, {one.cell.state}: {one.cell.side}"
+            share, healthy = tables.efficiency(source, one), tables.of_healthy(source, one)
+            if share and share > ABOVE:
+                yield Caution(
+                    f"{name} did {share:.0%} of what the bare drives do: a cache has answered, or "
+                    "the drives were measured in a worse moment."
+                )
+            if healthy and healthy > ABOVE:
+                yield Caution(
+                    f"{name} did {healthy:.0%} of what it does with all drives: chance is at least "
+                    "as large as that."
+                )
+
+
+def surroundings(source: Source):
+    """What the machine does to every figure alike."""
+    study, machine = source.study, source.machines[-1] if source.machines else {}
+    its = machine.get("machine", {})
+    where = machine.get("where") or {}
+    emulated = any("tcg" in str(value).lower() for value in where.values())
+    if study.where != Where.HOST and (emulated or its.get("kvm") is False):
+        yield Caution(
+            f"SOFTWARE EMULATION limits these figures. {where.get('emulation') or EMULATED}"
+        )
+    elif its.get("hypervisor"):
+        yield Caution("This machine is itself virtual: others may use its processors and drives.")
+    if study.drives.kind == "model":
+        yield Caution(
+            f"Drives are models: memory at a pace of {study.drives.iops:,} operations and "
+            f"{study.drives.mbps:,} MB a second each."
+        )
+    if study.drives.kind == "file":
+        yield Caution("Drives are files on one disk, which all of them share.")
+    if study.drives.kind == "nvme":
+        yield Caution("Drives are NVMe drives that QEMU emulates on files.")
+    load = its.get("load_average_before")
+    if load and load[0] > 0.5 * (its.get("cpus") or 1):
+        yield Caution(
+            f"The machine was busy with other work: a load of {load[0]:.1f} on {its.get('cpus')} "
+            "CPUs when the run began."
+        )
+
+
+def interrupted(source: Source):
+    if len(source.machines) > 1:
+        count = len(source.machines) - 1
+        yield Caution(
+            f"The run was interrupted and went on {f'{count} times' if count > 1 else 'once'}."
+        )

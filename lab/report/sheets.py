@@ -1,0 +1,89 @@
+"""The figures as CSV files, for programs and for whoever wants to check them."""
+
+import csv
+from collections.abc import Iterable
+from pathlib import Path
+
+from lab import stats
+from lab.report.source import Source
+from lab.stats import Figures, Spread, Summary
+
+TELLING = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 100)
+PLACE = ("load", "loads", "clients", "state", "side")
+MEASURED = (
+    "began", "seconds", "array_reads", "array_writes", "array_read_bytes", "array_write_bytes",
+    "storage_cores", "guest_cores", "state_before", "state_after",
+)  # fmt: skip
+
+
+def write(source: Source, directory: Path) -> list[Path]:
+    return [
+        sheet(directory / "cells.csv", map(of_cell, source.figures)),
+        sheet(directory / "summary.csv", map(of_summary, source.summaries)),
+        sheet(directory / "latencies.csv", latencies(source)),
+        sheet(directory / "over-time.csv", over_time(source)),
+    ]
+
+
+def sheet(path: Path, rows: Iterable[dict]) -> Path:
+    rows = list(rows)
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else [])
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def place(one: Figures | Summary) -> dict:
+    return {name: getattr(one.cell, name) for name in PLACE}
+
+
+def of_cell(one: Figures) -> dict:
+    return (
+        {"number": one.cell.number, "repeat": one.cell.repeat, **place(one)}
+        | {"per_second": one.per_second, "bytes_per_second": one.bytes_per_second}
+        | {"operations": one.operations, "failed": max(one.failed, one.cell.failed)}
+        | {"mean_ms": one.mean_ms}
+        | {f"p{each:g}_ms": one.percentiles_ms.get(each) for each in stats.PERCENTS}
+        | {name: getattr(one.cell, name) for name in MEASURED}
+        | {"events": "; ".join(f"{second} s: {what}" for second, what in one.cell.events)}
+        | {"notes": "; ".join((*one.notes, *one.cell.notes)), "directory": one.cell.directory}
+    )
+
+
+def of_summary(one: Summary) -> dict:
+    return (
+        place(one)
+        | {"repeats": len(one.figures), "failed": one.failed}
+        | spread("per_second", one.per_second)
+        | spread("bytes_per_second", one.spread(lambda each: each.bytes_per_second))
+        | spread("mean_ms", one.mean_ms)
+        | {
+            name: value
+            for each in stats.PERCENTS
+            for name, value in spread(f"p{each:g}_ms", one.percentile_ms(each)).items()
+        }
+    )
+
+
+def spread(name: str, value: Spread | None) -> dict:
+    return {
+        f"{name}_{part}": getattr(value, part) if value else None
+        for part in ("median", "least", "greatest")
+    }
+
+
+def latencies(source: Source) -> Iterable[dict]:
+    for one in source.summaries:
+        known = [each.distribution for each in one.figures if each.distribution is not None]
+        if known:
+            merged = stats.Distribution.merged(known)
+            for percent in TELLING:
+                value = merged.percentile_ms(percent)
+                yield place(one) | {"percent": percent, "latency_ms": value}
+
+
+def over_time(source: Source) -> Iterable[dict]:
+    for one in source.figures:
+        for row in source.results.seconds_of(one.cell):
+            yield {"number": one.cell.number, "repeat": one.cell.repeat, **place(one), **row}

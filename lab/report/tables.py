@@ -1,0 +1,316 @@
+"""Tables as people read them: what goes into each field of them. Pure.
+
+The same rows become HTML and paper. Figures for programs are in the CSV files (`sheets.py`).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from lab import stats
+from lab.report.source import Source
+from lab.results import Cell
+from lab.stats import Figures, Spread, Summary
+
+NONE = "–"
+SAME = "≈"
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    heads: int = 1  # columns that say what a row is about
+    caption: str = ""
+
+    def begins_group(self, at: int) -> bool:
+        return at > 0 and self.rows[at][0] != self.rows[at - 1][0]
+
+
+# How numbers are written --------------------------------------------------------------------
+
+
+def number(value: float | None) -> str:
+    """Three figures that say something; all of a large one."""
+    if value is None:
+        return NONE
+    if abs(value) >= 100 or value == 0:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}".rstrip(".")
+
+
+def percent(share: float | None) -> str:
+    return NONE if share is None else f"{share * 100:.0f} %"
+
+
+def spread(value: Spread | None, times: float = 1) -> str:
+    """The median, and the least and greatest of all repeats."""
+    if value is None:
+        return NONE
+    told = number(value.median * times)
+    if value.count == 1:
+        return told
+    return f"{told} ({number(value.least * times)}–{number(value.greatest * times)})"
+
+
+def ratio(pairs: Spread | None, medians: float | None, short: bool = False) -> str:
+    if medians is None:
+        return NONE
+    if pairs is None or pairs.count < 2:
+        return f"{medians:.2f}"
+    unsure = f" {SAME}" if pairs.least < 1 < pairs.greatest else ""
+    if short:
+        return f"{medians:.2f}{unsure}"
+    return f"{medians:.2f} ({pairs.least:.2f}–{pairs.greatest:.2f}){unsure}"
+
+
+# What they are made of ----------------------------------------------------------------------
+
+
+def of_baseline(source: Source, one: Summary) -> tuple[Spread | None, float | None]:
+    """Ratios of pairs, and of the medians; none for who is compared with."""
+    if source.baseline in (None, one.cell.side):
+        return None, None
+    other = source.find(one.cell, side=source.baseline)
+    if other is None or not other.per_second.median:
+        return None, None
+    return stats.pair_ratios(one, other), one.per_second.median / other.per_second.median
+
+
+def of_healthy(source: Source, one: Summary) -> float | None:
+    healthy = source.find(one.cell, state="healthy")
+    if one.cell.state == "healthy" or healthy is None or not healthy.per_second.median:
+        return None
+    return one.per_second.median / healthy.per_second.median
+
+
+def efficiency(source: Source, one: Summary) -> float | None:
+    """Of what the bare drives of as many arrays did together, in the same run."""
+    raw = source.raw.get(one.cell.load)
+    if not raw or not raw.get("iops"):
+        return None
+    arrays = min(source.study.array.count, one.cell.loads)
+    return one.per_second.median / (raw["iops"] * arrays)
+
+
+def rate(source: Source, one: Summary) -> tuple[Spread, float]:
+    """The rate in the unit in which its load is told."""
+    if source.is_sequential(one.cell.load):
+        return one.spread(lambda each: each.bytes_per_second), 1e-9
+    return one.per_second, 1
+
+
+def rate_unit(source: Source, load: str) -> str:
+    return "GB/s" if source.is_sequential(load) else source.rate
+
+
+# The verdict --------------------------------------------------------------------------------
+
+
+def verdict(source: Source) -> Iterator[Table]:
+    """One table a load, in the shape of the published studies."""
+    compared = source.baseline is not None
+    tail = stats.PERCENTS[-1] if source.is_fio else 99.0
+    for load, loads in source.loads:
+        summaries = source.telling(load, loads)
+        columns = ["state", "side", rate_unit(source, load)]
+        columns += [f"× {source.baseline}"] * compared + ["of healthy"]
+        columns += ["mean ms", f"p{tail:g} ms"]
+        columns += ["of bare drives"] * bool(source.raw)
+        rows = []
+        for one in summaries:
+            value, times = rate(source, one)
+            row = [one.cell.state, one.cell.side, number(value.median * times)]
+            if compared:
+                row.append(ratio(*of_baseline(source, one), short=True))
+            row.append(percent(of_healthy(source, one)))
+            row += [middle(one.mean_ms), middle(one.percentile_ms(tail))]
+            if source.raw:
+                row.append(percent(efficiency(source, one)))
+            rows.append(tuple(row))
+        clients = source.telling_clients(load, loads)
+        title = source.title_of(load, loads)
+        title += f": {clients} clients" if clients else ""
+        yield Table(title, tuple(columns), tuple(rows), heads=2)
+
+
+def middle(value: Spread | None) -> str:
+    return NONE if value is None else number(value.median)
+
+
+def told_apart(source: Source) -> list[str]:
+    """The comparison as sentences, and where none can be made."""
+    said = []
+    if source.baseline is None:
+        return said
+    for load, loads in source.loads:
+        for one in source.telling(load, loads):
+            pairs, medians = of_baseline(source, one)
+            if medians is None:
+                continue
+            what = f"{source.title_of(load, loads)}, {one.cell.state}"
+            if one.cell.clients:
+                what += f", {one.cell.clients} clients"
+            said.append(f"{what}: {compared(source, one, pairs, medians)}")
+    return said
+
+
+def compared(source: Source, one: Summary, pairs: Spread | None, medians: float) -> str:
+    name, other = one.cell.side, source.baseline
+    if pairs is None or pairs.count < 2:
+        return f"{name} {medians:.2f} times {other}, measured once: chance may be all of it."
+    if pairs.least < 1 < pairs.greatest:
+        return (
+            f"no difference between {name} and {other} can be told "
+            f"({pairs.least:.2f} to {pairs.greatest:.2f} times in {pairs.count} pairs)."
+        )
+    return (
+        f"{name} {medians:.2f} times {other} "
+        f"({pairs.least:.2f} to {pairs.greatest:.2f} in {pairs.count} pairs)."
+    )
+
+
+# Everything ---------------------------------------------------------------------------------
+
+
+def everything(source: Source) -> Iterator[Table]:
+    for load, loads in source.loads:
+        states = list(dict.fromkeys(one.cell.state for one in source.summaries))
+        chosen = sorted(
+            source.of_load(load, loads),
+            key=lambda one: (states.index(one.cell.state), one.cell.clients),
+        )
+        columns = ["state", *["clients"] * (not source.is_fio), "side"]
+        columns += [f"{rate_unit(source, load)} (least–most)", f"× {source.baseline}", "mean ms"]
+        columns += [f"p{each:g} ms" for each in stats.PERCENTS] + ["failed"]
+        rows = []
+        for one in chosen:
+            row = [one.cell.state, *[str(one.cell.clients)] * (not source.is_fio), one.cell.side]
+            row += [spread(*rate(source, one)), ratio(*of_baseline(source, one))]
+            row += [middle(one.mean_ms)]
+            row += [middle(one.percentile_ms(each)) for each in stats.PERCENTS]
+            rows.append((*row, f"{one.failed:,}"))
+        heads = 2 if source.is_fio else 3
+        yield Table(source.title_of(load, loads), tuple(columns), tuple(rows), heads)
+
+
+def arrays(source: Source) -> Iterator[Table]:
+    """What the loads asked of the array, and what processors did for it."""
+    per = "I/Os a load's I/O" if source.is_fio else "I/Os a transaction"
+    columns = ("state", "side", "reads/s", "writes/s", "read : write", per, "storage cores",
+               "load's cores", f"{source.rate} a storage core")  # fmt: skip
+    for load, loads in source.loads:
+        rows = tuple(
+            (one.cell.state, one.cell.side, *array_row(one)) for one in source.telling(load, loads)
+        )
+        if any(field != NONE for row in rows for field in row[2:]):
+            clients = source.telling_clients(load, loads)
+            title = source.title_of(load, loads) + (f": {clients} clients" if clients else "")
+            yield Table(title, columns, rows, heads=2)
+
+
+def array_row(one: Summary) -> tuple[str, ...]:
+    def of(value: Callable[[Cell], float | None]) -> Spread | None:
+        return one.spread(lambda figures: value(figures.cell))
+
+    def a_second(name: str) -> Spread | None:
+        return of(lambda cell: over(getattr(cell, name), cell.seconds))
+
+    reads, writes = a_second("array_reads"), a_second("array_writes")
+    share = NONE
+    if reads and writes and reads.median + writes.median:
+        share = f"{reads.median / (reads.median + writes.median) * 100:.0f} : "
+        share += f"{writes.median / (reads.median + writes.median) * 100:.0f}"
+    asked = of(
+        lambda cell: (
+            None
+            if cell.array_reads is None or cell.array_writes is None
+            else over(cell.array_reads + cell.array_writes, cell.operations)
+        )
+    )
+    storage = of(lambda cell: cell.storage_cores)
+    per_core = one.spread(lambda figures: over(figures.per_second, figures.cell.storage_cores))
+    return (
+        middle(reads), middle(writes), share, middle(asked), middle(storage),
+        middle(of(lambda cell: cell.guest_cores)), middle(per_core),
+    )  # fmt: skip
+
+
+def over(value: float | None, by: float | None) -> float | None:
+    return value / by if value is not None and by else None
+
+
+def drives(source: Source) -> Table | None:
+    if not source.raw:
+        return None
+    numbers = [name for name in next(iter(source.raw.values())) if name != "command"]
+    rows = tuple(
+        (name, *(told(its.get(column)) for column in numbers)) for name, its in source.raw.items()
+    )
+    return Table("The bare drives, measured in the same run", ("pattern", *numbers), rows)
+
+
+def told(value: object) -> str:
+    return number(value) if isinstance(value, (int, float)) else str(value)
+
+
+# What happened, and how it was set --------------------------------------------------------------
+
+
+def notes(source: Source) -> Table | None:
+    rows = []
+    for one in source.figures:
+        said = [*one.notes, *one.cell.notes]
+        said += [f"at {second:g} s: {what}" for second, what in one.cell.events]
+        if one.failed or one.cell.failed:
+            said.append(f"{max(one.failed, one.cell.failed):,} operations failed")
+        if said:
+            rows.append((one.cell.directory, "; ".join(said)))
+    rows += [(one["cell"], f"FAILED: {one['error']}") for one in source.failures]
+    return Table("Cell by cell", ("cell", "what happened"), tuple(rows)) if rows else None
+
+
+def cells(source: Source) -> Table:
+    """Every cell, in the order in which they were measured."""
+    columns = ("cell", source.rate, "mean ms", "p99 ms", "operations", "failed", "storage cores")
+    rows = tuple(cell_row(one) for one in source.figures)
+    return Table("Every cell, in the order in which they were measured", columns, rows)
+
+
+def cell_row(one: Figures) -> tuple[str, ...]:
+    return (
+        one.cell.directory, number(one.per_second), number(one.mean_ms),
+        number(one.percentiles_ms.get(99.0)), f"{one.operations:,}",
+        f"{max(one.failed, one.cell.failed):,}", number(one.cell.storage_cores),
+    )  # fmt: skip
+
+
+def configuration(source: Source) -> Iterator[Table]:
+    """The whole of it, word for word."""
+    for name, its in source.sides.items():
+        if "skipped" not in its:
+            yield settings(f"Side {name}", its)
+    commands = {name: its["command"] for name, its in source.raw.items() if "command" in its}
+    if commands:
+        yield settings("The bare drives", commands)
+    for at, machine in enumerate(source.machines):
+        yield settings("The machine" + (f", when the run went on ({at})" if at else ""), machine)
+    yield settings("The study", source.study.model_dump(mode="json"))
+
+
+def settings(title: str, words: dict) -> Table:
+    return Table(title, ("setting", "value"), tuple(flat(words)))
+
+
+def flat(words: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings, a line each."""
+    if isinstance(words, dict) and words:
+        for key, value in words.items():
+            yield from flat(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(words, list) and any(isinstance(each, (dict, list)) for each in words):
+        for at, value in enumerate(words):
+            yield from flat(value, f"{path}[{at}]")
+    elif isinstance(words, list):
+        yield path, " ".join(map(str, words)) or NONE
+    else:
+        yield path, NONE if words is None or words == "" or words == {} else str(words)

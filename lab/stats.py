@@ -1,0 +1,306 @@
+"""From what a cell left to figures: pgbench's logs, fio's JSON. Medians and spread over repeats.
+
+    figures = stats.of(results, cell)
+    for summary in stats.summaries(stats.of(results, cell) for cell in results.cells): …
+
+Only what ended within the measured seconds counts: `cell.began` up to `cell.began + cell.seconds`.
+Where pgbench logged a share of its transactions only, that share is what rates are divided by.
+A percentile is the smallest latency that so many percent of all operations did not exceed (nearest
+rank): always one that was seen, never between two. Those of several loads are of all their
+operations together; percentiles are never averaged.
+"""
+
+import gzip
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from lab.results import Cell, Results, ResultsError
+
+PERCENTS = (50.0, 95.0, 99.0, 99.9, 99.95)
+# What pgbench writes in the place of a latency.
+NOT_DONE = ("failed", "serialization", "deadlock", "skipped")
+NS_PER_MS = 1e6
+US_PER_MS = 1e3
+US_PER_S = 1_000_000
+
+
+class StatsError(ResultsError):
+    """A file of a result is not what it should be; the message names it."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """How often each latency was seen: of a log exactly, of fio to the width of its bins."""
+
+    latency_ms: np.ndarray  # ascending, each once
+    counts: np.ndarray
+
+    @classmethod
+    def of(cls, latency_ms, counts=None) -> "Distribution":
+        values = np.asarray(latency_ms, dtype=float)
+        weights = np.ones(len(values), dtype=np.int64) if counts is None else np.asarray(counts)
+        each, where = np.unique(values, return_inverse=True)
+        sums = np.zeros(len(each), dtype=np.int64)
+        np.add.at(sums, where, weights)
+        return cls(each[sums > 0], sums[sums > 0])
+
+    @classmethod
+    def merged(cls, several: Iterable["Distribution"]) -> "Distribution":
+        several = list(several)
+        return cls.of(
+            np.concatenate([one.latency_ms for one in several]),
+            np.concatenate([one.counts for one in several]),
+        )
+
+    @property
+    def total(self) -> int:
+        return int(self.counts.sum())
+
+    @cached_property
+    def reached(self) -> np.ndarray:
+        """How many operations took at most that long."""
+        return np.cumsum(self.counts)
+
+    def mean_ms(self) -> float:
+        return float(self.latency_ms @ self.counts / self.total)
+
+    def percentile_ms(self, percent: float) -> float:
+        # In whole thousandths: 99.9 / 100 is a little more than 0.999, and the rank one too many.
+        rank = -(-self.total * round(percent * 1000) // 100_000)
+        return float(self.latency_ms[np.searchsorted(self.reached, max(rank, 1))])
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What one cell measured."""
+
+    cell: Cell
+    operations: int
+    failed: int
+    per_second: float  # transactions, or I/Os
+    bytes_per_second: float | None  # fio
+    mean_ms: float | None
+    percentiles_ms: dict[float, float]  # none where they cannot be known
+    distribution: Distribution | None = None
+    each_second: dict[int, int] = field(default_factory=dict)  # second → operations that ended
+    notes: tuple[str, ...] = ()
+
+
+def of(results: Results, cell: Cell, log_share: float = 1) -> Figures:
+    home = results.place_of(cell)
+    if logs := sorted(home.glob("*.log.gz")):
+        return of_pgbench(cell, logs, log_share)
+    if outputs := sorted(home.glob("*.json")):
+        rows = results.seconds_of(cell)
+        # fio tells nothing of its warm-up
+        told = [row for row in rows if row["operations"] and int(row["second"]) >= 0]
+        each_second = {int(row["second"]): int(row["operations"]) for row in told}
+        return of_fio(cell, outputs, each_second)
+    raise StatsError(f"{home} has neither a log of pgbench nor the output of fio")
+
+
+# pgbench ----------------------------------------------------------------------------------------
+
+
+def read_log(path: Path) -> pd.DataFrame:
+    """`latency_us` (NaN: it failed) and `ended_us` since the epoch, of each transaction."""
+    columns = {2: "latency_us", 4: "epoch_seconds", 5: "epoch_us"}
+    with gzip.open(path, "rb") as file:
+        if not file.peek(1):
+            return pd.DataFrame({"latency_us": [], "ended_us": []})
+        try:
+            log = pd.read_csv(
+                file,
+                sep=" ",
+                header=None,
+                usecols=list(columns),
+                na_values={2: list(NOT_DONE)},
+                keep_default_na=False,
+                dtype={2: "float64", 4: "int64", 5: "int64"},
+            ).rename(columns=columns)
+        except (ValueError, EOFError) as error:
+            raise StatsError(f"{path} is not pgbench's log of transactions: {error}") from None
+    log["ended_us"] = log["epoch_seconds"] * US_PER_S + log["epoch_us"]
+    return log[["latency_us", "ended_us"]]
+
+
+def of_pgbench(cell: Cell, logs: list[Path], log_share: float = 1) -> Figures:
+    log = pd.concat([read_log(path) for path in logs])
+    since_us = log["ended_us"].to_numpy() - round(cell.began * US_PER_S)
+    done = log["latency_us"].notna().to_numpy()
+    measured = (since_us >= 0) & (since_us < round(cell.seconds * US_PER_S))
+    latency_us = log["latency_us"].to_numpy()[measured & done]
+    failed = round((measured & ~done).sum() / log_share)
+    operations = round(len(latency_us) / log_share)
+    notes = []
+    if len(logs) != cell.loads:
+        notes.append(f"{len(logs)} logs of {cell.loads} loads")
+    if abs(cell.operations - operations) > max(1, cell.operations // 100):
+        notes.append(f"the logs have {operations} transactions, not {cell.operations}")
+    if not operations:
+        notes.append("no transaction was finished in the measured time")
+        return Figures(cell, 0, failed, 0.0, None, None, {}, None, {}, tuple(notes))
+    distribution = Distribution.of(latency_us / US_PER_MS)
+    seconds, counts = np.unique(since_us[done] // US_PER_S, return_counts=True)
+    return Figures(
+        cell,
+        operations=operations,
+        failed=failed,
+        per_second=len(latency_us) / log_share / cell.seconds,
+        bytes_per_second=None,
+        mean_ms=distribution.mean_ms(),
+        percentiles_ms={percent: distribution.percentile_ms(percent) for percent in PERCENTS},
+        distribution=distribution,
+        each_second={
+            int(second): round(count / log_share)
+            for second, count in zip(seconds, counts, strict=True)
+        },
+        notes=tuple(notes),
+    )
+
+
+# fio --------------------------------------------------------------------------------------------
+
+
+def of_fio(cell: Cell, outputs: list[Path], each_second: dict[int, int]) -> Figures:
+    """fio leaves its ramp out by itself: all that its JSON counts was measured."""
+    jobs = [job for path in outputs for job in read_fio(path)["jobs"]]
+    ways = [job[way] for job in jobs for way in ("read", "write") if job[way]["total_ios"]]
+    failed = sum(job.get("total_err", 0) for job in jobs)
+    operations = sum(way["total_ios"] for way in ways)
+    notes = [] if len(outputs) == cell.loads else [f"{len(outputs)} outputs of {cell.loads} loads"]
+    if not operations:
+        notes.append("no I/O was finished in the measured time")
+        return Figures(cell, 0, failed, 0.0, 0.0, None, {}, None, each_second, tuple(notes))
+    kind = latency_kind(ways)
+    distribution, percentiles = fio_latencies([way[kind] for way in ways])
+    if not percentiles:
+        notes.append("percentiles of several loads need bins: fio's output is to be json+")
+    counted = sum(way[kind]["N"] for way in ways)
+    mean_ns = sum(way[kind]["mean"] * way[kind]["N"] for way in ways) / counted if counted else 0
+    return Figures(
+        cell,
+        operations=operations,
+        failed=failed,
+        per_second=sum(way["iops"] for way in ways),
+        bytes_per_second=float(sum(way["bw_bytes"] for way in ways)),
+        mean_ms=mean_ns / NS_PER_MS if counted else None,
+        percentiles_ms=percentiles,
+        distribution=distribution,
+        each_second=each_second,
+        notes=tuple(notes),
+    )
+
+
+def read_fio(path: Path) -> dict:
+    """fio may warn before its JSON begins."""
+    text = path.read_text()
+    try:
+        words = json.loads(text[text.index("{") :])
+        words["jobs"][0]["read"]["total_ios"]
+    except (ValueError, KeyError, IndexError):
+        raise StatsError(f"{path} is not fio's output: run it with --output-format=json+") from None
+    return words
+
+
+def latency_kind(ways: list[dict]) -> str:
+    """From the call to the answer, where fio kept percentiles of that; else from submission on."""
+    whole = all("bins" in way["lat_ns"] or "percentile" in way["lat_ns"] for way in ways)
+    return "lat_ns" if whole else "clat_ns"
+
+
+def fio_latencies(latencies: list[dict]) -> tuple[Distribution | None, dict[float, float]]:
+    if all(one.get("bins") for one in latencies):
+        merged = Distribution.merged(
+            Distribution.of([int(ns) / NS_PER_MS for ns in one["bins"]], list(one["bins"].values()))
+            for one in latencies
+        )
+        return merged, {percent: merged.percentile_ms(percent) for percent in PERCENTS}
+    if len(latencies) > 1:
+        return None, {}
+    said = {float(percent): ns for percent, ns in latencies[0].get("percentile", {}).items()}
+    return None, {percent: said[percent] / NS_PER_MS for percent in PERCENTS if percent in said}
+
+
+# Over repeats -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spread:
+    median: float
+    least: float
+    greatest: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> "Spread | None":
+        known = [value for value in values if value is not None]
+        if not known:
+            return None
+        return cls(float(np.median(known)), min(known), max(known), len(known))
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All repeats of one side, state, load, number of clients and of loads."""
+
+    figures: tuple[Figures, ...]
+
+    @property
+    def cell(self) -> Cell:
+        """Any of them: for what they share."""
+        return self.figures[0].cell
+
+    @property
+    def key(self) -> tuple:
+        return group_key(self.cell)
+
+    def spread(self, value: Callable[[Figures], float | None]) -> Spread | None:
+        return Spread.of(value(one) for one in self.figures)
+
+    @cached_property
+    def per_second(self) -> Spread:
+        return self.spread(lambda one: one.per_second)
+
+    @cached_property
+    def mean_ms(self) -> Spread | None:
+        return self.spread(lambda one: one.mean_ms)
+
+    def percentile_ms(self, percent: float) -> Spread | None:
+        return self.spread(lambda one: one.percentiles_ms.get(percent))
+
+    @cached_property
+    def failed(self) -> int:
+        return sum(max(one.failed, one.cell.failed) for one in self.figures)
+
+    def middle(self) -> Figures:
+        """The repeat with the median rate (of two, the slower): the one that is drawn."""
+        return sorted(self.figures, key=lambda one: one.per_second)[(len(self.figures) - 1) // 2]
+
+
+def group_key(cell: Cell) -> tuple:
+    return (cell.load, cell.loads, cell.clients, cell.state, cell.side)
+
+
+def summaries(figures: Iterable[Figures]) -> list[Summary]:
+    """In the order in which their first cells were measured."""
+    groups: dict[tuple, list[Figures]] = {}
+    for one in figures:
+        groups.setdefault(group_key(one.cell), []).append(one)
+    return [Summary(tuple(group)) for group in groups.values()]
+
+
+def pair_ratios(summary: Summary, against: Summary) -> Spread | None:
+    """Of the rates of the same repeat: what changed slowly in between changed both."""
+    others = {one.cell.repeat: one.per_second for one in against.figures}
+    return Spread.of(
+        one.per_second / others[one.cell.repeat]
+        for one in summary.figures
+        if others.get(one.cell.repeat)
+    )

@@ -1,0 +1,252 @@
+"""Goal: a plan says what the geometry allows, and names what limits it.
+Method: sums that the engine's own bench prints (`drive_limited`), sums by hand, and limits that are
+moved until another is the least. Whether engine and plan agree, `ashlar-lab plan --check` measures.
+"""
+
+import contextlib
+import io
+import json
+import tempfile
+import unittest
+from dataclasses import replace
+from pathlib import Path
+
+from lab import forecast, plan, proof
+from lab.forecast import Server, predict
+from lab.geometry import Drive, Geometry, binomial
+from lab.results import Cell
+from lab.study import Study, StudyError
+
+# The drive of `drive_limited`: 10,000 operations, 200 MB a second.
+DRIVE = Drive(10_000, 10_000, 2e8, 2e8)
+CHUNK = 64 << 10
+
+
+def geometry(data: int, parity: int, journal: bool = False, away=()) -> Geometry:
+    return Geometry(data, parity, CHUNK, journal, tuple(away))
+
+
+def rate(load) -> int:
+    return round(1 / load.busiest_seconds)
+
+
+class Costs(unittest.TestCase):
+    def test_sums_of_the_engines_own_bench(self):
+        healthy, degraded = geometry(4, 1, True), geometry(4, 1, True, [0])
+        self.assertEqual(rate(healthy.random_read(DRIVE)), 50_000)
+        self.assertEqual(rate(degraded.random_read(DRIVE)), 25_000)
+        self.assertEqual(rate(healthy.stripe_read(DRIVE)), 3815)
+        self.assertEqual(rate(degraded.stripe_read(DRIVE)), 3052)
+        self.assertEqual(rate(healthy.stripe_write(DRIVE)), 1526)
+        twice = geometry(4, 2, away=[0]).in_place(DRIVE, 4096, 1)
+        self.assertEqual(rate(twice), 9231)
+        loads = [round(one * 24 * 10_000) for one in twice.seconds]
+        self.assertEqual(loads, [0, 26, 24, 24, 24, 26])
+
+    def test_small_writes(self):
+        for data, parity, reads, writes in [(4, 1, 2, 2), (8, 2, 3, 3), (2, 1, 1, 2), (5, 0, 0, 1)]:
+            load = geometry(data, parity).in_place(DRIVE, 4096, 1)
+            self.assertEqual((load.reads, load.writes), (reads, writes), (data, parity))
+
+    def test_rows_that_are_whole_read_nothing(self):
+        load = geometry(4, 1).in_place(DRIVE, 4096, 4)
+        self.assertEqual((load.reads, load.writes), (0, 1.25))
+
+    def test_a_read_of_two_that_are_away(self):
+        # 2 of 6 blocks are away, and each takes 4 reads: (4 + 2 * 4) / 6
+        load = geometry(4, 2, away=[0, 1]).random_read(DRIVE)
+        self.assertAlmostEqual(load.reads, 2.0)
+        self.assertEqual(load.seconds[:2], (0.0, 0.0))
+
+    def test_more_away_than_may_be_lost(self):
+        with self.assertRaises(ValueError):
+            geometry(4, 1, away=[0, 1])
+
+    def test_drives_that_write_slowly(self):
+        slow = replace(DRIVE, writes_per_second=1000)
+        load = geometry(4, 1).in_place(slow, 4096, 1)
+        self.assertAlmostEqual(sum(load.seconds), 2 / 10_000 + 2 / 1000)
+
+    def test_nothing_waits_nothing_is_saved(self):
+        one = geometry(4, 1, True)
+        self.assertEqual(one.destaged(DRIVE, 4096, 0), one.in_place(DRIVE, 4096, 1))
+        few, many = one.destaged(DRIVE, 4096, 0.05), one.destaged(DRIVE, 4096, 0.5)
+        self.assertLess(many.busiest_seconds, few.busiest_seconds)
+        self.assertLess(few.busiest_seconds, one.in_place(DRIVE, 4096, 1).busiest_seconds)
+
+    def test_chances_are_one_together(self):
+        self.assertAlmostEqual(sum(binomial(8, n, 0.3) for n in range(9)), 1)
+
+
+FIO = {
+    "title": "t",
+    "where": "vm",
+    "states": ["healthy", "degraded", "rebuilding"],
+    "side": [{"kind": "ashlar", "policy": "bitmap"}, {"kind": "mdraid"}, {"kind": "btrfs"}],
+    "vm": {"count": 2},
+    "fio": {
+        "vms": [1, 2],
+        "patterns": [
+            {"name": "read", "rw": "randread"},
+            {"name": "write", "rw": "randwrite"},
+            {"name": "mix", "rw": "randrw", "read_percent": 70},
+            {"name": "stream", "rw": "read", "block": "1M"},
+        ],
+    },
+}
+PGBENCH = {
+    "title": "t",
+    "where": "vm",
+    "side": [{"kind": "ashlar"}],
+    "vm": {"memory": "1G"},
+    "pgbench": {"scale": 1000, "scripts": ["select-only", "simple-update"]},
+}
+
+
+def found(study: dict, server: Server, **wanted) -> forecast.Forecast:
+    return next(
+        one
+        for one in predict(Study.model_validate(study), server)
+        if all(getattr(one, name) == value for name, value in wanted.items())
+    )
+
+
+class Bottlenecks(unittest.TestCase):
+    def test_drives(self):
+        one = found(FIO, Server(DRIVE), side="ashlar", state="healthy", load="mix")
+        self.assertEqual((one.bottleneck, round(one.per_second)), ("drives", 26_316))
+
+    def test_a_core(self):
+        server = Server(DRIVE, cores=1, core_reads_per_second=1000, core_writes_per_second=500)
+        one = found(FIO, server, side="ashlar", state="healthy", load="mix")
+        # 0.7 of a millisecond and 0.3 of two
+        self.assertEqual(
+            (one.bottleneck, round(one.per_second, 2)), ("a core of the engine", 769.23)
+        )
+        other = found(FIO, server, side="mdraid", state="healthy", load="mix")
+        self.assertEqual(other.bottleneck, "drives")
+
+    def test_more_cores_read_but_one_writes(self):
+        server = Server(DRIVE, cores=4, core_reads_per_second=1000, core_writes_per_second=1000)
+        read = found(FIO, server, side="ashlar", state="healthy", load="read")
+        write = found(FIO, server, side="ashlar", state="healthy", load="write")
+        self.assertEqual((read.per_second, write.per_second), (4000, 1000))
+
+    def test_guests(self):
+        server = Server(DRIVE, vm_per_second=300)
+        rates = [
+            found(FIO, server, side="ashlar", state="healthy", load="read", loads=loads)
+            for loads in (1, 2)
+        ]
+        self.assertEqual([(one.bottleneck, one.per_second) for one in rates],
+                         [("guests", 300), ("guests", 600)])  # fmt: skip
+
+    def test_network_and_requests_under_way(self):
+        one = found(FIO, Server(DRIVE, network_bytes_per_second=1e8), load="stream")
+        self.assertEqual((one.bottleneck, round(one.bytes_per_second)), ("network", 100_000_000))
+        late = Server(DRIVE, drive_latency_seconds=0.01)
+        one = found(FIO, late, load="read", loads=1, state="healthy")
+        self.assertEqual((one.bottleneck, one.per_second), ("requests under way", 3200))
+
+    def test_a_rebuild_takes_its_share(self):
+        degraded = found(FIO, Server(DRIVE), side="mdraid", state="degraded", load="read")
+        rebuilding = found(FIO, Server(DRIVE), side="mdraid", state="rebuilding", load="read")
+        self.assertAlmostEqual(rebuilding.per_second, degraded.per_second * 0.9)
+
+    def test_what_is_not_counted_is_not_predicted(self):
+        one = found(FIO, Server(DRIVE), side="btrfs")
+        self.assertIsNone(one.per_second)
+        self.assertIn("not predicted", one.bottleneck)
+
+    def test_degraded_bitmap_is_journaled_and_said(self):
+        one = found(FIO, Server(DRIVE), side="ashlar", state="degraded", load="write")
+        self.assertIn("writes through the journal", one.notes[0])
+
+
+class Transactions(unittest.TestCase):
+    def test_what_is_not_in_memory_is_read(self):
+        read = found(PGBENCH, Server(DRIVE), load="select-only")
+        missed = 1 - (1 << 30) / (1000 * forecast.SCALE_BYTES)
+        self.assertAlmostEqual(read.reads, missed)
+        self.assertIn("estimated", read.notes[0])
+
+    def test_guests(self):
+        one = found(PGBENCH, Server(DRIVE, vm_transactions_per_second=70), load="simple-update")
+        self.assertEqual((one.bottleneck, one.per_second), ("guests", 70))
+
+    def test_as_a_run_measured_them(self):
+        cell = Cell(0, 0, "a", "healthy", "select-only", 10, 1, operations=100, array_reads=50,
+                    array_writes=0)  # fmt: skip
+        its = forecast.measured_transactions([cell])
+        study = Study.model_validate(PGBENCH)
+        one = next(predict(study, Server(DRIVE), its))
+        self.assertAlmostEqual(one.reads, 0.5)
+        self.assertEqual((round(one.per_second), one.notes), (100_000, ()))
+
+
+class Check(unittest.TestCase):
+    def test_each_pattern_in_each_state_has_a_prediction(self):
+        for policy in ("none", "journal"):
+            server = Server(DRIVE, span_bytes=proof.RANDOM_BYTES)
+            its = list(predict(proof.study_of(4, 2, policy), server))
+            places = [(one.load, one.state) for one in its]
+            self.assertEqual(len(places), 2 * len(proof.PATTERNS))
+            self.assertEqual(len(set(places)), len(places))
+            self.assertTrue(all(one.bottleneck == "drives" for one in its))
+
+    def test_reads_alone_find_nothing_that_waits(self):
+        study = proof.study_of(4, 1, "journal")
+        server = Server(DRIVE, span_bytes=proof.RANDOM_BYTES)
+        rates = {
+            one.load: one.per_second for one in predict(study, server) if one.state == "healthy"
+        }
+        self.assertEqual(round(rates["random read"]), 50_000)
+        self.assertGreater(rates["random write"], 12_500)
+
+    def test_how_far_apart(self):
+        one = next(predict(proof.study_of(4, 1, "none"), Server(DRIVE)))
+        rates = {0.84: False, 0.86: True, 1.14: True, 1.16: False}
+        for ratio, holds in rates.items():
+            measured = (one.per_second * ratio, one.per_second * 0.1)
+            self.assertEqual(proof.Compared("4+1", "none", "healthy", one, measured).holds, holds)
+
+
+class Command(unittest.TestCase):
+    DRIVES = ["--drive-iops-read", "10000", "--drive-iops-write", "10000",
+              "--drive-gbps-read", "0.2", "--drive-gbps-write", "0.2"]  # fmt: skip
+
+    def said(self, *words: str) -> str:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            self.assertEqual(plan.main(list(words)), 0)
+        return out.getvalue()
+
+    def test_json(self):
+        said = json.loads(self.said("fio-host", *self.DRIVES, "--json"))
+        first = said["cells"][0]
+        self.assertEqual((first["bottleneck"], round(first["per_second"])), ("drives", 50_000))
+        self.assertIn("cores", said["not_known"][0])
+
+    def test_table(self):
+        self.assertIn("50,000", self.said("fio-host", *self.DRIVES))
+
+    def test_what_is_missing_is_named(self):
+        with self.assertRaisesRegex(StudyError, "--drive-gbps-write"):
+            plan.main(["fio-host", *self.DRIVES[:-2]])
+
+    def test_figures_of_a_run(self):
+        with tempfile.TemporaryDirectory() as directory:
+            words = FIO | {"array": {"data": 4, "parity": 1}}
+            words["fio"] = {"patterns": [
+                {"name": "a", "rw": "randread"}, {"name": "b", "rw": "randwrite"},
+                {"name": "c", "rw": "read", "block": "1M"}, {"name": "d", "rw": "write"},
+            ]}  # fmt: skip
+            raw = {name: {"iops": 500, "bytes_per_sec": 5e9} for name in "abcd"}
+            study = Study.model_validate(words)
+            (Path(directory) / "study.json").write_text(study.model_dump_json())
+            (Path(directory) / "raw.json").write_text(json.dumps(raw))
+            its = plan.from_raw(Path(directory) / "raw.json")
+        self.assertEqual(list(its.values()), [100, 100, 1, 1])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,297 @@
+"""Goal: a report says what was measured, hides nothing, and can be read by anybody anywhere.
+Method: synthetic results whose figures are known by hand; what stands in tables, page and CSV.
+"""
+
+import csv
+import json
+import re
+import tempfile
+import unittest
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+from lab import report
+from lab.report import cautions, tables
+from lab.report.source import Source
+from lab.results import Results
+from lab.tests import synthetic
+
+STUDY = """\
+title = "SYNTHETIC: known by hand"
+where = "host"
+states = ["healthy", "degraded"]
+repeats = 1
+
+[[side]]
+kind = "ashlar"
+
+[[side]]
+kind = "mdraid"
+
+[pgbench]
+scripts = ["simple-update"]
+clients = [4]
+seconds = 100
+"""
+RATES = {
+    ("ashlar", "healthy"): 20,
+    ("mdraid", "healthy"): 10,
+    ("ashlar", "degraded"): 15,
+    ("mdraid", "degraded"): 4,
+}
+
+
+class InADirectory(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.home = Path(directory.name)
+
+    def known(self, study: str = STUDY) -> Source:
+        synthetic.pgbench(self.home, study, RATES)
+        return Source.read(self.home)
+
+    def change(self, name: str, change) -> Source:
+        path = self.home / name
+        words = json.loads(path.read_text())
+        change(words)
+        path.write_text(json.dumps(words))
+        return Source.read(self.home)
+
+
+class Tables(InADirectory):
+    def test_the_verdict_is_known_by_hand(self):
+        [verdict] = tables.verdict(self.known())
+        self.assertEqual(verdict.title, "simple-update: 4 clients")
+        self.assertEqual(
+            verdict.columns,
+            ("state", "side", "tps", "× mdraid", "of healthy", "mean ms", "p99 ms"),
+        )
+        # latencies are 1 to 100 ms, each as often: their mean is 50.5, and p99 is 99
+        self.assertEqual(
+            verdict.rows,
+            (
+                ("healthy", "ashlar", "20.0", "2.00", "–", "50.5", "99.0"),
+                ("healthy", "mdraid", "10.0", "–", "–", "50.5", "99.0"),
+                ("degraded", "ashlar", "15.0", "3.75", "75 %", "50.5", "99.0"),
+                ("degraded", "mdraid", "4.00", "–", "40 %", "50.5", "99.0"),
+            ),
+        )
+
+    def test_once_is_not_enough_to_tell(self):
+        said = tables.told_apart(self.known())
+        self.assertEqual(len(said), 2)
+        self.assertIn("ashlar 2.00 times mdraid, measured once", said[0])
+
+    def test_what_chance_may_do_is_no_difference(self):
+        source = self.known(STUDY.replace("repeats = 1", "repeats = 3"))
+        faster = {0: 1.2, 1: 1.1, 2: 0.9}
+        figures = tuple(
+            replace(
+                one, per_second=10 * (faster[one.cell.repeat] if one.cell.side == "ashlar" else 1)
+            )
+            for one in source.figures
+        )
+        source = replace(source, figures=figures)
+        self.assertIn(
+            "no difference between ashlar and mdraid can be told", tables.told_apart(source)[0]
+        )
+        [verdict] = tables.verdict(source)
+        self.assertEqual(verdict.rows[0][3], "1.10 ≈")
+
+    def test_numbers(self):
+        numbers = [(0, "0"), (12345.6, "12,346"), (99.96, "100"), (12.34, "12.3"), (1.2, "1.20"),
+                   (0.0123, "0.0123"), (None, "–")]  # fmt: skip
+        for value, told in numbers:
+            self.assertEqual(tables.number(value), told)
+
+    def test_efficiency_is_of_the_bare_drives(self):
+        synthetic.fio(self.home)
+        source = Source.read(self.home)
+        one = source.telling("randwrite", 1)[0]
+        share = one.per_second.median / 50_000
+        self.assertAlmostEqual(tables.efficiency(source, one), share)
+        table = next(t for t in tables.verdict(source) if t.title.startswith("seqread"))
+        self.assertEqual((table.columns[2], table.columns[-1]), ("GB/s", "of bare drives"))
+
+
+class Cautions(InADirectory):
+    def red(self, source: Source) -> list[str]:
+        return [one.text for one in cautions.all_of(source) if one.red]
+
+    def other(self, source: Source) -> str:
+        return " ".join(one.text for one in cautions.all_of(source) if not one.red)
+
+    def test_a_fair_run_has_no_red_but_that_it_is_synthetic(self):
+        source = self.known()
+        self.assertEqual(["SYNTHETIC"], [text.split()[0] for text in self.red(source)])
+        self.assertIn("zfs was left out", self.other(source))
+        self.assertIn("measured once", self.other(source))
+        self.assertIn("ashlar: closed; mdraid: resync", self.other(source))
+
+    def test_unequal_protection(self):
+        self.known()
+
+        def change(sides):
+            sides["mdraid"]["protection"]["losses"] = 2
+
+        red = " ".join(self.red(self.change("sides.json", change)))
+        self.assertIn("UNEQUAL PROTECTION", red)
+        self.assertIn("ashlar survives 1, mdraid survives 2", red)
+
+    def test_durability(self):
+        settings = {"fsync": False, "synchronous_commit": "off", "full_page_writes": True,
+                    "shared_buffers": "1GB"}  # fmt: skip
+        words = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
+        red = self.red(self.known(f"{STUDY}[pgbench.settings]\n{words}"))
+        self.assertEqual(2, sum("DURABILITY" in text for text in red))
+        self.assertIn("fsync = off", " ".join(red))
+
+    def test_no_bitmap(self):
+        study = STUDY.replace('kind = "mdraid"', 'kind = "mdraid"\nbitmap = false')
+        self.assertIn("write-intent bitmap", " ".join(self.red(self.known(study))))
+
+    def test_failures_and_what_is_missing(self):
+        source = self.known()
+        lines = (self.home / "cells.jsonl").read_text().splitlines(keepends=True)
+        words = json.loads(lines[0]) | {"failed": 7}
+        gone = json.loads(lines[-1])
+        (self.home / "cells.jsonl").write_text(json.dumps(words) + "\n" + "".join(lines[1:-1]))
+        failure = {"cell": gone, "error": "the guest did not come up", "at": 0}
+        (self.home / "failures.jsonl").write_text(json.dumps(failure) + "\n")
+        source = Source.read(self.home)
+        red = " ".join(self.red(source))
+        self.assertIn("7 in ashlar, healthy, simple-update", red)
+        self.assertIn("CELLS FAILED", red)
+        self.assertIn("1 of 4 cells are not measured", self.other(source))
+        rows = dict(tables.notes(source).rows)
+        self.assertIn("the guest did not come up", " ".join(rows.values()))
+
+    def test_faster_without_a_drive_is_chance(self):
+        rates = RATES | {("mdraid", "degraded"): 12}
+        synthetic.pgbench(self.home, STUDY, rates)
+        told = self.other(Source.read(self.home))
+        self.assertIn("degraded: mdraid did 120% of what it does with all drives", told)
+        self.assertNotIn("ashlar did", told)
+
+    def test_faster_than_the_drives_is_a_cache(self):
+        synthetic.fio(self.home)
+
+        def change(raw):
+            raw["randwrite"]["iops"] = 40_000
+
+        told = self.other(self.change("raw.json", change))
+        self.assertIn("randwrite, 1 VM, healthy: raid0 did 120% of what the bare drives do", told)
+
+    def test_short_ones(self):
+        synthetic.pgbench(self.home, STUDY.replace("seconds = 100", "seconds = 5"), RATES)
+        self.assertIn("5 s only", " ".join(self.red(Source.read(self.home))))
+
+    def test_emulation(self):
+        study = STUDY.replace('where = "host"', 'where = "vm"')
+        self.assertIn("SOFTWARE EMULATION limits", self.other(self.known(study)))
+
+
+class Page(HTMLParser):
+    """What of a page matters here."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.links, self.loaded, self.headings = [], [], []
+        self.tables = self.columns = self.rows = self.drawings = self.named = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        its = dict(attributes)
+        self.links += [its["href"]] if tag == "a" else []
+        self.loaded += [its[name] for name in ("src", "data", "srcset") if name in its]
+        self.loaded += [its.get("href", "")] if tag == "link" else []
+        self.headings += [int(tag[1])] if re.fullmatch("h[1-6]", tag) else []
+        self.tables += tag == "table"
+        self.columns += its.get("scope") == "col"
+        self.rows += its.get("scope") == "row"
+        self.drawings += tag == "svg"
+        self.named += its.get("role") == "img" and len(its.get("aria-label", "")) > 20
+
+
+class Whole(InADirectory):
+    def test_page_paper_and_tables(self):
+        self.known()
+        page = report.make(self.home)
+        text = page.read_text()
+        read = Page(text)
+        self.assertEqual(read.loaded, [], "it needs nothing beside it")
+        self.assertNotRegex(text, r"@import|url\((?!#)|<script")
+        for link in read.links:
+            self.assertTrue((page.parent / link).exists(), link)
+        self.assertEqual(read.headings[0], 1)
+        self.assertTrue(all(b - a <= 1 for a, b in pairwise(read.headings)))
+        self.assertGreater(read.drawings, 5)
+        self.assertEqual(read.drawings, read.named, "each drawing is told in words")
+        self.assertGreaterEqual(read.columns, 2 * read.tables)
+        self.assertGreater(read.rows, 20)
+        ids = re.findall(r'\bid="([^"]+)"', text)
+        self.assertEqual(len(ids), len(set(ids)))
+        self.assertTrue((page.parent / "report.pdf").read_bytes().startswith(b"%PDF"))
+        self.assertTrue(list(page.parent.glob("*.png")))
+        self.assertLess(text.index("SYNTHETIC results"), text.index("The verdict"))
+        self.assertLess(text.index("The verdict"), text.index("<svg"))
+        self.check_sheets(page.parent)
+
+    def check_sheets(self, directory: Path):
+        with open(directory / "cells.csv", newline="") as file:
+            rows = list(csv.DictReader(file))
+        self.assertEqual(len(rows), 4)
+        self.assertEqual((rows[0]["side"], rows[0]["per_second"]), ("ashlar", "20.0"))
+        self.assertEqual((rows[0]["mean_ms"], rows[0]["p95_ms"]), ("50.5", "95.0"))
+        with open(directory / "over-time.csv", newline="") as file:
+            self.assertEqual(len(list(csv.DictReader(file))), 400)
+        with open(directory / "latencies.csv", newline="") as file:
+            told = {row["percent"]: row["latency_ms"] for row in csv.DictReader(file)}
+        self.assertEqual((told["1"], told["100"]), ("1.0", "100.0"))
+
+    def test_again_makes_the_same(self):
+        self.known()
+        first = report.make(self.home).read_text()
+        self.assertEqual(first, report.make(self.home).read_text())
+        self.assertFalse((self.home / "report.new").exists())
+
+    def test_nothing_to_report(self):
+        with self.assertRaisesRegex(report.ReportError, "no finished cell"):
+            report.make(self.home)
+        self.assertFalse(Results.open(self.home).cells)
+
+
+class Colours(unittest.TestCase):
+    def luminance(self, colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [
+            one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts
+        ]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    def contrast(self, one: str, other: str) -> float:
+        low, high = sorted((self.luminance(one), self.luminance(other)))
+        return (high + 0.05) / (low + 0.05)
+
+    def themes(self) -> list[dict[str, str]]:
+        text = (Path(report.__file__).parent / "style.css").read_text()
+        parts = text.split("@media screen and (prefers-color-scheme: dark)")
+        return [dict(re.findall(r"--([\w-]+): (#\w{6})", part)) for part in parts]
+
+    def test_text_and_lines_stand_out_light_and_dark(self):
+        from lab.report.plots import COLOURS
+
+        for theme in self.themes():
+            for name in ("ink", "faint", "link", "red"):
+                self.assertGreaterEqual(self.contrast(theme[name], theme["paper"]), 4.5, name)
+            self.assertGreaterEqual(self.contrast(theme["red"], theme["red-paper"]), 4.5)
+            self.assertGreaterEqual(self.contrast(theme["faint"], theme["band"]), 4.5)
+            for colour in COLOURS:
+                self.assertGreaterEqual(self.contrast(colour, theme["paper"]), 3, colour)
+
+
+if __name__ == "__main__":
+    unittest.main()

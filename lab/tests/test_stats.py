@@ -1,0 +1,244 @@
+"""Goal: figures are those that a person works out from the logs by hand.
+Method: logs of a few lines, whose answers are written here; then textbook definitions on random
+ones, counted the slow way.
+"""
+
+import gzip
+import json
+import random
+import tempfile
+import unittest
+from dataclasses import replace
+from pathlib import Path
+
+from lab import stats
+from lab.results import Cell, Results
+from lab.stats import Distribution
+from lab.tests import synthetic
+
+BEGAN = 1000
+CELL = Cell(0, 0, "ashlar", "healthy", "simple-update", 2, 1, began=BEGAN, seconds=10)
+
+
+class InADirectory(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.results = Results.open(Path(directory.name))
+
+    def log(self, name: str, transactions, cell: Cell = CELL) -> Path:
+        path = self.results.place_of(cell) / name
+        synthetic.write_log(path, transactions)
+        return path
+
+    def fio(self, name: str, read: dict, write: dict, errors: int = 0) -> Path:
+        path = self.results.place_of(CELL) / name
+        synthetic.write_fio(path, read, write, errors)
+        return path
+
+
+class Percentiles(unittest.TestCase):
+    def test_known_by_hand(self):
+        # 1 … 1000 ms, each once: p50 is the 500th, p99.9 the 999th, p99.95 the 1000th.
+        of = Distribution.of(range(1, 1001)).percentile_ms
+        self.assertEqual(
+            [of(percent) for percent in (50, 95, 99, 99.9, 99.95, 100)],
+            [500, 950, 990, 999, 1000, 1000],
+        )
+
+    def test_of_three(self):
+        of = Distribution.of([30, 10, 20]).percentile_ms
+        self.assertEqual([of(33), of(34), of(66), of(67), of(99)], [10, 20, 20, 30, 30])
+
+    def test_of_one(self):
+        one = Distribution.of([7])
+        self.assertEqual((one.percentile_ms(50), one.percentile_ms(99.9), one.mean_ms()), (7, 7, 7))
+
+    def test_counts_are_as_many_values(self):
+        few, many = Distribution.of([1, 5], [999, 1]), Distribution.of([1] * 999 + [5])
+        self.assertEqual(few.total, many.total)
+        self.assertEqual(few.mean_ms(), 1.004)
+        for percent in stats.PERCENTS:
+            self.assertEqual(few.percentile_ms(percent), many.percentile_ms(percent))
+        self.assertEqual(few.percentile_ms(99.9), 1)
+        self.assertEqual(few.percentile_ms(99.95), 5)
+
+    def test_merged_is_not_the_mean_of_two(self):
+        fast, slow = Distribution.of([1] * 99 + [2]), Distribution.of([100] * 10)
+        both = Distribution.merged([fast, slow])
+        self.assertEqual(both.percentile_ms(90), 1)
+        self.assertEqual(both.percentile_ms(90.9), 2)  # of 110: 99.99, so the 100th
+        self.assertEqual(both.percentile_ms(91), 100)  # 100.1, so the 101st
+        self.assertEqual(both.percentile_ms(95), 100)
+
+    def test_as_the_definition_says(self):
+        prng = random.Random(5)
+        for size in (2, 10, 999, 1001, 20_000):
+            values = [prng.randrange(1, 500) for _ in range(size)]
+            distribution = Distribution.of(values)
+            for percent in stats.PERCENTS:
+                found = distribution.percentile_ms(percent)
+                enough = round(percent * 1000) * size  # of 100,000 parts
+                self.assertIn(found, values)
+                self.assertGreaterEqual(sum(v <= found for v in values) * 100_000, enough)
+                self.assertLess(sum(v < found for v in values) * 100_000, enough)
+
+
+class OfPgbench(InADirectory):
+    def test_only_what_ended_in_the_measured_time(self):
+        self.log(
+            "host.log.gz",
+            [
+                ((BEGAN - 1) * 1e6, 9_000_000),
+                (BEGAN * 1e6 - 1, 9_000_000),  # a microsecond too early
+                (BEGAN * 1e6, 1000),  # the first
+                ((BEGAN + 3) * 1e6, 2000),
+                ((BEGAN + 3.5) * 1e6, 3000),
+                ((BEGAN + 10) * 1e6 - 1, 6000),  # the last
+                ((BEGAN + 10) * 1e6, 9_000_000),
+            ],
+        )
+        figures = stats.of(self.results, replace(CELL, operations=4))
+        self.assertEqual(figures.operations, 4)
+        self.assertEqual(figures.per_second, 0.4)
+        self.assertEqual(figures.mean_ms, 3.0)
+        self.assertEqual(figures.percentiles_ms[50], 2.0)
+        self.assertEqual(figures.percentiles_ms[99], 6.0)
+        self.assertEqual(figures.each_second, {-1: 2, 0: 1, 3: 2, 9: 1, 10: 1})
+        self.assertEqual(figures.notes, ())
+
+    def test_failed_ones_count_but_not_as_fast(self):
+        self.log("host.log.gz", [((BEGAN + 1) * 1e6, 5000), ((BEGAN + 2) * 1e6, -1)])
+        figures = stats.of(self.results, replace(CELL, operations=1))
+        self.assertEqual((figures.operations, figures.failed, figures.mean_ms), (1, 1, 5.0))
+
+    def test_loads_are_merged(self):
+        cell = replace(CELL, loads=2, operations=110)
+        at = (BEGAN + 1) * 1e6
+        self.log("vm0.log.gz", [(at, 1000)] * 100, cell)
+        self.log("vm1.log.gz", [(at, 90_000)] * 10, cell)
+        figures = stats.of(self.results, cell)
+        self.assertEqual((figures.per_second, figures.notes), (11.0, ()))
+        self.assertEqual((figures.percentiles_ms[50], figures.percentiles_ms[95]), (1.0, 90.0))
+
+    def test_a_share_of_the_transactions_is_logged(self):
+        self.log("host.log.gz", [((BEGAN + second) * 1e6, 5000) for second in range(10)])
+        figures = stats.of(self.results, replace(CELL, operations=100), log_share=0.1)
+        self.assertEqual((figures.operations, figures.per_second, figures.notes), (100, 10, ()))
+        self.assertEqual(figures.each_second[3], 10)
+
+    def test_a_log_that_is_short_is_told(self):
+        cell = replace(CELL, operations=500, loads=2)
+        self.log("host.log.gz", [((BEGAN + 1) * 1e6, 5000)], cell)
+        figures = stats.of(self.results, cell)
+        self.assertEqual(
+            figures.notes,
+            ("1 logs of 2 loads", "the logs have 1 transactions, not 500"),
+        )
+
+    def test_nothing_was_done(self):
+        self.log("host.log.gz", [])
+        figures = stats.of(self.results, CELL)
+        self.assertEqual((figures.operations, figures.mean_ms), (0, None))
+        self.assertEqual(len(figures.notes), 1)
+
+    def test_lag_and_retries_may_follow(self):
+        path = self.results.place_of(CELL) / "host.log.gz"
+        path.parent.mkdir(parents=True)
+        with gzip.open(path, "wt") as file:
+            file.write("0 81 4621 0 1001 412891 1649 3\n3 82 serialization 0 1001 512891 1649 4\n")
+        figures = stats.of(self.results, replace(CELL, operations=1))
+        self.assertEqual((figures.mean_ms, figures.failed), (4.621, 1))
+
+    def test_what_is_no_log_is_named(self):
+        path = self.results.place_of(CELL) / "host.log.gz"
+        path.parent.mkdir(parents=True)
+        for text in ("hello world\n", "0 1 slow 0 1001 5\n", "0 1 100 0 1001\n"):
+            with gzip.open(path, "wt") as file:
+                file.write(text)
+            with self.assertRaisesRegex(stats.StatsError, "host.log.gz"):
+                stats.of(self.results, CELL)
+        path.unlink()
+        with self.assertRaisesRegex(stats.StatsError, "neither"):
+            stats.of(self.results, CELL)
+
+
+class OfFio(InADirectory):
+    def test_bins_of_several_are_merged(self):
+        nothing = synthetic.fio_way(0, 1, 4096, {})
+        paths = [
+            self.fio("vm0.json", synthetic.fio_way(999, 1, 4096, {1_000_000: 999}), nothing),
+            self.fio("vm1.json", nothing, synthetic.fio_way(1, 1, 4096, {5_000_000: 1})),
+        ]
+        figures = stats.of_fio(replace(CELL, loads=2), paths, {})
+        self.assertEqual((figures.operations, figures.per_second), (1000, 1000))
+        self.assertEqual(figures.bytes_per_second, 4096 * 1000)
+        self.assertEqual(figures.mean_ms, 1.004)
+        self.assertEqual(figures.percentiles_ms[99.9], 1.0)
+        self.assertEqual(figures.percentiles_ms[99.95], 5.0)
+
+    def test_without_bins_one_is_as_fio_says_and_several_are_not_known(self):
+        way = synthetic.fio_way(100, 1, 4096, {1_000_000: 100})
+        way["clat_ns"] = {"mean": 1e6, "N": 100, "percentile": {"99.000000": 2e6, "99.950000": 3e6}}
+        nothing = synthetic.fio_way(0, 1, 4096, {})
+        paths = [self.fio(f"vm{vm}.json", way, nothing) for vm in (0, 1)]
+        one = stats.of_fio(CELL, paths[:1], {})
+        self.assertEqual(one.percentiles_ms, {99.0: 2.0, 99.95: 3.0})
+        both = stats.of_fio(replace(CELL, loads=2), paths, {})
+        self.assertEqual(both.percentiles_ms, {})
+        self.assertIn("json+", both.notes[0])
+
+    def test_the_whole_latency_where_fio_kept_it(self):
+        way = synthetic.fio_way(2, 1, 4096, {1_000_000: 2})
+        way["lat_ns"] |= {"mean": 2e6, "bins": {"2000000": 2}}
+        figures = stats.of_fio(
+            CELL, [self.fio("vm0.json", way, synthetic.fio_way(0, 1, 4096, {}))], {}
+        )
+        self.assertEqual((figures.mean_ms, figures.percentiles_ms[50]), (2.0, 2.0))
+
+    def test_errors_count(self):
+        nothing = synthetic.fio_way(0, 1, 4096, {})
+        figures = stats.of_fio(CELL, [self.fio("vm0.json", nothing, nothing, errors=3)], {})
+        self.assertEqual((figures.failed, figures.per_second), (3, 0))
+
+    def test_what_is_not_of_fio_is_named(self):
+        path = self.fio("vm0.json", synthetic.fio_way(0, 1, 1, {}), synthetic.fio_way(0, 1, 1, {}))
+        for text in ("", "fio: no", json.dumps({"jobs": []})):
+            path.write_text(text)
+            with self.assertRaisesRegex(stats.StatsError, "vm0.json"):
+                stats.of_fio(CELL, [path], {})
+
+
+class OverRepeats(unittest.TestCase):
+    def figures(self, side: str, rates, **words) -> list[stats.Figures]:
+        return [
+            stats.Figures(
+                replace(CELL, side=side, repeat=n, **words), 1, 0, rate, None, rate / 10, {}
+            )
+            for n, rate in enumerate(rates)
+        ]
+
+    def test_median_and_spread(self):
+        [summary] = stats.summaries(self.figures("ashlar", [30, 10, 20]))
+        self.assertEqual(summary.per_second, stats.Spread(20, 10, 30, 3))
+        self.assertEqual(summary.mean_ms, stats.Spread(2, 1, 3, 3))
+        self.assertEqual(summary.middle().per_second, 20)
+
+    def test_of_two_the_median_is_between(self):
+        [summary] = stats.summaries(self.figures("ashlar", [10, 20]))
+        self.assertEqual(summary.per_second.median, 15)
+        self.assertEqual(summary.middle().per_second, 10)
+
+    def test_groups_are_kept_apart(self):
+        cells = (
+            self.figures("a", [1, 2]) + self.figures("b", [3]) + self.figures("a", [4], clients=9)
+        )
+        self.assertEqual([len(one.figures) for one in stats.summaries(cells)], [2, 1, 1])
+
+    def test_ratios_are_of_the_same_repeat(self):
+        a, b = stats.summaries(self.figures("a", [10, 30]) + self.figures("b", [5, 10, 99]))
+        self.assertEqual(stats.pair_ratios(a, b), stats.Spread(2.5, 2, 3, 2))
+
+
+if __name__ == "__main__":
+    unittest.main()
