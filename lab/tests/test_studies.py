@@ -1,0 +1,54 @@
+"""Goal: every study that is shipped goes through from one command, and its report is made.
+
+Method: `--quick`, as a person would call it, on what this machine has; sides that it cannot run are
+left out. Takes root, QEMU, what makes a guest, and the binary.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+from lab.results import Results
+
+CHECKOUT = Path(__file__).parents[2]
+BINARY = Path(os.environ.get("ASHLAR") or CHECKOUT / "target/release/ashlar")
+STUDIES = sorted(path.stem for path in (CHECKOUT / "lab/studies").glob("*.toml"))
+SECONDS_MAX = 1200
+
+
+@unittest.skipUnless(BINARY.exists(), f"{BINARY} is not there: run make build")
+class Studies(unittest.TestCase):
+    def test_each_goes_through(self):
+        for name in STUDIES:
+            with self.subTest(name), tempfile.TemporaryDirectory(prefix="ashlar-lab-") as home:
+                self.run_quickly(name, Path(home) / "results")
+
+    def run_quickly(self, name: str, out: Path) -> None:
+        command = [
+            sys.executable, "-m", "lab.main", "run", name, "--quick", "--skip-missing",
+            "--out", str(out),
+        ]  # fmt: skip
+        done = subprocess.run(
+            command, cwd=CHECKOUT, capture_output=True, text=True, timeout=SECONDS_MAX
+        )
+        said = done.stdout[-2000:] + done.stderr[-2000:]
+        self.assertEqual(done.returncode, 0, said)
+        sides = json.loads((out / "sides.json").read_text())
+        measured = {side for side, its in sides.items() if "skipped" not in its}
+        self.assertIn("ashlar", measured, said)
+        cells = Results.open(out).cells
+        self.assertEqual({cell.side for cell in cells}, measured)
+        for cell in cells:
+            self.assertGreater(cell.operations, 0, cell)
+            self.assertEqual(cell.failed, 0, cell)
+        report = (out / "report/index.html").read_text()
+        for side in measured:
+            self.assertIn(side, report)
+
+
+if __name__ == "__main__":
+    unittest.main()
