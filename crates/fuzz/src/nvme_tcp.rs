@@ -6,9 +6,9 @@ use ashlar_reactor::nvme::command::{Command, Completion, Sgl};
 use ashlar_reactor::nvme::fabrics::{self, ANY_CONTROLLER, Connect, ConnectData, Property};
 use ashlar_reactor::nvme::pdu::{
     COMMON_BYTES, CapsuleCmd, CapsuleResp, Common, Data, Digests, IcReq, Kind, LAST, R2t, Shape,
-    crc32c, header,
+    header,
 };
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::choices::Choices;
 use crate::stream::Stream;
@@ -29,8 +29,8 @@ const IO: [u32; 10] = [0x02, 0x01, 0x02, 0x01, 0x00, 0x05, 0x08, 0x09, 0x0d, 0x4
 /// One life of a hostile host: connects, does harm, and goes, in the middle of anything. `Ok` says
 /// nothing of the target; an error, that it could not be reached.
 pub fn live(at: SocketAddr, subsystem: &str, mut choices: Choices) -> std::io::Result<()> {
-    let slips = [0, 0, 100, 10][choices.index(4)];
-    let mut host = Host { at, subsystem: subsystem.to_owned(), choices, slips, wires: Vec::new() };
+    let (subsystem, one_slip_in) = (subsystem.to_owned(), choices.one_slip_in());
+    let mut host = Host { at, subsystem, choices, one_slip_in, wires: Vec::new() };
     host.open()?;
     let controller = host.connect(0, ANY_CONTROLLER);
     if host.choices.chance(7, 8) {
@@ -58,15 +58,15 @@ struct Host {
     at: SocketAddr,
     subsystem: String,
     choices: Choices,
-    /// It errs once in so many PDUs, or fields; 0: never.
-    slips: u64,
+    /// Of PDUs, or fields.
+    one_slip_in: u64,
     /// The first is the admin queue's.
     wires: Vec<Wire>,
 }
 
 impl Host {
     fn slips(&mut self) -> bool {
-        self.slips > 0 && self.choices.chance(1, self.slips)
+        self.choices.slips(self.one_slip_in)
     }
 
     fn slip_or(&mut self, right: u64) -> u64 {
@@ -131,7 +131,7 @@ impl Host {
     fn send_capsule(&mut self, wire: usize, command: Command, data: &[u8]) {
         let shape = Shape::new(Kind::CapsuleCmd, data.len(), 0, self.wires[wire].digests);
         let capsule = CapsuleCmd { common: shape.common(0), command: command.to_bytes() };
-        self.say(wire, written(&shape, &capsule, data));
+        self.say(wire, shape.written(&capsule, data));
     }
 
     fn say(&mut self, wire: usize, mut bytes: Vec<u8>) {
@@ -239,17 +239,7 @@ impl Host {
                 len: (to - from).into(),
                 reserved: [0; 4],
             };
-            self.say(wire, written(&shape, &head, &data));
+            self.say(wire, shape.written(&head, &data));
         }
     }
-}
-
-fn written(shape: &Shape, head: &(impl IntoBytes + Immutable), data: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![0; shape.data_at];
-    shape.write_head(head, &mut bytes);
-    bytes.extend(data);
-    if shape.data_digest {
-        bytes.extend(crc32c(data).to_le_bytes());
-    }
-    bytes
 }
