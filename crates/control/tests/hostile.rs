@@ -19,8 +19,9 @@ use ashlar_fuzz::choices::Choices;
 use daemon::Daemon;
 
 const SECONDS: u64 = 60;
-/// Engine memory that stays in pools, of 64 MiB that an export may have under way.
-const MEMORY_SLACK_KIB: u64 = 128 << 10;
+/// Engine memory that stays in pools: 64 MiB that each of the four exports may have under way. Ten
+/// minutes get as far as one.
+const MEMORY_SLACK_KIB: u64 = 4 * (64 << 10);
 
 fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
