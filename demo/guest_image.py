@@ -68,8 +68,10 @@ class Recipe:
 
 
 USUAL = Recipe("guest", ("linux-image-amd64", "mdadm", "nvme-cli", "postgresql-15"))
-# For what the stock kernel does not have, such as ublk.
-NEW_KERNEL = Recipe("guest-new-kernel", (f"linux-image-amd64/{BACKPORTS}",), (BACKPORTS,))
+# For what the stock kernel does not have: ublk, and authentication of NVMe hosts.
+NEW_KERNEL = Recipe(
+    "guest-new-kernel", (f"linux-image-amd64/{BACKPORTS}", "nvme-cli"), (BACKPORTS,)
+)
 
 
 @dataclass(frozen=True)
