@@ -68,11 +68,10 @@ class Recipe:
 
 
 USUAL = Recipe("guest", ("linux-image-amd64", "mdadm", "nvme-cli", "postgresql-15"))
-# For what the stock kernel does not have, such as ublk.
-NEW_KERNEL = Recipe("guest-new-kernel", (f"linux-image-amd64/{BACKPORTS}",), (BACKPORTS,))
-# Storage of several kinds in the guest itself, and what loads it: for `lab`.
-LAB = Recipe(
-    "guest-lab",
+# For what the stock kernel does not have, ublk and authentication of NVMe hosts, and for storage of
+# several kinds in one guest beside what loads it.
+NEW_KERNEL = Recipe(
+    "guest-new-kernel",
     (f"linux-image-amd64/{BACKPORTS}", "btrfs-progs", "mdadm", "nvme-cli", "postgresql-15"),
     (BACKPORTS,),
 )

@@ -20,7 +20,7 @@ from lab.sides.ashlar import program
 from lab.study import Study
 from lab.where import Seat
 
-RECIPE = guest_image.LAB
+RECIPE = guest_image.NEW_KERNEL
 MODULES = "nvme xfs btrfs ublk_drv raid0 raid1 raid10 raid456 loop"
 # One name for a drive and its controller, also when one is held by whoever has not noticed yet.
 KERNEL_OPTIONS = "nvme_core.multipath=N"

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from demo import guest_image
 from demo.vm import Vm, VmError, working_accel
-from tests import newer_kernel
 from tests.rig import BINARY, CACHE, Rig, rig
 
 VOLUME_BYTES = 128 << 20
@@ -48,7 +47,7 @@ class Host:
         image = guest_image.build(CACHE, lambda text: None)
         accel = working_accel(image)
         if newer:
-            image = newer_kernel.build(CACHE, image)
+            image = guest_image.build(CACHE, recipe=guest_image.NEW_KERNEL)
         self.port = port
         self.options = f"-t tcp -a {GATEWAY} -s {port} --hostnqn {HOST} --hostid {HOST_ID} {options}"
         log = made.directory / "console.log"
@@ -62,10 +61,8 @@ class Host:
             except VmError:
                 if not attempts_left:
                     raise
-        if not newer:
-            self.vm.check("modprobe virtio_net && modprobe nvme-tcp")
         self.vm.check(
-            "mkdir -p /run/nvme && "
+            "modprobe virtio_net && modprobe nvme-tcp && mkdir -p /run/nvme && "
             "busybox ip link set eth0 up && busybox ip addr add 10.0.2.15/24 dev eth0"
         )
 

@@ -1,4 +1,4 @@
-//! The cargo that runs this, for its next command.
+//! Commands that run to their end: most are of the cargo that runs this.
 
 use std::process::{Command, ExitCode};
 
@@ -12,7 +12,8 @@ pub fn run(command: &mut Command) -> ExitCode {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("cargo cannot be started: {error}");
+            let program = command.get_program().display();
+            eprintln!("{program} cannot be started: {error}");
             ExitCode::FAILURE
         }
     }

@@ -1,5 +1,6 @@
-//! `cargo xtask fuzz`: hostile clients of every kind of export, for as long as is asked for; by
-//! chance beside a guest that verifies, or with libFuzzer looking for new ways through one target.
+//! `cargo xtask fuzz`: hostile clients of vhost-user, NVMe/TCP and NBD, for as long as is asked
+//! for; by chance beside a guest that verifies, or with libFuzzer looking for new ways through one
+//! of them.
 
 use std::process::{Command, ExitCode, Stdio};
 
@@ -22,16 +23,6 @@ pub enum Target {
     Nbd,
 }
 
-impl Target {
-    fn name(self) -> &'static str {
-        match self {
-            Target::Vhost => "vhost",
-            Target::NvmeTcp => "nvme_tcp",
-            Target::Nbd => "nbd",
-        }
-    }
-}
-
 /// `seed`: of an earlier run, to repeat it.
 pub fn run(seconds: u64, seed: Option<u64>) -> ExitCode {
     let mut test = cargo::command();
@@ -46,9 +37,11 @@ pub fn run_guided(target: Target, seconds: u64) -> ExitCode {
     if !install() {
         return ExitCode::FAILURE;
     }
+    let target = target.to_possible_value().expect("none is hidden");
     let mut fuzz = Command::new("rustup");
-    fuzz.args(["run", TOOLCHAIN, "cargo", "fuzz", "run", "--fuzz-dir", DIRECTORY, target.name()]);
-    fuzz.arg("--").arg(format!("-max_total_time={seconds}"));
+    fuzz.args(["run", TOOLCHAIN, "cargo", "fuzz", "run", "--fuzz-dir", DIRECTORY]);
+    fuzz.args([target.get_name(), "--"]);
+    fuzz.arg(format!("-max_total_time={seconds}"));
     fuzz.arg(format!("-rss_limit_mb={MEMORY_MIB_MAX}"));
     cargo::run(&mut fuzz)
 }

@@ -234,13 +234,7 @@ impl Front {
 
     /// What initiators see as the serial number, where it is not the volume's.
     pub fn serial(&self) -> Option<String> {
-        match self {
-            Front::NvmeTcp { nqn, .. } => Some(ashlar_target::nvme_tcp::serial(nqn)),
-            Front::VhostUserBlk { .. }
-            | Front::Nbd { .. }
-            | Front::Fuse { .. }
-            | Front::Ublk { .. } => None,
-        }
+        self.subsystem().map(ashlar_target::nvme_tcp::serial)
     }
 
     /// Options for QEMU that give the volume to a guest. Guest memory must be shared for

@@ -179,34 +179,28 @@ fn start(
     }
 }
 
+/// What of an export is there without a daemon, too: the number of its device, and its volume.
+fn standing(known: &KnownExport) -> Option<(u32, [u8; 16])> {
+    let Front::Ublk { device, .. } = known.front else { return None };
+    Some((device, known.volume_uuid?.into_bytes()))
+}
+
 /// What a process before has left of an export that nobody serves any more goes.
 pub fn forget(known: &KnownExport) -> Answer<()> {
-    match (&known.front, known.volume_uuid) {
-        (Front::Ublk { device, .. }, Some(volume)) => {
-            ublk::forget(*device, volume.into_bytes()).map_err(refusal)
-        }
-        (_, _) => Ok(()),
-    }
+    let Some((device, volume)) = standing(known) else { return Ok(()) };
+    ublk::forget(device, volume).map_err(refusal)
 }
 
 /// What speaks against ending an export of a kind that is there without a daemon, too.
 pub fn user(known: &KnownExport) -> Answer<Option<String>> {
-    match (&known.front, known.volume_uuid) {
-        (Front::Ublk { device, .. }, Some(volume)) => {
-            ublk::user(*device, volume.into_bytes()).map_err(refusal)
-        }
-        (_, _) => Ok(None),
-    }
+    let Some((device, volume)) = standing(known) else { return Ok(None) };
+    ublk::user(device, volume).map_err(refusal)
 }
 
 /// Whether there is something of an export that outlives a daemon.
 pub fn is_standing(known: &KnownExport) -> Answer<bool> {
-    match (&known.front, known.volume_uuid) {
-        (Front::Ublk { device, .. }, Some(volume)) => {
-            ublk::is_standing(*device, volume.into_bytes()).map_err(refusal)
-        }
-        (_, _) => Ok(false),
-    }
+    let Some((device, volume)) = standing(known) else { return Ok(false) };
+    ublk::is_standing(device, volume).map_err(refusal)
 }
 
 fn rates(limits: ExportLimits) -> Rates {

@@ -16,11 +16,13 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use ashlar_fuzz::choices::Choices;
+use ashlar_reactor::nvme::chap::Secret;
 use daemon::Daemon;
 
 const SECONDS: u64 = 60;
-/// Engine memory that stays in pools, of 64 MiB that an export may have under way.
-const MEMORY_SLACK_KIB: u64 = 128 << 10;
+/// Engine memory that stays in pools: 64 MiB that each of the five exports may have under way. Ten
+/// minutes get as far as one.
+const MEMORY_SLACK_KIB: u64 = 5 * (64 << 10);
 
 fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap())
@@ -90,21 +92,30 @@ impl Attack {
 
 /// The exports that are attacked, by kind, with the words that make each; of `good` only, nothing
 /// is known.
-const BAD: [(&str, &str); 3] = [
-    ("vhost", "--kind vhost-user-blk --queues 4"),
+const BAD: [(&str, &str); 4] = [
+    ("vhost", "--kind vhost-user-blk --queues 4 --path @/vhost.sock"),
     ("nvme", "--kind nvme-tcp --listen 127.0.0.1:34120 --nqn nqn.2026-01.example:bad"),
-    ("nbd", "--kind nbd"),
+    ("proven", PROVEN),
+    ("nbd", "--kind nbd --path @/nbd.sock"),
 ];
 
-fn attacks(daemon: &Daemon, seed: u64) -> [Attack; 3] {
+/// Its host has to prove who it is, and can.
+const PROVEN: &str = "--kind nvme-tcp --listen 127.0.0.1:34120 \
+                      --nqn nqn.2026-01.example:proven \
+                      --host-secret nqn.2026-01.example:hostile=@/secret";
+
+fn attacks(daemon: &Daemon, secret: Secret, seed: u64) -> [Attack; 4] {
     let vhost = daemon.path("vhost.sock");
     let nbd = daemon.path("nbd.sock");
-    let nvme = SocketAddr::from((Ipv4Addr::LOCALHOST, 34120));
+    let at = SocketAddr::from((Ipv4Addr::LOCALHOST, 34120));
     [
         // One client at a time has an export; others wait for their turn.
         Attack::on("vhost", 2, seed, move |its| ashlar_fuzz::vhost::live(&vhost, its)),
         Attack::on("nvme", 2, seed, move |its| {
-            ashlar_fuzz::nvme_tcp::live(nvme, "nqn.2026-01.example:bad", its)
+            ashlar_fuzz::nvme_tcp::live(at, "nqn.2026-01.example:bad", None, its)
+        }),
+        Attack::on("proven", 2, seed, move |its| {
+            ashlar_fuzz::nvme_tcp::live(at, "nqn.2026-01.example:proven", Some(&secret), its)
         }),
         Attack::on("nbd", 2, seed, move |its| ashlar_fuzz::nbd::live(&nbd, "nbd", its)),
     ]
@@ -114,14 +125,15 @@ fn attacks(daemon: &Daemon, seed: u64) -> [Attack; 3] {
 fn hostile_clients_harm_nobody() {
     let seconds = setting("ASHLAR_FUZZ_SECONDS").unwrap_or(SECONDS);
     let daemon = Daemon::with_array(5, 3);
-    for (name, kind) in [("good", "--queues 4")].iter().chain(&BAD) {
-        let place = if *name == "nvme" { String::new() } else { format!("--path @/{name}.sock") };
+    let secret = Secret::generate(None).unwrap();
+    std::fs::write(daemon.path("secret"), secret.to_text().as_bytes()).unwrap();
+    for (name, kind) in [("good", "--queues 4 --path @/good.sock")].iter().chain(&BAD) {
         daemon.ok(&format!("volume create {name} --array a --size 16M"));
-        daemon.ok(&format!("export create {name} --volume {name} {kind} {place}"));
+        daemon.ok(&format!("export create {name} --volume {name} {kind}"));
     }
     let before = holds(&daemon);
     let mut good = bystander(&daemon, seconds);
-    let attacks = attacks(&daemon, seed());
+    let attacks = attacks(&daemon, secret, seed());
     let ended = good.wait().unwrap();
     let lives = attacks.map(|attack| (attack.client, attack.end()));
     println!("{lives:?} lives in {seconds} s");

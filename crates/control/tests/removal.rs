@@ -36,9 +36,7 @@ impl Loop {
     fn on(file: &Path) -> Option<Loop> {
         losetup(&["--find", "--show", "--direct-io=on", file.to_str().unwrap()]).map(Loop)
     }
-}
 
-impl Loop {
     /// From one moment to the next it has no bytes any more: it begins where its file ends.
     fn take_out(&self) {
         let status = Command::new("python3").args(["-c", TAKE_OUT, &self.0]).status().unwrap();

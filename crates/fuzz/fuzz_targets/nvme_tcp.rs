@@ -4,11 +4,15 @@
 
 use std::sync::LazyLock;
 
+use ashlar_fuzz::nvme_tcp::HOST;
 use ashlar_fuzz::served::{self, live_by};
+use ashlar_reactor::nvme::chap::Secret;
 use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport, Ports};
+use ashlar_target::secrets::Secrets;
 
 const SUBSYSTEM: &str = "nqn.2026-01.example:fuzz";
 
+static SECRET: LazyLock<Secret> = LazyLock::new(|| Secret::generate(None).unwrap());
 static EXPORT: LazyLock<NvmeTcpExport> = LazyLock::new(|| {
     let spec = ExportSpec {
         name: "disk".into(),
@@ -19,14 +23,14 @@ static EXPORT: LazyLock<NvmeTcpExport> = LazyLock::new(|| {
         queues_max: 4,
         atomic_bytes: 0,
         limits: served::limits(),
-        secrets: Default::default(),
+        secrets: Secrets { hosts: [(HOST.into(), SECRET.clone())].into(), subsystem: None },
     };
     NvmeTcpExport::start(&Ports::default(), served::parts(), spec).unwrap()
 });
 
 fn live(input: &[u8]) {
     live_by(input, &*EXPORT, |choices| {
-        ashlar_fuzz::nvme_tcp::live(EXPORT.spec().listen, SUBSYSTEM, choices)
+        ashlar_fuzz::nvme_tcp::live(EXPORT.spec().listen, SUBSYSTEM, Some(&SECRET), choices)
     });
 }
 

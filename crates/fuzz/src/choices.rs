@@ -63,6 +63,15 @@ impl Choices {
         self.below(denominator) < numerator
     }
 
+    /// How seldom a client errs, for [`Choices::slips`]: once in so many times; 0: never.
+    pub fn one_slip_in(&mut self) -> u64 {
+        [0, 0, 100, 10][self.index(4)]
+    }
+
+    pub fn slips(&mut self, one_in: u64) -> bool {
+        one_in > 0 && self.chance(1, one_in)
+    }
+
     /// Zero, a small number, one near a power of two, or any.
     pub fn number(&mut self) -> u64 {
         let any = self.next_u64();

@@ -21,9 +21,9 @@ const DATA_BYTES_MAX: u64 = 64 << 10;
 
 /// One life of a hostile client: connects, does harm, and goes, in the middle of anything. `Ok`
 /// says nothing of the server; an error, that it could not be reached.
-pub fn live(socket: &Path, export: &str, choices: Choices) -> std::io::Result<()> {
-    let mut client = Client { stream: Stream::unix(socket)?, choices, slips: 0 };
-    client.slips = [0, 0, 100, 10][client.choices.index(4)];
+pub fn live(socket: &Path, export: &str, mut choices: Choices) -> std::io::Result<()> {
+    let (stream, one_slip_in) = (Stream::unix(socket)?, choices.one_slip_in());
+    let mut client = Client { stream, choices, one_slip_in };
     client.greet(export);
     for _ in 0..client.choices.below(STEPS_MAX) {
         if client.choices.are_over() {
@@ -37,8 +37,8 @@ pub fn live(socket: &Path, export: &str, choices: Choices) -> std::io::Result<()
 struct Client {
     stream: Stream,
     choices: Choices,
-    /// It errs once in so many things that it says; 0: never.
-    slips: u64,
+    /// Of things that it says.
+    one_slip_in: u64,
 }
 
 impl Client {
@@ -75,7 +75,7 @@ impl Client {
 
     /// A number that fits, or one that does not.
     fn within(&mut self, most: u64, unit: u64) -> u64 {
-        if self.slips > 0 && self.choices.chance(1, self.slips) {
+        if self.choices.slips(self.one_slip_in) {
             return self.choices.number();
         }
         self.choices.below(most / unit) * unit
@@ -104,7 +104,7 @@ impl Client {
     }
 
     fn say(&mut self, mut bytes: Vec<u8>) {
-        if self.slips > 0 && self.choices.chance(1, self.slips) {
+        if self.choices.slips(self.one_slip_in) {
             self.choices.spoil(&mut bytes);
         }
         self.stream.say(&bytes);

@@ -2,18 +2,20 @@
 
 use std::net::SocketAddr;
 
+use ashlar_reactor::nvme::chap::{self, Failure, Group, MESSAGE_BYTES_MAX, Names, Offer, Secret};
 use ashlar_reactor::nvme::command::{Command, Completion, Sgl};
 use ashlar_reactor::nvme::fabrics::{self, ANY_CONTROLLER, Connect, ConnectData, Property};
 use ashlar_reactor::nvme::pdu::{
-    COMMON_BYTES, CapsuleCmd, CapsuleResp, Common, Data, Digests, IcReq, Kind, LAST, R2t, Shape,
-    crc32c, header,
+    COMMON_BYTES, CapsuleCmd, CapsuleResp, Common, Data, Digests, IcReq, Kind, LAST, R2t, SUCCESS,
+    Shape, header,
 };
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::IntoBytes;
 
 use crate::choices::Choices;
 use crate::stream::Stream;
 
-const HOST: &str = "nqn.2026-01.example:hostile";
+/// The name of a hostile host.
+pub const HOST: &str = "nqn.2026-01.example:hostile";
 const BLOCK_BYTES: u32 = 512;
 /// Blocks of the volume, or fewer.
 const BLOCKS: u64 = 16 << 11;
@@ -27,18 +29,27 @@ const ADMIN: [u32; 12] = [0x02, 0x06, 0x06, 0x08, 0x09, 0x0a, 0x0c, 0x18, 0x00, 
 const IO: [u32; 10] = [0x02, 0x01, 0x02, 0x01, 0x00, 0x05, 0x08, 0x09, 0x0d, 0x42];
 
 /// One life of a hostile host: connects, does harm, and goes, in the middle of anything. `Ok` says
-/// nothing of the target; an error, that it could not be reached.
-pub fn live(at: SocketAddr, subsystem: &str, mut choices: Choices) -> std::io::Result<()> {
-    let slips = [0, 0, 100, 10][choices.index(4)];
-    let mut host = Host { at, subsystem: subsystem.to_owned(), choices, slips, wires: Vec::new() };
+/// nothing of the target; an error, that it could not be reached. With a secret it proves who it
+/// is, more or less.
+pub fn live(
+    at: SocketAddr,
+    subsystem: &str,
+    secret: Option<&Secret>,
+    mut choices: Choices,
+) -> std::io::Result<()> {
+    let (subsystem, one_slip_in) = (subsystem.to_owned(), choices.one_slip_in());
+    let secret = secret.cloned();
+    let mut host = Host { at, subsystem, secret, choices, one_slip_in, wires: Vec::new() };
     host.open()?;
     let controller = host.connect(0, ANY_CONTROLLER);
+    host.prove(0)?;
     if host.choices.chance(7, 8) {
         host.send(0, fabrics::property_set(Property::Configuration, 0x46_0001), &[]);
     }
     for queue in 1..=host.choices.below(3) {
         host.open()?;
         host.connect(u16::try_from(queue).unwrap_or(1), controller);
+        host.prove(host.wires.len() - 1)?;
     }
     for _ in 0..host.choices.below(STEPS_MAX) {
         if host.choices.are_over() {
@@ -57,16 +68,17 @@ struct Wire {
 struct Host {
     at: SocketAddr,
     subsystem: String,
+    secret: Option<Secret>,
     choices: Choices,
-    /// It errs once in so many PDUs, or fields; 0: never.
-    slips: u64,
+    /// Of PDUs, or fields.
+    one_slip_in: u64,
     /// The first is the admin queue's.
     wires: Vec<Wire>,
 }
 
 impl Host {
     fn slips(&mut self) -> bool {
-        self.slips > 0 && self.choices.chance(1, self.slips)
+        self.choices.slips(self.one_slip_in)
     }
 
     fn slip_or(&mut self, right: u64) -> u64 {
@@ -118,6 +130,60 @@ impl Host {
         capsule.map_or(0, |its| Completion::from_bytes(&its.completion).result as u16)
     }
 
+    /// Goes through authentication (Base 8.13.5), if it has a secret. Each message may be spoilt,
+    /// repeated, or left out.
+    fn prove(&mut self, wire: usize) -> std::io::Result<()> {
+        let Some(secret) = self.secret.clone() else { return Ok(()) };
+        let names = Names { host: HOST.into(), subsystem: self.subsystem.clone() };
+        // Arithmetic in the large groups takes milliseconds, of both sides.
+        let groups = if self.choices.chance(3, 4) { 1 } else { Group::ALL.len() };
+        let group = Group::ALL[self.choices.index(groups)];
+        let offer = Offer { groups: vec![group], ..Offer::default() };
+        let mut prover = chap::Host::new(names, secret, None, offer)?;
+        self.tell(wire, prover.negotiate());
+        let challenge = self.hear(wire);
+        let reply = prover.reply(&challenge).unwrap_or_else(|_| prover.failure(Failure::Failed));
+        self.tell(wire, reply);
+        let verdict = self.hear(wire);
+        if let Ok(Some(last)) = prover.conclude(&verdict) {
+            self.tell(wire, last);
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, wire: usize, mut message: Vec<u8>) {
+        if self.slips() {
+            self.choices.spoil(&mut message);
+        }
+        for _ in 0..if self.slips() { self.choices.below(3) } else { 1 } {
+            let bytes = self.slip_or(message.len() as u64) as u32;
+            self.send(wire, fabrics::authentication_send(bytes), &message);
+            self.answer(wire);
+        }
+    }
+
+    /// What the controller says next; nothing, if it does not.
+    fn hear(&mut self, wire: usize) -> Vec<u8> {
+        let bytes = self.slip_or(MESSAGE_BYTES_MAX as u64) as u32;
+        let command = fabrics::authentication_receive(bytes);
+        self.send_capsule(wire, command.with_sgl(Sgl::Transport { bytes }), &[]);
+        let Some((common, pdu)) = self.answer(wire) else { return Vec::new() };
+        if common.kind == Kind::C2hData as u8 && common.flags & SUCCESS == 0 {
+            self.answer(wire);
+        }
+        pdu.get(common.data_at.into()..).unwrap_or_default().to_vec()
+    }
+
+    /// The next PDU, which has to come.
+    fn answer(&mut self, wire: usize) -> Option<(Common, Vec<u8>)> {
+        let its = &mut self.wires[wire].stream;
+        let mut pdu = its.answer(COMMON_BYTES)?;
+        let common: Common = header(&pdu)?;
+        let left = (common.bytes.get() as usize).saturating_sub(COMMON_BYTES);
+        pdu.extend(its.answer(left)?);
+        Some((common, pdu))
+    }
+
     /// Sends a command with its data in the capsule.
     fn send(&mut self, wire: usize, command: Command, data: &[u8]) {
         let bytes = data.len() as u32;
@@ -131,7 +197,7 @@ impl Host {
     fn send_capsule(&mut self, wire: usize, command: Command, data: &[u8]) {
         let shape = Shape::new(Kind::CapsuleCmd, data.len(), 0, self.wires[wire].digests);
         let capsule = CapsuleCmd { common: shape.common(0), command: command.to_bytes() };
-        self.say(wire, written(&shape, &capsule, data));
+        self.say(wire, shape.written(&capsule, data));
     }
 
     fn say(&mut self, wire: usize, mut bytes: Vec<u8>) {
@@ -160,7 +226,7 @@ impl Host {
         }
     }
 
-    /// A fabrics command: a property, authentication, Connect once more, a farewell.
+    /// A fabrics command: a property, authentication with noise, Connect once more, a farewell.
     fn fabrics(&mut self, wire: usize) {
         let kind = [0x00, 0x01, 0x04, 0x05, 0x06, 0x08][self.choices.index(6)];
         let mut command = Command { dwords: [0; 16] };
@@ -239,17 +305,7 @@ impl Host {
                 len: (to - from).into(),
                 reserved: [0; 4],
             };
-            self.say(wire, written(&shape, &head, &data));
+            self.say(wire, shape.written(&head, &data));
         }
     }
-}
-
-fn written(shape: &Shape, head: &(impl IntoBytes + Immutable), data: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![0; shape.data_at];
-    shape.write_head(head, &mut bytes);
-    bytes.extend(data);
-    if shape.data_digest {
-        bytes.extend(crc32c(data).to_le_bytes());
-    }
-    bytes
 }

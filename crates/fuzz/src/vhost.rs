@@ -89,7 +89,7 @@ pub fn live(socket: &Path, mut choices: Choices) -> std::io::Result<()> {
     let packed = if choices.chance(1, 3) { PACKED } else { 0 };
     let ring_size = RING_SIZES[usize::from(choices.chance(1, 4)) * choices.index(RING_SIZES.len())];
     // A guest gets far only behind a front end that does.
-    let message_slips = [0, 0, 100, 10][choices.index(4)];
+    let message_slips = choices.one_slip_in();
     let guest_slips = [24, 200, 2000][choices.index(3)];
     let mut front_end = FrontEnd {
         message_slips,
@@ -139,7 +139,7 @@ impl FrontEnd {
     }
 
     fn slips(&mut self) -> bool {
-        self.message_slips > 0 && self.choices.chance(1, self.message_slips)
+        self.choices.slips(self.message_slips)
     }
 
     fn guest_slips(&mut self) -> bool {

@@ -6,6 +6,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use zerocopy::{Immutable, IntoBytes};
+
 use crate::buffer::Buffers;
 
 /// A device as one backend knows it.
@@ -94,6 +96,13 @@ pub enum Act {
 
 /// Bytes of a command, as the driver defines them.
 pub const COMMAND_BYTES: usize = 80;
+
+/// The bytes of a driver's own command, which may be shorter.
+pub fn command_bytes(command: &(impl IntoBytes + Immutable)) -> [u8; COMMAND_BYTES] {
+    let (mut bytes, its) = ([0; COMMAND_BYTES], command.as_bytes());
+    bytes[..its.len()].copy_from_slice(its);
+    bytes
+}
 
 /// A command of a driver (`IORING_OP_URING_CMD`, entries of 128 bytes, Linux 5.19).
 #[derive(Debug)]

@@ -20,6 +20,7 @@ use ashlar_reactor::traffic::{self, Kind, Passage, Traffic};
 
 use crate::budget::Budget;
 use crate::limits::{RateLimits, Throttle, Toll};
+use crate::neighbours;
 use crate::request::{Answer, Operation, Request, Status};
 
 /// Most reactors that serve one export.
@@ -196,8 +197,18 @@ impl Disk {
     #[inline]
     pub(crate) async fn turn(&self, toll: Toll) -> Turn<'_> {
         let turn = Turn { began: self.reactor.turn_time(), _passage: self.traffic.enter() };
+        neighbours::note(self.own_number(), turn.began);
         self.throttle.admit(toll).await;
         turn
+    }
+
+    /// Whether the reactor was lately asked for something by other exports, too.
+    pub(crate) fn has_neighbours(&self) -> bool {
+        neighbours::are_beside(self.own_number(), self.reactor.turn_time())
+    }
+
+    fn own_number(&self) -> usize {
+        std::ptr::from_ref(self).addr()
     }
 
     /// Does a request that has waited for its turn.

@@ -9,6 +9,7 @@
 pub mod request;
 mod budget;
 pub mod limits;
+mod neighbours;
 pub mod disk;
 pub mod handed;
 pub mod secrets;

@@ -224,6 +224,6 @@ fn wait_for_all<T>(awaited: Vec<Awaited<T>>, patient: impl Fn() -> bool) -> Resu
 }
 
 #[expect(clippy::disallowed_methods, reason = "whoever asks is not a reactor's thread")]
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::now()
 }

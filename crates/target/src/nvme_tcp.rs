@@ -328,7 +328,9 @@ fn add(
         controllers: Vec::new(),
     });
     subsystem.queues_max = subsystem.queues_max.max(spec.queues_max);
-    subsystem.add_namespace(id, &spec.hosts, &spec.secrets);
+    if before.is_none() {
+        subsystem.add_namespace(id, &spec.hosts, &spec.secrets);
+    }
     Ok((id, lines))
 }
 

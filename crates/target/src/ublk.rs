@@ -41,7 +41,6 @@ use crate::ublk::control::{Control, WAIT_MAX, character_device, own_process};
 use crate::ublk::found::{Decision, FEATURES, decide, mark};
 use crate::ublk::parameters::{DATA_BYTES_MAX, Facts, parameters};
 use crate::ublk::session::{Session, Share};
-use crate::ublk::users::Use;
 use crate::ublk::wire::{DEVICES_MAX, DeviceInfo, STATE_DEAD, STATE_LIVE, feature};
 
 pub use crate::ublk::parameters::BLOCK_BYTES;
@@ -106,8 +105,7 @@ pub fn user(id: u32, volume: [u8; 16]) -> Result<Option<String>, ExportError> {
         return Ok(None);
     }
     let is_own = u32::try_from(found.server) == Ok(own_process());
-    let its = users::user(&block_device(id), found.state == STATE_LIVE && is_own);
-    Ok(its.objection())
+    Ok(users::user(&block_device(id), found.state == STATE_LIVE && is_own))
 }
 
 /// Whether the kernel has this volume's device under this number.
@@ -140,17 +138,19 @@ impl UblkExport {
         let control = Control::open().map_err(|error| no_driver(&error))?;
         let features = features(&control)?;
         let (volume, facts) = look(&parts, spec.block_bytes)?;
-        let mut export = match wait_for(&control, spec.id, mark(volume))? {
-            Some(found) => UblkExport::recover(control, parts, spec, &found)?,
-            None => UblkExport::add(control, parts, spec, mark(volume), &facts)?,
-        };
-        export.features = features;
-        export.grow(facts.volume_bytes);
-        Ok(export)
+        match wait_for(&control, spec.id, mark(volume))? {
+            Some(found) => {
+                let export = UblkExport::recover(control, features, parts, spec, &found)?;
+                export.grow(facts.volume_bytes);
+                Ok(export)
+            }
+            None => UblkExport::add(control, features, parts, spec, mark(volume), &facts),
+        }
     }
 
     fn add(
         control: Control,
+        features: u64,
         parts: Vec<Part>,
         spec: UblkSpec,
         mark: u64,
@@ -179,10 +179,8 @@ impl UblkExport {
         if let Err(errno) = control.set_parameters(id, parameters(facts)) {
             return Err(undo(&control, refused(id, "described", errno)));
         }
-        let export = match UblkExport::map(control, parts, spec, &made) {
-            Ok(export) => export,
-            Err((control, error)) => return Err(undo(&control, error)),
-        };
+        let lines = map(parts, &spec, &made).map_err(|error| undo(&control, error))?;
+        let export = UblkExport::over(control, features, spec, lines, made.queues);
         // Dropped after an error, it takes the device away.
         export.fetch()?;
         let started = export.control.start(id, || export.takes_commands());
@@ -194,6 +192,7 @@ impl UblkExport {
     /// The device keeps what its users ask for meanwhile, also after an error.
     fn recover(
         control: Control,
+        features: u64,
         parts: Vec<Part>,
         spec: UblkSpec,
         found: &DeviceInfo,
@@ -201,7 +200,8 @@ impl UblkExport {
         let id = spec.id;
         check_blocks(&control, &spec)?;
         let begun = start_recovery(&control, id)?;
-        let mut export = UblkExport::map(control, parts, spec, found).map_err(|(_, its)| its)?;
+        let lines = map(parts, &spec, found)?;
+        let mut export = UblkExport::over(control, features, spec, lines, found.queues);
         let ended = export.fetch().and_then(|()| {
             let ended = export.control.end_recovery(id, || export.takes_commands());
             ended.map_err(|errno| export.why(refused(id, "taken up again", errno)))
@@ -214,25 +214,15 @@ impl UblkExport {
         Ok(export)
     }
 
-    /// Has reactors see all queues, but fetch nothing yet.
-    fn map(
+    fn over(
         control: Control,
-        parts: Vec<Part>,
+        features: u64,
         spec: UblkSpec,
-        info: &DeviceInfo,
-    ) -> Result<UblkExport, (Control, ExportError)> {
-        let path = character_device(spec.id);
-        let opened = OpenOptions::new().read(true).write(true).open(&path).map_err(|error| {
-            ExportError::Spec(format!("{} cannot be opened: {error}", path.display()))
-        });
-        match opened.and_then(|device| open_sessions(parts, &spec, info, &device)) {
-            Ok(lines) => {
-                let (notice, ended) = (Mutex::default(), false);
-                let (queues, features) = (info.queues, 0);
-                Ok(UblkExport { spec, control, lines, queues, features, notice, ended })
-            }
-            Err(error) => Err((control, error)),
-        }
+        lines: Lines<Session>,
+        queues: u16,
+    ) -> UblkExport {
+        let (notice, ended) = (Mutex::default(), false);
+        UblkExport { spec, control, lines, queues, features, notice, ended }
     }
 
     /// Has them fetch requests of all queues, at once: see [`Begun::Before`].
@@ -362,13 +352,10 @@ impl Export for UblkExport {
     }
 
     fn pause(mut self: Box<Self>) {
-        match users::user(&block_device(self.spec.id), true) {
-            Use::Nobody => {}
-            Use::By(why) | Use::Unclear(why) => {
-                let export = &self.spec.name;
-                tracing::info!(export, "{why}: the device stays, and waits for the next daemon");
-                self.rest();
-            }
+        if let Some(why) = users::user(&block_device(self.spec.id), true) {
+            let export = &self.spec.name;
+            tracing::info!(export, "{why}: the device stays, and waits for the next daemon");
+            self.rest();
         }
     }
 }
@@ -411,22 +398,31 @@ fn look(parts: &[Part], block_bytes: u32) -> Result<([u8; 16], Facts), ExportErr
 
 /// A device that is ready to be recovered; `None`: there is none, or none any more.
 fn wait_for(control: &Control, id: u32, mark: u64) -> Result<Option<DeviceInfo>, ExportError> {
-    for _ in 0..WAIT_MAX.as_millis() / LOOK_EVERY.as_millis() {
+    keep_trying(id, || {
         let found = control.find(id).map_err(|errno| refused(id, "looked at", errno))?;
         match decide(found.as_ref(), mark) {
-            Decision::Add => return Ok(None),
-            Decision::Replace => remove(control, id)?,
-            Decision::Refuse => return Err(taken(id)),
-            Decision::Recover => return Ok(found),
-            Decision::Wait => pause(),
+            Decision::Add => Ok(Some(None)),
+            Decision::Replace => remove(control, id).map(|()| None),
+            Decision::Refuse => Err(taken(id)),
+            Decision::Recover => Ok(Some(found)),
+            Decision::Wait => Ok(None),
         }
-    }
-    Err(ExportError::Held(character_device(id)))
+    })
 }
 
-#[expect(clippy::disallowed_methods, reason = "who starts an export is no reactor's thread")]
-fn pause() {
-    std::thread::sleep(LOOK_EVERY);
+/// Until `step` comes to something; the process that served the device may be on its way out.
+fn keep_trying<T>(
+    id: u32,
+    mut step: impl FnMut() -> Result<Option<T>, ExportError>,
+) -> Result<T, ExportError> {
+    for _ in 0..WAIT_MAX.as_millis() / LOOK_EVERY.as_millis() {
+        if let Some(done) = step()? {
+            return Ok(done);
+        }
+        #[expect(clippy::disallowed_methods, reason = "who starts an export is no reactor's")]
+        std::thread::sleep(LOOK_EVERY);
+    }
+    Err(ExportError::Held(character_device(id)))
 }
 
 /// How the recovery of a device began.
@@ -456,17 +452,13 @@ impl Begun {
     }
 }
 
-/// The process that served it may be on its way out still.
 fn start_recovery(control: &Control, id: u32) -> Result<Begun, ExportError> {
-    for _ in 0..WAIT_MAX.as_millis() / LOOK_EVERY.as_millis() {
-        match control.start_recovery(id) {
-            Ok(()) => return Ok(Begun::Now),
-            Err(Errno(libc::EBUSY)) => pause(),
-            Err(Errno(libc::EINVAL)) => return Ok(Begun::Before),
-            Err(errno) => return Err(refused(id, "taken up again", errno)),
-        }
-    }
-    Err(ExportError::Held(character_device(id)))
+    keep_trying(id, || match control.start_recovery(id) {
+        Ok(()) => Ok(Some(Begun::Now)),
+        Err(Errno(libc::EBUSY)) => Ok(None),
+        Err(Errno(libc::EINVAL)) => Ok(Some(Begun::Before)),
+        Err(errno) => Err(refused(id, "taken up again", errno)),
+    })
 }
 
 /// What programs address stays as it is for as long as they may.
@@ -483,16 +475,20 @@ fn check_blocks(control: &Control, spec: &UblkSpec) -> Result<(), ExportError> {
     )))
 }
 
-fn open_sessions(
+/// Has reactors see all queues, but fetch nothing yet.
+fn map(
     parts: Vec<Part>,
     spec: &UblkSpec,
     info: &DeviceInfo,
-    device: &File,
 ) -> Result<Lines<Session>, ExportError> {
+    let path = character_device(spec.id);
+    let device = OpenOptions::new().read(true).write(true).open(&path).map_err(|error| {
+        ExportError::Spec(format!("{} cannot be opened: {error}", path.display()))
+    })?;
     let count = check_count(parts.len(), PARTS_MAX, "reactors")?;
     let (parts, numbers) = (parts.into_iter(), 0..count);
     let share = |part| Share { part, parts: count, queues: info.queues, depth: info.depth };
-    let open = |(part, number)| open_session(part, spec, share(number), device);
+    let open = |(part, number)| open_session(part, spec, share(number), &device);
     Lines::open(parts.zip(numbers).map(open))
 }
 

@@ -189,9 +189,9 @@ impl ExportLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ExportState {
-    /// Waits for a guest.
+    /// Waits to be used.
     Listening,
-    /// A guest is connected.
+    /// A guest, a host or a client is connected; a block device is in use.
     Connected,
     /// Not served; `error` says why.
     Down,

@@ -83,7 +83,7 @@ pub enum Command {
         /// Its name
         #[arg(add = ArgValueCandidates::new(complete::arrays))]
         name: String,
-        /// Also while a guest uses it
+        /// Also while it is in use
         #[arg(long)]
         force: bool,
     },

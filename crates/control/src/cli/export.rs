@@ -25,20 +25,21 @@ use crate::size::Size;
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Offer a volume to a guest, or to hosts on the network
+    /// Offer a volume to a guest, to hosts on the network, or to this host
     Create(Box<Create>),
     /// Withdraw an export
     Delete {
         /// Its name
         #[arg(add = ArgValueCandidates::new(complete::exports))]
         name: String,
-        /// Also if a guest uses it: its disk goes away
+        /// Also if it is in use: whoever uses it loses its disk
         #[arg(long)]
         force: bool,
     },
     /// All exports
     List,
-    /// Limit how fast it may go, and say what hosts have to prove; without options: show it
+    /// Limit how fast it may go, and say what hosts have to prove; without options: show the
+    /// limits
     Set {
         /// Its name
         #[arg(add = ArgValueCandidates::new(complete::exports))]
@@ -104,7 +105,7 @@ pub struct Create {
     /// ublk: bytes of a block, 512 or 4096; left out: 512
     #[arg(long, value_name = "SIZE")]
     block: Option<Size>,
-    /// Most queues a guest may use
+    /// Most queues of it that may be used
     #[arg(long)]
     queues: Option<u16>,
     /// CPUs of reactors that serve its queues in turn, such as 2,4-5; left out: those that share
@@ -403,7 +404,7 @@ fn details(export: &Export) -> String {
         lines.push(format!("subsystem {}", its.nqn));
         lines.push(format!("namespace {}", its.nsid));
         lines.push(format!("hosts     {hosts}"));
-        lines.push(format!("secrets   {}", or_dash(Some(listed(&secrets_shown(export))))));
+        lines.push(format!("secrets   {}", listed(&secrets_shown(export))));
         lines.push(format!("connect   {}", its.connect));
     }
     lines.extend(export.qemu.as_ref().map(|qemu| format!("qemu      {qemu}")));

@@ -62,7 +62,7 @@ fn secrets_in<'a>(front: &'a Front, nqn: &str) -> Option<&'a KeptSecrets> {
 
 /// Of all that are known, those of an export with these hosts. Each export has all of its hosts',
 /// so that none of them depends on another one.
-pub fn secrets_for(hosts: &[String], all: &KeptSecrets) -> KeptSecrets {
+fn secrets_for(hosts: &[String], all: &KeptSecrets) -> KeptSecrets {
     let its = all.hosts.iter().filter(|(host, _)| is_host(hosts, host));
     KeptSecrets {
         hosts: its.map(|(host, secret)| (host.clone(), secret.clone())).collect(),

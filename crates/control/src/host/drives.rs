@@ -378,9 +378,10 @@ pub(super) async fn reopen(
         let opening = opening();
         match blocking(&name, move || open(opening)).await? {
             // A daemon that was killed right before has it until the kernel has put its rings away.
+            // For what has a path `open` waits itself.
             Err(refusal)
                 if refusal.kind == RefusalKind::Conflict
-                    && !matches!(place, Place::Remote(..))
+                    && matches!(place, Place::Pci(_))
                     && Instant::now() < deadline =>
             {
                 tokio::time::sleep(LET_GO_TIMEOUT / 200).await;

@@ -119,9 +119,13 @@ impl Host {
         }
         if let Some((user, place)) = user {
             let text = format!("{place} is busy: export {user} listens there");
-            let is_device = front.kind() == ExportKind::Ublk;
-            let other = if place.starts_with('/') { "--path" } else { "--listen" };
-            let other = if is_device { "--id" } else { other };
+            let other = if front.kind() == ExportKind::Ublk {
+                "--id"
+            } else if place.starts_with('/') {
+                "--path"
+            } else {
+                "--listen"
+            };
             return Err(Refusal::conflict(text).fix(format!("name another {other}")));
         }
         Ok(())
@@ -395,26 +399,22 @@ impl Host {
     }
 
     async fn erase_export(&self, name: &str, known: KnownExport) -> Answer<()> {
-        let stands = known.front.outlives_daemon();
-        if stands {
-            // It is forgotten once it is gone: what fails can be tried again.
+        let record = || {
+            self.record(|catalog| {
+                catalog.exports.remove(name);
+            })
+        };
+        if !known.front.outlives_daemon() {
+            record()?;
             self.stop_export(name).await;
-            if let Err(refusal) = beside(move || forget(&known)).await? {
-                self.look(|state| state.down.insert(name.to_owned(), refusal.clone()));
-                return Err(refusal);
-            }
+            return Ok(());
         }
-        let recorded = self.record(|catalog| {
-            catalog.exports.remove(name);
-        });
-        if let Err(refusal) = recorded {
-            if stands {
-                self.look(|state| state.down.insert(name.to_owned(), refusal.clone()));
-            }
-            return Err(refusal);
-        }
+        // It is forgotten once it is gone: what fails can be tried again.
         self.stop_export(name).await;
-        Ok(())
+        let erased = beside(move || forget(&known)).await?.and_then(|()| record());
+        erased.inspect_err(|refusal| {
+            self.look(|state| state.down.insert(name.to_owned(), refusal.clone()));
+        })
     }
 
     fn exports_of(&self, array: Uuid) -> Vec<(String, KnownExport)> {

@@ -340,7 +340,9 @@ fn log_member(array: &str, before: &MemberSnapshot, now: &MemberSnapshot) {
             MemberState::Stale => {
                 tracing::warn!(array, member, drive, "member fenced: it missed a write");
             }
-            MemberState::Rebuilding => tracing::info!(array, member, drive, "member is rebuilt"),
+            MemberState::Rebuilding => {
+                tracing::info!(array, member, drive, "member is being rebuilt")
+            }
         }
     }
     let (Some(was), Some(is)) = (&before.drive, &now.drive) else { return };

@@ -35,8 +35,8 @@ use crate::nvme::chap::hash::DIGEST_BYTES_MAX;
 pub use crate::nvme::chap::controller::Controller;
 pub use crate::nvme::chap::group::Group;
 pub use crate::nvme::chap::hash::Hash;
-pub use crate::nvme::chap::host::{Host, Offer, Unproven};
-pub use crate::nvme::chap::message::MESSAGE_BYTES_MAX;
+pub use crate::nvme::chap::host::{Host, Unproven};
+pub use crate::nvme::chap::message::{MESSAGE_BYTES_MAX, Offer};
 pub use crate::nvme::chap::secret::{BadSecret, Secret};
 
 /// Why one side does not believe the other: the reason code explanation of AUTH_Failure1 and
@@ -99,9 +99,9 @@ impl Draws {
         })
     }
 
-    /// As long as what the hash makes.
-    fn challenge(&self, hash: Hash) -> &[u8] {
-        &self.challenge[..hash.bytes()]
+    /// As long as what the hash makes, with its sequence number.
+    fn challenge(&self, hash: Hash) -> (&[u8], u32) {
+        (&self.challenge[..hash.bytes()], self.sequence)
     }
 }
 

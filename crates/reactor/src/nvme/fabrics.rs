@@ -44,7 +44,11 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// `None`: of an unknown kind, or not a fabrics command.
     pub fn of(command: &Command) -> Option<Kind> {
+        if command.opcode() != OPCODE {
+            return None;
+        }
         Some(match command.dwords[1] & 0xff {
             0x00 => Kind::PropertySet,
             0x01 => Kind::Connect,

@@ -207,6 +207,46 @@ pub struct R2t {
     pub reserved: [u8; 4],
 }
 
+impl TermReq {
+    /// `shape`: as [`Shape::quoting`] has it.
+    pub fn new(shape: &Shape, fault: Fault) -> TermReq {
+        TermReq {
+            common: shape.common(0),
+            reason: fault.reason().into(),
+            detail: fault.detail().into(),
+            reserved: [0; 10],
+        }
+    }
+}
+
+impl Data {
+    /// Of all data of a command for the host.
+    pub fn whole(shape: &Shape, flags: u8, command: u16) -> Data {
+        Data {
+            common: shape.common(flags),
+            command: command.into(),
+            tag: 0.into(),
+            offset: 0.into(),
+            len: u32::try_from(shape.data_bytes).unwrap_or(u32::MAX).into(),
+            reserved: [0; 4],
+        }
+    }
+}
+
+impl R2t {
+    /// For all data of a command from the host.
+    pub fn whole(shape: &Shape, command: u16, tag: u16, bytes: u32) -> R2t {
+        R2t {
+            common: shape.common(0),
+            command: command.into(),
+            tag: tag.into(),
+            offset: 0.into(),
+            len: bytes.into(),
+            reserved: [0; 4],
+        }
+    }
+}
+
 const _: () = assert!(COMMON_BYTES == 8);
 const _: () = assert!(size_of::<IcReq>() == 128 && size_of::<IcResp>() == 128);
 const _: () = assert!(size_of::<TermReq>() == 24);
@@ -407,6 +447,17 @@ impl Shape {
             let at = rest.get_mut(..DIGEST_BYTES).expect("before where data begins");
             at.copy_from_slice(&crc32c(header).to_le_bytes());
         }
+    }
+
+    /// All of a PDU, with its digests.
+    pub fn written(&self, header: &(impl IntoBytes + Immutable), data: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; self.data_at];
+        self.write_head(header, &mut bytes);
+        bytes.extend_from_slice(data);
+        if self.data_digest {
+            bytes.extend_from_slice(&crc32c(data).to_le_bytes());
+        }
+        bytes
     }
 
     /// Judges the digest of a header that has come; `head` begins with it.

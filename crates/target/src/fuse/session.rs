@@ -16,7 +16,7 @@ use std::rc::Rc;
 
 use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffer, Buffers};
 use ashlar_reactor::executor::Reactor;
-use ashlar_reactor::op::{Act, COMMAND_BYTES, Command, Errno, Op, Outcome};
+use ashlar_reactor::op::{Act, COMMAND_BYTES, Command, Errno, Op, Outcome, command_bytes};
 use ashlar_reactor::wait_list::WaitList;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -278,7 +278,7 @@ impl Session {
         let data = self.reactor().buffer(data_bytes);
         let mut memory = Buffers::from(headers.clone());
         memory.push(data.clone());
-        let bytes = command_bytes(queue, 0);
+        let bytes = ring_command(queue, 0);
         let mut command = Rc::new(Command { number: COMMAND_REGISTER, bytes, memory });
         loop {
             if let Err(errno) = self.act(Act::Command(command.clone())).await {
@@ -290,7 +290,7 @@ impl Session {
             let commit = self.serve_fetched(&headers, &data).await;
             let next = Rc::get_mut(&mut command).expect("whoever had it has let it go");
             next.number = COMMAND_COMMIT_AND_FETCH;
-            next.bytes = command_bytes(queue, commit);
+            next.bytes = ring_command(queue, commit);
         }
     }
 
@@ -324,11 +324,8 @@ impl Session {
     }
 }
 
-fn command_bytes(queue: u16, commit: u64) -> [u8; COMMAND_BYTES] {
-    let command = RingCommand { flags: 0, commit, queue, unused: [0; 6] };
-    let mut bytes = [0; COMMAND_BYTES];
-    bytes[..size_of::<RingCommand>()].copy_from_slice(command.as_bytes());
-    bytes
+fn ring_command(queue: u16, commit: u64) -> [u8; COMMAND_BYTES] {
+    command_bytes(&RingCommand { flags: 0, commit, queue, unused: [0; 6] })
 }
 
 #[cfg(test)]

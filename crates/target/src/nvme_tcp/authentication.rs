@@ -27,9 +27,7 @@ pub(crate) fn authenticate(
 ) -> Result<(), Refused> {
     loop {
         let taken = wire.take()?;
-        let is_fabrics = taken.command.opcode() == fabrics::OPCODE;
-        let kind = fabrics::Kind::of(&taken.command).filter(|_| is_fabrics);
-        let status = match kind {
+        let status = match fabrics::Kind::of(&taken.command) {
             Some(fabrics::Kind::AuthenticationSend) => send(wire, &taken, &mut proof, house)?,
             Some(fabrics::Kind::AuthenticationReceive) => receive(wire, &taken, &mut proof)?,
             Some(

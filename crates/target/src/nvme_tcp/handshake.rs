@@ -28,14 +28,14 @@ use ashlar_reactor::nvme::fabrics::{
 };
 use ashlar_reactor::nvme::pdu::{Fault, header};
 
-use crate::line;
+use crate::line::{self, now};
 use crate::nvme_tcp::authentication::authenticate;
 use crate::nvme_tcp::branch::Branch;
 use crate::nvme_tcp::connection::{Connection, Setup};
 use crate::nvme_tcp::controller::{Association, Controller, HostName, NoQueue};
 use crate::nvme_tcp::identify::QUEUE_ENTRIES_MAX;
 use crate::nvme_tcp::port::{Port, Seat, Subsystem};
-use crate::nvme_tcp::wire::{At, Refused, Rejection, Taken, Wire, now};
+use crate::nvme_tcp::wire::{At, Refused, Rejection, Taken, Wire};
 use crate::tcp;
 
 /// Who has not connected a queue by then, and proven what it has to, has to go.
@@ -134,8 +134,7 @@ fn settle(
 /// The second PDU of the host: Connect, with its data.
 fn read_connect(wire: &mut Wire) -> Result<(Command, ConnectData), Refused> {
     let Taken { command, data } = wire.take()?;
-    let is_connect = command.opcode() == fabrics::OPCODE
-        && fabrics::Kind::of(&command) == Some(fabrics::Kind::Connect);
+    let is_connect = fabrics::Kind::of(&command) == Some(fabrics::Kind::Connect);
     let data = data.as_deref().and_then(header::<ConnectData>);
     match data.filter(|_| is_connect) {
         Some(data) => Ok((command, data)),

@@ -134,20 +134,10 @@ mod tests {
         [0, 1, 2, 3].map(Digests::from_byte)
     }
 
-    fn sent(shape: &Shape, head: &(impl IntoBytes + zerocopy::Immutable), data: &[u8]) -> Vec<u8> {
-        let mut bytes = vec![0; shape.data_at];
-        shape.write_head(head, &mut bytes);
-        bytes.extend(data);
-        if shape.data_digest {
-            bytes.extend(crc32c(data).to_le_bytes());
-        }
-        bytes
-    }
-
     fn command(digests: Digests, data: &[u8], alignment: u8) -> Vec<u8> {
         let shape = Shape::new(Kind::CapsuleCmd, data.len(), alignment, digests);
         let command = Command::write(1, 8, 16).with_id(9).to_bytes();
-        sent(&shape, &CapsuleCmd { common: shape.common(0), command }, data)
+        shape.written(&CapsuleCmd { common: shape.common(0), command }, data)
     }
 
     fn data(digests: Digests, of: DataOf, data: &[u8]) -> Vec<u8> {
@@ -160,7 +150,7 @@ mod tests {
             len: of.len.into(),
             reserved: [0; 4],
         };
-        sent(&shape, &header, data)
+        shape.written(&header, data)
     }
 
     #[test]
@@ -219,7 +209,7 @@ mod tests {
         let plain = Digests::default();
         let too_long = Shape::new(Kind::CapsuleCmd, CAPSULE_DATA_BYTES_MAX + 4, 0, plain);
         let capsule = CapsuleCmd { common: too_long.common(0), command: [0; 64] };
-        let bytes = sent(&too_long, &capsule, &[]);
+        let bytes = too_long.written(&capsule, &[]);
         assert_eq!(look(&bytes, plain), Err(Fault::LimitExceeded));
         for (kind, fault) in [
             (Kind::IcReq, Fault::Sequence),

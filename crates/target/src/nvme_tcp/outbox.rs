@@ -95,15 +95,7 @@ impl Outbox {
     /// Data of a command, whole. Nobody changes it before it was sent.
     pub(crate) fn put_data(&mut self, id: u16, data: &Buffers, flags: u8) {
         let shape = Shape::new(Kind::C2hData, data.len(), self.alignment, self.digests);
-        let header = Data {
-            common: shape.common(flags),
-            command: id.into(),
-            tag: 0.into(),
-            offset: 0.into(),
-            len: u32::try_from(data.len()).unwrap_or(u32::MAX).into(),
-            reserved: [0; 4],
-        };
-        self.push_header(&shape, &header);
+        self.push_header(&shape, &Data::whole(&shape, flags, id));
         self.push_data(data);
         if shape.data_digest {
             let mut digest = DataDigest::default();
@@ -122,28 +114,14 @@ impl Outbox {
     /// Asks for all data of a command (R2T).
     pub(crate) fn put_request(&mut self, id: u16, tag: u16, bytes: u32) {
         let shape = Shape::new(Kind::R2t, 0, 0, self.digests);
-        let request = R2t {
-            common: shape.common(0),
-            command: id.into(),
-            tag: tag.into(),
-            offset: 0.into(),
-            len: bytes.into(),
-            reserved: [0; 4],
-        };
-        self.push_header(&shape, &request);
+        self.push_header(&shape, &R2t::whole(&shape, id, tag, bytes));
     }
 
     /// Why the connection ends; `about` begins with the header at fault.
     pub(crate) fn put_fault(&mut self, fault: Fault, about: &[u8]) {
         let quote = about.get(..about.len().min(QUOTE_BYTES)).unwrap_or_default();
         let shape = Shape::quoting(Kind::C2hTermReq, quote.len());
-        let term = TermReq {
-            common: shape.common(0),
-            reason: fault.reason().into(),
-            detail: fault.detail().into(),
-            reserved: [0; 10],
-        };
-        self.push_header(&shape, &term);
+        self.push_header(&shape, &TermReq::new(&shape, fault));
         self.push_head(quote.len(), |into| into.copy_from_slice(quote));
     }
 

@@ -15,12 +15,11 @@ use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::nvme::chap::Secret;
 use ashlar_reactor::nvme::fabrics::NQN_BYTES_MAX;
 
-use crate::line::Lines;
+use crate::line::{Lines, now};
 use crate::nvme_tcp::branch::Branch;
 use crate::nvme_tcp::controller::Controller;
 use crate::nvme_tcp::handshake;
 use crate::nvme_tcp::namespace::is_allowed;
-use crate::nvme_tcp::wire::now;
 use crate::secrets::Secrets;
 
 /// Most connections of all hosts, and of one source.

@@ -11,8 +11,9 @@ use ashlar_reactor::nvme::pdu::{
     COMMON_BYTES, CapsuleResp, Common, DIGEST_BYTES, Data, Digests, Fault, H2C_DATA_BYTES_MIN,
     IcReq, IcResp, Kind, LAST, R2t, Shape, TermReq, VERSION, crc32c, header,
 };
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::IntoBytes;
 
+use crate::line::now;
 use crate::nvme_tcp::identify::TRANSFER_BYTES_MAX;
 use crate::nvme_tcp::inbox::{CapsuleData, Found, PDU_BYTES_MAX, look};
 use crate::nvme_tcp::transfers::{Closed, Transfers};
@@ -187,11 +188,8 @@ impl Wire {
         let mut transfers = Transfers::new(1);
         let tag = transfers.open(command.id(), len, ()).ok_or(Refused::Gone)?;
         let shape = Shape::new(Kind::R2t, 0, 0, self.digests);
-        let (id, common) = (command.id().into(), shape.common(0));
-        let (offset, reserved) = (0.into(), [0; 4]);
-        let request =
-            R2t { common, command: id, tag: tag.into(), offset, len: len.into(), reserved };
-        self.send(&shape, &request, &[])?;
+        let request = R2t::whole(&shape, command.id(), tag, len);
+        self.write(&shape.written(&request, &[]))?;
         let mut data = Vec::new();
         while !transfers.is_complete(tag) {
             let (head, found) = self.read_pdu(Kind::H2cData)?;
@@ -253,15 +251,8 @@ impl Wire {
     /// Data for the host, all at once.
     pub(crate) fn give(&mut self, command: &Command, data: &[u8]) -> Result<(), Refused> {
         let shape = Shape::new(Kind::C2hData, data.len(), self.alignment, self.digests);
-        let header = Data {
-            common: shape.common(LAST),
-            command: command.id().into(),
-            tag: 0.into(),
-            offset: 0.into(),
-            len: u32::try_from(data.len()).unwrap_or(u32::MAX).into(),
-            reserved: [0; 4],
-        };
-        self.send(&shape, &header, data)
+        let header = Data::whole(&shape, LAST, command.id());
+        Ok(self.write(&shape.written(&header, data))?)
     }
 
     /// `submission_head`: how far the queue was read.
@@ -283,34 +274,14 @@ impl Wire {
             status,
         };
         let header = CapsuleResp { common: shape.common(0), completion: completion.to_bytes() };
-        self.send(&shape, &header, &[])
-    }
-
-    fn send(
-        &mut self,
-        shape: &Shape,
-        header: &(impl IntoBytes + Immutable),
-        data: &[u8],
-    ) -> Result<(), Refused> {
-        let mut bytes = vec![0; shape.data_at];
-        shape.write_head(header, &mut bytes);
-        bytes.extend_from_slice(data);
-        if shape.data_digest {
-            bytes.extend_from_slice(&crc32c(data).to_le_bytes());
-        }
-        Ok(self.write(&bytes)?)
+        Ok(self.write(&shape.written(&header, &[]))?)
     }
 
     /// Tells the host what it has done wrong.
     pub(crate) fn end(&mut self, fault: Fault, about: &[u8]) -> Refused {
         let quote = about.get(..about.len().min(COMMON_BYTES)).unwrap_or_default();
         let shape = Shape::quoting(Kind::C2hTermReq, quote.len());
-        let term = TermReq {
-            common: shape.common(0),
-            reason: fault.reason().into(),
-            detail: fault.detail().into(),
-            reserved: [0; 10],
-        };
+        let term = TermReq::new(&shape, fault);
         let told = self.write(&[term.as_bytes(), quote].concat());
         if told.is_ok() {
             self.farewell();
@@ -333,9 +304,4 @@ fn begins_well(bytes: &[u8]) -> Result<(), Fault> {
     let common: Common = header(bytes).ok_or(Fault::Header(4))?;
     let shape = Shape::read(&common, Digests::default())?;
     if shape.kind == Kind::IcReq { Ok(()) } else { Err(Fault::Sequence) }
-}
-
-#[expect(clippy::disallowed_methods, reason = "this thread is no reactor's")]
-pub(crate) fn now() -> Instant {
-    Instant::now()
 }

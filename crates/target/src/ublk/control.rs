@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ashlar_reactor::driver;
-use ashlar_reactor::op::Errno;
+use ashlar_reactor::op::{Errno, command_bytes};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::ublk::wire::{
-    ADD_DEVICE, ControlCommand, DELETE_DEVICE, DeviceInfo, END_RECOVERY, FEATURES_BYTES,
-    GET_DEVICE, GET_FEATURES, GET_PARAMETERS, NO_QUEUE, Parameters, SET_PARAMETERS, START_DEVICE,
-    START_RECOVERY, STOP_DEVICE, UPDATE_SIZE, padded,
+    ADD_DEVICE, ControlCommand, DELETE_DEVICE, DeviceInfo, END_RECOVERY, GET_DEVICE, GET_FEATURES,
+    GET_PARAMETERS, NO_QUEUE, Parameters, SET_PARAMETERS, START_DEVICE, START_RECOVERY,
+    STOP_DEVICE, UPDATE_SIZE,
 };
 
 const PATH: &str = "/dev/ublk-control";
@@ -43,7 +43,7 @@ impl Control {
 
     /// What the driver has. Fails on one that is older than Linux 6.5.
     pub(super) fn features(&self) -> Result<u64, Errno> {
-        self.fill(0, GET_FEATURES, [0; FEATURES_BYTES]).map(u64::from_ne_bytes)
+        self.fill(0, GET_FEATURES, 0)
     }
 
     /// `None`: there is no such device.
@@ -108,7 +108,7 @@ impl Control {
         let command = ControlCommand { len, address, ..command(id) };
         // SAFETY: the memory is let go of only after the driver has answered.
         let outcome =
-            unsafe { driver::command(self.0.as_fd(), number, padded(&command), patience()) };
+            unsafe { driver::command(self.0.as_fd(), number, command_bytes(&command), patience()) };
         if outcome == Err(Errno(libc::ETIMEDOUT)) {
             // Leaked: the driver may fill it still.
             return Err(Errno(libc::ETIMEDOUT));
@@ -130,7 +130,8 @@ impl Control {
         let mut patient = patience();
         let go_on = || patient() && sensible();
         // SAFETY: it names no memory.
-        let outcome = unsafe { driver::command(self.0.as_fd(), number, padded(&command), go_on) };
+        let outcome =
+            unsafe { driver::command(self.0.as_fd(), number, command_bytes(&command), go_on) };
         outcome.map(drop)
     }
 }

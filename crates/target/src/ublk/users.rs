@@ -11,63 +11,46 @@ use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, statx};
 /// Who looks at every device that comes or was written to, and is gone in a moment.
 const PASSERS_BY: [&str; 3] = ["(udev-worker)", "systemd-udevd", "udevd"];
 
-/// Whether a block device is used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Use {
-    Nobody,
-    /// By whom.
-    By(String),
-    /// Why nobody knows.
-    Unclear(String),
-}
-
-impl Use {
-    /// What speaks against taking it away.
-    pub(super) fn objection(self) -> Option<String> {
-        match self {
-            Use::Nobody => None,
-            Use::By(its) | Use::Unclear(its) => Some(its),
-        }
-    }
-}
-
-/// Who uses the block device of this name (`ublkb0`), or a partition on it. Who claims the device
-/// at the same moment may be refused it. `is_served`: by this process; of one that nobody serves,
-/// an open may never return, so what only that would show is not known.
-pub(super) fn user(name: &str, is_served: bool) -> Use {
-    if let Some(its) = glance(name) {
-        return Use::By(its);
-    }
-    match process(name) {
-        Ok(Some(its)) => Use::By(its),
+/// What speaks against taking away the block device of this name (`ublkb0`): who uses it or a
+/// partition on it, or why nobody knows. Who claims the device at the same moment may be refused
+/// it. `is_served`: by this process; of one that nobody serves, an open may never return, so what
+/// only that would show is not known.
+pub(super) fn user(name: &str, is_served: bool) -> Option<String> {
+    let all = directories(name);
+    let numbers = numbers(&all);
+    glance_at(name, &all, &numbers).or_else(|| match process(name, &numbers) {
+        Ok(Some(its)) => Some(its),
         Ok(None) if is_served => claimed(name),
-        Ok(None) => Use::Unclear("nobody serves it, so it cannot say who uses it".to_owned()),
-        Err(error) => Use::Unclear(format!("/proc does not say who uses it: {error}")),
-    }
+        Ok(None) => Some("nobody serves it, so it cannot say who uses it".to_owned()),
+        Err(error) => Some(format!("/proc does not say who uses it: {error}")),
+    })
 }
 
 /// What can be seen at little cost, without touching the device: what is on it, but not who has it
 /// open.
 pub(super) fn glance(name: &str) -> Option<String> {
-    let numbers = numbers(name);
-    let mounts = || ["self", "1"].map(|its| read(Path::new("/proc").join(its).join("mountinfo")));
-    holder(name)
-        .or_else(|| swap(&read("/proc/swaps"), name))
-        .or_else(|| loop_device(name, &numbers))
-        .or_else(|| mounts().iter().find_map(|its| mount(its, &numbers, name)))
+    let all = directories(name);
+    glance_at(name, &all, &numbers(&all))
 }
 
-/// Whether the kernel has claimed it, for a file system of several devices, say.
-fn claimed(name: &str) -> Use {
+fn glance_at(name: &str, all: &[PathBuf], numbers: &[String]) -> Option<String> {
+    let mounts = || ["self", "1"].map(|its| read(Path::new("/proc").join(its).join("mountinfo")));
+    holder(all)
+        .or_else(|| swap(&read("/proc/swaps"), name))
+        .or_else(|| loop_device(name, numbers))
+        .or_else(|| mounts().iter().find_map(|its| mount(its, numbers, name)))
+}
+
+/// Whether the kernel has claimed it, for a file system of several devices, say. What cannot be
+/// opened may be.
+fn claimed(name: &str) -> Option<String> {
     let mut options = OpenOptions::new();
     let path = Path::new("/dev").join(name);
-    match options.read(true).custom_flags(libc::O_EXCL).open(path) {
-        Ok(_) => Use::Nobody,
-        Err(error) => match error.raw_os_error() {
-            Some(libc::EBUSY) => Use::By("the kernel has it in use".to_owned()),
-            Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => Use::Nobody,
-            _ => Use::Unclear(format!("it cannot be opened: {error}")),
-        },
+    let error = options.read(true).custom_flags(libc::O_EXCL).open(path).err()?;
+    match error.raw_os_error() {
+        Some(libc::EBUSY) => Some("the kernel has it in use".to_owned()),
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => None,
+        _ => Some(format!("it cannot be opened: {error}")),
     }
 }
 
@@ -89,14 +72,14 @@ fn directories(name: &str) -> Vec<PathBuf> {
 }
 
 /// Other block devices on it.
-fn holder(name: &str) -> Option<String> {
-    let holders = directories(name).into_iter().flat_map(|its| names_in(&its.join("holders")));
-    holders.map(|holder| format!("{holder} is on it")).next()
+fn holder(all: &[PathBuf]) -> Option<String> {
+    let mut holders = all.iter().flat_map(|its| names_in(&its.join("holders")));
+    holders.next().map(|holder| format!("{holder} is on it"))
 }
 
 /// `259:3`, of each.
-fn numbers(name: &str) -> Vec<String> {
-    directories(name).iter().map(|its| read(its.join("dev")).trim().to_owned()).collect()
+fn numbers(all: &[PathBuf]) -> Vec<String> {
+    all.iter().map(|its| read(its.join("dev")).trim().to_owned()).collect()
 }
 
 /// proc_pid_mountinfo(5): the third field is the device, the fifth the place; after a dash type and
@@ -145,8 +128,8 @@ fn is_one_of((kind, number): &(FileType, String), wanted: FileType, numbers: &[S
 }
 
 /// Whoever has it open, or sees it mounted. An error: there may be some that are not seen.
-fn process(name: &str) -> io::Result<Option<String>> {
-    let (numbers, mut spaces) = (numbers(name), BTreeSet::new());
+fn process(name: &str, numbers: &[String]) -> io::Result<Option<String>> {
+    let mut spaces = BTreeSet::new();
     for process in fs::read_dir("/proc")? {
         let process = process?.file_name().to_string_lossy().into_owned();
         if !process.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -155,7 +138,7 @@ fn process(name: &str) -> io::Result<Option<String>> {
         let own = Path::new("/proc").join(&process);
         // Most processes see the same mounts.
         if spaces.insert(fs::read_link(own.join("ns/mnt")).unwrap_or_default())
-            && let Some(found) = mount(&read(own.join("mountinfo")), &numbers, name)
+            && let Some(found) = mount(&read(own.join("mountinfo")), numbers, name)
         {
             return Ok(Some(found));
         }
@@ -163,7 +146,7 @@ fn process(name: &str) -> io::Result<Option<String>> {
         if PASSERS_BY.contains(&program.trim()) {
             continue;
         }
-        if if_there(has_open(&own, FileType::BlockDevice, &numbers))? == Some(true) {
+        if if_there(has_open(&own, FileType::BlockDevice, numbers))? == Some(true) {
             return Ok(Some(format!("process {process} ({}) has it open", program.trim())));
         }
     }
@@ -250,17 +233,14 @@ mod tests {
         assert!(!has(FileType::CharacterDevice, "1:250"));
         let none = has_open(Path::new("/proc/self/none"), FileType::BlockDevice, &[]);
         assert!(none.is_err());
-        assert_eq!(process("no-such-device").ok().flatten(), None);
+        assert_eq!(process("no-such-device", &[]).ok().flatten(), None);
     }
 
     #[test]
     fn what_nobody_serves_is_not_said_to_be_free() {
-        assert!(matches!(user("no-such-device", false), Use::Unclear(_)));
-        assert!(user("no-such-device", false).objection().is_some());
-        assert_eq!(claimed("no-such-device"), Use::Nobody);
-        assert!(Use::By("it".to_owned()).objection().is_some());
-        assert_eq!(Use::Nobody.objection(), None);
+        assert!(user("no-such-device", false).is_some());
+        assert_eq!(claimed("no-such-device"), None);
         // What cannot be opened may be in use.
-        assert!(matches!(claimed("null/x"), Use::Unclear(_)));
+        assert!(claimed("null/x").is_some());
     }
 }

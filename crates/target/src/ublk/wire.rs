@@ -3,7 +3,7 @@
 
 use std::mem::offset_of;
 
-use ashlar_reactor::op::COMMAND_BYTES;
+use ashlar_reactor::op::{COMMAND_BYTES, command_bytes};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Features, which are also flags of a device.
@@ -49,8 +49,6 @@ pub(super) const START_RECOVERY: u32 = changing(0x10);
 pub(super) const END_RECOVERY: u32 = changing(0x11);
 pub(super) const GET_FEATURES: u32 = reading(0x13);
 pub(super) const UPDATE_SIZE: u32 = changing(0x15);
-/// Bytes of what `GET_FEATURES` fills.
-pub(super) const FEATURES_BYTES: usize = 8;
 
 /// Of a device's queues.
 pub(super) const FETCH: u32 = number(READS_AND_WRITES, size_of::<QueueCommand>(), 0x20);
@@ -160,15 +158,8 @@ const _: () = assert!(size_of::<QueueCommand>() == 16);
 
 impl QueueCommand {
     pub(super) fn bytes(queue: u16, tag: u16, result: i32) -> [u8; COMMAND_BYTES] {
-        padded(&QueueCommand { queue, tag, result, address: 0 })
+        command_bytes(&QueueCommand { queue, tag, result, address: 0 })
     }
-}
-
-pub(super) fn padded(command: &(impl IntoBytes + Immutable)) -> [u8; COMMAND_BYTES] {
-    let mut bytes = [0; COMMAND_BYTES];
-    let its = command.as_bytes();
-    bytes[..its.len()].copy_from_slice(its);
-    bytes
 }
 
 /// `struct ublksrv_io_desc`: a request as the driver shows it.

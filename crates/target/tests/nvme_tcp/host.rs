@@ -143,7 +143,7 @@ impl Wire {
     pub fn capsule(&self, command: Command, data: &[u8]) -> Vec<u8> {
         let shape = Shape::new(Kind::CapsuleCmd, data.len(), 0, self.digests);
         let head = CapsuleCmd { common: shape.common(0), command: command.to_bytes() };
-        written(&shape, &head, data)
+        shape.written(&head, data)
     }
 
     /// Sends a command for `len` bytes from the target; its identifier.
@@ -244,7 +244,7 @@ impl Wire {
             len: (data.len() as u32).into(),
             reserved: [0; 4],
         };
-        written(&shape, &head, data)
+        shape.written(&head, data)
     }
 
     pub fn run(&mut self, command: Command, len: usize) -> (Status, Vec<u8>) {
@@ -365,16 +365,6 @@ pub fn hello(choice: Choice) -> Vec<u8> {
         reserved: [0; 112],
     };
     request.as_bytes().to_vec()
-}
-
-fn written(shape: &Shape, head: &(impl IntoBytes + zerocopy::Immutable), data: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![0; shape.data_at];
-    shape.write_head(head, &mut bytes);
-    bytes.extend(data);
-    if shape.data_digest {
-        bytes.extend(crc32c(data).to_le_bytes());
-    }
-    bytes
 }
 
 /// A controller with its admin queue and one I/O queue.

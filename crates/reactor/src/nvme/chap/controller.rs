@@ -16,8 +16,8 @@ use subtle::ConstantTimeEq;
 
 use super::group::{Exponent, Group};
 use super::hash::Hash;
-use super::message::{self, Kind, Negotiate, Reply};
-use super::response::{self, Role};
+use super::message::{self, Kind, Offer, Reply};
+use super::response::{Role, Shared};
 use super::secret::Secret;
 use super::{Draws, Failure, Names};
 
@@ -76,13 +76,13 @@ impl Controller {
         Ok(Controller { names, secret, own, draws: Draws::new()?, transaction, state })
     }
 
-    /// Takes what the host has sent. It may take milliseconds.
-    pub fn take(&mut self, message: &[u8]) {
+    #[cfg(test)]
+    pub(super) fn take(&mut self, message: &[u8]) {
         self.take_in_turn(message, || Some(()));
     }
 
-    /// The same; `turn` is had before an exponentiation, and kept for as long as that lasts.
-    /// Without one the host has failed.
+    /// Takes what the host has sent, which may take milliseconds. `turn` is had before an
+    /// exponentiation, and kept for as long as that lasts. Without one the host has failed.
     pub fn take_in_turn<T>(&mut self, message: &[u8], turn: impl FnOnce() -> Option<T>) {
         let state = mem::replace(&mut self.state, State::Failed(Failure::Failed));
         let found = message::kind_of(message);
@@ -148,17 +148,12 @@ impl Controller {
         message: &[u8],
         turn: impl FnOnce() -> Option<T>,
     ) -> Result<State, Failure> {
-        let Negotiate { hashes, groups } = Negotiate::decode(message)?;
+        let Offer { hashes, groups } = Offer::decode(message)?;
         let hash = HASHES.into_iter().find(|its| hashes.contains(its)).ok_or(Failure::NoHash)?;
         let group = GROUPS.into_iter().find(|its| groups.contains(its)).ok_or(Failure::NoGroup)?;
         let public = self.in_turn(group, turn, Exponent::public)?;
-        let challenge = message::Challenge {
-            hash,
-            group,
-            sequence: self.draws.sequence,
-            challenge: self.draws.challenge(hash),
-            public: &public,
-        };
+        let (challenge, sequence) = self.draws.challenge(hash);
+        let challenge = message::Challenge { hash, group, sequence, challenge, public: &public };
         Ok(State::Challenging(Agreed { hash, group }, challenge.encode(self.transaction)))
     }
 
@@ -169,13 +164,9 @@ impl Controller {
         turn: impl FnOnce() -> Option<T>,
         work: impl FnOnce(&Exponent) -> R,
     ) -> Result<R, Failure> {
-        let _turn = match group {
-            Group::Null => None,
-            Group::Ffdhe2048
-            | Group::Ffdhe3072
-            | Group::Ffdhe4096
-            | Group::Ffdhe6144
-            | Group::Ffdhe8192 => Some(turn().ok_or(Failure::Failed)?),
+        let _turn = match group == Group::Null {
+            true => None,
+            false => Some(turn().ok_or(Failure::Failed)?),
         };
         Ok(work(&Exponent::new(group, self.draws.exponent.clone())))
     }
@@ -190,25 +181,18 @@ impl Controller {
         let session = self
             .in_turn(group, turn, |exponent| exponent.agree(reply.public))?
             .map_err(|_| Failure::Payload)?;
-        let challenge = |bytes, sequence| response::Challenge {
-            hash,
-            bytes,
-            session: session.as_ref().map(|key| key.as_slice()),
-            sequence,
-            transaction: self.transaction,
-            names: &self.names,
-        };
-        let mine = challenge(self.draws.challenge(hash), self.draws.sequence);
-        let expected = mine.response(Role::Host, &self.secret);
+        let session = session.as_ref().map(|key| key.as_slice());
+        let shared = Shared { hash, session, transaction: self.transaction, names: &self.names };
+        let expected = shared.response(Role::Host, &self.secret, self.draws.challenge(hash));
         if !bool::from(expected.ct_eq(reply.response)) {
             return Err(Failure::Failed);
         }
-        let Some((bytes, sequence)) = reply.challenge else {
+        let Some(challenge) = reply.challenge else {
             let message = message::success1(self.transaction, hash, None);
             return Ok(State::Succeeding { message, is_confirmed: false });
         };
         let own = self.own.as_ref().ok_or(Failure::Failed)?;
-        let response = challenge(bytes, sequence).response(Role::Controller, own);
+        let response = shared.response(Role::Controller, own, challenge);
         let message = message::success1(self.transaction, hash, Some(&response));
         Ok(State::Succeeding { message, is_confirmed: true })
     }

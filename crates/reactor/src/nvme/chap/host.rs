@@ -4,29 +4,12 @@ use std::io;
 
 use subtle::ConstantTimeEq;
 
-use super::group::{Exponent, Group};
+use super::group::Exponent;
 use super::hash::{Digest, Hash};
-use super::message::{self, Kind, Negotiate, Reply};
-use super::response::{self, Role};
+use super::message::{self, Kind, Offer, Reply};
+use super::response::{Role, Shared};
 use super::secret::Secret;
 use super::{Draws, Failure, Names, random};
-
-/// What a host can do, what it prefers first.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Offer {
-    pub hashes: Vec<Hash>,
-    pub groups: Vec<Group>,
-}
-
-impl Default for Offer {
-    fn default() -> Offer {
-        let mut offer = Offer { hashes: Hash::ALL.into(), groups: Group::ALL.into() };
-        offer.hashes.reverse();
-        // All but none, from the smallest.
-        offer.groups.rotate_left(1);
-        offer
-    }
-}
 
 /// Who does not believe whom.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -65,8 +48,7 @@ impl Host {
 
     /// What is sent first.
     pub fn negotiate(&self) -> Vec<u8> {
-        let Offer { hashes, groups } = self.offer.clone();
-        Negotiate { hashes, groups }.encode(self.transaction)
+        self.offer.encode(self.transaction)
     }
 
     /// What answers the controller's challenge. It may take milliseconds.
@@ -114,20 +96,12 @@ impl Host {
         }
         let exponent = Exponent::new(group, self.draws.exponent.clone());
         let session = exponent.agree(its.public).map_err(|_| Failure::Payload)?;
-        let challenge = |bytes, sequence| response::Challenge {
-            hash,
-            bytes,
-            session: session.as_ref().map(|key| key.as_slice()),
-            sequence,
-            transaction: self.transaction,
-            names: &self.names,
-        };
-        let response = challenge(its.challenge, its.sequence).response(Role::Host, &self.secret);
-        let mine = (self.draws.challenge(hash), self.draws.sequence);
-        let expected = self
-            .of_controller
-            .as_ref()
-            .map(|secret| challenge(mine.0, mine.1).response(Role::Controller, secret));
+        let session = session.as_ref().map(|key| key.as_slice());
+        let shared = Shared { hash, session, transaction: self.transaction, names: &self.names };
+        let response = shared.response(Role::Host, &self.secret, (its.challenge, its.sequence));
+        let mine = self.draws.challenge(hash);
+        let secret = self.of_controller.as_ref();
+        let expected = secret.map(|secret| shared.response(Role::Controller, secret, mine));
         let reply = Reply {
             response: &response,
             challenge: expected.is_some().then_some(mine),

@@ -163,14 +163,24 @@ pub(super) fn kind_of(message: &[u8]) -> Option<(Kind, u16)> {
     Some((Kind::from_ids((head.auth_type, head.auth_id))?, head.transaction.get()))
 }
 
-/// What a host offers, in the order that it prefers.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Negotiate {
-    pub(super) hashes: Vec<Hash>,
-    pub(super) groups: Vec<Group>,
+/// What a host can do, what it prefers first: AUTH_Negotiate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    pub hashes: Vec<Hash>,
+    pub groups: Vec<Group>,
 }
 
-impl Negotiate {
+impl Default for Offer {
+    fn default() -> Offer {
+        let mut offer = Offer { hashes: Hash::ALL.into(), groups: Group::ALL.into() };
+        offer.hashes.reverse();
+        // All but none, from the smallest.
+        offer.groups.rotate_left(1);
+        offer
+    }
+}
+
+impl Offer {
     pub(super) fn encode(&self, transaction: u16) -> Vec<u8> {
         let head = Head::new(Kind::Negotiate, transaction);
         let head = NegotiateHead { head, secure_channel: 0, descriptors: 1 };
@@ -189,7 +199,7 @@ impl Negotiate {
     }
 
     /// What is not known here is left out.
-    pub(super) fn decode(message: &[u8]) -> Result<Negotiate, Failure> {
+    pub(super) fn decode(message: &[u8]) -> Result<Offer, Failure> {
         let (head, rest) =
             NegotiateHead::read_from_prefix(message).map_err(|_| Failure::Payload)?;
         let descriptors = <[Descriptor]>::ref_from_bytes(rest).map_err(|_| Failure::Payload)?;
@@ -204,7 +214,7 @@ impl Negotiate {
         let (hashes, groups) = known.ids.split_at(OFFERS_MAX);
         let hashes = hashes.get(..known.hashes.into()).ok_or(Failure::Payload)?;
         let groups = groups.get(..known.groups.into()).ok_or(Failure::Payload)?;
-        Ok(Negotiate {
+        Ok(Offer {
             hashes: hashes.iter().filter_map(|id| Hash::from_byte(*id)).collect(),
             groups: groups.iter().filter_map(|id| Group::from_byte(*id)).collect(),
         })

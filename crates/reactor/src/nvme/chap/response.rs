@@ -11,28 +11,32 @@ pub(super) enum Role {
     Controller,
 }
 
-/// A challenge, with all that its answer depends on.
-pub(super) struct Challenge<'a> {
+/// What both sides know, and answers depend on.
+pub(super) struct Shared<'a> {
     pub(super) hash: Hash,
-    pub(super) bytes: &'a [u8],
-    /// What both sides have come to, where they have a group.
+    /// What they have come to, where they have a group.
     pub(super) session: Option<&'a [u8]>,
-    pub(super) sequence: u32,
     pub(super) transaction: u16,
     pub(super) names: &'a Names,
 }
 
-impl Challenge<'_> {
-    pub(super) fn response(&self, role: Role, secret: &Secret) -> Digest {
+impl Shared<'_> {
+    /// Answers a challenge, which is bytes and a sequence number.
+    pub(super) fn response(
+        &self,
+        role: Role,
+        secret: &Secret,
+        (challenge, sequence): (&[u8], u32),
+    ) -> Digest {
         let Names { host, subsystem } = self.names;
         let (label, first, second): (&[u8], _, _) = match role {
             Role::Host => (b"HostHost", host, subsystem),
             Role::Controller => (b"Controller", subsystem, host),
         };
-        let augmented = self.session.map(|key| self.hash.hmac(&self.hash.of(key), &[self.bytes]));
+        let augmented = self.session.map(|key| self.hash.hmac(&self.hash.of(key), &[challenge]));
         let parts: [&[u8]; 8] = [
-            augmented.as_ref().map_or(self.bytes, |its| its),
-            &self.sequence.to_le_bytes(),
+            augmented.as_ref().map_or(challenge, |its| its),
+            &sequence.to_le_bytes(),
             &self.transaction.to_le_bytes(),
             // SC_C: no secure channel.
             &[0],

@@ -4,7 +4,7 @@
 //! late, cut short or old.
 
 use super::message::{Kind, kind_of};
-use super::response::{Challenge, Role};
+use super::response::{Role, Shared};
 use super::*;
 
 const HOST: &str = "nqn.2026-01.example:host-a";
@@ -177,23 +177,15 @@ fn responses_are_as_another_program_works_them_out() {
     ];
     for (hash, (host, controller)) in Hash::ALL.into_iter().zip(expected) {
         let secret = secret(hash as usize);
-        let plain = Challenge {
-            hash,
-            bytes: &vec![0x5a; hash.bytes()],
-            session: None,
-            sequence: 0x0102_0304,
-            transaction: 0x0506,
-            names: &names(),
-        };
-        assert_eq!(hex(&plain.response(Role::Host, &secret)), host);
-        let augmented = Challenge {
-            bytes: &vec![0xa5; hash.bytes()],
-            session: Some(&session),
-            sequence: 7,
-            transaction: 9,
-            ..plain
-        };
-        assert_eq!(hex(&augmented.response(Role::Controller, &secret)), controller);
+        let names = names();
+        let plain = Shared { hash, session: None, transaction: 0x0506, names: &names };
+        let challenge = vec![0x5a; hash.bytes()];
+        let response = plain.response(Role::Host, &secret, (&challenge, 0x0102_0304));
+        assert_eq!(hex(&response), host);
+        let augmented = Shared { session: Some(&session), transaction: 9, ..plain };
+        let challenge = vec![0xa5; hash.bytes()];
+        let response = augmented.response(Role::Controller, &secret, (&challenge, 7));
+        assert_eq!(hex(&response), controller);
     }
 }
 

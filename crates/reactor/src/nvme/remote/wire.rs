@@ -217,7 +217,7 @@ impl Wire {
         };
         let command = command.with_id(self.id).with_sgl(sgl).to_bytes();
         let shape = Shape::new(Kind::CapsuleCmd, data.len(), self.alignment, self.digests);
-        self.send_pdu(&shape, &CapsuleCmd { common: shape.common(0), command }, data)
+        self.send(&shape.written(&CapsuleCmd { common: shape.common(0), command }, data))
     }
 
     /// What an R2T has asked for.
@@ -233,25 +233,10 @@ impl Wire {
             let (common, offset) = (shape.common(flags), U32::new(at));
             let header =
                 Data { common, command, tag, offset, len: U32::new(len), reserved: [0; 4] };
-            self.send_pdu(&shape, &header, part)?;
+            self.send(&shape.written(&header, part))?;
             at += len;
         }
         Ok(())
-    }
-
-    fn send_pdu<T: IntoBytes + zerocopy::Immutable>(
-        &mut self,
-        shape: &Shape,
-        header: &T,
-        data: &[u8],
-    ) -> Result<(), Trouble> {
-        let mut bytes = vec![0; shape.data_at];
-        shape.write_head(header, &mut bytes);
-        bytes.extend_from_slice(data);
-        if shape.data_digest {
-            bytes.extend_from_slice(&pdu::crc32c(data).to_le_bytes());
-        }
-        self.send(&bytes)
     }
 
     fn send(&mut self, bytes: &[u8]) -> Result<(), Trouble> {
