@@ -4,7 +4,7 @@
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help demo lab test build clean
+.PHONY: help demo lab test test-lab build clean
 
 help:
 	@echo 'make demo    PostgreSQL in a virtual machine on an Ashlar RAID 5 that loses a drive'
@@ -33,8 +33,12 @@ lab: $(if $(ASHLAR),,build)
 	@echo 'as root: $(or $(ASHLAR_CACHE),.cache)/lab-venv/bin/ashlar-lab list'
 
 test:
-	@scripts/install.sh test
+	@scripts/install.sh test lab
 	@cargo xtask ci
+
+# A step of `make test`, which has installed what it takes.
+test-lab:
+	@$(or $(ASHLAR_CACHE),.cache)/lab-venv/bin/python -W ignore -m unittest discover -v -t . -s lab/tests
 
 build:
 	@scripts/install.sh build

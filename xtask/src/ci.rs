@@ -15,7 +15,7 @@ const GUESTS: &str = "python3 -W ignore -m unittest -v tests.test_guest \
                       tests.test_nvme_tcp.NvmeTcp tests.test_powercut.Judge";
 
 /// Name of a step, and its command line. What fails fastest stands first.
-const STEPS: [(&str, &str); 10] = [
+const STEPS: [(&str, &str); 11] = [
     ("format", "cargo fmt --all --check"),
     ("house rules", "cargo xtask tidy"),
     ("clippy", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
@@ -25,6 +25,8 @@ const STEPS: [(&str, &str); 10] = [
     ("simulator", SIM),
     ("single faults", SINGLE_FAULTS),
     ("guests", GUESTS),
+    // All studies of the lab, shortened, beside its own tests.
+    ("lab", "make -s test-lab"),
     // Last, so that the test runner's own summary ends the output.
     ("tests", "cargo test --workspace --locked"),
 ];
