@@ -37,18 +37,27 @@ class Studies(unittest.TestCase):
             command, cwd=CHECKOUT, capture_output=True, text=True, timeout=SECONDS_MAX
         )
         said = done.stdout[-2000:] + done.stderr[-2000:]
-        self.assertEqual(done.returncode, 0, said)
+        # What another side cannot do is a result: RAID 5 of btrfs with a drive out fails fsync.
+        failed = failed_sides(out)
+        self.assertEqual(done.returncode, 1 if failed else 0, said)
+        self.assertLessEqual(failed, {"btrfs"}, said)
         sides = json.loads((out / "sides.json").read_text())
         measured = {side for side, its in sides.items() if "skipped" not in its}
         self.assertIn("ashlar", measured, said)
         cells = Results.open(out).cells
-        self.assertEqual({cell.side for cell in cells}, measured)
+        self.assertLessEqual(measured, {cell.side for cell in cells} | failed)
         for cell in cells:
             self.assertGreater(cell.operations, 0, cell)
             self.assertEqual(cell.failed, 0, cell)
         report = (out / "report/index.html").read_text()
         for side in measured:
             self.assertIn(side, report)
+
+
+def failed_sides(out: Path) -> set[str]:
+    path = out / "failures.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {json.loads(line)["side"] for line in lines}
 
 
 if __name__ == "__main__":
