@@ -57,7 +57,7 @@ class Studies(unittest.TestCase):
 def failed_sides(out: Path) -> set[str]:
     path = out / "failures.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    return {json.loads(line)["side"] for line in lines}
+    return {json.loads(line)["cell"]["side"] for line in lines}
 
 
 if __name__ == "__main__":
