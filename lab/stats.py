@@ -23,6 +23,7 @@ import pandas as pd
 from lab.results import Cell, Results, ResultsError
 
 PERCENTS = (50.0, 95.0, 99.0, 99.9, 99.95)
+REPEATS_ENOUGH = 3  # to call rates different; two are apart by chance once in three times
 # What pgbench writes in the place of a latency.
 NOT_DONE = ("failed", "serialization", "deadlock", "skipped")
 NS_PER_MS = 1e6
@@ -296,11 +297,27 @@ def summaries(figures: Iterable[Figures]) -> list[Summary]:
     return [Summary(tuple(group)) for group in groups.values()]
 
 
-def pair_ratios(summary: Summary, against: Summary) -> Spread | None:
-    """Of the rates of the same repeat: what changed slowly in between changed both."""
-    others = {one.cell.repeat: one.per_second for one in against.figures}
-    return Spread.of(
-        one.per_second / others[one.cell.repeat]
-        for one in summary.figures
-        if others.get(one.cell.repeat)
-    )
+def ratio(summary: Summary, against: Summary) -> Spread | None:
+    """Of the medians; least and greatest are those of any repeat of one to any of the other."""
+    one, other = summary.per_second, against.per_second
+    if not other.least:
+        return None
+    least, greatest = one.least / other.greatest, one.greatest / other.least
+    count = min(one.count, other.count)
+    return Spread(one.median / other.median, least, greatest, count)
+
+
+def differ(summary: Summary, against: Summary) -> bool:
+    """Whether what repeats show is enough to call two rates different.
+
+    No repeat of one reaches those of the other, and the medians are further apart than the repeats
+    of either are among themselves. Chance alone does that at most once in ten times, with three.
+    """
+    one, other = summary.per_second, against.per_second
+    if min(one.count, other.count) < REPEATS_ENOUGH:
+        return False
+    low, high = sorted((one, other), key=lambda each: each.median)
+    if low.greatest >= high.least or not low.least:
+        return False
+    spread = max(each.greatest / each.least for each in (low, high))
+    return high.median / low.median > spread

@@ -53,28 +53,24 @@ def spread(value: Spread | None, times: float = 1) -> str:
     return f"{told} ({number(value.least * times)}–{number(value.greatest * times)})"
 
 
-def ratio(pairs: Spread | None, medians: float | None, short: bool = False) -> str:
-    if medians is None:
+def ratio(value: Spread | None, differ: bool, short: bool = False) -> str:
+    if value is None:
         return NONE
-    if pairs is None or pairs.count < 2:
-        return f"{medians:.2f}"
-    unsure = f" {SAME}" if pairs.least < 1 < pairs.greatest else ""
-    if short:
-        return f"{medians:.2f}{unsure}"
-    return f"{medians:.2f} ({pairs.least:.2f}–{pairs.greatest:.2f}){unsure}"
+    told = f"{value.median:.2f}"
+    if value.count > 1 and not short:
+        told += f" ({value.least:.2f}–{value.greatest:.2f})"
+    return told if differ else f"{told} {SAME}"
 
 
 # What they are made of ----------------------------------------------------------------------
 
 
-def of_baseline(source: Source, one: Summary) -> tuple[Spread | None, float | None]:
-    """Ratios of pairs, and of the medians; none for who is compared with."""
-    if source.baseline in (None, one.cell.side):
-        return None, None
-    other = source.find(one.cell, side=source.baseline)
-    if other is None or not other.per_second.median:
-        return None, None
-    return stats.pair_ratios(one, other), one.per_second.median / other.per_second.median
+def of_baseline(source: Source, one: Summary) -> tuple[Spread | None, bool]:
+    """The ratio, none for who is compared with; and whether it is more than chance."""
+    other = source.find(one.cell, side=source.baseline) if source.baseline else None
+    if other is None or other is one:
+        return None, False
+    return stats.ratio(one, other), stats.differ(one, other)
 
 
 def of_healthy(source: Source, one: Summary) -> float | None:
@@ -140,34 +136,38 @@ def middle(value: Spread | None) -> str:
 
 def told_apart(source: Source) -> list[str]:
     """The comparison as sentences, and where none can be made."""
-    said = []
-    if source.baseline is None:
-        return said
-    for load, loads in source.loads:
-        for one in source.telling(load, loads):
-            pairs, medians = of_baseline(source, one)
-            if medians is None:
-                continue
-            what = f"{source.title_of(load, loads)}, {one.cell.state}"
-            if one.cell.clients:
-                what += f", {one.cell.clients} clients"
-            said.append(f"{what}: {compared(source, one, pairs, medians)}")
+    compared = [
+        (one, *of_baseline(source, one))
+        for load, loads in source.loads
+        for one in source.telling(load, loads)
+    ]
+    compared = [(one, value, differ) for one, value, differ in compared if value is not None]
+    most = max((value.count for _, value, _ in compared), default=0)
+    if 0 < most < stats.REPEATS_ENOUGH:
+        return [
+            f"Everything was measured {'once' if most == 1 else 'twice'}: chance may be all of any "
+            f"difference between sides, so none is called one. "
+            f"{stats.REPEATS_ENOUGH} repeats are the least that can tell."
+        ]
+    said = [
+        f"{named(source, one)}: {one.cell.side} {value.median:.2f} times {source.baseline} "
+        f"({value.least:.2f} to {value.greatest:.2f})."
+        for one, value, differ in compared
+        if differ
+    ]
+    same = [
+        f"{named(source, one)}, {one.cell.side} ({value.least:.2f} to {value.greatest:.2f} times)"
+        for one, value, differ in compared
+        if not differ
+    ]
+    if same:
+        said.append(f"No difference from {source.baseline} can be told: {'; '.join(same)}.")
     return said
 
 
-def compared(source: Source, one: Summary, pairs: Spread | None, medians: float) -> str:
-    name, other = one.cell.side, source.baseline
-    if pairs is None or pairs.count < 2:
-        return f"{name} {medians:.2f} times {other}, measured once: chance may be all of it."
-    if pairs.least < 1 < pairs.greatest:
-        return (
-            f"no difference between {name} and {other} can be told "
-            f"({pairs.least:.2f} to {pairs.greatest:.2f} times in {pairs.count} pairs)."
-        )
-    return (
-        f"{name} {medians:.2f} times {other} "
-        f"({pairs.least:.2f} to {pairs.greatest:.2f} in {pairs.count} pairs)."
-    )
+def named(source: Source, one: Summary) -> str:
+    clients = f", {one.cell.clients} clients" if one.cell.clients else ""
+    return f"{source.title_of(one.cell.load, one.cell.loads)}, {one.cell.state}{clients}"
 
 
 # Everything ---------------------------------------------------------------------------------

@@ -73,17 +73,16 @@ class Tables(InADirectory):
         self.assertEqual(
             verdict.rows,
             (
-                ("healthy", "ashlar", "20.0", "2.00", "–", "50.5", "99.0"),
+                ("healthy", "ashlar", "20.0", "2.00 ≈", "–", "50.5", "99.0"),
                 ("healthy", "mdraid", "10.0", "–", "–", "50.5", "99.0"),
-                ("degraded", "ashlar", "15.0", "3.75", "75 %", "50.5", "99.0"),
+                ("degraded", "ashlar", "15.0", "3.75 ≈", "75 %", "50.5", "99.0"),
                 ("degraded", "mdraid", "4.00", "–", "40 %", "50.5", "99.0"),
             ),
         )
 
     def test_once_is_not_enough_to_tell(self):
-        said = tables.told_apart(self.known())
-        self.assertEqual(len(said), 2)
-        self.assertIn("ashlar 2.00 times mdraid, measured once", said[0])
+        [said] = tables.told_apart(self.known())
+        self.assertIn("Everything was measured once: chance may be all of any difference", said)
 
     def test_what_chance_may_do_is_no_difference(self):
         source = self.known(STUDY.replace("repeats = 1", "repeats = 3"))
@@ -95,11 +94,18 @@ class Tables(InADirectory):
             for one in source.figures
         )
         source = replace(source, figures=figures)
-        self.assertIn(
-            "no difference between ashlar and mdraid can be told", tables.told_apart(source)[0]
-        )
+        [said] = tables.told_apart(source)
+        self.assertIn("No difference from mdraid can be told: simple-update, healthy", said)
+        self.assertIn("ashlar (0.90 to 1.20 times)", said)
         [verdict] = tables.verdict(source)
         self.assertEqual(verdict.rows[0][3], "1.10 ≈")
+
+    def test_a_difference_is_one_beyond_the_spread(self):
+        said = tables.told_apart(self.known(STUDY.replace("repeats = 1", "repeats = 3")))
+        self.assertEqual(
+            said[0],
+            "simple-update, healthy, 4 clients: ashlar 2.00 times mdraid (2.00 to 2.00).",
+        )
 
     def test_numbers(self):
         numbers = [(0, "0"), (12345.6, "12,346"), (99.96, "100"), (12.34, "12.3"), (1.2, "1.20"),

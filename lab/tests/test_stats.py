@@ -4,6 +4,7 @@ ones, counted the slow way.
 """
 
 import gzip
+import itertools
 import json
 import random
 import tempfile
@@ -235,9 +236,31 @@ class OverRepeats(unittest.TestCase):
         )
         self.assertEqual([len(one.figures) for one in stats.summaries(cells)], [2, 1, 1])
 
-    def test_ratios_are_of_the_same_repeat(self):
-        a, b = stats.summaries(self.figures("a", [10, 30]) + self.figures("b", [5, 10, 99]))
-        self.assertEqual(stats.pair_ratios(a, b), stats.Spread(2.5, 2, 3, 2))
+    def test_a_ratio_is_of_the_medians_and_as_wide_as_any_repeats(self):
+        a, b = stats.summaries(self.figures("a", [10, 30]) + self.figures("b", [5, 10, 40]))
+        self.assertEqual(stats.ratio(a, b), stats.Spread(2, 0.25, 6, 2))
+
+    def test_what_differs(self):
+        for one, other, differ in [
+            ([10, 10, 11], [15, 15, 16], True),
+            ([15, 15, 16], [10, 10, 11], True),
+            ([10, 11, 14], [13, 15, 16], False),  # one reaches the other
+            ([10, 14, 14], [15, 16, 16], False),  # no further apart than its own repeats
+            ([10, 10], [15, 15], False),  # so are two of equals, once in three times
+            ([0, 0, 0], [15, 15, 15], False),
+        ]:
+            a, b = stats.summaries(self.figures("a", one) + self.figures("b", other))
+            self.assertEqual(stats.differ(a, b), differ, (one, other))
+
+    def test_equals_seldom_differ(self):
+        ranks = [1.0 + n / 100 for n in range(6)]
+        ways = list(itertools.combinations(ranks, 3))
+        found = 0
+        for chosen in ways:
+            others = [each for each in ranks if each not in chosen]
+            a, b = stats.summaries(self.figures("a", chosen) + self.figures("b", others))
+            found += stats.differ(a, b)
+        self.assertLessEqual(found / len(ways), 0.1)
 
 
 if __name__ == "__main__":
