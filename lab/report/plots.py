@@ -20,6 +20,7 @@ from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: E402
 
+from lab import stats  # noqa: E402
 from lab.report import tables  # noqa: E402
 from lab.report.source import Source  # noqa: E402
 from lab.stats import Figures, Summary  # noqa: E402
@@ -374,8 +375,10 @@ def tails(source: Source) -> Iterator[Drawing]:
             for one in (one for one in summaries if one.cell.state == state):
                 distribution = one.middle().distribution
                 known = [
-                    each for each in TAIL if distribution.total * (100 - each) >= 100 or each < 99
+                    each for each in TAIL if stats.enough_beyond(distribution.total, each)
                 ]
+                if not known:
+                    continue
                 values = [distribution.percentile_ms(each) for each in known]
                 rare = [100 / (100 - each) for each in known]
                 axes.plot(rare, values, label=one.cell.side, **look(source, one.cell.side))

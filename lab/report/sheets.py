@@ -79,6 +79,8 @@ def latencies(source: Source) -> Iterable[dict]:
         if known:
             merged = stats.Distribution.merged(known)
             for percent in TELLING:
+                if percent < 100 and not stats.enough_beyond(merged.total, percent):
+                    continue
                 value = merged.percentile_ms(percent)
                 yield place(one) | {"percent": percent, "latency_ms": value}
 

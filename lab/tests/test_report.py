@@ -69,14 +69,15 @@ class Tables(InADirectory):
             verdict.columns,
             ("state", "side", "tps", "× mdraid", "of healthy", "mean ms", "p99 ms"),
         )
-        # latencies are 1 to 100 ms, each as often: their mean is 50.5, and p99 is 99
+        # latencies are 1 to 100 ms, each as often: their mean is 50.5, and p99 is 99; of 400 only
+        # four took longer
         self.assertEqual(
             verdict.rows,
             (
                 ("healthy", "ashlar", "20.0", "2.00 ≈", "–", "50.5", "99.0"),
                 ("healthy", "mdraid", "10.0", "–", "–", "50.5", "99.0"),
                 ("degraded", "ashlar", "15.0", "3.75 ≈", "75 %", "50.5", "99.0"),
-                ("degraded", "mdraid", "4.00", "–", "40 %", "50.5", "99.0"),
+                ("degraded", "mdraid", "4.00", "–", "40 %", "50.5", "–"),
             ),
         )
 
