@@ -10,9 +10,11 @@ from lab import stats
 from lab.report.source import Source
 from lab.results import Cell
 from lab.stats import Figures, Spread, Summary
+from lab.study import State
 
 NONE = "–"
 SAME = "≈"
+READS_ENOUGH = 0.01  # of the array, for an operation that only reads
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     heads: int = 1  # columns that say what a row is about
     caption: str = ""
+    warning: str = ""  # in red
 
     def begins_group(self, at: int) -> bool:
         return at > 0 and self.rows[at][0] != self.rows[at - 1][0]
@@ -113,6 +116,8 @@ def verdict(source: Source) -> Iterator[Table]:
         columns += [f"× {source.baseline}"] * compared + ["of healthy"]
         columns += ["mean ms", f"p{tail:g} ms"]
         columns += ["of bare drives"] * bool(source.raw)
+        rebuilds = any(one.cell.state == State.REBUILDING for one in summaries)
+        columns += ["rebuilt, % a minute"] * rebuilds
         rows = []
         for one in summaries:
             value, times = rate(source, one)
@@ -123,11 +128,31 @@ def verdict(source: Source) -> Iterator[Table]:
             row += [middle(one.mean_ms), middle(one.percentile_ms(tail))]
             if source.raw:
                 row.append(percent(efficiency(source, one)))
+            if rebuilds:
+                row.append(middle(one.spread(source.rebuilt)))
             rows.append(tuple(row))
         clients = source.telling_clients(load, loads)
         title = source.title_of(load, loads)
         title += f": {clients} clients" if clients else ""
-        yield Table(title, tuple(columns), tuple(rows), heads=2)
+        warning = unread(source, load, summaries)
+        yield Table(title, tuple(columns), tuple(rows), heads=2, warning=warning)
+
+
+def unread(source: Source, load: str, summaries: list[Summary]) -> str:
+    """Reads that a cache has answered say nothing of the array."""
+    if not source.only_reads(load):
+        return ""
+    found = []
+    for one in summaries:
+        reads = one.spread(lambda each: over(each.cell.array_reads, each.cell.operations))
+        if reads and reads.median < READS_ENOUGH:
+            found.append(f"{one.cell.side}, {one.cell.state}")
+    if not found:
+        return ""
+    return (
+        f"THE ARRAY WAS NOT READ: memory answered, with less than one read of the array for "
+        f"{1 / READS_ENOUGH:.0f} operations. These rows say nothing of arrays: {'; '.join(found)}."
+    )
 
 
 def middle(value: Spread | None) -> str:

@@ -192,6 +192,50 @@ class Cautions(InADirectory):
         told = self.other(self.change("raw.json", change))
         self.assertIn("randwrite, 1 VM, healthy: raid0 did 120% of what the bare drives do", told)
 
+    def states(self, side: str, states: list[str]) -> Source:
+        """What the array of a side was in each second of its cell of the state degraded."""
+        study = STUDY.replace('"healthy", "degraded"', '"healthy", "rebuilding"')
+        rates = {(one, state): 20 for one in ("ashlar", "mdraid")
+                 for state in ("healthy", "rebuilding")}  # fmt: skip
+        results = synthetic.pgbench(self.home, study, rates)
+        cell = next(one for one in results.cells if (one.side, one.state) == (side, "rebuilding"))
+        rows = [{"second": at, "state": state} for at, state in enumerate(states)]
+        synthetic.write_seconds(results.place_of(cell) / "seconds.csv", rows)
+        return Source.read(self.home)
+
+    def test_a_rebuild_that_ended_is_red(self):
+        rebuilding = [f"rebuilding {at}.0%" for at in range(60)]
+        source = self.states("mdraid", rebuilding + ["healthy"] * 40)
+        red = " ".join(self.red(source))
+        self.assertIn("NOT IN THE STATE", red)
+        self.assertIn("simple-update, rebuilding, 4 clients: mdraid 60%.", red)
+        self.assertNotIn("ashlar", red)
+        [verdict] = tables.verdict(source)
+        self.assertEqual(verdict.columns[-1], "rebuilt, % a minute")
+        self.assertEqual([row[-1] for row in verdict.rows], ["–", "–", "–", "60.0"])
+
+    def test_the_state_holds_with_a_second_in_twenty_without(self):
+        rebuilding = [f"rebuilding {at / 10}%" for at in range(95)]
+        self.assertNotIn("NOT IN", " ".join(self.red(self.states("mdraid", rebuilding + ["x"] * 5))))
+        red = " ".join(self.red(self.states("mdraid", rebuilding[1:] + ["x"] * 6)))
+        self.assertIn("NOT IN", red)
+
+    def test_reads_of_memory_are_told_beside_the_verdict(self):
+        study = STUDY.replace("simple-update", "select-only")
+        [verdict] = tables.verdict(self.known(study))
+        self.assertEqual(verdict.warning, "")
+        path = self.home / "cells.jsonl"
+        cells = [json.loads(line) for line in path.read_text().splitlines()]
+        for cell in cells:
+            if cell["side"] == "mdraid":
+                cell["array_reads"] = cell["operations"] // 101
+        path.write_text("".join(json.dumps(cell) + "\n" for cell in cells))
+        [verdict] = tables.verdict(Source.read(self.home))
+        self.assertIn("THE ARRAY WAS NOT READ", verdict.warning)
+        self.assertIn("mdraid, healthy; mdraid, degraded.", verdict.warning)
+        self.assertNotIn("ashlar", verdict.warning)
+        self.assertIn(verdict.warning, report.make(self.home).read_text())
+
     def test_short_ones(self):
         synthetic.pgbench(self.home, STUDY.replace("seconds = 100", "seconds = 5"), RATES)
         self.assertIn("5 s only", " ".join(self.red(Source.read(self.home))))
