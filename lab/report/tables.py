@@ -134,8 +134,30 @@ def verdict(source: Source) -> Iterator[Table]:
         clients = source.telling_clients(load, loads)
         title = source.title_of(load, loads)
         title += f": {clients} clients" if clients else ""
-        warning = unread(source, load, summaries)
-        yield Table(title, tuple(columns), tuple(rows), heads=2, warning=warning)
+        warning, beside = unread(source, load, summaries), bare_drives(source, load, loads)
+        yield Table(title, tuple(columns), tuple(rows), 2, beside, warning)
+
+
+def bare_drives(source: Source, load: str, loads: int) -> str:
+    """What “of bare drives” compares with what: it is no more than that."""
+    raw = source.raw.get(load)
+    patterns = source.study.fio.patterns if source.study.fio else ()
+    pattern = next((one for one in patterns if one.name == load), None)
+    if not raw or not pattern or "drives" not in raw:
+        return ""
+    each = raw.get("depth_of_each", pattern.depth * pattern.jobs)
+    drives, asked = raw["drives"], pattern.depth * pattern.jobs * loads
+    said = (
+        f"“Of bare drives”: {asked} I/Os under way in all, beside {each * drives:g} on {drives} "
+        f"drives by themselves ({each:g} on each)"
+    )
+    arrays = min(source.study.array.count, loads)
+    if arrays > 1:
+        said += f", times {arrays} arrays of which the first alone was measured by itself"
+    if source.study.drives.kind == "file":
+        said += "; the drives' files were read and written directly, and sides of the kernel use "
+        said += "them through loop devices"
+    return f"{said}."
 
 
 def unread(source: Source, load: str, summaries: list[Summary]) -> str:

@@ -122,6 +122,8 @@ class Tables(InADirectory):
         self.assertAlmostEqual(tables.efficiency(source, one), share)
         table = next(t for t in tables.verdict(source) if t.title.startswith("seqread"))
         self.assertEqual((table.columns[2], table.columns[-1]), ("GB/s", "of bare drives"))
+        table = next(t for t in tables.verdict(source) if t.title == "seqread, 2 VMs")
+        self.assertIn("64 I/Os under way in all, beside 160 on 5 drives", table.caption)
 
 
 class Cautions(InADirectory):
