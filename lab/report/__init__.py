@@ -55,6 +55,7 @@ def contents(source: Source, drawn: list[plots.Plot], files: list[str]) -> dict:
         "sections": sections,
         "everything": list(tables.everything(source)),
         "arrays": list(tables.arrays(source)),
+        "processors": tables.PROCESSORS[source.study.where][-1],
         "drives": tables.drives(source),
         "notes": tables.notes(source),
         "configuration": list(tables.configuration(source)),

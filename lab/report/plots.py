@@ -234,26 +234,22 @@ def efficiencies(source: Source) -> Drawing:
 
 
 def processors(source: Source) -> Iterator[Drawing]:
-    parts = (("storage", lambda cell: cell.storage_cores), ("load", lambda cell: cell.guest_cores))
+    """Of storage and load together: what sides can be compared by."""
     for load, loads in source.loads:
         summaries = source.telling(load, loads)
-        for name, of in parts:
-            if all(of(figures.cell) is None for one in summaries for figures in one.figures):
-                continue
-            title = f"{source.title_of(load, loads)}: cores used by the {name}"
-            figure, axes = begin(title)
-            said = bars(
-                axes, source, summaries,
-                lambda one, of=of: one.spread(lambda each: of(each.cell)), "cores",
-            )  # fmt: skip
-            legend(axes)
-            yield Drawing(
-                slug("cores", name, load, loads),
-                title,
-                f"Bars of cores: {said}.",
-                "Processors",
-                figure,
-            )
+        cells = [figures.cell for one in summaries for figures in one.figures]
+        if all(tables.busy_cores(source, cell) is None for cell in cells):
+            continue
+        title = f"{source.title_of(load, loads)}: busy cores, of storage and load"
+        figure, axes = begin(title)
+        said = bars(
+            axes, source, summaries,
+            lambda one: one.spread(lambda each: tables.busy_cores(source, each.cell)), "cores",
+        )  # fmt: skip
+        legend(axes)
+        yield Drawing(
+            slug("cores", load, loads), title, f"Bars of cores: {said}.", "Processors", figure
+        )
 
 
 # Lines ------------------------------------------------------------------------------------------

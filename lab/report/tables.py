@@ -10,7 +10,7 @@ from lab import stats
 from lab.report.source import Source
 from lab.results import Cell
 from lab.stats import Figures, Spread, Summary
-from lab.study import State
+from lab.study import State, Where
 
 NONE = "–"
 SAME = "≈"
@@ -28,6 +28,33 @@ class Table:
 
     def begins_group(self, at: int) -> bool:
         return at > 0 and self.rows[at][0] != self.rows[at - 1][0]
+
+
+# Whose CPU time is in which column, as the load sits: storage, load, and both in a sentence.
+PROCESSORS = {
+    Where.HOST: (
+        "of it, engine and kernel threads",
+        "of it, the load",
+        "Busy cores are those of the engine, of all threads of the kernel, and of PostgreSQL or "
+        "fio with their system calls. A side in the kernel does part of its work in the calls of "
+        "the load: only the busy cores of all compare sides.",
+    ),
+    Where.VM: (
+        "of it, engine, kernel, QEMU",
+        "of it, virtual CPUs",
+        "Busy cores are those of the engine, of all threads of the kernel and of QEMU, virtual "
+        "CPUs included. A disk that is no vhost-user one is served by QEMU's threads and by the "
+        "kernel in their calls: only the busy cores of all compare sides.",
+    ),
+    Where.GUEST: (
+        "in the guest: engine and kernel threads",
+        "the whole machine",
+        "Busy cores are all that the virtual machine takes of its host: load, storage, and the "
+        "emulation of its drives. What threads in the guest took is told by the guest's clock, "
+        "and is no part to be taken off: on an emulated processor the two are not the same "
+        "seconds.",
+    ),
+}
 
 
 # How numbers are written --------------------------------------------------------------------
@@ -244,11 +271,12 @@ def everything(source: Source) -> Iterator[Table]:
 def arrays(source: Source) -> Iterator[Table]:
     """What the loads asked of the array, and what processors did for it."""
     per = "I/Os a load's I/O" if source.is_fio else "I/Os a transaction"
-    columns = ("state", "side", "reads/s", "writes/s", "read : write", per, "storage cores",
-               "load's cores", f"{source.rate} a storage core")  # fmt: skip
+    storage, load_s, _ = PROCESSORS[source.study.where]
+    columns = ("state", "side", "reads/s", "writes/s", "read : write", per, "busy cores",
+               f"{source.rate} a busy core", storage, load_s)  # fmt: skip
     for load, loads in source.loads:
         rows = tuple(
-            (one.cell.state, one.cell.side, *array_row(one)) for one in source.telling(load, loads)
+            (one.cell.state, one.cell.side, *array_row(source, one)) for one in source.telling(load, loads)
         )
         if any(field != NONE for row in rows for field in row[2:]):
             clients = source.telling_clients(load, loads)
@@ -256,7 +284,7 @@ def arrays(source: Source) -> Iterator[Table]:
             yield Table(title, columns, rows, heads=2)
 
 
-def array_row(one: Summary) -> tuple[str, ...]:
+def array_row(source: Source, one: Summary) -> tuple[str, ...]:
     def of(value: Callable[[Cell], float | None]) -> Spread | None:
         return one.spread(lambda figures: value(figures.cell))
 
@@ -275,12 +303,20 @@ def array_row(one: Summary) -> tuple[str, ...]:
             else over(cell.array_reads + cell.array_writes, cell.operations)
         )
     )
-    storage = of(lambda cell: cell.storage_cores)
-    per_core = one.spread(lambda figures: over(figures.per_second, figures.cell.storage_cores))
+    busy = of(lambda cell: busy_cores(source, cell))
+    per_core = one.spread(lambda each: over(each.per_second, busy_cores(source, each.cell)))
     return (
-        middle(reads), middle(writes), share, middle(asked), middle(storage),
-        middle(of(lambda cell: cell.guest_cores)), middle(per_core),
+        middle(reads), middle(writes), share, middle(asked), middle(busy), middle(per_core),
+        middle(of(lambda cell: cell.storage_cores)), middle(of(lambda cell: cell.guest_cores)),
     )  # fmt: skip
+
+
+def busy_cores(source: Source, cell: Cell) -> float | None:
+    """Of storage and load together: what no side can move to where it is not counted."""
+    if source.study.where == Where.GUEST:
+        return cell.guest_cores  # all of the machine, with what is in it
+    known = cell.storage_cores is not None and cell.guest_cores is not None
+    return cell.storage_cores + cell.guest_cores if known else None
 
 
 def over(value: float | None, by: float | None) -> float | None:

@@ -114,6 +114,17 @@ class Tables(InADirectory):
         for value, told in numbers:
             self.assertEqual(tables.number(value), told)
 
+    def test_busy_cores_are_of_all(self):
+        source = self.known()
+        cell = replace(source.results.cells[0], storage_cores=0.6, guest_cores=1.2)
+        for where, busy in [("host", 1.8), ("vm", 1.8), ("guest", 1.2)]:
+            study = source.study.model_copy(update={"where": where})
+            self.assertAlmostEqual(tables.busy_cores(replace(source, study=study), cell), busy)
+        [table] = tables.arrays(source)
+        at = table.columns.index("busy cores")
+        self.assertEqual(table.rows[0][at : at + 2], ("1.80", "11.1"))
+        self.assertIn("in the calls of the load", report.contents(source, [], [])["processors"])
+
     def test_efficiency_is_of_the_bare_drives(self):
         synthetic.fio(self.home)
         source = Source.read(self.home)
