@@ -53,7 +53,12 @@ class Transaction:
     reads: float
     writes: float
     log_bytes: float
+    read_bytes: float = PAGE_BYTES  # of one of them
+    write_bytes: float = PAGE_BYTES
     measured: bool = False
+
+
+Place = tuple[str, str, int]  # side, script, clients
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ class Forecast:
 
 
 def predict(
-    study: Study, server: Server, transactions: dict[str, Transaction] | None = None
+    study: Study, server: Server, transactions: dict[Place, Transaction] | None = None
 ) -> Iterator[Forecast]:
     if server.vms:
         study = study.model_copy(update={"vm": study.vm.model_copy(update={"count": server.vms})})
@@ -97,11 +102,12 @@ def cell(study: Study, server: Server, side, state: State, place: dict, transact
     if study.fio:
         pattern = next(each for each in study.fio.patterns if each.name == place["load"])
         load, size = of_pattern(geometry, server, pattern), pattern.block
-        limits = fio_limits(study, server, side, state, pattern, load, place["loads"])
+        limits = fio_limits(study, server, side, state, pattern, geometry, load, place["loads"])
     else:
-        transaction = transactions.get(place["load"]) or estimated(study, place["load"])
+        asked = (side.name, place["load"], place["clients"])
+        transaction = transactions.get(asked) or estimated(study, place["load"])
         if not transaction.measured:
-            notes = (*notes, "I/Os of a transaction are estimated")
+            notes = (*notes, "I/Os of a transaction are estimated, each commit by itself")
         load, size = of_transaction(geometry, server.drive, transaction), None
         limits = pgbench_limits(study, server, side, load, transaction, place["loads"])
     if state == State.REBUILDING:
@@ -124,7 +130,7 @@ def cell(study: Study, server: Server, side, state: State, place: dict, transact
 def geometry_of(study: Study, side: studies.Side, state: State) -> tuple[Geometry, tuple[str, ...]]:
     array = study.array
     if side.kind == "raw":
-        return Geometry(array.members, 0, array.chunk), ()
+        return Geometry(1, 0, array.chunk), ("raw gives each load one drive",)
     away = {State.HEALTHY: (), State.DEGRADED: (0,), State.REBUILDING: (0,)}
     out = away.get(state, (0, 1))
     journal, notes = side.kind == "ashlar" and side.policy in (None, "journal"), ()
@@ -177,9 +183,10 @@ def waiting_share(span_bytes: int | None, waits_bytes: int) -> tuple[float, floa
 
 
 def fio_limits(
-    study: Study, server: Server, side, state: State, pattern: Pattern, load: Load, loads: int
-) -> dict[str, float]:
-    arrays = min(study.array.count, loads)
+    study: Study, server: Server, side, state: State, pattern: Pattern, geometry: Geometry,
+    load: Load, loads: int,
+) -> dict[str, float]:  # fmt: skip
+    arrays = arrays_of(study, side, loads)
     block = pattern.block
     limits = {"drives": arrays / load.busiest_seconds}
     reads = pattern.rw in ("randread", "read")
@@ -195,10 +202,16 @@ def fio_limits(
     if server.network_bytes_per_second:
         limits["network"] = server.network_bytes_per_second / block
     if server.drive_latency_seconds:
-        hops = 1 if reads or side.policy in (None, "journal") else 2
+        # in place with parity: what it is worked out from is read first
+        hops = 1 if reads or geometry.journal or not geometry.parity else 2
         waits = hops * server.drive_latency_seconds
         limits["requests under way"] = loads * pattern.jobs * pattern.depth / waits
     return limits
+
+
+def arrays_of(study: Study, side, loads: int) -> int:
+    """How many work at once. `raw` has a drive for each load."""
+    return loads if side.kind == "raw" else min(study.array.count, loads)
 
 
 def core_limits(server: Server, pattern: Pattern, cores: int) -> dict[str, float]:
@@ -234,21 +247,32 @@ def estimated(study: Study, script: str) -> Transaction:
 
 
 def of_transaction(geometry: Geometry, drive: Drive, transaction: Transaction) -> Load:
+    """A commit waits for its log, a small write of its own; a journal puts these in place later, as
+    whole stripes, since they lie one after the other."""
+    stored = transaction.write_bytes
     pages = (
-        geometry.random_read(drive, PAGE_BYTES)
+        geometry.random_read(drive, transaction.read_bytes)
         .times(transaction.reads)
-        .plus(geometry.in_place(drive, PAGE_BYTES, 1).times(transaction.writes))
+        .plus(geometry.in_place(drive, stored, 1).times(transaction.writes))
     )
     if geometry.journal:
-        pages = pages.plus(geometry.journaled(drive, PAGE_BYTES).times(transaction.writes))
-    log = geometry.stripe_write(drive).times(transaction.log_bytes / geometry.stripe_bytes)
+        pages = pages.plus(geometry.journaled(drive, stored).times(transaction.writes))
+        log = geometry.stripe_write(drive).times(transaction.log_bytes / geometry.stripe_bytes)
+    elif transaction.log_bytes:
+        log = geometry.in_place(drive, blocks_bytes(transaction.log_bytes), 1)
+    else:
+        return pages
     return pages.plus(log)
+
+
+def blocks_bytes(count_bytes: float) -> int:
+    return -(-int(count_bytes) // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def pgbench_limits(
     study: Study, server: Server, side, load: Load, transaction: Transaction, loads: int
 ) -> dict[str, float]:
-    arrays = min(study.array.count, loads)
+    arrays = arrays_of(study, side, loads)
     busy = load.busiest_seconds
     limits = {"drives": arrays / busy if busy else math.inf}
     known = server.core_reads_per_second and server.core_writes_per_second
@@ -265,23 +289,29 @@ def pgbench_limits(
     return limits
 
 
-def measured_transactions(cells) -> dict[str, Transaction]:
-    """From the healthy cells of a run: what arrays were asked for one transaction."""
-    found: dict[str, list] = {}
+def measured_transactions(cells) -> dict[Place, Transaction]:
+    """What arrays were asked for one transaction, healthy: of each side, script and number of
+    clients by itself, since more clients share a write of the log, and file systems differ."""
+    found: dict[Place, list] = {}
     for one in cells:
-        if (
-            one.clients
-            and one.state == "healthy"
-            and one.operations
-            and one.array_reads is not None
-        ):
-            found.setdefault(one.load, []).append(one)
-    return {
-        load: Transaction(
-            reads=sum(one.array_reads for one in its) / sum(one.operations for one in its),
-            writes=sum(one.array_writes for one in its) / sum(one.operations for one in its),
-            log_bytes=0,  # it is among the writes
-            measured=True,
+        counted = one.array_reads is not None and one.array_read_bytes is not None
+        if one.clients and one.state == "healthy" and one.operations and counted:
+            found.setdefault((one.side, one.load, one.clients), []).append(one)
+    return {place: measured_transaction(its) for place, its in found.items()}
+
+
+def measured_transaction(cells) -> Transaction:
+    operations, reads, writes, read_bytes, write_bytes = (
+        sum(getattr(one, name) for one in cells)
+        for name in (
+            "operations", "array_reads", "array_writes", "array_read_bytes", "array_write_bytes"
         )
-        for load, its in found.items()
-    }
+    )  # fmt: skip
+    return Transaction(
+        reads=reads / operations,
+        writes=writes / operations,
+        log_bytes=0,  # it is among the writes
+        read_bytes=read_bytes / reads if reads else PAGE_BYTES,
+        write_bytes=write_bytes / writes if writes else PAGE_BYTES,
+        measured=True,
+    )

@@ -6,7 +6,7 @@
 Only what ended within the measured seconds counts: `cell.began` up to `cell.began + cell.seconds`.
 Where pgbench logged a share of its transactions only, that share is what rates are divided by.
 A percentile is the smallest latency that so many percent of all operations did not exceed (nearest
-rank): always one that was seen, never between two. Those of several loads are of all their
+rank): always one that was seen, never between two, and none with fewer than ten beyond it. Those of several loads are of all their
 operations together; percentiles are never averaged.
 """
 
@@ -23,6 +23,8 @@ import pandas as pd
 from lab.results import Cell, Results, ResultsError
 
 PERCENTS = (50.0, 95.0, 99.0, 99.9, 99.95)
+BEYOND_ENOUGH = 10  # operations that took longer: fewer say nothing of a percentile
+REPEATS_ENOUGH = 3  # to call rates different; two are apart by chance once in three times
 # What pgbench writes in the place of a latency.
 NOT_DONE = ("failed", "serialization", "deadlock", "skipped")
 NS_PER_MS = 1e6
@@ -70,10 +72,22 @@ class Distribution:
     def mean_ms(self) -> float:
         return float(self.latency_ms @ self.counts / self.total)
 
+    def percentiles_ms(self) -> dict[float, float]:
+        """Those that enough operations lie beyond."""
+        return {
+            percent: self.percentile_ms(percent)
+            for percent in PERCENTS
+            if enough_beyond(self.total, percent)
+        }
+
     def percentile_ms(self, percent: float) -> float:
         # In whole thousandths: 99.9 / 100 is a little more than 0.999, and the rank one too many.
         rank = -(-self.total * round(percent * 1000) // 100_000)
         return float(self.latency_ms[np.searchsorted(self.reached, max(rank, 1))])
+
+
+def enough_beyond(total: int, percent: float) -> bool:
+    return total * (100_000 - round(percent * 1000)) >= BEYOND_ENOUGH * 100_000
 
 
 @dataclass(frozen=True)
@@ -86,7 +100,7 @@ class Figures:
     per_second: float  # transactions, or I/Os
     bytes_per_second: float | None  # fio
     mean_ms: float | None
-    percentiles_ms: dict[float, float]  # none where they cannot be known
+    percentiles_ms: dict[float, float]  # none where it cannot be known
     distribution: Distribution | None = None
     each_second: dict[int, int] = field(default_factory=dict)  # second → operations that ended
     notes: tuple[str, ...] = ()
@@ -155,7 +169,7 @@ def of_pgbench(cell: Cell, logs: list[Path], log_share: float = 1) -> Figures:
         per_second=len(latency_us) / log_share / cell.seconds,
         bytes_per_second=None,
         mean_ms=distribution.mean_ms(),
-        percentiles_ms={percent: distribution.percentile_ms(percent) for percent in PERCENTS},
+        percentiles_ms=distribution.percentiles_ms(),
         distribution=distribution,
         each_second={
             int(second): round(count / log_share)
@@ -180,7 +194,7 @@ def of_fio(cell: Cell, outputs: list[Path], each_second: dict[int, int]) -> Figu
         return Figures(cell, 0, failed, 0.0, 0.0, None, {}, None, each_second, tuple(notes))
     kind = latency_kind(ways)
     distribution, percentiles = fio_latencies([way[kind] for way in ways])
-    if not percentiles:
+    if distribution is None and len(ways) > 1:
         notes.append("percentiles of several loads need bins: fio's output is to be json+")
     counted = sum(way[kind]["N"] for way in ways)
     mean_ns = sum(way[kind]["mean"] * way[kind]["N"] for way in ways) / counted if counted else 0
@@ -221,11 +235,16 @@ def fio_latencies(latencies: list[dict]) -> tuple[Distribution | None, dict[floa
             Distribution.of([int(ns) / NS_PER_MS for ns in one["bins"]], list(one["bins"].values()))
             for one in latencies
         )
-        return merged, {percent: merged.percentile_ms(percent) for percent in PERCENTS}
+        return merged, merged.percentiles_ms()
     if len(latencies) > 1:
         return None, {}
     said = {float(percent): ns for percent, ns in latencies[0].get("percentile", {}).items()}
-    return None, {percent: said[percent] / NS_PER_MS for percent in PERCENTS if percent in said}
+    known = [
+        percent
+        for percent in PERCENTS
+        if percent in said and enough_beyond(latencies[0]["N"], percent)
+    ]
+    return None, {percent: said[percent] / NS_PER_MS for percent in known}
 
 
 # Over repeats -----------------------------------------------------------------------------------
@@ -296,11 +315,27 @@ def summaries(figures: Iterable[Figures]) -> list[Summary]:
     return [Summary(tuple(group)) for group in groups.values()]
 
 
-def pair_ratios(summary: Summary, against: Summary) -> Spread | None:
-    """Of the rates of the same repeat: what changed slowly in between changed both."""
-    others = {one.cell.repeat: one.per_second for one in against.figures}
-    return Spread.of(
-        one.per_second / others[one.cell.repeat]
-        for one in summary.figures
-        if others.get(one.cell.repeat)
-    )
+def ratio(summary: Summary, against: Summary) -> Spread | None:
+    """Of the medians; least and greatest are those of any repeat of one to any of the other."""
+    one, other = summary.per_second, against.per_second
+    if not other.least:
+        return None
+    least, greatest = one.least / other.greatest, one.greatest / other.least
+    count = min(one.count, other.count)
+    return Spread(one.median / other.median, least, greatest, count)
+
+
+def differ(summary: Summary, against: Summary) -> bool:
+    """Whether what repeats show is enough to call two rates different.
+
+    No repeat of one reaches those of the other, and the medians are further apart than the repeats
+    of either are among themselves. Chance alone does that at most once in ten times, with three.
+    """
+    one, other = summary.per_second, against.per_second
+    if min(one.count, other.count) < REPEATS_ENOUGH:
+        return False
+    low, high = sorted((one, other), key=lambda each: each.median)
+    if low.greatest >= high.least or not low.least:
+        return False
+    spread = max(each.greatest / each.least for each in (low, high))
+    return high.median / low.median > spread

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from lab import stats
 from lab.report import cautions, plots, sheets, tables
 from lab.report.source import ReportError, Source
 from lab.stats import StatsError
@@ -50,9 +51,11 @@ def contents(source: Source, drawn: list[plots.Plot], files: list[str]) -> dict:
         "sentences": tables.told_apart(source),
         "verdict": list(tables.verdict(source)),
         "same": tables.SAME,
+        "repeats_enough": stats.REPEATS_ENOUGH,
         "sections": sections,
         "everything": list(tables.everything(source)),
         "arrays": list(tables.arrays(source)),
+        "processors": tables.PROCESSORS[source.study.where][-1],
         "drives": tables.drives(source),
         "notes": tables.notes(source),
         "configuration": list(tables.configuration(source)),

@@ -6,7 +6,7 @@ Red is what makes a comparison unfair or a database unsafe; the others say how f
 from dataclasses import dataclass
 
 from lab import schedule
-from lab.report import tables
+from lab.report import tables, window
 from lab.report.source import Source
 from lab.side import RESYNC_ALL
 from lab.study import Where
@@ -38,7 +38,7 @@ class Caution:
 def all_of(source: Source) -> list[Caution]:
     found = [
         *synthetic(source), *unequal(source), *durability(source), *write_holes(source),
-        *failures(source), *given_up(source), *short(source), *unfinished(source), *skipped(source),
+        *not_in_state(source), *failures(source), *given_up(source), *short(source), *unfinished(source), *skipped(source),
         *surprising(source), *surroundings(source), *interrupted(source),
     ]  # fmt: skip
     return sorted(found, key=lambda one: not one.red)
@@ -108,6 +108,22 @@ def failures(source: Source):
             for one in failed
         )
         yield Caution(f"OPERATIONS FAILED: {said}. Rates count only what was done.", True)
+
+
+def not_in_state(source: Source):
+    """A figure of a state is one only if the array was in it."""
+    found = []
+    for one in source.summaries:
+        shares = [source.share_as_wanted(each) for each in one.figures]
+        least = min((share for share in shares if share is not None), default=1)
+        if least < window.SHARE_ENOUGH:
+            found.append(f"{tables.named(source, one)}: {one.cell.side} {least:.0%}")
+    if found:
+        yield Caution(
+            "NOT IN THE STATE THEY ARE NAMED AFTER for all of the measured seconds, but for this "
+            f"share of them: {'; '.join(found)}. These figures are not those of the state.",
+            True,
+        )
 
 
 def given_up(source: Source):

@@ -20,6 +20,7 @@ from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator  # noqa: E402
 
+from lab import stats  # noqa: E402
 from lab.report import tables  # noqa: E402
 from lab.report.source import Source  # noqa: E402
 from lab.stats import Figures, Summary  # noqa: E402
@@ -233,26 +234,22 @@ def efficiencies(source: Source) -> Drawing:
 
 
 def processors(source: Source) -> Iterator[Drawing]:
-    parts = (("storage", lambda cell: cell.storage_cores), ("load", lambda cell: cell.guest_cores))
+    """Of storage and load together: what sides can be compared by."""
     for load, loads in source.loads:
         summaries = source.telling(load, loads)
-        for name, of in parts:
-            if all(of(figures.cell) is None for one in summaries for figures in one.figures):
-                continue
-            title = f"{source.title_of(load, loads)}: cores used by the {name}"
-            figure, axes = begin(title)
-            said = bars(
-                axes, source, summaries,
-                lambda one, of=of: one.spread(lambda each: of(each.cell)), "cores",
-            )  # fmt: skip
-            legend(axes)
-            yield Drawing(
-                slug("cores", name, load, loads),
-                title,
-                f"Bars of cores: {said}.",
-                "Processors",
-                figure,
-            )
+        cells = [figures.cell for one in summaries for figures in one.figures]
+        if all(tables.busy_cores(source, cell) is None for cell in cells):
+            continue
+        title = f"{source.title_of(load, loads)}: busy cores, of storage and load"
+        figure, axes = begin(title)
+        said = bars(
+            axes, source, summaries,
+            lambda one: one.spread(lambda each: tables.busy_cores(source, each.cell)), "cores",
+        )  # fmt: skip
+        legend(axes)
+        yield Drawing(
+            slug("cores", load, loads), title, f"Bars of cores: {said}.", "Processors", figure
+        )
 
 
 # Lines ------------------------------------------------------------------------------------------
@@ -374,8 +371,10 @@ def tails(source: Source) -> Iterator[Drawing]:
             for one in (one for one in summaries if one.cell.state == state):
                 distribution = one.middle().distribution
                 known = [
-                    each for each in TAIL if distribution.total * (100 - each) >= 100 or each < 99
+                    each for each in TAIL if stats.enough_beyond(distribution.total, each)
                 ]
+                if not known:
+                    continue
                 values = [distribution.percentile_ms(each) for each in known]
                 rare = [100 / (100 - each) for each in known]
                 axes.plot(rare, values, label=one.cell.side, **look(source, one.cell.side))

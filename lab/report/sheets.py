@@ -18,7 +18,7 @@ MEASURED = (
 
 def write(source: Source, directory: Path) -> list[Path]:
     return [
-        sheet(directory / "cells.csv", map(of_cell, source.figures)),
+        sheet(directory / "cells.csv", (of_cell(source, one) for one in source.figures)),
         sheet(directory / "summary.csv", map(of_summary, source.summaries)),
         sheet(directory / "latencies.csv", latencies(source)),
         sheet(directory / "over-time.csv", over_time(source)),
@@ -38,7 +38,7 @@ def place(one: Figures | Summary) -> dict:
     return {name: getattr(one.cell, name) for name in PLACE}
 
 
-def of_cell(one: Figures) -> dict:
+def of_cell(source: Source, one: Figures) -> dict:
     return (
         {"number": one.cell.number, "repeat": one.cell.repeat, **place(one)}
         | {"per_second": one.per_second, "bytes_per_second": one.bytes_per_second}
@@ -46,6 +46,8 @@ def of_cell(one: Figures) -> dict:
         | {"mean_ms": one.mean_ms}
         | {f"p{each:g}_ms": one.percentiles_ms.get(each) for each in stats.PERCENTS}
         | {name: getattr(one.cell, name) for name in MEASURED}
+        | {"share_as_wanted": source.share_as_wanted(one)}
+        | {"rebuilt_percent_a_minute": source.rebuilt(one)}
         | {"events": "; ".join(f"{second} s: {what}" for second, what in one.cell.events)}
         | {"notes": "; ".join((*one.notes, *one.cell.notes)), "directory": one.cell.directory}
     )
@@ -79,6 +81,8 @@ def latencies(source: Source) -> Iterable[dict]:
         if known:
             merged = stats.Distribution.merged(known)
             for percent in TELLING:
+                if percent < 100 and not stats.enough_beyond(merged.total, percent):
+                    continue
                 value = merged.percentile_ms(percent)
                 yield place(one) | {"percent": percent, "latency_ms": value}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lab import stats
 from lab import study as studies
+from lab.report import window
 from lab.results import Cell, Results, ResultsError
 from lab.stats import Figures, Summary
 from lab.study import Study
@@ -57,6 +58,13 @@ class Source:
     def summaries(self) -> list[Summary]:
         return stats.summaries(self.figures)
 
+    def share_as_wanted(self, one: Figures) -> float | None:
+        return window.share_as_wanted(one.cell, self.results.seconds_of(one.cell))
+
+    def rebuilt(self, one: Figures) -> float | None:
+        """Percent a minute."""
+        return window.rebuilt_percent_a_minute(one.cell, self.results.seconds_of(one.cell))
+
     def find(self, like: Cell, **other) -> Summary | None:
         """The summary whose place in the schedule is that of `like`, but for what is said."""
         key = stats.group_key(like)
@@ -102,6 +110,11 @@ class Source:
     def is_sequential(self, load: str) -> bool:
         """Told in bytes a second, as people do."""
         return self.is_fio and self.block_bytes(load) >= 64 << 10
+
+    def only_reads(self, load: str) -> bool:
+        patterns = self.study.fio.patterns if self.study.fio else ()
+        way = next((pattern.rw for pattern in patterns if pattern.name == load), "")
+        return load == "select-only" or way in ("read", "randread")
 
     @cached_property
     def loads(self) -> list[tuple[str, int]]:

@@ -10,9 +10,11 @@ from lab import stats
 from lab.report.source import Source
 from lab.results import Cell
 from lab.stats import Figures, Spread, Summary
+from lab.study import State, Where
 
 NONE = "–"
 SAME = "≈"
+READS_ENOUGH = 0.01  # of the array, for an operation that only reads
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,37 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     heads: int = 1  # columns that say what a row is about
     caption: str = ""
+    warning: str = ""  # in red
 
     def begins_group(self, at: int) -> bool:
         return at > 0 and self.rows[at][0] != self.rows[at - 1][0]
+
+
+# Whose CPU time is in which column, as the load sits: storage, load, and both in a sentence.
+PROCESSORS = {
+    Where.HOST: (
+        "of it, engine and kernel threads",
+        "of it, the load",
+        "Busy cores are those of the engine, of all threads of the kernel, and of PostgreSQL or "
+        "fio with their system calls. A side in the kernel does part of its work in the calls of "
+        "the load: only the busy cores of all compare sides.",
+    ),
+    Where.VM: (
+        "of it, engine, kernel, QEMU",
+        "of it, virtual CPUs",
+        "Busy cores are those of the engine, of all threads of the kernel and of QEMU, virtual "
+        "CPUs included. A disk that is no vhost-user one is served by QEMU's threads and by the "
+        "kernel in their calls: only the busy cores of all compare sides.",
+    ),
+    Where.GUEST: (
+        "in the guest: engine and kernel threads",
+        "the whole machine",
+        "Busy cores are all that the virtual machine takes of its host: load, storage, and the "
+        "emulation of its drives. What threads in the guest took is told by the guest's clock, "
+        "and is no part to be taken off: on an emulated processor the two are not the same "
+        "seconds.",
+    ),
+}
 
 
 # How numbers are written --------------------------------------------------------------------
@@ -53,28 +83,24 @@ def spread(value: Spread | None, times: float = 1) -> str:
     return f"{told} ({number(value.least * times)}–{number(value.greatest * times)})"
 
 
-def ratio(pairs: Spread | None, medians: float | None, short: bool = False) -> str:
-    if medians is None:
+def ratio(value: Spread | None, differ: bool, short: bool = False) -> str:
+    if value is None:
         return NONE
-    if pairs is None or pairs.count < 2:
-        return f"{medians:.2f}"
-    unsure = f" {SAME}" if pairs.least < 1 < pairs.greatest else ""
-    if short:
-        return f"{medians:.2f}{unsure}"
-    return f"{medians:.2f} ({pairs.least:.2f}–{pairs.greatest:.2f}){unsure}"
+    told = f"{value.median:.2f}"
+    if value.count > 1 and not short:
+        told += f" ({value.least:.2f}–{value.greatest:.2f})"
+    return told if differ else f"{told} {SAME}"
 
 
 # What they are made of ----------------------------------------------------------------------
 
 
-def of_baseline(source: Source, one: Summary) -> tuple[Spread | None, float | None]:
-    """Ratios of pairs, and of the medians; none for who is compared with."""
-    if source.baseline in (None, one.cell.side):
-        return None, None
-    other = source.find(one.cell, side=source.baseline)
-    if other is None or not other.per_second.median:
-        return None, None
-    return stats.pair_ratios(one, other), one.per_second.median / other.per_second.median
+def of_baseline(source: Source, one: Summary) -> tuple[Spread | None, bool]:
+    """The ratio, none for who is compared with; and whether it is more than chance."""
+    other = source.find(one.cell, side=source.baseline) if source.baseline else None
+    if other is None or other is one:
+        return None, False
+    return stats.ratio(one, other), stats.differ(one, other)
 
 
 def of_healthy(source: Source, one: Summary) -> float | None:
@@ -117,6 +143,8 @@ def verdict(source: Source) -> Iterator[Table]:
         columns += [f"× {source.baseline}"] * compared + ["of healthy"]
         columns += ["mean ms", f"p{tail:g} ms"]
         columns += ["of bare drives"] * bool(source.raw)
+        rebuilds = any(one.cell.state == State.REBUILDING for one in summaries)
+        columns += ["rebuilt, % a minute"] * rebuilds
         rows = []
         for one in summaries:
             value, times = rate(source, one)
@@ -127,11 +155,53 @@ def verdict(source: Source) -> Iterator[Table]:
             row += [middle(one.mean_ms), middle(one.percentile_ms(tail))]
             if source.raw:
                 row.append(percent(efficiency(source, one)))
+            if rebuilds:
+                row.append(middle(one.spread(source.rebuilt)))
             rows.append(tuple(row))
         clients = source.telling_clients(load, loads)
         title = source.title_of(load, loads)
         title += f": {clients} clients" if clients else ""
-        yield Table(title, tuple(columns), tuple(rows), heads=2)
+        warning, beside = unread(source, load, summaries), bare_drives(source, load, loads)
+        yield Table(title, tuple(columns), tuple(rows), 2, beside, warning)
+
+
+def bare_drives(source: Source, load: str, loads: int) -> str:
+    """What “of bare drives” compares with what: it is no more than that."""
+    raw = source.raw.get(load)
+    patterns = source.study.fio.patterns if source.study.fio else ()
+    pattern = next((one for one in patterns if one.name == load), None)
+    if not raw or not pattern or "drives" not in raw:
+        return ""
+    each = raw.get("depth_of_each", pattern.depth * pattern.jobs)
+    drives, asked = raw["drives"], pattern.depth * pattern.jobs * loads
+    said = (
+        f"“Of bare drives”: {asked} I/Os under way in all, beside {each * drives:g} on {drives} "
+        f"drives by themselves ({each:g} on each)"
+    )
+    arrays = min(source.study.array.count, loads)
+    if arrays > 1:
+        said += f", times {arrays} arrays of which the first alone was measured by itself"
+    if source.study.drives.kind == "file":
+        said += "; the drives' files were read and written directly, and sides of the kernel use "
+        said += "them through loop devices"
+    return f"{said}."
+
+
+def unread(source: Source, load: str, summaries: list[Summary]) -> str:
+    """Reads that a cache has answered say nothing of the array."""
+    if not source.only_reads(load):
+        return ""
+    found = []
+    for one in summaries:
+        reads = one.spread(lambda each: over(each.cell.array_reads, each.cell.operations))
+        if reads and reads.median < READS_ENOUGH:
+            found.append(f"{one.cell.side}, {one.cell.state}")
+    if not found:
+        return ""
+    return (
+        f"THE ARRAY WAS NOT READ: memory answered, with less than one read of the array for "
+        f"{1 / READS_ENOUGH:.0f} operations. These rows say nothing of arrays: {'; '.join(found)}."
+    )
 
 
 def middle(value: Spread | None) -> str:
@@ -140,34 +210,38 @@ def middle(value: Spread | None) -> str:
 
 def told_apart(source: Source) -> list[str]:
     """The comparison as sentences, and where none can be made."""
-    said = []
-    if source.baseline is None:
-        return said
-    for load, loads in source.loads:
-        for one in source.telling(load, loads):
-            pairs, medians = of_baseline(source, one)
-            if medians is None:
-                continue
-            what = f"{source.title_of(load, loads)}, {one.cell.state}"
-            if one.cell.clients:
-                what += f", {one.cell.clients} clients"
-            said.append(f"{what}: {compared(source, one, pairs, medians)}")
+    compared = [
+        (one, *of_baseline(source, one))
+        for load, loads in source.loads
+        for one in source.telling(load, loads)
+    ]
+    compared = [(one, value, differ) for one, value, differ in compared if value is not None]
+    most = max((value.count for _, value, _ in compared), default=0)
+    if 0 < most < stats.REPEATS_ENOUGH:
+        return [
+            f"Everything was measured {'once' if most == 1 else 'twice'}: chance may be all of any "
+            f"difference between sides, so none is called one. "
+            f"{stats.REPEATS_ENOUGH} repeats are the least that can tell."
+        ]
+    said = [
+        f"{named(source, one)}: {one.cell.side} {value.median:.2f} times {source.baseline} "
+        f"({value.least:.2f} to {value.greatest:.2f})."
+        for one, value, differ in compared
+        if differ
+    ]
+    same = [
+        f"{named(source, one)}, {one.cell.side} ({value.least:.2f} to {value.greatest:.2f} times)"
+        for one, value, differ in compared
+        if not differ
+    ]
+    if same:
+        said.append(f"No difference from {source.baseline} can be told: {'; '.join(same)}.")
     return said
 
 
-def compared(source: Source, one: Summary, pairs: Spread | None, medians: float) -> str:
-    name, other = one.cell.side, source.baseline
-    if pairs is None or pairs.count < 2:
-        return f"{name} {medians:.2f} times {other}, measured once: chance may be all of it."
-    if pairs.least < 1 < pairs.greatest:
-        return (
-            f"no difference between {name} and {other} can be told "
-            f"({pairs.least:.2f} to {pairs.greatest:.2f} times in {pairs.count} pairs)."
-        )
-    return (
-        f"{name} {medians:.2f} times {other} "
-        f"({pairs.least:.2f} to {pairs.greatest:.2f} in {pairs.count} pairs)."
-    )
+def named(source: Source, one: Summary) -> str:
+    clients = f", {one.cell.clients} clients" if one.cell.clients else ""
+    return f"{source.title_of(one.cell.load, one.cell.loads)}, {one.cell.state}{clients}"
 
 
 # Everything ---------------------------------------------------------------------------------
@@ -197,11 +271,12 @@ def everything(source: Source) -> Iterator[Table]:
 def arrays(source: Source) -> Iterator[Table]:
     """What the loads asked of the array, and what processors did for it."""
     per = "I/Os a load's I/O" if source.is_fio else "I/Os a transaction"
-    columns = ("state", "side", "reads/s", "writes/s", "read : write", per, "storage cores",
-               "load's cores", f"{source.rate} a storage core")  # fmt: skip
+    storage, load_s, _ = PROCESSORS[source.study.where]
+    columns = ("state", "side", "reads/s", "writes/s", "read : write", per, "busy cores",
+               f"{source.rate} a busy core", storage, load_s)  # fmt: skip
     for load, loads in source.loads:
         rows = tuple(
-            (one.cell.state, one.cell.side, *array_row(one)) for one in source.telling(load, loads)
+            (one.cell.state, one.cell.side, *array_row(source, one)) for one in source.telling(load, loads)
         )
         if any(field != NONE for row in rows for field in row[2:]):
             clients = source.telling_clients(load, loads)
@@ -209,7 +284,7 @@ def arrays(source: Source) -> Iterator[Table]:
             yield Table(title, columns, rows, heads=2)
 
 
-def array_row(one: Summary) -> tuple[str, ...]:
+def array_row(source: Source, one: Summary) -> tuple[str, ...]:
     def of(value: Callable[[Cell], float | None]) -> Spread | None:
         return one.spread(lambda figures: value(figures.cell))
 
@@ -228,12 +303,20 @@ def array_row(one: Summary) -> tuple[str, ...]:
             else over(cell.array_reads + cell.array_writes, cell.operations)
         )
     )
-    storage = of(lambda cell: cell.storage_cores)
-    per_core = one.spread(lambda figures: over(figures.per_second, figures.cell.storage_cores))
+    busy = of(lambda cell: busy_cores(source, cell))
+    per_core = one.spread(lambda each: over(each.per_second, busy_cores(source, each.cell)))
     return (
-        middle(reads), middle(writes), share, middle(asked), middle(storage),
-        middle(of(lambda cell: cell.guest_cores)), middle(per_core),
+        middle(reads), middle(writes), share, middle(asked), middle(busy), middle(per_core),
+        middle(of(lambda cell: cell.storage_cores)), middle(of(lambda cell: cell.guest_cores)),
     )  # fmt: skip
+
+
+def busy_cores(source: Source, cell: Cell) -> float | None:
+    """Of storage and load together: what no side can move to where it is not counted."""
+    if source.study.where == Where.GUEST:
+        return cell.guest_cores  # all of the machine, with what is in it
+    known = cell.storage_cores is not None and cell.guest_cores is not None
+    return cell.storage_cores + cell.guest_cores if known else None
 
 
 def over(value: float | None, by: float | None) -> float | None:

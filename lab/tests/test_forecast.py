@@ -148,6 +148,20 @@ class Bottlenecks(unittest.TestCase):
         one = found(FIO, late, load="read", loads=1, state="healthy")
         self.assertEqual((one.bottleneck, one.per_second), ("requests under way", 3200))
 
+    def test_raw_is_a_drive_for_each_load(self):
+        study = FIO | {"side": [{"kind": "raw"}], "states": ["healthy"]}
+        rates = [found(study, Server(DRIVE), load="read", loads=loads) for loads in (1, 2)]
+        self.assertEqual([round(one.per_second) for one in rates], [10_000, 20_000])
+
+    def test_what_is_written_in_place_waits_twice(self):
+        late = Server(DRIVE, drive_latency_seconds=1)
+        study = FIO | {"side": [*FIO["side"], {"kind": "ashlar", "name": "j"}, {"kind": "raw"}]}
+        for side, state, rate in [("mdraid", "healthy", 16), ("ashlar", "healthy", 16),
+                                  ("j", "healthy", 32), ("raw", "healthy", 32),
+                                  ("ashlar", "degraded", 32)]:  # fmt: skip
+            one = found(study, late, side=side, state=state, load="write", loads=1)
+            self.assertEqual(one.limits["requests under way"], rate, (side, state))
+
     def test_a_rebuild_takes_its_share(self):
         degraded = found(FIO, Server(DRIVE), side="mdraid", state="degraded", load="read")
         rebuilding = found(FIO, Server(DRIVE), side="mdraid", state="rebuilding", load="read")
@@ -175,13 +189,51 @@ class Transactions(unittest.TestCase):
         self.assertEqual((one.bottleneck, one.per_second), ("guests", 70))
 
     def test_as_a_run_measured_them(self):
-        cell = Cell(0, 0, "a", "healthy", "select-only", 10, 1, operations=100, array_reads=50,
-                    array_writes=0)  # fmt: skip
+        cell = Cell(0, 0, "ashlar", "healthy", "select-only", 10, 1, operations=100, array_reads=50,
+                    array_writes=0, array_read_bytes=50 * 8192, array_write_bytes=0)  # fmt: skip
         its = forecast.measured_transactions([cell])
         study = Study.model_validate(PGBENCH)
         one = next(predict(study, Server(DRIVE), its))
         self.assertAlmostEqual(one.reads, 0.5)
         self.assertEqual((round(one.per_second), one.notes), (100_000, ()))
+
+
+    def test_measured_ones_are_kept_apart(self):
+        cells = [
+            Cell(0, 0, side, "healthy", "simple-update", clients, 1, operations=100, array_reads=0,
+                 array_writes=writes, array_read_bytes=0, array_write_bytes=writes * size)
+            for side, clients, writes, size in [
+                ("a", 1, 300, 4096), ("a", 100, 100, 16384), ("b", 1, 200, 8192), ("b", 1, 400, 8192)
+            ]
+        ]  # fmt: skip
+        its = forecast.measured_transactions(cells)
+        told = {place: (one.writes, one.write_bytes) for place, one in its.items()}
+        self.assertEqual(
+            told,
+            {
+                ("a", "simple-update", 1): (3, 4096),
+                ("a", "simple-update", 100): (1, 16384),
+                ("b", "simple-update", 1): (3, 8192),
+            },
+        )
+
+    def test_a_commit_in_place_is_a_small_write(self):
+        one = forecast.Transaction(reads=0, writes=0, log_bytes=9216)
+        load = forecast.of_transaction(geometry(4, 1), DRIVE, one)
+        self.assertEqual((load.reads, load.writes), (2, 2))
+        journaled = forecast.of_transaction(geometry(4, 1, journal=True), DRIVE, one)
+        self.assertEqual(journaled.reads, 0)
+
+    def test_large_writes_cost_their_bytes(self):
+        few, many = (
+            forecast.Transaction(reads=0, writes=1, log_bytes=0, write_bytes=size, measured=True)
+            for size in (4096, 65536)
+        )
+        seconds = [
+            forecast.of_transaction(geometry(4, 1), DRIVE, one).busiest_seconds
+            for one in (few, many)
+        ]
+        self.assertAlmostEqual(seconds[1] / seconds[0], (65536 / 2e8) / (1 / 10_000))
 
 
 class Check(unittest.TestCase):
@@ -207,7 +259,7 @@ class Check(unittest.TestCase):
         one = next(predict(proof.study_of(4, 1, "none"), Server(DRIVE)))
         rates = {0.84: False, 0.86: True, 1.14: True, 1.16: False}
         for ratio, holds in rates.items():
-            measured = (one.per_second * ratio, one.per_second * 0.1)
+            measured = (one.per_second * ratio, one.per_second * 0.1, one.per_second * 9)
             self.assertEqual(proof.Compared("4+1", "none", "healthy", one, measured).holds, holds)
 
 

@@ -4,6 +4,7 @@ ones, counted the slow way.
 """
 
 import gzip
+import itertools
 import json
 import random
 import tempfile
@@ -45,6 +46,11 @@ class Percentiles(unittest.TestCase):
             [of(percent) for percent in (50, 95, 99, 99.9, 99.95, 100)],
             [500, 950, 990, 999, 1000, 1000],
         )
+
+    def test_a_tail_without_samples_is_not_told(self):
+        for total, known in [(19, []), (20, [50]), (999, [50, 95]), (1000, [50, 95, 99]),
+                             (19_999, [50, 95, 99, 99.9]), (20_000, list(stats.PERCENTS))]:  # fmt: skip
+            self.assertEqual(list(Distribution.of([1], [total]).percentiles_ms()), known)
 
     def test_of_three(self):
         of = Distribution.of([30, 10, 20]).percentile_ms
@@ -102,8 +108,9 @@ class OfPgbench(InADirectory):
         self.assertEqual(figures.operations, 4)
         self.assertEqual(figures.per_second, 0.4)
         self.assertEqual(figures.mean_ms, 3.0)
-        self.assertEqual(figures.percentiles_ms[50], 2.0)
-        self.assertEqual(figures.percentiles_ms[99], 6.0)
+        self.assertEqual(figures.distribution.percentile_ms(50), 2.0)
+        self.assertEqual(figures.distribution.percentile_ms(99), 6.0)
+        self.assertEqual(figures.percentiles_ms, {}, "of four nothing can be said")
         self.assertEqual(figures.each_second, {-1: 2, 0: 1, 3: 2, 9: 1, 10: 1})
         self.assertEqual(figures.notes, ())
 
@@ -113,12 +120,12 @@ class OfPgbench(InADirectory):
         self.assertEqual((figures.operations, figures.failed, figures.mean_ms), (1, 1, 5.0))
 
     def test_loads_are_merged(self):
-        cell = replace(CELL, loads=2, operations=110)
+        cell = replace(CELL, loads=2, operations=1100)
         at = (BEGAN + 1) * 1e6
-        self.log("vm0.log.gz", [(at, 1000)] * 100, cell)
-        self.log("vm1.log.gz", [(at, 90_000)] * 10, cell)
+        self.log("vm0.log.gz", [(at, 1000)] * 1000, cell)
+        self.log("vm1.log.gz", [(at, 90_000)] * 100, cell)
         figures = stats.of(self.results, cell)
-        self.assertEqual((figures.per_second, figures.notes), (11.0, ()))
+        self.assertEqual((figures.per_second, figures.notes), (110.0, ()))
         self.assertEqual((figures.percentiles_ms[50], figures.percentiles_ms[95]), (1.0, 90.0))
 
     def test_a_share_of_the_transactions_is_logged(self):
@@ -167,30 +174,31 @@ class OfFio(InADirectory):
     def test_bins_of_several_are_merged(self):
         nothing = synthetic.fio_way(0, 1, 4096, {})
         paths = [
-            self.fio("vm0.json", synthetic.fio_way(999, 1, 4096, {1_000_000: 999}), nothing),
-            self.fio("vm1.json", nothing, synthetic.fio_way(1, 1, 4096, {5_000_000: 1})),
+            self.fio("vm0.json", synthetic.fio_way(19_980, 1, 4096, {1_000_000: 19_980}), nothing),
+            self.fio("vm1.json", nothing, synthetic.fio_way(20, 1, 4096, {5_000_000: 20})),
         ]
         figures = stats.of_fio(replace(CELL, loads=2), paths, {})
-        self.assertEqual((figures.operations, figures.per_second), (1000, 1000))
-        self.assertEqual(figures.bytes_per_second, 4096 * 1000)
+        self.assertEqual((figures.operations, figures.per_second), (20_000, 20_000))
+        self.assertEqual(figures.bytes_per_second, 4096 * 20_000)
         self.assertEqual(figures.mean_ms, 1.004)
         self.assertEqual(figures.percentiles_ms[99.9], 1.0)
         self.assertEqual(figures.percentiles_ms[99.95], 5.0)
 
     def test_without_bins_one_is_as_fio_says_and_several_are_not_known(self):
-        way = synthetic.fio_way(100, 1, 4096, {1_000_000: 100})
-        way["clat_ns"] = {"mean": 1e6, "N": 100, "percentile": {"99.000000": 2e6, "99.950000": 3e6}}
+        way = synthetic.fio_way(1000, 1, 4096, {1_000_000: 1000})
+        said = {"99.000000": 2e6, "99.950000": 3e6}
+        way["clat_ns"] = {"mean": 1e6, "N": 1000, "percentile": said}
         nothing = synthetic.fio_way(0, 1, 4096, {})
         paths = [self.fio(f"vm{vm}.json", way, nothing) for vm in (0, 1)]
         one = stats.of_fio(CELL, paths[:1], {})
-        self.assertEqual(one.percentiles_ms, {99.0: 2.0, 99.95: 3.0})
+        self.assertEqual(one.percentiles_ms, {99.0: 2.0}, "half an I/O took longer than p99.95")
         both = stats.of_fio(replace(CELL, loads=2), paths, {})
         self.assertEqual(both.percentiles_ms, {})
         self.assertIn("json+", both.notes[0])
 
     def test_the_whole_latency_where_fio_kept_it(self):
-        way = synthetic.fio_way(2, 1, 4096, {1_000_000: 2})
-        way["lat_ns"] |= {"mean": 2e6, "bins": {"2000000": 2}}
+        way = synthetic.fio_way(20, 1, 4096, {1_000_000: 20})
+        way["lat_ns"] |= {"mean": 2e6, "bins": {"2000000": 20}}
         figures = stats.of_fio(
             CELL, [self.fio("vm0.json", way, synthetic.fio_way(0, 1, 4096, {}))], {}
         )
@@ -235,9 +243,31 @@ class OverRepeats(unittest.TestCase):
         )
         self.assertEqual([len(one.figures) for one in stats.summaries(cells)], [2, 1, 1])
 
-    def test_ratios_are_of_the_same_repeat(self):
-        a, b = stats.summaries(self.figures("a", [10, 30]) + self.figures("b", [5, 10, 99]))
-        self.assertEqual(stats.pair_ratios(a, b), stats.Spread(2.5, 2, 3, 2))
+    def test_a_ratio_is_of_the_medians_and_as_wide_as_any_repeats(self):
+        a, b = stats.summaries(self.figures("a", [10, 30]) + self.figures("b", [5, 10, 40]))
+        self.assertEqual(stats.ratio(a, b), stats.Spread(2, 0.25, 6, 2))
+
+    def test_what_differs(self):
+        for one, other, differ in [
+            ([10, 10, 11], [15, 15, 16], True),
+            ([15, 15, 16], [10, 10, 11], True),
+            ([10, 11, 14], [13, 15, 16], False),  # one reaches the other
+            ([10, 14, 14], [15, 16, 16], False),  # no further apart than its own repeats
+            ([10, 10], [15, 15], False),  # so are two of equals, once in three times
+            ([0, 0, 0], [15, 15, 15], False),
+        ]:
+            a, b = stats.summaries(self.figures("a", one) + self.figures("b", other))
+            self.assertEqual(stats.differ(a, b), differ, (one, other))
+
+    def test_equals_seldom_differ(self):
+        ranks = [1.0 + n / 100 for n in range(6)]
+        ways = list(itertools.combinations(ranks, 3))
+        found = 0
+        for chosen in ways:
+            others = [each for each in ranks if each not in chosen]
+            a, b = stats.summaries(self.figures("a", chosen) + self.figures("b", others))
+            found += stats.differ(a, b)
+        self.assertLessEqual(found / len(ways), 0.1)
 
 
 if __name__ == "__main__":
