@@ -75,7 +75,7 @@ class Session:
 
     def __exit__(self, *error) -> None:
         if not self.ledger.debts():
-            self.ledger.path.unlink(missing_ok=True)
+            self.ledger.forget()
         elif error[0] is not Refusal:
             print("something stayed behind: `ashlar-lab clean` removes it", file=sys.stderr)
         self.lock.truncate(0)
