@@ -23,6 +23,8 @@ FREE_NBD = (
     "for each in /sys/block/nbd*; do "
     "[ ! -d $each ] || [ -e $each/pid ] || { basename $each; break; }; done"
 )
+MEMBERS_MAX = 64
+CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 16 << 10, 1 << 20
 STATES = {"optimal": "healthy", "degraded": "degraded"}
 
 
@@ -49,6 +51,10 @@ class Ashlar:
     def missing(self) -> str | None:
         if isinstance(self.place, Host) and not host_program().exists():
             return f"{host_program()} is not there: run `make build`, or set ASHLAR to the program"
+        if self.study.array.members > MEMBERS_MAX:
+            return f"an array of Ashlar has {MEMBERS_MAX} drives at most: make `data` smaller"
+        if not CHUNK_BYTES_MIN <= self.study.array.chunk <= CHUNK_BYTES_MAX:
+            return "chunks of Ashlar are of 16K to 1M: say another `chunk` in [array]"
         kind = self.export_kind()
         if kind in ("fuse", "ublk", "nbd") and self.place.run("[ $(id -u) = 0 ]").rc:
             return f"an export of kind {kind} needs root: run it with sudo"
