@@ -26,10 +26,10 @@ from lab.study import Study, StudyError
 
 CHECKOUT = Path(__file__).parent.parent
 STUDIES = Path(__file__).parent / "studies"
-REFUSED, INTERRUPTED = 1, 130
+REFUSED, USAGE, INTERRUPTED = 1, 2, 130
 FAILURES = (
-    Refusal, StudyError, RunError, SideError, LoadError, VmError, EngineError, ResultsError, Stayed,
-    BuildError, LedgerError, OSError,
+    Refusal, StudyError, RunError, SideError, LoadError, VmError, EngineError, ResultsError,
+    Stayed, BuildError, LedgerError, OSError,
 )  # fmt: skip
 EXAMPLES = """examples:
   ashlar-lab list
@@ -45,6 +45,10 @@ the ledger are kept (.cache). For completion: eval "$(register-python-argcomplet
 """
 
 
+class Usage(Exception):
+    """Words that do not go together; the message says which do."""
+
+
 class Interrupted(BaseException):
     """SIGTERM or SIGHUP: ends like Ctrl-C, with everything taken down."""
 
@@ -57,11 +61,10 @@ def main(arguments: list[str] | None = None) -> int:
         argcomplete.autocomplete(parser)
     except ImportError:
         pass
+    given = sys.argv[1:] if arguments is None else arguments
     # what `plan` takes is its own to understand
-    words, rest = parser.parse_known_args(arguments)
-    if rest and words.command != "plan":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    words.rest = rest
+    words = parser.parse_args(given[:1] if given[:1] == ["plan"] else given)
+    words.arguments = given[1:]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)
     try:
@@ -69,6 +72,12 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, Interrupted):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
+    except BrokenPipeError:  # who read has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return REFUSED
+    except Usage as error:
+        print(f"ashlar-lab: {error}", file=sys.stderr)
+        return USAGE
     except FAILURES as error:
         for line in "\n".join(reasons(error)).splitlines():
             print(f"ashlar-lab: {line}", file=sys.stderr)
@@ -108,8 +117,7 @@ def command_line() -> argparse.ArgumentParser:
     run.add_argument("--no-report", action="store_true", help="only measure")
     report = command("report", make_report, "make the report of a directory of results, again")
     report.add_argument("results", type=Path, metavar="DIR")
-    plan = command("plan", make_plan, "what a server would do, from figures of its drives")
-    plan.add_argument("arguments", nargs=argparse.REMAINDER, help="see `ashlar-lab plan --help`")
+    command("plan", make_plan, "what a server would do, from figures of its drives")
     command("clean", clean, "remove what a run has left behind that was killed")
     return parser
 
@@ -184,10 +192,10 @@ def asked(words) -> tuple[Study, Path, str]:
     if words.resume:
         given = [words.study, words.quick, words.changes, words.sides, words.out, words.unequal]
         if any(given):
-            raise StudyError("--resume goes on with what was asked before: give nothing else")
+            raise Usage("--resume goes on with what was asked before: give nothing else")
         return studies.as_run(words.resume / "study.json"), words.resume, ""
     if not words.study:
-        raise StudyError("say which study: `ashlar-lab list` shows them")
+        raise Usage("say which study: `ashlar-lab list` shows them")
     path = Path(words.study)
     if not path.suffix == ".toml":
         path = STUDIES / f"{words.study}.toml"
@@ -221,7 +229,7 @@ def make_report(words) -> None:
 def make_plan(words) -> int | None:
     from lab import plan
 
-    return plan.main([*words.arguments, *words.rest])
+    return plan.main(words.arguments)
 
 
 def clean(words) -> None:

@@ -5,7 +5,7 @@ course of hours meets them all. Inside of a block the array goes through its sta
 healthy on, and every side does so in the same order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lab.results import Cell
@@ -25,7 +25,9 @@ class Block:
     cells: tuple[Cell, ...]
 
 
-def blocks(study: Study) -> list[Block]:
+def blocks(study: Study, sides: Iterable[Side] | None = None) -> list[Block]:
+    """Of all sides, or of these only. A cell has its number either way."""
+    names = {side.name for side in (study.side if sides is None else sides)}
     made, number = [], 0
     for repeat in range(study.repeats):
         for side in study.side:
@@ -35,7 +37,7 @@ def blocks(study: Study) -> list[Block]:
                     cells.append(Cell(number, repeat, side.name, state, load, clients, loads))
                     number += 1
             made.append(Block(repeat, side, tuple(cells)))
-    return made
+    return [block for block in made if block.side.name in names]
 
 
 def states_of(study: Study, side: Side) -> list[State]:

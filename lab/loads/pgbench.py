@@ -119,9 +119,16 @@ class Pgbench:
         deadline = time.monotonic() + START_SECONDS_MAX
         while self.place.run(self.as_user("pg_isready", "-q")).rc:
             if not self.server.running or time.monotonic() > deadline:
-                said = self.place.run(f"tail -12 {self.logs}/server").text
-                raise LoadError(f"PostgreSQL did not start in {self.seat.name}:\n{said}")
+                raise LoadError(
+                    f"PostgreSQL did not start in {self.seat.name}:\n{self.complaints()}"
+                )
             time.sleep(0.1)
+
+    def complaints(self) -> str:
+        """The worst that the server has said, or else its last."""
+        log = f"{self.logs}/server"
+        worst = self.place.run(f"grep -E 'PANIC|FATAL|ERROR' {log} | tail -n 3").text.strip()
+        return worst or self.place.run(f"tail -n 5 {log}").text.strip()
 
     def options(self) -> dict[str, str]:
         """The study's own come last and win. Only how it is reached is ours."""
@@ -206,8 +213,7 @@ class Pgbench:
         text = directory / f"{self.seat.name}.txt"
         text.write_text(f"$ {self.command}\n{output.text}")
         if output.rc != 0:
-            wrong = f"grep -E 'PANIC|FATAL|ERROR' {self.logs}/server | tail -n 5"
-            server = self.place.run(wrong).text
+            server = self.complaints()
             text.write_text(f"{text.read_text()}\nPostgreSQL's log:\n{server}")
             why = re.search(r"error: (.*(?:PANIC|FATAL|ERROR).*)", output.text + server)
             raise LoadError(f"pgbench was aborted: {why[1] if why else 'see there'} ({text})")

@@ -6,8 +6,10 @@ documentation says that RAID 5 and 6 are for testing; metadata are mirrored, as 
 It has no word for taking a drive out while it is mounted. So one is taken out as its documentation
 has it: unmounted, and mounted again with `degraded`; loads rest meanwhile. And it is mounted with
 `nodiscard`: with asynchronous discard, its own choice, writes of fio to a degraded array were
-answered with errors on Linux 6.18. (PostgreSQL's fsync got some there even so: then the cell fails,
-and is told.)
+answered with errors on Linux 6.18.
+
+On that kernel PostgreSQL does not start on a degraded RAID 5: each fsync is answered with an I/O
+error, as is that of `dd conv=fsync` into a new file. Such a cell fails, and is told as that.
 """
 
 from contextlib import ExitStack

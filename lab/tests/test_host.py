@@ -200,9 +200,10 @@ class OnHost(unittest.TestCase):
         self.assertIn("drives.size=1G", said)
         self.assertIn("--unequal", said)
         self.assertFalse(out.exists())
-        usage = self.lab("run", "--nonsense")
-        usage.communicate(timeout=SECONDS_MAX)
-        self.assertEqual(usage.returncode, 2)
+        for words in (["run", "--nonsense"], ["run"], ["run", "x", "--resume", "y"], []):
+            usage = self.lab(*words)
+            usage.communicate(timeout=SECONDS_MAX)
+            self.assertEqual(usage.returncode, 2, words)
 
 
 if __name__ == "__main__":

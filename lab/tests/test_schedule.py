@@ -47,6 +47,13 @@ class Schedule(unittest.TestCase):
         again = [cell for block in schedule.blocks(study()) for cell in block.cells]
         self.assertEqual(cells, again)
 
+    def test_a_side_that_is_left_out_changes_no_number(self):
+        whole = {cell.key: cell for block in schedule.blocks(study()) for cell in block.cells}
+        for block in schedule.blocks(study(), study().side[1:]):
+            self.assertEqual(block.side.name, "btrfs")
+            for cell in block.cells:
+                self.assertEqual(cell, whole[cell.key])
+
     def test_a_single_drive_is_measured_whole_and_only_so(self):
         made = study(side=[{"kind": "raw"}], unequal=True)
         self.assertEqual({cell.state for cell in schedule.blocks(made)[0].cells}, {"healthy"})
