@@ -72,8 +72,6 @@ class Mdraid:
             return "drives of kind `model` are for the side `ashlar` alone: leave this one out"
         if self.place.run("[ $(id -u) = 0 ]").rc:
             return "making arrays needs root: run it with sudo"
-        if places.programs_missing(self.place, "mdadm"):
-            return "mdadm is missing: apt-get install mdadm"
         module = MODULES[self.level]
         there = f"[ -e /proc/mdstat ] && grep -qw raid{self.level} /proc/mdstat"
         if self.place.run(f"{there} || modprobe -q {module} && [ -e /proc/mdstat ]").rc:
@@ -81,6 +79,8 @@ class Mdraid:
                 f"this kernel has no md of level {self.level} (modprobe {module} fails): boot one "
                 'that has, or compare in a guest (`where = "guest"`), or leave the side out'
             )
+        if places.programs_missing(self.place, "mdadm"):
+            return "mdadm is missing: apt-get install mdadm"
         return None
 
     def capacity_bytes(self, drives: list[Drive]) -> int:
@@ -191,7 +191,9 @@ class Mdraid:
         return {
             "version": version,
             "level": self.level or "",
-            "after a crash": self.consistency if self.level != "0" else "nothing to make good",
+            "consistency policy, as the kernel has it": self.place.run(
+                f"cat /sys/block/{self.arrays[0]}/md/consistency_policy"
+            ).text.strip(),
             **{name: str(value) for name, value in self.tuned.items()},
             "first resync": first if zeroed else "done before anything was measured",
             "rebuild": "at md's own pace: sync_speed_min and sync_speed_max are the kernel's",

@@ -48,7 +48,8 @@ class GuestStudy(unittest.TestCase):
                 pulled = [what for _, what in cell.events if "pulled" in what]
                 self.assertEqual(len(pulled), cell.state == "degraded")
             sides = json.loads((out / "sides.json").read_text())
-            self.assertIn("bitmap", str(sides["mdraid"]["settings"]))
+            settings = sides["mdraid"]["settings"]
+            self.assertEqual(settings["consistency policy, as the kernel has it"], "bitmap")
             self.assertEqual(sides["ashlar"]["protection"], sides["mdraid"]["protection"])
             machine = json.loads((out / "machine.json").read_text())
             self.assertIn("NVMe drives", machine["where"]["drives"])
