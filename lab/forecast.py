@@ -20,9 +20,9 @@ from lab.study import Pattern, State, Study, Where
 PAGE_BYTES = 8192  # of PostgreSQL
 SCALE_BYTES = 16_000_000  # of one unit of pgbench's scale, with its indices
 # Writers who ask for all that the drives can do fill a journal of the usual size, 128 MiB on each
-# member. So much of what they wrote waits in it then; fitted to `drive_limited`. Where batches are
-# not divided over the members, each has all bytes of its batches, and half as much is too much.
-WAITING_BYTES = 100 << 20
+# member; from half its size on, the older half of it is put in place. Where batches are not divided
+# over the members, each has all bytes of its batches, and the ring is half full at half as many.
+WAITING_BYTES = 64 << 20
 REBUILD_SHARE = 0.1  # of the drives' time, to which a rebuild gives way under load
 NOT_COUNTED = {"btrfs": "copies on write", "zfs": "copies on write",
                "qemu-storage-daemon": "one file", "spdk": "not counted yet"}  # fmt: skip

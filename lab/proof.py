@@ -31,10 +31,13 @@ WARM_SECONDS, SECONDS, ROUNDS = 1, 3, 3
 # A journal that is not as full as it will stay takes more than the drives can put in place; and it
 # goes on after the last write, which is no part of what is measured next.
 FULL_SECONDS = 25
+# It fills and empties in turns that take seconds: a round has to have several of them.
+JOURNAL_SECONDS, JOURNAL_ROUNDS = 15, 2
 EMPTY_BYTES = 1 << 20
 EMPTY_SECONDS_MAX = 180
 ROUND_SECONDS_MAX = 300
 ERROR_MAX = 0.15
+POLICIES = ("none", "journal")  # in place; through a journal
 PATTERNS = (
     Pattern(name="random-read", rw="randread", depth=128),
     Pattern(name="random-write", rw="randwrite", depth=128),
@@ -63,10 +66,12 @@ class Compared:
         return abs(self.ratio - 1) <= ERROR_MAX
 
 
-def compare(binary: Path, data: int, parity: int, only: str = "") -> Iterator[Compared]:
+def compare(
+    binary: Path, data: int, parity: int, only: str = "", policies: tuple[str, ...] = POLICIES
+) -> Iterator[Compared]:
     """In place and through the journal, healthy and with a drive out."""
     level = f"{data}+{parity}"
-    for policy in ("none", "journal"):
+    for policy in policies:
         study = study_of(data, parity, policy)
         server = Server(Drive(IOPS, IOPS, MBPS * 1e6, MBPS * 1e6), span_bytes=RANDOM_BYTES)
         predicted = [one for one in forecast.predict(study, server) if only in one.load]
@@ -145,8 +150,8 @@ class Paced:
         span = SEQUENTIAL_BYTES if pattern.rw in ("read", "write") else RANDOM_BYTES
         if self.policy == "journal" and "read" != pattern.rw != "randread":
             self.bench(pattern, "--warm-up", "1", "--seconds", str(FULL_SECONDS), span=span)
-        times = ["--warm-up", str(WARM_SECONDS), "--seconds", str(SECONDS), "--rounds", str(ROUNDS)]
-        return self.bench(pattern, *times, span=span)
+            return self.bench(pattern, *times(JOURNAL_SECONDS, JOURNAL_ROUNDS), span=span)
+        return self.bench(pattern, *times(SECONDS, ROUNDS), span=span)
 
     def settle(self) -> None:
         deadline = time.monotonic() + EMPTY_SECONDS_MAX
@@ -175,6 +180,11 @@ class Paced:
         if running.returncode:
             raise EngineError(f"`{' '.join(command)}` failed: {wrong.strip()}")
         return tuple(one["all"]["iops"] for one in json.loads(said)["rounds"])
+
+
+def times(seconds: int, rounds: int) -> list[str]:
+    words = {"--warm-up": WARM_SECONDS, "--seconds": seconds, "--rounds": rounds}
+    return [word for name, value in words.items() for word in (name, str(value))]
 
 
 def main(binary: Path, levels: list[tuple[int, int]], only: str) -> int:
