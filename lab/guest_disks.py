@@ -1,6 +1,7 @@
 """Disks of a guest besides those under test: by one programs get in, on another logs are left."""
 
 import contextlib
+import shlex
 import shutil
 from pathlib import Path
 
@@ -32,10 +33,11 @@ class LogsDisk:
         if self.kept.exists():
             shutil.copyfile(self.kept, files / self.kept.name)
         host.ledger.owe("path", str(self.file))
+        file = shlex.quote(str(self.file))
         host.check(
-            f"PATH=$PATH:/usr/sbin:/sbin; truncate -s 0 {self.file} && "
-            f"truncate -s {LOGS_BYTES} {self.file} && mke2fs -q -t ext4 -J size=8 -m 0 "
-            f"-E nodiscard,lazy_itable_init=1 -L {LOGS_LABEL} -d {files} {self.file}"
+            f"PATH=$PATH:/usr/sbin:/sbin; truncate -s 0 {file} && "
+            f"truncate -s {LOGS_BYTES} {file} && mke2fs -q -t ext4 -J size=8 -m 0 "
+            f"-E nodiscard,lazy_itable_init=1 -L {LOGS_LABEL} -d {files} {file}"
         )
         shutil.rmtree(files)
 
@@ -69,7 +71,7 @@ def tools_disk(host: Host, directory: Path, program: Path) -> list[str]:
     files, disk = directory / "tools", directory / "tools.img"
     files.mkdir(parents=True)
     copy = files / "ashlar"
-    if host.run(f"strip -o {copy} {program}").rc != 0:
+    if host.run(f"strip -o {copy} {shlex.quote(str(program))}").rc != 0:
         shutil.copyfile(program, copy)
     copy.chmod(0o755)
     size = copy.stat().st_size * 5 // 4 + (8 << 20)

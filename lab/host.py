@@ -1,9 +1,12 @@
 """Arrays and loads on this machine itself, on drives that are files or block devices."""
 
+import os
+import shlex
 import shutil
-import stat
 from pathlib import Path
 
+from demo.vm import VmError
+from lab import devices
 from lab import place as places
 from lab.place import Host
 from lab.side import Disk, Drive
@@ -21,8 +24,8 @@ class OnHost:
         self.study = study
         self.place = place
         self.work = work
-        self.directory = Path(study.drives.directory or work / "drives")
-        self.made: list[Path] = []
+        self.inside = Path(study.drives.directory or work / "drives").absolute()
+        self.directory: Path | None = None  # of drive files, which is ours alone
 
     def problems(self) -> list[str]:
         kind = self.study.drives.kind
@@ -33,7 +36,7 @@ class OnHost:
         return []
 
     def file_problems(self) -> list[str]:
-        there = self.directory
+        there = self.inside
         while not there.exists():
             there = there.parent
         needed = drive_count(self.study) * self.study.drives.size + ROOM_BYTES
@@ -54,21 +57,11 @@ class OnHost:
                 f"[drives] names {len(paths)} drives in `paths` and the study takes {wanted}: "
                 "members and spares"
             )
-        for path in paths:
-            try:
-                is_block = stat.S_ISBLK(Path(path).stat().st_mode)
-            except FileNotFoundError:
-                is_block = False
-            if not is_block:
-                problems.append(f"{path} is no block device: correct `paths` in [drives]")
-            elif used := self.place.run(f"lsblk -nro MOUNTPOINTS {path} | grep .").text.strip():
-                problems.append(f"{path} is mounted at {used}: all of it would be overwritten")
         return problems
 
     def start(self) -> None:
         if self.study.drives.kind == "file":
-            self.directory.mkdir(parents=True, exist_ok=True)
-        self.work.chmod(0o755)  # the database's user passes through
+            self.directory = places.fresh_directory(self.place, self.inside)
 
     def drives(self) -> tuple[list[list[Drive]], list[Drive]]:
         array = self.study.array
@@ -84,17 +77,21 @@ class OnHost:
             pace = f"iops={drives.iops},mbps={drives.mbps}"
             return Drive(name, f"model:{drives.size},{pace}", drives.size)
         if drives.kind == "block":
-            path = drives.paths[number]
+            path = os.path.realpath(drives.paths[number])
             return Drive(name, path, self.wiped(path))
         return Drive(name, str(self.written(self.directory / f"{name}.img")), drives.size)
 
     def wiped(self, path: str) -> int:
-        """Discarded where it can be; else at least its labels are gone."""
-        size = int(self.place.check(f"blockdev --getsize64 {path}"))
-        zero = f"dd if=/dev/zero of={path} bs=1M count={WIPED_BYTES >> 20} oflag=direct"
+        """Discarded where it can be; else at least its labels are gone. Without -f, both commands
+        refuse what somebody uses."""
+        if why := devices.used(path):
+            raise VmError(f"{path} is in use: {why}")
+        at = shlex.quote(path)
+        size = int(self.place.check(f"blockdev --getsize64 {at}"))
+        zero = f"dd if=/dev/zero of={at} bs=1M count={WIPED_BYTES >> 20} oflag=direct conv=nocreat"
         end = max(0, (size - WIPED_BYTES) >> 20)
         self.place.check(
-            f"wipefs -qaf {path} && {{ blkdiscard -f {path} 2>/dev/null || "
+            f"wipefs -qa {at} && {{ blkdiscard {at} 2>/dev/null || "
             f"{{ {zero} status=none && {zero} seek={end} status=none || true; }}; }}",
             timeout=3600,
         )
@@ -102,14 +99,11 @@ class OnHost:
 
     def written(self, path: Path) -> Path:
         """A file with all of its blocks written: none is paid for while somebody measures."""
-        if path not in self.made:
-            self.place.ledger.owe("path", str(path))
-            self.made.append(path)
         path.unlink(missing_ok=True)
         # what is written past the page cache leaves the memory as it is
         self.place.check(
-            f"dd if=/dev/zero of={path} bs=1M count={self.study.drives.size >> 20} oflag=direct "
-            "conv=fsync status=none",
+            f"dd if=/dev/zero of={shlex.quote(str(path))} bs=1M "
+            f"count={self.study.drives.size >> 20} oflag=direct conv=fsync status=none",
             timeout=3600,
         )
         return path
@@ -135,10 +129,9 @@ class OnHost:
         return {"drives": f"{drives.kind}, {', '.join(drives.paths) or drives.size}"}
 
     def close(self) -> None:
-        for path in self.made:
-            path.unlink(missing_ok=True)
-            places.settle(self.place, "path", str(path))
-        self.made = []
+        if self.directory:
+            places.remove(self.place, self.directory)
+            self.directory = None
 
 
 def drive_count(study: Study) -> int:

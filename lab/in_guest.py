@@ -10,6 +10,7 @@ from pathlib import Path
 
 from demo import guest_image
 from lab import guest_disks, guests, pinning
+from lab import place as places
 from lab.guest_disks import LogsDisk
 from lab.guests import Guest, Machine
 from lab.host import drive_count
@@ -31,9 +32,10 @@ class InGuest:
     def __init__(self, study: Study, work: Path, host: Host):
         self.study, self.work, self.host = study, work, host
         self.place = Guest("guest", host)
-        self.directory = Path(study.drives.directory or guests.cache() / "lab/drives")
+        self.inside = Path(study.drives.directory or guests.cache() / "lab/drives").absolute()
+        self.directory: Path | None = None  # of drives and logs, which is ours alone
         self.nvme = NvmeDrives(
-            host, self.directory, drive_count(study), study.drives.size, study.vm.cpus
+            host, self.inside, drive_count(study), study.drives.size, study.vm.cpus
         )
         self.huge_pages = guests.with_huge_pages(study)
         self.machine: Machine | None = None
@@ -48,7 +50,7 @@ class InGuest:
             found.append('`where = "guest"` has one load, so one array: say array.count = 1')
         if count > SLOTS_MAX:
             found.append(f"a guest takes {SLOTS_MAX} drives and the study {count}: make it smaller")
-        at = guests.existing(self.directory)
+        at = guests.existing(self.inside)
         needed = count * self.study.drives.size + ROOM_BYTES
         free = shutil.disk_usage(at).free
         if free < needed:
@@ -64,7 +66,7 @@ class InGuest:
 
     def start(self) -> None:
         image, accel = guests.image(RECIPE, self.host)
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory = self.nvme.directory = places.fresh_directory(self.host, self.inside)
         for number in range(self.nvme.count):
             self.nvme.make(number)
         vm = self.study.vm
@@ -141,4 +143,5 @@ class InGuest:
         if self.logs:
             self.logs.close()
         self.place.close()
-        self.nvme.close()
+        if self.directory:
+            places.remove(self.host, self.directory)

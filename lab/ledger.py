@@ -1,7 +1,8 @@
 """What would be left behind if we were killed outright: mounts, loop devices, processes, files.
 
 Each is written down before it is made and crossed out when it is gone, so that `ashlar-lab clean`
-finds what a run could not take down itself. Whatever is not in here is never touched.
+finds what a run could not take down itself. Whatever is not in here is never touched. Of what was
+owed before the machine was booted, only files are left.
 """
 
 import contextlib
@@ -14,16 +15,26 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ("process", "mount", "loop", "md", "path")
+from lab import lines
+
+KINDS = ("process", "mount", "loop", "md", "ublk", "nbd", "zpool", "path")
 GONE_SECONDS_MAX = 20
+COMMAND_SECONDS_MAX = 15  # what waits for a device that answers nobody waits for ever
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+BLOCK, POOLS = Path("/sys/block"), Path("/proc/spl/kstat/zfs")
+
+
+class LedgerError(Exception):
+    """What has to be written down cannot be, so nothing is made."""
 
 
 @dataclass(frozen=True)
 class Debt:
     """One thing that somebody has to take down.
 
-    process: pid and start time; mount: its directory or file; loop: the file beneath; md: the
-    name of an array; path: a file or directory that is ours as a whole.
+    process: pid and start time; mount: its directory or file; loop: the file beneath; md: the UUID
+    of an array; ublk: its name in /dev; nbd: its name in /dev and the process that serves it;
+    zpool: the name of a pool; path: a file or directory that is ours as a whole.
     """
 
     kind: str
@@ -31,39 +42,57 @@ class Debt:
 
 
 class Ledger:
-    """Lines of `+ kind what` and `- kind what`. Empty when there is nothing to do."""
+    """Lines of `+ kind what` and `- kind what`, and `boot ID` before those of each boot. Empty when
+    there is nothing to do."""
 
     def __init__(self, path: Path):
         self.path = path
+        self.says_boot = False
 
     def owe(self, kind: str, what: str) -> Debt:
         assert kind in KINDS and "\n" not in what, (kind, what)
-        self.write("+", debt := Debt(kind, what))
+        debt = Debt(kind, what)
+        try:
+            self.write("+", debt)
+        except OSError as error:
+            raise LedgerError(
+                f"{self.path} cannot be written ({error.strerror}): make room, or set ASHLAR_CACHE "
+                "to another directory"
+            ) from None
         return debt
 
     def settle(self, kind: str, what: str) -> None:
-        self.write("-", Debt(kind, what))
+        with contextlib.suppress(OSError):  # `clean` will look for it, and find nothing
+            self.write("-", Debt(kind, what))
 
     def write(self, sign: str, debt: Debt) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "a") as file:
-            file.write(f"{sign} {debt.kind} {debt.what}\n")
+        if not self.says_boot:
+            lines.append(self.path, f"boot {boot()}")
+            self.says_boot = True
+        lines.append(self.path, f"{sign} {debt.kind} {debt.what}")
 
     def debts(self) -> list[Debt]:
         """In the order in which they were made."""
         open_debts: dict[Debt, None] = {}
-        for line in self.path.read_text().splitlines() if self.path.exists() else []:
-            sign, kind, what = line.split(" ", 2)
-            if sign == "+":
-                open_debts[Debt(kind, what)] = None
+        booted = None
+        for line in [*lines.whole(self.path), f"boot {boot()}"]:
+            sign, rest = line.split(" ", 1)
+            if sign == "boot":
+                if rest != booted:
+                    open_debts = {debt: None for debt in open_debts if debt.kind == "path"}
+                booted = rest
+            elif sign == "+":
+                open_debts[Debt(*rest.split(" ", 1))] = None
             else:
-                open_debts.pop(Debt(kind, what), None)
+                open_debts.pop(Debt(*rest.split(" ", 1)), None)
         return list(open_debts)
 
     def clean(self) -> Iterator[str]:
         """Takes everything down, the last first, and says what it did. What cannot be, ends it:
-        what was made earlier may lie beneath."""
-        for debt in reversed(self.debts()):
+        what was made earlier may lie beneath. Only devices of ublk come before what lies on them:
+        they keep all requests while nobody serves them, so none could be unmounted."""
+        for debt in sorted(reversed(self.debts()), key=lambda debt: debt.kind != "ublk"):
             was_there = is_there(debt)
             if was_there:
                 take_down(debt)
@@ -72,17 +101,26 @@ class Ledger:
             self.settle(debt.kind, debt.what)
             if was_there:
                 yield f"removed {debt.kind} {debt.what}"
+        self.forget()
+
+    def forget(self) -> None:
+        """Nothing is owed."""
         self.path.unlink(missing_ok=True)
+        self.says_boot = False
 
 
 class Stayed(Exception):
     """Something could not be taken down."""
 
     def __init__(self, debt: Debt):
+        fix = FIXES.get(debt.kind, "see who uses it (fuser -vm, losetup -a)")
         super().__init__(
-            f"{debt.kind} {debt.what} cannot be removed: see who uses it (fuser -vm, losetup -a), "
-            "then run `ashlar-lab clean` again"
+            f"{debt.kind} {debt.what} cannot be removed: {fix}, then run `ashlar-lab clean` again"
         )
+
+
+# A device of ublk whose server is gone goes by the driver's own commands only.
+FIXES = {"ublk": "`ublk del` of ublksrv removes it, or a reboot does"}
 
 
 def is_there(debt: Debt) -> bool:
@@ -94,7 +132,14 @@ def is_there(debt: Debt) -> bool:
     if debt.kind == "loop":
         return bool(loops_of(debt.what))
     if debt.kind == "md":
-        return Path("/sys/block", debt.what).exists()
+        return bool(arrays_of(debt.what))
+    if debt.kind == "ublk":
+        return (BLOCK / debt.what).exists()
+    if debt.kind == "nbd":
+        name, pid = debt.what.split()
+        return nbd_server(name) == pid
+    if debt.kind == "zpool":
+        return (POOLS / debt.what).exists()
     return os.path.lexists(debt.what)
 
 
@@ -109,7 +154,15 @@ def take_down(debt: Debt) -> None:
             quietly("losetup", "--detach", device)
         until(lambda: not is_there(debt))
     elif debt.kind == "md":
-        until(lambda: quietly("mdadm", "--stop", f"/dev/{debt.what}") or not is_there(debt))
+        for name in arrays_of(debt.what):
+            until(lambda: quietly("mdadm", "--stop", f"/dev/{name}") or not is_there(debt))
+    elif debt.kind == "ublk":
+        quietly("ublk", "del", "-n", debt.what.removeprefix("ublkb"))
+    elif debt.kind == "nbd":
+        quietly("nbd-client", "-d", f"/dev/{debt.what.split()[0]}")
+        until(lambda: not is_there(debt))
+    elif debt.kind == "zpool":
+        until(lambda: quietly("zpool", "destroy", "-f", debt.what) or not is_there(debt))
     elif Path(debt.what).is_dir():
         beneath = [path for path in mounts() if path.startswith(debt.what + "/")]
         if not beneath:  # else files that are not ours would go
@@ -158,7 +211,50 @@ def until(done, seconds: float = GONE_SECONDS_MAX) -> bool:
 
 
 def quietly(*words: str) -> bool:
-    return subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL).returncode == 0
+    return said(*words) is not None
+
+
+def said(*words: str) -> str | None:
+    """What a command printed; None if it failed, is missing, or took too long. One that waits in
+    the kernel for a device is not waited for: not even SIGKILL ends it."""
+    try:
+        child = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"},
+        )
+        text, _ = child.communicate(timeout=COMMAND_SECONDS_MAX)
+    except FileNotFoundError:
+        return None
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return None
+    return text.decode(errors="replace") if child.returncode == 0 else None
+
+
+def boot() -> str:
+    return BOOT_ID.read_text().strip()
+
+
+def arrays_of(uuid: str) -> list[str]:
+    """Of md, by name. A number is used again, a UUID is not."""
+    return [
+        path.parent.name
+        for path in sorted(BLOCK.glob("md*/md"))
+        if f"MD_UUID={uuid}" in (said(*MD_ASK, f"/dev/{path.parent.name}") or "").splitlines()
+    ]
+
+
+MD_ASK = ("mdadm", "--detail", "--export")
+
+
+def nbd_server(name: str) -> str:
+    try:
+        return (BLOCK / name / "pid").read_text().strip()
+    except OSError:  # it serves nobody
+        return ""
 
 
 def process_began(pid: int) -> str | None:

@@ -23,6 +23,7 @@ SCALE_BYTES = 20 << 20  # on disk, of one unit of pgbench's scale, with what upd
 WAL_BYTES = 1280 << 20  # PostgreSQL's max_wal_size, and some
 SMALL_WAL_BYTES = 384 << 20  # what a short load writes
 XFS_BYTES_MIN = 320 << 20
+FIO_BYTES_MIN = 64 << 20
 RESULT_BYTES = 512 << 20
 VERSIONS = {
     "postgresql": "{postgres}/postgres --version",
@@ -206,7 +207,12 @@ def protection_problems(study: Study, sides: dict[str, Side]) -> list[str]:
 def size_problems(study: Study, disk_bytes: int) -> list[str]:
     """Whether the load fits on a disk of the smallest side."""
     if not study.pgbench:
-        return []
+        if disk_bytes >= FIO_BYTES_MIN:
+            return []
+        return [
+            f"the disks would have {max(0, disk_bytes) >> 20} MiB and fio takes {FIO_BYTES_MIN >> 20}: say "
+            "larger drives (--set drives.size=1G)"
+        ]
     wal = WAL_BYTES if schedule.seconds_of(study) > 30 else SMALL_WAL_BYTES
     needed = max(XFS_BYTES_MIN, study.pgbench.scale * SCALE_BYTES + wal)
     if disk_bytes >= needed:

@@ -13,9 +13,11 @@ import tomllib
 from pathlib import Path
 
 from demo.engine import EngineError
+from demo.guest_image import BuildError
 from demo.vm import VmError
+from lab import devices
 from lab import study as studies
-from lab.ledger import Stayed
+from lab.ledger import LedgerError, Stayed
 from lab.loads import LoadError
 from lab.results import Results, ResultsError
 from lab.run import Incomplete, Refusal, Run, RunError, Session
@@ -27,7 +29,7 @@ STUDIES = Path(__file__).parent / "studies"
 REFUSED, USAGE, INTERRUPTED = 1, 2, 130
 FAILURES = (
     Refusal, StudyError, RunError, SideError, LoadError, VmError, EngineError, ResultsError,
-    Stayed, OSError,
+    Stayed, BuildError, LedgerError, OSError,
 )  # fmt: skip
 EXAMPLES = """examples:
   ashlar-lab list
@@ -137,6 +139,9 @@ def what_to_run(parser: argparse.ArgumentParser) -> None:
         "--unequal", action="store_true", help="compare sides of unlike protection; the report says"
     )
     parser.add_argument(
+        "--overwrite", action="store_true", help="what drives of kind `block` carry may go, all of it"
+    )
+    parser.add_argument(
         "--skip-missing", action="store_true", help="leave out what this machine cannot run"
     )
 
@@ -154,7 +159,7 @@ def check_study(words) -> None:
     study, home = asked(words)[:2]
     with Session(cache()) as session:
         session.refuse_leftovers()
-        run = Run(study, Results(home), session, words.skip_missing)
+        run = Run(study, Results(home), session, words.skip_missing, words.overwrite)
         run.prepare()
         run.place.close()
     for name, why in run.skipped.items():
@@ -166,16 +171,18 @@ def run_study(words) -> None:
     study, home, text = asked(words)
     with Session(cache()) as session:
         session.refuse_leftovers()
-        run = Run(study, Results.open(home), session, words.skip_missing)
+        run = Run(study, Results.open(home), session, words.skip_missing, words.overwrite)
         run.prepare()
-        write_study(home, study, text)
+        if not words.resume:
+            write_study(home, study, text)
         incomplete = None
         try:
             run.run()
         except Incomplete as error:
             incomplete = error
         except BaseException:
-            print(f"to go on: ashlar-lab run --resume {home}", file=sys.stderr)
+            again = "--overwrite " * words.overwrite
+            print(f"to go on: ashlar-lab run {again}--resume {home}", file=sys.stderr)
             raise
     print(f"results: {home}")
     try:
@@ -194,11 +201,7 @@ def asked(words) -> tuple[Study, Path, str]:
         given = [words.study, words.quick, words.changes, words.sides, words.out, words.unequal]
         if any(given):
             raise Usage("--resume goes on with what was asked before: give nothing else")
-        path = words.resume / "study.json"
-        if not path.exists():
-            raise StudyError(f"{path} is not there: is {words.resume} a directory of results?")
-        text = (words.resume / "study.toml").read_text()
-        return Study.model_validate_json(path.read_text()), words.resume, text
+        return studies.as_run(words.resume / "study.json"), words.resume, ""
     if not words.study:
         raise Usage("say which study: `ashlar-lab list` shows them")
     path = Path(words.study)
@@ -208,17 +211,21 @@ def asked(words) -> tuple[Study, Path, str]:
     study = studies.load(path, words.quick, changes)
     if words.sides:
         study = studies.only(study, words.sides.split(","))
+    study = study.model_copy(update={"drives": devices.identified(study.drives)})
     home = words.out or Path("results") / f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"
-    if (home / "cells.jsonl").exists():
-        raise StudyError(f"{home} has results already: --resume {home}, or another --out")
+    if home.exists() and (not home.is_dir() or any(home.iterdir())):
+        raise StudyError(f"{home} is not empty: --resume {home} if it has results, or another --out")
     return study, home, path.read_text()
 
 
 def write_study(home: Path, study: Study, text: str) -> None:
-    """As it was written, and as it is run: with `quick` and what was `--set`."""
+    """As it was written, and as it is run: with `quick` and what was `--set`. Once: a run that goes
+    on reads it."""
     home.mkdir(parents=True, exist_ok=True)
     (home / "study.toml").write_text(text)
-    (home / "study.json").write_text(study.model_dump_json(indent=2) + "\n")
+    draft = home / "study.draft"
+    draft.write_text(study.model_dump_json(indent=2) + "\n")
+    draft.rename(home / "study.json")
 
 
 def make_report(words) -> None:

@@ -4,6 +4,7 @@ So a drive can be taken out and put in under load as a hand would: the guest's k
 leave its PCI Express slot. What the guest has them named is looked up by their serial numbers.
 """
 
+import shlex
 import time
 from pathlib import Path
 
@@ -17,13 +18,14 @@ POLL_SECONDS = 0.1
 
 
 class NvmeDrives:
+    """Their files are in `directory`, which is theirs alone."""
+
     def __init__(self, host: Host, directory: Path, count: int, size_bytes: int, queues: int):
         self.host = host
         self.directory = directory
         self.count = count
         self.size_bytes = size_bytes
         self.queues = queues  # pairs, of each drive
-        self.made: list[Path] = []
         self.out: set[int] = set()
 
     def file(self, number: int) -> Path:
@@ -32,11 +34,8 @@ class NvmeDrives:
     def make(self, number: int) -> None:
         """A file of nothing but zeroes, all of them written: neither is a block paid for later, nor
         is one that was only set aside answered without the disk."""
-        file = self.file(number)
-        if file not in self.made:
-            self.host.ledger.owe("path", str(file))
-            self.made.append(file)
         # the same file again, as QEMU may have it open
+        file = shlex.quote(str(self.file(number)))
         self.host.check(
             f"truncate -s {self.size_bytes} {file} && dd if=/dev/zero of={file} bs=1M "
             f"count={self.size_bytes} iflag=count_bytes oflag=direct conv=notrunc,fsync status=none",
@@ -94,12 +93,6 @@ class NvmeDrives:
         self.make(number)
         vm.qmp("device_add", **self.device(number))
         self.out.discard(number)
-
-    def close(self) -> None:
-        for file in self.made:
-            file.unlink(missing_ok=True)
-            self.host.ledger.settle("path", str(file))
-        self.made = []
 
 
 def serial(number: int) -> str:

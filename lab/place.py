@@ -5,9 +5,12 @@ us if we were killed is in the ledger first; a guest takes all of its own with i
 """
 
 import os
+import secrets
 import shlex
+import shutil
 import signal as signals
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +28,7 @@ CLOCK_TICKS = 100  # USER_HZ, which is the same everywhere that Linux runs on se
 PLAIN = {"LC_ALL": "C.UTF-8"}  # programs say what they say in English
 LARGE_SECTOR_BYTES = 4096
 KTHREADD = 2  # the parent of all threads of the kernel
+TOKEN = secrets.token_hex(8)  # of this run, in names that nobody else shall have made before
 
 
 class Refused(VmError):
@@ -204,6 +208,20 @@ def stop(
         return None
 
 
+def fresh_directory(place: Host, inside: Path, mode: int = 0o700) -> Path:
+    """One that was not there, and is ours as a whole."""
+    inside.mkdir(parents=True, exist_ok=True)
+    made = Path(tempfile.mkdtemp(prefix="ashlar-lab-", dir=inside))
+    place.ledger.owe("path", str(made))
+    made.chmod(mode)
+    return made
+
+
+def remove(place: Host, directory: Path) -> None:
+    shutil.rmtree(directory, ignore_errors=True)
+    place.ledger.settle("path", str(directory))
+
+
 def owe(place: Place, kind: str, what: str) -> None:
     if isinstance(place, Host):
         place.ledger.owe(kind, what)
@@ -277,7 +295,7 @@ def scratch(place: Place, name: str) -> str:
     """A directory for what a load writes down. It is none of the disk's work: it goes to memory, or
     to a disk of its own where memory is what is measured with."""
     memory = "/dev/shm" if place.run("[ -d /dev/shm ]").rc == 0 else "/tmp"
-    return f"{place.logs or memory}/ashlar-lab-{os.getpid()}-{name}-log"
+    return f"{place.logs or memory}/ashlar-lab-{TOKEN}-{name}-log"
 
 
 def processes_in(place: Place, directory: str) -> list[int]:

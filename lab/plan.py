@@ -6,6 +6,8 @@ now (`--measure`). `--check` compares predictions with runs on drives of a set p
 
 import argparse
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from demo import child
-from lab import forecast
+from lab import devices, forecast
 from lab import study as studies
 from lab.forecast import Forecast, Server
 from lab.geometry import Drive
@@ -24,7 +26,7 @@ from lab.results import Results
 from lab.study import Study, StudyError
 
 STUDIES = Path(__file__).parent / "studies"
-MEASURE_SECONDS = 10
+MEASURE_SECONDS, MEASURE_SECONDS_MAX = 10, 120
 MEASURE_BYTES_MAX = 64 << 30  # of a drive that is looked at
 FIGURES = ("drive_iops_read", "drive_iops_write", "drive_gbps_read", "drive_gbps_write")
 EXAMPLES = """examples:
@@ -32,7 +34,7 @@ EXAMPLES = """examples:
       --drive-gbps-read 7 --drive-gbps-write 4 --cores 2 --core-iops-read 1500000 \\
       --core-iops-write 400000
   ashlar-lab plan fio-vm --from-raw results/fio-vm-2026-01-31-1200/raw.json
-  ashlar-lab plan fio-vm --measure /dev/nvme1n1 --force
+  ashlar-lab plan fio-vm --measure /dev/nvme1n1 --overwrite
   ashlar-lab plan --check
 
 One core of the engine: `ashlar bench engine --rw randread` and `--rw randwrite` measure it. A limit
@@ -45,17 +47,19 @@ def main(arguments: list[str]) -> int:
     words = parser.parse_args(arguments)
     if words.check:
         from lab import proof
-        from lab.place import Host
-        from lab.sides.ashlar import program
+        from lab.sides.ashlar import host_program
 
-        return proof.main(Path(program(Host())), words.levels.split(","), words.only)
+        return proof.main(host_program(), words.levels, words.only)
     if not words.study:
         parser.error("say which study: `ashlar-lab list` shows them")
     study = read_study(words)
     given = figures(words, study)
     transactions = {}
     if words.from_results:
-        transactions = forecast.measured_transactions(Results.open(words.from_results).cells)
+        cells = Results.open(words.from_results).cells
+        if not cells:
+            raise StudyError(f"--from-results: {words.from_results} has no finished cell")
+        transactions = forecast.measured_transactions(cells)
     found = list(forecast.predict(study, server_of(words, given), transactions))
     unknown = not_known(words, study)
     if words.json:
@@ -79,8 +83,8 @@ def command_line() -> argparse.ArgumentParser:
         drive.add_argument(f"--{name.replace('_', '-')}", type=positive, metavar=unit)
     drive.add_argument("--drive-latency-us", type=positive, metavar="N")
     drive.add_argument("--from-raw", type=Path, metavar="FILE", help="raw.json of a run")
-    drive.add_argument("--measure", metavar="DEVICE", help="with fio; reads only, without --force")
-    drive.add_argument("--force", action="store_true", help="--measure may overwrite the device")
+    drive.add_argument("--measure", metavar="DEVICE", help="with fio; only reads, without --overwrite")
+    drive.add_argument("--overwrite", action="store_true", help="--measure may: all of it is lost")
     server = parser.add_argument_group("the server")
     server.add_argument("--cores", type=int, metavar="N", help="of the engine")
     server.add_argument("--core-iops-read", type=positive, metavar="N", help="4 KiB, of one core")
@@ -97,7 +101,7 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true")
     check = parser.add_argument_group("the plan itself")
     check.add_argument("--check", action="store_true", help="predicted against measured; 10 min")
-    check.add_argument("--levels", default="4+1,4+2", help="to check (4+1,4+2)")
+    check.add_argument("--levels", type=levels, default="4+1,4+2", help="to check (4+1,4+2)")
     check.add_argument("--only", default="", help="part of the names of what to check")
     return parser
 
@@ -107,6 +111,12 @@ def positive(text: str) -> float:
     if value <= 0:
         raise argparse.ArgumentTypeError(f"{text} is not more than 0")
     return value
+
+
+def levels(text: str) -> list[tuple[int, int]]:
+    if not re.fullmatch(r"([1-9]\d?\+[1-3])(,[1-9]\d?\+[1-3])*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like 4+1,4+2: each loses a drive")
+    return [tuple(map(int, level.split("+"))) for level in text.split(",")]
 
 
 def read_study(words) -> Study:
@@ -164,7 +174,7 @@ def figures(words, study: Study) -> dict[str, float]:
     if words.from_raw:
         found |= from_raw(words.from_raw)
     if words.measure:
-        found |= measured(words.measure, words.force)
+        found |= measured(words.measure, words.overwrite)
     found |= {name: value for name in FIGURES if (value := getattr(words, name))}
     missing = [name for name in FIGURES if name not in found]
     if missing:
@@ -196,12 +206,17 @@ FIGURE_OF = {"randread": FIGURES[0], "randwrite": FIGURES[1], "read": FIGURES[2]
              "write": FIGURES[3]}  # fmt: skip
 
 
-def measured(device: str, force: bool) -> dict[str, float]:
+def measured(device: str, overwrite: bool) -> dict[str, float]:
     if not shutil.which("fio"):
         raise StudyError("--measure needs fio: apt-get install fio")
+    if not devices.is_block(device):  # fio would make a file of that name
+        raise StudyError(f"--measure {device}: it is no block device")
+    device = os.path.realpath(device)
+    if overwrite and (problems := devices.problems([device], overwrite)):
+        raise StudyError("\n".join(problems))
     found = {}
     for rw, name in FIGURE_OF.items():
-        if "write" in rw and not force:
+        if "write" in rw and not overwrite:
             continue  # whoever asks is told which figures are missing
         print(f"{device}: {rw}, {MEASURE_SECONDS} s", file=sys.stderr)
         found[name] = measured_rate(device, rw)
@@ -224,7 +239,9 @@ def measured_rate(device: str, rw: str) -> float:
             command.append("--readonly")
         running = child.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
-            said, _ = running.communicate(timeout=MEASURE_SECONDS * 6 + 60)
+            said, _ = running.communicate(timeout=MEASURE_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            raise StudyError(f"fio is not done with {device} in {MEASURE_SECONDS_MAX} s") from None
         finally:
             child.kill(running)
         if running.returncode:

@@ -40,11 +40,11 @@ ROUND_SECONDS_MAX = 300
 ERROR_MAX = 0.15
 POLICIES = ("none", "journal")  # in place; through a journal
 PATTERNS = (
-    Pattern(name="random read", rw="randread", depth=128),
-    Pattern(name="random write", rw="randwrite", depth=128),
-    Pattern(name="random 70/30", rw="randrw", read_percent=70, depth=128),
-    Pattern(name="sequential read", rw="read", block=1 << 20, depth=64),
-    Pattern(name="sequential write", rw="write", block=1 << 20, depth=64),
+    Pattern(name="random-read", rw="randread", depth=128),
+    Pattern(name="random-write", rw="randwrite", depth=128),
+    Pattern(name="random-70-30", rw="randrw", read_percent=70, depth=128),
+    Pattern(name="sequential-read", rw="read", block=1 << 20, depth=64),
+    Pattern(name="sequential-write", rw="write", block=1 << 20, depth=64),
 )
 SEGMENT_BYTES = 256 << 10
 VOLUME_BYTES = 1 << 30
@@ -174,6 +174,8 @@ class Paced:
         running = child.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             said, wrong = running.communicate(timeout=ROUND_SECONDS_MAX)
+        except subprocess.TimeoutExpired:
+            raise EngineError(f"`{' '.join(command)}` ran over {ROUND_SECONDS_MAX} s") from None
         finally:
             child.kill(running)
         if running.returncode:
@@ -186,8 +188,10 @@ def times(seconds: int, rounds: int) -> list[str]:
     return [word for name, value in words.items() for word in (name, str(value))]
 
 
-def main(binary: Path, levels: list[str], only: str) -> int:
+def main(binary: Path, levels: list[tuple[int, int]], only: str) -> int:
     """Prints the table that stands in docs/LAB.md; 1 if one of it is off by more than 15 %."""
+    if not binary.exists():
+        raise EngineError(f"{binary} is not there: run `make build`, or set ASHLAR to the program")
     cpus = os.cpu_count()
     print(f"drives of {IOPS} operations and {MBPS} MB a second; load {os.getloadavg()[0]:.1f} on "
           f"{cpus} CPUs\n")  # fmt: skip
@@ -196,8 +200,7 @@ def main(binary: Path, levels: list[str], only: str) -> int:
     )
     print("|---|---|---|---|---|---|---|")
     worst, holds = 0.0, True
-    for level in levels:
-        data, parity = map(int, level.split("+"))
+    for data, parity in levels:
         for one in compare(binary, data, parity, only):
             worst, holds = max(worst, abs(one.ratio - 1)), holds and one.holds
             print(f"| {one.level} | {one.policy} | {one.state} | {one.forecast.load} "

@@ -30,11 +30,12 @@ load.
 
 import csv
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from lab import lines
 
 # Columns of `seconds.csv`. Empty where it cannot be known. Cores are CPU seconds a second.
 SECONDS = [
@@ -109,13 +110,11 @@ class Results:
         return results
 
     def finished(self) -> Iterator[Cell]:
-        path = self.home / "cells.jsonl"
-        for line in path.read_text().splitlines(keepends=True) if path.exists() else []:
-            if line.endswith("\n"):
-                words = json.loads(line)
-                words["events"] = tuple((second, what) for second, what in words["events"])
-                words["notes"] = tuple(words["notes"])
-                yield Cell(**words)
+        for line in lines.whole(self.home / "cells.jsonl"):
+            words = json.loads(line)
+            words["events"] = tuple((second, what) for second, what in words["events"])
+            words["notes"] = tuple(words["notes"])
+            yield Cell(**words)
 
     def is_done(self, cell: Cell) -> bool:
         return any(done.key == cell.key for done in self.cells)
@@ -125,16 +124,12 @@ class Results:
 
     def add(self, cell: Cell) -> None:
         """Its files come first: a line says that they are whole."""
-        with open(self.home / "cells.jsonl", "a") as file:
-            file.write(json.dumps(asdict(cell)) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        lines.append(self.home / "cells.jsonl", json.dumps(asdict(cell)))
         self.cells.append(cell)
 
     def add_failure(self, cell: Cell, error: str) -> None:
-        with open(self.home / "failures.jsonl", "a") as file:
-            words = {"cell": asdict(cell), "error": error, "at": time.time()}
-            file.write(json.dumps(words) + "\n")
+        words = {"cell": asdict(cell), "error": error, "at": time.time()}
+        lines.append(self.home / "failures.jsonl", json.dumps(words))
 
     def seconds_of(self, cell: Cell) -> list[dict[str, str]]:
         with open(self.place_of(cell) / "seconds.csv", newline="") as file:

@@ -7,6 +7,8 @@ also when the undoing of another fails. What even SIGKILL leaves is in the ledge
 import fcntl
 import json
 import os
+import secrets
+import shlex
 import shutil
 import signal
 import sys
@@ -18,7 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from demo.vm import VmError
-from lab import loads, machine, sampler, schedule, sides, where
+from lab import devices, loads, machine, sampler, schedule, sides, where
+from lab import place as places
 from lab.ledger import Debt, Ledger, is_there
 from lab.loads import Load, LoadError
 from lab.loads.pgbench import program_directory
@@ -84,7 +87,7 @@ class Session:
 
     def __exit__(self, *error) -> None:
         if not self.ledger.debts():
-            self.ledger.path.unlink(missing_ok=True)
+            self.ledger.forget()
         elif error[0] is not Refusal:
             print("something stayed behind: `ashlar-lab clean` removes it", file=sys.stderr)
         self.lock.truncate(0)
@@ -101,9 +104,10 @@ class Session:
 class Run:
     """One study on one machine, into one directory of results."""
 
-    def __init__(self, study: Study, results: Results, session: Session, skip_missing: bool):
+    def __init__(self, study: Study, results: Results, session: Session, skip_missing: bool,
+                 overwrite: bool = False):  # fmt: skip
         self.study, self.results, self.session = study, results, session
-        self.skip_missing = skip_missing
+        self.skip_missing, self.overwrite = skip_missing, overwrite
         self.cleanup = ExitStack()
         self.skipped: dict[str, str] = {}
         self.disk_bytes: list[int] = []
@@ -114,7 +118,7 @@ class Run:
     def prepare(self) -> None:
         """Makes what can be made without starting anything, and refuses with all problems."""
         self.place = Host(self.session.ledger)
-        self.work = Path("/tmp") / f"ashlar-lab-{os.getpid()}"
+        self.work = Path("/tmp") / f"ashlar-lab-{secrets.token_hex(8)}"
         drives = self.session.home / "drives"
         if not self.study.drives.directory:
             changed = self.study.drives.model_copy(update={"directory": str(drives)})
@@ -128,13 +132,23 @@ class Run:
         if self.study.where != Where.GUEST:  # there it is asked when the guest is there
             problems += self.missing_sides()
         problems += machine.problems(self.study, self.sides, self.results.home)
-        there = all(map(os.path.exists, self.study.drives.paths))
+        problems += self.drive_problems()
+        there = all(map(devices.is_block, self.study.drives.paths))
         if self.sides and there:
             self.disk_bytes = self.sizes()
             problems += machine.size_problems(self.study, min(self.disk_bytes))
         if problems:
             self.place.close()
             raise Refusal("\n".join(problems))
+
+    def drive_problems(self) -> list[str]:
+        """Of drives that are somebody's: nothing of theirs goes that was not given away."""
+        drives = self.study.drives
+        if found := set(",:\n") & set(drives.directory):  # QEMU and fio part names there
+            return [f"{drives.directory!r} has {found} in it: take another directory for drives"]
+        if drives.kind != "block":
+            return []
+        return [*devices.problems(drives.paths, self.overwrite), *devices.other_drives(drives)]
 
     def missing_sides(self) -> list[str]:
         """Sides that cannot run here are problems, or are left out."""
@@ -152,7 +166,7 @@ class Run:
         drive_bytes = [self.study.drives.size] * arrays.members
         if self.study.drives.kind == "block":
             drive_bytes = [
-                int(self.place.check(f"blockdev --getsize64 {path}"))
+                int(self.place.check(f"blockdev --getsize64 {shlex.quote(path)}"))
                 for path in self.study.drives.paths[: arrays.count * arrays.members]
             ]
         members = [sides.Drive(f"d{at}", "", size) for at, size in enumerate(drive_bytes)]
@@ -185,10 +199,10 @@ class Run:
         trace = self.cleanup.enter_context(open(self.results.home / "commands.log", "a"))
         self.place.trace = trace
         self.cleanup.callback(self.place.close)
+        # not one that is there, which were not ours; the database's user passes through
+        self.work.mkdir(mode=0o711)
         self.session.ledger.owe("path", str(self.work))
-        self.cleanup.callback(self.session.ledger.settle, "path", str(self.work))
-        self.cleanup.callback(shutil.rmtree, self.work, ignore_errors=True)
-        self.work.mkdir(mode=0o755)
+        self.cleanup.callback(places.remove, self.place, self.work)
         self.cleanup.callback(self.where.close)
         self.where.start()
         if self.study.where == Where.GUEST and (problems := self.missing_sides()):

@@ -14,10 +14,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 QUICK = "quick"
+CHUNK_BYTES_MIN = 4096
 
 
 class StudyError(Exception):
@@ -36,6 +45,23 @@ def size_bytes(value: object) -> object:
 Bytes = Annotated[int, BeforeValidator(size_bytes), Field(gt=0)]
 Count = Annotated[int, Field(gt=0)]
 Seconds = Annotated[int, Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]  # becomes part of names of files
+Cpus = Annotated[str, Field(pattern=r"^\d+(-\d+)?(,\d+(-\d+)?)*$")]
+
+
+def chunk_bytes(value: int) -> int:
+    if value < CHUNK_BYTES_MIN or value & (value - 1):
+        raise ValueError("is no power of two from 4K on")
+    return value
+
+
+def once_each(values: tuple) -> tuple:
+    if twice := [str(value) for value in dict.fromkeys(values) if values.count(value) > 1]:
+        raise ValueError(f"names {', '.join(twice)} more than once")
+    return values
+
+
+Some = (Field(min_length=1), AfterValidator(once_each))
 
 
 class Table(BaseModel):
@@ -65,7 +91,8 @@ class Drives(Table):
     kind: Literal["file", "block", "model", "nvme"] = "file"
     size: Bytes = 4 << 30  # of a file, a model, or an emulated NVMe drive
     paths: tuple[str, ...] = ()  # block: the drives, all of which will be overwritten
-    directory: str | None = None  # file, nvme: where the files are; the cache, if not said
+    identities: tuple[str, ...] = ()  # of these; a run writes them down, and goes on with no others
+    directory: str | None = None  # file, nvme: a new one for them is made in it; the cache if none
     iops: Count | None = None  # model: of each drive
     mbps: Count | None = None  # model: of each drive, 1,000,000 bytes a second
 
@@ -76,7 +103,7 @@ class Array(Table):
     count: Count = 1
     data: Count = 4
     parity: Annotated[int, Field(ge=0, le=3)] = 1
-    chunk: Bytes = 64 << 10
+    chunk: Annotated[Bytes, AfterValidator(chunk_bytes)] = 64 << 10
 
     @property
     def members(self) -> int:
@@ -90,11 +117,11 @@ class Side(Table):
     """One contender. What is not said is as the contender's own documentation advises."""
 
     kind: Literal[SIDES]
-    name: str = ""  # in tables; the kind, if not said
+    name: Name = ""  # in tables; the kind, if not said
     # ashlar: journal, bitmap, none; mdraid: ppl, a log of parity that closes RAID 5's write hole
     policy: Literal["journal", "bitmap", "none", "ppl"] | None = None
     integrity: bool = False  # ashlar
-    cores: str | None = None  # ashlar, spdk, qemu-storage-daemon: the CPUs it may use
+    cores: Cpus | None = None  # ashlar, spdk, qemu-storage-daemon: the CPUs it may use
     export: Literal["vhost-user-blk", "fuse", "ublk", "nbd"] | None = None  # ashlar
     bitmap: bool = True  # mdraid: the write-intent bitmap, without which a crash is a full resync
     group_thread_cnt: Annotated[int, Field(ge=0)] | None = None  # mdraid
@@ -120,12 +147,10 @@ class Vm(Table):
 
 class Pgbench(Table):
     scale: Count = 50  # 15 MB each
-    scripts: tuple[Literal["select-only", "simple-update", "tpcb-like"], ...] = (
-        "select-only",
-        "simple-update",
-        "tpcb-like",
-    )
-    clients: tuple[Count, ...] = (10,)
+    scripts: Annotated[
+        tuple[Literal["select-only", "simple-update", "tpcb-like"], ...], *Some
+    ] = ("select-only", "simple-update", "tpcb-like")  # fmt: skip
+    clients: Annotated[tuple[Count, ...], *Some] = (10,)
     threads: Count = 2
     seconds: Seconds = 60
     warm_seconds: Annotated[int, Field(ge=0)] = 5  # before what is measured
@@ -136,7 +161,7 @@ class Pgbench(Table):
 class Pattern(Table):
     """One fio job."""
 
-    name: str
+    name: Name
     rw: Literal["randread", "randwrite", "randrw", "read", "write"]
     block: Bytes = 4096
     read_percent: Annotated[int, Field(ge=0, le=100)] | None = None  # of randrw
@@ -147,7 +172,7 @@ class Pattern(Table):
 class Fio(Table):
     patterns: Annotated[tuple[Pattern, ...], Field(min_length=1)]
     size: Bytes | None = None  # how much of each disk is used; all of it, if not said
-    vms: tuple[Count, ...] = (1,)  # how many load at once; where = "vm" only
+    vms: Annotated[tuple[Count, ...], *Some] = (1,)  # how many load at once; where = "vm" only
     seconds: Seconds = 30
     warm_seconds: Annotated[int, Field(ge=0)] = 5
 
@@ -158,14 +183,19 @@ class Study(Table):
     where: Where
     drives: Drives = Drives()
     array: Array = Array()
-    side: tuple[Side, ...]
+    side: Annotated[tuple[Side, ...], Field(min_length=1)]
     vm: Vm = Vm()
     pgbench: Pgbench | None = None
     fio: Fio | None = None
-    states: tuple[State, ...] = (State.HEALTHY,)
+    states: Annotated[tuple[State, ...], *Some] = (State.HEALTHY,)
     repeats: Count = 3  # of the whole round of sides, one after the other: A B A B
     raw: bool = False  # measure the drives themselves first, for efficiency
     unequal: bool = False  # sides of unlike protection are compared; the report says so on top
+
+    @property
+    def disks(self) -> int:
+        """How many are given to loads, which is how many loads there are."""
+        return self.vm.count if self.where == Where.VM else self.array.count
 
     @model_validator(mode="after")
     def fits_together(self):
@@ -181,6 +211,11 @@ class Study(Table):
             raise ValueError("has no parity: without a drive there is nothing left to measure")
         if self.drives.kind == "nvme" and self.where != Where.GUEST:
             raise ValueError('has drives of kind "nvme": those are emulated, `where = "guest"`')
+        patterns = [pattern.name for pattern in self.fio.patterns] if self.fio else []
+        if len(set(patterns)) < len(patterns):
+            raise ValueError("has two patterns of one `name`")
+        if self.fio and self.where == Where.VM and max(self.fio.vms) > self.vm.count:
+            raise ValueError(f"loads {max(self.fio.vms)} `fio.vms` of {self.vm.count} `vm.count`")
         if self.drives.kind == "model" and not (self.drives.iops and self.drives.mbps):
             raise ValueError('has drives of kind "model": say their `iops` and `mbps`')
         return self
@@ -195,15 +230,32 @@ def load(path: Path, quick: bool = False, changes: Sequence[str] = ()) -> Study:
         words = tomllib.loads(path.read_text())
     except FileNotFoundError:
         raise StudyError(f"{path} is not there: `ashlar-lab list` shows the studies") from None
+    except OSError as error:
+        raise StudyError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise StudyError(f"{path}: {error}") from None
     shorter = words.pop(QUICK, {})
+    if not isinstance(shorter, dict):
+        raise StudyError(f"{path}: `{QUICK}` is no table: write [{QUICK}]")
     try:
         Study.model_validate(words)
-        chosen = merged(words, shorter) if quick else words
+        Study.model_validate(shortened := merged(words, shorter))
+        chosen = shortened if quick else words
         for change in changes:
             chosen = changed(chosen, change)
         return Study.model_validate(chosen)
+    except ValidationError as error:
+        raise StudyError("\n".join(f"{path}: {told(one)}" for one in error.errors())) from None
+
+
+def as_run(path: Path) -> Study:
+    """The study.json of a run."""
+    try:
+        return Study.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        raise StudyError(
+            f"{path} is not there: is {path.parent} a directory of results?"
+        ) from None
     except ValidationError as error:
         raise StudyError("\n".join(f"{path}: {told(one)}" for one in error.errors())) from None
 
@@ -231,7 +283,10 @@ def changed(words: dict, change: str) -> dict:
 
 def with_value(words: dict | list, keys: list[str], value: object, change: str):
     first, *others = keys
-    if isinstance(words, list):  # of sides
+    is_sides = isinstance(words, list) and all(isinstance(each, dict) for each in words)
+    if not isinstance(words, dict) and not (is_sides and others):
+        raise StudyError(f"--set {change}: `{first}` is no place for a value")
+    if is_sides:
         names = [str(each.get("name", each.get("kind"))) for each in words]
         if first not in names:
             raise StudyError(f"--set {change}: there is no side {first}: {', '.join(names)}")
@@ -249,6 +304,8 @@ def only(study: Study, names: list[str]) -> Study:
     known = {side.name: side for side in study.side}
     if unknown := [name for name in names if name not in known]:
         raise StudyError(f"there is no side {', '.join(unknown)}: the study has {', '.join(known)}")
+    if len(set(names)) < len(names):
+        raise StudyError(f"the sides {', '.join(names)} are not one each")
     return study.model_copy(update={"side": tuple(known[name] for name in names)})
 
 

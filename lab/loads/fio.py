@@ -250,7 +250,7 @@ def measure_pattern(
     place: Place, asked: studies.Fio, pattern: Pattern, files: list[str], size: int, home: str
 ) -> dict:
     jobs = " ".join(
-        f"--name=d{number} --filename={file} --size={size} {ENGINE} {words(pattern)} --time_based "
+        f"--name=d{number} --filename={shlex.quote(file)} --size={size} {ENGINE} {words(pattern)} --time_based "
         f"--runtime={asked.seconds} --ramp_time={asked.warm_seconds} --lat_percentiles=1 "
         f"--percentile_list={PERCENTILES}"
         for number, file in enumerate(files)

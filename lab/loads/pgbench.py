@@ -46,7 +46,7 @@ CONNECTIONS_BESIDE = 20  # ours, and those that PostgreSQL keeps for itself
 class Pgbench:
     def __init__(self, seat: Seat, asked: studies.Pgbench):
         self.seat, self.place, self.asked = seat, seat.place, asked
-        self.home = f"/tmp/ashlar-lab-{os.getpid()}-{seat.name}"
+        self.home = f"/tmp/ashlar-lab-{places.TOKEN}-{seat.name}"
         self.logs = places.scratch(self.place, seat.name)
         self.root = seat.disk.directory or f"{self.home}/mount"
         self.mounted = False

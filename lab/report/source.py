@@ -153,7 +153,7 @@ def read_study(home: Path) -> Study:
     """As it was run, with `--quick` and `--set`; as it was written, where only that is there."""
     path = home / "study.json"
     if path.exists():
-        return Study.model_validate_json(path.read_text())
+        return studies.as_run(path)
     return studies.load(home / "study.toml")
 
 

@@ -19,6 +19,12 @@ READY_SECONDS_MAX = 60
 COMMAND_SECONDS_MAX = 300
 LABEL_BYTES = 64 << 20  # of each drive, for labels, journal and bitmaps: more than they take
 WRITE_HOLE = {"journal": "closed", "bitmap": RESYNC_DIRTY, "none": RESYNC_ALL}
+FREE_NBD = (
+    "for each in /sys/block/nbd*; do "
+    "[ ! -d $each ] || [ -e $each/pid ] || { basename $each; break; }; done"
+)
+MEMBERS_MAX = 64
+CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 16 << 10, 1 << 20
 STATES = {"optimal": "healthy", "degraded": "degraded"}
 
 
@@ -30,7 +36,7 @@ class Ashlar:
         self.name = chosen.name
         self.home = work / chosen.name
         self.socket = self.home / "ashlar.sock"
-        self.program = program(place)
+        self.program = shlex.quote(program(place))
         self.policy = chosen.policy or ("journal" if study.array.parity else "none")
         hole = WRITE_HOLE[self.policy] if study.array.parity else "none"
         self.protection = Protection(study.array.parity, hole)
@@ -43,8 +49,12 @@ class Ashlar:
         self.shown: dict | None = None
 
     def missing(self) -> str | None:
-        if isinstance(self.place, Host) and not Path(self.program).exists():
-            return f"{self.program} is not there: run `make build`, or set ASHLAR to the program"
+        if isinstance(self.place, Host) and not host_program().exists():
+            return f"{host_program()} is not there: run `make build`, or set ASHLAR to the program"
+        if self.study.array.members > MEMBERS_MAX:
+            return f"an array of Ashlar has {MEMBERS_MAX} drives at most: make `data` smaller"
+        if not CHUNK_BYTES_MIN <= self.study.array.chunk <= CHUNK_BYTES_MAX:
+            return "chunks of Ashlar are of 16K to 1M: say another `chunk` in [array]"
         kind = self.export_kind()
         if kind in ("fuse", "ublk", "nbd") and self.place.run("[ $(id -u) = 0 ]").rc:
             return f"an export of kind {kind} needs root: run it with sudo"
@@ -154,7 +164,8 @@ class Ashlar:
             return Disk(vhost=socket)
         if kind == "ublk":
             device = self.ashlar(create).split()[0]
-            self.cleanup.callback(self.ashlar, f"export delete e{number} --force")
+            places.owe(self.place, "ublk", Path(device).name)
+            self.cleanup.callback(self.end_ublk, number, Path(device).name)
             return Disk(device=device)
         return self.by_file(number, create) if kind == "fuse" else self.by_nbd(number, create)
 
@@ -169,13 +180,25 @@ class Ashlar:
         self.cleanup.callback(places.unloop, self.place, device, file)
         return Disk(device=device)
 
+    def end_ublk(self, number: int, name: str) -> None:
+        self.ashlar(f"export delete e{number} --force")
+        places.settle(self.place, "ublk", name)
+
     def by_nbd(self, number: int, create: str) -> Disk:
-        socket, device = self.home / f"e{number}.sock", f"/dev/nbd{number}"
+        socket = self.home / f"e{number}.sock"
         self.ashlar(f"{create} --path {socket}")
-        self.place.check(f"nbd-client -unix {socket} -N e{number} -C 4 {device}")
-        self.commands.append(f"nbd-client -unix {socket} -N e{number} -C 4 {device}")
-        self.cleanup.callback(self.place.run, f"nbd-client -d {device}")
-        return Disk(device=device)
+        name = self.place.check(FREE_NBD).strip()
+        if not name:
+            raise SideError("no /dev/nbd* is free: modprobe nbd nbds_max=64")
+        command = f"nbd-client -unix {socket} -N e{number} -C 4 /dev/{name}"
+        self.place.check(command)
+        self.commands.append(command)
+        # if we are killed before the next line, the kernel ends it: its server goes with us
+        debt = f"{name} {self.place.check(f'cat /sys/block/{name}/pid').strip()}"
+        places.owe(self.place, "nbd", debt)
+        self.cleanup.callback(places.settle, self.place, "nbd", debt)
+        self.cleanup.callback(self.place.run, f"nbd-client -d /dev/{name}")
+        return Disk(device=f"/dev/{name}")
 
     # Drives
 
@@ -229,4 +252,8 @@ def program(place: Place) -> str:
     """A guest has it in its PATH."""
     if not isinstance(place, Host):
         return "ashlar"
-    return str(Path(os.environ.get("ASHLAR") or CHECKOUT / "target/release/ashlar").absolute())
+    return str(host_program())
+
+
+def host_program() -> Path:
+    return Path(os.environ.get("ASHLAR") or CHECKOUT / "target/release/ashlar").absolute()

@@ -1,10 +1,20 @@
 """Drives as block devices: what they are already, or loop devices on files."""
 
+import shlex
 from contextlib import ExitStack
 
 from lab import place as places
 from lab.place import Place
 from lab.side import Drive, SideError
+from lab.study import Study
+
+
+def too_many_loads(study: Study) -> str | None:
+    """For sides that give each load a drive."""
+    drives = study.array.count * study.array.members
+    if study.disks <= drives:
+        return None
+    return f"each load gets a drive, and {study.disks} loads have {drives}: leave this one out"
 
 
 class Blocks:
@@ -23,7 +33,7 @@ class Blocks:
         return self.devices[drive.name]
 
     def made(self, drive: Drive) -> str:
-        if self.place.run(f"[ -b {drive.path} ]").rc == 0:
+        if self.place.run(f"[ -b {shlex.quote(drive.path)} ]").rc == 0:
             return drive.path
         device = places.loop(self.place, drive.path)
         self.cleanup.callback(places.unloop, self.place, device, drive.path)

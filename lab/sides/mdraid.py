@@ -14,6 +14,7 @@ more, and the report says so:
 """
 
 import re
+import secrets
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -101,13 +102,14 @@ class Mdraid:
         taken = self.place.check("ls /sys/block").split()
         names = (f"md{number}" for number in range(FIRST_NUMBER, 512))
         name = next(name for name in names if name not in taken)
-        places.owe(self.place, "md", name)
-        self.cleanup.callback(self.end, name)
+        uuid = new_uuid()
+        places.owe(self.place, "md", uuid)
+        self.cleanup.callback(self.end, name, uuid)
         self.arrays.append(name)
         devices = [self.blocks.device(drive) for drive in members]
         self.told(
-            create(f"/dev/{name}", self.level, self.study.array.chunk, self.consistency, devices,
-                   zeroed=self.study.drives.kind in ZEROED),
+            create(f"/dev/{name}", uuid, self.level, self.study.array.chunk, self.consistency,
+                   devices, zeroed=self.study.drives.kind in ZEROED),
             timeout=CREATE_SECONDS_MAX,
         )  # fmt: skip
         if self.level in WITH_STRIPE_CACHE:
@@ -198,13 +200,14 @@ class Mdraid:
             "commands": "\n".join(dict.fromkeys(self.commands)),
         }
 
-    def end(self, name: str) -> None:
-        """Also of an array that was not made to its end."""
+    def end(self, name: str, uuid: str) -> None:
+        """Also of an array that was not made, whose name may be another's by now."""
         self.place.check(
-            f"[ ! -e /dev/{name} ] || {{ tries=50; until mdadm --stop /dev/{name}; do "
-            "tries=$((tries - 1)); [ $tries -gt 0 ] || exit 1; sleep 0.2; done; }"
+            f"mdadm --detail --export /dev/{name} 2>/dev/null | grep -qx MD_UUID={uuid} || exit 0; "
+            f"tries=50; until mdadm --stop /dev/{name}; do "
+            "tries=$((tries - 1)); [ $tries -gt 0 ] || exit 1; sleep 0.2; done"
         )
-        places.settle(self.place, "md", name)
+        places.settle(self.place, "md", uuid)
         self.arrays = [each for each in self.arrays if each != name]
 
     def stop(self) -> None:
@@ -219,10 +222,17 @@ def level(data: int, parity: int) -> str | None:
     return "1" if (data, parity) == (1, 1) else LEVELS.get(parity)
 
 
+def new_uuid() -> str:
+    """As mdadm writes one: four words of eight digits."""
+    digits = secrets.token_hex(16)
+    return ":".join(digits[at : at + 8] for at in range(0, 32, 8))
+
+
 def create(
-    device: str, level: str, chunk_bytes: int, consistency: str, drives: list[str], zeroed: bool
-) -> str:
-    words = ["mdadm", "--create", device, "--run", f"--level={level}"]
+    device: str, uuid: str, level: str, chunk_bytes: int, consistency: str, drives: list[str],
+    zeroed: bool,
+) -> str:  # fmt: skip
+    words = ["mdadm", "--create", device, "--run", f"--uuid={uuid}", f"--level={level}"]
     words += [f"--raid-devices={len(drives)}"]
     words += [f"--chunk={chunk_bytes >> 10}K"] * (level != "1")
     if level != "0":

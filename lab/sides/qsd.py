@@ -7,6 +7,7 @@ under way together: fio's checksums say so when they are read back.
 """
 
 import re
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from lab import place as places
 from lab import study as studies
 from lab.place import Place, Running
 from lab.side import Counters, Disk, Drive, Protection, SideError
-from lab.sides.blocks import Blocks
+from lab.sides.blocks import Blocks, too_many_loads
 from lab.study import Where
 
 PROGRAM = "qemu-storage-daemon"
@@ -40,6 +41,8 @@ class StorageDaemon:
     def missing(self) -> str | None:
         if self.study.drives.kind == "model":
             return "drives of kind `model` are for the side `ashlar` alone: leave this one out"
+        if why := too_many_loads(self.study):
+            return why
         if places.programs_missing(self.place, PROGRAM):
             return f"{PROGRAM} is missing: apt-get install qemu-system-common"
         if self.study.where != Where.VM:
@@ -64,8 +67,6 @@ class StorageDaemon:
     def start(
         self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
     ) -> list[Disk]:
-        if len(disk_bytes) > len(drives) * len(drives[0]):
-            raise SideError("there are more loads than drives: each load gets a drive")
         chosen = [drives[at % len(drives)][at // len(drives)] for at in range(len(disk_bytes))]
         self.place.check(f"mkdir -p {self.home}")
         words = [PROGRAM, "--object iothread,id=io"]
@@ -83,10 +84,10 @@ class StorageDaemon:
         return [self.disk(number) for number in range(len(chosen))]
 
     def node(self, number: int, drive: Drive) -> str:
-        kind = "file" if self.place.run(f"[ -b {drive.path} ]").rc else "host_device"
+        kind = "file" if self.place.run(f"[ -b {shlex.quote(drive.path)} ]").rc else "host_device"
         return (
-            f"--blockdev driver={kind},node-name=d{number},filename={drive.path},aio=io_uring,"
-            "cache.direct=on,discard=unmap"
+            f"--blockdev driver={kind},node-name=d{number},aio=io_uring,cache.direct=on,"
+            f"discard=unmap,filename={shlex.quote(drive.path)}"
         )
 
     def export(self, number: int) -> str:

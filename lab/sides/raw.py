@@ -7,7 +7,7 @@ from lab import place as places
 from lab import study as studies
 from lab.place import Place
 from lab.side import Counters, Disk, Drive, Protection, SideError
-from lab.sides.blocks import Blocks
+from lab.sides.blocks import Blocks, too_many_loads
 
 
 class Raw:
@@ -23,6 +23,8 @@ class Raw:
     def missing(self) -> str | None:
         if self.study.drives.kind == "model":
             return "drives of kind `model` are for the side `ashlar` alone: leave this one out"
+        if why := too_many_loads(self.study):
+            return why
         if self.study.drives.kind == "file" and self.place.run("[ $(id -u) = 0 ]").rc:
             return "loop devices on drive files need root: run it with sudo"
         if self.study.drives.kind == "file" and places.programs_missing(self.place, "losetup"):
@@ -35,8 +37,6 @@ class Raw:
     def start(
         self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
     ) -> list[Disk]:
-        if len(disk_bytes) > len(drives) * len(drives[0]):
-            raise SideError("there are more loads than drives: `raw` gives each load a drive")
         blocks = Blocks(self.place, self.cleanup)
         for number in range(len(disk_bytes)):
             members = drives[number % len(drives)]

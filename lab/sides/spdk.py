@@ -5,6 +5,7 @@ are other geometries: so it stands here for a drive without redundancy, next to 
 """
 
 import json
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from lab import place as places
 from lab import study as studies
 from lab.place import Place, Running
 from lab.side import Counters, Disk, Drive, Protection, SideError
+from lab.sides.blocks import too_many_loads
 from lab.study import Where
 
 TARGET, CALL = "spdk_tgt", "spdk_rpc"
@@ -41,6 +43,8 @@ class Spdk:
             return 'SPDK serves virtual machines here: it takes part where `where = "vm"`'
         if self.study.drives.kind == "model":
             return "drives of kind `model` are for the side `ashlar` alone: leave this one out"
+        if why := too_many_loads(self.study):
+            return why
         if places.programs_missing(self.place, TARGET, CALL):
             return f"{TARGET} is missing: {GET_IT}"
         return None
@@ -51,8 +55,6 @@ class Spdk:
     def start(
         self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
     ) -> list[Disk]:
-        if len(disk_bytes) > len(drives) * len(drives[0]):
-            raise SideError("there are more loads than drives: each load gets a drive")
         self.place.check(f"mkdir -p {self.home}")
         mask = hex(sum(1 << cpu for cpu in cpus(self.chosen.cores or "0")))
         command = f"{TARGET} -r {self.home}/rpc.sock -S {self.home} -m {mask}"
@@ -69,7 +71,7 @@ class Spdk:
         self.count = len(disk_bytes)
         for number in range(self.count):
             drive = drives[number % len(drives)][number // len(drives)]
-            self.call(f"bdev_uring_create {drive.path} d{number} 512")
+            self.call(f"bdev_uring_create {shlex.quote(drive.path)} d{number} 512")
             self.call(f"vhost_create_blk_controller v{number} d{number}")
         return [Disk(vhost=self.home / f"v{number}") for number in range(self.count)]
 

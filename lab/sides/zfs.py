@@ -5,6 +5,7 @@ two pages of the database. Everything else is as it is by default; `sync` is wha
 """
 
 import re
+import secrets
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -34,6 +35,7 @@ class Zfs:
         self.members: list[list[Drive]] = []
         self.spares: list[Drive] = []
         self.commands: list[str] = []
+        self.pools = f"ashlar_lab_{secrets.token_hex(4)}"
 
     def missing(self) -> str | None:
         if self.study.drives.kind == "model":
@@ -52,7 +54,8 @@ class Zfs:
         return int(self.study.array.data * min(drive.bytes for drive in drives) * ROOM)
 
     def pool(self, number: int) -> str:
-        return f"ashlar_lab_{number}"
+        """No pool of somebody's has such a name."""
+        return f"{self.pools}_{number}"
 
     def start(
         self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
@@ -64,11 +67,13 @@ class Zfs:
             devices = " ".join(self.blocks.device(drive) for drive in members)
             at = f"{self.home}/pool{number}"
             places.owe(self.place, "mount", at)
+            places.owe(self.place, "zpool", self.pool(number))
             self.told(
                 f"zpool create -f -o ashift={SECTOR_SHIFT} -o cachefile=none -m {at} "
                 f"{self.pool(number)} {LEVELS[self.study.array.parity]} {devices}"
             )
             self.cleanup.callback(places.settle, self.place, "mount", at)
+            self.cleanup.callback(places.settle, self.place, "zpool", self.pool(number))
             self.cleanup.callback(self.told, f"zpool destroy -f {self.pool(number)}")
             self.told(f"zfs set recordsize={RECORD} {self.pool(number)}")
         return [self.disk(number) for number in range(len(disk_bytes))]

@@ -6,12 +6,14 @@ moved until another is the least. Whether engine and plan agree, `ashlar-lab pla
 import contextlib
 import io
 import json
+import os
 import tempfile
 import unittest
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
-from lab import forecast, plan, proof
+from lab import forecast, main, plan, proof
 from lab.forecast import Server, predict
 from lab.geometry import Drive, Geometry, binomial
 from lab.results import Cell
@@ -252,8 +254,8 @@ class Check(unittest.TestCase):
         rates = {
             one.load: one.per_second for one in predict(study, server) if one.state == "healthy"
         }
-        self.assertEqual(round(rates["random read"]), 50_000)
-        self.assertGreater(rates["random write"], 12_500)
+        self.assertEqual(round(rates["random-read"]), 50_000)
+        self.assertGreater(rates["random-write"], 12_500)
 
     def test_how_far_apart(self):
         one = next(predict(proof.study_of(4, 1, "none"), Server(DRIVE)))
@@ -284,6 +286,40 @@ class Command(unittest.TestCase):
     def test_what_is_missing_is_named(self):
         with self.assertRaisesRegex(StudyError, "--drive-gbps-write"):
             plan.main(["fio-host", *self.DRIVES[:-2]])
+
+    def test_results_that_are_none_are_refused(self):
+        with self.assertRaisesRegex(StudyError, "no finished cell"):
+            plan.main(["fio-host", *self.DRIVES, "--from-results", "/nonexistent"])
+
+    def checked(self, *words: str) -> tuple[int, str, list]:
+        """Status, what was said, and which levels were compared; nothing is measured."""
+        said = io.StringIO()
+        with (
+            mock.patch.object(proof, "compare", return_value=iter(())) as compare,
+            contextlib.redirect_stdout(said),
+            contextlib.redirect_stderr(said),
+        ):
+            try:
+                status = main.main(["plan", "--check", *words])
+            except SystemExit as end:
+                status = end.code
+        return status, said.getvalue(), [call.args[1:3] for call in compare.call_args_list]
+
+    def test_check_compares_the_levels_that_are_asked_for(self):
+        with mock.patch.dict(os.environ, {"ASHLAR": "/bin/true"}):
+            status, said, levels = self.checked("--levels", "4+2,8+3")
+            self.assertEqual((status, levels), (0, [(4, 2), (8, 3)]), said)
+            self.assertEqual(self.checked()[2], [(4, 1), (4, 2)])
+            for wrong in ("4", "4+0", "a+b", "4+1,", "4+1 4+2"):
+                status, said, levels = self.checked("--levels", wrong)
+                self.assertEqual((status, levels), (2, []), wrong)
+                self.assertIn("is not like 4+1,4+2", said)
+
+    def test_check_without_a_program(self):
+        with mock.patch.dict(os.environ, {"ASHLAR": "/nonexistent"}):
+            status, said, _ = self.checked()
+        self.assertEqual(status, 1)
+        self.assertIn("make build", said)
 
     def test_figures_of_a_run(self):
         with tempfile.TemporaryDirectory() as directory:

@@ -3,15 +3,17 @@
 Method: real processes and files; with root also loop devices and mounts, and a run that is killed.
 """
 
+import errno
 import os
 import subprocess
 import tempfile
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from lab import ledger
-from lab.ledger import Ledger
+from lab.ledger import Ledger, LedgerError, Stayed
 from lab.place import Host, loop, mount, settle, unloop, unmount
 from lab.run import Refusal, Session
 
@@ -90,6 +92,110 @@ class Debts(unittest.TestCase):
         settle(host, "path", file)
         self.assertEqual(self.ledger.debts(), [])
         self.assertEqual(ledger.loops_of(file), [])
+
+    def test_what_is_torn_is_not_taken_for_a_line(self):
+        self.ledger.owe("path", "/a")
+        with open(self.ledger.path, "a") as file:
+            file.write("+ path /ho")  # of /home/…: it was not made
+        self.assertEqual([debt.what for debt in self.ledger.debts()], ["/a"])
+        self.ledger.owe("path", "/b")
+        self.assertEqual([debt.what for debt in Ledger(self.ledger.path).debts()], ["/a", "/b"])
+        self.assertNotIn("/ho", self.ledger.path.read_text())
+
+    def test_after_another_boot_only_files_are_left(self):
+        for kind, what in [("path", "/a"), ("mount", "/b"), ("md", "uuid"), ("nbd", "nbd0 1")]:
+            self.ledger.owe(kind, what)
+        self.assertEqual(len(self.ledger.debts()), 4)
+        other = self.home / "boot_id"
+        other.write_text("another\n")
+        with mock.patch.object(ledger, "BOOT_ID", other):
+            self.assertEqual([debt.what for debt in self.ledger.debts()], ["/a"])
+            Ledger(self.ledger.path).owe("mount", "/c")
+            self.assertEqual([debt.what for debt in self.ledger.debts()], ["/a", "/c"])
+
+    def test_a_full_disk_is_told(self):
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        with mock.patch.object(ledger.lines, "append", side_effect=full):
+            with self.assertRaisesRegex(LedgerError, "No space.*make room"):
+                self.ledger.owe("path", "/a")
+            self.ledger.settle("path", "/a")  # nothing else is kept from being taken down
+
+    # Of what this machine has none, by programs that write down how they are called
+
+    def fake(self, **programs: str) -> Path:
+        """Programs in the PATH, and a /sys/block of our own."""
+        called, block = self.home / "called", self.home / "block"
+        called.touch()
+        block.mkdir()
+        for name, text in programs.items():
+            path = self.home / name.replace("_", "-")
+            path.write_text(f'#!/bin/sh\necho "{path.name} $*" >>{called}\n{text}\n')
+            path.chmod(0o755)
+        path = f"{self.home}:{os.environ['PATH']}"
+        for patch in (
+            mock.patch.dict(os.environ, {"PATH": path}),
+            mock.patch.object(ledger, "BLOCK", block),
+            mock.patch.object(ledger, "POOLS", block),
+            mock.patch.object(ledger, "COMMAND_SECONDS_MAX", 1),
+            mock.patch.object(ledger, "GONE_SECONDS_MAX", 1),
+        ):
+            patch.start()
+            self.addCleanup(patch.stop)
+        return called
+
+    def test_only_the_array_of_that_uuid_is_stopped(self):
+        at = self.home / "block"
+        called = self.fake(
+            mdadm=f"""case "$*" in
+                "--detail --export /dev/md100") echo MD_UUID=theirs;;
+                "--detail --export /dev/md101") echo MD_UUID=ours;;
+                "--stop /dev/md101") rm -r {at}/md101;;
+                *) exit 1;;
+            esac"""
+        )
+        for name in ("md100", "md101"):
+            (at / name / "md").mkdir(parents=True)
+        self.ledger.owe("md", "ours")
+        self.assertEqual(list(self.ledger.clean()), ["removed md ours"])
+        self.assertNotIn("--stop /dev/md100", called.read_text())
+        self.assertTrue((at / "md100").exists())
+
+    def test_an_export_by_nbd_is_known_by_who_serves_it(self):
+        called = self.fake(nbd_client=f"rm {self.home}/block/nbd1/pid")
+        for name, pid in [("nbd0", 77), ("nbd1", 78)]:
+            (self.home / "block" / name).mkdir()
+            (self.home / "block" / name / "pid").write_text(f"{pid}\n")
+        self.ledger.owe("nbd", "nbd0 76")  # ours was 76, and this is somebody's
+        self.ledger.owe("nbd", "nbd1 78")
+        self.assertEqual(list(self.ledger.clean()), ["removed nbd nbd1 78"])
+        self.assertEqual(called.read_text(), "nbd-client -d /dev/nbd1\n")
+
+    def test_a_pool_is_destroyed(self):
+        called = self.fake(zpool=f"rmdir {self.home}/block/ashlar_lab_1_0")
+        (self.home / "block" / "ashlar_lab_1_0").mkdir()
+        self.ledger.owe("zpool", "ashlar_lab_1_0")
+        self.assertEqual(list(self.ledger.clean()), ["removed zpool ashlar_lab_1_0"])
+        self.assertEqual(called.read_text(), "zpool destroy -f ashlar_lab_1_0\n")
+
+    def test_a_device_of_ublk_goes_before_what_lies_on_it(self):
+        called = self.fake(ublk=f"rmdir {self.home}/block/ublkb3")
+        (self.home / "block" / "ublkb3").mkdir()
+        self.ledger.owe("ublk", "ublkb3")
+        file = self.home / "later"
+        file.touch()
+        self.ledger.owe("path", str(file))
+        done = list(self.ledger.clean())
+        self.assertEqual([line.split()[1] for line in done], ["ublk", "path"])
+        self.assertEqual(called.read_text(), "ublk del -n 3\n")
+
+    def test_what_hangs_is_told_and_not_waited_for(self):
+        self.fake(ublk="exec sleep 100")
+        (self.home / "block" / "ublkb3").mkdir()
+        self.ledger.owe("ublk", "ublkb3")
+        began = time.monotonic()
+        with self.assertRaisesRegex(Stayed, "ublk del.*or a reboot"):
+            list(self.ledger.clean())
+        self.assertLess(time.monotonic() - began, 30)
 
     def test_a_zombie_is_gone(self):
         child = subprocess.Popen(["true"])

@@ -6,6 +6,7 @@ from lab.side import Disk
 from lab.sides import mdraid
 
 MIB = 1 << 20
+UUID = mdraid.new_uuid()
 
 
 class Create(unittest.TestCase):
@@ -15,24 +16,28 @@ class Create(unittest.TestCase):
             self.assertEqual(mdraid.level(data, parity), wanted)
         self.assertIsNone(mdraid.level(4, 3))
 
+    def test_no_two_have_one_name(self):
+        self.assertRegex(UUID, r"^([0-9a-f]{8}:){3}[0-9a-f]{8}$")
+        self.assertNotEqual(mdraid.new_uuid(), UUID)
+
     def test_words(self):
         drives = [f"/dev/nvme{number}n1" for number in range(5)]
         self.assertEqual(
-            mdraid.create("/dev/md100", "5", 64 << 10, "bitmap", drives, zeroed=True),
-            "mdadm --create /dev/md100 --run --level=5 --raid-devices=5 --chunk=64K "
+            mdraid.create("/dev/md100", UUID, "5", 64 << 10, "bitmap", drives, zeroed=True),
+            f"mdadm --create /dev/md100 --run --uuid={UUID} --level=5 --raid-devices=5 --chunk=64K "
             "--bitmap=internal --assume-clean /dev/nvme0n1 /dev/nvme1n1 /dev/nvme2n1 /dev/nvme3n1 "
             "/dev/nvme4n1",
         )
-        plain = mdraid.create("/dev/md100", "6", 64 << 10, "resync", drives, zeroed=False)
+        plain = mdraid.create("/dev/md100", UUID, "6", 64 << 10, "resync", drives, zeroed=False)
         self.assertIn("--bitmap=none", plain)
         self.assertNotIn("--assume-clean", plain)
-        closed = mdraid.create("/dev/md100", "5", 64 << 10, "ppl", drives, zeroed=True)
+        closed = mdraid.create("/dev/md100", UUID, "5", 64 << 10, "ppl", drives, zeroed=True)
         self.assertIn("--consistency-policy=ppl --bitmap=none", closed)
         # RAID 0 knows neither, and a mirror has no chunks.
-        striped = mdraid.create("/dev/md100", "0", 64 << 10, "bitmap", drives, zeroed=True)
+        striped = mdraid.create("/dev/md100", UUID, "0", 64 << 10, "bitmap", drives, zeroed=True)
         self.assertNotIn("bitmap", striped)
         self.assertNotIn("clean", striped)
-        mirror = mdraid.create("/dev/md100", "1", 64 << 10, "bitmap", drives[:2], zeroed=True)
+        mirror = mdraid.create("/dev/md100", UUID, "1", 64 << 10, "bitmap", drives[:2], zeroed=True)
         self.assertNotIn("chunk", mirror)
 
 

@@ -1,11 +1,16 @@
 """Goal: a study with a mistake is refused with its place and the fix, and ours have none."""
 
+import os
 import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
-from lab import machine, study
+from lab import machine, sides, study
+from lab.ledger import Ledger
+from lab.place import Host
 from lab.side import Protection
+from lab.sides import blocks
 from lab.study import StudyError
 
 STUDIES = Path(study.__file__).parent / "studies"
@@ -18,6 +23,16 @@ kind = "ashlar"
 scale = 10
 [quick.pgbench]
 scale = 1
+"""
+
+
+FIO = """
+title = "t"
+where = "vm"
+[[side]]
+kind = "ashlar"
+[fio]
+patterns = [PATTERNS]
 """
 
 
@@ -64,8 +79,78 @@ class Studies(unittest.TestCase):
                 self.assertIn(said, self.refusal(f"{top}\n{GOOD}\n{bottom}"))
 
     def test_all_mistakes_are_told_at_once(self):
-        said = self.refusal(GOOD.replace("scale = 10", "scale = 0\nclient = 1")).splitlines()
-        self.assertEqual(len(said), 2, said)
+        said = self.refusal(GOOD.replace("scale = 10", "scale = 0\nclient = 1"))
+        wrong = {line.split("`")[1] for line in said.splitlines()}
+        self.assertEqual(wrong, {"pgbench.scale", "pgbench.client"})
+
+    def test_quick_is_read_in_any_case(self):
+        said = self.refusal(GOOD.replace("scale = 1\n[quick", "") + "scal = 2\n")
+        self.assertIn("did you mean `scale`?", said)
+        self.assertIn("is no table", self.refusal(f"quick = 3\n{GOOD.split('[quick')[0]}"))
+
+    def test_values_that_are_none(self):
+        for change, said in [
+            ("pgbench.clients=[]", "at least 1"),
+            ("pgbench.clients=[10,10]", "names 10 more than once"),
+            ("pgbench.scripts=[]", "at least 1"),
+            ("states=[]", "at least 1"),
+            ("side=[]", "at least 1"),
+            ("side.ashlar.cores=abc", "cores"),
+            ("side.ashlar.name=a b/../../x", "name"),
+            ("array.chunk=5K", "power of two"),
+            ("array.chunk=2K", "power of two"),
+        ]:
+            with self.subTest(change):
+                self.assertIn(said, self.refusal(GOOD, (change,)))
+        made = self.load(GOOD, changes=("side.ashlar.cores=0,2-4", "side.ashlar.name=a-2"))
+        self.assertEqual(made.side[0].cores, "0,2-4")
+
+    def test_values_that_have_no_place(self):
+        for change in ("side.ashlar=3", "pgbench.scale.x=3", "pgbench.clients.0=5"):
+            with self.subTest(change):
+                text = GOOD.replace("scale = 10", "scale = 10\nclients = [1]")
+                self.assertIn("is no place for a value", self.refusal(text, (change,)))
+
+    def test_patterns_of_fio(self):
+        fio = FIO.replace("PATTERNS", '{name = "a/b", rw = "read"}')
+        self.assertIn("fio.patterns.0.name", self.refusal(fio))
+        fio = FIO.replace("PATTERNS", '{name = "a", rw = "read"}, {name = "a", rw = "write"}')
+        self.assertIn("two patterns", self.refusal(fio))
+        fio = FIO.replace("PATTERNS", '{name = "a", rw = "read"}')
+        self.assertIn("`fio.vms`", self.refusal(fio, ("fio.vms=[1,8]", "vm.count=4")))
+        self.assertEqual(self.load(fio, changes=("fio.vms=[1,8]", "vm.count=8")).disks, 8)
+
+    def test_sides_are_named_once(self):
+        with self.assertRaisesRegex(StudyError, "not one each"):
+            study.only(self.load(GOOD), ["ashlar", "ashlar"])
+
+    def test_what_cannot_be_read_is_told(self):
+        with tempfile.TemporaryDirectory() as directory:
+            with self.assertRaisesRegex(StudyError, "cannot be read: Is a directory"):
+                study.load(Path(directory))
+            half = Path(directory) / "study.json"
+            half.write_text('{"title": "t", "whe')
+            with self.assertRaisesRegex(StudyError, "study.json"):
+                study.as_run(half)
+
+    def test_more_loads_than_drives_are_told_before(self):
+        made = self.load(FIO.replace("PATTERNS", '{name = "a", rw = "read"}'))
+        few = made.model_copy(update={"vm": study.Vm(count=6)})
+        self.assertIsNone(blocks.too_many_loads(made))
+        self.assertIn("6 loads have 5", blocks.too_many_loads(few))
+
+    def test_limits_of_ashlar_are_told_before(self):
+        for change, said in [("array.data=300", "64 drives"), ("array.chunk=2M", "16K to 1M")]:
+            made = self.load(GOOD, changes=(change,))
+            with mock.patch.dict(os.environ, {"ASHLAR": "/bin/true"}):
+                host = Host(Ledger(Path("/nonexistent")))
+                side = sides.make(made.side[0], made, host, Path("/nonexistent"))
+                self.assertIn(said, side.missing())
+
+    def test_disks_that_would_be_of_nothing_are_refused(self):
+        made = self.load(FIO.replace("PATTERNS", '{name = "a", rw = "read"}'))
+        self.assertIn("drives.size", machine.size_problems(made, -1 << 20)[0])
+        self.assertEqual(machine.size_problems(made, 1 << 30), [])
 
     def test_quick_and_set_replace_what_is_written(self):
         self.assertEqual(self.load(GOOD).pgbench.scale, 10)
