@@ -14,7 +14,6 @@ it is given the time to connect besides: twice what that took when it was tried.
 import contextlib
 import gzip
 import math
-import os
 import re
 import shlex
 import time
