@@ -5,7 +5,6 @@ violation the run's directory stays and is named; otherwise nothing is left behi
 """
 
 import argparse
-import fcntl
 import json
 import resource
 import secrets
