@@ -12,7 +12,6 @@ count, nor does what ended after the time.
 
 import contextlib
 import gzip
-import os
 import re
 import shlex
 import time
