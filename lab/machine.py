@@ -210,8 +210,8 @@ def size_problems(study: Study, disk_bytes: int) -> list[str]:
         if disk_bytes >= FIO_BYTES_MIN:
             return []
         return [
-            f"the disks would have {max(0, disk_bytes) >> 20} MiB and fio takes {FIO_BYTES_MIN >> 20}: say "
-            "larger drives (--set drives.size=1G)"
+            f"the disks would have {max(0, disk_bytes) >> 20} MiB and fio takes "
+            f"{FIO_BYTES_MIN >> 20}: say larger drives (--set drives.size=1G)"
         ]
     wal = WAL_BYTES if schedule.seconds_of(study) > 30 else SMALL_WAL_BYTES
     needed = max(XFS_BYTES_MIN, study.pgbench.scale * SCALE_BYTES + wal)

@@ -139,7 +139,7 @@ def what_to_run(parser: argparse.ArgumentParser) -> None:
         "--unequal", action="store_true", help="compare sides of unlike protection; the report says"
     )
     parser.add_argument(
-        "--overwrite", action="store_true", help="what drives of kind `block` carry may go, all of it"
+        "--overwrite", action="store_true", help="all that drives of kind `block` carry may go"
     )
     parser.add_argument(
         "--skip-missing", action="store_true", help="leave out what this machine cannot run"
@@ -214,7 +214,7 @@ def asked(words) -> tuple[Study, Path, str]:
     study = study.model_copy(update={"drives": devices.identified(study.drives)})
     home = words.out or Path("results") / f"{path.stem}-{time.strftime('%Y-%m-%d-%H%M%S')}"
     if home.exists() and (not home.is_dir() or any(home.iterdir())):
-        raise StudyError(f"{home} is not empty: --resume {home} if it has results, or another --out")
+        raise StudyError(f"{home} is not empty: --resume {home}, or say another --out")
     return study, home, path.read_text()
 
 

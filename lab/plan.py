@@ -83,7 +83,7 @@ def command_line() -> argparse.ArgumentParser:
         drive.add_argument(f"--{name.replace('_', '-')}", type=positive, metavar=unit)
     drive.add_argument("--drive-latency-us", type=positive, metavar="N")
     drive.add_argument("--from-raw", type=Path, metavar="FILE", help="raw.json of a run")
-    drive.add_argument("--measure", metavar="DEVICE", help="with fio; only reads, without --overwrite")
+    drive.add_argument("--measure", metavar="DEVICE", help="with fio; reads, or --overwrite")
     drive.add_argument("--overwrite", action="store_true", help="--measure may: all of it is lost")
     server = parser.add_argument_group("the server")
     server.add_argument("--cores", type=int, metavar="N", help="of the engine")

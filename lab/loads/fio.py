@@ -250,9 +250,9 @@ def measure_pattern(
     place: Place, asked: studies.Fio, pattern: Pattern, files: list[str], size: int, home: str
 ) -> dict:
     jobs = " ".join(
-        f"--name=d{number} --filename={shlex.quote(file)} --size={size} {ENGINE} {words(pattern)} --time_based "
-        f"--runtime={asked.seconds} --ramp_time={asked.warm_seconds} --lat_percentiles=1 "
-        f"--percentile_list={PERCENTILES}"
+        f"--name=d{number} --filename={shlex.quote(file)} --size={size} {ENGINE} "
+        f"{words(pattern)} --time_based --runtime={asked.seconds} "
+        f"--ramp_time={asked.warm_seconds} --lat_percentiles=1 --percentile_list={PERCENTILES}"
         for number, file in enumerate(files)
     )
     command = f"fio --output={home}/out --output-format=json --eta=never {jobs}"

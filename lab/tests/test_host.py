@@ -18,6 +18,7 @@ from pathlib import Path
 from lab import host, ledger, sides, study
 from lab.ledger import Ledger
 from lab.loads.fio import Fio
+from lab.nvme import NvmeDrives
 from lab.place import Host
 from lab.results import Cell, Results
 
@@ -123,6 +124,36 @@ class OnHost(unittest.TestCase):
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.1)
 
+    def test_files_of_others_stay_as_they_are(self):
+        """Drive files are made in a directory of their own, inside of the one that is named."""
+        theirs = self.home / "my images, and more"
+        theirs.mkdir()
+        for name in ("d0.img", "nvme0.img"):
+            (theirs / name).write_text("mine")
+        changes = ["drives.size=4M", "array.data=1", f"drives.directory={theirs}"]
+        made = study.load(self.path, changes=changes)
+        place = Host(Ledger(self.cache / "ledger"))
+        self.addCleanup(place.close)
+        where = host.OnHost(made, self.home, place)
+        where.start()
+        arrays, spares = where.drives()
+        paths = [Path(drive.path) for drive in (*arrays[0], *spares)]
+        self.assertTrue(all(path.stat().st_size == 4 << 20 for path in paths))
+        self.assertEqual({path.parent.parent for path in paths}, {theirs})
+        nvme = NvmeDrives(place, where.directory, 1, 4 << 20, 1)
+        nvme.make(0)
+        self.assertEqual(nvme.file(0).stat().st_size, 4 << 20)
+        where.close()
+        self.assertEqual(sorted(path.name for path in theirs.iterdir()), ["d0.img", "nvme0.img"])
+        self.assertEqual((theirs / "d0.img").read_text(), "mine")
+        self.assertEqual(place.ledger.debts(), [])
+
+    def test_a_directory_that_qemu_and_fio_take_for_two_is_refused(self):
+        run = self.lab("check", str(self.path), "--sides", "raw", "--set", "drives.directory=/a,b")
+        said, _ = run.communicate(timeout=SECONDS_MAX)
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("take another directory", said)
+
     def test_ashlar(self):
         self.side("ashlar")
 
@@ -145,9 +176,9 @@ class OnHost(unittest.TestCase):
             start_new_session=True,
         )
 
-    def started(self, until: str) -> tuple[subprocess.Popen, Path]:
+    def started(self, until: str, name: str = "out") -> tuple[subprocess.Popen, Path]:
         """A run that has come as far as to say `until`."""
-        out = self.home / "out"
+        out = self.home / name
         run = self.lab("run", str(self.path), "--sides", "raw", "--no-report", "--out", str(out))
         self.addCleanup(run.stdout.close)
         self.addCleanup(run.kill)
@@ -164,7 +195,7 @@ class OnHost(unittest.TestCase):
 
     def test_an_interrupted_run_leaves_nothing_and_goes_on(self):
         for number in (signal.SIGINT, signal.SIGTERM):
-            run, out = self.started("healthy, mixed")
+            run, out = self.started("healthy, mixed", f"out-{number}")
             run.send_signal(number)
             self.assertEqual(run.wait(SECONDS_MAX), 130)
             self.assertEqual(self.left(), [])
@@ -200,6 +231,12 @@ class OnHost(unittest.TestCase):
         self.assertIn("drives.size=1G", said)
         self.assertIn("--unequal", said)
         self.assertFalse(out.exists())
+        out.mkdir()
+        (out / "raw.json").write_text("{}")  # of another study
+        run = self.lab("run", str(self.path), "--out", str(out))
+        said, _ = run.communicate(timeout=SECONDS_MAX)
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("is not empty", said)
         for words in (["run", "--nonsense"], ["run"], ["run", "x", "--resume", "y"], []):
             usage = self.lab(*words)
             usage.communicate(timeout=SECONDS_MAX)

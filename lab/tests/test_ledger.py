@@ -3,6 +3,7 @@
 Method: real processes and files; with root also loop devices and mounts, and a run that is killed.
 """
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -14,8 +15,10 @@ from unittest import mock
 
 from lab import ledger
 from lab.ledger import Ledger, LedgerError, Stayed
-from lab.place import Host, loop, mount, settle, unloop, unmount
-from lab.run import Refusal, Session
+from lab.place import Host, fresh_directory, loop, mount, remove, settle, unloop, unmount
+from lab.results import Results
+from lab.run import Refusal, Run, Session
+from lab.study import Study
 
 ROOT = os.geteuid() == 0 and Path("/dev/loop-control").exists()
 
@@ -52,6 +55,35 @@ class Debts(unittest.TestCase):
         host.close()
         self.assertFalse(running.running)
         self.assertEqual(self.ledger.debts(), [])
+
+    def test_a_directory_of_ours_is_one_that_was_not_there(self):
+        host = Host(self.ledger)
+        one, other = (fresh_directory(host, self.home / "in", 0o711) for _ in range(2))
+        self.assertNotEqual(one, other)
+        self.assertEqual(one.stat().st_mode & 0o777, 0o711)
+        self.assertEqual([debt.what for debt in self.ledger.debts()], [str(one), str(other)])
+        remove(host, one)
+        self.assertEqual([debt.what for debt in self.ledger.debts()], [str(other)])
+        self.assertFalse(one.exists())
+
+    def test_a_run_works_where_nobody_else_has_been(self):
+        study = Study.model_validate(
+            {"title": "t", "where": "host", "side": [{"kind": "ashlar"}], "pgbench": {}}
+        )
+        with Session(self.home) as session, mock.patch.object(Run, "missing_sides", lambda _: []):
+            runs = [Run(study, Results(self.home / "out"), session, True) for _ in range(2)]
+            for run in runs:
+                with contextlib.suppress(Refusal):  # this machine may be small
+                    run.prepare()
+                self.assertFalse(run.work.exists())
+            self.assertNotEqual(runs[0].work, runs[1].work)
+            runs[0].work.mkdir()  # by somebody else
+            self.addCleanup(runs[0].work.rmdir)
+            runs[0].screen = mock.Mock()
+            with self.assertRaises(FileExistsError), runs[0].cleanup:
+                runs[0].begin()
+            self.assertTrue(runs[0].work.exists())
+            self.assertEqual(session.ledger.debts(), [])
 
     def test_one_run_at_a_time(self):
         with Session(self.home):

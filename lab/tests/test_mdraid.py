@@ -1,7 +1,14 @@
 """Goal: an array is made and read as md's own documentation says, whatever state it is in."""
 
+import os
+import tempfile
 import unittest
+from pathlib import Path
+from unittest import mock
 
+from lab import study
+from lab.ledger import Ledger
+from lab.place import Host
 from lab.side import Disk
 from lab.sides import mdraid
 
@@ -39,6 +46,35 @@ class Create(unittest.TestCase):
         self.assertNotIn("clean", striped)
         mirror = mdraid.create("/dev/md100", UUID, "1", 64 << 10, "bitmap", drives[:2], zeroed=True)
         self.assertNotIn("chunk", mirror)
+
+
+class End(unittest.TestCase):
+    """With a mdadm that writes down how it is called."""
+
+    def ended(self, uuid: str) -> str:
+        with tempfile.TemporaryDirectory(prefix="ashlar-lab-test-") as directory:
+            home = Path(directory)
+            (home / "called").touch()
+            (home / "mdadm").write_text(
+                f'#!/bin/sh\necho "$*" >>{home}/called\n'
+                f'[ "$1" = --stop ] || echo MD_UUID={uuid}\n'
+            )
+            (home / "mdadm").chmod(0o755)
+            with mock.patch.dict(os.environ, {"PATH": f"{home}:{os.environ['PATH']}"}):
+                place = Host(Ledger(home / "ledger"))
+                chosen = study.Side(kind="mdraid")
+                pgbench = study.Pgbench()
+                whole = study.Study(title="t", where="host", side=(chosen,), pgbench=pgbench)
+                side = mdraid.Mdraid(chosen, whole, place, home)
+                place.ledger.owe("md", UUID)
+                side.end("md100", UUID)
+                self.assertEqual(place.ledger.debts(), [])
+                place.close()
+            return (home / "called").read_text()
+
+    def test_only_an_array_of_ours_is_stopped(self):
+        self.assertIn("--stop /dev/md100", self.ended(UUID))
+        self.assertNotIn("--stop", self.ended(mdraid.new_uuid()))
 
 
 class Tuning(unittest.TestCase):
