@@ -183,7 +183,8 @@ class Cautions(InADirectory):
             raw["randwrite"]["iops"] = 40_000
 
         told = self.other(self.change("raw.json", change))
-        self.assertRegex(told, "randwrite, 1 VM, healthy: raid0 did (119|120)% of what the bare drives do")
+        wanted = "randwrite, 1 VM, healthy: raid0 did (119|120)% of what the bare drives do"
+        self.assertRegex(told, wanted)
 
     def test_short_ones(self):
         synthetic.pgbench(self.home, STUDY.replace("seconds = 100", "seconds = 5"), RATES)
