@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from demo import child
-from lab import guests, main, place
+from lab import guests, main, place, sampler
 from lab import run as runs
 from lab.ledger import Ledger
 from lab.loads import pgbench
@@ -103,6 +103,16 @@ class Turns(unittest.TestCase):
         late, share = "over 1.0 s after", "degraded in 80% of the measured"
         self.assertIn(late, " ".join(made.notes(DEGRADED, 1.0, done, 102.0)))
         self.assertIn(share, " ".join(made.notes(DEGRADED, 0.8, done, 103.5)))
+
+
+class Shares(unittest.TestCase):
+    def test_seconds_count_in_the_state_that_they_were_in(self):
+        states = ["healthy", "rebuilding 3.0%", "rebuilding 50.0%", "rebuilding 90.0%", "healthy"]
+        table = [{"second": at - 1, "state": state} for at, state in enumerate(states)]
+        self.assertEqual(sampler.share_in("rebuilding", table), 0.75)
+        table = [{"second": 0, "state": "degraded"}]
+        self.assertEqual(sampler.share_in("degraded-twice", table), 1.0)
+        self.assertIsNone(sampler.share_in("healthy", []))
 
 
 class Undoing(unittest.TestCase):
