@@ -38,7 +38,8 @@ class NvmeDrives:
         file = shlex.quote(str(self.file(number)))
         self.host.check(
             f"truncate -s {self.size_bytes} {file} && dd if=/dev/zero of={file} bs=1M "
-            f"count={self.size_bytes} iflag=count_bytes oflag=direct conv=notrunc,fsync status=none",
+            f"count={self.size_bytes} iflag=count_bytes oflag=direct conv=notrunc,fsync "
+            "status=none",
             timeout=3600,
         )
 

@@ -23,6 +23,7 @@ from lab import ledger
 from lab.ledger import Ledger
 
 STOP_SECONDS_MAX = 30
+QUICK_SECONDS_MAX = 60
 UNMOUNT_SECONDS_MAX = 60
 CLOCK_TICKS = 100  # USER_HZ, which is the same everywhere that Linux runs on servers
 PLAIN = {"LC_ALL": "C.UTF-8"}  # programs say what they say in English
@@ -85,7 +86,7 @@ class Host:
         self.lock = threading.Lock()  # the sampler runs commands, too
 
     def run(self, command: str, timeout: float = 60) -> Output:
-        output = self.start(command, None, owed=False).wait(timeout)
+        output = self.start(command, None, owed=timeout > QUICK_SECONDS_MAX).wait(timeout)
         self.write_down(command, output)
         return output
 
@@ -97,7 +98,8 @@ class Host:
         return output.text
 
     def spawn(self, command: str, on_line: Callable[[str], None] | None = None) -> "HostCommand":
-        """For what runs beside us. Quick commands end with us anyway, and owe nothing."""
+        """For what runs beside us. It is owed, as are commands that may take long; quick ones are
+        over before anybody cleans up."""
         self.write_down(command, None)
         return self.start(command, on_line, owed=True)
 

@@ -436,8 +436,8 @@ class Turn:
         return f"drive {member} pulled"
 
     def change(self, cell: Cell) -> list[tuple[float, str]]:
-        """What happens to the array while the load runs, in its warm-up: when each thing was begun,
-        and when it was done."""
+        """What happens to the array while the load runs, as soon as its warm-up has begun: when each
+        thing was begun, and when it was done."""
         done = []
         wanted = State(cell.state)
         if wanted == State.REBUILDING:
@@ -454,27 +454,20 @@ class Turn:
     def see_through(self, cell: Cell, active: list[Load], watch: Sampler):
         """Until all loads are over. A sampler that fails ends it, and so does a load that hangs."""
         deadline = time.monotonic() + max(load.seconds_max for load in active)
-        begun, done, changed = None, [], False
+        done, changed = [], False
         self.screen.now(f"{self.title}: {named(cell)}")
         while any(load.running for load in active):
-            now = time.monotonic()
-            if begun is None and all(load.begun for load in active):
-                begun = now
-            if begun is not None and not changed and now - begun >= self.warm_seconds / 4:
+            if not changed and all(load.begun for load in active):
                 done, changed = self.change(cell), True
             if watch.error:
                 raise watch.error
-            if now > deadline:
+            if time.monotonic() > deadline:
                 raise RunError(f"the load did not end in time; the array is {last_state(watch)}")
             rates = [load.rate for load in active if load.rate]
             rate = f", {sum(rates):,.0f} a second" if rates else ""
             self.screen.now(f"{self.title}: {named(cell)}{rate}", again=True)
             time.sleep(POLL_SECONDS)
         return done
-
-    @property
-    def warm_seconds(self) -> float:
-        return self.loads[0].asked.warm_seconds
 
     def load_pids(self) -> list[int]:
         return [pid for load in self.loads for pid in load.pids()]

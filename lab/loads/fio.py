@@ -237,8 +237,8 @@ def measure_drives(study: studies.Study, where: Where, say: Callable[[str], None
 def fill(place: Place, files: list[str], size: int) -> None:
     """What was never written, or was discarded, a drive answers without looking."""
     jobs = " ".join(
-        f"--name=d{number} --filename={shlex.quote(file)} --size={size} {ENGINE} --rw=write --bs=1M "
-        "--iodepth=8 --end_fsync=1"
+        f"--name=d{number} --filename={shlex.quote(file)} --size={size} {ENGINE} --rw=write "
+        "--bs=1M --iodepth=8 --end_fsync=1"
         for number, file in enumerate(files)
     )
     output = place.spawn(f"exec fio --eta=never {jobs}").wait(FILL_SECONDS_MAX)

@@ -377,7 +377,7 @@ def window(began: float, ended: float, asked_seconds: float) -> float:
 def by_second(
     log: Path, warm_seconds: int
 ) -> tuple[float, float, dict[int, int], dict[int, float]]:
-    """When the measured part began, when the last transaction ended, and for each second what ended.
+    """When the measured part began, when the last transaction ended, and what ended in each second.
 
     A line is `client number latency_us script seconds microseconds`: when it ended, by the clock.
     The earliest beginning of any transaction is when pgbench had all of its connections.

@@ -36,7 +36,8 @@ class Btrfs:
         self.home = work / chosen.name
         # A stripe that was being written when power went, and a drive that goes before a scrub,
         # can cost what lay beside it. No other stripe is in danger, as under a bitmap.
-        self.protection = Protection(study.array.parity, RESYNC_DIRTY if study.array.parity else "none")
+        hole = RESYNC_DIRTY if study.array.parity else "none"
+        self.protection = Protection(study.array.parity, hole)
         self.cleanup = ExitStack()
         self.blocks = Blocks(place, self.cleanup)
         self.members: list[list[Drive]] = []
@@ -148,8 +149,8 @@ class Btrfs:
             "metadata": metadata,
             "chunk": "64 KiB, which is fixed",
             "copy-on-write and checksums": "on",
-            "after a crash": "a scrub of everything finds the stripes that were being written; it is "
-            "for a person to start",
+            "after a crash": "a scrub of everything finds the stripes that were being written; a "
+            "person has to start it",
             "discard": "off: with it, a degraded array answered writes with errors (Linux 6.18)",
             "commands": "\n".join(dict.fromkeys(self.commands)),
         }

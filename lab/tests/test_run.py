@@ -1,5 +1,5 @@
-"""Goal: a run tells when a load began before it touches the array, ends what hangs, goes on past what
-fails, and takes everything down whatever signals come.
+"""Goal: a run touches the array when the load has begun, ends what hangs, goes on past what fails,
+and takes everything down whatever signals come.
 
 Method: sides and loads made up for the purpose; the run itself, its signals and its files are real.
 """
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from demo import child
-from lab import guests, main, place
+from lab import guests, main, place, sampler
 from lab import run as runs
 from lab.ledger import Ledger
 from lab.loads import pgbench
@@ -33,6 +33,7 @@ STUDY = {
     "title": "t", "where": "host", "side": [{"kind": "ashlar"}, {"kind": "btrfs"}],
     "states": ["healthy", "degraded"], "repeats": 2, "fio": FIO,
 }  # fmt: skip
+HEALTHY = Cell(0, 0, "s", "healthy", "p", 0, 1)
 DEGRADED = Cell(0, 0, "s", "degraded", "p", 0, 1)
 
 
@@ -48,7 +49,6 @@ class MadeUpLoad:
     rate = None
 
     def __init__(self, seconds: float, begins: float = 0.0, seconds_max: float = 30.0):
-        self.asked = SimpleNamespace(warm_seconds=0)
         self.at, self.seconds, self.begins = time.monotonic(), seconds, begins
         self.seconds_max = seconds_max
 
@@ -93,7 +93,7 @@ class Turns(unittest.TestCase):
         load = MadeUpLoad(seconds=60, seconds_max=0.5)
         began = time.monotonic()
         with self.assertRaisesRegex(runs.RunError, "did not end in time"):
-            turn(MadeUpSide(), load).see_through(Cell(0, 0, "s", "healthy", "p", 0, 1), [load], WATCH)
+            turn(MadeUpSide(), load).see_through(HEALTHY, [load], WATCH)
         self.assertLess(time.monotonic() - began, 10)
 
     def test_what_was_another_state_is_noted(self):
@@ -103,6 +103,16 @@ class Turns(unittest.TestCase):
         late, share = "over 1.0 s after", "degraded in 80% of the measured"
         self.assertIn(late, " ".join(made.notes(DEGRADED, 1.0, done, 102.0)))
         self.assertIn(share, " ".join(made.notes(DEGRADED, 0.8, done, 103.5)))
+
+
+class Shares(unittest.TestCase):
+    def test_seconds_count_in_the_state_that_they_were_in(self):
+        states = ["healthy", "rebuilding 3.0%", "rebuilding 50.0%", "rebuilding 90.0%", "healthy"]
+        table = [{"second": at - 1, "state": state} for at, state in enumerate(states)]
+        self.assertEqual(sampler.share_in("rebuilding", table), 0.75)
+        table = [{"second": 0, "state": "degraded"}]
+        self.assertEqual(sampler.share_in("degraded-twice", table), 1.0)
+        self.assertIsNone(sampler.share_in("healthy", []))
 
 
 class Undoing(unittest.TestCase):
