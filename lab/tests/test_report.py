@@ -169,9 +169,36 @@ class Cautions(InADirectory):
         self.assertEqual(2, sum("DURABILITY" in text for text in red))
         self.assertIn("fsync = off", " ".join(red))
 
-    def test_no_bitmap(self):
-        study = STUDY.replace('kind = "mdraid"', 'kind = "mdraid"\nbitmap = false')
-        self.assertIn("write-intent bitmap", " ".join(self.red(self.known(study))))
+    def test_no_record_of_what_is_written(self):
+        source = self.known()
+        self.assertEqual(list(cautions.resyncs(source)), [])
+        for kind, change in [("mdraid", {"bitmap": False}), ("ashlar", {"policy": "none"})]:
+            [one] = cautions.resyncs(self.with_side(source, kind, **change))
+            self.assertTrue(one.red)
+            self.assertIn(f"{kind} ran without a record of what is being written", one.text)
+        closed = self.with_side(source, "mdraid", bitmap=False, policy="ppl")
+        self.assertEqual(list(cautions.resyncs(closed)), [])
+
+    def test_the_cache_of_zfs_answers_fio(self):
+        synthetic.fio(self.home)
+        source = self.with_side(Source.read(self.home), "ashlar", kind="zfs")
+        [one] = cautions.caches(source)
+        self.assertTrue(one.red and "CACHE (ARC)" in one.text)
+        settings = {"ashlar": {"settings": {"commands": "zfs create -o primarycache=metadata"}}}
+        self.assertEqual(list(cautions.caches(replace(source, sides=settings))), [])
+
+    def test_degraded_btrfs_may_write_a_narrower_raid(self):
+        source = self.known()
+        self.assertEqual(list(cautions.narrower(source)), [])
+        [one] = cautions.narrower(self.with_side(source, "mdraid", kind="btrfs"))
+        self.assertIn("mdraid with a drive out need not be degraded", one.text)
+
+    def with_side(self, source: Source, name: str, **change) -> Source:
+        sides = tuple(
+            side.model_copy(update=change) if side.name == name else side
+            for side in source.study.side
+        )
+        return replace(source, study=source.study.model_copy(update={"side": sides}))
 
     def test_failures_and_what_is_missing(self):
         source = self.known()
