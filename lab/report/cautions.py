@@ -153,8 +153,9 @@ def not_in_state(source: Source):
             found.append(f"{tables.named(source, one)}: {one.cell.side} {least:.0%}")
     if found:
         yield Caution(
-            "NOT IN THE STATE THEY ARE NAMED AFTER for all of the measured seconds, but for this "
-            f"share of them: {'; '.join(found)}. These figures are not those of the state.",
+            "NOT SEEN IN THE STATE THEY ARE NAMED AFTER for all of the measured seconds, but for "
+            f"this share of them: {'; '.join(found)}. These figures are not known to be those of "
+            "the state. (Arrays are looked at each second, in a slow guest less often.)",
             True,
         )
 
@@ -173,7 +174,7 @@ def short(source: Source):
             "is no measurement to compare by.",
             True,
         )
-    if source.study.repeats == 1:
+    if source.study.repeats == 1 and source.baseline is None:  # else it stands at the verdict
         yield Caution("Everything was measured once: what chance does to a figure is not known.")
 
 
