@@ -39,7 +39,8 @@ def all_of(source: Source) -> list[Caution]:
     found = [
         *synthetic(source), *unequal(source), *durability(source), *write_holes(source),
         *resyncs(source), *caches(source), *narrower(source),
-        *not_in_state(source), *failures(source), *given_up(source), *short(source), *unfinished(source), *skipped(source),
+        *not_in_state(source), *failures(source), *given_up(source), *short(source),
+        *unfinished(source), *skipped(source),
         *surprising(source), *surroundings(source), *interrupted(source),
     ]  # fmt: skip
     return sorted(found, key=lambda one: not one.red)

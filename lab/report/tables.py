@@ -279,7 +279,8 @@ def arrays(source: Source) -> Iterator[Table]:
                f"{source.rate} a busy core", storage, load_s)  # fmt: skip
     for load, loads in source.loads:
         rows = tuple(
-            (one.cell.state, one.cell.side, *array_row(source, one)) for one in source.telling(load, loads)
+            (one.cell.state, one.cell.side, *array_row(source, one))
+            for one in source.telling(load, loads)
         )
         if any(field != NONE for row in rows for field in row[2:]):
             clients = source.telling_clients(load, loads)
