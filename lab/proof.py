@@ -196,7 +196,8 @@ def main(binary: Path, levels: list[tuple[int, int]], only: str) -> int:
     print(f"drives of {IOPS} operations and {MBPS} MB a second; load {os.getloadavg()[0]:.1f} on "
           f"{cpus} CPUs\n")  # fmt: skip
     print(
-        "| array | policy | state | work | predicted | measured (slowest–fastest) | measured / predicted |"
+        "| array | policy | state | work | predicted | median measured (all) "
+        "| measured / predicted |"
     )
     print("|---|---|---|---|---|---|---|")
     worst, holds = 0.0, True
@@ -205,6 +206,7 @@ def main(binary: Path, levels: list[tuple[int, int]], only: str) -> int:
             worst, holds = max(worst, abs(one.ratio - 1)), holds and one.holds
             print(f"| {one.level} | {one.policy} | {one.state} | {one.forecast.load} "
                   f"| {one.forecast.per_second:,.0f} | {median(one.rounds):,.0f} "
-                  f"({min(one.rounds):,.0f}–{max(one.rounds):,.0f}) | {one.ratio:.2f} |", flush=True)  # fmt: skip
+                  f"({min(one.rounds):,.0f}–{max(one.rounds):,.0f}) | {one.ratio:.2f} |",
+                  flush=True)  # fmt: skip
     print(f"\nfurthest apart: {worst:.0%} (allowed: {ERROR_MAX:.0%})")
     return 0 if holds else 1

@@ -6,8 +6,8 @@
 Only what ended within the measured seconds counts: `cell.began` up to `cell.began + cell.seconds`.
 Where pgbench logged a share of its transactions only, that share is what rates are divided by.
 A percentile is the smallest latency that so many percent of all operations did not exceed (nearest
-rank): always one that was seen, never between two, and none with fewer than ten beyond it. Those of several loads are of all their
-operations together; percentiles are never averaged.
+rank): always one that was seen, never between two, and none with fewer than ten beyond it. Those of
+several loads are of all their operations together; percentiles are never averaged.
 """
 
 import gzip

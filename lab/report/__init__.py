@@ -86,8 +86,9 @@ def about(source: Source) -> list[tuple[str, str]]:
                      f"{study.repeats} {'times' if study.repeats > 1 else 'time'}, in turns"),
     ]  # fmt: skip
     if study.pgbench:
-        said.append(("database", f"scale {study.pgbench.scale}, about "
-                                 f"{study.pgbench.scale * 15 / 1000:.1f} GB"))  # fmt: skip
+        megabytes = study.pgbench.scale * 15
+        size = f"{megabytes / 1000:.1f} GB" if megabytes >= 1000 else f"{megabytes} MB"
+        said.append(("database", f"scale {study.pgbench.scale}, about {size}"))
     return said
 
 

@@ -3,12 +3,13 @@
 Red is what makes a comparison unfair or a database unsafe; the others say how far figures reach.
 """
 
+import re
 from dataclasses import dataclass
 
 from lab import schedule
 from lab.report import tables, window
 from lab.report.source import Source
-from lab.study import Where
+from lab.study import State, Where
 
 # What PostgreSQL promises after a crash depends on these: name → what a server begins with.
 DURABILITY = {
@@ -37,7 +38,9 @@ class Caution:
 def all_of(source: Source) -> list[Caution]:
     found = [
         *synthetic(source), *unequal(source), *durability(source), *write_holes(source),
-        *not_in_state(source), *failures(source), *given_up(source), *short(source), *unfinished(source), *skipped(source),
+        *resyncs(source), *caches(source), *narrower(source),
+        *not_in_state(source), *failures(source), *given_up(source), *short(source),
+        *unfinished(source), *skipped(source),
         *surprising(source), *surroundings(source), *interrupted(source),
     ]  # fmt: skip
     return sorted(found, key=lambda one: not one.red)
@@ -87,13 +90,47 @@ def durability(source: Source):
                 f"{DURABILITY[name][0]}.",
                 True,
             )
-    for side in source.study.side:
-        if side.name in source.names and side.kind == "mdraid" and not side.bitmap:
+
+
+def resyncs(source: Source):
+    """Nothing that says which stripes were being written: cheaper than to write it down."""
+    for side in measured_sides(source):
+        whole = side.kind == "mdraid" and not side.bitmap and side.policy != "ppl"
+        if source.study.array.parity and (whole or (side.kind, side.policy) == ("ashlar", "none")):
             yield Caution(
-                f"{side.name} ran without its write-intent bitmap: after a crash all of it would "
-                "have to be resynced.",
+                f"{side.name} ran without a record of what is being written (bitmap or journal): "
+                "after a crash all of it would have to be resynced, and not only what was dirty. "
+                "A side that keeps such a record does more work for each write.",
                 True,
             )
+
+
+def caches(source: Source):
+    """fio asks for no cache, and ZFS has one of its own all the same."""
+    for side in measured_sides(source):
+        its = str(source.sides.get(side.name, {}).get("settings", ""))
+        told = re.search(r"primarycache\W+metadata", its)
+        if side.kind == "zfs" and source.study.fio and not told:
+            yield Caution(
+                f"{side.name} ANSWERS READS FROM ITS CACHE (ARC) in memory, also with direct I/O: "
+                "its reads are not those of drives, unless it is told primarycache=metadata.",
+                True,
+            )
+
+
+def narrower(source: Source):
+    for side in measured_sides(source):
+        out = set(source.study.states) - {State.HEALTHY}
+        if side.kind == "btrfs" and out:
+            yield Caution(
+                f"{side.name} with a drive out need not be degraded for what it writes anew: btrfs "
+                "makes new chunks of the drives that are left, as a narrower RAID. Its degraded "
+                "writes are not the same work as those of a side that keeps its stripes."
+            )
+
+
+def measured_sides(source: Source):
+    return [side for side in source.study.side if side.name in source.names]
 
 
 def failures(source: Source):
@@ -117,8 +154,9 @@ def not_in_state(source: Source):
             found.append(f"{tables.named(source, one)}: {one.cell.side} {least:.0%}")
     if found:
         yield Caution(
-            "NOT IN THE STATE THEY ARE NAMED AFTER for all of the measured seconds, but for this "
-            f"share of them: {'; '.join(found)}. These figures are not those of the state.",
+            "NOT SEEN IN THE STATE THEY ARE NAMED AFTER for all of the measured seconds, but for "
+            f"this share of them: {'; '.join(found)}. These figures are not known to be those of "
+            "the state. (Arrays are looked at each second, in a slow guest less often.)",
             True,
         )
 
@@ -137,7 +175,7 @@ def short(source: Source):
             "is no measurement to compare by.",
             True,
         )
-    if source.study.repeats == 1:
+    if source.study.repeats == 1 and source.baseline is None:  # else it stands at the verdict
         yield Caution("Everything was measured once: what chance does to a figure is not known.")
 
 

@@ -322,6 +322,8 @@ def over_time(source: Source) -> Iterator[Drawing]:
             axes.set_xlabel("\n".join(
                 ["seconds; shaded: warm-up, not measured", *mark(axes, events)]
             ))  # fmt: skip
+            # what came long after is told below, and does not press the line together
+            axes.set_xlim(right=max(each.cell.seconds for one in summaries for each in one.figures))
             legend(axes)
             yield Drawing(
                 slug("time", load, loads, state), title, "; ".join(said) + ".", "Over time", figure
@@ -334,7 +336,7 @@ def mark(axes: Axes, events: list[tuple[float, str, str]]) -> list[str]:
         axes.axvline(second, color=colour, linewidth=1.2, linestyle=(0, (1, 1)))
         height = 1 - 0.09 * ((at - 1) % 4)  # beside each other, where they come together
         axes.annotate(f" {at}", (second, height), xycoords=("data", "axes fraction"), va="top",
-                      fontsize=8, color=INK)  # fmt: skip
+                      annotation_clip=True, fontsize=8, color=INK)  # fmt: skip
     return [f"{at}  {what}" for at, (_, what, _) in enumerate(events[:EVENTS_MAX], 1)]
 
 

@@ -143,7 +143,7 @@ def verdict(source: Source) -> Iterator[Table]:
         columns += [f"× {source.baseline}"] * compared + ["of healthy"]
         columns += ["mean ms", f"p{tail:g} ms"]
         columns += ["of bare drives"] * bool(source.raw)
-        rebuilds = any(one.cell.state == State.REBUILDING for one in summaries)
+        rebuilds = any(one.spread(source.rebuilt) for one in summaries)
         columns += ["rebuilt, % a minute"] * rebuilds
         rows = []
         for one in summaries:
@@ -255,12 +255,15 @@ def everything(source: Source) -> Iterator[Table]:
             key=lambda one: (states.index(one.cell.state), one.cell.clients),
         )
         columns = ["state", *["clients"] * (not source.is_fio), "side"]
-        columns += [f"{rate_unit(source, load)} (least–most)", f"× {source.baseline}", "mean ms"]
+        compared = source.baseline is not None
+        columns += [f"{rate_unit(source, load)} (least–most)"]
+        columns += [f"× {source.baseline}"] * compared + ["mean ms"]
         columns += [f"p{each:g} ms" for each in stats.PERCENTS] + ["failed"]
         rows = []
         for one in chosen:
             row = [one.cell.state, *[str(one.cell.clients)] * (not source.is_fio), one.cell.side]
-            row += [spread(*rate(source, one)), ratio(*of_baseline(source, one))]
+            row += [spread(*rate(source, one))]
+            row += [ratio(*of_baseline(source, one))] * compared
             row += [middle(one.mean_ms)]
             row += [middle(one.percentile_ms(each)) for each in stats.PERCENTS]
             rows.append((*row, f"{one.failed:,}"))
@@ -276,7 +279,8 @@ def arrays(source: Source) -> Iterator[Table]:
                f"{source.rate} a busy core", storage, load_s)  # fmt: skip
     for load, loads in source.loads:
         rows = tuple(
-            (one.cell.state, one.cell.side, *array_row(source, one)) for one in source.telling(load, loads)
+            (one.cell.state, one.cell.side, *array_row(source, one))
+            for one in source.telling(load, loads)
         )
         if any(field != NONE for row in rows for field in row[2:]):
             clients = source.telling_clients(load, loads)
@@ -334,7 +338,9 @@ def drives(source: Source) -> Table | None:
 
 
 def told(value: object) -> str:
-    return number(value) if isinstance(value, (int, float)) else str(value)
+    if isinstance(value, int):
+        return f"{value:,}"
+    return number(value) if isinstance(value, float) else str(value)
 
 
 # What happened, and how it was set --------------------------------------------------------------

@@ -205,7 +205,8 @@ class Transactions(unittest.TestCase):
             Cell(0, 0, side, "healthy", "simple-update", clients, 1, operations=100, array_reads=0,
                  array_writes=writes, array_read_bytes=0, array_write_bytes=writes * size)
             for side, clients, writes, size in [
-                ("a", 1, 300, 4096), ("a", 100, 100, 16384), ("b", 1, 200, 8192), ("b", 1, 400, 8192)
+                ("a", 1, 300, 4096), ("a", 100, 100, 16384),
+                ("b", 1, 200, 8192), ("b", 1, 400, 8192),
             ]
         ]  # fmt: skip
         its = forecast.measured_transactions(cells)
