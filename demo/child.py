@@ -4,6 +4,7 @@ Each child leads a session of its own, so that Ctrl-C reaches only us and we end
 right order. If we are killed outright, the kernel ends the child with us (PR_SET_PDEATHSIG).
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -11,6 +12,7 @@ import subprocess
 from collections.abc import Sequence
 
 PR_SET_PDEATHSIG = 1
+KILL_SECONDS_MAX = 10
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -40,6 +42,9 @@ def stop(child: subprocess.Popen, seconds: float) -> bool:
 
 
 def kill(child: subprocess.Popen) -> None:
+    """One that waits in the kernel for a device ends when that answers: who kills it goes on, and
+    may take the device down."""
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(KILL_SECONDS_MAX)

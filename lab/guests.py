@@ -215,6 +215,9 @@ def problems(study: Study, recipe: Recipe, storage: set[int]) -> list[str]:
     found = []
     if shutil.which(QEMU) is None:
         found.append(f"{QEMU} is missing: run scripts/install.sh demo")
+    for name in ("mke2fs", "debugfs"):
+        if shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
+            found.append(f"{name} is missing, for the guest's disks: apt-get install e2fsprogs")
     key = guest_image.recipe_key(recipe)
     if not (cache() / recipe.name / key).exists():
         found += [
@@ -250,9 +253,18 @@ def storage_cpus(study: Study) -> set[int]:
 
 
 def with_huge_pages(study: Study) -> bool:
-    """Where the study wants them and there are enough to spare."""
+    """Where the study wants them and there are enough to spare. Asked once, for all rounds: with
+    other pages it were another machine."""
     count = study.vm.count if study.where == "vm" else 1
     return study.vm.huge_pages and huge_bytes_free() >= count * study.vm.memory
+
+
+def refuse_other_pages(huge: bool, needed_bytes: int) -> None:
+    if huge and (free := huge_bytes_free()) < needed_bytes:
+        raise VmError(
+            f"{free >> 20} MiB of huge pages are free, and guests that had {needed_bytes >> 20} in "
+            "earlier rounds need them again: end who took them, then go on with --resume"
+        )
 
 
 def huge_bytes_free() -> int:
@@ -277,13 +289,12 @@ def image(recipe: Recipe, host: Host) -> tuple[GuestImage, str]:
     return built, working_accel(built)
 
 
-def settings(study: Study, accel: str, plan: list[list[int]] | None) -> dict[str, str]:
+def settings(study: Study, accel: str, plan: list[list[int]] | None, huge: bool) -> dict[str, str]:
     """What guests are, wherever the array is."""
     version = subprocess.run([QEMU, "--version"], capture_output=True, text=True).stdout
-    huge = with_huge_pages(study)
     pages = "huge, of 2 MiB" if huge else "ordinary"
     if study.vm.huge_pages and not huge:
-        pages += f": huge ones were asked for, and {huge_bytes_free() >> 20} MiB of them are free"
+        pages += f": huge ones were asked for, and {huge_bytes_free() >> 20} MiB of them were free"
     told = {
         "qemu": version.splitlines()[0],
         "acceleration": accel,

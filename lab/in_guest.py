@@ -35,6 +35,7 @@ class InGuest:
         self.nvme = NvmeDrives(
             host, self.directory, drive_count(study), study.drives.size, study.vm.cpus
         )
+        self.huge_pages = guests.with_huge_pages(study)
         self.machine: Machine | None = None
         self.logs: LogsDisk | None = None
 
@@ -76,7 +77,7 @@ class InGuest:
         self.place.nvme = self.nvme
         self.machine = Machine(
             image, accel, vm.cpus, vm.memory, plan[0] if plan else None,
-            guests.with_huge_pages(self.study), (*options, *self.nvme.options()),
+            self.huge_pages, (*options, *self.nvme.options()),
             kernel_options=KERNEL_OPTIONS,
         )  # fmt: skip
         self.machine.launch(self.place)
@@ -129,7 +130,7 @@ class InGuest:
             f"{self.nvme.queues} pairs of queues; all of them are served by one thread of QEMU"
         )
         programs = "postgres --version; fio --version; mdadm --version; mkfs.xfs -V"
-        return guests.settings(self.study, self.machine.accel, self.plan()) | {
+        return guests.settings(self.study, self.machine.accel, self.plan(), self.huge_pages) | {
             "drives": drives,
             "kernel of the guest": guests.kernel_of(self.machine.image),
             "programs of the guest": self.place.run(f"{{ {programs}; }} 2>&1").text.strip(),

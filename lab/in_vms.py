@@ -27,6 +27,7 @@ class InVms:
     def __init__(self, study: Study, work: Path, host: Host):
         self.study, self.work, self.place = study, work, host
         self.on_host = OnHost(study, work, host)
+        self.huge_pages = guests.with_huge_pages(study)
         self.guests: list[Guest] = []
         self.logs: list[LogsDisk] = []
 
@@ -46,6 +47,7 @@ class InVms:
 
     def seats(self, disks: list[Disk]) -> list[Seat]:
         """All machines boot at once."""
+        guests.refuse_other_pages(self.huge_pages, len(disks) * self.study.vm.memory)
         self.guests = [Guest(f"vm{number}", self.place) for number in range(len(disks))]
         machines = [self.machine(number, disk) for number, disk in enumerate(disks)]
         for machine, guest in zip(machines, self.guests, strict=True):
@@ -54,7 +56,10 @@ class InVms:
         for machine, guest in zip(machines, self.guests, strict=True):
             machine.wait_up(guest, seconds)
             guest_disks.mount(guest, tools=False)
-        return [Seat(it.name, it, Disk(device=DEVICE)) for it in self.guests]
+        return [
+            Seat(guest.name, guest, Disk(device=DEVICE, bytes=disk.bytes))
+            for guest, disk in zip(self.guests, disks, strict=True)
+        ]
 
     def machine(self, number: int, disk: Disk) -> Machine:
         vm = self.study.vm
@@ -67,7 +72,7 @@ class InVms:
             options += virtio_disk(disk.device, vm.cpus)
         return Machine(
             self.image, self.accel, vm.cpus, vm.memory, plan[number] if plan else None,
-            guests.with_huge_pages(self.study), tuple(options), sockets,
+            self.huge_pages, tuple(options), sockets,
         )  # fmt: skip
 
     @property
@@ -95,7 +100,7 @@ class InVms:
         self.guests, self.logs = [], []
 
     def settings(self) -> dict[str, str]:
-        of_guests = guests.settings(self.study, self.accel, self.plan())
+        of_guests = guests.settings(self.study, self.accel, self.plan(), self.huge_pages)
         return self.on_host.settings() | of_guests | {
             "guests": str(self.study.vm.count),
             "kernel of the guests": guests.kernel_of(self.image),

@@ -87,8 +87,7 @@ class Stayed(Exception):
 
 def is_there(debt: Debt) -> bool:
     if debt.kind == "process":
-        pid, began = debt.what.split()
-        return process_began(int(pid)) == began
+        return bool(session_of(debt))
     if debt.kind == "mount":
         return debt.what in mounts()
     if debt.kind == "loop":
@@ -100,7 +99,7 @@ def is_there(debt: Debt) -> bool:
 
 def take_down(debt: Debt) -> None:
     if debt.kind == "process":
-        end_process(int(debt.what.split()[0]), debt)
+        end_process(debt)
     elif debt.kind == "mount":
         end_daemons_in(debt.what)
         until(lambda: quietly("umount", debt.what) or not is_there(debt))
@@ -118,13 +117,27 @@ def take_down(debt: Debt) -> None:
         Path(debt.what).unlink(missing_ok=True)
 
 
-def end_process(pid: int, debt: Debt) -> None:
-    """SIGTERM, and SIGKILL if that does not help. Daemons lead a session; their children go too."""
+def session_of(debt: Debt) -> list[int]:
+    """A process that led a session, and what of that is left when it has gone: the kernel ends a
+    shell with us, and not what the shell has called. Its number is taken as long as one is left."""
+    leader, began = debt.what.split()
+    if process_began(int(leader)) not in (None, began):
+        return []
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        fields = stat_fields(int(path.name))
+        if fields and fields[0] not in "ZX" and leader in (path.name, fields[3]):
+            found.append(int(path.name))
+    return sorted(found, key=lambda pid: pid != int(leader))
+
+
+def end_process(debt: Debt) -> None:
+    """SIGTERM to the first of it, as a database ends its own, and SIGKILL to all that is left."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            return
+        left = session_of(debt)
+        for pid in left if number == signal.SIGKILL else left[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
         if until(lambda: not is_there(debt), seconds=GONE_SECONDS_MAX / 2):
             return
 

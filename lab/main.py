@@ -18,7 +18,7 @@ from lab import study as studies
 from lab.ledger import Stayed
 from lab.loads import LoadError
 from lab.results import Results, ResultsError
-from lab.run import Refusal, Run, RunError, Session
+from lab.run import Incomplete, Refusal, Run, RunError, Session
 from lab.side import SideError
 from lab.study import Study, StudyError
 
@@ -169,15 +169,23 @@ def run_study(words) -> None:
         run = Run(study, Results.open(home), session, words.skip_missing)
         run.prepare()
         write_study(home, study, text)
+        incomplete = None
         try:
             run.run()
+        except Incomplete as error:
+            incomplete = error
         except BaseException:
             print(f"to go on: ashlar-lab run --resume {home}", file=sys.stderr)
             raise
     print(f"results: {home}")
-    if not words.no_report:
-        words.results = home
-        make_report(words)
+    try:
+        if not words.no_report:
+            words.results = home
+            make_report(words)
+    finally:
+        if incomplete:
+            print(f"to try again what failed: ashlar-lab run --resume {home}", file=sys.stderr)
+            raise incomplete
 
 
 def asked(words) -> tuple[Study, Path, str]:

@@ -30,16 +30,17 @@ class NvmeDrives:
         return self.directory / f"nvme{number}.img"
 
     def make(self, number: int) -> None:
-        """A file of nothing but zeroes, whose blocks are set aside: nobody pays for it later."""
+        """A file of nothing but zeroes, all of them written: neither is a block paid for later, nor
+        is one that was only set aside answered without the disk."""
         file = self.file(number)
         if file not in self.made:
             self.host.ledger.owe("path", str(file))
             self.made.append(file)
-        # the same file again, as QEMU may have it open; not each file system zeroes a range
+        # the same file again, as QEMU may have it open
         self.host.check(
-            f"truncate -s {self.size_bytes} {file} && {{ "
-            f"fallocate -z -o 0 -l {self.size_bytes} {file} 2>/dev/null || "
-            f"{{ truncate -s 0 {file} && fallocate -l {self.size_bytes} {file}; }}; }}",
+            f"truncate -s {self.size_bytes} {file} && dd if=/dev/zero of={file} bs=1M "
+            f"count={self.size_bytes} iflag=count_bytes oflag=direct conv=notrunc,fsync "
+            "status=none",
             timeout=3600,
         )
 

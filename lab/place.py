@@ -20,10 +20,16 @@ from lab import ledger
 from lab.ledger import Ledger
 
 STOP_SECONDS_MAX = 30
+QUICK_SECONDS_MAX = 60
 UNMOUNT_SECONDS_MAX = 60
 CLOCK_TICKS = 100  # USER_HZ, which is the same everywhere that Linux runs on servers
 PLAIN = {"LC_ALL": "C.UTF-8"}  # programs say what they say in English
+LARGE_SECTOR_BYTES = 4096
 KTHREADD = 2  # the parent of all threads of the kernel
+
+
+class Refused(VmError):
+    """A command of this host ended and said that it did not do it: nothing is owed for it."""
 
 
 class Running(Protocol):
@@ -76,7 +82,7 @@ class Host:
         self.lock = threading.Lock()  # the sampler runs commands, too
 
     def run(self, command: str, timeout: float = 60) -> Output:
-        output = self.start(command, None, owed=False).wait(timeout)
+        output = self.start(command, None, owed=timeout > QUICK_SECONDS_MAX).wait(timeout)
         self.write_down(command, output)
         return output
 
@@ -84,11 +90,12 @@ class Host:
         output = self.run(command, timeout)
         if output.rc != 0:
             last = "\n".join(output.text.strip().splitlines()[-12:])
-            raise VmError(f"`{command.strip()}` ended with status {output.rc}:\n{last}")
+            raise Refused(f"`{command.strip()}` ended with status {output.rc}:\n{last}")
         return output.text
 
     def spawn(self, command: str, on_line: Callable[[str], None] | None = None) -> "HostCommand":
-        """For what runs beside us. Quick commands end with us anyway, and owe nothing."""
+        """For what runs beside us. It is owed, as are commands that may take long; quick ones are
+        over before anybody cleans up."""
         self.write_down(command, None)
         return self.start(command, on_line, owed=True)
 
@@ -183,7 +190,7 @@ class HostCommand:
             os.killpg(self.pid, signals.Signals[f"SIG{signal}"])
 
     def settle(self) -> None:
-        if self.owed:
+        if self.owed and not self.running:  # who waits for a device is there, also when killed
             self.owed.settle("process", self.debt)
             self.owed = None
 
@@ -213,7 +220,11 @@ def mount(place: Place, device: str, at: str, kind: str, options: str = "") -> N
     place.check(f"mkdir -p {at}")
     owe(place, "mount", at)
     words = f"-o {options} " if options else ""
-    place.check(f"mount -t {kind} {words}{device} {at}", timeout=120)
+    try:
+        place.check(f"mount -t {kind} {words}{device} {at}", timeout=120)
+    except Refused:
+        settle(place, "mount", at)
+        raise
 
 
 def unmount(place: Place, at: str) -> None:
@@ -227,11 +238,24 @@ def unmount(place: Place, at: str) -> None:
 
 
 def loop(place: Place, file: str, sector_bytes: int = 512) -> str:
-    """A block device on a file, past the page cache."""
-    owe(place, "loop", file)
-    return place.check(
-        f"losetup --find --show --direct-io=on --sector-size={sector_bytes} {shlex.quote(file)}"
-    ).strip()
+    """A block device on a file, past the page cache: the kernel may say yes and not do it, with
+    sectors smaller than those of the disk beneath."""
+    for size in dict.fromkeys((sector_bytes, LARGE_SECTOR_BYTES)):
+        owe(place, "loop", file)
+        try:
+            device = place.check(
+                f"losetup --find --show --direct-io=on --sector-size={size} {shlex.quote(file)}"
+            ).strip()
+        except Refused:
+            settle(place, "loop", file)
+            raise
+        if place.run(f"cat /sys/block/{Path(device).name}/loop/dio").text.strip() == "1":
+            return device
+        unloop(place, device, file)
+    raise VmError(
+        f"the loop device of {file} does not go past the page cache, and would measure memory: "
+        "take a file system that knows direct I/O (--set drives.directory=…), or block devices"
+    )
 
 
 def unloop(place: Place, device: str, file: str) -> None:

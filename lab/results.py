@@ -79,6 +79,7 @@ class Cell:
     guest_cores: float | None = None
     state_before: str = ""
     state_after: str = ""
+    state_share: float | None = None  # of the measured seconds that began in `state`
     events: tuple[tuple[float, str], ...] = ()  # second, what happened: "drive d2 pulled"
     notes: tuple[str, ...] = ()  # what a reader must know of this one
 

@@ -8,15 +8,18 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import sys
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from demo.vm import VmError
 from lab import loads, machine, sampler, schedule, sides, where
-from lab.ledger import Ledger
+from lab.ledger import Debt, Ledger, is_there
 from lab.loads import Load, LoadError
 from lab.loads.pgbench import program_directory
 from lab.place import Host
@@ -31,6 +34,8 @@ from lab.study import State, Study, Where
 MIB = 1 << 20
 DISK_SHARE = 0.9  # of what the smallest array holds
 POLL_SECONDS = 0.2
+STATE_SHARE = 0.95  # of the measured seconds; with less it is a measurement of something else
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WHOLE_SECONDS_MAX = 24 * 3600  # for a rebuild between two cells
 OUT = {State.HEALTHY: 0, State.DEGRADED: 1, State.REBUILDING: 1, State.DEGRADED_TWICE: 2}
 
@@ -43,7 +48,11 @@ class RunError(Exception):
     """The study stopped; what is done stays done."""
 
 
-# Of one cell: the study goes on with the next turn, and says it.
+class Incomplete(RunError):
+    """It went to its end, and some cells failed: there is something to report."""
+
+
+# Of one cell or one turn: the study goes on with the next turn, and says it.
 FAILURES = (RunError, SideError, LoadError, VmError)
 
 
@@ -162,14 +171,14 @@ class Run:
         ]
         cells = sum(not self.results.is_done(cell) for block in left for cell in block.cells)
         expected = Expected(len(left), cells, schedule.seconds_of(self.study))
-        with Screen(self.study.title, expected) as self.screen, self.cleanup:
+        with Screen(self.study.title, expected) as self.screen, undone(self.cleanup):
             self.begin()
             for block in left:
                 if block.side.name in self.sides:
-                    self.block(block)
+                    self.try_block(block)
         if self.failures:
             cells = "\n".join(self.failures)
-            raise RunError(f"not all of it could be measured; the report says so:\n{cells}")
+            raise Incomplete(f"not all of it could be measured; the report says so:\n{cells}")
 
     def begin(self) -> None:
         self.results.home.mkdir(parents=True, exist_ok=True)
@@ -206,12 +215,31 @@ class Run:
         number = len(list(first.parent.glob(f"{name}*.json"))) + 1
         return first.with_stem(f"{name}-{number}")
 
+    def try_block(self, block: Block) -> None:
+        """One turn of one side. One that does not come about does not end the study."""
+        before = self.session.ledger.debts()
+        try:
+            self.block(block)
+        except FAILURES as error:
+            if self.stayed(before):
+                raise  # the next turn would meet it
+            for cell in block.cells:
+                if not self.results.is_done(cell):
+                    self.results.add_failure(cell, str(error))
+            round_of = f"round {block.repeat + 1} of {self.study.repeats}"
+            self.failures.append(f"{block.side.name}, {round_of}: {error}")
+            self.screen.line(f"FAILED {self.failures[-1]}")
+
+    def stayed(self, before: list[Debt]) -> bool:
+        """Whether more is there than before a turn, after all of it was undone."""
+        debts = [debt for debt in self.session.ledger.debts() if debt not in before]
+        return any(debt.kind != "path" and is_there(debt) for debt in debts)
+
     def block(self, block: Block) -> None:
-        """One turn of one side."""
         begun = time.monotonic()
         side = sides.make(block.side, self.study, self.where.place, self.work)
         title = f"{side.name}, round {block.repeat + 1} of {self.study.repeats}"
-        with ExitStack() as undo:
+        with undone(ExitStack()) as undo:
             self.screen.now(f"{title}: drives")
             arrays, spares = self.where.drives()
             undo.callback(side.stop)
@@ -306,7 +334,9 @@ class Turn:
         watch.stop()
         measured = [load.finish(directory) for load in active]
         summary = loads.summary(measured)
-        sampler.write(directory / "seconds.csv", sampler.rows(watch.samples, summary))
+        table = sampler.rows(watch.samples, summary)
+        sampler.write(directory / "seconds.csv", table)
+        share = sampler.share_in(cell.state, table)
         self.screen.now(f"{self.title}: {named(cell)}: checking the data")
         for load in active:
             load.verify()
@@ -323,16 +353,24 @@ class Turn:
             guest_cores=self.cores(counted["guest_seconds"], summary.seconds),
             state_before=state_before,
             state_after=watch.samples[-1].state,
+            state_share=sampler.rounded(share, 3),
             events=tuple((round(at - summary.began, 2), what) for at, what in events),
-            notes=(*summary.notes, *self.notes(cell, watch.samples[-1].state)),
+            notes=(*summary.notes, *self.notes(cell, share, done, summary.began)),
         )
 
-    def notes(self, cell: Cell, state_after: str) -> list[str]:
+    def notes(self, cell: Cell, share: float | None, done: list, began: float) -> list[str]:
         found = []
+        if share is not None and share < STATE_SHARE:
+            found.append(
+                f"the array was {named_state(cell)} in {share:.0%} of the measured seconds only"
+            )
+        if done and (late := max(at for at, _ in done) - began) > 0:
+            found.append(
+                f"what was done to the array was over {late:.1f} s after the measurement had "
+                "begun: give it a longer warm-up"
+            )
         if cell.state != State.HEALTHY and not self.side.pulls_live:
             found.append("the drive was taken out while the load rested, which this side needs")
-        if cell.state == State.REBUILDING and not state_after.startswith("rebuilding"):
-            found.append("the rebuild was over before the load was: see the events")
         return found
 
     @staticmethod
@@ -384,39 +422,88 @@ class Turn:
         return f"drive {member} pulled"
 
     def change(self, cell: Cell) -> list[tuple[float, str]]:
-        """What happens to the array while the load runs: in the middle of its warm-up."""
+        """What happens to the array while the load runs, as soon as its warm-up has begun: when each
+        thing was begun, and when it was done."""
         done = []
         wanted = State(cell.state)
         if wanted == State.REBUILDING:
             member = self.out.pop(0)
             done.append((time.time(), f"spare takes the place of drive {member}"))
             self.side.replace(member)
+            done.append((time.time(), f"the spare of drive {member} is in"))
         while len(self.out) < OUT[wanted] and wanted != State.REBUILDING:
             at = time.time()
             done.append((at, self.pull()))
+            done.append((time.time(), f"drive {len(self.out) - 1} is out"))
         return done
 
     def see_through(self, cell: Cell, active: list[Load], watch: Sampler):
-        """Until all loads are over. A sampler that fails ends it."""
-        begun, done, changed = time.monotonic(), [], False
+        """Until all loads are over. A sampler that fails ends it, and so does a load that hangs."""
+        deadline = time.monotonic() + max(load.seconds_max for load in active)
+        done, changed = [], False
         self.screen.now(f"{self.title}: {named(cell)}")
         while any(load.running for load in active):
-            if not changed and time.monotonic() - begun >= self.warm_seconds / 2:
+            if not changed and all(load.begun for load in active):
                 done, changed = self.change(cell), True
             if watch.error:
                 raise watch.error
+            if time.monotonic() > deadline:
+                raise RunError(f"the load did not end in time; the array is {last_state(watch)}")
             rates = [load.rate for load in active if load.rate]
             rate = f", {sum(rates):,.0f} a second" if rates else ""
             self.screen.now(f"{self.title}: {named(cell)}{rate}", again=True)
             time.sleep(POLL_SECONDS)
         return done
 
-    @property
-    def warm_seconds(self) -> float:
-        return self.loads[0].asked.warm_seconds
-
     def load_pids(self) -> list[int]:
         return [pid for load in self.loads for pid in load.pids()]
+
+
+@contextmanager
+def undone(stack: ExitStack) -> Iterator[ExitStack]:
+    """Undoes what is in it however it ends. Signals wait until that is done: one that came in
+    between would leave the rest as it is."""
+    try:
+        yield stack
+    except BaseException:
+        with deaf():
+            if not stack.__exit__(*sys.exc_info()):
+                raise
+    else:
+        with deaf():
+            stack.close()
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = []
+
+    def note(number: int, frame) -> None:
+        heard.append(number)
+        print(
+            "taking everything down: wait for it (should it hang: kill -KILL, `ashlar-lab clean`)",
+            file=sys.stderr,
+        )
+
+    before = {number: signal.signal(number, note) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if heard:
+            signal.raise_signal(heard[0])
+
+
+def last_state(watch: Sampler) -> str:
+    return watch.samples[-1].state if watch.samples else "not known"
+
+
+def named_state(cell: Cell) -> str:
+    return State.DEGRADED if cell.state == State.DEGRADED_TWICE else cell.state
 
 
 def named(cell: Cell) -> str:

@@ -17,6 +17,7 @@ from lab.loads import Summary
 from lab.place import Place
 from lab.results import SECONDS
 from lab.side import Counters, Side
+from lab.study import State
 
 PERIOD_SECONDS = 1.0
 REST = 3  # times as long as a look took: on a slow guest it is not to be felt
@@ -165,6 +166,13 @@ def rows(samples: list[Sample], load: Summary) -> list[dict[str, object]]:
     first = int(samples[0].at - load.began)
     last = min(int(load.seconds), int(samples[-1].at - load.began))
     return [row(samples, load, second) for second in range(min(first, 0), last)]
+
+
+def share_in(state: str, table: list[dict[str, object]]) -> float | None:
+    """Of the measured seconds: how many of them an array was in the state that was asked for."""
+    wanted = State.DEGRADED if state == State.DEGRADED_TWICE else state
+    seen = [kind(str(row["state"])) for row in table if row["second"] >= 0]
+    return seen.count(str(wanted)) / len(seen) if seen else None
 
 
 def row(samples: list[Sample], load: Summary, second: int) -> dict[str, object]:

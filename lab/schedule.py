@@ -1,7 +1,8 @@
 """What is measured in which order. Pure: a study goes in, cells come out, always the same.
 
-Sides take turns, a whole block of cells each: A B, A B, A B. So what changes on the machine in the
-course of hours meets them all. Inside of a block the array goes through its states once, from
+Sides take turns, a whole block of cells each, and each round begins with who ended the last: A B,
+B A, A B. So what changes on the machine in the course of hours meets them all, and who comes first
+has nothing of it. Inside of a block the array goes through its states once, from
 healthy on, and every side does so in the same order.
 """
 
@@ -30,7 +31,7 @@ def blocks(study: Study, sides: Iterable[Side] | None = None) -> list[Block]:
     names = {side.name for side in (study.side if sides is None else sides)}
     made, number = [], 0
     for repeat in range(study.repeats):
-        for side in study.side:
+        for side in study.side if repeat % 2 == 0 else reversed(study.side):
             cells = []
             for state in states_of(study, side):
                 for load, clients, loads in loads_of(study):

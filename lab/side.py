@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import Protocol
 
 
+# What has to be done after a crash before a drive may go: seconds, or hours.
+RESYNC_DIRTY, RESYNC_ALL = "resync of what was dirty", "resync of everything"
+
+
 class SideError(Exception):
     """A side did not do what it was told; the message says what it said."""
 
@@ -56,7 +60,7 @@ class Protection:
     """Comparisons are made between equals of this."""
 
     losses: int  # of drives that it survives
-    write_hole: str  # closed, resync (after a crash, healthy), or none to close
+    write_hole: str  # closed, one of these two, or none to close
 
 
 class Side(Protocol):

@@ -22,6 +22,9 @@ from lab.study import Study
 from lab.where import Seat
 
 
+WHOLE = 0.95  # of the seconds that were asked for: with less it is another measurement
+
+
 class LoadError(Exception):
     """A load could not run, or what it read is not what was written."""
 
@@ -54,6 +57,14 @@ class Load(Protocol):
 
     @property
     def running(self) -> bool: ...
+
+    @property
+    def begun(self) -> bool:
+        """Its warm-up is under way: connections and files are there."""
+
+    @property
+    def seconds_max(self) -> float:
+        """After which it hangs, since `begin`."""
 
     @property
     def rate(self) -> float | None:
@@ -106,10 +117,17 @@ class Summary:
 
 
 def summary(measured: list[Measured]) -> Summary:
+    """Raises LoadError where they were not all measured at once."""
     operations: dict[int, int] = {}
     sums: dict[int, float] = {}
     began = max(one.began for one in measured)
     seconds = min(one.began + one.seconds for one in measured) - began
+    longest = max(one.seconds for one in measured)
+    if seconds < WHOLE * longest:
+        raise LoadError(
+            f"{len(measured)} loads were measured together for {max(0.0, seconds):.1f} s of "
+            f"{longest:.1f}: one was late; give them more seconds, or fewer loads at once"
+        )
     for one in measured:
         ahead = round(began - one.began)  # whole seconds: loads that start together differ by less
         for second, count in one.operations.items():

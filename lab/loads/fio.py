@@ -7,6 +7,7 @@ an array answers fast is worth nothing if it answers wrong.
 
 import json
 import re
+import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ CHECKED_BYTES_MAX = 64 << 20
 FILL_SECONDS_MAX = 6 * 3600
 CHECK_SECONDS_MAX = 900
 LATE_SECONDS_MAX = 300
+BEGUN = "begun"
 MIB = 1 << 20
 
 
@@ -37,6 +39,7 @@ class Fio:
         self.load: Running | None = None
         self.pattern: Pattern | None = None
         self.rate: float | None = None
+        self.begun = False
         self.command = ""
         self.bytes = self.checked_bytes = 0  # that patterns use, and after them, that are checked
         self.fill_seconds = 0.0
@@ -54,10 +57,11 @@ class Fio:
         self.fill_seconds = time.monotonic() - began
 
     def size_bytes(self) -> int:
-        if self.seat.disk.directory:
-            whole = self.seat.disk.bytes
-        else:
-            whole = int(self.place.check(f"blockdev --getsize64 {self.file}"))
+        """As large on every side, however large the device is."""
+        whole = self.seat.disk.bytes
+        if not self.seat.disk.directory:
+            device = int(self.place.check(f"blockdev --getsize64 {self.file}"))
+            whole = min(device, whole or device)
         return min(whole, self.asked.size or whole) // MIB * MIB
 
     def job(self, name: str) -> str:
@@ -77,15 +81,25 @@ class Fio:
         self.place.check(f"rm -f {self.home}/out* {self.home}/log*")
 
     def begin(self, cell: Cell) -> None:
-        self.pattern, self.rate = self.patterns[cell.load], None
+        self.pattern, self.rate, self.begun = self.patterns[cell.load], None, False
         self.command = (
             f"fio {self.job(cell.load)} --size={self.bytes} {words(self.pattern)} "
             f"{self.times()} {reports(self.home)}"
         )
-        self.load = self.place.spawn(f"cd {self.home} && exec {self.command} --eta=never")
+        # told by each job before its first request; its own output goes to a file
+        tell = f"--exec_prerun='(echo {BEGUN} >&3)'"
+        command = f"cd {self.home} && exec {self.command} {tell} --eta=never 3>&1"
+        self.load = self.place.spawn(command, self.on_line)
+
+    def on_line(self, line: str) -> None:
+        self.begun = self.begun or line == BEGUN
 
     def times(self) -> str:
         return f"--time_based --runtime={self.asked.seconds} --ramp_time={self.asked.warm_seconds}"
+
+    @property
+    def seconds_max(self) -> float:
+        return self.asked.warm_seconds + self.asked.seconds + LATE_SECONDS_MAX
 
     @property
     def running(self) -> bool:
@@ -93,12 +107,14 @@ class Fio:
 
     def finish(self, directory: Path) -> Measured:
         load, self.load = self.load, None
-        output = load.wait(self.asked.warm_seconds + self.asked.seconds + LATE_SECONDS_MAX)
+        output = load.wait(self.seconds_max)
         (directory / f"{self.seat.name}.txt").write_text(f"$ {self.command}\n{output.text}")
         if output.rc != 0:
             said = [line for line in output.text.splitlines() if line.startswith("fio:")]
             raise LoadError(f"fio ended with status {output.rc}: {said[:1]}")
         path = directory / f"{self.seat.name}.json"
+        # without what it tells before its JSON
+        self.place.check(f"sed -i -n '/^{{/,$p' {self.home}/out")
         self.place.fetch(f"{self.home}/out", path)
         return measured(
             read_json(path),
@@ -206,6 +222,8 @@ def measure_drives(study: studies.Study, where: Where, say: Callable[[str], None
     place.check(f"mkdir -p {home}")
     try:
         size = min(drive.bytes for drive in arrays[0]) // MIB * MIB
+        say("the drives themselves: writing them full")
+        fill(place, files, size)
         found = {}
         for pattern in study.fio.patterns:
             say(f"the drives themselves: {pattern.name}")
@@ -214,6 +232,18 @@ def measure_drives(study: studies.Study, where: Where, say: Callable[[str], None
     finally:
         place.run(f"rm -rf {home}")
         places.settle(place, "path", home)
+
+
+def fill(place: Place, files: list[str], size: int) -> None:
+    """What was never written, or was discarded, a drive answers without looking."""
+    jobs = " ".join(
+        f"--name=d{number} --filename={shlex.quote(file)} --size={size} {ENGINE} --rw=write "
+        "--bs=1M --iodepth=8 --end_fsync=1"
+        for number, file in enumerate(files)
+    )
+    output = place.spawn(f"exec fio --eta=never {jobs}").wait(FILL_SECONDS_MAX)
+    if output.rc != 0:
+        raise LoadError(f"fio could not write the drives full:\n{output.text[-800:]}")
 
 
 def measure_pattern(

@@ -7,11 +7,13 @@ PostgreSQL's default, and data checksums are on; what a study sets otherwise is 
 
 pgbench runs once for a cell, warm-up included, and its own log of each transaction is kept whole.
 The load has begun when the first transaction did; what ended before the warm-up was over does not
-count, nor does what ended after the time.
+count, nor does what ended after the time. pgbench's own clock goes from before it has connected, so
+it is given the time to connect besides: twice what that took when it was tried.
 """
 
 import contextlib
 import gzip
+import math
 import os
 import re
 import shlex
@@ -22,7 +24,7 @@ from pathlib import Path
 
 from lab import place as places
 from lab import study as studies
-from lab.loads import LoadError, Measured
+from lab.loads import WHOLE, LoadError, Measured
 from lab.place import Host, Running
 from lab.results import Cell
 from lab.where import Seat
@@ -37,6 +39,7 @@ START_SECONDS_MAX = 120
 STOP_SECONDS_MAX = 60
 FILL_SECONDS_MAX = 6 * 3600
 LATE_SECONDS_MAX = 300  # for connections, and for what hangs while a drive is being given up
+CONNECT_FACTOR = 2  # of the time that connecting took: the machine may be busier in the cell
 CONNECTIONS_BESIDE = 20  # ours, and those that PostgreSQL keeps for itself
 
 
@@ -55,6 +58,7 @@ class Pgbench:
         self.clock_behind_seconds = 0.0
         self.before = (0, 0, 0, 0, 0)
         self.processed = 0
+        self.connect_seconds: dict[int, float] = {}  # by the number of clients
         self.programs = ""
 
     # The database
@@ -86,7 +90,9 @@ class Pgbench:
         disk = self.seat.disk
         if disk.directory:
             return
-        self.place.check(f"mkfs.xfs -q -f {disk.device}", timeout=600)
+        # as large on every side, however large the device is
+        size = f"-d size={disk.bytes} " if disk.bytes else ""
+        self.place.check(f"mkfs.xfs -q -f {size}{disk.device}", timeout=600)
         places.mount(self.place, disk.device, self.root, "xfs")
         self.mounted = True
 
@@ -180,11 +186,25 @@ class Pgbench:
         self.place.check(f"rm -f {self.logs}/log.*")
         self.sql("VACUUM pgbench_branches, pgbench_tellers")
         self.sql("CHECKPOINT")
+        if cell.clients not in self.connect_seconds:
+            self.connect_seconds[cell.clients] = self.tried_to_connect(cell.clients)
+
+    def tried_to_connect(self, clients: int) -> float:
+        words = f"-n -S -c {clients} -j {self.threads(clients)} -t 1 {DATABASE}"
+        text = self.place.check(self.as_user("pgbench", words), timeout=LATE_SECONDS_MAX)
+        return float(said(text, r"initial connection time = ([\d.]+) ms")) / 1000
+
+    def threads(self, clients: int) -> int:
+        return min(self.asked.threads, clients)
+
+    def seconds(self, cell: Cell) -> int:
+        """By pgbench's clock, which begins before it has connected."""
+        connect = math.ceil(CONNECT_FACTOR * self.connect_seconds.get(cell.clients, 0.0)) + 1
+        return connect + self.asked.warm_seconds + self.asked.seconds
 
     def begin(self, cell: Cell) -> None:
         self.cell, self.rate = cell, None
-        threads = min(self.asked.threads, cell.clients)
-        seconds = self.asked.warm_seconds + self.asked.seconds
+        threads, seconds = self.threads(cell.clients), self.seconds(cell)
         # -n: pgbench would empty its history first, against which the balances are checked
         self.command = (
             f"pgbench -n {SCRIPTS[cell.load]} -c {cell.clients} -j {threads} -T {seconds} -P 1 "
@@ -203,13 +223,21 @@ class Pgbench:
             self.rate = float(progress[1])
 
     @property
+    def begun(self) -> bool:
+        """It has told its first rate, a second after it had all connections."""
+        return self.rate is not None
+
+    @property
+    def seconds_max(self) -> float:
+        return self.seconds(self.cell) + LATE_SECONDS_MAX
+
+    @property
     def running(self) -> bool:
         return self.load is not None and self.load.running
 
     def finish(self, directory: Path) -> Measured:
-        seconds = self.asked.warm_seconds + self.asked.seconds
         load, self.load = self.load, None
-        output = load.wait(seconds + LATE_SECONDS_MAX)
+        output = load.wait(self.seconds_max)
         text = directory / f"{self.seat.name}.txt"
         text.write_text(f"$ {self.command}\n{output.text}")
         if output.rc != 0:
@@ -229,7 +257,8 @@ class Pgbench:
         return self.measured(log, failed, output.text)
 
     def measured(self, log: Path, failed: int, text: str) -> Measured:
-        began, counts, sums = by_second(log, self.asked.warm_seconds)
+        began, ended, counts, sums = by_second(log, self.asked.warm_seconds)
+        seconds = window(began, ended, self.asked.seconds)
         notes = ()
         if self.share < 1:
             notes = (f"one transaction in {1 / self.share:g} is in the log, chosen by pgbench",)
@@ -238,7 +267,7 @@ class Pgbench:
         if not isinstance(self.place, Host):
             behind_ms = 1000 * self.clock_behind_seconds
             notes += (f"{self.seat.name}'s log has the guest's times, {behind_ms:.0f} ms behind",)
-        return Measured(began, self.asked.seconds, counts, sums, failed, notes)
+        return Measured(began, seconds, counts, sums, failed, notes)
 
     def verify(self) -> None:
         """Whatever ran: the sums of a bank are right, and every transaction is in its history."""
@@ -334,8 +363,22 @@ def lines(log: Path) -> Iterator[bytes]:
         yield from file
 
 
-def by_second(log: Path, warm_seconds: int) -> tuple[float, dict[int, int], dict[int, float]]:
-    """When the measured part began, and for each second of it what ended there.
+def window(began: float, ended: float, asked_seconds: float) -> float:
+    """The seconds that were measured: no rate is divided by seconds in which nothing ran."""
+    seconds = min(asked_seconds, ended - began)
+    if seconds < WHOLE * asked_seconds:
+        raise LoadError(
+            f"pgbench was measured for {max(0.0, seconds):.1f} s of {asked_seconds}: connecting "
+            "took the rest, or the last transactions did not end; give it fewer clients or more "
+            "seconds"
+        )
+    return seconds
+
+
+def by_second(
+    log: Path, warm_seconds: int
+) -> tuple[float, float, dict[int, int], dict[int, float]]:
+    """When the measured part began, when the last transaction ended, and what ended in each second.
 
     A line is `client number latency_us script seconds microseconds`: when it ended, by the clock.
     The earliest beginning of any transaction is when pgbench had all of its connections.
@@ -356,4 +399,4 @@ def by_second(log: Path, warm_seconds: int) -> tuple[float, dict[int, int], dict
         second = (end - began_us) // 1_000_000
         counts[second] = counts.get(second, 0) + 1
         sums[second] = sums.get(second, 0.0) + took / 1000
-    return began_us / 1e6, counts, sums
+    return began_us / 1e6, max(ends) / 1e6, counts, sums

@@ -11,14 +11,14 @@ from pathlib import Path
 from lab import place as places
 from lab import study as studies
 from lab.place import Host, Place, Running
-from lab.side import Counters, Disk, Drive, Protection, SideError
+from lab.side import RESYNC_ALL, RESYNC_DIRTY, Counters, Disk, Drive, Protection, SideError
 from lab.study import Where
 
 CHECKOUT = Path(__file__).parents[2]
 READY_SECONDS_MAX = 60
 COMMAND_SECONDS_MAX = 300
 LABEL_BYTES = 64 << 20  # of each drive, for labels, journal and bitmaps: more than they take
-WRITE_HOLE = {"journal": "closed", "bitmap": "resync", "none": "resync"}
+WRITE_HOLE = {"journal": "closed", "bitmap": RESYNC_DIRTY, "none": RESYNC_ALL}
 STATES = {"optimal": "healthy", "degraded": "degraded"}
 
 

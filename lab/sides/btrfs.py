@@ -18,7 +18,7 @@ from pathlib import Path
 from lab import place as places
 from lab import study as studies
 from lab.place import Place, Running
-from lab.side import Counters, Disk, Drive, Protection, SideError
+from lab.side import RESYNC_DIRTY, Counters, Disk, Drive, Protection, SideError
 from lab.sides.blocks import Blocks
 
 PROFILES = {0: ("raid0", "raid1"), 1: ("raid5", "raid1"), 2: ("raid6", "raid1c3")}
@@ -35,8 +35,9 @@ class Btrfs:
         self.name = chosen.name
         self.home = work / chosen.name
         # A stripe that was being written when power went, and a drive that goes before a scrub,
-        # can cost what lay beside it.
-        self.protection = Protection(study.array.parity, "resync" if study.array.parity else "none")
+        # can cost what lay beside it. No other stripe is in danger, as under a bitmap.
+        hole = RESYNC_DIRTY if study.array.parity else "none"
+        self.protection = Protection(study.array.parity, hole)
         self.cleanup = ExitStack()
         self.blocks = Blocks(place, self.cleanup)
         self.members: list[list[Drive]] = []
@@ -148,6 +149,8 @@ class Btrfs:
             "metadata": metadata,
             "chunk": "64 KiB, which is fixed",
             "copy-on-write and checksums": "on",
+            "after a crash": "a scrub of everything finds the stripes that were being written; a "
+            "person has to start it",
             "discard": "off: with it, a degraded array answered writes with errors (Linux 6.18)",
             "commands": "\n".join(dict.fromkeys(self.commands)),
         }

@@ -21,12 +21,12 @@ from pathlib import Path
 from lab import place as places
 from lab import study as studies
 from lab.place import Place
-from lab.side import Counters, Disk, Drive, Protection, SideError
+from lab.side import RESYNC_ALL, RESYNC_DIRTY, Counters, Disk, Drive, Protection, SideError
 from lab.sides.blocks import Blocks
 
 LEVELS = {0: "0", 1: "5", 2: "6"}  # by parities
 MODULES = {"0": "raid0", "1": "raid1", "5": "raid456", "6": "raid456"}
-WRITE_HOLE = {"ppl": "closed", "bitmap": "resync", "resync": "resync"}
+WRITE_HOLE = {"ppl": "closed", "bitmap": RESYNC_DIRTY, "resync": RESYNC_ALL}
 WITH_STRIPE_CACHE = ("5", "6")
 FIRST_NUMBER = 100  # of the devices: those below may be somebody's
 THREADS_MAX = 8

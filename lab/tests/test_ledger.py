@@ -5,6 +5,7 @@ Method: real processes and files; with root also loop devices and mounts, and a 
 
 import os
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -30,6 +31,25 @@ class Debts(unittest.TestCase):
         self.ledger.owe("mount", "/c")
         self.ledger.settle("path", "/a b")
         self.assertEqual([debt.what for debt in self.ledger.debts()], ["/c"])
+
+    def test_what_a_killed_shell_has_called_is_ended(self):
+        code = (
+            "import sys; from pathlib import Path; from lab.ledger import Ledger; "
+            "from lab.place import Host; "
+            "Host(Ledger(Path(sys.argv[1]))).run('sleep 300; true', timeout=100)"
+        )
+        ours = subprocess.Popen([sys.executable, "-c", code, str(self.ledger.path)])
+        self.addCleanup(ours.kill)
+        self.assertTrue(ledger.until(lambda: self.ledger.debts()))
+        (debt,) = self.ledger.debts()
+        self.assertTrue(ledger.until(lambda: len(ledger.session_of(debt)) == 2))
+        ours.kill()
+        ours.wait()
+        leader = int(debt.what.split()[0])
+        self.assertTrue(ledger.until(lambda: ledger.process_began(leader) is None))
+        self.assertTrue(ledger.is_there(debt))
+        self.assertEqual(list(self.ledger.clean()), [f"removed process {debt.what}"])
+        self.assertEqual(ledger.session_of(debt), [])
 
     def test_a_process_is_ended_and_one_with_its_number_is_not(self):
         sleeper = subprocess.Popen(["sleep", "100"], start_new_session=True)

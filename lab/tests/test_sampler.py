@@ -10,9 +10,14 @@ import unittest
 from pathlib import Path
 
 from lab import sampler
+from lab.ledger import Ledger
 from lab.loads import LoadError, Measured, fio, pgbench, summary
+from lab.place import Host
+from lab.results import Cell
 from lab.sampler import Meter, Sample
-from lab.side import Counters
+from lab.side import Counters, Disk
+from lab.study import Pgbench as PgbenchStudy
+from lab.where import Seat
 
 
 def sample(at: float, reads: int, cpu: float, state: str = "healthy") -> Sample:
@@ -78,10 +83,25 @@ class Logs(unittest.TestCase):
             ["0 0 500000 0 99 500000", "1 0 900000 0 100 999999", "0 1 2000 0 101 0"]
             + ["1 1 failed 0 101 5", "0 2 4000 0 101 700000"]
         )
-        began, counts, sums = pgbench.by_second(path, 2)
-        self.assertEqual(began, 101.0)
+        began, ended, counts, sums = pgbench.by_second(path, 2)
+        self.assertEqual((began, ended), (101.0, 101.7))
         self.assertEqual(counts, {-2: 1, -1: 1, 0: 2})
         self.assertAlmostEqual(sums[0], 6.0)
+
+    def test_seconds_in_which_nothing_ran_are_not_measured(self):
+        self.assertEqual(pgbench.window(101.0, 112.0, 10), 10)
+        self.assertEqual(pgbench.window(101.0, 110.75, 10), 9.75)
+        for ended in (104.0, 99.0):  # slow to connect
+            with self.assertRaises(LoadError):
+                pgbench.window(101.0, ended, 10)
+
+    def test_time_to_connect_is_given_besides(self):
+        place = Host(Ledger(Path("/nowhere")))
+        self.addCleanup(place.close)
+        seat = Seat("host", place, Disk(directory="/nowhere"))
+        load = pgbench.Pgbench(seat, PgbenchStudy(seconds=60, warm_seconds=5, clients=(100,)))
+        load.connect_seconds = {100: 7.2}
+        self.assertEqual(load.seconds(Cell(0, 0, "s", "healthy", "tpcb-like", 100, 1)), 81)
 
     def test_a_log_without_a_transaction_is_refused(self):
         with self.assertRaises(LoadError):
@@ -101,8 +121,14 @@ class Logs(unittest.TestCase):
 
     def test_only_seconds_in_which_all_loads_were_measured_count(self):
         one = Measured(100.0, 10.0, {0: 5, 1: 5}, {})
-        two = Measured(102.0, 10.0, {0: 7}, {}, failed=1, notes=("n",))
+        two = Measured(100.25, 10.0, {0: 7}, {}, failed=1, notes=("n",))
         both = summary([one, two])
-        self.assertEqual((both.began, both.seconds), (102.0, 8.0))
-        self.assertEqual(both.operations, {-2: 5, -1: 5, 0: 7})
-        self.assertEqual((both.total, both.failed, both.notes), (7, 1, ("n",)))
+        self.assertEqual((both.began, both.seconds), (100.25, 9.75))
+        self.assertEqual(both.operations, {0: 12, 1: 5})
+        self.assertEqual((both.total, both.failed, both.notes), (17, 1, ("n",)))
+
+    def test_loads_that_were_not_measured_at_once_are_no_cell(self):
+        one = Measured(100.0, 10.0, {0: 5}, {})
+        for began in (101.0, 109.0, 130.0):  # the last would be less than no seconds
+            with self.assertRaisesRegex(LoadError, "measured together"):
+                summary([one, Measured(began, 10.0, {0: 5}, {})])

@@ -23,7 +23,7 @@ def study(**changed) -> Study:
 class Schedule(unittest.TestCase):
     def test_sides_take_turns(self):
         turns = [(block.repeat, block.side.name) for block in schedule.blocks(study())]
-        self.assertEqual(turns, [(0, "ashlar"), (0, "btrfs"), (1, "ashlar"), (1, "btrfs")])
+        self.assertEqual(turns, [(0, "ashlar"), (0, "btrfs"), (1, "btrfs"), (1, "ashlar")])
 
     def test_every_side_meets_the_same_cells(self):
         ours, theirs = (

@@ -1,0 +1,248 @@
+"""Goal: a run touches the array when the load has begun, ends what hangs, goes on past what fails,
+and takes everything down whatever signals come.
+
+Method: sides and loads made up for the purpose; the run itself, its signals and its files are real.
+"""
+
+import os
+import signal
+import tempfile
+import time
+import unittest
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+
+from demo import child
+from lab import guests, main, place
+from lab import run as runs
+from lab.ledger import Ledger
+from lab.loads import pgbench
+from lab.loads.fio import Fio, measure_drives
+from lab.place import Host, Output, VmError
+from lab.results import Cell, Results
+from lab.side import Disk, Drive, SideError
+from lab.study import Fio as FioStudy
+from lab.study import Study
+from lab.where import Seat
+
+MIB = 1 << 20
+FIO = {"patterns": [{"name": "p", "rw": "randread", "depth": 1}], "seconds": 1, "warm_seconds": 0}
+STUDY = {
+    "title": "t", "where": "host", "side": [{"kind": "ashlar"}, {"kind": "btrfs"}],
+    "states": ["healthy", "degraded"], "repeats": 2, "fio": FIO,
+}  # fmt: skip
+HEALTHY = Cell(0, 0, "s", "healthy", "p", 0, 1)
+DEGRADED = Cell(0, 0, "s", "degraded", "p", 0, 1)
+
+
+class Silent:
+    def now(self, what: str, again: bool = False) -> None: ...
+
+    line = now
+
+
+class MadeUpLoad:
+    """Runs for `seconds`, and has begun after `begins` of them."""
+
+    rate = None
+
+    def __init__(self, seconds: float, begins: float = 0.0, seconds_max: float = 30.0):
+        self.at, self.seconds, self.begins = time.monotonic(), seconds, begins
+        self.seconds_max = seconds_max
+
+    @property
+    def begun(self) -> bool:
+        return time.monotonic() - self.at >= self.begins
+
+    @property
+    def running(self) -> bool:
+        return time.monotonic() - self.at < self.seconds
+
+
+class MadeUpSide:
+    pulls_live = True
+    name = "s"
+
+    def __init__(self, pull_seconds: float = 0.0):
+        self.pull_seconds, self.pulled_at = pull_seconds, None
+
+    def pull(self, member: int = 0) -> None:
+        self.pulled_at = time.monotonic()
+        time.sleep(self.pull_seconds)
+
+
+def turn(side: MadeUpSide, load: MadeUpLoad) -> runs.Turn:
+    return runs.Turn(side, None, [load], Silent(), "s")
+
+
+WATCH = SimpleNamespace(error=None, samples=[])
+
+
+class Turns(unittest.TestCase):
+    def test_a_drive_leaves_when_the_load_has_begun(self):
+        side, load = MadeUpSide(pull_seconds=0.3), MadeUpLoad(seconds=1.5, begins=0.6)
+        done = turn(side, load).see_through(DEGRADED, [load], WATCH)
+        self.assertGreaterEqual(side.pulled_at - load.at, 0.6)
+        (begun, what), (ended, after) = done
+        self.assertEqual((what, after), ("drive 0 pulled", "drive 0 is out"))
+        self.assertGreaterEqual(ended - begun, 0.3)
+
+    def test_a_load_that_hangs_is_ended(self):
+        load = MadeUpLoad(seconds=60, seconds_max=0.5)
+        began = time.monotonic()
+        with self.assertRaisesRegex(runs.RunError, "did not end in time"):
+            turn(MadeUpSide(), load).see_through(HEALTHY, [load], WATCH)
+        self.assertLess(time.monotonic() - began, 10)
+
+    def test_what_was_another_state_is_noted(self):
+        made = turn(MadeUpSide(), MadeUpLoad(0))
+        done = [(99.0, "drive 0 pulled"), (103.0, "drive 0 is out")]
+        self.assertEqual(made.notes(DEGRADED, 1.0, done, 103.5), [])
+        late, share = "over 1.0 s after", "degraded in 80% of the measured"
+        self.assertIn(late, " ".join(made.notes(DEGRADED, 1.0, done, 102.0)))
+        self.assertIn(share, " ".join(made.notes(DEGRADED, 0.8, done, 103.5)))
+
+
+class Undoing(unittest.TestCase):
+    def test_signals_wait_until_all_is_undone(self):
+        gone = []
+        with self.assertRaises(KeyboardInterrupt), runs.undone(ExitStack()) as stack:
+            stack.callback(gone.append, "side")
+            stack.callback(signal.raise_signal, signal.SIGINT)
+            stack.callback(gone.append, "load")
+        self.assertEqual(gone, ["load", "side"])
+
+    def test_a_second_signal_does_not_cut_it_short(self):
+        gone = []
+        with self.assertRaises(KeyboardInterrupt), runs.undone(ExitStack()) as stack:
+            stack.callback(gone.append, "side")
+            stack.callback(signal.raise_signal, signal.SIGINT)
+            raise KeyboardInterrupt
+        self.assertEqual(gone, ["side"])
+        self.assertEqual(signal.getsignal(signal.SIGINT), signal.default_int_handler)
+
+    def test_a_killed_process_that_stays_is_not_waited_for(self):
+        stays = mock.Mock(pid=1 << 22)
+        stays.poll.return_value = None
+        stays.wait.side_effect = lambda seconds=None: (_ for _ in ()).throw(
+            child.subprocess.TimeoutExpired("x", seconds)
+        )
+        with mock.patch.object(os, "killpg") as killed:
+            child.kill(stays)
+        killed.assert_called_once()
+
+
+class InDirectory(unittest.TestCase):
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory(prefix="ashlar-lab-test-")
+        self.addCleanup(directory.cleanup)
+        self.home = Path(directory.name)
+
+
+class Failing(runs.Run):
+    """The first side cannot be started."""
+
+    def begin(self) -> None:
+        self.turns = []
+
+    def block(self, block: runs.Block) -> None:
+        self.turns.append(block.side.name)
+        if block.side.name == "ashlar":
+            raise SideError("no such thing")
+        for cell in block.cells:
+            self.results.add(cell)
+
+
+class Runs(InDirectory):
+    def test_a_side_that_fails_does_not_end_the_study(self):
+        session = SimpleNamespace(ledger=Ledger(self.home / "ledger"))
+        run = Failing(Study.model_validate(STUDY), Results.open(self.home), session, False)
+        run.sides = dict.fromkeys(("ashlar", "btrfs"))
+        with self.assertRaises(runs.Incomplete) as raised:
+            run.run()
+        self.assertEqual(run.turns, ["ashlar", "btrfs", "btrfs", "ashlar"])
+        self.assertEqual({cell.side for cell in run.results.cells}, {"btrfs"})
+        self.assertEqual(len((self.home / "failures.jsonl").read_text().splitlines()), 4)
+        self.assertIn("no such thing", str(raised.exception))
+
+    def test_what_a_side_leaves_behind_ends_the_study(self):
+        session = SimpleNamespace(ledger=Ledger(self.home / "ledger"))
+        run = Failing(Study.model_validate(STUDY), Results.open(self.home), session, False)
+        run.sides = dict.fromkeys(("ashlar", "btrfs"))
+        with mock.patch.object(runs.Run, "stayed", return_value=True):
+            with self.assertRaisesRegex(SideError, "no such thing"):
+                run.run()
+        self.assertEqual(run.turns, ["ashlar"])
+
+    def test_the_report_is_made_all_the_same(self):
+        made = []
+        error = runs.Incomplete("one cell")
+        run = mock.Mock(**{"return_value.run.side_effect": error})
+        cache = mock.patch.dict(os.environ, {"ASHLAR_CACHE": str(self.home)})
+        with mock.patch.object(main, "Run", run), cache:
+            with mock.patch.object(main, "make_report", lambda words: made.append(words.results)):
+                out = self.home / "out"
+                self.assertEqual(main.main(["run", "fio-host", "--out", str(out)]), main.REFUSED)
+        self.assertEqual(made, [out])
+
+
+class Recorder:
+    """A place that does nothing, and answers what it is told to."""
+
+    logs = "/logs"
+
+    def __init__(self, **answers: str):
+        self.answers, self.commands = answers, []
+
+    def run(self, command: str, timeout: float = 60) -> Output:
+        self.commands.append(command)
+        program = command.split()[0].strip("{").rpartition(".")[2]
+        return Output(0, self.answers.get(program, "").encode())
+
+    def check(self, command: str, timeout: float = 60) -> str:
+        return self.run(command).text
+
+
+class Disks(InDirectory):
+    def test_a_loop_device_that_reads_from_memory_is_refused(self):
+        there = Recorder(losetup="/dev/loop7\n", cat="0\n")
+        with self.assertRaisesRegex(VmError, "page cache"):
+            place.loop(there, "/f.img")
+        made = [each for each in there.commands if "--find" in each]
+        self.assertEqual([each.split("--sector-size=")[1][:4] for each in made], ["512 ", "4096"])
+        self.assertEqual(sum("--detach" in each for each in there.commands), 2)
+        there = Recorder(losetup="/dev/loop7\n", cat="1\n")
+        self.assertEqual(place.loop(there, "/f.img"), "/dev/loop7")
+
+    def test_loads_take_as_much_of_a_larger_device_as_of_others(self):
+        there = Recorder(blockdev=str(900 * MIB))
+        seat = Seat("host", there, Disk(device="/dev/x", bytes=640 * MIB))
+        self.assertEqual(Fio(seat, FioStudy.model_validate(FIO)).size_bytes(), 640 * MIB)
+        with mock.patch.object(pgbench.places, "mount"):
+            load = pgbench.Pgbench(seat, pgbench.studies.Pgbench())
+            load.make_file_system()
+        self.assertIn(f"mkfs.xfs -q -f -d size={640 * MIB} /dev/x", there.commands)
+
+    def test_drives_are_written_before_they_are_measured(self):
+        drives = []
+        for number in range(2):
+            path = self.home / f"d{number}"
+            with open(path, "wb") as file:
+                file.truncate(4 * MIB)
+            drives.append(Drive(path.name, str(path), 4 * MIB))
+        there = Host(Ledger(self.home / "ledger"))
+        self.addCleanup(there.close)
+        where = SimpleNamespace(place=there, drives=lambda: ([drives], []))
+        found = measure_drives(Study.model_validate(STUDY), where, lambda what: None)
+        self.assertGreater(found["p"]["iops"], 0)
+        for drive in drives:
+            self.assertGreaterEqual(os.stat(drive.path).st_blocks * 512, 4 * MIB)
+
+    def test_later_rounds_have_the_pages_of_the_first(self):
+        with mock.patch.object(guests, "huge_bytes_free", return_value=512 * MIB):
+            guests.refuse_other_pages(True, 512 * MIB)
+            guests.refuse_other_pages(False, 1024 * MIB)
+            with self.assertRaisesRegex(VmError, "huge pages"):
+                guests.refuse_other_pages(True, 1024 * MIB)
