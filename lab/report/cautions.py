@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from lab import schedule
 from lab.report import tables, window
 from lab.report.source import Source
+from lab.side import RESYNC_ALL
 from lab.study import State, Where
 
 # What PostgreSQL promises after a crash depends on these: name → what a server begins with.
@@ -95,8 +96,10 @@ def durability(source: Source):
 def resyncs(source: Source):
     """Nothing that says which stripes were being written: cheaper than to write it down."""
     for side in measured_sides(source):
+        hole = source.sides.get(side.name, {}).get("protection", {}).get("write_hole")
         whole = side.kind == "mdraid" and not side.bitmap and side.policy != "ppl"
-        if source.study.array.parity and (whole or (side.kind, side.policy) == ("ashlar", "none")):
+        whole = whole or (side.kind, side.policy) == ("ashlar", "none")
+        if source.study.array.parity and (whole or hole == RESYNC_ALL):
             yield Caution(
                 f"{side.name} ran without a record of what is being written (bitmap or journal): "
                 "after a crash all of it would have to be resynced, and not only what was dirty. "
