@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lab import schedule
 from lab.report import tables
 from lab.report.source import Source
+from lab.side import RESYNC_ALL
 from lab.study import Where
 
 # What PostgreSQL promises after a crash depends on these: name → what a server begins with.
@@ -88,9 +89,11 @@ def durability(source: Source):
                 True,
             )
     for side in source.study.side:
-        if side.name in source.names and side.kind == "mdraid" and not side.bitmap:
+        hole = source.sides.get(side.name, {}).get("protection", {}).get("write_hole")
+        without = side.kind == "mdraid" and not side.bitmap or hole == RESYNC_ALL
+        if side.name in source.names and without:
             yield Caution(
-                f"{side.name} ran without its write-intent bitmap: after a crash all of it would "
+                f"{side.name} ran without a write-intent bitmap: after a crash all of it would "
                 "have to be resynced.",
                 True,
             )
