@@ -436,7 +436,7 @@ class Turn:
         return f"drive {member} pulled"
 
     def change(self, cell: Cell) -> list[tuple[float, str]]:
-        """What happens to the array while the load runs, as soon as its warm-up has begun: when each
+        """What happens to the array while the load runs, once its warm-up has begun: when each
         thing was begun, and when it was done."""
         done = []
         wanted = State(cell.state)

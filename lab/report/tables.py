@@ -10,7 +10,7 @@ from lab import stats
 from lab.report.source import Source
 from lab.results import Cell
 from lab.stats import Figures, Spread, Summary
-from lab.study import State, Where
+from lab.study import Where
 
 NONE = "–"
 SAME = "≈"
