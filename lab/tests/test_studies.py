@@ -21,6 +21,7 @@ STUDIES = sorted(SHIPPED - {"postgres-guest"})  # which has a test of its own
 SECONDS_MAX = 1200
 
 
+@unittest.skipUnless(os.geteuid() == 0, "takes root")
 @unittest.skipUnless(BINARY.exists(), f"{BINARY} is not there: run make build")
 class Studies(unittest.TestCase):
     def test_each_goes_through(self):
