@@ -8,19 +8,17 @@ programs that make a guest, and the binary; a minute or two with KVM or on a qui
 import gzip
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import unittest
 from pathlib import Path
 
 from lab import ledger
 from lab.results import Results
+from lab.tests.test_studies import ashlar_lab
 
 CHECKOUT = Path(__file__).parents[2]
 BINARY = Path(os.environ.get("ASHLAR") or CHECKOUT / "target/release/ashlar")
 CACHE = Path(os.environ.get("ASHLAR_CACHE") or CHECKOUT / ".cache").resolve()
-SECONDS_MAX = 1200
 
 
 @unittest.skipUnless(BINARY.exists(), f"{BINARY} is not there: run make build")
@@ -28,19 +26,17 @@ class GuestStudy(unittest.TestCase):
     def test_postgresql_on_both_sides_healthy_and_degraded(self):
         with tempfile.TemporaryDirectory(prefix="ashlar-lab-") as home:
             out = Path(home) / "results"
-            command = [
-                sys.executable, "-m", "lab.main", "run", "postgres-guest", "--quick", "--no-report",
-                "--out", str(out),
-            ]  # fmt: skip
-            done = subprocess.run(
-                command, cwd=CHECKOUT, capture_output=True, text=True, timeout=SECONDS_MAX
-            )
+            words = ("--no-report", "--out", str(out))
+            done = ashlar_lab("run", "postgres-guest", "--quick", *words)
+            if done.returncode == 1 and out.exists():
+                # A cell that was too slow to be measured is measured anew.
+                done = ashlar_lab("run", "--resume", str(out), "--no-report")
             self.assertEqual(done.returncode, 0, done.stdout[-2000:] + done.stderr[-2000:])
             results = Results.open(out)
             cells = [(cell.side, cell.state) for cell in results.cells]
             states = ("healthy", "degraded")
             wanted = [(side, state) for side in ("ashlar", "mdraid") for state in states]
-            self.assertEqual(cells, wanted)
+            self.assertEqual(sorted(cells), sorted(wanted))
             for cell in results.cells:
                 self.assertEqual(cell.failed, 0)
                 self.assertEqual(cell.state_after, cell.state)
