@@ -20,8 +20,8 @@ use ashlar_reactor::nvme::chap::Secret;
 use daemon::Daemon;
 
 const SECONDS: u64 = 60;
-/// Engine memory that stays in pools: 64 MiB that each of the five exports may have under way. Ten
-/// minutes get as far as one.
+/// Engine memory that stays in pools: 64 MiB that each of the five exports may have under way.
+/// Three minutes got as far as one.
 const MEMORY_SLACK_KIB: u64 = 5 * (64 << 10);
 
 fn setting(name: &str) -> Option<u64> {
