@@ -17,12 +17,11 @@ from demo import guest_image
 from demo.guest_image import BUILD_BYTES, GuestImage, Recipe
 from demo.settings import memory_available
 from demo.vm import BOOT_SECONDS_MAX, QEMU, Command, Output, Vm, VmError, working_accel
-from lab import pinning
+from lab import paths, pinning
 from lab.nvme import NvmeDrives
 from lab.place import CLOCK_TICKS, Host
 from lab.study import Study
 
-CHECKOUT = Path(__file__).parent.parent
 # Of boots. Debian's kernel 6.12 panics or hangs now and then while it boots under emulation, before
 # it has said anything; so the first try is given half the time only.
 TRIES_MAX = 4
@@ -34,10 +33,6 @@ SIDE_CORES = "0"  # that a side polls on if it does not say
 FETCH_SECONDS_MAX = 1800
 
 
-def cache() -> Path:
-    return Path(os.environ.get("ASHLAR_CACHE") or CHECKOUT / ".cache").resolve()
-
-
 class Guest:
     """A `Place`. It is made before it is booted, and booted once."""
 
@@ -46,7 +41,7 @@ class Guest:
     def __init__(self, name: str, host: Host):
         self.name = name
         self.host = host  # for what is written down
-        self.log = cache() / "lab" / "consoles" / f"{name}.log"  # stays, for who looks why
+        self.log = paths.cache() / "lab" / "consoles" / f"{name}.log"  # stays, for who looks why
         self.vm: Vm | None = None
         self.nvme: NvmeDrives | None = None
         self.panics = 0  # boots before this one
@@ -216,17 +211,17 @@ def problems(study: Study, recipe: Recipe, storage: set[int]) -> list[str]:
     if shutil.which(QEMU) is None:
         found.append(f"{QEMU} is missing: run scripts/install.sh demo")
     for name in ("mke2fs", "debugfs"):
-        if shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
+        if shutil.which(name, path=paths.programs()) is None:
             found.append(f"{name} is missing, for the guest's disks: apt-get install e2fsprogs")
     key = guest_image.recipe_key(recipe)
-    if not (cache() / recipe.name / key).exists():
+    if not (paths.cache() / recipe.name / key).exists():
         found += [
             f"{name} is missing, which makes the guest: run scripts/install.sh demo"
             for name in ("mmdebstrap", "zstd")
             if shutil.which(name) is None
         ]
-        if shutil.disk_usage(existing(cache())).free < BUILD_BYTES:
-            found.append(f"making the guest takes {BUILD_BYTES >> 30} GiB free in {cache()}")
+        if shutil.disk_usage(paths.existing(paths.cache())).free < BUILD_BYTES:
+            found.append(f"making the guest takes {BUILD_BYTES >> 30} GiB free in {paths.cache()}")
     vm = study.vm
     count = vm.count if study.where == "vm" else 1
     needed = count * (QEMU_BYTES + (0 if with_huge_pages(study) else vm.memory))
@@ -273,19 +268,13 @@ def huge_bytes_free() -> int:
     return int(found[0]) * HUGE_PAGE_BYTES if found else 0
 
 
-def existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path
-
-
 # What a guest is made of
 
 
 def image(recipe: Recipe, host: Host) -> tuple[GuestImage, str]:
     """The guest's files, and how it is run: kvm or tcg."""
-    cache().mkdir(parents=True, exist_ok=True)
-    built = guest_image.build(cache(), lambda what: host.write_down(f"guest: {what}", None), recipe)
+    paths.cache().mkdir(parents=True, exist_ok=True)
+    built = guest_image.build(paths.cache(), lambda what: host.write_down(f"guest: {what}", None), recipe)
     return built, working_accel(built)
 
 
@@ -314,9 +303,8 @@ def settings(study: Study, accel: str, plan: list[list[int]] | None, huge: bool)
 
 def kernel_of(image: GuestImage) -> str:
     """The release whose modules are in the image."""
-    path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
     command = ["debugfs", "-R", "ls -p /lib/modules", str(image.root)]
-    said = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": path})
+    said = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": paths.programs()})
     return released(said.stdout)
 
 

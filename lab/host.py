@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from demo.vm import VmError
-from lab import devices
+from lab import devices, paths
 from lab import place as places
 from lab.place import Host
 from lab.side import Disk, Drive
@@ -36,9 +36,7 @@ class OnHost:
         return []
 
     def file_problems(self) -> list[str]:
-        there = self.inside
-        while not there.exists():
-            there = there.parent
+        there = paths.existing(self.inside)
         needed = drive_count(self.study) * self.study.drives.size + ROOM_BYTES
         free = shutil.disk_usage(there).free
         if free < needed:

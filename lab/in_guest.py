@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 from demo import guest_image
-from lab import guest_disks, guests, pinning
+from lab import guest_disks, guests, paths, pinning
 from lab import place as places
 from lab.guest_disks import LogsDisk
 from lab.guests import Guest, Machine
@@ -32,7 +32,7 @@ class InGuest:
     def __init__(self, study: Study, work: Path, host: Host):
         self.study, self.work, self.host = study, work, host
         self.place = Guest("guest", host)
-        self.inside = Path(study.drives.directory or guests.cache() / "lab/drives").absolute()
+        self.inside = Path(study.drives.directory or paths.cache() / "lab/drives").absolute()
         self.directory: Path | None = None  # of drives and logs, which is ours alone
         self.nvme = NvmeDrives(
             host, self.inside, drive_count(study), study.drives.size, study.vm.cpus
@@ -50,7 +50,7 @@ class InGuest:
             found.append('`where = "guest"` has one load, so one array: say array.count = 1')
         if count > SLOTS_MAX:
             found.append(f"a guest takes {SLOTS_MAX} drives and the study {count}: make it smaller")
-        at = guests.existing(self.inside)
+        at = paths.existing(self.inside)
         needed = count * self.study.drives.size + ROOM_BYTES
         free = shutil.disk_usage(at).free
         if free < needed:

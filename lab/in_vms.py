@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 from demo import guest_image
-from lab import guest_disks, guests, pinning
+from lab import guest_disks, guests, paths, pinning
 from lab.guest_disks import LogsDisk
 from lab.guests import Guest, Machine
 from lab.host import OnHost
@@ -77,7 +77,7 @@ class InVms:
 
     @property
     def directory(self) -> Path:
-        directory = guests.cache() / "lab"
+        directory = paths.cache() / "lab"
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 

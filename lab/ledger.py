@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import lines
+from lab import lines, paths
 
 KINDS = ("process", "mount", "loop", "md", "ublk", "nbd", "zpool", "path")
 GONE_SECONDS_MAX = 20
@@ -236,7 +236,7 @@ def said(*words: str) -> str | None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=os.environ | {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"},
+            env=os.environ | {"PATH": paths.programs()},
         )
         text, _ = child.communicate(timeout=COMMAND_SECONDS_MAX)
     except FileNotFoundError:

@@ -12,11 +12,10 @@ from pathlib import Path
 import psutil
 
 from demo.settings import memory_available
-from lab import schedule
+from lab import paths, schedule
 from lab.side import Side
 from lab.study import Study, Where
 
-CHECKOUT = Path(__file__).parent.parent
 MEMORY_BYTES_MIN = 1 << 30  # for a database and its load, or for fio
 CLIENT_BYTES = 10 << 20  # of memory that a connection of PostgreSQL takes
 SCALE_BYTES = 20 << 20  # on disk, of one unit of pgbench's scale, with what updates add
@@ -79,14 +78,14 @@ def description(study: Study, postgres: str, ashlar: str) -> dict:
 def versions(postgres: str, ashlar: str) -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name, command in VERSIONS.items():
-        words = command.format(postgres=postgres, ashlar=ashlar, checkout=CHECKOUT).split()
+        words = command.format(postgres=postgres, ashlar=ashlar, checkout=paths.CHECKOUT).split()
         if line := first_line(words):
             found[name] = line
     return found
 
 
 def first_line(words: list[str]) -> str:
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    path = paths.programs()
     if shutil.which(words[0], path=path) is None:
         return ""
     said = subprocess.run(
@@ -109,9 +108,7 @@ def drives(study: Study) -> dict:
         columns = "NAME,MODEL,SIZE,ROTA,SCHED,LOG-SEC,PHY-SEC,TRAN"
         said = first_lines(["lsblk", "-ndo", columns, *asked.paths])
         return {"kind": "block", "paths": list(asked.paths), "lsblk": said}
-    at = Path(asked.directory or ".")
-    while not at.exists():
-        at = at.parent
+    at = paths.existing(Path(asked.directory or "."))
     return {
         "kind": asked.kind,
         "bytes": asked.size,
@@ -147,9 +144,7 @@ def read(path: str | Path) -> str:
 def problems(study: Study, sides: dict[str, Side], out: Path) -> list[str]:
     """What this machine lacks for the loads, and what cannot be compared; each with its fix."""
     found = [*load_problems(study), *protection_problems(study, sides)]
-    at = out.absolute()
-    while not at.exists():
-        at = at.parent
+    at = paths.existing(out.absolute())
     if shutil.disk_usage(at).free < RESULT_BYTES:
         found.append(f"{at} has less than {RESULT_BYTES >> 20} MiB free for results: give --out")
     needed = MEMORY_BYTES_MIN + clients_max(study) * CLIENT_BYTES
@@ -172,7 +167,7 @@ def load_problems(study: Study) -> list[str]:
     if study.where != Where.HOST:
         return []
     found = []
-    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    path = paths.programs()
     wanted = ["setpriv", "mkfs.xfs", "mountpoint"] if study.pgbench else ["fio"]
     fix = "run scripts/install.sh lab"
     found += [f"{name} is missing: {fix}" for name in wanted if not shutil.which(name, path=path)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from demo.engine import EngineError
 from demo.guest_image import BuildError
 from demo.vm import VmError
-from lab import devices
+from lab import devices, paths
 from lab import study as studies
 from lab.ledger import LedgerError, Stayed
 from lab.loads import LoadError
@@ -24,8 +24,6 @@ from lab.run import Incomplete, Refusal, Run, RunError, Session
 from lab.side import SideError
 from lab.study import Study, StudyError
 
-CHECKOUT = Path(__file__).parent.parent
-STUDIES = Path(__file__).parent / "studies"
 REFUSED, USAGE, INTERRUPTED = 1, 2, 130
 FAILURES = (
     Refusal, StudyError, RunError, SideError, LoadError, VmError, EngineError, ResultsError,
@@ -124,7 +122,7 @@ def command_line() -> argparse.ArgumentParser:
 
 def what_to_run(parser: argparse.ArgumentParser) -> None:
     study = parser.add_argument("study", nargs="?", help="a name of `list`, or a TOML file")
-    study.completer = lambda **_: [path.stem for path in STUDIES.glob("*.toml")]
+    study.completer = lambda **_: [path.stem for path in paths.STUDIES.glob("*.toml")]
     parser.add_argument(
         "--quick", action="store_true", help="a minute's check of the whole chain, with less of all"
     )
@@ -147,7 +145,7 @@ def what_to_run(parser: argparse.ArgumentParser) -> None:
 
 
 def list_studies(words) -> None:
-    for path in sorted(STUDIES.glob("*.toml")):
+    for path in sorted(paths.STUDIES.glob("*.toml")):
         study = tomllib.loads(path.read_text())
         sides = ", ".join(side.get("name", side["kind"]) for side in study["side"])
         print(f"{path.stem:16} {study['title']} ({sides})")
@@ -157,7 +155,7 @@ def list_studies(words) -> None:
 
 def check_study(words) -> None:
     study, home = asked(words)[:2]
-    with Session(cache()) as session:
+    with Session(paths.cache()) as session:
         session.refuse_leftovers()
         run = Run(study, Results(home), session, words.skip_missing, words.overwrite)
         run.prepare()
@@ -169,7 +167,7 @@ def check_study(words) -> None:
 
 def run_study(words) -> None:
     study, home, text = asked(words)
-    with Session(cache()) as session:
+    with Session(paths.cache()) as session:
         session.refuse_leftovers()
         run = Run(study, Results.open(home), session, words.skip_missing, words.overwrite)
         run.prepare()
@@ -204,9 +202,7 @@ def asked(words) -> tuple[Study, Path, str]:
         return studies.as_run(words.resume / "study.json"), words.resume, ""
     if not words.study:
         raise Usage("say which study: `ashlar-lab list` shows them")
-    path = Path(words.study)
-    if not path.suffix == ".toml":
-        path = STUDIES / f"{words.study}.toml"
+    path = paths.study_file(words.study)
     changes = [*words.changes, *(["unequal=true"] if words.unequal else [])]
     study = studies.load(path, words.quick, changes)
     if words.sides:
@@ -241,13 +237,9 @@ def make_plan(words) -> int | None:
 
 
 def clean(words) -> None:
-    with Session(cache()) as session:
+    with Session(paths.cache()) as session:
         lines = list(session.ledger.clean())
     print("\n".join(lines) if lines else "there is nothing to remove")
-
-
-def cache() -> Path:
-    return Path(os.environ.get("ASHLAR_CACHE") or CHECKOUT / ".cache").resolve()
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, TextIO
 
 from demo import child
 from demo.vm import CommandTimeout, Output, VmError
-from lab import ledger
+from lab import ledger, paths
 from lab.ledger import Ledger
 
 STOP_SECONDS_MAX = 30
@@ -147,7 +147,7 @@ class HostCommand:
             ["sh", "-c", command],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=os.environ | PLAIN | {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"},
+            env=os.environ | PLAIN | {"PATH": paths.programs()},
         )
         self.owed = owed
         self.debt = f"{self.child.pid} {ledger.process_began(self.child.pid)}"

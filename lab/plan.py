@@ -18,14 +18,13 @@ from rich.console import Console
 from rich.table import Table
 
 from demo import child
-from lab import devices, forecast
+from lab import devices, forecast, paths
 from lab import study as studies
 from lab.forecast import Forecast, Server
 from lab.geometry import Drive
 from lab.results import Results
 from lab.study import Study, StudyError
 
-STUDIES = Path(__file__).parent / "studies"
 MEASURE_SECONDS, MEASURE_SECONDS_MAX = 10, 120
 MEASURE_BYTES_MAX = 64 << 30  # of a drive that is looked at
 FIGURES = ("drive_iops_read", "drive_iops_write", "drive_gbps_read", "drive_gbps_write")
@@ -120,10 +119,7 @@ def levels(text: str) -> list[tuple[int, int]]:
 
 
 def read_study(words) -> Study:
-    path = Path(words.study)
-    if path.suffix != ".toml":
-        path = STUDIES / f"{words.study}.toml"
-    return studies.load(path, words.quick, words.changes)
+    return studies.load(paths.study_file(words.study), words.quick, words.changes)
 
 
 def server_of(words, given: dict[str, float]) -> Server:

@@ -8,13 +8,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from lab import paths
 from lab import place as places
 from lab import study as studies
 from lab.place import Host, Place, Running
 from lab.side import RESYNC_ALL, RESYNC_DIRTY, Counters, Disk, Drive, Protection, SideError
 from lab.study import Where
 
-CHECKOUT = Path(__file__).parents[2]
 READY_SECONDS_MAX = 60
 COMMAND_SECONDS_MAX = 300
 LABEL_BYTES = 64 << 20  # of each drive, for labels, journal and bitmaps: more than they take
@@ -256,4 +256,4 @@ def program(place: Place) -> str:
 
 
 def host_program() -> Path:
-    return Path(os.environ.get("ASHLAR") or CHECKOUT / "target/release/ashlar").absolute()
+    return Path(os.environ.get("ASHLAR") or paths.CHECKOUT / "target/release/ashlar").absolute()
