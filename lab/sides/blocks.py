@@ -5,8 +5,16 @@ from contextlib import ExitStack
 
 from lab import place as places
 from lab.place import Place
-from lab.side import Drive, SideError
+from lab.side import Counters, Drive, SideError
 from lab.study import Study
+
+
+OF_MODEL = "drives of kind `model` are for the side `ashlar` alone"
+
+
+def drives_of_model(study: Study) -> str | None:
+    """For sides that know nothing of such drives."""
+    return f"{OF_MODEL}: leave this one out" if study.drives.kind == "model" else None
 
 
 def too_many_loads(study: Study) -> str | None:
@@ -27,7 +35,7 @@ class Blocks:
 
     def device(self, drive: Drive) -> str:
         if drive.path.startswith("model:"):
-            raise SideError("drives of kind `model` are for the side `ashlar` alone")
+            raise SideError(OF_MODEL)
         if drive.name not in self.devices:
             self.devices[drive.name] = self.made(drive)
         return self.devices[drive.name]
@@ -39,8 +47,8 @@ class Blocks:
         self.cleanup.callback(places.unloop, self.place, device, drive.path)
         return device
 
-    def counts(self, devices: list[str]) -> tuple[int, int, int, int]:
-        """Reads, writes, and the bytes of both, as the kernel counts them."""
+    def counts(self, devices: list[str]) -> Counters:
+        """As the kernel has them."""
         names = [device.removeprefix("/dev/") for device in devices]
         totals = [0, 0, 0, 0]
         for line in self.place.check(
@@ -49,4 +57,4 @@ class Blocks:
             fields = [int(field) for field in line.split()]
             for at, value in enumerate((fields[0], fields[4], fields[2] * 512, fields[6] * 512)):
                 totals[at] += value
-        return tuple(totals)
+        return Counters(*totals)

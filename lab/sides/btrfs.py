@@ -19,7 +19,7 @@ from lab import place as places
 from lab import study as studies
 from lab.place import Place, Running
 from lab.side import RESYNC_DIRTY, Counters, Disk, Drive, Protection, SideError
-from lab.sides.blocks import Blocks
+from lab.sides.blocks import Blocks, drives_of_model
 
 PROFILES = {0: ("raid0", "raid1"), 1: ("raid5", "raid1"), 2: ("raid6", "raid1c3")}
 OPTIONS = "nodiscard"
@@ -50,8 +50,8 @@ class Btrfs:
     def missing(self) -> str | None:
         if self.study.array.parity not in PROFILES:
             return f"btrfs has no RAID with {self.study.array.parity} parities: leave it out"
-        if self.study.drives.kind == "model":
-            return "drives of kind `model` are for the side `ashlar` alone: leave this one out"
+        if why := drives_of_model(self.study):
+            return why
         if self.place.run("[ $(id -u) = 0 ]").rc:
             return "mounting needs root: run it with sudo"
         if places.programs_missing(self.place, "mkfs.btrfs", "btrfs"):

@@ -23,7 +23,7 @@ from lab import place as places
 from lab import study as studies
 from lab.place import Place
 from lab.side import RESYNC_ALL, RESYNC_DIRTY, Counters, Disk, Drive, Protection, SideError
-from lab.sides.blocks import Blocks
+from lab.sides.blocks import Blocks, drives_of_model
 
 LEVELS = {0: "0", 1: "5", 2: "6"}  # by parities
 MODULES = {"0": "raid0", "1": "raid1", "5": "raid456", "6": "raid456"}
@@ -68,8 +68,8 @@ class Mdraid:
         policies = (None, "ppl") if self.level == "5" else (None,)
         if self.chosen.policy not in policies:
             return f"md of level {self.level} has no policy {self.chosen.policy}: say none of it"
-        if self.study.drives.kind == "model":
-            return "drives of kind `model` are for the side `ashlar` alone: leave this one out"
+        if why := drives_of_model(self.study):
+            return why
         if self.place.run("[ $(id -u) = 0 ]").rc:
             return "making arrays needs root: run it with sudo"
         module = MODULES[self.level]
@@ -179,7 +179,7 @@ class Mdraid:
         return state(self.place.check(f"cat {files}"), self.study.array.parity)
 
     def counters(self) -> Counters | None:
-        return Counters(*self.blocks.counts([f"/dev/{name}" for name in self.arrays]))
+        return self.blocks.counts([f"/dev/{name}" for name in self.arrays])
 
     def pids(self) -> list[int]:
         return []  # threads of the kernel

@@ -12,8 +12,8 @@ from pathlib import Path
 from lab import place as places
 from lab import study as studies
 from lab.place import Place
-from lab.side import Counters, Disk, Drive, Protection, SideError
-from lab.sides.blocks import Blocks
+from lab.side import Counters, Disk, Drive, Protection
+from lab.sides.blocks import Blocks, drives_of_model
 
 LEVELS = {0: "", 1: "raidz1", 2: "raidz2", 3: "raidz3"}
 ROOM = 0.7  # what raidz leaves of small records, and what a pool keeps for itself
@@ -38,8 +38,8 @@ class Zfs:
         self.pools = f"ashlar_lab_{secrets.token_hex(4)}"
 
     def missing(self) -> str | None:
-        if self.study.drives.kind == "model":
-            return "drives of kind `model` are for the side `ashlar` alone: leave this one out"
+        if why := drives_of_model(self.study):
+            return why
         if self.study.where == studies.Where.VM:
             return "volumes of ZFS for virtual machines are not written: leave this one out"
         if places.programs_missing(self.place, "zpool", "zfs"):
@@ -115,8 +115,6 @@ class Zfs:
         return []
 
     def settings(self) -> dict[str, str]:
-        if self.study.array.parity not in LEVELS:
-            raise SideError(f"there is no raidz of {self.study.array.parity} parities")
         return {
             "version": self.place.run("zfs version").text.strip().replace("\n", ", "),
             "recordsize": RECORD,
