@@ -12,6 +12,8 @@ import time
 import tomllib
 from pathlib import Path
 
+import argcomplete
+
 from demo.engine import EngineError
 from demo.guest_image import BuildError
 from demo.vm import VmError
@@ -53,12 +55,7 @@ class Interrupted(BaseException):
 
 def main(arguments: list[str] | None = None) -> int:
     parser = command_line()
-    try:
-        import argcomplete
-
-        argcomplete.autocomplete(parser)
-    except ImportError:
-        pass
+    argcomplete.autocomplete(parser)
     given = sys.argv[1:] if arguments is None else arguments
     # what `plan` takes is its own to understand
     words = parser.parse_args(given[:1] if given[:1] == ["plan"] else given)

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from demo.vm import VmError
-from lab import devices, loads, machine, sampler, schedule, sides, where
+from lab import devices, loads, machine, sampler, schedule, sides, where, window
 from lab import place as places
 from lab.ledger import Debt, Ledger, is_there
 from lab.loads import Load, LoadError
@@ -37,7 +37,6 @@ from lab.study import State, Study, Where
 MIB = 1 << 20
 DISK_SHARE = 0.9  # of what the smallest array holds
 POLL_SECONDS = 0.2
-STATE_SHARE = 0.95  # of the measured seconds; with less it is a measurement of something else
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WHOLE_SECONDS_MAX = 24 * 3600  # for a rebuild between two cells
 OUT = {State.HEALTHY: 0, State.DEGRADED: 1, State.REBUILDING: 1, State.DEGRADED_TWICE: 2}
@@ -350,7 +349,8 @@ class Turn:
         summary = loads.summary(measured)
         table = sampler.rows(watch.samples, summary)
         sampler.write(directory / "seconds.csv", table)
-        share = sampler.share_in(cell.state, table)
+        cell = replace(cell, began=summary.began, seconds=round(summary.seconds, 3))
+        share = window.share_as_wanted(cell, table)
         self.screen.now(f"{self.title}: {named(cell)}: checking the data")
         for load in active:
             load.verify()
@@ -358,8 +358,6 @@ class Turn:
         events = sorted(done + watch.events)
         return replace(
             cell,
-            began=summary.began,
-            seconds=round(summary.seconds, 3),
             operations=summary.total,
             failed=summary.failed,
             **{f"array_{name}": sampler.rounded(counted[name], 0) for name in sampler.COUNTERS},
@@ -374,10 +372,9 @@ class Turn:
 
     def notes(self, cell: Cell, share: float | None, done: list, began: float) -> list[str]:
         found = []
-        if share is not None and share < STATE_SHARE:
-            found.append(
-                f"the array was {named_state(cell)} in {share:.0%} of the measured seconds only"
-            )
+        if share is not None and share < window.SHARE_ENOUGH:
+            wanted = window.told_as(cell.state)
+            found.append(f"the array was {wanted} in {share:.0%} of the measured seconds only")
         if done and (late := max(at for at, _ in done) - began) > 0:
             found.append(
                 f"what was done to the array was over {late:.1f} s after the measurement had "
@@ -514,10 +511,6 @@ def deaf() -> Iterator[None]:
 
 def last_state(watch: Sampler) -> str:
     return watch.samples[-1].state if watch.samples else "not known"
-
-
-def named_state(cell: Cell) -> str:
-    return State.DEGRADED if cell.state == State.DEGRADED_TWICE else cell.state
 
 
 def named(cell: Cell) -> str:

@@ -13,11 +13,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from lab import place as places
-from lab.loads import Summary
+from lab.loads import Measured
 from lab.place import Place
 from lab.results import SECONDS
 from lab.side import Counters, Side
-from lab.study import State
 
 PERIOD_SECONDS = 1.0
 REST = 3  # times as long as a look took: on a slow guest it is not to be felt
@@ -161,21 +160,14 @@ def guest_seconds(samples: list[Sample], begin: float, end: float) -> float | No
     return (grown[1] - grown[0]) * (end - begin) / (until - begin)
 
 
-def rows(samples: list[Sample], load: Summary) -> list[dict[str, object]]:
+def rows(samples: list[Sample], load: Measured) -> list[dict[str, object]]:
     """One for each whole second from the first look to the end of what was measured."""
     first = int(samples[0].at - load.began)
     last = min(int(load.seconds), int(samples[-1].at - load.began))
     return [row(samples, load, second) for second in range(min(first, 0), last)]
 
 
-def share_in(state: str, table: list[dict[str, object]]) -> float | None:
-    """Of the measured seconds: how many of them an array was in the state that was asked for."""
-    wanted = State.DEGRADED if state == State.DEGRADED_TWICE else state
-    seen = [kind(str(row["state"])) for row in table if row["second"] >= 0]
-    return seen.count(str(wanted)) / len(seen) if seen else None
-
-
-def row(samples: list[Sample], load: Summary, second: int) -> dict[str, object]:
+def row(samples: list[Sample], load: Measured, second: int) -> dict[str, object]:
     begin = load.began + second
     its = totals(samples, begin, begin + 1)
     operations = load.operations.get(second, 0)

@@ -31,7 +31,7 @@ class LoadError(Exception):
 
 @dataclass(frozen=True)
 class Measured:
-    """One load of one cell."""
+    """One load of one cell, or all of them."""
 
     began: float  # seconds since the epoch, when its warm-up was over
     seconds: float
@@ -100,24 +100,9 @@ def make(study: Study, seat: Seat) -> Load:
     return Fio(seat, study.fio)
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Several loads as one: only the seconds in which all of them were measured count."""
-
-    began: float
-    seconds: float
-    operations: dict[int, int]
-    latency_ms_sums: dict[int, float]
-    failed: int
-    notes: tuple[str, ...]
-
-    @property
-    def total(self) -> int:
-        return sum(count for second, count in self.operations.items() if 0 <= second < self.seconds)
-
-
-def summary(measured: list[Measured]) -> Summary:
-    """Raises LoadError where they were not all measured at once."""
+def summary(measured: list[Measured]) -> Measured:
+    """Several loads as one: only the seconds in which all of them were measured count. Raises
+    LoadError where they were not all measured at once."""
     operations: dict[int, int] = {}
     sums: dict[int, float] = {}
     began = max(one.began for one in measured)
@@ -136,4 +121,4 @@ def summary(measured: list[Measured]) -> Summary:
             sums[second - ahead] = sums.get(second - ahead, 0.0) + value
     notes = tuple(dict.fromkeys(note for one in measured for note in one.notes))
     failed = sum(one.failed for one in measured)
-    return Summary(began, seconds, operations, sums, failed, notes)
+    return Measured(began, seconds, operations, sums, failed, notes)

@@ -6,8 +6,8 @@ Red is what makes a comparison unfair or a database unsafe; the others say how f
 import re
 from dataclasses import dataclass
 
-from lab import schedule
-from lab.report import tables, window
+from lab import schedule, window
+from lab.report import tables
 from lab.report.source import Source
 from lab.side import RESYNC_ALL
 from lab.study import State, Where

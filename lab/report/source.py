@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from lab import stats
+from lab import stats, window
 from lab import study as studies
-from lab.report import window
 from lab.results import Cell, Results, ResultsError
 from lab.stats import Figures, Summary
 from lab.study import Study

@@ -10,12 +10,13 @@ import tempfile
 import time
 import unittest
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 from demo import child
-from lab import guests, main, place, sampler
+from lab import guests, main, place, window
 from lab import run as runs
 from lab.ledger import Ledger
 from lab.loads import pgbench
@@ -105,14 +106,18 @@ class Turns(unittest.TestCase):
         self.assertIn(share, " ".join(made.notes(DEGRADED, 0.8, done, 103.5)))
 
 
+def share(state: str, seconds: int, table: list[dict]) -> float | None:
+    return window.share_as_wanted(replace(HEALTHY, state=state, seconds=seconds), table)
+
+
 class Shares(unittest.TestCase):
     def test_seconds_count_in_the_state_that_they_were_in(self):
         states = ["healthy", "rebuilding 3.0%", "rebuilding 50.0%", "rebuilding 90.0%", "healthy"]
         table = [{"second": at - 1, "state": state} for at, state in enumerate(states)]
-        self.assertEqual(sampler.share_in("rebuilding", table), 0.75)
+        self.assertEqual(share("rebuilding", 4, table), 0.75)
         table = [{"second": 0, "state": "degraded"}]
-        self.assertEqual(sampler.share_in("degraded-twice", table), 1.0)
-        self.assertIsNone(sampler.share_in("healthy", []))
+        self.assertEqual(share("degraded-twice", 1, table), 1.0)
+        self.assertIsNone(share("healthy", 1, []))
 
 
 class Undoing(unittest.TestCase):
