@@ -31,21 +31,7 @@ class OnHost:
         kind = self.study.drives.kind
         if kind == "block":
             return self.block_problems()
-        if kind == "file":
-            return self.file_problems()
-        return []
-
-    def file_problems(self) -> list[str]:
-        there = paths.existing(self.inside)
-        needed = drive_count(self.study) * self.study.drives.size + ROOM_BYTES
-        free = shutil.disk_usage(there).free
-        if free < needed:
-            return [
-                f"{there} has {free >> 20} MiB free and the drive files need {needed >> 20}: make "
-                "room, or say a smaller `size` or another `directory` in [drives] "
-                "(--set drives.size=1G)"
-            ]
-        return []
+        return room_problems(self.study, self.inside) if kind == "file" else []
 
     def block_problems(self) -> list[str]:
         paths, wanted = self.study.drives.paths, drive_count(self.study)
@@ -130,6 +116,19 @@ class OnHost:
         if self.directory:
             places.remove(self.place, self.directory)
             self.directory = None
+
+
+def room_problems(study: Study, inside: Path) -> list[str]:
+    """Whether the files of all drives fit where they go."""
+    there = paths.existing(inside)
+    needed = drive_count(study) * study.drives.size + ROOM_BYTES
+    free = shutil.disk_usage(there).free
+    if free >= needed:
+        return []
+    return [
+        f"{there} has {free >> 20} MiB free and the drive files need {needed >> 20}: make room, or "
+        "say a smaller `size` or another `directory` in [drives] (--set drives.size=1G)"
+    ]
 
 
 def drive_count(study: Study) -> int:

@@ -5,7 +5,6 @@ kernel, on hosts that have neither md nor NVMe. The kernel is the one of Debian 
 ublk: the way by which Ashlar gives its own host a block device.
 """
 
-import shutil
 from pathlib import Path
 
 from demo import guest_image
@@ -13,7 +12,7 @@ from lab import guest_disks, guests, paths, pinning
 from lab import place as places
 from lab.guest_disks import LogsDisk
 from lab.guests import Guest, Machine
-from lab.host import drive_count
+from lab.host import drive_count, room_problems
 from lab.nvme import SLOTS_MAX, NvmeDrives
 from lab.place import Host
 from lab.side import Disk, Drive
@@ -25,7 +24,6 @@ RECIPE = guest_image.NEW_KERNEL
 MODULES = "nvme xfs btrfs ublk_drv raid0 raid1 raid10 raid456 loop"
 # One name for a drive and its controller, also when one is held by whoever has not noticed yet.
 KERNEL_OPTIONS = "nvme_core.multipath=N"
-ROOM_BYTES = 1 << 30
 
 
 class InGuest:
@@ -50,14 +48,7 @@ class InGuest:
             found.append('`where = "guest"` has one load, so one array: say array.count = 1')
         if count > SLOTS_MAX:
             found.append(f"a guest takes {SLOTS_MAX} drives and the study {count}: make it smaller")
-        at = paths.existing(self.inside)
-        needed = count * self.study.drives.size + ROOM_BYTES
-        free = shutil.disk_usage(at).free
-        if free < needed:
-            found.append(
-                f"{at} has {free >> 20} MiB free and the drives take {needed >> 20}: say a smaller "
-                "`size` or another `directory` in [drives] (--set drives.size=1G)"
-            )
+        found += room_problems(self.study, self.inside)
         if any(side.kind == "ashlar" for side in self.study.side):
             binary = program(self.host)
             if not Path(binary).exists():

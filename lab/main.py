@@ -33,7 +33,7 @@ FAILURES = (
 )  # fmt: skip
 EXAMPLES = """examples:
   ashlar-lab list
-  ashlar-lab run postgres-host --quick              a minute: the whole chain, no figures of use
+  ashlar-lab run postgres-host --quick              minutes: the whole chain, no figures of use
   ashlar-lab run postgres-host --sides ashlar,btrfs
   ashlar-lab run postgres-host --set drives.size=8G --set 'pgbench.clients=[10, 100]'
   ashlar-lab run --resume results/postgres-host-2026-01-31-1200
@@ -121,7 +121,7 @@ def what_to_run(parser: argparse.ArgumentParser) -> None:
     study = parser.add_argument("study", nargs="?", help="a name of `list`, or a TOML file")
     study.completer = lambda **_: [path.stem for path in paths.STUDIES.glob("*.toml")]
     parser.add_argument(
-        "--quick", action="store_true", help="a minute's check of the whole chain, with less of all"
+        "--quick", action="store_true", help="check the whole chain in minutes, with less of all"
     )
     parser.add_argument("--resume", type=Path, metavar="DIR", help="go on where a run was stopped")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the results go")
