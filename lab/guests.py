@@ -30,7 +30,6 @@ QEMU_BYTES = 512 << 20  # of memory, that a machine takes besides its own: emula
 CLOCK_TRIES, CLOCK_LOOKS = 2, 8
 CLOCK_SECONDS_MAX = 0.1
 SIDE_CORES = "0"  # that a side polls on if it does not say
-FETCH_SECONDS_MAX = 1800
 
 
 class Guest:
@@ -68,7 +67,7 @@ class Guest:
         return self.finished(lambda: self.vm.spawn(command, on_line))
 
     def fetch(self, path: str, to: Path) -> None:
-        self.finished(lambda: self.vm.fetch(path, to, FETCH_SECONDS_MAX))
+        self.finished(lambda: self.vm.fetch(path, to))
 
     def finished(self, what: Callable):
         """A guest that is gone has said why on its console."""
