@@ -273,7 +273,8 @@ def huge_bytes_free() -> int:
 def image(recipe: Recipe, host: Host) -> tuple[GuestImage, str]:
     """The guest's files, and how it is run: kvm or tcg."""
     paths.cache().mkdir(parents=True, exist_ok=True)
-    built = guest_image.build(paths.cache(), lambda what: host.write_down(f"guest: {what}", None), recipe)
+    say = lambda what: host.write_down(f"guest: {what}", None)  # noqa: E731
+    built = guest_image.build(paths.cache(), say, recipe)
     return built, working_accel(built)
 
 
@@ -303,7 +304,8 @@ def settings(study: Study, accel: str, plan: list[list[int]] | None, huge: bool)
 def kernel_of(image: GuestImage) -> str:
     """The release whose modules are in the image."""
     command = ["debugfs", "-R", "ls -p /lib/modules", str(image.root)]
-    said = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PATH": paths.programs()})
+    env = os.environ | {"PATH": paths.programs()}
+    said = subprocess.run(command, capture_output=True, text=True, env=env)
     return released(said.stdout)
 
 
