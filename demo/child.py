@@ -29,6 +29,21 @@ def start(command: Sequence[str], **options) -> subprocess.Popen:
     return subprocess.Popen(command, start_new_session=True, preexec_fn=in_child, **options)
 
 
+def run(
+    command: Sequence[str], seconds: float, text: str | None = None, **options
+) -> subprocess.CompletedProcess:
+    """Like subprocess.run with `text` for its input, or nothing. TimeoutExpired after `seconds`;
+    however it ends, the command is not left behind."""
+    if text is not None:
+        options["stdin"] = subprocess.PIPE
+    running = start(command, text=True, stdout=subprocess.PIPE, **options)
+    try:
+        out, err = running.communicate(text, timeout=seconds)
+    finally:
+        kill(running)
+    return subprocess.CompletedProcess(command, running.returncode, out, err)
+
+
 def stop(child: subprocess.Popen, seconds: float) -> bool:
     """SIGTERM, and SIGKILL to all of its group after `seconds`. True if it ended by itself."""
     if child.poll() is None:

@@ -164,19 +164,13 @@ class Engine:
     def wait_for(self, *words: str, seconds: float) -> None:
         """A command that shows its progress on our terminal until it is done."""
         print(f"$ ashlar {' '.join(words)}", file=self.trace, flush=True)
-        command = child.start(
-            [str(self.binary), "--socket", str(self.socket), *words],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [str(self.binary), "--socket", str(self.socket), *words]
         try:
-            said, _ = command.communicate(timeout=seconds)
+            done = child.run(command, seconds)
         except subprocess.TimeoutExpired:
             raise EngineError(f"`ashlar {' '.join(words)}` took over {seconds} s") from None
-        finally:
-            child.kill(command)
-        print(said, file=self.trace, flush=True)
-        if command.returncode != 0:
+        print(done.stdout, file=self.trace, flush=True)
+        if done.returncode != 0:
             raise EngineError(
-                f"`ashlar {' '.join(words)}` failed: {said.strip() or self.log_end()}"
+                f"`ashlar {' '.join(words)}` failed: {done.stdout.strip() or self.log_end()}"
             )

@@ -365,23 +365,20 @@ class Tools:
         self.environment = os.environ | {"PATH": path, "LC_ALL": "C.UTF-8", "TMPDIR": str(work)}
 
     def run(self, *command: str, text: str = "") -> None:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         try:
-            tool = child.start(command, env=self.environment, text=True, **pipes)
+            tool = child.run(
+                command, BUILD_SECONDS_MAX, text, env=self.environment, stderr=subprocess.STDOUT
+            )
         except FileNotFoundError:
             raise BuildError(f"{command[0]} is missing: run scripts/install.sh demo") from None
-        try:
-            said, _ = tool.communicate(text, timeout=BUILD_SECONDS_MAX)
         except subprocess.TimeoutExpired:
             raise BuildError(
                 f"{command[0]} took over {BUILD_SECONDS_MAX} s: is the mirror slow?"
             ) from None
-        finally:
-            child.kill(tool)
         with open(self.log, "a") as file:
-            file.write(f"$ {shlex.join(command)}\n{said}\n")
+            file.write(f"$ {shlex.join(command)}\n{tool.stdout}\n")
         if tool.returncode != 0:
-            last = "\n".join(said.strip().splitlines()[-5:])
+            last = "\n".join(tool.stdout.strip().splitlines()[-5:])
             raise BuildError(
                 f"{command[0]} failed while building the guest (log: {self.log}):\n{last}"
             )

@@ -233,15 +233,12 @@ def measured_rate(device: str, rw: str) -> float:
         ]  # fmt: skip
         if "write" not in rw:
             command.append("--readonly")
-        running = child.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
-            said, _ = running.communicate(timeout=MEASURE_SECONDS_MAX)
+            done = child.run(command, MEASURE_SECONDS_MAX, stderr=subprocess.STDOUT)
         except subprocess.TimeoutExpired:
             raise StudyError(f"fio is not done with {device} in {MEASURE_SECONDS_MAX} s") from None
-        finally:
-            child.kill(running)
-        if running.returncode:
-            raise StudyError(f"fio cannot measure {device}: {said.strip()}")
+        if done.returncode:
+            raise StudyError(f"fio cannot measure {device}: {done.stdout.strip()}")
         text = output.read_text()
     way = json.loads(text[text.index("{") :])["jobs"][0]["write" if "write" in rw else "read"]
     return way["iops"] if random else way["bw_bytes"] / 1e9

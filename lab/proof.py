@@ -171,16 +171,13 @@ class Paced:
         ]  # fmt: skip
         if pattern.rw != "randrw":
             del command[command.index("--mix") : command.index("--mix") + 2]
-        running = child.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
-            said, wrong = running.communicate(timeout=ROUND_SECONDS_MAX)
+            done = child.run(command, ROUND_SECONDS_MAX, stderr=subprocess.PIPE)
         except subprocess.TimeoutExpired:
             raise EngineError(f"`{' '.join(command)}` ran over {ROUND_SECONDS_MAX} s") from None
-        finally:
-            child.kill(running)
-        if running.returncode:
-            raise EngineError(f"`{' '.join(command)}` failed: {wrong.strip()}")
-        return tuple(one["all"]["iops"] for one in json.loads(said)["rounds"])
+        if done.returncode:
+            raise EngineError(f"`{' '.join(command)}` failed: {done.stderr.strip()}")
+        return tuple(one["all"]["iops"] for one in json.loads(done.stdout)["rounds"])
 
 
 def times(seconds: int, rounds: int) -> list[str]:
