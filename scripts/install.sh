@@ -20,7 +20,7 @@ packages_build="ca-certificates curl gcc libc6-dev"
 packages_demo="debian-archive-keyring e2fsprogs gpg kmod mmdebstrap python3 qemu-system-x86 zstd"
 packages_lab="btrfs-progs fio fonts-dejavu-core libharfbuzz-subset0 libpangoft2-1.0-0 mount
               postgresql procps python3-venv qemu-utils util-linux xfsprogs"
-packages_test="e2fsprogs fio git libnbd-bin mount qemu-utils util-linux"
+packages_test="e2fsprogs fio git iproute2 libnbd-bin mount qemu-utils util-linux"
 
 main() {
     [ $# -gt 0 ] || fail "say what for: build, demo, test or lab"
