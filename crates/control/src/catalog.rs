@@ -18,12 +18,15 @@ use uuid::Uuid;
 use crate::api::drive::DriveSource;
 use crate::api::export::ExportLimits;
 use crate::front::{Front, nvme};
+use crate::history;
 use crate::refusal::{Answer, Refusal};
 use crate::remote::Credentials;
 use crate::secret::KeptSecrets;
 
 const FILE: &str = "catalog.json";
 const LOCK: &str = "lock";
+/// What went wrong with drives: no daemon needs it to start anything.
+const HISTORIES: &str = "drives.json";
 /// Raised when an older daemon could not make sense of the file.
 const VERSION: u32 = 6;
 /// Read, too: it has no spares. Before 3 there are no epochs, and exports do not know which volume
@@ -248,6 +251,26 @@ impl StateDirectory {
         let text = serde_json::to_vec_pretty(catalog).map_err(io::Error::other);
         let saved = text.and_then(|text| self.replace(FILE, &text));
         saved.map_err(|error| self.unwritten("the catalog", &error))
+    }
+
+    /// What is known of drives' errors; nothing, where it cannot be read.
+    pub fn load_histories(&self) -> history::Stored {
+        let path = self.path.join(HISTORIES);
+        let read = match std::fs::read(&path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(io::Error::other),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Default::default(),
+            Err(error) => Err(error),
+        };
+        read.unwrap_or_else(|error| {
+            tracing::warn!("what went wrong with drives is forgotten: {}: {error}", path.display());
+            Default::default()
+        })
+    }
+
+    pub fn save_histories(&self, histories: &history::Stored) -> Answer<()> {
+        let text = serde_json::to_vec_pretty(histories).map_err(io::Error::other);
+        let saved = text.and_then(|text| self.replace(HISTORIES, &text));
+        saved.map_err(|error| self.unwritten("what went wrong with drives", &error))
     }
 
     fn unwritten(&self, what: &str, error: &io::Error) -> Refusal {

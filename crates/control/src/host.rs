@@ -14,6 +14,7 @@ mod drives;
 mod elsewhere;
 mod exports;
 mod grow;
+mod histories;
 mod members;
 mod restore;
 pub mod settings;
@@ -48,6 +49,7 @@ use crate::catalog::{Catalog, StateDirectory};
 use crate::device::OpenDevice;
 use crate::device::content::Content;
 use crate::engine::{self, Memory};
+use crate::history::Histories;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
 use crate::remote::Initiator;
@@ -149,6 +151,7 @@ struct State {
     /// Exports that the process before has left, until they are taken up.
     handed: BTreeMap<String, Handed<OwnedFd>>,
     upgrades: Upgrades,
+    histories: Histories,
     stopping: bool,
 }
 

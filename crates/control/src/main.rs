@@ -20,6 +20,7 @@ mod survey;
 mod device;
 mod socket;
 mod front;
+mod history;
 mod catalog;
 mod machine;
 mod engine;

@@ -10,7 +10,7 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::api::array::{Array, ArrayState};
+use crate::api::array::{Array, ArrayState, JournalReplay, Progress, ScrubState};
 use crate::api::status::Status;
 use crate::api::traffic::{Requests, Traffic};
 
@@ -79,6 +79,10 @@ impl Page<'_> {
         });
         let help = "What a drive did wrong; reads and writes that failed after retries";
         self.counter("drive_errors", help, errors)?;
+        let compared = status.drives.iter().filter_map(|its| Some((its.name.as_str(), its.slow?)));
+        let slow = compared.map(|(name, slow)| (vec![("drive", name)], u64::from(slow)));
+        let help = "1 for a drive that takes several times as long as its siblings";
+        self.gauge("drive_slow", help, slow)?;
         let paths = status.drives.iter().filter_map(|its| Some((&its.name, its.path.as_ref()?)));
         let reconnects =
             paths.map(|(name, path)| (vec![("drive", name.as_str())], path.reconnects));
@@ -121,6 +125,7 @@ impl Page<'_> {
         });
         let help = "Parts of stripes that were put in place, by what was read for their parity";
         self.counter("array_updates", help, updates)?;
+        self.work(arrays)?;
         let journals: Vec<_> =
             arrays.iter().filter_map(|its| Some((its.name.as_str(), its.journal?))).collect();
         let of = |value: fn(&crate::api::array::JournalFill) -> u64| {
@@ -130,7 +135,75 @@ impl Page<'_> {
         let help = "Of the journal, what would be read after a crash";
         self.gauge("array_journal_used_bytes", help, of(|its| its.used_bytes))?;
         let help = "Acknowledged by the journal, and not in place yet";
-        self.gauge("array_journal_pending_bytes", help, of(|its| its.pending_bytes))
+        self.gauge("array_journal_pending_bytes", help, of(|its| its.pending_bytes))?;
+        self.replays(arrays)?;
+        self.scrubs(arrays)
+    }
+
+    /// What the scrub that runs has found, or the last one.
+    fn scrubs(&mut self, arrays: &[Array]) -> Result<(), Error> {
+        let scrubs = arrays.iter().filter_map(|its| Some((its.name.as_str(), its.scrub.as_ref()?)));
+        let known: Vec<_> = scrubs.filter(|(_, its)| its.state != ScrubState::Never).collect();
+        let found = known.iter().flat_map(|(name, its)| {
+            let kinds = [
+                ("mismatched", its.mismatched_stripes),
+                ("undecided", its.undecided_stripes),
+                ("repaired", its.repaired_stripes),
+                ("unreadable", its.unreadable_stripes),
+                ("bad", its.bad_stripes),
+            ];
+            kinds.map(|(found, count)| (vec![("array", *name), ("found", found)], count))
+        });
+        self.gauge("array_scrub_stripes", "What the last scrub found, or has found so far", found)?;
+        let ended = known.iter().filter_map(|(name, its)| {
+            Some((vec![("array", *name)], seconds(its.ended_s?.saturating_mul(1_000_000_000))))
+        });
+        let help = "When the last scrub ended, since 1970";
+        self.gauge_in(Unit::Seconds, "array_scrub_ended_timestamp", help, ended)
+    }
+
+    /// What the last start of each array had to put in place.
+    fn replays(&mut self, arrays: &[Array]) -> Result<(), Error> {
+        let known: Vec<_> =
+            arrays.iter().filter_map(|its| Some((its.name.as_str(), its.replayed?))).collect();
+        let of = |value: fn(&JournalReplay) -> u64| {
+            known.iter().map(move |(name, its)| (vec![("array", *name)], value(its)))
+        };
+        let help = "Read of the members' journals at the last start";
+        self.gauge("array_recovery_read_bytes", help, of(|its| its.read_bytes))?;
+        let help = "Found in the journals at the last start, and put in place";
+        self.gauge("array_recovery_replayed_bytes", help, of(|its| its.bytes))?;
+        let took = known.iter().map(|(name, its)| {
+            (vec![("array", *name)], seconds(its.took_ms.saturating_mul(1_000_000)))
+        });
+        self.gauge_in(Unit::Seconds, "array_recovery", "How long that took", took)
+    }
+
+    /// Rebuild, resync, restripe and scrub.
+    fn work(&mut self, arrays: &[Array]) -> Result<(), Error> {
+        let worked = arrays.iter().filter_map(|its| Some((&its.name, its.counters?.worked)));
+        let worked = worked.flat_map(|(name, its)| {
+            let kinds = [
+                ("rebuild", its.rebuild_bytes),
+                ("resync", its.resync_bytes),
+                ("restripe", its.restripe_bytes),
+                ("scrub", its.scrub_bytes),
+            ];
+            kinds.map(|(work, bytes)| (vec![("array", name.as_str()), ("work", work)], bytes))
+        });
+        let help = "Written by a rebuild; of data that was made to agree, moved or verified";
+        self.counter("array_worked_bytes", help, worked)?;
+        // What does not run is left out: a zero would look as if it had begun anew.
+        let running: Vec<_> = arrays.iter().flat_map(works).collect();
+        let help = "How much of the work that runs is done";
+        let ratio = |its: &Progress| its.stripes_done as f64 / its.stripes_total.max(1) as f64;
+        let unit = Unit::Other("ratio".into());
+        self.gauge_in(
+            unit,
+            "array_work",
+            help,
+            running.iter().map(|(of, its)| (of.clone(), ratio(its))),
+        )
     }
 
     fn exports(&mut self, status: &Status) -> Result<(), Error> {
@@ -215,6 +288,21 @@ impl Page<'_> {
         Ok(())
     }
 
+    fn gauge_in<'a>(
+        &mut self,
+        unit: Unit,
+        name: &str,
+        help: &str,
+        of: impl Iterator<Item = (Labels<'a>, f64)>,
+    ) -> Result<(), Error> {
+        let kind = MetricType::Gauge;
+        let mut metric = self.0.encode_descriptor(name, help, Some(&unit), kind)?;
+        for (labels, value) in of {
+            metric.encode_family(&labels)?.encode_gauge(&value)?;
+        }
+        Ok(())
+    }
+
     fn gauge<'a>(
         &mut self,
         name: &str,
@@ -236,6 +324,19 @@ const STATES: [(ArrayState, &str); 5] = [
     (ArrayState::Stopped, "stopped"),
     (ArrayState::Unavailable, "unavailable"),
 ];
+
+/// What runs in an array, as metrics name it.
+fn works(array: &Array) -> Vec<(Labels<'_>, Progress)> {
+    let scrub = array.scrub.as_ref().and_then(|its| its.progress);
+    let kinds = [
+        ("rebuild", array.rebuild),
+        ("resync", array.resync),
+        ("restripe", array.restripe),
+        ("scrub", scrub),
+    ];
+    let labels = |work| vec![("array", array.name.as_str()), ("work", work)];
+    kinds.into_iter().filter_map(|(work, its)| Some((labels(work), its?))).collect()
+}
 
 /// The upper end of each octave; the last has none.
 fn bucket_of(its: &Requests) -> impl Fn((usize, &u64)) -> (f64, u64) {
@@ -339,6 +440,23 @@ mod tests {
         has(r#"ashlar_reactor_busy_seconds_total{cpu="3"} 2.5"#);
         has(r#"ashlar_reactor_turns_total{cpu="3"} 7"#);
         has("# EOF");
+    }
+
+    #[test]
+    fn work_is_told_while_it_runs() {
+        let mut status = status();
+        let array = serde_json::json!({
+            "name": "main", "uuid": uuid::Uuid::nil(), "state": "degraded",
+            "members": [], "volumes": [],
+            "rebuild": {
+                "stripes_done": 3, "stripes_total": 8, "percent": 37, "elapsed_ms": 9,
+                "bytes_per_second": 1000, "remaining_ms": 5,
+            },
+        });
+        status.arrays.push(serde_json::from_value(array).unwrap());
+        let text = text(status).unwrap();
+        let told: Vec<_> = text.lines().filter(|its| its.contains("_work_ratio{")).collect();
+        assert_eq!(told, [r#"ashlar_array_work_ratio{array="main",work="rebuild"} 0.375"#]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::str::FromStr;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 const UNITS: [(&str, u32); 4] = [("d", 24 * 3600), ("h", 3600), ("m", 60), ("s", 1)];
 
@@ -37,6 +38,12 @@ impl Display for Period {
         let (letter, seconds) = UNITS.into_iter().find(fits).unwrap_or(("s", 1));
         write!(f, "{}{letter}", self.0 / seconds)
     }
+}
+
+/// The time of day, in seconds since 1970.
+#[expect(clippy::disallowed_methods, reason = "what people are told, and nothing is decided by")]
+pub fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 #[cfg(test)]

@@ -66,6 +66,7 @@ fn documented() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(upgrades, upgrade))
         .routes(routes!(list_drives, attach_drive))
         .routes(routes!(show_drive, detach_drive))
+        .routes(routes!(clear_drive))
         .routes(routes!(list_arrays, create_array))
         .routes(routes!(scan_arrays))
         .routes(routes!(show_array, delete_array))
@@ -207,6 +208,16 @@ async fn detach_drive(
     Query(Force { force }): Query<Force>,
 ) -> Reply<Done> {
     finish(async move { host.detach_drive(&name, force).await }).await
+}
+
+/// Forget what went wrong with a drive
+///
+/// Its history becomes empty; nothing on it changes. Refused where nothing is known against it.
+#[utoipa::path(post, path = "/v1/drives/{name}/clear", tag = "drives",
+    params(("name" = String, Path)),
+    responses((status = 200, body = Drive), (status = "default", body = ErrorBody)))]
+async fn clear_drive(State(host): State<Arc<Host>>, Path(name): Path<String>) -> Reply<Drive> {
+    finish(async move { host.clear_drive(&name).await }).await
 }
 
 /// All arrays

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ashlar_drive::drive::Drive;
 use ashlar_drive::health::HealthState;
 use ashlar_drive::latency;
+use ashlar_drive::slow::{Evidence, Slowness};
 use ashlar_format::array_superblock as format;
 use ashlar_pool::pool::Pool;
 use ashlar_raid::bad_set::BadRange;
@@ -14,10 +15,12 @@ use ashlar_reactor::traffic;
 use uuid::Uuid;
 
 use crate::api::array::{
-    ArrayCounters, ArrayState, ArrayUpdates, BadBlocks, JournalFill, MemberState, Progress, Scrub,
-    ScrubPlace, ScrubState,
+    ArrayCounters, ArrayState, ArrayUpdates, ArrayWorked, BadBlocks, JournalFill, JournalReplay,
+    MemberState, Progress, Scrub, ScrubPlace, ScrubState,
 };
-use crate::api::drive::{DriveCounters, DriveHealth, DriveLatency, LatencySummary};
+use crate::api::drive::{
+    DriveCounters, DriveHealth, DriveLatency, DriveSlowness, LatencySummary, SlowKind,
+};
 use crate::api::settings::{Policy, Settings};
 use crate::api::traffic::{Requests, Traffic};
 use crate::level::notation;
@@ -27,7 +30,8 @@ use crate::level::notation;
 pub struct MemberDrive {
     pub name: String,
     pub health: DriveHealth,
-    pub slow: bool,
+    /// `None`: it is not slow.
+    pub slowness: Option<DriveSlowness>,
     pub counters: DriveCounters,
     pub latency: DriveLatency,
     pub traffic: Traffic,
@@ -85,6 +89,7 @@ pub struct ArraySnapshot {
     pub settings: Settings,
     pub integrity: bool,
     pub journal: JournalFill,
+    pub replayed: Option<JournalReplay>,
     pub regions: u64,
     pub written_regions: u64,
     pub dirty_regions: u64,
@@ -161,6 +166,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         settings: settings(&status),
         integrity: status.integrity,
         journal: journal(&status.journal),
+        replayed: status.replayed.map(replayed),
         regions: status.regions,
         written_regions: status.written_regions,
         dirty_regions: status.dirty_regions,
@@ -171,7 +177,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         restripe: status.restripe.map(progress),
         restripe_error: status.restripe_error.clone(),
         scrub: scrub(&status.scrub),
-        counters: counters(&status.counters),
+        counters: counters(&status.counters, status.worked),
         traffic: traffic(&status.traffic),
     }
 }
@@ -201,6 +207,11 @@ fn journal(status: &raid::JournalStatus) -> JournalFill {
     }
 }
 
+fn replayed(its: raid::Replayed) -> JournalReplay {
+    let raid::Replayed { read_bytes, batches, bytes, took_ms } = its;
+    JournalReplay { read_bytes, batches, bytes, took_ms }
+}
+
 fn member(status: &raid::MemberStatus, scrub: &raid::ScrubState) -> MemberSnapshot {
     let wrong = scrub.report().and_then(|its| its.wrong_by_member.get(&status.index));
     MemberSnapshot {
@@ -227,7 +238,7 @@ fn member_drive(drive: &Drive) -> MemberDrive {
             HealthState::Suspect => DriveHealth::Suspect,
             HealthState::Failed => DriveHealth::Failed,
         },
-        slow: health.slow,
+        slowness: drive.slow().map(slowness),
         counters: DriveCounters {
             reads: counters.reads,
             read_bytes: counters.read_bytes,
@@ -247,6 +258,12 @@ fn member_drive(drive: &Drive) -> MemberDrive {
         },
         traffic: Traffic { depth: None, depth_max: None, ..traffic(&drive.traffic()) },
     }
+}
+
+fn slowness(its: Evidence) -> DriveSlowness {
+    let Slowness { p50_ns, p99_ns, siblings_p50_ns, siblings_p99_ns } = its.slowness;
+    let kind = if its.in_reads { SlowKind::Read } else { SlowKind::Write };
+    DriveSlowness { kind, p50_ns, p99_ns, siblings_p50_ns, siblings_p99_ns }
 }
 
 fn latency_summary(its: latency::LatencySummary) -> LatencySummary {
@@ -269,6 +286,7 @@ fn progress(progress: raid::Progress) -> Progress {
         stripes_total: progress.stripes_total,
         percent: percent(progress.stripes_done, progress.stripes_total),
         elapsed_ms: progress.elapsed_ms,
+        bytes_per_second: progress.bytes_per_second,
         remaining_ms: progress.remaining_ms,
     }
 }
@@ -303,6 +321,10 @@ fn scrub(state: &raid::ScrubState) -> Scrub {
     Scrub {
         state,
         progress: running.map(progress),
+        began_s: Some(report.began_s).filter(|began_s| *began_s > 0),
+        ended_s: report.ended_s,
+        repair: report.repairs,
+        unknown_below: report.first_stripe,
         mismatched_stripes: report.mismatched_stripes,
         undecided_stripes: report.undecided_stripes,
         repaired_stripes: report.repaired_stripes,
@@ -312,7 +334,8 @@ fn scrub(state: &raid::ScrubState) -> Scrub {
     }
 }
 
-fn counters(counters: &raid::ArrayCounters) -> ArrayCounters {
+fn counters(counters: &raid::ArrayCounters, worked: raid::Worked) -> ArrayCounters {
+    let raid::Worked { rebuild_bytes, resync_bytes, scrub_bytes, restripe_bytes } = worked;
     ArrayCounters {
         reads: counters.reads,
         read_bytes: counters.read_bytes,
@@ -325,6 +348,7 @@ fn counters(counters: &raid::ArrayCounters) -> ArrayCounters {
         repaired: counters.repaired,
         journaled: counters.journaled,
         updates: updates(&counters.updates),
+        worked: ArrayWorked { rebuild_bytes, resync_bytes, scrub_bytes, restripe_bytes },
     }
 }
 

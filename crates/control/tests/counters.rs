@@ -76,7 +76,7 @@ fn requests_are_counted_timed_and_shown() {
 
 #[test]
 fn the_journal_is_counted() {
-    let daemon = busy_daemon("journal");
+    let mut daemon = busy_daemon("journal");
     let array = daemon.json("array show a");
     assert_eq!(array["counters"]["journaled"], array["counters"]["writes"]);
     let journal = &array["journal"];
@@ -85,11 +85,30 @@ fn the_journal_is_counted() {
     let shown = daemon.ok("array show a");
     assert!(shown.contains("100 % of writes by the journal"), "{shown}");
     assert!(shown.contains(&format!("used ({share} %)")), "{shown}");
+
+    assert_eq!(array["replayed"], Value::Null, "it was created");
+    daemon.kill();
+    daemon.start_again();
+    let array = daemon.json("array show a");
+    let replayed = &array["replayed"];
+    // The rings of three members.
+    assert_eq!(number(&replayed["read_bytes"]), 3 * number(&array["journal"]["bytes"]));
+    assert!(number(&replayed["batches"]) > 0 && number(&replayed["bytes"]) > 4096, "{replayed}");
+    let shown = daemon.ok("array show a");
+    assert!(shown.contains("recovery") && shown.contains("of journals read"), "{shown}");
+    let log = std::fs::read_to_string(daemon.path("log")).unwrap();
+    assert!(log.contains("what its journal held was put in place"), "{log}");
+    let metrics = daemon.ok("metrics");
+    assert!(metrics.contains(r#"ashlar_array_recovery_seconds{array="a"}"#), "{metrics}");
+    daemon.stop();
+    daemon.start_again();
+    assert!(daemon.ok("array show a").contains("recovery    nothing to do"));
 }
 
 #[test]
 fn programs_read_all_of_it() {
     let daemon = busy_daemon("bitmap");
+    daemon.ok("array scrub a --wait");
     let text = daemon.ok("metrics");
     let value = |start: &str| -> u64 {
         let line = text.lines().find(|line| line.starts_with(start));
@@ -105,6 +124,14 @@ fn programs_read_all_of_it() {
     assert!(count("drive", "d1", "write") > 0);
     assert_eq!(value(r#"ashlar_array_state{array="a",state="optimal"}"#), 1);
     assert_eq!(value(r#"ashlar_export_errors_total{export="e"}"#), 0);
+    let array = daemon.json("array show a");
+    let scrubbed = number(&array["counters"]["worked"]["scrub_bytes"]);
+    // All that was ever written, which is less than there is.
+    assert!(scrubbed > 0 && scrubbed < number(&array["capacity_bytes"]), "{array}");
+    let worked =
+        |work: &str| format!(r#"ashlar_array_worked_bytes_total{{array="a",work="{work}"}}"#);
+    assert_eq!((value(&worked("scrub")), value(&worked("rebuild"))), (scrubbed, 0));
+    assert!(!text.contains("ashlar_array_work_ratio{"), "nothing runs: {text}");
     assert!(value("ashlar_reactor_turns_total") > 0);
     assert!(text.trim_end().ends_with("# EOF"), "{text}");
 }
@@ -123,4 +150,77 @@ fn what_goes_on_is_shown_again_and_again() {
     let export = &looks[1]["exports"][0];
     assert_eq!((&export["name"], &export["reads_per_second"]), (&"e".into(), &0.into()));
     assert!(number(&export["read_p99_ns"]) > 0, "{export}");
+}
+
+#[test]
+fn a_slow_drive_is_shown_with_the_evidence() {
+    let daemon = Daemon::start();
+    daemon.ok("drive attach model:64M,iops=100000,mbps=2000,latency-us=200000 --name slow");
+    daemon.ok("drive attach model:64M,iops=100000,mbps=2000 --name quick");
+    daemon.ok("array create a --level 1 --drives slow,quick");
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v --path @/e.sock");
+    let bench = "bench vhost --socket @/e.sock --size 4M --depth 32 --force";
+    daemon.ok(&format!("{bench} --rw randwrite --ios 400 --rounds 1"));
+    daemon.wait_for("drive show slow", |drive| drive["slow"] == true);
+    let drive = daemon.json("drive show slow");
+    let its = &drive["slowness"];
+    assert_eq!(its["kind"], "write");
+    assert!(number(&its["p50_ns"]) >= 200_000_000, "{its}");
+    assert!(number(&its["siblings_p50_ns"]) * 4 < number(&its["p50_ns"]), "{its}");
+    let array = daemon.json("array show a");
+    let members = array["members"].as_array().unwrap();
+    let evidence: Vec<bool> = members.iter().map(|its| its["slowness"].is_object()).collect();
+    assert_eq!(evidence, [true, false]);
+    for command in ["array show a", "drive show slow", "status"] {
+        let shown = daemon.ok(command);
+        let said = ["writes take ", " ms at p99 (p50 ", "its siblings' "];
+        assert!(said.iter().all(|words| shown.contains(words)), "{command}: {shown}");
+    }
+    let said = |_: &Value| daemon.log().contains("drive is slow: writes take");
+    daemon.wait_for("drive show slow", said);
+    let metrics = daemon.ok("metrics");
+    assert!(metrics.contains(r#"ashlar_drive_slow{drive="slow"} 1"#), "{metrics}");
+}
+
+#[test]
+fn what_went_wrong_with_a_drive_outlives_a_restart() {
+    let mut daemon = Daemon::with_drives(3);
+    daemon.ok("array create a --level 5 --drives d0,d1,d2 --integrity");
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create e --volume v --path @/e.sock");
+    let bench = "bench vhost --socket @/e.sock --size 4M --depth 8 --force";
+    daemon.ok(&format!("{bench} --fill --rw randwrite --ios 100 --rounds 1"));
+    daemon.stop();
+    // Behind journal and checksums, where the data begins.
+    let file = std::fs::File::options().write(true).open(daemon.path("d1.img")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[0x5a; 256 << 10], 13 << 19).unwrap();
+    drop(file);
+    daemon.start_again();
+    daemon.ok("array scrub a --wait");
+    daemon.wait_for("drive show d1", |drive| {
+        drive["history"]["wrong_blocks"] == drive["counters"]["wrong_blocks"]
+    });
+    let wrong = daemon.json("drive show d1")["counters"]["wrong_blocks"].clone();
+    assert!(number(&wrong) > 0, "{wrong}");
+    daemon.stop();
+    daemon.start_again();
+    let drive = daemon.json("drive show d1");
+    assert_eq!(drive["counters"]["wrong_blocks"], 0, "since the start");
+    let history = &drive["history"];
+    assert_eq!((&history["wrong_blocks"], &history["failed_s"]), (&wrong, &Value::Null));
+    assert!(number(&history["since_s"]) > 1_700_000_000, "{history}");
+    assert_eq!(daemon.json("drive show d0")["history"], Value::Null);
+    assert!(daemon.ok("array show a").contains(&format!("{wrong} wrong blocks")));
+    assert!(daemon.ok("drive show d1").contains(&format!("errors    {wrong} wrong blocks")));
+    daemon.ok("drive clear d1");
+    assert_eq!(daemon.json("drive show d1")["history"], Value::Null);
+    let refused = daemon.refused("drive clear d1");
+    assert!(refused.contains("nothing is known against drive d1"), "{refused}");
+    // Not before a start, either; and what cannot be read keeps nothing from starting.
+    daemon.stop();
+    std::fs::write(daemon.path("state/drives.json"), "no JSON").unwrap();
+    daemon.start_again();
+    assert_eq!(daemon.array_state("a"), "optimal");
+    assert_eq!(daemon.json("drive show d1")["history"], Value::Null);
 }

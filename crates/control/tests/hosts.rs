@@ -92,8 +92,7 @@ fn work(daemon: &Daemon, seconds: u32) {
 #[test]
 fn an_array_over_two_hosts_outlives_the_network_and_the_other_daemon() {
     let Some(network) = Network::new() else {
-        println!("skipped: `ip netns add` is refused; run it as root");
-        return;
+        return daemon::not_tried("`ip netns add` makes no network here: it takes root, and `ip`");
     };
     let (mut there, here) = hosts(&network);
     std::thread::scope(|scope| {

@@ -1,7 +1,7 @@
 //! Goal: bad input gets a clear message and status 1 (misuse: 2), and changes nothing.
 //! Method: every kind of bad input in turn; `refused` compares all state before and after.
 
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod daemon;
 
@@ -9,6 +9,8 @@ use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 
+use ashlar_format::record::MAGIC;
+use ashlar_raid::label::plan;
 use daemon::{DRIVE_BYTES, Daemon};
 
 #[test]
@@ -227,8 +229,11 @@ fn scribbled_and_truncated_labels() {
     daemon.stop();
     let directory = daemon.path("");
     let open = |name: &str| File::options().write(true).open(directory.join(name)).unwrap();
-    // One copy of the label, and one superblock: others stand for them.
+    // One copy of the label, and both superblocks: others stand for them.
     open("d0.img").write_all_at(&[0x5a; 4096], 0).unwrap();
+    let superblocks = plan(DRIVE_BYTES, 1).unwrap().superblocks;
+    let scribble = vec![0x5a; superblocks.len as usize];
+    open("d0.img").write_all_at(&scribble, superblocks.offset).unwrap();
     // It is healed at the next start.
     assert!(daemon.ok("inspect @/d0.img").contains("no Ashlar record"));
     // All copies.
@@ -237,6 +242,14 @@ fn scribbled_and_truncated_labels() {
     }
     daemon.start_again();
     assert_eq!(daemon.array_state("a"), "degraded");
+    assert_eq!(daemon.json("array show a")["members"][0]["state"], "trusted");
+    let mut healed = scribble;
+    let d0 = File::open(directory.join("d0.img")).unwrap();
+    for area in [0..4096, superblocks.range()] {
+        let bytes = &mut healed[..(area.end - area.start) as usize];
+        d0.read_exact_at(bytes, area.start).unwrap();
+        assert!(bytes.chunks(4096).any(|block| block.starts_with(&MAGIC)), "{area:?}");
+    }
     let missing = daemon.json("drive show d1");
     assert_eq!(missing["state"], "missing");
     assert!(missing["error"].as_str().unwrap().contains("damaged Ashlar label"), "{missing}");

@@ -6,6 +6,7 @@
 mod daemon;
 
 use daemon::Daemon;
+use serde_json::Value;
 
 #[test]
 fn everything_comes_back() {
@@ -181,15 +182,39 @@ fn half_a_mirror_starts_if_it_is_the_current_half() {
     }
 }
 
+/// How much of member 0 is filled, in percent; `None`: it is not being rebuilt.
+fn rebuilt_percent(array: &Value) -> Option<u64> {
+    array["rebuild"].as_object()?;
+    array["members"][0]["rebuilt_percent"].as_u64()
+}
+
+/// Its daemon is killed, and it goes on from where it was.
 #[test]
 fn a_rebuild_goes_on_after_a_restart() {
     let mut daemon = Daemon::with_array(5, 3);
+    // A few megabytes, and a rest of more than two seconds.
+    daemon.ok("array set a --rebuild-share 1");
+    daemon.ok("volume create v --array a --size 100M");
+    daemon.ok("export create e --volume v");
+    daemon.ok("bench vhost --socket @/export/e.sock --force --fill --size 100M --ios 1");
     daemon.attach_new("new");
     daemon.ok("drive detach d0 --force");
-    daemon.ok("volume create v --array a --size 32M");
-    daemon.ok("array replace a --member 0 --new new");
+    daemon.ok("array replace a --member 0 --new new --force");
+    let percent = || rebuilt_percent(&daemon.json("array show a")).expect("it is under way");
+    let elapsed_ms = || daemon.json("array show a")["rebuild"]["elapsed_ms"].as_u64().unwrap();
+    daemon.wait_for("array show a", |array| rebuilt_percent(array) >= Some(4));
+    let (first, at_ms) = (percent(), elapsed_ms());
+    // It is made durable every two seconds: that it goes on after them shows that it was.
+    daemon.wait_for("array show a", |array| {
+        array["rebuild"]["elapsed_ms"].as_u64().unwrap() > at_ms + 2500
+    });
+    let second = percent();
+    daemon.wait_for("array show a", |array| rebuilt_percent(array) > Some(second));
     daemon.kill();
     daemon.start_again();
+    let after = rebuilt_percent(&daemon.json("array show a"));
+    assert!(after >= Some(first / 2) && after < Some(100), "{first}, {second}, then {after:?}");
+    daemon.ok("array set a --rebuild-share 100");
     daemon.wait_for("array show a", |array| array["state"] == "optimal");
     assert!(daemon.ok("array scrub a --wait").contains("all is well"));
 }

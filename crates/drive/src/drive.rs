@@ -28,7 +28,7 @@ use crate::error::DriveError;
 use crate::gate::Gate;
 use crate::health::{During, Health, HealthLimits, HealthState};
 use crate::latency::{Latency, summary};
-use crate::slow::{Opinion, Verdict};
+use crate::slow::{Evidence, Opinion, Verdict};
 
 /// Times an operation is tried, in all.
 pub const ATTEMPTS_MAX: u32 = 4;
@@ -176,9 +176,11 @@ impl Drive {
     /// Notes what its siblings say of its pace, now (see [`crate::slow`]).
     pub fn compared(&self, reads: Verdict, writes: Verdict) {
         self.opinion.set(self.opinion.get().after(reads, writes));
-        let mut health = self.health.get();
-        health.slow = self.opinion.get().is_slow();
-        self.health.set(health);
+    }
+
+    /// Why it is slow; `None`: it is not, by what it was compared with.
+    pub fn slow(&self) -> Option<Evidence> {
+        self.opinion.get().evidence()
     }
 
     /// Whoever keeps checksums says that it returned a block other than it was written.
@@ -250,7 +252,7 @@ impl Drive {
     }
 
     /// What a drive of memory has there, without a copy; it shows what is written later, so it is
-    /// not to be kept over a wait. `None`: read it.
+    /// not to be kept over a wait, but by who keeps others from writing there. `None`: read it.
     pub fn lend(&self, offset: u64, len: usize) -> Option<Buffer> {
         let bytes =
             self.is_alive().then(|| self.reactor.lend(self.device, offset, len)).flatten()?;

@@ -76,8 +76,6 @@ pub struct Health {
     pub wrong_blocks: u64,
     /// Checksums of blocks that it returned so.
     pub wrong_checksums: u64,
-    /// Takes several times as long as its siblings, they say.
-    pub slow: bool,
     /// Its array cannot do without it: that it cannot read some blocks does not fail it.
     pub needed: bool,
     recent_errors: u32,
@@ -93,7 +91,6 @@ impl Default for Health {
             timeouts: 0,
             wrong_blocks: 0,
             wrong_checksums: 0,
-            slow: false,
             needed: false,
             recent_errors: 0,
             good_in_a_row: 0,

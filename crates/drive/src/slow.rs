@@ -4,6 +4,11 @@
 //! long as they do is the one that the array waits for. (Gunawi et al., "Fail-Slow at Scale", FAST
 //! 2018: such drives are common, and no error tells of them.) It is reported, not failed: it
 //! holds good data.
+//!
+//! So is a drive whose median is like theirs, and which keeps some operations waiting very long: an
+//! array waits for the slowest of its members, so one of a hundred there is many of its own. One
+//! pause, such as a drive makes to clean up, is no reason: it is looked at for longer than the
+//! window in which it would be seen.
 
 use smallvec::SmallVec;
 
@@ -15,8 +20,16 @@ pub const SLOW_FACTOR: u64 = 4;
 pub const SLOW_NS_MIN: u64 = 200_000;
 /// Fewer operations in the window say nothing; a 99th percentile needs a hundred.
 pub const SAMPLES_MIN: u64 = 100;
+/// Times the siblings' 99th percentile above which that alone is slow,
+pub const TAIL_FACTOR: u64 = 8;
+/// and the least that is, however fast they are,
+pub const TAIL_NS_MIN: u64 = 5_000_000;
+/// of so many operations at least: then the percentile is of ten of them.
+const TAIL_SAMPLES_MIN: u64 = 1000;
 /// Looks in a row that must find a drive slow before it is said to be.
 const LOOKS_UNTIL_SLOW: u8 = 3;
+/// The same by its 99th percentile alone: longer than the window they look at.
+const LOOKS_UNTIL_TAIL_SLOW: u8 = 15;
 /// Looks in a row that must not, before it is said no more: longer than the window they look at.
 const LOOKS_UNTIL_NORMAL: u8 = 15;
 
@@ -39,9 +52,40 @@ pub struct Slowness {
     pub siblings_p99_ns: u64,
 }
 
+impl Slowness {
+    fn is_slow(&self, samples: u64) -> bool {
+        let tail = self.p99_ns > TAIL_NS_MIN
+            && self.p99_ns > self.siblings_p99_ns.saturating_mul(TAIL_FACTOR);
+        self.is_throughout() || tail && samples >= TAIL_SAMPLES_MIN
+    }
+
+    /// Not by the 99th percentile alone.
+    fn is_throughout(&self) -> bool {
+        let exceeds = |own: u64, siblings: u64| own > siblings.saturating_mul(SLOW_FACTOR);
+        self.p50_ns > SLOW_NS_MIN
+            && exceeds(self.p50_ns, self.siblings_p50_ns)
+            && exceeds(self.p99_ns, self.siblings_p99_ns)
+    }
+}
+
+/// What makes a drive slow, as of the last look that found it so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Evidence {
+    pub slowness: Slowness,
+    /// In its reads; else in its writes.
+    pub in_reads: bool,
+}
+
 impl Verdict {
     pub fn is_slow(self) -> bool {
         matches!(self, Verdict::Slow(_))
+    }
+
+    fn slowness(self) -> Option<Slowness> {
+        match self {
+            Verdict::Slow(slowness) => Some(slowness),
+            Verdict::Normal | Verdict::Unknown => None,
+        }
     }
 }
 
@@ -51,11 +95,13 @@ pub struct Opinion {
     slow: bool,
     /// Looks in a row that found otherwise.
     otherwise: u8,
+    evidence: Option<Evidence>,
 }
 
 impl Opinion {
-    pub fn is_slow(self) -> bool {
-        self.slow
+    /// `None`: it is not slow.
+    pub fn evidence(self) -> Option<Evidence> {
+        self.evidence.filter(|_| self.slow)
     }
 
     /// After one more look, at its reads and at its writes.
@@ -64,15 +110,26 @@ impl Opinion {
         if (reads, writes) == (Verdict::Unknown, Verdict::Unknown) {
             return self;
         }
-        if self.slow == (reads.is_slow() || writes.is_slow()) {
-            return Opinion { otherwise: 0, ..self };
+        let of = |verdict: Verdict, in_reads| {
+            verdict.slowness().map(|slowness| Evidence { slowness, in_reads })
+        };
+        let found = of(reads, true).or(of(writes, false));
+        let its = Opinion { evidence: found.or(self.evidence), ..self };
+        if self.slow == found.is_some() {
+            return Opinion { otherwise: 0, ..its };
         }
+        let throughout = [reads, writes].into_iter().filter_map(Verdict::slowness);
+        let throughout = throughout.into_iter().any(|its| its.is_throughout());
+        let enough = match (self.slow, throughout) {
+            (true, _) => LOOKS_UNTIL_NORMAL,
+            (false, true) => LOOKS_UNTIL_SLOW,
+            (false, false) => LOOKS_UNTIL_TAIL_SLOW,
+        };
         let otherwise = self.otherwise + 1;
-        let enough = if self.slow { LOOKS_UNTIL_NORMAL } else { LOOKS_UNTIL_SLOW };
         if otherwise < enough {
-            return Opinion { otherwise, ..self };
+            return Opinion { otherwise, ..its };
         }
-        Opinion { slow: !self.slow, otherwise: 0 }
+        Opinion { slow: !self.slow, otherwise: 0, ..its }
     }
 }
 
@@ -118,11 +175,7 @@ fn judge_one(members: &[Option<LatencySummary>], index: usize) -> Verdict {
         siblings_p50_ns: siblings.p50_ns,
         siblings_p99_ns: siblings.p99_ns,
     };
-    let exceeds = |own: u64, siblings: u64| own > siblings.saturating_mul(SLOW_FACTOR);
-    let slow = slowness.p50_ns > SLOW_NS_MIN
-        && exceeds(slowness.p50_ns, slowness.siblings_p50_ns)
-        && exceeds(slowness.p99_ns, slowness.siblings_p99_ns);
-    if slow { Verdict::Slow(slowness) } else { Verdict::Normal }
+    if slowness.is_slow(its.samples) { Verdict::Slow(slowness) } else { Verdict::Normal }
 }
 
 /// Of an even number the larger of the two in the middle: in doubt nobody is slow.
@@ -176,6 +229,33 @@ mod tests {
     }
 
     #[test]
+    fn a_long_tail_is_slow_if_it_lasts() {
+        let many = |p50_us, p99_us| {
+            its(p50_us, p99_us).map(|its| LatencySummary { samples: TAIL_SAMPLES_MIN, ..its })
+        };
+        let normal = many(100, 500);
+        assert_eq!(slow(&[normal, normal, many(100, 5001)]), [2]);
+        // Others wait as long, it is short, or it is of too few.
+        let others = many(100, 700);
+        for (other, spared) in
+            [(others, many(100, 5600)), (normal, many(100, 5000)), (normal, its(100, 9000))]
+        {
+            assert_eq!(slow(&[other, other, spared]), [0; 0], "{spared:?}");
+        }
+        let (tail, all) =
+            (judge(&[normal, many(100, 9000)])[1], judge(&[normal, many(900, 9000)])[1]);
+        let after = |looks: usize, last: Verdict| {
+            let looks = std::iter::repeat_n(tail, looks).chain([last]);
+            looks.fold(Opinion::default(), |all, look| all.after(look, Verdict::Normal)).evidence()
+        };
+        assert_eq!((after(13, tail), after(1, all)), (None, None));
+        let (slowness, in_reads) = (tail.slowness().unwrap(), true);
+        assert_eq!(after(14, tail), Some(Evidence { slowness, in_reads }));
+        // Slow throughout is slow at once, whatever it was before.
+        assert_eq!(after(2, all).map(|its| its.slowness.p50_ns), Some(900_000));
+    }
+
+    #[test]
     fn one_look_changes_no_opinion() {
         let (fast, slow) = (Verdict::Normal, judge(&[its(100, 500), its(900, 4000)])[1]);
         let unknown = Verdict::Unknown;
@@ -183,16 +263,20 @@ mod tests {
             let opinion = Opinion::default();
             looks.iter().fold(opinion, |all, (reads, writes)| all.after(*reads, *writes))
         };
-        assert!(!after(&[(slow, fast); 2]).is_slow());
+        assert!(after(&[(slow, fast); 2]).evidence().is_none());
         assert!(
-            after(&[(slow, unknown), (unknown, unknown), (fast, slow), (slow, slow)]).is_slow()
+            after(&[(slow, unknown), (unknown, unknown), (fast, slow), (slow, slow)])
+                .evidence()
+                .is_some()
         );
-        assert!(!after(&[(slow, fast), (slow, fast), (fast, fast), (slow, fast)]).is_slow());
+        assert!(
+            after(&[(slow, fast), (slow, fast), (fast, fast), (slow, fast)]).evidence().is_none()
+        );
         let mut looks = vec![(slow, fast); 3];
         looks.extend([(fast, unknown); 14]);
-        assert!(after(&looks).is_slow());
+        assert!(after(&looks).evidence().is_some());
         looks.push((unknown, fast));
-        assert!(!after(&looks).is_slow());
+        assert!(after(&looks).evidence().is_none());
     }
 
     #[test]

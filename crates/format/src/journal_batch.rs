@@ -4,6 +4,8 @@
 //! The batch is followed by its payload, the bytes of its entries in order, or by a share of that.
 //! Batches stand in a ring of 4 KiB blocks; `sequence` orders them. See `docs/FORMAT.md`.
 
+use xxhash_rust::const_xxh3::const_custom_default_secret;
+use xxhash_rust::xxh3::xxh3_64_with_secret;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -48,11 +50,24 @@ pub const fn parity_bytes_max(parity: u8, pending: u64) -> u64 {
     parity as u64 * (itself + pending / 4)
 }
 
-/// The sum of `SUM_ROWS` rows of parity: XXH3 of 64 bits (the xxHash specification), with the first
-/// eight bytes of the array's UUID as its seed, so that no guest can make two parities alike.
-pub fn parity_sum(array: &[u8; 16], rows: &[u8]) -> u64 {
-    let seed = u64::from_le_bytes(*array.first_chunk().expect("a UUID has more than eight bytes"));
-    xxhash_rust::xxh3::xxh3_64_with_seed(rows, seed)
+/// Sums of parity: XXH3 of 64 bits (the xxHash specification), with the first eight bytes of the
+/// array's UUID as its seed, so that no guest can make two parities alike. Made once for an array:
+/// what XXH3 makes of a seed takes as long as a good part of a sum.
+#[derive(Clone)]
+pub struct ParitySum {
+    secret: [u8; 192],
+}
+
+impl ParitySum {
+    pub fn of_array(uuid: &[u8; 16]) -> ParitySum {
+        let seed = uuid.first_chunk().expect("a UUID has more than eight bytes");
+        ParitySum { secret: const_custom_default_secret(u64::from_le_bytes(*seed)) }
+    }
+
+    /// Of `SUM_ROWS` rows; to fewer than 241 bytes XXH3 would bring the seed by itself.
+    pub fn of(&self, rows: &[u8; SUM_ROWS as usize]) -> u64 {
+        xxh3_64_with_secret(rows, &self.secret)
+    }
 }
 
 /// Least bytes of a ring for stripes with so many parity chunks: a third stays free for parity.

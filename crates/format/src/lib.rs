@@ -17,4 +17,5 @@ pub mod journal_batch;
 pub mod bad_blocks;
 pub mod block_sums;
 pub mod lease;
+pub mod scrub_report;
 pub mod volume_table;

@@ -27,6 +27,7 @@ pub enum Kind {
     JournalBatch = 6,
     BadBlocks = 7,
     Lease = 8,
+    ScrubReport = 9,
 }
 
 /// First 64 bytes of every record.

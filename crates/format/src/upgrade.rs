@@ -5,7 +5,8 @@
 
 use crate::record::Upgrade;
 use crate::{
-    array_superblock, bad_blocks, drive_label, journal_batch, lease, region_map, volume_table,
+    array_superblock, bad_blocks, drive_label, journal_batch, lease, region_map, scrub_report,
+    volume_table,
 };
 
 macro_rules! versions {
@@ -55,3 +56,4 @@ versions!(
 );
 versions!(bad_blocks, BAD_BLOCKS_UPGRADES, BAD_BLOCKS_GOLDEN, [], ["bad_blocks_v1.bin"]);
 versions!(lease, LEASE_UPGRADES, LEASE_GOLDEN, [], ["lease_v1.bin"]);
+versions!(scrub_report, SCRUB_REPORT_UPGRADES, SCRUB_REPORT_GOLDEN, [], ["scrub_report_v1.bin"]);

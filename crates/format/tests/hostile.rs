@@ -9,6 +9,7 @@ use ashlar_format::journal_batch::JournalBatch;
 use ashlar_format::lease::Lease;
 use ashlar_format::record::{Header, Record, open};
 use ashlar_format::region_map::RegionMapPage;
+use ashlar_format::scrub_report::ScrubReport;
 use ashlar_format::volume_table::VolumeTable;
 use proptest::prelude::*;
 
@@ -55,6 +56,10 @@ fn try_all(body: &[u8], zero_from: usize) {
     }
     if let Ok(lease) = open::<Lease>(&dressed::<Lease>(body, zero_from), None, HOME) {
         assert!(lease.host_name().is_ok());
+    }
+    let bytes = dressed::<ScrubReport>(body, zero_from);
+    if let Ok(report) = open::<ScrubReport>(&bytes, None, HOME) {
+        assert!(report.phase().is_ok() && report.places().len() <= 16);
     }
     let bytes = dressed::<VolumeTable>(body, zero_from);
     if let Ok(table) = open::<VolumeTable>(&bytes, None, HOME) {

@@ -9,14 +9,15 @@ use ashlar_format::array_superblock::{
 };
 use ashlar_format::bad_blocks::{BadBlocks, StoredBadRange};
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
-use ashlar_format::journal_batch::{EntryKind, JournalBatch, StoredEntry, parity_sum};
+use ashlar_format::journal_batch::{EntryKind, JournalBatch, ParitySum, StoredEntry};
 use ashlar_format::lease::Lease;
 use ashlar_format::record::{Record, RecordError, SEQUENCE_MAX, name_field, open, seal, upgrade};
 use ashlar_format::region_map::{MapKind, RegionMapPage};
+use ashlar_format::scrub_report::{Phase, ScrubReport, StoredPlace};
 use ashlar_format::units::Area;
 use ashlar_format::upgrade::{
     ARRAY_SUPERBLOCK_GOLDEN, BAD_BLOCKS_GOLDEN, DRIVE_LABEL_GOLDEN, JOURNAL_BATCH_GOLDEN,
-    LEASE_GOLDEN, REGION_MAP_GOLDEN, VOLUME_TABLE_GOLDEN,
+    LEASE_GOLDEN, REGION_MAP_GOLDEN, SCRUB_REPORT_GOLDEN, VOLUME_TABLE_GOLDEN,
 };
 use ashlar_format::volume_table::{StoredExtent, StoredVolume, VolumeTable};
 use zerocopy::IntoBytes;
@@ -104,6 +105,20 @@ fn lease() -> Lease {
     lease
 }
 
+fn scrub_report() -> ScrubReport {
+    let mut report = ScrubReport::new(ARRAY, Phase::Finished);
+    (report.began, report.ended) = (1_700_000_000.into(), 1_700_003_600.into());
+    (report.first, report.next) = (5.into(), 16384.into());
+    (report.mismatched_stripes, report.undecided_stripes) = (3.into(), 1.into());
+    (report.repaired_stripes, report.unreadable_stripes) = (2.into(), 4.into());
+    (report.bad_stripes, report.repairs, report.place_count) = (6.into(), 1, 2);
+    report.wrong[2] = 2.into();
+    report.places[0] = StoredPlace::new(77, (8192, 512), Some(2));
+    report.places[0].repaired = 1;
+    report.places[1] = StoredPlace::new(78, (65536, 65536), None);
+    report
+}
+
 fn table() -> VolumeTable {
     let mut table = *VolumeTable::empty(ARRAY);
     let mut volume = StoredVolume::blank();
@@ -143,6 +158,7 @@ fn golden_images() {
     check_golden("volume_table", table(), &VOLUME_TABLE_GOLDEN);
     check_golden("bad_blocks", bad_blocks(), &BAD_BLOCKS_GOLDEN);
     check_golden("lease", lease(), &LEASE_GOLDEN);
+    check_golden("scrub_report", scrub_report(), &SCRUB_REPORT_GOLDEN);
 }
 
 /// An old array that was not stopped holds records that only the old build knows.
@@ -180,6 +196,7 @@ fn no_damaged_byte_is_believed() {
     check_every_byte(region_page());
     check_every_byte(journal_batch());
     check_every_byte(lease());
+    check_every_byte(scrub_report());
 }
 
 #[test]
@@ -224,6 +241,31 @@ fn sealed_nonsense_is_refused() {
     assert!(short.check().is_err());
 }
 
+#[test]
+fn a_scrub_report_that_cannot_be_is_refused() {
+    let refused = |change: fn(&mut ScrubReport)| {
+        let mut wrong = scrub_report();
+        change(&mut wrong);
+        wrong.check().is_err()
+    };
+    assert!(refused(|its| its.phase = 0));
+    assert!(refused(|its| its.phase = 4));
+    assert!(refused(|its| its.phase = Phase::Running as u8), "it has ended");
+    assert!(refused(|its| its.repairs = 2));
+    assert!(refused(|its| its.place_count = 17));
+    assert!(refused(|its| its.next = 4.into()));
+    assert!(refused(|its| its.places[0].repaired = 2));
+    assert!(refused(|its| its.places[1] = StoredPlace::new(1, (0, 512), Some(64))));
+    let places = scrub_report().places().to_vec();
+    assert_eq!((places[0].member(), places[1].member()), (Some(2), None));
+    // Where it is: behind the lease, if there is room before the journal.
+    let areas = label().layout();
+    let area = Area { offset: 712 << 10, len: 8 << 10 };
+    assert_eq!(ScrubReport::area(&areas), Some(area));
+    let journal = Area { offset: 716 << 10, len: 1 << 20 };
+    assert_eq!(ScrubReport::area(&MemberLayout { journal, ..areas }), None);
+}
+
 /// The next one is written, too: it must not be more than can be.
 #[test]
 fn sequences_that_leave_no_room_are_refused() {
@@ -242,5 +284,5 @@ fn sums_of_parity() {
     let sums = StoredEntry::new(EntryKind::ParitySums, 76, 4, 4096, 8192);
     assert_eq!(sums.payload_len(), 16 * 8);
     // XXH3-64 of 512 zeroes with the seed 0x6464646464646464, by the reference implementation.
-    assert_eq!(parity_sum(&[0x64; 16], &[0; 512]), 0x73ca_52f1_4beb_d14d);
+    assert_eq!(ParitySum::of_array(&[0x64; 16]).of(&[0; 512]), 0x73ca_52f1_4beb_d14d);
 }

@@ -545,6 +545,7 @@ impl Array {
             settings: self.settings(),
             sector_bytes: self.sector_bytes,
             journal: self.journal.status(),
+            replayed: self.jobs.replayed.get(),
             members: self.members.list().iter().enumerate().map(member).collect(),
             regions: RegionMap::region_count(layout.stripes, self.identity.region_stripes()),
             written_regions: self.written.count(),
@@ -557,6 +558,7 @@ impl Array {
             restripe: self.jobs.restripe(now),
             restripe_error: self.jobs.restripe_error(),
             scrub: self.jobs.scrub(now),
+            worked: self.jobs.worked(),
             counters: self.counters.get().with(&traffic),
             traffic,
         }

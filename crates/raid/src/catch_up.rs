@@ -166,6 +166,11 @@ impl Array {
         if !self.members.survives_without(&[index]) {
             return Err(ArrayError::Lost.into());
         }
+        if self.may_bring_batches(index) {
+            let why = "its journal may have what could not be read when the array was started by \
+                       force: stop the array, and start it with this drive";
+            return Err(ChangeError::Spec(format!("drive {}: {why}", drive.name())));
+        }
         let uuid = self.member(index)?.drive_uuid;
         let emptied = self.empty(drive, areas.journal).await;
         emptied.map_err(|error| ChangeError::Drive { drive: drive.name().into(), error })?;

@@ -239,6 +239,7 @@ impl Array {
         let mut result = Ok(());
         let mut started = Vec::with_capacity(jobs.len());
         for (job, new) in jobs {
+            self.reactor.breathe(self.small_update()).await;
             match self.start_update(job.stripe, job.band.clone(), new) {
                 Ok(update) => started.push((job, update)),
                 Err(ArrayError::Lost) => lost.push(job.stripe),
@@ -384,7 +385,9 @@ impl Array {
             let len = u32::try_from(bytes.len()).expect("at most a chunk");
             let mut sums = self.reactor.buffer((len / SUM_ROWS * SUM_BYTES) as usize);
             let places = sums.bytes_mut().as_chunks_mut().0.iter_mut();
-            places.zip(sums_of(&self.uuid(), bytes.bytes())).for_each(|(place, sum)| *place = sum);
+            places
+                .zip(sums_of(&self.journal.parity_sum, bytes.bytes()))
+                .for_each(|(place, sum)| *place = sum);
             Entry::ParitySums { stripe, position, row, len, sums, data }
         };
         stores.map(entry).collect()
@@ -435,6 +438,11 @@ impl Array {
         (stored, Ok(()))
     }
 
+    /// Operations of a band of one chunk, to read what is there or to write what shall be.
+    fn small_update(&self) -> u32 {
+        1 + u32::from(self.layout().parity)
+    }
+
     /// `now`: which positions of each band.
     async fn store_some(
         &self,
@@ -442,12 +450,13 @@ impl Array {
         stored: &mut [Stored],
         now: &[Positions],
     ) {
-        let start = |((band, has), now): (&(&Updated, Positions), &Positions)| {
+        let mut started = Vec::with_capacity(bands.len());
+        for ((band, has), now) in bands.iter().zip(now) {
             let wanted = now & !has;
             let stores = band.stores.iter().filter(|store| wanted & 1 << store.position != 0);
-            self.start_stores(band.stripe, stores)
-        };
-        let started: Vec<_> = bands.iter().zip(now).map(start).collect();
+            self.reactor.breathe(self.small_update()).await;
+            started.push(self.start_stores(band.stripe, stores));
+        }
         for (io, stored) in started.into_iter().zip(stored) {
             let done = self.finish_stores(io).await;
             stored.stored |= done.stored;

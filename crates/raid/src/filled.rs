@@ -13,6 +13,11 @@ pub(crate) struct Filled {
     ahead: Vec<Range<u64>>,
 }
 
+/// How many stripes are in both.
+pub(crate) fn count_in_both(one: &Range<u64>, other: &Range<u64>) -> u64 {
+    one.end.min(other.end).saturating_sub(one.start.max(other.start))
+}
+
 impl Filled {
     pub(crate) fn up_to(stripes: u64) -> Filled {
         Filled { up_to: stripes, ahead: Vec::new() }
@@ -29,6 +34,13 @@ impl Filled {
 
     pub(crate) fn count(&self) -> u64 {
         self.up_to + self.ahead.iter().map(|range| range.end - range.start).sum::<u64>()
+    }
+
+    /// Stripes of these that are filled.
+    pub(crate) fn count_in(&self, stripes: &Range<u64>) -> u64 {
+        let up_to = 0..self.up_to;
+        let filled = std::iter::once(&up_to).chain(&self.ahead);
+        filled.map(|its| count_in_both(its, stripes)).sum()
     }
 
     /// Where what is filled and what is not meet.
@@ -68,6 +80,10 @@ mod tests {
         filled.add(30..40);
         assert_eq!((filled.first_gap(), filled.count()), (10, 30));
         assert_eq!(filled.borders().collect::<Vec<_>>(), [10, 30, 40, 50, 60]);
+        for (stripes, count) in [(0..100, 30), (5..35, 10), (10..30, 0), (35..55, 10), (60..70, 0)]
+        {
+            assert_eq!(filled.count_in(&stripes), count, "{stripes:?}");
+        }
         for (stripe, inside) in [(9, true), (10, false), (30, true), (40, false), (59, true)] {
             assert_eq!(filled.contains(StripeIndex(stripe)), inside, "{stripe}");
         }

@@ -25,8 +25,8 @@ use std::rc::Rc;
 
 use ashlar_format::array_superblock::{ERA_SEQUENCES_LOG2, MemberState};
 use ashlar_format::journal_batch::{
-    Division, ENTRIES_MAX, JournalBatch, PAYLOAD_BYTES_MAX, parity_bytes_max, reserve_bytes,
-    ring_bytes,
+    Division, ENTRIES_MAX, JournalBatch, PAYLOAD_BYTES_MAX, ParitySum, parity_bytes_max,
+    reserve_bytes, ring_bytes,
 };
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::{Buffer, Buffers};
@@ -105,6 +105,9 @@ pub(crate) struct Journal {
     bad: Rc<BadBlocks>,
     integrity: Option<Rc<Integrity>>,
     kernels: Kernels,
+    pub(crate) parity_sum: ParitySum,
+    /// Stale members, as bits, whose rings the start has looked through.
+    pub(crate) asked_stale: Cell<u64>,
     pub(crate) pending: RefCell<Pending>,
     /// Oldest first.
     pub(crate) ring: RefCell<VecDeque<Batch>>,
@@ -142,6 +145,7 @@ impl Journal {
         integrity: Option<Rc<Integrity>>,
     ) -> Rc<Journal> {
         let pending = Pending::none(identity.layout().stripes);
+        let parity_sum = ParitySum::of_array(&identity.uuid);
         Rc::new(Journal {
             reactor: reactor.clone(),
             identity,
@@ -150,6 +154,8 @@ impl Journal {
             bad,
             integrity,
             kernels: Kernels::detect(),
+            parity_sum,
+            asked_stale: Cell::new(0),
             pending: RefCell::new(pending),
             ring: RefCell::default(),
             queue: RefCell::default(),

@@ -13,7 +13,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use ashlar_format::units::StripeIndex;
+use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::range_lock::Mode;
 
 use crate::array::Array;
@@ -44,6 +44,14 @@ impl Array {
     pub(crate) fn is_stranded(&self, stripe: StripeIndex) -> bool {
         let its = Begun::Replay { stripe };
         self.torn_stripes.contains(stripe) && self.kept.borrow().iter().any(|one| one.begun == its)
+    }
+
+    /// Whether this member, if it was absent at the start, may have what a replay is known to have
+    /// lacked. (Of batches of which not even the header could be read, nothing is known.)
+    pub(crate) fn may_bring_batches(&self, index: MemberIndex) -> bool {
+        let was_asked = self.journal.asked_stale.get() & 1 << index.0 != 0;
+        let lacks = |one: &Rc<Kept>| matches!(one.begun, Begun::Replay { .. });
+        !was_asked && self.kept.borrow().iter().any(lacks)
     }
 
     /// Whether the stripe is zeroes but for what is pending, whatever stands on its members.

@@ -52,6 +52,7 @@ mod resync;
 mod rebuild_plan;
 mod rebuild;
 mod locate;
+mod scrub_store;
 mod scrub;
 mod table;
 mod newer;

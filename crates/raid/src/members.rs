@@ -641,9 +641,19 @@ impl Members {
 
     /// Members that keep metadata.
     pub(crate) fn keepers(&self) -> Vec<Keeper> {
+        self.those(Member::keeps_metadata)
+    }
+
+    /// Stale members whose own drives are here, and were used nowhere else.
+    pub(crate) fn stale_here(&self) -> Vec<Keeper> {
+        let is_own = |its: &Member| its.state == MemberState::Stale && its.catches_up;
+        self.those(|member| member.alive().filter(|_| is_own(member)))
+    }
+
+    fn those(&self, of: impl Fn(&Member) -> Option<&Rc<Drive>>) -> Vec<Keeper> {
         let list = self.list.borrow();
         let keeper = |(index, member): (usize, &Member)| {
-            let (drive, drive_uuid) = (member.keeps_metadata()?.clone(), member.drive_uuid);
+            let (drive, drive_uuid) = (of(member)?.clone(), member.drive_uuid);
             Some(Keeper { index: MemberIndex::new(index), drive, drive_uuid, areas: member.areas })
         };
         list.iter().enumerate().filter_map(keeper).collect()
@@ -657,6 +667,17 @@ impl Members {
         sequence: u64,
         home: impl Fn(&MemberLayout) -> u64,
     ) -> Result<(), ArrayError> {
+        let (members, results) = self.write_each(record, sequence, home).await;
+        self.fence_failed(&members, &results).await
+    }
+
+    /// The same of what nobody rests on: who cannot take it is no worse for that.
+    pub(crate) async fn write_each<T: Record>(
+        &self,
+        record: &T,
+        sequence: u64,
+        home: impl Fn(&MemberLayout) -> u64,
+    ) -> (Vec<MemberIndex>, Vec<Result<(), DriveError>>) {
         let keepers = self.keepers();
         let writes = keepers.iter().map(|keeper| {
             let home = home(&keeper.areas);
@@ -671,8 +692,7 @@ impl Members {
             }
         });
         let results = join_all(writes).await;
-        let members: Vec<MemberIndex> = keepers.iter().map(|keeper| keeper.index).collect();
-        self.fence_failed(&members, &results).await
+        (keepers.iter().map(|keeper| keeper.index).collect(), results)
     }
 
     /// Whether the others hold every block, as far as they are here.

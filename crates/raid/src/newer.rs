@@ -1,5 +1,5 @@
 //! What a newer build wrote: a drive that has any of it is refused, before anything is written to
-//! it but, if it is in the journal, metadata.
+//! it.
 //!
 //! A record of a version that this build does not know does not open, as a torn one does not; but
 //! what it says must not be passed over: blocks that are lost would read as good ones, and volumes

@@ -199,6 +199,9 @@ impl Kernels {
         let length = old.len();
         assert_lengths(length, [new.len()]);
         assert_lengths(length, parity.iter().map(|(_, bytes)| bytes.len()));
+        if parity.is_empty() {
+            return;
+        }
         let mut factors = [0; PARITY_CHUNKS_MAX];
         let mut outputs = SmallVec::<[&mut [u8]; PARITY_CHUNKS_MAX]>::new();
         for (output, (number, bytes)) in parity.iter_mut().enumerate() {
@@ -242,6 +245,12 @@ impl Kernels {
     pub fn mul_add(self, factor: u8, from: &[u8], into: &mut [u8]) {
         assert_lengths(from.len(), [into.len()]);
         self.combine(&[[from]], &[[factor; PARITY_CHUNKS_MAX]], &mut [into], true);
+    }
+
+    /// `into` = sum of `sources`.
+    pub fn sum<const S: usize>(self, sources: [&[u8]; S], into: &mut [u8]) {
+        assert_lengths(into.len(), sources.iter().map(|source| source.len()));
+        self.combine(&[sources], &[[1; PARITY_CHUNKS_MAX]], &mut [into], false);
     }
 
     /// `into` ^= `from`.

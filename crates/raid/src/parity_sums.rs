@@ -14,7 +14,7 @@
 //! That is enough for any two losses (`SUMMED_PARITY_MAX`). Whatever is worked out must have its
 //! sum: bytes that do not belong together are found out.
 
-use ashlar_format::journal_batch::{SUM_BYTES, SUM_ROWS, parity_sum};
+use ashlar_format::journal_batch::{ParitySum, SUM_BYTES, SUM_ROWS};
 use smallvec::SmallVec;
 
 use crate::parity::Kernels;
@@ -29,7 +29,7 @@ pub(crate) struct Sector<'a> {
     pub(crate) place: &'a [Option<&'a [u8]>],
     /// By parity chunk; `None`: it was not stored, for want of a member.
     pub(crate) sums: &'a [Option<u64>],
-    pub(crate) array: &'a [u8; 16],
+    pub(crate) sum: &'a ParitySum,
 }
 
 /// Bytes of a position.
@@ -37,10 +37,10 @@ type Known = SmallVec<[(usize, [u8; SECTOR]); 2]>;
 
 /// The sums of these rows of parity, one after the other, as the journal has them.
 pub(crate) fn sums_of<'a>(
-    array: &'a [u8; 16],
+    sum: &'a ParitySum,
     parity: &'a [u8],
 ) -> impl Iterator<Item = [u8; SUM_BYTES as usize]> + 'a {
-    parity.as_chunks::<SECTOR>().0.iter().map(|rows| parity_sum(array, rows).to_le_bytes())
+    parity.as_chunks::<SECTOR>().0.iter().map(|rows| sum.of(rows).to_le_bytes())
 }
 
 impl Sector<'_> {
@@ -72,7 +72,7 @@ impl Sector<'_> {
     }
 
     fn has_its_sum(&self, position: usize, bytes: &[u8]) -> bool {
-        self.sums[position - self.data()] == Some(parity_sum(self.array, bytes))
+        self.sums[position - self.data()] == Some(self.sum.of(&sector(bytes)))
     }
 
     fn new_parity(&self) -> Known {
@@ -167,7 +167,9 @@ mod tests {
 
     use super::*;
 
-    const ARRAY: [u8; 16] = [7; 16];
+    fn sum() -> ParitySum {
+        ParitySum::of_array(&[7; 16])
+    }
 
     fn random(prng: &mut Prng) -> [u8; SECTOR] {
         std::array::from_fn(|_| u8::try_from(prng.below(256)).expect("a byte"))
@@ -215,8 +217,8 @@ mod tests {
             };
             let place: Vec<Option<&[u8]>> = (0..self.k + self.m).map(place).collect();
             let sums: Vec<Option<u64>> =
-                self.new[self.k..].iter().map(|bytes| Some(parity_sum(&ARRAY, bytes))).collect();
-            let sector = Sector { new: &new, place: &place, sums: &sums, array: &ARRAY };
+                self.new[self.k..].iter().map(|bytes| Some(sum().of(&sector(bytes)))).collect();
+            let sector = Sector { new: &new, place: &place, sums: &sums, sum: &sum() };
             let known = sector.restore(Kernels::detect());
             assert!(!sector.is_new() || known.is_some());
             known

@@ -40,7 +40,9 @@ enum Started {
 impl Array {
     /// Fills `into` from `offset`; both multiples of 512 bytes.
     pub async fn read(self: &Rc<Self>, offset: u64, into: Buffers) -> Result<(), ArrayError> {
-        if self.read_now(offset, &into) {
+        if self.read_now(offset, &into)
+            || self.reactor.breathe(1).await && self.read_now(offset, &into)
+        {
             return Ok(());
         }
         let _request = self.admit().await?;
@@ -385,6 +387,8 @@ impl Array {
             return Err(ArrayError::Lost);
         }
         let buffer = self.reconstruct(stripe, chunk, rows, bad).await?;
+        // What is known of a drive that is gone by now says no more than of one that never was.
+        bad &= self.members.held(stripe);
         if bad != 0
             && !self.may_be(stripe, chunk, rows, &buffer).await
             && !self.outvote_checksum(stripe, chunk, rows, &buffer).await

@@ -97,7 +97,7 @@ impl Array {
             return;
         }
         self.jobs.set_rebuild_error(None);
-        self.jobs.rebuild_slot().begin(self.reactor.now(), 0, self.layout().stripes);
+        self.jobs.rebuild_slot().begin(self.reactor.now(), 0, self.layout().stripes, 0);
         let array = self.clone();
         self.reactor.spawn(async move {
             // No other window is begun while this runs.
@@ -159,13 +159,24 @@ impl Array {
         let filled = |target: &Target| list[target.index.index()].filled.count();
         let done = waiting.iter().map(filled).sum();
         let total = self.layout().stripes * waiting.len() as u64;
-        self.jobs.rebuild_slot().begin(self.reactor.now(), done, total);
+        let left = waiting.iter().map(|its| self.chunks_left(&list[its.index.index()]));
+        let left = left.sum::<u64>() * u64::from(self.layout().chunk_bytes);
+        self.jobs.rebuild_slot().begin(self.reactor.now(), done, total, left);
         Some(Rc::new(Leg {
             stripes: leg.stripes,
             targets: targets.cloned().collect(),
             lanes: Lanes::new(&self.reactor),
             failed: RefCell::default(),
         }))
+    }
+
+    /// Chunks that have to be written to a member that is filled.
+    fn chunks_left(&self, member: &Member) -> u64 {
+        let regions = self.written.inside().into_iter();
+        let regions = regions.map(|region| self.written.stripes_of(region));
+        let lacked = regions.filter(|stripes| member.lacked(StripeIndex(stripes.start)));
+        let left = lacked.map(|its| its.end - its.start - member.filled.count_in(&its));
+        left.sum::<u64>() / u64::from(self.layout().groups)
     }
 
     /// Ends early when a member fails, or others wait now: then another leg may come first.
@@ -325,6 +336,9 @@ impl Array {
         for (target, io) in started {
             if io.await.is_err() {
                 leg.fail(target, format!("stripe {}: {}", stripe.0, ArrayError::Lost));
+            } else {
+                let bytes = u64::from(self.layout().chunk_bytes);
+                self.jobs.rebuild_slot().worked(self.reactor.now(), bytes);
             }
         }
     }

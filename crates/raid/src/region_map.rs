@@ -24,6 +24,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::error::ArrayError;
+use crate::filled::count_in_both;
 use crate::label;
 use crate::members::{Identity, Members};
 use crate::missed::Behind;
@@ -180,6 +181,12 @@ impl RegionMap {
     /// The same of the region of a stripe.
     pub fn has(&self, stripe: StripeIndex) -> bool {
         self.outside.get() == 0 || self.contains(self.region_of(stripe))
+    }
+
+    /// Stripes of these that are in regions inside.
+    pub fn stripes_inside(&self, stripes: Range<u64>) -> u64 {
+        let regions = self.inside().into_iter();
+        regions.map(|region| count_in_both(&self.stripes_of(region), &stripes)).sum()
     }
 
     /// Regions inside, in order.

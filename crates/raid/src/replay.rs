@@ -32,6 +32,7 @@ use crate::error::{ArrayError, AssembleError};
 use crate::journal::{Batch, NewData, Parts};
 use crate::layout::Positions;
 use crate::pending::{Hold, Patch};
+use crate::status::Replayed;
 use crate::stored::{Begun, Store};
 use crate::verify::within;
 use crate::write_plan::{bands, bits, each};
@@ -40,6 +41,7 @@ mod found;
 mod parity;
 
 use found::Found;
+pub(crate) use found::LeftBatches;
 
 /// What a batch says of rows of one position. Of zeroes: `rows` counts stripes from `stripe`.
 #[derive(Clone)]
@@ -138,14 +140,31 @@ struct KeptFindings {
 }
 
 impl Array {
-    /// Puts in place what the journal holds from `journal_from` on. Nothing is served yet. By
-    /// `force` what can be served will be; else an error leaves it all to another start.
+    /// Puts in place what the journal holds. Nothing is served yet. By `force` what can be served
+    /// will be; else an error leaves it all to another start.
     pub(crate) async fn replay(
         self: &Rc<Self>,
-        journal_from: u64,
+        left: LeftBatches,
         force: bool,
     ) -> Result<(), AssembleError> {
-        let (found, tail) = self.find_batches(journal_from, force).await?;
+        let began = self.reactor.now();
+        self.close_gaps(&left).await;
+        let LeftBatches { found, tail, took, read_bytes, .. } = left;
+        let batches = found.len() as u64;
+        let bytes = found.iter().map(|one| u64::from(one.batch.payload_bytes.get())).sum();
+        self.replay_batches(found, tail, force).await?;
+        let took = (took + self.reactor.now().since(began)).as_millis();
+        let took_ms = u64::try_from(took).unwrap_or(u64::MAX);
+        self.jobs.replayed.set(Some(Replayed { read_bytes, batches, bytes, took_ms }));
+        Ok(())
+    }
+
+    async fn replay_batches(
+        self: &Rc<Self>,
+        found: Vec<Found>,
+        tail: u64,
+        force: bool,
+    ) -> Result<(), AssembleError> {
         self.heal_batches(&found).await?;
         let mut ring = VecDeque::new();
         let mut stripes: BTreeMap<u64, Findings> = BTreeMap::new();

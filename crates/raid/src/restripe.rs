@@ -152,7 +152,8 @@ impl Array {
         let Some(restripe) = self.identity.restripe() else { return };
         let slot = self.jobs.restripe_slot();
         let end = self.moved_stripes(restripe);
-        slot.begin(self.reactor.now(), restripe.cursor.min(end), end);
+        let done = restripe.cursor.min(end);
+        slot.begin(self.reactor.now(), done, end, (end - done) * self.stripe_bytes());
         let array = self.clone();
         self.reactor.spawn(async move {
             array.restripe().await;
@@ -194,7 +195,10 @@ impl Array {
             let Some(now) = self.identity.restripe() else { return };
             drop(request);
             if moved == Ok(true) {
-                self.jobs.restripe_slot().advance(now.cursor);
+                let slot = self.jobs.restripe_slot();
+                let stripes = now.cursor.saturating_sub(restripe.cursor);
+                slot.worked(self.reactor.now(), stripes * self.stripe_bytes());
+                slot.advance(now.cursor);
             } else {
                 self.pause(RETRY_AFTER).await;
             }

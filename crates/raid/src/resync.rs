@@ -203,7 +203,8 @@ impl Array {
     /// One pass over all unsynced stripes. Those that cannot be synced are left.
     async fn resync(self: &Rc<Self>) {
         let total = self.unsynced.count();
-        self.jobs.resync_slot().begin(self.reactor.now(), 0, total);
+        let left = total * self.stripe_bytes();
+        self.jobs.resync_slot().begin(self.reactor.now(), 0, total, left);
         let (lanes, mut shift) = (Lanes::new(&self.reactor), Shift::begin(self));
         let mut at = StripeIndex(0);
         while let Some(stripe) = self.unsynced.next(at) {
@@ -220,6 +221,7 @@ impl Array {
             self.reactor.spawn(async move {
                 // One that cannot be synced is left.
                 let _ = array.resync_stripe(stripe).await;
+                array.jobs.resync_slot().worked(array.reactor.now(), array.stripe_bytes());
                 let left = array.unsynced.count();
                 array.jobs.resync_slot().advance(total.saturating_sub(left));
                 drop((lane, request));

@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
+use ashlar_format::scrub_report::Phase;
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::Buffer;
 use ashlar_reactor::range_lock::Mode;
@@ -26,6 +27,7 @@ use crate::lanes::Lanes;
 use crate::layout::Positions;
 use crate::locate::{Mismatch, locate};
 use crate::scrub_plan::ScrubMark;
+use crate::scrub_store::StoredScrub;
 use crate::shift::Shift;
 use crate::status::{SCRUB_PLACES_MAX, ScrubPlace, ScrubReport};
 use crate::verify::blocks;
@@ -65,8 +67,9 @@ impl Array {
         if self.jobs.scrub_slot().is_running() {
             return Err(ChangeError::Busy("a scrub"));
         }
-        let undecided = if repair { Undecided::MakeAgree } else { Undecided::Leave };
-        self.begin_scrub(ScrubMark { next: 0, began_s: self.reactor.unix_s() }, undecided);
+        let mark = ScrubMark { next: 0, began_s: self.reactor.unix_s() };
+        let began_s = mark.began_s;
+        self.begin_scrub(mark, ScrubReport { began_s, repairs: repair, ..ScrubReport::default() });
         Ok(())
     }
 
@@ -79,11 +82,24 @@ impl Array {
         Ok(())
     }
 
-    /// Goes on with a scrub that the array's last stop, or a crash, interrupted.
-    pub(crate) fn resume_scrub(self: &Rc<Self>) {
+    /// Tells what the last scrub found, and goes on with one that the array's last stop, or a
+    /// crash, interrupted.
+    pub(crate) fn resume_scrub(self: &Rc<Self>, stored: Option<StoredScrub>) {
         let mark = self.members.scrub();
+        stored.iter().for_each(|stored| self.recall_scrub(stored));
+        let (next, report) = match stored {
+            Some(stored) if stored.phase == Phase::Running => (stored.next, stored.report),
+            // It came to its end before a superblock said so.
+            Some(_) => return self.members.set_scrub(ScrubMark { next: 0, ..mark }),
+            None => {
+                let (began_s, first_stripe) = (mark.began_s, mark.next);
+                let report = ScrubReport { began_s, first_stripe, ..ScrubReport::default() };
+                (mark.next, report)
+            }
+        };
         if mark.next > 0 && self.layout().is_redundant() && !self.is_restriping() {
-            self.begin_scrub(mark, Undecided::Leave);
+            let next = next.min(self.layout().stripes);
+            self.begin_scrub(ScrubMark { next, ..mark }, report);
         }
     }
 
@@ -97,15 +113,24 @@ impl Array {
         }
     }
 
-    fn begin_scrub(self: &Rc<Self>, mark: ScrubMark, undecided: Undecided) {
-        self.jobs.scrub_slot().begin(self.reactor.now(), mark.next, self.layout().stripes);
+    /// `report`: of what came before.
+    fn begin_scrub(self: &Rc<Self>, mark: ScrubMark, report: ScrubReport) {
+        let undecided = if report.repairs { Undecided::MakeAgree } else { Undecided::Leave };
+        let stripes = self.layout().stripes;
+        let left = self.written.stripes_inside(mark.next..stripes) * self.stripe_bytes();
+        self.jobs.scrub_slot().begin(self.reactor.now(), mark.next, stripes, left);
         self.jobs.scrub_stopped.set(false);
-        *self.jobs.scrub_report.borrow_mut() = Some(ScrubReport::default());
+        *self.jobs.scrub_report.borrow_mut() = Some(report);
         let array = self.clone();
         self.reactor.spawn(async move {
             array.scrub(mark, undecided).await;
             if let Ok(_request) = array.admit_step().await {
-                array.save_scrub(ScrubMark { next: 0, ..mark }).await;
+                let is_stopped = array.jobs.scrub_stopped.get();
+                let ended_s = array.reactor.unix_s();
+                array.jobs.scrub_report.borrow_mut().get_or_insert_default().ended_s =
+                    Some(ended_s);
+                let phase = if is_stopped { Phase::Stopped } else { Phase::Finished };
+                array.save_scrub(ScrubMark { next: 0, ..mark }, phase).await;
             }
             array.jobs.scrub_slot().end();
         });
@@ -131,7 +156,7 @@ impl Array {
             let done = self.jobs.scrub_slot().done();
             let now = self.reactor.now();
             if done > 0 && saved.is_none_or(|saved| now.since(saved) >= SAVE_PERIOD) {
-                self.save_scrub(ScrubMark { next: done, ..mark }).await;
+                self.save_scrub(ScrubMark { next: done, ..mark }, Phase::Running).await;
                 saved = Some(now);
             }
             let lane = lanes.enter(shift.stripes_at_once()).await;
@@ -140,6 +165,7 @@ impl Array {
                 let verdict = array.scrub_stripe(stripe, undecided).await;
                 lane.turn().await;
                 array.note_verdict(stripe, verdict);
+                array.jobs.scrub_slot().worked(array.reactor.now(), array.stripe_bytes());
                 array.jobs.scrub_slot().advance(stripe.0 + 1);
                 drop((lane, request));
             });
@@ -155,7 +181,8 @@ impl Array {
     }
 
     /// What cannot be stored is scrubbed again after a restart.
-    async fn save_scrub(&self, mark: ScrubMark) {
+    async fn save_scrub(self: &Rc<Self>, mark: ScrubMark, phase: Phase) {
+        self.save_scrub_report(phase).await;
         self.members.set_scrub(mark);
         let _ = self.members.save().await;
     }

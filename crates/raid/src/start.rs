@@ -26,6 +26,7 @@ use crate::members::{Identity, Member, Members, sector_bytes};
 use crate::mode::Mode;
 use crate::region_map::{StoredMap, region_stripes_for};
 use crate::scrub_plan::ScrubMark;
+use crate::scrub_store;
 use crate::settings::{Settings, SettingsChange};
 
 /// What an array shall be.
@@ -156,6 +157,12 @@ impl Array {
             written: read_map(MapKind::Written, reactor, &found, options).await?,
             missed: read_map(MapKind::Missed, reactor, &found, options).await?,
         };
+        let (mut scrub, last_report) = {
+            let (array, began_s) = (found.identity.uuid, found.scrub.began_s);
+            scrub_store::read(reactor, array, &found.members, began_s).await
+        };
+        // After a start by force nobody has asked for what cannot be told to be made to agree.
+        scrub.iter_mut().for_each(|scrub| scrub.report.repairs &= !options.force);
         let identity = found.identity;
         let (generation, journal_from) = (found.generation, found.journal_from);
         let members = Members::new(
@@ -184,7 +191,8 @@ impl Array {
         array.run();
         array.start_rebuild();
         array.start_restripe();
-        array.resume_scrub();
+        array.jobs.scrub_sequence.set(last_report);
+        array.resume_scrub(scrub);
         Ok(array)
     }
 
@@ -195,6 +203,12 @@ impl Array {
         force: bool,
     ) -> Result<(), AssembleError> {
         self.sure().await;
+        self.journal.begin_sequences(self.members.era());
+        let left = match journal_from {
+            0 => None,
+            // A journal that refuses the start does so before anything is written.
+            from => Some(self.find_batches(from, force).await?),
+        };
         self.dirty.map.write_all_anew().await?;
         self.dirty.missed.write_all_anew().await?;
         self.written.write_all_anew().await?;
@@ -206,8 +220,10 @@ impl Array {
         // before it is on all. And from here on the era is one of this start alone.
         self.members.save().await?;
         self.heal_labels().await;
-        self.journal.begin_sequences(self.members.era());
-        if journal_from == 0 {
+        if let Some(left) = left {
+            self.replay(left, force).await?;
+            self.modes.set(Mode::Journaled);
+        } else {
             for region in self.dirty.map.inside() {
                 if self.written.contains(region) {
                     let stripes = self.dirty.map.stripes_of(region);
@@ -216,9 +232,6 @@ impl Array {
                 }
             }
             self.give_up_again().await?;
-        } else {
-            self.replay(journal_from, force).await?;
-            self.modes.set(Mode::Journaled);
         }
         self.members.set_behind(&self.dirty.behind());
         self.catch_up_all().await;
@@ -327,11 +340,12 @@ impl Array {
             let stale = list.iter().enumerate().filter(|(_, m)| m.state == MemberState::Stale);
             stale.filter_map(|(i, m)| Some((MemberIndex::new(i), m.alive()?.clone()))).collect()
         };
+        let mut result = Ok(());
         for (index, drive) in stale {
-            self.replace_member(index, drive, uuids()).await?;
+            result = result.and(self.replace_member(index, drive, uuids()).await);
         }
         self.start_rebuild();
-        Ok(())
+        result
     }
 
     /// Waits for requests under way, flushes, marks the array clean. Afterwards it does nothing.

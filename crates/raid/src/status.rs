@@ -55,13 +55,46 @@ pub struct Progress {
     pub stripes_total: u64,
     /// Since the work began or was taken up again.
     pub elapsed_ms: u64,
+    /// Of the last seconds: see [`Worked`]. Zero: nothing is known yet, or it stands still.
+    pub bytes_per_second: u64,
     /// Expected time left; `None` while nothing is known.
     pub remaining_ms: Option<u64>,
+}
+
+/// Bytes that were worked off since the array was started. What takes no I/O does not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Worked {
+    /// Written to members that are filled.
+    pub rebuild_bytes: u64,
+    /// Of data in stripes that were made to agree; that were verified; that were moved.
+    pub resync_bytes: u64,
+    pub scrub_bytes: u64,
+    pub restripe_bytes: u64,
+}
+
+/// What the journal held when the array was started, all of which was put in place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// Of the members' rings; zero: the array had been stopped, and nothing was looked for.
+    pub read_bytes: u64,
+    /// That may not have been in place.
+    pub batches: u64,
+    /// Data and parity, or sums of it, in these.
+    pub bytes: u64,
+    pub took_ms: u64,
 }
 
 /// What a scrub found so far, or in all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ScrubReport {
+    /// In seconds since 1970; `ended_s`: `None` while it runs.
+    pub began_s: u64,
+    pub ended_s: Option<u64>,
+    /// Where it cannot be told what is wrong, parity and copies are made to agree.
+    pub repairs: bool,
+    /// Of stripes below it is not known what was found: zero, but for a scrub that another build
+    /// has begun.
+    pub first_stripe: u64,
     /// Stripes where parity or copies did not agree.
     pub mismatched_stripes: u64,
     /// Of these, stripes where it could not be told which chunk is wrong.
@@ -223,6 +256,8 @@ pub struct ArrayStatus {
     /// Largest of any member.
     pub sector_bytes: u32,
     pub journal: JournalStatus,
+    /// `None`: it was created, or the journal was not in use.
+    pub replayed: Option<Replayed>,
     pub members: Vec<MemberStatus>,
     /// Regions in all, and those that were ever written: the others take no part in long work.
     pub regions: u64,
@@ -243,6 +278,7 @@ pub struct ArrayStatus {
     /// Why that does not go on.
     pub restripe_error: Option<String>,
     pub scrub: ScrubState,
+    pub worked: Worked,
     pub counters: ArrayCounters,
     /// From when a request was let in until it was done, to a turn of the reactor.
     pub traffic: traffic::Report,

@@ -17,23 +17,34 @@ impl Array {
     /// Writes the table anew: for a member that has just joined.
     pub(crate) async fn renew_table(self: &Rc<Self>) -> Result<(), ArrayError> {
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
-        let table = self.find_table().await?;
+        let (table, _) = self.find_table().await?;
         self.write_table_locked(&table).await
     }
 
-    /// The newest table that any trusted member has; an empty one if none has any.
+    /// The newest table that any trusted member has; an empty one if none has any. If some lack it,
+    /// by a crash or since theirs is damaged, they are given it: volumes that are served from now
+    /// on must not be gone with the only member that names them.
     pub async fn read_table(self: &Rc<Self>) -> Result<Box<VolumeTable>, ArrayError> {
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
-        self.find_table().await
+        let (table, everywhere) = self.find_table().await?;
+        // Not of an array that is being stopped.
+        if !everywhere && let Ok(_request) = self.begin() {
+            // Who cannot take it is fenced; of an array that has failed the rest is served.
+            let _ = self.write_table_locked(&table).await;
+        }
+        Ok(table)
     }
 
-    async fn find_table(self: &Rc<Self>) -> Result<Box<VolumeTable>, ArrayError> {
+    /// Also: whether all members have it.
+    async fn find_table(self: &Rc<Self>) -> Result<(Box<VolumeTable>, bool), ArrayError> {
         let members = self.members.keepers();
         if members.is_empty() {
             return Err(ArrayError::Lost);
         }
         let mut newest = VolumeTable::empty(self.uuid());
+        let mut oldest = u64::MAX;
         for Keeper { drive, drive_uuid, areas, .. } in members {
+            let mut own = 0;
             for slot in 0..SLOTS {
                 let home = areas.volume_table.offset + slot * VolumeTable::BYTES;
                 let read = label::read_bytes(&self.reactor, &drive, home, VolumeTable::BYTES);
@@ -41,15 +52,19 @@ impl Array {
                 let Ok(table) = record::open::<VolumeTable>(&bytes, Some(drive_uuid), home) else {
                     continue;
                 };
-                let newer = table.header.sequence.get() > newest.header.sequence.get();
-                if newer && table.array == self.uuid() {
+                if table.array != self.uuid() {
+                    continue;
+                }
+                own = table.header.sequence.get().max(own);
+                if table.header.sequence.get() > newest.header.sequence.get() {
                     newest.as_mut_bytes().copy_from_slice(table.as_bytes());
                 }
             }
+            oldest = oldest.min(own);
         }
         let found = newest.header.sequence.get();
         self.table_sequence.set(found.max(self.table_sequence.get()));
-        Ok(newest)
+        Ok((newest, oldest == found))
     }
 
     /// Makes a table durable on every member.

@@ -43,8 +43,14 @@ impl NewRows {
 /// Bytes of each parity chunk.
 pub(crate) type ParityList = SmallVec<[Buffer; 2]>;
 
-/// A position whose old bytes are being read; `None`: its member does not hold them.
-type OldBytes = (u8, Option<(Buffer, DriveIo)>);
+/// Bytes of a position that are to change.
+enum OldBytes {
+    /// The drive's own memory: it shows what is stored there later.
+    Lent(Buffer),
+    Read(Buffer, DriveIo),
+    /// Its member does not hold them.
+    None,
+}
 
 /// A band whose old bytes are being read.
 pub(crate) struct Update {
@@ -54,7 +60,7 @@ pub(crate) struct Update {
     plan: WritePlan,
     writable: Positions,
     unreadable: Positions,
-    reads: SmallVec<[OldBytes; 4]>,
+    reads: SmallVec<[(u8, OldBytes); 4]>,
     /// If it is known already; else empty.
     parity: ParityList,
 }
@@ -105,10 +111,24 @@ impl Array {
                 first_k.fold(0, |bits, position| bits | 1 << position)
             }
         };
-        let reads = each(wanted).map(|p| (p, self.start_position(stripe, p, &band.rows)));
-        let reads = reads.collect();
+        let reads = each(wanted).map(|p| (p, self.start_old(stripe, p, &band.rows))).collect();
         let parity = ParityList::new();
         Ok(Update { stripe, band, new, plan, writable, unreadable, reads, parity })
+    }
+
+    /// Nobody else writes these rows while the caller has them, so what is lent stays as it is.
+    fn start_old(&self, stripe: StripeIndex, position: u8, rows: &Range<u32>) -> OldBytes {
+        // What is mended is written into what was read.
+        if self.integrity.is_none()
+            && let Some((drive, base)) = self.members.at(stripe, position)
+        {
+            let at = base + self.layout().member_offset(stripe, rows.start);
+            if let Some(bytes) = drive.lend(at, (rows.end - rows.start) as usize) {
+                return OldBytes::Lent(bytes);
+            }
+        }
+        let started = self.start_position(stripe, position, rows);
+        started.map_or(OldBytes::None, |(bytes, io)| OldBytes::Read(bytes, io))
     }
 
     /// Parity of these rows of all data chunks, which begin at `row`.
@@ -141,7 +161,8 @@ impl Array {
             let (mut old, mut failed) = (SmallVec::<[(u8, Buffer); 8]>::new(), 0);
             for (position, started) in std::mem::take(&mut update.reads) {
                 let done = match started {
-                    Some((buffer, io)) => match io.await {
+                    OldBytes::Lent(buffer) => Some(buffer),
+                    OldBytes::Read(buffer, io) => match io.await {
                         Ok(()) => {
                             let (stripe, rows) = (update.stripe, &update.band.rows);
                             let mended = self.make_true(stripe, position, rows, &buffer).await;
@@ -149,7 +170,7 @@ impl Array {
                         }
                         Err(_) => None,
                     },
-                    None => None,
+                    OldBytes::None => None,
                 };
                 match done {
                     Some(buffer) => old.push((position, buffer)),
@@ -200,22 +221,29 @@ impl Array {
     fn add_difference(&self, update: &Update, old: &[(u8, Buffer)]) -> ParityList {
         let layout = self.layout_of(update.stripe);
         let rows = &update.band.rows;
-        let find = |position: u8| old.iter().find(|(p, _)| *p == position).map(|(_, b)| b.clone());
-        let held: SmallVec<[Option<Buffer>; 2]> = layout.parity_positions().map(find).collect();
+        let find = |position: u8| old.iter().find(|(p, _)| *p == position).map(|(_, b)| b);
+        let held: SmallVec<[Option<&Buffer>; 2]> = layout.parity_positions().map(find).collect();
         let len = (rows.end - rows.start) as usize;
-        let mut parity: ParityList =
-            held.iter().map(|b| b.clone().unwrap_or_else(|| self.reactor.buffer(len))).collect();
-        for new in &update.new {
+        let mut parity: ParityList = held.iter().map(|_| self.reactor.buffer(len)).collect();
+        for (number, new) in update.new.iter().enumerate() {
             let before = find(new.chunk).expect("read-modify-write reads every chunk it writes");
             let at = (new.rows.start - rows.start) as usize;
             let part = at..at + new.bytes.len();
-            let mut targets: SmallVec<[(usize, &mut [u8]); 2]> = parity
-                .iter_mut()
-                .enumerate()
-                .filter(|(index, _)| held[*index].is_some())
-                .map(|(index, buffer)| (index, &mut buffer.bytes_mut()[part.clone()]))
-                .collect();
             let before = &before.bytes()[part.clone()];
+            let mut targets: SmallVec<[(usize, &mut [u8]); 2]> = SmallVec::new();
+            for ((index, buffer), held) in parity.iter_mut().enumerate().zip(&held) {
+                let Some(held) = held else { continue };
+                if index == 0 && part == (0..len) && number == 0 {
+                    // What most writes come to, in one pass.
+                    let sources = [held.bytes(), before, new.bytes.bytes()];
+                    self.kernels.sum(sources, buffer.bytes_mut());
+                    continue;
+                }
+                if number == 0 {
+                    buffer.copy_from(held);
+                }
+                targets.push((index, &mut buffer.bytes_mut()[part.clone()]));
+            }
             let m = layout.parity.into();
             self.kernels.update(m, new.chunk.into(), before, new.bytes.bytes(), &mut targets);
         }

@@ -190,6 +190,9 @@ impl Array {
     ) -> Result<(), ArrayError> {
         let Some(first) = pieces.first() else { return Ok(()) };
         let stripe = first.stripe;
+        // Of what is written, and of parity, the old bytes and the new.
+        let operations = 2 * (pieces.len() + usize::from(self.layout().parity));
+        self.reactor.breathe(u32::try_from(operations).unwrap_or(u32::MAX)).await;
         let _region = self.mark_dirty(stripe).await?;
         let wide = pieces.iter().map(|piece| self.whole_sectors(&piece.rows));
         let first_row = wide.clone().map(|rows| rows.start).min().unwrap_or(0);

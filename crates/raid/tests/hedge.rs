@@ -130,7 +130,7 @@ fn the_slow_one_is_said_to_be() {
             let array = full_array(&reactor, kind, hedge(0), latency).await;
             let slow = || {
                 let members = array.status().members.into_iter();
-                members.map(|its| its.drive.unwrap().health().slow).collect::<Vec<_>>()
+                members.map(|its| its.drive.unwrap().slow().is_some()).collect::<Vec<_>>()
             };
             reads(&reactor, &array, Duration::from_secs(5)).await;
             let expected: Vec<bool> = (0..kind.1).map(|index| index == SLOW).collect();

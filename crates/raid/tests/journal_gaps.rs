@@ -12,15 +12,16 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
-use ashlar_raid::error::{ArrayError, AssembleError};
+use ashlar_raid::error::{ArrayError, AssembleError, ChangeError};
 use ashlar_raid::label;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
 use ashlar_reactor::prng::Prng;
 use pair::{DRIVE_BYTES, Pair, run_on};
-use steered::{Fate, Steer, address};
+use steered::{Fate, Steer, address, is_write, offset};
 
 const MEMBERS: usize = 4;
 
@@ -97,6 +98,11 @@ async fn holds_all(pair: &mut Pair, steer: &Steer, array: Rc<Array>) {
     pair.array.stop().await.unwrap();
 }
 
+fn crash(pair: &Pair) {
+    let members = pair.array.status().members;
+    members.iter().flat_map(|member| &member.drive).for_each(|drive| drive.pull());
+}
+
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Kept,
@@ -123,14 +129,35 @@ async fn outcome(
             Some(Outcome::Kept)
         }
         Err(AssembleError::Journal { .. }) => {
-            // By force the rest is served, and the blocks in doubt are an error.
-            pair.array = assemble(&mut pair, &drives, absent, true).await.unwrap();
-            assert_eq!(pair.read(0, 512).await, Err(ArrayError::Bad));
-            assert_eq!(pair.read(512 << 10, 512).await, Ok(vec![1; 512]));
+            // By force the rest is served, and the blocks in doubt are an error, at each start.
+            for _ in 0..2 {
+                pair.array = assemble(&mut pair, &drives, absent, true).await.unwrap();
+                for at in (0..bytes).step_by(512) {
+                    assert_eq!(pair.read(at, 512).await, Err(ArrayError::Bad), "{at}");
+                }
+                // Of the same stripes nothing can be worked out.
+                let stripes = bytes.next_multiple_of(pair.array.stripe_bytes() as usize);
+                for at in (bytes..stripes).step_by(512) {
+                    let beside = pair.read(at, 512).await;
+                    assert!(beside == Ok(vec![1; 512]) || beside == Err(ArrayError::Lost), "{at}");
+                }
+                let rest = pair.read(stripes, (1 << 20) - stripes).await;
+                assert!(rest.unwrap().iter().all(|byte| *byte == 1));
+                // As it runs, it would empty the only journal that has the rest.
+                let index = MemberIndex::new(absent.unwrap());
+                let back = pair.plug_in(&drives[index.index()]);
+                let returned = pair.array.return_member(index, back.clone(), [77; 16]).await;
+                assert!(matches!(returned, Err(ChangeError::Spec(_))), "{returned:?}");
+                back.pull();
+                crash(&pair);
+            }
+            // Until the member is back.
+            let array = assemble(&mut pair, &drives, None, false).await.unwrap();
+            holds_all(&mut pair, steer, array).await;
             Some(Outcome::Refused { named: true })
         }
         Err(error) => {
-            let member = ashlar_format::units::MemberIndex::new(unreadable);
+            let member = MemberIndex::new(unreadable);
             assert_eq!(error, AssembleError::JournalUnreadable { member });
             // Nothing was done that a start with all members does not make good.
             steer.set(|_, _| Fate::Passes);
@@ -162,6 +189,84 @@ fn what_cannot_be_read_is_not_taken_for_never_acknowledged() {
             let refused = Outcome::Refused { named: which == 1 || bytes > 4096 };
             assert!(outcomes.contains(&refused), "{bytes} {which}: {outcomes:?}");
         }
+    });
+}
+
+/// Not even which blocks are in doubt can be read: what was written last may be lost, and nothing
+/// else.
+#[test]
+fn by_force_no_more_is_lost_than_what_was_written_last() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut forced = 0;
+        for (unreadable, absent) in pairs() {
+            for bytes in [512, 64 << 10] {
+                let (mut pair, drives, changed) = crashed(&reactor, bytes).await;
+                let Some(block) = changed[unreadable].first() else { continue };
+                fail_reads(&pair, &steer, &drives[unreadable], *block);
+                let refused = assemble(&mut pair, &drives, Some(absent), false).await.err();
+                if !matches!(refused, Some(AssembleError::JournalUnreadable { .. })) {
+                    steer.set(|_, _| Fate::Passes);
+                    continue;
+                }
+                forced += 1;
+                for absent in [Some(absent), Some(absent), None] {
+                    pair.array = assemble(&mut pair, &drives, absent, true).await.unwrap();
+                    for at in (0..bytes).step_by(512) {
+                        let last = pair.read(at, 512).await;
+                        let old_or_new = last == Ok(vec![1; 512]) || last == Ok(vec![2; 512]);
+                        assert!(old_or_new, "{at}: {:?}", last.err());
+                    }
+                    let rest = pair.read(bytes, (1 << 20) - bytes).await;
+                    assert!(rest.unwrap().iter().all(|byte| *byte == 1));
+                    crash(&pair);
+                }
+                steer.set(|_, _| Fate::Passes);
+            }
+        }
+        assert!(forced > 0);
+    });
+}
+
+/// One whose journal cannot be read, and one that is absent.
+fn pairs() -> Vec<(usize, usize)> {
+    let all = (0..MEMBERS).flat_map(|one| (0..MEMBERS).map(move |other| (one, other)));
+    all.filter(|(one, other)| one != other).collect()
+}
+
+/// Of two copies of a batch one is damaged: a start makes it whole before anything else is done, so
+/// the other may be lost in the next moment.
+#[test]
+fn a_start_makes_the_journal_whole() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut tried = 0;
+        for (damaged, lost) in pairs() {
+            let (mut pair, drives, changed) = crashed(&reactor, 512).await;
+            if changed[damaged].is_empty() || changed[lost].is_empty() {
+                continue;
+            }
+            tried += 1;
+            let journal = label::plan(DRIVE_BYTES, 1).unwrap().journal.offset;
+            for block in &changed[damaged] {
+                pair.file(&drives[damaged]).write_all_at(&[0; 4096], journal + block).unwrap();
+            }
+            let data = label::plan(DRIVE_BYTES, 1).unwrap().data.offset;
+            let stores = move |op: &Op| is_write(op) && offset(op) >= Some(data);
+            steer.set(move |_, op| if stores(op) { Fate::Waits } else { Fate::Passes });
+            let here: Vec<_> = drives.iter().map(|drive| pair.plug_in(drive)).collect();
+            let (its, options) = (here.clone(), AssembleOptions::default());
+            let on = reactor.clone();
+            reactor.spawn(async move {
+                let _ = Array::assemble(&on, its, options).await;
+            });
+            steer.caught(&reactor, 1).await;
+            here.iter().for_each(|drive| drive.pull());
+            steer.drop_waiting(&reactor).await;
+            let array = assemble(&mut pair, &drives, Some(lost), false).await.unwrap();
+            holds_all(&mut pair, &steer, array).await;
+        }
+        assert!(tried >= 2, "{tried}");
     });
 }
 

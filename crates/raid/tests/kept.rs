@@ -195,21 +195,37 @@ fn a_start_does_not_drop_what_it_cannot_replay() {
     });
 }
 
+/// The data batch of a stripe is nowhere, not even its header.
 #[test]
 fn by_force_the_rest_is_served() {
     run(|reactor, steer| async move {
-        let (mut pair, drives) = crashed(&reactor, &steer).await;
+        let (mut pair, mut drives) = crashed(&reactor, &steer).await;
         let at = label::plan(DRIVE_BYTES, 1).unwrap().journal.offset;
         for drive in &drives {
             pair.file(drive).write_all_at(&[0; 4096], at).unwrap();
         }
-        pair.array = assemble(&mut pair, &drives, true).await.unwrap();
+        let refused = assemble(&mut pair, &drives, false).await.err();
+        assert_eq!(refused, Some(AssembleError::Journal { stripe: 0 }));
         let stripe = pair.array.stripe_bytes() as usize;
-        pair.put(stripe, &[7; 512]).await;
-        assert_eq!(pair.read(stripe, 512).await, Ok(vec![7; 512]));
-        // What is known of the first stripe is not enough to go on with.
-        let bytes = reactor.buffer(512);
-        assert_eq!(pair.array.write(512, bytes.into()).await, Err(ArrayError::Lost));
+        for start in 1..=3 {
+            pair.array = assemble(&mut pair, &drives, true).await.unwrap();
+            // What the starts before were given is there, and what stood there before them.
+            let first = pair.bytes[..stripe].to_vec();
+            let was = pair.read(0, stripe).await.unwrap();
+            let lost = |at: usize| (512..1024).contains(&at);
+            assert!((0..stripe).all(|at| was[at] == first[at] || lost(at)));
+            pair.bytes[..stripe].copy_from_slice(&was);
+            pair.check().await;
+            pair.put(start * stripe, &[start as u8; 512]).await;
+            if start == 1 {
+                // What is known of the first stripe is not enough to go on with.
+                let bytes = reactor.buffer(512);
+                assert_eq!(pair.array.write(512, bytes.into()).await, Err(ArrayError::Lost));
+            }
+            let members = pair.array.status().members;
+            drives = members.into_iter().map(|member| member.drive.unwrap()).collect();
+            drives.iter().for_each(|drive| drive.pull());
+        }
     });
 }
 

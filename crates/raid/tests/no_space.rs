@@ -6,10 +6,14 @@
 mod pair;
 mod steered;
 
+use std::collections::BTreeSet;
 use std::ops::Range;
+use std::rc::Rc;
 use std::time::Duration;
 
+use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_format::units::MemberIndex;
 use ashlar_raid::error::ArrayError;
 use ashlar_raid::label;
 use ashlar_raid::status::ArrayState;
@@ -93,6 +97,87 @@ fn in_place() {
         }
         is_whole(&mut pair).await;
     });
+}
+
+/// What a member that is missing has of such a stripe is an error, until the stripe is written
+/// whole; the other blocks are what they were, or what was refused.
+#[test]
+fn in_place_while_a_member_is_missing() {
+    for missing in 0..3 {
+        let steer = Steer::new();
+        run_on(steer.backend(), |reactor| async move {
+            let mut pair = array(&reactor, Policy::None).await;
+            pair.array.pull_member(MemberIndex(missing)).unwrap();
+            // It has missed something: the others go on without it.
+            pair.put(2 << 20, &[50; LEN]).await;
+            let data = label::plan(DRIVE_BYTES, 1).unwrap().data.offset;
+            let left: Vec<usize> = (0..3).filter(|its| *its != usize::from(missing)).collect();
+            let full = address(pair.file(&drive_of(&pair, left[0])));
+            let is_full = move |op: &Op| is_write(op) && offset(op).is_some_and(|at| at >= data);
+            let fate = move |its, op: &Op| its == full && is_full(op);
+            steer.set(move |its, op| if fate(its, op) { Fate::Full } else { Fate::Passes });
+            let stripe = pair.array.stripe_bytes() as usize;
+            let mut refused = BTreeSet::new();
+            for at in (0..24 * LEN).step_by(LEN) {
+                match write(&pair, at as u64, 99).await {
+                    Ok(()) => pair.bytes[at..at + LEN].fill(99),
+                    Err(error) => {
+                        // Beside what is torn, too.
+                        let torn = refused.iter().any(|its| its / stripe == at / stripe);
+                        assert!(error == ArrayError::NoSpace || torn, "{error}");
+                        refused.insert(at);
+                    }
+                }
+            }
+            assert_eq!(pair.array.state(), ArrayState::Degraded, "nobody is fenced");
+            let lost = lost_beside(&pair, &refused, missing).await;
+            assert!(lost > 0, "no stripe of {refused:?} has a block of member {missing}");
+            steer.set(|_, _| Fate::Passes);
+            synced(&pair).await;
+            assert_eq!(lost_beside(&pair, &refused, missing).await, lost);
+            // Written whole, the stripes are as any.
+            for at in (0..24 * LEN).step_by(stripe) {
+                pair.put(at, &vec![98; stripe]).await;
+            }
+            pair.check().await;
+            pair.replace(missing).await;
+            pair.rebuilt().await;
+            is_whole(&mut pair).await;
+        });
+    }
+}
+
+fn drive_of(pair: &Pair, member: usize) -> Rc<Drive> {
+    pair.array.status().members[member].drive.clone().unwrap()
+}
+
+/// Blocks that are an error, all of them of the missing member in stripes of which a write was
+/// refused. All others are right; of what was refused each sector is old or new.
+async fn lost_beside(pair: &Pair, refused: &BTreeSet<usize>, missing: u8) -> usize {
+    let layout = pair.array.layout();
+    let stripe = pair.array.stripe_bytes() as usize;
+    let torn: BTreeSet<usize> = refused.iter().map(|at| at / stripe).collect();
+    let mut lost = 0;
+    for at in (0..pair.bytes.len()).step_by(LEN) {
+        let piece = layout.pieces(at as u64, LEN as u64).next().unwrap();
+        let position = piece.chunk * layout.copies;
+        let is_its = layout.member_at(piece.stripe, position) == MemberIndex(missing);
+        match pair.read(at, LEN).await {
+            Ok(read) => {
+                let news = [99; 512];
+                let both = read.chunks(512).zip(pair.bytes[at..at + LEN].chunks(512));
+                for (now, was) in both {
+                    let may_be_new = refused.contains(&at) && now == news;
+                    assert!(now == was || may_be_new, "wrong data at {at}");
+                }
+            }
+            Err(error) => {
+                assert!(is_its && torn.contains(&(at / stripe)), "{at}: {error}");
+                lost += 1;
+            }
+        }
+    }
+    lost
 }
 
 #[test]

@@ -5,13 +5,14 @@
 
 mod modelled;
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_format::array_superblock::Level;
 use ashlar_raid::array::Array;
 use ashlar_raid::settings::SettingsChange;
-use ashlar_raid::status::ScrubState;
+use ashlar_raid::status::{Progress, ScrubState};
 use modelled::{BYTES_PER_SECOND, Guests, LATENCY, full_array, rebuild, run};
 
 fn share(percent: u8) -> SettingsChange {
@@ -46,6 +47,39 @@ fn a_rebuild_has_its_share_of_idle_drives() {
             array.stop().await.unwrap();
         });
     }
+}
+
+/// Lately, within a fifth; what a job is expected to take from then on, and what it took.
+fn assert_rate(what: &str, (shown, wanted): (u64, u64), (expected_ms, took): (u64, Duration)) {
+    let took_ms = took.as_millis() as u64;
+    println!("{what}: {shown} B/s of {wanted}, {expected_ms} ms expected, {took_ms} ms");
+    assert!(shown * 5 >= wanted * 4 && shown * 5 <= wanted * 6, "{what}: {shown} of {wanted} B/s");
+    assert!(expected_ms * 5 >= took_ms * 4 && expected_ms * 5 <= took_ms * 6, "{what}: {took_ms}");
+}
+
+#[test]
+fn the_rate_and_the_end_of_a_rebuild_are_shown() {
+    run(|reactor| async move {
+        let array = full_array(&reactor, (Level::Raid5, 5), share(30), |_| LATENCY).await;
+        let bytes = fill_ms(&array) * BYTES_PER_SECOND / 1000;
+        let midway = Rc::new(Cell::new(None));
+        let (seen, looks, shown) = (midway.clone(), reactor.clone(), array.clone());
+        reactor.spawn(async move {
+            let half = |its: &Progress| its.stripes_done * 2 >= its.stripes_total;
+            while seen.get().is_none() {
+                looks.sleep(Duration::from_millis(1)).await;
+                let progress = shown.status().rebuild.filter(half);
+                seen.set(progress.map(|progress| (progress, looks.now())));
+            }
+        });
+        rebuild(&reactor, &array, &[2]).await;
+        let (progress, then) = midway.get().unwrap();
+        let took = reactor.now().since(then);
+        let rates = (progress.bytes_per_second, BYTES_PER_SECOND * 30 / 100);
+        assert_rate("rebuild at 30 %", rates, (progress.remaining_ms.unwrap(), took));
+        assert!(array.status().worked.rebuild_bytes.abs_diff(bytes) <= bytes / 50);
+        array.stop().await.unwrap();
+    });
 }
 
 fn read_bytes(array: &Rc<Array>) -> u64 {
@@ -101,10 +135,20 @@ fn a_scrub_has_its_share_too() {
         let array = full_array(&reactor, (Level::Raid5, 5), share(30), |_| LATENCY).await;
         let began = reactor.now();
         array.start_scrub(false).unwrap();
-        while matches!(array.status().scrub, ScrubState::Running { .. }) {
+        let mut midway = None;
+        while let ScrubState::Running { progress, .. } = array.status().scrub {
+            if progress.stripes_done * 2 >= progress.stripes_total {
+                midway.get_or_insert((progress, reactor.now()));
+            }
             reactor.sleep(Duration::from_millis(1)).await;
         }
         assert_about("scrub at 30 %", reactor.now().since(began), fill_ms(&array) * 100 / 30);
+        let (progress, then) = midway.unwrap();
+        // Of data, which four of the five have.
+        let rates = (progress.bytes_per_second, 4 * BYTES_PER_SECOND * 30 / 100);
+        let ends = (progress.remaining_ms.unwrap(), reactor.now().since(then));
+        assert_rate("scrub at 30 %", rates, ends);
+        assert_eq!(array.status().worked.scrub_bytes, array.capacity());
         array.stop().await.unwrap();
     });
 }

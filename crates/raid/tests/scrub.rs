@@ -93,6 +93,10 @@ fn who_lies_alone_is_named_and_mended() {
             let count = places.len() as u64;
             let report = scrub(&pair, false).await;
             let expected = ScrubReport {
+                began_s: report.began_s,
+                ended_s: report.ended_s,
+                repairs: false,
+                first_stripe: 0,
                 mismatched_stripes: count,
                 undecided_stripes: 0,
                 repaired_stripes: count,
@@ -191,7 +195,67 @@ fn it_goes_on_after_a_restart_and_can_be_stopped() {
         let drives = array.status().members.into_iter().map(|m| m.drive.unwrap()).collect();
         array.stop().await.unwrap();
         let array = Array::assemble(&reactor, drives, AssembleOptions::default()).await.unwrap();
-        assert!(matches!(array.status().scrub, ScrubState::Never), "it was ended");
+        assert!(matches!(array.status().scrub, ScrubState::Stopped { .. }), "it was ended");
+        array.stop().await.unwrap();
+    });
+}
+
+/// What is told of the scrub after a start.
+async fn restarted(pair: &mut Pair) -> ScrubState {
+    pair.restart(AssembleOptions::default()).await;
+    pair.array.status().scrub
+}
+
+#[test]
+fn what_it_found_outlives_a_restart() {
+    run(|reactor| async move {
+        let mut pair = written(&reactor, Level::Raid6, 6).await;
+        for stripe in 0..20 {
+            lie(&pair, stripe, 0, 0, 512).await;
+            lie(&pair, stripe, 1, 8192, 512).await;
+        }
+        lie(&pair, 30, 0, 0, 512).await;
+        lie(&pair, 30, 1, 0, 512).await;
+        lie(&pair, 30, 2, 0, 512).await;
+        let report = scrub(&pair, false).await;
+        assert_eq!((report.mismatched_stripes, report.undecided_stripes), (21, 1));
+        assert!(report.ended_s.is_some() && report.ended_s >= Some(report.began_s));
+        let ScrubState::Finished { report: kept } = restarted(&mut pair).await else { panic!() };
+        assert_eq!(kept, report, "places and all");
+        // Another one is another one.
+        assert_eq!(scrub(&pair, true).await.repaired_stripes, 1);
+        let clean = scrub(&pair, false).await;
+        assert_eq!((clean.mismatched_stripes, clean.repairs), (0, false));
+        let ScrubState::Finished { report: kept } = restarted(&mut pair).await else { panic!() };
+        assert_eq!(kept, clean);
+        pair.array.stop().await.unwrap();
+    });
+}
+
+#[test]
+fn what_was_found_before_a_restart_is_in_the_end_told() {
+    modelled::run(|reactor| async move {
+        let kind = (Level::Raid5, 3);
+        let array = modelled::full_array(&reactor, kind, settings(1, 0), |_| modelled::LATENCY);
+        let array = array.await;
+        // In an early stripe, where nobody can tell which chunk it is.
+        let drive = array.status().members[0].drive.clone().unwrap();
+        let plan = label::plan(modelled::DRIVE_BYTES, 1).unwrap();
+        let buffer = reactor.buffer(512);
+        buffer.copy_from_slice(&[0x99; 512]);
+        drive.write(plan.data.offset, buffer.into()).await.unwrap();
+        array.start_scrub(true).unwrap();
+        reactor.sleep(Duration::from_secs(15)).await;
+        assert!(stripes_done(&array).unwrap() > 1);
+        let drives = array.status().members.into_iter().map(|m| m.drive.unwrap()).collect();
+        array.stop().await.unwrap();
+        let array = Array::assemble(&reactor, drives, AssembleOptions::default()).await.unwrap();
+        let ScrubState::Running { report, .. } = array.status().scrub else { panic!("it goes on") };
+        assert!(report.repairs, "as it was begun");
+        assert_eq!((report.mismatched_stripes, report.repaired_stripes), (1, 1));
+        array.set_settings(settings(100, 0)).await.unwrap();
+        let report = ended(&reactor, &array).await;
+        assert_eq!((report.mismatched_stripes, report.first_stripe), (1, 0));
         array.stop().await.unwrap();
     });
 }

@@ -72,7 +72,8 @@ pub trait Backend {
     }
 
     /// A view of a range of a device that is memory of ours: nothing has to be copied. It shows
-    /// what is written there later, so it is not to be kept over a wait.
+    /// what is written there later, so it is not to be kept over a wait, but by who keeps others
+    /// from writing there.
     fn lend(&mut self, _device: DeviceId, _offset: u64, _len: usize) -> Option<Buffer> {
         None
     }

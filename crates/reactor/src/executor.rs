@@ -286,6 +286,16 @@ impl Reactor {
         .await;
     }
 
+    /// Lets others run, if the current task has done so much without waiting that it may not do so
+    /// many operations more; at most [`AT_ONCE_MAX`] can be asked for. Whether it has come to that.
+    pub async fn breathe(&self, operations: u32) -> bool {
+        let spent = self.inner.at_once_left.get() < operations.min(AT_ONCE_MAX);
+        if spent {
+            self.yield_now().await;
+        }
+        spent
+    }
+
     /// Ends at `deadline`.
     pub fn sleep_until(&self, deadline: Instant) -> Sleep {
         Sleep { reactor: self.clone(), deadline, entry: None }

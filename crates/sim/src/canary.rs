@@ -66,6 +66,28 @@ impl Canary {
         self == Canary::NoDirtyMap
     }
 
+    /// What a seed that finds it says, one of these: it fails by what the bug does, not by a panic,
+    /// nor since it hangs.
+    pub fn shows_as(self) -> &'static [&'static str] {
+        match self {
+            Canary::NoDirtyMap => &["does not agree with itself", "WRONG DATA"],
+            Canary::ParityOff => &["does not agree with itself", "scrub:"],
+            Canary::SplitWrites => &["all or nothing"],
+            Canary::NoChecksums | Canary::NoMovedChecksums => &["these blocks are lost"],
+            Canary::RestripeAhead => &["WRONG DATA", "stripes did not agree"],
+            Canary::NoWrittenMap
+            | Canary::NoMissedMap
+            | Canary::NoBadBlocks
+            | Canary::NoFlush
+            | Canary::NoFence
+            | Canary::NoJournal
+            | Canary::TrustReturned
+            | Canary::ReplayOutOfOrder
+            | Canary::RebuildAhead
+            | Canary::ChecksumsOfWhatIsThere => &["WRONG DATA"],
+        }
+    }
+
     pub fn on_flush(self) -> bool {
         self == Canary::NoFlush
     }

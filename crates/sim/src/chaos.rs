@@ -315,7 +315,9 @@ async fn policy_change(life: &Rc<Life>, prng: &mut Prng) {
     if policy != Policy::Journal {
         life.oracle.borrow_mut().no_longer_atomic();
     }
+    life.world.borrow_mut().changes.policy += 1;
     let done = life.array.set_policy(policy).await;
+    life.world.borrow_mut().changes.policy -= u64::from(done.is_err());
     life.note(|| format!("policy {policy:?}: {done:?}"));
     match done {
         Ok(()) | Err(ChangeError::Array(ArrayError::Stopped)) => {}
@@ -336,7 +338,9 @@ async fn grow(life: &Rc<Life>, prng: &mut Prng) {
         drives.for_each(|drive| drive.grow(bytes));
     }
     let before = life.array.capacity();
+    life.world.borrow_mut().changes.grown += 1;
     let done = life.array.grow().await;
+    life.world.borrow_mut().changes.grown -= u64::from(done.is_err());
     life.note(|| format!("grow from {before}: {done:?}"));
     match done {
         Ok(_) => widen(life).await,
@@ -362,7 +366,9 @@ async fn add_members(life: &Rc<Life>, prng: &mut Prng) {
         let fleet = life.fleet.borrow();
         drives.push((fleet.uuid(drive), fleet.open(&life.reactor, drive)));
     }
+    life.world.borrow_mut().changes.added += 1;
     let done = life.array.add_members(drives).await;
+    life.world.borrow_mut().changes.added -= u64::from(done.is_err());
     life.note(|| format!("members are added to {}: {done:?}", layout.members()));
     match done {
         Ok(()) if life.ends_suddenly && prng.chance(1, 2) => {

@@ -11,15 +11,19 @@ use ashlar_raid::layout::level_name;
 
 use crate::drive::Loss;
 use crate::faults::{Geometry, Plan, Single, SingleFault, turn};
-use crate::scenario::{Options, Scenario};
+use crate::scenario::{Options, Scenario, Verdict};
 
 #[derive(Debug, Default)]
 pub struct Report {
     pub cases: u64,
     pub failures: Vec<String>,
+    /// Cases in which the policy was being changed, or had been, when the fault struck; the array
+    /// had grown, or did; members were added.
+    pub policy_changed: u64,
+    pub grown: u64,
+    pub added: u64,
 }
 
-/// A workload, and the kind of fault that it is tried with.
 /// What is done with the array besides requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
@@ -28,6 +32,7 @@ enum Change {
     Add,
 }
 
+/// A workload, and the kind of fault that it is tried with.
 #[derive(Clone, Copy)]
 struct Case {
     geometry: Geometry,
@@ -55,9 +60,13 @@ pub fn run(stride: u64, jobs: usize) -> Report {
     let mut all = Report::default();
     std::thread::scope(|scope| {
         let jobs: Vec<_> = (0..jobs).map(|_| scope.spawn(job)).collect();
-        for report in jobs.into_iter().filter_map(|job| job.join().ok()) {
+        for job in jobs {
+            let report = job.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload));
             all.cases += report.cases;
             all.failures.extend(report.failures);
+            all.policy_changed += report.policy_changed;
+            all.grown += report.grown;
+            all.added += report.added;
         }
     });
     all
@@ -117,11 +126,16 @@ fn one(report: &mut Report, case: &Case, after: u64) -> bool {
         };
         let mut scenario = Scenario::new(plan, Options::default());
         let reached = scenario.single_fault(single);
-        (reached, scenario.verdict().failure)
+        (reached, scenario.verdict())
     };
-    let (reached, failure) = std::panic::catch_unwind(AssertUnwindSafe(run))
-        .unwrap_or((true, Some("the engine panicked".into())));
+    let panicked = || Verdict { failure: Some("the engine panicked".into()), ..Verdict::default() };
+    let (reached, verdict) =
+        std::panic::catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| (true, panicked()));
+    let Verdict { failure, changes_at_fault: changes, .. } = verdict;
     report.cases += 1;
+    report.policy_changed += u64::from(changes.policy > 0);
+    report.grown += u64::from(changes.grown > 0);
+    report.added += u64::from(changes.added > 0);
     if let Some(why) = failure {
         let (level, members) = (level_name(geometry.level), geometry.members);
         let policy = policy.map_or("any policy".into(), |policy| format!("{policy:?}"));

@@ -33,7 +33,7 @@ use crate::fleet::Fleet;
 use crate::inspect;
 use crate::oracle::Oracle;
 use crate::workload::Life;
-use crate::world::{AtCompletion, SharedWorld, SimBackend, World};
+use crate::world::{AtCompletion, Changes, SharedWorld, SimBackend, World};
 
 /// What a seed came to.
 #[derive(Clone, Debug, Default)]
@@ -44,6 +44,12 @@ pub struct Verdict {
     pub hash: u64,
     pub completions: u64,
     pub hedged: u64,
+    /// How often members were added.
+    pub added: u64,
+    /// Lives that began when not everything had been given its new place yet.
+    pub restriping_lives: u64,
+    /// What had changed, or was changing, when the last planned fault struck.
+    pub changes_at_fault: Changes,
     pub sectors_checked: u64,
     pub virtual_ns: u64,
 }
@@ -134,6 +140,9 @@ impl Scenario {
             hash: world.trace.hash(),
             completions: world.completions,
             hedged: world.hedged,
+            added: world.changes.added,
+            restriping_lives: world.restriping_lives,
+            changes_at_fault: world.changes_at_fault,
             sectors_checked: self.oracle.borrow().sectors_checked,
             virtual_ns: world.now_ns(),
         }
@@ -186,7 +195,7 @@ impl Scenario {
     /// Drives die between two lives: those of the first members from `first` on, up to `count`, as
     /// far as the array bears it.
     fn lose_drives(&mut self, first: usize, count: usize) {
-        let members = self.plan.geometry.members;
+        let members = self.fleet.borrow().slots.len();
         let mut left = count;
         for index in (0..members).map(|index| (first + index) % members) {
             if left > 0 && self.fleet.borrow().may_lose(index) {
@@ -289,7 +298,7 @@ impl Scenario {
         }
         self.fleet.borrow_mut().spare_all();
         if self.plan.deaths_at_end && self.prng.chance(1, 2) {
-            let members = self.plan.geometry.members;
+            let members = self.fleet.borrow().slots.len();
             let (first, count) = (self.prng.index(members), 1 + self.prng.index(members));
             self.lose_drives(first, count);
         }
@@ -349,6 +358,7 @@ impl Scenario {
         let restriped = restriped.map(|newest| newest.restriped.get());
         drop(world);
         if let Some(cursor) = restriped {
+            self.world.borrow_mut().restriping_lives += 1;
             self.world.borrow_mut().note(|| format!("{cursor} stripes have their new shape"));
         }
         let count = unsure.len();

@@ -43,6 +43,14 @@ pub enum AtCompletion {
     Fail,
 }
 
+/// How often the array was changed while it served: also counted while that is under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    pub policy: u64,
+    pub grown: u64,
+    pub added: u64,
+}
+
 /// Virtual time in which any life must end.
 const LIFE_NS_MAX: u64 = 4 * 3600 * 1_000_000_000;
 /// And so many operations: some that hang are busy.
@@ -64,6 +72,11 @@ pub struct World {
     pub completions: u64,
     /// Reads that the engine also asked others for, in lives that ended in order.
     pub hedged: u64,
+    pub changes: Changes,
+    /// When the last planned fault struck.
+    pub changes_at_fault: Changes,
+    /// Lives that began when members were being added.
+    pub restriping_lives: u64,
     plans: BTreeMap<u64, AtCompletion>,
     dark: bool,
     /// The first check that failed.
@@ -94,6 +107,9 @@ impl World {
             faults: Prng::stream(seed, "faults"),
             completions: 0,
             hedged: 0,
+            changes: Changes::default(),
+            changes_at_fault: Changes::default(),
+            restriping_lives: 0,
             plans: BTreeMap::new(),
             dark: false,
             failure: None,
@@ -251,6 +267,9 @@ impl World {
             let Some(op) = self.next_due(self.now_ns) else { return };
             self.completions += 1;
             let planned = self.plans.remove(&self.completions);
+            if planned.is_some() {
+                self.changes_at_fault = self.changes;
+            }
             match planned {
                 Some(AtCompletion::Dark) => self.dark = true,
                 Some(AtCompletion::Death(drive)) => self.kill(drive),

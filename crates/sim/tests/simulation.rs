@@ -7,11 +7,12 @@
 use std::collections::BTreeSet;
 
 use ashlar_format::array_superblock::Policy;
-use ashlar_sim::batch::{self, find_canary, run_caught};
+use ashlar_sim::batch::{self, ALL_CANARIES, find_canary, run_caught};
 use ashlar_sim::canary::Canary;
 use ashlar_sim::enumerate;
 use ashlar_sim::faults::{Lies, Plan};
 use ashlar_sim::scenario::{Options, Scenario, Verdict};
+use clap::ValueEnum;
 
 /// Seeds of one test run. Continuous integration runs more of them in release.
 const SEEDS: u64 = 400;
@@ -55,16 +56,22 @@ fn discards_on_drives_that_differ() {
     }
 }
 
-/// Members are added in every one of them, and lives end often while everything is moved.
+/// Where the level allows it members are added, and lives end often while everything is moved.
 #[test]
 fn members_are_added() {
+    let (mut added, mut restriping_lives) = (0, 0);
     for seed in 0..150 {
         let plan = Plan { adds: true, beyond: false, ..Plan::draw(seed) };
         let plan = Plan { faults_max: plan.faults_max.max(5), lives: plan.lives.max(3), ..plan };
         let mut scenario = Scenario::new(plan, Options::default());
         scenario.all_lives();
-        assert_eq!(scenario.verdict().failure, None, "seed {seed}");
+        let verdict = scenario.verdict();
+        assert_eq!(verdict.failure, None, "seed {seed}");
+        added += verdict.added;
+        restriping_lives += verdict.restriping_lives;
     }
+    println!("members were added {added} times, {restriping_lives} lives began amid that");
+    assert!(added > 20 && restriping_lives > 20, "{added}, {restriping_lives}");
 }
 
 /// Sectors become unreadable while members are missing and rebuilt: that is more than any level
@@ -189,9 +196,40 @@ fn a_restripe_that_claims_more_than_is_in_the_journal_is_found() {
     assert_found(Canary::RestripeAhead);
 }
 
+/// The test of each: without one this does not compile.
+fn test_of(canary: Canary) -> fn() {
+    match canary {
+        Canary::NoDirtyMap => a_missing_dirty_map_is_found,
+        Canary::NoWrittenMap => a_missing_map_of_written_regions_is_found,
+        Canary::NoMissedMap => a_missing_map_of_what_is_missed_is_found,
+        Canary::NoBadBlocks => a_missing_list_of_bad_blocks_is_found,
+        Canary::NoFlush => missing_flushes_are_found,
+        Canary::NoFence => a_missing_fence_is_found,
+        Canary::NoJournal => a_missing_journal_is_found,
+        Canary::ParityOff => wrong_parity_is_found,
+        Canary::TrustReturned => trust_in_a_returned_drive_is_found,
+        Canary::ReplayOutOfOrder => a_replay_out_of_order_is_found,
+        Canary::RebuildAhead => a_rebuild_that_claims_more_than_it_has_flushed_is_found,
+        Canary::SplitWrites => a_write_in_two_parts_is_found,
+        Canary::NoChecksums => checksums_that_are_not_written_are_found,
+        Canary::ChecksumsOfWhatIsThere => checksums_of_what_a_drive_made_of_a_write_are_found,
+        Canary::NoMovedChecksums => checksums_that_stay_where_blocks_were_moved_are_found,
+        Canary::RestripeAhead => a_restripe_that_claims_more_than_is_in_the_journal_is_found,
+    }
+}
+
+#[test]
+fn every_planted_bug_has_a_test() {
+    assert_eq!(ALL_CANARIES, *Canary::value_variants());
+    let _tests = ALL_CANARIES.map(test_of);
+}
+
 #[test]
 fn single_faults() {
     let report = enumerate::run(STRIDE, 1);
+    println!("{report:?}");
     assert!(report.cases > 0);
+    let amid = [report.policy_changed, report.grown, report.added];
+    assert!(amid.iter().all(|cases| *cases > 0), "{report:?}");
     assert_eq!(report.failures, Vec::<String>::new());
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::api::drive::{DriveCounters, DriveHealth};
+use crate::api::drive::{DriveCounters, DriveHealth, DriveHistory, DriveSlowness};
 use crate::api::settings::{Settings, SettingsChange};
 use crate::api::traffic::Traffic;
 
@@ -103,10 +103,16 @@ pub struct Member {
     pub health: Option<DriveHealth>,
     /// It takes several times as long as the other drives of its array; it is still used.
     pub slow: bool,
+    /// `null` if it is not.
+    #[serde(default)]
+    pub slowness: Option<DriveSlowness>,
     /// Whether its drive is there and answers.
     pub present: bool,
     /// What its drive has done, and what went wrong; `null` if it has none.
     pub counters: Option<DriveCounters>,
+    /// What went wrong with its drive over all starts, as far as this host has seen it.
+    #[serde(default)]
+    pub history: Option<DriveHistory>,
     /// Stripes in which the last scrub found its chunk wrong.
     pub wrong_stripes: u64,
     /// The spare that will take its place, if its own drive does not come back before.
@@ -128,6 +134,17 @@ pub struct JournalFill {
     pub used_percent: u8,
 }
 
+/// What was done at the array's last start to put in place what its journal held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct JournalReplay {
+    /// Of the journals of all members; 0: the array had been stopped, and none was looked at.
+    pub read_bytes: u64,
+    /// Batches that may not have been in place, and the bytes in them.
+    pub batches: u64,
+    pub bytes: u64,
+    pub took_ms: u64,
+}
+
 /// A spare that takes a member's place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Takeover {
@@ -144,7 +161,11 @@ pub struct Progress {
     /// 0 to 100.
     pub percent: u8,
     pub elapsed_ms: u64,
-    /// Expected time left; `null` while nothing is known.
+    /// Of the last seconds; 0: nothing is known yet, or it stands still. A rebuild's are written to
+    /// members, all others' are of the array's data. What takes no I/O does not count.
+    #[serde(default)]
+    pub bytes_per_second: u64,
+    /// Expected time left, at this rate; `null` while nothing is known.
     pub remaining_ms: Option<u64>,
 }
 
@@ -170,11 +191,23 @@ pub struct ScrubPlace {
     pub repaired: bool,
 }
 
-/// The scrub that runs, or the last one since the array was started.
+/// The scrub that runs, or the last one. The array's drives keep it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Scrub {
     pub state: ScrubState,
     pub progress: Option<Progress>,
+    /// In seconds since 1970; `null`: there was none, or it has not ended.
+    #[serde(default)]
+    pub began_s: Option<u64>,
+    #[serde(default)]
+    pub ended_s: Option<u64>,
+    /// As it was asked for: see the request.
+    #[serde(default)]
+    pub repair: bool,
+    /// Of stripes below it is not known what was found; 0, unless a build that keeps no findings
+    /// has begun it.
+    #[serde(default)]
+    pub unknown_below: u64,
     /// Stripes whose parity or copies did not agree.
     pub mismatched_stripes: u64,
     /// Of these, stripes where it could not be told which chunk is wrong.
@@ -222,6 +255,21 @@ pub struct ArrayCounters {
     pub journaled: u64,
     #[serde(default)]
     pub updates: ArrayUpdates,
+    #[serde(default)]
+    pub worked: ArrayWorked,
+}
+
+/// Bytes that long work was done on. What takes no I/O does not count.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ArrayWorked {
+    /// Written to members that are filled.
+    pub rebuild_bytes: u64,
+    /// Of the array's data, in stripes that were made to agree.
+    pub resync_bytes: u64,
+    /// Of the array's data, verified.
+    pub scrub_bytes: u64,
+    /// Of the array's data, moved to stripes over more members.
+    pub restripe_bytes: u64,
 }
 
 /// Parts of stripes that were put in place, by what had to be read for their parity.
@@ -272,6 +320,9 @@ pub struct Array {
     /// A checksum of every block is kept.
     pub integrity: Option<bool>,
     pub journal: Option<JournalFill>,
+    /// `null` if it was created since the daemon was started, or did not use the journal.
+    #[serde(default)]
+    pub replayed: Option<JournalReplay>,
     /// Parts of the array that were ever written, of so many: the others need no rebuild.
     pub written_regions: Option<u64>,
     pub regions: Option<u64>,

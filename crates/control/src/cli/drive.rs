@@ -7,12 +7,12 @@ use clap_complete::engine::ArgValueCandidates;
 
 use crate::api::Done;
 use crate::api::drive::{
-    Drive, DriveAttach, DriveHealth, DriveKind, DriveModel, DriveQueue, DriveSource, DriveState,
-    LatencySummary, PathState, RemotePath, Used,
+    Drive, DriveAttach, DriveHealth, DriveHistory, DriveKind, DriveModel, DriveQueue, DriveSource,
+    DriveState, LatencySummary, PathState, RemotePath, Used,
 };
 use crate::api::traffic::Traffic;
 use crate::cli::complete;
-use crate::cli::output::{Output, or_dash, rows, show, table, time};
+use crate::cli::output::{Output, ago, or_dash, rows, show, table, time};
 use crate::cli::traffic::megabytes;
 use crate::client::{Client, path_of};
 use crate::refusal::{Answer, Refusal};
@@ -32,6 +32,12 @@ pub enum Command {
         /// Also if a running array uses it: the drive is pulled
         #[arg(long)]
         force: bool,
+    },
+    /// Forget what went wrong with a drive: it is trusted again
+    Clear {
+        /// Its name
+        #[arg(add = ArgValueCandidates::new(complete::drives))]
+        name: String,
     },
     /// All drives
     List,
@@ -100,6 +106,13 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<()
             let path = format!("{}?force={force}", path_of("drives", &name));
             let done: Done = client.delete(&path).await?;
             show(output, &done, |done| with_notes(&format!("drive {name} detached"), &done.notes))
+        }
+        Command::Clear { name } => {
+            let path = format!("{}/clear", path_of("drives", &name));
+            let drive: Drive = client.post(&path, &()).await?;
+            show(output, &drive, |drive| {
+                format!("what went wrong with drive {} is forgotten", drive.name)
+            })
         }
         Command::List => {
             let drives: Vec<Drive> = client.get("/v1/drives").await?;
@@ -360,6 +373,15 @@ fn path(its: &RemotePath) -> Vec<String> {
     lines
 }
 
+/// Over all starts.
+fn history(its: &DriveHistory) -> Vec<String> {
+    let errors = or_dash(its.errors());
+    let mut lines = vec![format!("errors    {errors}; the first {}", ago(its.since_s))];
+    let failed = its.failed_s.zip(its.failure.as_ref());
+    lines.extend(failed.map(|(at_s, why)| format!("failed    {}: {why}", ago(at_s))));
+    lines
+}
+
 fn details(drive: &Drive) -> String {
     let mut lines = vec![
         format!("name      {}", drive.name),
@@ -384,6 +406,7 @@ fn details(drive: &Drive) -> String {
         let (blocks, checksums) = (its.wrong_blocks, its.wrong_checksums);
         lines.push(format!("wrong     {blocks} blocks, {checksums} checksums"));
     }
+    lines.extend(drive.history.iter().flat_map(history));
     if let Some(its) = &drive.queue {
         lines.push(format!("queue     {}", queue(its)));
         lines.push(format!("depth     {} now, {} at most", its.depth, its.depth_max));
@@ -391,6 +414,7 @@ fn details(drive: &Drive) -> String {
     if let Some(its) = &drive.latency {
         lines.push(format!("read      {}", latency(its.reads)));
         lines.push(format!("write     {}", latency(its.writes)));
+        lines.extend(drive.slowness.iter().map(|its| format!("slow      {its}")));
     }
     if let Some(its) = &drive.traffic {
         lines.push(format!("lately    {}", rates(its)));

@@ -7,8 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::Instant;
 
 use crate::api::array::{Array, ArrayState, MemberState, Progress, Scrub, ScrubState};
-use crate::cli::array::progress_text;
-use crate::cli::output::duration;
+use crate::cli::array::{pace_text, progress_text};
 use crate::client::{Client, path_of};
 use crate::refusal::{Answer, Refusal};
 
@@ -130,8 +129,7 @@ impl Display {
             Display::Bar(bar) => {
                 bar.set_length(progress.stripes_total);
                 bar.set_position(progress.stripes_done);
-                let left = progress.remaining_ms.map(|ms| format!("{} left", duration(ms)));
-                bar.set_message(left.unwrap_or_default());
+                bar.set_message(pace_text(progress).unwrap_or_default());
             }
             Display::Lines { what, next } => {
                 if Instant::now() >= *next {

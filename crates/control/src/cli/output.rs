@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
+use crate::period::now_s;
 use crate::refusal::{Answer, Refusal};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -80,6 +81,12 @@ pub fn duration(ms: u64) -> String {
         (0, _) => format!("{minutes} min {} s", seconds % 60),
         (_, _) => format!("{hours} h {minutes} min"),
     }
+}
+
+/// `3 h 20 min ago`, of seconds since 1970.
+pub fn ago(then_s: u64) -> String {
+    let ms = now_s().saturating_sub(then_s).saturating_mul(1000);
+    format!("{} ago", duration(ms))
 }
 
 /// Nanoseconds, to two or more digits: `87us`, `4.2ms`, `12ms`, `1.3s`.

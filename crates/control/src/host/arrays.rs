@@ -13,7 +13,9 @@ use ashlar_reactor::registry::Key;
 use uuid::Uuid;
 
 use crate::api::Done;
-use crate::api::array::{Array as Shown, ArrayCreate, ArrayState, ScanFailure, ScanResult};
+use crate::api::array::{
+    Array as Shown, ArrayCreate, ArrayState, JournalReplay, ScanFailure, ScanResult,
+};
 use crate::catalog::KnownArray;
 use crate::device::content::{Content, Labelled};
 use crate::engine::{self, Kept, Origin, Seed, plant};
@@ -422,6 +424,11 @@ impl Host {
         self.keep_memory(core, beginning.kept);
         let begun = beginning.begun?;
         tracing::info!(array = name, state = ?begun.snapshot.state, "array started");
+        if let Some(its) = begun.snapshot.replayed.filter(|its| its.read_bytes > 0) {
+            let JournalReplay { read_bytes, batches, bytes, took_ms } = its;
+            let text = "what its journal held was put in place";
+            tracing::info!(array = name, read_bytes, batches, bytes, took_ms, "{text}");
+        }
         self.adopt(core, &begun, name).await
     }
 

@@ -1,6 +1,7 @@
 //! The host's first and last steps: what shall be is brought up, and everything is put to rest.
 
 use crate::catalog::KnownDrive;
+use crate::history::Histories;
 use crate::host::{Attached, Host};
 use crate::refusal::Answer;
 
@@ -9,7 +10,8 @@ impl Host {
     /// is noted and logged; the rest goes on.
     pub async fn restore(&self) -> Answer<()> {
         let catalog = self.directory.load()?;
-        self.look(|state| state.catalog = catalog.clone());
+        let histories = Histories::new(self.directory.load_histories());
+        self.look(|state| (state.catalog, state.histories) = (catalog.clone(), histories));
         // Not `begin`: what shall run must come up where nothing can be stored, too.
         let _turn = self.changes.lock().await;
         if let Err(refusal) = self.save() {
@@ -80,6 +82,10 @@ impl Host {
                 tracing::error!("{}", refusal.line());
                 first_trouble = first_trouble.and(Err(refusal));
             }
+        }
+        // No start needs it.
+        if let Err(refusal) = self.store_histories(true) {
+            tracing::error!("{}", refusal.line());
         }
         first_trouble.and(self.save())
     }

@@ -104,9 +104,11 @@ impl Host {
             uuid: label.as_ref().map(|label| label.drive),
             array: array_uuid.map(|uuid| self.name_of_label(uuid, &attached.content)),
             array_uuid,
-            member: member.or(label.map(|label| label.member)),
+            member: member.or(label.as_ref().map(|label| label.member)),
             health: used.map(|drive| drive.health),
-            slow: used.map(|drive| drive.slow),
+            history: label.as_ref().and_then(|label| self.history_of(label.drive)),
+            slow: used.map(|drive| drive.slowness.is_some()),
+            slowness: used.and_then(|drive| drive.slowness),
             counters: used.map(|drive| drive.counters),
             latency: used.map(|drive| drive.latency),
             traffic: used.map(|drive| with_depth(&drive.traffic, queue.as_ref())),
@@ -189,6 +191,7 @@ impl Host {
             settings: Some(snapshot.settings),
             integrity: Some(snapshot.integrity),
             journal: Some(snapshot.journal),
+            replayed: snapshot.replayed,
             written_regions: Some(snapshot.written_regions),
             regions: Some(snapshot.regions),
             dirty_regions: Some(snapshot.dirty_regions),
@@ -227,8 +230,10 @@ impl Host {
             drive_uuid: member.drive_uuid,
             state: member.state,
             health: used.map(|drive| drive.health),
-            slow: used.is_some_and(|drive| drive.slow),
+            slow: used.is_some_and(|drive| drive.slowness.is_some()),
+            slowness: used.and_then(|drive| drive.slowness),
             present: member.is_present(),
+            history: self.history_of(member.drive_uuid),
             counters: used.map(|drive| drive.counters),
             wrong_stripes: member.wrong_stripes,
             takeover: plans.get(&member.index).and_then(takeover_shown),
@@ -315,7 +320,9 @@ fn missing_drive(name: &str, source: DriveSource, why: Option<String>) -> Drive 
         array_uuid: None,
         member: None,
         health: None,
+        history: None,
         slow: None,
+        slowness: None,
         counters: None,
         latency: None,
         traffic: None,
@@ -380,6 +387,7 @@ fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) 
         settings: None,
         integrity: None,
         journal: None,
+        replayed: None,
         written_regions: None,
         regions: None,
         dirty_regions: None,
@@ -441,8 +449,9 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
                 drive.array.as_deref().unwrap_or("ARRAY")
             ));
         }
-        if drive.slow == Some(true) && drive.health != Some(DriveHealth::Failed) {
-            problems.push(format!("drive {name} is slow; see `ashlar drive list`"));
+        problems.extend(failed_before(drive));
+        if let Some(its) = drive.slowness.filter(|_| drive.health != Some(DriveHealth::Failed)) {
+            problems.push(format!("drive {name} is slow: {its}"));
         }
     }
     arrays.iter().for_each(|array| note_problems_of(array, &mut problems));
@@ -453,6 +462,21 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
         }
     }
     problems
+}
+
+/// A drive that has failed, and is used again since. Of one of another host that was its path, as
+/// a rule, which comes back by itself.
+fn failed_before(drive: &Drive) -> Option<String> {
+    let failure = drive.history.as_ref()?.failure.as_deref()?;
+    let is_here = drive.kind != Some(DriveKind::Remote);
+    let is_used = is_here && drive.health.is_some_and(|health| health != DriveHealth::Failed);
+    let name = &drive.name;
+    is_used.then(|| {
+        format!(
+            "drive {name} has failed before ({failure}) and is used again; replace it, or run \
+             `ashlar drive clear {name}` if you trust it"
+        )
+    })
 }
 
 fn note_problems_of(array: &Array, problems: &mut Vec<String>) {
@@ -510,7 +534,9 @@ mod tests {
                 array_uuid: None,
                 member: None,
                 health: Some(health),
+                history: None,
                 slow: None,
+                slowness: None,
                 counters: Some(counters),
                 latency: None,
                 traffic: None,

@@ -79,6 +79,7 @@ impl Host {
                 saved = saved.and(self.keep_generation(*uuid).await);
             }
         }
+        saved = saved.and(self.note_histories(&now));
         if let Err(refusal) = &saved
             && !seen.unsaved
         {
@@ -349,13 +350,10 @@ fn log_member(array: &str, before: &MemberSnapshot, now: &MemberSnapshot) {
     if was.name != is.name {
         return;
     }
-    match (was.slow, is.slow) {
-        (false, true) => {
-            let (reads, writes) = (is.latency.reads.p99_ns / 1000, is.latency.writes.p99_ns / 1000);
-            tracing::warn!(array, member, drive, reads, writes, "drive is slow (us, 99 %)");
-        }
-        (true, false) => tracing::info!(array, member, drive, "drive is slow no longer"),
-        (false, false) | (true, true) => {}
+    match (was.slowness, is.slowness) {
+        (None, Some(its)) => tracing::warn!(array, member, drive, "drive is slow: {its}"),
+        (Some(_), None) => tracing::info!(array, member, drive, "drive is slow no longer"),
+        (None, None) | (Some(_), Some(_)) => {}
     }
     let wrong = |its: &DriveCounters| (its.wrong_blocks, its.wrong_checksums);
     if wrong(&was.counters) != wrong(&is.counters) {

@@ -187,6 +187,11 @@ proptest! {
                 let what = format!("{}, parity {number}, chunk {index}", kernels.name());
                 chunk.expect(after, &what);
             }
+            if let (Some(0), [before, ..], [after, ..]) = (given.first(), &*before, &*after) {
+                let mut p = Buffer::new(1, &random_bytes(0, length));
+                kernels.sum([before, old.bytes(), new.bytes()], p.bytes_mut());
+                p.expect(after, &format!("{}, P in one pass", kernels.name()));
+            }
         }
     }
 

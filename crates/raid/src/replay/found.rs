@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::ops::{Range, RangeInclusive};
 use std::rc::Rc;
+use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::MemberState;
@@ -121,30 +122,54 @@ impl Gaps {
     }
 }
 
+/// What a crash left in the journals.
+pub(crate) struct LeftBatches {
+    /// All batches that may not be in place, oldest first.
+    pub(super) found: Vec<Found>,
+    /// The sequence from which that is so.
+    pub(super) tail: u64,
+    /// How long they were looked for, and bytes of rings that were read for it.
+    pub(super) took: Duration,
+    pub(super) read_bytes: u64,
+    gaps: BTreeMap<MemberIndex, Gaps>,
+}
+
 impl Array {
-    /// All batches that may not be in place, oldest first; and the sequence from which that is so.
-    /// By `force` also where others may have been that cannot be read.
-    pub(super) async fn find_batches(
+    /// Looks through the rings, and writes nothing. By `force` also where others may have been that
+    /// cannot be read.
+    pub(crate) async fn find_batches(
         &self,
         journal_from: u64,
         force: bool,
-    ) -> Result<(Vec<Found>, u64), AssembleError> {
+    ) -> Result<LeftBatches, AssembleError> {
+        let began = self.reactor.now();
         if journal_from >= self.journal.next_sequence() {
             // The array was stopped when all was in place.
-            return Ok((Vec::new(), journal_from));
+            let (found, gaps) = (Vec::new(), BTreeMap::new());
+            return Ok(LeftBatches {
+                found,
+                tail: journal_from,
+                took: Duration::ZERO,
+                read_bytes: 0,
+                gaps,
+            });
         }
         let mut found: BTreeMap<u64, Found> = BTreeMap::new();
-        let (mut ring, mut gaps) = (Ring::default(), BTreeMap::new());
+        let (mut ring, mut gaps, mut read_bytes) = (Ring::default(), BTreeMap::new(), 0);
         for keeper in self.members.keepers() {
+            read_bytes += keeper.areas.journal.len;
             self.read_ring(&keeper.drive, keeper.areas.journal, &mut ring).await;
             self.open_batches(&keeper, &mut ring, journal_from, &mut found)?;
             gaps.insert(keeper.index, ring.gaps.clone());
         }
         let tails = found.values().map(|one| one.batch.tail_sequence.get());
         let tail = tails.max().unwrap_or(0).max(journal_from);
-        found.retain(|sequence, one| {
-            *sequence >= tail && (self.unite(one) || self.may_hold_more(&gaps, &one.range()))
-        });
+        found.retain(|sequence, _| *sequence >= tail);
+        let united: Vec<bool> = found.values_mut().map(|one| self.unite(one)).collect();
+        if united.contains(&false) {
+            self.ask_stale(&mut found, journal_from).await;
+        }
+        found.retain(|_, one| self.unite(one) || self.may_hold_more(&gaps, &one.range()));
         let ring_bytes = self.journal.ring_bytes();
         let is_doubtful = |at: u64| {
             let is_live = at < ring_bytes && may_begin(at, &found, tail, ring_bytes);
@@ -154,16 +179,36 @@ impl Array {
         if let Some((member, _)) = doubtful.filter(|_| !force) {
             return Err(AssembleError::JournalUnreadable { member: *member });
         }
-        self.close_gaps(&gaps, &found).await;
-        Ok((found.into_values().collect(), tail))
+        let (found, took) = (found.into_values().collect(), self.reactor.now().since(began));
+        Ok(LeftBatches { found, tail, took, read_bytes, gaps })
+    }
+
+    /// Adds what stale members have of batches whose payload is lost: by force the array may have
+    /// gone on without a member that has it. Of other batches they say nothing that counts.
+    async fn ask_stale(&self, found: &mut BTreeMap<u64, Found>, journal_from: u64) {
+        let (mut ring, mut theirs) = (Ring::default(), BTreeMap::new());
+        for keeper in self.members.stale_here() {
+            self.read_ring(&keeper.drive, keeper.areas.journal, &mut ring).await;
+            // One that a newer build wrote to since is left as it is.
+            if self.open_batches(&keeper, &mut ring, journal_from, &mut theirs).is_ok() {
+                let asked = &self.journal.asked_stale;
+                asked.set(asked.get() | 1 << keeper.index.0);
+            }
+        }
+        for (sequence, one) in theirs {
+            let known = found.get(&sequence);
+            if known.is_some_and(|known| known.is_lost() && known.is_like(&one)) {
+                keep(found, one);
+            }
+        }
     }
 
     /// Makes blocks readable that are of no batch: at another start, when other members are
     /// absent, they would be in doubt. That may fail, as it may then.
-    async fn close_gaps(&self, gaps: &BTreeMap<MemberIndex, Gaps>, found: &BTreeMap<u64, Found>) {
+    pub(super) async fn close_gaps(&self, left: &LeftBatches) {
         for keeper in self.members.keepers() {
-            let its = gaps.get(&keeper.index).into_iter().flat_map(|gaps| &gaps.0);
-            for at in its.filter(|at| found.values().all(|one| !one.range().contains(at))) {
+            let its = left.gaps.get(&keeper.index).into_iter().flat_map(|gaps| &gaps.0);
+            for at in its.filter(|at| left.found.iter().all(|one| !one.range().contains(at))) {
                 let blank = self.reactor.buffer(to_usize(BLOCK));
                 blank.fill_zero();
                 let _ = keeper.drive.write(keeper.areas.journal.offset + at, blank.into()).await;
@@ -221,9 +266,11 @@ impl Array {
 
     /// Makes the payload of its shares. False: it is lost.
     fn unite(&self, one: &mut Found) -> bool {
-        if let Some(division) = one.batch.division() {
-            let shares = std::mem::take(&mut one.shares);
-            one.payload = unite(&self.reactor, self.kernels, &one.batch, division, &shares);
+        if let Some(division) = one.batch.division().filter(|_| one.payload.is_none()) {
+            one.payload = unite(&self.reactor, self.kernels, &one.batch, division, &one.shares);
+            if one.payload.is_some() {
+                one.shares = Vec::new();
+            }
         }
         !one.is_lost()
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use ashlar_format::journal_batch::{EntryKind, SUM_BYTES, SUM_ROWS};
+use ashlar_format::journal_batch::{EntryKind, ParitySum, SUM_BYTES, SUM_ROWS};
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::Buffer;
 use smallvec::SmallVec;
@@ -84,7 +84,7 @@ impl Array {
             new: new_chunks(layout.data, rows, band, findings).ok_or(ArrayError::Lost)?,
             place: (0..layout.positions()).map(|_| None).collect(),
             sums: layout.parity_positions().map(|p| sums(rows, p, band, held)).collect(),
-            array: self.uuid(),
+            sum: self.journal.parity_sum.clone(),
         };
         crashed.read(self, stripe, held & summed, false).await;
         let mut stored = held & summed;
@@ -117,7 +117,7 @@ struct CrashedBand {
     place: Vec<Option<Probed>>,
     /// By parity chunk; `None`: it has none, or no member.
     sums: Vec<Option<Vec<u64>>>,
-    array: [u8; 16],
+    sum: ParitySum,
 }
 
 impl CrashedBand {
@@ -182,7 +182,7 @@ impl CrashedBand {
             new: &new.collect::<SmallVec<[_; 16]>>(),
             place: &place.collect::<SmallVec<[_; 16]>>(),
             sums: &sums.collect::<SmallVec<[_; 2]>>(),
-            array: &self.array,
+            sum: &self.sum,
         })
     }
 }

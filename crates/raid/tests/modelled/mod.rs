@@ -18,8 +18,9 @@ use ashlar_raid::array::Array;
 use ashlar_raid::layout::Shape;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::ArraySpec;
+use ashlar_reactor::backend::{Backend, Instant};
 use ashlar_reactor::executor::{Order, Reactor};
-use ashlar_reactor::op::Device;
+use ashlar_reactor::op::{Device, DeviceId, Done, Op, Ticket};
 use ashlar_reactor::prng::Prng;
 use ashlar_reactor::virtual_time::VirtualBackend;
 
@@ -28,19 +29,63 @@ pub const IOPS: u64 = 20_000;
 pub const BYTES_PER_SECOND: u64 = 200_000_000;
 pub const LATENCY: Duration = Duration::from_micros(80);
 
+/// Virtual time in which drives outlive their handles: who registers `Device::Simulated` has the
+/// drive of that number again, as it is by then. They are counted as they were made.
+#[derive(Default)]
+pub struct Shelf {
+    world: VirtualBackend,
+}
+
+impl Backend for Shelf {
+    fn now(&self) -> Instant {
+        self.world.now()
+    }
+
+    fn register(&mut self, device: Device) -> DeviceId {
+        if let Device::Simulated { drive } = device {
+            return DeviceId(drive);
+        }
+        self.world.register(device)
+    }
+
+    /// Kept until the test ends.
+    fn unregister(&mut self, _: DeviceId) {}
+
+    fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
+        self.world.submit(ticket, op, until);
+    }
+
+    fn reap(&mut self, done: &mut Vec<Done>) {
+        self.world.reap(done);
+    }
+
+    fn idle(&mut self, until: Option<Instant>) -> bool {
+        self.world.idle(until)
+    }
+}
+
+/// The drive that was made as this one in order, plugged in again.
+pub fn plug_in(reactor: &Reactor, number: u32) -> Rc<Drive> {
+    let device = Device::Simulated { drive: number };
+    Drive::new(reactor, device, limits(), &format!("again{number}"))
+}
+
 pub fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
-    let reactor = Reactor::new(Box::<VirtualBackend>::default(), Order::Fifo);
+    let reactor = Reactor::new(Box::<Shelf>::default(), Order::Fifo);
     let future = test(reactor.clone());
     reactor.block_on(future).expect("the test ends");
     // What still runs would keep the memory of its drives.
     reactor.abandon();
 }
 
+fn limits() -> Limits {
+    Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true }
+}
+
 pub fn drive(reactor: &Reactor, name: &str, latency: Duration) -> Rc<Drive> {
-    let limits = Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true };
     let (bytes, iops, bytes_per_second) = (DRIVE_BYTES, IOPS, BYTES_PER_SECOND);
     let device = Device::Model { bytes, iops, bytes_per_second, latency };
-    Drive::new(reactor, device, limits, name)
+    Drive::new(reactor, device, limits(), name)
 }
 
 /// An array that is written everywhere, and all of it in place.

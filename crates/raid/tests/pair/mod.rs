@@ -1,4 +1,4 @@
-//! An array on RAM drives and a plain copy of the bytes it should hold.
+//! An array on files in memory and a plain copy of the bytes it should hold.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,

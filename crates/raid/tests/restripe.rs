@@ -1,0 +1,234 @@
+//! Goal: while members are added, a member may be lost, others rebuilt, and the array stopped or
+//! killed: it goes on from where it was, and no data is lost.
+//! Method: modelled drives under a clock that jumps; every block is read in the end, and scrubbed.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod modelled;
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ashlar_format::array_superblock::Level;
+use ashlar_format::units::MemberIndex;
+use ashlar_raid::array::Array;
+use ashlar_raid::error::ChangeError;
+use ashlar_raid::settings::SettingsChange;
+use ashlar_raid::start::AssembleOptions;
+use ashlar_raid::status::{ArrayState, Progress, ScrubState};
+use ashlar_reactor::executor::Reactor;
+use modelled::{LATENCY, drive, full_array, plug_in, run};
+
+/// Level, members, and how many are added.
+const SHAPES: [(Level, usize, usize); 3] =
+    [(Level::Raid5, 3, 1), (Level::Raid6, 4, 2), (Level::Raid10, 4, 2)];
+
+/// An array that is full of one value, but for what was written later.
+struct Subject {
+    reactor: Reactor,
+    array: Rc<Array>,
+    full: u64,
+    written: Vec<(Range<u64>, u8)>,
+}
+
+impl Subject {
+    /// Members are being added, and a part of all has its new place.
+    async fn restriping(
+        reactor: &Reactor,
+        (level, members, more): (Level, usize, usize),
+    ) -> Subject {
+        let share = SettingsChange { rebuild_percent: Some(1), ..SettingsChange::default() };
+        let array = full_array(reactor, (level, members), share, |_| LATENCY).await;
+        let full = array.capacity();
+        let added = (members..members + more)
+            .map(|index| ([index as u8; 16], drive(reactor, &format!("d{index}"), LATENCY)));
+        array.add_members(added.collect()).await.unwrap();
+        let mut subject = Subject { reactor: reactor.clone(), array, full, written: Vec::new() };
+        subject.moves_to(1, 3).await;
+        subject.write_some().await;
+        subject
+    }
+
+    fn restripe(&self) -> Option<Progress> {
+        self.array.status().restripe
+    }
+
+    /// How many stripes have their new shape.
+    fn moved(&self) -> u64 {
+        self.restripe().expect("it is under way").stripes_done
+    }
+
+    async fn moves_to(&self, part: u64, of: u64) {
+        while self.restripe().expect("it is under way").stripes_total * part / of > self.moved() {
+            self.reactor.sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// In front of what was moved, and behind it.
+    async fn write_some(&mut self) {
+        let value = 10 + self.written.len() as u8;
+        for at in [1 << 20, self.full / 3, self.full - (1 << 20)] {
+            let at = (at + (u64::from(value) << 12)) / 4096 * 4096;
+            let bytes = self.reactor.buffer(20 << 10);
+            bytes.copy_from_slice(&[value; 20 << 10]);
+            self.array.write(at, bytes.into()).await.unwrap();
+            self.written.push((at..at + (20 << 10), value));
+        }
+    }
+
+    async fn check(&self) {
+        let step = 1 << 20;
+        for at in (0..self.array.capacity()).step_by(step) {
+            let len = (self.array.capacity() - at).min(step as u64) as usize;
+            let mut right = vec![0; len];
+            let full = self.full.saturating_sub(at).min(len as u64) as usize;
+            right[..full].fill(7);
+            for (range, value) in &self.written {
+                let (start, end) = (range.start.max(at), range.end.min(at + len as u64));
+                if start < end {
+                    right[(start - at) as usize..(end - at) as usize].fill(*value);
+                }
+            }
+            let into = self.reactor.buffer(len);
+            self.array.read(at, into.clone().into()).await.unwrap();
+            assert!(into.bytes() == &right[..], "wrong data from {at} on");
+        }
+    }
+
+    /// Everything is moved, in the end.
+    async fn ends(&self) {
+        while self.restripe().is_some() {
+            self.reactor.sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(self.array.status().restripe_error, None);
+        assert!(self.array.capacity() > self.full, "there is no more room than before");
+        self.check().await;
+    }
+
+    async fn replace(&self, index: u8) {
+        let new = drive(&self.reactor, "new", LATENCY);
+        self.array.replace_member(MemberIndex(index), new, [100 + index; 16]).await.unwrap();
+    }
+
+    async fn is_whole(&self) {
+        while self.array.status().rebuild.is_some() {
+            self.reactor.sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(self.array.state(), ArrayState::Optimal);
+        self.check().await;
+        self.array.start_scrub(false).unwrap();
+        loop {
+            self.reactor.sleep(Duration::from_millis(100)).await;
+            if let ScrubState::Finished { report } = self.array.status().scrub {
+                let wrong = (report.mismatched_stripes, report.unreadable_stripes);
+                assert_eq!(wrong, (0, 0));
+                break;
+            }
+        }
+        self.array.stop().await.unwrap();
+    }
+}
+
+#[test]
+fn it_goes_on_without_a_member() {
+    for shape in SHAPES {
+        // One that was there, and one that was added.
+        for lost in [0, shape.1 as u8] {
+            run(|reactor| async move {
+                let mut subject = Subject::restriping(&reactor, shape).await;
+                subject.array.pull_member(MemberIndex(lost)).unwrap();
+                subject.write_some().await;
+                let before = subject.moved();
+                subject.moves_to(2, 3).await;
+                assert!(subject.moved() > before);
+                assert_eq!(subject.array.state(), ArrayState::Degraded);
+                subject.check().await;
+                subject.ends().await;
+                assert_eq!(subject.array.state(), ArrayState::Degraded);
+                subject.replace(lost).await;
+                subject.is_whole().await;
+            });
+        }
+    }
+}
+
+#[test]
+fn it_waits_while_a_member_is_rebuilt() {
+    for shape in SHAPES {
+        run(|reactor| async move {
+            let mut subject = Subject::restriping(&reactor, shape).await;
+            subject.array.pull_member(MemberIndex(1)).unwrap();
+            subject.write_some().await;
+            subject.replace(1).await;
+            // A window may have been under way.
+            reactor.sleep(Duration::from_secs(3)).await;
+            let before = subject.moved();
+            let mut looks = 0;
+            while subject.array.status().rebuild.is_some() {
+                assert_eq!(subject.moved(), before, "both at a time");
+                reactor.sleep(Duration::from_millis(100)).await;
+                looks += 1;
+            }
+            assert!(looks > 50, "the rebuild was over after {looks} looks");
+            assert_eq!(subject.array.state(), ArrayState::Optimal);
+            subject.ends().await;
+            subject.is_whole().await;
+        });
+    }
+}
+
+#[test]
+fn it_goes_on_from_where_it_was() {
+    for shape in SHAPES {
+        for by_force in [false, true] {
+            run(|reactor| async move {
+                let mut subject = Subject::restriping(&reactor, shape).await;
+                subject.moves_to(1, 2).await;
+                subject.write_some().await;
+                let before = subject.moved();
+                if by_force {
+                    let members = subject.array.status().members;
+                    members.iter().flat_map(|its| &its.drive).for_each(|drive| drive.pull());
+                } else {
+                    subject.array.stop().await.unwrap();
+                }
+                // What is under way on them ends, and is heard by nobody.
+                reactor.sleep(Duration::from_secs(1)).await;
+                let count = (shape.1 + shape.2) as u32;
+                let drives = (0..count).map(|number| plug_in(&reactor, number)).collect();
+                let options = AssembleOptions::default();
+                subject.array = Array::assemble(&reactor, drives, options).await.unwrap();
+                // A window is at most 2 MiB, and durable before the next one is begun.
+                let window = (2 << 20) / subject.array.stripe_bytes() + 1;
+                let after = subject.moved();
+                assert!(after.abs_diff(before) <= window, "{after}, {before}");
+                subject.check().await;
+                subject.ends().await;
+                subject.is_whole().await;
+            });
+        }
+    }
+}
+
+#[test]
+fn it_does_not_begin_without_a_member() {
+    for (level, members, more) in SHAPES {
+        run(|reactor| async move {
+            let usual = SettingsChange::default();
+            let array = full_array(&reactor, (level, members), usual, |_| LATENCY).await;
+            array.pull_member(MemberIndex(1)).unwrap();
+            let added = || {
+                let new = |index| ([index as u8; 16], drive(&reactor, "new", LATENCY));
+                (members..members + more).map(new).collect()
+            };
+            for written in [false, true] {
+                let refused = array.add_members(added()).await;
+                assert_eq!(refused, Err(ChangeError::NotOptimal), "written: {written}");
+                array.write(0, reactor.buffer(4096).into()).await.unwrap();
+            }
+            assert_eq!(array.status().members.len(), members);
+            assert!(array.status().restripe.is_none());
+            array.stop().await.unwrap();
+        });
+    }
+}
