@@ -4,9 +4,13 @@ Method: a real kernel in QEMU, fio with crc32c verification, drives pulled and r
 the daemon stopped and killed.
 """
 
+import tempfile
 import unittest
+from pathlib import Path
+from unittest import mock
 
-from tests.rig import rig
+from demo import guest_image, vm
+from tests.rig import CACHE, rig
 
 VOLUME_BYTES = 512 << 20  # XFS wants 300 MiB
 VERIFY = (
@@ -17,6 +21,23 @@ VERIFY = (
 WRITE_AND_VERIFY = VERIFY + "--rw=randwrite --bsrange=512-128k --blockalign=512 --size={size}M"
 # Reads back what an earlier run of the same command wrote.
 VERIFY_ONLY = WRITE_AND_VERIFY + " --verify_only"
+
+
+class Emulation(unittest.TestCase):
+    """What the other tests stand on."""
+
+    def test_a_guest_that_hangs_as_it_boots_is_booted_again(self):
+        image = guest_image.build(CACHE, lambda text: None)
+        with tempfile.TemporaryDirectory() as home:
+            guest = vm.Vm(image, memory="512M", accel="tcg", log=Path(home) / "console.log")
+            self.addCleanup(guest.close)
+            guest.launch()
+            guest.qmp("stop")
+            hung = guest.qemu
+            with mock.patch.object(vm, "FIRST_PROGRAM_SECONDS_MAX", 10):
+                guest.wait_up()
+            self.assertIsNotNone(hung.poll(), "it is not left behind")
+            guest.check("true")
 
 
 class Guest(unittest.TestCase):

@@ -14,7 +14,7 @@ import unittest
 from pathlib import Path
 
 from demo import guest_image
-from demo.vm import Vm, VmError, working_accel
+from demo.vm import Vm, working_accel
 from tests.rig import BINARY, CACHE, Rig, rig
 
 VOLUME_BYTES = 128 << 20
@@ -51,16 +51,9 @@ class Host:
         self.port = port
         self.options = f"-t tcp -a {GATEWAY} -s {port} --hostnqn {HOST} --hostid {HOST_ID} {options}"
         log = made.directory / "console.log"
-        # Under emulation (QEMU 7.2) the newer kernel was seen to panic while it boots.
-        for attempts_left in [1, 0] if newer else [0]:
-            self.vm = Vm(image, memory="512M", accel=accel, log=log, qemu_options=NETWORK)
-            made.cleanup.callback(self.vm.close)
-            try:
-                self.vm.start()
-                break
-            except VmError:
-                if not attempts_left:
-                    raise
+        self.vm = Vm(image, memory="512M", accel=accel, log=log, qemu_options=NETWORK)
+        made.cleanup.callback(self.vm.close)
+        self.vm.start()
         self.vm.check(
             "modprobe virtio_net && modprobe nvme-tcp && mkdir -p /run/nvme && "
             "busybox ip link set eth0 up && busybox ip addr add 10.0.2.15/24 dev eth0"

@@ -2,6 +2,7 @@
 # First program of the guest: loads the modules that the root disk needs, then goes over to it.
 # The modules lie in /modules in load order; busybox stands in for every command.
 # The root disk is told apart by its serial, because the disks under test come first (vda, vdb, …).
+busybox echo 'the first program of the guest runs'
 busybox mount -t devtmpfs devtmpfs /dev
 busybox mount -t sysfs sysfs /sys
 
