@@ -153,11 +153,14 @@ fn errors_since(before: Option<DriveCounters>, now: &DriveCounters) -> DriveCoun
 
 /// Why it failed.
 fn errors_text(its: &DriveCounters) -> Option<String> {
-    if its.timeouts > 0 {
-        return Some("it left an operation without an answer".to_owned());
-    }
     let (reads, writes) = (its.read_errors, its.write_errors);
-    (reads + writes > 0).then(|| format!("{reads} reads and {writes} writes had failed"))
+    let failed =
+        (reads + writes > 0).then(|| format!("{reads} reads and {writes} writes had failed"));
+    let silent = (its.timeouts > 0).then(|| "it left an operation without an answer".to_owned());
+    match (silent, failed) {
+        (Some(silent), Some(failed)) => Some(format!("{silent}, and {failed}")),
+        (one, other) => one.or(other),
+    }
 }
 
 #[cfg(test)]

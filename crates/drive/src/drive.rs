@@ -7,7 +7,8 @@
 //! - a drive that was pulled or has failed starts no further operation, and whoever waits for one
 //!   hears at once that the drive is gone. The kernel may still work on it: only when it is done is
 //!   the device let go (`Reactor::unregister`), and may it be used anew;
-//! - an operation that nobody answers fails the drive after `HealthLimits::answer_within`;
+//! - an operation that nobody answers fails the drive after `HealthLimits::answer_within`, if its
+//!   siblings answer and can stand for it; else it is waited for;
 //! - nothing is written after its gate's time, each attempt looked at by itself;
 //! - `flush` covers every write that had completed when it was called.
 
@@ -36,6 +37,8 @@ pub const ATTEMPTS_MAX: u32 = 4;
 const BACKOFF_FIRST: Duration = Duration::from_millis(1);
 /// Zeroing may take so many times longer than other operations: a drive may have to write it all.
 const ZEROING_PATIENCE: u32 = 3;
+/// Of what drives are asked that have nothing to do: a sector of any drive.
+const PROBE_BYTES: usize = 4096;
 
 /// What a drive can do. Found out when it is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +78,7 @@ pub struct Drive {
     /// Operations that wait to be tried again, or at the gate.
     held_back: WaitList,
     watch: Cell<Watch>,
+    siblings: RefCell<Option<Weak<dyn Siblings>>>,
 }
 
 /// Whether someone looks after operations that are not answered.
@@ -82,8 +86,50 @@ pub struct Drive {
 enum Watch {
     Off,
     On,
-    /// At the last look one was almost overdue, whose time ends at this moment.
-    Overdue(Instant),
+    Late(Late),
+}
+
+/// What was seen at the last look, when the time of an operation was almost over or more than that.
+#[derive(Clone, Copy)]
+struct Late {
+    /// When its time ends.
+    deadline: Instant,
+    /// Operations that the siblings had answered.
+    answers: u64,
+    /// Whether they had answered some since the look before; `None`: it was the first.
+    heard: Option<bool>,
+    /// The silence was counted.
+    counted: bool,
+}
+
+/// An array, as each of its drives sees the others.
+pub trait Siblings {
+    fn others(&self, drive: &Drive) -> Others;
+}
+
+/// The drives of an array that answer, but for one.
+pub struct Others {
+    pub drives: Vec<Rc<Drive>>,
+    /// They have all that the one has.
+    pub have_all: bool,
+}
+
+impl Others {
+    /// Operations that they have answered since they were opened.
+    fn answers(&self) -> u64 {
+        let answers = |its: Counters| its.reads + its.writes + its.flushes + its.retries;
+        self.drives.iter().map(|drive| answers(drive.counters())).sum()
+    }
+
+    /// Asks those that have nothing to do: do they answer?
+    fn ask_the_idle(&self) {
+        for drive in &self.drives {
+            if drive.reactor.deadline(drive.device, |_| Duration::ZERO).is_none() {
+                let io = drive.probe(0, drive.reactor.buffer(PROBE_BYTES).into());
+                drive.reactor.spawn(async move { io.await.unwrap_or(()) });
+            }
+        }
+    }
 }
 
 /// One flush runs at a time; whoever asks meanwhile shares the next one.
@@ -137,6 +183,7 @@ impl Drive {
             gate: RefCell::default(),
             held_back: WaitList::default(),
             watch: Cell::new(Watch::Off),
+            siblings: RefCell::default(),
         })
     }
 
@@ -199,11 +246,20 @@ impl Drive {
         });
     }
 
-    /// Notes whether its array could do without it.
-    pub fn set_needed(&self, needed: bool) {
-        let mut health = self.health.get();
-        health.needed = needed;
-        self.health.set(health);
+    /// Whom it is asked about from now on, before it is given up.
+    pub fn introduce(&self, siblings: Weak<dyn Siblings>) {
+        *self.siblings.borrow_mut() = Some(siblings);
+    }
+
+    /// `None`: it is by itself.
+    fn others(&self) -> Option<Others> {
+        let siblings = self.siblings.borrow().as_ref()?.upgrade()?;
+        Some(siblings.others(self))
+    }
+
+    /// Whether its array cannot do without it.
+    fn is_needed(&self) -> bool {
+        self.others().is_some_and(|others| !others.have_all)
     }
 
     /// What is written from now on has to pass `gate`.
@@ -224,7 +280,7 @@ impl Drive {
 
     /// The drive was pulled: nothing more is started on it, and nobody waits for it any more.
     pub fn pull(&self) {
-        self.judge(|health| health.state = HealthState::Failed);
+        self.judge(Health::fail);
     }
 
     /// Changes the drive's health, and draws the consequence.
@@ -398,17 +454,40 @@ impl Drive {
         // was stopped meanwhile, its drives may have had no time to answer.
         let grace = within / 8;
         let left = deadline.since(self.reactor.now());
-        if left > grace {
+        if left > 2 * grace {
             self.watch.set(Watch::On);
-            return Some(left - grace);
+            return Some(left - 2 * grace);
         }
-        match self.watch.replace(Watch::Overdue(deadline)) {
-            Watch::Overdue(known) if known == deadline => {
-                self.judge(Health::timeout);
-                None
+        self.look_at_late(deadline).then_some(grace)
+    }
+
+    /// An operation's time ends then, or has ended. False: the drive is given up for that.
+    ///
+    /// What keeps its siblings from answering too is not its own fault (the machine, a controller),
+    /// and would take them next. So they must have answered some while before: else it might have
+    /// been about to, like them.
+    fn look_at_late(&self, deadline: Instant) -> bool {
+        let others = self.others();
+        let answers = others.as_ref().map_or(0, Others::answers);
+        let first = Late { deadline, answers, heard: None, counted: false };
+        let late = match self.watch.get() {
+            Watch::Late(late) if late.deadline == deadline => {
+                let heard = others.is_none() || answers != late.answers;
+                let is_over = late.heard.is_some();
+                if is_over && !late.counted {
+                    self.judge(Health::timeout);
+                }
+                if late.heard == Some(true) && others.as_ref().is_none_or(|its| its.have_all) {
+                    self.judge(Health::fail);
+                    return false;
+                }
+                Late { heard: Some(heard), counted: is_over, ..first }
             }
-            Watch::Overdue(_) | Watch::On | Watch::Off => Some(grace),
-        }
+            Watch::Late(_) | Watch::On | Watch::Off => first,
+        };
+        self.watch.set(Watch::Late(late));
+        others.iter().for_each(Others::ask_the_idle);
+        true
     }
 
     fn count(&self, asked: Asked) {
@@ -451,7 +530,7 @@ impl Drive {
             Asked::Read { .. } => During::Read,
             Asked::Write { .. } | Asked::Flush | Asked::WriteZeroes { .. } => During::Write,
         };
-        self.judge(|health| health.error(&self.health_limits, error, during));
+        self.judge(|health| health.error(&self.health_limits, error, during, || self.is_needed()));
     }
 
     fn count_retry(&self) {

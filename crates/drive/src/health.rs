@@ -7,7 +7,8 @@
 //! | Suspect | a block that is not what was written | the same |
 //! | Failed | `errors_max` errors that were not forgiven | for ever: it is used no longer |
 //! | Failed | it says that it is gone, or was pulled | the same |
-//! | Failed | an operation not answered for `answer_within` | the same |
+//! | Suspect | an operation not answered for `answer_within` | the same |
+//! | Failed | the same, while others answer, and its array can do without it | for ever |
 //!
 //! A member without a drive is the array's business ("absent"), and a *slow* drive is in any of the
 //! first two states: it is reported, and used.
@@ -24,7 +25,8 @@ pub struct HealthLimits {
     pub errors_max: u32,
     /// Good answers in a row after which errors are forgiven.
     pub good_answers_forgive: u32,
-    /// How long an operation may go without an answer, for each attempt.
+    /// How long an operation may go without an answer, for each attempt: then the drive is given
+    /// up, unless it is `needed`, or its siblings are silent too.
     pub answer_within: Duration,
 }
 
@@ -70,14 +72,12 @@ pub struct Health {
     /// Reads, and writes or flushes, that failed after retries.
     pub read_errors: u64,
     pub write_errors: u64,
-    /// Operations that it did not answer in time: the first fails it.
+    /// Times that it left its oldest operation unanswered for too long.
     pub timeouts: u64,
     /// Blocks that it returned other than they were written, without an error.
     pub wrong_blocks: u64,
     /// Checksums of blocks that it returned so.
     pub wrong_checksums: u64,
-    /// Its array cannot do without it: that it cannot read some blocks does not fail it.
-    pub needed: bool,
     recent_errors: u32,
     good_in_a_row: u32,
 }
@@ -91,7 +91,6 @@ impl Default for Health {
             timeouts: 0,
             wrong_blocks: 0,
             wrong_checksums: 0,
-            needed: false,
             recent_errors: 0,
             good_in_a_row: 0,
         }
@@ -111,7 +110,15 @@ impl Health {
 
     /// An operation failed for good. A full file system, or a request the drive was not made for,
     /// says nothing about how well it is; nor does an operation that failed with its drive.
-    pub(crate) fn error(&mut self, limits: &HealthLimits, error: DriveError, during: During) {
+    /// `is_needed`, whether its array cannot do without it: then that it cannot read some blocks
+    /// does not fail it.
+    pub(crate) fn error(
+        &mut self,
+        limits: &HealthLimits,
+        error: DriveError,
+        during: During,
+        is_needed: impl FnOnce() -> bool,
+    ) {
         if error.is_innocent() || self.state == HealthState::Failed {
             return;
         }
@@ -122,7 +129,7 @@ impl Health {
         self.good_in_a_row = 0;
         self.recent_errors += 1;
         let unreadable = error == DriveError::Media && matches!(during, During::Read);
-        let too_many = self.recent_errors >= limits.errors_max && !(unreadable && self.needed);
+        let too_many = self.recent_errors >= limits.errors_max && !(unreadable && is_needed());
         if error == DriveError::Gone || too_many {
             self.state = HealthState::Failed;
         } else {
@@ -132,6 +139,10 @@ impl Health {
 
     /// It lied. It is used on, since whoever says so has the truth.
     pub(crate) fn lied(&mut self) {
+        self.suspect();
+    }
+
+    fn suspect(&mut self) {
         self.good_in_a_row = 0;
         if self.state == HealthState::Healthy {
             self.state = HealthState::Suspect;
@@ -141,6 +152,11 @@ impl Health {
     /// It has left an operation unanswered for longer than it may.
     pub(crate) fn timeout(&mut self) {
         self.timeouts += 1;
+        self.suspect();
+    }
+
+    /// It is used no longer.
+    pub(crate) fn fail(&mut self) {
         self.state = HealthState::Failed;
     }
 }
@@ -153,7 +169,8 @@ mod tests {
     fn errors_add_up_and_good_answers_forgive() {
         let limits = HealthLimits { errors_max: 3, good_answers_forgive: 5, ..Default::default() };
         let mut health = Health::default();
-        let error = |health: &mut Health, error| health.error(&limits, error, During::Read);
+        let error =
+            |health: &mut Health, error| health.error(&limits, error, During::Read, || false);
         let forgive = |health: &mut Health| (0..5).for_each(|_| health.good_answer(&limits));
         error(&mut health, DriveError::NoSpace);
         assert_eq!(health.state, HealthState::Healthy);
@@ -176,22 +193,24 @@ mod tests {
     #[test]
     fn a_drive_that_is_needed_is_used_although_it_cannot_read_all() {
         let limits = HealthLimits { errors_max: 3, ..Default::default() };
-        let mut health = Health { needed: true, ..Health::default() };
+        let mut health = Health::default();
         for _ in 0..9 {
-            health.error(&limits, DriveError::Media, During::Read);
+            health.error(&limits, DriveError::Media, During::Read, || true);
         }
         assert_eq!((health.state, health.read_errors), (HealthState::Suspect, 9));
-        health.error(&limits, DriveError::Media, During::Write);
+        health.error(&limits, DriveError::Media, During::Write, || true);
         assert_eq!(health.state, HealthState::Failed);
     }
 
     #[test]
-    fn a_drive_that_is_gone_or_silent_has_failed() {
+    fn a_drive_that_is_gone_has_failed_and_a_silent_one_is_suspect() {
         let mut gone = Health::default();
-        gone.error(&HealthLimits::default(), DriveError::Gone, During::Write);
+        gone.error(&HealthLimits::default(), DriveError::Gone, During::Write, || true);
         assert_eq!((gone.state, gone.write_errors), (HealthState::Failed, 1));
         let mut silent = Health::default();
         silent.timeout();
-        assert_eq!((silent.state, silent.timeouts), (HealthState::Failed, 1));
+        assert_eq!((silent.state, silent.timeouts), (HealthState::Suspect, 1));
+        silent.fail();
+        assert_eq!(silent.state, HealthState::Failed);
     }
 }

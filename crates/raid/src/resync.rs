@@ -134,6 +134,8 @@ impl Array {
         let mut seen = (self.begun(), self.reactor.now());
         self.set_maintained(true);
         while !self.is_stopping() {
+            // Some may be new.
+            self.members.introduce();
             let now = self.reactor.now();
             if seen.0 != self.begun() {
                 seen = (self.begun(), now);
@@ -144,7 +146,6 @@ impl Array {
                 self.pause(MAINTENANCE_PERIOD).await;
             }
             self.sure().await;
-            self.members.note_needed();
             rounds_until_retry = rounds_until_retry.saturating_sub(1);
             if self.unsynced.count() > 0 && rounds_until_retry == 0 {
                 self.resync().await;

@@ -30,6 +30,7 @@ enum Act {
     Lie,
     Slow,
     Refusal,
+    Silence,
     Scrub,
     PoolChange,
     PolicyChange,
@@ -83,6 +84,7 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.slow, Act::Slow),
         (plan.refusals, Act::Refusal),
         (plan.refusals, Act::Refusal),
+        (plan.silences, Act::Silence),
         (plan.scrubs, Act::Scrub),
         (plan.pool_changes, Act::PoolChange),
         (plan.policy_changes, Act::PolicyChange),
@@ -133,6 +135,7 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
             drive.slow_until_ns = until;
         }
         Act::Refusal => refusal(life, index, drive, prng),
+        Act::Silence => silence(life, index, drive, prng),
         Act::Scrub => {
             let (stop, repair) = (prng.chance(1, 4), prng.chance(1, 2));
             let done = if stop { life.array.stop_scrub() } else { life.array.start_scrub(repair) };
@@ -179,16 +182,58 @@ fn refusal(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
         life.note(|| format!("drive {drive} takes writes again"));
         set(&life, None);
         rebuild(&life).await;
-        // A write that it has missed may wait for another drive, before anyone hears of it.
-        let mut left = life.world.borrow().tickets();
-        while !left.is_empty() {
-            life.reactor.sleep(Duration::from_millis(1)).await;
-            let now = life.world.borrow().tickets();
-            left.retain(|ticket| now.contains(ticket));
-        }
-        life.world.borrow_mut().drive(drive).misses -= 1;
+        heard_of_all(&life, drive).await;
         life.fleet.borrow_mut().refresh(&life.array.status());
     });
+}
+
+/// All drives, or one, answer nothing for a while: an array gives up one for that if its time is
+/// over, but not because of what all have in common.
+fn silence(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
+    let longest_s = [1, 12, 30][prng.index(3)];
+    let long = prng.below(longest_s * 1_000_000_000);
+    let until = life.world.borrow().now_ns() + long;
+    let (all, comes_back) = (prng.chance(1, 2), prng.chance(1, 2));
+    if all {
+        life.note(|| format!("no drive answers for {} ms", long / 1_000_000));
+        life.world.borrow_mut().silent_until_ns = until;
+        return;
+    }
+    if !life.fleet.borrow().may_impair(index) {
+        return;
+    }
+    life.note(|| format!("drive {drive} (member {index}) is silent for {} ms", long / 1_000_000));
+    life.fleet.borrow_mut().impair(index, None);
+    {
+        let mut world = life.world.borrow_mut();
+        let its = world.drive(drive);
+        its.silent_until_ns = until;
+        its.misses += 1;
+    }
+    let life = life.clone();
+    life.reactor.clone().spawn(async move {
+        life.reactor.sleep(Duration::from_nanos(long)).await;
+        heard_of_all(&life, drive).await;
+        let status = life.array.status();
+        let its = &status.members[index].drive;
+        let is_given_up = its.as_ref().is_none_or(|its| !its.is_alive());
+        let is_same = life.fleet.borrow().slots[index] == drive;
+        if comes_back && is_given_up && is_same {
+            plug_in(&life, index, drive).await;
+        }
+        life.fleet.borrow_mut().refresh(&life.array.status());
+    });
+}
+
+/// What a drive has missed may wait for another, before anyone hears of it.
+async fn heard_of_all(life: &Rc<Life>, drive: u32) {
+    let mut left = life.world.borrow().tickets();
+    while !left.is_empty() {
+        life.reactor.sleep(Duration::from_millis(1)).await;
+        let now = life.world.borrow().tickets();
+        left.retain(|ticket| now.contains(ticket));
+    }
+    life.world.borrow_mut().drive(drive).misses -= 1;
 }
 
 fn is_gone(life: &Life, index: usize) -> bool {

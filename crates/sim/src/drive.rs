@@ -174,6 +174,8 @@ pub struct SimDrive {
     /// Latency is multiplied by this until `slow_until_ns`.
     pub slow_factor: u64,
     pub slow_until_ns: u64,
+    /// Until then it answers nothing.
+    pub silent_until_ns: u64,
     /// Reads and writes that fail a few times before they succeed: one in so many.
     pub transient_one_in: Option<u64>,
     /// Failures still to come, then good answers for certain, by place and kind.
@@ -199,6 +201,7 @@ impl SimDrive {
             dead: false,
             slow_factor: 1,
             slow_until_ns: 0,
+            silent_until_ns: 0,
             transient_one_in: None,
             retries: BTreeMap::new(),
         }

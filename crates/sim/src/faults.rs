@@ -200,6 +200,8 @@ pub struct Plan {
     pub slow: bool,
     /// Drives fail writes for a while, of all or of a part; then they are taken back.
     pub refusals: bool,
+    /// Drives answer nothing for a while, one of them or all.
+    pub silences: bool,
     pub scrubs: bool,
     pub spares: bool,
     /// Drives that were out come back with what they held.
@@ -256,6 +258,7 @@ impl Plan {
             latent: false,
             slow: false,
             refusals: false,
+            silences: false,
             scrubs: false,
             spares: false,
             returns: false,
@@ -325,6 +328,7 @@ impl Plan {
             slow,
             // From a stream of its own, so that other seeds are what they were.
             refusals: Prng::stream(seed, "refusals").chance(1, 3),
+            silences: Prng::stream(seed, "silences").chance(1, 5),
             scrubs,
             spares,
             returns,
@@ -375,6 +379,7 @@ impl Plan {
             (self.latent, "latent errors"),
             (self.slow, "slow drives"),
             (self.refusals, "refused writes"),
+            (self.silences, "silences"),
             (self.scrubs, "scrubs"),
             (self.spares, "spares"),
             (self.returns, "returns"),

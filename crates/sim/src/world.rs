@@ -66,6 +66,8 @@ pub struct World {
     /// When each operation in flight completes: (time, sequence, ticket).
     due: BinaryHeap<Reverse<(u64, u64, u32)>>,
     pub drives: Vec<SimDrive>,
+    /// Until then no drive answers anything.
+    pub silent_until_ns: u64,
     latency: Prng,
     pub faults: Prng,
     /// Operations completed since the world began.
@@ -103,6 +105,7 @@ impl World {
             in_flight: Vec::new(),
             due: BinaryHeap::new(),
             drives: Vec::new(),
+            silent_until_ns: 0,
             latency: Prng::stream(seed, "latency"),
             faults: Prng::stream(seed, "faults"),
             completions: 0,
@@ -193,8 +196,9 @@ impl World {
     pub fn begin_life(&mut self) {
         assert!(self.due.is_empty(), "operations of the last life are still in flight");
         self.dark = self.failure.is_some();
+        self.silent_until_ns = 0;
         for drive in &mut self.drives {
-            (drive.refuses, drive.misses) = (None, 0);
+            (drive.refuses, drive.misses, drive.silent_until_ns) = (None, 0, 0);
         }
         self.life_began_ns = self.now_ns;
         self.life_began_after = self.completions;
@@ -223,6 +227,19 @@ impl World {
         }
         let Reverse((_, _, ticket)) = self.due.pop()?;
         self.in_flight[ticket as usize].take()
+    }
+
+    /// Puts an operation off that is due while its drive is silent. False: it is not.
+    fn put_off(&mut self, op: &InFlight) -> bool {
+        let of_all = self.silent_until_ns;
+        let until = self.drive(op.drive).silent_until_ns.max(of_all);
+        let silent = self.now_ns < until;
+        if silent {
+            self.sequence += 1;
+            let at = until + self.latency.below(1_000_000);
+            self.due.push(Reverse((at, self.sequence, op.ticket.0)));
+        }
+        silent
     }
 
     fn land_partly(&mut self, left: &InFlight) {
@@ -265,6 +282,11 @@ impl World {
     fn reap(&mut self, done: &mut Vec<Done>) {
         while !self.dark {
             let Some(op) = self.next_due(self.now_ns) else { return };
+            if self.put_off(&op) {
+                let slot = op.ticket.0 as usize;
+                self.in_flight[slot] = Some(op);
+                continue;
+            }
             self.completions += 1;
             let planned = self.plans.remove(&self.completions);
             if planned.is_some() {

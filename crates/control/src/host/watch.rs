@@ -369,7 +369,15 @@ fn log_member(array: &str, before: &MemberSnapshot, now: &MemberSnapshot) {
     match is.health {
         DriveHealth::Healthy => tracing::info!(array, member, drive, "drive is healthy again"),
         DriveHealth::Suspect => {
-            tracing::warn!(array, member, drive, read_errors, write_errors, "drive is suspect");
+            tracing::warn!(
+                array,
+                member,
+                drive,
+                read_errors,
+                write_errors,
+                timeouts,
+                "drive is suspect"
+            );
         }
         DriveHealth::Failed => {
             tracing::error!(

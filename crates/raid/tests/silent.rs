@@ -1,0 +1,215 @@
+//! Goal: a drive that answers nothing is given up only while others answer and can stand for it:
+//! what stops all of them (a machine that stands still, a controller that is reset) costs guests
+//! time and nothing else.
+//! Method: operations of files in memory wait as long as the test says, many times longer than a
+//! drive has to answer.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod pair;
+mod steered;
+
+use std::cell::Cell;
+use std::fs::File;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ashlar_drive::drive::{Drive, Limits};
+use ashlar_drive::health::{HealthLimits, HealthState};
+use ashlar_format::array_superblock::{Level, Policy};
+use ashlar_format::units::MemberIndex;
+use ashlar_raid::array::Array;
+use ashlar_raid::error::ArrayError;
+use ashlar_raid::status::ArrayState;
+use ashlar_reactor::buffer::Buffers;
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::op::Device;
+use pair::{DRIVE_BYTES, Pair, run_on};
+use rustix::fs::{MemfdFlags, memfd_create};
+use steered::{Fate, Steer, address};
+
+const ANSWER_WITHIN: Duration = Duration::from_millis(160);
+/// Many times as long.
+const LONG: Duration = Duration::from_millis(1500);
+
+/// How it ended; `None`: it has not, yet.
+type Request = Rc<Cell<Option<Result<(), ArrayError>>>>;
+
+struct Rig {
+    reactor: Reactor,
+    steer: Steer,
+    pair: Pair,
+    /// By member.
+    files: Vec<usize>,
+}
+
+fn run<F: Future<Output = ()> + 'static>(
+    level: Level,
+    members: usize,
+    test: impl FnOnce(Rig) -> F + 'static,
+) {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let health = HealthLimits { answer_within: ANSWER_WITHIN, ..HealthLimits::default() };
+        let limits = Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true };
+        let (mut drives, mut files) = (Vec::new(), Vec::new());
+        for index in 0..members as u8 {
+            let file = Arc::new(File::from(memfd_create("drive", MemfdFlags::CLOEXEC).unwrap()));
+            file.set_len(DRIVE_BYTES).unwrap();
+            files.push(address(&file));
+            let (device, name) = (Device::File { file }, format!("d{index}"));
+            let drive = Drive::with_health_limits(&reactor, device, limits, &name, health);
+            drives.push(([index; 16], drive));
+        }
+        let array = Array::create(&reactor, &Pair::spec(level), drives).await.unwrap();
+        let mut pair = Pair::of(&reactor, array, 2 << 20);
+        pair.write_some(40).await;
+        test(Rig { reactor, steer, pair, files }).await;
+    });
+}
+
+impl Rig {
+    /// Nothing is answered by these members.
+    fn silence(&self, members: &[usize]) {
+        let silent: Vec<usize> = members.iter().map(|index| self.files[*index]).collect();
+        let fate = move |file| if silent.contains(&file) { Fate::Waits } else { Fate::Passes };
+        self.steer.set(move |file, _| fate(file));
+    }
+
+    fn health(&self, index: usize) -> Option<HealthState> {
+        let status = self.pair.array.status();
+        status.members[index].drive.as_ref().map(|drive| drive.health().state)
+    }
+
+    fn given_up(&self) -> Vec<usize> {
+        let count = self.files.len();
+        let is_up = |index: &usize| self.health(*index) == Some(HealthState::Failed);
+        (0..count).filter(is_up).collect()
+    }
+
+    async fn until_given_up(&self, index: usize) {
+        while self.health(index) != Some(HealthState::Failed) {
+            self.reactor.sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn begin(&self, request: impl Future<Output = Result<(), ArrayError>> + 'static) -> Request {
+        let done = Rc::new(Cell::new(None));
+        let its = done.clone();
+        self.reactor.spawn(async move { its.set(Some(request.await)) });
+        done
+    }
+
+    /// A write of everything.
+    fn write_all(&mut self, value: u8) -> Request {
+        let (array, reactor) = (self.pair.array.clone(), self.reactor.clone());
+        self.pair.bytes.fill(value);
+        let bytes = self.pair.bytes.clone();
+        self.begin(async move {
+            let mut from = Buffers::default();
+            for part in bytes.chunks(1 << 20) {
+                let buffer = reactor.buffer(part.len());
+                buffer.copy_from_slice(part);
+                from.push(buffer);
+            }
+            array.write(0, from).await?;
+            array.flush().await
+        })
+    }
+
+    async fn result(&self, request: &Request) -> Result<(), ArrayError> {
+        loop {
+            match request.take() {
+                Some(result) => return result,
+                None => self.reactor.sleep(Duration::from_millis(1)).await,
+            }
+        }
+    }
+
+    async fn is_right(mut self, state: ArrayState) {
+        self.pair.check().await;
+        assert_eq!(self.pair.array.state(), state);
+        self.pair.array.stop().await.unwrap();
+    }
+}
+
+#[test]
+fn when_all_are_silent_none_is_given_up() {
+    for policy in [Policy::Journal, Policy::Bitmap] {
+        run(Level::Raid6, 5, move |mut rig| async move {
+            rig.pair.array.set_policy(policy).await.unwrap();
+            for value in 1..=3 {
+                rig.silence(&[0, 1, 2, 3, 4]);
+                let done = rig.write_all(value);
+                rig.reactor.sleep(LONG).await;
+                assert!(done.take().is_none(), "nothing is there yet");
+                rig.silence(&[]);
+                rig.result(&done).await.unwrap();
+                assert!(rig.given_up().is_empty());
+            }
+            let silences = |index: usize| {
+                let status = rig.pair.array.status();
+                status.members[index].drive.as_ref().unwrap().health().timeouts
+            };
+            assert!((0..5).all(|index| silences(index) > 0), "it is counted");
+            rig.is_right(ArrayState::Optimal).await;
+        });
+    }
+}
+
+/// Members that nobody asks for anything are asked whether they answer.
+#[test]
+fn a_silent_one_is_given_up_while_others_only_could_answer() {
+    run(Level::Raid1, 2, |rig| async move {
+        rig.pair.array.flush().await.unwrap();
+        rig.silence(&[1]);
+        let began = rig.reactor.now();
+        // Reads of a mirror turn over its copies: one is of the silent one.
+        let reads = [(); 2].map(|()| {
+            let (array, buffer) = (rig.pair.array.clone(), rig.reactor.buffer(4096));
+            rig.begin(async move { array.read(0, buffer.into()).await })
+        });
+        rig.until_given_up(1).await;
+        assert!(rig.reactor.now().since(began) >= ANSWER_WITHIN);
+        // A drive may write to the memory of a read for as long as it likes.
+        rig.silence(&[]);
+        for read in reads {
+            rig.result(&read).await.unwrap();
+        }
+        assert_eq!(rig.given_up(), [1]);
+        rig.is_right(ArrayState::Degraded).await;
+    });
+}
+
+#[test]
+fn one_that_the_array_cannot_do_without_is_waited_for() {
+    run(Level::Raid5, 4, |mut rig| async move {
+        rig.silence(&[2]);
+        let done = rig.write_all(1);
+        rig.until_given_up(2).await;
+        rig.result(&done).await.unwrap();
+        assert_eq!(rig.given_up(), [2]);
+        rig.silence(&[0, 2]);
+        let done = rig.write_all(2);
+        rig.reactor.sleep(LONG).await;
+        assert!(done.take().is_none(), "what it was asked is not answered");
+        rig.silence(&[2]);
+        rig.result(&done).await.unwrap();
+        assert_eq!((rig.given_up(), rig.health(0)), (vec![2], Some(HealthState::Suspect)));
+        rig.is_right(ArrayState::Degraded).await;
+    });
+}
+
+/// The operator need not wait.
+#[test]
+fn one_that_is_waited_for_can_be_pulled() {
+    run(Level::Raid0, 2, |mut rig| async move {
+        rig.silence(&[1]);
+        let done = rig.write_all(1);
+        rig.reactor.sleep(LONG).await;
+        assert!(done.take().is_none() && rig.given_up().is_empty());
+        rig.pair.array.pull_member(MemberIndex::new(1)).unwrap();
+        assert_eq!(rig.result(&done).await, Err(ArrayError::Lost));
+        rig.silence(&[]);
+    });
+}
