@@ -381,10 +381,13 @@ fn nothing_missing_needs_nothing() {
 }
 
 #[test]
-fn the_fastest_is_detected() {
+fn a_fast_one_is_detected() {
     let available = Kernels::all_available();
     assert_eq!(available[0].name(), "scalar");
-    assert_eq!(available.last(), Some(&Kernels::detect()));
+    // Which of the others it is depends on the CPU.
+    let detected = Kernels::detect();
+    assert!(available.contains(&detected));
+    assert_eq!(detected.name() == "scalar", available.len() == 1);
 }
 
 #[test]
