@@ -7,8 +7,8 @@
 //! - a drive that was pulled or has failed starts no further operation, and whoever waits for one
 //!   hears at once that the drive is gone. The kernel may still work on it: only when it is done is
 //!   the device let go (`Reactor::unregister`), and may it be used anew;
-//! - an operation that nobody answers fails the drive after `HealthLimits::answer_within`, if its
-//!   siblings answer and can stand for it; else it is waited for;
+//! - an operation that nobody answers fails the drive after `HealthLimits::answer_within`, if it is
+//!   by itself or siblings that answer can stand for it; else after a multiple of that;
 //! - nothing is written after its gate's time, each attempt looked at by itself;
 //! - `flush` covers every write that had completed when it was called.
 
@@ -37,8 +37,11 @@ pub const ATTEMPTS_MAX: u32 = 4;
 const BACKOFF_FIRST: Duration = Duration::from_millis(1);
 /// Zeroing may take so many times longer than other operations: a drive may have to write it all.
 const ZEROING_PATIENCE: u32 = 3;
-/// Of what drives are asked that have nothing to do: a sector of any drive.
-const PROBE_BYTES: usize = 4096;
+/// And operations so many times longer of a drive that its array cannot do without, or whose
+/// siblings do not answer either: as long as the kernel may take to reset a drive, or a controller.
+const PATIENCE_WITH_ALL: u32 = 6;
+/// What a drive is asked for to know whether it answers: whole sectors of any drive, in bytes.
+const BLOCK_ASKED_FOR: usize = 4096;
 
 /// What a drive can do. Found out when it is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +82,9 @@ pub struct Drive {
     held_back: WaitList,
     watch: Cell<Watch>,
     siblings: RefCell<Option<Weak<dyn Siblings>>>,
+    /// When it last did something well.
+    answered: Cell<Instant>,
+    is_asked: Cell<bool>,
 }
 
 /// Whether someone looks after operations that are not answered.
@@ -94,42 +100,21 @@ enum Watch {
 struct Late {
     /// When its time ends.
     deadline: Instant,
-    /// Operations that the siblings had answered.
-    answers: u64,
-    /// Whether they had answered some since the look before; `None`: it was the first.
-    heard: Option<bool>,
+    /// Of the first such look.
+    since: Instant,
+    /// Those siblings that had answered something since then could stand for this drive.
+    replaceable: bool,
     /// The silence was counted.
     counted: bool,
 }
 
-/// An array, as each of its drives sees the others.
+/// The array that a drive is a member of. It is asked, not told: who could stand for a drive is true
+/// of a moment.
 pub trait Siblings {
-    fn others(&self, drive: &Drive) -> Others;
-}
-
-/// The drives of an array that answer, but for one.
-pub struct Others {
-    pub drives: Vec<Rc<Drive>>,
-    /// They have all that the one has.
-    pub have_all: bool,
-}
-
-impl Others {
-    /// Operations that they have answered since they were opened.
-    fn answers(&self) -> u64 {
-        let answers = |its: Counters| its.reads + its.writes + its.flushes + its.retries;
-        self.drives.iter().map(|drive| answers(drive.counters())).sum()
-    }
-
-    /// Asks those that have nothing to do: do they answer?
-    fn ask_the_idle(&self) {
-        for drive in &self.drives {
-            if drive.reactor.deadline(drive.device, |_| Duration::ZERO).is_none() {
-                let io = drive.probe(0, drive.reactor.buffer(PROBE_BYTES).into());
-                drive.reactor.spawn(async move { io.await.unwrap_or(()) });
-            }
-        }
-    }
+    /// Whether those members that have answered something since then hold all that `drive` does.
+    fn stand_for(&self, drive: &Drive, since: Instant) -> bool;
+    /// Asks those others for a block that have not.
+    fn ask_whether_they_answer(&self, drive: &Drive, since: Instant);
 }
 
 /// One flush runs at a time; whoever asks meanwhile shares the next one.
@@ -184,6 +169,8 @@ impl Drive {
             held_back: WaitList::default(),
             watch: Cell::new(Watch::Off),
             siblings: RefCell::default(),
+            answered: Cell::default(),
+            is_asked: Cell::new(false),
         })
     }
 
@@ -252,14 +239,30 @@ impl Drive {
     }
 
     /// `None`: it is by itself.
-    fn others(&self) -> Option<Others> {
-        let siblings = self.siblings.borrow().as_ref()?.upgrade()?;
-        Some(siblings.others(self))
+    fn siblings(&self) -> Option<Rc<dyn Siblings>> {
+        self.siblings.borrow().as_ref()?.upgrade()
     }
 
     /// Whether its array cannot do without it.
     fn is_needed(&self) -> bool {
-        self.others().is_some_and(|others| !others.have_all)
+        self.siblings().is_some_and(|its| !its.stand_for(self, Instant::default()))
+    }
+
+    /// Whether it has answered something well since then.
+    pub fn has_answered(&self, since: Instant) -> bool {
+        self.answered.get() >= since
+    }
+
+    /// Reads a block of it, so that it shows whether it answers; one at a time.
+    pub fn ask_whether_it_answers(self: &Rc<Self>) {
+        if !self.is_asked.replace(true) {
+            let (drive, into) = (self.clone(), self.reactor.buffer(BLOCK_ASKED_FOR));
+            self.reactor.spawn(async move {
+                // Its answer was noted, if there was one.
+                let _ = drive.probe(0, into.into()).await;
+                drive.is_asked.set(false);
+            });
+        }
     }
 
     /// What is written from now on has to pass `gate`.
@@ -464,29 +467,33 @@ impl Drive {
     /// An operation's time ends then, or has ended. False: the drive is given up for that.
     ///
     /// What keeps its siblings from answering too is not its own fault (the machine, a controller),
-    /// and would take them next. So they must have answered some while before: else it might have
-    /// been about to, like them.
+    /// and to give it up would gain nothing. They must have answered by the look before: this drive
+    /// may be about to, if they have just begun to.
     fn look_at_late(&self, deadline: Instant) -> bool {
-        let others = self.others();
-        let answers = others.as_ref().map_or(0, Others::answers);
-        let first = Late { deadline, answers, heard: None, counted: false };
+        let now = self.reactor.now();
+        let siblings = self.siblings();
+        let stand = |since| siblings.as_ref().is_none_or(|its| its.stand_for(self, since));
         let late = match self.watch.get() {
             Watch::Late(late) if late.deadline == deadline => {
-                let heard = others.is_none() || answers != late.answers;
-                let is_over = late.heard.is_some();
+                let is_over = now >= deadline;
                 if is_over && !late.counted {
                     self.judge(Health::timeout);
                 }
-                if late.heard == Some(true) && others.as_ref().is_none_or(|its| its.have_all) {
+                let replaceable = stand(late.since);
+                let within = self.health_limits.answer_within;
+                let has_waited = now >= deadline.after(within * (PATIENCE_WITH_ALL - 1));
+                if is_over && late.replaceable && replaceable || has_waited {
                     self.judge(Health::fail);
                     return false;
                 }
-                Late { heard: Some(heard), counted: is_over, ..first }
+                Late { replaceable, counted: is_over, ..late }
             }
-            Watch::Late(_) | Watch::On | Watch::Off => first,
+            Watch::Late(_) | Watch::On | Watch::Off => {
+                Late { deadline, since: now, replaceable: false, counted: false }
+            }
         };
         self.watch.set(Watch::Late(late));
-        others.iter().for_each(Others::ask_the_idle);
+        siblings.iter().for_each(|its| its.ask_whether_they_answer(self, late.since));
         true
     }
 
@@ -510,6 +517,7 @@ impl Drive {
         let mut health = self.health.get();
         health.good_answer(&self.health_limits);
         self.health.set(health);
+        self.answered.set(self.reactor.turn_time());
         self.count(asked);
         let kind = match asked {
             Asked::Read { bytes } => Some((Kind::Read, bytes)),

@@ -5,10 +5,9 @@
 //! | Healthy | nothing that counts | an error |
 //! | Suspect | an error after retries | `good_answers_forgive` good answers in a row: Healthy |
 //! | Suspect | a block that is not what was written | the same |
+//! | Suspect | an operation not answered for `answer_within` | the same |
 //! | Failed | `errors_max` errors that were not forgiven | for ever: it is used no longer |
 //! | Failed | it says that it is gone, or was pulled | the same |
-//! | Suspect | an operation not answered for `answer_within` | the same |
-//! | Failed | the same, while others answer, and its array can do without it | for ever |
 //!
 //! A member without a drive is the array's business ("absent"), and a *slow* drive is in any of the
 //! first two states: it is reported, and used.
@@ -25,8 +24,8 @@ pub struct HealthLimits {
     pub errors_max: u32,
     /// Good answers in a row after which errors are forgiven.
     pub good_answers_forgive: u32,
-    /// How long an operation may go without an answer, for each attempt: then the drive is given
-    /// up, unless it is `needed`, or its siblings are silent too.
+    /// How long an operation may go without an answer, for each attempt, until the drive is given
+    /// up; several times longer where no sibling that answers could stand for it.
     pub answer_within: Duration,
 }
 

@@ -148,6 +148,7 @@ impl Array {
         maps: &StoredMaps,
     ) -> Rc<Array> {
         let sector_bytes = sector_bytes(&members.list()).max(identity.least_sector());
+        members.list().iter().flat_map(|its| &its.drive).for_each(|its| members.introduce(its));
         let new_integrity = || Integrity::new(reactor, identity.clone(), members.clone());
         let integrity = identity.integrity.then(new_integrity);
         let map =

@@ -320,6 +320,17 @@ impl Layout {
         })
     }
 
+    /// Whether the `held` members have every block that member `index` has.
+    pub fn stands_for(&self, held: &[bool], index: MemberIndex) -> bool {
+        assert!(held.len() == self.members());
+        let set_members = if self.parity > 0 { self.positions() } else { self.copies };
+        let set_members = usize::from(set_members);
+        let first = index.index() / set_members * set_members;
+        let others = (first..first + set_members).filter(|its| *its != index.index());
+        let held = others.filter(|its| held[*its]).count();
+        held >= if self.parity > 0 { set_members - usize::from(self.parity) } else { 1 }
+    }
+
     /// Whether every block can be served when only `held` members can.
     pub fn survives(&self, held: &[bool]) -> bool {
         assert!(held.len() == self.members());

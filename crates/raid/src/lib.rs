@@ -19,6 +19,7 @@ pub mod label;
 mod filled;
 pub mod missed;
 pub mod members;
+mod siblings;
 pub mod lease;
 pub mod region_map;
 pub mod dirty;

@@ -7,11 +7,10 @@
 
 use std::cell::{Cell, Ref, RefCell};
 use std::ops::Range;
-use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use ashlar_drive::drive::{Drive, Others, Siblings};
+use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy, SLOTS, StoredMember};
 use ashlar_format::block_sums::BLOCK_BYTES;
@@ -252,7 +251,7 @@ pub(crate) struct Size {
 
 pub struct Members {
     reactor: Reactor,
-    identity: Rc<Identity>,
+    pub(crate) identity: Rc<Identity>,
     list: RefCell<Vec<Member>>,
     /// Of the state in memory.
     generation: Cell<u64>,
@@ -710,13 +709,6 @@ impl Members {
         trusted && !self.survives_without(&[index])
     }
 
-    /// From now on every drive asks for the others before it is given up.
-    pub(crate) fn introduce(self: &Rc<Self>) {
-        let siblings: Rc<dyn Siblings> = self.clone();
-        let list = self.list.borrow();
-        list.iter().flat_map(Member::alive).for_each(|its| its.introduce(Rc::downgrade(&siblings)));
-    }
-
     async fn write_superblock(&self, index: usize, generation: u64) -> Result<(), DriveError> {
         let (drive, drive_uuid, areas) = {
             let list = self.list.borrow();
@@ -765,17 +757,6 @@ impl Members {
             stored.own_generation = member.own_generation.into();
         }
         superblock
-    }
-}
-
-impl Siblings for Members {
-    fn others(&self, drive: &Drive) -> Others {
-        let list = self.list.borrow();
-        let is_it = |its: &Rc<Drive>| ptr::eq(Rc::as_ptr(its), drive);
-        let index = list.iter().position(|member| member.drive.as_ref().is_some_and(is_it));
-        let others = list.iter().filter_map(Member::alive).filter(|its| !is_it(its));
-        let have_all = index.is_none_or(|its| self.survives_without(&[MemberIndex::new(its)]));
-        Others { drives: others.cloned().collect(), have_all }
     }
 }
 

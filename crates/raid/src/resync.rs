@@ -134,8 +134,6 @@ impl Array {
         let mut seen = (self.begun(), self.reactor.now());
         self.set_maintained(true);
         while !self.is_stopping() {
-            // Some may be new.
-            self.members.introduce();
             let now = self.reactor.now();
             if seen.0 != self.begun() {
                 seen = (self.begun(), now);

@@ -248,6 +248,7 @@ impl Array {
 
     /// Before anything is written to a drive that comes to a running array.
     pub(crate) fn cover(&self, drive: &Drive) {
+        self.members.introduce(drive);
         self.lease.get().into_iter().for_each(|lease| lease.cover(drive));
     }
 

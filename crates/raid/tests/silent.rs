@@ -1,8 +1,8 @@
-//! Goal: a drive that answers nothing is given up only while others answer and can stand for it:
-//! what stops all of them (a machine that stands still, a controller that is reset) costs guests
-//! time and nothing else.
-//! Method: operations of files in memory wait as long as the test says, many times longer than a
-//! drive has to answer.
+//! Goal: a drive that answers nothing is given up soon only if others that answer can stand for it:
+//! what stops more of them (a machine that stands still, a controller that is reset) costs guests
+//! time and nothing else, for a while.
+//! Method: operations of files in memory wait as long as the test says, longer than a drive has to
+//! answer.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod pair;
@@ -28,8 +28,8 @@ use pair::{DRIVE_BYTES, Pair, run_on};
 use rustix::fs::{MemfdFlags, memfd_create};
 use steered::{Fate, Steer, address};
 
-const ANSWER_WITHIN: Duration = Duration::from_millis(160);
-/// Many times as long.
+const ANSWER_WITHIN: Duration = Duration::from_millis(400);
+/// Longer, and shorter than drives are waited for at most.
 const LONG: Duration = Duration::from_millis(1500);
 
 /// How it ended; `None`: it has not, yet.
@@ -155,6 +155,71 @@ fn when_all_are_silent_none_is_given_up() {
             rig.is_right(ArrayState::Optimal).await;
         });
     }
+}
+
+/// Those that answer could not stand for those that do not.
+#[test]
+fn when_too_many_are_silent_none_is_given_up() {
+    run(Level::Raid6, 6, |mut rig| async move {
+        rig.silence(&[0, 2, 3]);
+        let done = rig.write_all(1);
+        rig.reactor.sleep(LONG).await;
+        assert!(done.take().is_none() && rig.given_up().is_empty());
+        rig.silence(&[]);
+        rig.result(&done).await.unwrap();
+        rig.is_right(ArrayState::Optimal).await;
+    });
+}
+
+/// That one has gone for good says nothing about the others.
+#[test]
+fn one_that_goes_meanwhile_is_no_answer() {
+    run(Level::Raid6, 6, |mut rig| async move {
+        rig.silence(&[0, 1, 2, 3, 4, 5]);
+        let done = rig.write_all(1);
+        rig.reactor.sleep(ANSWER_WITHIN).await;
+        rig.pair.array.pull_member(MemberIndex::new(4)).unwrap();
+        rig.reactor.sleep(LONG - ANSWER_WITHIN).await;
+        assert_eq!(rig.given_up(), [4]);
+        rig.silence(&[]);
+        rig.result(&done).await.unwrap();
+        assert_eq!(rig.given_up(), [4]);
+        rig.is_right(ArrayState::Degraded).await;
+    });
+}
+
+/// A pair that is lost does not keep another from going on with one half.
+#[test]
+fn what_another_set_has_lost_does_not_count() {
+    run(Level::Raid10, 4, |rig| async move {
+        rig.pair.array.flush().await.unwrap();
+        for index in [0, 1] {
+            rig.pair.array.pull_member(MemberIndex::new(index)).unwrap();
+        }
+        rig.silence(&[3]);
+        let (array, buffer) = (rig.pair.array.clone(), rig.reactor.buffer(4096));
+        let chunk = u64::from(array.layout().chunk_bytes);
+        let reads = [(); 2].map(|()| {
+            let (array, buffer) = (array.clone(), buffer.clone());
+            rig.begin(async move { array.read(chunk, buffer.into()).await })
+        });
+        rig.until_given_up(3).await;
+        rig.silence(&[]);
+        for read in reads {
+            rig.result(&read).await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn nobody_is_waited_for_for_ever() {
+    run(Level::Raid0, 2, |mut rig| async move {
+        rig.silence(&[1]);
+        let (began, done) = (rig.reactor.now(), rig.write_all(1));
+        assert_eq!(rig.result(&done).await, Err(ArrayError::Lost));
+        assert_eq!(rig.reactor.now().since(began).as_millis() / ANSWER_WITHIN.as_millis(), 6);
+        rig.silence(&[]);
+    });
 }
 
 /// Members that nobody asks for anything are asked whether they answer.

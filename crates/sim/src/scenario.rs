@@ -637,7 +637,9 @@ async fn stop(life: &Rc<Life>) -> End {
     let status = life.array.status();
     let alive = status.members.iter().filter_map(|member| member.drive.as_ref());
     let alive: Vec<&str> = alive.filter(|its| its.is_alive()).map(|its| its.name()).collect();
-    let left = life.world.borrow().in_flight(|its| alive.contains(&format!("d{its}").as_str()));
+    let mut left = life.world.borrow().in_flight(|its| alive.contains(&format!("d{its}").as_str()));
+    // It was asked whether it answers, and nobody waits for that.
+    left.retain(|op| !op.contains(" (\"read\", 0, 4096)"));
     if !left.is_empty() {
         life.fail(format!("stopped with {left:?} in flight"));
     }

@@ -1,5 +1,7 @@
 //! The host's first and last steps: what shall be is brought up, and everything is put to rest.
 
+use ashlar_reactor::join::join_all;
+
 use crate::catalog::KnownDrive;
 use crate::history::Histories;
 use crate::host::{Attached, Host};
@@ -77,8 +79,10 @@ impl Host {
         let _turn = self.changes.lock().await;
         self.look(|state| state.stopping = true);
         let mut first_trouble = Ok(());
-        for running in self.running() {
-            if let Err(refusal) = self.stop_running(running).await {
+        // At once: one that waits for its drives keeps no other from an orderly end.
+        let stops = self.running().into_iter().map(|running| self.stop_running(running));
+        for stopped in join_all(stops).await {
+            if let Err(refusal) = stopped {
                 tracing::error!("{}", refusal.line());
                 first_trouble = first_trouble.and(Err(refusal));
             }

@@ -429,7 +429,9 @@ fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<Strin
                  --new DRIVE`"
             )),
             (_, Some(DriveHealth::Suspect)) if !has_lied(drive) => {
-                problems.push(format!("drive {name} has met errors"));
+                let silent = drive.counters.is_some_and(|its| its.timeouts > 0);
+                let what = if silent { "has left operations unanswered" } else { "has met errors" };
+                problems.push(format!("drive {name} {what}"));
             }
             (
                 DriveState::Free | DriveState::Member | DriveState::Spare | DriveState::Replaced,

@@ -1,0 +1,43 @@
+//! What a drive asks its array about the others, before it is given up.
+
+use std::ptr;
+use std::rc::Rc;
+
+use ashlar_drive::drive::{Drive, Siblings};
+use ashlar_format::array_superblock::MemberState;
+use ashlar_format::units::MemberIndex;
+use ashlar_reactor::backend::Instant;
+
+use crate::members::{Member, Members};
+
+impl Members {
+    /// From now on a drive asks for its siblings before it is given up.
+    pub(crate) fn introduce(self: &Rc<Self>, drive: &Drive) {
+        let siblings: Rc<dyn Siblings> = self.clone();
+        drive.introduce(Rc::downgrade(&siblings));
+    }
+}
+
+impl Siblings for Members {
+    fn stand_for(&self, drive: &Drive, since: Instant) -> bool {
+        let list = self.list();
+        let is_it = |member: &Member| member.drive.as_ref().is_some_and(|its| is_same(its, drive));
+        let Some(index) = list.iter().position(is_it) else { return true };
+        let answers = |its: &Rc<Drive>| its.has_answered(since);
+        let held = |its: &Member| its.is_whole() && its.drive.as_ref().is_some_and(answers);
+        let held: Vec<bool> = list.iter().map(held).collect();
+        let is_stale = list[index].state == MemberState::Stale;
+        is_stale || self.identity.layout().stands_for(&held, MemberIndex::new(index))
+    }
+
+    fn ask_whether_they_answer(&self, drive: &Drive, since: Instant) {
+        let list = self.list();
+        let others = list.iter().filter_map(Member::alive).filter(|its| !is_same(its, drive));
+        let silent = others.filter(|its| !its.has_answered(since));
+        silent.for_each(|its| its.ask_whether_it_answers());
+    }
+}
+
+fn is_same(one: &Rc<Drive>, other: &Drive) -> bool {
+    ptr::eq(Rc::as_ptr(one), other)
+}
