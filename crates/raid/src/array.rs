@@ -24,6 +24,7 @@ use crate::layout::{Layout, Piece};
 use crate::lease::Leasehold;
 use crate::members::{Identity, Member, Members, sector_bytes};
 use crate::mode::Modes;
+use crate::notes::{Readers, Served};
 use crate::pace::Pace;
 use crate::parity::Kernels;
 use crate::region_map::{RegionMap, StoredMap};
@@ -65,10 +66,12 @@ pub struct Array {
     pub(crate) jobs: Jobs,
     pub(crate) pace: Pace,
     pub(crate) hedging: Hedging,
+    /// Other reactors that read by views.
+    pub(crate) readers: Readers,
     counters: Cell<ArrayCounters>,
     pub(crate) traffic: Traffic,
     requests: Cell<u64>,
-    /// Requests and steps of jobs that were ever begun.
+    /// Requests and steps of jobs that were ever begun, those served elsewhere included.
     begun: Cell<u64>,
     /// Maintenance sleeps until something is begun.
     at_rest: Cell<bool>,
@@ -189,6 +192,7 @@ impl Array {
             jobs: Jobs::default(),
             pace: Pace::default(),
             hedging: Hedging::default(),
+            readers: Readers::default(),
             counters: Cell::default(),
             traffic: Traffic::default(),
             requests: Cell::new(0),
@@ -341,11 +345,25 @@ impl Array {
             return Err(ArrayError::Stopped);
         }
         self.requests.set(self.requests.get() + 1);
-        self.begun.set(self.begun.get() + 1);
+        self.note_use(1);
+        Ok(RequestGuard { array: self.clone() })
+    }
+
+    /// So many requests or steps of jobs were begun: it is not at rest.
+    fn note_use(&self, begun: u64) {
+        self.begun.set(self.begun.get() + begun);
         if self.at_rest.replace(false) {
             self.drained.wake_all(&self.reactor);
         }
-        Ok(RequestGuard { array: self.clone() })
+    }
+
+    /// Other reactors have read so much.
+    pub(crate) fn used_elsewhere(&self, served: Served) {
+        self.note_use(served.reads);
+        self.count(|counters| {
+            counters.reads += served.reads;
+            counters.read_bytes += served.bytes;
+        });
     }
 
     /// Whether a request would be admitted at once.
@@ -513,6 +531,7 @@ impl Array {
     }
 
     pub fn status(&self) -> ArrayStatus {
+        self.hear_readers();
         let layout = self.layout();
         let member = |(index, member): (usize, &Member)| MemberStatus {
             index: MemberIndex::new(index),
