@@ -100,11 +100,11 @@ impl Sampling {
         if left > 0 && now < self.latest.get() {
             return None;
         }
-        Some(self.time(now, pieces))
+        self.time(now, pieces)
     }
 
     #[cold]
-    fn time(&self, now: Instant, pieces: usize) -> usize {
+    fn time(&self, now: Instant, pieces: usize) -> Option<usize> {
         let one_in = match self.one_in.get() {
             one_in if now.since(self.began.replace(now)) < SAMPLE_PERIOD => one_in * 2,
             one_in => one_in / 2,
@@ -116,7 +116,7 @@ impl Sampling {
         let mut prng = self.prng.borrow_mut();
         let spread = prng.below(u64::from(2 * one_in - 1));
         self.left.set(u32::try_from(spread).expect("below twice the most") + 1);
-        prng.index(pieces)
+        (pieces > 0).then(|| prng.index(pieces))
     }
 }
 
@@ -308,6 +308,7 @@ mod tests {
             assert!(most < least * 3, "of {of}: {least} to {most}");
         }
         let (sampling, mut pieces) = (Sampling::default(), [0; 3]);
+        assert_eq!(sampling.choose(Instant::default(), 0), None, "there is nothing to time");
         for ms in 1..=300 {
             pieces[sampling.choose(Instant::from_ns(5_000_000 * ms), 3).unwrap()] += 1;
         }
