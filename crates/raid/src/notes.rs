@@ -15,9 +15,9 @@ use ashlar_reactor::backend::Instant;
 use ashlar_reactor::prng::Prng;
 
 #[cfg(test)]
-use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 #[cfg(not(test))]
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::view::View;
 
@@ -137,45 +137,64 @@ impl Add for Served {
 
 /// Of one reader. Nothing else is on its cache lines, nor on those that are fetched with them.
 #[repr(align(128))]
-pub(crate) struct Notes {
+struct Page {
     reads: AtomicU64,
     bytes: AtomicU64,
     /// Samples that were ever noted. The last of them are here, each at its number modulo their
     /// count.
     noted: AtomicU64,
     samples: [AtomicU64; SAMPLES_MAX],
+    /// Nothing is added any more.
+    is_over: AtomicBool,
 }
 
-impl Notes {
-    fn new() -> Notes {
-        Notes {
+impl Page {
+    fn new() -> Page {
+        Page {
             reads: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             noted: AtomicU64::new(0),
             samples: std::array::from_fn(|_| AtomicU64::new(0)),
+            is_over: AtomicBool::new(false),
         }
     }
+}
 
+/// A reader's end: it alone writes there.
+pub(crate) struct Notes {
+    page: Arc<Page>,
+}
+
+impl Drop for Notes {
+    fn drop(&mut self) {
+        // Who sees that sees everything.
+        self.page.is_over.store(true, Ordering::Release);
+    }
+}
+
+impl Notes {
     /// By the reader: it has read so many bytes.
     pub(crate) fn count(&self, bytes: u64) {
         // Nobody else changes them: no atomic addition is needed.
-        self.reads.store(self.reads.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        self.bytes.store(self.bytes.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
+        let Page { reads, bytes: all, .. } = &*self.page;
+        reads.store(reads.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        all.store(all.load(Ordering::Relaxed) + bytes, Ordering::Relaxed);
     }
 
     /// By the reader.
     pub(crate) fn add(&self, sample: Sample) {
-        let number = self.noted.load(Ordering::Relaxed);
-        self.samples[to_usize(number) % SAMPLES_MAX].store(sample.encode(), Ordering::Relaxed);
+        let Page { noted, samples, .. } = &*self.page;
+        let number = noted.load(Ordering::Relaxed);
+        samples[to_usize(number) % SAMPLES_MAX].store(sample.encode(), Ordering::Relaxed);
         // Who sees the count sees the sample.
-        self.noted.store(number + 1, Ordering::Release);
+        noted.store(number + 1, Ordering::Release);
     }
 }
 
 /// A reader's notes, and how far the owner has heard of them.
 struct Reader {
     view: Arc<View>,
-    notes: Arc<Notes>,
+    page: Arc<Page>,
     heard: Served,
     heard_samples: u64,
 }
@@ -183,19 +202,19 @@ struct Reader {
 impl Reader {
     /// What is new.
     fn hear(&mut self, each: &mut impl FnMut(Sample)) -> Served {
-        let notes = &self.notes;
-        let noted = notes.noted.load(Ordering::Acquire);
+        let page = &self.page;
+        let noted = page.noted.load(Ordering::Acquire);
         // One that is replaced at this moment is another sample, which is heard again.
         let kept = noted.saturating_sub(SAMPLES_MAX as u64);
         if self.view.is_open() {
             for number in self.heard_samples.max(kept)..noted {
-                let word = notes.samples[to_usize(number) % SAMPLES_MAX].load(Ordering::Relaxed);
+                let word = page.samples[to_usize(number) % SAMPLES_MAX].load(Ordering::Relaxed);
                 each(Sample::decode(word));
             }
         }
         self.heard_samples = noted;
-        let reads = notes.reads.load(Ordering::Relaxed);
-        let bytes = notes.bytes.load(Ordering::Relaxed);
+        let reads = page.reads.load(Ordering::Relaxed);
+        let bytes = page.bytes.load(Ordering::Relaxed);
         let before = std::mem::replace(&mut self.heard, Served { reads, bytes });
         Served { reads: reads - before.reads, bytes: bytes - before.bytes }
     }
@@ -209,12 +228,12 @@ pub(crate) struct Readers {
 
 impl Readers {
     /// For one more that reads by `view`.
-    pub(crate) fn add(&self, view: Arc<View>) -> Arc<Notes> {
-        let notes = Arc::new(Notes::new());
+    pub(crate) fn add(&self, view: Arc<View>) -> Notes {
+        let page = Arc::new(Page::new());
         let heard = Served::default();
-        let reader = Reader { view, notes: notes.clone(), heard, heard_samples: 0 };
+        let reader = Reader { view, page: page.clone(), heard, heard_samples: 0 };
         self.list.borrow_mut().push(reader);
-        notes
+        Notes { page }
     }
 
     /// What they have read since this was last asked, and each sample of it; not those by a view
@@ -223,9 +242,9 @@ impl Readers {
         let mut served = Served::default();
         self.list.borrow_mut().retain_mut(|reader| {
             // Looked at first: whoever is gone by then has noted everything.
-            let is_gone = Arc::get_mut(&mut reader.notes).is_some();
+            let is_over = reader.page.is_over.load(Ordering::Acquire);
             served = served + reader.hear(&mut each);
-            !is_gone
+            !is_over
         });
         served
     }
@@ -307,8 +326,8 @@ mod tests {
             assert!(least * of * 2 > times.len(), "of {of}: {least} of {}", times.len());
             assert!(most < least * 3, "of {of}: {least} to {most}");
         }
+        assert_eq!(Sampling::default().choose(Instant::default(), 0), None, "nothing to time");
         let (sampling, mut pieces) = (Sampling::default(), [0; 3]);
-        assert_eq!(sampling.choose(Instant::default(), 0), None, "there is nothing to time");
         for ms in 1..=300 {
             pieces[sampling.choose(Instant::from_ns(5_000_000 * ms), 3).unwrap()] += 1;
         }
@@ -347,8 +366,9 @@ mod tests {
                 notes.add(sample(1));
                 drop(notes);
             });
-            let (before, some) = hear(&readers);
+            let owner = thread::spawn(move || (hear(&readers), readers));
             reader.join().unwrap();
+            let ((before, some), readers) = owner.join().unwrap();
             let (after, others) = hear(&readers);
             assert_eq!(
                 (before + after, some.len() + others.len()),
@@ -364,8 +384,9 @@ mod tests {
             let readers = Readers::default();
             let notes = readers.add(view());
             let reader = thread::spawn(move || (1..=3).for_each(|us| notes.add(sample(us))));
-            let (_, mut samples) = hear(&readers);
+            let owner = thread::spawn(move || (hear(&readers), readers));
             reader.join().unwrap();
+            let ((_, mut samples), readers) = owner.join().unwrap();
             samples.extend(hear(&readers).1);
             assert_eq!(samples, (1..=3).map(sample).collect::<Vec<_>>());
         });

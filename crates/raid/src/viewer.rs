@@ -17,7 +17,7 @@ use crate::view::View;
 pub struct Shown {
     pub(crate) view: Arc<View>,
     /// Of who reads by it.
-    pub(crate) notes: Arc<Notes>,
+    pub(crate) notes: Notes,
     /// By member.
     pub(crate) devices: Vec<Device>,
 }
@@ -34,7 +34,7 @@ struct PieceRead {
 pub struct Viewer {
     reactor: Reactor,
     view: Arc<View>,
-    notes: Arc<Notes>,
+    notes: Notes,
     sampling: Sampling,
     devices: Vec<DeviceId>,
     /// Turns over the copies of a mirror.
