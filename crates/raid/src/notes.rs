@@ -30,8 +30,8 @@ const PERIODS_MAX: u32 = 16;
 const ONE_IN_MAX: u32 = 1 << 14;
 /// Samples that wait for the owner, who looks four times a second while anybody reads.
 const SAMPLES_MAX: usize = if cfg!(test) { 4 } else { 512 };
-/// Of a sample, from the lowest bit: how long it took, in nanoseconds (to 78 hours); its member; and
-/// whether a job was in its way.
+/// Of a sample, from the lowest bit: how long it took, in nanoseconds (to 78 hours); its member;
+/// and whether a job was in its way.
 const TOOK_BITS: u32 = 48;
 const MEMBER_BITS: u32 = 15;
 const CROWDED: u64 = 1 << (TOOK_BITS + MEMBER_BITS);
@@ -65,9 +65,10 @@ impl Sample {
     }
 }
 
-/// Which reads are timed: about one in [`SAMPLE_PERIOD`], however many there are, and each as likely
-/// as the next. (Were it the first one after a while, then of reads that come in bursts it would be
-/// the first of a burst; and of those that copies of a mirror do in turn, always the same copy's.)
+/// Which reads are timed: about one in [`SAMPLE_PERIOD`], however many there are, and each as
+/// likely as the next. (Were it the first one after a while, then of reads that come in bursts it
+/// would be the first of a burst; and of those that copies of a mirror do in turn, always the same
+/// copy's.)
 pub(crate) struct Sampling {
     /// Reads to the next one that is timed, which is counted.
     left: Cell<u32>,
