@@ -24,6 +24,7 @@ use ashlar_reactor::executor::{Io, Reactor, Sleep};
 use ashlar_reactor::op::{Device, DeviceId, LATE, Op, Outcome};
 use ashlar_reactor::traffic::{self, Kind, Traffic};
 use ashlar_reactor::wait_list::WaitList;
+use ashlar_reactor::window::Window;
 
 use crate::error::DriveError;
 use crate::gate::Gate;
@@ -76,6 +77,8 @@ pub struct Drive {
     opinion: Cell<Opinion>,
     /// Each attempt that succeeded by itself. How much is under way, the backend knows.
     traffic: Traffic,
+    /// Some of what other reactors read, for its times only.
+    elsewhere: RefCell<Window>,
     flush: FlushState,
     gate: RefCell<Option<Rc<Gate>>>,
     /// Operations that wait to be tried again, or at the gate.
@@ -108,8 +111,8 @@ struct Late {
     counted: bool,
 }
 
-/// The array that a drive is a member of. It is asked, not told: who could stand for a drive is true
-/// of a moment.
+/// The array that a drive is a member of. It is asked, not told: who could stand for a drive is so
+/// for a moment only.
 pub trait Siblings {
     /// Whether those members that have answered something since then hold all that `drive` does.
     fn stand_for(&self, drive: &Drive, since: Instant) -> bool;
@@ -164,6 +167,7 @@ impl Drive {
             counters: Cell::default(),
             opinion: Cell::default(),
             traffic: Traffic::default(),
+            elsewhere: RefCell::default(),
             flush: FlushState::default(),
             gate: RefCell::default(),
             held_back: WaitList::default(),
@@ -196,13 +200,21 @@ impl Drive {
         self.counters.get()
     }
 
-    /// How long it took lately.
+    /// How long it took lately, here and elsewhere.
     pub fn latency(&self) -> Latency {
-        let traffic = self.traffic();
-        Latency { reads: summary(traffic.reads.lately), writes: summary(traffic.writes.lately) }
+        let now = self.reactor.now();
+        let reads = self.traffic.reads_with(&mut self.elsewhere.borrow_mut(), now);
+        let writes = self.traffic.report(now).writes.lately;
+        Latency { reads: summary(reads), writes: summary(writes) }
     }
 
-    /// What was asked of it, but for how much is under way.
+    /// Another reactor has read from its [twin](Drive::twin), and this is how long it took: one of
+    /// many reads, perhaps, so it counts for [`latency`](Drive::latency), and not as work done.
+    pub fn was_read_elsewhere(&self, took: Duration) {
+        self.elsewhere.borrow_mut().add(self.reactor.turn_time(), took, 0);
+    }
+
+    /// What was asked of it here, but for how much is under way.
     pub fn traffic(&self) -> traffic::Report {
         self.traffic.report(self.reactor.now())
     }
@@ -271,7 +283,8 @@ impl Drive {
     }
 
     /// The same device, for another reactor to read from beside this one; `None`: one reactor has
-    /// it alone. What is read there says nothing of the drive's health here.
+    /// it alone. What is read there says nothing of the drive's health here, and of its pace what
+    /// [`was_read_elsewhere`](Drive::was_read_elsewhere) is told.
     pub fn twin(&self) -> Option<Device> {
         self.reactor.twin(self.device).filter(|_| self.is_alive())
     }

@@ -11,7 +11,8 @@ pub struct LatencySummary {
     pub p999_ns: u64,
 }
 
-/// What a drive did lately, from submission to completion of each attempt that succeeded.
+/// What a drive did lately, from submission to completion of each attempt that succeeded; and a
+/// sample of what other reactors read from it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Latency {
     pub reads: LatencySummary,

@@ -158,6 +158,13 @@ fn times_are_those_of_the_drive() {
         let near = |ns: u64, wanted: u64| (wanted..=wanted + wanted / 16).contains(&ns);
         assert!(near(latency.reads.p50_ns, 1_000_000), "{latency:?}");
         assert!(near(latency.writes.p999_ns, 100_000), "{latency:?}");
+        // What others read makes its pace, and not what was done here.
+        (0..300).for_each(|_| drive.was_read_elsewhere(Duration::from_millis(20)));
+        let both = drive.latency();
+        assert_eq!((both.reads.samples, both.writes), (400, latency.writes));
+        assert!(near(both.reads.p50_ns, 20_000_000), "{both:?}");
+        let here = (drive.traffic().reads.total.count, drive.traffic().reads.lately.count);
+        assert_eq!((here, drive.counters().reads), ((100, 100), 100));
         reactor.sleep(Duration::from_secs(11)).await;
         assert_eq!(drive.latency(), Default::default(), "that was long ago");
         let (siblings_p50_ns, siblings_p99_ns) = (100_000, 500_000);

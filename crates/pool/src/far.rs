@@ -49,15 +49,7 @@ pub(crate) enum Request {
     /// What may be read without asking, or whether what was shown still may.
     Show {
         has: bool,
-        served: Served,
     },
-}
-
-/// What was read without asking, since the last time that this was told.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Served {
-    pub(crate) reads: u64,
-    pub(crate) bytes: u64,
 }
 
 pub(crate) struct Answer {
@@ -101,7 +93,6 @@ pub struct Far {
     pub(crate) discard_bytes: u64,
     caller: Rc<Caller<Request, Answer>>,
     sight: RefCell<Option<Rc<Sight>>>,
-    served: Cell<Served>,
 }
 
 impl Drop for Far {
@@ -126,7 +117,6 @@ impl Far {
             discard_bytes,
             caller: caller.open(reactor),
             sight: RefCell::default(),
-            served: Cell::default(),
         });
         reactor.spawn(watch(Rc::downgrade(&far), reactor.clone()));
         far
@@ -149,9 +139,8 @@ impl Far {
     async fn look_around(&self) {
         let asked = self.reactor.now();
         let seen = self.sight.take().filter(|sight| sight.viewer.is_open());
-        let (has, served) = (seen.is_some(), self.served.take());
+        let request = Request::Show { has: seen.is_some() };
         *self.sight.borrow_mut() = seen;
-        let request = Request::Show { has, served };
         let Answer { bytes, shown, holds_for, .. } =
             self.caller.call(request, Buffers::default()).await;
         self.bytes.set(bytes);
@@ -171,8 +160,6 @@ impl Far {
         if let Some(sight) = self.sight()
             && self.read_seen(&sight, offset, &into).await
         {
-            let Served { reads, bytes } = self.served.get();
-            self.served.set(Served { reads: reads + 1, bytes: bytes + into.len() as u64 });
             return Ok(());
         }
         self.ask(Request::Read { offset }, into).await

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ashlar_reactor::call::{CalleeEnd, CallerEnd, calls};
 use ashlar_reactor::executor::Reactor;
 
-use crate::far::{Answer, Facts, Far, Request, Served};
+use crate::far::{Answer, Facts, Far, Request};
 use crate::thick::Glimpse;
 use crate::volume::Volume;
 
@@ -48,8 +48,8 @@ fn serve(callee: CalleeEnd<Request, Answer>, reactor: &Reactor, volume: Volume) 
                 volume.look().await;
                 Ok(())
             }
-            Request::Show { has, served } => {
-                (shown, holds_for) = show(&volume, has, served);
+            Request::Show { has } => {
+                (shown, holds_for) = show(&volume, has);
                 Ok(())
             }
             Request::Discard { offset, len } => volume.discard(offset, len).await,
@@ -60,10 +60,9 @@ fn serve(callee: CalleeEnd<Request, Answer>, reactor: &Reactor, volume: Volume) 
 }
 
 /// What may be read of the volume without asking, or whether what was shown still may.
-fn show(volume: &Volume, has: bool, served: Served) -> (Option<Box<Glimpse>>, Duration) {
+fn show(volume: &Volume, has: bool) -> (Option<Box<Glimpse>>, Duration) {
     match volume {
         Volume::Thick(thick) => {
-            thick.array.served_elsewhere(served.reads, served.bytes);
             let shown = if has { None } else { thick.show().map(Box::new) };
             (shown, thick.array.shown_for())
         }

@@ -122,6 +122,15 @@ impl Pair {
         })
     }
 
+    /// Reads of the last seconds that a drive's pace is known from, of all drives together.
+    fn judged_by(&self) -> u64 {
+        self.on_array(|array| async move {
+            let members = array.status().members;
+            let drives = members.iter().filter_map(|member| member.drive.as_ref());
+            drives.map(|drive| drive.latency().reads.samples).sum()
+        })
+    }
+
     /// Waits until nothing is pending.
     fn settle(&self) {
         for _ in 0..3000 {
@@ -170,6 +179,22 @@ fn healthy_reads_are_done_on_the_reactor_that_asks() {
         });
         assert!(told, "{}", reads());
         assert_eq!(pair.read(VOLUME_BYTES / BLOCK), Err(ArrayError::Range));
+    }
+}
+
+#[test]
+fn drives_are_judged_by_reads_of_other_reactors_too() {
+    for level in [Level::Raid5, Level::Raid10] {
+        let pair = Pair::new(level, Policy::Bitmap);
+        pair.wait_for_sight();
+        // What the array's reactor reads itself is in its drives' counts. Some is forgotten now
+        // and then, so more than once.
+        let heard = (0..20).any(|_| {
+            let before = (pair.asked(), pair.judged_by());
+            (0..VOLUME_BYTES / BLOCK).for_each(|block| assert_eq!(pair.read(block), Ok(1)));
+            pair.judged_by() > before.1 && pair.asked() == before.0
+        });
+        assert!(heard, "{level:?}");
     }
 }
 

@@ -24,6 +24,7 @@ use crate::layout::{Layout, Piece};
 use crate::lease::Leasehold;
 use crate::members::{Identity, Member, Members, sector_bytes};
 use crate::mode::Modes;
+use crate::notes::{Readers, Served};
 use crate::pace::Pace;
 use crate::parity::Kernels;
 use crate::region_map::{RegionMap, StoredMap};
@@ -65,10 +66,12 @@ pub struct Array {
     pub(crate) jobs: Jobs,
     pub(crate) pace: Pace,
     pub(crate) hedging: Hedging,
+    /// Other reactors that read by views.
+    pub(crate) readers: Readers,
     counters: Cell<ArrayCounters>,
     pub(crate) traffic: Traffic,
     requests: Cell<u64>,
-    /// Requests and steps of jobs that were ever begun.
+    /// Requests and steps of jobs that were ever begun, those served elsewhere included.
     begun: Cell<u64>,
     /// Maintenance sleeps until something is begun.
     at_rest: Cell<bool>,
@@ -148,16 +151,14 @@ impl Array {
         maps: &StoredMaps,
     ) -> Rc<Array> {
         let sector_bytes = sector_bytes(&members.list()).max(identity.least_sector());
-        members.list().iter().flat_map(|its| &its.drive).for_each(|its| members.introduce(its));
         let new_integrity = || Integrity::new(reactor, identity.clone(), members.clone());
         let integrity = identity.integrity.then(new_integrity);
-        let map =
-            |kind, stored| RegionMap::new(kind, reactor, identity.clone(), members.clone(), stored);
+        let map = |kind, of| RegionMap::new(kind, reactor, identity.clone(), members.clone(), of);
         let missed = map(MapKind::Missed, &maps.missed);
         let dirty = Dirty::new(reactor, members.clone(), map(MapKind::Dirty, &maps.dirty), missed);
         let bad = BadBlocks::new(reactor, identity.clone(), members.clone(), &maps.bad);
         let layout = identity.layout();
-        let given_out = identity.restripe().map_or(layout, |its| its.old(layout));
+        let given_out = identity.restripe().map_or(layout, |its| its.old(layout)).capacity();
         Rc::new(Array {
             reactor: reactor.clone(),
             journal: Journal::new(
@@ -190,6 +191,7 @@ impl Array {
             jobs: Jobs::default(),
             pace: Pace::default(),
             hedging: Hedging::default(),
+            readers: Readers::default(),
             counters: Cell::default(),
             traffic: Traffic::default(),
             requests: Cell::new(0),
@@ -201,7 +203,7 @@ impl Array {
             next_copy: Cell::new(0),
             table_sequence: Cell::new(0),
             table_lock: RangeLock::new(reactor, 0),
-            capacity: Cell::new(given_out.capacity()),
+            capacity: Cell::new(given_out),
             moving: Cell::new(false),
             moved: WaitList::default(),
             growing: Cell::new(false),
@@ -342,11 +344,25 @@ impl Array {
             return Err(ArrayError::Stopped);
         }
         self.requests.set(self.requests.get() + 1);
-        self.begun.set(self.begun.get() + 1);
+        self.note_use(1);
+        Ok(RequestGuard { array: self.clone() })
+    }
+
+    /// So many requests or steps of jobs were begun: it is not at rest.
+    fn note_use(&self, begun: u64) {
+        self.begun.set(self.begun.get() + begun);
         if self.at_rest.replace(false) {
             self.drained.wake_all(&self.reactor);
         }
-        Ok(RequestGuard { array: self.clone() })
+    }
+
+    /// Other reactors have read so much.
+    pub(crate) fn used_elsewhere(&self, served: Served) {
+        self.note_use(served.reads);
+        self.count(|counters| {
+            counters.reads += served.reads;
+            counters.read_bytes += served.bytes;
+        });
     }
 
     /// Whether a request would be admitted at once.
@@ -514,6 +530,7 @@ impl Array {
     }
 
     pub fn status(&self) -> ArrayStatus {
+        self.hear_readers();
         let layout = self.layout();
         let member = |(index, member): (usize, &Member)| MemberStatus {
             index: MemberIndex::new(index),

@@ -10,6 +10,7 @@ pub mod settings;
 pub mod scrub_plan;
 pub mod layout;
 mod view;
+mod notes;
 pub mod viewer;
 mod stripe_set;
 pub mod write_plan;

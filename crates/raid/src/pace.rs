@@ -80,8 +80,18 @@ impl Pace {
     pub(crate) fn served(&self, began: Instant, now: Instant) {
         self.requests.set(self.requests.get() + 1);
         let crowded = self.working.get() > 0 || self.ceased.get() > began;
+        self.waited(now.since(began), crowded);
+    }
+
+    /// So many requests were served by other reactors. How long some of them took is told apart.
+    pub(crate) fn served_elsewhere(&self, requests: u64) {
+        self.requests.set(self.requests.get() + requests);
+    }
+
+    /// A guest's request took so long; `crowded`: a job was in its way.
+    pub(crate) fn waited(&self, took: Duration, crowded: bool) {
         let mean = if crowded { &self.crowded_ns } else { &self.calm_ns };
-        let took_ns = u64::try_from(now.since(began).as_nanos()).unwrap_or(u64::MAX).max(1);
+        let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX).max(1);
         mean.set(match mean.get() {
             0 => took_ns,
             mean_ns => mean_ns - mean_ns / MEAN_OVER + took_ns / MEAN_OVER,

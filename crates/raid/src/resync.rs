@@ -135,6 +135,7 @@ impl Array {
         self.set_maintained(true);
         while !self.is_stopping() {
             let now = self.reactor.now();
+            self.hear_readers();
             if seen.0 != self.begun() {
                 seen = (self.begun(), now);
             }

@@ -23,15 +23,19 @@ struct Working<'a>(&'a Array);
 impl<'a> Working<'a> {
     fn begin(array: &'a Array) -> Working<'a> {
         array.pace.working.set(array.pace.working.get() + 1);
+        array.members.view().into_iter().for_each(|view| view.set_crowded(true));
         Working(array)
     }
 }
 
 impl Drop for Working<'_> {
     fn drop(&mut self) {
-        let pace = &self.0.pace;
+        let Working(array) = self;
+        let pace = &array.pace;
         pace.working.set(pace.working.get() - 1);
-        pace.ceased.set(self.0.reactor.now());
+        pace.ceased.set(array.reactor.now());
+        let crowded = pace.working.get() > 0;
+        array.members.view().into_iter().for_each(|view| view.set_crowded(crowded));
     }
 }
 
@@ -45,6 +49,7 @@ pub(crate) struct Shift<'a> {
 
 impl<'a> Shift<'a> {
     pub(crate) fn begin(array: &'a Array) -> Shift<'a> {
+        array.hear_readers();
         let (began, requests_before) = (array.reactor.now(), array.pace.requests());
         Shift { array, working: Some(Working::begin(array)), began, requests_before }
     }
@@ -66,6 +71,7 @@ impl<'a> Shift<'a> {
     /// How many stripes keep a group's drives busy; fewer while guests ask for anything, whose
     /// requests wait behind them.
     pub(crate) fn stripes_at_once(&self) -> u64 {
+        self.array.hear_readers();
         let chunk = u64::from(self.array.layout().chunk_bytes);
         let crowded = self.array.pace.requests() > self.requests_before;
         let wanted = if crowded { 0 } else { UNDER_WAY_BYTES / chunk };
@@ -101,6 +107,7 @@ impl<'a> Shift<'a> {
     }
 
     fn rest_after(&self, active: Duration) -> Duration {
+        self.array.hear_readers();
         let load = self.array.pace.load(self.lasts(), self.requests_before);
         rest(active, self.array.settings().rebuild_percent(), load)
     }

@@ -29,11 +29,15 @@ impl Array {
         drop(members);
         let view = self.members.view().filter(|view| view.is_open());
         let view = view.unwrap_or_else(|| self.make_view());
-        Some(Shown { view, devices })
+        // Who let a view go is forgotten before there is one more.
+        self.hear_readers();
+        let notes = self.readers.add(view.clone());
+        Some(Shown { view, notes, devices })
     }
 
     /// Whether what was shown still holds; and for how long, whatever becomes of this reactor.
     pub fn shown_for(&self) -> Duration {
+        self.hear_readers();
         if !self.is_plain() {
             self.hide();
             return Duration::ZERO;
@@ -41,12 +45,19 @@ impl Array {
         self.lease.get().map_or(Duration::MAX, |lease| lease.sure_for())
     }
 
-    /// So much was read by a view.
-    pub fn served_elsewhere(&self, reads: u64, bytes: u64) {
-        self.count(|counters| {
-            counters.reads += reads;
-            counters.read_bytes += bytes;
+    /// Takes into account what was read by views since this was last done: drives are judged, and
+    /// jobs give way, as if it had been read here.
+    pub(crate) fn hear_readers(&self) {
+        let members = self.members.list();
+        let served = self.readers.hear(|sample| {
+            let drive = members.get(sample.member).and_then(|member| member.alive());
+            drive.into_iter().for_each(|drive| drive.was_read_elsewhere(sample.took));
+            self.pace.waited(sample.took, sample.crowded);
         });
+        if served.reads > 0 {
+            self.pace.served_elsewhere(served.reads);
+            self.used_elsewhere(served);
+        }
     }
 
     /// Nobody may read by a view from now on.
@@ -75,6 +86,7 @@ impl Array {
         let data = self.members.list().iter().map(|member| member.areas.data.offset).collect();
         let (region_stripes, regions) = (self.identity.region_stripes(), self.written.regions());
         let view = View::new(layout, data, self.sector_bytes, region_stripes, regions);
+        view.set_crowded(self.pace.working.get() > 0);
         let view = Arc::new(view);
         self.members.watch(view.clone());
         self.unsynced.watch(Watch::Doubts(view.clone()));

@@ -11,6 +11,10 @@ use ashlar_reactor::backend::Instant;
 use crate::members::{Member, Members};
 
 impl Members {
+    pub(crate) fn introduce_all(self: &Rc<Self>) {
+        self.list().iter().flat_map(|its| &its.drive).for_each(|its| self.introduce(its));
+    }
+
     /// From now on a drive asks for its siblings before it is given up.
     pub(crate) fn introduce(self: &Rc<Self>, drive: &Drive) {
         let siblings: Rc<dyn Siblings> = self.clone();

@@ -80,6 +80,7 @@ impl Array {
         let bad = StoredList::default();
         let maps = StoredMaps { dirty: empty(), written: empty(), missed: empty(), bad };
         let array = Array::new(reactor, identity.clone(), members, &maps);
+        array.members.introduce_all();
         if let Some(host) = spec.host {
             array.hold(host, Claim::after(None, reactor.now()));
         }
@@ -178,6 +179,7 @@ impl Array {
         // Of the next one, batches may stand in the ring.
         members.set_era(found.era + ERAS_PER_START);
         let array = Array::new(reactor, identity.clone(), Rc::new(members), &maps);
+        array.members.introduce_all();
         if let Some((host, claim)) = options.host.zip(claim) {
             array.hold(host, claim);
         }

@@ -21,7 +21,8 @@
 //!   count it when all of it is in place. Whoever asks after that answer has heard of it, through
 //!   the guest's memory or otherwise, and everything on that way releases and acquires; so the
 //!   count is seen, too. Who asked before may be shown the old bytes or the new ones.
-//! - So nobody but the owner changes a word, and no word is changed for a read.
+//! - So nobody but the owner changes a word, and no word is changed for a read. What a reader has
+//!   done, it notes elsewhere (`notes.rs`).
 //!
 //! Counts are of groups of stripes, so a stripe may seem to be pending that is not: then the owner
 //! is asked.
@@ -48,6 +49,8 @@ pub struct View {
     pub(crate) sector_bytes: u32,
     region_stripes: u64,
     is_closed: AtomicBool,
+    /// A job of the owner is at work. It is told for judging how long reads take, and no more.
+    is_crowded: AtomicBool,
     /// Bit by bit, regions that were written.
     written: Box<[AtomicU64]>,
     /// Stripes with pending data, by their number modulo [`COUNTS`].
@@ -69,6 +72,7 @@ impl View {
             sector_bytes,
             region_stripes: region_stripes.into(),
             is_closed: AtomicBool::new(false),
+            is_crowded: AtomicBool::new(false),
             written: (0..words).map(|_| AtomicU64::new(0)).collect(),
             pending: (0..COUNTS).map(|_| AtomicU32::new(0)).collect(),
         }
@@ -88,6 +92,16 @@ impl View {
     pub(crate) fn was_open(&self) -> bool {
         fence(Ordering::Acquire);
         self.is_open()
+    }
+
+    /// By the owner: a job begins to work (true), or the last one ceases (false).
+    pub(crate) fn set_crowded(&self, is_crowded: bool) {
+        self.is_crowded.store(is_crowded, Ordering::Relaxed);
+    }
+
+    /// By a reader: whether a job is in its way.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.is_crowded.load(Ordering::Relaxed)
     }
 
     fn place(region: RegionIndex) -> (usize, u64) {

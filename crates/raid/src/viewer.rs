@@ -10,19 +10,32 @@ use ashlar_reactor::op::{Device, DeviceId, Op};
 use smallvec::SmallVec;
 
 use crate::layout::Piece;
+use crate::notes::{Notes, Sample, Sampling};
 use crate::view::View;
 
 /// A view on its way to another reactor, and the members' drives with it.
 pub struct Shown {
     pub(crate) view: Arc<View>,
+    /// Of who reads by it.
+    pub(crate) notes: Notes,
     /// By member.
     pub(crate) devices: Vec<Device>,
+}
+
+/// A read of one drive.
+struct PieceRead {
+    io: Io,
+    len: u64,
+    /// By its number.
+    member: usize,
 }
 
 /// It has the drives until it is dropped.
 pub struct Viewer {
     reactor: Reactor,
     view: Arc<View>,
+    notes: Notes,
+    sampling: Sampling,
     devices: Vec<DeviceId>,
     /// Turns over the copies of a mirror.
     next_copy: Cell<u8>,
@@ -36,9 +49,16 @@ impl Drop for Viewer {
 
 impl Viewer {
     pub fn open(reactor: &Reactor, shown: Shown) -> Viewer {
-        let Shown { view, devices } = shown;
+        let Shown { view, notes, devices } = shown;
         let devices = devices.into_iter().map(|device| reactor.register(device)).collect();
-        Viewer { reactor: reactor.clone(), view, devices, next_copy: Cell::new(0) }
+        Viewer {
+            reactor: reactor.clone(),
+            view,
+            notes,
+            sampling: Sampling::default(),
+            devices,
+            next_copy: Cell::new(0),
+        }
     }
 
     pub fn is_open(&self) -> bool {
@@ -49,12 +69,22 @@ impl Viewer {
     /// `into` then means nothing, and nobody else fills it any more.
     pub async fn read(&self, offset: u64, into: &Buffers) -> bool {
         let Some(reads) = self.begin(offset, into) else { return false };
-        let mut is_good = true;
+        let timed = self.sampling.choose(self.reactor.turn_time(), reads.len());
+        let was_crowded = timed.is_some() && self.view.is_crowded();
+        let (mut is_good, mut took) = (true, None);
         // All are waited for: a drive may still be writing to the caller's memory.
-        for (read, len) in reads {
-            is_good &= read.await == Ok(len);
+        for (index, mut read) in reads.into_iter().enumerate() {
+            is_good &= (&mut read.io).await == Ok(read.len);
+            if timed == Some(index) {
+                took = Some((read.member, read.io.latency()));
+            }
         }
         if is_good && self.view.was_open() {
+            self.notes.count(into.len() as u64);
+            if let Some((member, took)) = took {
+                let crowded = was_crowded || self.view.is_crowded();
+                self.notes.add(Sample { member, took, crowded });
+            }
             return true;
         }
         self.reactor.reclaim(into).await;
@@ -62,7 +92,7 @@ impl Viewer {
     }
 
     /// Starts what is to be read, if all of it can be.
-    fn begin(&self, offset: u64, into: &Buffers) -> Option<SmallVec<[(Io, u64); 2]>> {
+    fn begin(&self, offset: u64, into: &Buffers) -> Option<SmallVec<[PieceRead; 2]>> {
         let (view, len) = (&self.view, into.len() as u64);
         let align = DIRECT_ALIGN.max(view.sector_bytes as usize);
         if !view.is_open() || !view.layout.contains(offset, len) || !into.is_aligned(align) {
@@ -76,15 +106,16 @@ impl Viewer {
             return None;
         }
         let read = |piece: &Piece| {
-            let (device, offset) = self.place(piece);
-            let into = into.slice(piece.in_request());
-            (self.reactor.submit(Op::Read { device, offset, into }), piece.len() as u64)
+            let (member, offset) = self.place(piece);
+            let (device, into) = (self.devices[member], into.slice(piece.in_request()));
+            let io = self.reactor.submit(Op::Read { device, offset, into });
+            PieceRead { io, len: piece.len() as u64, member }
         };
         Some(pieces.iter().map(read).collect())
     }
 
-    /// The drive that has the piece, and where it is there.
-    fn place(&self, piece: &Piece) -> (DeviceId, u64) {
+    /// The member that has the piece, by its number, and where it is there.
+    fn place(&self, piece: &Piece) -> (usize, u64) {
         let layout = &self.view.layout;
         let positions = layout.data_positions(piece.chunk);
         let turn = if layout.is_mirrored() { self.next_copy.get() } else { 0 };
@@ -92,6 +123,6 @@ impl Viewer {
         let position = positions.start + turn % layout.copies;
         let member = layout.member_at(piece.stripe, position).index();
         let at = layout.member_offset(piece.stripe, piece.rows.start);
-        (self.devices[member], self.view.data[member] + at)
+        (member, self.view.data[member] + at)
     }
 }

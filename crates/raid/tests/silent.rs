@@ -126,7 +126,7 @@ impl Rig {
         }
     }
 
-    async fn is_right(mut self, state: ArrayState) {
+    async fn ends_right(mut self, state: ArrayState) {
         self.pair.check().await;
         assert_eq!(self.pair.array.state(), state);
         self.pair.array.stop().await.unwrap();
@@ -152,7 +152,7 @@ fn when_all_are_silent_none_is_given_up() {
                 status.members[index].drive.as_ref().unwrap().health().timeouts
             };
             assert!((0..5).all(|index| silences(index) > 0), "it is counted");
-            rig.is_right(ArrayState::Optimal).await;
+            rig.ends_right(ArrayState::Optimal).await;
         });
     }
 }
@@ -167,7 +167,7 @@ fn when_too_many_are_silent_none_is_given_up() {
         assert!(done.take().is_none() && rig.given_up().is_empty());
         rig.silence(&[]);
         rig.result(&done).await.unwrap();
-        rig.is_right(ArrayState::Optimal).await;
+        rig.ends_right(ArrayState::Optimal).await;
     });
 }
 
@@ -184,7 +184,7 @@ fn one_that_goes_meanwhile_is_no_answer() {
         rig.silence(&[]);
         rig.result(&done).await.unwrap();
         assert_eq!(rig.given_up(), [4]);
-        rig.is_right(ArrayState::Degraded).await;
+        rig.ends_right(ArrayState::Degraded).await;
     });
 }
 
@@ -242,7 +242,7 @@ fn a_silent_one_is_given_up_while_others_only_could_answer() {
             rig.result(&read).await.unwrap();
         }
         assert_eq!(rig.given_up(), [1]);
-        rig.is_right(ArrayState::Degraded).await;
+        rig.ends_right(ArrayState::Degraded).await;
     });
 }
 
@@ -261,7 +261,7 @@ fn one_that_the_array_cannot_do_without_is_waited_for() {
         rig.silence(&[2]);
         rig.result(&done).await.unwrap();
         assert_eq!((rig.given_up(), rig.health(0)), (vec![2], Some(HealthState::Suspect)));
-        rig.is_right(ArrayState::Degraded).await;
+        rig.ends_right(ArrayState::Degraded).await;
     });
 }
 

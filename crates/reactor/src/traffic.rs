@@ -107,6 +107,11 @@ impl Traffic {
         }
     }
 
+    /// Reads of the last seconds, and those of another window as if they were of this place.
+    pub fn reads_with(&self, others: &mut Window, now: Instant) -> Lately {
+        self.reads.borrow_mut().lately_with(others, now)
+    }
+
     fn window(&self, kind: Kind) -> &RefCell<Window> {
         match kind {
             Kind::Read => &self.reads,

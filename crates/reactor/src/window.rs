@@ -43,6 +43,25 @@ struct Half {
 }
 
 impl Half {
+    fn add_all(&mut self, other: &Half) {
+        self.times.add_all(&other.times);
+        self.sum = self.sum.plus(other.sum);
+        self.longest_ns = self.longest_ns.max(other.longest_ns);
+    }
+
+    fn lately(&self, span: Duration) -> Lately {
+        Lately {
+            span_ns: u64::try_from(span.as_nanos()).unwrap_or(u64::MAX),
+            count: self.sum.count,
+            bytes: self.sum.bytes,
+            time_ns: self.sum.time_ns,
+            p50_ns: self.times.percentile(500_000),
+            p99_ns: self.times.percentile(990_000),
+            p999_ns: self.times.percentile(999_000),
+            longest_ns: self.longest_ns,
+        }
+    }
+
     fn total(&self) -> Total {
         let Sum { count, bytes, time_ns } = self.sum;
         let mut octaves = [0; OCTAVES];
@@ -153,21 +172,23 @@ impl Window {
     }
 
     pub fn lately(&mut self, now: Instant) -> Lately {
+        self.both(now).lately(now.since(self.previous_began))
+    }
+
+    /// What was done in both windows, as if it had been one: unlike a sum of two [`Lately`], it has
+    /// the percentiles of all.
+    pub fn lately_with(&mut self, other: &mut Window, now: Instant) -> Lately {
+        let mut both = self.both(now);
+        both.add_all(&other.both(now));
+        both.lately(now.since(self.previous_began.min(other.previous_began)))
+    }
+
+    /// Both halves.
+    fn both(&mut self, now: Instant) -> Half {
         self.roll(now);
-        let mut times = self.previous.times.clone();
-        times.add_all(&self.current.times);
-        let sum = self.previous.sum.plus(self.current.sum);
-        let span = now.since(self.previous_began);
-        Lately {
-            span_ns: u64::try_from(span.as_nanos()).unwrap_or(u64::MAX),
-            count: sum.count,
-            bytes: sum.bytes,
-            time_ns: sum.time_ns,
-            p50_ns: times.percentile(500_000),
-            p99_ns: times.percentile(990_000),
-            p999_ns: times.percentile(999_000),
-            longest_ns: self.previous.longest_ns.max(self.current.longest_ns),
-        }
+        let mut both = self.previous.clone();
+        both.add_all(&self.current);
+        both
     }
 
     fn roll(&mut self, now: Instant) {
@@ -241,6 +262,22 @@ mod tests {
         let later = window.lately(at(140_000));
         assert_eq!((later.longest_ns, later.per_second(), later.p99_ns), (0, 0, 0));
         assert_eq!(window.total().count, 12_001);
+    }
+
+    #[test]
+    fn two_windows_are_one_with_the_percentiles_of_all() {
+        let (mut few, mut many) = (Window::default(), Window::default());
+        for ms in 100_000..101_000 {
+            many.add(at(ms), Duration::from_micros(100), 512);
+        }
+        (0..100).for_each(|_| few.add(at(101_000), Duration::from_millis(9), 512));
+        let both = many.lately_with(&mut few, at(101_000));
+        assert_eq!((both.count, both.bytes, both.longest_ns), (1100, 1100 * 512, 9_000_000));
+        assert!(both.p50_ns < 110_000 && both.p99_ns >= 9_000_000, "{both:?}");
+        assert_eq!(both, few.lately_with(&mut many, at(101_000)));
+        assert_eq!((few.lately(at(101_000)).count, many.lately(at(101_000)).count), (100, 1000));
+        // Each forgets by itself.
+        assert_eq!(many.lately_with(&mut few, at(112_000)).count, 0);
     }
 
     #[test]

@@ -194,6 +194,7 @@ impl DriveHistory {
 /// How long operations took in the last seconds. Zero without operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LatencySummary {
+    /// Of what reactors other than the array's read, about one in a millisecond is among them.
     pub operations: u64,
     pub p50_ns: u64,
     pub p99_ns: u64,

@@ -48,6 +48,11 @@ impl Backend for Shelf {
         self.world.register(device)
     }
 
+    /// Who reads beside its owner has the same drive.
+    fn twin(&self, device: DeviceId) -> Option<Device> {
+        Some(Device::Simulated { drive: device.0 })
+    }
+
     /// Kept until the test ends.
     fn unregister(&mut self, _: DeviceId) {}
 
