@@ -103,7 +103,7 @@ enum Watch {
 struct Late {
     /// When its time ends.
     deadline: Instant,
-    /// Of the first such look.
+    /// Of the first such look, or of a later one if that is long ago.
     since: Instant,
     /// Those siblings that had answered something since then could stand for this drive.
     replaceable: bool,
@@ -484,22 +484,25 @@ impl Drive {
     /// may be about to, if they have just begun to.
     fn look_at_late(&self, deadline: Instant) -> bool {
         let now = self.reactor.now();
+        let within = self.health_limits.answer_within;
         let siblings = self.siblings();
-        let stand = |since| siblings.as_ref().is_none_or(|its| its.stand_for(self, since));
         let late = match self.watch.get() {
             Watch::Late(late) if late.deadline == deadline => {
                 let is_over = now >= deadline;
                 if is_over && !late.counted {
                     self.judge(Health::timeout);
                 }
-                let replaceable = stand(late.since);
-                let within = self.health_limits.answer_within;
+                let stand = |its: &Rc<dyn Siblings>| its.stand_for(self, late.since);
+                let replaceable = siblings.as_ref().is_none_or(stand);
                 let has_waited = now >= deadline.after(within * (PATIENCE_WITH_ALL - 1));
                 if is_over && late.replaceable && replaceable || has_waited {
                     self.judge(Health::fail);
                     return false;
                 }
-                Late { replaceable, counted: is_over, ..late }
+                // What was answered long ago says nothing about now.
+                let is_old = now.since(late.since) > within;
+                let since = if is_old { now } else { late.since };
+                Late { replaceable: replaceable && !is_old, counted: is_over, since, ..late }
             }
             Watch::Late(_) | Watch::On | Watch::Off => {
                 Late { deadline, since: now, replaceable: false, counted: false }

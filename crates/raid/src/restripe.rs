@@ -239,9 +239,11 @@ impl Array {
 
     /// Step 4. Others have to wait until it is done, unless the array has failed.
     async fn put_in_place(self: &Rc<Self>, window: Range<u64>) -> Result<(), ArrayError> {
-        let patience = self.reactor.now().after(PATIENCE);
+        let mut patience = None;
         loop {
             let Err(error) = self.drain_journal().await else { return Ok(()) };
+            let now = self.reactor.now();
+            let patience = *patience.get_or_insert(now.after(PATIENCE));
             self.jobs.set_restripe_error(Some(error.to_string()));
             if self.is_stopping() {
                 return Err(error);
@@ -250,7 +252,7 @@ impl Array {
                 window.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
                 return Err(error);
             }
-            if self.reactor.now() >= patience {
+            if now >= patience {
                 self.members.pull_all();
             }
             self.pause(RETRY_AFTER).await;
@@ -369,8 +371,8 @@ impl Array {
 
     /// Makes a superblock durable. An error: it may be, or not, and the array stops, or has failed.
     async fn save_for_sure(&self) -> Result<(), ArrayError> {
-        let patience = self.reactor.now().after(PATIENCE);
         let mut saved = self.members.save().await;
+        let patience = self.reactor.now().after(PATIENCE);
         while saved.is_err() && !self.is_stopping() {
             if self.reactor.now() >= patience {
                 // Which shape counts is for the next start to say; guests have waited long enough.

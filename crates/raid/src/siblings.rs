@@ -26,8 +26,11 @@ impl Siblings for Members {
     fn stand_for(&self, drive: &Drive, since: Instant) -> bool {
         let list = self.list();
         let is_it = |member: &Member| member.drive.as_ref().is_some_and(|its| is_same(its, drive));
-        let Some(index) = list.iter().position(is_it) else { return true };
         let answers = |its: &Rc<Drive>| its.has_answered(since);
+        // It joins later: nobody needs it yet.
+        let Some(index) = list.iter().position(is_it) else {
+            return list.iter().filter_map(Member::alive).any(answers);
+        };
         let held = |its: &Member| its.is_whole() && its.drive.as_ref().is_some_and(answers);
         let held: Vec<bool> = list.iter().map(held).collect();
         let is_stale = list[index].state == MemberState::Stale;

@@ -14,7 +14,7 @@ use ashlar_reactor::prng::Prng;
 use crate::drive::{BLOCK_BYTES, Mischief, SECTOR_BYTES, SimDrive};
 use crate::faults::Lies;
 use crate::workload::Life;
-use crate::world::AtCompletion;
+use crate::world::{AtCompletion, WAKING_NS_MAX};
 
 /// Drives that grow stay below this, so that a label is planned as it was for the smaller one.
 const DRIVE_BYTES_MAX: u64 = 24 << 20;
@@ -195,8 +195,12 @@ fn silence(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
     let until = life.world.borrow().now_ns() + long;
     let (all, comes_back) = (prng.chance(1, 2), prng.chance(1, 2));
     if all {
-        life.note(|| format!("no drive answers for {} ms", long / 1_000_000));
-        life.world.borrow_mut().silent_until_ns = until;
+        let over = life.world.borrow().silent_until_ns + WAKING_NS_MAX;
+        // One at a time: those of the last one answer first.
+        if life.world.borrow().now_ns() >= over {
+            life.note(|| format!("no drive answers for {} ms", long / 1_000_000));
+            life.world.borrow_mut().silent_until_ns = until;
+        }
         return;
     }
     if !life.fleet.borrow().may_impair(index) {
@@ -207,7 +211,7 @@ fn silence(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
     {
         let mut world = life.world.borrow_mut();
         let its = world.drive(drive);
-        its.silent_until_ns = until;
+        its.silent_until_ns = its.silent_until_ns.max(until);
         its.misses += 1;
     }
     let life = life.clone();

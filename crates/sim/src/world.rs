@@ -51,6 +51,8 @@ pub struct Changes {
     pub added: u64,
 }
 
+/// After a silence a drive answers what it was asked within this time.
+pub const WAKING_NS_MAX: u64 = 1_000_000;
 /// Virtual time in which any life must end.
 const LIFE_NS_MAX: u64 = 4 * 3600 * 1_000_000_000;
 /// And so many operations: some that hang are busy.
@@ -236,7 +238,7 @@ impl World {
         let silent = self.now_ns < until;
         if silent {
             self.sequence += 1;
-            let at = until + self.latency.below(1_000_000);
+            let at = until + self.latency.below(WAKING_NS_MAX);
             self.due.push(Reverse((at, self.sequence, op.ticket.0)));
         }
         silent
