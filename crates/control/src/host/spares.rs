@@ -164,6 +164,15 @@ impl Host {
         });
     }
 
+    /// It could not be used because of the way to it, perhaps.
+    pub(super) fn give_another_chance(&self, drive: &str) {
+        self.look(|state| {
+            if let Some(drive) = state.drives.get_mut(drive) {
+                drive.passed_over = None;
+            }
+        });
+    }
+
     /// Spares that have become members are spares no more.
     pub(super) fn forget_used_spares(&self) -> Answer<()> {
         let used: Vec<String> = self.look(|state| {

@@ -245,6 +245,7 @@ impl Host {
             let is_done = asked.is_finished();
             if is_done && !lost.contains_key(name) {
                 tracing::info!(drive = name, "the drive is there again");
+                self.give_another_chance(name);
             }
             !is_done
         });

@@ -146,9 +146,31 @@ impl Station {
     pub(super) fn with<T>(
         &self,
         kind: Work,
-        work: impl FnOnce(&mut Association) -> Result<T, Trouble>,
+        mut work: impl FnMut(&mut Association) -> Result<T, Trouble>,
     ) -> Result<T, Trouble> {
         let mut using = locked(&self.using);
+        let had_one = using.is_some();
+        let done = self.work(&mut using, kind, &mut work);
+        // What it had was of before the way broke, perhaps; a read does no harm twice.
+        let done = match done {
+            Err(_) if had_one && kind == Work::Read => self.work(&mut using, kind, &mut work),
+            other => other,
+        };
+        if let Err(trouble) = &done {
+            let mut report = locked(&self.report);
+            if report.was_given_up {
+                report.lost = Some(trouble.clone());
+            }
+        }
+        done
+    }
+
+    fn work<T>(
+        &self,
+        using: &mut Option<Using>,
+        kind: Work,
+        work: &mut impl FnMut(&mut Association) -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
         self.claim.await_quiet();
         // The controller may have taken a silent host for a dead one.
         let is_fresh =
