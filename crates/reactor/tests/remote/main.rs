@@ -479,9 +479,8 @@ fn who_opens_it_reads_and_writes_too() {
     let mut back = vec![0; bytes.len()];
     drive.read_at(&mut back, 4096).unwrap();
     assert!(bytes == back);
-    // It was lost while nobody used it.
+    // It was lost while nobody used it: what only reads does not see that.
     model.cut();
-    assert!(drive.read_at(&mut back, 4096).is_err());
     drive.read_at(&mut back, 4096).unwrap();
     assert!(bytes == back);
 }
@@ -494,11 +493,10 @@ fn who_opens_it_hears_that_a_volatile_cache_may_have_lost_something() {
     drive.write_at(&[1; 4096], 0).unwrap();
     drive.flush().unwrap();
     model.cut();
-    drive.read_at(&mut [0; 4096], 0).unwrap_err();
+    drive.read_at(&mut [0; 4096], 0).unwrap();
     drive.flush().unwrap();
     drive.write_at(&[2; 4096], 0).unwrap();
     model.cut();
-    drive.read_at(&mut [0; 4096], 0).unwrap_err();
     drive.read_at(&mut [0; 4096], 0).unwrap();
     drive.flush().unwrap_err();
     drive.write_at(&[3; 4096], 0).unwrap();
