@@ -14,9 +14,10 @@ use std::rc::Rc;
 
 use crate::disk::{Disk, Trouble};
 use crate::export::PartStatus;
-use crate::vhost::config::{Facts, PROTOCOL_FEATURES, is_write_through};
+use crate::vhost::config::{Facts, LOG_ALL, PROTOCOL_FEATURES, is_write_through};
+use crate::vhost::dirty::{DirtyError, DirtyLog, MappedDirtyLog, RingLog};
 use crate::vhost::inflight::{Inflight, MappedInflight, Section};
-use crate::vhost::memory::{Graveyard, GuestMemory, MappedRegion, MemoryError, Place};
+use crate::vhost::memory::{Graveyard, GuestMemory, MappedRegion, Place};
 use crate::vhost::queue::{Bells, Queue, State, stopped};
 use crate::vhost::vring::{Ring, RingAddresses, RingSetup};
 
@@ -30,6 +31,8 @@ pub(crate) struct NoRing(usize);
 pub(crate) struct Vring {
     pub(crate) size: u32,
     pub(crate) addresses: Option<RingAddresses>,
+    /// The guest's address of what the device writes there, if that is to be marked.
+    pub(crate) marked: Option<u64>,
     /// Where the ring stands, while there is no queue.
     pub(crate) base: u32,
     /// A kick file, or its absence, was announced: that starts a ring (vhost-user, "Ring states").
@@ -48,6 +51,8 @@ pub(crate) struct Device {
     vrings: Vec<RefCell<Vring>>,
     /// Where the front end keeps what is in flight; rings that start use it.
     inflight: RefCell<Option<Inflight>>,
+    /// Where written pages are marked while the features say so.
+    dirty: RefCell<Option<DirtyLog>>,
     features: Cell<u64>,
     /// The guest's choice in the configuration space.
     write_back: Cell<bool>,
@@ -65,6 +70,7 @@ impl Device {
             memory: RefCell::default(),
             vrings: (0..queues_max).map(|_| RefCell::default()).collect(),
             inflight: RefCell::default(),
+            dirty: RefCell::default(),
             features: Cell::new(0),
             write_back: Cell::new(true),
             connected: Cell::new(false),
@@ -102,9 +108,74 @@ impl Device {
         self.disk.note(trouble);
     }
 
-    pub(crate) fn set_features(&self, features: u64) {
+    /// Rings that are at work go on as they are, but for the log of written pages: returns once it
+    /// has all that is written, if there shall be one.
+    pub(crate) async fn set_features(&self, features: u64) -> Result<(), DirtyError> {
+        if features & LOG_ALL != 0
+            && let Some(log) = &*self.dirty.borrow()
+        {
+            log.check(self.memory.borrow().end())?;
+        }
+        self.take_features(features);
+        self.until_logged().await;
+        Ok(())
+    }
+
+    fn take_features(&self, features: u64) {
         self.features.set(features);
         self.update_write_through();
+        self.update_log();
+    }
+
+    /// Another log, or the first. Returns once nothing is marked in the one before.
+    pub(crate) async fn set_dirty_log(&self, mapped: MappedDirtyLog) -> Result<(), DirtyError> {
+        let log = DirtyLog::adopt(mapped, &self.graveyard);
+        log.check(self.memory.borrow().end())?;
+        *self.dirty.borrow_mut() = Some(log);
+        self.update_log();
+        self.until_logged().await;
+        Ok(())
+    }
+
+    /// A file to ring when pages were marked.
+    pub(crate) fn set_marked_bell(&self, file: &File) -> std::io::Result<()> {
+        let bell = Some(Rc::new(file.try_clone()?));
+        for vring in &self.vrings {
+            let mut vring = vring.borrow_mut();
+            vring.bells.marked = bell.clone();
+            if let Some(queue) = &vring.queue {
+                queue.set_marked(bell.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Where written pages are to be marked now.
+    fn dirty_log(&self) -> Option<DirtyLog> {
+        let log = self.dirty.borrow();
+        log.as_ref().filter(|_| self.features.get() & LOG_ALL != 0).cloned()
+    }
+
+    fn ring_log(&self, vring: &Vring) -> Option<RingLog> {
+        Some(RingLog { used: vring.marked?, log: self.dirty_log()? })
+    }
+
+    fn update_log(&self) {
+        for vring in &self.vrings {
+            let vring = vring.borrow();
+            if let Some(queue) = &vring.queue {
+                queue.log_to(self.dirty_log(), self.ring_log(&vring));
+            }
+        }
+    }
+
+    async fn until_logged(&self) {
+        for vring in &self.vrings {
+            let queue = vring.borrow().queue.clone();
+            if let Some(queue) = queue {
+                queue.until_logged().await;
+            }
+        }
     }
 
     /// The guest wrote to the configuration space.
@@ -122,19 +193,25 @@ impl Device {
     }
 
     /// Replaces all of the guest's memory.
-    pub(crate) fn replace_memory(&self, regions: Vec<MappedRegion>) -> Result<(), MemoryError> {
-        self.set_memory(GuestMemory::new(regions, &self.graveyard)?);
-        Ok(())
+    pub(crate) fn replace_memory(&self, regions: Vec<MappedRegion>) -> Result<(), DirtyError> {
+        self.change_memory(GuestMemory::new(regions, &self.graveyard)?)
     }
 
-    pub(crate) fn add_memory(&self, region: MappedRegion) -> Result<(), MemoryError> {
+    pub(crate) fn add_memory(&self, region: MappedRegion) -> Result<(), DirtyError> {
         let memory = self.memory.borrow().with(region, &self.graveyard)?;
-        self.set_memory(memory);
-        Ok(())
+        self.change_memory(memory)
     }
 
-    pub(crate) fn remove_memory(&self, place: Place) -> Result<(), MemoryError> {
+    pub(crate) fn remove_memory(&self, place: Place) -> Result<(), DirtyError> {
         let memory = self.memory.borrow().without(place)?;
+        self.change_memory(memory)
+    }
+
+    /// A front end that logs makes the log longer before it adds memory.
+    fn change_memory(&self, memory: GuestMemory) -> Result<(), DirtyError> {
+        if let Some(log) = self.dirty_log() {
+            log.check(memory.end())?;
+        }
         self.set_memory(memory);
         Ok(())
     }
@@ -179,6 +256,31 @@ impl Device {
         }
         change(&mut self.vring(index)?.borrow_mut());
         self.start_if_complete(index)
+    }
+
+    /// Where the ring is, and whether what is written there is marked. A ring that is at work and
+    /// stays where it is goes on: front ends begin and end a log while it runs.
+    pub(crate) async fn set_addresses(
+        &self,
+        index: usize,
+        addresses: RingAddresses,
+        marked: Option<u64>,
+    ) -> Result<(), NoRing> {
+        {
+            let mut vring = self.vring(index)?.borrow_mut();
+            let runs = |queue: &&Rc<Queue>| queue.state() == State::Running;
+            if vring.addresses == Some(addresses)
+                && let Some(queue) = vring.queue.clone().as_ref().filter(runs)
+            {
+                vring.marked = marked;
+                queue.log_to(self.dirty_log(), self.ring_log(&vring));
+                return Ok(());
+            }
+        }
+        let change = |vring: &mut Vring| {
+            (vring.addresses, vring.marked) = (Some(addresses), marked);
+        };
+        self.change(index, change).await
     }
 
     /// A new file to call the guest by. The ring goes on: guests mask and unmask interrupts while
@@ -251,7 +353,8 @@ impl Device {
     fn forget_left(&self, index: usize) -> Result<(), NoRing> {
         let mut vring = self.vring(index)?.borrow_mut();
         if let Some(addresses) = vring.addresses {
-            Ring::forget_left(&self.memory.borrow(), addresses, self.features.get());
+            let (features, log) = (self.features.get(), self.ring_log(&vring));
+            Ring::forget_left(&self.memory.borrow(), addresses, features, log);
         }
         // Of a ring that was never at work here, the log may have what another left in flight.
         if std::mem::take(&mut vring.left) {
@@ -278,7 +381,10 @@ impl Device {
         let memory = self.memory.borrow().clone();
         let log = self.log_of(index);
         match Queue::start(&self.disk, queue, &memory, &setup, log, vring.bells.clone()) {
-            Ok(started) => (vring.queue, vring.left) = (Some(started), false),
+            Ok(started) => {
+                started.log_to(self.dirty_log(), self.ring_log(&vring));
+                (vring.queue, vring.left) = (Some(started), false);
+            }
             Err(fault) => {
                 let export = self.disk.name();
                 tracing::warn!(export, queue, %fault, "the ring cannot be served");
@@ -311,7 +417,8 @@ impl Device {
         if orderly {
             self.set_write_back(true);
         }
-        self.set_features(0);
+        self.take_features(0);
+        self.dirty.take();
         self.set_memory(GuestMemory::default());
         self.connected.set(false);
     }

@@ -14,6 +14,9 @@
 //!   `in_flight` counts exactly what the guest waits for. The ring's log of that begins and ends in
 //!   the same places: in `Ring::pop`, and in the ring's showing what was put;
 //! - a queue that is not running pops nothing;
+//! - while there is a log of what is written to guest memory, a request's data and status are
+//!   marked in it after they were written and before its chain is put. Of requests that were popped
+//!   without one nobody knows what they write, so a log counts once they are answered;
 //! - [`Queue::stop`] returns when everything that was popped is answered and shown.
 
 use std::cell::{Cell, RefCell};
@@ -35,11 +38,12 @@ use crate::disk::{Disk, Trouble, UNTOLD_MAX};
 use crate::limits::Toll;
 use crate::request::{Answer, Operation};
 use crate::vhost::QUEUES_MAX;
-use crate::vhost::block::{BlockRequest, parse, status_byte};
+use crate::vhost::block::{BlockRequest, parse, status_byte, written};
+use crate::vhost::dirty::{DirtyLog, RingLog};
 use crate::vhost::fault::Fault;
 use crate::vhost::inflight::Section;
 use crate::vhost::memory::{GuestMemory, Window};
-use crate::vhost::vring::{Chain, Popped, Ring, RingSetup};
+use crate::vhost::vring::{Chain, Popped, Ring, RingSetup, Segment};
 
 /// Most workers, and so most requests under way, of one queue.
 pub(crate) const WORKERS_MAX: u16 = 128;
@@ -98,6 +102,8 @@ pub(crate) struct Bells {
     pub(crate) kick: Option<Rc<File>>,
     pub(crate) call: Option<Rc<File>>,
     pub(crate) error: Option<Rc<File>>,
+    /// For the front end, when pages were marked.
+    pub(crate) marked: Option<Rc<File>>,
 }
 
 fn ring(bell: &Option<Rc<File>>) {
@@ -105,6 +111,16 @@ fn ring(bell: &Option<Rc<File>>) {
         // An eventfd that is full has rung already; a peer that is gone does not listen.
         let _ = file.write(&1u64.to_ne_bytes());
     }
+}
+
+#[derive(Default)]
+struct Worker {
+    /// Once it has begun.
+    task: Cell<Option<TaskId>>,
+    /// [`Queue::logging`], as its request was popped; and then, unless that was 0, what is to be
+    /// marked.
+    logging: Cell<u64>,
+    written: RefCell<Vec<Segment>>,
 }
 
 pub(crate) struct Queue {
@@ -116,13 +132,19 @@ pub(crate) struct Queue {
     chain: RefCell<Chain>,
     memory: RefCell<Rc<GuestMemory>>,
     bells: RefCell<Bells>,
-    /// By worker, once it has begun.
-    workers: Vec<Cell<Option<TaskId>>>,
+    workers: Vec<Worker>,
     /// Bit by bit, the workers that wait for a chain.
     parked: Cell<u128>,
     /// Bytes that may still be taken in this turn; below zero, what was taken of later turns.
     credit: Cell<i64>,
     in_flight: Cell<u16>,
+    dirty: RefCell<Option<DirtyLog>>,
+    /// The number of the log that is in use, of all that were begun; 0: none is.
+    logging: Cell<u64>,
+    logs_begun: Cell<u64>,
+    /// Requests under way that were popped before the log was begun.
+    unknown: Cell<u16>,
+    known: WaitList,
     poller: Cell<Option<PollerId>>,
     /// The reactor leaves the ring alone, until it is roused.
     armed: Cell<bool>,
@@ -153,10 +175,15 @@ impl Queue {
             chain: RefCell::new(Chain::new()),
             memory: RefCell::new(memory.clone()),
             bells: RefCell::new(bells),
-            workers: (0..workers).map(|_| Cell::new(None)).collect(),
+            workers: (0..workers).map(|_| Worker::default()).collect(),
             parked: Cell::new(0),
             credit: Cell::new(0),
             in_flight: Cell::new(0),
+            dirty: RefCell::default(),
+            logging: Cell::new(0),
+            logs_begun: Cell::new(0),
+            unknown: Cell::new(0),
+            known: WaitList::default(),
             poller: Cell::new(None),
             armed: Cell::new(false),
             tasks: Cell::new(workers),
@@ -205,6 +232,37 @@ impl Queue {
 
     pub(crate) fn set_error(&self, error: Option<Rc<File>>) {
         self.bells.borrow_mut().error = error;
+    }
+
+    pub(crate) fn set_marked(&self, marked: Option<Rc<File>>) {
+        self.bells.borrow_mut().marked = marked;
+    }
+
+    /// Where to mark what is written to guest memory from now on; `ring`: to the ring itself. What
+    /// is under way may be written unmarked: see [`Queue::until_logged`].
+    pub(crate) fn log_to(&self, dirty: Option<DirtyLog>, ring: Option<RingLog>) {
+        self.ring.borrow_mut().log_to(&self.memory.borrow(), ring);
+        let is_logging = dirty.is_some();
+        *self.dirty.borrow_mut() = dirty;
+        if is_logging == (self.logging.get() != 0) {
+            return;
+        }
+        if is_logging {
+            self.logs_begun.set(self.logs_begun.get() + 1);
+            self.logging.set(self.logs_begun.get());
+            self.unknown.set(self.in_flight.get());
+        } else {
+            self.logging.set(0);
+            self.unknown.set(0);
+            self.known.wake_all(self.reactor());
+        }
+    }
+
+    /// Returns once all that is written from now on is marked, if there is a log.
+    pub(crate) async fn until_logged(&self) {
+        self.disk.throttle().hurry();
+        self.known.until(self.reactor(), || self.unknown.get() == 0).await;
+        self.disk.throttle().calm();
     }
 
     /// Stops popping, waits for what is under way, shows it to the guest. Nothing but the caller
@@ -270,7 +328,7 @@ impl Queue {
             }
             let worker = parked.trailing_zeros() as usize;
             parked &= parked - 1;
-            if let Some(task) = self.workers.get(worker).and_then(Cell::get) {
+            if let Some(task) = self.workers.get(worker).and_then(|its| its.task.get()) {
                 self.reactor().wake(task);
             }
         }
@@ -281,12 +339,12 @@ impl Queue {
     async fn work(self: Rc<Self>, worker: u16) {
         let task = self.reactor().current_task();
         if let Some(known) = self.workers.get(usize::from(worker)) {
-            known.set(Some(task));
+            known.task.set(Some(task));
         }
         while let Some(BlockRequest { request, status, popped }) = self.next(worker).await {
             let served = std::pin::pin!(self.disk.serve(request));
             let answer = self.or_another(served).await;
-            self.put(answer, popped, &status);
+            self.put(worker, answer, popped, &status);
         }
         self.end_task();
     }
@@ -305,7 +363,7 @@ impl Queue {
         std::future::poll_fn(|_| {
             // Set again below if there is nothing: a wake-up may be for something else.
             self.parked.set(self.parked.get() & !bit);
-            match self.take() {
+            match self.take(worker) {
                 Ok(Some(request)) => Poll::Ready(Some(request)),
                 Ok(None) if self.state.get() == State::Running => {
                     self.parked.set(self.parked.get() | bit);
@@ -341,7 +399,7 @@ impl Queue {
 
     /// Pops a chain and reads it; not too much in a turn, so that queues that share a reactor take
     /// turns.
-    fn take(&self) -> Result<Option<BlockRequest>, Fault> {
+    fn take(&self, worker: u16) -> Result<Option<BlockRequest>, Fault> {
         let credit = self.credit.get();
         if self.state.get() != State::Running || credit <= 0 {
             return Ok(None);
@@ -359,13 +417,26 @@ impl Queue {
         let request = parse(&memory, &chain)?;
         self.credit.set(credit.saturating_sub_unsigned(cost_bytes(&request.request.operation)));
         self.in_flight.set(self.in_flight.get() + 1);
+        if let Some(worker) = self.workers.get(usize::from(worker)) {
+            worker.logging.set(self.logging.get());
+            if self.logging.get() != 0 {
+                let (status, data) = written(&chain, &request.request.operation);
+                let mut written = worker.written.borrow_mut();
+                written.clear();
+                written.push(status);
+                written.extend_from_slice(data);
+            }
+        }
         Ok(Some(request))
     }
 
     /// Gives a chain back; the guest sees it at the end of this turn, or before.
-    fn put(&self, answer: Answer, popped: Popped, status: &Window) {
+    fn put(&self, worker: u16, answer: Answer, popped: Popped, status: &Window) {
         assert!(answer.tag == popped.id, "the answer to another request");
         status.store_u8(0, status_byte(answer.status));
+        if self.logging.get() != 0 {
+            self.mark(worker);
+        }
         // The status byte is written too.
         let bytes = answer.bytes.saturating_add(1);
         let mut ring = self.ring.borrow_mut();
@@ -378,6 +449,23 @@ impl Queue {
         self.rouse();
     }
 
+    /// Marks what a worker's request has written.
+    fn mark(&self, worker: u16) {
+        let Some(worker) = self.workers.get(usize::from(worker)) else { return };
+        if worker.logging.get() != self.logging.get() {
+            self.unknown.set(self.unknown.get() - 1);
+            if self.unknown.get() == 0 {
+                self.known.wake_all(self.reactor());
+            }
+            return;
+        }
+        if let Some(dirty) = &*self.dirty.borrow() {
+            for Segment { address, len } in &*worker.written.borrow() {
+                dirty.mark(*address, u64::from(*len));
+            }
+        }
+    }
+
     /// Shows what is left of what was put since the last turn; calls the guest if it wants that.
     fn tell_used(&self) -> bool {
         let mut used = self.ring.borrow_mut();
@@ -386,6 +474,9 @@ impl Queue {
         }
         if used.tell_used() {
             ring(&self.bells.borrow().call);
+        }
+        if self.logging.get() != 0 {
+            ring(&self.bells.borrow().marked);
         }
         self.disk.told();
         true
