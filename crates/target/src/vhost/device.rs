@@ -5,8 +5,12 @@
 //! Messages arrive one after the other from the socket's thread. One that changes a ring brings the
 //! ring to rest first, so that nobody sees a half-changed one.
 //!
-//! Invariant: a ring has a queue only while the front end has started and enabled it, the device is
-//! not closing, and all of the ring was found in guest memory.
+//! Invariants:
+//! - a ring has a queue only while the front end has started and enabled it, the device is not
+//!   closing, and all of the ring was found in guest memory;
+//! - while the features ask for a log of written pages, no ring gets a queue without one that is
+//!   long enough for all memory; a shorter one may lie there until then, as one does of a move that
+//!   was given up before the guest got more memory.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -40,6 +44,8 @@ pub(crate) struct Vring {
     pub(crate) enabled: bool,
     pub(crate) bells: Bells,
     queue: Option<Rc<Queue>>,
+    /// It is complete, and waits for a log of written pages.
+    held: bool,
     /// It was at work for this front end, which does not know yet where it stands.
     left: bool,
 }
@@ -111,12 +117,9 @@ impl Device {
     /// Rings that are at work go on as they are, but for the log of written pages: returns once it
     /// has all that is written, if there shall be one.
     pub(crate) async fn set_features(&self, features: u64) -> Result<(), DirtyError> {
-        if features & LOG_ALL != 0
-            && let Some(log) = &*self.dirty.borrow()
-        {
-            log.check(self.memory.borrow().end())?;
-        }
+        self.check_at_work(features, &self.memory.borrow())?;
         self.take_features(features);
+        self.start_held();
         self.until_logged().await;
         Ok(())
     }
@@ -127,14 +130,36 @@ impl Device {
         self.update_log();
     }
 
-    /// Another log, or the first. Returns once nothing is marked in the one before.
+    /// Another log, or the first. Returns once nothing is marked in the one before. One that is not
+    /// asked for may be too short: another comes before it is.
     pub(crate) async fn set_dirty_log(&self, mapped: MappedDirtyLog) -> Result<(), DirtyError> {
         let log = DirtyLog::adopt(mapped, &self.graveyard);
-        log.check(self.memory.borrow().end())?;
+        if self.features.get() & LOG_ALL != 0 {
+            log.check(self.memory.borrow().end())?;
+        }
         *self.dirty.borrow_mut() = Some(log);
         self.update_log();
+        self.start_held();
         self.until_logged().await;
         Ok(())
+    }
+
+    /// Refuses what would have rings that are at work mark in a log that is too short. A front end
+    /// that sets up a device at rest gives the log that goes with it later, as QEMU does.
+    fn check_at_work(&self, features: u64, memory: &GuestMemory) -> Result<(), DirtyError> {
+        if features & LOG_ALL != 0
+            && !self.is_at_rest()
+            && let Some(log) = &*self.dirty.borrow()
+        {
+            log.check(memory.end())?;
+        }
+        Ok(())
+    }
+
+    /// Whether a ring that starts has all that is written marked, if that is asked for.
+    fn has_log(&self) -> bool {
+        let suffices = |log: &DirtyLog| log.check(self.memory.borrow().end()).is_ok();
+        self.features.get() & LOG_ALL == 0 || self.dirty.borrow().as_ref().is_some_and(suffices)
     }
 
     /// A file to ring when pages were marked.
@@ -207,12 +232,11 @@ impl Device {
         self.change_memory(memory)
     }
 
-    /// A front end that logs makes the log longer before it adds memory.
+    /// A front end that logs what rings at work write makes the log longer before it adds memory.
     fn change_memory(&self, memory: GuestMemory) -> Result<(), DirtyError> {
-        if let Some(log) = self.dirty_log() {
-            log.check(memory.end())?;
-        }
+        self.check_at_work(self.features.get(), &memory)?;
         self.set_memory(memory);
+        self.start_held();
         Ok(())
     }
 
@@ -338,6 +362,7 @@ impl Device {
                 has_ended = true;
             }
         }
+        self.vring(index)?.borrow_mut().held = false;
         if front_end_knows && !has_ended {
             self.forget_left(index)?;
         }
@@ -371,13 +396,19 @@ impl Device {
             return Ok(());
         }
         assert!(vring.queue.is_none(), "whoever changes a ring has halted it");
+        let queue = u16::try_from(index).unwrap_or(u16::MAX);
+        vring.held = !self.has_log();
+        if vring.held {
+            let export = self.disk.name();
+            tracing::warn!(export, queue, "the ring waits for a log of all of the guest's memory");
+            return Ok(());
+        }
         let setup = RingSetup {
             size: vring.size,
             addresses,
             base: vring.base,
             features: self.features.get(),
         };
-        let queue = u16::try_from(index).unwrap_or(u16::MAX);
         let memory = self.memory.borrow().clone();
         let log = self.log_of(index);
         match Queue::start(&self.disk, queue, &memory, &setup, log, vring.bells.clone()) {
@@ -392,6 +423,16 @@ impl Device {
             }
         }
         Ok(())
+    }
+
+    /// Something has changed for rings that wait for a log.
+    fn start_held(&self) {
+        for index in 0..self.vrings.len() {
+            if self.vring(index).is_ok_and(|vring| vring.borrow().held) {
+                // Every index below the length exists.
+                let _ = self.start_if_complete(index);
+            }
+        }
     }
 
     pub(crate) fn is_at_rest(&self) -> bool {

@@ -102,7 +102,7 @@ impl Session {
         changed.map_err(refuse)?.map_err(refuse)
     }
 
-    /// The same change on all reactors: all take it or all refuse it.
+    /// The same change on all reactors; one that refuses it ends the connection for all.
     fn change_all<F: Future<Output = std::result::Result<(), DirtyError>> + 'static>(
         &self,
         change: impl Fn(Rc<Device>) -> F + Clone + Send + 'static,
@@ -128,8 +128,12 @@ impl Session {
     }
 
     /// Says all of it again, to devices that know nothing. Features come before: they concern the
-    /// protocol, too.
+    /// protocol, too. The log comes before the memory: it may be one that is too short for it, while
+    /// no ring is at work.
     pub(crate) fn tell_again(&mut self, told: Told<OwnedFd>) -> Result<()> {
+        if let Some(handed::Log { len, offset, file }) = told.log {
+            self.set_log_base(&VhostUserLog::new(len, offset), file.into())?;
+        }
         let place = |region: &Region<OwnedFd>| {
             let Region { guest, len, user, offset, .. } = *region;
             VhostUserMemoryRegion::new(guest, len, user, offset)
@@ -140,9 +144,6 @@ impl Session {
         if let Some(handed::Inflight { len, offset, queues, size, file }) = told.inflight {
             let region = VhostUserInflight::new(len, offset, queues, size);
             self.set_inflight_fd(&region, file.into())?;
-        }
-        if let Some(handed::Log { len, offset, file }) = told.log {
-            self.set_log_base(&VhostUserLog::new(len, offset), file.into())?;
         }
         if let Some(bell) = told.log_bell {
             self.set_log_bell(bell.into())?;
@@ -178,8 +179,8 @@ impl Session {
         shape.map_err(refuse)
     }
 
-    /// All reactors have the same memory, so either all take a change or all refuse it; only one
-    /// that is gone, which is an error too, may differ.
+    /// All reactors have the same memory; one that refuses the change, for a log that its rings
+    /// need, or is gone, ends the connection for all.
     fn change_memory(
         &self,
         change: impl Fn(&Device) -> std::result::Result<(), DirtyError> + Clone + Send + 'static,

@@ -16,7 +16,7 @@ use ashlar_target::limits::{Rate, RateLimits, Rates};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
 use rustix::fs::{MemfdFlags, SealFlags};
 use vhost::vhost_user::VhostUserFrontend;
-use vhost::{VhostBackend, VhostUserDirtyLogRegion, VringConfigData};
+use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::front_end::{FEATURES, FrontEnd, MEMORY_BYTES, NEXT, USER, WRITE, within};
@@ -82,6 +82,12 @@ fn changed(before: &[u8], after: &[u8]) -> BTreeSet<u64> {
 
 fn pages(start: u64, len: u64) -> BTreeSet<u64> {
     (start / PAGE..=(start + len - 1) / PAGE).collect()
+}
+
+/// Another region, for which a log of the first one is too short.
+fn more_memory(guest: &FrontEnd) -> VhostUserMemoryRegionInfo {
+    let (guest_phys_addr, userspace_addr) = (MEMORY_BYTES, USER + (1 << 33));
+    VhostUserMemoryRegionInfo { guest_phys_addr, userspace_addr, ..guest.region() }
 }
 
 /// Addresses of a ring whose writes are marked.
@@ -256,18 +262,13 @@ fn all_that_a_packed_ring_changes_is_marked() {
 fn a_ring_is_logged_also_when_memory_has_come_or_gone() {
     let rig = Rig::new(Level::Raid1, 2, DISK);
     let log = Log::new(MEMORY_BYTES / PAGE / 4);
-    let more = |guest: &mut FrontEnd| {
-        let mut more = guest.region();
-        (more.guest_phys_addr, more.userspace_addr) = (MEMORY_BYTES, USER + (1 << 33));
-        guest.front.add_mem_region(&more).unwrap();
-    };
     let asked = ALL[6];
     let export = rig.export(1);
     let mut guest = FrontEnd::started(&export.spec().socket, 1);
     assert!(log.hand_to(&guest));
     guest.front.set_features(FEATURES | LOG_ALL).unwrap();
     guest.front.set_vring_addr(0, &logged(0)).unwrap();
-    more(&mut guest);
+    guest.front.add_mem_region(&more_memory(&guest)).unwrap();
     for (index, (address, len, flags)) in (0..).zip(put(&guest, asked)) {
         guest.describe(0, index, address, len, flags, index + 1);
     }
@@ -282,7 +283,7 @@ fn a_ring_is_logged_also_when_memory_has_come_or_gone() {
     assert!(log.hand_to(&driver.guest));
     driver.guest.front.set_features(PACKED | LOG_ALL).unwrap();
     driver.guest.front.set_vring_addr(0, &logged(0)).unwrap();
-    more(&mut driver.guest);
+    driver.guest.front.add_mem_region(&more_memory(&driver.guest)).unwrap();
     let descriptors = put(&driver.guest, asked);
     log.clear();
     driver.offer(1, &descriptors);
@@ -377,39 +378,128 @@ fn a_log_that_begins_while_requests_are_under_way_has_all_that_comes() {
 fn a_log_that_is_too_short_or_may_shrink_is_refused() {
     let rig = Rig::new(Level::Raid1, 2, DISK);
     let export = rig.export(1);
-    let connect = || {
-        let mut guest = FrontEnd::connect(&export.spec().socket, 1);
-        guest.front.add_mem_region(&guest.region()).unwrap();
-        guest
-    };
+    let started = || FrontEnd::started(&export.spec().socket, 1);
     let short = Log::new(MEMORY_BYTES / PAGE / 8 - 1);
-    assert!(!short.hand_to(&connect()));
     let flags = MemfdFlags::CLOEXEC;
     let loose = Log(File::from(rustix::fs::memfd_create("log", flags).unwrap()));
     loose.0.set_len(MEMORY_BYTES).unwrap();
-    assert!(!loose.hand_to(&connect()));
-    // It may come before the memory; then memory has to fit.
+    assert!(!loose.hand_to(&started()));
+    // It is refused where it is asked for, also of a device at rest.
     let mut guest = FrontEnd::connect(&export.spec().socket, 1);
-    assert!(short.hand_to(&guest));
-    guest.front.set_features(FEATURES | LOG_ALL).unwrap();
-    assert!(guest.front.add_mem_region(&guest.region()).is_err());
-    let mut guest = FrontEnd::connect(&export.spec().socket, 1);
-    assert!(short.hand_to(&guest));
     guest.front.add_mem_region(&guest.region()).unwrap();
+    guest.front.set_features(FEATURES | LOG_ALL).unwrap();
+    assert!(!short.hand_to(&guest));
+    // One that nobody asks for is kept until somebody does, with a ring at work.
+    let guest = started();
+    assert!(short.hand_to(&guest));
     assert!(guest.front.set_features(FEATURES | LOG_ALL).is_err());
-    // A log that is not in use is no reason to refuse memory; one that is grows first.
-    let mut guest = connect();
+    // Nor does memory come for which it is too short.
+    let mut guest = started();
     assert!(Log::of_memory().hand_to(&guest));
-    let mut more = guest.region();
-    (more.guest_phys_addr, more.userspace_addr) = (MEMORY_BYTES, USER + (1 << 33));
+    guest.front.set_features(FEATURES | LOG_ALL).unwrap();
+    assert!(guest.front.add_mem_region(&more_memory(&guest)).is_err());
+    // A log that is not in use is no reason to refuse memory; one that is grows first.
+    let mut guest = started();
+    assert!(Log::of_memory().hand_to(&guest));
+    let more = more_memory(&guest);
     guest.front.add_mem_region(&more).unwrap();
     guest.front.remove_mem_region(&more).unwrap();
     guest.front.set_features(FEATURES | LOG_ALL).unwrap();
     assert!(Log::new(MEMORY_BYTES / PAGE / 4).hand_to(&guest));
     guest.front.add_mem_region(&more).unwrap();
-    guest.start(0, 0);
     fill(&mut guest, 0);
     assert!(export.status().unwrap().counters.writes > 0);
+}
+
+/// A front end that gave up moving its guest clears a bit of the features, and no more: the log
+/// stays, and may be too short for what comes.
+#[test]
+fn a_log_that_nobody_asks_for_stands_in_no_way() {
+    let rig = Rig::new(Level::Raid1, 2, DISK);
+    let mut export = rig.export(1);
+    let hand_over = |export: VhostExport| {
+        let handed = Box::new(export).hand_over().unwrap();
+        VhostExport::resume(rig.parts(), rig.spec(socket_path(), 1), handed).unwrap()
+    };
+    let mut guest = FrontEnd::started(&export.spec().socket, 1);
+    assert!(Log::of_memory().hand_to(&guest));
+    guest.front.set_features(FEATURES | LOG_ALL).unwrap();
+    guest.front.set_features(FEATURES).unwrap();
+    let more = more_memory(&guest);
+    guest.front.add_mem_region(&more).unwrap();
+    let short = Log::new(8);
+    assert!(short.hand_to(&guest));
+    // The daemon is exchanged.
+    export = hand_over(export);
+    fill(&mut guest, 0);
+    // The guest is moved after all, and its device starts only now: as QEMU says it.
+    let base = guest.front.get_vring_base(0).unwrap() as u16;
+    guest.front.set_features(FEATURES | LOG_ALL).unwrap();
+    guest.front.remove_mem_region(&more).unwrap();
+    guest.front.add_mem_region(&more).unwrap();
+    guest.set_up(0, base, &logged(0));
+    export = hand_over(export);
+    let log = Log::new(MEMORY_BYTES / PAGE / 4);
+    assert!(log.hand_to(&guest));
+    guest.front.set_vring_enable(0, true).unwrap();
+    let changed = split_round(&mut guest, 0, ALL[0], &logged(0));
+    assert!(changed.is_superset(&expected(ALL[0])));
+    assert!(log.pages().is_superset(&changed) && short.pages().is_empty());
+    assert!(export.status().unwrap().last_error.is_none());
+}
+
+/// What a ring wrote without one would never be copied.
+#[test]
+fn a_ring_whose_log_is_missing_waits_for_it() {
+    let rig = Rig::new(Level::Raid1, 2, DISK);
+    let export = rig.export(2);
+    let active = || export.status().unwrap().queues_active();
+    let mut guest = FrontEnd::connect(&export.spec().socket, 2);
+    guest.front.add_mem_region(&guest.region()).unwrap();
+    guest.front.set_features(FEATURES | LOG_ALL).unwrap();
+    let asked = ALL[4];
+    for (index, (address, len, flags)) in (0..).zip(put(&guest, asked)) {
+        guest.describe(0, index, address, len, flags, index + 1);
+    }
+    guest.offer(0, 0);
+    let before = guest.get(0, MEMORY_BYTES as usize);
+    guest.start_at(0, 0, &logged(0));
+    guest.kick(0);
+    assert_eq!(active(), 0, "there is none");
+    let log = Log::of_memory();
+    assert!(log.hand_to(&guest));
+    assert_eq!(active(), 1);
+    guest.wait_used(0, 1);
+    guest.front.get_vring_base(0).unwrap();
+    let changed = changed(&before, &guest.get(0, MEMORY_BYTES as usize));
+    assert!(changed.is_superset(&expected(asked)) && log.pages().is_superset(&changed));
+    // Too short, until the memory goes, or the wish.
+    let more = more_memory(&guest);
+    for way in 0..3 {
+        guest.front.add_mem_region(&more).unwrap();
+        guest.start_at(0, 1, &logged(0));
+        guest.start_at(1, 0, &logged(1));
+        assert_eq!(active(), 0, "too short");
+        match way {
+            0 => guest.front.remove_mem_region(&more).unwrap(),
+            1 => guest.front.set_features(FEATURES).unwrap(),
+            // One that was stopped meanwhile does not start.
+            _ => {
+                guest.front.get_vring_base(1).unwrap();
+                assert!(Log::new(MEMORY_BYTES / PAGE / 4).hand_to(&guest));
+            }
+        }
+        assert_eq!(active(), if way < 2 { 2 } else { 1 });
+        for queue in 0..2 {
+            guest.front.get_vring_base(queue).unwrap();
+        }
+        if way == 1 {
+            guest.front.set_features(FEATURES | LOG_ALL).unwrap();
+        }
+        if way > 0 {
+            guest.front.remove_mem_region(&more).unwrap();
+        }
+    }
 }
 
 /// The daemon is exchanged while a guest is moved: both notice nothing.

@@ -107,12 +107,17 @@ impl FrontEnd {
     }
 
     pub fn start_at(&mut self, queue: usize, base: u16, addresses: &VringConfigData) {
+        self.set_up(queue, base, addresses);
+        self.front.set_vring_enable(queue, true).unwrap();
+    }
+
+    /// All of a ring, but that it is enabled.
+    pub fn set_up(&mut self, queue: usize, base: u16, addresses: &VringConfigData) {
         self.front.set_vring_num(queue, RING_SIZE).unwrap();
         self.front.set_vring_base(queue, base).unwrap();
         self.front.set_vring_addr(queue, addresses).unwrap();
         self.front.set_vring_kick(queue, &self.kicks[queue]).unwrap();
         self.front.set_vring_call(queue, &self.calls[queue]).unwrap();
-        self.front.set_vring_enable(queue, true).unwrap();
     }
 
     /// Sends bytes past the protocol crate, with the memory's file or without, and returns the
