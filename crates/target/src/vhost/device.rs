@@ -114,13 +114,11 @@ impl Device {
         self.disk.note(trouble);
     }
 
-    /// Rings that are at work go on as they are, but for the log of written pages: returns once it
-    /// has all that is written, if there shall be one.
-    pub(crate) async fn set_features(&self, features: u64) -> Result<(), DirtyError> {
+    /// Rings that are at work go on as they are, but for the log of written pages.
+    pub(crate) fn set_features(&self, features: u64) -> Result<(), DirtyError> {
         self.check_at_work(features, &self.memory.borrow())?;
         self.take_features(features);
         self.start_held();
-        self.until_logged().await;
         Ok(())
     }
 
@@ -130,9 +128,9 @@ impl Device {
         self.update_log();
     }
 
-    /// Another log, or the first. Returns once nothing is marked in the one before. One that is not
+    /// Another log, or the first; nothing is marked in the one before any more. One that is not
     /// asked for may be too short: another comes before it is.
-    pub(crate) async fn set_dirty_log(&self, mapped: MappedDirtyLog) -> Result<(), DirtyError> {
+    pub(crate) fn set_dirty_log(&self, mapped: MappedDirtyLog) -> Result<(), DirtyError> {
         let log = DirtyLog::adopt(mapped, &self.graveyard);
         if self.features.get() & LOG_ALL != 0 {
             log.check(self.memory.borrow().end())?;
@@ -140,7 +138,6 @@ impl Device {
         *self.dirty.borrow_mut() = Some(log);
         self.update_log();
         self.start_held();
-        self.until_logged().await;
         Ok(())
     }
 
@@ -190,15 +187,6 @@ impl Device {
             let vring = vring.borrow();
             if let Some(queue) = &vring.queue {
                 queue.log_to(self.dirty_log(), self.ring_log(&vring));
-            }
-        }
-    }
-
-    async fn until_logged(&self) {
-        for vring in &self.vrings {
-            let queue = vring.borrow().queue.clone();
-            if let Some(queue) = queue {
-                queue.until_logged().await;
             }
         }
     }

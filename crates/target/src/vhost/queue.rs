@@ -14,9 +14,9 @@
 //!   `in_flight` counts exactly what the guest waits for. The ring's log of that begins and ends in
 //!   the same places: in `Ring::pop`, and in the ring's showing what was put;
 //! - a queue that is not running pops nothing;
-//! - while there is a log of what is written to guest memory, a request's data and status are
-//!   marked in it after they were written and before its chain is put. Of requests that were popped
-//!   without one nobody knows what they write, so a log counts once they are answered;
+//! - a worker knows where its request writes to guest memory. While there is a log of that, data and
+//!   status are marked in it after they were written and before the chain is put, also of a request
+//!   that was popped before the log came: nobody has to wait for it, however long a drive is silent;
 //! - [`Queue::stop`] returns when everything that was popped is answered and shown.
 
 use std::cell::{Cell, RefCell};
@@ -47,6 +47,9 @@ use crate::vhost::vring::{Chain, Popped, Ring, RingSetup, Segment};
 
 /// Most workers, and so most requests under way, of one queue.
 pub(crate) const WORKERS_MAX: u16 = 128;
+/// Pieces that a worker has room for from the start: data and status of the usual request. One with
+/// more has it make room, which it keeps.
+const WRITTEN_USUAL: usize = 4;
 /// One bit per worker in `Queue::parked`.
 const _: () = assert!(WORKERS_MAX as u32 <= u128::BITS);
 /// Most chains that one queue pops in one turn of the reactor.
@@ -113,14 +116,17 @@ fn ring(bell: &Option<Rc<File>>) {
     }
 }
 
-#[derive(Default)]
 struct Worker {
     /// Once it has begun.
     task: Cell<Option<TaskId>>,
-    /// [`Queue::logging`], as its request was popped; and then, unless that was 0, what is to be
-    /// marked.
-    logging: Cell<u64>,
+    /// Where its request writes to guest memory.
     written: RefCell<Vec<Segment>>,
+}
+
+impl Worker {
+    fn new() -> Worker {
+        Worker { task: Cell::new(None), written: RefCell::new(Vec::with_capacity(WRITTEN_USUAL)) }
+    }
 }
 
 pub(crate) struct Queue {
@@ -139,12 +145,6 @@ pub(crate) struct Queue {
     credit: Cell<i64>,
     in_flight: Cell<u16>,
     dirty: RefCell<Option<DirtyLog>>,
-    /// The number of the log that is in use, of all that were begun; 0: none is.
-    logging: Cell<u64>,
-    logs_begun: Cell<u64>,
-    /// Requests under way that were popped before the log was begun.
-    unknown: Cell<u16>,
-    known: WaitList,
     poller: Cell<Option<PollerId>>,
     /// The reactor leaves the ring alone, until it is roused.
     armed: Cell<bool>,
@@ -175,15 +175,11 @@ impl Queue {
             chain: RefCell::new(Chain::new()),
             memory: RefCell::new(memory.clone()),
             bells: RefCell::new(bells),
-            workers: (0..workers).map(|_| Worker::default()).collect(),
+            workers: (0..workers).map(|_| Worker::new()).collect(),
             parked: Cell::new(0),
             credit: Cell::new(0),
             in_flight: Cell::new(0),
             dirty: RefCell::default(),
-            logging: Cell::new(0),
-            logs_begun: Cell::new(0),
-            unknown: Cell::new(0),
-            known: WaitList::default(),
             poller: Cell::new(None),
             armed: Cell::new(false),
             tasks: Cell::new(workers),
@@ -238,31 +234,11 @@ impl Queue {
         self.bells.borrow_mut().marked = marked;
     }
 
-    /// Where to mark what is written to guest memory from now on; `ring`: to the ring itself. What
-    /// is under way may be written unmarked: see [`Queue::until_logged`].
+    /// Where to mark what is written to guest memory from now on, by requests under way too; `ring`:
+    /// to the ring itself.
     pub(crate) fn log_to(&self, dirty: Option<DirtyLog>, ring: Option<RingLog>) {
         self.ring.borrow_mut().log_to(&self.memory.borrow(), ring);
-        let is_logging = dirty.is_some();
         *self.dirty.borrow_mut() = dirty;
-        if is_logging == (self.logging.get() != 0) {
-            return;
-        }
-        if is_logging {
-            self.logs_begun.set(self.logs_begun.get() + 1);
-            self.logging.set(self.logs_begun.get());
-            self.unknown.set(self.in_flight.get());
-        } else {
-            self.logging.set(0);
-            self.unknown.set(0);
-            self.known.wake_all(self.reactor());
-        }
-    }
-
-    /// Returns once all that is written from now on is marked, if there is a log.
-    pub(crate) async fn until_logged(&self) {
-        self.disk.throttle().hurry();
-        self.known.until(self.reactor(), || self.unknown.get() == 0).await;
-        self.disk.throttle().calm();
     }
 
     /// Stops popping, waits for what is under way, shows it to the guest. Nothing but the caller
@@ -338,9 +314,7 @@ impl Queue {
     /// One worker: serves chain after chain until the queue ends.
     async fn work(self: Rc<Self>, worker: u16) {
         let task = self.reactor().current_task();
-        if let Some(known) = self.workers.get(usize::from(worker)) {
-            known.task.set(Some(task));
-        }
+        self.worker(worker).task.set(Some(task));
         while let Some(BlockRequest { request, status, popped }) = self.next(worker).await {
             let served = std::pin::pin!(self.disk.serve(request));
             let answer = self.or_another(served).await;
@@ -417,26 +391,27 @@ impl Queue {
         let request = parse(&memory, &chain)?;
         self.credit.set(credit.saturating_sub_unsigned(cost_bytes(&request.request.operation)));
         self.in_flight.set(self.in_flight.get() + 1);
-        if let Some(worker) = self.workers.get(usize::from(worker)) {
-            worker.logging.set(self.logging.get());
-            if self.logging.get() != 0 {
-                let (status, data) = written(&chain, &request.request.operation);
-                let mut written = worker.written.borrow_mut();
-                written.clear();
-                written.push(status);
-                written.extend_from_slice(data);
-            }
-        }
+        self.note_written(worker, &chain, &request.request.operation);
         Ok(Some(request))
+    }
+
+    fn note_written(&self, worker: u16, chain: &Chain, operation: &Operation) {
+        let (status, data) = written(chain, operation);
+        let mut written = self.worker(worker).written.borrow_mut();
+        written.clear();
+        written.push(status);
+        written.extend_from_slice(data);
+    }
+
+    fn worker(&self, index: u16) -> &Worker {
+        self.workers.get(usize::from(index)).expect("only workers of this queue ask")
     }
 
     /// Gives a chain back; the guest sees it at the end of this turn, or before.
     fn put(&self, worker: u16, answer: Answer, popped: Popped, status: &Window) {
         assert!(answer.tag == popped.id, "the answer to another request");
         status.store_u8(0, status_byte(answer.status));
-        if self.logging.get() != 0 {
-            self.mark(worker);
-        }
+        self.mark(worker);
         // The status byte is written too.
         let bytes = answer.bytes.saturating_add(1);
         let mut ring = self.ring.borrow_mut();
@@ -451,18 +426,12 @@ impl Queue {
 
     /// Marks what a worker's request has written.
     fn mark(&self, worker: u16) {
-        let Some(worker) = self.workers.get(usize::from(worker)) else { return };
-        if worker.logging.get() != self.logging.get() {
-            self.unknown.set(self.unknown.get() - 1);
-            if self.unknown.get() == 0 {
-                self.known.wake_all(self.reactor());
-            }
-            return;
-        }
-        if let Some(dirty) = &*self.dirty.borrow() {
-            for Segment { address, len } in &*worker.written.borrow() {
-                dirty.mark(*address, u64::from(*len));
-            }
+        let dirty = self.dirty.borrow();
+        let Some(dirty) = &*dirty else { return };
+        let written = self.worker(worker).written.borrow();
+        assert!(!written.is_empty(), "each request has a status");
+        for Segment { address, len } in &*written {
+            dirty.mark(*address, u64::from(*len));
         }
     }
 
@@ -475,7 +444,7 @@ impl Queue {
         if used.tell_used() {
             ring(&self.bells.borrow().call);
         }
-        if self.logging.get() != 0 {
+        if self.dirty.borrow().is_some() {
             ring(&self.bells.borrow().marked);
         }
         self.disk.told();

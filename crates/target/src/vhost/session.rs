@@ -102,15 +102,6 @@ impl Session {
         changed.map_err(refuse)?.map_err(refuse)
     }
 
-    /// The same change on all reactors; one that refuses it ends the connection for all.
-    fn change_all<F: Future<Output = std::result::Result<(), DirtyError>> + 'static>(
-        &self,
-        change: impl Fn(Rc<Device>) -> F + Clone + Send + 'static,
-    ) -> Result<()> {
-        let changed = self.lines.ask_all_and_wait(change).map_err(refuse)?;
-        changed.into_iter().try_for_each(|changed| changed.map_err(refuse))
-    }
-
     fn tell(&mut self, index: u32, change: impl FnOnce(&mut handed::Ring<OwnedFd>)) -> Result<()> {
         let index = usize::try_from(index).map_err(refuse)?;
         change(self.told.rings.get_mut(index).ok_or(Error::InvalidParam)?);
@@ -179,9 +170,9 @@ impl Session {
         shape.map_err(refuse)
     }
 
-    /// All reactors have the same memory; one that refuses the change, for a log that its rings
-    /// need, or is gone, ends the connection for all.
-    fn change_memory(
+    /// The same change on all reactors. One that refuses it, for a log that its rings need, or is
+    /// gone, ends the connection for all.
+    fn change_all(
         &self,
         change: impl Fn(&Device) -> std::result::Result<(), DirtyError> + Clone + Send + 'static,
     ) -> Result<()> {
@@ -227,7 +218,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if features & !FEATURES != 0 {
             return Err(Error::FeatureMismatch);
         }
-        self.change_all(move |device| async move { device.set_features(features).await })?;
+        self.change_all(move |device| device.set_features(features))?;
         self.told.features = features;
         Ok(())
     }
@@ -265,7 +256,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let mapped = regions.iter().zip(&files);
         let mapped = mapped.map(|(region, file)| MappedRegion::map(file, place_of(region)));
         let mapped = mapped.collect::<std::result::Result<Vec<_>, _>>().map_err(refuse)?;
-        self.change_memory(move |device| device.replace_memory(mapped.clone()))?;
+        self.change_all(move |device| device.replace_memory(mapped.clone()))?;
         let told = regions.iter().zip(files).map(|(region, file)| told_region(region, file));
         self.told.memory = told.collect();
         Ok(None)
@@ -282,14 +273,14 @@ impl VhostUserBackendReqHandlerMut for Session {
         _postcopy: Option<bool>,
     ) -> Result<Option<u64>> {
         let mapped = MappedRegion::map(&file, place_of(region)).map_err(refuse)?;
-        self.change_memory(move |device| device.add_memory(mapped.clone()))?;
+        self.change_all(move |device| device.add_memory(mapped.clone()))?;
         self.told.memory.push(told_region(region, file));
         Ok(None)
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
         let place = place_of(region);
-        self.change_memory(move |device| device.remove_memory(place))?;
+        self.change_all(move |device| device.remove_memory(place))?;
         let same = |known: &Region<OwnedFd>| (known.guest, known.user) == (place.guest, place.user);
         self.told.memory.retain(|known| !same(known));
         Ok(())
@@ -450,10 +441,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
         let (offset, len) = (log.mmap_offset, log.mmap_size);
         let mapped = MappedDirtyLog::map(&file, offset, len).map_err(refuse)?;
-        self.change_all(move |device| {
-            let mapped = mapped.clone();
-            async move { device.set_dirty_log(mapped).await }
-        })?;
+        self.change_all(move |device| device.set_dirty_log(mapped.clone()))?;
         self.told.log = Some(handed::Log { len, offset, file: file.into() });
         Ok(())
     }
