@@ -14,8 +14,9 @@
 //!   the page in between, and would keep what was there;
 //! - the mark is made by an instruction that nothing before it can pass, even where the bit is set
 //!   already: that bit may just be on its way to the front end, who copies what it sees;
-//! - the log is of a file that cannot shrink, so that touching it never is a SIGBUS, and while it
-//!   is in use it is long enough for all of the guest's memory.
+//! - the log is of a file that cannot shrink, and none of huge pages, which may run out when one is
+//!   touched first: so touching it never is a SIGBUS. While a ring is at work with it, it is long
+//!   enough for all of the guest's memory.
 
 use std::fs::File;
 use std::sync::atomic::Ordering;
@@ -28,12 +29,16 @@ use crate::vhost::memory::{Graveyard, MappedRegion, MemoryError, Place, Window};
 /// What one bit stands for, whatever pages the memory really has.
 pub(crate) const PAGE_BYTES: u64 = 4096;
 const PAGES_PER_BYTE: u64 = 8;
+/// Of a file system of huge pages, in `statfs` (`linux/magic.h`).
+const HUGETLBFS_MAGIC: u32 = 0x9584_58f6;
 
 /// Why a log cannot be used. The front end is at fault.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DirtyError {
     #[error("a dirty log in a file that may shrink: F_SEAL_SHRINK is missing")]
     Shrinks,
+    #[error("a dirty log in a file of huge pages")]
+    HugePages,
     #[error("a dirty log up to {log:#x}, and memory up to {memory:#x}")]
     Short { log: u64, memory: u64 },
     #[error(transparent)]
@@ -50,6 +55,10 @@ impl MappedDirtyLog {
         if !rustix::fs::fcntl_get_seals(file).is_ok_and(|its| its.contains(SealFlags::SHRINK)) {
             return Err(DirtyError::Shrinks);
         }
+        let system = rustix::fs::fstatfs(file).map_err(|error| MemoryError::Map(error.into()))?;
+        if u64::try_from(system.f_type) == Ok(u64::from(HUGETLBFS_MAGIC)) {
+            return Err(DirtyError::HugePages);
+        }
         let place = Place { guest: 0, user: 0, len, offset };
         Ok(MappedDirtyLog(MappedRegion::map(file, place)?))
     }
@@ -63,7 +72,9 @@ pub(crate) struct DirtyLog {
 
 impl DirtyLog {
     pub(crate) fn adopt(mapped: MappedDirtyLog, graveyard: &Graveyard) -> DirtyLog {
-        DirtyLog { bits: mapped.0.adopt(graveyard) }
+        let bits = mapped.0.adopt(graveyard);
+        assert!(bits.len() > 0, "no empty region is mapped");
+        DirtyLog { bits }
     }
 
     /// Refuses a log that has no bits for memory up to the guest's address `end`.
@@ -154,6 +165,7 @@ pub(crate) mod tests {
     use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
 
     use super::*;
+    use crate::vhost::memory::tests::memory;
 
     pub(crate) fn file(bytes: u64, seals: SealFlags) -> File {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -208,6 +220,21 @@ pub(crate) mod tests {
         assert!(matches!(log.check(72 * 4096 + 1), Err(DirtyError::Short { .. })));
     }
 
+    /// Whoever takes a mark copies the page, and must find there what was written.
+    #[test]
+    fn a_page_is_marked_after_it_was_written() {
+        let (log, _file) = log(8);
+        let (memory, _retired) = memory(&[(0, 0x4000)]);
+        let mut part = Marked::new(Window::new(memory.view(0x1000, 0x2000).unwrap()));
+        part.log_to(Some((log.clone(), 0x1000)));
+        assert_eq!(take(&log), 0b110, "whatever was written before");
+        part.write(0x1000, 2, |window| {
+            window.store_u16(0x1000, 7, Ordering::Relaxed);
+            assert_eq!(take(&log), 0);
+        });
+        assert_eq!(take(&log), 0b100);
+    }
+
     #[test]
     fn a_log_that_may_shrink_or_is_not_there_is_refused() {
         let sealed = file(4096, SealFlags::SHRINK);
@@ -220,6 +247,12 @@ pub(crate) mod tests {
             let refused = MappedDirtyLog::map(&loose, 0, 4096);
             assert!(matches!(refused, Err(DirtyError::Shrinks)));
         }
+        let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::ALLOW_SEALING;
+        let huge = File::from(memfd_create("log", flags).unwrap());
+        huge.set_len(2 << 20).unwrap();
+        fcntl_add_seals(&huge, SealFlags::SHRINK).unwrap();
+        let refused = MappedDirtyLog::map(&huge, 0, 4096);
+        assert!(matches!(refused, Err(DirtyError::HugePages)));
         let null = File::options().read(true).write(true).open("/dev/zero").unwrap();
         assert!(MappedDirtyLog::map(&null, 0, 4096).is_err());
     }
