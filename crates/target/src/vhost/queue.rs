@@ -14,9 +14,10 @@
 //!   `in_flight` counts exactly what the guest waits for. The ring's log of that begins and ends in
 //!   the same places: in `Ring::pop`, and in the ring's showing what was put;
 //! - a queue that is not running pops nothing;
-//! - a worker knows where its request writes to guest memory. While there is a log of that, data and
-//!   status are marked in it after they were written and before the chain is put, also of a request
-//!   that was popped before the log came: nobody has to wait for it, however long a drive is silent;
+//! - a worker knows where its request writes to guest memory. While there is a log of that, data
+//!   and status are marked in it after they were written and before the chain is put, also of a
+//!   request that was popped before the log came: nobody has to wait for it, however long a drive
+//!   is silent;
 //! - [`Queue::stop`] returns when everything that was popped is answered and shown.
 
 use std::cell::{Cell, RefCell};
@@ -234,8 +235,8 @@ impl Queue {
         self.bells.borrow_mut().marked = marked;
     }
 
-    /// Where to mark what is written to guest memory from now on, by requests under way too; `ring`:
-    /// to the ring itself.
+    /// Where to mark what is written to guest memory from now on, by requests under way too;
+    /// `ring`: to the ring itself.
     pub(crate) fn log_to(&self, dirty: Option<DirtyLog>, ring: Option<RingLog>) {
         self.ring.borrow_mut().log_to(&self.memory.borrow(), ring);
         *self.dirty.borrow_mut() = dirty;

@@ -119,8 +119,8 @@ impl Session {
     }
 
     /// Says all of it again, to devices that know nothing. Features come before: they concern the
-    /// protocol, too. The log comes before the memory: it may be one that is too short for it, while
-    /// no ring is at work.
+    /// protocol, too. The log comes before the memory: it may be one that is too short for it,
+    /// while no ring is at work.
     pub(crate) fn tell_again(&mut self, told: Told<OwnedFd>) -> Result<()> {
         if let Some(handed::Log { len, offset, file }) = told.log {
             self.set_log_base(&VhostUserLog::new(len, offset), file.into())?;
