@@ -10,7 +10,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::choices::Choices;
@@ -35,6 +35,10 @@ const FILES_MAX: usize = 3;
 const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28 | 1 << 9 | 1 << 11 | 3 << 13;
 const PACKED: u64 = 1 << 34;
 
+/// Written pages are marked, in a log of so many bytes: twice what the memory needs.
+const LOG_ALL: u64 = 1 << 26;
+const LOG_BYTES: u64 = MEMORY_BYTES / 4096 / 8 * 2;
+
 /// The protocol feature of an in-flight region.
 const INFLIGHT: u64 = 1 << 12;
 
@@ -46,6 +50,7 @@ const NEED_REPLY: u32 = 8;
 enum Sent {
     None,
     Memory,
+    Log,
     Event,
 }
 
@@ -68,6 +73,8 @@ fn pair(low: u64, high: u64) -> u64 {
 struct FrontEnd {
     stream: UnixStream,
     memory: File,
+    /// Of written pages.
+    log: File,
     event: OwnedFd,
     choices: Choices,
     features: u64,
@@ -86,7 +93,11 @@ pub fn live(socket: &Path, mut choices: Choices) -> std::io::Result<()> {
     stream.set_nonblocking(true)?;
     let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC)?);
     memory.set_len(MEMORY_BYTES)?;
+    let log = File::from(memfd_create("log", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    log.set_len(LOG_BYTES)?;
+    fcntl_add_seals(&log, SealFlags::SHRINK)?;
     let packed = if choices.chance(1, 3) { PACKED } else { 0 };
+    let logged = if choices.chance(1, 3) { LOG_ALL } else { 0 };
     let ring_size = RING_SIZES[usize::from(choices.chance(1, 4)) * choices.index(RING_SIZES.len())];
     // A guest gets far only behind a front end that does.
     let message_slips = choices.one_slip_in();
@@ -96,9 +107,10 @@ pub fn live(socket: &Path, mut choices: Choices) -> std::io::Result<()> {
         guest_slips,
         stream,
         memory,
+        log,
         event: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
         choices,
-        features: FEATURES | packed,
+        features: FEATURES | packed | logged,
         ring_size,
         available: [0; QUEUES as usize],
     };
@@ -126,6 +138,9 @@ impl FrontEnd {
         ];
         if offered & INFLIGHT != 0 {
             messages.push(self.inflight(31, Sent::None));
+        }
+        if self.features & LOG_ALL != 0 {
+            messages.push(message(6, &[LOG_BYTES, 0], Sent::Log));
         }
         messages.extend((0..u64::from(QUEUES)).flat_map(|queue| self.start(queue)));
         for message in messages {
@@ -170,10 +185,16 @@ impl FrontEnd {
 
     fn start(&self, queue: u64) -> [Message; 6] {
         let ring = USER + queue * RING_BYTES;
+        let is_logged = u64::from(self.features & LOG_ALL != 0);
+        let used = queue * RING_BYTES + USED;
         [
             message(8, &[pair(queue, self.ring_size)], Sent::None),
             message(10, &[pair(queue, 0)], Sent::None),
-            message(9, &[queue, ring, ring + USED, ring + AVAILABLE, 0], Sent::None),
+            message(
+                9,
+                &[pair(queue, is_logged), ring, ring + USED, ring + AVAILABLE, used],
+                Sent::None,
+            ),
             message(13, &[queue], Sent::Event),
             message(12, &[queue], Sent::Event),
             message(18, &[pair(queue, 1)], Sent::None),
@@ -215,7 +236,7 @@ impl FrontEnd {
     fn any_message(&mut self) -> Message {
         let queue = self.choices.below(u64::from(QUEUES) + 1);
         let number = self.number();
-        match self.choices.below(20) {
+        match self.choices.below(24) {
             0 => message(4, &[], Sent::None),
             1 => message(5, &[1, 0, MEMORY_BYTES, USER, 0], Sent::Memory),
             2 => message(8, &[pair(queue, number)], Sent::None),
@@ -234,6 +255,14 @@ impl FrontEnd {
             16 => message(6, &[number, 0], Sent::Memory),
             17 => message(21, &[], Sent::Event),
             18 => message(2, &[self.features ^ 1 << (number % 64)], Sent::None),
+            19 => message(2, &[self.features ^ LOG_ALL], Sent::None),
+            20 => message(6, &[number % (2 * LOG_BYTES), number % 3 * 8], Sent::Log),
+            21 => message(7, &[], Sent::Event),
+            22 => {
+                let ring = USER + queue * RING_BYTES;
+                let parts = [ring, ring + USED, ring + AVAILABLE, number];
+                message(9, &[&[pair(queue, 1)][..], &parts].concat(), Sent::None)
+            }
             _ => {
                 let [a, _, b, ..] = self.start(queue % u64::from(QUEUES));
                 if number.is_multiple_of(2) { a } else { b }
@@ -253,7 +282,8 @@ impl FrontEnd {
             2 => {
                 message.file = match message.file {
                     Sent::None => Sent::Memory,
-                    Sent::Memory => Sent::Event,
+                    Sent::Memory => Sent::Log,
+                    Sent::Log => Sent::Event,
                     Sent::Event => Sent::None,
                 }
             }
@@ -274,6 +304,7 @@ impl FrontEnd {
         let file: Option<BorrowedFd<'_>> = match message.file {
             Sent::None => None,
             Sent::Memory => Some(self.memory.as_fd()),
+            Sent::Log => Some(self.log.as_fd()),
             Sent::Event => Some(self.event.as_fd()),
         };
         let count = if self.choices.chance(1, 100) { FILES_MAX } else { 1 };

@@ -31,6 +31,11 @@ pub(crate) struct Told<F> {
     pub(crate) protocol: u64,
     pub(crate) memory: Vec<Region<F>>,
     pub(crate) inflight: Option<Inflight<F>>,
+    /// Of written pages. A process that knows of no such log hands none over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) log: Option<Log<F>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) log_bell: Option<F>,
     pub(crate) rings: Vec<Ring<F>>,
 }
 
@@ -57,10 +62,21 @@ pub(crate) struct Inflight<F> {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+pub(crate) struct Log<F> {
+    pub(crate) len: u64,
+    pub(crate) offset: u64,
+    pub(crate) file: F,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Ring<F> {
     pub(crate) size: u32,
     /// Descriptors, available, used.
     pub(crate) addresses: Option<[u64; 3]>,
+    /// Where what is written there is marked, if it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) marked: Option<u64>,
     pub(crate) base: u32,
     pub(crate) started: bool,
     pub(crate) enabled: bool,
@@ -72,15 +88,16 @@ pub(crate) struct Ring<F> {
 impl<F> Default for Ring<F> {
     fn default() -> Ring<F> {
         let (kick, call, error) = (None, None, None);
-        let (size, base, addresses) = (0, 0, None);
-        Ring { size, addresses, base, started: false, enabled: false, kick, call, error }
+        let (size, base, addresses, marked) = (0, 0, None, None);
+        Ring { size, addresses, marked, base, started: false, enabled: false, kick, call, error }
     }
 }
 
 impl<F> Told<F> {
     pub(crate) fn new(rings: u16) -> Told<F> {
         let rings = (0..rings).map(|_| Ring::default()).collect();
-        Told { features: 0, protocol: 0, memory: Vec::new(), inflight: None, rings }
+        let (memory, inflight, log, log_bell) = (Vec::new(), None, None, None);
+        Told { features: 0, protocol: 0, memory, inflight, log, log_bell, rings }
     }
 }
 
@@ -99,7 +116,7 @@ impl<F> Handed<F> {
 impl<F> FrontEnd<F> {
     fn rename<G>(self, name: &mut impl FnMut(F) -> Option<G>) -> Option<FrontEnd<G>> {
         let FrontEnd { stream, channel, write_back, told } = self;
-        let Told { features, protocol, memory, inflight, rings } = told;
+        let Told { features, protocol, memory, inflight, log, log_bell, rings } = told;
         let stream = name(stream)?;
         let channel = rename_one(channel, name)?;
         let region = |Region { guest, user, len, offset, file }| {
@@ -112,18 +129,23 @@ impl<F> FrontEnd<F> {
             }
             None => None,
         };
+        let log = match log {
+            Some(Log { len, offset, file }) => Some(Log { len, offset, file: name(file)? }),
+            None => None,
+        };
+        let log_bell = rename_one(log_bell, name)?;
         let rings = rings.into_iter().map(|ring| ring.rename(name)).collect::<Option<_>>()?;
-        let told = Told { features, protocol, memory, inflight, rings };
+        let told = Told { features, protocol, memory, inflight, log, log_bell, rings };
         Some(FrontEnd { stream, channel, write_back, told })
     }
 }
 
 impl<F> Ring<F> {
     fn rename<G>(self, name: &mut impl FnMut(F) -> Option<G>) -> Option<Ring<G>> {
-        let Ring { size, addresses, base, started, enabled, kick, call, error } = self;
+        let Ring { size, addresses, marked, base, started, enabled, kick, call, error } = self;
         let (kick, call) = (rename_one(kick, name)?, rename_one(call, name)?);
         let error = rename_one(error, name)?;
-        Some(Ring { size, addresses, base, started, enabled, kick, call, error })
+        Some(Ring { size, addresses, marked, base, started, enabled, kick, call, error })
     }
 }
 

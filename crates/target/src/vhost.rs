@@ -5,19 +5,20 @@
 //! is offered, ring after ring in turn. Thread and reactors meet in letters (`crate::line`).
 //!
 //! ```text
-//! front end ── socket ── session ── line ═ letters ═ device ── queue ── vring ── inflight, memory
-//!                                                      │         └ block
+//! front end ── socket ── session ── line ═ letters ═ device ── queue ── vring ── inflight, dirty
+//!                                                      │         └ block       └ memory
 //!                                                      └ disk ── budget, volume
 //! ```
 //!
 //! Modules from lowest to highest; a module uses only those above it in this list.
 //!
 //! Protocol: vhost-user with split and packed rings, and in-flight tracking in shared memory: with
-//! a front end that keeps that, a guest goes on after a daemon that was killed. Not here yet: dirty
-//! logging for live migration.
+//! a front end that keeps that, a guest goes on after a daemon that was killed. With a log of the
+//! pages that were written a front end moves a guest that runs to another host.
 
 mod fault;
 mod memory;
+mod dirty;
 mod place;
 mod inflight;
 mod vring;

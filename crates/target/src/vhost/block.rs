@@ -67,6 +67,23 @@ pub(crate) fn parse(memory: &GuestMemory, chain: &Chain) -> Result<BlockRequest,
     Ok(BlockRequest { request, status, popped: chain.popped() })
 }
 
+/// Where in guest memory a request that was parsed may be written to until it is answered: all that
+/// the device may write of one with data for the guest, also if it fails; the status of any other.
+pub(crate) fn written<'a>(chain: &'a Chain, operation: &Operation) -> (Segment, &'a [Segment]) {
+    let last = chain.writable().last().copied().unwrap_or(Segment { address: 0, len: 1 });
+    // `find_status` has found this byte.
+    let status = last.address.wrapping_add(u64::from(last.len)).wrapping_sub(1);
+    let data = match operation {
+        Operation::Read { .. } | Operation::Identify { .. } => chain.writable(),
+        Operation::Write { .. }
+        | Operation::Flush
+        | Operation::Discard { .. }
+        | Operation::WriteZeroes { .. }
+        | Operation::Refuse(_) => &[],
+    };
+    (Segment { address: status, len: 1 }, data)
+}
+
 /// What the guest reads as the status of its request.
 pub(crate) fn status_byte(status: Status) -> u8 {
     let value = match status {

@@ -22,7 +22,10 @@ pub(crate) const ZEROES_BYTES_MAX: u64 = 64 << 20;
 /// The feature that opens the vhost-user extensions; not a virtio feature.
 pub(crate) const PROTOCOL_FEATURES: u64 = 1 << 30;
 
-/// Every virtio feature that this device can negotiate.
+/// Pages of guest memory that are written to are to be marked; not a virtio feature either.
+pub(crate) const LOG_ALL: u64 = 1 << 26;
+
+/// Every feature that can be negotiated.
 pub(crate) const FEATURES: u64 = (1 << VIRTIO_F_VERSION_1)
     | (1 << VIRTIO_F_RING_PACKED)
     | (1 << VIRTIO_RING_F_EVENT_IDX)
@@ -36,6 +39,7 @@ pub(crate) const FEATURES: u64 = (1 << VIRTIO_F_VERSION_1)
     | (1 << VIRTIO_BLK_F_MQ)
     | (1 << VIRTIO_BLK_F_DISCARD)
     | (1 << VIRTIO_BLK_F_WRITE_ZEROES)
+    | LOG_ALL
     | PROTOCOL_FEATURES;
 
 /// Whether writes must be durable before they are answered (virtio 1.2, 5.2.6.2): always for a

@@ -5,8 +5,12 @@
 //! Messages arrive one after the other from the socket's thread. One that changes a ring brings the
 //! ring to rest first, so that nobody sees a half-changed one.
 //!
-//! Invariant: a ring has a queue only while the front end has started and enabled it, the device is
-//! not closing, and all of the ring was found in guest memory.
+//! Invariants:
+//! - a ring has a queue only while the front end has started and enabled it, the device is not
+//!   closing, and all of the ring was found in guest memory;
+//! - while the features ask for a log of written pages, no ring gets a queue without one that is
+//!   long enough for all memory; a shorter one may lie there until then, as one does of a move that
+//!   was given up before the guest got more memory.
 
 use std::cell::{Cell, RefCell};
 use std::fs::File;
@@ -14,9 +18,10 @@ use std::rc::Rc;
 
 use crate::disk::{Disk, Trouble};
 use crate::export::PartStatus;
-use crate::vhost::config::{Facts, PROTOCOL_FEATURES, is_write_through};
+use crate::vhost::config::{Facts, LOG_ALL, PROTOCOL_FEATURES, is_write_through};
+use crate::vhost::dirty::{DirtyError, DirtyLog, MappedDirtyLog, RingLog};
 use crate::vhost::inflight::{Inflight, MappedInflight, Section};
-use crate::vhost::memory::{Graveyard, GuestMemory, MappedRegion, MemoryError, Place};
+use crate::vhost::memory::{Graveyard, GuestMemory, MappedRegion, Place};
 use crate::vhost::queue::{Bells, Queue, State, stopped};
 use crate::vhost::vring::{Ring, RingAddresses, RingSetup};
 
@@ -30,6 +35,8 @@ pub(crate) struct NoRing(usize);
 pub(crate) struct Vring {
     pub(crate) size: u32,
     pub(crate) addresses: Option<RingAddresses>,
+    /// The guest's address of what the device writes there, if that is to be marked.
+    pub(crate) marked: Option<u64>,
     /// Where the ring stands, while there is no queue.
     pub(crate) base: u32,
     /// A kick file, or its absence, was announced: that starts a ring (vhost-user, "Ring states").
@@ -37,6 +44,8 @@ pub(crate) struct Vring {
     pub(crate) enabled: bool,
     pub(crate) bells: Bells,
     queue: Option<Rc<Queue>>,
+    /// It is complete, and waits for a log of written pages.
+    held: bool,
     /// It was at work for this front end, which does not know yet where it stands.
     left: bool,
 }
@@ -48,6 +57,8 @@ pub(crate) struct Device {
     vrings: Vec<RefCell<Vring>>,
     /// Where the front end keeps what is in flight; rings that start use it.
     inflight: RefCell<Option<Inflight>>,
+    /// Where written pages are marked while the features say so.
+    dirty: RefCell<Option<DirtyLog>>,
     features: Cell<u64>,
     /// The guest's choice in the configuration space.
     write_back: Cell<bool>,
@@ -65,6 +76,7 @@ impl Device {
             memory: RefCell::default(),
             vrings: (0..queues_max).map(|_| RefCell::default()).collect(),
             inflight: RefCell::default(),
+            dirty: RefCell::default(),
             features: Cell::new(0),
             write_back: Cell::new(true),
             connected: Cell::new(false),
@@ -102,9 +114,81 @@ impl Device {
         self.disk.note(trouble);
     }
 
-    pub(crate) fn set_features(&self, features: u64) {
+    /// Rings that are at work go on as they are, but for the log of written pages.
+    pub(crate) fn set_features(&self, features: u64) -> Result<(), DirtyError> {
+        self.check_at_work(features, &self.memory.borrow())?;
+        self.take_features(features);
+        self.start_held();
+        Ok(())
+    }
+
+    fn take_features(&self, features: u64) {
         self.features.set(features);
         self.update_write_through();
+        self.update_log();
+    }
+
+    /// Another log, or the first; nothing is marked in the one before any more. One that is not
+    /// asked for may be too short: another comes before it is.
+    pub(crate) fn set_dirty_log(&self, mapped: MappedDirtyLog) -> Result<(), DirtyError> {
+        let log = DirtyLog::adopt(mapped, &self.graveyard);
+        if self.features.get() & LOG_ALL != 0 {
+            log.check(self.memory.borrow().end())?;
+        }
+        *self.dirty.borrow_mut() = Some(log);
+        self.update_log();
+        self.start_held();
+        Ok(())
+    }
+
+    /// Refuses what would have rings that are at work mark in a log that is too short. A front end
+    /// that sets up a device at rest gives the log that goes with it later, as QEMU does.
+    fn check_at_work(&self, features: u64, memory: &GuestMemory) -> Result<(), DirtyError> {
+        if features & LOG_ALL != 0
+            && !self.is_at_rest()
+            && let Some(log) = &*self.dirty.borrow()
+        {
+            log.check(memory.end())?;
+        }
+        Ok(())
+    }
+
+    /// Whether a ring that starts has all that is written marked, if that is asked for.
+    fn has_log(&self) -> bool {
+        let suffices = |log: &DirtyLog| log.check(self.memory.borrow().end()).is_ok();
+        self.features.get() & LOG_ALL == 0 || self.dirty.borrow().as_ref().is_some_and(suffices)
+    }
+
+    /// A file to ring when pages were marked.
+    pub(crate) fn set_marked_bell(&self, file: &File) -> std::io::Result<()> {
+        let bell = Some(Rc::new(file.try_clone()?));
+        for vring in &self.vrings {
+            let mut vring = vring.borrow_mut();
+            vring.bells.marked = bell.clone();
+            if let Some(queue) = &vring.queue {
+                queue.set_marked(bell.clone());
+            }
+        }
+        Ok(())
+    }
+
+    /// Where written pages are to be marked now.
+    fn dirty_log(&self) -> Option<DirtyLog> {
+        let log = self.dirty.borrow();
+        log.as_ref().filter(|_| self.features.get() & LOG_ALL != 0).cloned()
+    }
+
+    fn ring_log(&self, vring: &Vring) -> Option<RingLog> {
+        Some(RingLog { used: vring.marked?, log: self.dirty_log()? })
+    }
+
+    fn update_log(&self) {
+        for vring in &self.vrings {
+            let vring = vring.borrow();
+            if let Some(queue) = &vring.queue {
+                queue.log_to(self.dirty_log(), self.ring_log(&vring));
+            }
+        }
     }
 
     /// The guest wrote to the configuration space.
@@ -122,20 +206,25 @@ impl Device {
     }
 
     /// Replaces all of the guest's memory.
-    pub(crate) fn replace_memory(&self, regions: Vec<MappedRegion>) -> Result<(), MemoryError> {
-        self.set_memory(GuestMemory::new(regions, &self.graveyard)?);
-        Ok(())
+    pub(crate) fn replace_memory(&self, regions: Vec<MappedRegion>) -> Result<(), DirtyError> {
+        self.change_memory(GuestMemory::new(regions, &self.graveyard)?)
     }
 
-    pub(crate) fn add_memory(&self, region: MappedRegion) -> Result<(), MemoryError> {
+    pub(crate) fn add_memory(&self, region: MappedRegion) -> Result<(), DirtyError> {
         let memory = self.memory.borrow().with(region, &self.graveyard)?;
-        self.set_memory(memory);
-        Ok(())
+        self.change_memory(memory)
     }
 
-    pub(crate) fn remove_memory(&self, place: Place) -> Result<(), MemoryError> {
+    pub(crate) fn remove_memory(&self, place: Place) -> Result<(), DirtyError> {
         let memory = self.memory.borrow().without(place)?;
+        self.change_memory(memory)
+    }
+
+    /// A front end that logs what rings at work write makes the log longer before it adds memory.
+    fn change_memory(&self, memory: GuestMemory) -> Result<(), DirtyError> {
+        self.check_at_work(self.features.get(), &memory)?;
         self.set_memory(memory);
+        self.start_held();
         Ok(())
     }
 
@@ -179,6 +268,31 @@ impl Device {
         }
         change(&mut self.vring(index)?.borrow_mut());
         self.start_if_complete(index)
+    }
+
+    /// Where the ring is, and whether what is written there is marked. A ring that is at work and
+    /// stays where it is goes on: front ends begin and end a log while it runs.
+    pub(crate) async fn set_addresses(
+        &self,
+        index: usize,
+        addresses: RingAddresses,
+        marked: Option<u64>,
+    ) -> Result<(), NoRing> {
+        {
+            let mut vring = self.vring(index)?.borrow_mut();
+            let runs = |queue: &&Rc<Queue>| queue.state() == State::Running;
+            if vring.addresses == Some(addresses)
+                && let Some(queue) = vring.queue.clone().as_ref().filter(runs)
+            {
+                vring.marked = marked;
+                queue.log_to(self.dirty_log(), self.ring_log(&vring));
+                return Ok(());
+            }
+        }
+        let change = |vring: &mut Vring| {
+            (vring.addresses, vring.marked) = (Some(addresses), marked);
+        };
+        self.change(index, change).await
     }
 
     /// A new file to call the guest by. The ring goes on: guests mask and unmask interrupts while
@@ -236,6 +350,7 @@ impl Device {
                 has_ended = true;
             }
         }
+        self.vring(index)?.borrow_mut().held = false;
         if front_end_knows && !has_ended {
             self.forget_left(index)?;
         }
@@ -251,7 +366,8 @@ impl Device {
     fn forget_left(&self, index: usize) -> Result<(), NoRing> {
         let mut vring = self.vring(index)?.borrow_mut();
         if let Some(addresses) = vring.addresses {
-            Ring::forget_left(&self.memory.borrow(), addresses, self.features.get());
+            let (features, log) = (self.features.get(), self.ring_log(&vring));
+            Ring::forget_left(&self.memory.borrow(), addresses, features, log);
         }
         // Of a ring that was never at work here, the log may have what another left in flight.
         if std::mem::take(&mut vring.left) {
@@ -268,17 +384,26 @@ impl Device {
             return Ok(());
         }
         assert!(vring.queue.is_none(), "whoever changes a ring has halted it");
+        let queue = u16::try_from(index).unwrap_or(u16::MAX);
+        vring.held = !self.has_log();
+        if vring.held {
+            let export = self.disk.name();
+            tracing::warn!(export, queue, "the ring waits for a log of all of the guest's memory");
+            return Ok(());
+        }
         let setup = RingSetup {
             size: vring.size,
             addresses,
             base: vring.base,
             features: self.features.get(),
         };
-        let queue = u16::try_from(index).unwrap_or(u16::MAX);
         let memory = self.memory.borrow().clone();
         let log = self.log_of(index);
         match Queue::start(&self.disk, queue, &memory, &setup, log, vring.bells.clone()) {
-            Ok(started) => (vring.queue, vring.left) = (Some(started), false),
+            Ok(started) => {
+                started.log_to(self.dirty_log(), self.ring_log(&vring));
+                (vring.queue, vring.left) = (Some(started), false);
+            }
             Err(fault) => {
                 let export = self.disk.name();
                 tracing::warn!(export, queue, %fault, "the ring cannot be served");
@@ -286,6 +411,16 @@ impl Device {
             }
         }
         Ok(())
+    }
+
+    /// Something has changed for rings that wait for a log.
+    fn start_held(&self) {
+        for index in 0..self.vrings.len() {
+            if self.vring(index).is_ok_and(|vring| vring.borrow().held) {
+                // Every index below the length exists.
+                let _ = self.start_if_complete(index);
+            }
+        }
     }
 
     pub(crate) fn is_at_rest(&self) -> bool {
@@ -311,7 +446,8 @@ impl Device {
         if orderly {
             self.set_write_back(true);
         }
-        self.set_features(0);
+        self.take_features(0);
+        self.dirty.take();
         self.set_memory(GuestMemory::default());
         self.connected.set(false);
     }

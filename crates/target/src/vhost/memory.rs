@@ -298,9 +298,26 @@ impl GuestMemory {
 
     /// The guest's bytes at an address of the front end, if they all lie in one region.
     pub(crate) fn view_of_user(&self, user: u64, len: u64) -> Option<Buffer> {
-        let holds = |region: &&Region| user.wrapping_sub(region.place.user) < region.place.len;
-        let region = self.regions.iter().find(holds)?;
+        let region = self.region_of_user(user)?;
         region.view(user.wrapping_sub(region.place.user), len)
+    }
+
+    /// The guest's address of a byte that the front end knows by one of its own.
+    pub(crate) fn guest_of_user(&self, user: u64) -> Option<u64> {
+        let place = self.region_of_user(user)?.place;
+        // No sum overflows: `Place::check` saw to it.
+        Some(place.guest + user.wrapping_sub(place.user))
+    }
+
+    fn region_of_user(&self, user: u64) -> Option<&Region> {
+        let holds = |region: &&Region| user.wrapping_sub(region.place.user) < region.place.len;
+        self.regions.iter().find(holds)
+    }
+
+    /// The first address behind all regions, as the guest's driver counts.
+    pub(crate) fn end(&self) -> u64 {
+        let ends = self.regions.iter().map(|region| region.place.guest + region.place.len);
+        ends.max().unwrap_or(0)
     }
 }
 
@@ -339,6 +356,11 @@ impl Window {
 
     pub(crate) fn new(view: Buffer) -> Window {
         Window(view)
+    }
+
+    /// In bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
     }
 
     /// A part of it, which it has.
@@ -398,6 +420,13 @@ impl Window {
         // SAFETY: as in `load_u16`.
         let atomic = unsafe { AtomicU64::from_ptr(self.place(offset)) };
         atomic.store(value.to_le(), Ordering::Release);
+    }
+
+    /// Sets bits that others set and clear at the same time.
+    pub(crate) fn set_bits(&self, offset: usize, bits: u8, order: Ordering) {
+        // SAFETY: as in `load_u16`.
+        let atomic = unsafe { AtomicU8::from_ptr(self.place(offset)) };
+        atomic.fetch_or(bits, order);
     }
 
     pub(crate) fn load_u64(&self, offset: usize) -> u64 {

@@ -4,7 +4,8 @@
 //! - the channel for our own messages: the crate wraps it in a type that cannot announce a changed
 //!   configuration, and keeps the file to itself; so a copy is taken;
 //! - a memory table that is longer than its regions: user-mode Linux sends one, every other
-//!   implementation takes it, the crate does not; so it is received here.
+//!   implementation takes it, the crate does not; so it is received here;
+//! - the file that is rung when the log of written pages changes, which the crate does not know.
 
 use std::fs::File;
 use std::io::{IoSliceMut, Read, Write};
@@ -61,8 +62,10 @@ pub(crate) enum Peeked {
     Ordinary,
     /// So is this; it brings the channel for our own messages, of which this is a copy.
     Channel(OwnedFd),
-    /// Something for [`receive_table`].
+    /// Something for [`LooseTable::receive`].
     LooseTable,
+    /// Something for [`LogBell::receive`].
+    LogBell,
 }
 
 /// Looks at the next message without taking it.
@@ -84,6 +87,9 @@ pub(crate) fn peek(stream: &UnixStream) -> Result<Peeked, Errno> {
     {
         return Ok(Peeked::LooseTable);
     }
+    if request == Ok(FrontendReq::SET_LOG_FD) {
+        return Ok(Peeked::LogBell);
+    }
     Ok(Peeked::Ordinary)
 }
 
@@ -94,17 +100,15 @@ fn is_loose(size: u32, count: u32) -> bool {
     possible && size > needed && size <= MAX_MSG_SIZE as u64
 }
 
-/// A memory table with more bytes than regions.
-pub(crate) struct LooseTable {
-    pub(crate) regions: Vec<VhostUserMemoryRegion>,
-    pub(crate) files: Vec<File>,
+/// A message, all of it.
+struct Message {
+    body: Vec<u8>,
+    files: Vec<OwnedFd>,
     wants_reply: bool,
 }
 
-impl LooseTable {
-    /// Takes the message that [`peek`] saw.
-    pub(crate) fn receive(stream: &UnixStream) -> Result<LooseTable, std::io::Error> {
-        let broken = || std::io::Error::other("a broken memory table");
+impl Message {
+    fn receive(stream: &UnixStream) -> Result<Message, std::io::Error> {
         let mut header = [0; HEADER_BYTES];
         // The files come with the first bytes.
         let (received, files) =
@@ -112,12 +116,30 @@ impl LooseTable {
         let mut rest = stream;
         rest.read_exact(header.get_mut(received..).unwrap_or_default())?;
         let header: Header = zerocopy::transmute!(header);
-        let size = usize::try_from(header.size.get()).map_err(|_| broken())?;
+        let too_long = || std::io::Error::other("a message that is too long");
+        let size = usize::try_from(header.size.get()).map_err(|_| too_long())?;
         if size > MAX_MSG_SIZE {
-            return Err(broken());
+            return Err(too_long());
         }
         let mut body = vec![0; size];
         rest.read_exact(&mut body)?;
+        let wants_reply = header.flags.get() & VhostUserHeaderFlag::NEED_REPLY.bits() != 0;
+        Ok(Message { body, files, wants_reply })
+    }
+}
+
+/// A memory table with more bytes than regions.
+pub(crate) struct LooseTable {
+    pub(crate) regions: Vec<VhostUserMemoryRegion>,
+    pub(crate) files: Vec<File>,
+    pub(crate) wants_reply: bool,
+}
+
+impl LooseTable {
+    /// Takes the message that [`peek`] saw.
+    pub(crate) fn receive(stream: &UnixStream) -> Result<LooseTable, std::io::Error> {
+        let broken = || std::io::Error::other("a broken memory table");
+        let Message { body, files, wants_reply } = Message::receive(stream)?;
         let (table, body) = Table::read_from_prefix(&body).map_err(|_| broken())?;
         let count = usize::try_from(table.count.get()).map_err(|_| broken())?;
         let regions = body.as_chunks::<REGION_BYTES>().0.get(..count).ok_or_else(broken)?;
@@ -131,19 +153,36 @@ impl LooseTable {
         Ok(LooseTable {
             regions: regions.iter().map(region).collect(),
             files: files.into_iter().map(File::from).collect(),
-            wants_reply: header.flags.get() & VhostUserHeaderFlag::NEED_REPLY.bits() != 0,
+            wants_reply,
         })
-    }
-
-    pub(crate) fn wants_reply(&self) -> bool {
-        self.wants_reply
     }
 }
 
-/// Tells whether a table was taken over.
-pub(crate) fn reply_to_table(mut stream: &UnixStream, done: bool) -> Result<(), std::io::Error> {
+/// The file to ring when pages were marked.
+pub(crate) struct LogBell {
+    pub(crate) file: File,
+    pub(crate) wants_reply: bool,
+}
+
+impl LogBell {
+    /// Takes the message that [`peek`] saw.
+    pub(crate) fn receive(stream: &UnixStream) -> Result<LogBell, std::io::Error> {
+        let Message { mut files, wants_reply, .. } = Message::receive(stream)?;
+        match (files.pop(), files.is_empty()) {
+            (Some(file), true) => Ok(LogBell { file: file.into(), wants_reply }),
+            (Some(_) | None, _) => Err(std::io::Error::other("not one file to ring for a log")),
+        }
+    }
+}
+
+/// Tells whether what a message asked for was done.
+pub(crate) fn reply(
+    mut stream: &UnixStream,
+    to: FrontendReq,
+    done: bool,
+) -> Result<(), std::io::Error> {
     let flags = VERSION_1 | VhostUserHeaderFlag::REPLY.bits();
-    let mut reply = message(FrontendReq::SET_MEM_TABLE.into(), flags, 8).to_vec();
+    let mut reply = message(to.into(), flags, 8).to_vec();
     reply.extend_from_slice(&u64::from(!done).to_ne_bytes());
     stream.write_all(&reply)
 }

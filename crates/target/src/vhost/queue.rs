@@ -14,6 +14,10 @@
 //!   `in_flight` counts exactly what the guest waits for. The ring's log of that begins and ends in
 //!   the same places: in `Ring::pop`, and in the ring's showing what was put;
 //! - a queue that is not running pops nothing;
+//! - a worker knows where its request writes to guest memory. While there is a log of that, data
+//!   and status are marked in it after they were written and before the chain is put, also of a
+//!   request that was popped before the log came: nobody has to wait for it, however long a drive
+//!   is silent;
 //! - [`Queue::stop`] returns when everything that was popped is answered and shown.
 
 use std::cell::{Cell, RefCell};
@@ -35,14 +39,18 @@ use crate::disk::{Disk, Trouble, UNTOLD_MAX};
 use crate::limits::Toll;
 use crate::request::{Answer, Operation};
 use crate::vhost::QUEUES_MAX;
-use crate::vhost::block::{BlockRequest, parse, status_byte};
+use crate::vhost::block::{BlockRequest, parse, status_byte, written};
+use crate::vhost::dirty::{DirtyLog, RingLog};
 use crate::vhost::fault::Fault;
 use crate::vhost::inflight::Section;
 use crate::vhost::memory::{GuestMemory, Window};
-use crate::vhost::vring::{Chain, Popped, Ring, RingSetup};
+use crate::vhost::vring::{Chain, Popped, Ring, RingSetup, Segment};
 
 /// Most workers, and so most requests under way, of one queue.
 pub(crate) const WORKERS_MAX: u16 = 128;
+/// Pieces that a worker has room for from the start: data and status of the usual request. One with
+/// more has it make room, which it keeps.
+const WRITTEN_USUAL: usize = 4;
 /// One bit per worker in `Queue::parked`.
 const _: () = assert!(WORKERS_MAX as u32 <= u128::BITS);
 /// Most chains that one queue pops in one turn of the reactor.
@@ -98,12 +106,27 @@ pub(crate) struct Bells {
     pub(crate) kick: Option<Rc<File>>,
     pub(crate) call: Option<Rc<File>>,
     pub(crate) error: Option<Rc<File>>,
+    /// For the front end, when pages were marked.
+    pub(crate) marked: Option<Rc<File>>,
 }
 
 fn ring(bell: &Option<Rc<File>>) {
     if let Some(mut file) = bell.as_deref() {
         // An eventfd that is full has rung already; a peer that is gone does not listen.
         let _ = file.write(&1u64.to_ne_bytes());
+    }
+}
+
+struct Worker {
+    /// Once it has begun.
+    task: Cell<Option<TaskId>>,
+    /// Where its request writes to guest memory.
+    written: RefCell<Vec<Segment>>,
+}
+
+impl Worker {
+    fn new() -> Worker {
+        Worker { task: Cell::new(None), written: RefCell::new(Vec::with_capacity(WRITTEN_USUAL)) }
     }
 }
 
@@ -116,13 +139,13 @@ pub(crate) struct Queue {
     chain: RefCell<Chain>,
     memory: RefCell<Rc<GuestMemory>>,
     bells: RefCell<Bells>,
-    /// By worker, once it has begun.
-    workers: Vec<Cell<Option<TaskId>>>,
+    workers: Vec<Worker>,
     /// Bit by bit, the workers that wait for a chain.
     parked: Cell<u128>,
     /// Bytes that may still be taken in this turn; below zero, what was taken of later turns.
     credit: Cell<i64>,
     in_flight: Cell<u16>,
+    dirty: RefCell<Option<DirtyLog>>,
     poller: Cell<Option<PollerId>>,
     /// The reactor leaves the ring alone, until it is roused.
     armed: Cell<bool>,
@@ -153,10 +176,11 @@ impl Queue {
             chain: RefCell::new(Chain::new()),
             memory: RefCell::new(memory.clone()),
             bells: RefCell::new(bells),
-            workers: (0..workers).map(|_| Cell::new(None)).collect(),
+            workers: (0..workers).map(|_| Worker::new()).collect(),
             parked: Cell::new(0),
             credit: Cell::new(0),
             in_flight: Cell::new(0),
+            dirty: RefCell::default(),
             poller: Cell::new(None),
             armed: Cell::new(false),
             tasks: Cell::new(workers),
@@ -205,6 +229,17 @@ impl Queue {
 
     pub(crate) fn set_error(&self, error: Option<Rc<File>>) {
         self.bells.borrow_mut().error = error;
+    }
+
+    pub(crate) fn set_marked(&self, marked: Option<Rc<File>>) {
+        self.bells.borrow_mut().marked = marked;
+    }
+
+    /// Where to mark what is written to guest memory from now on, by requests under way too;
+    /// `ring`: to the ring itself.
+    pub(crate) fn log_to(&self, dirty: Option<DirtyLog>, ring: Option<RingLog>) {
+        self.ring.borrow_mut().log_to(&self.memory.borrow(), ring);
+        *self.dirty.borrow_mut() = dirty;
     }
 
     /// Stops popping, waits for what is under way, shows it to the guest. Nothing but the caller
@@ -270,7 +305,7 @@ impl Queue {
             }
             let worker = parked.trailing_zeros() as usize;
             parked &= parked - 1;
-            if let Some(task) = self.workers.get(worker).and_then(Cell::get) {
+            if let Some(task) = self.workers.get(worker).and_then(|its| its.task.get()) {
                 self.reactor().wake(task);
             }
         }
@@ -280,13 +315,11 @@ impl Queue {
     /// One worker: serves chain after chain until the queue ends.
     async fn work(self: Rc<Self>, worker: u16) {
         let task = self.reactor().current_task();
-        if let Some(known) = self.workers.get(usize::from(worker)) {
-            known.set(Some(task));
-        }
+        self.worker(worker).task.set(Some(task));
         while let Some(BlockRequest { request, status, popped }) = self.next(worker).await {
             let served = std::pin::pin!(self.disk.serve(request));
             let answer = self.or_another(served).await;
-            self.put(answer, popped, &status);
+            self.put(worker, answer, popped, &status);
         }
         self.end_task();
     }
@@ -305,7 +338,7 @@ impl Queue {
         std::future::poll_fn(|_| {
             // Set again below if there is nothing: a wake-up may be for something else.
             self.parked.set(self.parked.get() & !bit);
-            match self.take() {
+            match self.take(worker) {
                 Ok(Some(request)) => Poll::Ready(Some(request)),
                 Ok(None) if self.state.get() == State::Running => {
                     self.parked.set(self.parked.get() | bit);
@@ -341,7 +374,7 @@ impl Queue {
 
     /// Pops a chain and reads it; not too much in a turn, so that queues that share a reactor take
     /// turns.
-    fn take(&self) -> Result<Option<BlockRequest>, Fault> {
+    fn take(&self, worker: u16) -> Result<Option<BlockRequest>, Fault> {
         let credit = self.credit.get();
         if self.state.get() != State::Running || credit <= 0 {
             return Ok(None);
@@ -359,13 +392,27 @@ impl Queue {
         let request = parse(&memory, &chain)?;
         self.credit.set(credit.saturating_sub_unsigned(cost_bytes(&request.request.operation)));
         self.in_flight.set(self.in_flight.get() + 1);
+        self.note_written(worker, &chain, &request.request.operation);
         Ok(Some(request))
     }
 
+    fn note_written(&self, worker: u16, chain: &Chain, operation: &Operation) {
+        let (status, data) = written(chain, operation);
+        let mut written = self.worker(worker).written.borrow_mut();
+        written.clear();
+        written.push(status);
+        written.extend_from_slice(data);
+    }
+
+    fn worker(&self, index: u16) -> &Worker {
+        self.workers.get(usize::from(index)).expect("only workers of this queue ask")
+    }
+
     /// Gives a chain back; the guest sees it at the end of this turn, or before.
-    fn put(&self, answer: Answer, popped: Popped, status: &Window) {
+    fn put(&self, worker: u16, answer: Answer, popped: Popped, status: &Window) {
         assert!(answer.tag == popped.id, "the answer to another request");
         status.store_u8(0, status_byte(answer.status));
+        self.mark(worker);
         // The status byte is written too.
         let bytes = answer.bytes.saturating_add(1);
         let mut ring = self.ring.borrow_mut();
@@ -378,6 +425,17 @@ impl Queue {
         self.rouse();
     }
 
+    /// Marks what a worker's request has written.
+    fn mark(&self, worker: u16) {
+        let dirty = self.dirty.borrow();
+        let Some(dirty) = &*dirty else { return };
+        let written = self.worker(worker).written.borrow();
+        assert!(!written.is_empty(), "each request has a status");
+        for Segment { address, len } in &*written {
+            dirty.mark(*address, u64::from(*len));
+        }
+    }
+
     /// Shows what is left of what was put since the last turn; calls the guest if it wants that.
     fn tell_used(&self) -> bool {
         let mut used = self.ring.borrow_mut();
@@ -386,6 +444,9 @@ impl Queue {
         }
         if used.tell_used() {
             ring(&self.bells.borrow().call);
+        }
+        if self.dirty.borrow().is_some() {
+            ring(&self.bells.borrow().marked);
         }
         self.disk.told();
         true

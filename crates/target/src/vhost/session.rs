@@ -7,6 +7,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileTypeExt;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use rustix::fs::OFlags;
 use vhost::vhost_user::message::{
@@ -20,8 +21,9 @@ use crate::handed::{self, Region, Told};
 use crate::line::Lines;
 use crate::vhost::config::{FEATURES, WRITE_BACK_OFFSET, space};
 use crate::vhost::device::{Device, Vring};
+use crate::vhost::dirty::{DirtyError, MappedDirtyLog};
 use crate::vhost::inflight::{self, MappedInflight, Shape};
-use crate::vhost::memory::{MappedRegion, MemoryError, Place, REGIONS_MAX};
+use crate::vhost::memory::{MappedRegion, Place, REGIONS_MAX};
 use crate::vhost::vring::{RING_SIZE_MAX, RingAddresses, is_ring_size};
 
 pub(crate) struct Session {
@@ -117,8 +119,12 @@ impl Session {
     }
 
     /// Says all of it again, to devices that know nothing. Features come before: they concern the
-    /// protocol, too.
+    /// protocol, too. The log comes before the memory: it may be one that is too short for it,
+    /// while no ring is at work.
     pub(crate) fn tell_again(&mut self, told: Told<OwnedFd>) -> Result<()> {
+        if let Some(handed::Log { len, offset, file }) = told.log {
+            self.set_log_base(&VhostUserLog::new(len, offset), file.into())?;
+        }
         let place = |region: &Region<OwnedFd>| {
             let Region { guest, len, user, offset, .. } = *region;
             VhostUserMemoryRegion::new(guest, len, user, offset)
@@ -129,6 +135,9 @@ impl Session {
         if let Some(handed::Inflight { len, offset, queues, size, file }) = told.inflight {
             let region = VhostUserInflight::new(len, offset, queues, size);
             self.set_inflight_fd(&region, file.into())?;
+        }
+        if let Some(bell) = told.log_bell {
+            self.set_log_bell(bell.into())?;
         }
         for (index, ring) in (0..).zip(told.rings) {
             self.tell_ring_again(index, ring)?;
@@ -143,8 +152,10 @@ impl Session {
         }
         self.set_vring_base(number, ring.base)?;
         if let Some([descriptors, available, used]) = ring.addresses {
-            let flags = VhostUserVringAddrFlags::empty();
-            self.set_vring_addr(number, flags, descriptors, used, available, 0)?;
+            let mut flags = VhostUserVringAddrFlags::empty();
+            flags.set(VhostUserVringAddrFlags::VHOST_VRING_F_LOG, ring.marked.is_some());
+            let marked = ring.marked.unwrap_or(0);
+            self.set_vring_addr(number, flags, descriptors, used, available, marked)?;
         }
         self.set_vring_call(index, ring.call.map(File::from))?;
         self.set_vring_err(index, ring.error.map(File::from))?;
@@ -159,14 +170,24 @@ impl Session {
         shape.map_err(refuse)
     }
 
-    /// All reactors have the same memory, so either all take a change or all refuse it; only one
-    /// that is gone, which is an error too, may differ.
-    fn change_memory(
+    /// The same change on all reactors. One that refuses it, for a log that its rings need, or is
+    /// gone, ends the connection for all.
+    fn change_all(
         &self,
-        change: impl Fn(&Device) -> std::result::Result<(), MemoryError> + Clone + Send + 'static,
+        change: impl Fn(&Device) -> std::result::Result<(), DirtyError> + Clone + Send + 'static,
     ) -> Result<()> {
         let changed = self.lines.ask_all(change).map_err(refuse)?;
         changed.into_iter().try_for_each(|changed| changed.map_err(refuse))
+    }
+
+    /// A file to ring when pages were marked.
+    pub(crate) fn set_log_bell(&mut self, file: File) -> Result<()> {
+        let bell = Arc::new(without_blocking(file)?);
+        let told = bell.try_clone().map_err(refuse)?;
+        let set = self.lines.ask_all(move |device| device.set_marked_bell(&bell));
+        set.map_err(refuse)?.into_iter().try_for_each(|set| set.map_err(refuse))?;
+        self.told.log_bell = Some(told.into());
+        Ok(())
     }
 }
 
@@ -197,8 +218,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         if features & !FEATURES != 0 {
             return Err(Error::FeatureMismatch);
         }
+        self.change_all(move |device| device.set_features(features))?;
         self.told.features = features;
-        self.lines.ask_all(move |device| device.set_features(features)).map_err(refuse)?;
         Ok(())
     }
 
@@ -209,6 +230,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+            | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::RESET_DEVICE)
     }
 
@@ -234,7 +256,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         let mapped = regions.iter().zip(&files);
         let mapped = mapped.map(|(region, file)| MappedRegion::map(file, place_of(region)));
         let mapped = mapped.collect::<std::result::Result<Vec<_>, _>>().map_err(refuse)?;
-        self.change_memory(move |device| device.replace_memory(mapped.clone()))?;
+        self.change_all(move |device| device.replace_memory(mapped.clone()))?;
         let told = regions.iter().zip(files).map(|(region, file)| told_region(region, file));
         self.told.memory = told.collect();
         Ok(None)
@@ -251,14 +273,14 @@ impl VhostUserBackendReqHandlerMut for Session {
         _postcopy: Option<bool>,
     ) -> Result<Option<u64>> {
         let mapped = MappedRegion::map(&file, place_of(region)).map_err(refuse)?;
-        self.change_memory(move |device| device.add_memory(mapped.clone()))?;
+        self.change_all(move |device| device.add_memory(mapped.clone()))?;
         self.told.memory.push(told_region(region, file));
         Ok(None)
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
         let place = place_of(region);
-        self.change_memory(move |device| device.remove_memory(place))?;
+        self.change_all(move |device| device.remove_memory(place))?;
         let same = |known: &Region<OwnedFd>| (known.guest, known.user) == (place.guest, place.user);
         self.told.memory.retain(|known| !same(known));
         Ok(())
@@ -275,15 +297,21 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _flags: VhostUserVringAddrFlags,
+        flags: VhostUserVringAddrFlags,
         descriptors: u64,
         used: u64,
         available: u64,
-        _log: u64,
+        log: u64,
     ) -> Result<()> {
+        let ring = usize::try_from(index).map_err(refuse)?;
         let addresses = RingAddresses { descriptors, available, used };
-        self.change(index, move |vring| vring.addresses = Some(addresses))?;
-        self.tell(index, |ring| ring.addresses = Some([descriptors, available, used]))
+        let marked = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(log);
+        let set = self.lines.of_ring(ring).ask_and_wait(move |device| async move {
+            device.set_addresses(ring, addresses, marked).await
+        });
+        set.map_err(refuse)?.map_err(refuse)?;
+        let addresses = Some([descriptors, available, used]);
+        self.tell(index, |ring| (ring.addresses, ring.marked) = (addresses, marked))
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
@@ -410,7 +438,11 @@ impl VhostUserBackendReqHandlerMut for Session {
         not_offered()
     }
 
-    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
-        not_offered()
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        let (offset, len) = (log.mmap_offset, log.mmap_size);
+        let mapped = MappedDirtyLog::map(&file, offset, len).map_err(refuse)?;
+        self.change_all(move |device| device.set_dirty_log(mapped.clone()))?;
+        self.told.log = Some(handed::Log { len, offset, file: file.into() });
+        Ok(())
     }
 }

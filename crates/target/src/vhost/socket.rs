@@ -23,7 +23,7 @@ use crate::handed::{FrontEnd, Told};
 use crate::line::{Gone, Lines};
 use crate::vhost::device::Device;
 use crate::vhost::memory::{Mapping, replace};
-use crate::vhost::peek::{LooseTable, Peeked, VERSION_1, message, peek, reply_to_table};
+use crate::vhost::peek::{LogBell, LooseTable, Peeked, VERSION_1, message, peek, reply};
 use crate::vhost::session::Session;
 
 /// Front ends that may wait while one is being served.
@@ -306,6 +306,10 @@ fn converse(
                 take_loose_table(stream, session).map_err(|error| error.to_string())?;
                 continue;
             }
+            Ok(Peeked::LogBell) => {
+                take_log_bell(stream, session).map_err(|error| error.to_string())?;
+                continue;
+            }
             Err(error) => return Err(error.to_string()),
         }
         match handler.handle_request() {
@@ -318,11 +322,20 @@ fn converse(
 
 fn take_loose_table(stream: &UnixStream, session: &Mutex<Session>) -> Result<(), Error> {
     let table = LooseTable::receive(stream).map_err(Error::SocketError)?;
-    let reply = table.wants_reply();
     let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
     let taken = session.set_mem_table(&table.regions, table.files, None);
-    if reply && session.acknowledges() {
-        reply_to_table(stream, taken.is_ok()).map_err(Error::SocketError)?;
+    if table.wants_reply && session.acknowledges() {
+        reply(stream, FrontendReq::SET_MEM_TABLE, taken.is_ok()).map_err(Error::SocketError)?;
     }
     taken.map(|_| ())
+}
+
+fn take_log_bell(stream: &UnixStream, session: &Mutex<Session>) -> Result<(), Error> {
+    let bell = LogBell::receive(stream).map_err(Error::SocketError)?;
+    let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+    let taken = session.set_log_bell(bell.file);
+    if bell.wants_reply && session.acknowledges() {
+        reply(stream, FrontendReq::SET_LOG_FD, taken.is_ok()).map_err(Error::SocketError)?;
+    }
+    taken
 }

@@ -11,6 +11,7 @@ mod packed;
 
 use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 
+use crate::vhost::dirty::{Marked, RingLog};
 use crate::vhost::fault::Fault;
 use crate::vhost::inflight::Section;
 use crate::vhost::memory::{GuestMemory, Window};
@@ -189,6 +190,11 @@ fn find_part(memory: &GuestMemory, user: u64, len: usize, align: usize) -> Resul
     Window::aligned(view, align).ok_or(Fault::RingAlignment)
 }
 
+/// The same of a part that the device writes to.
+fn find_marked(memory: &GuestMemory, user: u64, len: usize, align: usize) -> Result<Marked, Fault> {
+    find_part(memory, user, len, align).map(Marked::new)
+}
+
 /// One ring that is being served.
 #[derive(Debug)]
 pub(crate) enum Ring {
@@ -226,6 +232,12 @@ impl Ring {
     /// pages go on being used: a front end changes a region by taking it away and adding it.
     pub(crate) fn find_again(&mut self, memory: &GuestMemory) {
         either!(self, ring => ring.find_again(memory));
+    }
+
+    /// What the device writes to the ring is marked from now on, and at once what it may have
+    /// written before; or not any more.
+    pub(crate) fn log_to(&mut self, memory: &GuestMemory, log: Option<RingLog>) {
+        either!(self, ring => ring.log_to(memory, log));
     }
 
     pub(crate) fn size(&self) -> u16 {
@@ -315,9 +327,14 @@ impl Ring {
     }
 
     /// The front end knows now where a ring stands that was left before.
-    pub(crate) fn forget_left(memory: &GuestMemory, at: RingAddresses, features: u64) {
+    pub(crate) fn forget_left(
+        memory: &GuestMemory,
+        at: RingAddresses,
+        features: u64,
+        log: Option<RingLog>,
+    ) {
         if features & (1 << VIRTIO_F_RING_PACKED) != 0 {
-            PackedRing::forget_left(memory, at);
+            PackedRing::forget_left(memory, at, log);
         }
     }
 }

@@ -21,7 +21,7 @@ pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 pub const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28 | 1 << 9 | 1 << 11 | 1 << 12;
-const USER: u64 = 0x7f00_0000_0000;
+pub const USER: u64 = 0x7f00_0000_0000;
 const RING_BYTES: u64 = 0x4000;
 const AVAILABLE: u64 = 0x1000;
 const USED: u64 = 0x2000;
@@ -103,12 +103,21 @@ impl FrontEnd {
     }
 
     pub fn start(&mut self, queue: usize, base: u16) {
+        self.start_at(queue, base, &FrontEnd::addresses(queue));
+    }
+
+    pub fn start_at(&mut self, queue: usize, base: u16, addresses: &VringConfigData) {
+        self.set_up(queue, base, addresses);
+        self.front.set_vring_enable(queue, true).unwrap();
+    }
+
+    /// All of a ring, but that it is enabled.
+    pub fn set_up(&mut self, queue: usize, base: u16, addresses: &VringConfigData) {
         self.front.set_vring_num(queue, RING_SIZE).unwrap();
         self.front.set_vring_base(queue, base).unwrap();
-        self.front.set_vring_addr(queue, &FrontEnd::addresses(queue)).unwrap();
+        self.front.set_vring_addr(queue, addresses).unwrap();
         self.front.set_vring_kick(queue, &self.kicks[queue]).unwrap();
         self.front.set_vring_call(queue, &self.calls[queue]).unwrap();
-        self.front.set_vring_enable(queue, true).unwrap();
     }
 
     /// Sends bytes past the protocol crate, with the memory's file or without, and returns the

@@ -10,7 +10,9 @@ use vhost::vhost_user::VhostUserFrontend;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::driver::{Client, all_features};
-use crate::front_end::{FrontEnd, INDIRECT, MEMORY_BYTES, NEXT, RING_SIZE, WRITE, within};
+use crate::front_end::{
+    FEATURES, FrontEnd, INDIRECT, MEMORY_BYTES, NEXT, RING_SIZE, WRITE, within,
+};
 use crate::rig::{Rig, SERIAL};
 
 const DATA: u64 = 8 << 20;
@@ -115,6 +117,33 @@ fn a_stopped_queue_can_be_set_up_again() {
     answers(&mut guest, 0);
 }
 
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// Where a ring's writes are marked is the front end's word; what is not in the log is not marked.
+#[test]
+fn a_ring_that_is_logged_anywhere_is_served() {
+    let rig = Rig::new(Level::Raid1, 2, 8 << 20);
+    let export = rig.export(1);
+    let mut guest = FrontEnd::started(&export.spec().socket, 1);
+    let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
+    let log = std::fs::File::from(rustix::fs::memfd_create("log", flags).unwrap());
+    let mmap_size = MEMORY_BYTES / 4096 / 8;
+    log.set_len(mmap_size).unwrap();
+    rustix::fs::fcntl_add_seals(&log, rustix::fs::SealFlags::SHRINK).unwrap();
+    let mmap_handle = std::os::fd::AsRawFd::as_raw_fd(&log);
+    let region = vhost::VhostUserDirtyLogRegion { mmap_size, mmap_offset: 0, mmap_handle };
+    guest.front.set_log_base(0, Some(region)).unwrap();
+    guest.front.set_features(FEATURES | 1 << 26).unwrap();
+    for place in [u64::MAX, u64::MAX - 7, MEMORY_BYTES - 1, MEMORY_BYTES, 1 << 63] {
+        let addresses =
+            vhost::VringConfigData { flags: 1, log_addr: Some(place), ..FrontEnd::addresses(0) };
+        guest.front.set_vring_addr(0, &addresses).unwrap();
+        answers(&mut guest, 0);
+    }
+}
+
 fn bell(file: impl Into<OwnedFd>) -> EventFd {
     // SAFETY: the file is open, and nobody else's.
     unsafe { EventFd::from_raw_fd(file.into().into_raw_fd()) }
@@ -125,7 +154,7 @@ fn wrong_messages_end_the_connection_and_nothing_else() {
     let rig = Rig::new(Level::Raid1, 2, 8 << 20);
     let export = rig.export(2);
     type Message = fn(&mut FrontEnd) -> bool;
-    let cases: [Message; 11] = [
+    let cases: [Message; 16] = [
         |g| g.front.set_vring_num(0, 15).is_err(),
         |g| g.front.set_vring_num(0, 4096).is_err(),
         |g| g.front.set_features(1 << 33).is_err(),
@@ -164,6 +193,23 @@ fn wrong_messages_end_the_connection_and_nothing_else() {
             g.front.set_vring_call(0, &bell(OwnedFd::from(writer))).unwrap();
             g.front.set_vring_err(0, &bell(std::fs::File::open("/proc/self/exe").unwrap())).is_err()
         },
+        // A log of written pages: without a file, in one that could shrink, longer than its file,
+        // and a file to ring for it that is none, or is not there.
+        |g| g.exchange(&words(&[6, 1, 16, 4096, 0, 0, 0]), false, 28).is_empty(),
+        |g| g.exchange(&words(&[6, 1, 16, 4096, 0, 0, 0]), true, 28).is_empty(),
+        |g| {
+            let flags = rustix::fs::MemfdFlags::ALLOW_SEALING;
+            g.file = std::fs::File::from(rustix::fs::memfd_create("log", flags).unwrap());
+            g.file.set_len(4096).unwrap();
+            rustix::fs::fcntl_add_seals(&g.file, rustix::fs::SealFlags::SHRINK).unwrap();
+            assert_eq!(g.exchange(&words(&[6, 1, 16, 4096, 0, 0, 0]), true, 28).len(), 28);
+            g.exchange(&words(&[6, 1, 16, 4097, 0, 0, 0]), true, 28).is_empty()
+        },
+        |g| {
+            let reply = g.exchange(&words(&[7, 9, 0]), true, 20);
+            reply.is_empty() || reply == words(&[7, 5, 8, 1, 0])
+        },
+        |g| g.exchange(&words(&[7, 9, 0]), false, 20).is_empty(),
     ];
     for (number, message) in cases.into_iter().enumerate() {
         let mut guest = FrontEnd::connect(&export.spec().socket, 2);

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod cores;
+mod dirty;
 mod driver;
 mod front_end;
 mod hostile;

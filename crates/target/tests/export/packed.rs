@@ -12,7 +12,7 @@ use crate::front_end::{
 };
 use crate::rig::{Rig, SERIAL, socket_path};
 
-const PACKED: u64 = FEATURES | 1 << 34;
+pub const PACKED: u64 = FEATURES | 1 << 34;
 const HEADER: u64 = 4 << 20;
 const STATUS: u64 = HEADER + 32;
 const DATA: u64 = 8 << 20;
@@ -24,14 +24,14 @@ const DEVICE: u64 = 0x2000;
 const NEW: u16 = 0x8000;
 
 /// The driver's side of ring 0. Positions count descriptors and never wrap.
-struct Packed {
-    guest: FrontEnd,
+pub struct Packed {
+    pub guest: FrontEnd,
     offered: u64,
     used: u64,
 }
 
 impl Packed {
-    fn started(export: &VhostExport) -> Packed {
+    pub fn started(export: &VhostExport) -> Packed {
         let mut guest = FrontEnd::connect_with(&export.spec().socket, 1, PACKED);
         guest.front.add_mem_region(&guest.region()).unwrap();
         guest.start(0, NEW);
@@ -53,7 +53,7 @@ impl Packed {
         (position % size * 16, (position / size).is_multiple_of(2))
     }
 
-    fn offer(&mut self, id: u16, pieces: &[(u64, u32, u16)]) {
+    pub fn offer(&mut self, id: u16, pieces: &[(u64, u32, u16)]) {
         for (i, (address, len, flags)) in pieces.iter().enumerate().rev() {
             let (at, wrap) = Packed::place(self.offered + i as u64);
             let flags = flags | if wrap { AVAILABLE } else { USED };
@@ -68,7 +68,7 @@ impl Packed {
     }
 
     /// Waits until the chain of `descriptors` that comes next was used.
-    fn wait(&mut self, descriptors: u64) -> (u16, u32) {
+    pub fn wait(&mut self, descriptors: u64) -> (u16, u32) {
         let (at, wrap) = Packed::place(self.used);
         let expected = if wrap { AVAILABLE | USED } else { 0 };
         let entry = || self.guest.get(at + 8, 8);

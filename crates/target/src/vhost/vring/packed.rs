@@ -19,6 +19,7 @@ use virtio_bindings::virtio_ring::{
     VRING_PACKED_EVENT_FLAG_ENABLE,
 };
 
+use crate::vhost::dirty::{Marked, RingLog};
 use crate::vhost::fault::Fault;
 use crate::vhost::inflight::Section;
 use crate::vhost::inflight::packed::{Copied, Found, PackedLog};
@@ -26,7 +27,7 @@ use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::place::{AVAILABLE, Place, USED};
 use crate::vhost::vring::{
     Chain, DESCRIPTOR_BYTES, Popped, RING_SIZE_MAX, RingAddresses, RingSetup, Segment, WARM_MAX,
-    find_part, indirect_table, warm_request,
+    find_marked, find_part, indirect_table, warm_request,
 };
 
 const USED_LEN: usize = 8;
@@ -85,11 +86,11 @@ impl From<Copied> for Descriptor {
 /// The three parts of a ring, as they lie in guest memory.
 #[derive(Debug)]
 struct Parts {
-    descriptors: Window,
+    descriptors: Marked,
     /// What the driver wants to be told.
     driver: Window,
     /// What the device wants to be told.
-    device: Window,
+    device: Marked,
 }
 
 impl Parts {
@@ -97,26 +98,32 @@ impl Parts {
     fn find(memory: &GuestMemory, at: RingAddresses, size: u16) -> Result<Parts, Fault> {
         let bytes = usize::from(size) * DESCRIPTOR_BYTES;
         Ok(Parts {
-            descriptors: find_part(memory, at.descriptors, bytes, 16)?,
+            descriptors: find_marked(memory, at.descriptors, bytes, 16)?,
             driver: find_part(memory, at.available, EVENT_BYTES, 4)?,
-            device: find_part(memory, at.used, EVENT_BYTES, 4)?,
+            device: find_marked(memory, at.used, EVENT_BYTES, 4)?,
         })
     }
 
     fn flags(&self, at: Place) -> u16 {
         // Acquire: the rest of the chain is read after the flags that announce it.
-        self.descriptors.load_u16(flags_of(at), Ordering::Acquire)
+        self.descriptors.window().load_u16(flags_of(at), Ordering::Acquire)
     }
 
     /// Says what the device wants to be told; one store, so that the driver sees all of it.
     fn want(&self, place: u16, flags: u16) {
         let both = u32::from(place) | u32::from(flags) << 16;
-        self.device.store_u32(0, both, Ordering::Relaxed);
+        let store = |device: &Window| device.store_u32(0, both, Ordering::Relaxed);
+        self.device.write(0, EVENT_BYTES, store);
+    }
+
+    fn set_flags(&self, at: Place, flags: u16) {
+        let (at, len) = (flags_of(at), size_of::<u16>());
+        self.descriptors.write(at, len, |ring| ring.store_u16(at, flags, Ordering::Release));
     }
 
     /// Where a device that is gone has left the ring, if it said so.
     fn left_at(&self, event_index: bool, told: Place) -> Result<Option<Place>, Fault> {
-        let (place, flags) = halves(self.device.load_u32(0, Ordering::Acquire));
+        let (place, flags) = halves(self.device.window().load_u32(0, Ordering::Acquire));
         if flags >> EVENT_FLAGS_BITS == LEFT {
             return Ok(Some(Place::from_bits(place)));
         }
@@ -174,6 +181,7 @@ pub(crate) struct PackedRing {
     /// The guest is to be called whatever it asked for: its call file is new.
     call_owed: bool,
     log: Option<PackedLog>,
+    dirty: Option<RingLog>,
     /// Chains that the process before had in flight, the next one last.
     again: Vec<Found>,
 }
@@ -219,7 +227,7 @@ fn stands_by_log(
     // A batch that was not shown any more has left used descriptors behind the place where the
     // guest waits for the first; it would take them for ours.
     for at in (0..taken).map(|count| used.after(count, size)) {
-        parts.descriptors.store_u16(flags_of(at), at.available_flags(), Ordering::Release);
+        parts.set_flags(at, at.available_flags());
     }
     Ok((log, (used.after(taken, size), used), found))
 }
@@ -253,6 +261,7 @@ impl PackedRing {
             held: 0,
             call_owed: true,
             log,
+            dirty: None,
             again,
         };
         ring.disable_kicks();
@@ -262,7 +271,17 @@ impl PackedRing {
     pub(crate) fn find_again(&mut self, memory: &GuestMemory) {
         if let Ok(parts) = Parts::find(memory, self.addresses, self.size) {
             self.parts = parts;
+            self.log_to(memory, self.dirty.clone());
         }
+    }
+
+    /// The front end says where the device's structure is; the ring itself is where it is.
+    pub(crate) fn log_to(&mut self, memory: &GuestMemory, log: Option<RingLog>) {
+        let ring = memory.guest_of_user(self.addresses.descriptors);
+        let ring = log.as_ref().and_then(|its| Some((its.log.clone(), ring?)));
+        self.parts.descriptors.log_to(ring);
+        self.parts.device.log_to(log.clone().map(|its| (its.log, its.used)));
+        self.dirty = log;
     }
 
     pub(crate) fn size(&self) -> u16 {
@@ -284,11 +303,12 @@ impl PackedRing {
     }
 
     /// Takes back what `leave` said, if it did.
-    pub(crate) fn forget_left(memory: &GuestMemory, at: RingAddresses) {
-        let Ok(device) = find_part(memory, at.used, EVENT_BYTES, 4) else { return };
-        let (_, flags) = halves(device.load_u32(0, Ordering::Acquire));
+    pub(crate) fn forget_left(memory: &GuestMemory, at: RingAddresses, log: Option<RingLog>) {
+        let Ok(mut device) = find_marked(memory, at.used, EVENT_BYTES, 4) else { return };
+        let (_, flags) = halves(device.window().load_u32(0, Ordering::Acquire));
         if flags >> EVENT_FLAGS_BITS == LEFT {
-            device.store_u32(0, 0, Ordering::Relaxed);
+            device.write(0, EVENT_BYTES, |its| its.store_u32(0, 0, Ordering::Relaxed));
+            device.log_to(log.map(|its| (its.log, its.used)));
         }
     }
 
@@ -314,7 +334,7 @@ impl PackedRing {
         let ahead = |count| self.available.after(count, self.size);
         let there = |at: &Place| at.is_available(self.parts.flags(*at));
         let count = WARM_MAX.min(self.size);
-        let load = |at: Place| Descriptor::load(&self.parts.descriptors, at.index);
+        let load = |at: Place| Descriptor::load(self.parts.descriptors.window(), at.index);
         let all = || (0..count).map(ahead).take_while(there).map(load);
         let tables = || all().filter(|descriptor| descriptor.has(VRING_DESC_F_INDIRECT));
         for pointer in tables() {
@@ -358,7 +378,7 @@ impl PackedRing {
         let free = self.size - self.used_shown.distance(self.available, self.size);
         let mut at = self.available;
         while chain.descriptors < free {
-            let mut descriptor = Descriptor::load(&self.parts.descriptors, at.index);
+            let mut descriptor = Descriptor::load(self.parts.descriptors.window(), at.index);
             if chain.descriptors == 0 {
                 descriptor.flags = flags;
             }
@@ -438,19 +458,23 @@ impl PackedRing {
     pub(crate) fn push_used(&mut self, popped: Popped, bytes: u32) {
         let Popped { id, descriptors, entry } = popped;
         assert!(descriptors > 0 && descriptors <= self.taken(), "used, and never popped");
-        let (at, ring) = (self.used, &self.parts.descriptors);
-        let start = usize::from(at.index) * DESCRIPTOR_BYTES;
-        ring.store_u32(start + USED_LEN, bytes, Ordering::Relaxed);
-        ring.store_u16(start + USED_ID, id, Ordering::Relaxed);
+        let at = self.used;
         // Virtio 1.2, 2.8.3: in a used descriptor it says that something was written.
         let written = if bytes > 0 { VRING_DESC_F_WRITE } else { 0 };
         let lap = if at.wrap { AVAILABLE | USED } else { 0 };
         let flags = lap | u16::try_from(written).unwrap_or(0);
-        if at == self.used_shown {
+        let is_first = at == self.used_shown;
+        if is_first {
             self.held = flags;
-        } else {
-            ring.store_u16(start + FLAGS, flags, Ordering::Release);
         }
+        let start = usize::from(at.index) * DESCRIPTOR_BYTES;
+        self.parts.descriptors.write(start, DESCRIPTOR_BYTES, |ring| {
+            ring.store_u32(start + USED_LEN, bytes, Ordering::Relaxed);
+            ring.store_u16(start + USED_ID, id, Ordering::Relaxed);
+            if !is_first {
+                ring.store_u16(start + FLAGS, flags, Ordering::Release);
+            }
+        });
         self.used = at.after(descriptors, self.size);
         self.untold += u32::from(descriptors);
         if let Some(log) = &mut self.log {
@@ -468,8 +492,7 @@ impl PackedRing {
             log.show(self.used);
         }
         // Release: data, status and the entries behind this one are visible before it is.
-        let first = flags_of(self.used_shown);
-        self.parts.descriptors.store_u16(first, self.held, Ordering::Release);
+        self.parts.set_flags(self.used_shown, self.held);
         self.used_shown = self.used;
         if let Some(log) = &mut self.log {
             log.shown();

@@ -12,13 +12,14 @@ use virtio_bindings::virtio_ring::{
     VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_USED_F_NO_NOTIFY,
 };
 
+use crate::vhost::dirty::{Marked, RingLog};
 use crate::vhost::fault::Fault;
 use crate::vhost::inflight::Section;
 use crate::vhost::inflight::split::SplitLog;
 use crate::vhost::memory::{GuestMemory, Window};
 use crate::vhost::vring::{
     CHAIN_MAX, Chain, DESCRIPTOR_BYTES, Popped, RingAddresses, RingSetup, Segment, WARM_MAX,
-    find_part, indirect_table, warm_request,
+    find_marked, find_part, indirect_table, warm_request,
 };
 
 const AVAILABLE_INDEX: usize = 2;
@@ -59,7 +60,7 @@ impl Descriptor {
 struct Parts {
     descriptors: Window,
     available: Window,
-    used: Window,
+    used: Marked,
 }
 
 impl Parts {
@@ -71,7 +72,7 @@ impl Parts {
         Ok(Parts {
             descriptors: find_part(memory, at.descriptors, size * DESCRIPTOR_BYTES, 16)?,
             available: find_part(memory, at.available, available_bytes, 2)?,
-            used: find_part(memory, at.used, used_bytes, 4)?,
+            used: find_marked(memory, at.used, used_bytes, 4)?,
         })
     }
 }
@@ -101,6 +102,7 @@ pub(crate) struct SplitRing {
     /// The guest is to be called whatever it asked for: its call file is new.
     call_owed: bool,
     log: Option<SplitLog>,
+    dirty: Option<RingLog>,
     /// Heads of chains that the process before had in flight, the next one last.
     again: Vec<u16>,
 }
@@ -115,7 +117,7 @@ impl SplitRing {
         let base = u16::try_from(setup.base).map_err(|_| Fault::RingBase(setup.base))?;
         let parts = Parts::find(memory, setup.addresses, size)?;
         // The protocol gives the available index only; the used index is where it was left.
-        let used = parts.used.load_u16(USED_INDEX, Ordering::Acquire);
+        let used = parts.used.window().load_u16(USED_INDEX, Ordering::Acquire);
         let opened = log.map(|section| SplitLog::open(section, size, used)).transpose()?;
         let (log, again) = opened.map_or((None, None), |(log, again)| (Some(log), again));
         // All that was popped is used or in flight. What a front end says that lost us is less.
@@ -133,6 +135,7 @@ impl SplitRing {
             used_told: used,
             call_owed: true,
             log,
+            dirty: None,
             again: again.unwrap_or_default(),
         };
         ring.disable_kicks();
@@ -142,7 +145,13 @@ impl SplitRing {
     pub(crate) fn find_again(&mut self, memory: &GuestMemory) {
         if let Ok(parts) = Parts::find(memory, self.addresses, self.size) {
             self.parts = parts;
+            self.log_to(memory, self.dirty.clone());
         }
+    }
+
+    pub(crate) fn log_to(&mut self, _memory: &GuestMemory, log: Option<RingLog>) {
+        self.parts.used.log_to(log.clone().map(|its| (its.log, its.used)));
+        self.dirty = log;
     }
 
     pub(crate) fn size(&self) -> u16 {
@@ -284,8 +293,10 @@ impl SplitRing {
     pub(crate) fn push_used(&mut self, popped: Popped, bytes: u32) {
         let head = popped.id;
         let entry = USED_RING + self.mask(self.used_next) * USED_ELEMENT_BYTES;
-        self.parts.used.store_u32(entry, u32::from(head), Ordering::Relaxed);
-        self.parts.used.store_u32(entry + 4, bytes, Ordering::Relaxed);
+        self.parts.used.write(entry, USED_ELEMENT_BYTES, |used| {
+            used.store_u32(entry, u32::from(head), Ordering::Relaxed);
+            used.store_u32(entry + 4, bytes, Ordering::Relaxed);
+        });
         self.used_next = self.used_next.wrapping_add(1);
         if let Some(log) = &mut self.log {
             log.used(head);
@@ -305,11 +316,16 @@ impl SplitRing {
 
     pub(crate) fn show_used(&mut self) {
         // Release: data, status and used entries are visible before the index is.
-        self.parts.used.store_u16(USED_INDEX, self.used_next, Ordering::Release);
+        self.set_u16(USED_INDEX, self.used_next, Ordering::Release);
         self.used_shown = self.used_next;
         if let Some(log) = &mut self.log {
             log.shown(self.used_next);
         }
+    }
+
+    /// Stores to what only the device writes to.
+    fn set_u16(&self, at: usize, value: u16, order: Ordering) {
+        self.parts.used.write(at, size_of::<u16>(), |used| used.store_u16(at, value, order));
     }
 
     pub(crate) fn is_untold(&self) -> bool {
@@ -340,16 +356,15 @@ impl SplitRing {
 
     /// Virtio 1.2, 2.7.10.1.
     pub(crate) fn enable_kicks(&self) -> bool {
-        let (available, used) = (&self.parts.available, &self.parts.used);
         if self.event_index {
             let at = USED_RING + usize::from(self.size) * USED_ELEMENT_BYTES;
-            used.store_u16(at, self.available_seen, Ordering::Relaxed);
+            self.set_u16(at, self.available_seen, Ordering::Relaxed);
         } else {
-            used.store_u16(0, 0, Ordering::Relaxed);
+            self.set_u16(0, 0, Ordering::Relaxed);
         }
         // The wish is stored before the index is read again, as in `tell_used` on the other side.
         fence(Ordering::SeqCst);
-        let index = available.load_u16(AVAILABLE_INDEX, Ordering::Acquire);
+        let index = self.parts.available.load_u16(AVAILABLE_INDEX, Ordering::Acquire);
         index != self.available_next || self.is_behind()
     }
 
@@ -358,7 +373,7 @@ impl SplitRing {
     pub(crate) fn disable_kicks(&self) {
         if !self.event_index {
             let flags = u16::try_from(VRING_USED_F_NO_NOTIFY).unwrap_or(1);
-            self.parts.used.store_u16(0, flags, Ordering::Relaxed);
+            self.set_u16(0, flags, Ordering::Relaxed);
         }
     }
 }

@@ -4,6 +4,7 @@
 //! ones are in `packed/tests.rs`, and both against a model in `model.rs`.
 
 mod model;
+mod marked;
 
 use std::rc::Rc;
 use std::sync::mpsc;
