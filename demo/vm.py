@@ -42,8 +42,8 @@ QEMU = "qemu-system-x86_64"
 COMMANDS_MAX = 7
 BOOT_SECONDS_MAX = 120  # under emulation on a busy machine; 3 to 5 when it is quiet
 # Of that, until the guest's first program runs. No driver of a disk under test is loaded before, so
-# an emulated guest that hangs or panics until then says nothing about these, and boots again. (Of
-# some thousand boots a few hung.)
+# an emulated guest that hangs or panics until then says nothing about these, and boots again. (That
+# is rare: it was seen once in CI, with QEMU 7.2.)
 FIRST_PROGRAM_SECONDS_MAX = 60
 BOOTS_MAX = 3
 KVM_BOOT_SECONDS_MAX = 15  # 1 to 2 where KVM works; where it does not, some guests hang for ever

@@ -54,11 +54,7 @@ impl Host {
         self.record(|catalog| {
             catalog.spares.insert(drive.clone(), spare.clone());
         })?;
-        self.look(|state| {
-            if let Some(its) = state.drives.get_mut(&drive) {
-                its.passed_over = None;
-            }
-        });
+        self.give_another_chance(&drive);
         tracing::info!(drive, array = array.map(|uuid| self.array_name(uuid)), "spare added");
         Ok(self.spare_shown(&drive, &spare))
     }
@@ -164,7 +160,7 @@ impl Host {
         });
     }
 
-    /// It could not be used because of the way to it, perhaps.
+    /// A drive that was passed over is tried again by itself.
     pub(super) fn give_another_chance(&self, drive: &str) {
         self.look(|state| {
             if let Some(drive) = state.drives.get_mut(drive) {

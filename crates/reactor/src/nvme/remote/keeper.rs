@@ -150,10 +150,10 @@ impl Station {
     ) -> Result<T, Trouble> {
         let mut using = locked(&self.using);
         let had_one = using.is_some();
-        let done = self.work(&mut using, kind, &mut work);
+        let done = self.once(&mut using, kind, &mut work);
         // What it had was of before the way broke, perhaps; a read does no harm twice.
         let done = match done {
-            Err(_) if had_one && kind == Work::Read => self.work(&mut using, kind, &mut work),
+            Err(_) if had_one && kind == Work::Read => self.once(&mut using, kind, &mut work),
             other => other,
         };
         if let Err(trouble) = &done {
@@ -165,7 +165,7 @@ impl Station {
         done
     }
 
-    fn work<T>(
+    fn once<T>(
         &self,
         using: &mut Option<Using>,
         kind: Work,
