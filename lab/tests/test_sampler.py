@@ -129,6 +129,7 @@ class Logs(unittest.TestCase):
 
     def test_loads_that_were_not_measured_at_once_are_no_cell(self):
         one = Measured(100.0, 10.0, {0: 5}, {})
-        for began in (101.0, 109.0, 130.0):  # the last would be less than no seconds
+        self.assertEqual(summary([one, Measured(101.0, 10.0, {0: 5}, {})]).seconds, 9.0)
+        for began in (101.1, 109.0, 130.0):  # the last would be less than no seconds
             with self.assertRaisesRegex(LoadError, "measured together"):
                 summary([one, Measured(began, 10.0, {0: 5}, {})])
