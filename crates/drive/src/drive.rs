@@ -114,7 +114,8 @@ struct Late {
 /// The array that a drive is a member of. It is asked, not told: who could stand for a drive is so
 /// for a moment only.
 pub trait Siblings {
-    /// Whether those members that have answered something since then hold all that `drive` does.
+    /// Whether those members that have answered something since then, and are late with nothing,
+    /// hold all that `drive` does.
     fn stand_for(&self, drive: &Drive, since: Instant) -> bool;
     /// Asks those others for a block that have not.
     fn ask_whether_they_answer(&self, drive: &Drive, since: Instant);
@@ -263,6 +264,12 @@ impl Drive {
     /// Whether it has answered something well since then.
     pub fn has_answered(&self, since: Instant) -> bool {
         self.answered.get() >= since
+    }
+
+    /// Whether it leaves something unanswered for almost as long as it may, or longer. It may answer
+    /// other things: a file system that is frozen stops writes only.
+    pub fn is_late(&self) -> bool {
+        matches!(self.watch.get(), Watch::Late(_))
     }
 
     /// Reads a block of it, so that it shows whether it answers; one at a time.

@@ -26,7 +26,7 @@ impl Siblings for Members {
     fn stand_for(&self, drive: &Drive, since: Instant) -> bool {
         let list = self.list();
         let is_it = |member: &Member| member.drive.as_ref().is_some_and(|its| is_same(its, drive));
-        let answers = |its: &Rc<Drive>| its.has_answered(since);
+        let answers = |its: &Rc<Drive>| its.has_answered(since) && !its.is_late();
         // It joins later: nobody needs it yet.
         let Some(index) = list.iter().position(is_it) else {
             return list.iter().filter_map(Member::alive).any(answers);

@@ -26,7 +26,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
 use pair::{DRIVE_BYTES, Pair, run_on};
 use rustix::fs::{MemfdFlags, memfd_create};
-use steered::{Fate, Steer, address};
+use steered::{Fate, Steer, address, is_write};
 
 const ANSWER_WITHIN: Duration = Duration::from_millis(400);
 /// Longer, and shorter than drives are waited for at most.
@@ -69,6 +69,11 @@ fn run<F: Future<Output = ()> + 'static>(
 }
 
 impl Rig {
+    /// No member answers a write.
+    fn freeze(&self) {
+        self.steer.set(|_, op| if is_write(op) { Fate::Waits } else { Fate::Passes });
+    }
+
     /// Nothing is answered by these members.
     fn silence(&self, members: &[usize]) {
         let silent: Vec<usize> = members.iter().map(|index| self.files[*index]).collect();
@@ -152,6 +157,23 @@ fn when_all_are_silent_none_is_given_up() {
                 status.members[index].drive.as_ref().unwrap().health().timeouts
             };
             assert!((0..5).all(|index| silences(index) > 0), "it is counted");
+            rig.ends_right(ArrayState::Optimal).await;
+        });
+    }
+}
+
+/// They answer reads all the same: as if the file system under all of them were frozen.
+#[test]
+fn when_none_takes_writes_none_is_given_up() {
+    for (level, members) in [(Level::Raid5, 4), (Level::Raid6, 5), (Level::Raid10, 4)] {
+        run(level, members, |mut rig| async move {
+            rig.freeze();
+            let done = rig.write_all(1);
+            rig.reactor.sleep(LONG).await;
+            assert!(done.take().is_none(), "nothing is there yet");
+            rig.silence(&[]);
+            rig.result(&done).await.unwrap();
+            assert!(rig.given_up().is_empty());
             rig.ends_right(ArrayState::Optimal).await;
         });
     }

@@ -193,13 +193,15 @@ fn silence(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
     let longest_s = [1, 12, 30][prng.index(3)];
     let long = prng.below(longest_s * 1_000_000_000);
     let until = life.world.borrow().now_ns() + long;
-    let (all, comes_back) = (prng.chance(1, 2), prng.chance(1, 2));
+    let (all, comes_back, frozen) = (prng.chance(1, 2), prng.chance(1, 2), prng.chance(1, 2));
     if all {
         let over = life.world.borrow().silent_until_ns + WAKING_NS_MAX;
         // One at a time: those of the last one answer first.
         if life.world.borrow().now_ns() >= over {
-            life.note(|| format!("no drive answers for {} ms", long / 1_000_000));
-            life.world.borrow_mut().silent_until_ns = until;
+            let what = if frozen { "takes writes" } else { "answers" };
+            life.note(|| format!("no drive {what} for {} ms", long / 1_000_000));
+            let mut world = life.world.borrow_mut();
+            (world.silent_until_ns, world.frozen) = (until, frozen);
         }
         return;
     }

@@ -70,6 +70,8 @@ pub struct World {
     pub drives: Vec<SimDrive>,
     /// Until then no drive answers anything.
     pub silent_until_ns: u64,
+    /// But for reads and flushes, as if the file system under all of them were frozen.
+    pub frozen: bool,
     latency: Prng,
     pub faults: Prng,
     /// Operations completed since the world began.
@@ -108,6 +110,7 @@ impl World {
             due: BinaryHeap::new(),
             drives: Vec::new(),
             silent_until_ns: 0,
+            frozen: false,
             latency: Prng::stream(seed, "latency"),
             faults: Prng::stream(seed, "faults"),
             completions: 0,
@@ -233,7 +236,8 @@ impl World {
 
     /// Puts an operation off that is due while its drive is silent. False: it is not.
     fn put_off(&mut self, op: &InFlight) -> bool {
-        let of_all = self.silent_until_ns;
+        let concerned = !self.frozen || matches!(op.op, Op::Write { .. } | Op::WriteZeroes { .. });
+        let of_all = if concerned { self.silent_until_ns } else { 0 };
         let until = self.drive(op.drive).silent_until_ns.max(of_all);
         let silent = self.now_ns < until;
         if silent {
