@@ -266,8 +266,8 @@ impl Drive {
         self.answered.get() >= since
     }
 
-    /// Whether it leaves something unanswered for almost as long as it may, or longer. It may answer
-    /// other things: a file system that is frozen stops writes only.
+    /// Whether it leaves something unanswered for almost as long as it may, or longer. It may do
+    /// other things meanwhile: a file system that is frozen stops writes only.
     pub fn is_late(&self) -> bool {
         matches!(self.watch.get(), Watch::Late(_))
     }
