@@ -339,8 +339,9 @@ class Turn:
             load.ready(cell)
         watch.start()
         try:
-            for load in active:  # all at once, or nearly
-                load.begin(cell)
+            at = loads.together(len(active))
+            for load in active:
+                load.begin(cell, at)
             done = self.see_through(cell, active, watch)
         finally:
             watch.over.set()

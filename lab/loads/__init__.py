@@ -3,7 +3,7 @@
     load = loads.make(study, seat)
     load.prepare(say)                        # file system, database: once for a side and repeat
     load.ready(cell)                         # so that `begin` has nothing left to do
-    load.begin(cell)                         # returns at once: several begin together
+    load.begin(cell, at)                     # returns at once: several begin together
     while load.running: …
     measured = load.finish(directory)        # leaves its raw output there, as `results` has it
     load.verify()                            # what was written is there, and right
@@ -12,6 +12,7 @@
 What it measured is in the seat's clock; `summary` puts several loads together.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from lab.where import Seat
 
 WHOLE = 0.95  # of the seconds that were asked for: with less it is another measurement
 LATE_SECONDS = 1.0  # by which loads that begin together may differ: a guest may be slow to begin
+TOGETHER_SECONDS = 3.0  # from which on they do: what takes that long to be ready begins late
 
 
 class LoadError(Exception):
@@ -54,7 +56,8 @@ class Load(Protocol):
 
     def ready(self, cell: Cell) -> None: ...
 
-    def begin(self, cell: Cell) -> None: ...
+    def begin(self, cell: Cell, at: float = 0.0) -> None:
+        """At that time since the epoch, by the seat's clock; at once if it is past."""
 
     @property
     def running(self) -> bool: ...
@@ -99,6 +102,19 @@ def make(study: Study, seat: Seat) -> Load:
     from lab.loads.fio import Fio
 
     return Fio(seat, study.fio)
+
+
+def wait_until(at: float) -> str:
+    """Words for a shell."""
+    return (
+        f"left=$(({round(at * 1e6)} - $(date +%s%6N))); "
+        "[ $left -le 0 ] || sleep $((left / 1000000)).$(printf %06d $((left % 1000000)))"
+    )
+
+
+def together(loads: int) -> float:
+    """When so many loads begin that are told to now. One alone waits for nobody."""
+    return time.time() + TOGETHER_SECONDS if loads > 1 else 0.0
 
 
 def summary(measured: list[Measured]) -> Measured:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from lab import place as places
 from lab import study as studies
-from lab.loads import LoadError, Measured
+from lab.loads import LoadError, Measured, wait_until
 from lab.place import Place, Running
 from lab.results import Cell
 from lab.study import Pattern
@@ -80,14 +80,14 @@ class Fio:
         self.place.set_clock()
         self.place.check(f"rm -f {self.home}/out* {self.home}/log*")
 
-    def begin(self, cell: Cell) -> None:
+    def begin(self, cell: Cell, at: float = 0.0) -> None:
         self.pattern, self.rate, self.begun = self.patterns[cell.load], None, False
         self.command = (
             f"fio {self.job(cell.load)} --size={self.bytes} {words(self.pattern)} "
             f"{self.times()} {reports(self.home)}"
         )
-        # told by each job before its first request; its own output goes to a file
-        tell = f"--exec_prerun='(echo {BEGUN} >&3)'"
+        # told by each job right before its first request; its own output goes to a file
+        tell = f"--exec_prerun='({wait_until(at)}; echo {BEGUN} >&3)'"
         command = f"cd {self.home} && exec {self.command} {tell} --eta=never 3>&1"
         self.load = self.place.spawn(command, self.on_line)
 

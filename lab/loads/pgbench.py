@@ -23,7 +23,7 @@ from pathlib import Path
 
 from lab import place as places
 from lab import study as studies
-from lab.loads import WHOLE, LoadError, Measured
+from lab.loads import WHOLE, LoadError, Measured, wait_until
 from lab.place import Host, Running
 from lab.results import Cell
 from lab.where import Seat
@@ -201,7 +201,7 @@ class Pgbench:
         connect = math.ceil(CONNECT_FACTOR * self.connect_seconds.get(cell.clients, 0.0)) + 1
         return connect + self.asked.warm_seconds + self.asked.seconds
 
-    def begin(self, cell: Cell) -> None:
+    def begin(self, cell: Cell, at: float = 0.0) -> None:
         self.cell, self.rate = cell, None
         threads, seconds = self.threads(cell.clients), self.seconds(cell)
         # -n: pgbench would empty its history first, against which the balances are checked
@@ -210,7 +210,8 @@ class Pgbench:
             f"-l --log-prefix={self.logs}/log --sampling-rate={self.share} -r {DATABASE}"
         )
         program, words = self.command.split(" ", 1)
-        self.load = self.place.spawn(self.as_user(program, words), self.on_line)
+        command = f"{wait_until(at)}; {self.as_user(program, words)}"
+        self.load = self.place.spawn(command, self.on_line)
 
     @property
     def share(self) -> float:

@@ -5,13 +5,15 @@ Method: totals of made-up samples, whose growth is known, and logs written by ha
 
 import gzip
 import json
+import subprocess
 import tempfile
+import time
 import unittest
 from pathlib import Path
 
 from lab import sampler
 from lab.ledger import Ledger
-from lab.loads import LoadError, Measured, fio, pgbench, summary
+from lab.loads import LoadError, Measured, fio, pgbench, summary, together, wait_until
 from lab.place import Host
 from lab.results import Cell
 from lab.sampler import Meter, Sample
@@ -126,6 +128,16 @@ class Logs(unittest.TestCase):
         self.assertEqual((both.began, both.seconds), (100.25, 9.75))
         self.assertEqual(both.operations, {0: 12, 1: 5})
         self.assertEqual((both.total, both.failed, both.notes), (17, 1, ("n",)))
+
+    def test_loads_that_begin_together_wait_for_each_other(self):
+        def slept(at: float) -> str:
+            shell = f"sleep() {{ echo $1; }}; {wait_until(at)}"
+            return subprocess.run(["sh", "-ec", shell], capture_output=True, text=True).stdout
+
+        self.assertEqual((slept(0.0), slept(time.time())), ("", ""))
+        self.assertTrue(50 < float(slept(time.time() + 99.05)) <= 99.05)
+        self.assertEqual(together(1), 0.0)
+        self.assertGreater(together(2), time.time())
 
     def test_loads_that_were_not_measured_at_once_are_no_cell(self):
         one = Measured(100.0, 10.0, {0: 5}, {})
