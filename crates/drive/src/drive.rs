@@ -41,6 +41,8 @@ const ZEROING_PATIENCE: u32 = 3;
 /// And operations so many times longer of a drive that its array cannot do without, or whose
 /// siblings do not answer either: as long as the kernel may take to reset a drive, or a controller.
 const PATIENCE_WITH_ALL: u32 = 6;
+/// The time of an operation is almost over when it is no longer than so many looks.
+const GRACES: u32 = 2;
 /// What a drive is asked for to know whether it answers: whole sectors of any drive, in bytes.
 const BLOCK_ASKED_FOR: usize = 4096;
 
@@ -85,8 +87,9 @@ pub struct Drive {
     held_back: WaitList,
     watch: Cell<Watch>,
     siblings: RefCell<Option<Weak<dyn Siblings>>>,
-    /// When it last did something well.
+    /// When it last did something well, and when it last wrote so.
     answered: Cell<Instant>,
+    written: Cell<Instant>,
     is_asked: Cell<bool>,
 }
 
@@ -114,9 +117,8 @@ struct Late {
 /// The array that a drive is a member of. It is asked, not told: who could stand for a drive is so
 /// for a moment only.
 pub trait Siblings {
-    /// Whether those members that have answered something since then, and are late with nothing,
-    /// hold all that `drive` does.
-    fn stand_for(&self, drive: &Drive, since: Instant) -> bool;
+    /// Whether those other members that are `fit` hold all that `drive` does.
+    fn stand_for(&self, drive: &Drive, fit: &dyn Fn(&Drive) -> bool) -> bool;
     /// Asks those others for a block that have not.
     fn ask_whether_they_answer(&self, drive: &Drive, since: Instant);
 }
@@ -175,6 +177,7 @@ impl Drive {
             watch: Cell::new(Watch::Off),
             siblings: RefCell::default(),
             answered: Cell::default(),
+            written: Cell::default(),
             is_asked: Cell::new(false),
         })
     }
@@ -258,7 +261,7 @@ impl Drive {
 
     /// Whether its array cannot do without it.
     fn is_needed(&self) -> bool {
-        self.siblings().is_some_and(|its| !its.stand_for(self, Instant::default()))
+        self.siblings().is_some_and(|its| !its.stand_for(self, &|_| true))
     }
 
     /// Whether it has answered something well since then.
@@ -266,10 +269,8 @@ impl Drive {
         self.answered.get() >= since
     }
 
-    /// Whether it leaves something unanswered for almost as long as it may, or longer. It may do
-    /// other things meanwhile: a file system that is frozen stops writes only.
-    pub fn is_late(&self) -> bool {
-        matches!(self.watch.get(), Watch::Late(_))
+    fn has_written(&self, since: Instant) -> bool {
+        self.written.get() >= since
     }
 
     /// Reads a block of it, so that it shows whether it answers; one at a time.
@@ -475,11 +476,11 @@ impl Drive {
         };
         // The last part of the time is waited for as such, whatever the clock says: if this process
         // was stopped meanwhile, its drives may have had no time to answer.
-        let grace = within / 8;
+        let grace = grace(within);
         let left = deadline.since(self.reactor.now());
-        if left > 2 * grace {
+        if left > GRACES * grace {
             self.watch.set(Watch::On);
-            return Some(left - 2 * grace);
+            return Some(left - GRACES * grace);
         }
         self.look_at_late(deadline).then_some(grace)
     }
@@ -488,7 +489,9 @@ impl Drive {
     ///
     /// What keeps its siblings from answering too is not its own fault (the machine, a controller),
     /// and to give it up would gain nothing. They must have answered by the look before: this drive
-    /// may be about to, if they have just begun to.
+    /// may be about to, if they have just begun to. That they read says nothing about a drive that
+    /// does not write: a file system that is frozen answers reads. (An array's lease is written to
+    /// every member all the time.)
     fn look_at_late(&self, deadline: Instant) -> bool {
         let now = self.reactor.now();
         let within = self.health_limits.answer_within;
@@ -499,7 +502,11 @@ impl Drive {
                 if is_over && !late.counted {
                     self.judge(Health::timeout);
                 }
-                let stand = |its: &Rc<dyn Siblings>| its.stand_for(self, late.since);
+                let (reads, written_since) = (self.are_reads_late(), self.silent_since());
+                let fit = |its: &Drive| {
+                    its.has_answered(late.since) && (reads || its.has_written(written_since))
+                };
+                let stand = |its: &Rc<dyn Siblings>| its.stand_for(self, &fit);
                 let replaceable = siblings.as_ref().is_none_or(stand);
                 let has_waited = now >= deadline.after(within * (PATIENCE_WITH_ALL - 1));
                 if is_over && late.replaceable && replaceable || has_waited {
@@ -518,6 +525,25 @@ impl Drive {
         self.watch.set(Watch::Late(late));
         siblings.iter().for_each(|its| its.ask_whether_they_answer(self, late.since));
         true
+    }
+
+    fn are_reads_late(&self) -> bool {
+        let within = self.health_limits.answer_within;
+        let allowed = |op: &Op| match op {
+            Op::Read { .. } => within - GRACES * grace(within),
+            Op::Write { .. }
+            | Op::WriteZeroes { .. }
+            | Op::Flush { .. }
+            | Op::Descriptor { .. } => Duration::MAX,
+        };
+        let late = self.reactor.deadline(self.device, allowed);
+        late.is_some_and(|late| late <= self.reactor.now())
+    }
+
+    /// What others have done since then, they have done while it was silent.
+    fn silent_since(&self) -> Instant {
+        let within = self.health_limits.answer_within;
+        self.reactor.deadline(self.device, |_| grace(within)).unwrap_or(Instant::MAX)
     }
 
     fn count(&self, asked: Asked) {
@@ -553,6 +579,7 @@ impl Drive {
         }
         if matches!(asked, Asked::Write { .. } | Asked::WriteZeroes { .. }) {
             self.flush.writes_completed.set(self.flush.writes_completed.get() + 1);
+            self.written.set(self.answered.get());
         }
     }
 
@@ -569,6 +596,11 @@ impl Drive {
         counters.retries += 1;
         self.counters.set(counters);
     }
+}
+
+/// Between two looks at a drive whose time is almost over.
+fn grace(within: Duration) -> Duration {
+    within / 8
 }
 
 /// Looks after a drive while it has operations under way.

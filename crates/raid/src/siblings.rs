@@ -23,18 +23,19 @@ impl Members {
 }
 
 impl Siblings for Members {
-    fn stand_for(&self, drive: &Drive, since: Instant) -> bool {
+    fn stand_for(&self, drive: &Drive, fit: &dyn Fn(&Drive) -> bool) -> bool {
         let list = self.list();
+        let is_fit = |its: &Rc<Drive>| !is_same(its, drive) && fit(its);
         let is_it = |member: &Member| member.drive.as_ref().is_some_and(|its| is_same(its, drive));
-        let answers = |its: &Rc<Drive>| its.has_answered(since) && !its.is_late();
-        // It joins later: nobody needs it yet.
-        let Some(index) = list.iter().position(is_it) else {
-            return list.iter().filter_map(Member::alive).any(answers);
+        let index = list.iter().position(is_it);
+        let index = index.filter(|index| list[*index].state != MemberState::Stale);
+        // It joins later, or is not believed: nobody needs it yet.
+        let Some(index) = index else {
+            return list.iter().filter_map(Member::alive).any(is_fit);
         };
-        let held = |its: &Member| its.is_whole() && its.drive.as_ref().is_some_and(answers);
+        let held = |its: &Member| its.is_whole() && its.drive.as_ref().is_some_and(is_fit);
         let held: Vec<bool> = list.iter().map(held).collect();
-        let is_stale = list[index].state == MemberState::Stale;
-        is_stale || self.identity.layout().stands_for(&held, MemberIndex::new(index))
+        self.identity.layout().stands_for(&held, MemberIndex::new(index))
     }
 
     fn ask_whether_they_answer(&self, drive: &Drive, since: Instant) {

@@ -20,10 +20,12 @@ use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ArrayError;
+use ashlar_raid::lease::{BEAT_PERIOD, Host};
+use ashlar_raid::start::ArraySpec;
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::executor::Reactor;
-use ashlar_reactor::op::Device;
+use ashlar_reactor::op::{Device, Op};
 use pair::{DRIVE_BYTES, Pair, run_on};
 use rustix::fs::{MemfdFlags, memfd_create};
 use steered::{Fate, Steer, address, is_write};
@@ -48,9 +50,20 @@ fn run<F: Future<Output = ()> + 'static>(
     members: usize,
     test: impl FnOnce(Rig) -> F + 'static,
 ) {
+    run_within(ANSWER_WITHIN, &Pair::spec(level), members, test);
+}
+
+/// Drives have so much time to answer.
+fn run_within<F: Future<Output = ()> + 'static>(
+    answer_within: Duration,
+    spec: &ArraySpec,
+    members: usize,
+    test: impl FnOnce(Rig) -> F + 'static,
+) {
+    let spec = spec.clone();
     let steer = Steer::new();
     run_on(steer.backend(), |reactor| async move {
-        let health = HealthLimits { answer_within: ANSWER_WITHIN, ..HealthLimits::default() };
+        let health = HealthLimits { answer_within, ..HealthLimits::default() };
         let limits = Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true };
         let (mut drives, mut files) = (Vec::new(), Vec::new());
         for index in 0..members as u8 {
@@ -61,7 +74,7 @@ fn run<F: Future<Output = ()> + 'static>(
             let drive = Drive::with_health_limits(&reactor, device, limits, &name, health);
             drives.push(([index; 16], drive));
         }
-        let array = Array::create(&reactor, &Pair::spec(level), drives).await.unwrap();
+        let array = Array::create(&reactor, &spec, drives).await.unwrap();
         let mut pair = Pair::of(&reactor, array, 2 << 20);
         pair.write_some(40).await;
         test(Rig { reactor, steer, pair, files }).await;
@@ -69,16 +82,21 @@ fn run<F: Future<Output = ()> + 'static>(
 }
 
 impl Rig {
-    /// No member answers a write.
-    fn freeze(&self) {
-        self.steer.set(|_, op| if is_write(op) { Fate::Waits } else { Fate::Passes });
-    }
-
     /// Nothing is answered by these members.
     fn silence(&self, members: &[usize]) {
+        self.silence_if(members, |_| true);
+    }
+
+    /// These members answer no writes.
+    fn freeze(&self, members: &[usize]) {
+        self.silence_if(members, is_write);
+    }
+
+    fn silence_if(&self, members: &[usize], concerned: fn(&Op) -> bool) {
         let silent: Vec<usize> = members.iter().map(|index| self.files[*index]).collect();
-        let fate = move |file| if silent.contains(&file) { Fate::Waits } else { Fate::Passes };
-        self.steer.set(move |file, _| fate(file));
+        self.steer.set(move |file, op| {
+            if silent.contains(&file) && concerned(op) { Fate::Waits } else { Fate::Passes }
+        });
     }
 
     fn health(&self, index: usize) -> Option<HealthState> {
@@ -120,6 +138,11 @@ impl Rig {
             array.write(0, from).await?;
             array.flush().await
         })
+    }
+
+    fn write_block(&self) -> Request {
+        let (array, buffer) = (self.pair.array.clone(), self.reactor.buffer(4096));
+        self.begin(async move { array.write(0, buffer.into()).await })
     }
 
     async fn result(&self, request: &Request) -> Result<(), ArrayError> {
@@ -165,9 +188,9 @@ fn when_all_are_silent_none_is_given_up() {
 /// They answer reads all the same: as if the file system under all of them were frozen.
 #[test]
 fn when_none_takes_writes_none_is_given_up() {
-    for (level, members) in [(Level::Raid5, 4), (Level::Raid6, 5), (Level::Raid10, 4)] {
+    for (level, members) in [(Level::Raid5, 5), (Level::Raid6, 5), (Level::Raid10, 6)] {
         run(level, members, |mut rig| async move {
-            rig.freeze();
+            rig.freeze(&[0, 1, 2, 3, 4]);
             let done = rig.write_all(1);
             rig.reactor.sleep(LONG).await;
             assert!(done.take().is_none(), "nothing is there yet");
@@ -177,6 +200,49 @@ fn when_none_takes_writes_none_is_given_up() {
             rig.ends_right(ArrayState::Optimal).await;
         });
     }
+}
+
+/// All others may wait for it: nobody knows whether they could write.
+#[test]
+fn that_others_read_says_nothing_about_one_that_does_not_write() {
+    let answer_within = 10 * ANSWER_WITHIN;
+    run_within(answer_within, &Pair::spec(Level::Raid1), 2, move |rig| async move {
+        rig.pair.array.flush().await.unwrap();
+        rig.freeze(&[0, 1]);
+        let done = rig.write_block();
+        rig.steer.caught(&rig.reactor, 2).await;
+        // The other came through just before, and will no more.
+        let (first, left) = (rig.files[0], Cell::new(1));
+        rig.steer.set(move |file, op| {
+            let passes = !is_write(op) || file == first && left.replace(0) > 0;
+            if passes { Fate::Passes } else { Fate::Waits }
+        });
+        while rig.steer.waiting() > 1 {
+            rig.reactor.sleep(Duration::from_millis(1)).await;
+        }
+        rig.reactor.sleep(answer_within * 3 / 2).await;
+        assert!(done.take().is_none() && rig.given_up().is_empty());
+        rig.silence(&[]);
+        rig.result(&done).await.unwrap();
+        assert!(rig.given_up().is_empty());
+    });
+}
+
+/// The lease is written to all of them.
+#[test]
+fn one_that_does_not_write_is_given_up_while_others_do() {
+    let host = Some(Host::new([7; 16], "here"));
+    let (answer_within, spec) =
+        (BEAT_PERIOD * 6 / 5, ArraySpec { host, ..Pair::spec(Level::Raid1) });
+    run_within(answer_within, &spec, 2, move |rig| async move {
+        rig.pair.array.flush().await.unwrap();
+        rig.freeze(&[1]);
+        let (began, done) = (rig.reactor.now(), rig.write_block());
+        rig.until_given_up(1).await;
+        assert!(rig.reactor.now().since(began) < 3 * answer_within, "it was not waited for");
+        rig.result(&done).await.unwrap();
+        rig.silence(&[]);
+    });
 }
 
 /// Those that answer could not stand for those that do not.
