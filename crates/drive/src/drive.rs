@@ -28,7 +28,7 @@ use ashlar_reactor::window::Window;
 
 use crate::error::DriveError;
 use crate::gate::Gate;
-use crate::health::{During, Health, HealthLimits, HealthState};
+use crate::health::{ANSWER_WITHIN, During, Health, HealthLimits, HealthState};
 use crate::latency::{Latency, summary};
 use crate::slow::{Evidence, Opinion, Verdict};
 
@@ -41,8 +41,14 @@ const ZEROING_PATIENCE: u32 = 3;
 /// And operations so many times longer of a drive that its array cannot do without, or whose
 /// siblings do not answer either: as long as the kernel may take to reset a drive, or a controller.
 const PATIENCE_WITH_ALL: u32 = 6;
-/// The time of an operation is almost over when it is no longer than so many looks.
+/// The last so many looks of an operation's time are waited for one by one.
 const GRACES: u32 = 2;
+/// How much of that time there is between two of them: one part of so many.
+const GRACE_SHARE: u32 = 8;
+/// An array whose drives have the usual time to answer has to write to each of them more often than
+/// that: those that do not write say nothing about one that is silent.
+pub const WRITES_WITHIN: Duration =
+    Duration::from_millis(ANSWER_WITHIN.as_millis() as u64 * 6 / GRACE_SHARE as u64);
 /// What a drive is asked for to know whether it answers: whole sectors of any drive, in bytes.
 const BLOCK_ASKED_FOR: usize = 4096;
 
@@ -87,9 +93,10 @@ pub struct Drive {
     held_back: WaitList,
     watch: Cell<Watch>,
     siblings: RefCell<Option<Weak<dyn Siblings>>>,
-    /// When it last did something well, and when it last wrote so.
+    /// When it last did something well.
     answered: Cell<Instant>,
-    written: Cell<Instant>,
+    /// When the youngest of its writes that went well began.
+    wrote: Cell<Instant>,
     is_asked: Cell<bool>,
 }
 
@@ -177,7 +184,7 @@ impl Drive {
             watch: Cell::new(Watch::Off),
             siblings: RefCell::default(),
             answered: Cell::default(),
-            written: Cell::default(),
+            wrote: Cell::default(),
             is_asked: Cell::new(false),
         })
     }
@@ -254,6 +261,11 @@ impl Drive {
         *self.siblings.borrow_mut() = Some(siblings);
     }
 
+    /// From now on it is by itself.
+    pub fn part(&self) {
+        *self.siblings.borrow_mut() = None;
+    }
+
     /// `None`: it is by itself.
     fn siblings(&self) -> Option<Rc<dyn Siblings>> {
         self.siblings.borrow().as_ref()?.upgrade()
@@ -270,7 +282,7 @@ impl Drive {
     }
 
     fn has_written(&self, since: Instant) -> bool {
-        self.written.get() >= since
+        self.wrote.get() >= since
     }
 
     /// Reads a block of it, so that it shows whether it answers; one at a time.
@@ -465,18 +477,13 @@ impl Drive {
         if !self.is_alive() {
             return None;
         }
-        let within = self.health_limits.answer_within;
-        let allowed = |op: &Op| match op {
-            Op::WriteZeroes { .. } => within * ZEROING_PATIENCE,
-            Op::Read { .. } | Op::Write { .. } | Op::Flush { .. } | Op::Descriptor { .. } => within,
-        };
-        let Some(deadline) = self.reactor.deadline(self.device, allowed) else {
+        let Some(deadline) = self.reactor.deadline(self.device, |op| self.allowed(op)) else {
             self.watch.set(Watch::Off);
             return None;
         };
         // The last part of the time is waited for as such, whatever the clock says: if this process
         // was stopped meanwhile, its drives may have had no time to answer.
-        let grace = grace(within);
+        let grace = self.grace();
         let left = deadline.since(self.reactor.now());
         if left > GRACES * grace {
             self.watch.set(Watch::On);
@@ -485,13 +492,27 @@ impl Drive {
         self.look_at_late(deadline).then_some(grace)
     }
 
+    /// How long an attempt may take.
+    fn allowed(&self, op: &Op) -> Duration {
+        let within = self.health_limits.answer_within;
+        match op {
+            Op::WriteZeroes { .. } => within * ZEROING_PATIENCE,
+            Op::Read { .. } | Op::Write { .. } | Op::Flush { .. } | Op::Descriptor { .. } => within,
+        }
+    }
+
+    /// Between two looks at a drive whose time is almost over.
+    fn grace(&self) -> Duration {
+        self.health_limits.answer_within / GRACE_SHARE
+    }
+
     /// An operation's time ends then, or has ended. False: the drive is given up for that.
     ///
     /// What keeps its siblings from answering too is not its own fault (the machine, a controller),
     /// and to give it up would gain nothing. They must have answered by the look before: this drive
     /// may be about to, if they have just begun to. That they read says nothing about a drive that
-    /// does not write: a file system that is frozen answers reads. (An array's lease is written to
-    /// every member all the time.)
+    /// does not write: a file system that is frozen answers reads. (The lease of an array is written
+    /// to every member that is not stale, again and again: [`WRITES_WITHIN`].)
     fn look_at_late(&self, deadline: Instant) -> bool {
         let now = self.reactor.now();
         let within = self.health_limits.answer_within;
@@ -528,9 +549,8 @@ impl Drive {
     }
 
     fn are_reads_late(&self) -> bool {
-        let within = self.health_limits.answer_within;
         let allowed = |op: &Op| match op {
-            Op::Read { .. } => within - GRACES * grace(within),
+            Op::Read { .. } => self.allowed(op) - GRACES * self.grace(),
             Op::Write { .. }
             | Op::WriteZeroes { .. }
             | Op::Flush { .. }
@@ -540,10 +560,11 @@ impl Drive {
         late.is_some_and(|late| late <= self.reactor.now())
     }
 
-    /// What others have done since then, they have done while it was silent.
+    /// What others have begun since then, they have done while it was silent. Not long ago.
     fn silent_since(&self) -> Instant {
-        let within = self.health_limits.answer_within;
-        self.reactor.deadline(self.device, |_| grace(within)).unwrap_or(Instant::MAX)
+        let last = self.health_limits.answer_within - self.grace();
+        let since = self.reactor.deadline(self.device, |op| self.allowed(op) - last);
+        since.unwrap_or(Instant::MAX)
     }
 
     fn count(&self, asked: Asked) {
@@ -579,7 +600,9 @@ impl Drive {
         }
         if matches!(asked, Asked::Write { .. } | Asked::WriteZeroes { .. }) {
             self.flush.writes_completed.set(self.flush.writes_completed.get() + 1);
-            self.written.set(self.answered.get());
+            let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+            let began = Instant::from_ns(self.answered.get().as_ns().saturating_sub(took));
+            self.wrote.set(self.wrote.get().max(began));
         }
     }
 
@@ -596,11 +619,6 @@ impl Drive {
         counters.retries += 1;
         self.counters.set(counters);
     }
-}
-
-/// Between two looks at a drive whose time is almost over.
-fn grace(within: Duration) -> Duration {
-    within / 8
 }
 
 /// Looks after a drive while it has operations under way.

@@ -28,7 +28,7 @@ use std::cmp::Ordering;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_drive::drive::Drive;
+use ashlar_drive::drive::{Drive, WRITES_WITHIN};
 use ashlar_drive::error::DriveError;
 use ashlar_drive::gate::Gate;
 use ashlar_format::lease::{HOST_NAME_BYTES, Lease, SLOTS};
@@ -55,6 +55,8 @@ const SETTLE: Duration = Duration::from_millis(500);
 // What was started just before the trust ended has a period to reach the drives.
 const _: () =
     assert!(TRUST.as_secs() + BEAT_PERIOD.as_secs() <= WATCH_BEATS as u64 * BEAT_PERIOD.as_secs());
+// A beat may come as late as it is long.
+const _: () = assert!(BEAT_PERIOD.as_millis() + 2 * SETTLE.as_millis() < WRITES_WITHIN.as_millis());
 
 const NOBODY: [u8; 16] = [0; 16];
 
@@ -462,6 +464,8 @@ impl Leasehold {
         }
         *self.state.borrow_mut() = State::Released;
         self.changed.wake_all(&self.reactor);
+        // The array is at rest: nobody needs one of them more than the others.
+        self.members.list().iter().flat_map(|member| &member.drive).for_each(|its| its.part());
         // A beat that is under way would bring the lease back.
         self.changed.until(&self.reactor, || self.keepers.get() == 0).await;
         let places = places(&self.members.list());

@@ -189,8 +189,8 @@ fn when_all_are_silent_none_is_given_up() {
 #[test]
 fn when_none_takes_writes_none_is_given_up() {
     for (level, members) in [(Level::Raid5, 5), (Level::Raid6, 5), (Level::Raid10, 6)] {
-        run(level, members, |mut rig| async move {
-            rig.freeze(&[0, 1, 2, 3, 4]);
+        run(level, members, move |mut rig| async move {
+            rig.freeze(&(0..members).collect::<Vec<_>>());
             let done = rig.write_all(1);
             rig.reactor.sleep(LONG).await;
             assert!(done.take().is_none(), "nothing is there yet");
@@ -205,22 +205,20 @@ fn when_none_takes_writes_none_is_given_up() {
 /// All others may wait for it: nobody knows whether they could write.
 #[test]
 fn that_others_read_says_nothing_about_one_that_does_not_write() {
-    let answer_within = 10 * ANSWER_WITHIN;
+    let answer_within = 2 * ANSWER_WITHIN;
     run_within(answer_within, &Pair::spec(Level::Raid1), 2, move |rig| async move {
         rig.pair.array.flush().await.unwrap();
         rig.freeze(&[0, 1]);
         let done = rig.write_block();
         rig.steer.caught(&rig.reactor, 2).await;
-        // The other came through just before, and will no more.
+        // What the other was asked before may come through, and is no proof.
+        rig.reactor.sleep(answer_within / 2).await;
         let (first, left) = (rig.files[0], Cell::new(1));
         rig.steer.set(move |file, op| {
             let passes = !is_write(op) || file == first && left.replace(0) > 0;
             if passes { Fate::Passes } else { Fate::Waits }
         });
-        while rig.steer.waiting() > 1 {
-            rig.reactor.sleep(Duration::from_millis(1)).await;
-        }
-        rig.reactor.sleep(answer_within * 3 / 2).await;
+        rig.reactor.sleep(answer_within).await;
         assert!(done.take().is_none() && rig.given_up().is_empty());
         rig.silence(&[]);
         rig.result(&done).await.unwrap();

@@ -193,11 +193,12 @@ fn silence(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
     let longest_s = [1, 12, 30][prng.index(3)];
     let long = prng.below(longest_s * 1_000_000_000);
     let until = life.world.borrow().now_ns() + long;
-    let (all, comes_back, frozen) = (prng.chance(1, 2), prng.chance(1, 2), prng.chance(1, 2));
+    let (all, comes_back) = (prng.chance(1, 2), prng.chance(1, 2));
     if all {
         let over = life.world.borrow().silent_until_ns + WAKING_NS_MAX;
         // One at a time: those of the last one answer first.
         if life.world.borrow().now_ns() >= over {
+            let frozen = long % 2 == 1;
             let what = if frozen { "takes writes" } else { "answers" };
             life.note(|| format!("no drive {what} for {} ms", long / 1_000_000));
             let mut world = life.world.borrow_mut();

@@ -252,6 +252,10 @@ impl Host {
     }
 
     pub async fn detach_drive(&self, name: &str, force: bool) -> Answer<Done> {
+        if force {
+            // A change that is under way may be waiting for what this drive does not answer.
+            self.pull_drive(name).await?;
+        }
         let _change = self.begin().await?;
         if self.look(|state| state.missing.contains_key(name)) {
             return self.forget_drive(name).await;

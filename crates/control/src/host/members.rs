@@ -1,5 +1,8 @@
 //! Members of a running array: pulled, replaced, taken back, scrubbed.
 
+use std::rc::Rc;
+
+use ashlar_drive::drive::Drive;
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::error::ChangeError;
 use ashlar_raid::label::plan_for;
@@ -20,6 +23,24 @@ impl Host {
         let Some(running) = running else { return Ok(()) };
         let pulled = self
             .on_array(running, async move |_, pool| pool.array().pull_member(MemberIndex(member)));
+        pulled.await?.map_err(|error| translate::change(&error))
+    }
+
+    /// Takes a drive away from the array that has it, whatever else is being done there.
+    pub(super) async fn pull_drive(&self, drive: &str) -> Answer<()> {
+        let running = self.look(|state| {
+            let (array, _) = state.drives.get(drive)?.used_by?;
+            state.arrays.get(&array).copied()
+        });
+        let Some(running) = running else { return Ok(()) };
+        let name = drive.to_owned();
+        let pulled = self.on_array(running, async move |_, pool| {
+            let array = pool.array();
+            let is_it = |its: &Rc<Drive>| its.name() == name;
+            let members = array.status().members;
+            let member = members.iter().position(|its| its.drive.as_ref().is_some_and(is_it));
+            member.map_or(Ok(()), |member| array.pull_member(MemberIndex::new(member)))
+        });
         pulled.await?.map_err(|error| translate::change(&error))
     }
 
