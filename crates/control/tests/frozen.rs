@@ -29,11 +29,12 @@ fn drives_are_pulled_while_a_change_waits_for_them() {
     mounted.freeze();
     let change = daemon.run_beside(SOON_SECONDS, "volume create v --array a --size 8M");
     daemon.wait_for("drive show d0", |drive| drive["health"] == "suspect");
-    for name in ["d0", "d1"] {
-        daemon.ok(&format!("drive detach {name} --force"));
+    let detach = |name| daemon.run_beside(SOON_SECONDS, &format!("drive detach {name} --force"));
+    let (first, second) = (detach("d0"), detach("d1"));
+    for (child, status) in [(change, 1), (first, 0), (second, 0)] {
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(output.status.code(), Some(status), "{output:?}\n{}", daemon.log());
     }
-    let output = change.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "{}", daemon.log());
     mounted.thaw();
     assert_eq!(daemon.json("array show a")["state"], "failed");
 }
