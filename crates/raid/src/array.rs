@@ -52,8 +52,8 @@ pub struct Array {
     /// What is pending of batches before this one is old enough to be put in place.
     pub(crate) destage_before: Cell<u64>,
     pub(crate) destagers: Cell<u32>,
-    /// Those that store again what is torn.
-    pub(crate) menders: Cell<u32>,
+    /// Torn stripes that somebody is about to store again.
+    pub(crate) mended: RefCell<Vec<StripeIndex>>,
     /// A drive has refused to zero: discards are not passed on any more.
     pub(crate) cannot_zero: Cell<bool>,
     pub(crate) unsynced: StripeSet,
@@ -179,7 +179,7 @@ impl Array {
             kept: RefCell::default(),
             destage_before: Cell::new(0),
             destagers: Cell::new(0),
-            menders: Cell::new(0),
+            mended: RefCell::default(),
             cannot_zero: Cell::new(false),
             identity,
             members,

@@ -507,7 +507,7 @@ impl Array {
     pub(crate) async fn mend_torn_of(&self, stripes: &Range<u64>) -> Result<(), ArrayError> {
         self.mend_torn().await?;
         // Somebody else may be mending them.
-        self.journal.changed.until(&self.reactor, || self.menders.get() == 0).await;
+        self.journal.changed.until(&self.reactor, || self.mended.borrow().is_empty()).await;
         let finished = self.finish_kept().await;
         if self.is_any_torn(stripes) { finished.and(Err(ArrayError::Lost)) } else { Ok(()) }
     }
@@ -518,10 +518,10 @@ impl Array {
         if torn.is_empty() {
             return Ok(());
         }
-        self.menders.set(self.menders.get() + 1);
         let mut stripes: Vec<StripeIndex> = torn.iter().map(|t| t.updated.stripe).collect();
         stripes.sort_unstable();
         stripes.dedup();
+        self.mended.borrow_mut().extend(&stripes);
         let (mut result, mut left) = (Ok(()), Vec::new());
         for mut torn in torn {
             let stripe = torn.updated.stripe;
@@ -536,19 +536,21 @@ impl Array {
             }
         }
         self.keep_torn(left);
+        self.mended.borrow_mut().retain(|stripe| !stripes.contains(stripe));
         for stripe in stripes {
             if !self.is_torn(stripe) {
                 self.torn_stripes.remove(stripe);
                 self.journal.pending.borrow_mut().put_back(stripe);
             }
         }
-        self.menders.set(self.menders.get() - 1);
         self.journal.note_change();
         result
     }
 
+    /// Whoever mends it puts it back.
     pub(crate) fn is_torn(&self, stripe: StripeIndex) -> bool {
-        self.torn.borrow().iter().any(|torn| torn.updated.stripe == stripe)
+        let is_mended = self.mended.borrow().contains(&stripe);
+        is_mended || self.torn.borrow().iter().any(|torn| torn.updated.stripe == stripe)
     }
 }
 

@@ -76,7 +76,7 @@ impl Dirty {
         self.missed.prepare(size).await
     }
 
-    /// See `RegionMap::adopt`. Nobody has a guard.
+    /// See `RegionMap::adopt`. It is idle.
     pub(crate) fn adopt(&self, size: Size) {
         let merged = self.map.merged(size, &self.regions.borrow(), |parts| Region {
             touched: parts.iter().any(|part| part.touched),
@@ -109,6 +109,11 @@ impl Dirty {
     pub fn quiet(&self, quiet_for: Duration) -> Vec<RegionIndex> {
         let now = self.reactor.now();
         self.regions_that(|r| r.touched && r.writers == 0 && now.since(r.last_write) >= quiet_for)
+    }
+
+    /// Whether nobody has a guard.
+    pub fn is_idle(&self) -> bool {
+        self.regions.borrow().iter().all(|region| region.writers == 0)
     }
 
     /// Whether nothing was written in place since all was cleaned.

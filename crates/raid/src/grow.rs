@@ -12,6 +12,7 @@
 //! Writers wait from 2 to 4; readers never do.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use ashlar_format::array_superblock::STRIPES_MAX;
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
@@ -25,6 +26,9 @@ use crate::members::{Member, Size};
 use crate::region_map::growth::region_stripes_of;
 use crate::start::drive_error;
 use crate::status::ArrayState;
+
+/// Between two looks at whether a region is being written.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Says that the array's size is being changed.
 pub(crate) struct Growing(Rc<Array>);
@@ -110,9 +114,18 @@ impl Array {
     /// Steps 2 to 5.
     async fn grow_to(self: &Rc<Self>, size: Size) -> Result<(), ArrayError> {
         let _pause = self.modes.pause(&self.reactor).await;
-        // What is pending is put in place region by region.
-        self.drain_journal().await?;
-        let _regions = self.region_lock.lock(0..1, Mode::Exclusive).await;
+        let _regions = loop {
+            // What is pending is put in place region by region.
+            self.drain_journal().await?;
+            let regions = self.region_lock.lock(0..1, Mode::Exclusive).await;
+            if self.dirty.is_idle() {
+                break regions;
+            }
+            // Whoever took stripes up of which a discard has left nothing still has their regions,
+            // and may be about to wait for this lock.
+            drop(regions);
+            self.reactor.sleep(LOOK_AGAIN).await;
+        };
         for region in self.written.swallowed(size) {
             self.make_region_written(region).await?;
         }

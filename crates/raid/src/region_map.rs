@@ -126,7 +126,6 @@ impl RegionMap {
         })
     }
 
-    /// Tells it of all regions inside from now on.
     /// Nobody else is to read these stripes by a view.
     pub(crate) fn hide(&self, stripes: Range<u64>) {
         let Some(last) = stripes.end.checked_sub(1) else { return };
@@ -137,6 +136,7 @@ impl RegionMap {
         }
     }
 
+    /// Tells it of all regions inside from now on.
     pub(crate) fn watch(&self, view: Arc<View>) {
         self.inside().into_iter().for_each(|region| view.wrote(region));
         *self.view.borrow_mut() = Some(view);

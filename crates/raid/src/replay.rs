@@ -21,8 +21,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
+use ashlar_drive::error::DriveError;
 use ashlar_format::journal_batch::EntryKind;
-use ashlar_format::units::StripeIndex;
+use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::join::join_all;
 
@@ -71,6 +72,9 @@ impl Piece {
     }
 }
 
+/// Stripes that are zeroed in one operation.
+const STRIPES_AT_ONCE: u64 = 1024;
+
 /// All that is found of one stripe, oldest first.
 #[derive(Default)]
 struct Findings {
@@ -78,6 +82,8 @@ struct Findings {
     parity: Vec<Piece>,
     /// The last one to make it zero.
     zeroed_at: Option<u64>,
+    /// All of it is zero in place, by now.
+    is_zero: bool,
     /// Data or parity of which nobody can read the bytes.
     lost: Vec<(Piece, Hold)>,
     /// Rows that were given up, and whose parity is made anew when their data is in place.
@@ -178,6 +184,7 @@ impl Array {
             }
         }
         *self.journal.ring.borrow_mut() = ring;
+        self.zero_runs(&mut stripes).await;
         for (stripe, findings) in &mut stripes {
             let stripe = StripeIndex(*stripe);
             let kept = findings.kept(stripe);
@@ -256,6 +263,30 @@ impl Array {
         }
     }
 
+    /// Zeroes stripes that follow each other at once. Where that fails, each is tried by itself.
+    async fn zero_runs(self: &Rc<Self>, stripes: &mut BTreeMap<u64, Findings>) {
+        let is_due = |(stripe, findings): &(&u64, &Findings)| {
+            findings.zeroed_at.is_some() && self.is_written(StripeIndex(**stripe))
+        };
+        let mut due = stripes.iter().filter(is_due).map(|(stripe, _)| *stripe).peekable();
+        let mut runs: Vec<Range<u64>> = Vec::new();
+        while let Some(first) = due.next() {
+            let mut end = first + 1;
+            while end - first < STRIPES_AT_ONCE && due.next_if_eq(&end).is_some() {
+                end += 1;
+            }
+            runs.push(first..end);
+        }
+        for run in runs {
+            let _touched: Vec<_> =
+                run.clone().map(|stripe| self.touch(StripeIndex(stripe))).collect();
+            if self.zero_in_place(run.clone()).await.is_ok() {
+                self.bad.remove_stripes(run.clone());
+                stripes.range_mut(run).for_each(|(_, findings)| findings.is_zero = true);
+            }
+        }
+    }
+
     /// Drops what is void, and makes parity new of which there are only sums.
     async fn restore_stripe(
         self: &Rc<Self>,
@@ -267,7 +298,7 @@ impl Array {
         if let Some(zeroed_at) = findings.zeroed_at {
             findings.data.retain(|(piece, _)| piece.sequence > zeroed_at);
             findings.parity.clear();
-            if self.is_written(stripe) {
+            if self.is_written(stripe) && !findings.is_zero {
                 self.zero_in_place(stripe.0..stripe.0 + 1).await?;
                 self.bad.remove_stripes(stripe.0..stripe.0 + 1);
             }
@@ -336,28 +367,41 @@ impl Array {
         self.fence_bearable(stripe, missed).await
     }
 
-    /// Gives every batch back to members that should have it and do not.
-    async fn heal_batches(&self, found: &[Found]) -> Result<(), ArrayError> {
+    /// Gives every batch back to members that should have it and do not. One that cannot take it is
+    /// as good as away; it is still believed, since nothing was acknowledged without it.
+    async fn heal_batches(self: &Rc<Self>, found: &[Found]) -> Result<(), ArrayError> {
         for one in found.iter().filter(|one| !one.is_lost()) {
-            let division = one.batch.division();
-            let targets = self.journal.targets(one.sequence(), one.at + one.len(), division);
-            let missing: Vec<_> =
-                targets.iter().filter(|target| !one.members.contains(&target.member)).collect();
-            if missing.is_empty() {
-                continue;
-            }
-            let mut payload = Buffers::default();
-            one.payload.iter().for_each(|bytes| payload.push(bytes.clone()));
-            let parts =
-                Parts::new(&self.reactor, self.kernels, Box::new(one.batch.clone()), &payload);
-            let writes = missing.iter().map(|target| parts.write(target, one.at, one.sequence()));
-            let results = join_all(writes).await;
-            if let Some(Err(error)) = results.into_iter().find(Result::is_err) {
-                let full = error == ashlar_drive::error::DriveError::NoSpace;
-                return Err(if full { ArrayError::NoSpace } else { ArrayError::Lost });
+            while let Some(failed) = self.heal_batch(one).await? {
+                if !self.members.survives_without(&failed) {
+                    return Err(ArrayError::Lost);
+                }
+                for index in failed {
+                    self.pull_member(index).map_err(|_| ArrayError::Lost)?;
+                }
             }
         }
         self.journal.flush().await
+    }
+
+    /// Members that cannot take it; `None`: all that should have it do.
+    async fn heal_batch(&self, one: &Found) -> Result<Option<Vec<MemberIndex>>, ArrayError> {
+        let division = one.batch.division();
+        let mut targets = self.journal.targets(one.sequence(), one.at + one.len(), division);
+        targets.retain(|target| !one.members.contains(&target.member));
+        if targets.is_empty() {
+            return Ok(None);
+        }
+        let mut payload = Buffers::default();
+        one.payload.iter().for_each(|bytes| payload.push(bytes.clone()));
+        let parts = Parts::new(&self.reactor, self.kernels, Box::new(one.batch.clone()), &payload);
+        let writes = targets.iter().map(|target| parts.write(target, one.at, one.sequence()));
+        let results = join_all(writes).await;
+        if results.contains(&Err(DriveError::NoSpace)) {
+            return Err(ArrayError::NoSpace);
+        }
+        let failed = targets.iter().zip(results).filter(|(_, result)| result.is_err());
+        let failed: Vec<MemberIndex> = failed.map(|(target, _)| target.member).collect();
+        Ok(Some(failed).filter(|failed| !failed.is_empty()))
     }
 }
 

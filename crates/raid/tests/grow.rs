@@ -119,6 +119,32 @@ fn drives_that_grew() {
     });
 }
 
+/// Another reactor has a view of the array as it was, and asks no more.
+#[test]
+fn regions_that_nobody_was_shown_are_written() {
+    const MUCH: u64 = 96 << 20;
+    run(|reactor| async move {
+        let mut drives = Vec::new();
+        for index in 0..3_u8 {
+            let device = Device::Ram { bytes: MUCH };
+            drives.push(([index; 16], Drive::new(&reactor, device, limits(DRIVE_BYTES), "d")));
+        }
+        let spec = Pair::spec(Level::Raid5);
+        let array = Array::create(&reactor, &spec, drives.clone()).await.unwrap();
+        let shown = array.show().expect("nothing is done to it");
+        drives.iter().for_each(|(_, drive)| drive.grow(MUCH));
+        array.grow().await.unwrap();
+        let mut pair = Pair::of(&reactor, array.clone(), array.capacity());
+        pair.put(pair.bytes.len() - 512, &[9; 512]).await;
+        pair.check().await;
+        let all = pair.bytes.len() as u64;
+        array.discard(0, all).await.unwrap();
+        pair.bytes.fill(0);
+        pair.check().await;
+        drop(shown);
+    });
+}
+
 #[test]
 fn larger_drives_one_by_one() {
     run(|reactor| async move {

@@ -17,6 +17,7 @@ use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError, ChangeError};
 use ashlar_raid::label;
 use ashlar_raid::start::AssembleOptions;
+use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
 use ashlar_reactor::prng::Prng;
@@ -264,6 +265,37 @@ fn a_start_makes_the_journal_whole() {
             here.iter().for_each(|drive| drive.pull());
             steer.drop_waiting(&reactor).await;
             let array = assemble(&mut pair, &drives, Some(lost), false).await.unwrap();
+            holds_all(&mut pair, &steer, array).await;
+        }
+        assert!(tried >= 2, "{tried}");
+    });
+}
+
+/// A member cannot be given what it lacks: the others are enough.
+#[test]
+fn a_start_does_without_a_journal_that_takes_nothing() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut tried = 0;
+        for damaged in 0..MEMBERS {
+            let (mut pair, drives, changed) = crashed(&reactor, 512).await;
+            let journal = label::plan(DRIVE_BYTES, 1).unwrap().journal;
+            for block in &changed[damaged] {
+                let file = pair.file(&drives[damaged]);
+                file.write_all_at(&[0; 4096], journal.offset + block).unwrap();
+            }
+            if changed[damaged].is_empty() {
+                continue;
+            }
+            tried += 1;
+            let file = address(pair.file(&drives[damaged]));
+            steer.set(move |its, op| {
+                let fails = its == file && is_write(op);
+                let in_ring = offset(op).is_some_and(|at| journal.range().contains(&at));
+                if fails && in_ring { Fate::Fails } else { Fate::Passes }
+            });
+            let array = assemble(&mut pair, &drives, None, false).await.unwrap();
+            assert_eq!(array.state(), ArrayState::Degraded, "{damaged}");
             holds_all(&mut pair, &steer, array).await;
         }
         assert!(tried >= 2, "{tried}");

@@ -45,6 +45,8 @@ impl RegionMap {
         let regions = self.grown(size);
         self.outside.set(regions.iter().filter(|region| !region.durable).count() as u64);
         *self.regions.borrow_mut() = regions;
+        // It was closed, and has no room for the new regions.
+        *self.view.borrow_mut() = None;
     }
 
     /// Regions that are not inside and become a part of one that is.
