@@ -28,7 +28,7 @@ use ashlar_reactor::window::Window;
 
 use crate::error::DriveError;
 use crate::gate::Gate;
-use crate::health::{ANSWER_WITHIN, During, Health, HealthLimits, HealthState};
+use crate::health::{During, Health, HealthLimits, HealthState};
 use crate::latency::{Latency, summary};
 use crate::slow::{Evidence, Opinion, Verdict};
 
@@ -36,19 +36,6 @@ use crate::slow::{Evidence, Opinion, Verdict};
 pub const ATTEMPTS_MAX: u32 = 4;
 /// Wait before the second attempt; doubled for each further one.
 const BACKOFF_FIRST: Duration = Duration::from_millis(1);
-/// Zeroing may take so many times longer than other operations: a drive may have to write it all.
-const ZEROING_PATIENCE: u32 = 3;
-/// And operations so many times longer of a drive that its array cannot do without, or whose
-/// siblings do not answer either: as long as the kernel may take to reset a drive, or a controller.
-const PATIENCE_WITH_ALL: u32 = 6;
-/// The last so many looks of an operation's time are waited for one by one.
-const GRACES: u32 = 2;
-/// How much of that time there is between two of them: one part of so many.
-const GRACE_SHARE: u32 = 8;
-/// An array whose drives have the usual time to answer has to write to each of them more often than
-/// that: those that do not write say nothing about one that is silent.
-pub const WRITES_WITHIN: Duration =
-    Duration::from_millis(ANSWER_WITHIN.as_millis() as u64 * 6 / GRACE_SHARE as u64);
 /// What a drive is asked for to know whether it answers: whole sectors of any drive, in bytes.
 const BLOCK_ASKED_FOR: usize = 4096;
 
@@ -75,10 +62,10 @@ pub struct Counters {
 }
 
 pub struct Drive {
-    reactor: Reactor,
-    device: DeviceId,
+    pub(crate) reactor: Reactor,
+    pub(crate) device: DeviceId,
     limits: Cell<Limits>,
-    health_limits: HealthLimits,
+    pub(crate) health_limits: HealthLimits,
     name: String,
     health: Cell<Health>,
     counters: Cell<Counters>,
@@ -91,7 +78,7 @@ pub struct Drive {
     gate: RefCell<Option<Rc<Gate>>>,
     /// Operations that wait to be tried again, or at the gate.
     held_back: WaitList,
-    watch: Cell<Watch>,
+    pub(crate) watch: Cell<Watch>,
     siblings: RefCell<Option<Weak<dyn Siblings>>>,
     /// When it last did something well.
     answered: Cell<Instant>,
@@ -102,7 +89,7 @@ pub struct Drive {
 
 /// Whether someone looks after operations that are not answered.
 #[derive(Clone, Copy)]
-enum Watch {
+pub(crate) enum Watch {
     Off,
     On,
     Late(Late),
@@ -110,15 +97,15 @@ enum Watch {
 
 /// What was seen at the last look, when the time of an operation was almost over or more than that.
 #[derive(Clone, Copy)]
-struct Late {
+pub(crate) struct Late {
     /// When its time ends.
-    deadline: Instant,
+    pub(crate) deadline: Instant,
     /// Of the first such look, or of a later one if that is long ago.
-    since: Instant,
+    pub(crate) since: Instant,
     /// Those siblings that had answered something since then could stand for this drive.
-    replaceable: bool,
+    pub(crate) replaceable: bool,
     /// The silence was counted.
-    counted: bool,
+    pub(crate) counted: bool,
 }
 
 /// The array that a drive is a member of. It is asked, not told: who could stand for a drive is so
@@ -267,7 +254,7 @@ impl Drive {
     }
 
     /// `None`: it is by itself.
-    fn siblings(&self) -> Option<Rc<dyn Siblings>> {
+    pub(crate) fn siblings(&self) -> Option<Rc<dyn Siblings>> {
         self.siblings.borrow().as_ref()?.upgrade()
     }
 
@@ -281,7 +268,7 @@ impl Drive {
         self.answered.get() >= since
     }
 
-    fn has_written(&self, since: Instant) -> bool {
+    pub(crate) fn has_written(&self, since: Instant) -> bool {
         self.wrote.get() >= since
     }
 
@@ -320,7 +307,7 @@ impl Drive {
     }
 
     /// Changes the drive's health, and draws the consequence.
-    fn judge(&self, change: impl FnOnce(&mut Health)) {
+    pub(crate) fn judge(&self, change: impl FnOnce(&mut Health)) {
         let was_alive = self.is_alive();
         let mut health = self.health.get();
         change(&mut health);
@@ -464,107 +451,8 @@ impl Drive {
     }
 
     fn submit(self: &Rc<Self>, op: Op, until: Instant) -> Io {
-        if matches!(self.watch.get(), Watch::Off) {
-            self.watch.set(Watch::On);
-            self.reactor.spawn(watch(Rc::downgrade(self), self.reactor.clone()));
-        }
+        self.be_watched();
         self.reactor.submit_until(op, until)
-    }
-
-    /// Looks for an operation that is not answered. When to look again; `None`: there is nothing to
-    /// watch.
-    fn look_after(&self) -> Option<Duration> {
-        if !self.is_alive() {
-            return None;
-        }
-        let Some(deadline) = self.reactor.deadline(self.device, |op| self.allowed(op)) else {
-            self.watch.set(Watch::Off);
-            return None;
-        };
-        // The last part of the time is waited for as such, whatever the clock says: if this process
-        // was stopped meanwhile, its drives may have had no time to answer.
-        let grace = self.grace();
-        let left = deadline.since(self.reactor.now());
-        if left > GRACES * grace {
-            self.watch.set(Watch::On);
-            return Some(left - GRACES * grace);
-        }
-        self.look_at_late(deadline).then_some(grace)
-    }
-
-    /// How long an attempt may take.
-    fn allowed(&self, op: &Op) -> Duration {
-        let within = self.health_limits.answer_within;
-        match op {
-            Op::WriteZeroes { .. } => within * ZEROING_PATIENCE,
-            Op::Read { .. } | Op::Write { .. } | Op::Flush { .. } | Op::Descriptor { .. } => within,
-        }
-    }
-
-    /// Between two looks at a drive whose time is almost over.
-    fn grace(&self) -> Duration {
-        self.health_limits.answer_within / GRACE_SHARE
-    }
-
-    /// An operation's time ends then, or has ended. False: the drive is given up for that.
-    ///
-    /// What keeps its siblings from answering too is not its own fault (the machine, a controller),
-    /// and to give it up would gain nothing. They must have answered by the look before: this drive
-    /// may be about to, if they have just begun to. That they read says nothing about a drive that
-    /// does not write: a file system that is frozen answers reads. (The lease of an array is written
-    /// to every member that is not stale, again and again: [`WRITES_WITHIN`].)
-    fn look_at_late(&self, deadline: Instant) -> bool {
-        let now = self.reactor.now();
-        let within = self.health_limits.answer_within;
-        let siblings = self.siblings();
-        let late = match self.watch.get() {
-            Watch::Late(late) if late.deadline == deadline => {
-                let is_over = now >= deadline;
-                if is_over && !late.counted {
-                    self.judge(Health::timeout);
-                }
-                let (reads, written_since) = (self.are_reads_late(), self.silent_since());
-                let fit = |its: &Drive| {
-                    its.has_answered(late.since) && (reads || its.has_written(written_since))
-                };
-                let stand = |its: &Rc<dyn Siblings>| its.stand_for(self, &fit);
-                let replaceable = siblings.as_ref().is_none_or(stand);
-                let has_waited = now >= deadline.after(within * (PATIENCE_WITH_ALL - 1));
-                if is_over && late.replaceable && replaceable || has_waited {
-                    self.judge(Health::fail);
-                    return false;
-                }
-                // What was answered long ago says nothing about now.
-                let is_old = now.since(late.since) > within;
-                let since = if is_old { now } else { late.since };
-                Late { replaceable: replaceable && !is_old, counted: is_over, since, ..late }
-            }
-            Watch::Late(_) | Watch::On | Watch::Off => {
-                Late { deadline, since: now, replaceable: false, counted: false }
-            }
-        };
-        self.watch.set(Watch::Late(late));
-        siblings.iter().for_each(|its| its.ask_whether_they_answer(self, late.since));
-        true
-    }
-
-    fn are_reads_late(&self) -> bool {
-        let allowed = |op: &Op| match op {
-            Op::Read { .. } => self.allowed(op) - GRACES * self.grace(),
-            Op::Write { .. }
-            | Op::WriteZeroes { .. }
-            | Op::Flush { .. }
-            | Op::Descriptor { .. } => Duration::MAX,
-        };
-        let late = self.reactor.deadline(self.device, allowed);
-        late.is_some_and(|late| late <= self.reactor.now())
-    }
-
-    /// What others have begun since then, they have done while it was silent. Not long ago.
-    fn silent_since(&self) -> Instant {
-        let last = self.health_limits.answer_within - self.grace();
-        let since = self.reactor.deadline(self.device, |op| self.allowed(op) - last);
-        since.unwrap_or(Instant::MAX)
     }
 
     fn count(&self, asked: Asked) {
@@ -618,13 +506,6 @@ impl Drive {
         let mut counters = self.counters.get();
         counters.retries += 1;
         self.counters.set(counters);
-    }
-}
-
-/// Looks after a drive while it has operations under way.
-async fn watch(drive: Weak<Drive>, reactor: Reactor) {
-    while let Some(wait) = drive.upgrade().and_then(|drive| drive.look_after()) {
-        reactor.sleep(wait).await;
     }
 }
 
@@ -769,7 +650,7 @@ impl UnderWay {
     }
 
     /// What the caller hears of an outcome; `None`: try again.
-    fn judge(&self, outcome: Outcome, took: Duration) -> Option<Result<(), DriveError>> {
+    pub(crate) fn judge(&self, outcome: Outcome, took: Duration) -> Option<Result<(), DriveError>> {
         let error = match outcome {
             _ if self.asked.is_answered_by(outcome) => {
                 self.drive.good_answer(self.asked, took);

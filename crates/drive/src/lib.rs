@@ -9,3 +9,4 @@ pub mod latency;
 pub mod slow;
 pub mod gate;
 pub mod drive;
+pub mod silence;

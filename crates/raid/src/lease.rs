@@ -28,9 +28,10 @@ use std::cmp::Ordering;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_drive::drive::{Drive, WRITES_WITHIN};
+use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_drive::gate::Gate;
+use ashlar_drive::silence::WRITES_WITHIN;
 use ashlar_format::lease::{HOST_NAME_BYTES, Lease, SLOTS};
 use ashlar_format::record;
 use ashlar_format::units::to_usize;
