@@ -35,6 +35,12 @@ enum Kinship {
     None,
 }
 
+/// A member's own drive that an array which runs cannot take.
+fn waits_for_start(drive: &Drive, why: &str) -> ChangeError {
+    let what = "stop the array, and start it with this drive";
+    ChangeError::Spec(format!("drive {}: {why}: {what}", drive.name()))
+}
+
 /// Low halves of generations, the first as seen from the second.
 fn age(generation: u32, other: u32) -> Ordering {
     match generation.wrapping_sub(other) {
@@ -57,6 +63,12 @@ impl Array {
         let lost_cache = old.drive.as_ref().is_some_and(|drive| drive.is_unflushed());
         match old.state {
             MemberState::Trusted if !lost_cache => self.rejoin(index, old, drive, areas).await?,
+            // Fenced, it could not catch up, nor any other.
+            MemberState::Trusted if self.members.is_needed(index) => {
+                let why = "what was in its cache when it went may be lost, and no other member \
+                           that is here has it";
+                return Err(waits_for_start(drive, why));
+            }
             MemberState::Trusted => self.members.fence([index].into_iter()).await?,
             MemberState::Rebuilding if old.catches_up => {
                 self.members.fence([index].into_iter()).await?;
@@ -168,8 +180,8 @@ impl Array {
         }
         if self.may_bring_batches(index) {
             let why = "its journal may have what could not be read when the array was started by \
-                       force: stop the array, and start it with this drive";
-            return Err(ChangeError::Spec(format!("drive {}: {why}", drive.name())));
+                       force";
+            return Err(waits_for_start(drive, why));
         }
         let uuid = self.member(index)?.drive_uuid;
         let emptied = self.empty(drive, areas.journal).await;

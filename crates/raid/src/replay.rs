@@ -178,6 +178,7 @@ impl Array {
             }
         }
         *self.journal.ring.borrow_mut() = ring;
+        self.members.set_forced(force);
         for (stripe, findings) in &mut stripes {
             let stripe = StripeIndex(*stripe);
             let kept = findings.kept(stripe);
@@ -197,6 +198,8 @@ impl Array {
                 self.replayed(kept, replayed, force)?;
             }
         }
+        // What is pending can wait for absent members.
+        self.members.set_forced(false);
         // Before anything is written into bad rows: what is would be given up, too.
         self.give_up_again().await?;
         self.members.flush().await?;

@@ -18,7 +18,14 @@ impl Array {
     pub(crate) async fn renew_table(self: &Rc<Self>) -> Result<(), ArrayError> {
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
         let (table, _) = self.find_table().await?;
-        self.write_table_locked(&table).await
+        let is_sure = self.table_is_sure.get();
+        self.write_table_locked(&table).await?;
+        // Who is away has it, unless it was found on some members only.
+        if !is_sure && self.members.serves_all() {
+            self.members.fence_absent().await?;
+        }
+        self.table_is_sure.set(is_sure || self.members.serves_all());
+        Ok(())
     }
 
     /// The newest table that any trusted member has; an empty one if none has any. If some lack it,
@@ -30,7 +37,11 @@ impl Array {
         // Not of an array that is being stopped.
         if !everywhere && let Ok(_request) = self.begin() {
             // Who cannot take it is fenced; of an array that has failed the rest is served.
-            let _ = self.write_table_locked(&table).await;
+            if self.write_table_locked(&table).await.is_ok() {
+                self.table_is_sure.set(self.members.fence_absent().await.is_ok());
+            }
+        } else if self.members.all_trusted() {
+            self.table_is_sure.set(everywhere);
         }
         Ok(table)
     }
@@ -67,21 +78,28 @@ impl Array {
         Ok((newest, oldest == found))
     }
 
-    /// Makes a table durable on every member.
+    /// Makes a table durable on every member. Not of an array that has failed as a whole: members
+    /// that are away could be started without those that have it.
     pub async fn write_table(self: &Rc<Self>, table: &VolumeTable) -> Result<(), ArrayError> {
         let _request = self.begin()?;
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
-        self.write_table_locked(table).await
+        if !self.members.serves_all() {
+            return Err(ArrayError::Lost);
+        }
+        self.write_table_locked(table).await?;
+        // A trusted member that is away has missed the table, too: alone, it would show the old
+        // one.
+        self.members.fence_absent().await?;
+        self.table_is_sure.set(true);
+        Ok(())
     }
 
     async fn write_table_locked(self: &Rc<Self>, table: &VolumeTable) -> Result<(), ArrayError> {
         let sequence = self.table_sequence.get() + 1;
         self.table_sequence.set(sequence);
+        self.table_is_sure.set(false);
         let slot = sequence % SLOTS * VolumeTable::BYTES;
         let home = |areas: &MemberLayout| areas.volume_table.offset + slot;
-        self.members.write_to_all(table, sequence, home).await?;
-        // A trusted member that is away has missed the table, too: alone, it would show the old
-        // one.
-        self.members.fence_absent().await
+        self.members.write_to_all(table, sequence, home).await
     }
 }
