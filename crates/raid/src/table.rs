@@ -46,20 +46,24 @@ impl Array {
         Ok(table)
     }
 
-    /// Also: whether all members have it.
+    /// Also: whether all members have it. An error: there is one, for all that is known, and it
+    /// cannot be read. (An empty one would be taken for it.)
     async fn find_table(self: &Rc<Self>) -> Result<(Box<VolumeTable>, bool), ArrayError> {
         let members = self.members.keepers();
         if members.is_empty() {
             return Err(ArrayError::Lost);
         }
         let mut newest = VolumeTable::empty(self.uuid());
-        let mut oldest = u64::MAX;
+        let (mut oldest, mut is_whole) = (u64::MAX, true);
         for Keeper { drive, drive_uuid, areas, .. } in members {
             let mut own = 0;
             for slot in 0..SLOTS {
                 let home = areas.volume_table.offset + slot * VolumeTable::BYTES;
                 let read = label::read_bytes(&self.reactor, &drive, home, VolumeTable::BYTES);
-                let Ok(bytes) = read.await else { continue };
+                let Ok(bytes) = read.await else {
+                    is_whole = false;
+                    continue;
+                };
                 let Ok(table) = record::open::<VolumeTable>(&bytes, Some(drive_uuid), home) else {
                     continue;
                 };
@@ -74,6 +78,10 @@ impl Array {
             oldest = oldest.min(own);
         }
         let found = newest.header.sequence.get();
+        if found < self.table_known.get() || found == 0 && !is_whole {
+            return Err(ArrayError::Lost);
+        }
+        self.table_known.set(found);
         self.table_sequence.set(found.max(self.table_sequence.get()));
         Ok((newest, oldest == found))
     }
@@ -100,6 +108,8 @@ impl Array {
         self.table_is_sure.set(false);
         let slot = sequence % SLOTS * VolumeTable::BYTES;
         let home = |areas: &MemberLayout| areas.volume_table.offset + slot;
-        self.members.write_to_all(table, sequence, home).await
+        self.members.write_to_all(table, sequence, home).await?;
+        self.table_known.set(sequence);
+        Ok(())
     }
 }
