@@ -100,6 +100,22 @@ impl Array {
         self.replace_member(index, drive, drive_uuid).await
     }
 
+    /// Why a drive cannot have the place of a member that the others cannot stand for.
+    pub(crate) async fn needed(
+        &self,
+        index: MemberIndex,
+        old: &Member,
+        drive: &Rc<Drive>,
+    ) -> ChangeError {
+        match label::read(&self.reactor, drive).await {
+            Ok(Some(its)) if its.array == self.uuid() && its.drive_uuid == old.drive_uuid => {
+                // A superblock was on its way when it went, perhaps.
+                waits_for_start(drive, "it may have been used elsewhere, and is needed as it is")
+            }
+            Ok(_) | Err(_) => ChangeError::MemberNeeded(index),
+        }
+    }
+
     async fn kinship(&self, old: &Member, drive: &Rc<Drive>) -> Kinship {
         let Ok(Some(label)) = label::read(&self.reactor, drive).await else { return Kinship::None };
         if label.array != self.uuid() || label.drive_uuid != old.drive_uuid {

@@ -8,6 +8,7 @@
 mod pair;
 mod steered;
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
@@ -207,6 +208,106 @@ fn an_array_that_has_failed_is_whole_when_its_drives_are_back() {
                     _ => starts_again(&mut pair, &drives).await,
                 }
                 settle(&mut pair, asked, &what).await;
+                is_whole(&mut pair, &what).await;
+            }
+        }
+    });
+}
+
+/// What a part of the array may hold: all its bytes are one of these.
+struct Slot {
+    range: Range<usize>,
+    acknowledged: u8,
+    /// Asked for since, and not answered well.
+    perhaps: Vec<u8>,
+}
+
+impl Slot {
+    /// One request after the other, until one fails.
+    async fn work(&mut self, reactor: &Reactor, array: &Rc<Array>) {
+        let (at, len) = (self.range.start as u64, self.range.len());
+        let is_whole = len as u64 == array.stripe_bytes();
+        for value in (1..=250).cycle() {
+            let turn = if is_whole { value % 8 } else { 1 };
+            let new = if turn == 3 || turn == 6 { 0 } else { value };
+            self.perhaps.push(new);
+            let done = match turn {
+                3 => array.write_zeroes(at, len as u64).await,
+                6 => array.discard(at, len as u64).await,
+                _ => {
+                    let bytes = reactor.buffer(len);
+                    bytes.copy_from_slice(&vec![new; len]);
+                    array.write(at, bytes.into()).await
+                }
+            };
+            if done.is_err() || value % 16 == 0 && array.flush().await.is_err() {
+                return;
+            }
+            // A discard is a hint.
+            if turn != 6 {
+                (self.acknowledged, self.perhaps) = (new, Vec::new());
+            }
+            reactor.sleep(Duration::from_micros(200)).await;
+        }
+    }
+}
+
+/// The drives go one after the other in the midst of a load, and some of the members are fenced for
+/// what they missed before the array had failed.
+#[test]
+fn what_was_acknowledged_before_it_failed_is_there() {
+    run(|reactor| async move {
+        // In place, parity has the write hole.
+        let covered = |kind: &Kind| {
+            kind.policy == Policy::Journal || [Level::Raid0, Level::Raid10].contains(&kind.level)
+        };
+        for (turn, kind) in kinds().into_iter().filter(covered).enumerate() {
+            for at_once in [true, false] {
+                let Kind { level, policy, away, .. } = &kind;
+                let what = format!("{level:?} {policy:?} without {away:?}, at once: {at_once}");
+                let mut pair = filled(&reactor, &kind).await;
+                let (drives, slots) = (drives(&pair), Rc::new(RefCell::new(Vec::new())));
+                let stripe = pair.array.stripe_bytes() as usize;
+                let works = 12;
+                for index in 0..works {
+                    let len = if index % 2 == 0 { stripe } else { 4096 };
+                    let range = 2 * index * stripe..2 * index * stripe + len;
+                    let zeroes = vec![0; len];
+                    pair.put(range.start, &zeroes).await;
+                    let mut slot = Slot { range, acknowledged: 0, perhaps: Vec::new() };
+                    let (reactor, array, slots) =
+                        (reactor.clone(), pair.array.clone(), slots.clone());
+                    reactor.clone().spawn(async move {
+                        slot.work(&reactor, &array).await;
+                        slots.borrow_mut().push(slot);
+                    });
+                }
+                reactor.sleep(Duration::from_millis(30)).await;
+                for member in away.iter() {
+                    pull(&pair, &[*member]);
+                    if !at_once {
+                        reactor.sleep(Duration::from_millis(2)).await;
+                    }
+                }
+                reactor.sleep(Duration::from_millis(50)).await;
+                let mut order = away.to_vec();
+                order.rotate_left(turn % away.len());
+                all_come_back(&mut pair, &order, &drives).await;
+                if pair.array.state() == ArrayState::Failed {
+                    starts_again(&mut pair, &drives).await;
+                }
+                // Some are served on, and had no reason to end.
+                pair.array.stop().await.unwrap();
+                while slots.borrow().len() < works {
+                    reactor.sleep(Duration::from_millis(1)).await;
+                }
+                starts_again(&mut pair, &drives).await;
+                for Slot { range, acknowledged, perhaps } in slots.take() {
+                    let read = pair.read(range.start, range.len()).await.unwrap();
+                    let good = |byte| *byte == acknowledged || perhaps.contains(byte);
+                    assert!(read.iter().all(good), "{what}: {range:?}, {acknowledged} {perhaps:?}");
+                    pair.bytes[range].copy_from_slice(&read);
+                }
                 is_whole(&mut pair, &what).await;
             }
         }
