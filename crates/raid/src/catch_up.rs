@@ -79,7 +79,12 @@ impl Array {
         if now.state == MemberState::Stale && now.catches_up {
             self.catch_up(index, drive, areas).await?;
         }
-        Ok(self.member(index)?.keeps_metadata().is_some())
+        let is_back = self.member(index)?.keeps_metadata().is_some();
+        if is_back {
+            // What could not be put in place may be by now: who needs room for more can wait.
+            self.journal.set_stuck(None);
+        }
+        Ok(is_back)
     }
 
     /// Gives a member its own drive, which has come back. Unlike [`Array::replace_member`] it

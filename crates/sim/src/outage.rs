@@ -16,6 +16,9 @@ use ashlar_reactor::prng::Prng;
 
 use crate::workload::Life;
 
+/// What could not be put in place is tried again.
+const RETRIED_WITHIN: Duration = Duration::from_secs(2);
+
 pub async fn outage(life: &Rc<Life>, prng: &mut Prng) {
     let away = choose(life, prng);
     life.outage_begins();
@@ -50,6 +53,10 @@ pub async fn outage(life: &Rc<Life>, prng: &mut Prng) {
     let is_over = life.array.state() != ArrayState::Failed;
     life.note(|| format!("the outage is over: {is_over}"));
     life.fleet.borrow_mut().refresh(&life.array.status());
+    if is_over {
+        // A round of destage that began before may yet say that there is no room.
+        life.reactor.sleep(RETRIED_WITHIN).await;
+    }
     life.outage_ends(is_over);
 }
 
