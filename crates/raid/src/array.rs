@@ -83,6 +83,10 @@ pub struct Array {
     pub(crate) next_copy: Cell<u8>,
     /// Sequence of the newest volume table.
     pub(crate) table_sequence: Cell<u64>,
+    /// Of the newest that is known to be on members.
+    pub(crate) table_known: Cell<u64>,
+    /// Every trusted member has it, or did when it went.
+    pub(crate) table_is_sure: Cell<bool>,
     pub(crate) table_lock: Rc<RangeLock>,
     /// Bytes that are given out; what has just grown is not yet durably so.
     capacity: Cell<u64>,
@@ -202,6 +206,8 @@ impl Array {
             maintained: Cell::new(false),
             next_copy: Cell::new(0),
             table_sequence: Cell::new(0),
+            table_known: Cell::new(0),
+            table_is_sure: Cell::new(false),
             table_lock: RangeLock::new(reactor, 0),
             capacity: Cell::new(given_out),
             moving: Cell::new(false),

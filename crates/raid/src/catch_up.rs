@@ -35,6 +35,12 @@ enum Kinship {
     None,
 }
 
+/// A member's own drive that an array which runs cannot take.
+fn waits_for_start(drive: &Drive, why: &str) -> ChangeError {
+    let what = "stop the array, and start it with this drive";
+    ChangeError::Spec(format!("drive {}: {why}: {what}", drive.name()))
+}
+
 /// Low halves of generations, the first as seen from the second.
 fn age(generation: u32, other: u32) -> Ordering {
     match generation.wrapping_sub(other) {
@@ -57,6 +63,12 @@ impl Array {
         let lost_cache = old.drive.as_ref().is_some_and(|drive| drive.is_unflushed());
         match old.state {
             MemberState::Trusted if !lost_cache => self.rejoin(index, old, drive, areas).await?,
+            // Fenced, it could not catch up, nor any other.
+            MemberState::Trusted if self.members.is_needed(index) => {
+                let why = "what was in its cache when it went may be lost, and no other member \
+                           that is here has it";
+                return Err(waits_for_start(drive, why));
+            }
             MemberState::Trusted => self.members.fence([index].into_iter()).await?,
             MemberState::Rebuilding if old.catches_up => {
                 self.members.fence([index].into_iter()).await?;
@@ -67,7 +79,12 @@ impl Array {
         if now.state == MemberState::Stale && now.catches_up {
             self.catch_up(index, drive, areas).await?;
         }
-        Ok(self.member(index)?.keeps_metadata().is_some())
+        let is_back = self.member(index)?.keeps_metadata().is_some();
+        if is_back {
+            // What could not be put in place may be by now: who needs room for more can wait.
+            self.journal.set_stuck(None);
+        }
+        Ok(is_back)
     }
 
     /// Gives a member its own drive, which has come back. Unlike [`Array::replace_member`] it
@@ -86,6 +103,22 @@ impl Array {
             }
         }
         self.replace_member(index, drive, drive_uuid).await
+    }
+
+    /// Why a drive cannot have the place of a member that the others cannot stand for.
+    pub(crate) async fn needed(
+        &self,
+        index: MemberIndex,
+        old: &Member,
+        drive: &Rc<Drive>,
+    ) -> ChangeError {
+        match label::read(&self.reactor, drive).await {
+            Ok(Some(its)) if its.array == self.uuid() && its.drive_uuid == old.drive_uuid => {
+                // A superblock was on its way when it went, perhaps.
+                waits_for_start(drive, "it may have been used elsewhere, and is needed as it is")
+            }
+            Ok(_) | Err(_) => ChangeError::MemberNeeded(index),
+        }
     }
 
     async fn kinship(&self, old: &Member, drive: &Rc<Drive>) -> Kinship {
@@ -168,8 +201,8 @@ impl Array {
         }
         if self.may_bring_batches(index) {
             let why = "its journal may have what could not be read when the array was started by \
-                       force: stop the array, and start it with this drive";
-            return Err(ChangeError::Spec(format!("drive {}: {why}", drive.name())));
+                       force";
+            return Err(waits_for_start(drive, why));
         }
         let uuid = self.member(index)?.drive_uuid;
         let emptied = self.empty(drive, areas.journal).await;

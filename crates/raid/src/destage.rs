@@ -16,7 +16,8 @@
 //! Of more than two parity chunks the journal has the parity itself, and data need not wait for it.
 //! A band of all data chunks needs neither: its parity follows from its data.
 //! What cannot be stored because too much beside it cannot be read waits until its batch is the
-//! oldest; then that is given up (`give_up.rs`).
+//! oldest; then that is given up (`give_up.rs`). What would be missed by a member that is away, and
+//! that the others cannot stand for, waits for that member.
 //! What could not be stored whole is torn: it is stored again, exactly as it was, before anything
 //! else is done with its stripe, and its batches stay.
 
@@ -254,6 +255,11 @@ impl Array {
                 Err(error) => result = Err(error),
             }
         }
+        // A member that would be needed may come back, and have what this is stored beside.
+        let bears =
+            |(job, updated): &(Job, Updated)| self.members.bears(job.stripe, updated.missed());
+        let (ready, waiting): (Vec<_>, Vec<_>) = ready.into_iter().partition(bears);
+        lost.extend(waiting.iter().map(|(job, _)| job.stripe));
         // Before the record: were a member believed that misses this, storing it again after a
         // crash would not make the stripe agree.
         for (job, updated) in &ready {

@@ -250,7 +250,9 @@ impl Array {
         let stored = self.write_slices(stripe, &slices).await;
         let missed = written & !stored.stored;
         if missed != 0 {
-            if stored.no_space || !self.can_do_with(stripe, self.members.held(stripe) & !missed) {
+            let left = self.members.held(stripe) & !missed;
+            let bearable = self.can_do_with(stripe, left) && self.members.bears(stripe, missed);
+            if stored.no_space || !bearable {
                 self.unsynced.insert(stripe);
                 return Err(if stored.no_space { ArrayError::NoSpace } else { ArrayError::Lost });
             }

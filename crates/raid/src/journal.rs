@@ -350,9 +350,6 @@ impl Journal {
             // A member that answers no more, but is believed, could come back without the others
             // and without this batch.
             self.members.fence_absent().await?;
-            if !self.members.survives_without(&[]) {
-                return Err(ArrayError::Lost);
-            }
             let targets = self.targets(sequence, at + parts.ring_bytes(), division);
             if targets.is_empty() {
                 return Err(ArrayError::Lost);

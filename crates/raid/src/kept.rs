@@ -80,7 +80,7 @@ impl Array {
                 Begun::Zeroing { stripes, sequence } => {
                     self.zero_again(&one, stripes, *sequence).await
                 }
-                Begun::Forgetting => self.written.settle().await,
+                Begun::Forgetting => self.forget_again().await,
                 Begun::Moving | Begun::Replay { .. } => Err(one.error),
             };
             match finished {
@@ -117,6 +117,11 @@ impl Array {
             self.journal.pending.borrow_mut().unbar(stripe);
         }
         Ok(())
+    }
+
+    async fn forget_again(&self) -> Result<(), ArrayError> {
+        self.written.settle().await?;
+        self.members.fence_absent().await
     }
 
     fn let_go(&self, kept: Rc<Kept>) {

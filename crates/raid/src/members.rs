@@ -3,6 +3,9 @@
 //! Invariants:
 //! - a member that missed a write is `Stale` in a durable superblock on every trusted member
 //!   before that write is acknowledged (`fence`, `settled`);
+//! - nobody is fenced whom the others cannot stand for, nor while the array has failed as a whole:
+//!   members that hear nothing of it could be started without those that have it, and two that
+//!   are stale keep each other from catching up (but see `set_forced`);
 //! - generations only grow, and one superblock write runs at a time.
 
 use std::cell::{Cell, Ref, RefCell};
@@ -265,6 +268,7 @@ pub struct Members {
     era: Cell<u64>,
     writing: Cell<bool>,
     pulled: Cell<bool>,
+    forced: Cell<bool>,
     waiting: WaitList,
     /// What other reactors read by.
     view: RefCell<Option<Arc<View>>>,
@@ -294,6 +298,7 @@ impl Members {
             era: Cell::new(0),
             writing: Cell::new(false),
             pulled: Cell::new(false),
+            forced: Cell::new(false),
             waiting: WaitList::default(),
             view: RefCell::default(),
         }
@@ -386,21 +391,42 @@ impl Members {
         }
     }
 
+    /// While an operator has the array started although too much of it is away, `forced`: what a
+    /// replay cannot give absent members is fenced all the same, stripe by stripe.
+    pub(crate) fn set_forced(&self, forced: bool) {
+        self.forced.set(forced);
+    }
+
+    /// Members at these positions of `stripe` that are not known to be behind.
+    fn believed(&self, stripe: StripeIndex, of: Positions) -> SmallVec<[MemberIndex; 4]> {
+        let (layout, list) = (self.identity.layout_of(stripe), self.list.borrow());
+        let members = each(of).map(|position| layout.member_at(stripe, position));
+        members.filter(|member| list[member.index()].is_current(stripe)).collect()
+    }
+
+    /// Whether these positions of `stripe` may miss something: nobody has to be fenced for that
+    /// whom the others cannot stand for.
+    pub(crate) fn bears(&self, stripe: StripeIndex, missed: Positions) -> bool {
+        let behind = self.believed(stripe, missed);
+        behind.is_empty() || self.forced.get() || self.survives_without(&behind)
+    }
+
     /// Makes sure, durably, that what these positions of `stripe` missed is never read from them.
-    /// Members that are known to be behind already are left alone.
+    /// Members that are known to be behind already are left alone; if the others cannot be fenced,
+    /// none is, and it is lost.
     pub async fn fence_missed(
         &self,
         stripe: StripeIndex,
         missed: Positions,
     ) -> Result<(), ArrayError> {
-        let layout = self.identity.layout_of(stripe);
-        let believed = |index: &MemberIndex| self.list.borrow()[index.index()].is_current(stripe);
-        let members = each(missed).map(|p| layout.member_at(stripe, p));
-        let behind: SmallVec<[MemberIndex; 4]> = members.filter(believed).collect();
-        self.fence(behind.into_iter()).await
+        if !self.bears(stripe, missed) {
+            return Err(ArrayError::Lost);
+        }
+        self.fence(self.believed(stripe, missed).into_iter()).await
     }
 
-    /// Marks members as stale, durably: they missed something that is about to be acknowledged.
+    /// Marks members as stale, durably: they missed something that is about to be acknowledged. The
+    /// caller knows that the others can stand for them.
     pub async fn fence(&self, missed: impl Iterator<Item = MemberIndex>) -> Result<(), ArrayError> {
         if self.mark_stale(missed) {
             self.generation.set(self.generation.get() + 1);
@@ -498,8 +524,8 @@ impl Members {
         }
     }
 
-    /// Fences members that are believed and do not answer, if the others can stand for them: what
-    /// is acknowledged from here on is not on them, and they could come back alone.
+    /// Fences members that are believed and do not answer: what is acknowledged from here on is not
+    /// on them, and they could come back alone. An error: the others cannot stand for them.
     pub async fn fence_absent(&self) -> Result<(), ArrayError> {
         if self.all_trusted() {
             return self.settled().await;
@@ -513,7 +539,7 @@ impl Members {
             absent.map(|(index, _)| MemberIndex::new(index)).collect()
         };
         if !self.survives_without(&absent) {
-            return self.settled().await;
+            return Err(ArrayError::Lost);
         }
         self.fence(absent.into_iter()).await
     }

@@ -184,6 +184,7 @@ impl Array {
             }
         }
         *self.journal.ring.borrow_mut() = ring;
+        self.members.set_forced(force);
         self.zero_runs(&mut stripes).await;
         for (stripe, findings) in &mut stripes {
             let stripe = StripeIndex(*stripe);
@@ -204,6 +205,8 @@ impl Array {
                 self.replayed(kept, replayed, force)?;
             }
         }
+        // What is pending can wait for absent members.
+        self.members.set_forced(false);
         // Before anything is written into bad rows: what is would be given up, too.
         self.give_up_again().await?;
         self.members.flush().await?;

@@ -237,13 +237,15 @@ impl Array {
         Ok(true)
     }
 
-    /// Step 4. Others have to wait until it is done, unless the array has failed.
+    /// Step 4. Others have to wait until it is done, unless the array has failed. Until there is
+    /// space again they wait in any case: no member is worse for that.
     async fn put_in_place(self: &Rc<Self>, window: Range<u64>) -> Result<(), ArrayError> {
         let mut patience = None;
         loop {
             let Err(error) = self.drain_journal().await else { return Ok(()) };
             let now = self.reactor.now();
-            let patience = *patience.get_or_insert(now.after(PATIENCE));
+            patience = patience.filter(|_| error != ArrayError::NoSpace);
+            let until = *patience.get_or_insert(now.after(PATIENCE));
             self.jobs.set_restripe_error(Some(error.to_string()));
             if self.is_stopping() {
                 return Err(error);
@@ -252,7 +254,7 @@ impl Array {
                 window.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
                 return Err(error);
             }
-            if now >= patience {
+            if now >= until {
                 self.members.pull_all();
             }
             self.pause(RETRY_AFTER).await;
@@ -372,8 +374,13 @@ impl Array {
     /// Makes a superblock durable. An error: it may be, or not, and the array stops, or has failed.
     async fn save_for_sure(&self) -> Result<(), ArrayError> {
         let mut saved = self.members.save().await;
-        let patience = self.reactor.now().after(PATIENCE);
-        while saved.is_err() && !self.is_stopping() {
+        let mut patience = self.reactor.now().after(PATIENCE);
+        while let Err(error) = saved
+            && !self.is_stopping()
+        {
+            if error == ArrayError::NoSpace {
+                patience = self.reactor.now().after(PATIENCE);
+            }
             if self.reactor.now() >= patience {
                 // Which shape counts is for the next start to say; guests have waited long enough.
                 self.members.pull_all();

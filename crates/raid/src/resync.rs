@@ -154,8 +154,9 @@ impl Array {
             rounds_until_look = rounds_until_look.saturating_sub(1);
             if rounds_until_look == 0 {
                 self.compare_drives();
-                // What is left is tried again.
+                // What is left is tried again. Of what is torn, no destager hears by itself.
                 let _ = self.finish_kept().await;
+                let _ = self.mend_torn().await;
                 rounds_until_look = LOOK_ROUNDS;
             }
             if self.journal.refusal().is_some() {

@@ -286,7 +286,7 @@ impl Array {
             return Err(ChangeError::Spec("level 0 has nothing to rebuild a member from".into()));
         }
         if self.members.is_needed(index) {
-            return Err(ChangeError::MemberNeeded(index));
+            return Err(self.needed(index, &old, &drive).await);
         }
         let member = self.plan_replacement(&drive, drive_uuid)?;
         self.members.change(index, |place| *place = member.clone()).await?;

@@ -18,7 +18,14 @@ impl Array {
     pub(crate) async fn renew_table(self: &Rc<Self>) -> Result<(), ArrayError> {
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
         let (table, _) = self.find_table().await?;
-        self.write_table_locked(&table).await
+        let is_sure = self.table_is_sure.get();
+        self.write_table_locked(&table).await?;
+        // Who is away has it, unless it was found on some members only.
+        if !is_sure && self.members.serves_all() {
+            self.members.fence_absent().await?;
+        }
+        self.table_is_sure.set(is_sure || self.members.serves_all());
+        Ok(())
     }
 
     /// The newest table that any trusted member has; an empty one if none has any. If some lack it,
@@ -30,25 +37,33 @@ impl Array {
         // Not of an array that is being stopped.
         if !everywhere && let Ok(_request) = self.begin() {
             // Who cannot take it is fenced; of an array that has failed the rest is served.
-            let _ = self.write_table_locked(&table).await;
+            if self.write_table_locked(&table).await.is_ok() {
+                self.table_is_sure.set(self.members.fence_absent().await.is_ok());
+            }
+        } else if self.members.all_trusted() {
+            self.table_is_sure.set(everywhere);
         }
         Ok(table)
     }
 
-    /// Also: whether all members have it.
+    /// Also: whether all members have it. An error: there is one, for all that is known, and it
+    /// cannot be read. (An empty one would be taken for it.)
     async fn find_table(self: &Rc<Self>) -> Result<(Box<VolumeTable>, bool), ArrayError> {
         let members = self.members.keepers();
         if members.is_empty() {
             return Err(ArrayError::Lost);
         }
         let mut newest = VolumeTable::empty(self.uuid());
-        let mut oldest = u64::MAX;
+        let (mut oldest, mut is_whole) = (u64::MAX, true);
         for Keeper { drive, drive_uuid, areas, .. } in members {
             let mut own = 0;
             for slot in 0..SLOTS {
                 let home = areas.volume_table.offset + slot * VolumeTable::BYTES;
                 let read = label::read_bytes(&self.reactor, &drive, home, VolumeTable::BYTES);
-                let Ok(bytes) = read.await else { continue };
+                let Ok(bytes) = read.await else {
+                    is_whole = false;
+                    continue;
+                };
                 let Ok(table) = record::open::<VolumeTable>(&bytes, Some(drive_uuid), home) else {
                     continue;
                 };
@@ -63,25 +78,38 @@ impl Array {
             oldest = oldest.min(own);
         }
         let found = newest.header.sequence.get();
+        if found < self.table_known.get() || found == 0 && !is_whole {
+            return Err(ArrayError::Lost);
+        }
+        self.table_known.set(found);
         self.table_sequence.set(found.max(self.table_sequence.get()));
         Ok((newest, oldest == found))
     }
 
-    /// Makes a table durable on every member.
+    /// Makes a table durable on every member. Not of an array that has failed as a whole: members
+    /// that are away could be started without those that have it.
     pub async fn write_table(self: &Rc<Self>, table: &VolumeTable) -> Result<(), ArrayError> {
         let _request = self.begin()?;
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
-        self.write_table_locked(table).await
+        if !self.members.serves_all() {
+            return Err(ArrayError::Lost);
+        }
+        self.write_table_locked(table).await?;
+        // A trusted member that is away has missed the table, too: alone, it would show the old
+        // one.
+        self.members.fence_absent().await?;
+        self.table_is_sure.set(true);
+        Ok(())
     }
 
     async fn write_table_locked(self: &Rc<Self>, table: &VolumeTable) -> Result<(), ArrayError> {
         let sequence = self.table_sequence.get() + 1;
         self.table_sequence.set(sequence);
+        self.table_is_sure.set(false);
         let slot = sequence % SLOTS * VolumeTable::BYTES;
         let home = |areas: &MemberLayout| areas.volume_table.offset + slot;
         self.members.write_to_all(table, sequence, home).await?;
-        // A trusted member that is away has missed the table, too: alone, it would show the old
-        // one.
-        self.members.fence_absent().await
+        self.table_known.set(sequence);
+        Ok(())
     }
 }

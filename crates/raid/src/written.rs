@@ -163,6 +163,10 @@ impl Array {
             self.mend_torn_of(&stripes).await?;
             return Ok(false);
         }
+        // Who is away would miss it, and all stripes of a region are on all members.
+        if !self.members.serves_all() {
+            return Err(ArrayError::Lost);
+        }
         let mut hold = None;
         if journaled {
             hold = self.void_records(stripes.clone()).await?;
@@ -177,15 +181,16 @@ impl Array {
         }
         stripes.clone().for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
         let regions: Vec<RegionIndex> = regions.map(RegionIndex).collect();
-        if let Err(error) = self.written.remove(&regions).await {
+        let mut forgotten = self.written.remove(&regions).await;
+        if forgotten.is_ok() {
+            self.bad.remove_stripes(stripes.clone());
+            forgotten = self.members.fence_absent().await;
+        }
+        if let Err(error) = forgotten {
             // Until the members know, a crash must make it zero.
-            if let Some(hold) = hold {
-                self.keep(Begun::Forgetting, vec![hold], error);
-            }
+            self.keep(Begun::Forgetting, hold.into_iter().collect(), error);
             return Err(error);
         }
-        self.bad.remove_stripes(stripes.clone());
-        self.members.fence_absent().await?;
         drop(hold);
         self.journal.note_change();
         // Only a hint: nothing depends on what stands there.

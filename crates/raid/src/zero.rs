@@ -177,6 +177,9 @@ impl Array {
         if !self.is_written(StripeIndex(stripes.start)) {
             return Ok(Zeroed::All);
         }
+        if !stripes.clone().map(StripeIndex).all(|stripe| self.may_zero(stripe)) {
+            return Err(ArrayError::Lost);
+        }
         let members = 0..self.layout().members();
         let asked = |index: &usize| {
             let member = MemberIndex::new(*index);
@@ -271,12 +274,24 @@ impl Array {
         }
         for stripe in stripes.map(StripeIndex) {
             let done = self.held_and_done(stripe, &results);
-            if done != self.members.held(stripe) && !self.can_do_with(stripe, done) {
+            if !self.can_do_with(stripe, done) {
                 return Err(ArrayError::Lost);
             }
             self.fence_others(stripe, done).await?;
         }
         Ok(())
+    }
+
+    /// Whether a whole stripe can become zero: enough members hold it, and none is away that would
+    /// have to be fenced for that and cannot be.
+    fn may_zero(&self, stripe: StripeIndex) -> bool {
+        let held = self.members.held(stripe);
+        self.can_do_with(stripe, held) && self.members.bears(stripe, self.others(stripe, held))
+    }
+
+    /// Those that are not among these positions of the stripe.
+    fn others(&self, stripe: StripeIndex, positions: Positions) -> Positions {
+        bits(0..self.layout_of(stripe).positions()) & !positions
     }
 
     /// Lets one member zero its part, or writes zeroes for it.
@@ -314,8 +329,7 @@ impl Array {
         stripe: StripeIndex,
         done: Positions,
     ) -> Result<(), ArrayError> {
-        let all = bits(0..self.layout_of(stripe).positions());
-        self.members.fence_missed(stripe, all & !done).await
+        self.members.fence_missed(stripe, self.others(stripe, done)).await
     }
 
     /// The same of positions that missed something, if the others are enough: else none of them.
@@ -370,7 +384,8 @@ impl Array {
         Ok((drive, list[index].areas.data.offset))
     }
 
-    /// Members that did not zero their part are fenced, if the others can stand for them.
+    /// Members that did not zero their part are fenced, if the others can stand for them: else it
+    /// is left to ordinary writes, which say so.
     async fn zeroed(
         &self,
         stripes: Range<u64>,
@@ -380,7 +395,9 @@ impl Array {
         for stripe in stripes.clone().map(StripeIndex) {
             let done = self.held_and_done(stripe, results);
             let missed = done != self.members.held(stripe);
-            if missed && (unable || !self.can_do_with(stripe, done)) {
+            let bearable = self.can_do_with(stripe, done)
+                && self.members.bears(stripe, self.others(stripe, done));
+            if missed && unable || !bearable {
                 // Some drives have zeroed their part: until all of it is written, the stripes may
                 // not agree.
                 if self.layout().is_redundant() {

@@ -12,12 +12,13 @@ use std::time::Duration;
 use ashlar_format::array_superblock::Level;
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
-use ashlar_raid::error::ChangeError;
+use ashlar_raid::error::{ArrayError, ChangeError};
+use ashlar_raid::label;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::{ArrayState, Progress, ScrubState};
 use ashlar_reactor::executor::Reactor;
-use modelled::{LATENCY, drive, full_array, plug_in, run};
+use modelled::{DRIVE_BYTES, LATENCY, drive, full_array, plug_in, run, run_full};
 
 /// Level, members, and how many are added.
 const SHAPES: [(Level, usize, usize); 3] =
@@ -207,6 +208,31 @@ fn it_goes_on_from_where_it_was() {
                 subject.is_whole().await;
             });
         }
+    }
+}
+
+/// A window is half-way, and there is no space to put it in place: that is no reason to give a
+/// drive up, however long it takes.
+#[test]
+fn it_waits_until_there_is_space_again() {
+    for shape in SHAPES {
+        run_full(|reactor, full| async move {
+            let mut subject = Subject::restriping(&reactor, shape).await;
+            subject.array.destage_all().await.unwrap();
+            full.set(Some(label::plan(DRIVE_BYTES, 1).unwrap().data.offset));
+            while subject.array.status().restripe_error.is_none() {
+                reactor.sleep(Duration::from_millis(100)).await;
+            }
+            let stands = subject.moved();
+            reactor.sleep(Duration::from_secs(300)).await;
+            let status = subject.array.status();
+            assert_eq!(status.restripe_error.unwrap(), ArrayError::NoSpace.to_string());
+            assert_eq!((status.state, subject.moved()), (ArrayState::Optimal, stands));
+            full.set(None);
+            subject.write_some().await;
+            subject.ends().await;
+            subject.is_whole().await;
+        });
     }
 }
 

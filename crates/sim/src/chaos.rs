@@ -13,6 +13,7 @@ use ashlar_reactor::prng::Prng;
 
 use crate::drive::{BLOCK_BYTES, Mischief, SECTOR_BYTES, SimDrive};
 use crate::faults::Lies;
+use crate::outage;
 use crate::workload::Life;
 use crate::world::{AtCompletion, WAKING_NS_MAX};
 
@@ -31,6 +32,7 @@ enum Act {
     Slow,
     Refusal,
     Silence,
+    Outage,
     Scrub,
     PoolChange,
     PolicyChange,
@@ -60,7 +62,8 @@ pub async fn rage(life: Rc<Life>, mut prng: Prng) {
             Some(_) => 1_000_000,
         };
         life.reactor.sleep(Duration::from_nanos(prng.below(longest))).await;
-        if life.working.get() == 0 || life.world.borrow().is_dark() {
+        // What drives have that wait for a start is all that there is.
+        if life.working.get() == 0 || life.world.borrow().is_dark() || life.waits_for_start() {
             return;
         }
         life.fleet.borrow_mut().refresh(&life.array.status());
@@ -85,6 +88,8 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.refusals, Act::Refusal),
         (plan.refusals, Act::Refusal),
         (plan.silences, Act::Silence),
+        (plan.outages, Act::Outage),
+        (plan.outages, Act::Outage),
         (plan.scrubs, Act::Scrub),
         (plan.pool_changes, Act::PoolChange),
         (plan.policy_changes, Act::PolicyChange),
@@ -136,6 +141,8 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
         }
         Act::Refusal => refusal(life, index, drive, prng),
         Act::Silence => silence(life, index, drive, prng),
+        Act::Outage if !life.fleet.borrow().may_be_out() => {}
+        Act::Outage => outage::outage(life, prng).await,
         Act::Scrub => {
             let (stop, repair) = (prng.chance(1, 4), prng.chance(1, 2));
             let done = if stop { life.array.stop_scrub() } else { life.array.start_scrub(repair) };
@@ -359,6 +366,11 @@ fn lie(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
     }
 }
 
+/// Whether a change that began when there had been so many outages was bound to succeed.
+fn may_not_fail(life: &Life, outages: u64) -> bool {
+    !life.plan.beyond && life.unsure.borrow().is_empty() && !life.was_out(outages)
+}
+
 /// What is durable before a write is acknowledged changes while writes are under way.
 async fn policy_change(life: &Rc<Life>, prng: &mut Prng) {
     let policies = life.plan.geometry.policies();
@@ -368,12 +380,13 @@ async fn policy_change(life: &Rc<Life>, prng: &mut Prng) {
         life.oracle.borrow_mut().no_longer_atomic();
     }
     life.world.borrow_mut().changes.policy += 1;
+    let outages = life.outages();
     let done = life.array.set_policy(policy).await;
     life.world.borrow_mut().changes.policy -= u64::from(done.is_err());
     life.note(|| format!("policy {policy:?}: {done:?}"));
     match done {
         Ok(()) | Err(ChangeError::Array(ArrayError::Stopped)) => {}
-        Err(error) if !life.plan.beyond && life.unsure.borrow().is_empty() => {
+        Err(error) if may_not_fail(life, outages) => {
             life.fail(format!("the policy cannot be changed: {error}"));
         }
         Err(_) => {}
@@ -391,13 +404,14 @@ async fn grow(life: &Rc<Life>, prng: &mut Prng) {
     }
     let before = life.array.capacity();
     life.world.borrow_mut().changes.grown += 1;
+    let outages = life.outages();
     let done = life.array.grow().await;
     life.world.borrow_mut().changes.grown -= u64::from(done.is_err());
     life.note(|| format!("grow from {before}: {done:?}"));
     match done {
         Ok(_) => widen(life).await,
         Err(ChangeError::Array(ArrayError::Lost | ArrayError::NoSpace))
-            if !life.plan.beyond && life.unsure.borrow().is_empty() =>
+            if may_not_fail(life, outages) =>
         {
             life.fail(format!("the array cannot grow: {done:?}"));
         }
@@ -419,6 +433,7 @@ async fn add_members(life: &Rc<Life>, prng: &mut Prng) {
         drives.push((fleet.uuid(drive), fleet.open(&life.reactor, drive)));
     }
     life.world.borrow_mut().changes.added += 1;
+    let outages = life.outages();
     let done = life.array.add_members(drives).await;
     life.world.borrow_mut().changes.added -= u64::from(done.is_err());
     life.note(|| format!("members are added to {}: {done:?}", layout.members()));
@@ -428,7 +443,7 @@ async fn add_members(life: &Rc<Life>, prng: &mut Prng) {
             life.world.borrow_mut().plan(prng.below(2000), AtCompletion::Dark);
         }
         Err(ChangeError::Array(ArrayError::Lost | ArrayError::NoSpace))
-            if !life.plan.beyond && life.unsure.borrow().is_empty() =>
+            if may_not_fail(life, outages) =>
         {
             life.fail(format!("members cannot be added: {done:?}"));
         }
@@ -452,7 +467,7 @@ async fn widen(life: &Rc<Life>) {
 /// Volumes beside the one that is worked on come and go.
 async fn pool_change(life: &Rc<Life>, prng: &mut Prng) {
     let stripe = life.array.stripe_bytes();
-    let name = "extra";
+    let (name, outages) = ("extra", life.outages());
     let (what, done) = match (life.pool.volume(name), prng.chance(1, 2)) {
         (None, _) => {
             let created = life.pool.create([3; 16], name, 2 * stripe).await;
@@ -467,7 +482,7 @@ async fn pool_change(life: &Rc<Life>, prng: &mut Prng) {
     let stopped = PoolError::Array(ArrayError::Stopped);
     match done {
         Err(error) if error == stopped => {}
-        Err(PoolError::Array(error)) if !life.plan.beyond && life.unsure.borrow().is_empty() => {
+        Err(PoolError::Array(error)) if may_not_fail(life, outages) => {
             life.fail(format!("{what} of a volume failed: {error}"));
         }
         Err(_) | Ok(()) => {}

@@ -202,6 +202,8 @@ pub struct Plan {
     pub refusals: bool,
     /// Drives answer nothing for a while, one of them or all.
     pub silences: bool,
+    /// More drives are away for a moment than the array bears.
+    pub outages: bool,
     pub scrubs: bool,
     pub spares: bool,
     /// Drives that were out come back with what they held.
@@ -259,6 +261,7 @@ impl Plan {
             slow: false,
             refusals: false,
             silences: false,
+            outages: false,
             scrubs: false,
             spares: false,
             returns: false,
@@ -301,6 +304,7 @@ impl Plan {
         let (integrity, lies) = draw_lies(seed, &geometry);
         let traits = draw_traits(&mut prng, geometry.drive_bytes(integrity));
         let floods = prng.chance(1, 24);
+        let outages = Prng::stream(seed, "outages").chance(1, 6);
         let lives = 1 + prng.below(if floods { 2 } else { 5 });
         let workers = if floods { 16 } else { 1 + prng.below(5) };
         Plan {
@@ -320,7 +324,7 @@ impl Plan {
             hot_stripes: [1, 3, 12][prng.index(3)],
             floods,
             endings,
-            faults_max: [0, 2, 5, 12][prng.index(4)],
+            faults_max: [0, 2, 5, 12][prng.index(4)].max(if outages { 3 } else { 0 }),
             deaths,
             deaths_at_end,
             pulls,
@@ -329,6 +333,7 @@ impl Plan {
             // From a stream of its own, so that other seeds are what they were.
             refusals: Prng::stream(seed, "refusals").chance(1, 3),
             silences: Prng::stream(seed, "silences").chance(1, 5),
+            outages,
             scrubs,
             spares,
             returns,
@@ -380,6 +385,7 @@ impl Plan {
             (self.slow, "slow drives"),
             (self.refusals, "refused writes"),
             (self.silences, "silences"),
+            (self.outages, "outages"),
             (self.scrubs, "scrubs"),
             (self.spares, "spares"),
             (self.returns, "returns"),

@@ -189,6 +189,17 @@ impl Fleet {
         self.beyond || self.layout.survives(&held)
     }
 
+    /// Whether more drives may be away for a moment than the array bears: some are fenced by and by,
+    /// or when the first of them are back, so all others must be sound, and stay so.
+    pub fn may_be_out(&self) -> bool {
+        let world = self.world.borrow();
+        let is_well = |index: usize| {
+            let its = &world.drives[self.slots[index] as usize];
+            its.dead || its.is_sound() && self.is_spared(index, &world)
+        };
+        (0..self.slots.len()).all(|index| self.beyond || is_well(index))
+    }
+
     /// Whether the drive of this member may be lost while no array runs: the others are well, and
     /// every drive says that they can be trusted.
     pub fn may_lose(&self, index: usize) -> bool {

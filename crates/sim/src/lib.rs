@@ -16,6 +16,7 @@ pub mod faults;
 pub mod fleet;
 pub mod workload;
 pub mod checkers;
+pub mod outage;
 pub mod chaos;
 pub mod scenario;
 pub mod batch;

@@ -33,7 +33,7 @@ use crate::fleet::Fleet;
 use crate::inspect;
 use crate::oracle::Oracle;
 use crate::workload::Life;
-use crate::world::{AtCompletion, Changes, SharedWorld, SimBackend, World};
+use crate::world::{AtCompletion, Changes, Outages, SharedWorld, SimBackend, World};
 
 /// What a seed came to.
 #[derive(Clone, Debug, Default)]
@@ -48,6 +48,7 @@ pub struct Verdict {
     pub added: u64,
     /// Lives that began when not everything had been given its new place yet.
     pub restriping_lives: u64,
+    pub outages: Outages,
     /// What had changed, or was changing, when the last planned fault struck.
     pub changes_at_fault: Changes,
     pub sectors_checked: u64,
@@ -142,6 +143,7 @@ impl Scenario {
             hedged: world.hedged,
             added: world.changes.added,
             restriping_lives: world.restriping_lives,
+            outages: world.outages,
             changes_at_fault: world.changes_at_fault,
             sectors_checked: self.oracle.borrow().sectors_checked,
             virtual_ns: world.now_ns(),
@@ -276,6 +278,10 @@ impl Scenario {
                 self.world.borrow_mut().end_life(Some(loss));
                 self.oracle.borrow_mut().power_cut();
             }
+            (Some(End::Halted), _) => {
+                self.world.borrow_mut().end_life(None);
+                self.oracle.borrow_mut().process_crash();
+            }
             (Some(End::GivenUp), _) => {
                 self.world.borrow_mut().end_life(None);
                 self.life = u32::MAX;
@@ -335,6 +341,8 @@ impl Scenario {
 
     /// Which stripes will wait for resync, from what is on the drives.
     fn expect_unsure(&mut self, offered: &[u32]) {
+        // An outage may have left some so.
+        self.ever_unsure.extend(&*self.unsure.borrow());
         let world = self.world.borrow();
         let drives = || offered.iter().map(|drive| &world.drives[*drive as usize]);
         let mut unsure = BTreeSet::new();
@@ -400,6 +408,8 @@ impl Scenario {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Stopped,
+    /// Some drives could not be reached; they have what they had.
+    Halted,
     GivenUp,
 }
 
@@ -550,6 +560,8 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         unsure: seedling.unsure.clone(),
         working: Cell::new(0),
         waiting: WaitList::default(),
+        outage: Cell::default(),
+        covered: seedling.covered.clone(),
     });
     match phase {
         Phase::Rebuild => {
@@ -575,7 +587,8 @@ fn is_covered(plan: &Plan, status: &ArrayStatus) -> bool {
     }
     let degraded = status.state != ArrayState::Optimal && status.parity_chunks > 0;
     // What is rebuilt may become optimal, and lose a member while it is written healthily.
-    let rebuilt = plan.spares || plan.pulls || plan.refusals || status.rebuild.is_some();
+    let away = plan.pulls || plan.refusals || plan.outages;
+    let rebuilt = plan.spares || away || status.rebuild.is_some();
     match status.policy {
         Policy::Journal => true,
         Policy::Bitmap => degraded && !rebuilt,
@@ -628,6 +641,10 @@ async fn stop(life: &Rc<Life>) -> End {
     let began = life.oracle.borrow_mut().flush_begins();
     match life.array.stop().await {
         Ok(()) => life.oracle.borrow_mut().flush_ends(began),
+        Err(error) if life.waits_for_start() => {
+            life.note(|| format!("stop: {error} (its drives are away)"));
+            return End::Halted;
+        }
         Err(error) if life.plan.beyond => {
             life.note(|| format!("stop: {error} (allowed)"));
         }

@@ -52,12 +52,27 @@ pub struct Life {
     pub impaired_seen: Cell<bool>,
     pub working: Cell<usize>,
     pub waiting: WaitList,
+    pub outage: Cell<Outage>,
+    /// The journal covers all writes of this life.
+    pub covered: Rc<Cell<bool>>,
+}
+
+/// More drives are away than the array bears (see `outage`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outage {
+    /// So many have begun.
+    begun: u64,
+    /// One is under way; or it is over, and the array has to be started for its drives.
+    is_on: bool,
+    waits_for_start: bool,
 }
 
 /// What is known when a request begins.
 struct Before {
     /// Some of its stripes wait for resync.
     unsure: bool,
+    /// There had been so many.
+    outages: u64,
 }
 
 impl Life {
@@ -70,7 +85,39 @@ impl Life {
     }
 
     fn before(&self, offset: u64, len: u64) -> Before {
-        Before { unsure: self.is_unsure(offset, len) }
+        Before { unsure: self.is_unsure(offset, len), outages: self.outages() }
+    }
+
+    pub fn outages(&self) -> u64 {
+        self.outage.get().begun
+    }
+
+    pub fn is_out(&self) -> bool {
+        self.outage.get().is_on
+    }
+
+    /// Whether there was an outage in a time that began when there had been so many.
+    pub fn was_out(&self, begun: u64) -> bool {
+        self.is_out() || self.outages() != begun
+    }
+
+    pub fn outage_begins(&self) {
+        let begun = self.outages() + 1;
+        self.outage.set(Outage { begun, is_on: true, waits_for_start: false });
+        self.world.borrow_mut().outages.begun += 1;
+    }
+
+    /// The drives are back, or (`is_over` false) can be with a start.
+    pub fn outage_ends(&self, is_over: bool) {
+        let begun = self.outages();
+        self.outage.set(Outage { begun, is_on: !is_over, waits_for_start: !is_over });
+        self.world.borrow_mut().outages.healed += u64::from(is_over);
+        self.waiting.wake_all(&self.reactor);
+    }
+
+    /// Whether the array has to be stopped, as well as it can be, and started.
+    pub fn waits_for_start(&self) -> bool {
+        self.outage.get().waits_for_start
     }
 
     fn is_unsure(&self, offset: u64, len: u64) -> bool {
@@ -83,7 +130,19 @@ impl Life {
     /// Whether a request over these bytes may be answered with an error.
     fn may_fail(&self, before: &Before, offset: u64, len: u64) -> bool {
         let unsure = before.unsure || self.is_unsure(offset, len);
-        self.plan.beyond || (unsure && self.impaired_seen.get())
+        let was_out = self.was_out(before.outages);
+        self.plan.beyond || was_out || (unsure && self.impaired_seen.get())
+    }
+
+    /// These bytes were to be written while drives were away. What is not covered by the journal
+    /// may have left stripes that wait for resync.
+    fn may_differ(&self, offset: u64, len: u64) {
+        let is_covered = self.array.policy() == Policy::Journal && !self.plan.policy_changes;
+        if self.plan.outages && !is_covered && self.array.layout().parity > 0 {
+            let stripe = self.array.stripe_bytes();
+            let stripes = offset / stripe..(offset + len).div_ceil(stripe);
+            self.unsure.borrow_mut().extend(stripes);
+        }
     }
 
     fn judge(
@@ -157,6 +216,9 @@ impl Life {
             }
         };
         let good = self.judge(what, &before, offset, len, result);
+        if !good {
+            self.may_differ(offset, len);
+        }
         self.oracle.borrow_mut().write_ends(&ticket, good);
         if atomic && u64::from(self.plan.sector_bytes()) > SECTOR {
             // Who writes a part of a sector from now on brings along what this one wrote beside it.
@@ -189,8 +251,10 @@ impl Life {
     /// What was acknowledged is bad no longer.
     async fn can_be_read(&self, offset: u64, len: u64) {
         if self.array.has_doubts() && !self.plan.beyond {
-            let into = self.buffers(len, 1 << 20);
-            if let Err(error) = self.volume.read(offset, into).await {
+            let (into, outages) = (self.buffers(len, 1 << 20), self.outages());
+            if let Err(error) = self.volume.read(offset, into).await
+                && !self.was_out(outages)
+            {
                 self.fail(format!("{len} bytes at {offset} were written, and then: {error}"));
             }
         }
@@ -218,6 +282,9 @@ impl Life {
         self.note(|| format!("discard {offset} +{len}"));
         let result = self.volume.discard(offset, len).await;
         let good = self.judge("discard", &before, offset, len, result);
+        if !good {
+            self.may_differ(offset, len);
+        }
         if let Some(ticket) = inner {
             self.note(|| format!("discard {offset} +{len}: {good}"));
             self.oracle.borrow_mut().write_ends(&ticket, false);
@@ -226,12 +293,15 @@ impl Life {
 
     pub async fn flush(&self) {
         let began = self.oracle.borrow_mut().flush_begins();
+        let outages = self.outages();
         match self.volume.flush().await {
             Ok(()) => {
                 self.note(|| "flush acknowledged".into());
                 self.oracle.borrow_mut().flush_ends(began);
             }
-            Err(error) if self.plan.beyond => self.note(|| format!("flush: {error} (allowed)")),
+            Err(error) if self.plan.beyond || self.was_out(outages) => {
+                self.note(|| format!("flush: {error} (allowed)"));
+            }
             Err(error) => self.fail(format!("flush failed: {error}")),
         }
     }
@@ -250,9 +320,11 @@ impl Life {
         buffers
     }
 
-    /// Waits until all workers have ended.
+    /// Waits until all workers have ended, and an outage that is under way.
     pub async fn workers_ended(&self) {
         self.waiting.until(&self.reactor, || self.working.get() == 0).await;
+        let is_over = || !self.is_out() || self.waits_for_start();
+        self.waiting.until(&self.reactor, is_over).await;
     }
 
     /// Starts the workers.

@@ -51,6 +51,14 @@ pub struct Changes {
     pub added: u64,
 }
 
+/// How often more drives were away than the array bears, and how often they could be taken back
+/// without a start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Outages {
+    pub begun: u64,
+    pub healed: u64,
+}
+
 /// After a silence a drive answers what it was asked within this time.
 pub const WAKING_NS_MAX: u64 = 1_000_000;
 /// Virtual time in which any life must end.
@@ -79,6 +87,7 @@ pub struct World {
     /// Reads that the engine also asked others for, in lives that ended in order.
     pub hedged: u64,
     pub changes: Changes,
+    pub outages: Outages,
     /// When the last planned fault struck.
     pub changes_at_fault: Changes,
     /// Lives that began when members were being added.
@@ -116,6 +125,7 @@ impl World {
             completions: 0,
             hedged: 0,
             changes: Changes::default(),
+            outages: Outages::default(),
             changes_at_fault: Changes::default(),
             restriping_lives: 0,
             plans: BTreeMap::new(),

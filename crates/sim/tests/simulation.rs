@@ -74,6 +74,25 @@ fn members_are_added() {
     assert!(added > 20 && restriping_lives > 20, "{added}, {restriping_lives}");
 }
 
+/// More drives are away for a moment than the array bears, of every kind of array, while it does
+/// whatever it does. Some of it heals as drives are taken back, some takes a start.
+#[test]
+fn more_drives_are_away_than_the_array_bears() {
+    let (mut begun, mut healed) = (0, 0);
+    for seed in 0..200 {
+        let plan = Plan { outages: true, beyond: false, scrubs: false, ..Plan::draw(seed) };
+        let plan = Plan { faults_max: plan.faults_max.max(8), lives: plan.lives.max(3), ..plan };
+        let mut scenario = Scenario::new(plan, Options::default());
+        scenario.all_lives();
+        let verdict = scenario.verdict();
+        assert_eq!(verdict.failure, None, "seed {seed}");
+        begun += verdict.outages.begun;
+        healed += verdict.outages.healed;
+    }
+    println!("{begun} outages, {healed} of them over without a start");
+    assert!(begun > 100 && healed > 20 && healed + 20 < begun, "{begun}, {healed}");
+}
+
 /// Sectors become unreadable while members are missing and rebuilt: that is more than any level
 /// bears, and answered by errors, but never by wrong data.
 #[test]

@@ -220,7 +220,8 @@ fn hint(drive: &Drive) -> Vec<String> {
         }
         format!(
             "`ashlar array start --scan` starts its array; `ashlar array rebuild {array}` takes \
-             the drive back into the running one"
+             the drive back into the running one (should that need a start to be sure of it: \
+             `ashlar array stop {array}`, then `ashlar array start {array}`)"
         )
     };
     drive.array.iter().map(hint).collect()

@@ -20,7 +20,7 @@ use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::ArraySpec;
 use ashlar_reactor::backend::{Backend, Instant};
 use ashlar_reactor::executor::{Order, Reactor};
-use ashlar_reactor::op::{Device, DeviceId, Done, Op, Ticket};
+use ashlar_reactor::op::{Device, DeviceId, Done, Errno, Op, Ticket};
 use ashlar_reactor::prng::Prng;
 use ashlar_reactor::virtual_time::VirtualBackend;
 
@@ -34,7 +34,12 @@ pub const LATENCY: Duration = Duration::from_micros(80);
 #[derive(Default)]
 pub struct Shelf {
     world: VirtualBackend,
+    full: Full,
+    refused: Vec<Done>,
 }
+
+/// Drives have no space for what is written from this byte on, while it says one.
+pub type Full = Rc<Cell<Option<u64>>>;
 
 impl Backend for Shelf {
     fn now(&self) -> Instant {
@@ -57,15 +62,24 @@ impl Backend for Shelf {
     fn unregister(&mut self, _: DeviceId) {}
 
     fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
+        let writes_from = match op {
+            Op::Write { offset, .. } | Op::WriteZeroes { offset, .. } => Some(*offset),
+            Op::Read { .. } | Op::Flush { .. } | Op::Descriptor { .. } => None,
+        };
+        if writes_from.zip(self.full.get()).is_some_and(|(offset, full)| offset >= full) {
+            let outcome = Err(Errno(libc::ENOSPC));
+            return self.refused.push(Done { ticket, outcome });
+        }
         self.world.submit(ticket, op, until);
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
+        done.append(&mut self.refused);
         self.world.reap(done);
     }
 
     fn idle(&mut self, until: Option<Instant>) -> bool {
-        self.world.idle(until)
+        !self.refused.is_empty() || self.world.idle(until)
     }
 }
 
@@ -76,8 +90,15 @@ pub fn plug_in(reactor: &Reactor, number: u32) -> Rc<Drive> {
 }
 
 pub fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
-    let reactor = Reactor::new(Box::<Shelf>::default(), Order::Fifo);
-    let future = test(reactor.clone());
+    run_full(|reactor, _| test(reactor));
+}
+
+/// The same with drives that run out of space when the test says so.
+pub fn run_full<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Full) -> F) {
+    let (full, shelf) = (Full::default(), Shelf::default());
+    let backend = Box::new(Shelf { full: full.clone(), ..shelf });
+    let reactor = Reactor::new(backend, Order::Fifo);
+    let future = test(reactor.clone(), full);
     reactor.block_on(future).expect("the test ends");
     // What still runs would keep the memory of its drives.
     reactor.abandon();
