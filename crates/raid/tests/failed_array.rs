@@ -304,7 +304,7 @@ fn what_was_acknowledged_before_it_failed_is_there() {
                 starts_again(&mut pair, &drives).await;
                 for Slot { range, acknowledged, perhaps } in slots.take() {
                     let read = pair.read(range.start, range.len()).await.unwrap();
-                    let good = |byte| *byte == acknowledged || perhaps.contains(byte);
+                    let good = |byte: &u8| *byte == acknowledged || perhaps.contains(byte);
                     assert!(read.iter().all(good), "{what}: {range:?}, {acknowledged} {perhaps:?}");
                     pair.bytes[range].copy_from_slice(&read);
                 }
