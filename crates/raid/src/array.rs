@@ -81,12 +81,7 @@ pub struct Array {
     pub(crate) maintained: Cell<bool>,
     /// Turns over the copies of a mirror.
     pub(crate) next_copy: Cell<u8>,
-    /// Sequence of the newest volume table.
-    pub(crate) table_sequence: Cell<u64>,
-    /// Of the newest that is known to be on members.
-    pub(crate) table_known: Cell<u64>,
-    /// Every trusted member has it, or did when it went.
-    pub(crate) table_is_sure: Cell<bool>,
+    pub(crate) table: TableNotes,
     pub(crate) table_lock: Rc<RangeLock>,
     /// Bytes that are given out; what has just grown is not yet durably so.
     capacity: Cell<u64>,
@@ -104,6 +99,17 @@ pub struct Array {
     pub(crate) region_lock: Rc<RangeLock>,
     /// Where other hosts could reach the drives.
     pub(crate) lease: OnceCell<Rc<Leasehold>>,
+}
+
+/// What is known of volume tables on members.
+#[derive(Default)]
+pub(crate) struct TableNotes {
+    /// Of the newest that was written, or found.
+    pub(crate) sequence: Cell<u64>,
+    /// Of the newest that is known to be on members.
+    pub(crate) known: Cell<u64>,
+    /// Every trusted member has that, or did when it went.
+    pub(crate) is_sure: Cell<bool>,
 }
 
 /// What the members say of regions.
@@ -205,9 +211,7 @@ impl Array {
             drained: WaitList::default(),
             maintained: Cell::new(false),
             next_copy: Cell::new(0),
-            table_sequence: Cell::new(0),
-            table_known: Cell::new(0),
-            table_is_sure: Cell::new(false),
+            table: TableNotes::default(),
             table_lock: RangeLock::new(reactor, 0),
             capacity: Cell::new(given_out),
             moving: Cell::new(false),

@@ -18,13 +18,13 @@ impl Array {
     pub(crate) async fn renew_table(self: &Rc<Self>) -> Result<(), ArrayError> {
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
         let (table, _) = self.find_table().await?;
-        let is_sure = self.table_is_sure.get();
+        let is_sure = self.table.is_sure.get();
         self.write_table_locked(&table).await?;
         // Who is away has it, unless it was found on some members only.
         if !is_sure && self.members.serves_all() {
             self.members.fence_absent().await?;
         }
-        self.table_is_sure.set(is_sure || self.members.serves_all());
+        self.table.is_sure.set(is_sure || self.members.serves_all());
         Ok(())
     }
 
@@ -38,10 +38,10 @@ impl Array {
         if !everywhere && let Ok(_request) = self.begin() {
             // Who cannot take it is fenced; of an array that has failed the rest is served.
             if self.write_table_locked(&table).await.is_ok() {
-                self.table_is_sure.set(self.members.fence_absent().await.is_ok());
+                self.table.is_sure.set(self.members.fence_absent().await.is_ok());
             }
         } else if self.members.all_trusted() {
-            self.table_is_sure.set(everywhere);
+            self.table.is_sure.set(everywhere);
         }
         Ok(table)
     }
@@ -78,11 +78,11 @@ impl Array {
             oldest = oldest.min(own);
         }
         let found = newest.header.sequence.get();
-        if found < self.table_known.get() || found == 0 && !is_whole {
+        if found < self.table.known.get() || found == 0 && !is_whole {
             return Err(ArrayError::Lost);
         }
-        self.table_known.set(found);
-        self.table_sequence.set(found.max(self.table_sequence.get()));
+        self.table.known.set(found);
+        self.table.sequence.set(found.max(self.table.sequence.get()));
         Ok((newest, oldest == found))
     }
 
@@ -98,18 +98,18 @@ impl Array {
         // A trusted member that is away has missed the table, too: alone, it would show the old
         // one.
         self.members.fence_absent().await?;
-        self.table_is_sure.set(true);
+        self.table.is_sure.set(true);
         Ok(())
     }
 
     async fn write_table_locked(self: &Rc<Self>, table: &VolumeTable) -> Result<(), ArrayError> {
-        let sequence = self.table_sequence.get() + 1;
-        self.table_sequence.set(sequence);
-        self.table_is_sure.set(false);
+        let sequence = self.table.sequence.get() + 1;
+        self.table.sequence.set(sequence);
+        self.table.is_sure.set(false);
         let slot = sequence % SLOTS * VolumeTable::BYTES;
         let home = |areas: &MemberLayout| areas.volume_table.offset + slot;
         self.members.write_to_all(table, sequence, home).await?;
-        self.table_known.set(sequence);
+        self.table.known.set(sequence);
         Ok(())
     }
 }

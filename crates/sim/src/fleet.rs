@@ -189,8 +189,8 @@ impl Fleet {
         self.beyond || self.layout.survives(&held)
     }
 
-    /// Whether more drives may be away for a moment than the array bears: some are fenced by and by,
-    /// or when the first of them are back, so all others must be sound, and stay so.
+    /// Whether more drives may be away for a moment than the array bears: some are fenced by and
+    /// by, or when the first of them are back, so all others must be sound, and stay so.
     pub fn may_be_out(&self) -> bool {
         let world = self.world.borrow();
         let is_well = |index: usize| {
