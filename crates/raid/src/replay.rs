@@ -110,9 +110,10 @@ impl Findings {
         }
     }
 
-    /// Parity of the same rows in one batch.
+    /// Parity of the same rows in one batch: itself or sums of it.
     fn bands(&self) -> impl Iterator<Item = &[Piece]> {
-        self.parity.chunk_by(|a, b| (a.sequence, &a.rows) == (b.sequence, &b.rows))
+        let key = |piece: &Piece| (piece.sequence, piece.kind, piece.rows.clone());
+        self.parity.chunk_by(move |a, b| key(a) == key(b))
     }
 
     /// What parity of these rows belongs to, in order of sequence: of two for the same rows the

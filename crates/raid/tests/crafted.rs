@@ -1,0 +1,131 @@
+//! Goal: metadata that somebody made up, with right checksums, is refused or passed over; it never
+//! ends the process, and what else the drives hold stays what it was.
+//! Method: records on files in memory are changed, and their checksums with them, between a crash
+//! or a stop and a start.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod pair;
+
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+
+use ashlar_drive::drive::Drive;
+use ashlar_format::array_superblock::{ArraySuperblock, Level};
+use ashlar_format::drive_label::DriveLabel;
+use ashlar_format::journal_batch::{EntryKind, JournalBatch, ParitySum, StoredEntry};
+use ashlar_format::record::{open, payload_checksum, seal};
+use ashlar_format::units::Area;
+use ashlar_raid::array::Array;
+use ashlar_raid::error::AssembleError;
+use ashlar_raid::start::AssembleOptions;
+use ashlar_raid::status::ArrayState;
+use pair::{DRIVE_BYTES, Pair, run};
+use zerocopy::IntoBytes;
+
+const CHUNK: usize = 16 << 10;
+/// The rows that most of these entries are of.
+const ROWS: Range<usize> = 0..4096;
+
+fn drives_of(pair: &Pair) -> Vec<Rc<Drive>> {
+    pair.array.status().members.into_iter().filter_map(|member| member.drive).collect()
+}
+
+fn image(pair: &Pair, drive: &Rc<Drive>) -> Vec<u8> {
+    let mut bytes = vec![0; DRIVE_BYTES as usize];
+    pair.file(drive).read_exact_at(&mut bytes, 0).unwrap();
+    bytes
+}
+
+/// The drives as they were plugged in again.
+async fn assembled(pair: &mut Pair, drives: &[Rc<Drive>]) -> Result<(), AssembleError> {
+    let here = drives.iter().map(|drive| pair.plug_in(drive)).collect();
+    pair.array = Array::assemble(&pair.reactor, here, AssembleOptions::default()).await?;
+    Ok(())
+}
+
+/// A batch with these entries, newer than all others, is on every member after a crash.
+async fn crash_with(pair: &mut Pair, entries: &[StoredEntry], payload: &[u8]) {
+    pair.in_place().await;
+    let drives = drives_of(pair);
+    drives.iter().for_each(|drive| drive.pull());
+    let images: Vec<Vec<u8>> = drives.iter().map(|drive| image(pair, drive)).collect();
+    let sequence = 1 + images.iter().map(|image| newest_sequence(image)).max().unwrap();
+    for (drive, image) in drives.iter().zip(&images) {
+        let label: &DriveLabel = open(image, None, 0).unwrap();
+        let home = label.layout().journal.offset;
+        let mut batch = JournalBatch::blank();
+        batch.array = label.array;
+        batch.tail_sequence = sequence.into();
+        batch.entry_count = (entries.len() as u32).into();
+        batch.payload_bytes = (payload.len() as u32).into();
+        batch.payload_checksum = payload_checksum(payload).into();
+        for (stored, entry) in batch.entries.iter_mut().zip(entries) {
+            *stored = *entry;
+            if entry.kind().unwrap().is_parity() {
+                (stored.newest, stored.oldest) = (sequence.into(), sequence.into());
+            }
+        }
+        seal(&mut batch, label.header.owner, home, sequence);
+        let stored = [batch.as_bytes(), payload].concat();
+        pair.file(drive).write_all_at(&stored, home).unwrap();
+    }
+    assembled(pair, &drives).await.unwrap();
+}
+
+/// Of the batches in a member's ring, or of what its superblocks say of them.
+fn newest_sequence(image: &[u8]) -> u64 {
+    let label: &DriveLabel = open(image, None, 0).unwrap();
+    let homes = |area: Area| (area.offset..area.range().end).step_by(4096);
+    let batches = homes(label.layout().journal).filter_map(|home| {
+        let batch: &JournalBatch = open(&image[home as usize..], None, home).ok()?;
+        Some(batch.header.sequence.get())
+    });
+    let superblocks = homes(label.layout().superblocks).filter_map(|home| {
+        let superblock: &ArraySuperblock = open(&image[home as usize..], None, home).ok()?;
+        Some(superblock.journal_from.get())
+    });
+    batches.chain(superblocks).max().unwrap()
+}
+
+/// Of a RAID 5 over three drives: rows of its first stripe.
+fn entry(kind: EntryKind, position: u8, rows: Range<usize>) -> StoredEntry {
+    let mut entry = StoredEntry::new(kind, 0, position, rows.start as u32, rows.len() as u32);
+    if kind.is_parity() {
+        entry.chunks = 0b01.into();
+    }
+    entry
+}
+
+/// The array holds what it should, and its parity fits that.
+async fn is_right(pair: &mut Pair) {
+    pair.check().await;
+    pair.scrub_is_clean().await;
+    assert_eq!(pair.array.state(), ArrayState::Optimal);
+}
+
+#[test]
+fn parity_and_its_sums_for_the_same_rows_are_not_taken_for_each_other() {
+    for sums_first in [false, true] {
+        run(move |reactor| async move {
+            let mut pair = Pair::new(&reactor, Level::Raid5, 3, 512).await;
+            pair.put(0, &[3; 2 * CHUNK]).await;
+            let (data, parity) = ([66_u8; ROWS.end], [66_u8 ^ 3; ROWS.end]);
+            let sum = ParitySum::of_array(&[9; 16]);
+            let sums =
+                parity.as_chunks::<512>().0.iter().flat_map(|rows| sum.of(rows).to_le_bytes());
+            let mut both = [
+                (entry(EntryKind::Parity, 2, ROWS), parity.to_vec()),
+                (entry(EntryKind::ParitySums, 2, ROWS), sums.collect()),
+            ];
+            if sums_first {
+                both.reverse();
+            }
+            let [(first, a), (second, b)] = both;
+            let entries = [entry(EntryKind::Data, 0, ROWS), first, second];
+            crash_with(&mut pair, &entries, &[data.to_vec(), a, b].concat()).await;
+            pair.bytes[ROWS].copy_from_slice(&data);
+            is_right(&mut pair).await;
+        });
+    }
+}
