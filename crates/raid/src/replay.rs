@@ -235,7 +235,10 @@ impl Array {
         let layout = self.layout_of(piece.stripe);
         let moved = self.identity.restripe().is_some_and(|its| piece.stripe.0 < its.cursor);
         let first = piece.stripe.0;
-        let fits = piece.rows.end <= layout.chunk_bytes && first < layout.stripes;
+        // Checksums are of whole blocks.
+        let unit = self.identity.least_sector();
+        let is_whole = piece.rows.start.is_multiple_of(unit) && piece.rows.end.is_multiple_of(unit);
+        let fits = piece.rows.end <= layout.chunk_bytes && first < layout.stripes && is_whole;
         match piece.kind {
             // The superblock says whether the stripe has its new shape.
             EntryKind::Moved if !moved => {}

@@ -129,3 +129,23 @@ fn parity_and_its_sums_for_the_same_rows_are_not_taken_for_each_other() {
         });
     }
 }
+
+#[test]
+fn entries_of_parts_of_blocks_with_checksums_are_passed_over() {
+    run(|reactor| async move {
+        let mut pair = Pair::checked(&reactor, Level::Raid5, 3, 512).await;
+        pair.put(0, &[3; 2 * CHUNK]).await;
+        for rows in [512..1024, 0..512, 512..4096] {
+            crash_with(&mut pair, &[entry(EntryKind::Data, 0, rows.clone())], &[66_u8; 4096][rows])
+                .await;
+            is_right(&mut pair).await;
+        }
+        for (fill, kind) in [(67, EntryKind::Parity), (68, EntryKind::ParitySums)] {
+            let entries = [entry(EntryKind::Data, 0, ROWS), entry(kind, 2, 512..1024)];
+            let len = entries.iter().map(StoredEntry::payload_len).sum::<u32>();
+            crash_with(&mut pair, &entries, &vec![fill; len as usize]).await;
+            pair.bytes[ROWS].fill(fill);
+            is_right(&mut pair).await;
+        }
+    });
+}
