@@ -211,6 +211,7 @@ fn sealed_nonsense_is_refused() {
     assert!(refused(|s| s.member = 5.into()));
     assert!(refused(|s| s.chunk_bytes = 65535.into()));
     assert!(refused(|s| s.stripes = u64::MAX.into()));
+    assert!(refused(|s| s.region_stripes = u32::MAX.into()));
     assert!(refused(|s| s.region_stripes = 0.into()));
     assert!(refused(|s| (s.stripes, s.region_stripes) = ((1 << 30).into(), 1.into())));
     assert!(refused(|s| (s.copies, s.data_chunks) = (2, 2)));

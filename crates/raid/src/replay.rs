@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
-use ashlar_format::journal_batch::EntryKind;
+use ashlar_format::journal_batch::{EntryKind, zeroed_stripes_max};
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::join::join_all;
@@ -252,12 +252,19 @@ impl Array {
             }
             EntryKind::Data | EntryKind::Moved | EntryKind::Parity | EntryKind::ParitySums => {}
             EntryKind::Zeroes => {
-                let end = (first + u64::from(piece.rows.end)).min(layout.stripes);
-                for stripe in first..end {
+                let end = self.end_of_zeroes(&piece).unwrap_or(first);
+                for stripe in first..end.min(layout.stripes) {
                     stripes.entry(stripe).or_default().zeroed_at = Some(piece.sequence);
                 }
             }
         }
+    }
+
+    /// `None`: it says more stripes than an entry can.
+    fn end_of_zeroes(&self, piece: &Piece) -> Option<u64> {
+        let most = zeroed_stripes_max(self.identity.region_stripes());
+        let count = Some(piece.rows.end).filter(|count| *count <= most)?;
+        piece.stripe.0.checked_add(count.into())
     }
 
     /// Drops what is void, and makes parity new of which there are only sums.

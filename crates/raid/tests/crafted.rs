@@ -149,3 +149,34 @@ fn entries_of_parts_of_blocks_with_checksums_are_passed_over() {
         }
     });
 }
+
+/// Whole regions become zero with one entry: of no more stripes than one of ours.
+#[test]
+fn more_zeroes_than_one_entry_can_be_of_are_passed_over() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 3, 512).await;
+        pair.write_some(40).await;
+        for count in [1025, u32::MAX] {
+            let entry = StoredEntry::new(EntryKind::Zeroes, 0, 0, 0, count);
+            crash_with(&mut pair, &[entry], &[]).await;
+            is_right(&mut pair).await;
+        }
+        assert!(pair.bytes.iter().any(|byte| *byte != 0));
+        crash_with(&mut pair, &[StoredEntry::new(EntryKind::Zeroes, 0, 0, 0, 1024)], &[]).await;
+        pair.bytes.fill(0);
+        is_right(&mut pair).await;
+    });
+}
+
+#[test]
+fn zeroes_up_to_a_stripe_beyond_all_numbers_are_passed_over() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 3, 512).await;
+        pair.write_some(40).await;
+        for (stripe, count) in [(u64::MAX - 3, 8), (u64::MAX, 1024)] {
+            let entry = StoredEntry::new(EntryKind::Zeroes, stripe, 0, 0, count);
+            crash_with(&mut pair, &[entry], &[]).await;
+            is_right(&mut pair).await;
+        }
+    });
+}
