@@ -242,6 +242,34 @@ fn sealed_nonsense_is_refused() {
     assert!(short.check().is_err());
 }
 
+/// Maps, volume table, bad blocks and lease are read whole.
+#[test]
+fn areas_of_more_than_can_be_read_at_once_are_refused() {
+    type AreaOf = fn(&mut MemberLayout) -> &mut Area;
+    let areas: [AreaOf; 6] = [
+        |its| &mut its.dirty_map,
+        |its| &mut its.written_map,
+        |its| &mut its.volume_table,
+        |its| &mut its.missed_map,
+        |its| &mut its.bad_blocks,
+        |its| &mut its.lease,
+    ];
+    let mut roomy = label().layout();
+    for (area, number) in areas.iter().zip(1..) {
+        area(&mut roomy).offset = number << 21;
+    }
+    (roomy.journal.offset, roomy.integrity.offset) = (16 << 20, 32 << 20);
+    roomy.data.offset = 32 << 20;
+    for (index, area) in areas.iter().enumerate() {
+        for (len, fits) in [(1 << 20, true), ((1 << 20) + 4096, false), (2 << 20, false)] {
+            let mut layout = roomy;
+            area(&mut layout).len = len;
+            let label = DriveLabel::new(ARRAY, 3, 2 << 30, &layout);
+            assert_eq!(label.check().is_ok(), fits, "area {index} of {len}");
+        }
+    }
+}
+
 #[test]
 fn a_scrub_report_that_cannot_be_is_refused() {
     let refused = |change: fn(&mut ScrubReport)| {

@@ -6,6 +6,7 @@
 
 mod pair;
 
+use std::mem::offset_of;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
@@ -20,6 +21,7 @@ use ashlar_raid::array::Array;
 use ashlar_raid::error::AssembleError;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::ArrayState;
+use ashlar_reactor::buffer::BUFFER_BYTES_MAX;
 use pair::{DRIVE_BYTES, Pair, run};
 use zerocopy::IntoBytes;
 
@@ -42,6 +44,14 @@ async fn assembled(pair: &mut Pair, drives: &[Rc<Drive>]) -> Result<(), Assemble
     let here = drives.iter().map(|drive| pair.plug_in(drive)).collect();
     pair.array = Array::assemble(&pair.reactor, here, AssembleOptions::default()).await?;
     Ok(())
+}
+
+/// Changes a record's field, and its checksum with that.
+fn set(record: &mut [u8], at: usize, field: &[u8]) {
+    record[at..at + field.len()].copy_from_slice(field);
+    record[16..20].fill(0);
+    let sum = payload_checksum(record);
+    record[16..20].copy_from_slice(&sum.to_le_bytes());
 }
 
 /// A batch with these entries, newer than all others, is on every member after a crash.
@@ -177,6 +187,53 @@ fn zeroes_up_to_a_stripe_beyond_all_numbers_are_passed_over() {
             let entry = StoredEntry::new(EntryKind::Zeroes, stripe, 0, 0, count);
             crash_with(&mut pair, &[entry], &[]).await;
             is_right(&mut pair).await;
+        }
+    });
+}
+
+/// A label's areas one behind the other, one of them longer than any buffer.
+fn with_long_area(label: &DriveLabel, long: usize) -> [Area; 10] {
+    let mut areas = label.layout().areas();
+    let end = areas[9].range().end;
+    let mut at = areas[0].offset;
+    for (index, area) in areas.iter_mut().enumerate() {
+        if index == long {
+            area.len = BUFFER_BYTES_MAX as u64 + 4096;
+        }
+        area.offset = area.offset.max(at);
+        at = area.range().end;
+    }
+    areas[9].len = end - areas[9].offset;
+    areas
+}
+
+#[test]
+fn a_label_with_areas_longer_than_any_is_refused() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 3, 512).await;
+        pair.write_some(40).await;
+        let drives = drives_of(&pair);
+        pair.array.stop().await.unwrap();
+        drives.iter().for_each(|drive| drive.pull());
+        let images: Vec<Vec<u8>> = drives.iter().map(|drive| image(&pair, drive)).collect();
+        // Maps, volume table, bad blocks, lease.
+        for long in 1..=6 {
+            for (drive, image) in drives.iter().zip(&images) {
+                pair.file(drive).write_all_at(image, 0).unwrap();
+            }
+            for home in DriveLabel::homes(DRIVE_BYTES) {
+                let mut label = images[1][home as usize..][..DriveLabel::BYTES as usize].to_vec();
+                let areas = with_long_area(open(&label, None, home).unwrap(), long);
+                let stored = areas.map(|area| [area.offset.to_le_bytes(), area.len.to_le_bytes()]);
+                let at = offset_of!(DriveLabel, superblocks);
+                set(&mut label, at, stored.as_flattened().as_flattened());
+                pair.file(&drives[1]).write_all_at(&label, home).unwrap();
+            }
+            assembled(&mut pair, &drives).await.unwrap();
+            let state = ArrayState::Degraded;
+            assert_eq!(pair.array.state(), state, "area {long}: its drive is none of the array");
+            pair.check().await;
+            pair.array.stop().await.unwrap();
         }
     });
 }
