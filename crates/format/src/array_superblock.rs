@@ -335,8 +335,9 @@ impl Record for ArraySuperblock {
         if !chunk.is_power_of_two() || !(16 << 10..=1 << 20).contains(&chunk) {
             return Err(RecordError::Field("chunk size"));
         }
+        // Every group has as many stripes as the others, and one at least.
         let stripes = self.stripes.get();
-        if stripes > STRIPES_MAX {
+        if !(1..=STRIPES_MAX).contains(&stripes) || !stripes.is_multiple_of(self.groups.into()) {
             return Err(RecordError::Field("stripes"));
         }
         let region = u64::from(self.region_stripes.get());

@@ -242,6 +242,22 @@ fn sealed_nonsense_is_refused() {
     assert!(short.check().is_err());
 }
 
+/// Every group has as many: a stripe too many would be behind the data of its members.
+#[test]
+fn stripes_that_groups_cannot_share_are_refused() {
+    let mut grouped = superblock();
+    (grouped.level, grouped.groups) = (Level::Raid50 as u8, 3);
+    grouped.member_count = 15.into();
+    for index in 5..15 {
+        grouped.members[index] = StoredMember::new([1; 16], MemberState::Trusted, 0);
+    }
+    for (stripes, fits) in [(3, true), (16383, true), (16384, false), (1, false), (0, false)] {
+        grouped.stripes = stripes.into();
+        grouped.members.iter_mut().for_each(|member| member.rebuilt_stripes = 0.into());
+        assert_eq!(grouped.check().is_ok(), fits, "{stripes}");
+    }
+}
+
 /// Maps, volume table, bad blocks and lease are read whole.
 #[test]
 fn areas_of_more_than_can_be_read_at_once_are_refused() {

@@ -237,3 +237,39 @@ fn a_label_with_areas_longer_than_any_is_refused() {
         }
     });
 }
+
+/// What a start says when this is changed in all superblocks.
+fn refused(level: Level, members: usize, change: fn(&mut ArraySuperblock)) {
+    run(move |reactor| async move {
+        let mut pair = Pair::new(&reactor, level, members, 512).await;
+        pair.write_some(40).await;
+        let drives = drives_of(&pair);
+        pair.array.stop().await.unwrap();
+        drives.iter().for_each(|drive| drive.pull());
+        for drive in &drives {
+            let mut image = image(&pair, drive);
+            let label: &DriveLabel = open(&image, None, 0).unwrap();
+            let area = label.layout().superblocks;
+            for home in (area.offset..area.range().end).step_by(4096) {
+                let bytes = &mut image[home as usize..][..4096];
+                let Ok(superblock) = open::<ArraySuperblock>(bytes, None, home) else { continue };
+                let mut superblock = superblock.clone();
+                change(&mut superblock);
+                set(bytes, 0, superblock.as_bytes());
+            }
+            pair.file(drive).write_all_at(&image, 0).unwrap();
+        }
+        let refused = assembled(&mut pair, &drives).await.err();
+        assert!(matches!(refused, Some(AssembleError::NoSuperblock)), "{refused:?}");
+    });
+}
+
+#[test]
+fn an_array_without_stripes_is_refused() {
+    refused(Level::Raid5, 3, |superblock| superblock.stripes = 0.into());
+}
+
+#[test]
+fn stripes_that_its_groups_cannot_share_are_refused() {
+    refused(Level::Raid50, 6, |its| its.stripes = (its.stripes.get() + 1).into());
+}
