@@ -16,6 +16,10 @@ pub const VERSION: u16 = 4;
 pub const MEMBERS_MAX: usize = 64;
 /// Most stripes: with the smallest chunk, members of 64 TiB.
 pub const STRIPES_MAX: u64 = 1 << 32;
+/// Most stripes of a region: twice what the most stripes need, since regions double as an array
+/// grows.
+pub const REGION_STRIPES_MAX: u64 = 1 << 16;
+const _: () = assert!(REGION_STRIPES_MAX >= 2 * STRIPES_MAX.div_ceil(PAGES_MAX * REGIONS_PER_PAGE));
 /// Bytes of an array's name.
 pub const NAME_BYTES: usize = 64;
 /// Slots for superblocks on a member; generation `g` is written to slot `g % SLOTS`.
@@ -331,11 +335,15 @@ impl Record for ArraySuperblock {
         if !chunk.is_power_of_two() || !(16 << 10..=1 << 20).contains(&chunk) {
             return Err(RecordError::Field("chunk size"));
         }
-        if self.stripes.get() > STRIPES_MAX {
+        // Every group has as many stripes as the others, and one at least.
+        let stripes = self.stripes.get();
+        if !(1..=STRIPES_MAX).contains(&stripes) || !stripes.is_multiple_of(self.groups.into()) {
             return Err(RecordError::Field("stripes"));
         }
         let region = u64::from(self.region_stripes.get());
-        if region == 0 || self.stripes.get().div_ceil(region) > PAGES_MAX * REGIONS_PER_PAGE {
+        if !(1..=REGION_STRIPES_MAX).contains(&region)
+            || stripes.div_ceil(region) > PAGES_MAX * REGIONS_PER_PAGE
+        {
             return Err(RecordError::Field("stripes a region"));
         }
         for member in self.members() {

@@ -22,6 +22,9 @@ const V2_AREAS: [(u64, u64); 4] =
     [(192 << 10, 64 << 10), (576 << 10, 64 << 10), (640 << 10, 64 << 10), (704 << 10, 8 << 10)];
 /// A journal is read whole after a crash.
 pub const JOURNAL_BYTES_MAX: u64 = 1 << 30;
+/// Maps, volume table, bad blocks and lease are each read whole, and at once: no build made any of
+/// them longer than 264 KiB.
+pub const METADATA_BYTES_MAX: u64 = 1 << 20;
 
 /// A byte range of this drive, as stored.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -137,7 +140,9 @@ impl Record for DriveLabel {
             end = area.end().ok_or(RecordError::Field("an area's end"))?;
         }
         let lengths = areas.map(|area| area.len);
+        let at_once = self.layout().read_at_once();
         if lengths.iter().zip(AREA_BYTES_MIN).any(|(len, least)| *len < least)
+            || at_once.iter().any(|area| area.len > METADATA_BYTES_MAX)
             || self.layout().journal.len > JOURNAL_BYTES_MAX
         {
             return Err(RecordError::Field("length of an area"));
@@ -184,6 +189,17 @@ impl MemberLayout {
             self.journal,
             self.integrity,
             self.data,
+        ]
+    }
+
+    fn read_at_once(&self) -> [Area; 6] {
+        [
+            self.dirty_map,
+            self.written_map,
+            self.volume_table,
+            self.missed_map,
+            self.bad_blocks,
+            self.lease,
         ]
     }
 }

@@ -24,6 +24,8 @@ pub const ENTRIES_MAX: usize = 82;
 /// Parity of so many chunks of a stripe has sums in the journal; of more, it stands there itself:
 /// with three chunks lost, parity that is new in part is not always enough to tell what they held.
 pub const SUMMED_PARITY_MAX: u8 = 2;
+/// Most stripes that one entry of zeroes is of, unless a region of the array has more.
+const ZEROED_STRIPES_MAX: u32 = 1024;
 /// Rows that one sum is of: a drive writes so many, or none of them.
 pub const SUM_ROWS: u32 = 512;
 /// Bytes of a sum.
@@ -74,6 +76,11 @@ impl ParitySum {
 pub const fn ring_bytes_min(parity: u8) -> u64 {
     let wanted = 3 * reserve_bytes(parity);
     if wanted < RING_BYTES_MIN { RING_BYTES_MIN } else { wanted.next_multiple_of(1 << 20) }
+}
+
+/// Most stripes that one entry of zeroes is of, in an array with regions of so many stripes.
+pub fn zeroed_stripes_max(region_stripes: u32) -> u32 {
+    region_stripes.max(ZEROED_STRIPES_MAX)
 }
 
 /// What an entry holds. The number is on drives.

@@ -211,6 +211,7 @@ fn sealed_nonsense_is_refused() {
     assert!(refused(|s| s.member = 5.into()));
     assert!(refused(|s| s.chunk_bytes = 65535.into()));
     assert!(refused(|s| s.stripes = u64::MAX.into()));
+    assert!(refused(|s| s.region_stripes = u32::MAX.into()));
     assert!(refused(|s| s.region_stripes = 0.into()));
     assert!(refused(|s| (s.stripes, s.region_stripes) = ((1 << 30).into(), 1.into())));
     assert!(refused(|s| (s.copies, s.data_chunks) = (2, 2)));
@@ -239,6 +240,50 @@ fn sealed_nonsense_is_refused() {
     let mut short = label();
     short.drive_bytes = (1 << 20).into();
     assert!(short.check().is_err());
+}
+
+/// Every group has as many: a stripe too many would be behind the data of its members.
+#[test]
+fn stripes_that_groups_cannot_share_are_refused() {
+    let mut grouped = superblock();
+    (grouped.level, grouped.groups) = (Level::Raid50 as u8, 3);
+    grouped.member_count = 15.into();
+    for index in 5..15 {
+        grouped.members[index] = StoredMember::new([1; 16], MemberState::Trusted, 0);
+    }
+    for (stripes, fits) in [(3, true), (16383, true), (16384, false), (1, false), (0, false)] {
+        grouped.stripes = stripes.into();
+        grouped.members.iter_mut().for_each(|member| member.rebuilt_stripes = 0.into());
+        assert_eq!(grouped.check().is_ok(), fits, "{stripes}");
+    }
+}
+
+/// Maps, volume table, bad blocks and lease are read whole.
+#[test]
+fn areas_of_more_than_can_be_read_at_once_are_refused() {
+    type AreaOf = fn(&mut MemberLayout) -> &mut Area;
+    let areas: [AreaOf; 6] = [
+        |its| &mut its.dirty_map,
+        |its| &mut its.written_map,
+        |its| &mut its.volume_table,
+        |its| &mut its.missed_map,
+        |its| &mut its.bad_blocks,
+        |its| &mut its.lease,
+    ];
+    let mut roomy = label().layout();
+    for (area, number) in areas.iter().zip(1..) {
+        area(&mut roomy).offset = number << 21;
+    }
+    (roomy.journal.offset, roomy.integrity.offset) = (16 << 20, 32 << 20);
+    roomy.data.offset = 32 << 20;
+    for (index, area) in areas.iter().enumerate() {
+        for (len, fits) in [(1 << 20, true), ((1 << 20) + 4096, false), (2 << 20, false)] {
+            let mut layout = roomy;
+            area(&mut layout).len = len;
+            let label = DriveLabel::new(ARRAY, 3, 2 << 30, &layout);
+            assert_eq!(label.check().is_ok(), fits, "area {index} of {len}");
+        }
+    }
 }
 
 #[test]

@@ -25,8 +25,8 @@ use std::rc::Rc;
 
 use ashlar_format::array_superblock::{ERA_SEQUENCES_LOG2, MemberState};
 use ashlar_format::journal_batch::{
-    Division, ENTRIES_MAX, JournalBatch, PAYLOAD_BYTES_MAX, ParitySum, parity_bytes_max,
-    reserve_bytes, ring_bytes,
+    Division, ENTRIES_MAX, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, ParitySum, parity_bytes_max,
+    reserve_bytes, ring_bytes, zeroed_stripes_max,
 };
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::{Buffer, Buffers};
@@ -392,8 +392,11 @@ impl Journal {
         let oldest = self.ring.borrow().front().map_or(sequence, |batch| batch.sequence);
         batch.tail_sequence = oldest.into();
         let mut payload = Buffers::default();
+        let zeroed_max = zeroed_stripes_max(self.identity.region_stripes());
         for (stored, entry) in batch.entries.iter_mut().zip(entries) {
             *stored = entry.stored();
+            // After a crash a longer one would be passed over.
+            assert!(stored.kind() != Ok(EntryKind::Zeroes) || stored.len.get() <= zeroed_max);
             entry.payload().into_iter().for_each(|bytes| payload.push(bytes.clone()));
         }
         batch.entry_count = u32::try_from(entries.len()).expect("asserted to be few").into();

@@ -22,7 +22,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use ashlar_drive::error::DriveError;
-use ashlar_format::journal_batch::EntryKind;
+use ashlar_format::journal_batch::{EntryKind, zeroed_stripes_max};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::join::join_all;
@@ -116,9 +116,10 @@ impl Findings {
         }
     }
 
-    /// Parity of the same rows in one batch.
+    /// Parity of the same rows in one batch: itself or sums of it.
     fn bands(&self) -> impl Iterator<Item = &[Piece]> {
-        self.parity.chunk_by(|a, b| (a.sequence, &a.rows) == (b.sequence, &b.rows))
+        let key = |piece: &Piece| (piece.sequence, piece.kind, piece.rows.clone());
+        self.parity.chunk_by(move |a, b| key(a) == key(b))
     }
 
     /// What parity of these rows belongs to, in order of sequence: of two for the same rows the
@@ -244,7 +245,10 @@ impl Array {
         let layout = self.layout_of(piece.stripe);
         let moved = self.identity.restripe().is_some_and(|its| piece.stripe.0 < its.cursor);
         let first = piece.stripe.0;
-        let fits = piece.rows.end <= layout.chunk_bytes && first < layout.stripes;
+        // Checksums are of whole blocks.
+        let unit = self.identity.least_sector();
+        let is_whole = piece.rows.start.is_multiple_of(unit) && piece.rows.end.is_multiple_of(unit);
+        let fits = piece.rows.end <= layout.chunk_bytes && first < layout.stripes && is_whole;
         match piece.kind {
             // The superblock says whether the stripe has its new shape.
             EntryKind::Moved if !moved => {}
@@ -258,8 +262,8 @@ impl Array {
             }
             EntryKind::Data | EntryKind::Moved | EntryKind::Parity | EntryKind::ParitySums => {}
             EntryKind::Zeroes => {
-                let end = (first + u64::from(piece.rows.end)).min(layout.stripes);
-                for stripe in first..end {
+                let end = self.end_of_zeroes(&piece).unwrap_or(first);
+                for stripe in first..end.min(layout.stripes) {
                     stripes.entry(stripe).or_default().zeroed_at = Some(piece.sequence);
                 }
             }
@@ -288,6 +292,13 @@ impl Array {
                 stripes.range_mut(run).for_each(|(_, findings)| findings.is_zero = true);
             }
         }
+    }
+
+    /// `None`: it says more stripes than an entry can.
+    fn end_of_zeroes(&self, piece: &Piece) -> Option<u64> {
+        let most = zeroed_stripes_max(self.identity.region_stripes());
+        let count = Some(piece.rows.end).filter(|count| *count <= most)?;
+        piece.stripe.0.checked_add(count.into())
     }
 
     /// Drops what is void, and makes parity new of which there are only sums.
