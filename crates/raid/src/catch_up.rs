@@ -79,12 +79,7 @@ impl Array {
         if now.state == MemberState::Stale && now.catches_up {
             self.catch_up(index, drive, areas).await?;
         }
-        let is_back = self.member(index)?.keeps_metadata().is_some();
-        if is_back {
-            // What could not be put in place may be by now: who needs room for more can wait.
-            self.journal.set_stuck(None);
-        }
-        Ok(is_back)
+        Ok(self.member(index)?.keeps_metadata().is_some())
     }
 
     /// Gives a member its own drive, which has come back. Unlike [`Array::replace_member`] it
@@ -162,6 +157,10 @@ impl Array {
         drive: &Rc<Drive>,
         areas: MemberLayout,
     ) -> Result<(), ChangeError> {
+        let mut with = self.members.list().clone();
+        (with[index.index()].drive, with[index.index()].areas) = (Some(drive.clone()), areas);
+        let voided = self.journal.void_on(&with, index.index()).await;
+        voided.map_err(|error| ChangeError::Drive { drive: drive.name().into(), error })?;
         let change = self.members.change(index, |member| {
             // Since its label was read it may have been fenced, or another drive put in its place.
             let same = member.drive_uuid == old.drive_uuid && member.alive().is_none();
@@ -171,6 +170,8 @@ impl Array {
             }
         });
         change.await?;
+        // What could not be put in place may be by now: who needs room for more can wait.
+        self.journal.set_stuck(None);
         self.renew_metadata().await?;
         Ok(())
     }
@@ -218,6 +219,7 @@ impl Array {
             }
         });
         changed.await?;
+        self.journal.set_stuck(None);
         if let Err(error) = self.renew_metadata().await {
             self.members.change(index, Member::become_stale).await?;
             return Err(error.into());

@@ -23,6 +23,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
+use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ERA_SEQUENCES_LOG2, MemberState};
 use ashlar_format::journal_batch::{
     Division, ENTRIES_MAX, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, ParitySum, parity_bytes_max,
@@ -133,6 +134,8 @@ pub(crate) struct Journal {
     /// Counts everything that somebody may wait for.
     changes: Cell<u64>,
     pub(crate) changed: WaitList,
+    /// Batches that are void, and may be whole on members that were away then.
+    half_void: RefCell<Vec<u64>>,
 }
 
 impl Journal {
@@ -172,6 +175,7 @@ impl Journal {
             stuck: Cell::new(None),
             changes: Cell::new(0),
             changed: WaitList::default(),
+            half_void: RefCell::default(),
         })
     }
 
@@ -218,6 +222,9 @@ impl Journal {
 
     /// Writes one batch of all their entries; `None` if the ring has no room for it.
     async fn write_taken(&self, taken: &mut [Waiting]) -> Option<Result<u64, ArrayError>> {
+        if self.has_failed() {
+            return Some(Err(ArrayError::Lost));
+        }
         let payload = taken.iter().map(|waiting| waiting.payload).sum();
         let (sequence, hold) = self.enter(payload, Class::New(payload))?;
         let entries = taken.iter_mut().flat_map(|waiting| std::mem::take(&mut waiting.entries));
@@ -282,8 +289,7 @@ impl Journal {
         entries: &[Entry],
         class: Class,
     ) -> Option<Result<(u64, Hold), ArrayError>> {
-        if self.is_nowhere() {
-            // Waiting for room would be for ever.
+        if self.has_failed() {
             return Some(Err(ArrayError::Lost));
         }
         let (sequence, hold) = self.enter(payload_bytes(entries), class)?;
@@ -366,17 +372,45 @@ impl Journal {
     }
 
     /// Empties a batch whose caller hears of an error: what it says must not come true after a
-    /// crash. Members that cannot be written do not keep the caller from hearing.
+    /// crash. Members that cannot be written do not keep the caller from hearing; those that come
+    /// back are given it then (`void_on`).
     pub(crate) async fn void(&self, sequence: u64) {
-        let Some((at, _)) = self.place_of(sequence) else { return };
-        let parts = self.compose(&[], sequence, None);
         // Nobody knows any more which members it went to.
-        let targets: Vec<Target> = {
-            let list = self.members.list();
-            let end = at + parts.ring_bytes();
-            (0..list.len()).filter_map(|index| Target::of(&list, index, list.len(), end)).collect()
-        };
-        join_all(targets.iter().map(|target| parts.write(target, at, sequence))).await;
+        let list = self.members.list().clone();
+        let voided = (0..list.len()).map(|index| self.void_at(sequence, &list, index));
+        if join_all(voided).await.iter().any(Result::is_err) {
+            self.half_void.borrow_mut().push(sequence);
+        }
+    }
+
+    /// Before a member serves that comes back: what was voided without it is void there, durably.
+    /// `list`: with it.
+    pub(crate) async fn void_on(&self, list: &[Member], index: usize) -> Result<(), DriveError> {
+        // Others are forgotten, and what came later says so.
+        self.half_void.borrow_mut().retain(|sequence| self.place_of(*sequence).is_some());
+        let half_void = self.half_void.borrow().clone();
+        for sequence in &half_void {
+            self.void_at(*sequence, list, index).await?;
+        }
+        match list[index].keeps_metadata().filter(|_| !half_void.is_empty()) {
+            Some(drive) => drive.flush().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn void_at(
+        &self,
+        sequence: u64,
+        list: &[Member],
+        index: usize,
+    ) -> Result<(), DriveError> {
+        let Some((at, _)) = self.place_of(sequence) else { return Ok(()) };
+        let parts = self.compose(&[], sequence, None);
+        match Target::of(list, index, list.len(), at + parts.ring_bytes()) {
+            Some(target) => parts.write(&target, at, sequence).await,
+            None if list[index].state == MemberState::Trusted => Err(DriveError::Gone),
+            None => Ok(()),
+        }
     }
 
     /// Where a batch stands in the ring, and how it is divided.
@@ -461,6 +495,12 @@ impl Journal {
         };
         let trusted = smallest(&|its| its.state == MemberState::Trusted && its.drive.is_some());
         trusted.or_else(|| smallest(&|its| its.keeps_metadata().is_some())).unwrap_or(0)
+    }
+
+    /// Members that are here cannot stand for the others: a batch would be void, and its place gone
+    /// until all before it is in place.
+    fn has_failed(&self) -> bool {
+        !self.members.all_trusted() && !self.members.survives_without(&[])
     }
 
     /// No member is left to have a batch.

@@ -11,6 +11,7 @@ use ashlar_format::array_superblock::{
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
+use ashlar_format::volume_table::VolumeTable;
 use ashlar_reactor::executor::Reactor;
 
 use crate::array::{Array, StoredMaps};
@@ -104,7 +105,7 @@ impl Array {
 
     async fn write_metadata(self: &Rc<Self>, list: &[Member]) -> Result<(), ChangeError> {
         self.write_maps().await?;
-        self.write_table(&*self.read_table().await?).await?;
+        self.write_table(&VolumeTable::empty(self.uuid())).await?;
         self.members.save().await?;
         // Labels last: before them there is no array.
         for (index, member) in list.iter().enumerate() {

@@ -18,8 +18,12 @@ impl Array {
     pub(crate) async fn renew_table(self: &Rc<Self>) -> Result<(), ArrayError> {
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
         let (table, _) = self.find_table().await?;
-        let is_sure = self.table.is_sure.get();
+        let (is_sure, known) = (self.table.is_sure.get(), self.table.known.get());
         self.write_table_locked(&table).await?;
+        if is_sure && !self.members.serves_all() {
+            // Others have the same by an older number, and may be here next without this one.
+            self.table.known.set(known);
+        }
         // Who is away has it, unless it was found on some members only.
         if !is_sure && self.members.serves_all() {
             self.members.fence_absent().await?;
@@ -46,44 +50,59 @@ impl Array {
         Ok(table)
     }
 
-    /// Also: whether all members have it. An error: there is one, for all that is known, and it
-    /// cannot be read. (An empty one would be taken for it.)
+    /// Also: whether all members have it. An error: there is a newer one, for all that is known,
+    /// and it cannot be read.
     async fn find_table(self: &Rc<Self>) -> Result<(Box<VolumeTable>, bool), ArrayError> {
-        let members = self.members.keepers();
-        if members.is_empty() {
-            return Err(ArrayError::Lost);
-        }
         let mut newest = VolumeTable::empty(self.uuid());
-        let (mut oldest, mut is_whole) = (u64::MAX, true);
-        for Keeper { drive, drive_uuid, areas, .. } in members {
-            let mut own = 0;
-            for slot in 0..SLOTS {
-                let home = areas.volume_table.offset + slot * VolumeTable::BYTES;
-                let read = label::read_bytes(&self.reactor, &drive, home, VolumeTable::BYTES);
-                let Ok(bytes) = read.await else {
-                    is_whole = false;
-                    continue;
+        let (mut oldest, mut highest, mut is_whole) = (u64::MAX, 0, false);
+        for keeper in self.members.keepers() {
+            let (tables, is_all) = self.tables_of(&keeper).await;
+            let own = tables.iter().map(|table| table.header.sequence.get()).max().unwrap_or(0);
+            oldest = oldest.min(own);
+            highest = own.max(highest);
+            // What another has, nobody may ever have heard of.
+            if self.members.list()[keeper.index.index()].is_whole() {
+                is_whole |= is_all;
+                let newer = |table: &&Box<VolumeTable>| {
+                    table.header.sequence.get() > newest.header.sequence.get()
                 };
-                let Ok(table) = record::open::<VolumeTable>(&bytes, Some(drive_uuid), home) else {
-                    continue;
-                };
-                if table.array != self.uuid() {
-                    continue;
-                }
-                own = table.header.sequence.get().max(own);
-                if table.header.sequence.get() > newest.header.sequence.get() {
+                if let Some(table) = tables.iter().rfind(newer) {
                     newest.as_mut_bytes().copy_from_slice(table.as_bytes());
                 }
             }
-            oldest = oldest.min(own);
         }
-        let found = newest.header.sequence.get();
-        if found < self.table.known.get() || found == 0 && !is_whole {
+        let (found, known) = (newest.header.sequence.get(), self.table.known.get());
+        // Whoever is believed has the newest: it is among these if one shows all that it has.
+        let is_newest = is_whole || known > 0 || found > 0 && !self.layout().is_redundant();
+        if found < known || !is_newest {
             return Err(ArrayError::Lost);
         }
         self.table.known.set(found);
-        self.table.sequence.set(found.max(self.table.sequence.get()));
+        self.table.sequence.set(highest.max(self.table.sequence.get()));
         Ok((newest, oldest == found))
+    }
+
+    /// Those that a member has, the newest last; and whether that is all.
+    async fn tables_of(&self, keeper: &Keeper) -> (Vec<Box<VolumeTable>>, bool) {
+        let Keeper { drive, drive_uuid, areas, .. } = keeper;
+        let (mut tables, mut is_all) = (Vec::new(), true);
+        for slot in 0..SLOTS {
+            let home = areas.volume_table.offset + slot * VolumeTable::BYTES;
+            let read = label::read_bytes(&self.reactor, drive, home, VolumeTable::BYTES).await;
+            let Ok(bytes) = read else {
+                is_all = false;
+                continue;
+            };
+            if let Ok(table) = record::open::<VolumeTable>(&bytes, Some(*drive_uuid), home)
+                && table.array == self.uuid()
+            {
+                let mut own = VolumeTable::empty(self.uuid());
+                own.as_mut_bytes().copy_from_slice(table.as_bytes());
+                tables.push(own);
+            }
+        }
+        tables.sort_by_key(|table| table.header.sequence.get());
+        (tables, is_all)
     }
 
     /// Makes a table durable on every member. Not of an array that has failed as a whole: members
