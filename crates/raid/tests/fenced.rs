@@ -14,7 +14,9 @@ use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::label;
+use ashlar_raid::lease::Host;
 use ashlar_raid::settings::SettingsChange;
+use ashlar_raid::start::ArraySpec;
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use pair::{DRIVE_BYTES, Pair, run_on};
@@ -165,8 +167,10 @@ fn a_drive_that_was_pulled_while_it_got_a_superblock_is_not_believed() {
 fn a_member_that_answers_no_more_is_done_without() {
     run(|reactor, steer| async move {
         for policy in [Policy::Journal, Policy::Bitmap] {
-            let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
-            pair.array.set_policy(policy).await.unwrap();
+            // Its lease shows that the others take writes, which all wait for this one.
+            let host = Some(Host::new([7; 16], "here"));
+            let spec = ArraySpec { host, policy: Some(policy), ..Pair::spec(Level::Raid5) };
+            let mut pair = Pair::made(&reactor, &spec, &[DRIVE_BYTES; 4], 512).await;
             pair.write_some(40).await;
             pair.in_place().await;
             let file = address(pair.file(&drive_of(&pair)));
