@@ -22,7 +22,7 @@ const GRACE_SHARE: u32 = 8;
 /// An array whose drives have the usual time to answer has to write to each of them more often than
 /// that: those that do not write say nothing about one that is silent.
 pub const WRITES_WITHIN: Duration =
-    Duration::from_millis(ANSWER_WITHIN.as_millis() as u64 * 6 / GRACE_SHARE as u64);
+    ANSWER_WITHIN.checked_div(GRACE_SHARE).expect("not zero").saturating_mul(GRACE_SHARE - GRACES);
 
 impl Drive {
     pub(crate) fn be_watched(self: &Rc<Self>) {

@@ -63,10 +63,7 @@ impl Array {
             // What another has, nobody may ever have heard of.
             if self.members.list()[keeper.index.index()].is_whole() {
                 is_whole |= is_all;
-                let newer = |table: &&Box<VolumeTable>| {
-                    table.header.sequence.get() > newest.header.sequence.get()
-                };
-                if let Some(table) = tables.iter().rfind(newer) {
+                if let Some(table) = tables.last().filter(|_| own > newest.header.sequence.get()) {
                     newest.as_mut_bytes().copy_from_slice(table.as_bytes());
                 }
             }
