@@ -650,7 +650,7 @@ impl UnderWay {
     }
 
     /// What the caller hears of an outcome; `None`: try again.
-    pub(crate) fn judge(&self, outcome: Outcome, took: Duration) -> Option<Result<(), DriveError>> {
+    fn judge(&self, outcome: Outcome, took: Duration) -> Option<Result<(), DriveError>> {
         let error = match outcome {
             _ if self.asked.is_answered_by(outcome) => {
                 self.drive.good_answer(self.asked, took);

@@ -140,7 +140,8 @@ impl Record for DriveLabel {
             end = area.end().ok_or(RecordError::Field("an area's end"))?;
         }
         let lengths = areas.map(|area| area.len);
-        let at_once = self.layout().read_at_once();
+        // All but superblocks, journal, checksums and data.
+        let [_, at_once @ .., _, _, _] = areas;
         if lengths.iter().zip(AREA_BYTES_MIN).any(|(len, least)| *len < least)
             || at_once.iter().any(|area| area.len > METADATA_BYTES_MAX)
             || self.layout().journal.len > JOURNAL_BYTES_MAX
@@ -189,17 +190,6 @@ impl MemberLayout {
             self.journal,
             self.integrity,
             self.data,
-        ]
-    }
-
-    fn read_at_once(&self) -> [Area; 6] {
-        [
-            self.dirty_map,
-            self.written_map,
-            self.volume_table,
-            self.missed_map,
-            self.bad_blocks,
-            self.lease,
         ]
     }
 }

@@ -22,7 +22,7 @@ use ashlar_format::units::{Area, MemberIndex};
 use crate::array::Array;
 use crate::assemble::newest_superblock;
 use crate::error::{ArrayError, ChangeError};
-use crate::label;
+use crate::label::{self, Label};
 use crate::members::{Member, generation_low};
 
 /// What a drive is to the member whose place it shall have.
@@ -107,20 +107,24 @@ impl Array {
         old: &Member,
         drive: &Rc<Drive>,
     ) -> ChangeError {
-        match label::read(&self.reactor, drive).await {
-            Ok(Some(its)) if its.array == self.uuid() && its.drive_uuid == old.drive_uuid => {
-                // A superblock was on its way when it went, perhaps.
+        match self.own_label(old, drive).await {
+            // A superblock was on its way when it went, perhaps.
+            Some(_) => {
                 waits_for_start(drive, "it may have been used elsewhere, and is needed as it is")
             }
-            Ok(_) | Err(_) => ChangeError::MemberNeeded(index),
+            None => ChangeError::MemberNeeded(index),
         }
     }
 
+    /// The drive's label, if it is the member's own.
+    async fn own_label(&self, old: &Member, drive: &Rc<Drive>) -> Option<Label> {
+        let label = label::read(&self.reactor, drive).await.ok()??;
+        let is_own = label.array == self.uuid() && label.drive_uuid == old.drive_uuid;
+        is_own.then_some(label)
+    }
+
     async fn kinship(&self, old: &Member, drive: &Rc<Drive>) -> Kinship {
-        let Ok(Some(label)) = label::read(&self.reactor, drive).await else { return Kinship::None };
-        if label.array != self.uuid() || label.drive_uuid != old.drive_uuid {
-            return Kinship::None;
-        }
+        let Some(label) = self.own_label(old, drive).await else { return Kinship::None };
         let lease = match self.lease.get() {
             Some(lease) => lease.compare(drive, &label).await,
             None => Ordering::Less,

@@ -222,7 +222,8 @@ impl Journal {
 
     /// Writes one batch of all their entries; `None` if the ring has no room for it.
     async fn write_taken(&self, taken: &mut [Waiting]) -> Option<Result<u64, ArrayError>> {
-        if self.has_failed() {
+        if !self.members.serves_all() {
+            // It would be void, and its place gone until all before it is in place.
             return Some(Err(ArrayError::Lost));
         }
         let payload = taken.iter().map(|waiting| waiting.payload).sum();
@@ -289,7 +290,8 @@ impl Journal {
         entries: &[Entry],
         class: Class,
     ) -> Option<Result<(u64, Hold), ArrayError>> {
-        if self.has_failed() {
+        if !self.members.serves_all() {
+            // As above; and there may never be room.
             return Some(Err(ArrayError::Lost));
         }
         let (sequence, hold) = self.enter(payload_bytes(entries), class)?;
@@ -495,12 +497,6 @@ impl Journal {
         };
         let trusted = smallest(&|its| its.state == MemberState::Trusted && its.drive.is_some());
         trusted.or_else(|| smallest(&|its| its.keeps_metadata().is_some())).unwrap_or(0)
-    }
-
-    /// Members that are here cannot stand for the others: a batch would be void, and its place gone
-    /// until all before it is in place.
-    fn has_failed(&self) -> bool {
-        !self.members.all_trusted() && !self.members.survives_without(&[])
     }
 
     /// No member is left to have a batch.

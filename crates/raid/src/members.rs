@@ -368,9 +368,7 @@ impl Members {
 
     /// Whether all blocks of all stripes can be served.
     pub fn serves_all(&self) -> bool {
-        let list = self.list.borrow();
-        let whole: Vec<bool> = list.iter().map(Member::is_whole).collect();
-        self.identity.layout().survives(&whole)
+        self.all_trusted() || self.survives_without(&[])
     }
 
     pub fn all_trusted(&self) -> bool {

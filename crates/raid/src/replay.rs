@@ -44,6 +44,9 @@ mod parity;
 use found::Found;
 pub(crate) use found::LeftBatches;
 
+/// Stripes that are zeroed in one operation.
+const STRIPES_AT_ONCE: u64 = 1024;
+
 /// What a batch says of rows of one position. Of zeroes: `rows` counts stripes from `stripe`.
 #[derive(Clone)]
 struct Piece {
@@ -71,9 +74,6 @@ impl Piece {
         Piece { rows: rows.clone(), bytes: None, ..self.clone() }
     }
 }
-
-/// Stripes that are zeroed in one operation.
-const STRIPES_AT_ONCE: u64 = 1024;
 
 /// All that is found of one stripe, oldest first.
 #[derive(Default)]
@@ -118,8 +118,9 @@ impl Findings {
 
     /// Parity of the same rows in one batch: itself or sums of it.
     fn bands(&self) -> impl Iterator<Item = &[Piece]> {
-        let key = |piece: &Piece| (piece.sequence, piece.kind, piece.rows.clone());
-        self.parity.chunk_by(move |a, b| key(a) == key(b))
+        let is_same =
+            |a: &Piece, b: &Piece| (a.sequence, a.kind, &a.rows) == (b.sequence, b.kind, &b.rows);
+        self.parity.chunk_by(is_same)
     }
 
     /// What parity of these rows belongs to, in order of sequence: of two for the same rows the

@@ -57,7 +57,7 @@ impl Array {
         let (mut oldest, mut highest, mut is_whole) = (u64::MAX, 0, false);
         for keeper in self.members.keepers() {
             let (tables, is_all) = self.tables_of(&keeper).await;
-            let own = tables.iter().map(|table| table.header.sequence.get()).max().unwrap_or(0);
+            let own = tables.last().map_or(0, |table| table.header.sequence.get());
             oldest = oldest.min(own);
             highest = own.max(highest);
             // What another has, nobody may ever have heard of.

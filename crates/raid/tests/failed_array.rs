@@ -343,6 +343,20 @@ fn what_only_one_drive_would_know_is_not_acknowledged() {
     });
 }
 
+/// The first member is away and known to be, and one chunk of each of so many stripes waits in the
+/// journal: parity of some of them is on any other member.
+async fn one_is_behind(pair: &mut Pair, stripes: usize) {
+    pull(pair, &[0]);
+    pair.put(0, &[1; 512]).await;
+    pair.in_place().await;
+    assert_eq!(state(pair, 0), MemberState::Stale);
+    let stripe = pair.array.stripe_bytes() as usize;
+    for at in 0..stripes {
+        let new = vec![at as u8 + 100; 4096];
+        pair.put(at * stripe + at % 3 * (16 << 10), &new).await;
+    }
+}
+
 /// One member is known to be behind, acknowledged data waits in the journal, and a second goes: it
 /// has all that the first lacks.
 #[test]
@@ -351,16 +365,7 @@ fn what_waits_in_the_journal_fences_no_member_that_is_needed() {
         for turn in 0..3 {
             let mut pair = filled(&reactor, &kind(Level::Raid5, 4, Policy::Journal, &[])).await;
             let drives = drives(&pair);
-            pull(&pair, &[0]);
-            let stripe = pair.array.stripe_bytes() as usize;
-            pair.put(0, &[1; 512]).await;
-            pair.in_place().await;
-            assert_eq!(state(&pair, 0), MemberState::Stale);
-            // Of each stripe one chunk: parity of some of them is on the second member.
-            for at in 0..16 {
-                let new = vec![at as u8 + 100; 4096];
-                pair.put(at * stripe + at % 3 * (16 << 10), &new).await;
-            }
+            one_is_behind(&mut pair, 16).await;
             pair.array.flush().await.unwrap();
             pull(&pair, &[2]);
             for _ in 0..3 {
@@ -415,15 +420,8 @@ fn what_is_stored_in_part_fences_no_member_that_is_needed() {
     run_steered(|reactor, steer| async move {
         let mut pair = filled(&reactor, &kind(Level::Raid5, 4, Policy::Journal, &[])).await;
         let drives = drives(&pair);
-        pull(&pair, &[0]);
-        let stripe = pair.array.stripe_bytes() as usize;
-        pair.put(0, &[1; 512]).await;
-        pair.in_place().await;
+        one_is_behind(&mut pair, 8).await;
         let (file, data) = (address(pair.file(&drives[2])), label::plan(DRIVE_BYTES, 1).unwrap());
-        for at in 0..8 {
-            let new = vec![at as u8 + 100; 4096];
-            pair.put(at * stripe + at % 3 * (16 << 10), &new).await;
-        }
         steer.set(move |its, op| match offset(op) {
             Some(at) if its == file && is_write(op) && at >= data.data.offset => Fate::Fails,
             _ => Fate::Passes,

@@ -205,6 +205,7 @@ fn silence(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
         let over = life.world.borrow().silent_until_ns + WAKING_NS_MAX;
         // One at a time: those of the last one answer first.
         if life.world.borrow().now_ns() >= over {
+            // No draw of its own: others are what they were.
             let frozen = long % 2 == 1;
             let what = if frozen { "takes writes" } else { "answers" };
             life.note(|| format!("no drive {what} for {} ms", long / 1_000_000));

@@ -561,6 +561,7 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         working: Cell::new(0),
         waiting: WaitList::default(),
         outage: Cell::default(),
+        outages_begun: Cell::default(),
         covered: seedling.covered.clone(),
     });
     match phase {

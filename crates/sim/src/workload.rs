@@ -53,18 +53,25 @@ pub struct Life {
     pub working: Cell<usize>,
     pub waiting: WaitList,
     pub outage: Cell<Outage>,
+    /// So many have begun.
+    pub outages_begun: Cell<u64>,
     /// The journal covers all writes of this life.
     pub covered: Rc<Cell<bool>>,
 }
 
 /// More drives are away than the array bears (see `outage`).
+///
+/// ```text
+/// None ──► UnderWay ──all were taken back──► None
+///             └──some were refused──► WaitsForStart
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outage {
-    /// So many have begun.
-    begun: u64,
-    /// One is under way; or it is over, and the array has to be started for its drives.
-    is_on: bool,
-    waits_for_start: bool,
+pub enum Outage {
+    #[default]
+    None,
+    UnderWay,
+    /// The drives are back, and the array has to be stopped and started for them.
+    WaitsForStart,
 }
 
 /// What is known when a request begins.
@@ -89,11 +96,11 @@ impl Life {
     }
 
     pub fn outages(&self) -> u64 {
-        self.outage.get().begun
+        self.outages_begun.get()
     }
 
     pub fn is_out(&self) -> bool {
-        self.outage.get().is_on
+        self.outage.get() != Outage::None
     }
 
     /// Whether there was an outage in a time that began when there had been so many.
@@ -102,22 +109,21 @@ impl Life {
     }
 
     pub fn outage_begins(&self) {
-        let begun = self.outages() + 1;
-        self.outage.set(Outage { begun, is_on: true, waits_for_start: false });
+        self.outage.set(Outage::UnderWay);
+        self.outages_begun.set(self.outages() + 1);
         self.world.borrow_mut().outages.begun += 1;
     }
 
     /// The drives are back, or (`is_over` false) can be with a start.
     pub fn outage_ends(&self, is_over: bool) {
-        let begun = self.outages();
-        self.outage.set(Outage { begun, is_on: !is_over, waits_for_start: !is_over });
+        self.outage.set(if is_over { Outage::None } else { Outage::WaitsForStart });
         self.world.borrow_mut().outages.healed += u64::from(is_over);
         self.waiting.wake_all(&self.reactor);
     }
 
     /// Whether the array has to be stopped, as well as it can be, and started.
     pub fn waits_for_start(&self) -> bool {
-        self.outage.get().waits_for_start
+        self.outage.get() == Outage::WaitsForStart
     }
 
     fn is_unsure(&self, offset: u64, len: u64) -> bool {
@@ -323,7 +329,7 @@ impl Life {
     /// Waits until all workers have ended, and an outage that is under way.
     pub async fn workers_ended(&self) {
         self.waiting.until(&self.reactor, || self.working.get() == 0).await;
-        let is_over = || !self.is_out() || self.waits_for_start();
+        let is_over = || self.outage.get() != Outage::UnderWay;
         self.waiting.until(&self.reactor, is_over).await;
     }
 

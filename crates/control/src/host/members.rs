@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::units::MemberIndex;
+use ashlar_raid::array::Array;
 use ashlar_raid::error::ChangeError;
 use ashlar_raid::label::plan_for;
 use uuid::Uuid;
@@ -19,27 +20,33 @@ use crate::snapshot::{ArraySnapshot, MemberSnapshot};
 impl Host {
     /// Takes a member's drive away from its array.
     pub(super) async fn pull(&self, array: Uuid, member: u8) -> Answer<()> {
-        let running = self.look(|state| state.arrays.get(&array).copied());
-        let Some(running) = running else { return Ok(()) };
-        let pulled = self
-            .on_array(running, async move |_, pool| pool.array().pull_member(MemberIndex(member)));
-        pulled.await?.map_err(|error| translate::change(&error))
+        self.pull_that(array, move |_| Some(MemberIndex(member))).await
     }
 
     /// Takes a drive away from the array that has it, whatever else is being done there.
     pub(super) async fn pull_drive(&self, drive: &str) -> Answer<()> {
-        let running = self.look(|state| {
-            let (array, _) = state.drives.get(drive)?.used_by?;
-            state.arrays.get(&array).copied()
-        });
-        let Some(running) = running else { return Ok(()) };
+        let user = self.look(|state| state.drives.get(drive).and_then(|its| its.used_by));
+        let Some((array, _)) = user else { return Ok(()) };
         let name = drive.to_owned();
-        let pulled = self.on_array(running, async move |_, pool| {
-            let array = pool.array();
+        let has_it = move |array: &Array| {
             let is_it = |its: &Rc<Drive>| its.name() == name;
             let members = array.status().members;
-            let member = members.iter().position(|its| its.drive.as_ref().is_some_and(is_it));
-            member.map_or(Ok(()), |member| array.pull_member(MemberIndex::new(member)))
+            let index = members.iter().position(|its| its.drive.as_ref().is_some_and(is_it));
+            index.map(MemberIndex::new)
+        };
+        self.pull_that(array, has_it).await
+    }
+
+    async fn pull_that(
+        &self,
+        array: Uuid,
+        which: impl FnOnce(&Array) -> Option<MemberIndex> + Send + 'static,
+    ) -> Answer<()> {
+        let running = self.look(|state| state.arrays.get(&array).copied());
+        let Some(running) = running else { return Ok(()) };
+        let pulled = self.on_array(running, async move |_, pool| {
+            let array = pool.array();
+            which(array).map_or(Ok(()), |member| array.pull_member(member))
         });
         pulled.await?.map_err(|error| translate::change(&error))
     }
