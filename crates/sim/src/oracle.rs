@@ -6,6 +6,10 @@
 //! revives dead entries, unless a flush was acknowledged that had been submitted after they died.
 //! A crash of the process only ends what was in flight.
 //!
+//! A write whose caller heard of an error while more drives were away than the array bears is
+//! *unsettled*: that it is void, only those drives know that were there. Until the others are back,
+//! any end of the process may be the end of those, too, and revives it.
+//!
 //! Where several entries are possible and none is in flight, the first read decides: the others
 //! die. (Only a flush makes that durable, too: a read alone makes nothing so.)
 //!
@@ -54,11 +58,18 @@ struct Entry {
     dead: Option<Moment>,
     /// Dead durably: a power cut does not revive it.
     gone: bool,
+    unsettled: bool,
 }
 
 impl Entry {
-    const INITIAL: Entry =
-        Entry { version: 0, submitted: BEGINNING, ended: Some(BEGINNING), dead: None, gone: false };
+    const INITIAL: Entry = Entry {
+        version: 0,
+        submitted: BEGINNING,
+        ended: Some(BEGINNING),
+        dead: None,
+        gone: false,
+        unsettled: false,
+    };
 }
 
 /// A write of which all sectors are there after a restart, or none.
@@ -155,7 +166,7 @@ impl Oracle {
         let version = if zeroes { 0 } else { self.next_id + 1 };
         let ticket = self.ticket(offset, len, version);
         let submitted = ticket.began;
-        let entry = Entry { version, submitted, ended: None, dead: None, gone: false };
+        let entry = Entry { version, submitted, ended: None, ..Entry::INITIAL };
         for sector in ticket.first..ticket.first + ticket.count {
             let (group, index) = place(sector);
             if self.groups.len() <= group {
@@ -236,17 +247,30 @@ impl Oracle {
             for entry in entries.iter_mut() {
                 if entry.submitted == ticket.began && entry.ended.is_none() {
                     entry.ended = Some(now);
-                } else if acknowledged
-                    && entry.dead.is_none()
-                    && entry.ended.is_some_and(|ended| ended < ticket.began)
-                {
-                    entry.dead = Some(now);
+                } else if acknowledged && entry.ended.is_some_and(|ended| ended < ticket.began) {
+                    entry.dead.get_or_insert(now);
+                    entry.unsettled = false;
                 }
             }
         }
         if acknowledged {
             self.dying.push_back((now, ticket.first, ticket.count));
         }
+    }
+
+    /// The write that was just answered with an error is unsettled.
+    pub fn is_unsettled(&mut self, ticket: &Ticket) {
+        for sector in ticket.first..ticket.first + ticket.count {
+            let entries = self.entries(sector).into_iter().flatten();
+            for entry in entries.filter(|entry| entry.submitted == ticket.began) {
+                entry.unsettled = true;
+            }
+        }
+    }
+
+    /// All drives that the array needs are there, and know what is void.
+    pub fn settled(&mut self) {
+        self.all_entries().flatten().for_each(|entry| entry.unsettled = false);
     }
 
     pub fn flush_begins(&mut self) -> Moment {
@@ -263,7 +287,7 @@ impl Oracle {
             for sector in first..first + count {
                 let Some(entries) = self.entries(sector) else { continue };
                 entries.retain(|entry| {
-                    entry.gone |= entry.dead.is_some_and(|dead| dead < began);
+                    entry.gone |= !entry.unsettled && entry.dead.is_some_and(|dead| dead < began);
                     !entry.gone || entry.dead.is_some_and(|dead| dead >= oldest_read)
                 });
             }
@@ -443,6 +467,9 @@ impl Oracle {
         self.atomic.values_mut().for_each(|atomic| atomic.restarted = true);
         for entry in self.all_entries().flatten() {
             entry.ended.get_or_insert(now);
+            if entry.unsettled {
+                entry.dead = None;
+            }
         }
     }
 }
@@ -463,6 +490,32 @@ mod tests {
     fn read(oracle: &mut Oracle, sector: &Sector) -> bool {
         let ticket = oracle.read_begins(0, 512);
         oracle.read_ends(&ticket, std::iter::once(sector)).is_ok()
+    }
+
+    #[test]
+    fn an_unsettled_write_comes_back_with_a_crash_unless_something_newer_was_acknowledged() {
+        for (is_settled, newer) in [(false, false), (true, false), (false, true)] {
+            let mut oracle = Oracle::new(5);
+            let (ticket, sector) = write(&mut oracle, false);
+            oracle.write_ends(&ticket, false);
+            oracle.is_unsettled(&ticket);
+            assert!(read(&mut oracle, &ZEROES));
+            assert!(!read(&mut oracle, &sector), "a read decides until a crash");
+            let mut now = ZEROES;
+            if newer {
+                let (ticket, sector) = write(&mut oracle, false);
+                oracle.write_ends(&ticket, true);
+                now = sector;
+            }
+            if is_settled {
+                oracle.settled();
+            }
+            let began = oracle.flush_begins();
+            oracle.flush_ends(began);
+            oracle.process_crash();
+            assert_eq!(read(&mut oracle, &sector), !is_settled && !newer);
+            assert!(read(&mut oracle, &now) || (!is_settled && !newer));
+        }
     }
 
     #[test]

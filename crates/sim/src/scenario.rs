@@ -544,6 +544,7 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
     let status = array.status();
     seedling.fleet.borrow_mut().refresh(&status);
     seedling.covered.set(is_covered(&seedling.plan, &status));
+    seedling.oracle.borrow_mut().settled();
     let life = Rc::new(Life {
         impaired_seen: Cell::new(seedling.fleet.borrow().any_impaired() || !status.bad.is_empty()),
         ends_suddenly: matches!(phase, Phase::Safety(ending) if ending != Ending::CleanStop),

@@ -117,7 +117,10 @@ impl Life {
     /// The drives are back, or (`is_over` false) can be with a start.
     pub fn outage_ends(&self, is_over: bool) {
         self.outage.set(if is_over { Outage::None } else { Outage::WaitsForStart });
-        self.world.borrow_mut().outages.healed += u64::from(is_over);
+        if is_over {
+            self.world.borrow_mut().outages.healed += 1;
+            self.oracle.borrow_mut().settled();
+        }
         self.waiting.wake_all(&self.reactor);
     }
 
@@ -226,6 +229,9 @@ impl Life {
             self.may_differ(offset, len);
         }
         self.oracle.borrow_mut().write_ends(&ticket, good);
+        if !good && self.is_out() {
+            self.oracle.borrow_mut().is_unsettled(&ticket);
+        }
         if atomic && u64::from(self.plan.sector_bytes()) > SECTOR {
             // Who writes a part of a sector from now on brings along what this one wrote beside it.
             self.oracle.borrow_mut().may_be_split(&ticket);
@@ -288,7 +294,8 @@ impl Life {
         self.note(|| format!("discard {offset} +{len}"));
         let result = self.volume.discard(offset, len).await;
         let good = self.judge("discard", &before, offset, len, result);
-        if !good {
+        if !good || self.was_out(before.outages) {
+            // It is a hint, and good also if only some drives took it.
             self.may_differ(offset, len);
         }
         if let Some(ticket) = inner {
