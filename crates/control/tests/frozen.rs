@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod daemon;
+#[path = "../../reactor/tests/mounted/mod.rs"]
 mod mounted;
 
 use std::fs::File;

@@ -7,10 +7,12 @@
 
 mod daemon;
 
-use std::path::Path;
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::process::Command;
 
 use daemon::Daemon;
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 const MEMBERS: usize = 4;
 /// LOOP_GET_STATUS64 and LOOP_SET_STATUS64 (linux/loop.h); the offset is the fourth field.
@@ -33,8 +35,14 @@ fn losetup(arguments: &[&str]) -> Option<String> {
 struct Loop(String);
 
 impl Loop {
-    fn on(file: &Path) -> Option<Loop> {
-        losetup(&["--find", "--show", "--direct-io=on", file.to_str().unwrap()]).map(Loop)
+    /// Its file cannot grow: where the device begins later, there would be room for a write.
+    fn new() -> Option<Loop> {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = File::from(memfd_create("drive", flags).unwrap());
+        file.set_len(daemon::DRIVE_BYTES).unwrap();
+        fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+        let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+        losetup(&["--find", "--show", "--direct-io=on", &path]).map(Loop)
     }
 
     /// From one moment to the next it has no bytes any more: it begins where its file ends.
@@ -58,8 +66,7 @@ fn writes(daemon: &Daemon) -> u64 {
 fn no_guest_notices_that_a_block_device_was_taken_out() {
     for policy in ["journal", "bitmap"] {
         let daemon = Daemon::start();
-        let files: Vec<_> = (0..MEMBERS).map(|i| daemon.make_drive(&format!("d{i}"))).collect();
-        let devices: Option<Vec<Loop>> = files.iter().map(|file| Loop::on(file)).collect();
+        let devices: Option<Vec<Loop>> = (0..MEMBERS).map(|_| Loop::new()).collect();
         let Some(devices) = devices else {
             return daemon::not_tried("`losetup` makes no block device here: it takes root");
         };

@@ -6,6 +6,10 @@ use crate::op::Errno;
 
 /// Entries of a submission ring; more operations wait.
 const ENTRIES: u32 = 1024;
+/// How many of its threads the kernel lets do what cannot be done without waiting, for one reactor.
+/// Each waits for one operation: were they few (four a CPU, unless it is told), what one file
+/// system keeps waiting would hold up the drives of all others.
+const WORKERS: u32 = ENTRIES;
 /// How long the kernel's thread looks for submissions before it sleeps, in milliseconds.
 const THREAD_IDLE_MS: u32 = 10;
 
@@ -144,7 +148,10 @@ fn setup<S: squeue::EntryMarker, C: cqueue::EntryMarker>(
             Flag::Iopoll => builder.setup_iopoll(),
         };
     }
-    builder.build(ENTRIES)
+    let ring = builder.build(ENTRIES)?;
+    // Linux 5.15. The second number is of those that may wait for ever; 0 leaves it as it is.
+    let _ = ring.submitter().register_iowq_max_workers(&mut [WORKERS, 0]);
+    Ok(ring)
 }
 
 /// Without it there is no sleep that ends at a given moment.
