@@ -233,13 +233,13 @@ impl Array {
         let Some(written) = self.journal_window(entries).await? else { return Ok(false) };
         self.move_cursor(restripe, window.end, written).await?;
         drop(stripes);
-        self.put_in_place(window).await?;
+        self.put_in_place().await?;
         Ok(true)
     }
 
     /// Step 4. Others have to wait until it is done, unless the array has failed. Until there is
     /// space again they wait in any case: no member is worse for that.
-    async fn put_in_place(self: &Rc<Self>, window: Range<u64>) -> Result<(), ArrayError> {
+    async fn put_in_place(self: &Rc<Self>) -> Result<(), ArrayError> {
         let mut patience = None;
         loop {
             let Err(error) = self.drain_journal().await else { return Ok(()) };
@@ -250,8 +250,8 @@ impl Array {
             if self.is_stopping() {
                 return Err(error);
             }
+            // What is pending of them, or torn, is the whole of them: nothing beside it is needed.
             if self.state() == ArrayState::Failed {
-                window.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
                 return Err(error);
             }
             if now >= until {
