@@ -110,6 +110,7 @@ impl Life {
 
     pub fn outage_begins(&self) {
         self.outage.set(Outage::UnderWay);
+        self.impaired_seen.set(true);
         self.outages_begun.set(self.outages() + 1);
         self.world.borrow_mut().outages.begun += 1;
     }
