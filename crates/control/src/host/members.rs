@@ -206,35 +206,59 @@ impl Host {
         let _change = self.begin().await?;
         let running = self.running_array(name)?;
         let before = self.snapshot(running).await?;
-        let (mut members, mut notes, mut refused) = (Vec::new(), Vec::new(), None);
-        for member in before.members.iter().filter(|member| !member.is_present()) {
-            let index = member.index;
-            match self.take_back(running, member).await {
-                Ok(Some(drive)) => {
-                    tracing::info!(array = name, member = index, drive, "member taken back");
-                    members.push(index);
-                }
-                Ok(None) => notes.push(format!(
-                    "member {index} has no drive: attach it again, or use `ashlar array replace \
-                     {name} --member {index} --new DRIVE`"
-                )),
-                Err(refusal) => {
-                    notes.push(format!("member {index}: {}", refusal.line()));
-                    refused.get_or_insert(refusal);
-                }
-            }
-        }
+        let (mut members, notes, refused) = self.take_all_back(running, name, &before).await;
         members.extend(self.take_up_rebuilds(running, &before).await?);
         self.after_members_changed(running.uuid).await?;
         let array = self.show_array_by_uuid(running.uuid).await?;
         let rebuilding = array.members.iter().any(|its| its.state == MemberState::Rebuilding);
         if members.is_empty() && !rebuilding && !notes.is_empty() {
-            return Err(refused.unwrap_or_else(|| {
+            let several = || {
                 Refusal::conflict(format!("nothing of array {name} can be rebuilt now"))
                     .fix(notes.join("; "))
-            }));
+            };
+            return Err(refused.filter(|_| notes.len() == 1).unwrap_or_else(several));
         }
         Ok(RebuildStarted { members, notes, array })
+    }
+
+    /// Takes back all members that were away and whose drives are there: which they are, what to
+    /// know of the others, and why one of them was refused.
+    async fn take_all_back(
+        &self,
+        running: Running,
+        name: &str,
+        before: &ArraySnapshot,
+    ) -> (Vec<u8>, Vec<String>, Option<Refusal>) {
+        let mut taken = Vec::new();
+        let mut away: Vec<_> = before.members.iter().filter(|its| !its.is_present()).collect();
+        loop {
+            let (mut notes, mut refused, mut left) = (Vec::new(), None, Vec::new());
+            let count = taken.len();
+            for member in away {
+                let index = member.index;
+                match self.take_back(running, member).await {
+                    Ok(Some(drive)) => {
+                        tracing::info!(array = name, member = index, drive, "member taken back");
+                        taken.push(index);
+                        continue;
+                    }
+                    Ok(None) => notes.push(format!(
+                        "member {index} has no drive: attach it again, or use `ashlar array \
+                         replace {name} --member {index} --new DRIVE`"
+                    )),
+                    Err(refusal) => {
+                        notes.push(format!("member {index}: {}", refusal.line()));
+                        refused.get_or_insert(refusal);
+                    }
+                }
+                left.push(member);
+            }
+            // One that is back may be what others lacked.
+            if taken.len() == count || left.is_empty() {
+                return (taken, notes, refused);
+            }
+            away = left;
+        }
     }
 
     /// Starts the rebuild of members that missed something and whose drive answers; those members.
