@@ -21,13 +21,23 @@ class EngineError(Exception):
 
 
 class Engine:
-    def __init__(self, binary: Path, directory: Path, socket: Path, cores: str, log: Path, trace):
+    def __init__(
+        self,
+        binary: Path,
+        directory: Path,
+        socket: Path,
+        cores: str,
+        log: Path,
+        trace,
+        options: list[str] = (),  # of the daemon
+    ):
         self.binary = binary
         self.directory = directory
         self.socket = socket
         self.cores = cores
         self.log = log
         self.trace = trace  # where each command and its answer is written down
+        self.options = list(options)
         self.daemon: subprocess.Popen | None = None
 
     # The daemon
@@ -39,7 +49,7 @@ class Engine:
     def spawn(self) -> None:
         command = [
             str(self.binary), "serve", "--state", str(self.directory), "--socket", str(self.socket),
-            "--cores", self.cores,
+            "--cores", self.cores, *self.options,
         ]  # fmt: skip
         with open(self.log, "ab") as log:
             self.daemon = child.start(command, stdout=log, stderr=log)

@@ -12,6 +12,9 @@ come back: QEMU connects again, and the guest's requests wait for it.
 A guest that runs can be saved to a file, and started from it any number of times, each in a second
 or two: `Vm(…, saved=file)`. Disks under test come to such a guest later, by `plug`.
 
+One with `movable=True` goes on in another QEMU, while it runs, on other sockets of the same disks:
+`vm.move_to(sockets)`.
+
 Commands run over virtio-serial ports (`guest/agent.sh`), each port one command at a time, so up to
 COMMANDS_MAX run at once. One more port is kept for ending the commands of the others. The channels
 are socket pairs made here: no port numbers, no files, nothing to clean up.
@@ -20,11 +23,13 @@ Invariant: when `close` (or the `with` block) is over, QEMU is gone, however it 
 """
 
 import base64
+import contextlib
 import json
 import os
 import queue
 import re
 import secrets
+import select
 import shlex
 import shutil
 import socket
@@ -49,8 +54,12 @@ BOOTS_MAX = 3
 KVM_BOOT_SECONDS_MAX = 15  # 1 to 2 where KVM works; where it does not, some guests hang for ever
 RECONNECT_SECONDS = 1
 POLL_SECONDS = 0.02
+LOOK_SECONDS = 1  # between two looks whether a guest that says nothing is still there
 FIRST_PROGRAM = b"the first program of the guest runs"  # as guest/initramfs.sh says
 SAVE_BYTES_PER_SEC = 8 << 30  # as fast as it goes: nobody waits for this guest
+# Of a guest that is moved: as fast as it goes, and its last second is enough under emulation.
+MOVING = {"max-bandwidth": SAVE_BYTES_PER_SEC, "downtime-limit": 1000}
+COPYING_BYTES_PER_SEC = 1 << 20  # of a move that never ends
 OUTPUT_BYTES_MAX = 256 << 20
 FETCH_SECONDS_MAX = 1800  # 12 MB/s were seen under emulation on a busy machine
 
@@ -101,6 +110,8 @@ class Vm:
         saved: Path | None = None,  # goes on from there; made by `save` of a Vm with these options
         slots: int = 0,  # for disks to `plug`
         huge_pages: bool = False,  # of 2 MiB; the host has to have them to spare
+        movable: bool = False,
+        qemu: str = QEMU,
     ):
         self.image = image
         self.vhost_sockets = [str(path) for path in vhost_sockets]
@@ -114,6 +125,9 @@ class Vm:
         self.saved = saved
         self.slots = slots
         self.huge_pages = huge_pages
+        self.movable = movable
+        self.program = qemu
+        self.far_ports: list[socket.socket] = []  # of one that is movable: for the next QEMU
         self.qemu: subprocess.Popen | None = None
         self.boot_seconds: float | None = None
 
@@ -135,24 +149,28 @@ class Vm:
             self.accel = working_accel(self.image)
         self.launched = time.monotonic()
         self.log_begins = self.log.stat().st_size if self.log.is_file() else 0
-        pairs = [socket.socketpair() for _ in range(COMMANDS_MAX + 2)]
-        far_ends = [far.fileno() for _, far in pairs]
+        pairs = [socket.socketpair() for _ in range(COMMANDS_MAX + 1)]
+        self.far_ports = [far for _, far in pairs]
+        try:
+            self.qemu, self.qmp_channel = self.launch_qemu([])
+        finally:
+            if not self.movable:
+                for far in self.far_ports:
+                    far.close()
+        self.control, *self.free_ports = [Port(near, self) for near, _ in pairs]
+
+    def launch_qemu(self, options: list[str]) -> tuple[subprocess.Popen, "Qmp"]:
+        near, far = socket.socketpair()
+        ends = [end.fileno() for end in [far, *self.far_ports]]
+        command = self.command_line(ends) + options
         try:
             with open(self.log, "ab") as log:
-                self.qemu = child.start(
-                    self.command_line(far_ends),
-                    pass_fds=far_ends,
-                    stdout=log,
-                    stderr=subprocess.PIPE,
-                )
+                qemu = child.start(command, pass_fds=ends, stdout=log, stderr=subprocess.PIPE)
         except FileNotFoundError:
-            raise VmError(f"{QEMU} is missing: run scripts/install.sh demo") from None
+            raise VmError(f"{self.program} is missing: run scripts/install.sh demo") from None
         finally:
-            for _, far in pairs:
-                far.close()
-        near = [near for near, _ in pairs]
-        self.qmp_channel = Qmp(near[0])
-        self.control, *self.free_ports = [Port(end, self) for end in near[1:]]
+            far.close()
+        return qemu, Qmp(near)
 
     def wait_up(self, seconds: float = BOOT_SECONDS_MAX) -> "Vm":
         """Until the guest takes commands, `seconds` after it was launched at the latest."""
@@ -198,7 +216,7 @@ class Vm:
         accel = "kvm" if self.accel == "kvm" else "tcg,thread=multi"
         pages = ",hugetlb=on,hugetlbsize=2M" if self.huge_pages else ""
         command = [
-            QEMU, "-nodefaults", "-no-user-config", "-no-reboot", "-nographic",
+            self.program, "-nodefaults", "-no-user-config", "-no-reboot", "-nographic",
             "-machine", "q35", "-accel", accel, "-cpu", CPU[self.accel],
             "-smp", str(self.cpus), "-m", self.memory,
             "-object", f"memory-backend-memfd,id=memory,size={self.memory},share=on{pages}",
@@ -303,6 +321,70 @@ class Vm:
             time.sleep(POLL_SECONDS)
         self.close()
 
+    def move_to(self, vhost_sockets: list[str | Path], seconds: float = 120) -> float:
+        """Goes on in another QEMU with its disks there. How long the guest stood still for that, in
+        seconds and as far as QEMU knows: its disks may come later."""
+        with self.incoming(vhost_sockets, []) as (channel, there, qmp_there):
+            self.qmp("migrate-set-parameters", **MOVING)
+            self.qmp("migrate", uri=channel)
+            found = self.wait_migrate("completed", seconds)
+            deadline = time.monotonic() + seconds
+            while qmp_there.call("query-status", {})["status"] != "running":
+                if there.poll() is not None or time.monotonic() > deadline:
+                    raise VmError("the guest does not run where it was moved to")
+                time.sleep(POLL_SECONDS)
+            left, self.qemu, self.qmp_channel = self.qemu, there, qmp_there
+            child.kill(left)
+            self.vhost_sockets = [str(path) for path in vhost_sockets]
+        return found["downtime"] / 1000
+
+    def fail_to_move(self, vhost_sockets: list[str | Path], when: str, seconds: float = 120) -> None:
+        """Begins to move, and goes on here: given up while memory is copied ("copying"), when the
+        guest was stopped for the rest of it ("stopped"), or before it ran there ("moved")."""
+        copying = {"max-bandwidth": COPYING_BYTES_PER_SEC} if when == "copying" else MOVING
+        with self.incoming(vhost_sockets, ["-S"]) as (channel, _, _):
+            self.pause_before_switchover(when == "stopped")
+            self.qmp("migrate-set-parameters", **copying)
+            self.qmp("migrate", uri=channel)
+            status = {"copying": "active", "stopped": "pre-switchover", "moved": "completed"}[when]
+            self.wait_migrate(status, seconds)
+            if when != "moved":
+                self.qmp("migrate_cancel")
+                self.wait_migrate("cancelled", seconds)
+                self.pause_before_switchover(False)
+        if when == "moved":
+            self.qmp("cont")
+
+    def pause_before_switchover(self, wanted: bool) -> None:
+        capability = {"capability": "pause-before-switchover", "state": wanted}
+        self.qmp("migrate-set-capabilities", capabilities=[capability])
+
+    @contextlib.contextmanager
+    def incoming(self, vhost_sockets: list[str | Path], options: list[str]):
+        """Another QEMU that waits for the guest: where, its process and its monitor. It is ended
+        again, unless it has become this guest's."""
+        assert self.movable and not self.saved
+        channel = self.log.with_name(f"move-{secrets.token_hex(4)}.sock")
+        here, self.vhost_sockets = self.vhost_sockets, [str(path) for path in vhost_sockets]
+        try:
+            there, monitor = self.launch_qemu(["-incoming", f"unix:{channel}", *options])
+        finally:
+            self.vhost_sockets = here
+        try:
+            monitor.call("query-status", {})  # it has connected to its disks, and listens
+            yield f"unix:{channel}", there, monitor
+        finally:
+            if self.qemu is not there:
+                child.kill(there)
+
+    def wait_migrate(self, wanted: str, seconds: float) -> dict:
+        deadline = time.monotonic() + seconds
+        while (found := self.qmp("query-migrate")).get("status") != wanted:
+            if found.get("status") == "failed" or time.monotonic() > deadline:
+                raise VmError(f"the guest does not move, it is not {wanted}: {found}")
+            time.sleep(POLL_SECONDS)
+        return found
+
     @property
     def running(self) -> bool:
         return self.qemu is not None and self.qemu.poll() is None
@@ -327,6 +409,8 @@ class Vm:
     def close(self) -> None:
         if self.qemu is not None:
             child.kill(self.qemu)
+        for far in self.far_ports:
+            far.close()
 
     def complaint(self) -> str:
         """Why there is no guest, in QEMU's words or the console's."""
@@ -366,6 +450,16 @@ class Port:
         except OSError:
             raise VmError("the guest is gone") from None
 
+    def wait_bytes(self) -> bytes:
+        """Some, or none if the guest is gone. Of one that is movable the channel outlives its QEMU."""
+        try:
+            while not select.select([self.end], [], [], LOOK_SECONDS)[0]:
+                if self.vm.movable and self.vm.qemu.poll() is not None:
+                    return b""
+            return self.end.recv(1 << 16)
+        except (OSError, ValueError):  # closed here meanwhile
+            return b""
+
     def receive(self, nonce: str, on_bytes: Callable[[bytes], None]) -> int | None:
         """Hands on what comes until the end line; the status in it, or None if the guest is gone.
 
@@ -374,10 +468,7 @@ class Port:
         end_line = re.compile(rb"\x1e" + nonce.encode() + rb" (\d+)\n")
         held = b""
         while True:
-            try:
-                more = self.end.recv(1 << 16)
-            except OSError:
-                more = b""
+            more = self.wait_bytes()
             if not more:
                 on_bytes(held)
                 return None

@@ -4,6 +4,7 @@
 #   scripts/install.sh build    compiler, linker, and the Rust that rust-toolchain.toml names
 #   scripts/install.sh demo     QEMU, and what makes the guest
 #   scripts/install.sh test     what the tests and the checks need on top of both
+#   scripts/install.sh qemu     a QEMU that moves guests under emulation, in the cache directory
 #   scripts/install.sh lab      what studies measure with and against, and the command ashlar-lab
 #
 # For Debian 12 and Ubuntu 24.04, as root or with sudo. Takes a minute or two the first time.
@@ -15,22 +16,26 @@ export DEBIAN_FRONTEND=noninteractive
 
 RUSTUP_INSTALLER=https://static.rust-lang.org/rustup/rustup-init.sh
 CARGO_DENY_VERSION=0.20.2
+BACKPORTS="http://deb.debian.org/debian bookworm-backports main"
+DEBIAN_KEYRING=/usr/share/keyrings/debian-archive-keyring.gpg
 
 packages_build="ca-certificates curl gcc libc6-dev"
 packages_demo="debian-archive-keyring e2fsprogs gpg kmod mmdebstrap python3 qemu-system-x86 zstd"
 packages_lab="btrfs-progs fio fonts-dejavu-core libharfbuzz-subset0 libpangoft2-1.0-0 mount
               postgresql procps python3-venv qemu-utils util-linux xfsprogs"
+packages_qemu="qemu-system-common qemu-system-data qemu-system-x86"
 packages_test="e2fsprogs fio git iproute2 libnbd-bin mount qemu-utils util-linux"
 
 main() {
-    [ $# -gt 0 ] || fail "say what for: build, demo, test or lab"
+    [ $# -gt 0 ] || fail "say what for: build, demo, test, qemu or lab"
     for group in "$@"; do
         case $group in
             build) packages $packages_build; rust ;;
             demo) packages $packages_demo ;;
             test) packages $packages_build $packages_demo $packages_test; rust; cargo_deny ;;
+            qemu) packages $packages_demo; newer_qemu ;;
             lab) without_server packages $packages_demo $packages_lab; lab_command ;;
-            *) fail "there is no group $group: build, demo, test or lab" ;;
+            *) fail "there is no group $group: build, demo, test, qemu or lab" ;;
         esac
     done
 }
@@ -97,6 +102,32 @@ as_root() {
     else
         sudo env DEBIAN_FRONTEND=noninteractive "$@"
     fi
+}
+
+# Of Debian's backports, beside the installed one and with its libraries: it is unpacked only.
+newer_qemu() {
+    mkdir -p "${ASHLAR_CACHE:-.cache}"
+    home=$(cd "${ASHLAR_CACHE:-.cache}" && pwd)/qemu
+    [ ! -x "$home/usr/bin/qemu-system-x86_64" ] || return 0
+    echo "fetching a newer QEMU, for guests that are moved under emulation"
+    work=$(mktemp -d "$home.XXXXXX")
+    trap 'rm -rf "$work"' EXIT
+    trap 'exit 1' INT TERM
+    mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$work/debs" "$work/root"
+    echo "deb [arch=amd64 signed-by=$DEBIAN_KEYRING] $BACKPORTS" >"$work/sources.list"
+    apt="apt-get -qq -o Dir::Etc::SourceList=$work/sources.list -o Dir::Etc::SourceParts=/dev/null
+         -o Dir::State::Lists=$work/lists -o Dir::Cache=$work/cache -o APT::Sandbox::User=
+         -o Acquire::Retries=2 -o Acquire::http::Timeout=30"
+    # Without its lists apt says nothing of a mirror that cannot be reached.
+    $apt update >/dev/null 2>&1 || true
+    ls "$work"/lists/*Packages* >/dev/null 2>&1 || fail "Debian's backports cannot be reached"
+    (cd "$work/debs" && quietly $apt download $packages_qemu)
+    for file in "$work"/debs/*.deb; do
+        quietly dpkg-deb -x "$file" "$work/root"
+    done
+    quietly "$work/root/usr/bin/qemu-system-x86_64" --version
+    # Another one may have been as fast.
+    [ -d "$home" ] || mv -T "$work/root" "$home"
 }
 
 rust() {

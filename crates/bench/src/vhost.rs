@@ -278,6 +278,7 @@ impl BackEnd {
             queues_max: spec.queues,
             serial: "bench".into(),
             limits: RateLimits::new(Rates::default()),
+            since: 0,
         };
         let export = VhostExport::start(parts, export)?;
         let _directory = directory;

@@ -32,6 +32,13 @@ pub struct Done {
     pub notes: Vec<String>,
 }
 
+/// Whether something is wanted.
+#[derive(Clone, Copy, Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub struct On {
+    pub on: bool,
+}
+
 /// How hard to try.
 #[derive(Clone, Copy, Debug, Default, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]

@@ -28,9 +28,10 @@ const LOCK: &str = "lock";
 /// What went wrong with drives: no daemon needs it to start anything.
 const HISTORIES: &str = "drives.json";
 /// Raised when an older daemon could not make sense of the file.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 /// Read, too: it has no spares. Before 3 there are no epochs, and exports do not know which volume
-/// they mean by its name; before 5 all of them are of one kind; before 6 nobody has a secret.
+/// they mean by its name; before 5 all of them are of one kind; before 6 nobody has a secret;
+/// before 7 no array is here on demand.
 const VERSION_OLDEST: u32 = 1;
 
 /// Older ones have a consent to overwrite it, which is passed over: it went by the name.
@@ -55,8 +56,14 @@ pub struct KnownArray {
     /// generation says nothing: the array may have gone on without it.
     #[serde(default)]
     pub current: BTreeSet<Uuid>,
+    /// The epoch with which it came here: no other host has had it since.
+    #[serde(default)]
+    pub since: u64,
     /// Whether it shall run.
     pub started: bool,
+    /// And if so, only while a guest needs it.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub on_demand: bool,
     /// Name of the drive that each member had last.
     #[serde(default)]
     pub drives: BTreeMap<u8, String>,
@@ -76,6 +83,18 @@ impl KnownArray {
     }
 }
 
+fn is_not(it: &bool) -> bool {
+    !it
+}
+
+/// What front ends ask of a disk, also while its array is away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KnownDisk {
+    pub bytes: u64,
+    pub discard_bytes: u64,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KnownExport {
@@ -90,6 +109,9 @@ pub struct KnownExport {
     pub cores: Option<Vec<usize>>,
     #[serde(default)]
     pub limits: ExportLimits,
+    /// As it was when its array was here last; `None`: it never was since before version 7.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk: Option<KnownDisk>,
 }
 
 /// Older ones have a consent, as drives have.
@@ -331,7 +353,16 @@ mod tests {
         let drives = BTreeMap::from([(0, "d0".to_owned()), (1, "r0".to_owned())]);
         let current = BTreeSet::from([array]);
         let (name, generation, epoch) = ("main".into(), 9, 3);
-        let known = KnownArray { name, generation, epoch, current, started: true, drives };
+        let known = KnownArray {
+            name,
+            generation,
+            epoch,
+            current,
+            since: 2,
+            started: true,
+            on_demand: true,
+            drives,
+        };
         catalog.arrays.insert(array, known);
         catalog.spares.insert("r0".into(), KnownSpare { array: Some(array) });
         let socket = "/run/ashlar/export/vm1.sock".into();
@@ -342,6 +373,7 @@ mod tests {
             front: Front::VhostUserBlk { socket, queues: 4 },
             cores: None,
             limits: ExportLimits { read_iops: Some(1000), ..ExportLimits::default() },
+            disk: Some(KnownDisk { bytes: 1 << 30, discard_bytes: 192 << 10 }),
         };
         catalog.exports.insert("vm1".into(), export);
         catalog
@@ -399,9 +431,9 @@ mod tests {
             let refusal = directory.load().unwrap_err();
             assert!(refusal.fix.unwrap().contains("--scan"), "{text:?}");
         }
-        let newer = r#"{"version":7,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
+        let newer = r#"{"version":8,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
         std::fs::write(scratch.path().join(FILE), newer).unwrap();
-        assert!(directory.load().unwrap_err().error.contains("version 7"));
+        assert!(directory.load().unwrap_err().error.contains("version 8"));
         let older = r#"{"version":1,"drives":{},"arrays":{},"exports":{}}"#;
         std::fs::write(scratch.path().join(FILE), older).unwrap();
         assert_eq!(directory.load(), Ok(Catalog::default()));
@@ -421,6 +453,25 @@ mod tests {
         std::fs::write(scratch.path().join(FILE), older.to_string()).unwrap();
         let mut kept = filled();
         kept.exports.get_mut("vm1").unwrap().limits = ExportLimits::default();
+        assert_eq!(directory.load(), Ok(kept));
+    }
+
+    /// As the version before this one wrote it: its arrays stay where they are.
+    #[test]
+    fn no_array_of_an_older_catalog_is_on_demand() {
+        let scratch = tempfile::tempdir().unwrap();
+        let directory = StateDirectory::open(scratch.path()).unwrap();
+        let mut older = serde_json::to_value(filled()).unwrap();
+        older["version"] = 6.into();
+        let arrays = older["arrays"].as_object_mut().unwrap();
+        arrays.values_mut().for_each(|its| drop(its.as_object_mut().unwrap().remove("on_demand")));
+        let arrays = older["arrays"].as_object_mut().unwrap();
+        arrays.values_mut().for_each(|its| drop(its.as_object_mut().unwrap().remove("since")));
+        older["exports"]["vm1"].as_object_mut().unwrap().remove("disk");
+        std::fs::write(scratch.path().join(FILE), older.to_string()).unwrap();
+        let mut kept = filled();
+        kept.arrays.values_mut().for_each(|its| (its.on_demand, its.since) = (false, 0));
+        kept.exports.values_mut().for_each(|its| its.disk = None);
         assert_eq!(directory.load(), Ok(kept));
     }
 

@@ -19,6 +19,7 @@ use uuid::Uuid;
 
 use crate::catalog::StateDirectory;
 use crate::handover::{self, FORMAT, Handover};
+use crate::host::on_demand::Followers;
 use crate::host::{Host, Seen, WATCH_INTERVAL};
 use crate::refusal::{Answer, Refusal};
 use crate::topology::parse_cpus;
@@ -99,6 +100,8 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     let router = server::router(host.clone());
     let server = tokio::spawn(connections::serve(listener, router, stop_server));
     let watcher = tokio::spawn(keep_watch(host.clone()));
+    // Not aborted: it ends by itself when the host stops, and not in the middle of a change.
+    tokio::spawn(follow_guests(host.clone()));
     tracing::info!(socket = %path.display(), state = %settings.state.display(), "serving");
     tell_supervisor("READY=1");
     let wanted = tokio::select! {
@@ -155,6 +158,14 @@ async fn keep_watch(host: Arc<Host>) {
     loop {
         ticks.tick().await;
         host.watch(&mut seen).await;
+    }
+}
+
+async fn follow_guests(host: Arc<Host>) {
+    let mut followers = Followers::default();
+    loop {
+        host.follow_guests(&mut followers);
+        tokio::time::sleep(WATCH_INTERVAL).await;
     }
 }
 

@@ -16,6 +16,7 @@ mod exports;
 mod grow;
 mod histories;
 mod members;
+pub mod on_demand;
 mod restore;
 pub mod settings;
 mod show;
@@ -146,13 +147,17 @@ struct State {
     /// Since when members of running arrays are away.
     away: BTreeMap<(Uuid, u8), Instant>,
     exports: BTreeMap<String, Serving>,
+    /// Exports of arrays on demand that are away.
+    waiting: BTreeMap<String, Served>,
     /// Exports that could not be started, and why.
     down: BTreeMap<String, Refusal>,
-    /// Exports that the process before has left, until they are taken up.
+    /// Exports that the process before has left, or that waited, until they are taken up.
     handed: BTreeMap<String, Handed<OwnedFd>>,
     upgrades: Upgrades,
     histories: Histories,
     stopping: bool,
+    /// And the next process goes on at once, as the same host.
+    upgrading: bool,
 }
 
 pub struct Host {
@@ -316,6 +321,10 @@ impl Host {
         found.map_err(|why| match why {
             Some(why) => Refusal::conflict(format!("array {name} does not run: {}", why.error))
                 .fix(why.fix.unwrap_or_else(|| format!("ashlar array start {name}"))),
+            None if self.is_on_demand(uuid) => {
+                Refusal::conflict(format!("array {name} is on demand, and no guest needs it here"))
+                    .fix(format!("`ashlar array on-demand {name} --off`, then start it"))
+            }
             None => Refusal::conflict(format!("array {name} is stopped"))
                 .fix(format!("ashlar array start {name}")),
         })

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ashlar_reactor::mailbox::Sender;
-use ashlar_target::export::{Export, ExportError, Part};
+use ashlar_target::export::{Export, ExportError, Part, Usage};
 use ashlar_target::fuse::{FuseExport, FuseSpec};
 use ashlar_target::handed::Handed;
 use ashlar_target::limits::{Rate, RateLimits, Rates};
@@ -14,11 +14,11 @@ use ashlar_target::nbd::{NbdExport, NbdSpec};
 use ashlar_target::nvme_tcp::{self, NvmeTcpExport, Ports};
 use ashlar_target::secrets::Secrets;
 use ashlar_target::ublk::{self, UblkExport, UblkSpec};
-use ashlar_target::vhost::{ExportSpec, VhostExport};
+use ashlar_target::vhost::{DiskFacts, ExportSpec, VhostExport};
 
 use crate::api::export::{ExportCounters, ExportLimits};
 use crate::api::traffic::Traffic;
-use crate::catalog::KnownExport;
+use crate::catalog::{KnownDisk, KnownExport};
 use crate::engine::look;
 use crate::front::Front;
 use crate::refusal::{Answer, Refusal};
@@ -54,6 +54,8 @@ pub struct Label {
     pub serial: String,
     /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
     pub atomic_bytes: u32,
+    /// See [`ExportSpec`].
+    pub since: u64,
 }
 
 impl Served {
@@ -73,6 +75,36 @@ impl Served {
         let started = beside(move || start(front, label, its, parts, &ports, handed)).await?;
         let export = started.map_err(refusal)?;
         Ok(Served { cores, limits, export: Arc::new(Mutex::new(Some(export))) })
+    }
+
+    /// Listens for who will want a volume whose array is away: see [`VhostExport::wait`].
+    pub async fn wait(
+        name: &str,
+        known: &KnownExport,
+        since: u64,
+        handed: Option<Handed<OwnedFd>>,
+    ) -> Answer<Served> {
+        let (Front::VhostUserBlk { socket, queues }, Some(disk)) =
+            (known.front.clone(), known.disk)
+        else {
+            return Err(Refusal::conflict("nobody knows how large its volume is")
+                .fix(format!("ashlar export delete {name}, and create it anew")));
+        };
+        let limits = RateLimits::new(rates(known.limits));
+        let (name, serial, its) = (name.to_owned(), String::new(), limits.clone());
+        let queues_max = queues;
+        let spec = ExportSpec { name, socket, queues_max, serial, limits: its, since };
+        let KnownDisk { bytes, discard_bytes } = disk;
+        let facts = DiskFacts { bytes, discard_bytes };
+        let started = beside(move || VhostExport::wait(facts, spec, handed)).await?;
+        let export: Box<dyn Export> = Box::new(started.map_err(refusal)?);
+        Ok(Served { cores: Vec::new(), limits, export: Arc::new(Mutex::new(Some(export))) })
+    }
+
+    /// See [`Export::usage`]. Waits for nobody; `None`: it is being asked something else, or was
+    /// stopped.
+    pub fn usage(&self) -> Option<Usage> {
+        self.export.try_lock().ok()?.as_deref().map(Export::usage)
     }
 
     /// Holds at once, also for what waits.
@@ -142,7 +174,7 @@ fn start(
     ports: &Ports,
     handed: Option<Handed<OwnedFd>>,
 ) -> Result<Box<dyn Export>, ExportError> {
-    let Label { name, serial, atomic_bytes } = label;
+    let Label { name, serial, atomic_bytes, since } = label;
     match front {
         Front::NvmeTcp { listen, nqn, nsid, hosts, secrets, queues } => {
             let spec = nvme_tcp::ExportSpec {
@@ -159,7 +191,7 @@ fn start(
             Ok(Box::new(NvmeTcpExport::start(ports, parts, spec)?))
         }
         Front::VhostUserBlk { socket, queues } => {
-            let spec = ExportSpec { name, socket, queues_max: queues, serial, limits };
+            let spec = ExportSpec { name, socket, queues_max: queues, serial, limits, since };
             Ok(Box::new(match handed {
                 Some(handed) => VhostExport::resume(parts, spec, handed)?,
                 None => VhostExport::start(parts, spec)?,

@@ -23,7 +23,7 @@ use crate::api::spare::{Spare, SpareAdd};
 use crate::api::status::Status;
 use crate::api::upgrade::{UpgradeRequest, Upgrades};
 use crate::api::volume::{Volume, VolumeCreate, VolumeResize};
-use crate::api::{Done, ErrorBody, Force};
+use crate::api::{Done, ErrorBody, Force, On};
 use crate::host::Host;
 use crate::metrics;
 use crate::refusal::{Answer, Refusal};
@@ -72,6 +72,7 @@ fn documented() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(show_array, delete_array))
         .routes(routes!(start_array))
         .routes(routes!(stop_array))
+        .routes(routes!(set_on_demand))
         .routes(routes!(replace_member))
         .routes(routes!(rebuild_array))
         .routes(routes!(scrub_array))
@@ -282,6 +283,21 @@ async fn start_array(
     Query(Force { force }): Query<Force>,
 ) -> Reply<Array> {
     finish(async move { host.start_array(&name, force).await }).await
+}
+
+/// Have an array here only while guests want it
+///
+/// It is stopped once no ring of a guest is started, and its exports wait; and it is started when
+/// one is, and no other host has the array.
+#[utoipa::path(post, path = "/v1/arrays/{name}/on-demand", tag = "arrays",
+    params(("name" = String, Path), On),
+    responses((status = 200, body = Array), (status = "default", body = ErrorBody)))]
+async fn set_on_demand(
+    State(host): State<Arc<Host>>,
+    Path(name): Path<String>,
+    Query(On { on }): Query<On>,
+) -> Reply<Array> {
+    finish(async move { host.set_on_demand(&name, on).await }).await
 }
 
 /// Stop an array and its exports

@@ -11,7 +11,7 @@ use ashlar_target::vhost::{ExportSpec, VhostExport};
 static EXPORT: LazyLock<Mutex<VhostExport>> = LazyLock::new(|| {
     let (name, serial) = ("disk".into(), "fuzz".into());
     let (socket, limits) = (served::socket_path(), served::limits());
-    let spec = ExportSpec { name, socket, queues_max: 4, serial, limits };
+    let spec = ExportSpec { name, socket, queues_max: 4, serial, limits, since: 0 };
     Mutex::new(VhostExport::start(served::parts(), spec).unwrap())
 });
 

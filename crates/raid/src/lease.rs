@@ -463,12 +463,7 @@ impl Leasehold {
         if !self.is_held() {
             return;
         }
-        *self.state.borrow_mut() = State::Released;
-        self.changed.wake_all(&self.reactor);
-        // The array is at rest: nobody needs one of them more than the others.
-        self.members.list().iter().flat_map(|member| &member.drive).for_each(|its| its.part());
-        // A beat that is under way would bring the lease back.
-        self.changed.until(&self.reactor, || self.keepers.get() == 0).await;
+        self.beat_no_more().await;
         let places = places(&self.members.list());
         let mut free = Lease::free(self.array);
         free.epoch = self.claim.epoch.into();
@@ -481,6 +476,23 @@ impl Leasehold {
         join_all(frees).await;
         // What is written to the drives from now on is not the array's.
         self.gate.move_on(&self.reactor, Instant::MAX);
+    }
+
+    /// It stays ours, and stands still.
+    pub(crate) async fn leave(&self) {
+        if self.is_held() {
+            self.beat_no_more().await;
+            self.gate.move_on(&self.reactor, Instant::MAX);
+        }
+    }
+
+    async fn beat_no_more(&self) {
+        *self.state.borrow_mut() = State::Released;
+        self.changed.wake_all(&self.reactor);
+        // The array is at rest: nobody needs one of them more than the others.
+        self.members.list().iter().flat_map(|member| &member.drive).for_each(|its| its.part());
+        // A beat that is under way would bring the lease back.
+        self.changed.until(&self.reactor, || self.keepers.get() == 0).await;
     }
 }
 

@@ -360,6 +360,16 @@ impl Array {
         rested
     }
 
+    /// The same, for who goes on at once as the same host: no other may have it in between.
+    pub async fn stop_for_next(self: &Rc<Self>) -> Result<(), ArrayError> {
+        self.drain().await;
+        let rested = self.rest().await;
+        if let Some(lease) = self.lease.get() {
+            lease.leave().await;
+        }
+        rested
+    }
+
     async fn rest(self: &Rc<Self>) -> Result<(), ArrayError> {
         let drained = self.drain_journal().await;
         self.write_sums().await?;

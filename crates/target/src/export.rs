@@ -106,6 +106,17 @@ impl ExportStatus {
     }
 }
 
+/// What an export knows of whether somebody needs its volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Usage {
+    /// Rings are started; or this kind of export cannot tell.
+    InUse,
+    /// No ring is started: nothing is under way, and nothing will be before one is.
+    Idle,
+    /// The same, and they were stopped while the guest's memory was copied: it goes elsewhere.
+    Leaving,
+}
+
 /// One volume, offered. Dropping it stops the export: what is under way is answered, no more is
 /// taken, and whoever is connected is disconnected.
 ///
@@ -114,6 +125,11 @@ impl ExportStatus {
 pub trait Export: Send {
     /// The state now; `None` if a reactor has stopped, or does not answer.
     fn status(&self) -> Option<ExportStatus>;
+
+    /// Whether its volume is needed here.
+    fn usage(&self) -> Usage {
+        Usage::InUse
+    }
 
     /// The volume has grown: initiators are told, where they listen for that.
     fn resized(&self);

@@ -106,6 +106,11 @@ impl<T> Clone for Lines<T> {
 }
 
 impl<D: 'static> Lines<D> {
+    /// Of an export that nobody serves.
+    pub(crate) fn none() -> Lines<D> {
+        Lines(Vec::new())
+    }
+
     /// Of all parts, at least one, or of none.
     pub(crate) fn open(
         each: impl Iterator<Item = Option<Line<D>>>,

@@ -40,11 +40,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
-use crate::export::{Export, ExportError, ExportStatus, Part, check_count};
+use crate::export::{Export, ExportError, ExportStatus, Part, Usage, check_count};
 use crate::handed::{FrontEnd, Handed};
 use crate::limits::RateLimits;
 use crate::line::{Line, Lines};
 use crate::unix_socket;
+use crate::vhost::config::Facts;
 use crate::vhost::device::Device;
 use crate::vhost::memory::Graveyard;
 use crate::vhost::socket::{BACKLOG, Ends, Left};
@@ -65,6 +66,18 @@ pub struct ExportSpec {
     /// What the guest sees as the disk's serial number; at most 20 bytes.
     pub serial: String,
     pub limits: Arc<RateLimits>,
+    /// Names the time since which nobody else has had the volume; 0: nobody else can. A front end
+    /// with requests under way from another such time is refused: its guest knows nothing of what
+    /// was written in between.
+    pub since: u64,
+}
+
+/// What a front end asks of a disk that nobody serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskFacts {
+    pub bytes: u64,
+    /// Smallest range that a discard gives back.
+    pub discard_bytes: u64,
 }
 
 /// One volume on one socket, which goes with it.
@@ -90,7 +103,28 @@ impl VhostExport {
         let checked = check(&spec, parts.len())?;
         let path = &spec.socket;
         let listener = unix_socket::bind(path, BACKLOG).map_err(|error| error.of(path))?;
-        let started = start_bound(parts, &spec, checked, listener, None);
+        let started = start_bound(parts, &spec, checked, listener, None, SERVED);
+        let (lines, ends, thread) = started.inspect_err(|_| {
+            let _ = std::fs::remove_file(&spec.socket);
+        })?;
+        Ok(VhostExport { spec, lines, ends, thread: Some(thread) })
+    }
+
+    /// Listens for who will want a volume that is elsewhere. A front end is told what the disk is,
+    /// and whatever it says is kept; its rings wait until the export is handed over to
+    /// [`VhostExport::resume`]. `handed`: goes on where one that was served has ended.
+    pub fn wait(
+        facts: DiskFacts,
+        spec: ExportSpec,
+        handed: Option<Handed<OwnedFd>>,
+    ) -> Result<VhostExport, ExportError> {
+        let checked = check(&spec, 1)?;
+        let path = &spec.socket;
+        let (listener, front_end) = match handed {
+            Some(Handed { listener, front_end }) => (UnixListener::from(listener), front_end),
+            None => (unix_socket::bind(path, BACKLOG).map_err(|error| error.of(path))?, None),
+        };
+        let started = start_bound(Vec::new(), &spec, checked, listener, front_end, facts);
         let (lines, ends, thread) = started.inspect_err(|_| {
             let _ = std::fs::remove_file(&spec.socket);
         })?;
@@ -106,7 +140,8 @@ impl VhostExport {
         let checked = check(&spec, parts.len())?;
         let Handed { listener, front_end } = handed;
         let listener = UnixListener::from(listener);
-        let (lines, ends, thread) = start_bound(parts, &spec, checked, listener, front_end)?;
+        let (lines, ends, thread) =
+            start_bound(parts, &spec, checked, listener, front_end, SERVED)?;
         Ok(VhostExport { spec, lines, ends, thread: Some(thread) })
     }
 
@@ -124,7 +159,9 @@ impl VhostExport {
     /// All that the next process needs; `None`: something does not answer.
     fn leave(&mut self) -> Option<Handed<OwnedFd>> {
         self.come_to_rest()?;
-        let write_back = self.lines.first().ask(|device| device.facts().write_back).ok()?;
+        let first = self.lines.all().first();
+        let of_device = first.map(|line| line.ask(|device| device.facts().write_back));
+        let of_device = of_device.transpose().ok()?;
         let Thread { handle, left } = self.thread.take()?;
         self.ends.hand_over();
         let left = left.recv_timeout(LEAVE_WITHIN).or_else(|_| {
@@ -136,8 +173,8 @@ impl VhostExport {
         let _ = handle.join();
         self.lines.withdraw();
         let (listener, channel) = self.ends.handed().ok()?;
-        let front_end = left.ok()?.map(|(stream, told)| {
-            let stream = stream.into();
+        let front_end = left.ok()?.map(|Left { stream, told, write_back }| {
+            let (stream, write_back) = (stream.into(), of_device.unwrap_or(write_back));
             FrontEnd { stream, channel, write_back, told }
         });
         Some(Handed { listener, front_end })
@@ -158,11 +195,18 @@ impl VhostExport {
 
 impl Export for VhostExport {
     fn status(&self) -> Option<ExportStatus> {
-        Some(ExportStatus::of(self.lines.ask_all(Device::status).ok()?))
+        let mut status = ExportStatus::of(self.lines.ask_all(Device::status).ok()?);
+        status.connected |= self.lines.all().is_empty() && self.ends.usage().is_some();
+        Some(status)
+    }
+
+    fn usage(&self) -> Usage {
+        self.ends.usage().unwrap_or(Usage::Idle)
     }
 
     fn resized(&self) {
-        let looked = self.lines.first().ask_and_wait(|device| async move { device.look().await });
+        let Some(first) = self.lines.all().first() else { return };
+        let looked = first.ask_and_wait(|device| async move { device.look().await });
         if looked.is_err() {
             tracing::warn!(export = self.spec.name, "its reactor does not say how large it is");
         }
@@ -201,6 +245,9 @@ fn check(spec: &ExportSpec, parts: usize) -> Result<(u16, [u8; SERIAL_BYTES]), E
     Ok((count, serial))
 }
 
+/// Devices know what their disk is.
+const SERVED: DiskFacts = DiskFacts { bytes: 0, discard_bytes: 0 };
+
 type Started = (Lines<Device>, Arc<Ends>, Thread);
 
 /// Makes the devices on their reactors, and the thread.
@@ -210,15 +257,22 @@ fn start_bound(
     checked: (u16, [u8; SERIAL_BYTES]),
     listener: UnixListener,
     first: Option<FrontEnd<OwnedFd>>,
+    facts: DiskFacts,
 ) -> Result<Started, ExportError> {
     let ends = Ends::new(listener).map_err(ExportError::Thread)?;
     let (graveyard, retired) = mpsc::channel();
     let start = |part| start_part(part, checked, spec, graveyard.clone());
-    let lines = Lines::open(parts.into_iter().map(start))?;
-    let (its_lines, its_ends, queues_max) = (lines.clone(), ends.clone(), spec.queues_max);
+    let lines = match parts.is_empty() {
+        true => Lines::none(),
+        false => Lines::open(parts.into_iter().map(start))?,
+    };
+    let (its_lines, its_ends) = (lines.clone(), ends.clone());
+    let (queues_max, since) = (spec.queues_max, spec.since);
+    let DiskFacts { bytes, discard_bytes } = facts;
+    let facts = Facts { volume_bytes: bytes, discard_bytes, queues_max, write_back: true };
     let (leave, left) = mpsc::channel();
     let body = move || {
-        let _ = leave.send(socket::serve(&its_ends, &its_lines, queues_max, &retired, first));
+        let _ = leave.send(socket::serve(&its_ends, &its_lines, (facts, since), &retired, first));
     };
     let handle = std::thread::Builder::new().name("vhost-user".into()).spawn(body);
     let withdraw = |_: &std::io::Error| lines.withdraw();

@@ -293,6 +293,9 @@ pub struct Array {
     pub name: String,
     pub uuid: Uuid,
     pub state: ArrayState,
+    /// It is here only while a guest needs it here.
+    #[serde(default)]
+    pub on_demand: bool,
     /// Why the array is unavailable.
     #[serde(default)]
     pub error: Option<String>,

@@ -88,6 +88,15 @@ pub enum Command {
         #[arg(long)]
         force: bool,
     },
+    /// Have an array here only while guests need it: one that moves takes it along
+    OnDemand {
+        /// Its name
+        #[arg(add = ArgValueCandidates::new(complete::arrays))]
+        name: String,
+        /// No more; it stays as it is
+        #[arg(long)]
+        off: bool,
+    },
     /// Start a stopped array, or all that can be found
     Start(Start),
 }
@@ -229,6 +238,12 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<Ex
             let array: Array = client.post(&path, &()).await?;
             show(output, &array, |_| format!("array {name} stopped"))?;
         }
+        Command::OnDemand { name, off } => {
+            let path = format!("{}/on-demand?on={}", path_of("arrays", &name), !off);
+            let array: Array = client.post(&path, &()).await?;
+            let how = if off { "not on demand any more" } else { "on demand" };
+            show(output, &array, |array| format!("array {name} is {how}: {}", shown_state(array)))?;
+        }
         Command::Start(Start { name: Some(name), force, .. }) => {
             let path = format!("{}/start?force={force}", path_of("arrays", &name));
             let array: Array = client.post(&path, &()).await?;
@@ -366,6 +381,11 @@ fn started(array: &Array) -> String {
     format!("array {} started: {}", array.name, state_name(array.state))
 }
 
+fn shown_state(array: &Array) -> String {
+    let state = state_name(array.state);
+    if array.on_demand { format!("{state}, on demand") } else { state.to_owned() }
+}
+
 pub fn state_name(state: ArrayState) -> &'static str {
     match state {
         ArrayState::Optimal => "optimal",
@@ -474,7 +494,7 @@ pub fn arrays_table(arrays: &[Array]) -> String {
         let running = array.capacity_bytes.is_some();
         shown.add_row([
             array.name.clone(),
-            state_name(array.state).to_owned(),
+            shown_state(array),
             layout(array),
             or_dash(array.capacity_bytes.map(Size)),
             or_dash(array.free_bytes.map(Size)),
@@ -489,7 +509,7 @@ fn details(array: &Array) -> String {
     let mut lines = vec![
         format!("name        {}", array.name),
         format!("uuid        {}", array.uuid),
-        format!("state       {}", state_name(array.state)),
+        format!("state       {}", shown_state(array)),
     ];
     lines.extend(array.error.as_ref().map(|error| format!("error       {error}")));
     if let Some(capacity) = array.capacity_bytes {

@@ -249,15 +249,19 @@ impl Host {
         let uuid = begun.snapshot.uuid;
         self.look(|state| state.unavailable.remove(&uuid));
         self.note_members(&begun.snapshot);
-        let drives = self.look(|state| {
-            state.catalog.arrays.get(&uuid).map(|known| known.drives.clone()).unwrap_or_default()
-        });
+        let before = self.look(|state| state.catalog.arrays.get(&uuid).cloned());
+        let epoch = begun.snapshot.epoch;
+        // Each start has an epoch of its own, wherever it is.
+        let stayed = before.as_ref().filter(|its| epoch <= its.epoch + 1).map(|its| its.since);
+        let (drives, on_demand) = before.map(|its| (its.drives, its.on_demand)).unwrap_or_default();
         let known = KnownArray {
             name: name.to_owned(),
             generation: begun.snapshot.generation,
-            epoch: begun.snapshot.epoch,
+            epoch,
             current: begun.snapshot.current(),
+            since: stayed.unwrap_or(epoch),
             started: true,
+            on_demand,
             drives: last_drives(drives, &begun.snapshot),
         };
         let is_new = self.look(|state| !state.catalog.arrays.contains_key(&uuid));
@@ -320,7 +324,7 @@ impl Host {
     }
 
     /// Names of attached drives that carry an array's label and are not in use.
-    fn drives_labelled(&self, uuid: Uuid) -> Vec<String> {
+    pub(super) fn drives_labelled(&self, uuid: Uuid) -> Vec<String> {
         self.look(|state| {
             let labelled = state.drives.iter().filter(|(_, drive)| {
                 drive.used_by.is_none()
@@ -364,13 +368,17 @@ impl Host {
         Ok(result)
     }
 
-    /// Arrays that do not run and have labels on attached drives, with their stored names.
+    /// Arrays that do not run and have labels on attached drives, with their stored names. Those on
+    /// demand are not looked for: guests decide where they are.
     fn found_arrays(&self) -> BTreeMap<Uuid, Option<String>> {
         self.look(|state| {
             let mut found: BTreeMap<Uuid, Option<String>> = BTreeMap::new();
             for drive in state.drives.values() {
+                let is_on_demand =
+                    |uuid: &Uuid| state.catalog.arrays.get(uuid).is_some_and(|its| its.on_demand);
                 if let Content::Labelled(label) = &drive.content
                     && !state.arrays.contains_key(&label.array)
+                    && !is_on_demand(&label.array)
                 {
                     let name = found.entry(label.array).or_default();
                     *name = name.take().or_else(|| label.array_name.clone());
@@ -496,23 +504,36 @@ impl Host {
         let running = self.running_array(name)?;
         if !force {
             self.check_exports_unused(name, running.uuid).await?;
+            if self.is_on_demand(running.uuid) {
+                return Err(Refusal::conflict(format!("array {name} is on demand")).fix(format!(
+                    "`ashlar array on-demand {name} --off` first; or leave it: it stops by itself"
+                )));
+            }
         }
         self.record(|catalog| {
             if let Some(known) = catalog.arrays.get_mut(&running.uuid) {
-                known.started = false;
+                (known.started, known.on_demand) = (false, false);
             }
         })?;
         self.stop_running(running).await?;
         self.show_array_by_uuid(running.uuid).await
     }
 
-    /// Stops an array and its exports; its drives are free afterwards, even if the stop fails.
+    /// Stops an array and its exports; those of one on demand wait. Its drives are free afterwards,
+    /// even if the stop fails.
     pub(super) async fn stop_running(&self, running: Running) -> Answer<()> {
         let uuid = running.uuid;
-        self.stop_exports_of(uuid).await;
+        if self.is_on_demand(uuid) && !self.look(|state| state.stopping) {
+            self.park_exports_of(uuid).await;
+        } else {
+            self.stop_exports_of(uuid).await;
+        }
+        let keep_lease = self.look(|state| state.upgrading);
         let stopped = self
             .on_array(running, async move |reactor, pool| {
-                let result = pool.array().stop().await;
+                let array = pool.array();
+                let result =
+                    if keep_lease { array.stop_for_next().await } else { array.stop().await };
                 drop(reactor.withdraw(running.pool));
                 (result, snapshot(&pool))
             })

@@ -52,7 +52,7 @@ impl Host {
     }
 
     /// The newest lease on a drive, of the array that its label names.
-    async fn lease_on(&self, drive: &str) -> Answer<Option<Lease>> {
+    pub(super) async fn lease_on(&self, drive: &str) -> Answer<Option<Lease>> {
         let Medium::Device(device) = self.attached(drive)?.medium else { return Ok(None) };
         blocking(drive, move || {
             let label = survey::read_label(device.medium()).newest?;

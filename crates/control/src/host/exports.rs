@@ -18,10 +18,10 @@ use crate::api::export::{
     Export, ExportCounters, ExportCreate, ExportKind, ExportLimits, ExportPart, ExportState,
     LimitsChange, SecretsChange,
 };
-use crate::catalog::KnownExport;
+use crate::catalog::{KnownDisk, KnownExport};
 use crate::engine;
 use crate::front::{self, Front, Offered};
-use crate::host::{Host, Running, Serving};
+use crate::host::{Host, Running, Serving, on_demand};
 use crate::name::check_name;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
@@ -40,19 +40,22 @@ impl Host {
         let others = self.offered();
         let front = Front::of(&request, &self.exports_directory, volume.uuid, &others)?;
         self.check_export_is_new(&name, &front)?;
-        let known = KnownExport {
+        self.check_export_on_demand(&name, &front, running.uuid)?;
+        let mut known = KnownExport {
             array: running.uuid,
             volume: volume.name,
             volume_uuid: Some(volume.uuid),
             front,
             cores: request.cores.clone(),
             limits: limits(ExportLimits::default(), request.limits)?,
+            disk: None,
         };
         let subsystem = known.front.subsystem().map(str::to_owned);
         if known.front.outlives_daemon() {
             self.create_standing(&name, known, running).await?;
         } else {
-            self.start_export(&name, &known, running).await?;
+            let published = self.start_export(&name, &known, running).await?;
+            known.disk = Some(published.disk);
             if let Err(refusal) = self.record(|catalog| {
                 catalog.exports.insert(name.clone(), known);
                 catalog.spread_secrets();
@@ -131,17 +134,24 @@ impl Host {
         Ok(())
     }
 
-    /// Begins to serve an export of a running array; the uuid of its volume.
-    async fn start_export(&self, name: &str, known: &KnownExport, array: Running) -> Answer<Uuid> {
-        let handed = self.look(|state| state.handed.remove(name));
-        if let Some(path) = known.front.socket().map(Path::to_owned).filter(|_| handed.is_none()) {
+    /// Begins to serve an export of a running array.
+    async fn start_export(
+        &self,
+        name: &str,
+        known: &KnownExport,
+        array: Running,
+    ) -> Answer<Published> {
+        let listens =
+            self.look(|state| state.handed.contains_key(name) || state.waiting.contains_key(name));
+        if let Some(path) = known.front.socket().map(Path::to_owned).filter(|_| !listens) {
             beside(move || socket::check_place(&path)).await??;
         }
         let cores = self.cores_for(array.core, known)?;
         let published = self.publish_volume(array, known).await?;
-        let Published { key, uuid, atomic_bytes } = published.map_err(|why| {
+        let published = published.map_err(|why| {
             Refusal::conflict(why).fix(format!("ashlar export delete {name}, and create it anew"))
         })?;
+        let Published { key, uuid, atomic_bytes, .. } = published;
         let serial = known.front.serial().unwrap_or_else(|| serial(uuid));
         let home = (array.core, key);
         let parts = self.offer_volume(home, cores).await?;
@@ -150,8 +160,11 @@ impl Host {
             volume: *volume,
         };
         let own = parts.iter().map(part).collect();
-        let label = Label { name: name.to_owned(), serial: serial.clone(), atomic_bytes };
+        let since = self.since(known.array);
+        let label = Label { name: name.to_owned(), serial: serial.clone(), atomic_bytes, since };
         let (front, limits) = (known.front.clone(), known.limits);
+        self.end_waiting(name).await;
+        let handed = self.look(|state| state.handed.remove(name));
         match Served::start(front, label, limits, own, &self.ports, handed).await {
             Ok(served) => {
                 let serving = Serving { home, parts, serial, served };
@@ -159,7 +172,7 @@ impl Host {
                     state.down.remove(name);
                     state.exports.insert(name.to_owned(), serving);
                 });
-                Ok(uuid)
+                Ok(published)
             }
             Err(refusal) => {
                 self.withdraw_volumes(home, parts).await;
@@ -269,9 +282,10 @@ impl Host {
                     "volume {name} is another one than was exported: {uuid}, not {meant}"
                 )),
                 Some(_) | None => {
+                    let disk = on_demand::disk(&volume);
                     let key = reactor.publish(Rc::new(volume));
                     let atomic_bytes = atomic_bytes(&pool.array().status());
-                    Ok(Published { key, uuid, atomic_bytes })
+                    Ok(Published { key, uuid, disk, atomic_bytes })
                 }
             }
         })
@@ -301,6 +315,7 @@ impl Host {
 
     /// Ends an export's service: requests under way are finished first.
     async fn stop_export(&self, name: &str) {
+        self.stop_waiting(name).await;
         let (serving, stopping) = self.look(|state| {
             state.down.remove(name);
             (state.exports.remove(name), state.stopping)
@@ -417,7 +432,7 @@ impl Host {
         })
     }
 
-    fn exports_of(&self, array: Uuid) -> Vec<(String, KnownExport)> {
+    pub(super) fn exports_of(&self, array: Uuid) -> Vec<(String, KnownExport)> {
         self.look(|state| {
             let exports = state.catalog.exports.iter();
             let of_array = exports.filter(|(_, export)| export.array == array);
@@ -435,7 +450,9 @@ impl Host {
     pub(super) async fn check_exports_unused(&self, array_name: &str, array: Uuid) -> Answer<()> {
         let mut connected = Vec::new();
         for (name, known) in self.exports_of(array) {
-            let Some((served, _)) = self.served(&name) else { continue };
+            let waiting = || self.look(|state| state.waiting.get(&name).cloned());
+            let served = self.served(&name).map(|(served, _)| served);
+            let Some(served) = served.or_else(waiting) else { continue };
             if let Some(user) = self.user_of(&known).await? {
                 return Err(Refusal::conflict(format!(
                     "array {array_name} is used through export {name}, {}: {user}",
@@ -469,29 +486,46 @@ impl Host {
     pub(super) async fn start_exports_of(&self, array: Uuid) {
         let Some(running) = self.look(|state| state.arrays.get(&array).copied()) else { return };
         for (name, known) in self.exports_of(array) {
-            match self.start_export(&name, &known, running).await {
-                Ok(uuid) => {
-                    tracing::info!(export = name, "export started");
-                    self.bind_export(&name, uuid);
+            self.start_export_of(&name, &known, running).await;
+        }
+    }
+
+    /// The same of one export. If its array is on demand, it waits and is tried again.
+    pub(super) async fn start_export_of(&self, name: &str, known: &KnownExport, array: Running) {
+        match self.start_export(name, known, array).await {
+            Ok(published) => {
+                tracing::info!(export = name, "export started");
+                self.note_volume(name, published);
+                // It may have grown on another host.
+                if known.disk.is_some_and(|its| its != published.disk) {
+                    self.tell_export_of_resize(name).await;
                 }
-                Err(refusal) => {
+            }
+            Err(refusal) => {
+                if self.look(|state| state.down.get(name) != Some(&refusal)) {
                     tracing::error!(export = name, "export not started: {}", refusal.line());
-                    self.look(|state| state.down.insert(name.clone(), refusal));
                 }
+                let waits = self.look(|state| state.waiting.contains_key(name));
+                if !waits && known.disk.is_some() && self.is_on_demand(array.uuid) {
+                    self.wait_export(name, known).await;
+                }
+                self.look(|state| state.down.insert(name.to_owned(), refusal));
             }
         }
     }
 
-    /// Keeps which volume an export of an older version means from now on.
-    fn bind_export(&self, name: &str, volume: Uuid) {
-        let is_meant = |its: &KnownExport| its.volume_uuid.is_some();
-        if self.look(|state| state.catalog.exports.get(name).is_none_or(is_meant)) {
+    /// Keeps which volume an export of an older version means from now on, and how large it is.
+    fn note_volume(&self, name: &str, volume: Published) {
+        let (uuid, disk) = (Some(volume.uuid), Some(volume.disk));
+        let is_known = |its: &KnownExport| (its.volume_uuid, its.disk) == (uuid, disk);
+        if self.look(|state| state.catalog.exports.get(name).is_none_or(is_known)) {
             return;
         }
-        let bound = self.record(|catalog| {
-            catalog.exports.entry(name.to_owned()).and_modify(|its| its.volume_uuid = Some(volume));
+        let noted = self.record(|catalog| {
+            let export = catalog.exports.entry(name.to_owned());
+            export.and_modify(|its| (its.volume_uuid, its.disk) = (uuid, disk));
         });
-        if let Err(refusal) = bound {
+        if let Err(refusal) = noted {
             tracing::error!(export = name, "{}", refusal.line());
         }
     }
@@ -509,14 +543,29 @@ impl Host {
         Ok(())
     }
 
-    /// Lets guests know that their disk has grown.
-    pub(super) async fn tell_exports_of_resize(&self, array: Uuid, volume: &str) {
-        for name in self.exports_of_volume(array, volume) {
-            if let Some((served, _)) = self.served(&name)
-                && let Err(refusal) = served.resized().await
-            {
-                tracing::warn!(export = name, "its guest was not told: {}", refusal.error);
-            }
+    /// Keeps how large a volume is now, and lets guests know that their disk has grown.
+    pub(super) async fn tell_exports_of_resize(
+        &self,
+        array: Uuid,
+        volume: &str,
+        disk: KnownDisk,
+    ) -> Answer<()> {
+        let names = self.exports_of_volume(array, volume);
+        let kept = self.record(|catalog| {
+            let exports = catalog.exports.iter_mut().filter(|(name, _)| names.contains(name));
+            exports.for_each(|(_, its)| its.disk = Some(disk));
+        });
+        for name in &names {
+            self.tell_export_of_resize(name).await;
+        }
+        kept
+    }
+
+    async fn tell_export_of_resize(&self, name: &str) {
+        if let Some((served, _)) = self.served(name)
+            && let Err(refusal) = served.resized().await
+        {
+            tracing::warn!(export = name, "its guest was not told: {}", refusal.error);
         }
     }
 
@@ -582,6 +631,17 @@ impl Host {
         };
         let Some((served, serial)) = self.served(name) else {
             export.error = why.or_else(|| Some(format!("array {} does not run", export.array)));
+            if let Some(waiting) = self.look(|state| state.waiting.get(name).cloned()) {
+                // One that was just handed over is asked again by the next look.
+                export.state = state_of(waiting.status().await.is_ok_and(|its| its.connected));
+                let waits_for = |why: &Refusal| {
+                    format!("its guest waits for array {}: {}", export.array, why.error)
+                };
+                export.error = self.look(|state| {
+                    let down = state.down.get(name).map(Refusal::line);
+                    state.unavailable.get(&known.array).map(waits_for).or(down)
+                });
+            }
             return Ok(export);
         };
         export.serial = Some(serial);
@@ -592,8 +652,7 @@ impl Host {
                 return Ok(export);
             }
         };
-        export.state =
-            if status.connected { ExportState::Connected } else { ExportState::Listening };
+        export.state = state_of(status.connected);
         export.error = status.last_error;
         export.queues_active = status.queues_active;
         export.parts = self.parts_shown(name, &status.queues_of_parts);
@@ -615,6 +674,10 @@ fn is_one_subsystem(one: &Front, other: &Front) -> bool {
     }
 }
 
+fn state_of(connected: bool) -> ExportState {
+    if connected { ExportState::Connected } else { ExportState::Listening }
+}
+
 fn unknown(name: &str) -> Refusal {
     Refusal::unknown(format!("there is no export {name}"))
         .fix("`ashlar export list` shows all exports")
@@ -631,9 +694,11 @@ fn limits(is: ExportLimits, change: LimitsChange) -> Answer<ExportLimits> {
 }
 
 /// A volume that is to be offered, on the reactor of its array.
+#[derive(Clone, Copy)]
 struct Published {
     key: Key<Volume>,
     uuid: Uuid,
+    disk: KnownDisk,
     /// Writes up to so many bytes are there as a whole after a power cut, or not at all.
     atomic_bytes: u32,
 }

@@ -20,7 +20,11 @@ impl Host {
             tracing::error!("nothing can be changed: {}", refusal.line());
         }
         self.reattach_drives(catalog.drives.clone()).await;
-        for (uuid, known) in catalog.arrays.iter().filter(|(_, known)| known.started) {
+        for (uuid, known) in catalog.arrays.iter().filter(|(_, its)| its.started || its.on_demand) {
+            if known.on_demand {
+                self.restore_on_demand(*uuid, &known.name).await;
+                continue;
+            }
             match self.assemble(*uuid, &known.name, false).await {
                 Ok(()) => self.start_exports_of(*uuid).await,
                 Err(refusal) => {
@@ -51,6 +55,9 @@ impl Host {
                     let array = drive.content.label().map(|label| label.array);
                     state.missing.remove(name);
                     state.drives.insert(name.to_owned(), drive);
+                    // One on demand is tried by who waits for it.
+                    let arrays = &state.catalog.arrays;
+                    let array = array.filter(|its| arrays.get(its).is_none_or(|it| !it.on_demand));
                     Some(array.filter(|array| state.unavailable.contains_key(array)))
                 }
                 Err(refusal) => {
@@ -79,6 +86,10 @@ impl Host {
         let _turn = self.changes.lock().await;
         self.look(|state| state.stopping = true);
         let mut first_trouble = Ok(());
+        let waiting = self.look(|state| std::mem::take(&mut state.waiting));
+        for waiting in waiting.into_values() {
+            waiting.stop().await;
+        }
         // At once: one that waits for its drives keeps no other from an orderly end.
         let stops = self.running().into_iter().map(|running| self.stop_running(running));
         for stopped in join_all(stops).await {

@@ -154,8 +154,9 @@ impl Host {
             let known = state.catalog.arrays.get(&uuid).cloned();
             (known, state.arrays.get(&uuid).copied(), state.unavailable.get(&uuid).cloned())
         });
-        let name = known.ok_or_else(|| Refusal::unknown("the array was deleted meanwhile"))?.name;
-        Ok(match (running, snapshots.get(&uuid), why) {
+        let known = known.ok_or_else(|| Refusal::unknown("the array was deleted meanwhile"))?;
+        let (name, on_demand) = (known.name, known.on_demand);
+        let array = match (running, snapshots.get(&uuid), why) {
             (Some(running), Some(Ok(snapshot)), _) => self.running_shown(&name, running, snapshot),
             (Some(_), Some(Err(refusal)), _) => {
                 let why = format!("array {name} does not answer: {}", refusal.line());
@@ -163,7 +164,8 @@ impl Host {
             }
             (_, _, Some(why)) => idle_array(&name, uuid, ArrayState::Unavailable, Some(why.line())),
             (_, _, None) => idle_array(&name, uuid, ArrayState::Stopped, None),
-        })
+        };
+        Ok(Array { on_demand, ..array })
     }
 
     fn running_shown(&self, name: &str, running: Running, snapshot: &ArraySnapshot) -> Array {
@@ -174,6 +176,7 @@ impl Host {
             name: name.to_owned(),
             uuid: snapshot.uuid,
             state: snapshot.state,
+            on_demand: false,
             error: None,
             cpu: Some(self.cores[running.core].cpu()),
             level: Some(snapshot.level.clone()),
@@ -370,6 +373,7 @@ fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) 
         name: name.to_owned(),
         uuid,
         state,
+        on_demand: false,
         error,
         cpu: None,
         level: None,

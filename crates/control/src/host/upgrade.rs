@@ -13,7 +13,7 @@ use crate::api::upgrade::{UpgradeRequest, Upgrades};
 use crate::handover::{self, CONSENT, FORMAT, Handover};
 use crate::host::{Host, Medium, Serving};
 use crate::refusal::{Answer, Refusal};
-use crate::served::beside;
+use crate::served::{Served, beside};
 
 /// The option that asks a program whether it would take over, which it answers by its status.
 const CHECK_OPTION: &str = "--check-handover";
@@ -68,25 +68,29 @@ impl Host {
 
     /// Brings all to rest, as for a stop; exports stay open for the next process.
     pub async fn hand_over(&self) -> BTreeMap<String, Handed<OwnedFd>> {
-        let exports = {
+        let (exports, waiting) = {
             let _turn = self.changes.lock().await;
             self.look(|state| {
-                state.stopping = true;
-                std::mem::take(&mut state.exports)
+                (state.stopping, state.upgrading) = (true, true);
+                (std::mem::take(&mut state.exports), std::mem::take(&mut state.waiting))
             })
         };
         // All at once: one that takes its time shall not make all others wait for longer.
-        let leave = |(name, Serving { home, parts, served, .. })| {
-            let leaving = tokio::spawn(async move { served.hand_over().await });
-            (name, home, parts, leaving)
+        let leave = |served: Served| tokio::spawn(async move { served.hand_over().await });
+        let leave_volume = |(name, Serving { home, parts, served, .. })| {
+            (name, leave(served), Some((home, parts)))
         };
-        let leaving: Vec<_> = exports.into_iter().map(leave).collect();
+        let leaving: Vec<_> = exports.into_iter().map(leave_volume).collect();
+        let waiting: Vec<_> =
+            waiting.into_iter().map(|(name, served)| (name, leave(served), None)).collect();
         let mut handed = BTreeMap::new();
-        for (name, home, parts, leaving) in leaving {
+        for (name, leaving, volume) in leaving.into_iter().chain(waiting) {
             if let Ok(Some(its)) = leaving.await {
                 handed.insert(name, its);
             }
-            self.withdraw_volumes(home, parts).await;
+            if let Some((home, parts)) = volume {
+                self.withdraw_volumes(home, parts).await;
+            }
         }
         // What went wrong is logged, and the next process says it again.
         let _ = self.shut_down().await;

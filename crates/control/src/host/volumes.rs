@@ -1,9 +1,11 @@
 //! Volumes: ranges of running arrays.
 
+use ashlar_pool::error::PoolError;
 use uuid::Uuid;
 
 use crate::api::Done;
 use crate::api::volume::{Volume, VolumeCreate, VolumeResize};
+use crate::host::on_demand::disk;
 use crate::host::show::Snapshots;
 use crate::host::{Host, Running, translate};
 use crate::name::check_name;
@@ -97,9 +99,14 @@ impl Host {
         let _change = self.begin().await?;
         let (running, volume) = self.find_volume(name).await?;
         let (plain, bytes) = (volume.name.clone(), request.bytes);
-        let resized = self.on_array(running, async move |_, pool| pool.resize(&plain, bytes).await);
-        resized.await?.map_err(|error| translate::pool(&error))?;
-        self.tell_exports_of_resize(running.uuid, &volume.name).await;
+        let resized = self.on_array(running, async move |_, pool| {
+            pool.resize(&plain, bytes).await?;
+            Ok(pool.volume(&plain).map(|volume| disk(&volume)))
+        });
+        let resized: Result<_, PoolError> = resized.await?;
+        if let Some(disk) = resized.map_err(|error| translate::pool(&error))? {
+            self.tell_exports_of_resize(running.uuid, &volume.name, disk).await?;
+        }
         tracing::info!(volume = volume.name, bytes, "volume resized");
         self.show_volume(name).await
     }

@@ -121,7 +121,10 @@ impl Host {
         tracing::error!(array = name, "stopped: {}", why.line());
         // It has nothing to put to rest that it could still write.
         let _ = self.stop_running(running).await;
-        self.look(|state| state.unavailable.insert(array, why));
+        // One on demand comes back by itself, to a guest that starts here then.
+        if !self.is_on_demand(array) {
+            self.look(|state| state.unavailable.insert(array, why));
+        }
     }
 
     async fn watch_exports(&self, seen: &mut Seen) {

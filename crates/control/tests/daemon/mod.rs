@@ -81,9 +81,18 @@ impl Daemon {
 
     /// The same as another host in a network namespace.
     pub fn start_in(network: &str, host: u8, options: &[&str]) -> Daemon {
+        Daemon::start_as(Some(network), host, options)
+    }
+
+    /// The same, in the network of the test.
+    pub fn start_beside(host: u8, options: &[&str]) -> Daemon {
+        Daemon::start_as(None, host, options)
+    }
+
+    fn start_as(network: Option<&str>, host: u8, options: &[&str]) -> Daemon {
         let directory = tempfile::Builder::new().prefix("ashlar-").tempdir().unwrap();
         let options = options.iter().map(|&option| option.to_owned()).collect();
-        let (state, network, process) = ("state".into(), Some(network.to_owned()), None);
+        let (state, network, process) = ("state".into(), network.map(str::to_owned), None);
         let mut daemon = Daemon { directory, state, host: Some(host), network, options, process };
         daemon.start_again();
         daemon

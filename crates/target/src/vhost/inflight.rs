@@ -18,6 +18,8 @@ pub(crate) mod split;
 pub(crate) mod packed;
 
 use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -37,6 +39,8 @@ const _: () = assert!(ENTRY_BYTES >= split::ENTRY_BYTES as u64);
 /// version. A flag of ours, in the first queue's: the guest chose write through.
 const FEATURES_AT: usize = 0;
 const WRITE_THROUGH: u64 = 1 << 63;
+/// And since when nobody else has had the volume.
+const SINCE: u64 = WRITE_THROUGH - 1;
 const VERSION_AT: usize = 8;
 const SIZE_AT: usize = 10;
 /// Of a log that was never begun, or has nothing to say to who comes next.
@@ -54,6 +58,13 @@ pub(crate) enum RegionError {
     Alignment(u64),
     #[error("a region in a file that may shrink: F_SEAL_SHRINK is missing")]
     Shrinks,
+    #[error(
+        "its requests are from before another host had the volume: end that guest, which knows \
+         nothing of what was written there"
+    )]
+    Stale,
+    #[error("it cannot be read or written: {0}")]
+    File(std::io::Error),
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
@@ -127,6 +138,38 @@ impl MappedInflight {
     }
 }
 
+/// Refuses a region in which something was under way when somebody else had the volume, and keeps
+/// in it since when nobody else has; 0: not known.
+pub(crate) fn admit(file: &File, offset: u64, shape: Shape, since: u64) -> Result<(), RegionError> {
+    let at = offset.saturating_add(FEATURES_AT as u64);
+    let mut word = [0; size_of::<u64>()];
+    file.read_exact_at(&mut word, at).map_err(RegionError::File)?;
+    let features = u64::from_ne_bytes(word);
+    let (before, since) = (features & SINCE, since & SINCE);
+    let is_other = before != 0 && since != 0 && before != since;
+    if is_other && is_begun(file, offset, shape, 0..shape.queues) {
+        return Err(RegionError::Stale);
+    }
+    let features = features & !SINCE | since;
+    file.write_all_at(&features.to_ne_bytes(), at).map_err(RegionError::File)
+}
+
+/// Whether a region has a log of one of these queues that was begun. One that cannot be read has
+/// none: who serves its rings refuses it.
+pub(crate) fn is_begun(
+    file: &impl AsFd,
+    offset: u64,
+    shape: Shape,
+    mut queues: impl Iterator<Item = u16>,
+) -> bool {
+    queues.any(|index| {
+        let mut version = [0; SIZE_AT - VERSION_AT];
+        let at = offset.saturating_add(u64::from(index) * shape.queue_bytes() + VERSION_AT as u64);
+        let read = rustix::io::pread(file, &mut version[..], at);
+        index < shape.queues && read == Ok(version.len()) && version != BLANK.to_ne_bytes()
+    })
+}
+
 /// A region as a reactor knows it.
 pub(crate) struct Inflight {
     shape: Shape,
@@ -146,7 +189,8 @@ impl Inflight {
     }
 
     pub(crate) fn set_write_through(&self, is: bool) {
-        self.region.store_u64(FEATURES_AT, if is { WRITE_THROUGH } else { 0 });
+        let others = self.region.load_u64(FEATURES_AT) & !WRITE_THROUGH;
+        self.region.store_u64(FEATURES_AT, others | if is { WRITE_THROUGH } else { 0 });
     }
 
     /// The section of a queue; `None`: the region is for fewer queues.

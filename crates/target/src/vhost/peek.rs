@@ -5,7 +5,8 @@
 //!   configuration, and keeps the file to itself; so a copy is taken;
 //! - a memory table that is longer than its regions: user-mode Linux sends one, every other
 //!   implementation takes it, the crate does not; so it is received here;
-//! - the file that is rung when the log of written pages changes, which the crate does not know.
+//! - the file that is rung when the log of written pages changes, which the crate does not know;
+//! - those that ask where a ring stands, which cannot always be answered yet.
 
 use std::fs::File;
 use std::io::{IoSliceMut, Read, Write};
@@ -66,6 +67,8 @@ pub(crate) enum Peeked {
     LooseTable,
     /// Something for [`LogBell::receive`].
     LogBell,
+    /// Something for the protocol crate: a ring, or all of them, are to be stopped.
+    StopRing,
 }
 
 /// Looks at the next message without taking it.
@@ -89,6 +92,9 @@ pub(crate) fn peek(stream: &UnixStream) -> Result<Peeked, Errno> {
     }
     if request == Ok(FrontendReq::SET_LOG_FD) {
         return Ok(Peeked::LogBell);
+    }
+    if matches!(request, Ok(FrontendReq::GET_VRING_BASE | FrontendReq::RESET_DEVICE)) {
+        return Ok(Peeked::StopRing);
     }
     Ok(Peeked::Ordinary)
 }

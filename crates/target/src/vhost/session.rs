@@ -17,9 +17,10 @@ use vhost::vhost_user::message::{
 };
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
+use crate::export::Usage;
 use crate::handed::{self, Region, Told};
 use crate::line::Lines;
-use crate::vhost::config::{FEATURES, WRITE_BACK_OFFSET, space};
+use crate::vhost::config::{FEATURES, Facts, LOG_ALL, WRITE_BACK_OFFSET, space};
 use crate::vhost::device::{Device, Vring};
 use crate::vhost::dirty::{DirtyError, MappedDirtyLog};
 use crate::vhost::inflight::{self, MappedInflight, Shape};
@@ -27,8 +28,12 @@ use crate::vhost::memory::{MappedRegion, Place, REGIONS_MAX};
 use crate::vhost::vring::{RING_SIZE_MAX, RingAddresses, is_ring_size};
 
 pub(crate) struct Session {
+    /// None while the volume is elsewhere: what is said is kept for who will serve it.
     lines: Lines<Device>,
-    queues_max: u16,
+    /// Of the disk, as long as nobody serves it.
+    facts: Facts,
+    /// See [`ExportSpec`](crate::vhost::ExportSpec).
+    since: u64,
     /// What the front end has said, to be said again in another process.
     told: Told<OwnedFd>,
 }
@@ -85,8 +90,46 @@ fn told_region(region: &VhostUserMemoryRegion, file: File) -> Region<OwnedFd> {
 }
 
 impl Session {
-    pub(crate) fn new(lines: Lines<Device>, queues_max: u16) -> Session {
-        Session { lines, queues_max, told: Told::new(queues_max) }
+    pub(crate) fn new(lines: Lines<Device>, facts: Facts, since: u64) -> Session {
+        Session { lines, facts, since, told: Told::new(facts.queues_max) }
+    }
+
+    fn is_served(&self) -> bool {
+        !self.lines.all().is_empty()
+    }
+
+    /// A ring counts from its kick file on, enabled or not, until the front end has asked where it
+    /// stands. The wish to log stays after that: QEMU takes it back with the next start.
+    pub(crate) fn usage(&self) -> Usage {
+        if self.told.rings.iter().any(|ring| ring.started) {
+            Usage::InUse
+        } else if self.told.features & LOG_ALL != 0 {
+            Usage::Leaving
+        } else {
+            Usage::Idle
+        }
+    }
+
+    /// Whether rings that nobody serves have a log from before: by a daemon that was killed, for
+    /// one. Where they stand, only who reads that can say; and what it left has to be done first:
+    /// else some would be done twice, others never.
+    pub(crate) fn is_owing(&self) -> bool {
+        let Some(its) = self.told.inflight.as_ref().filter(|_| !self.is_served()) else {
+            return false;
+        };
+        let shape = Shape::new(its.queues, its.size, (self.facts.queues_max, RING_SIZE_MAX));
+        let rings = (0..).zip(&self.told.rings).filter(|(_, ring)| ring.started);
+        let queues = rings.map(|(index, _)| index);
+        shape.is_ok_and(|shape| inflight::is_begun(&its.file, its.offset, shape, queues))
+    }
+
+    /// The guest's choice, where nobody else keeps it.
+    pub(crate) fn write_back(&self) -> bool {
+        self.facts.write_back
+    }
+
+    pub(crate) fn set_write_back(&mut self, write_back: bool) {
+        self.facts.write_back = write_back;
     }
 
     /// Messages that ask for it are to be acknowledged.
@@ -94,12 +137,23 @@ impl Session {
         self.told.protocol & VhostUserProtocolFeatures::REPLY_ACK.bits() != 0
     }
 
-    fn change(&self, index: u32, change: impl FnOnce(&mut Vring) + Send + 'static) -> Result<()> {
+    /// Has the device that serves a ring do something with it; `None`: nobody serves it.
+    fn on_ring<T: Send + 'static, E: std::error::Error + Send + Sync + 'static>(
+        &self,
+        index: u32,
+        work: impl AsyncFnOnce(Rc<Device>, usize) -> std::result::Result<T, E> + Send + 'static,
+    ) -> Result<Option<T>> {
+        if !self.is_served() {
+            return Ok(None);
+        }
         let index = usize::try_from(index).map_err(refuse)?;
         let line = self.lines.of_ring(index);
-        let changed =
-            line.ask_and_wait(move |device| async move { device.change(index, change).await });
-        changed.map_err(refuse)?.map_err(refuse)
+        let done = line.ask_and_wait(move |device| async move { work(device, index).await });
+        done.map_err(refuse)?.map(Some).map_err(refuse)
+    }
+
+    fn change(&self, index: u32, change: impl FnOnce(&mut Vring) + Send + 'static) -> Result<()> {
+        self.on_ring(index, async move |device, ring| device.change(ring, change).await).map(drop)
     }
 
     fn tell(&mut self, index: u32, change: impl FnOnce(&mut handed::Ring<OwnedFd>)) -> Result<()> {
@@ -111,6 +165,9 @@ impl Session {
     /// All that was told, once nothing more will be; where each ring stands, its device says.
     pub(crate) fn take_told(&mut self) -> Result<Told<OwnedFd>> {
         let mut told = std::mem::replace(&mut self.told, Told::new(0));
+        if !self.is_served() {
+            return Ok(told);
+        }
         for (index, ring) in told.rings.iter_mut().enumerate() {
             let base = self.lines.of_ring(index).ask(move |device| device.base(index));
             ring.base = base.map_err(refuse)?.map_err(refuse)?;
@@ -166,7 +223,8 @@ impl Session {
     }
 
     fn shape_of(&self, its: &VhostUserInflight) -> Result<Shape> {
-        let shape = Shape::new(its.num_queues, its.queue_size, (self.queues_max, RING_SIZE_MAX));
+        let shape =
+            Shape::new(its.num_queues, its.queue_size, (self.facts.queues_max, RING_SIZE_MAX));
         shape.map_err(refuse)
     }
 
@@ -244,7 +302,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_queue_num(&mut self) -> Result<u64> {
-        Ok(u64::from(self.queues_max))
+        Ok(u64::from(self.facts.queues_max))
     }
 
     fn set_mem_table(
@@ -272,6 +330,10 @@ impl VhostUserBackendReqHandlerMut for Session {
         file: File,
         _postcopy: Option<bool>,
     ) -> Result<Option<u64>> {
+        // A device counts its own; of what is only kept, files are the daemon's.
+        if self.told.memory.len() >= REGIONS_MAX {
+            return Err(Error::InvalidParam);
+        }
         let mapped = MappedRegion::map(&file, place_of(region)).map_err(refuse)?;
         self.change_all(move |device| device.add_memory(mapped.clone()))?;
         self.told.memory.push(told_region(region, file));
@@ -303,29 +365,28 @@ impl VhostUserBackendReqHandlerMut for Session {
         available: u64,
         log: u64,
     ) -> Result<()> {
-        let ring = usize::try_from(index).map_err(refuse)?;
         let addresses = RingAddresses { descriptors, available, used };
         let marked = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(log);
-        let set = self.lines.of_ring(ring).ask_and_wait(move |device| async move {
+        self.on_ring(index, async move |device, ring| {
             device.set_addresses(ring, addresses, marked).await
-        });
-        set.map_err(refuse)?.map_err(refuse)?;
+        })?;
         let addresses = Some([descriptors, available, used]);
         self.tell(index, |ring| (ring.addresses, ring.marked) = (addresses, marked))
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
-        self.change(index, move |vring| vring.base = base)
+        self.change(index, move |vring| vring.base = base)?;
+        self.tell(index, |ring| ring.base = base)
     }
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
-        let ring = usize::try_from(index).map_err(refuse)?;
-        let base = self
-            .lines
-            .of_ring(ring)
-            .ask_and_wait(move |device| async move { device.stop_ring(ring).await });
-        let base = base.map_err(refuse)?.map_err(refuse)?;
-        self.tell(index, |ring| (ring.started, ring.kick) = (false, None))?;
+        let stopped = self.on_ring(index, async |device, ring| device.stop_ring(ring).await)?;
+        let mut base = 0;
+        self.tell(index, |ring| {
+            // One that nobody serves stands where it was told to.
+            base = stopped.unwrap_or(ring.base);
+            (ring.started, ring.kick, ring.base) = (false, None, base);
+        })?;
         Ok(VhostUserVringState::new(index, base))
     }
 
@@ -345,19 +406,17 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let file = file.map(without_blocking).transpose()?;
         let told = copy(&file)?;
-        let ring = usize::from(index);
-        let set = self.lines.of_ring(ring).ask(move |device| device.set_call(ring, file));
-        set.map_err(refuse)?.map_err(refuse)?;
-        self.tell(u32::from(index), |ring| ring.call = told)
+        let index = u32::from(index);
+        self.on_ring(index, async move |device, ring| device.set_call(ring, file))?;
+        self.tell(index, |ring| ring.call = told)
     }
 
     fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
         let file = file.map(without_blocking).transpose()?;
         let told = copy(&file)?;
-        let ring = usize::from(index);
-        let set = self.lines.of_ring(ring).ask(move |device| device.set_error(ring, file));
-        set.map_err(refuse)?.map_err(refuse)?;
-        self.tell(u32::from(index), |ring| ring.error = told)
+        let index = u32::from(index);
+        self.on_ring(index, async move |device, ring| device.set_error(ring, file))?;
+        self.tell(index, |ring| ring.error = told)
     }
 
     fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
@@ -371,7 +430,10 @@ impl VhostUserBackendReqHandlerMut for Session {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
-        let facts = self.lines.first().ask(|device| device.facts()).map_err(refuse)?;
+        let facts = match self.lines.all().first() {
+            Some(line) => line.ask(|device| device.facts()).map_err(refuse)?,
+            None => self.facts,
+        };
         let start = usize::try_from(offset).map_err(refuse)?;
         let len = usize::try_from(size).map_err(refuse)?;
         let end = start.checked_add(len).ok_or(Error::InvalidParam)?;
@@ -385,6 +447,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if let Some(value) = at.and_then(|at| data.get(at).copied()) {
             let is_on = value != 0;
             self.lines.ask_all(move |device| device.set_write_back(is_on)).map_err(refuse)?;
+            self.set_write_back(is_on);
         }
         Ok(())
     }
@@ -409,6 +472,7 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_inflight_fd(&mut self, region: &VhostUserInflight, file: File) -> Result<()> {
         let (shape, offset) = (self.shape_of(region)?, region.mmap_offset);
         let mapped = MappedInflight::map(&file, shape, offset, region.mmap_size).map_err(refuse)?;
+        inflight::admit(&file, offset, shape, self.since).map_err(refuse)?;
         self.lines.ask_all(move |device| device.set_inflight(mapped.clone())).map_err(refuse)?;
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *region;
         self.told.inflight = Some(handed::Inflight {

@@ -19,8 +19,10 @@ use vhost::vhost_user::message::{BackendReq, FrontendReq};
 use vhost::vhost_user::{BackendReqHandler, Error, VhostUserBackendReqHandlerMut};
 
 use crate::disk::Trouble;
+use crate::export::Usage;
 use crate::handed::{FrontEnd, Told};
 use crate::line::{Gone, Lines};
+use crate::vhost::config::Facts;
 use crate::vhost::device::Device;
 use crate::vhost::memory::{Mapping, replace};
 use crate::vhost::peek::{LogBell, LooseTable, Peeked, VERSION_1, message, peek, reply};
@@ -45,6 +47,8 @@ struct Open {
     front_end: Option<UnixStream>,
     /// For messages from us to the front end. Closing it makes QEMU complain.
     channel: Option<OwnedFd>,
+    /// By the front end's last message; `None`: nobody is connected.
+    usage: Option<Usage>,
 }
 
 impl Ends {
@@ -67,7 +71,12 @@ impl Ends {
 
     /// Waits until there is something for the thread; false if it shall leave.
     fn wait(&self, on: &impl AsFd) -> Result<bool, Errno> {
-        let mut fds = [PollFd::new(on, PollFlags::IN), PollFd::new(&self.leave, PollFlags::IN)];
+        self.wait_for(on, PollFlags::IN)
+    }
+
+    /// The same; an end of `on` is always waited for.
+    fn wait_for(&self, on: &impl AsFd, events: PollFlags) -> Result<bool, Errno> {
+        let mut fds = [PollFd::new(on, events), PollFd::new(&self.leave, PollFlags::IN)];
         rustix::io::retry_on_intr(|| poll(&mut fds, None))?;
         Ok(fds[1].revents().is_empty())
     }
@@ -89,6 +98,16 @@ impl Ends {
         if let Some(front_end) = &self.open().front_end {
             let _ = front_end.shutdown(std::net::Shutdown::Both);
         }
+    }
+
+    /// By the front end's last message; `None`: nobody is connected.
+    pub(crate) fn usage(&self) -> Option<Usage> {
+        self.open().usage
+    }
+
+    fn note_usage(&self, session: &Mutex<Session>) {
+        let usage = locked(session).usage();
+        self.open().usage = Some(usage);
     }
 
     fn is_stopping(&self) -> bool {
@@ -114,7 +133,7 @@ impl Ends {
 
     fn dismiss(&self) {
         let mut open = self.open();
-        (open.front_end, open.channel) = (None, None);
+        (open.front_end, open.channel, open.usage) = (None, None, None);
     }
 
     /// Tells the front end to read the configuration space again.
@@ -129,7 +148,12 @@ impl Ends {
 }
 
 /// What the thread leaves to the next process: a front end, and what it has said.
-pub(crate) type Left = (UnixStream, Told<OwnedFd>);
+pub(crate) struct Left {
+    pub(crate) stream: UnixStream,
+    pub(crate) told: Told<OwnedFd>,
+    /// The guest's choice, where no device keeps it.
+    pub(crate) write_back: bool,
+}
 
 /// What a front end has said to the process before.
 struct Before {
@@ -143,7 +167,7 @@ struct Before {
 pub(crate) fn serve(
     ends: &Ends,
     lines: &Lines<Device>,
-    queues_max: u16,
+    (facts, since): (Facts, u64),
     retired: &Receiver<Arc<Mapping>>,
     first: Option<FrontEnd<OwnedFd>>,
 ) -> Option<Left> {
@@ -151,7 +175,9 @@ pub(crate) fn serve(
     loop {
         let stream = match first.take() {
             Some(FrontEnd { stream, channel, write_back, told }) => {
-                Ok(Some((UnixStream::from(stream), Some(Before { channel, write_back, told }))))
+                let stream = UnixStream::from(stream);
+                let remembered = ends.remember(&stream);
+                remembered.map(|()| Some((stream, Some(Before { channel, write_back, told }))))
             }
             None => ends.accept().map(|stream| stream.map(|stream| (stream, None))),
         };
@@ -169,7 +195,8 @@ pub(crate) fn serve(
                 continue;
             }
         };
-        let served = serve_one(ends, lines, queues_max, stream, before, retired);
+        let session = Session::new(lines.clone(), facts, since);
+        let served = serve_one(ends, lines, session, stream, before, retired);
         match served {
             Ok(Some(left)) => return Some(left),
             Ok(None) => ends.dismiss(),
@@ -189,21 +216,22 @@ enum Ended {
 fn serve_one(
     ends: &Ends,
     lines: &Lines<Device>,
-    queues_max: u16,
+    session: Session,
     stream: UnixStream,
     before: Option<Before>,
     retired: &Receiver<Arc<Mapping>>,
 ) -> Result<Option<Left>, Gone> {
-    let session = Arc::new(Mutex::new(Session::new(lines.clone(), queues_max)));
+    let session = Arc::new(Mutex::new(session));
     lines.ask_all(|device| device.connect())?;
     let ended = match handler(ends, lines, &stream, &session, before) {
         Ok(handler) => converse(ends, &stream, handler, &session, retired),
         Err(error) => Err(error),
     };
     if let Ok(Ended::Left) = ended {
-        let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut session = locked(&session);
+        let write_back = session.write_back();
         return match session.take_told() {
-            Ok(told) => Ok(Some((stream, told))),
+            Ok(told) => Ok(Some(Left { stream, told, write_back })),
             Err(_) => Err(Gone),
         };
     }
@@ -211,7 +239,9 @@ fn serve_one(
         && !ends.is_stopping()
     {
         tracing::warn!(reason, "a front end was disconnected");
-        let _ = lines.first().ask(|device| device.note(Trouble::Initiator(reason)));
+        if let Some(line) = lines.all().first() {
+            let _ = line.ask(|device| device.note(Trouble::Initiator(reason)));
+        }
     }
     let left = leave(ends, lines);
     drop_all(retired);
@@ -234,11 +264,11 @@ fn handler(
         let stream = stream.try_clone().map_err(text)?;
         return Ok(BackendReqHandler::from_stream(stream, session.clone()));
     };
-    ends.remember(stream).map_err(text)?;
     ends.open().channel = channel;
     let handler = negotiated(stream, session, told.features, told.protocol)?;
     lines.ask_all(move |device| device.set_write_back(write_back)).map_err(|e| e.to_string())?;
-    let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut session = locked(session);
+    session.set_write_back(write_back);
     session.tell_again(told).map_err(|error| error.to_string())?;
     Ok(handler)
 }
@@ -287,6 +317,10 @@ fn drop_all(retired: &Receiver<Arc<Mapping>>) {
     retired.try_iter().for_each(drop);
 }
 
+fn locked(session: &Mutex<Session>) -> MutexGuard<'_, Session> {
+    session.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn converse(
     ends: &Ends,
     stream: &UnixStream,
@@ -294,13 +328,21 @@ fn converse(
     session: &Arc<Mutex<Session>>,
     retired: &Receiver<Arc<Mapping>>,
 ) -> Result<Ended, String> {
+    let text = |error: Errno| error.to_string();
     loop {
-        if !ends.wait(stream).map_err(|error| error.to_string())? {
+        ends.note_usage(session);
+        if !ends.wait(stream).map_err(text)? {
             return Ok(Ended::Left);
         }
         match peek(stream) {
             Ok(Peeked::End) | Err(Errno::CONNRESET) => return Ok(Ended::ByIt),
             Ok(Peeked::Ordinary) => {}
+            Ok(Peeked::StopRing) if locked(session).is_owing() => {
+                // It stays where it is until somebody serves the ring, and takes it then.
+                let left = !ends.wait_for(stream, PollFlags::empty()).map_err(text)?;
+                return Ok(if left { Ended::Left } else { Ended::ByIt });
+            }
+            Ok(Peeked::StopRing) => {}
             Ok(Peeked::Channel(channel)) => ends.open().channel = Some(channel),
             Ok(Peeked::LooseTable) => {
                 take_loose_table(stream, session).map_err(|error| error.to_string())?;
@@ -322,7 +364,7 @@ fn converse(
 
 fn take_loose_table(stream: &UnixStream, session: &Mutex<Session>) -> Result<(), Error> {
     let table = LooseTable::receive(stream).map_err(Error::SocketError)?;
-    let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut session = locked(session);
     let taken = session.set_mem_table(&table.regions, table.files, None);
     if table.wants_reply && session.acknowledges() {
         reply(stream, FrontendReq::SET_MEM_TABLE, taken.is_ok()).map_err(Error::SocketError)?;
@@ -332,7 +374,7 @@ fn take_loose_table(stream: &UnixStream, session: &Mutex<Session>) -> Result<(),
 
 fn take_log_bell(stream: &UnixStream, session: &Mutex<Session>) -> Result<(), Error> {
     let bell = LogBell::receive(stream).map_err(Error::SocketError)?;
-    let mut session = session.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut session = locked(session);
     let taken = session.set_log_bell(bell.file);
     if bell.wants_reply && session.acknowledges() {
         reply(stream, FrontendReq::SET_LOG_FD, taken.is_ok()).map_err(Error::SocketError)?;

@@ -318,7 +318,7 @@ fn a_specification_is_checked_before_anything_happens() {
     let start = |queues_max: u16, serial: &str, socket: std::path::PathBuf| {
         let limits = RateLimits::new(Rates::default());
         let (name, serial) = ("x".into(), serial.into());
-        let spec = ExportSpec { name, socket, queues_max, serial, limits };
+        let spec = ExportSpec { name, socket, queues_max, serial, limits, since: 0 };
         VhostExport::start(rig.parts(), spec)
     };
     for queues_max in [0, QUEUES_MAX + 1] {

@@ -13,3 +13,4 @@ mod lifecycle;
 mod packed;
 mod reads_and_writes;
 mod rig;
+mod waiting;

@@ -101,7 +101,8 @@ impl Rig {
 
     pub fn spec(&self, socket: PathBuf, queues_max: u16) -> ExportSpec {
         let limits = RateLimits::new(Rates::default());
-        ExportSpec { name: "disk".into(), socket, queues_max, serial: SERIAL.into(), limits }
+        let serial = SERIAL.into();
+        ExportSpec { name: "disk".into(), socket, queues_max, serial, limits, since: 0 }
     }
 
     /// The other reactors let the volume go.

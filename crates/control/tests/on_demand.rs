@@ -1,0 +1,432 @@
+//! Goal: an array on demand is where its guest is, on one host at a time, with all that was
+//! acknowledged; it does not bounce, and outlives kills and upgrades in any state.
+//! Method: a daemon that offers drives by NVMe/TCP, and two that call themselves hosts and share
+//! them. Guests are front ends whose rings are made by hand: one that moves stops its rings at one
+//! host, as QEMU does, and starts them at the other.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod daemon;
+#[path = "../../target/tests/export/front_end.rs"]
+#[expect(dead_code, reason = "the target's tests use all of it")]
+mod front_end;
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use daemon::Daemon;
+use front_end::{FEATURES, FrontEnd, RING_SIZE, within};
+use vhost::VhostBackend;
+use vhost::vhost_user::VhostUserFrontend;
+use vhost::vhost_user::message::VhostUserInflight;
+
+const NQN: &str = "nqn.2026-01.test:d";
+const DRIVES: usize = 2;
+const QUEUES: u16 = 2;
+/// QEMU asks for a dirty log while it copies a guest's memory.
+const LOG_ALL: u64 = 1 << 26;
+const DATA: u64 = 8 << 20;
+const BLOCK: u32 = 8192;
+/// How often the daemon looks at guests.
+const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+const TOGGLES: usize = 20;
+const KIND_IN: u32 = 0;
+const KIND_OUT: u32 = 1;
+
+/// The daemon with the drives, and two hosts with an array on demand, which is at neither.
+struct Hosts {
+    _store: Daemon,
+    /// Of the store.
+    port: u16,
+    a: Daemon,
+    b: Daemon,
+}
+
+impl Hosts {
+    fn new() -> Hosts {
+        let store = Daemon::start_beside(9, &["--poll-us", "0"]);
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        store.ok("drive attach @/t.img --size 512M");
+        store.ok("array create t --level 0 --drives t");
+        for drive in 0..DRIVES {
+            store.ok(&format!("volume create t{drive} --array t --size 96M"));
+            store.ok(&format!(
+                "export create t{drive} --volume t{drive} --kind nvme-tcp \
+                 --listen 127.0.0.1:{port} --nqn {NQN}{drive}"
+            ));
+        }
+        let [a, b] = [1, 2].map(|number| {
+            let host = Daemon::start_beside(number, &["--poll-us", "0"]);
+            for drive in 0..DRIVES {
+                attach(&host, port, drive);
+            }
+            if number == 1 {
+                host.ok("array create a --level 1 --drives far0,far1");
+                host.ok("volume create v --array a --size 32M");
+            } else {
+                host.ok("array start --scan");
+            }
+            host.ok(&format!("export create e --volume v --queues {QUEUES}"));
+            host.ok("array stop a");
+            let said = host.ok("array on-demand a");
+            assert!(said.contains("array a is on demand: stopped, on demand"), "{said}");
+            host
+        });
+        Hosts { _store: store, port, a, b }
+    }
+}
+
+fn attach(host: &Daemon, port: u16, drive: usize) {
+    host.ok(&format!("drive attach nvme-tcp://127.0.0.1:{port}/{NQN}{drive} --name far{drive}"));
+}
+
+fn guest_at(host: &Daemon) -> FrontEnd {
+    FrontEnd::started(&host.path("export/e.sock"), QUEUES)
+}
+
+/// A block of a guest that can be told from all others.
+fn block(number: u64) -> Vec<u8> {
+    (0..u64::from(BLOCK) / 8).flat_map(|word| (number << 32 | word).to_le_bytes()).collect()
+}
+
+/// A request of each queue, acknowledged.
+fn work(guest: &mut FrontEnd, kind: u32, number: u64) -> Vec<Vec<u8>> {
+    let queues = 0..usize::from(QUEUES);
+    let status = queues.clone().map(|queue| {
+        let at = DATA + queue as u64 * u64::from(BLOCK);
+        let number = number + queue as u64;
+        guest.put(at, &if kind == KIND_OUT { block(number) } else { vec![0xee; BLOCK as usize] });
+        let data = (at, BLOCK, kind == KIND_IN);
+        let status = guest.request(queue, 0, kind, number * u64::from(BLOCK) / 512, data);
+        guest.offer(queue, 0);
+        guest.kick(queue);
+        status
+    });
+    let status: Vec<u64> = status.collect();
+    for (queue, status) in queues.clone().zip(status) {
+        guest.wait_used(queue, 1);
+        assert_eq!(guest.get(status, 1), [0]);
+    }
+    let at = |queue: usize| DATA + queue as u64 * u64::from(BLOCK);
+    queues.map(|queue| guest.get(at(queue), BLOCK as usize)).collect()
+}
+
+fn write(guest: &mut FrontEnd, number: u64) {
+    work(guest, KIND_OUT, number);
+}
+
+fn is_there(guest: &mut FrontEnd, number: u64) {
+    let found = work(guest, KIND_IN, number);
+    let expected: Vec<_> = (0..u64::from(QUEUES)).map(|queue| block(number + queue)).collect();
+    assert!(found == expected, "block {number} is not as it was written");
+}
+
+fn stop_rings(guest: &FrontEnd) {
+    for queue in 0..usize::from(QUEUES) {
+        guest.front.get_vring_base(queue).unwrap();
+    }
+}
+
+/// Goes on where the guest's rings stand, as QEMU does: with no log.
+fn start_rings(guest: &mut FrontEnd) {
+    guest.front.set_features(FEATURES).unwrap();
+    (0..usize::from(QUEUES)).for_each(|queue| guest.start(queue, guest.used_index(queue)));
+}
+
+/// What QEMU says at the end of a move, or of a try: the rings are stopped while it logs.
+fn leave(guest: &FrontEnd) {
+    guest.front.set_features(FEATURES | LOG_ALL).unwrap();
+    stop_rings(guest);
+}
+
+/// Each look takes some milliseconds, and a lease that is watched half a minute.
+fn wait_state(host: &Daemon, state: &str) {
+    assert!(within(60_000, || host.array_state("a") == state), "not {state}: {}", host.log());
+}
+
+fn wait_away(host: &Daemon) {
+    wait_state(host, "stopped");
+}
+
+fn count(host: &Daemon, what: &str) -> usize {
+    host.log().matches(what).count()
+}
+
+#[test]
+fn an_array_goes_with_its_guest_and_back() {
+    let Hosts { _store, a, b, .. } = Hosts::new();
+    let mut at_a = guest_at(&a);
+    write(&mut at_a, 0);
+    let shown = a.json("array show a");
+    assert_eq!((&shown["state"], &shown["on_demand"]), (&"optimal".into(), &true.into()));
+    assert!(a.ok("array list").contains("optimal, on demand"));
+    // The guest is prepared there, with memory and all; nothing is taken from here.
+    let mut at_b = FrontEnd::connect(&b.path("export/e.sock"), QUEUES);
+    at_b.front.add_mem_region(&at_b.region()).unwrap();
+    b.wait_for("export show e", |export| export["state"] == "connected");
+    assert_eq!(b.array_state("a"), "stopped");
+    let mut number = 0;
+    for round in 0..2 {
+        let (here, there) = if round == 0 { (&a, &b) } else { (&b, &a) };
+        let (from, to) = if round == 0 { (&at_a, &mut at_b) } else { (&at_b, &mut at_a) };
+        leave(from);
+        // Before it is known that the other one has let go.
+        start_rings(to);
+        is_there(to, number);
+        number += 2;
+        write(to, number);
+        assert_eq!(here.array_state("a"), "stopped");
+        assert_eq!(there.array_state("a"), "optimal");
+    }
+    // A failed move: the guest goes on where it was, before the array is needed elsewhere.
+    leave(&at_a);
+    wait_away(&a);
+    start_rings(&mut at_a);
+    is_there(&mut at_a, number);
+    for host in [&a, &b] {
+        assert_eq!(count(host, "ERROR"), 0, "{}", host.log());
+        let waited = waited_ms(host);
+        // It was stopped, and its lease given back: else that is watched for longer.
+        assert!(!waited.is_empty() && waited.iter().all(|ms| *ms < 20_000), "{waited:?}");
+    }
+}
+
+/// How long guests of a host have waited for the array, each time.
+fn waited_ms(host: &Daemon) -> Vec<u64> {
+    let log = host.log();
+    let said = log.split("waited_ms").skip(1);
+    let numbers = said.map(|rest| {
+        let from = rest.find(|c: char| c.is_ascii_digit()).unwrap();
+        rest[from..].chars().take_while(char::is_ascii_digit).collect::<String>()
+    });
+    numbers.map(|number| number.parse().unwrap()).collect()
+}
+
+/// Its host died, and another one had the array meanwhile: what the guest knows of its disk is old.
+#[test]
+fn a_guest_that_was_at_work_before_another_host_had_the_array_does_not_go_on() {
+    let Hosts { _store, mut a, b, .. } = Hosts::new();
+    let mut stale = FrontEnd::connect(&a.path("export/e.sock"), QUEUES);
+    let asked = VhostUserInflight::new(0, 0, QUEUES, RING_SIZE);
+    let (region, log) = stale.front.get_inflight_fd(&asked).unwrap();
+    begin(&mut stale, &region, &log);
+    write(&mut stale, 0);
+    let again = |guest: FrontEnd, host: &Daemon| {
+        let mut guest = guest.again(&host.path("export/e.sock"));
+        begin(&mut guest, &region, &log);
+        guest
+    };
+    // The next daemon goes on with it.
+    a.kill();
+    a.start_again();
+    let mut stale = again(stale, &a);
+    is_there(&mut stale, 0);
+    a.kill();
+    let mut at_b = guest_at(&b);
+    write(&mut at_b, 2);
+    drop(at_b);
+    wait_away(&b);
+    a.start_again();
+    // It brings the array here, and is sent away.
+    let stale = again(stale, &a);
+    wait_state(&a, "optimal");
+    let is_refused = |export: &serde_json::Value| {
+        let why = export["error"].as_str().unwrap_or("");
+        why.contains("before another host had the volume") && export["state"] == "listening"
+    };
+    a.wait_for("export show e", is_refused);
+    let mut stale = stale.again(&a.path("export/e.sock"));
+    assert!(stale.front.set_inflight_fd(&region, log.as_raw_fd()).is_err());
+    // Nor does that keep the array here.
+    wait_away(&a);
+    let mut stale = stale.again(&a.path("export/e.sock"));
+    assert!(stale.front.set_inflight_fd(&region, log.as_raw_fd()).is_err());
+    assert_eq!(a.array_state("a"), "stopped");
+    // One that starts anew has it.
+    drop(stale);
+    let mut guest = guest_at(&a);
+    is_there(&mut guest, 2);
+}
+
+/// As QEMU does it, also once it has lost its connection.
+fn begin(guest: &mut FrontEnd, region: &VhostUserInflight, log: &File) {
+    guest.front.set_inflight_fd(region, log.as_raw_fd()).unwrap();
+    guest.front.add_mem_region(&guest.region()).unwrap();
+    (0..usize::from(QUEUES)).for_each(|queue| guest.start(queue, guest.used_index(queue)));
+}
+
+#[test]
+fn an_array_in_use_stays_and_who_waits_is_told() {
+    let Hosts { _store, a, b, .. } = Hosts::new();
+    let mut at_a = guest_at(&a);
+    write(&mut at_a, 0);
+    let mut at_b = guest_at(&b);
+    b.wait_for("array show a", |array| array["state"] == "unavailable");
+    let why = b.json("array show a")["error"].as_str().unwrap().to_owned();
+    assert!(why.contains("has array a") && why.contains("no guest there"), "{why}");
+    let why = b.json("export show e")["error"].as_str().unwrap().to_owned();
+    assert!(why.contains("its guest waits for array a"), "{why}");
+    // Others change what they like meanwhile; longer than it takes to see that the lease lives.
+    for _ in 0..4 {
+        b.ok("drive attach @/x.img --size 64M");
+        b.ok("drive detach x");
+        std::thread::park_timeout(Duration::from_secs(3));
+    }
+    is_there(&mut at_a, 0);
+    assert_eq!(count(&a, "let go"), 0);
+    // Its guest is shut down.
+    drop(at_a);
+    is_there(&mut at_b, 0);
+    assert_eq!(a.array_state("a"), "stopped");
+}
+
+/// A guest that boots stops its rings and starts them again, and a front end may play at moving.
+#[test]
+fn an_array_does_not_bounce() {
+    let Hosts { _store, a, .. } = Hosts::new();
+    for (features, most) in [(FEATURES, 0), (FEATURES | LOG_ALL, TOGGLES / 4)] {
+        let mut guest = guest_at(&a);
+        write(&mut guest, 0);
+        let before = count(&a, "let go: no guest");
+        for _ in 0..TOGGLES {
+            guest.front.set_features(features).unwrap();
+            stop_rings(&guest);
+            // Longer than until it is looked at.
+            std::thread::park_timeout(2 * LOOK_INTERVAL);
+            start_rings(&mut guest);
+            is_there(&mut guest, 0);
+        }
+        let bounced = count(&a, "let go: no guest") - before;
+        assert!(bounced <= most, "{bounced} times");
+        drop(guest);
+        wait_away(&a);
+        assert!(within(5000, || count(&a, "let go: no guest") == before + bounced + 1));
+    }
+}
+
+#[test]
+fn a_daemon_that_is_killed_or_exchanged_goes_on_as_it_was() {
+    let Hosts { _store, mut a, b, .. } = Hosts::new();
+    // At work.
+    let mut guest = guest_at(&a);
+    write(&mut guest, 0);
+    assert_eq!(a.json("upgrade")["count"], 1);
+    is_there(&mut guest, 0);
+    a.kill();
+    a.start_again();
+    assert_eq!(a.json("export show e")["state"], "listening");
+    let mut guest = guest_at(&a);
+    is_there(&mut guest, 0);
+    // Before it has let go, or just after: the next one does, and no lease has to be watched.
+    leave(&guest);
+    a.kill();
+    a.start_again();
+    drop(guest);
+    assert_eq!(a.json("array show a")["on_demand"], true);
+    wait_away(&a);
+    // While a guest waits.
+    let mut at_b = guest_at(&b);
+    assert_eq!(b.json("upgrade")["count"], 1);
+    is_there(&mut at_b, 0);
+    assert_eq!(count(&b, "has array a"), 0, "{}", b.log());
+    let mut at_a = guest_at(&a);
+    a.wait_for("array show a", |array| array["state"] == "unavailable");
+    assert_eq!(a.json("upgrade")["count"], 1);
+    a.wait_for("array show a", |array| array["state"] == "unavailable");
+    // Nor does who waits get it while the other one is exchanged.
+    assert_eq!(b.json("upgrade")["count"], 2);
+    is_there(&mut at_b, 0);
+    assert_eq!(a.array_state("a"), "unavailable");
+    drop(at_b);
+    is_there(&mut at_a, 0);
+    assert_eq!(b.array_state("a"), "stopped");
+}
+
+/// Its lease stands still, and is watched before it is taken over.
+#[test]
+fn a_host_that_died_with_the_array_does_not_keep_it() {
+    let Hosts { _store, mut a, b, .. } = Hosts::new();
+    let mut at_a = guest_at(&a);
+    write(&mut at_a, 0);
+    a.kill();
+    let mut at_b = guest_at(&b);
+    b.wait_for("array show a", |array| array["state"] == "unavailable");
+    wait_state(&b, "optimal");
+    is_there(&mut at_b, 0);
+    a.start_again();
+    let mut at_a = guest_at(&a);
+    a.wait_for("array show a", |array| array["state"] == "unavailable");
+    is_there(&mut at_b, 0);
+    leave(&at_b);
+    is_there(&mut at_a, 0);
+}
+
+/// One that has only a part of the drives may not know what was written to the others.
+#[test]
+fn a_host_that_lacks_a_drive_waits_for_it() {
+    let Hosts { _store, port, a, b } = Hosts::new();
+    b.ok("drive detach far1");
+    let mut at_a = guest_at(&a);
+    write(&mut at_a, 0);
+    drop(at_a);
+    wait_away(&a);
+    let mut at_b = guest_at(&b);
+    b.wait_for("array show a", |array| array["state"] == "unavailable");
+    let why = b.json("array show a")["error"].as_str().unwrap().to_owned();
+    assert!(why.contains("newer data"), "{why}");
+    attach(&b, port, 1);
+    is_there(&mut at_b, 0);
+    assert_eq!(b.array_state("a"), "optimal");
+}
+
+#[test]
+fn what_exports_have_while_they_wait_is_changed_and_refused() {
+    let Hosts { _store, a, b, .. } = Hosts::new();
+    let at_b = FrontEnd::connect(&b.path("export/e.sock"), QUEUES);
+    b.wait_for("export show e", |export| export["state"] == "connected");
+    // Refusals, and what mends each.
+    for (line, said) in [
+        ("array on-demand a --off", "shut the guest down first"),
+        ("array scrub a", "array on-demand a --off"),
+        ("array stop a", "array on-demand a --off"),
+        ("array delete a", "start it first"),
+        ("export delete e", "shut the guest down first"),
+        ("array on-demand b", "array list"),
+    ] {
+        let refused = b.refused(line);
+        assert!(refused.contains(said), "{line}: {refused}");
+    }
+    assert!(!b.ok("array start --scan").contains("started"), "guests decide where it is");
+    b.ok("export set e --read-iops 1000");
+    drop(at_b);
+    b.wait_for("export show e", |export| export["state"] == "listening");
+    // Not on demand, it is an array as any.
+    a.ok("array on-demand a");
+    a.ok("array on-demand a --off");
+    assert_eq!(a.json("export show e")["state"], "down");
+    a.ok("array start a");
+    a.ok("export create n --volume v --kind nbd");
+    let refused = a.refused("array on-demand a");
+    assert!(refused.contains("an export by nbd cannot tell"), "{refused}");
+    a.ok("export delete n");
+    a.ok("volume resize v --size 48M");
+    a.ok("array on-demand a");
+    let refused = a.refused("array stop a");
+    assert!(refused.contains("array on-demand a --off"), "{refused}");
+    let refused = a.refused("export create n --volume v --kind nbd");
+    assert!(refused.contains("an export by nbd cannot tell"), "{refused}");
+    wait_away(&a);
+    // The other host hears of what was done only when it has the array, and so does its guest.
+    let mut at_b = guest_at(&b);
+    write(&mut at_b, 0);
+    assert_eq!(b.json("volume show v")["bytes"], 48 << 20);
+    assert_eq!(b.json("export show e")["limits"]["read_iops"], 1000);
+    drop(at_b);
+    wait_away(&b);
+    b.ok("export delete e");
+    assert!(!b.path("export/e.sock").exists());
+    let refused = b.refused("export create e --volume v");
+    assert!(refused.contains("there is no volume v"), "{refused}");
+    b.ok("array delete a --force");
+}
