@@ -69,7 +69,7 @@ pub struct Scenario {
     pub fleet: Rc<RefCell<Fleet>>,
     pub unsure: Rc<RefCell<BTreeSet<u64>>>,
     /// Of any life so far.
-    ever_unsure: BTreeSet<u64>,
+    ever_unsure: Rc<RefCell<BTreeSet<u64>>>,
     /// Engine memory. Only of this seed: what a buffer holds when it is taken must repeat, too.
     buffers: Rc<BufferPool>,
     prng: Prng,
@@ -124,7 +124,7 @@ impl Scenario {
             oracle: Rc::new(RefCell::new(Oracle::new(seed))),
             fleet: Rc::new(RefCell::new(fleet)),
             unsure: Rc::default(),
-            ever_unsure: BTreeSet::new(),
+            ever_unsure: Rc::default(),
             buffers: BufferPool::new(),
             prng: Prng::stream(seed, "workload"),
             order: Prng::stream(seed, "order"),
@@ -341,8 +341,6 @@ impl Scenario {
 
     /// Which stripes will wait for resync, from what is on the drives.
     fn expect_unsure(&mut self, offered: &[u32]) {
-        // An outage may have left some so.
-        self.ever_unsure.extend(&*self.unsure.borrow());
         let world = self.world.borrow();
         let drives = || offered.iter().map(|drive| &world.drives[*drive as usize]);
         let mut unsure = BTreeSet::new();
@@ -379,8 +377,8 @@ impl Scenario {
             // Copies that differ can be read, each by itself.
             unsure.clear();
         }
-        self.ever_unsure.extend(&unsure);
-        if !bad.is_subset(&self.ever_unsure) && !self.plan.beyond {
+        self.ever_unsure.borrow_mut().extend(&unsure);
+        if !bad.is_subset(&self.ever_unsure.borrow()) && !self.plan.beyond {
             let why = format!("{bad:?}: not all of them were unsure once, and some are given up");
             self.world.borrow_mut().fail(why);
         }
@@ -397,6 +395,7 @@ impl Scenario {
             oracle: self.oracle.clone(),
             fleet: self.fleet.clone(),
             unsure: self.unsure.clone(),
+            ever_unsure: self.ever_unsure.clone(),
             covered: self.covered.clone(),
             prng: Prng::from_seed(self.prng.next_u64()),
             is_first: self.life == 1,
@@ -420,6 +419,7 @@ struct Seedling {
     oracle: Rc<RefCell<Oracle>>,
     fleet: Rc<RefCell<Fleet>>,
     unsure: Rc<RefCell<BTreeSet<u64>>>,
+    ever_unsure: Rc<RefCell<BTreeSet<u64>>>,
     covered: Rc<Cell<bool>>,
     prng: Prng,
     is_first: bool,
@@ -559,6 +559,7 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         oracle: seedling.oracle.clone(),
         fleet: seedling.fleet.clone(),
         unsure: seedling.unsure.clone(),
+        ever_unsure: seedling.ever_unsure.clone(),
         working: Cell::new(0),
         waiting: WaitList::default(),
         outage: Cell::default(),

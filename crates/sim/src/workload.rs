@@ -48,6 +48,8 @@ pub struct Life {
     /// whole since. With a member lost they may answer with an error (the write hole of the
     /// `bitmap` policy).
     pub unsure: Rc<RefCell<BTreeSet<u64>>>,
+    /// Those that ever were: blocks of one may be given up until what made it sure is in place.
+    pub ever_unsure: Rc<RefCell<BTreeSet<u64>>>,
     /// A member was impaired at some moment of this life.
     pub impaired_seen: Cell<bool>,
     pub working: Cell<usize>,
@@ -151,7 +153,8 @@ impl Life {
         if self.plan.outages && !is_covered && self.array.layout().parity > 0 {
             let stripe = self.array.stripe_bytes();
             let stripes = offset / stripe..(offset + len).div_ceil(stripe);
-            self.unsure.borrow_mut().extend(stripes);
+            self.unsure.borrow_mut().extend(stripes.clone());
+            self.ever_unsure.borrow_mut().extend(stripes);
         }
     }
 
