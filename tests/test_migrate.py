@@ -28,13 +28,12 @@ from demo import guest_image, vm
 from demo.engine import Engine
 from demo.vm import Vm
 from tests.rig import BINARY, CACHE, CHECKOUT, DRIVE_BYTES, rig
-from tests.test_resume import LOAD, PROBE, longest_gap
+from tests.watched import PACKED, Watched
 
 VOLUME_BYTES = 512 << 20
 MOVES = int(os.environ.get("ASHLAR_MOVES") or 4)
 DRIVES = 2
 QUEUES = 4
-PACKED = ["-global", "vhost-user-blk-pci.packed=on"]
 PAUSE_SECONDS_MAX = {"kvm": 5, "tcg": 15}
 BETWEEN_SECONDS = 6  # one that has just come does not go at once
 QEMU_MIN = 9
@@ -148,42 +147,26 @@ class Migrate(unittest.TestCase):
         with rig() as made:
             hosts = Hosts(made)
             guest = hosts.boot(options)
-            answered = []
-            load = guest.spawn(LOAD)
-            probe = guest.spawn(PROBE, on_line=lambda line: answered.append(float(line)))
-            pauses, still = [], []
+            watched = Watched(self, guest, answer_seconds=120, end_seconds=300)
+            still = []
             here, there = hosts.hosts
             for when in moves:
-                self.wait_answered(answered, len(answered) + 5)
-                before = len(answered) - 1
-                time.sleep(BETWEEN_SECONDS)
-                if when:
-                    guest.fail_to_move([hosts.socket(there)], when)
-                else:
-                    still.append(guest.move_to([hosts.socket(there)]))
-                    here, there = there, here
-                hosts.wait_state(here, "optimal")
-                self.assertEqual(there.array_state("a"), "stopped")
-                self.wait_answered(answered, len(answered) + 5)
-                pauses.append(longest_gap(answered[before:]))
-            guest.check("touch /run/enough")
-            for running in [load, probe]:
-                output = running.wait(300)
-                self.assertEqual(output.rc, 0, output.text[-2000:])
-            said = guest.check("dmesg")
-            self.assertNotRegex(said, "(?i)I/O error|blocked for more than|virtio.*(fail|error)")
+                with watched.disturbed(BETWEEN_SECONDS):
+                    if when:
+                        guest.fail_to_move([hosts.socket(there)], when)
+                    else:
+                        still.append(guest.move_to([hosts.socket(there)]))
+                        here, there = there, here
+                    hosts.wait_state(here, "optimal")
+                    self.assertEqual(there.array_state("a"), "stopped")
+            watched.end()
+            pauses = watched.pauses
             self.assertNotRegex(hosts.logs(), "ERROR")
             print(f"{what} {len(moves)} times ({guest.accel}): the guest waited for", *pauses, "s;")
             print("QEMU says it stood still for", *still, "s of it")
             self.assertLess(max(pauses), PAUSE_SECONDS_MAX[guest.accel])
             guest.shutdown()
             hosts.wait_state(here, "stopped")
-
-    def wait_answered(self, answered, count, seconds=120):
-        deadline = time.monotonic() + seconds
-        while len(answered) < count:
-            self.assertLess(time.monotonic(), deadline, "the guest is not answered")
-            time.sleep(0.05)
 
 
 if __name__ == "__main__":

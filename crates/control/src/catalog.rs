@@ -464,9 +464,9 @@ mod tests {
         let mut older = serde_json::to_value(filled()).unwrap();
         older["version"] = 6.into();
         let arrays = older["arrays"].as_object_mut().unwrap();
-        arrays.values_mut().for_each(|its| drop(its.as_object_mut().unwrap().remove("on_demand")));
-        let arrays = older["arrays"].as_object_mut().unwrap();
-        arrays.values_mut().for_each(|its| drop(its.as_object_mut().unwrap().remove("since")));
+        for its in arrays.values_mut().map(|its| its.as_object_mut().unwrap()) {
+            its.retain(|field, _| !["on_demand", "since"].contains(&field.as_str()));
+        }
         older["exports"]["vm1"].as_object_mut().unwrap().remove("disk");
         std::fs::write(scratch.path().join(FILE), older.to_string()).unwrap();
         let mut kept = filled();

@@ -84,7 +84,7 @@ impl Served {
         since: u64,
         handed: Option<Handed<OwnedFd>>,
     ) -> Answer<Served> {
-        let (Front::VhostUserBlk { socket, queues }, Some(disk)) =
+        let (Front::VhostUserBlk { socket, queues: queues_max }, Some(disk)) =
             (known.front.clone(), known.disk)
         else {
             return Err(Refusal::conflict("nobody knows how large its volume is")
@@ -92,7 +92,6 @@ impl Served {
         };
         let limits = RateLimits::new(rates(known.limits));
         let (name, serial, its) = (name.to_owned(), String::new(), limits.clone());
-        let queues_max = queues;
         let spec = ExportSpec { name, socket, queues_max, serial, limits: its, since };
         let KnownDisk { bytes, discard_bytes } = disk;
         let facts = DiskFacts { bytes, discard_bytes };

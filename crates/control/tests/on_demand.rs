@@ -16,7 +16,7 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use daemon::Daemon;
-use front_end::{FEATURES, FrontEnd, RING_SIZE, within};
+use front_end::{FEATURES, FrontEnd, LOG_ALL, RING_SIZE, within};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::VhostUserInflight;
@@ -24,8 +24,6 @@ use vhost::vhost_user::message::VhostUserInflight;
 const NQN: &str = "nqn.2026-01.test:d";
 const DRIVES: usize = 2;
 const QUEUES: u16 = 2;
-/// QEMU asks for a dirty log while it copies a guest's memory.
-const LOG_ALL: u64 = 1 << 26;
 const DATA: u64 = 8 << 20;
 const BLOCK: u32 = 8192;
 /// How often the daemon looks at guests.

@@ -354,7 +354,6 @@ impl Array {
 
     /// Waits for requests under way, flushes, marks the array clean. Afterwards it does nothing.
     pub async fn stop(self: &Rc<Self>) -> Result<(), ArrayError> {
-        self.drain().await;
         let rested = self.rest().await;
         self.release().await;
         rested
@@ -362,7 +361,6 @@ impl Array {
 
     /// The same, for who goes on at once as the same host: no other may have it in between.
     pub async fn stop_for_next(self: &Rc<Self>) -> Result<(), ArrayError> {
-        self.drain().await;
         let rested = self.rest().await;
         if let Some(lease) = self.lease.get() {
             lease.leave().await;
@@ -371,6 +369,7 @@ impl Array {
     }
 
     async fn rest(self: &Rc<Self>) -> Result<(), ArrayError> {
+        self.drain().await;
         let drained = self.drain_journal().await;
         self.write_sums().await?;
         self.members.flush().await?;

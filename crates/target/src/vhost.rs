@@ -104,6 +104,14 @@ impl VhostExport {
         let path = &spec.socket;
         let listener = unix_socket::bind(path, BACKLOG).map_err(|error| error.of(path))?;
         let started = start_bound(parts, &spec, checked, listener, None, SERVED);
+        VhostExport::listening(spec, started)
+    }
+
+    /// With its socket, which goes if it could not be started.
+    fn listening(
+        spec: ExportSpec,
+        started: Result<Started, ExportError>,
+    ) -> Result<VhostExport, ExportError> {
         let (lines, ends, thread) = started.inspect_err(|_| {
             let _ = std::fs::remove_file(&spec.socket);
         })?;
@@ -125,10 +133,7 @@ impl VhostExport {
             None => (unix_socket::bind(path, BACKLOG).map_err(|error| error.of(path))?, None),
         };
         let started = start_bound(Vec::new(), &spec, checked, listener, front_end, facts);
-        let (lines, ends, thread) = started.inspect_err(|_| {
-            let _ = std::fs::remove_file(&spec.socket);
-        })?;
-        Ok(VhostExport { spec, lines, ends, thread: Some(thread) })
+        VhostExport::listening(spec, started)
     }
 
     /// Goes on where another process has handed over.

@@ -78,15 +78,14 @@ struct Wait {
     again: Instant,
     /// Another host's lease as it was seen last, and since when.
     lease: ((u64, u64), Instant),
+    /// `None`: it was not tried yet.
     why: Option<Refusal>,
-    /// What is on the drives was looked at anew.
-    has_probed: bool,
 }
 
 impl Wait {
     fn begin() -> Wait {
         let now = Instant::now();
-        Wait { since: now, again: now, lease: ((0, 0), now), why: None, has_probed: false }
+        Wait { since: now, again: now, lease: ((0, 0), now), why: None }
     }
 
     /// Soon at first, while another host is just giving the array back; then more seldom.
@@ -307,7 +306,7 @@ impl Host {
     async fn take(&self, array: Uuid, wait: &mut Wait) -> Answer<()> {
         let name = self.array_name(array);
         // Looked at without keeping others from their changes, which a start that waits does.
-        if !std::mem::replace(&mut wait.has_probed, true) {
+        if wait.why.is_none() {
             self.probe_free_drives().await;
         }
         if let Some((host, age)) = self.owner_elsewhere(array).await
@@ -402,9 +401,11 @@ impl Host {
     }
 
     fn has_waiting(&self, array: Uuid) -> bool {
-        let waits =
-            |(name, _): &(String, KnownExport)| self.look(|state| state.waiting.contains_key(name));
-        self.exports_of(array).iter().any(waits)
+        self.look(|state| {
+            let mut waiting = state.waiting.keys();
+            waiting
+                .any(|name| state.catalog.exports.get(name).is_some_and(|its| its.array == array))
+        })
     }
 
     /// Serves exports of an array that is here, and that could not be served before.

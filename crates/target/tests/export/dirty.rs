@@ -19,12 +19,11 @@ use vhost::vhost_user::VhostUserFrontend;
 use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::front_end::{FEATURES, FrontEnd, MEMORY_BYTES, NEXT, USER, WRITE, within};
+use crate::front_end::{FEATURES, FrontEnd, LOG_ALL, MEMORY_BYTES, NEXT, USER, WRITE, within};
 use crate::packed::{PACKED, Packed};
 use crate::rig::{Rig, socket_path};
 
 const PAGE: u64 = 4096;
-const LOG_ALL: u64 = 1 << 26;
 /// In the flags of a ring's addresses.
 const LOG: u32 = 1;
 const DATA: u64 = 8 << 20;

@@ -21,6 +21,8 @@ pub const NEXT: u16 = 1;
 pub const WRITE: u16 = 2;
 pub const INDIRECT: u16 = 4;
 pub const FEATURES: u64 = 1 << 32 | 1 << 30 | 1 << 29 | 1 << 28 | 1 << 9 | 1 << 11 | 1 << 12;
+/// QEMU asks for a log of written pages while it copies a guest's memory.
+pub const LOG_ALL: u64 = 1 << 26;
 pub const USER: u64 = 0x7f00_0000_0000;
 const RING_BYTES: u64 = 0x4000;
 const AVAILABLE: u64 = 0x1000;

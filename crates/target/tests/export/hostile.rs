@@ -11,7 +11,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::driver::{Client, all_features};
 use crate::front_end::{
-    FEATURES, FrontEnd, INDIRECT, MEMORY_BYTES, NEXT, RING_SIZE, WRITE, within,
+    FEATURES, FrontEnd, INDIRECT, LOG_ALL, MEMORY_BYTES, NEXT, RING_SIZE, WRITE, within,
 };
 use crate::rig::{Rig, SERIAL};
 
@@ -135,7 +135,7 @@ fn a_ring_that_is_logged_anywhere_is_served() {
     let mmap_handle = std::os::fd::AsRawFd::as_raw_fd(&log);
     let region = vhost::VhostUserDirtyLogRegion { mmap_size, mmap_offset: 0, mmap_handle };
     guest.front.set_log_base(0, Some(region)).unwrap();
-    guest.front.set_features(FEATURES | 1 << 26).unwrap();
+    guest.front.set_features(FEATURES | LOG_ALL).unwrap();
     for place in [u64::MAX, u64::MAX - 7, MEMORY_BYTES - 1, MEMORY_BYTES, 1 << 63] {
         let addresses =
             vhost::VringConfigData { flags: 1, log_addr: Some(place), ..FrontEnd::addresses(0) };

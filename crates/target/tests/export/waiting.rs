@@ -13,14 +13,13 @@ use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight};
 
-use crate::front_end::{FEATURES, FrontEnd, RING_SIZE, within};
+use crate::front_end::{FEATURES, FrontEnd, LOG_ALL, RING_SIZE, within};
 use crate::packed::PACKED;
 use crate::rig::{Rig, SERIAL, socket_path};
 
 const DISK: u64 = 8 << 20;
 const DATA: u64 = 8 << 20;
 const KIND_GET_ID: u32 = 8;
-const LOG_ALL: u64 = 1 << 26;
 const FACTS: DiskFacts = DiskFacts { bytes: DISK, discard_bytes: 64 << 10 };
 
 fn config(guest: &mut FrontEnd, offset: u32, len: u32) -> Vec<u8> {
