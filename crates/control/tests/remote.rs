@@ -90,7 +90,8 @@ fn a_connection_that_is_lost_for_moments_costs_nothing() {
     let model = target(false);
     let daemon = mirror(&model);
     std::thread::scope(|scope| {
-        let load = scope.spawn(|| work(&daemon, 4.0));
+        // Longer than one try to connect may take that is cut in the middle.
+        let load = scope.spawn(|| work(&daemon, 8.0));
         while !load.is_finished() {
             model.cut();
             std::thread::park_timeout(std::time::Duration::from_millis(300));
