@@ -54,11 +54,13 @@ impl Hosts {
                  --listen 127.0.0.1:{port} --nqn {NQN}{drive}"
             ));
         }
-        let [a, b] = [1, 2].map(|number| {
+        // Both have the drives before there is anything on them.
+        let hosts = [1, 2].map(|number| {
             let host = Daemon::start_beside(number, &["--poll-us", "0"]);
-            for drive in 0..DRIVES {
-                attach(&host, port, drive);
-            }
+            (0..DRIVES).for_each(|drive| attach(&host, port, drive));
+            (number, host)
+        });
+        let [a, b] = hosts.map(|(number, host)| {
             if number == 1 {
                 host.ok("array create a --level 1 --drives far0,far1");
                 host.ok("volume create v --array a --size 32M");

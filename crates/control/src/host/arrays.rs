@@ -350,6 +350,7 @@ impl Host {
     pub async fn scan_arrays(&self, force: bool) -> Answer<ScanResult> {
         let _change = self.begin().await?;
         let mut result = ScanResult::default();
+        self.probe_free_drives().await;
         for (uuid, stored_name) in self.found_arrays() {
             let name = self.name_for_found(uuid, stored_name.as_deref());
             match self.assemble(uuid, &name, force).await {

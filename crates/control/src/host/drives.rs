@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ashlar_reactor::join::join_all;
 use ashlar_reactor::op::Device;
 use tokio::task::JoinError;
 use tokio::time::Instant;
@@ -332,6 +333,17 @@ impl Host {
             }
         });
         Ok(content)
+    }
+
+    /// Looks anew at the drives that are not in use here: another host that reaches them may have
+    /// made an array of them, or have given one other drives.
+    pub(super) async fn probe_free_drives(&self) {
+        let free: Vec<String> = self.look(|state| {
+            let drives = state.drives.iter().filter(|(_, its)| its.used_by.is_none());
+            drives.map(|(name, _)| name.clone()).collect()
+        });
+        // One that cannot be read keeps what was known of it; a start will say so.
+        join_all(free.iter().map(|drive| self.probe_drive(drive))).await;
     }
 }
 

@@ -22,7 +22,6 @@ use std::time::Duration;
 use ashlar_format::lease::Lease;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::lease::{BEAT_PERIOD, age, is_others, owner_name};
-use ashlar_reactor::join::join_all;
 use ashlar_target::export::Usage;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -340,16 +339,6 @@ impl Host {
             let known = state.catalog.arrays.get(&array).filter(|its| its.on_demand);
             known.map_or(0, |its| its.since)
         })
-    }
-
-    /// Another host that had the array may have given it drives, or have taken some.
-    async fn probe_free_drives(&self) {
-        let free: Vec<String> = self.look(|state| {
-            let drives = state.drives.iter().filter(|(_, its)| its.used_by.is_none());
-            drives.map(|(name, _)| name.clone()).collect()
-        });
-        // One that cannot be read keeps what was known of it; a start will say so.
-        join_all(free.iter().map(|drive| self.probe_drive(drive))).await;
     }
 
     /// Whether this host has an array's lease: a daemon before this one was killed with it.
