@@ -131,8 +131,10 @@ class Engine:
         chunk: str = "64K",
         force: bool = False,
         integrity: bool = False,
+        policy: str | None = None,
     ) -> None:
         words = ["--level", level, "--drives", ",".join(drives), "--chunk", chunk]
+        words += ["--policy", policy] if policy else []
         words += ["--force"] * force + ["--integrity"] * integrity
         self.ashlar("array", "create", name, *words)
 

@@ -13,8 +13,9 @@ import unittest
 from collections import Counter
 from pathlib import Path
 
+from tests.powercut.array import Array
 from tests.powercut.ledger import ACCOUNTS, SESSIONS, Ledger, transaction
-from tests.powercut.plan import Heal, Loss, rounds
+from tests.powercut.plan import KINDS, Heal, Loss, rounds
 from tests.rig import CHECKOUT
 
 SEED = 5
@@ -64,6 +65,14 @@ class Judge(unittest.TestCase):
         ]:
             self.assertNotEqual(self.wrong(text), [])
 
+    def test_what_a_scrub_finds_is_told(self):
+        clean = {"mismatched_stripes": 0, "unreadable_stripes": 0, "places": []}
+        self.assertEqual(Array.scrub_wrong(clean), [])
+        place = {"stripe": 3, "offset": 4096, "bytes": 512, "member": 1, "repaired": True}
+        found = clean | {"mismatched_stripes": 1, "places": [place]}
+        self.assertEqual(len(Array.scrub_wrong(found)), 1)
+        self.assertEqual(len(Array.scrub_wrong(clean | {"unreadable_stripes": 2})), 1)
+
     def test_sessions_say_one_number_after_the_other(self):
         ledger = Ledger(SEED)
         heard = [ledger.take(line) for line in ["0 1", "0 2", "0 4", "ERROR: no", "1 1"]]
@@ -74,7 +83,7 @@ class Judge(unittest.TestCase):
         self.assertEqual(plans, rounds(SEED, 50))
         self.assertEqual({plan.loss for plan in plans}, set(Loss))
         self.assertEqual({plan.heal for plan in plans}, set(Heal))
-        self.assertEqual({plan.level for plan in plans}, {5, 6})
+        self.assertEqual({plan.kind for plan in plans}, set(KINDS))
         self.assertEqual(sum(plan.loss != Loss.NONE for plan in plans), 25)
 
 

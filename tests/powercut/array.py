@@ -10,9 +10,10 @@ from pathlib import Path
 
 from demo import child
 from demo.engine import Engine
+from tests.powercut.plan import Kind
 
 KIND = "lossy"  # how `ashlar drive attach` takes them; see its help
-DRIVE_BYTES = 512 << 20
+DRIVE_BYTES = 640 << 20
 VOLUME_BYTES = 1 << 30
 ARRAY = "a"
 VOLUME = "v"
@@ -21,15 +22,17 @@ REBUILD_SECONDS_MAX = 300
 
 
 class Array:
-    def __init__(self, engine: Engine, level: int, members: int, directory: Path, socket: Path):
+    def __init__(self, engine: Engine, kind: Kind, directory: Path, socket: Path):
         self.engine = engine
-        self.parity = level - 4
+        self.redundancy = kind.redundancy
         self.directory = directory
         self.socket = socket
         self.made = 0  # drives so far, for their names
         self.scrub: subprocess.Popen | None = None
-        names = [self.attach_new() for _ in range(members)]
-        engine.create_array(ARRAY, names, level=str(level))
+        names = [self.attach_new() for _ in range(kind.members)]
+        engine.create_array(
+            ARRAY, names, level=kind.level, integrity=kind.integrity, policy=kind.policy
+        )
         engine.create_volume(VOLUME, ARRAY, VOLUME_BYTES)
         engine.create_export(VOLUME, VOLUME, socket)
 
@@ -64,7 +67,7 @@ class Array:
     def may_lose(self, index: int) -> dict | None:
         """The member at `index` or the next that is whole, if the redundancy bears its loss."""
         members = self.members()
-        if sum(not self.whole(member) for member in members) >= self.parity:
+        if sum(not self.whole(member) for member in members) >= self.redundancy:
             return None
         turned = members[index:] + members[:index]
         return next(member for member in turned if self.whole(member))
@@ -76,7 +79,7 @@ class Array:
         wrong = []
         if shown["state"] != ("degraded" if missing else "optimal"):
             wrong.append(f"the array is {shown['state']} with {missing} members missing")
-        if missing > self.parity:
+        if missing > self.redundancy:
             wrong.append(f"{missing} members are missing")
         for name in ("error", "rebuild_error"):
             if shown[name]:
@@ -126,11 +129,16 @@ class Array:
         with contextlib.closing(self.scrub.stdout):
             said, _ = self.scrub.communicate(timeout=SCRUB_SECONDS_MAX)
         status, self.scrub = self.scrub.returncode, None
-        report = self.engine.show("array", "show", ARRAY)["scrub"]
         wrong = [] if status == 0 else [f"scrub: {said.strip()}"]
+        return wrong + self.scrub_wrong(self.engine.show("array", "show", ARRAY)["scrub"])
+
+    @staticmethod
+    def scrub_wrong(report: dict) -> list[str]:
+        """What a scrub should not have found."""
+        wrong = []
         for name in ("mismatched_stripes", "unreadable_stripes"):
             if report[name]:
-                wrong.append(f"scrub: {name} {report[name]}, first {report['first_mismatch']}")
+                wrong.append(f"scrub: {name} {report[name]}, first {report['places'][:1]}")
         return wrong
 
     def keep(self, target: Path) -> None:

@@ -7,10 +7,37 @@ import random
 from dataclasses import dataclass
 from enum import Enum
 
-SERIES_ROUNDS = 8  # then a new array and a new database
-LEVELS = [5, 6, 5]  # of the series, in turn
-MEMBERS = {5: 5, 6: 6}
+SERIES_ROUNDS = 6  # then a new array and a new database
 WRITE_SECONDS = (1.0, 4.5)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An array, and how many drives it may do without at any moment."""
+
+    level: str
+    members: int
+    redundancy: int
+    integrity: bool = False
+    policy: str = "journal"  # only that keeps pages whole
+
+    def __str__(self) -> str:
+        policy = "" if self.policy == "journal" else f", {self.policy}"
+        return f"RAID {self.level}{policy}" + ", checksums" * self.integrity
+
+
+# Of the series, in turn.
+KINDS = [
+    Kind("5", members=5, redundancy=1),
+    Kind("6", members=6, redundancy=2, integrity=True),
+    Kind("10", members=4, redundancy=1, policy="bitmap"),
+    Kind("7.3", members=6, redundancy=3),
+    Kind("5", members=4, redundancy=1, integrity=True),
+    Kind("6", members=6, redundancy=2),
+    Kind("4+4", members=8, redundancy=4),
+    Kind("50", members=6, redundancy=1),
+    Kind("10", members=6, redundancy=1),
+]
 
 
 class Loss(Enum):
@@ -33,7 +60,7 @@ class Heal(Enum):
 @dataclass(frozen=True)
 class Round:
     number: int
-    level: int
+    kind: Kind
     new_series: bool
     full_page_writes: bool
     loss: Loss
@@ -52,20 +79,20 @@ def rounds(seed: int, count: int) -> list[Round]:
 
 def plan(seed: int, number: int) -> Round:
     chance = random.Random(seed * 1_000_003 + number)
-    level = LEVELS[number // SERIES_ROUNDS % len(LEVELS)]
+    kind = KINDS[number // SERIES_ROUNDS % len(KINDS)]
     # Every other round is degraded; one in five of them only because of the cut.
     losses = [Loss.BEFORE, Loss.BEFORE, Loss.DURING, Loss.DURING, Loss.WITH_CUT]
     loss = chance.choice(losses) if number % 2 == 1 else Loss.NONE
     heal = chance.choice([Heal.NOW, Heal.NOW, Heal.DURING, Heal.LATER])
     return Round(
         number=number,
-        level=level,
+        kind=kind,
         new_series=number % SERIES_ROUNDS == 0,
-        full_page_writes=chance.random() < 0.25,
+        full_page_writes=chance.random() < 0.25 or kind.policy != "journal",
         loss=loss,
         heal=heal,
         same_drive=chance.random() < 0.3,
-        member=chance.randrange(MEMBERS[level]),
+        member=chance.randrange(kind.members),
         write_seconds=round(chance.uniform(*WRITE_SECONDS), 3),
         pull_at=round(chance.random(), 3),
         guest_first=chance.random() < 0.3,

@@ -16,7 +16,7 @@ from demo.engine import Engine
 from demo.guest_image import GuestImage
 from demo.vm import QEMU, Vm
 from tests.powercut.array import Array
-from tests.powercut.plan import MEMBERS, Heal, Loss, Round
+from tests.powercut.plan import Heal, Loss, Round
 
 MEMORY = "384M"
 FIRST_WORD_SECONDS_MAX = 120
@@ -133,7 +133,7 @@ class Story:
         self.heal(plan, clock)
         fpw = "on " if plan.full_page_writes else "off"
         return (
-            f"RAID {plan.level}, pages {fpw}, {story}: {committed} {self.workload.unit} kept"
+            f"{plan.kind}, pages {fpw}, {story}: {committed} {self.workload.unit} kept"
             f" | {clock.total:.1f} s: {clock}"
         )
 
@@ -150,7 +150,7 @@ class Story:
             self.cleanup.callback(self.engine.kill)
             self.engine.start()
             disk = self.sockets / "disk.sock"
-            self.array = Array(self.engine, plan.level, MEMBERS[plan.level], self.series, disk)
+            self.array = Array(self.engine, plan.kind, self.series, disk)
         self.start_guest(clock)
         disk = self.plug(clock)
         with clock("mkfs"):

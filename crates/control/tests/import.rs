@@ -17,6 +17,7 @@ use ashlar_format::drive_label::{DriveLabel, StoredArea};
 use ashlar_format::lease::Lease;
 use ashlar_format::record::{self, Record, payload_checksum};
 use ashlar_format::region_map::RegionMapPage;
+use ashlar_format::scrub_report::{Phase, ScrubReport};
 use ashlar_format::volume_table::VolumeTable;
 use daemon::{DRIVE_BYTES, Daemon};
 use zerocopy::IntoBytes;
@@ -156,7 +157,13 @@ fn what_a_newer_build_wrote() {
     let mut list = BadBlocks::empty(array);
     record::seal(&mut *list, owner, areas.bad_blocks.offset, 1);
     d2.write_all_at(list.as_bytes(), areas.bad_blocks.offset).unwrap();
+    // Nor this before a scrub.
+    let reports = ScrubReport::area(&areas).unwrap();
+    let mut report = ScrubReport::new(array, Phase::Finished);
+    record::seal(&mut report, owner, reports.offset, 1);
+    d2.write_all_at(report.as_bytes(), reports.offset).unwrap();
     for (what, area, len) in [
+        ("scrub report", reports, ScrubReport::BYTES),
         ("dirty map", areas.dirty_map, RegionMapPage::BYTES),
         ("written map", areas.written_map, RegionMapPage::BYTES),
         ("missed map", areas.missed_map, RegionMapPage::BYTES),

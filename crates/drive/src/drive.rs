@@ -675,6 +675,15 @@ impl UnderWay {
     }
 
     fn back_off(&mut self, op: Op) {
+        // A guest's memory that is lost in part looks to the kernel like a drive that reads or
+        // writes less, or fails. Touched by this process it becomes memory again (whoever mapped
+        // it sees to that, and to its guest), so that no drive is blamed. By a write: a read of a
+        // hole in a file finds zeroes, and leaves it a hole.
+        match &op {
+            Op::Read { into, .. } => into.fill_zero(),
+            Op::Write { from, .. } => from.touch(),
+            Op::Flush { .. } | Op::WriteZeroes { .. } | Op::Descriptor { .. } => {}
+        }
         let wait = BACKOFF_FIRST * 2u32.pow(self.attempt - 1);
         self.attempt += 1;
         self.state = State::BackingOff(Box::new((self.drive.reactor.sleep(wait), op)));

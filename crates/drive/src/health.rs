@@ -164,6 +164,25 @@ impl Health {
 mod tests {
     use super::*;
 
+    /// What `docs/FAULTS.md` says.
+    #[test]
+    fn sixteen_errors_without_ten_thousand_good_answers_fail_a_drive() {
+        let (limits, mut health) = (HealthLimits::default(), Health::default());
+        for _ in 0..15 {
+            health.error(&limits, DriveError::Media, During::Read, || false);
+            (0..9_999).for_each(|_| health.good_answer(&limits));
+        }
+        assert_eq!(health.state, HealthState::Suspect);
+        (0..10_000).for_each(|_| health.good_answer(&limits));
+        assert_eq!(health.state, HealthState::Healthy);
+        for _ in 0..15 {
+            health.error(&limits, DriveError::Media, During::Read, || false);
+        }
+        assert_eq!(health.state, HealthState::Suspect);
+        health.error(&limits, DriveError::Media, During::Read, || false);
+        assert_eq!(health.state, HealthState::Failed);
+    }
+
     #[test]
     fn errors_add_up_and_good_answers_forgive() {
         let limits = HealthLimits { errors_max: 3, good_answers_forgive: 5, ..Default::default() };

@@ -9,10 +9,11 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_drive::drive::{Drive, DriveIo};
+use ashlar_drive::drive::{Drive, DriveIo, Siblings};
 use ashlar_drive::error::DriveError;
 use ashlar_drive::health::{ANSWER_WITHIN, HealthLimits, HealthState};
 use ashlar_drive::slow::{Slowness, Verdict};
+use ashlar_reactor::backend::Instant;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use world::{Answer, World, run};
@@ -20,12 +21,19 @@ use world::{Answer, World, run};
 const MS: Duration = Duration::from_millis(1);
 const EIO: i32 = 5;
 
+/// What a drive is asked to do.
+type Asked = fn(&Reactor, &Rc<Drive>) -> DriveIo;
+
 fn read(reactor: &Reactor, drive: &Rc<Drive>) -> DriveIo {
     drive.read(0, reactor.buffer(4096).into())
 }
 
 fn write(reactor: &Reactor, drive: &Rc<Drive>) -> DriveIo {
     drive.write(0, reactor.buffer(4096).into())
+}
+
+fn zero(_: &Reactor, drive: &Rc<Drive>) -> DriveIo {
+    drive.write_zeroes(0, 4096)
 }
 
 #[test]
@@ -81,6 +89,98 @@ fn the_time_is_settable_and_counts_for_each_attempt() {
         world.answer(Answer::Never);
         assert_eq!(drive.write_zeroes(0, 4096).await, Err(DriveError::Gone));
     });
+}
+
+/// An error that passes is nobody's business; one that stays is told, and counted once.
+#[test]
+fn an_error_is_tried_again_after_growing_pauses_and_then_told() {
+    const ALL: [Asked; 3] = [read, write, zero];
+    run(async |reactor: Reactor, world: World| {
+        let drive = world.drive(&reactor, HealthLimits::default());
+        for (number, asked) in (1..).zip(ALL) {
+            let before = world.begun();
+            (0..4).for_each(|_| world.answer(Answer::After(MS, Err(EIO))));
+            assert_eq!(asked(&reactor, &drive).await, Err(DriveError::Media));
+            let began = world.begun_after(before);
+            assert_eq!(began.len(), 4);
+            // Each takes 1 ms to fail; the pauses are 1, 2 and 4 ms.
+            let since = began.windows(2).map(|two| two[1].since(two[0])).collect::<Vec<_>>();
+            assert_eq!(since, [2 * MS, 3 * MS, 5 * MS]);
+            assert_eq!(reactor.now().since(began[0]), 11 * MS, "told at once");
+            let health = drive.health();
+            assert_eq!(health.read_errors + health.write_errors, number);
+            assert_eq!(drive.counters().retries, 3 * number);
+        }
+        // Nobody knows what a flush that failed has kept.
+        assert_eq!(write(&reactor, &drive).await, Ok(()));
+        let before = world.begun();
+        world.answer(Answer::After(MS, Err(EIO)));
+        assert_eq!(drive.flush().await, Err(DriveError::Media));
+        assert_eq!(world.begun(), before + 1);
+    });
+}
+
+/// One other member.
+struct Sibling {
+    drive: Rc<Drive>,
+    has_all: bool,
+}
+
+impl Siblings for Sibling {
+    fn stand_for(&self, _: &Drive, fit: &dyn Fn(&Drive) -> bool) -> bool {
+        self.has_all && fit(&self.drive)
+    }
+
+    fn ask_whether_they_answer(&self, _: &Drive, since: Instant) {
+        if !self.drive.has_answered(since) {
+            self.drive.ask_whether_it_answers();
+        }
+    }
+}
+
+/// What the sibling of a silent drive does meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meanwhile {
+    Reads,
+    Writes,
+    /// But it has not all that the silent one has.
+    WritesOther,
+}
+
+/// How long an operation waits that is never answered, by a drive that has a sibling.
+fn silence(asked: Asked, meanwhile: Meanwhile) -> Duration {
+    let waited = Rc::new(Cell::new(Duration::ZERO));
+    let its = waited.clone();
+    run(async move |reactor: Reactor, world: World| {
+        let [drive, other] = [(); 2].map(|()| world.drive(&reactor, HealthLimits::default()));
+        let has_all = meanwhile != Meanwhile::WritesOther;
+        let sibling: Rc<dyn Siblings> = Rc::new(Sibling { drive: other.clone(), has_all });
+        drive.introduce(Rc::downgrade(&sibling));
+        world.answer(Answer::Never);
+        let (began, waits) = (reactor.now(), asked(&reactor, &drive));
+        let on = reactor.clone();
+        reactor.spawn(async move {
+            loop {
+                let does = if meanwhile == Meanwhile::Reads { read } else { write };
+                does(&on, &other).await.unwrap();
+                on.sleep(Duration::from_secs(1)).await;
+            }
+        });
+        assert_eq!(waits.await, Err(DriveError::Gone));
+        its.set(reactor.now().since(began));
+        world.answer_all();
+    });
+    waited.get()
+}
+
+/// What `docs/FAULTS.md` says.
+#[test]
+fn how_long_a_silent_drive_is_waited_for() {
+    use Meanwhile::{Reads, Writes, WritesOther};
+    let times = |asked| [Writes, Reads, WritesOther].map(|its| silence(asked, its).as_millis());
+    assert_eq!(times(read), [10_000, 10_000, 60_000]);
+    assert_eq!(times(write), [10_000, 60_000, 60_000]);
+    assert_eq!(times(zero), [30_000, 80_000, 80_000]);
 }
 
 #[test]
@@ -172,5 +272,28 @@ fn times_are_those_of_the_drive() {
         let numbers = Slowness { p50_ns, p99_ns, siblings_p50_ns, siblings_p99_ns };
         (0..3).for_each(|_| drive.compared(Verdict::Slow(numbers), Verdict::Unknown));
         assert!(drive.slow().is_some() && drive.is_alive());
+    });
+}
+
+/// Memory that is gone in part looks like a drive that reads less; it is there again once touched.
+#[test]
+fn a_read_that_came_short_touches_its_memory_before_the_next_attempt() {
+    run(async |reactor: Reactor, world: World| {
+        let drive = world.drive(&reactor, HealthLimits::default());
+        for answer in [Answer::Short, Answer::After(MS, Err(EIO))] {
+            let into = reactor.buffer(8192);
+            into.copy_from_slice(&[7; 8192]);
+            world.answer(answer);
+            // The world's drive writes nowhere.
+            assert_eq!(drive.read(0, into.clone().into()).await, Ok(()));
+            assert_eq!(into.bytes(), [0; 8192]);
+        }
+        assert_eq!((drive.counters().retries, drive.health().read_errors), (2, 0));
+        // What is to be written is only looked at.
+        let from = reactor.buffer(4096);
+        from.copy_from_slice(&[7; 4096]);
+        world.answer(Answer::After(MS, Err(EIO)));
+        assert_eq!(drive.write(0, from.clone().into()).await, Ok(()));
+        assert_eq!(from.bytes(), [7; 4096]);
     });
 }

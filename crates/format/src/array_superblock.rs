@@ -279,6 +279,12 @@ const _: () = assert!(std::mem::offset_of!(ArraySuperblock, era) == 2288);
 impl ArraySuperblock {
     pub const BYTES: u64 = size_of::<ArraySuperblock>() as u64;
 
+    /// Of two superblocks of one array, the older one is smaller. Members that the others went on
+    /// without may have written more of them than those; but a later start has a larger era.
+    pub fn age(&self) -> (u64, u64) {
+        (self.era.get(), self.header.sequence.get())
+    }
+
     /// All zero; the caller fills it in and seals it.
     pub fn blank() -> ArraySuperblock {
         zerocopy::FromZeros::new_zeroed()

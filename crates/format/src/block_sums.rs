@@ -6,6 +6,9 @@
 //! is torn, foreign or misdirected does not open. A torn write of a page loses no sector of it:
 //! drives write 512 bytes whole.
 //!
+//! It has no version either: to whoever does not know its form it is damaged, and is written anew.
+//! So a form that this build does not know needs a version of the superblock that it does not know.
+//!
 //! What is not known of a block is *said* to be not known (`known`): no value of a checksum means
 //! that the block need not be checked.
 

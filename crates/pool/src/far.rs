@@ -15,6 +15,7 @@ use std::time::Duration;
 use ashlar_format::units::{Area, to_usize};
 use ashlar_raid::error::ArrayError;
 use ashlar_raid::viewer::Viewer;
+use ashlar_raid::zero_step::{ZeroStep, Zeroing};
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::call::{Caller, CallerEnd};
@@ -44,6 +45,12 @@ pub(crate) enum Request {
         offset: u64,
         len: u64,
     },
+    /// How much to zero at a time.
+    ZeroStep {
+        zeroing: Zeroing,
+        offset: u64,
+        len: u64,
+    },
     /// Nothing but how large it is.
     Look,
     /// What may be read without asking, or whether what was shown still may.
@@ -59,6 +66,7 @@ pub(crate) struct Answer {
     pub(crate) shown: Option<Box<Glimpse>>,
     /// What was shown is so for this time at least.
     pub(crate) holds_for: Duration,
+    pub(crate) step: ZeroStep,
 }
 
 /// What a volume says of itself.
@@ -199,6 +207,18 @@ impl Far {
 
     pub(crate) async fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), ArrayError> {
         self.ask(Request::WriteZeroes { offset, len }, Buffers::default()).await
+    }
+
+    pub(crate) async fn zero_step(
+        &self,
+        zeroing: Zeroing,
+        offset: u64,
+        len: u64,
+    ) -> Result<ZeroStep, ArrayError> {
+        let request = Request::ZeroStep { zeroing, offset, len };
+        let Answer { done, bytes, step, .. } = self.caller.call(request, Buffers::default()).await;
+        self.bytes.set(bytes);
+        done.map(|()| step)
     }
 }
 

@@ -8,6 +8,7 @@ use ashlar_format::units::{Area, to_usize};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ArrayError;
 use ashlar_raid::viewer::Shown;
+use ashlar_raid::zero_step::{ZeroStep, Zeroing};
 use ashlar_reactor::buffer::Buffers;
 use smallvec::SmallVec;
 
@@ -107,5 +108,16 @@ impl Thick {
             self.array.write_zeroes(range.start, range.end - range.start).await?;
         }
         Ok(())
+    }
+
+    /// See [`Volume::zero_step`](crate::volume::Volume::zero_step).
+    pub(crate) fn zero_step(
+        &self,
+        zeroing: Zeroing,
+        offset: u64,
+        len: u64,
+    ) -> Result<ZeroStep, ArrayError> {
+        let first = self.ranges(offset, len)?.into_iter().next();
+        Ok(first.map_or_else(ZeroStep::default, |first| self.array.zero_step(zeroing, first)))
     }
 }

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use ashlar_raid::error::ArrayError;
+use ashlar_raid::zero_step::{ZeroStep, Zeroing};
 use ashlar_reactor::buffer::Buffers;
 
 use crate::far::Far;
@@ -93,6 +94,20 @@ impl Volume {
         match self {
             Volume::Thick(thick) => thick.write_zeroes(offset, len).await,
             Volume::Far(far) => far.write_zeroes(offset, len).await,
+        }
+    }
+
+    /// How much of a range, from its start on, to zero or discard with one call, and what of that
+    /// is written as if it were data; as of now. Of an empty range: nothing.
+    pub async fn zero_step(
+        &self,
+        zeroing: Zeroing,
+        offset: u64,
+        len: u64,
+    ) -> Result<ZeroStep, ArrayError> {
+        match self {
+            Volume::Thick(thick) => thick.zero_step(zeroing, offset, len),
+            Volume::Far(far) => far.zero_step(zeroing, offset, len).await,
         }
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
+use ashlar_format::volume_table::VolumeTable;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::range_lock::{Mode, RangeGuard, RangeLock};
 use ashlar_reactor::traffic::Traffic;
@@ -32,6 +33,7 @@ use crate::settings::{Settings, SettingsChange};
 use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
 use crate::stored::{Kept, Torn};
 use crate::stripe_set::StripeSet;
+use crate::zero_step::Helpers;
 
 pub struct Array {
     pub(crate) reactor: Reactor,
@@ -47,6 +49,8 @@ pub struct Array {
     /// Bands that are stored in part, and their stripes.
     pub(crate) torn: RefCell<Vec<Torn>>,
     pub(crate) torn_stripes: StripeSet,
+    /// Got their new shape, and may hold what stood there before: their parity fits nothing.
+    pub(crate) unplaced: StripeSet,
     /// What was begun and could not be finished.
     pub(crate) kept: RefCell<Vec<Rc<Kept>>>,
     /// What is pending of batches before this one is old enough to be put in place.
@@ -54,8 +58,8 @@ pub struct Array {
     pub(crate) destagers: Cell<u32>,
     /// Torn stripes that somebody is about to store again.
     pub(crate) mended: RefCell<Vec<StripeIndex>>,
-    /// A drive has refused to zero: discards are not passed on any more.
-    pub(crate) cannot_zero: Cell<bool>,
+    /// What drives were found to do of a zeroing; where it is none, discards are not passed on.
+    pub(crate) helpers: Cell<Helpers>,
     pub(crate) unsynced: StripeSet,
     pub(crate) locks: Rc<RangeLock>,
     /// Of stripes, while parts of their sectors are written through the journal.
@@ -110,6 +114,13 @@ pub(crate) struct TableNotes {
     pub(crate) known: Cell<u64>,
     /// Every trusted member has that, or did when it went.
     pub(crate) is_sure: Cell<bool>,
+    /// The one that holds: a newer one may stand on members, of a change that was answered with an
+    /// error.
+    pub(crate) served: RefCell<Option<Box<VolumeTable>>>,
+    /// Its sequence where it was last written whole.
+    pub(crate) served_at: Cell<u64>,
+    /// Such a change has left something on members, perhaps.
+    pub(crate) is_half_changed: Cell<bool>,
 }
 
 /// What the members say of regions.
@@ -167,8 +178,7 @@ impl Array {
         let missed = map(MapKind::Missed, &maps.missed);
         let dirty = Dirty::new(reactor, members.clone(), map(MapKind::Dirty, &maps.dirty), missed);
         let bad = BadBlocks::new(reactor, identity.clone(), members.clone(), &maps.bad);
-        let layout = identity.layout();
-        let given_out = identity.restripe().map_or(layout, |its| its.old(layout)).capacity();
+        let (layout, given_out) = (identity.layout(), identity.given_out());
         Rc::new(Array {
             reactor: reactor.clone(),
             journal: Journal::new(
@@ -186,11 +196,12 @@ impl Array {
             modes: Rc::default(),
             torn: RefCell::default(),
             torn_stripes: StripeSet::none(layout.stripes),
+            unplaced: StripeSet::none(layout.stripes),
             kept: RefCell::default(),
             destage_before: Cell::new(0),
             destagers: Cell::new(0),
             mended: RefCell::default(),
-            cannot_zero: Cell::new(false),
+            helpers: Cell::new(Helpers::All),
             identity,
             members,
             unsynced: StripeSet::none(layout.stripes),
@@ -349,6 +360,19 @@ impl Array {
         }
     }
 
+    /// The host may have stood still since a request was admitted, and the array be another's: what
+    /// was read is somebody else's then.
+    pub(crate) async fn still_ours(&self) -> Result<(), ArrayError> {
+        let Some(lease) = self.lease.get().filter(|lease| !lease.is_sure()) else { return Ok(()) };
+        lease.sure().await;
+        match lease.is_sure() {
+            true => Ok(()),
+            false if lease.is_lost() => Err(ArrayError::Stopped),
+            // Nobody is left who could tell.
+            false => Err(ArrayError::Lost),
+        }
+    }
+
     pub(crate) fn begin(self: &Rc<Self>) -> Result<RequestGuard, ArrayError> {
         if self.stopping.get() || self.lease.get().is_some_and(|lease| lease.is_lost()) {
             return Err(ArrayError::Stopped);
@@ -475,10 +499,11 @@ impl Array {
 
     /// Writes every map anew to all members: for one that has just joined.
     pub(crate) async fn write_maps(&self) -> Result<(), ArrayError> {
-        self.dirty.map.write_all().await?;
         self.dirty.missed.write_all().await?;
+        self.written.write_all().await?;
         self.bad.write_all().await?;
-        self.written.write_all().await
+        // Last: what is clean is so because the others say what was missed.
+        self.dirty.map.write_all().await
     }
 
     /// Locks rows of one stripe.
@@ -599,15 +624,18 @@ impl Array {
     /// Changes what an operator can set; durably, while the array serves.
     pub async fn set_settings(self: &Rc<Self>, change: SettingsChange) -> Result<(), ChangeError> {
         let _request = self.begin()?;
-        let settings = self.settings().changed(change, self.sector_bytes);
-        self.members.set_settings(settings.map_err(ChangeError::Spec)?);
-        Ok(self.members.settled().await?)
+        let tell = |members: &Members| {
+            let settings = members.settings().changed(change, self.sector_bytes);
+            members.set_settings(settings.map_err(ChangeError::Spec)?);
+            Ok(())
+        };
+        self.members.tell_all(tell).await
     }
 
     /// The member's drive was pulled: it is used no longer. Returns at once.
     ///
-    /// It stays trusted until a write is acknowledged that it has missed; so a drive that comes
-    /// back before that needs no rebuild.
+    /// It stays trusted until a write is acknowledged that it has missed, unless it went with
+    /// something in its cache; so a drive that comes back before that needs no rebuild.
     pub fn pull_member(self: &Rc<Self>, index: MemberIndex) -> Result<(), ChangeError> {
         let drive = self.member(index)?.drive;
         self.hide();

@@ -30,7 +30,7 @@ use crate::layout::Layout;
 use crate::lease::{self, Claim, Host};
 use crate::members::{Identity, Member, Restripe, generation_low};
 use crate::newer;
-use crate::region_map::StoredMap;
+use crate::region_map::{SEQUENCES_PER_START, StoredMap};
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
 
@@ -59,6 +59,7 @@ pub struct Known {
 pub(crate) struct Found {
     pub(crate) identity: Rc<Identity>,
     pub(crate) members: Vec<Member>,
+    /// Larger than that of any superblock of its drives.
     pub(crate) generation: u64,
     pub(crate) journal_from: u64,
     pub(crate) policy: Policy,
@@ -96,10 +97,11 @@ pub(crate) async fn find(
     }
     let superblocks = || candidates.iter().filter_map(|candidate| candidate.superblock.clone());
     let era = superblocks().map(|superblock| superblock.era.get()).max().unwrap_or(0);
-    let newest = superblocks()
-        .max_by_key(|superblock| superblock.header.sequence.get())
-        .ok_or(AssembleError::NoSuperblock)?;
-    let generation = newest.header.sequence.get();
+    let sequence = |superblock: &ArraySuperblock| superblock.header.sequence.get();
+    let newest =
+        superblocks().max_by_key(ArraySuperblock::age).ok_or(AssembleError::NoSuperblock)?;
+    let generation = sequence(&newest);
+    let highest = superblocks().map(|superblock| sequence(&superblock)).max().unwrap_or(generation);
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
     let members = members_of(&newest, &candidates)?;
     let epoch = match claim {
@@ -115,7 +117,15 @@ pub(crate) async fn find(
     let settings = Settings::from_stored(newest.settings);
     let scrub = ScrubMark { next: newest.scrub_next.get(), began_s: newest.scrub_began.get() };
     let identity = Rc::new(identity);
+    let generation = first_generation(generation, highest);
     Ok(Found { identity, members, generation, journal_from, policy, settings, scrub, era })
+}
+
+/// What a start goes on from: beyond all that any member has, absent ones too as far as can be. The
+/// first superblock that is written is not in the place of the one that is `newest`.
+fn first_generation(newest: u64, highest: u64) -> u64 {
+    let first = highest + SEQUENCES_PER_START;
+    first + first.abs_diff(newest) % SLOTS
 }
 
 pub(crate) async fn newest_superblock(

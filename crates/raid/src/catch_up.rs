@@ -161,10 +161,14 @@ impl Array {
         drive: &Rc<Drive>,
         areas: MemberLayout,
     ) -> Result<(), ChangeError> {
+        let _joining = self.members.begin_join().await;
+        if self.growing.get() {
+            return Err(ChangeError::Busy("a change of the array's size"));
+        }
         let mut with = self.members.list().clone();
         (with[index.index()].drive, with[index.index()].areas) = (Some(drive.clone()), areas);
-        let voided = self.journal.void_on(&with, index.index()).await;
-        voided.map_err(|error| ChangeError::Drive { drive: drive.name().into(), error })?;
+        let failed = |error| ChangeError::Drive { drive: drive.name().into(), error };
+        self.journal.void_on(&with, index.index()).await.map_err(failed)?;
         let change = self.members.change(index, |member| {
             // Since its label was read it may have been fenced, or another drive put in its place.
             let same = member.drive_uuid == old.drive_uuid && member.alive().is_none();
@@ -173,10 +177,23 @@ impl Array {
                 member.areas = areas;
             }
         });
-        change.await?;
-        // What could not be put in place may be by now: who needs room for more can wait.
-        self.journal.set_stuck(None);
-        self.renew_metadata().await?;
+        let mut joined = change.await;
+        if joined.is_ok() {
+            self.journal.has_hope();
+            joined = self.renew_metadata().await;
+        }
+        let list = self.members.list().clone();
+        // Batches that were voided before it was among the members.
+        let voided = self.journal.void_on(&list, index.index()).await;
+        if joined.is_err() || voided.is_err() {
+            // It may lack what the others know: it is away as before.
+            self.hide();
+            drive.pull();
+        }
+        joined?;
+        voided.map_err(failed)?;
+        // A rebuild that had to do without it goes on.
+        self.start_rebuild();
         Ok(())
     }
 
@@ -212,7 +229,9 @@ impl Array {
         let uuid = self.member(index)?.drive_uuid;
         let emptied = self.empty(drive, areas.journal).await;
         emptied.map_err(|error| ChangeError::Drive { drive: drive.name().into(), error })?;
+        let joins = self.members.hold_joins().await;
         self.dirty.before_release().await?;
+        drop(joins);
         let changed = self.members.change(index, |member| {
             let waits = member.state == MemberState::Stale && member.catches_up;
             if waits && member.drive_uuid == uuid {
@@ -223,7 +242,7 @@ impl Array {
             }
         });
         changed.await?;
-        self.journal.set_stuck(None);
+        self.journal.has_hope();
         if let Err(error) = self.renew_metadata().await {
             self.members.change(index, Member::become_stale).await?;
             return Err(error.into());

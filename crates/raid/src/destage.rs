@@ -8,7 +8,8 @@
 //! 2. sums of parity that shall be stored become entries of the journal, durably (crash up to here:
 //!    nothing is in place yet; the data is pending again)
 //! 3. parity is stored in place, durably (crash: from the sums, the new data in the journal and
-//!    what is in place, all parity is made new; see `parity_sums.rs`)
+//!    what is in place, all parity is made new; see `parity_sums.rs`); members that missed it are
+//!    fenced, durably
 //! 4. data is stored in place (crash: parity is new, and the data is stored again)
 //! 5. members that missed it are fenced, durably
 //! 6. it is pending no longer, and its batches may be released once members were flushed again
@@ -73,12 +74,13 @@ impl Array {
         self.set_destagers(self.destagers.get() + 1);
         while let Some(before) = self.wait_for_destage().await {
             self.sure().await;
+            let hopes = self.journal.hopes();
             let mut round = self.destage_round(before).await;
             if self.journal.is_worth_release() || self.journal.wants_release() {
                 round = round.and(self.journal.release().await);
             }
-            self.journal.set_stuck(round.err().or_else(|| self.blocked()));
-            if round.is_err() {
+            self.journal.found_stuck(round.err().or_else(|| self.blocked()), hopes);
+            if round.is_err() && self.journal.hopes() == hopes {
                 let deadline = self.reactor.now().after(RETRY_AFTER);
                 self.drained.until_or(&self.reactor, deadline, || self.is_over()).await;
             }
@@ -425,8 +427,9 @@ impl Array {
         &self,
         bands: &[(&Updated, Positions)],
     ) -> (Vec<Stored>, Result<(), ArrayError>) {
-        let mut stored: Vec<Stored> =
-            bands.iter().map(|(_, stored)| Stored { stored: *stored, no_space: false }).collect();
+        let has =
+            |(_, stored): &(&Updated, Positions)| Stored { stored: *stored, ..Stored::default() };
+        let mut stored: Vec<Stored> = bands.iter().map(has).collect();
         let first: Vec<Positions> = bands.iter().map(|(band, _)| self.stored_first(band)).collect();
         let all_at_once = |first: &Positions| if *first == 0 { Positions::MAX } else { *first };
         let now: Vec<Positions> = first.iter().map(all_at_once).collect();
@@ -437,11 +440,32 @@ impl Array {
         if let Err(error) = self.journal.flush().await {
             return (stored, Err(error));
         }
-        // Where parity has no space its data has to wait.
-        let rest = |(now, stored): (&Positions, &Stored)| if stored.no_space { 0 } else { !now };
-        let later: Vec<Positions> = now.iter().zip(&stored).map(rest).collect();
+        let mut later = Vec::with_capacity(bands.len());
+        for (((band, _), now), stored) in bands.iter().zip(&now).zip(&mut stored) {
+            if *now != Positions::MAX {
+                stored.waits = self.may_follow(band, *now, *stored).await.err();
+            }
+            later.push(if stored.waits.is_none() { !now } else { 0 });
+        }
         self.store_some(bands, &mut stored, &later).await;
         (stored, Ok(()))
+    }
+
+    /// Whether data may follow its parity. An error: where that has no space, it waits. And members
+    /// that have missed parity must be out, durably: a start that believed them would work out what
+    /// others have from old parity and new data.
+    async fn may_follow(
+        &self,
+        band: &Updated,
+        parity: Positions,
+        done: Stored,
+    ) -> Result<(), ArrayError> {
+        let missed = parity & band.wanted & !done.stored;
+        match missed {
+            _ if done.no_space => Err(ArrayError::NoSpace),
+            0 => Ok(()),
+            missed => self.members.fence_missed(band.stripe, missed).await,
+        }
     }
 
     /// Operations of a band of one chunk, to read what is there or to write what shall be.
@@ -488,6 +512,9 @@ impl Array {
         let behind = updated.wanted & !done.stored;
         if behind & updated.writable != 0 {
             tried?;
+            if let Some(error) = done.waits {
+                return Err(error);
+            }
             if done.no_space {
                 return Err(ArrayError::NoSpace);
             }
@@ -548,6 +575,9 @@ impl Array {
                 self.torn_stripes.remove(stripe);
                 self.journal.pending.borrow_mut().put_back(stripe);
             }
+        }
+        if result.is_ok() {
+            self.journal.has_hope();
         }
         self.journal.note_change();
         result

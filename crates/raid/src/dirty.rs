@@ -134,6 +134,7 @@ impl Dirty {
         quiet: &[RegionIndex],
         flush_began: Instant,
     ) -> Result<(), ArrayError> {
+        let _joins = self.members.hold_joins().await;
         self.note_missed(quiet).await?;
         let mut clean = Vec::new();
         for region in quiet {
@@ -148,14 +149,20 @@ impl Dirty {
     }
 
     /// Before batches of the journal are forgotten, and after the flush that made what they hold
-    /// durable in place: nobody could tell any more what a member that was behind then lacks.
+    /// durable in place: nobody could tell any more what a member that was behind then lacks. The
+    /// caller holds the joins.
     pub async fn before_release(&self) -> Result<(), ArrayError> {
         self.note_missed(&self.regions_that(|region| region.touched)).await
     }
 
-    /// Makes sure that these regions are not forgotten for a member that is behind.
+    /// Makes sure that these regions are not forgotten for a member that is behind, by any who is
+    /// believed.
     async fn note_missed(&self, regions: &[RegionIndex]) -> Result<(), ArrayError> {
-        if self.members.is_any_behind() { self.missed.insert(regions).await } else { Ok(()) }
+        if !self.members.is_any_behind() {
+            return Ok(());
+        }
+        self.missed.insert(regions).await?;
+        self.members.fence_absent().await
     }
 
     /// What a member that comes back now lacks, at most.

@@ -126,6 +126,8 @@ impl Array {
             drop(regions);
             self.reactor.sleep(LOOK_AGAIN).await;
         };
+        // Who has just come back has all maps by now, and nobody comes back to maps that change.
+        let _joins = self.members.hold_joins().await;
         for region in self.written.swallowed(size) {
             self.make_region_written(region).await?;
         }
@@ -147,9 +149,12 @@ impl Array {
         self.written.adopt(size);
         self.unsynced.grow(size.stripes);
         self.torn_stripes.grow(size.stripes);
+        self.unplaced.grow(size.stripes);
         self.journal.pending.borrow_mut().grow(size.stripes);
         self.identity.grow(size);
         self.members.save().await?;
+        // Who is away would say otherwise, were it started without the others.
+        self.members.fence_absent().await?;
         self.set_capacity();
         if merged {
             self.write_maps().await?;

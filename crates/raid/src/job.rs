@@ -92,6 +92,8 @@ pub(crate) struct Jobs {
     restripe: Slot,
     restripe_error: RefCell<Option<String>>,
     rebuild_error: RefCell<Option<String>>,
+    /// Members that the rebuild has given up are to be tried again.
+    pub(crate) rebuild_again: Cell<bool>,
     pub(crate) scrub_report: RefCell<Option<ScrubReport>>,
     /// The scrub is to end, or has ended, before its end.
     pub(crate) scrub_stopped: Cell<bool>,

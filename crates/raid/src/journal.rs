@@ -96,6 +96,8 @@ pub(crate) struct Batch {
     pub(crate) len: u64,
     pub(crate) division: Option<Division>,
     pub(crate) hold: Hold,
+    /// Whose parity it tells of.
+    pub(crate) parity_of: Vec<StripeIndex>,
 }
 
 pub(crate) struct Journal {
@@ -131,6 +133,8 @@ pub(crate) struct Journal {
     waiting_for_room: Cell<u32>,
     /// Why the oldest batches cannot be put in place, while that is so.
     stuck: Cell<Option<ArrayError>>,
+    /// So often something came that they may have waited for.
+    hopes: Cell<u64>,
     /// Counts everything that somebody may wait for.
     changes: Cell<u64>,
     pub(crate) changed: WaitList,
@@ -173,6 +177,7 @@ impl Journal {
             releasing: Cell::new(false),
             waiting_for_room: Cell::new(0),
             stuck: Cell::new(None),
+            hopes: Cell::new(0),
             changes: Cell::new(0),
             changed: WaitList::default(),
             half_void: RefCell::default(),
@@ -227,7 +232,7 @@ impl Journal {
             return Some(Err(ArrayError::Lost));
         }
         let payload = taken.iter().map(|waiting| waiting.payload).sum();
-        let (sequence, hold) = self.enter(payload, Class::New(payload))?;
+        let (sequence, hold) = self.enter(payload, Class::New(payload), Vec::new())?;
         let entries = taken.iter_mut().flat_map(|waiting| std::mem::take(&mut waiting.entries));
         let entries: Vec<Entry> = entries.collect();
         self.entered_bytes.set(self.entered_bytes.get() + payload);
@@ -294,13 +299,20 @@ impl Journal {
             // As above; and there may never be room.
             return Some(Err(ArrayError::Lost));
         }
-        let (sequence, hold) = self.enter(payload_bytes(entries), class)?;
+        let mut parity_of: Vec<_> = entries.iter().filter_map(Entry::parity_of).collect();
+        parity_of.dedup();
+        let (sequence, hold) = self.enter(payload_bytes(entries), class, parity_of)?;
         let written = self.write(entries, sequence, hold.clone()).await;
         Some(written.map(|sequence| (sequence, hold)))
     }
 
     /// Takes a place in the ring.
-    fn enter(&self, payload: u64, class: Class) -> Option<(u64, Hold)> {
+    fn enter(
+        &self,
+        payload: u64,
+        class: Class,
+        parity_of: Vec<StripeIndex>,
+    ) -> Option<(u64, Hold)> {
         let division = self.division(payload);
         let payload = u32::try_from(payload).expect("asserted to be small");
         let len = ring_bytes(payload, division);
@@ -308,7 +320,7 @@ impl Journal {
         let sequence = self.next_sequence.get();
         self.next_sequence.set(sequence + 1);
         let hold = Hold::default();
-        let batch = Batch { sequence, at, len, division, hold: hold.clone() };
+        let batch = Batch { sequence, at, len, division, hold: hold.clone(), parity_of };
         self.ring.borrow_mut().push_back(batch);
         Some((sequence, hold))
     }
@@ -380,16 +392,25 @@ impl Journal {
         // Nobody knows any more which members it went to.
         let list = self.members.list().clone();
         let voided = (0..list.len()).map(|index| self.void_at(sequence, &list, index));
-        if join_all(voided).await.iter().any(Result::is_err) {
-            self.half_void.borrow_mut().push(sequence);
+        // Also for who comes back meanwhile.
+        self.half_void.borrow_mut().push(sequence);
+        if join_all(voided).await.iter().all(Result::is_ok) {
+            self.half_void.borrow_mut().retain(|half| *half != sequence);
         }
+    }
+
+    /// Whether something void may come true, if members that are away come back alone.
+    pub(crate) fn is_half_void(&self) -> bool {
+        !self.half_void.borrow().is_empty()
     }
 
     /// Before a member serves that comes back: what was voided without it is void there, durably.
     /// `list`: with it.
     pub(crate) async fn void_on(&self, list: &[Member], index: usize) -> Result<(), DriveError> {
-        // Others are forgotten, and what came later says so.
-        self.half_void.borrow_mut().retain(|sequence| self.place_of(*sequence).is_some());
+        // Others are forgotten, and what came later says so to whoever is here.
+        if self.members.absent().is_empty() {
+            self.half_void.borrow_mut().retain(|sequence| self.place_of(*sequence).is_some());
+        }
         let half_void = self.half_void.borrow().clone();
         for sequence in &half_void {
             self.void_at(*sequence, list, index).await?;
@@ -413,6 +434,11 @@ impl Journal {
             None if list[index].state == MemberState::Trusted => Err(DriveError::Gone),
             None => Ok(()),
         }
+    }
+
+    /// Whether a start would look for the parity of the stripe that the ring tells of.
+    pub(crate) fn tells_parity_of(&self, stripe: StripeIndex) -> bool {
+        self.ring.borrow().iter().any(|batch| batch.parity_of.contains(&stripe))
     }
 
     /// Where a batch stands in the ring, and how it is divided.
@@ -480,10 +506,15 @@ impl Journal {
     }
 
     pub(crate) fn status(&self) -> JournalStatus {
+        let bytes = self.ring_bytes();
+        let list = self.members.list();
+        let keepers = list.iter().filter(|its| its.keeps_metadata().is_some());
         JournalStatus {
-            bytes: self.ring_bytes(),
+            bytes,
             used_bytes: self.used_bytes(),
             pending_bytes: self.pending.borrow().bytes(),
+            pending_bytes_max: PENDING_PER_RING * bytes,
+            crash_read_bytes: keepers.map(|its| its.areas.journal.len).sum(),
         }
     }
 
@@ -604,8 +635,25 @@ impl Journal {
         self.stuck.get().or(self.is_nowhere().then_some(ArrayError::Lost))
     }
 
-    /// The oldest batches cannot be put in place, or can again (`None`).
-    pub(crate) fn set_stuck(&self, error: Option<ArrayError>) {
+    /// What could not be put in place may be by now: who needs room for more can wait.
+    pub(crate) fn has_hope(&self) {
+        self.hopes.set(self.hopes.get() + 1);
+        self.set_stuck(None);
+    }
+
+    pub(crate) fn hopes(&self) -> u64 {
+        self.hopes.get()
+    }
+
+    /// The oldest batches cannot be put in place, or can again (`None`): as was tried since there
+    /// were so many `hopes`.
+    pub(crate) fn found_stuck(&self, error: Option<ArrayError>, hopes: u64) {
+        if error.is_none() || self.hopes.get() == hopes {
+            self.set_stuck(error);
+        }
+    }
+
+    fn set_stuck(&self, error: Option<ArrayError>) {
         if self.stuck.replace(error) != error {
             self.note_change();
         }
@@ -658,6 +706,11 @@ impl Journal {
 
     async fn release_stored(&self) -> Result<(), ArrayError> {
         let Some(stored) = self.last_in_place() else { return Ok(()) };
+        let _joins = self.members.hold_joins().await;
+        if !self.members.serves_all() {
+            // Who is away, and could be started without those that are here, would not know of it.
+            return Err(ArrayError::Lost);
+        }
         if let Some(integrity) = &self.integrity {
             integrity.write_back().await?;
         }

@@ -4,7 +4,7 @@
 //! | begun | until it is finished | finished when |
 //! |---|---|---|
 //! | stripes become zero | torn: they read as zeroes, and nothing is put there | they are zero |
-//! | regions are forgotten | nothing rests on that | the members know of it |
+//! | regions are forgotten | without a batch they are an error | the members know of it |
 //! | stripes get a new shape | the array stops | it is started again |
 //! | a replay | torn, and they take no writes | started with more members |
 //!
@@ -27,7 +27,7 @@ impl Array {
         let torn = match &begun {
             Begun::Zeroing { stripes, .. } => stripes.clone(),
             Begun::Replay { stripe } => stripe.0..stripe.0 + 1,
-            Begun::Forgetting | Begun::Moving => 0..0,
+            Begun::Forgetting { .. } | Begun::Moving => 0..0,
         };
         for stripe in torn.map(StripeIndex) {
             self.torn_stripes.insert(stripe);
@@ -58,9 +58,21 @@ impl Array {
     pub(crate) fn becomes_zero(&self, stripe: StripeIndex) -> bool {
         let has = |begun: &Begun| match begun {
             Begun::Zeroing { stripes, .. } => stripes.contains(&stripe.0),
-            Begun::Forgetting | Begun::Moving | Begun::Replay { .. } => false,
+            Begun::Forgetting { .. } | Begun::Moving | Begun::Replay { .. } => false,
         };
         self.torn_stripes.contains(stripe) && self.kept.borrow().iter().any(|one| has(&one.begun))
+    }
+
+    /// Whether a member that is away may show what one of these stripes was before it was
+    /// forgotten, and no batch says that it is zero.
+    pub(crate) fn is_half_forgotten(&self, those: &Range<u64>) -> bool {
+        let has = |one: &Rc<Kept>| match &one.begun {
+            Begun::Forgetting { stripes } => {
+                one.holds.is_empty() && stripes.start < those.end && those.start < stripes.end
+            }
+            Begun::Zeroing { .. } | Begun::Moving | Begun::Replay { .. } => false,
+        };
+        self.kept.borrow().iter().any(has)
     }
 
     /// Why the ring cannot move on, whatever else is put in place; `None`: it can.
@@ -80,7 +92,7 @@ impl Array {
                 Begun::Zeroing { stripes, sequence } => {
                     self.zero_again(&one, stripes, *sequence).await
                 }
-                Begun::Forgetting => self.forget_again().await,
+                Begun::Forgetting { .. } => self.forget_again().await,
                 Begun::Moving | Begun::Replay { .. } => Err(one.error),
             };
             match finished {
@@ -119,7 +131,24 @@ impl Array {
         Ok(())
     }
 
+    /// What is blank of these stripes is so after any restart, or it is an error.
+    pub(crate) async fn finish_forgetting(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
+        if self.is_half_forgotten(&stripes) {
+            return self.forget_again().await;
+        }
+        self.written.settle().await
+    }
+
+    /// The same of what was asked to be zero: nothing that was void before comes true after it.
+    pub(crate) async fn finish_zeroing(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
+        if self.journal.is_half_void() {
+            return self.forget_again().await;
+        }
+        self.finish_forgetting(stripes).await
+    }
+
     async fn forget_again(&self) -> Result<(), ArrayError> {
+        let _joins = self.members.hold_joins().await;
         self.written.settle().await?;
         self.members.fence_absent().await
     }
@@ -127,7 +156,7 @@ impl Array {
     fn let_go(&self, kept: Rc<Kept>) {
         self.kept.borrow_mut().retain(|one| !Rc::ptr_eq(one, &kept));
         drop(kept);
-        self.journal.set_stuck(None);
+        self.journal.has_hope();
         self.journal.note_change();
     }
 }

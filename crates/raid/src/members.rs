@@ -22,6 +22,7 @@ use ashlar_format::record::{Record, name_field};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
+use ashlar_reactor::range_lock::RangeLock;
 use ashlar_reactor::wait_list::WaitList;
 use smallvec::SmallVec;
 
@@ -176,6 +177,12 @@ impl Identity {
         self.restripe.get()
     }
 
+    /// Bytes that volumes may use at a start: while members are added, those of the old shape.
+    pub(crate) fn given_out(&self) -> u64 {
+        let layout = self.layout();
+        self.restripe().map_or(layout, |restripe| restripe.old(layout)).capacity()
+    }
+
     pub(crate) fn set_restripe(&self, restripe: Option<Restripe>) {
         self.restripe.set(restripe);
     }
@@ -270,6 +277,9 @@ pub struct Members {
     pulled: Cell<bool>,
     forced: Cell<bool>,
     waiting: WaitList,
+    pub(crate) joins: Rc<RangeLock>,
+    /// Of whoever gives a member a drive.
+    pub(crate) replacing: Rc<RangeLock>,
     /// What other reactors read by.
     view: RefCell<Option<Arc<View>>>,
 }
@@ -300,6 +310,8 @@ impl Members {
             pulled: Cell::new(false),
             forced: Cell::new(false),
             waiting: WaitList::default(),
+            joins: RangeLock::new(reactor, 0),
+            replacing: RangeLock::new(reactor, 0),
             view: RefCell::default(),
         }
     }
@@ -520,26 +532,6 @@ impl Members {
             self.era.set(era);
             self.generation.set(self.generation.get() + 1);
         }
-    }
-
-    /// Fences members that are believed and do not answer: what is acknowledged from here on is not
-    /// on them, and they could come back alone. An error: the others cannot stand for them.
-    pub async fn fence_absent(&self) -> Result<(), ArrayError> {
-        if self.all_trusted() {
-            return self.settled().await;
-        }
-        let absent: Vec<MemberIndex> = {
-            let list = self.list.borrow();
-            let absent = |(_, member): &(usize, &Member)| {
-                member.state == MemberState::Trusted && member.alive().is_none()
-            };
-            let absent = list.iter().enumerate().filter(absent);
-            absent.map(|(index, _)| MemberIndex::new(index)).collect()
-        };
-        if !self.survives_without(&absent) {
-            return Err(ArrayError::Lost);
-        }
-        self.fence(absent.into_iter()).await
     }
 
     /// Makes everything that was acknowledged before durable. Members that cannot are fenced, while

@@ -13,6 +13,7 @@ use ashlar_format::bad_blocks::BadBlocks;
 use ashlar_format::lease::Lease;
 use ashlar_format::record::{self, Record, RecordError};
 use ashlar_format::region_map::RegionMapPage;
+use ashlar_format::scrub_report::ScrubReport;
 use ashlar_format::units::Area;
 use ashlar_format::volume_table::VolumeTable;
 use ashlar_reactor::executor::Reactor;
@@ -26,14 +27,17 @@ pub(crate) async fn refuse(
     label: &Label,
 ) -> Result<(), AssembleError> {
     let areas = &label.layout;
-    for (what, area, version_in) in [
-        ("dirty map", areas.dirty_map, version_in::<RegionMapPage> as VersionIn),
+    let everywhere: [(_, _, VersionIn); 6] = [
+        ("dirty map", areas.dirty_map, version_in::<RegionMapPage>),
         ("written map", areas.written_map, version_in::<RegionMapPage>),
         ("missed map", areas.missed_map, version_in::<RegionMapPage>),
         ("volume table", areas.volume_table, version_in::<VolumeTable>),
         ("bad blocks", areas.bad_blocks, version_in::<BadBlocks>),
         ("lease", areas.lease, version_in::<Lease>),
-    ] {
+    ];
+    let of_scrub: VersionIn = version_in::<ScrubReport>;
+    let scrub_report = ScrubReport::area(areas).map(|area| ("scrub report", area, of_scrub));
+    for (what, area, version_in) in everywhere.into_iter().chain(scrub_report) {
         // What cannot be read is seen to where it is needed.
         let read = label::read_bytes(reactor, drive, area.offset, area.len).await;
         let Ok(bytes) = read else { continue };

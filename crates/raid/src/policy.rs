@@ -8,6 +8,7 @@ use ashlar_format::array_superblock::Policy;
 
 use crate::array::Array;
 use crate::error::{ArrayError, ChangeError};
+use crate::members::Members;
 use crate::mode::{Mode, ModeGuard};
 
 impl Array {
@@ -99,8 +100,11 @@ impl Array {
     pub async fn set_policy(self: &Rc<Self>, policy: Policy) -> Result<(), ChangeError> {
         let _request = self.begin()?;
         self.check_policy(policy)?;
-        self.members.set_policy(policy);
-        self.members.settled().await?;
+        let tell = |members: &Members| {
+            members.set_policy(policy);
+            Ok(())
+        };
+        self.members.tell_all(tell).await?;
         // So that the change is complete when this returns.
         drop(self.enter_mode().await?);
         Ok(())

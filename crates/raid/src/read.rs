@@ -62,6 +62,7 @@ impl Array {
             None => self.read_pieces(offset, into).await,
         };
         self.count_read(began, len);
+        self.still_ours().await?;
         result
     }
 
@@ -133,7 +134,9 @@ impl Array {
 
     /// Starts the read if one member can answer it, or none has to.
     fn begin_read(&self, piece: &Piece, into: &Buffers) -> Started {
-        if self.is_blank_stripe(piece.stripe) && self.written.is_settled() {
+        let (is_blank, stripe) = (self.is_blank_stripe(piece.stripe), piece.stripe.0);
+        let is_sure = || !self.is_half_forgotten(&(stripe..stripe + 1));
+        if is_blank && self.written.is_settled() && is_sure() {
             into.fill_zero();
             return Started::Done;
         }
@@ -304,6 +307,12 @@ impl Array {
         Ok(buffer)
     }
 
+    /// Zeroes, once they are so after any restart.
+    async fn blank(&self, stripe: StripeIndex, rows: &Range<u32>) -> Result<Buffer, ArrayError> {
+        self.finish_forgetting(stripe.0..stripe.0 + 1).await?;
+        Ok(self.zeroes(rows))
+    }
+
     /// Locks the rows only if they must be worked out.
     async fn read_in_place(
         self: &Rc<Self>,
@@ -314,9 +323,7 @@ impl Array {
     ) -> Result<Buffer, ArrayError> {
         let first = self.layout().data_positions(chunk).start;
         if !self.is_written(stripe) {
-            // Else it might be written again after a restart.
-            self.written.settle().await?;
-            return Ok(self.zeroes(rows));
+            return self.blank(stripe, rows).await;
         }
         if self.becomes_zero(stripe) {
             return Ok(self.zeroes(rows));
@@ -331,10 +338,10 @@ impl Array {
         let mode = if after_error { Mode::Exclusive } else { Mode::Shared };
         let _rows = self.lock_rows(stripe, rows.clone(), mode).await;
         if !self.is_written(stripe) {
-            return Ok(self.zeroes(rows));
+            return self.blank(stripe, rows).await;
         }
         if !after_error || self.integrity.is_none() {
-            let (buffer, bad) = self.read_locked(stripe, chunk, rows).await?;
+            let (buffer, bad) = self.read_locked(stripe, chunk, rows, after_error).await?;
             if after_error {
                 self.repair(stripe, rows.start, &buffer, bad).await;
             }
@@ -343,7 +350,7 @@ impl Array {
         // Members that lie do so here and there: each block has sources of its own.
         let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
         for block in blocks(rows) {
-            let (part, bad) = self.read_locked(stripe, chunk, &block).await?;
+            let (part, bad) = self.read_locked(stripe, chunk, &block, after_error).await?;
             self.repair(stripe, block.start, &part, bad).await;
             buffer.slice(within(rows, &block)).copy_from(&part);
         }
@@ -363,16 +370,20 @@ impl Array {
     }
 
     /// Rows of one data chunk, from wherever they can be had. The caller holds the rows' lock.
-    /// Also tells which of the chunk's own positions should have had them and could not.
+    /// Also tells which of the chunk's own positions should have had them and could not. `again`:
+    /// the only one was tried a moment ago, and says nothing more about its drive.
     pub(crate) async fn read_locked(
         &self,
         stripe: StripeIndex,
         chunk: u8,
         rows: &Range<u32>,
+        again: bool,
     ) -> Result<(Buffer, Positions), ArrayError> {
         let mut bad = 0;
+        let read = if again && !self.layout().is_mirrored() { Drive::probe } else { Drive::read };
         for position in self.layout().data_positions(chunk) {
-            let Some((buffer, io)) = self.start_position(stripe, position, rows) else { continue };
+            let started = self.start_position_by(read, stripe, position, rows);
+            let Some((buffer, io)) = started else { continue };
             match io.await {
                 Err(_) => bad |= 1 << position,
                 Ok(()) => match self.make_true(stripe, position, rows, &buffer).await {
@@ -406,10 +417,20 @@ impl Array {
         position: u8,
         rows: &Range<u32>,
     ) -> Option<(Buffer, DriveIo)> {
+        self.start_position_by(Drive::read, stripe, position, rows)
+    }
+
+    fn start_position_by(
+        &self,
+        read: fn(&Rc<Drive>, u64, Buffers) -> DriveIo,
+        stripe: StripeIndex,
+        position: u8,
+        rows: &Range<u32>,
+    ) -> Option<(Buffer, DriveIo)> {
         let (drive, base) = self.members.at(stripe, position)?;
         let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
         let at = base + self.layout().member_offset(stripe, rows.start);
-        let io = drive.read(at, buffer.clone().into());
+        let io = read(&drive, at, buffer.clone().into());
         Some((buffer, io))
     }
 

@@ -91,9 +91,11 @@ impl Leg {
 }
 
 impl Array {
-    /// Rebuilds members that wait for it, until none is left that can be.
+    /// Rebuilds members that wait for it, until none is left that can be. If it runs already, it
+    /// tries again those that it has given up: what they lacked may be here now.
     pub(crate) fn start_rebuild(self: &Rc<Self>) {
         if self.jobs.rebuild_slot().is_running() {
+            self.jobs.rebuild_again.set(true);
             return;
         }
         self.jobs.set_rebuild_error(None);
@@ -112,6 +114,10 @@ impl Array {
         let mut given_up: Vec<Target> = Vec::new();
         let mut shift = Shift::begin(self);
         while !self.is_stopping() {
+            if self.jobs.rebuild_again.take() {
+                self.jobs.set_rebuild_error(None);
+                given_up.clear();
+            }
             let waiting = self.rebuilding(&given_up);
             let mut failed = Vec::new();
             if let Some(filled) = waiting.iter().find(|target| self.is_filled(target)) {
@@ -179,7 +185,8 @@ impl Array {
         left.sum::<u64>() / u64::from(self.layout().groups)
     }
 
-    /// Ends early when a member fails, or others wait now: then another leg may come first.
+    /// Ends early when a member fails, or others wait now, or those that were given up are to be
+    /// tried again: then another leg may come first.
     async fn fill_leg(
         self: &Rc<Self>,
         leg: &Rc<Leg>,
@@ -190,6 +197,7 @@ impl Array {
         let (mut at, mut saved) = (leg.stripes.start, self.reactor.now());
         while at < leg.stripes.end
             && leg.failed.borrow().is_empty()
+            && (given_up.is_empty() || !self.jobs.rebuild_again.get())
             && self.rebuilding(given_up) == waiting
         {
             if shift.is_over() {
@@ -248,8 +256,14 @@ impl Array {
 
     async fn sync_before(self: &Rc<Self>, leg: &Leg, stripes: &Range<u64>) {
         for stripe in stripes.clone().map(StripeIndex) {
+            if self.wanted(leg, stripe) == 0 {
+                continue;
+            }
+            if self.torn_stripes.contains(stripe) {
+                // What it still lacks then, `fill_stripe` says.
+                let _ = self.mend_torn_of(&(stripe.0..stripe.0 + 1)).await;
+            }
             if self.unsynced.contains(stripe)
-                && self.wanted(leg, stripe) != 0
                 && let Err(error) = self.sync_or_give_up(stripe).await
             {
                 self.fail_all(leg, stripe, error);
@@ -363,7 +377,10 @@ impl Array {
             let known = chunks.iter().find(|(its, _)| copies.contains(its));
             let bytes = match known {
                 Some((_, bytes)) => bytes.clone(),
-                None => self.read_locked(stripe, position / layout.copies, &rows).await?.0,
+                None => {
+                    let chunk = position / layout.copies;
+                    self.read_locked(stripe, chunk, &rows, false).await?.0
+                }
             };
             chunks.push((position, bytes));
         }

@@ -180,7 +180,9 @@ impl Array {
             let hold = Hold::default();
             let (sequence, at, len) = (one.sequence(), one.at, one.len());
             let division = one.batch.division();
-            ring.push_back(Batch { sequence, at, len, division, hold: hold.clone() });
+            let parity = one.entries().filter(|piece| piece.kind.is_parity());
+            let parity_of = parity.map(|piece| piece.stripe).collect();
+            ring.push_back(Batch { sequence, at, len, division, hold: hold.clone(), parity_of });
             for piece in one.entries() {
                 self.sort_in(&mut stripes, piece, &hold);
             }
@@ -215,6 +217,11 @@ impl Array {
         match self.drain_journal().await {
             Ok(()) | Err(ArrayError::Lost) => {}
             Err(error) => return Err(error.into()),
+        }
+        if self.journal.oldest().is_none() {
+            // A batch of which too little was here does not come true when the rest of it is.
+            self.members.set_journal_from(self.journal.next_sequence());
+            self.members.settled().await?;
         }
         for (stripe, rows) in given_up {
             self.give_up_unsettled(stripe, &rows).await?;
@@ -340,6 +347,9 @@ impl Array {
         }
         for (piece, hold) in findings.data {
             let Some(bytes) = piece.bytes else { continue };
+            if piece.kind == EntryKind::Moved {
+                self.unplaced.insert(stripe);
+            }
             let (chunk, rows, sequence) = (piece.position, piece.rows, piece.sequence);
             let patch = Patch { chunk, rows, bytes, sequence, hold };
             self.journal.pending.borrow_mut().insert(stripe, patch);

@@ -19,7 +19,8 @@
 //!    they hold is put in place)
 //! 4. the bytes are pending, and are put in place as whole stripes: by that, and only now, old
 //!    stripes are overwritten, dead ones or those in the window. (Before they are, no part of them
-//!    may be written: parity of a part would rest on what stands beside it.)
+//!    may be written: parity of a part would rest on what stands beside it. Where some of it is,
+//!    since drives were away, its parity is made anew: `Array::unplaced`.)
 //! 5. they may be read and written again
 //!
 //! Until all of it is moved the array is written through the journal, whatever its policy is: the
@@ -228,6 +229,7 @@ impl Array {
             return Ok(false);
         }
         self.drain_journal().await?;
+        self.unplaced.remove_from(StripeIndex(0));
         let entries = self.read_window(restripe, &bytes).await?;
         let stripes = self.lock_stripes(window.clone(), Lock::Exclusive).await;
         let Some(written) = self.journal_window(entries).await? else { return Ok(false) };
@@ -323,7 +325,9 @@ impl Array {
     ) -> Result<(), ArrayError> {
         self.identity.set_restripe(Some(Restripe { saved: cursor, ..restripe }));
         if let Err(error) = self.save_for_sure().await {
-            // Some members may say so: then these batches are all there is of the window.
+            // Some members may say so: then these batches are all there is of the window, and
+            // whoever goes on as if its stripes had the old shape writes to other places.
+            self.members.pull_all();
             let holds = written.into_iter().map(|(_, _, hold)| hold).collect();
             self.keep(Begun::Moving, holds, error);
             return Err(error);
@@ -335,6 +339,7 @@ impl Array {
                 let Entry::Moved { stripe, chunk, row, bytes } = entry else { continue };
                 let end = row + u32::try_from(bytes.len()).expect("at most a chunk");
                 let hold = hold.clone();
+                self.unplaced.insert(stripe);
                 pending.insert(stripe, Patch { chunk, rows: row..end, bytes, sequence, hold });
             }
         }
@@ -348,6 +353,7 @@ impl Array {
         drop(self.enter_mode().await?);
         let _pause = self.modes.pause(&self.reactor).await;
         self.drain_journal().await?;
+        self.unplaced.remove_from(StripeIndex(0));
         let Some(restripe) = self.identity.restripe() else { return Ok(()) };
         let stripes = self.layout().stripes;
         // Nothing is left in old stripes.
@@ -365,6 +371,12 @@ impl Array {
             .filter(|region| self.written.contains(*region))
             .collect();
         self.written.remove(&behind).await?;
+        // Also what was forgotten by a try that failed.
+        self.written.settle().await?;
+        // What was given up there was of nobody, and agrees with nothing.
+        self.bad.remove_stripes(end..stripes);
+        self.unsynced.remove_from(StripeIndex(end));
+        self.bad.save().await?;
         self.identity.set_restripe(None);
         self.save_for_sure().await?;
         self.set_capacity();

@@ -105,7 +105,7 @@ impl Array {
                 all_here = false;
                 continue;
             }
-            let (bytes, _) = self.read_locked(stripe, chunk, &rows).await?;
+            let (bytes, _) = self.read_locked(stripe, chunk, &rows, false).await?;
             let slices: SmallVec<[Slice; 4]> = each(positions)
                 .map(|position| Slice { position, row: 0, bytes: bytes.clone() })
                 .collect();
@@ -146,17 +146,27 @@ impl Array {
             }
             self.sure().await;
             rounds_until_retry = rounds_until_retry.saturating_sub(1);
-            if self.unsynced.count() > 0 && rounds_until_retry == 0 {
-                self.resync().await;
+            if self.jobs.resync_slot().is_running() {
+                rounds_until_retry = RETRY_ROUNDS;
+            } else if self.unsynced.count() > 0 && rounds_until_retry == 0 {
+                self.begin_resync();
                 rounds_until_retry = RETRY_ROUNDS;
             }
+            // What cannot be said now is tried again in the next round.
+            let _ = self.members.fence_lost_caches().await;
             self.scrub_if_due();
             rounds_until_look = rounds_until_look.saturating_sub(1);
             if rounds_until_look == 0 {
                 self.compare_drives();
-                // What is left is tried again. Of what is torn, no destager hears by itself.
+                // What is left is tried again. Of what is torn, no destager hears by itself; if it
+                // stays so, nobody else may tell those who wait for room.
+                let hopes = self.journal.hopes();
                 let _ = self.finish_kept().await;
-                let _ = self.mend_torn().await;
+                let mended = self.mend_torn().await;
+                if let Some(error) = mended.err().or_else(|| self.blocked()) {
+                    self.journal.found_stuck(Some(error), hopes);
+                }
+                self.mend_table().await;
                 rounds_until_look = LOOK_ROUNDS;
             }
             if self.journal.refusal().is_some() {
@@ -201,11 +211,20 @@ impl Array {
         self.hedging.learn(&reads);
     }
 
-    /// One pass over all unsynced stripes. Those that cannot be synced are left.
-    async fn resync(self: &Rc<Self>) {
+    /// One pass over all unsynced stripes. Those that cannot be synced are left. (What is done is
+    /// cleaned meanwhile: a crash must not begin with that.)
+    fn begin_resync(self: &Rc<Self>) {
         let total = self.unsynced.count();
         let left = total * self.stripe_bytes();
         self.jobs.resync_slot().begin(self.reactor.now(), 0, total, left);
+        let array = self.clone();
+        self.reactor.spawn(async move {
+            array.resync(total).await;
+            array.jobs.resync_slot().end();
+        });
+    }
+
+    async fn resync(self: &Rc<Self>, total: u64) {
         let (lanes, mut shift) = (Lanes::new(&self.reactor), Shift::begin(self));
         let mut at = StripeIndex(0);
         while let Some(stripe) = self.unsynced.next(at) {
@@ -213,8 +232,6 @@ impl Array {
             if shift.is_over() {
                 lanes.drained().await;
                 shift.rest().await;
-                // A crash later must not begin with what is done.
-                let _ = self.clean_dirty_map(QUIET_BEFORE_CLEAN).await;
             }
             let Ok(request) = self.admit_step().await else { break };
             let lane = lanes.enter(shift.stripes_at_once()).await;
@@ -229,7 +246,6 @@ impl Array {
             });
         }
         lanes.drained().await;
-        self.jobs.resync_slot().end();
     }
 
     async fn resync_stripe(self: &Rc<Self>, stripe: StripeIndex) -> Result<(), ArrayError> {
@@ -247,6 +263,9 @@ impl Array {
         let mut quiet = self.dirty.quiet(quiet_for);
         quiet.retain(|region| {
             let stripes = self.dirty.map.stripes_of(*region);
+            if self.is_half_forgotten(&stripes) {
+                return false;
+            }
             let waiting = self.unsynced.next(StripeIndex(stripes.start));
             waiting.is_none_or(|stripe| stripe.0 >= stripes.end)
         });

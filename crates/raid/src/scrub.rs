@@ -10,12 +10,14 @@
 //! The dirty map is not marked for what is mended: rows are wrong before and right after, and a
 //! crash in between leaves each of them one or the other. (Resync would take wrong data for right.)
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_format::scrub_report::Phase;
 use ashlar_format::units::StripeIndex;
+use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::Buffer;
 use ashlar_reactor::range_lock::Mode;
 use smallvec::SmallVec;
@@ -33,8 +35,10 @@ use crate::status::{SCRUB_PLACES_MAX, ScrubPlace, ScrubReport};
 use crate::verify::blocks;
 use crate::write_plan::each;
 
-/// Between two superblocks that say how far it is.
+/// Between two superblocks that say how far it is. The first places that it finds are told at once.
 const SAVE_PERIOD: Duration = Duration::from_secs(10);
+/// The journal is drained again for a stripe that is written before it is looked at; so many times.
+const DRAINS_MAX: u32 = 4;
 
 /// What a scrub does where it cannot tell which chunk is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,22 +127,27 @@ impl Array {
         *self.jobs.scrub_report.borrow_mut() = Some(report);
         let array = self.clone();
         self.reactor.spawn(async move {
-            array.scrub(mark, undecided).await;
+            let next = array.scrub(mark, undecided).await;
             if let Ok(_request) = array.admit_step().await {
                 let is_stopped = array.jobs.scrub_stopped.get();
                 let ended_s = array.reactor.unix_s();
                 array.jobs.scrub_report.borrow_mut().get_or_insert_default().ended_s =
                     Some(ended_s);
                 let phase = if is_stopped { Phase::Stopped } else { Phase::Finished };
-                array.save_scrub(ScrubMark { next: 0, ..mark }, phase).await;
+                array.save_scrub(ScrubMark { next, ..mark }, phase).await;
+            } else {
+                // For `keep_scrub`.
+                array.members.set_scrub(ScrubMark { next, ..mark });
             }
             array.jobs.scrub_slot().end();
         });
     }
 
-    async fn scrub(self: &Rc<Self>, mark: ScrubMark, undecided: Undecided) {
+    /// Returns the first stripe that is not looked at.
+    async fn scrub(self: &Rc<Self>, mark: ScrubMark, undecided: Undecided) -> u64 {
         let (lanes, mut shift) = (Lanes::new(&self.reactor), Shift::begin(self));
-        let (mut at, mut saved) = (mark.next, None);
+        let saved = Rc::new(Cell::new(None));
+        let mut at = mark.next;
         while at < self.layout().stripes && !self.jobs.scrub_stopped.get() {
             let stripe = StripeIndex(at);
             if !self.is_written(stripe) {
@@ -153,25 +162,27 @@ impl Array {
                 shift.rest().await;
             }
             let Ok(request) = self.admit_step().await else { break };
-            let done = self.jobs.scrub_slot().done();
-            let now = self.reactor.now();
-            if done > 0 && saved.is_none_or(|saved| now.since(saved) >= SAVE_PERIOD) {
-                self.save_scrub(ScrubMark { next: done, ..mark }, Phase::Running).await;
-                saved = Some(now);
-            }
             let lane = lanes.enter(shift.stripes_at_once()).await;
-            let array = self.clone();
+            let (array, saved) = (self.clone(), saved.clone());
             self.reactor.spawn(async move {
                 let verdict = array.scrub_stripe(stripe, undecided).await;
                 lane.turn().await;
-                array.note_verdict(stripe, verdict);
-                array.jobs.scrub_slot().worked(array.reactor.now(), array.stripe_bytes());
-                array.jobs.scrub_slot().advance(stripe.0 + 1);
+                let is_told = array.note_verdict(stripe, verdict);
+                let (now, next) = (array.reactor.now(), stripe.0 + 1);
+                array.jobs.scrub_slot().worked(now, array.stripe_bytes());
+                array.jobs.scrub_slot().advance(next);
+                let is_old = |saved: Instant| now.since(saved) >= SAVE_PERIOD;
+                // Those that follow wait for their turn: one is saved at a time.
+                if is_told || saved.get().is_none_or(is_old) {
+                    saved.set(Some(now));
+                    array.save_scrub(ScrubMark { next, ..mark }, Phase::Running).await;
+                }
                 drop((lane, request));
             });
             at += 1;
         }
         lanes.drained().await;
+        at
     }
 
     /// What is more urgent is done: redundancy is made where there is too little of it.
@@ -180,22 +191,36 @@ impl Array {
         mending && !self.jobs.scrub_stopped.get()
     }
 
-    /// What cannot be stored is scrubbed again after a restart.
-    async fn save_scrub(self: &Rc<Self>, mark: ScrubMark, phase: Phase) {
-        self.save_scrub_report(phase).await;
-        self.members.set_scrub(mark);
+    /// What was found below the mark, then the mark. What cannot be stored is scrubbed again after
+    /// a restart.
+    async fn save_scrub(&self, mark: ScrubMark, phase: Phase) {
+        self.save_scrub_report(phase, mark.next).await;
+        let next = if phase == Phase::Running { mark.next } else { 0 };
+        self.members.set_scrub(ScrubMark { next, ..mark });
         let _ = self.members.save().await;
     }
 
-    fn note_verdict(&self, stripe: StripeIndex, verdict: Verdict) {
+    /// What a scrub that the stop interrupts has found since it was saved. Nothing is under way.
+    pub(crate) async fn keep_scrub(&self) {
+        let mark = self.members.scrub();
+        let next = self.jobs.scrub_slot().done().max(mark.next);
+        if next > 0 {
+            let is_stopped = self.jobs.scrub_stopped.get();
+            let phase = if is_stopped { Phase::Stopped } else { Phase::Running };
+            self.save_scrub(ScrubMark { next, ..mark }, phase).await;
+        }
+    }
+
+    /// Whether a place of it is told.
+    fn note_verdict(&self, stripe: StripeIndex, verdict: Verdict) -> bool {
         let mut report = self.jobs.scrub_report.borrow_mut();
         let report = report.get_or_insert_default();
         report.bad_stripes += u64::from(!self.bad.of(stripe).is_empty());
         let found = match verdict {
-            Verdict::Agrees => return,
+            Verdict::Agrees => return false,
             Verdict::Unreadable => {
                 report.unreadable_stripes += 1;
-                return;
+                return false;
             }
             Verdict::Differs(found) => found,
         };
@@ -213,6 +238,7 @@ impl Array {
         let places =
             found.iter().map(|(mismatch, repaired)| self.place(stripe, mismatch, *repaired));
         report.places.extend(places.take(room));
+        room > 0
     }
 
     fn place(&self, stripe: StripeIndex, mismatch: &Mismatch, repaired: bool) -> ScrubPlace {
@@ -233,22 +259,43 @@ impl Array {
     }
 
     async fn scrub_stripe(self: &Rc<Self>, stripe: StripeIndex, undecided: Undecided) -> Verdict {
+        let mut drains = 0..DRAINS_MAX;
+        loop {
+            if let Some(verdict) = self.look_at(stripe, undecided).await {
+                return verdict;
+            }
+            if drains.next().is_none() || self.drain_journal().await.is_err() {
+                break;
+            }
+        }
+        // It is written all the time, or the journal cannot be drained now; another scrub may have
+        // more luck.
+        self.look_at(stripe, Undecided::Leave).await.unwrap_or(Verdict::Unreadable)
+    }
+
+    /// `None`: parity cannot be made anew before the journal is drained: a start would look for the
+    /// parity that stood there.
+    async fn look_at(
+        self: &Rc<Self>,
+        stripe: StripeIndex,
+        undecided: Undecided,
+    ) -> Option<Verdict> {
         if self.unsynced.contains(stripe) && self.sync_now(stripe).await.is_err() {
-            return Verdict::Unreadable;
+            return Some(Verdict::Unreadable);
         }
         let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
         if !self.is_written(stripe) {
-            return Verdict::Agrees;
+            return Some(Verdict::Agrees);
         }
         if self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe) {
-            return Verdict::Unreadable;
+            return Some(Verdict::Unreadable);
         }
         let mut have = self.read_all(stripe).await;
         if let Err(unreadable) = have {
             self.renew(stripe, unreadable).await;
             have = self.read_all(stripe).await;
         }
-        let Ok(have) = have else { return Verdict::Unreadable };
+        let Ok(have) = have else { return Some(Verdict::Unreadable) };
         let layout = self.layout();
         let should = if layout.is_mirrored() {
             self.first_copies(&have)
@@ -257,15 +304,22 @@ impl Array {
         };
         let agrees = |its: &Slice| its.bytes.bytes() == have[usize::from(its.position)].bytes();
         if should.iter().all(agrees) {
-            return Verdict::Agrees;
+            return Some(Verdict::Agrees);
         }
         let chunks: SmallVec<[&[u8]; 16]> = have.iter().map(Buffer::bytes).collect();
         let mut found = Vec::new();
-        for mismatch in locate(&layout, self.kernels, &chunks, self.sector_bytes) {
+        let mismatches = locate(&layout, self.kernels, &chunks, self.sector_bytes);
+        if undecided == Undecided::MakeAgree
+            && mismatches.iter().any(|its| its.liar.is_none())
+            && self.journal.tells_parity_of(stripe)
+        {
+            return None;
+        }
+        for mismatch in mismatches {
             let mended = self.mend(stripe, &mismatch, undecided, &should).await;
             found.push((mismatch, mended));
         }
-        Verdict::Differs(found)
+        Some(Verdict::Differs(found))
     }
 
     /// The chunks of all positions. The error: there are others, and these of them cannot be read
@@ -299,8 +353,17 @@ impl Array {
                 let Ok(bytes) = self.what_others_have(stripe, position, &rows).await else {
                     continue;
                 };
+                // As for a read: one of the others may be the liar.
+                if self.layout().parity > 0
+                    && !self.may_be(stripe, position, &rows, &bytes).await
+                    && !self.outvote_checksum(stripe, position, &rows, &bytes).await
+                {
+                    continue;
+                }
                 let slice = Slice { position, row: rows.start, bytes };
-                if self.write_slices(stripe, &[slice]).await.stored == 1 << position {
+                let stored = self.write_slices(stripe, &[slice]).await.stored;
+                self.journal.note_stored(stripe);
+                if stored == 1 << position {
                     self.count(|counters| counters.repaired += 1);
                 }
             }
@@ -352,7 +415,10 @@ impl Array {
             }
         };
         let wanted = slices.iter().fold(0, |bits, slice| bits | 1 << slice.position);
-        self.write_slices(stripe, &slices).await.stored == wanted
+        let stored = self.write_slices(stripe, &slices).await.stored;
+        // What rests on it in the journal is not to be there without it.
+        self.journal.note_stored(stripe);
+        stored == wanted
     }
 
     fn first_copies(&self, have: &[Buffer]) -> SmallVec<[Slice; 2]> {

@@ -4,8 +4,6 @@
 //! The record is written before the superblock's mark: it counts what was found up to a stripe at
 //! least as far as the mark says. A crash in between is a scrub that goes on from the record.
 
-use std::rc::Rc;
-
 use ashlar_format::array_superblock::MEMBERS_MAX;
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record;
@@ -123,10 +121,9 @@ impl Array {
         *self.jobs.scrub_report.borrow_mut() = Some(stored.report.clone());
     }
 
-    /// Makes durable what was found so far. What cannot be stored is looked for again after a
-    /// restart.
-    pub(crate) async fn save_scrub_report(self: &Rc<Self>, phase: Phase) {
-        let next = self.jobs.scrub_slot().done();
+    /// Makes durable what was found in stripes below `next`. What cannot be stored is looked for
+    /// again after a restart.
+    pub(crate) async fn save_scrub_report(&self, phase: Phase, next: u64) {
         let report = self.jobs.scrub_report.borrow().clone().unwrap_or_default();
         let record = record_of(&report, self.uuid(), phase, next);
         let fits = |its: &Member| Record::area(&its.areas).is_some();

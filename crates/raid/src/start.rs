@@ -13,6 +13,7 @@ use ashlar_format::region_map::MapKind;
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_format::volume_table::VolumeTable;
 use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::range_lock::Mode as Lock;
 
 use crate::array::{Array, StoredMaps};
 pub use crate::assemble::{AssembleOptions, Known};
@@ -275,6 +276,7 @@ impl Array {
         if self.growing.get() {
             return Err(ChangeError::Busy("a change of the array's size"));
         }
+        let _replacing = self.members.replacing.lock(0..1, Lock::Exclusive).await;
         let old = self.member(index)?;
         if old.keeps_metadata().is_some() {
             return Err(ChangeError::MemberInUse(index));
@@ -370,6 +372,8 @@ impl Array {
 
     async fn rest(self: &Rc<Self>) -> Result<(), ArrayError> {
         self.drain().await;
+        self.keep_scrub().await;
+        self.mend_table().await;
         let drained = self.drain_journal().await;
         self.write_sums().await?;
         self.members.flush().await?;

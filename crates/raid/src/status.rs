@@ -227,6 +227,10 @@ pub struct JournalStatus {
     pub used_bytes: u64,
     /// Acknowledged and not in place yet; also kept in memory.
     pub pending_bytes: u64,
+    /// Writes wait before it is more than this.
+    pub pending_bytes_max: u64,
+    /// Of all members' journals: what a start reads after a crash.
+    pub crash_read_bytes: u64,
 }
 
 /// Everything at one moment.

@@ -42,6 +42,8 @@ pub(crate) struct Stored {
     /// Positions that hold the new bytes.
     pub(crate) stored: Positions,
     pub(crate) no_space: bool,
+    /// Why its data was not tried: it waits for its parity.
+    pub(crate) waits: Option<ArrayError>,
 }
 
 /// A band that was stored in part. Its stripe is taken out of what is pending until it is whole.
@@ -62,7 +64,9 @@ pub(crate) enum Begun {
         stripes: Range<u64>,
         sequence: u64,
     },
-    Forgetting,
+    Forgetting {
+        stripes: Range<u64>,
+    },
     Moving,
     Replay {
         stripe: StripeIndex,

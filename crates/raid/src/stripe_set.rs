@@ -90,6 +90,16 @@ impl StripeSet {
         }
     }
 
+    /// This one, and all after it.
+    pub fn remove_from(&self, mut stripe: StripeIndex) {
+        while self.count() > 0
+            && let Some(next) = self.next(stripe)
+        {
+            self.remove(next);
+            stripe = next;
+        }
+    }
+
     /// The first one at or after `from`.
     pub fn next(&self, from: StripeIndex) -> Option<StripeIndex> {
         let bits = self.bits.borrow();
@@ -127,5 +137,9 @@ mod tests {
         set.remove(StripeIndex(64));
         assert!(!set.contains(StripeIndex(64)) && set.contains(StripeIndex(3)));
         assert_eq!(set.next(StripeIndex(4)), Some(StripeIndex(199)));
+        set.remove_from(StripeIndex(4));
+        assert_eq!((set.count(), set.next(StripeIndex(0))), (1, Some(StripeIndex(3))));
+        set.remove_from(StripeIndex(0));
+        assert_eq!((set.count(), set.next(StripeIndex(0))), (0, None));
     }
 }

@@ -13,13 +13,32 @@ use crate::error::ArrayError;
 use crate::label;
 use crate::members::Keeper;
 
+/// The newest that a member has that is believed.
+struct FoundTable {
+    table: Box<VolumeTable>,
+    is_everywhere: bool,
+    /// A member that is not believed yet has a newer one, which nobody may ever have heard of: it
+    /// would be found once that member is.
+    is_outnumbered: bool,
+}
+
 impl Array {
     /// Writes the table anew: for a member that has just joined.
     pub(crate) async fn renew_table(self: &Rc<Self>) -> Result<(), ArrayError> {
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
-        let (table, _) = self.find_table().await?;
+        let found = self.find_table().await;
+        let served = self.table.served.borrow().as_deref().map(|its| self.copy_of(its));
+        let table = match served {
+            Some(served) => served,
+            None => {
+                let found = found?;
+                self.give_missing(&found).await?;
+                found.table
+            }
+        };
         let (is_sure, known) = (self.table.is_sure.get(), self.table.known.get());
-        self.write_table_locked(&table).await?;
+        let sequence = self.write_table_locked(&table).await?;
+        self.table.served_at.set(sequence);
         if is_sure && !self.members.serves_all() {
             // Others have the same by an older number, and may be here next without this one.
             self.table.known.set(known);
@@ -29,30 +48,74 @@ impl Array {
             self.members.fence_absent().await?;
         }
         self.table.is_sure.set(is_sure || self.members.serves_all());
+        self.table.is_half_changed.set(false);
         Ok(())
+    }
+
+    /// Takes back what a change that was answered with an error has left on members: were it found
+    /// by the next start, a volume that is served could be gone.
+    pub(crate) async fn mend_table(self: &Rc<Self>) {
+        if self.table.is_half_changed.get() && self.members.serves_all() {
+            // Tried again.
+            let _ = self.renew_table().await;
+        }
+    }
+
+    fn copy_of(&self, table: &VolumeTable) -> Box<VolumeTable> {
+        let mut copy = VolumeTable::empty(self.uuid());
+        copy.as_mut_bytes().copy_from_slice(table.as_bytes());
+        copy
     }
 
     /// The newest table that any trusted member has; an empty one if none has any. If some lack it,
     /// by a crash or since theirs is damaged, they are given it: volumes that are served from now
     /// on must not be gone with the only member that names them.
     pub async fn read_table(self: &Rc<Self>) -> Result<Box<VolumeTable>, ArrayError> {
+        let _joins = self.members.hold_joins().await;
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
-        let (table, everywhere) = self.find_table().await?;
+        if let Some(served) = self.table.served.borrow().as_deref() {
+            return Ok(self.copy_of(served));
+        }
+        let found = self.find_table().await?;
+        let everywhere = found.is_everywhere && !found.is_outnumbered;
         // Not of an array that is being stopped.
         if !everywhere && let Ok(_request) = self.begin() {
             // Who cannot take it is fenced; of an array that has failed the rest is served.
-            if self.write_table_locked(&table).await.is_ok() {
-                self.table.is_sure.set(self.members.fence_absent().await.is_ok());
+            self.table.is_half_changed.set(true);
+            if self.heal_table(&found).await.is_ok() {
+                let is_sure = self.members.fence_absent().await.is_ok();
+                self.table.is_sure.set(is_sure);
+                self.table.is_half_changed.set(!is_sure);
             }
         } else if self.members.all_trusted() {
             self.table.is_sure.set(everywhere);
         }
+        let table = found.table;
+        *self.table.served.borrow_mut() = Some(self.copy_of(&table));
         Ok(table)
     }
 
-    /// Also: whether all members have it. An error: there is a newer one, for all that is known,
-    /// and it cannot be read.
-    async fn find_table(self: &Rc<Self>) -> Result<(Box<VolumeTable>, bool), ArrayError> {
+    /// Gives it to all, if need be by a number of its own, where some have a newer one that is
+    /// passed over.
+    async fn heal_table(self: &Rc<Self>, found: &FoundTable) -> Result<(), ArrayError> {
+        self.give_missing(found).await?;
+        if found.is_outnumbered {
+            let sequence = self.write_table_locked(&found.table).await?;
+            self.table.served_at.set(sequence);
+        }
+        Ok(())
+    }
+
+    /// Gives it to members that lack it, in its own place, where it cannot tear the one before it.
+    async fn give_missing(self: &Rc<Self>, found: &FoundTable) -> Result<(), ArrayError> {
+        if !found.is_everywhere {
+            self.write_table_as(&found.table, self.table.served_at.get()).await?;
+        }
+        Ok(())
+    }
+
+    /// An error: there is a newer one, for all that is known, and it cannot be read.
+    async fn find_table(self: &Rc<Self>) -> Result<FoundTable, ArrayError> {
         let mut newest = VolumeTable::empty(self.uuid());
         let (mut oldest, mut highest, mut is_whole) = (u64::MAX, 0, false);
         for keeper in self.members.keepers() {
@@ -64,10 +127,11 @@ impl Array {
             if self.members.list()[keeper.index.index()].is_whole() {
                 is_whole |= is_all;
                 if let Some(table) = tables.last().filter(|_| own > newest.header.sequence.get()) {
-                    newest.as_mut_bytes().copy_from_slice(table.as_bytes());
+                    newest = self.copy_of(table);
                 }
             }
         }
+        self.table.sequence.set(highest.max(self.table.sequence.get()));
         let (found, known) = (newest.header.sequence.get(), self.table.known.get());
         // Whoever is believed has the newest: it is among these if one shows all that it has.
         let is_newest = is_whole || known > 0 || found > 0 && !self.layout().is_redundant();
@@ -75,8 +139,11 @@ impl Array {
             return Err(ArrayError::Lost);
         }
         self.table.known.set(found);
-        self.table.sequence.set(highest.max(self.table.sequence.get()));
-        Ok((newest, oldest == found))
+        if self.table.served.borrow().is_none() {
+            self.table.served_at.set(found);
+        }
+        let (is_everywhere, is_outnumbered) = (oldest == found, highest > found);
+        Ok(FoundTable { table: newest, is_everywhere, is_outnumbered })
     }
 
     /// Those that a member has, the newest last; and whether that is all.
@@ -93,9 +160,7 @@ impl Array {
             if let Ok(table) = record::open::<VolumeTable>(&bytes, Some(*drive_uuid), home)
                 && table.array == self.uuid()
             {
-                let mut own = VolumeTable::empty(self.uuid());
-                own.as_mut_bytes().copy_from_slice(table.as_bytes());
-                tables.push(own);
+                tables.push(self.copy_of(table));
             }
         }
         tables.sort_by_key(|table| table.header.sequence.get());
@@ -106,21 +171,41 @@ impl Array {
     /// that are away could be started without those that have it.
     pub async fn write_table(self: &Rc<Self>, table: &VolumeTable) -> Result<(), ArrayError> {
         let _request = self.begin()?;
+        // Who is away cannot come back in between, and be believed without it.
+        let _joins = self.members.hold_joins().await;
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
         if !self.members.serves_all() {
             return Err(ArrayError::Lost);
         }
-        self.write_table_locked(table).await?;
+        self.members.fence_absent().await?;
+        self.table.is_half_changed.set(true);
+        let sequence = self.write_table_locked(table).await?;
         // A trusted member that is away has missed the table, too: alone, it would show the old
         // one.
         self.members.fence_absent().await?;
         self.table.is_sure.set(true);
+        self.table.is_half_changed.set(false);
+        self.table.served_at.set(sequence);
+        *self.table.served.borrow_mut() = Some(self.copy_of(table));
         Ok(())
     }
 
-    async fn write_table_locked(self: &Rc<Self>, table: &VolumeTable) -> Result<(), ArrayError> {
-        let sequence = self.table.sequence.get() + 1;
+    /// Not over the one that is served: this one may be torn. Returns its sequence.
+    async fn write_table_locked(self: &Rc<Self>, table: &VolumeTable) -> Result<u64, ArrayError> {
+        let mut sequence = self.table.sequence.get() + 1;
+        if sequence % SLOTS == self.table.served_at.get() % SLOTS {
+            sequence += 1;
+        }
         self.table.sequence.set(sequence);
+        self.write_table_as(table, sequence).await?;
+        Ok(sequence)
+    }
+
+    async fn write_table_as(
+        self: &Rc<Self>,
+        table: &VolumeTable,
+        sequence: u64,
+    ) -> Result<(), ArrayError> {
         self.table.is_sure.set(false);
         let slot = sequence % SLOTS * VolumeTable::BYTES;
         let home = |areas: &MemberLayout| areas.volume_table.offset + slot;

@@ -98,7 +98,8 @@ impl Array {
         } else {
             let (data, parity) = (layout.data, layout.parity);
             let (touched, readable) = (band.chunks, writable & !unreadable);
-            plan_write(Situation { data, parity, touched, readable, writable })
+            let agrees = !self.unplaced.contains(stripe);
+            plan_write(Situation { data, parity, touched, readable, writable, agrees })
         };
         let data = bits(0..layout.data);
         let wanted = match plan {
@@ -368,6 +369,7 @@ impl Array {
             return writable & bits(layout.data_positions(chunk)) != 0;
         }
         let (data, parity) = (layout.data, layout.parity);
-        is_storable(Situation { data, parity, touched: 1 << chunk, readable: writable, writable })
+        let (touched, readable, agrees) = (1 << chunk, writable, true);
+        is_storable(Situation { data, parity, touched, readable, writable, agrees })
     }
 }

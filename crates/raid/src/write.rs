@@ -154,16 +154,19 @@ impl Array {
 
     /// What is around a part of a sector must not change between its being read and stored: whoever
     /// writes parts has the stripe alone, others share it. Nothing is locked where every request
-    /// is of whole sectors.
+    /// is of whole sectors. In order of stripes, each once: pieces come as the ranges of a volume.
     async fn lock_parts(&self, pieces: &[Piece]) -> SmallVec<[RangeGuard; 2]> {
         let mut guards = SmallVec::new();
         if self.sector_bytes == 512 {
             return guards;
         }
-        for pieces in pieces.chunk_by(|a, b| a.stripe == b.stripe) {
-            let whole = pieces.iter().all(|piece| self.whole_sectors(&piece.rows) == piece.rows);
+        let part = |its: &Piece| (its.stripe.0, self.whole_sectors(&its.rows) == its.rows);
+        let mut parts: SmallVec<[(u64, bool); 2]> = pieces.iter().map(part).collect();
+        // What is not whole stands first.
+        parts.sort_unstable();
+        parts.dedup_by_key(|(stripe, _)| *stripe);
+        for (stripe, whole) in parts {
             let lock = if whole { Lock::Shared } else { Lock::Exclusive };
-            let stripe = pieces[0].stripe.0;
             guards.push(self.sector_locks.lock(stripe..stripe + 1, lock).await);
         }
         guards
@@ -226,6 +229,7 @@ impl Array {
     ) -> Result<(), ArrayError> {
         let update = self.start_update(stripe, band, new)?;
         let updated = self.finish_update(update.knowing(parity)).await?;
+        self.fence_first(&updated).await?;
         let done = self.finish_stores(self.start_stores(stripe, &updated.stores)).await;
         self.acknowledge(&updated, done).await
     }
@@ -255,6 +259,9 @@ impl Array {
         }
         if let Some(error) = failed {
             return Err(error);
+        }
+        for updated in &ready {
+            self.fence_first(updated).await?;
         }
         let start = |updated: Updated| {
             let io = self.start_stores(stripe, &updated.stores);
@@ -361,7 +368,7 @@ impl Array {
             // The caller holds the rows.
             Mode::Direct => {
                 self.bad.check(piece.stripe, piece.chunk, &rows, std::iter::empty())?;
-                self.read_locked(piece.stripe, piece.chunk, &rows).await?.0
+                self.read_locked(piece.stripe, piece.chunk, &rows, false).await?.0
             }
         };
         let at = (piece.rows.start - rows.start) as usize;
@@ -380,13 +387,25 @@ impl Array {
         self.finish_stores(self.start_stores(stripe, &stores)).await
     }
 
-    /// Whether a write may be acknowledged that these members of the stripe missed. Not by an array
-    /// that has failed as a whole: members that hear nothing of it, nor of the fence, could be
-    /// started without the one that has both.
-    fn may_miss(&self, stripe: StripeIndex, missed: Positions) -> bool {
+    /// Before anything is stored: who will miss it is believed no more. Else one that alone has it,
+    /// and the dirty bit that says so, could come back to others that went on without it.
+    async fn fence_first(&self, updated: &Updated) -> Result<(), ArrayError> {
+        match updated.missed() {
+            0 => Ok(()),
+            missed => self.fence_for(updated.stripe, missed).await,
+        }
+    }
+
+    /// Fences members of the stripe for a write that they miss. Not in an array that has failed as
+    /// a whole: members that hear nothing of it, nor of the fence, could be started without the one
+    /// that has both.
+    async fn fence_for(&self, stripe: StripeIndex, missed: Positions) -> Result<(), ArrayError> {
         let layout = self.layout_of(stripe);
         let members = each(missed).map(|position| layout.member_at(stripe, position));
-        self.members.survives_without(&members.collect::<SmallVec<[MemberIndex; 4]>>())
+        if !self.members.survives_without(&members.collect::<SmallVec<[MemberIndex; 4]>>()) {
+            return Err(ArrayError::Lost);
+        }
+        self.members.fence_missed(stripe, missed).await
     }
 
     /// Decides what the writer hears.
@@ -396,10 +415,10 @@ impl Array {
             return Ok(());
         }
         if self.is_safe(updated, done.stored)
-            && self.may_miss(updated.stripe, behind)
             && !done.no_space
+            && self.fence_for(updated.stripe, behind).await.is_ok()
         {
-            return self.members.fence_missed(updated.stripe, behind).await;
+            return Ok(());
         }
         // Nobody is fenced for a write that is not acknowledged; but what it left behind may not
         // agree any more.

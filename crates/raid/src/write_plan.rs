@@ -86,6 +86,8 @@ pub struct Situation {
     pub touched: Positions,
     pub readable: Positions,
     pub writable: Positions,
+    /// Parity fits what stands beside it.
+    pub agrees: bool,
 }
 
 /// Fewest reads wins; a tie goes to reconstruct-write, which does not trust old parity.
@@ -101,7 +103,7 @@ pub fn plan_write(s: Situation) -> WritePlan {
         return WritePlan::NoRead;
     }
     let modify_reads = s.touched | parity;
-    let can_modify = missed == 0 && modify_reads & !s.readable == 0;
+    let can_modify = s.agrees && missed == 0 && modify_reads & !s.readable == 0;
     let can_reconstruct = untouched & !s.readable == 0;
     let modify = can_modify.then(|| (modify_reads.count_ones(), WritePlan::ReadModifyWrite));
     let reconstruct =
@@ -176,7 +178,15 @@ mod tests {
                 for writable in 0..=all {
                     for unreadable in 0..=all {
                         let readable = writable & !unreadable;
-                        check(Situation { data, parity, touched, readable, writable });
+                        let s = |agrees| Situation {
+                            data,
+                            parity,
+                            touched,
+                            readable,
+                            writable,
+                            agrees,
+                        };
+                        [false, true].into_iter().for_each(|agrees| check(s(agrees)));
                     }
                 }
             }
@@ -193,7 +203,8 @@ mod tests {
                 assert!(missed.count_ones() <= parity.count_ones(), "{s:?}");
             }
             WritePlan::ReadModifyWrite => {
-                assert!((s.touched | parity) & !s.readable == 0 && missed == 0, "{s:?}");
+                let is_known = (s.touched | parity) & !s.readable == 0;
+                assert!(s.agrees && is_known && missed == 0, "{s:?}");
             }
             WritePlan::ReconstructWrite => assert!(untouched & !s.readable == 0, "{s:?}"),
             WritePlan::Decode => {
@@ -204,7 +215,7 @@ mod tests {
                 let nowhere = missed != 0 && missed.count_ones() + dark > parity.count_ones();
                 let blind = dark > 0
                     && s.readable.count_ones() < u32::from(s.data)
-                    && (missed != 0 || (s.touched | parity) & !s.readable != 0);
+                    && (missed != 0 || !s.agrees || (s.touched | parity) & !s.readable != 0);
                 assert!(nowhere || blind, "{s:?}");
             }
         }
@@ -214,7 +225,8 @@ mod tests {
     fn small_writes_choose_the_fewest_reads() {
         let plan = |data, touched| {
             let all = bits(0..data + 1);
-            plan_write(Situation { data, parity: 1, touched, readable: all, writable: all })
+            let agrees = true;
+            plan_write(Situation { data, parity: 1, touched, readable: all, writable: all, agrees })
         };
         assert_eq!(plan(4, 0b0001), WritePlan::ReadModifyWrite); // 2 reads, not 3
         assert_eq!(plan(4, 0b0011), WritePlan::ReconstructWrite); // 2 reads, not 3

@@ -158,8 +158,10 @@ impl Array {
         let seen = self.journal.changes();
         let sectors = if journaled { self.lock_sectors(stripes.clone()).await } else { Vec::new() };
         let locks = self.lock_stripes(stripes.clone(), Lock::Exclusive).await;
+        // Not later: once their records are void, nothing may be waited for before they are blank.
+        let joins = self.members.hold_joins().await;
         if self.is_any_torn(&stripes) {
-            drop((sectors, locks));
+            drop((sectors, locks, joins));
             self.mend_torn_of(&stripes).await?;
             return Ok(false);
         }
@@ -171,7 +173,7 @@ impl Array {
         if journaled {
             hold = self.void_records(stripes.clone()).await?;
             if hold.is_none() {
-                drop((sectors, locks));
+                drop((sectors, locks, joins));
                 if let Some(error) = self.journal.refusal() {
                     return Err(error);
                 }
@@ -186,9 +188,10 @@ impl Array {
             self.bad.remove_stripes(stripes.clone());
             forgotten = self.members.fence_absent().await;
         }
+        drop(joins);
         if let Err(error) = forgotten {
             // Until the members know, a crash must make it zero.
-            self.keep(Begun::Forgetting, hold.into_iter().collect(), error);
+            self.keep(Begun::Forgetting { stripes }, hold.into_iter().collect(), error);
             return Err(error);
         }
         drop(hold);

@@ -20,11 +20,7 @@ use crate::layout::{Layout, Positions};
 use crate::mode::Mode;
 use crate::stored::Begun;
 use crate::write_plan::{bits, each};
-
-/// Stripes that are zeroed under one set of locks.
-const STRIPES_AT_ONCE: u64 = 64;
-/// Bytes of zeroes in one ordinary write, unless a stripe is larger.
-const ZEROES_BYTES: u64 = 1 << 20;
+use crate::zero_step::{Grid, Helpers, STRIPES_AT_ONCE, ZEROES_BYTES, ZeroStep, Zeroing};
 
 /// What the drives did of a range of stripes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -52,7 +48,7 @@ impl Array {
             }
             if self.forget(whole, &layout).await? {
                 // What was blank may be about to become so, for somebody else.
-                return self.written.settle().await;
+                return self.finish_zeroing(self.stripes_of(offset, len)).await;
             }
         }
     }
@@ -75,7 +71,27 @@ impl Array {
                 break;
             }
         }
-        self.written.settle().await
+        self.finish_zeroing(self.stripes_of(offset, len)).await
+    }
+
+    /// How much of a range, from its start on, to zero or discard with one call, and what of that
+    /// is written: for whoever shall not write too fast. It holds at this moment. The range is not
+    /// empty, and in the array.
+    pub fn zero_step(&self, zeroing: Zeroing, range: Range<u64>) -> ZeroStep {
+        let grid = Grid {
+            stripe: self.stripe_bytes(),
+            region: self.region_bytes(),
+            capacity: self.capacity(),
+            restriping: self.is_restriping(),
+            helpers: self.helpers.get(),
+        };
+        grid.step(zeroing, range, |region| self.is_blank(RegionIndex(region)))
+    }
+
+    /// Those that a range has a part of.
+    fn stripes_of(&self, offset: u64, len: u64) -> Range<u64> {
+        let stripe = self.stripe_bytes();
+        offset / stripe..(offset + len).div_ceil(stripe)
     }
 
     /// A range in one region.
@@ -87,7 +103,7 @@ impl Array {
         let stripe = layout.stripe_bytes();
         let stripes = range.start.div_ceil(stripe)..range.end / stripe;
         for some in in_steps(stripes, STRIPES_AT_ONCE) {
-            if !self.cannot_zero.get() {
+            if self.helpers.get() != Helpers::None {
                 self.zero_by_drives(layout, some).await?;
             }
         }
@@ -180,6 +196,10 @@ impl Array {
         if !stripes.clone().map(StripeIndex).all(|stripe| self.may_zero(stripe)) {
             return Err(ArrayError::Lost);
         }
+        // As before writes in place.
+        for stripe in stripes.clone().map(StripeIndex) {
+            self.fence_others(stripe, self.members.held(stripe)).await?;
+        }
         let members = 0..self.layout().members();
         let asked = |index: &usize| {
             let member = MemberIndex::new(*index);
@@ -190,7 +210,7 @@ impl Array {
         let asked: Vec<usize> = members.clone().filter(asked).collect();
         let mut results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
         if asked.iter().all(|index| results[*index] == Err(DriveError::Unsupported)) {
-            self.cannot_zero.set(true);
+            self.helpers.set(Helpers::None);
             return Ok(Zeroed::Untouched);
         }
         // Others have zeroed their part: without these the stripes would not agree.
@@ -302,7 +322,7 @@ impl Array {
     ) -> Result<(), DriveError> {
         let mut zeroed = self.zero_part(index, stripes).await;
         if zeroed == Err(DriveError::Unsupported) {
-            self.cannot_zero.set(true);
+            self.helpers.set(Helpers::None);
             zeroed = self.write_zero_part(index, stripes).await;
         }
         if zeroed.is_ok() {
@@ -356,6 +376,9 @@ impl Array {
 
     /// Zeroes for a drive that cannot make them itself.
     async fn write_zero_part(&self, index: usize, stripes: &Range<u64>) -> Result<(), DriveError> {
+        if self.helpers.get() == Helpers::All {
+            self.helpers.set(Helpers::Some);
+        }
         let (drive, base) = self.drive_of(index)?;
         let range = self.layout().member_range(stripes.clone(), MemberIndex::new(index));
         self.write_zeroes_to(&drive, base + range.start..base + range.end).await
@@ -397,15 +420,17 @@ impl Array {
             let missed = done != self.members.held(stripe);
             let bearable = self.can_do_with(stripe, done)
                 && self.members.bears(stripe, self.others(stripe, done));
-            if missed && unable || !bearable {
-                // Some drives have zeroed their part: until all of it is written, the stripes may
-                // not agree.
-                if self.layout().is_redundant() {
-                    stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
-                }
-                return Ok(Zeroed::Some);
+            let is_done = bearable && !(missed && unable);
+            let fenced = if is_done { self.fence_others(stripe, done).await } else { Ok(()) };
+            if is_done && fenced.is_ok() {
+                continue;
             }
-            self.fence_others(stripe, done).await?;
+            // Some drives have zeroed their part: until all of it is written, the stripes may not
+            // agree.
+            if self.layout().is_redundant() {
+                stripes.for_each(|stripe| self.unsynced.insert(StripeIndex(stripe)));
+            }
+            return fenced.map(|()| Zeroed::Some);
         }
         stripes.clone().for_each(|stripe| self.unsynced.remove(StripeIndex(stripe)));
         if stripes.clone().any(|stripe| !self.bad.of(StripeIndex(stripe)).is_empty()) {

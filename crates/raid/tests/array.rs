@@ -11,9 +11,10 @@ use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
-use ashlar_raid::start::{AssembleOptions, Known};
+use ashlar_raid::layout::Shape;
+use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
 use ashlar_raid::status::ArrayState;
-use pair::{Pair, drive, run};
+use pair::{DRIVE_BYTES, Pair, drive, run};
 
 const REDUNDANT: [(Level, usize, &[u8]); 5] = [
     (Level::Raid1, 2, &[0]),
@@ -107,30 +108,78 @@ fn degraded_replaced_and_rebuilt() {
     });
 }
 
+/// Kinds of arrays, with as many members of one set as it takes to lose something.
+const PAST_THE_LIMIT: [(Level, usize, u8, &[u8]); 9] = [
+    (Level::Raid5, 5, 0, &[0, 1]),
+    (Level::Raid6, 6, 0, &[4, 0, 2]),
+    (Level::Raid7, 7, 0, &[1, 2, 6, 4]),
+    (Level::RaidNm, 8, 4, &[7, 0, 3, 4, 5]),
+    (Level::Raid50, 6, 0, &[3, 5]),
+    (Level::Raid60, 8, 0, &[0, 3, 1]),
+    (Level::Raid70, 10, 0, &[5, 6, 8, 9]),
+    (Level::Raid10, 6, 0, &[2, 3]),
+    (Level::Raid0, 3, 0, &[1]),
+];
+
+/// A block is there exactly if a member that has it is, or as many of its group as it takes to work
+/// it out.
 #[test]
 fn past_its_limit_an_array_serves_what_is_left() {
     run(|reactor| async move {
-        let mut pair = Pair::new(&reactor, Level::Raid5, 5, 512).await;
-        pair.write_some(40).await;
-        pair.array.pull_member(MemberIndex(0)).unwrap();
-        pair.array.pull_member(MemberIndex(1)).unwrap();
-        assert_eq!(pair.array.state(), ArrayState::Failed);
-        let (mut good, mut lost) = (0, 0);
-        for at in (0..pair.bytes.len()).step_by(16 << 10) {
-            match pair.read(at, 512).await {
-                Ok(read) => {
-                    assert!(read == pair.bytes[at..at + 512]);
-                    good += 1;
+        for (level, members, parity, gone) in PAST_THE_LIMIT {
+            for is_at_once in [true, false] {
+                let shape = Shape { parity, ..Shape::default() };
+                let spec = ArraySpec { shape, ..Pair::spec(level) };
+                let drives = vec![DRIVE_BYTES; members];
+                let mut pair = Pair::made(&reactor, &spec, &drives, 512).await;
+                let new: Vec<u8> = (0..pair.bytes.len()).map(|i| (i / 512 * 7 + i) as u8).collect();
+                for (at, part) in new.chunks(1 << 20).enumerate() {
+                    pair.put(at << 20, part).await;
                 }
-                Err(error) => {
-                    assert_eq!(error, ArrayError::Lost);
-                    lost += 1;
+                pair.in_place().await;
+                let (last, first) = gone.split_last().unwrap();
+                first.iter().for_each(|member| die(&pair, *member));
+                if !is_at_once {
+                    // Those that are gone are known to be behind.
+                    pair.write_some(20).await;
+                    pair.in_place().await;
+                    pair.check().await;
                 }
+                die(&pair, *last);
+                assert_eq!(pair.array.state(), ArrayState::Failed, "{level:?}");
+                serves_what_is_left(&pair, gone).await;
             }
         }
-        // Each of 5 members holds data in 4 of 5 stripes.
-        assert!(good > lost && lost > 0, "{good} {lost}");
     });
+}
+
+fn die(pair: &Pair, member: u8) {
+    pair.array.status().members[usize::from(member)].drive.as_ref().unwrap().pull();
+}
+
+async fn serves_what_is_left(pair: &Pair, gone: &[u8]) {
+    let layout = pair.array.layout();
+    let chunk_bytes = layout.chunk_bytes as usize;
+    let is_here = |stripe, position| !gone.contains(&layout.member_at(stripe, position).0);
+    let (mut good, mut lost) = (0, 0);
+    for at in (0..pair.bytes.len()).step_by(chunk_bytes) {
+        let piece = layout.one_piece(at as u64, chunk_bytes as u64).unwrap();
+        let all = (0..layout.positions()).filter(|its| is_here(piece.stripe, *its)).count();
+        let can_be_worked_out = layout.parity > 0 && all >= usize::from(layout.data);
+        let has_it = layout.data_positions(piece.chunk).any(|its| is_here(piece.stripe, its));
+        let is_expected = has_it || can_be_worked_out;
+        for (at, len) in [(at, 512), (at + chunk_bytes - 512, 512), (at, chunk_bytes)] {
+            let read = pair.read(at, len).await;
+            let case = format!("{:?} at {at}: {piece:?}", layout.level);
+            match read {
+                Ok(read) => assert!(is_expected && read == pair.bytes[at..at + len], "{case}"),
+                Err(error) => assert!(!is_expected && error == ArrayError::Lost, "{case} {error}"),
+            }
+        }
+        let count = if is_expected { &mut good } else { &mut lost };
+        *count += 1;
+    }
+    assert!(good > 0 && lost > 0, "{:?}: {good} {lost}", layout.level);
 }
 
 /// One that is written alone could be left out when the others are started again, and nobody would
@@ -165,7 +214,12 @@ fn a_stale_half_of_a_mirror_is_not_believed() {
         pair.array.pull_member(MemberIndex(0)).unwrap();
         pair.write_some(10).await;
         pair.array.stop().await.unwrap();
-        drop(old);
+        let old = vec![pair.plug_in(&old)];
+        // Alone it says that both are current; what this host has seen since says otherwise.
+        let known = AssembleOptions { known: pair.known(), ..AssembleOptions::default() };
+        let refused = Array::assemble(&reactor, old.clone(), known).await.err();
+        assert_eq!(refused, Some(AssembleError::MaybeOld));
+        old[0].pull();
         let new = pair.array.status().members[1].drive.clone().unwrap();
         let alone = Array::assemble(&reactor, vec![new], AssembleOptions::default()).await;
         // Its superblock says that the other one is stale: nothing newer can exist.

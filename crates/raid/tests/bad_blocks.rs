@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
+use ashlar_drive::health::HealthState;
 use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::error::ArrayError;
@@ -229,6 +230,65 @@ async fn with_bad_rows(
     }
     assert_eq!(bad(&pair), expected, "{level:?} {policy:?}");
     pair
+}
+
+/// What `docs/FAULTS.md` says: sixteen, and only where others can stand for the drive.
+#[test]
+fn sixteen_errors_cost_a_member_that_can_be_replaced() {
+    run(|reactor, unreadable| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+        let all: Vec<u8> = (0..pair.bytes.len()).map(|at| (at / 512 % 251) as u8).collect();
+        for (at, part) in all.chunks(1 << 20).enumerate() {
+            pair.put(at << 20, part).await;
+        }
+        pair.array.flush().await.unwrap();
+        pair.in_place().await;
+        // What it failed for counts no more once it is tried again.
+        for _ in 0..2 {
+            let drive = drive_of(&pair, 1);
+            for (before, at) in spoilt_places(&pair, &unreadable).into_iter().enumerate() {
+                let (health, array) = match before {
+                    0 => (HealthState::Healthy, ArrayState::Optimal),
+                    1..16 => (HealthState::Suspect, ArrayState::Optimal),
+                    16.. => (HealthState::Failed, ArrayState::Degraded),
+                };
+                assert_eq!((drive.health().state, pair.array.state()), (health, array));
+                assert!(pair.read(at, 512).await.unwrap() == pair.bytes[at..at + 512]);
+            }
+            assert_eq!(
+                (drive.health().state, drive.health().read_errors),
+                (HealthState::Failed, 16)
+            );
+            assert_eq!(pair.array.state(), ArrayState::Degraded);
+            check(&pair, "without it").await;
+            unreadable.borrow_mut().clear();
+            let again = vec![pair.plug_in(&drive)];
+            pair.restart_with(AssembleOptions::default(), again).await;
+            pair.rebuilt().await;
+        }
+        // Nobody else has what it has: it is used, however many there are.
+        pair.array.pull_member(MemberIndex(3)).unwrap();
+        for at in spoilt_places(&pair, &unreadable) {
+            assert_eq!(pair.read(at, 512).await, Err(ArrayError::Lost));
+        }
+        assert_eq!(drive_of(&pair, 1).health().state, HealthState::Suspect);
+        assert_eq!(pair.array.state(), ArrayState::Degraded);
+        unreadable.borrow_mut().clear();
+        check(&pair, "with it alone").await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
+/// Places of the array that cannot be read from the second member: a sector each of twenty stripes.
+fn spoilt_places(pair: &Pair, unreadable: &Unreadable) -> Vec<usize> {
+    let layout = pair.array.layout();
+    let chunk = |stripe: &u64| chunks(pair, StripeIndex(*stripe), &[1]).pop_first();
+    let stripes = (0..).filter_map(|stripe| Some((StripeIndex(stripe), chunk(&stripe)?)));
+    let spoilt = stripes.take(20).map(|(stripe, chunk)| {
+        spoil(pair, unreadable, 1, stripe, 1024);
+        layout.array_offset(stripe, chunk, 1024) as usize
+    });
+    spoilt.collect()
 }
 
 /// Also parity and second copies, which nobody reads while all is well.

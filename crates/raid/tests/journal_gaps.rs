@@ -7,16 +7,20 @@
 mod pair;
 mod steered;
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, Policy};
-use ashlar_format::units::MemberIndex;
+use ashlar_format::bad_blocks::RANGES_MAX;
+use ashlar_format::units::{Area, MemberIndex};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError, ChangeError};
 use ashlar_raid::label;
-use ashlar_raid::start::AssembleOptions;
+use ashlar_raid::layout::Shape;
+use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
@@ -26,8 +30,13 @@ use steered::{Fate, Steer, address, is_write, offset};
 
 const MEMBERS: usize = 4;
 
+/// Of each member.
+fn journal(pair: &Pair) -> Area {
+    label::plan(DRIVE_BYTES, pair.array.layout().parity).unwrap().journal
+}
+
 fn rings(pair: &Pair, drives: &[Rc<Drive>]) -> Vec<Vec<u8>> {
-    let area = label::plan(DRIVE_BYTES, 1).unwrap().journal;
+    let area = journal(pair);
     let ring = |drive: &Rc<Drive>| {
         let mut bytes = vec![0; area.len as usize];
         pair.file(drive).read_exact_at(&mut bytes, area.offset).unwrap();
@@ -36,23 +45,25 @@ fn rings(pair: &Pair, drives: &[Rc<Drive>]) -> Vec<Vec<u8>> {
     drives.iter().map(ring).collect()
 }
 
-/// A crash when `bytes` were acknowledged; and the blocks of each ring that they changed.
-async fn crashed(reactor: &Reactor, bytes: usize) -> (Pair, Vec<Rc<Drive>>, Vec<Vec<u64>>) {
-    let mut pair = Pair::new(reactor, Level::Raid5, MEMBERS, 512).await;
+/// An array after a crash, its drives, and the blocks of each ring that the last write changed.
+type Crashed = (Pair, Vec<Rc<Drive>>, Vec<Vec<u64>>);
+
+/// A crash when `bytes` were acknowledged.
+async fn crashed(reactor: &Reactor, bytes: usize) -> Crashed {
+    crashed_on(reactor, &Pair::spec(Level::Raid5), MEMBERS, bytes).await
+}
+
+async fn crashed_on(reactor: &Reactor, spec: &ArraySpec, members: usize, bytes: usize) -> Crashed {
+    let mut pair = Pair::made(reactor, spec, &vec![DRIVE_BYTES; members], 512).await;
     pair.array.set_policy(Policy::Journal).await.unwrap();
     pair.put(0, &vec![1; 1 << 20]).await;
     pair.in_place().await;
-    let drives = drives_of(&pair);
+    let drives = pair.drives();
     let before = rings(&pair, &drives);
     pair.put(0, &vec![2; bytes]).await;
     let changed = changes(&before, &rings(&pair, &drives));
     drives.iter().for_each(|drive| drive.pull());
     (pair, drives, changed)
-}
-
-fn drives_of(pair: &Pair) -> Vec<Rc<Drive>> {
-    let members = pair.array.status().members;
-    members.into_iter().map(|member| member.drive.unwrap()).collect()
 }
 
 /// Blocks that differ, by ring.
@@ -66,24 +77,41 @@ fn changes(before: &[Vec<u8>], after: &[Vec<u8>]) -> Vec<Vec<u64>> {
 
 /// Reads of this block of the member's ring fail.
 fn fail_reads(pair: &Pair, steer: &Steer, drive: &Rc<Drive>, block: u64) {
-    let file = address(pair.file(drive));
-    let block = label::plan(DRIVE_BYTES, 1).unwrap().journal.offset + block;
-    let reads = move |op: &Op| {
-        let Op::Read { offset, into, .. } = op else { return false };
-        *offset < block + 4096 && block < offset + into.len() as u64
-    };
-    steer.set(move |its, op| if its == file && reads(op) { Fate::Fails } else { Fate::Passes });
+    fail_all_reads(pair, steer, &[(drive, block)]);
+}
+
+fn fail_all_reads(pair: &Pair, steer: &Steer, blocks: &[(&Rc<Drive>, u64)]) {
+    let base = journal(pair).offset;
+    let place = |(drive, block): &(&Rc<Drive>, u64)| (address(pair.file(drive)), base + block);
+    let blocks: Vec<(usize, u64)> = blocks.iter().map(place).collect();
+    steer.set(move |its, op| {
+        let Op::Read { offset, into, .. } = op else { return Fate::Passes };
+        let end = offset + into.len() as u64;
+        let is_among =
+            |(file, block): &(usize, u64)| its == *file && *offset < block + 4096 && *block < end;
+        if blocks.iter().any(is_among) { Fate::Fails } else { Fate::Passes }
+    });
 }
 
 async fn assemble(
     pair: &mut Pair,
     drives: &[Rc<Drive>],
-    absent: Option<usize>,
+    absent: impl IntoIterator<Item = usize>,
     force: bool,
 ) -> Result<Rc<Array>, AssembleError> {
-    let here = drives.iter().enumerate().filter(|(index, _)| Some(*index) != absent);
+    assemble_with(pair, drives, absent, AssembleOptions { force, ..AssembleOptions::default() })
+        .await
+}
+
+async fn assemble_with(
+    pair: &mut Pair,
+    drives: &[Rc<Drive>],
+    absent: impl IntoIterator<Item = usize>,
+    options: AssembleOptions,
+) -> Result<Rc<Array>, AssembleError> {
+    let absent: Vec<usize> = absent.into_iter().collect();
+    let here = drives.iter().enumerate().filter(|(index, _)| !absent.contains(index));
     let here: Vec<_> = here.map(|(_, drive)| pair.plug_in(drive)).collect();
-    let options = AssembleOptions { force, ..AssembleOptions::default() };
     let array = Array::assemble(&pair.reactor, here.clone(), options).await;
     if array.is_err() {
         here.iter().for_each(|drive| drive.pull());
@@ -99,11 +127,6 @@ async fn holds_all(pair: &mut Pair, steer: &Steer, array: Rc<Array>) {
     pair.array.stop().await.unwrap();
 }
 
-fn crash(pair: &Pair) {
-    let members = pair.array.status().members;
-    members.iter().flat_map(|member| &member.drive).for_each(|drive| drive.pull());
-}
-
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Kept,
@@ -113,18 +136,19 @@ enum Outcome {
     },
 }
 
-/// `which`: of the blocks that changed on the member that cannot be read.
+/// `which`: of the blocks that changed on the members that cannot be read. `None`: some have no
+/// such block.
 async fn outcome(
-    reactor: &Reactor,
     steer: &Steer,
+    (mut pair, drives, changed): Crashed,
     bytes: usize,
-    (absent, unreadable): (Option<usize>, usize),
+    (absent, unreadable): (&[usize], &[usize]),
     which: usize,
 ) -> Option<Outcome> {
-    let (mut pair, drives, changed) = crashed(reactor, bytes).await;
-    let block = *changed[unreadable].get(which)?;
-    fail_reads(&pair, steer, &drives[unreadable], block);
-    match assemble(&mut pair, &drives, absent, false).await {
+    let block = |its: &usize| Some((&drives[*its], *changed[*its].get(which)?));
+    let blocks: Vec<(&Rc<Drive>, u64)> = unreadable.iter().map(block).collect::<Option<_>>()?;
+    fail_all_reads(&pair, steer, &blocks);
+    match assemble(&mut pair, &drives, absent.to_vec(), false).await {
         Ok(array) => {
             holds_all(&mut pair, steer, array).await;
             Some(Outcome::Kept)
@@ -132,34 +156,28 @@ async fn outcome(
         Err(AssembleError::Journal { .. }) => {
             // By force the rest is served, and the blocks in doubt are an error, at each start.
             for _ in 0..2 {
-                pair.array = assemble(&mut pair, &drives, absent, true).await.unwrap();
-                for at in (0..bytes).step_by(512) {
-                    assert_eq!(pair.read(at, 512).await, Err(ArrayError::Bad), "{at}");
+                pair.array = assemble(&mut pair, &drives, absent.to_vec(), true).await.unwrap();
+                serves_the_rest(&pair, bytes).await;
+                for index in absent.iter().copied() {
+                    // As it runs, it would empty the only journal that has the rest.
+                    let back = pair.plug_in(&drives[index]);
+                    let index = MemberIndex::new(index);
+                    let returned = pair.array.return_member(index, back.clone(), [77; 16]).await;
+                    assert!(matches!(returned, Err(ChangeError::Spec(_))), "{returned:?}");
+                    back.pull();
                 }
-                // Of the same stripes nothing can be worked out.
-                let stripes = bytes.next_multiple_of(pair.array.stripe_bytes() as usize);
-                for at in (bytes..stripes).step_by(512) {
-                    let beside = pair.read(at, 512).await;
-                    assert!(beside == Ok(vec![1; 512]) || beside == Err(ArrayError::Lost), "{at}");
-                }
-                let rest = pair.read(stripes, (1 << 20) - stripes).await;
-                assert!(rest.unwrap().iter().all(|byte| *byte == 1));
-                // As it runs, it would empty the only journal that has the rest.
-                let index = MemberIndex::new(absent.unwrap());
-                let back = pair.plug_in(&drives[index.index()]);
-                let returned = pair.array.return_member(index, back.clone(), [77; 16]).await;
-                assert!(matches!(returned, Err(ChangeError::Spec(_))), "{returned:?}");
-                back.pull();
-                crash(&pair);
+                pair.dies();
             }
-            // Until the member is back.
+            // Until the members are back.
             let array = assemble(&mut pair, &drives, None, false).await.unwrap();
             holds_all(&mut pair, steer, array).await;
             Some(Outcome::Refused { named: true })
         }
         Err(error) => {
-            let member = MemberIndex::new(unreadable);
-            assert_eq!(error, AssembleError::JournalUnreadable { member });
+            let is_it = |member: &usize| {
+                error == AssembleError::JournalUnreadable { member: MemberIndex::new(*member) }
+            };
+            assert!(unreadable.iter().any(is_it), "{error}");
             // Nothing was done that a start with all members does not make good.
             steer.set(|_, _| Fate::Passes);
             let array = assemble(&mut pair, &drives, None, false).await.unwrap();
@@ -167,6 +185,21 @@ async fn outcome(
             Some(Outcome::Refused { named: false })
         }
     }
+}
+
+/// All but the first bytes, which are an error; and so may be what stands beside them.
+async fn serves_the_rest(pair: &Pair, bytes: usize) {
+    for at in (0..bytes).step_by(512) {
+        assert_eq!(pair.read(at, 512).await, Err(ArrayError::Bad), "{at}");
+    }
+    // Of the same stripes nothing can be worked out.
+    let stripes = bytes.next_multiple_of(pair.array.stripe_bytes() as usize);
+    for at in (bytes..stripes).step_by(512) {
+        let beside = pair.read(at, 512).await;
+        assert!(beside == Ok(vec![1; 512]) || beside == Err(ArrayError::Lost), "{at}");
+    }
+    let rest = pair.read(stripes, (1 << 20) - stripes).await;
+    assert!(rest.unwrap().iter().all(|byte| *byte == 1));
 }
 
 #[test]
@@ -177,13 +210,14 @@ fn what_cannot_be_read_is_not_taken_for_never_acknowledged() {
         for (bytes, which) in [(512, 0), (512, 1), (64 << 10, 0), (64 << 10, 1)] {
             let mut outcomes = Vec::new();
             for unreadable in 0..MEMBERS {
-                let all = (0..MEMBERS).filter(|absent| *absent != unreadable).map(Some);
-                for absent in all.chain([None]) {
-                    let members = (absent, unreadable);
-                    let its = outcome(&reactor, &steer, bytes, members, which).await;
+                let all = (0..MEMBERS).filter(|absent| *absent != unreadable);
+                for absent in all.map(|absent| vec![absent]).chain([vec![]]) {
+                    let crashed = crashed(&reactor, bytes).await;
+                    let members = (&absent[..], &[unreadable][..]);
+                    let its = outcome(&steer, crashed, bytes, members, which).await;
                     steer.set(|_, _| Fate::Passes);
                     // With all members here one block is no more than they can do without.
-                    assert!(absent.is_some() || its.as_ref().is_none_or(|o| *o == Outcome::Kept));
+                    assert!(!absent.is_empty() || its.as_ref().is_none_or(|o| *o == Outcome::Kept));
                     outcomes.extend(its);
                 }
             }
@@ -211,17 +245,7 @@ fn by_force_no_more_is_lost_than_what_was_written_last() {
                     continue;
                 }
                 forced += 1;
-                for absent in [Some(absent), Some(absent), None] {
-                    pair.array = assemble(&mut pair, &drives, absent, true).await.unwrap();
-                    for at in (0..bytes).step_by(512) {
-                        let last = pair.read(at, 512).await;
-                        let old_or_new = last == Ok(vec![1; 512]) || last == Ok(vec![2; 512]);
-                        assert!(old_or_new, "{at}: {:?}", last.err());
-                    }
-                    let rest = pair.read(bytes, (1 << 20) - bytes).await;
-                    assert!(rest.unwrap().iter().all(|byte| *byte == 1));
-                    crash(&pair);
-                }
+                loses_only_the_last(&mut pair, &drives, &[absent], bytes).await;
                 steer.set(|_, _| Fate::Passes);
             }
         }
@@ -229,10 +253,206 @@ fn by_force_no_more_is_lost_than_what_was_written_last() {
     });
 }
 
+async fn loses_only_the_last(
+    pair: &mut Pair,
+    drives: &[Rc<Drive>],
+    absent: &[usize],
+    bytes: usize,
+) {
+    for absent in [absent, absent, &[]] {
+        pair.array = assemble(pair, drives, absent.to_vec(), true).await.unwrap();
+        for at in (0..bytes).step_by(512) {
+            let last = pair.read(at, 512).await;
+            let old_or_new = last == Ok(vec![1; 512]) || last == Ok(vec![2; 512]);
+            assert!(old_or_new, "{at}: {:?}", last.err());
+        }
+        let rest = pair.read(bytes, (1 << 20) - bytes).await;
+        assert!(rest.unwrap().iter().all(|byte| *byte == 1));
+        pair.dies();
+    }
+}
+
+/// The members that have a write are as many as the array can do without, and one: some of them
+/// absent, and the others not readable, in many ways.
+#[test]
+fn past_two_and_three_parity_chunks_it_is_as_past_one() {
+    let shape = Shape { parity: 3, ..Shape::default() };
+    let nm = ArraySpec { shape, ..Pair::spec(Level::RaidNm) };
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        for (spec, members, ways) in
+            [(Pair::spec(Level::Raid6), 5, &[1, 2, 3, 4, 5, 6][..]), (nm, 7, &[1, 6, 7, 14])]
+        {
+            for &which_are_absent in ways {
+                // A header, a block of a copy, a block of a share.
+                for (bytes, which, named) in [(512, 0, false), (512, 1, true), (64 << 10, 0, true)]
+                {
+                    let refused = Outcome::Refused { named };
+                    for (is_one_back, expected) in [(false, refused), (true, Outcome::Kept)] {
+                        let crashed = crashed_on(&reactor, &spec, members, bytes).await;
+                        let (mut absent, unreadable) = parted(&crashed, which_are_absent);
+                        absent.drain(..usize::from(is_one_back));
+                        let chosen = (&absent[..], &unreadable[..]);
+                        let its = outcome(&steer, crashed, bytes, chosen, which).await;
+                        steer.set(|_, _| Fate::Passes);
+                        assert_eq!(its, Some(expected), "{bytes} {which}: {chosen:?}");
+                    }
+                }
+                let crashed = crashed_on(&reactor, &spec, members, 512).await;
+                let (absent, unreadable) = parted(&crashed, which_are_absent);
+                let (mut pair, drives, changed) = crashed;
+                let headers = unreadable.iter().map(|its| (&drives[*its], changed[*its][0]));
+                fail_all_reads(&pair, &steer, &headers.collect::<Vec<_>>());
+                loses_only_the_last(&mut pair, &drives, &absent, 512).await;
+                steer.set(|_, _| Fate::Passes);
+            }
+        }
+    });
+}
+
+/// As many members with a part of the write as it takes to lose it: those to be absent, as this
+/// number's bits say, and the others.
+fn parted((pair, _, changed): &Crashed, which_are_absent: usize) -> (Vec<usize>, Vec<usize>) {
+    let holders = (0..changed.len()).filter(|its| !changed[*its].is_empty());
+    let holders: Vec<usize> = holders.take(usize::from(pair.array.layout().parity) + 1).collect();
+    let is_absent = |place: usize| which_are_absent & 1 << place != 0;
+    let of = |absent: bool| {
+        let its = holders.iter().enumerate().filter(|(place, _)| is_absent(*place) == absent);
+        its.map(|(_, member)| *member).collect()
+    };
+    (of(true), of(false))
+}
+
+/// Ranges that the list of bad blocks keeps room for, beside those that it has (see there).
+const KEPT_FOR_CUTS: usize = 160;
+
+/// The list has room for a part of what is in doubt: that is an error, and no stripe of it takes
+/// writes; what was in the list stays there.
+#[test]
+fn by_force_as_much_is_an_error_as_the_list_has_room_for() {
+    const ROOM: usize = 4;
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
+        pair.array.set_policy(Policy::Journal).await.unwrap();
+        for at in (0..pair.bytes.len()).step_by(1 << 20) {
+            pair.put(at, &vec![1; 1 << 20]).await;
+        }
+        pair.in_place().await;
+        lose_sectors(&mut pair, &steer, RANGES_MAX - KEPT_FOR_CUTS - ROOM).await;
+        let lost = pair.array.status().bad;
+        assert_eq!(lost.len(), RANGES_MAX - KEPT_FOR_CUTS - ROOM);
+        let mut known = pair.known();
+
+        let drives = pair.drives();
+        let before = rings(&pair, &drives);
+        let data = label::plan(DRIVE_BYTES, 0).unwrap().data.offset;
+        let stores = move |op: &Op| is_write(op) && offset(op) >= Some(data);
+        steer.set(move |_, op| if stores(op) { Fate::Waits } else { Fate::Passes });
+        let in_doubt: Vec<usize> = (0..2 * ROOM).map(|index| 2048 * index).collect();
+        for at in &in_doubt {
+            pair.put(*at, &[2; 512]).await;
+        }
+        let changed = changes(&before, &rings(&pair, &drives));
+        drives.iter().for_each(|drive| drive.pull());
+        steer.drop_waiting(&reactor).await;
+        // A header and a block of what it is about, by turns.
+        let payload = changed[0].iter().skip(1).step_by(2).map(|block| (&drives[0], *block));
+        fail_all_reads(&pair, &steer, &payload.collect::<Vec<_>>());
+        for _ in 0..2 {
+            // This host knows that nobody went on with the other half.
+            let options = AssembleOptions { known, ..AssembleOptions::default() };
+            let refused = assemble_with(&mut pair, &drives, [1], options).await.err();
+            assert_eq!(refused, Some(AssembleError::Journal { stripe: 0 }));
+            pair.array = assemble(&mut pair, &drives, [1], true).await.unwrap();
+            known = pair.known();
+            let bad = pair.array.status().bad;
+            assert!(lost.iter().all(|its| bad.contains(its)) && bad.len() == lost.len() + ROOM);
+            let mut errors = 0;
+            for at in &in_doubt {
+                let read = pair.read(*at, 512).await;
+                errors += usize::from(read == Err(ArrayError::Bad));
+                assert!(read.is_err() || read == Ok(vec![1; 512]), "{at}");
+                let written = pair.array.write(*at as u64, reactor.buffer(512).into()).await;
+                assert_eq!(written, Err(ArrayError::Lost));
+            }
+            assert_eq!(errors, ROOM);
+            pair.dies();
+        }
+        pair.array = assemble(&mut pair, &drives, None, false).await.unwrap();
+        steer.set(|_, _| Fate::Passes);
+        assert_eq!(pair.array.status().bad, lost);
+        for at in &in_doubt {
+            assert_eq!(pair.read(*at, 512).await, Ok(vec![2; 512]));
+        }
+        pair.array.stop().await.unwrap();
+    });
+}
+
+/// The second member is replaced, while so many sectors of the first one cannot be read, each
+/// between others that can. The first MiB is spared.
+async fn lose_sectors(pair: &mut Pair, steer: &Steer, count: usize) {
+    let file = address(pair.file(&pair.drives()[0]));
+    let first = label::plan(DRIVE_BYTES, 0).unwrap().data.offset + (1 << 20);
+    let sectors: BTreeSet<u64> = (0..count as u64).map(|index| first + 1024 * index).collect();
+    let sectors = RefCell::new(sectors);
+    pair.array.pull_member(MemberIndex::new(1)).unwrap();
+    pair.put(0, &[1; 512]).await;
+    pair.in_place().await;
+    steer.set(move |its, op| {
+        let (range, is_write) = match op {
+            Op::Read { offset, into, .. } => (*offset..offset + into.len() as u64, false),
+            Op::Write { offset, from, .. } => (*offset..offset + from.len() as u64, true),
+            Op::WriteZeroes { .. } | Op::Flush { .. } | Op::Descriptor { .. } => {
+                return Fate::Passes;
+            }
+        };
+        let mut sectors = sectors.borrow_mut();
+        if its == file && is_write {
+            sectors.retain(|at| !range.contains(at));
+        }
+        let lacks = its == file && sectors.range(range).next().is_some();
+        if lacks { Fate::Fails } else { Fate::Passes }
+    });
+    pair.replace(1).await;
+    pair.rebuilt().await;
+    steer.set(|_, _| Fate::Passes);
+}
+
 /// One whose journal cannot be read, and one that is absent.
 fn pairs() -> Vec<(usize, usize)> {
     let all = (0..MEMBERS).flat_map(|one| (0..MEMBERS).map(move |other| (one, other)));
     all.filter(|(one, other)| one != other).collect()
+}
+
+/// Power goes while the last batch is written: of as many of its copies as `torn` says only a part
+/// has arrived.
+#[test]
+fn a_torn_tail() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        for torn in 1..=2 {
+            let (mut pair, drives, changed) = crashed(&reactor, 16 << 10).await;
+            let ring = label::plan(DRIVE_BYTES, 1).unwrap().journal.offset;
+            let with: Vec<usize> = (0..MEMBERS).filter(|its| changed[*its].len() > 1).collect();
+            assert_eq!(with.len(), 2, "{changed:?}");
+            for member in &with[..torn] {
+                // Its second half is what stood there before: something else.
+                let half = &changed[*member][changed[*member].len() / 2..];
+                for at in half {
+                    pair.file(&drives[*member]).write_all_at(&[0xee; 4096], ring + at).unwrap();
+                }
+            }
+            if torn == 2 {
+                // Nobody can have heard of it.
+                pair.bytes[..16 << 10].fill(1);
+            }
+            pair.array = assemble(&mut pair, &drives, None, false).await.unwrap();
+            pair.check().await;
+            pair.scrub_is_clean().await;
+            pair.array.stop().await.unwrap();
+        }
+    });
 }
 
 /// Of two copies of a batch one is damaged: a start makes it whole before anything else is done, so
@@ -322,7 +542,7 @@ fn what_stood_there_before_hides_nothing() {
                 }
             }
             pair.in_place().await;
-            let drives = drives_of(&pair);
+            let drives = pair.drives();
             let before = rings(&pair, &drives);
             for _ in 0..1 + prng.below(8) {
                 small_write(&mut pair, &mut prng).await;
@@ -367,7 +587,7 @@ fn after_a_stop_a_gap_is_no_reason_to_doubt() {
         let mut pair = Pair::new(&reactor, Level::Raid5, MEMBERS, 512).await;
         pair.array.set_policy(Policy::Journal).await.unwrap();
         pair.write_some(50).await;
-        let drives = drives_of(&pair);
+        let drives = pair.drives();
         pair.array.stop().await.unwrap();
         for block in [0, 4096, 64 << 10] {
             fail_reads(&pair, &steer, &drives[1], block);

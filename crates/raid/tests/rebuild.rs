@@ -101,6 +101,26 @@ fn a_restart_in_between_costs_no_data() {
     }
 }
 
+#[test]
+fn a_member_that_was_given_up_is_tried_again_when_another_is_back() {
+    run(|reactor| async move {
+        let array = full_array(&reactor, (Level::Raid50, 6), share(1), |_| LATENCY).await;
+        replace(&reactor, &array, 0).await;
+        replace(&reactor, &array, 3).await;
+        array.flush().await.unwrap();
+        // The first cannot be filled without it; the other is of another group.
+        array.pull_member(MemberIndex(1)).unwrap();
+        while array.status().rebuild_error.is_none() {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+        assert!(array.status().rebuild.is_some(), "the other goes on");
+        let back = plug_in(&reactor, 1);
+        array.return_member(MemberIndex(1), back, [201; 16]).await.unwrap();
+        is_whole(&reactor, &array).await;
+        array.stop().await.unwrap();
+    });
+}
+
 const KINDS: [(Level, usize); 3] = [(Level::Raid6, 6), (Level::Raid60, 8), (Level::Raid10, 4)];
 
 #[derive(Clone, Copy, Debug)]

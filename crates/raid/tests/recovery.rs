@@ -48,7 +48,11 @@ async fn fill_ring(reactor: &Reactor, array: &Rc<Array>, blocks: &Rc<RefCell<Blo
     for writer in 0..WRITERS {
         reactor.spawn(write_on(reactor.clone(), array.clone(), blocks.clone(), writer));
     }
-    let used = || array.status().journal.used_bytes;
+    let used = || {
+        let journal = array.status().journal;
+        assert!(journal.pending_bytes <= journal.pending_bytes_max, "{journal:?}");
+        journal.used_bytes
+    };
     let mut most = 0;
     for _ in 0..20_000 {
         reactor.sleep(Duration::from_micros(50)).await;
@@ -77,12 +81,14 @@ async fn crashed_full(reactor: Reactor, level: Level, members: u32) -> (Replayed
     let blocks = Rc::new(RefCell::new(Blocks::new()));
     let used = fill_ring(&reactor, &array, &blocks).await;
     assert_eq!(array.status().replayed, None, "it was created");
+    let would_read = array.status().journal.crash_read_bytes;
     for member in array.status().members {
         member.drive.unwrap().pull();
     }
     let drives = (0..members).map(|number| plug_in(&reactor, number)).collect();
     let array = Array::assemble(&reactor, drives, AssembleOptions::default()).await.unwrap();
     let replayed = array.status().replayed.unwrap();
+    assert_eq!(replayed.read_bytes, would_read, "as it said before");
     let ring = label::plan(DRIVE_BYTES, array.layout().parity).unwrap().journal.len;
     check(&reactor, &array, &blocks.take()).await;
     array.stop().await.unwrap();

@@ -232,32 +232,70 @@ fn what_it_found_outlives_a_restart() {
     });
 }
 
-#[test]
-fn what_was_found_before_a_restart_is_in_the_end_told() {
-    modelled::run(|reactor| async move {
-        let kind = (Level::Raid5, 3);
-        let array = modelled::full_array(&reactor, kind, settings(1, 0), |_| modelled::LATENCY);
-        let array = array.await;
-        // In an early stripe, where nobody can tell which chunk it is.
-        let drive = array.status().members[0].drive.clone().unwrap();
-        let plan = label::plan(modelled::DRIVE_BYTES, 1).unwrap();
+/// How an array ends.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum End {
+    Stop,
+    Crash,
+    /// Longer after than it takes for counts to be stored, which no place comes with.
+    CrashLater,
+}
+
+/// An array in which so many stripes, one after the other, do not agree, and nobody can tell which
+/// chunk it is, is ended some moments after a scrub has told of `found` of them.
+async fn ended_early(reactor: Reactor, end: End, wrong: u64, found: u64) -> (Rc<Array>, u64) {
+    let kind = (Level::Raid5, 3);
+    let array = modelled::full_array(&reactor, kind, settings(1, 0), |_| modelled::LATENCY).await;
+    let base = label::plan(modelled::DRIVE_BYTES, 1).unwrap().data.offset;
+    let drive = array.status().members[0].drive.clone().unwrap();
+    for stripe in (0..wrong).map(StripeIndex) {
         let buffer = reactor.buffer(512);
         buffer.copy_from_slice(&[0x99; 512]);
-        drive.write(plan.data.offset, buffer.into()).await.unwrap();
-        array.start_scrub(true).unwrap();
-        reactor.sleep(Duration::from_secs(15)).await;
-        assert!(stripes_done(&array).unwrap() > 1);
-        let drives = array.status().members.into_iter().map(|m| m.drive.unwrap()).collect();
-        array.stop().await.unwrap();
-        let array = Array::assemble(&reactor, drives, AssembleOptions::default()).await.unwrap();
-        let ScrubState::Running { report, .. } = array.status().scrub else { panic!("it goes on") };
-        assert!(report.repairs, "as it was begun");
-        assert_eq!((report.mismatched_stripes, report.repaired_stripes), (1, 1));
-        array.set_settings(settings(100, 0)).await.unwrap();
-        let report = ended(&reactor, &array).await;
-        assert_eq!((report.mismatched_stripes, report.first_stripe), (1, 0));
-        array.stop().await.unwrap();
-    });
+        let at = base + array.layout().member_offset(stripe, 0);
+        drive.write(at, buffer.into()).await.unwrap();
+    }
+    array.start_scrub(true).unwrap();
+    let told = || match array.status().scrub {
+        ScrubState::Running { report, .. } => report.mismatched_stripes,
+        ScrubState::Never | ScrubState::Stopped { .. } | ScrubState::Finished { .. } => 0,
+    };
+    while told() < found {
+        reactor.sleep(Duration::from_millis(1)).await;
+    }
+    // A record takes this long, a stop may come at any moment.
+    match end {
+        End::Stop => array.stop().await.unwrap(),
+        End::Crash => reactor.sleep(Duration::from_millis(5)).await,
+        // Ten seconds, and as long as a scrub at this pace rests.
+        End::CrashLater => reactor.sleep(Duration::from_secs(14)).await,
+    }
+    assert!(end == End::Stop || stripes_done(&array).is_some(), "it had ended before");
+    array.status().members.iter().flat_map(|member| &member.drive).for_each(|its| its.pull());
+    let told = told();
+    let drives = (0..3).map(|number| modelled::plug_in(&reactor, number)).collect();
+    (Array::assemble(&reactor, drives, AssembleOptions::default()).await.unwrap(), told)
+}
+
+#[test]
+fn what_was_found_before_the_end_is_told_after_the_next_start() {
+    let ends = [(End::Stop, 1, 1), (End::Crash, 1, 1), (End::Stop, 60, 40), (End::Crash, 12, 12)];
+    for (end, wrong, found) in ends.into_iter().chain([(End::CrashLater, 40, 40)]) {
+        modelled::run(move |reactor| async move {
+            let (array, told) = ended_early(reactor.clone(), end, wrong, found).await;
+            let ScrubState::Running { report, .. } = array.status().scrub else {
+                panic!("it goes on")
+            };
+            assert!(report.repairs, "as it was begun");
+            assert!(told >= found || end == End::Stop);
+            let (was, repaired) = (report.mismatched_stripes, report.repaired_stripes);
+            assert!(was >= found && was == repaired, "{end:?}: {was} of {wrong}, {repaired}");
+            array.set_settings(settings(100, 0)).await.unwrap();
+            let report = ended(&reactor, &array).await;
+            assert_eq!((report.mismatched_stripes, report.first_stripe), (wrong, 0), "{end:?}");
+            assert_eq!(report.places.len(), SCRUB_PLACES_MAX.min(wrong as usize));
+            array.stop().await.unwrap();
+        });
+    }
 }
 
 #[test]
@@ -280,8 +318,12 @@ fn it_begins_by_itself_once_a_period() {
             reactor.sleep(Duration::from_secs(3400)).await;
             assert_eq!(reads(), before, "and once");
         }
-        // Not while a member is away; and never, if that was set.
+        // Never, if that was set; and not while a member is away.
+        array.set_settings(settings(100, 0)).await.unwrap();
+        reactor.sleep(Duration::from_secs(3 * 3600)).await;
+        assert_eq!(reads(), before, "nobody asked for it");
         array.pull_member(MemberIndex(2)).unwrap();
+        array.set_settings(settings(100, hour)).await.unwrap();
         reactor.sleep(Duration::from_secs(3700)).await;
         assert_eq!(reads(), before);
         array.stop().await.unwrap();

@@ -25,6 +25,8 @@ use crate::arena::{Arena, PIECE_BYTES_MAX, PIECE_BYTES_MIN, Piece};
 pub const BUFFER_ALIGN: usize = 4096;
 /// What direct I/O asks of memory addresses: multiples of so many bytes, or of a larger sector.
 pub const DIRECT_ALIGN: usize = 512;
+/// No page of any memory is smaller.
+const PAGE_BYTES: usize = 4096;
 /// Largest pooled buffer in bytes; one chunk of the largest size.
 pub const BUFFER_BYTES_MAX: usize = 1 << 20;
 /// Free buffers kept for each size; more are returned to where they came from.
@@ -304,6 +306,16 @@ impl Buffer {
         unsafe { std::ptr::write_bytes(self.start.as_ptr(), 0, self.len) }
     }
 
+    /// Reads a byte of each of its pages. Where one is not there, this is where it is missed.
+    pub fn touch(&self) {
+        let Some(last) = self.len.checked_sub(1) else { return };
+        for at in (0..last).step_by(PAGE_BYTES).chain([last]) {
+            // SAFETY: inside of the view, which keeps the region; whatever changes the byte at the
+            // same time, nobody looks at it.
+            let _ = unsafe { self.start.add(at).read_volatile() };
+        }
+    }
+
     /// The memory that this is a view of.
     pub(crate) fn memory(&self) -> Memory<'_> {
         let key = Rc::as_ptr(&self.region).addr();
@@ -469,6 +481,11 @@ impl Buffers {
 
     pub fn fill_zero(&self) {
         self.pieces.iter().for_each(Buffer::fill_zero);
+    }
+
+    /// See [`Buffer::touch`].
+    pub fn touch(&self) {
+        self.pieces.iter().for_each(Buffer::touch);
     }
 
     /// Whether address and length of every piece are multiples of `align` bytes.

@@ -6,6 +6,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::OFlags;
 
 use crate::buffer::Buffers;
@@ -70,6 +71,16 @@ impl Socket {
             at += usize::try_from(sent).expect("no more than was asked for");
         }
         Ok(())
+    }
+
+    /// Whether the connection is no more, in both directions; also behind data that nobody has
+    /// received.
+    pub fn has_hung_up(&self) -> bool {
+        // What is looked for is told whether it is asked for or not.
+        let mut ends = [PollFd::new(&self.fd, PollFlags::empty())];
+        let over = PollFlags::HUP | PollFlags::ERR;
+        let asked = rustix::event::poll(&mut ends, Some(&Timespec::default()));
+        asked.is_ok() && ends[0].revents().intersects(over)
     }
 
     /// Ends what is under way on it, here and on the other side: whoever receives gets 0, whoever

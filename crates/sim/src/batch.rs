@@ -34,13 +34,14 @@ pub fn run_caught(seed: u64, options: Options) -> Verdict {
     })
 }
 
-pub const ALL_CANARIES: [Canary; 16] = [
+pub const ALL_CANARIES: [Canary; 17] = [
     Canary::NoDirtyMap,
     Canary::NoWrittenMap,
     Canary::NoMissedMap,
     Canary::NoBadBlocks,
     Canary::NoFlush,
     Canary::NoFence,
+    Canary::LateFence,
     Canary::NoJournal,
     Canary::ParityOff,
     Canary::TrustReturned,

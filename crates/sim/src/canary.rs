@@ -29,6 +29,9 @@ pub enum Canary {
     NoFlush,
     /// Superblocks are never written after creation: nobody is fenced durably.
     NoFence,
+    /// A superblock that says anew of a member that it is stale reaches a drive only with the next
+    /// superblock there: whoever waits for the fence goes on too early.
+    LateFence,
     /// Records never reach the stripe journal.
     NoJournal,
     /// One parity chunk of a stripe is written wrong by one bit.
@@ -80,6 +83,7 @@ impl Canary {
             | Canary::NoBadBlocks
             | Canary::NoFlush
             | Canary::NoFence
+            | Canary::LateFence
             | Canary::NoJournal
             | Canary::TrustReturned
             | Canary::ReplayOutOfOrder
@@ -94,7 +98,7 @@ impl Canary {
 
     pub fn on_write(
         self,
-        drive: &SimDrive,
+        drive: &mut SimDrive,
         array: Option<&(Layout, MemberLayout)>,
         offset: u64,
         bytes: Option<&[u8]>,
@@ -109,6 +113,7 @@ impl Canary {
             Canary::NoMissedMap if inside(areas.missed_map) => Sabotage::Drop,
             Canary::NoBadBlocks if inside(areas.bad_blocks) => Sabotage::Drop,
             Canary::NoFence if inside(superblocks) => Sabotage::Drop,
+            Canary::LateFence if inside(superblocks) => fenced_late(drive, offset, bytes),
             Canary::NoJournal if inside(journal) => Sabotage::Drop,
             Canary::TrustReturned if inside(superblocks) => all_trusted(bytes, offset),
             Canary::ParityOff if inside(data) => flipped(drive, array, offset - data.offset, bytes),
@@ -126,6 +131,7 @@ impl Canary {
             | Canary::NoBadBlocks
             | Canary::NoFlush
             | Canary::NoFence
+            | Canary::LateFence
             | Canary::NoJournal
             | Canary::ParityOff
             | Canary::TrustReturned
@@ -143,6 +149,23 @@ impl Canary {
 /// Whether the drive says that members are being added.
 fn is_restriping(drive: &SimDrive) -> bool {
     inspect::superblock(drive).is_some_and(|its| its.old_data_chunks > 0)
+}
+
+/// What was held back lands now. The superblock is held back in turn if it says of a member that it
+/// is stale, and what the drive has says otherwise.
+fn fenced_late(drive: &mut SimDrive, home: u64, bytes: Option<&[u8]>) -> Sabotage {
+    drive.land_held_back();
+    let opened = bytes.and_then(|bytes| record::open::<ArraySuperblock>(bytes, None, home).ok());
+    let (Some(new), Some(old), Some(bytes)) = (opened, inspect::superblock(drive), bytes) else {
+        return Sabotage::Nothing;
+    };
+    let is_stale = |member: &StoredMember| member.state() == Ok(MemberState::Stale);
+    let mut pairs = new.members().iter().zip(old.members());
+    if pairs.any(|(new, old)| is_stale(new) && !is_stale(old)) {
+        drive.held_back = Some((home, bytes.to_vec()));
+        return Sabotage::Drop;
+    }
+    Sabotage::Nothing
 }
 
 /// The superblock with every stale member trusted, sealed again.

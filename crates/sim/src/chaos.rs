@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::block_sums::{BLOCKS_PER_PAGE, PAGE_BYTES};
+use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::units::{Area, MemberIndex, StripeIndex};
 use ashlar_pool::error::PoolError;
 use ashlar_raid::error::{ArrayError, ChangeError};
@@ -19,6 +20,9 @@ use crate::world::{AtCompletion, WAKING_NS_MAX};
 
 /// Drives that grow stay below this, so that a label is planned as it was for the smaller one.
 const DRIVE_BYTES_MAX: u64 = 24 << 20;
+
+/// Metadata rots in the first so many bytes of its area.
+const ROT_WITHIN_BYTES: u64 = 64 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Act {
@@ -75,6 +79,8 @@ pub async fn rage(life: Rc<Life>, mut prng: Prng) {
 
 fn acts(life: &Life) -> Vec<Act> {
     let plan = &life.plan;
+    // With more faults than the level bears nobody may be left who has the newest record.
+    let lies = plan.lies != Lies::None && !(plan.lies == Lies::Metadata && plan.beyond);
     let kinds = [
         (plan.deaths, Act::Death),
         (plan.pulls, Act::Pull),
@@ -82,8 +88,8 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.spares, Act::Spare),
         (plan.spares, Act::Rebuild),
         (plan.latent, Act::Latent),
-        (plan.lies != Lies::None, Act::Lie),
-        (plan.lies != Lies::None, Act::Lie),
+        (lies, Act::Lie),
+        (lies, Act::Lie),
         (plan.slow, Act::Slow),
         (plan.refusals, Act::Refusal),
         (plan.refusals, Act::Refusal),
@@ -176,20 +182,15 @@ fn refusal(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
     let longest = [1_000_000, 100_000_000, 2_000_000_000][prng.index(3)];
     let long = Duration::from_nanos(prng.below(longest));
     life.note(|| format!("drive {drive} (member {index}) refuses {area:?} for {long:?}"));
-    let set = move |life: &Life, area| {
-        let mut world = life.world.borrow_mut();
-        let its = world.drive(drive);
-        its.refuses = area;
-        its.misses += u32::from(area.is_some());
-    };
-    set(life, Some(area));
+    life.world.borrow_mut().drive(drive).refuses = Some(area);
     let life = life.clone();
     life.reactor.clone().spawn(async move {
         life.reactor.sleep(long).await;
         life.note(|| format!("drive {drive} takes writes again"));
-        set(&life, None);
+        life.world.borrow_mut().drive(drive).refuses = None;
+        // It may be known to be behind.
+        life.fleet.borrow_mut().refresh(&life.array.status());
         rebuild(&life).await;
-        heard_of_all(&life, drive).await;
         life.fleet.borrow_mut().refresh(&life.array.status());
     });
 }
@@ -242,12 +243,7 @@ fn silence(life: &Rc<Life>, index: usize, drive: u32, prng: &mut Prng) {
 
 /// What a drive has missed may wait for another, before anyone hears of it.
 async fn heard_of_all(life: &Rc<Life>, drive: u32) {
-    let mut left = life.world.borrow().tickets();
-    while !left.is_empty() {
-        life.reactor.sleep(Duration::from_millis(1)).await;
-        let now = life.world.borrow().tickets();
-        left.retain(|ticket| now.contains(ticket));
-    }
+    life.heard_of_all().await;
     life.world.borrow_mut().drive(drive).misses -= 1;
 }
 
@@ -258,7 +254,8 @@ fn is_gone(life: &Life, index: usize) -> bool {
 async fn give_spare(life: &Rc<Life>, index: usize, prng: &mut Prng) {
     let spare = life.fleet.borrow_mut().new_drive();
     life.note(|| format!("member {index} gets drive {spare}"));
-    replace(life, index, spare).await;
+    let is_new = replace(life, index, spare).await;
+    life.world.borrow_mut().changes.filled += u64::from(is_new);
     life.fleet.borrow_mut().refresh(&life.array.status());
     if life.ends_suddenly && prng.chance(1, 2) {
         // While it is filled.
@@ -285,11 +282,13 @@ async fn plug_in(life: &Rc<Life>, index: usize, drive: u32) {
     }
 }
 
-async fn replace(life: &Rc<Life>, index: usize, drive: u32) {
+/// Whether it took the member's place.
+async fn replace(life: &Rc<Life>, index: usize, drive: u32) -> bool {
     let handle = life.fleet.borrow().open(&life.reactor, drive);
     let uuid = life.fleet.borrow_mut().renew_uuid(drive);
     let replaced = life.array.replace_member(MemberIndex::new(index), handle, uuid).await;
     life.note(|| format!("member {index}: drive {drive}: {replaced:?}"));
+    replaced.is_ok()
 }
 
 fn latent(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
@@ -323,10 +322,13 @@ fn latent(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
     }
 }
 
-/// A drive does not do what it says, of data or of checksums.
+/// A drive does not do what it says, of data, of checksums or of metadata.
 fn lie(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
     if !life.fleet.borrow().is_impaired(index) && !life.fleet.borrow().may_impair(index) {
         return;
+    }
+    if life.plan.lies == Lies::Metadata {
+        return lie_about_metadata(life, index, drive, prng);
     }
     let (areas, layout) = (life.plan.areas(), life.array.layout());
     let sums = life.plan.lies == Lies::Checksums;
@@ -345,7 +347,8 @@ fn lie(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
         let row = u32::try_from(prng.below(layout.chunk_bytes.into())).unwrap_or(0);
         let data = layout.member_offset(stripe, row);
         let sum = data / BLOCK_BYTES as u64 / BLOCKS_PER_PAGE * PAGE_BYTES;
-        let what = prng.below(7);
+        // Of a block and its checksum only one: where many lie, nobody could tell.
+        let what = if life.plan.beyond { 1 + prng.below(6) } else { prng.below(7) };
         let its = world.drive(drive);
         let (within, at) = match what {
             0 => (areas.integrity, sum + prng.below(PAGE_BYTES)),
@@ -365,6 +368,42 @@ fn lie(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
         }
         world.note(|| format!("drive {drive} (member {index}) lies, kind {what}, at {at}"));
     }
+}
+
+/// Records rot, are lost, or land where another belongs.
+fn lie_about_metadata(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
+    life.fleet.borrow_mut().impair(index, None);
+    let MemberLayout { superblocks, dirty_map, written_map, journal, .. } = life.plan.areas();
+    let MemberLayout { volume_table, missed_map, bad_blocks, .. } = life.plan.areas();
+    let maps = [dirty_map, written_map, missed_map];
+    let within = match prng.below(8) {
+        0..3 => superblocks,
+        3 => maps[prng.index(maps.len())],
+        4 => volume_table,
+        5 => bad_blocks,
+        _ => journal,
+    };
+    // One write or a few, or all that come from now on.
+    let count = [1, 3, 100][prng.index(3)];
+    let mut world = life.world.borrow_mut();
+    let its = world.drive(drive);
+    // What it was to do to an area that is hardly written would keep it from this.
+    its.mischief.clear();
+    for _ in 0..count {
+        match prng.below(7) {
+            // Of a map or the journal the beginning is what is in use.
+            0..2 if count < 100 => {
+                its.rot(within.offset + prng.below(within.len.min(ROT_WITHIN_BYTES)));
+            }
+            0..5 => its.mischief.push_back(Mischief::Lose { within }),
+            _ => {
+                let by = BLOCK_BYTES as u64 * (1 + prng.below(3));
+                its.mischief.push_back(Mischief::Misdirect { within, by });
+            }
+        }
+    }
+    let at = within.offset;
+    world.note(|| format!("drive {drive} (member {index}) lies {count} times of area {at}"));
 }
 
 /// Whether a change that began when there had been so many outages was bound to succeed.
@@ -458,9 +497,11 @@ async fn widen(life: &Rc<Life>) {
         return;
     }
     let bytes = life.volume.bytes() + life.pool.free_bytes() / 2 / 512 * 512;
+    life.oracle.borrow_mut().volumes.change_begins("main", Some(bytes));
     let done = life.pool.resize("main", bytes).await;
     life.note(|| format!("resize volume main to {bytes}: {done:?}"));
     if done.is_ok() {
+        life.oracle.borrow_mut().volumes.changed("main", Some(bytes));
         life.bytes.set(bytes);
     }
 }
@@ -469,16 +510,21 @@ async fn widen(life: &Rc<Life>) {
 async fn pool_change(life: &Rc<Life>, prng: &mut Prng) {
     let stripe = life.array.stripe_bytes();
     let (name, outages) = ("extra", life.outages());
-    let (what, done) = match (life.pool.volume(name), prng.chance(1, 2)) {
-        (None, _) => {
-            let created = life.pool.create([3; 16], name, 2 * stripe).await;
-            ("create", created.map(|_| ()))
-        }
-        (Some(extra), true) => {
-            ("resize", life.pool.resize(name, extra.bytes() + 512 * (1 + prng.below(9))).await)
-        }
-        (Some(_), false) => ("delete", life.pool.delete(name).await),
+    let extra = life.pool.volume(name).map(|extra| extra.bytes());
+    let (what, then) = match (extra, prng.chance(1, 2)) {
+        (None, _) => ("create", Some(2 * stripe)),
+        (Some(bytes), true) => ("resize", Some(bytes + 512 * (1 + prng.below(9)))),
+        (Some(_), false) => ("delete", None),
     };
+    life.oracle.borrow_mut().volumes.change_begins(name, then);
+    let done = match (extra, then) {
+        (None, Some(bytes)) => life.pool.create([3; 16], name, bytes).await.map(|_| ()),
+        (_, Some(bytes)) => life.pool.resize(name, bytes).await,
+        (_, None) => life.pool.delete(name).await,
+    };
+    if done.is_ok() {
+        life.oracle.borrow_mut().volumes.changed(name, then);
+    }
     life.note(|| format!("{what} volume {name}: {done:?}"));
     let stopped = PoolError::Array(ArrayError::Stopped);
     match done {

@@ -5,10 +5,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_format::array_superblock::MemberState;
-use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_raid::error::ChangeError;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::status::{ArrayState, ScrubState};
+use ashlar_reactor::prng::Prng;
 
 use crate::drive::SimDrive;
 use crate::faults::Lies;
@@ -56,10 +57,38 @@ async fn read_used(life: &Life) {
         });
         let in_use = !blank && life.array.is_written(StripeIndex(stripe));
         let used = in_use || life.oracle.borrow().was_written(at, stripe_bytes);
-        if used && !life.world.borrow().is_dark() {
-            life.read(at, stripe_bytes).await;
+        if used && !life.world.borrow().is_dark() && !life.read(at, stripe_bytes).await {
+            read_each_chunk(life, at, stripe_bytes).await;
         }
     }
+}
+
+/// Some chunk of it may fail: each by itself.
+async fn read_each_chunk(life: &Life, at: u64, len: u64) {
+    let chunk = u64::from(life.array.layout().chunk_bytes);
+    for at in (at..at + len).step_by(to_usize(chunk)) {
+        let is_served = life.read(at, chunk).await;
+        let mut world = life.world.borrow_mut();
+        world.past_limit.served += u64::from(is_served);
+        world.past_limit.refused += u64::from(!is_served);
+    }
+}
+
+/// All is read that can be; and again once one member after the other has gone until the array has
+/// failed, or one, if it had failed before.
+pub async fn past_limit(life: &Rc<Life>, prng: &mut Prng) {
+    read_used(life).await;
+    let mut left: Vec<usize> = (0..life.array.layout().members()).collect();
+    while !left.is_empty() && !life.world.borrow().is_dark() {
+        let index = left.swap_remove(prng.index(left.len()));
+        life.note(|| format!("member {index} is pulled for good"));
+        let _ = life.array.pull_member(MemberIndex::new(index));
+        if life.array.state() == ArrayState::Failed {
+            read_used(life).await;
+            break;
+        }
+    }
+    life.fleet.borrow_mut().refresh(&life.array.status());
 }
 
 fn on_members<T>(life: &Life, look: impl FnOnce(&[&SimDrive]) -> T) -> T {

@@ -155,6 +155,8 @@ pub struct SimDrive {
     blocks: Vec<Content>,
     undo: VecDeque<Undo>,
     writes: u64,
+    /// A write, by its place, that lands only with one that comes later: a planted bug does that.
+    pub held_back: Option<(u64, Vec<u8>)>,
     /// Sectors of 512 bytes that cannot be read until they are written.
     pub latent: BTreeSet<u64>,
     pub mischief: VecDeque<Mischief>,
@@ -167,7 +169,9 @@ pub struct SimDrive {
     pub sums_in_doubt: bool,
     /// Writes there fail, for now.
     pub refuses: Option<Area>,
-    /// Times that it refused writes, and not all have heard yet who had some for it.
+    /// Where it refused a write and has taken none since, unless its member is known to be behind.
+    pub refused: BTreeSet<u64>,
+    /// Times that it was silent, and not all have heard yet who had writes for it.
     pub misses: u32,
     /// Answers nothing any more.
     pub dead: bool,
@@ -191,12 +195,14 @@ impl SimDrive {
             blocks: std::iter::repeat_with(Content::default).take(blocks).collect(),
             undo: VecDeque::new(),
             writes: 0,
+            held_back: None,
             latent: BTreeSet::new(),
             mischief: VecDeque::new(),
             lies: BTreeMap::new(),
             lied: false,
             sums_in_doubt: false,
             refuses: None,
+            refused: BTreeSet::new(),
             misses: 0,
             dead: false,
             slow_factor: 1,
@@ -268,7 +274,8 @@ impl SimDrive {
     /// Whether it takes all that it is given, and would return it.
     pub fn is_sound(&self) -> bool {
         let lies = self.sums_in_doubt || !self.lies.is_empty() || !self.mischief.is_empty();
-        self.latent.is_empty() && !lies && self.refuses.is_none() && self.misses == 0
+        let owes = self.refuses.is_some() || !self.refused.is_empty() || self.misses > 0;
+        self.latent.is_empty() && !lies && !owes
     }
 
     /// Whether a write fails, and every retry of it.
@@ -352,6 +359,12 @@ impl SimDrive {
     /// All of `from` lands.
     pub fn write(&mut self, offset: u64, from: &[u8]) {
         self.store(offset, from.len() as u64, Some(from), |_| true);
+    }
+
+    pub fn land_held_back(&mut self) {
+        if let Some((offset, bytes)) = self.held_back.take() {
+            self.write(offset, &bytes);
+        }
     }
 
     pub fn write_zeroes(&mut self, offset: u64, len: u64) {

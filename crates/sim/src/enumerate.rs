@@ -1,6 +1,7 @@
-//! Single faults, one after the other: fail the N-th operation of a small workload, for all N; cut
-//! the power after the N-th completion, for all N: healthy, degraded, and with a drive lost at the
-//! same moment. Some bugs are invisible to random faults because another fault always hides them.
+//! Single faults, one after the other: fail the N-th operation of a small workload, for all N; let
+//! a drive die, or cut the power, after the N-th completion, for all N: healthy, degraded, with as
+//! many drives lost at the same moment as the array bears, and with a drive back that was away.
+//! Some bugs are invisible to random faults because another fault always hides them.
 
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
@@ -18,10 +19,11 @@ pub struct Report {
     pub cases: u64,
     pub failures: Vec<String>,
     /// Cases in which the policy was being changed, or had been, when the fault struck; the array
-    /// had grown, or did; members were added.
+    /// had grown, or did; members were added; a member was being filled.
     pub policy_changed: u64,
     pub grown: u64,
     pub added: u64,
+    pub filled: u64,
 }
 
 /// What is done with the array besides requests.
@@ -30,6 +32,9 @@ enum Change {
     Nothing,
     Grow,
     Add,
+    /// A member was lost before, and another drive takes its place.
+    Rebuild,
+    Scrub,
 }
 
 /// A workload, and the kind of fault that it is tried with.
@@ -39,19 +44,21 @@ struct Case {
     policy: Option<Policy>,
     change: Change,
     integrity: bool,
+    sector_bytes: u32,
     what: fn(Loss) -> SingleFault,
 }
 
-/// Every `stride`-th operation; 1: all. On the smallest array of every level that this build knows,
-/// under every policy that it can have, and while that changes. `jobs` cases run at the same time.
-pub fn run(stride: u64, jobs: usize) -> Report {
+/// Every `stride`-th operation; 1: all. On the smallest array of every level and redundancy that
+/// the simulator knows, under every policy that it can have, and while that changes; while the
+/// array grows, members are added or filled, or a scrub runs. `jobs` cases run at the same time.
+pub fn run(stride: u64, jobs: usize, options: Options) -> Report {
     let cases = cases();
     let next = AtomicUsize::new(0);
     let job = || {
         let mut report = Report::default();
         while let Some(case) = cases.get(next.fetch_add(1, Relaxed)) {
             let mut after = 1;
-            while one(&mut report, case, after) {
+            while one(&mut report, case, after, options) {
                 after += stride;
             }
         }
@@ -67,6 +74,7 @@ pub fn run(stride: u64, jobs: usize) -> Report {
             all.policy_changed += report.policy_changed;
             all.grown += report.grown;
             all.added += report.added;
+            all.filled += report.filled;
         }
     });
     all
@@ -75,27 +83,42 @@ pub fn run(stride: u64, jobs: usize) -> Report {
 fn cases() -> Vec<Case> {
     let mut seen = BTreeSet::new();
     let mut geometries: Vec<Geometry> = Geometry::all().collect();
-    geometries.retain(|geometry| seen.insert(geometry.level));
+    geometries.retain(|geometry| seen.insert((geometry.level, geometry.layout().tolerated())));
     geometries.push(Geometry::raid0());
-    let mut cases = Vec::new();
-    for geometry in geometries {
-        let changes = geometry.layout().is_redundant().then_some(None);
-        let policies = geometry.policies().into_iter().map(Some).chain(changes);
-        let growing = Some(geometry.layout().default_policy());
-        let changes = [(growing, Change::Grow, false), (growing, Change::Add, false)];
-        let kinds = policies.map(|policy| (policy, Change::Nothing, false)).chain(changes);
-        let checked = geometry.layout().is_redundant();
-        let checked = [Change::Nothing, Change::Add].into_iter().filter(|_| checked);
-        let checked = checked.map(|change| (Some(Policy::Journal), change, true));
-        for (policy, change, integrity) in kinds.chain(checked) {
-            let case = |what: &fn(Loss) -> SingleFault| {
-                let what = *what;
-                Case { geometry, policy, change, integrity, what }
-            };
-            cases.extend(faults(&geometry).iter().map(case));
-        }
+    let all = geometries
+        .iter()
+        .flat_map(|geometry| faults(geometry).iter().flat_map(|what| kinds(*geometry, *what)));
+    all.collect()
+}
+
+/// A workload of each kind that says something about an array.
+fn kinds(geometry: Geometry, what: fn(Loss) -> SingleFault) -> Vec<Case> {
+    let layout = geometry.layout();
+    let policy = Some(layout.default_policy());
+    let usual = Case {
+        geometry,
+        policy,
+        change: Change::Nothing,
+        integrity: false,
+        sector_bytes: 512,
+        what,
+    };
+    let mut kinds: Vec<Case> = geometry
+        .policies()
+        .into_iter()
+        .map(|policy| Case { policy: Some(policy), ..usual })
+        .collect();
+    kinds.extend([Change::Grow, Change::Add].map(|change| Case { change, ..usual }));
+    if layout.is_redundant() {
+        let journaled = Case { policy: Some(Policy::Journal), ..usual };
+        // Its policy changes all the time.
+        kinds.push(Case { policy: None, ..usual });
+        kinds.extend([Change::Rebuild, Change::Scrub].map(|change| Case { change, ..usual }));
+        kinds.push(Case { sector_bytes: 4096, ..journaled });
+        let checked = Case { integrity: true, ..journaled };
+        kinds.extend([checked, Case { change: Change::Add, ..checked }]);
     }
-    cases
+    kinds
 }
 
 /// The fault kinds that say something about an array.
@@ -103,8 +126,10 @@ fn faults(geometry: &Geometry) -> &'static [fn(Loss) -> SingleFault] {
     let all: &[fn(Loss) -> SingleFault] = &[
         |_| SingleFault::Fail,
         |loss| SingleFault::Cut(loss),
+        |_| SingleFault::Death,
         |loss| SingleFault::CutAndLose(loss),
         |loss| SingleFault::CutDegraded(loss),
+        |loss| SingleFault::CutReturned(loss),
     ];
     if geometry.layout().is_redundant() { all } else { &all[..2] }
 }
@@ -115,16 +140,21 @@ fn loss(after: u64) -> Loss {
 }
 
 /// False once the fault comes after the workload.
-fn one(report: &mut Report, case: &Case, after: u64) -> bool {
-    let Case { geometry, policy, change, integrity, what } = *case;
+fn one(report: &mut Report, case: &Case, after: u64, options: Options) -> bool {
+    let Case { geometry, policy, change, integrity, sector_bytes, what } = *case;
     let single = Single { after, what: what(loss(after)) };
     let run = || {
-        let plan = Plan {
+        let mut plan = Plan {
             grows: change == Change::Grow,
             adds: change == Change::Add,
+            spares: change == Change::Rebuild,
+            scrubs: change == Change::Scrub,
             ..Plan::single(geometry, policy, integrity, single)
         };
-        let mut scenario = Scenario::new(plan, Options::default());
+        plan.traits.sector_bytes = sector_bytes;
+        let is_second = plan.spares && geometry.layout().tolerated() < 2;
+        plan.beyond |= is_second && matches!(single.what, SingleFault::Fail | SingleFault::Death);
+        let mut scenario = Scenario::new(plan, options);
         let reached = scenario.single_fault(single);
         (reached, scenario.verdict())
     };
@@ -136,12 +166,15 @@ fn one(report: &mut Report, case: &Case, after: u64) -> bool {
     report.policy_changed += u64::from(changes.policy > 0);
     report.grown += u64::from(changes.grown > 0);
     report.added += u64::from(changes.added > 0);
+    report.filled += u64::from(changes.filled > 0);
     if let Some(why) = failure {
         let (level, members) = (level_name(geometry.level), geometry.members);
         let policy = policy.map_or("any policy".into(), |policy| format!("{policy:?}"));
         let sums = if integrity { ", checksums" } else { "" };
-        let what =
-            format!("level {level} of {members}, {policy}, {change:?}{sums}, {single:?}: {why}");
+        let what = format!(
+            "level {level} of {members}, {policy}, {change:?}{sums}, sectors of {sector_bytes}, \
+             {single:?}: {why}"
+        );
         report.failures.push(what);
     }
     reached

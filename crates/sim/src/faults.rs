@@ -148,8 +148,15 @@ pub enum SingleFault {
     Cut(Loss),
     /// The power is cut, and as many drives as the array bears do not come back.
     CutAndLose(Loss),
-    /// The power is cut while a member is missing since before the life began.
+    /// The power is cut while a member is missing since before the life began; every other time
+    /// as many more do not come back as the array still bears.
     CutDegraded(Loss),
+    /// The power is cut while a member is missing since before the life began, and then its drive
+    /// is back, with what it had; every other time as many others do not come back as the array
+    /// still bears.
+    CutReturned(Loss),
+    /// The drive that completes the operation dies.
+    Death,
 }
 
 /// What drives answer other than the truth, without an error.
@@ -161,6 +168,8 @@ pub enum Lies {
     /// Checksums rot, and writes of checksums are lost or misdirected. Not of both: a drive that
     /// loses a block and its checksum shows what fits.
     Checksums,
+    /// Records of metadata rot, and writes of them are lost or misdirected, of any array.
+    Metadata,
 }
 
 /// All that a seed decides before it begins.
@@ -175,7 +184,7 @@ pub struct Plan {
     pub traits: Traits,
     /// Members keep checksums of their blocks.
     pub integrity: bool,
-    /// Only of arrays that do.
+    /// Of blocks and checksums only where there are checksums.
     pub lies: Lies,
     /// Every other drive can zero by itself if the others cannot, and the other way round.
     pub mixed: bool,
@@ -347,6 +356,16 @@ impl Plan {
         }
     }
 
+    /// Whether an array that lost more than its level bears has all of it again when all drives are
+    /// back: what they had is untouched, and which parity may be old is known.
+    pub fn comes_back_whole(&self) -> bool {
+        let is_untouched = !self.latent && self.lies == Lies::None && !self.refusals;
+        let layout = self.geometry.layout();
+        let policy = self.policy.unwrap_or_else(|| layout.default_policy());
+        let is_covered = policy == Policy::Journal && !self.policy_changes;
+        is_untouched && (is_covered || layout.parity == 0)
+    }
+
     /// What the array reads and writes its members in.
     pub fn sector_bytes(&self) -> u32 {
         sector_bytes(self.traits, self.integrity)
@@ -377,6 +396,7 @@ impl Plan {
             (self.integrity, "checksums"),
             (self.lies == Lies::Data, "lies"),
             (self.lies == Lies::Checksums, "lies about checksums"),
+            (self.lies == Lies::Metadata, "lies about metadata"),
             (self.deaths, "deaths"),
             (self.deaths_at_end, "deaths at the end of a life"),
             (self.policy_changes, "policy changes"),
@@ -414,10 +434,16 @@ fn sector_bytes(traits: Traits, integrity: bool) -> u32 {
 /// From a stream of its own, so that seeds without checksums are what they were.
 fn draw_lies(seed: u64, geometry: &Geometry) -> (bool, Lies) {
     let mut prng = Prng::stream(seed, "lies");
-    if !geometry.layout().is_redundant() || !prng.chance(1, 3) {
+    if !geometry.layout().is_redundant() {
         return (false, Lies::None);
     }
-    (true, [Lies::None, Lies::Data, Lies::Data, Lies::Data, Lies::Checksums][prng.index(5)])
+    // Another stream, so that seeds without it are what they were.
+    let of_metadata = Prng::stream(seed, "lies about metadata").chance(1, 8);
+    let other = if of_metadata { Lies::Metadata } else { Lies::None };
+    if !prng.chance(1, 3) {
+        return (false, other);
+    }
+    (true, [other, Lies::Data, Lies::Data, Lies::Data, Lies::Checksums][prng.index(5)])
 }
 
 fn draw_settings(prng: &mut Prng, sector_bytes: u32) -> SettingsChange {

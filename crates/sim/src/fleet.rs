@@ -19,7 +19,7 @@ use ashlar_reactor::op::Device;
 
 use crate::drive::{SimDrive, Traits};
 use crate::faults::Plan;
-use crate::inspect::superblock;
+use crate::inspect::{owner, superblock};
 use crate::world::{SharedWorld, World};
 
 /// One block of litter in so many bytes: some in each chunk.
@@ -151,11 +151,15 @@ impl Fleet {
             }
         }
         self.layout.data = status.data_chunks;
-        let world = self.world.borrow();
+        let mut world = self.world.borrow_mut();
         for (index, member) in status.members.iter().enumerate() {
             let alive = member.drive.as_ref().is_some_and(|drive| drive.is_alive());
-            let drive = &world.drives[self.slots[index] as usize];
+            let drive = world.drive(self.slots[index]);
             let well = alive && member.state == MemberState::Trusted;
+            if !well {
+                // What it has missed is caught up with.
+                drive.refused.clear();
+            }
             if !well || drive.dead || !drive.is_sound() {
                 self.impaired.entry(index).or_insert(None);
             } else if self.is_spared(index, &world) {
@@ -212,7 +216,8 @@ impl Fleet {
             said.iter().all(|superblock| {
                 // One that was just added is not known to all.
                 superblock.members().get(member).is_some_and(|its| {
-                    its.state() == Ok(MemberState::Trusted) && its.drive == drives[member].uuid
+                    let is_own = || owner(drives[member]) == Some(its.drive);
+                    its.state() == Ok(MemberState::Trusted) && is_own()
                 })
             })
         };

@@ -59,7 +59,7 @@ pub fn newest_page<'a>(
 
 /// The superblock that decides among these drives.
 pub fn newest<'a>(drives: impl Iterator<Item = &'a SimDrive>) -> Option<ArraySuperblock> {
-    drives.filter_map(superblock).max_by_key(|superblock| superblock.header.sequence.get())
+    drives.filter_map(superblock).max_by_key(ArraySuperblock::age)
 }
 
 /// Stripes in the list of bad blocks that decides among these drives.

@@ -7,6 +7,7 @@
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
 pub mod trace;
+pub mod volumes;
 pub mod oracle;
 pub mod drive;
 pub mod inspect;

@@ -25,7 +25,7 @@ struct Arguments {
     /// Repeat one seed and print all that happens.
     #[arg(long, conflicts_with_all = ["seeds", "start"])]
     seed: Option<u64>,
-    /// Plant a bug; it must be found within the seeds.
+    /// Plant a bug; it must be found within the seeds (with --enumerate: see what that finds).
     #[arg(long, value_enum)]
     canary: Option<Canary>,
     /// Plant every bug in turn; each must be found within the seeds.
@@ -51,10 +51,11 @@ fn main() -> ExitCode {
     } else if arguments.canaries {
         let found = batch::ALL_CANARIES.map(|canary| canary_is_found(&arguments, canary));
         found.into_iter().all(|found| found)
+    } else if let Some(stride) = arguments.enumerate {
+        let jobs = arguments.jobs.unwrap_or_else(cores).max(1);
+        enumerated(stride, jobs, arguments.canary)
     } else if let Some(canary) = arguments.canary {
         canary_is_found(&arguments, canary)
-    } else if let Some(stride) = arguments.enumerate {
-        enumerated(stride, arguments.jobs.unwrap_or_else(cores).max(1))
     } else {
         many(&arguments)
     };
@@ -95,8 +96,9 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-fn enumerated(stride: u64, jobs: usize) -> bool {
-    let report = ashlar_sim::enumerate::run(stride, jobs);
+fn enumerated(stride: u64, jobs: usize, canary: Option<Canary>) -> bool {
+    let options = Options { canary, ..Options::default() };
+    let report = ashlar_sim::enumerate::run(stride, jobs, options);
     println!("{} single faults, {} failed", report.cases, report.failures.len());
     for failure in &report.failures {
         println!("{failure}");

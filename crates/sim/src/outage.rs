@@ -28,10 +28,6 @@ pub async fn outage(life: &Rc<Life>, prng: &mut Prng) {
     }
     let at_once = prng.chance(1, 2);
     life.note(|| format!("OUTAGE of {away:?} (members, drives), all at once: {at_once}"));
-    if life.array.status().restripe.is_some() {
-        // A window may be moved, and not in place: its stripes wait for resync.
-        life.covered.set(false);
-    }
     for (index, _) in &away {
         let _ = life.array.pull_member(MemberIndex::new(*index));
         if !at_once {
@@ -50,13 +46,15 @@ pub async fn outage(life: &Rc<Life>, prng: &mut Prng) {
             comes_back(life, *index, *drive).await;
         }
     }
+    if life.array.state() != ArrayState::Failed {
+        // What a drive missed may wait for another that is slow, before anyone hears of it. Then a
+        // round of destage that began before may yet say that there is no room.
+        life.heard_of_all().await;
+        life.reactor.sleep(RETRIED_WITHIN).await;
+    }
     let is_over = life.array.state() != ArrayState::Failed;
     life.note(|| format!("the outage is over: {is_over}"));
     life.fleet.borrow_mut().refresh(&life.array.status());
-    if is_over {
-        // A round of destage that began before may yet say that there is no room.
-        life.reactor.sleep(RETRIED_WITHIN).await;
-    }
     life.outage_ends(is_over);
 }
 

@@ -33,7 +33,11 @@ use crate::fleet::Fleet;
 use crate::inspect;
 use crate::oracle::Oracle;
 use crate::workload::Life;
-use crate::world::{AtCompletion, Changes, Outages, SharedWorld, SimBackend, World};
+use crate::world::{AtCompletion, Changes, Outages, PastLimit, SharedWorld, SimBackend, World};
+
+/// A cut in a start comes within so many: some are through by then.
+const OPERATIONS_OF_A_START: u64 = 400;
+const OPERATIONS_OF_A_STOP: u64 = 60;
 
 /// What a seed came to.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +53,7 @@ pub struct Verdict {
     /// Lives that began when not everything had been given its new place yet.
     pub restriping_lives: u64,
     pub outages: Outages,
+    pub past_limit: PastLimit,
     /// What had changed, or was changing, when the last planned fault struck.
     pub changes_at_fault: Changes,
     pub sectors_checked: u64,
@@ -74,10 +79,16 @@ pub struct Scenario {
     buffers: Rc<BufferPool>,
     prng: Prng,
     order: Prng,
+    /// Of power cuts and crashes while an array is started or stopped.
+    cuts: Prng,
     life: u32,
     /// A life began with every stripe in sync, and the journal covers all its writes: a crash must
     /// leave no stripe unsure.
     covered: Rc<Cell<bool>>,
+    /// The array could not be assembled.
+    given_up: bool,
+    /// Drives of former members are offered at every start.
+    all_are_back: bool,
     /// What a power cut does, if that is not drawn.
     loss: Option<Loss>,
 }
@@ -92,6 +103,8 @@ enum Start {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Safety(Ending),
+    /// More is lost than the level bears: is what can be read right?
+    PastLimit,
     /// Faults are over, and members are rebuilt past what is lost: is that remembered?
     Rebuild,
     Liveness,
@@ -128,8 +141,11 @@ impl Scenario {
             buffers: BufferPool::new(),
             prng: Prng::stream(seed, "workload"),
             order: Prng::stream(seed, "order"),
+            cuts: Prng::stream(seed, "cuts while it starts or stops"),
             life: 0,
             covered: Rc::default(),
+            given_up: false,
+            all_are_back: false,
             loss: None,
         }
     }
@@ -144,6 +160,7 @@ impl Scenario {
             added: world.changes.added,
             restriping_lives: world.restriping_lives,
             outages: world.outages,
+            past_limit: world.past_limit,
             changes_at_fault: world.changes_at_fault,
             sectors_checked: self.oracle.borrow().sectors_checked,
             virtual_ns: world.now_ns(),
@@ -155,14 +172,17 @@ impl Scenario {
         self.live(Start::Create, Phase::Safety(Ending::CleanStop));
         // Who is lost first is not drawn with the loss.
         let first = turn(single.after + 1, self.plan.geometry.members);
-        if matches!(single.what, SingleFault::CutDegraded(_)) {
+        let is_away =
+            matches!(single.what, SingleFault::CutDegraded(_) | SingleFault::CutReturned(_));
+        if is_away || self.plan.spares {
             self.lose_drives(first, 1);
         }
         let cut = match single.what {
-            SingleFault::Fail => None,
+            SingleFault::Fail | SingleFault::Death => None,
             SingleFault::Cut(loss)
             | SingleFault::CutAndLose(loss)
-            | SingleFault::CutDegraded(loss) => Some(loss),
+            | SingleFault::CutDegraded(loss)
+            | SingleFault::CutReturned(loss) => Some(loss),
         };
         self.loss = cut;
         let ending = if cut.is_some() { Ending::PowerCut } else { Ending::CleanStop };
@@ -171,7 +191,17 @@ impl Scenario {
             self.live(Start::Assemble, Phase::Safety(ending));
         }
         let reached = self.world.borrow().completions >= before + single.after;
-        if matches!(single.what, SingleFault::CutAndLose(_)) {
+        let loses = match single.what {
+            SingleFault::CutAndLose(_) => true,
+            SingleFault::CutDegraded(_) | SingleFault::CutReturned(_) => {
+                turn(single.after + 2, 2) == 0
+            }
+            SingleFault::Fail | SingleFault::Cut(_) | SingleFault::Death => false,
+        };
+        if matches!(single.what, SingleFault::CutReturned(_)) {
+            self.all_return();
+        }
+        if loses {
             self.lose_drives(first, usize::MAX);
         }
         if !self.is_over() {
@@ -209,28 +239,59 @@ impl Scenario {
         }
     }
 
+    /// Drives that were out are back, with what they had, those of former members too: they are
+    /// offered from now on.
+    fn all_return(&mut self) {
+        let mut world = self.world.borrow_mut();
+        for drive in 0..world.drives.len() {
+            if std::mem::take(&mut world.drives[drive].dead) {
+                world.note(|| format!("drive {drive} is back"));
+            }
+        }
+        self.all_are_back = true;
+    }
+
     pub fn all_lives(&mut self) {
         let mut start = Start::Create;
         for _ in 0..self.plan.lives {
             let ending = self.plan.endings[self.prng.index(self.plan.endings.len())];
             self.live(start, Phase::Safety(ending));
             start = Start::Assemble;
-            if self.is_over() {
+            if self.world.borrow().failure().is_some() {
                 return;
             }
+            if self.given_up {
+                return self.come_back();
+            }
         }
-        if !self.plan.beyond {
+        if self.plan.beyond {
+            self.live(start, Phase::PastLimit);
+            self.come_back();
+        } else {
             self.recover(start);
         }
     }
 
-    fn is_over(&self) -> bool {
-        self.world.borrow().failure().is_some() || self.given_up()
+    /// Drives that were only away are back, all of them: so is everything.
+    fn come_back(&mut self) {
+        if self.world.borrow().failure().is_some() || !self.plan.comes_back_whole() {
+            return;
+        }
+        self.all_return();
+        self.given_up = false;
+        self.plan = Rc::new(Plan { beyond: false, ..(*self.plan).clone() });
+        // What an array did that had failed, nobody kept account of.
+        self.covered.set(false);
+        let bad = inspect::bad_stripes(self.world.borrow().drives.iter());
+        self.ever_unsure.borrow_mut().extend(bad);
+        self.recover(Start::Assemble);
+        if !self.is_over() {
+            self.world.borrow_mut().past_limit.whole += 1;
+        }
     }
 
-    /// With more faults than the level bears, an array that cannot be assembled ends the seed.
-    fn given_up(&self) -> bool {
-        self.plan.beyond && self.life == u32::MAX
+    fn is_over(&self) -> bool {
+        self.world.borrow().failure().is_some() || self.given_up
     }
 
     /// Faults are over: nothing fails any more, but dead drives stay dead.
@@ -253,11 +314,21 @@ impl Scenario {
         let backend = Box::new(SimBackend::new(&self.world));
         let reactor = Reactor::with_pool(backend, order, self.buffers.clone());
         let returned = self.drives_return(&start);
+        let is_cut = matches!(phase, Phase::Safety(Ending::PowerCut | Ending::ProcessCrash));
+        if is_cut
+            && matches!(start, Start::Assemble)
+            && let Some(after) = self.cut(8, OPERATIONS_OF_A_START)
+        {
+            self.world.borrow_mut().plan(after, AtCompletion::Dark);
+        }
         let end = match start {
             Start::Create => reactor.block_on(create(self.seedling(&reactor), phase)),
             Start::Assemble => {
                 let offered = self.offer(returned);
                 self.expect_unsure(&offered);
+                if self.fleet.borrow().slots.iter().any(|drive| !offered.contains(drive)) {
+                    self.oracle.borrow_mut().some_are_away();
+                }
                 reactor.block_on(assemble(self.seedling(&reactor), offered, phase))
             }
         };
@@ -277,6 +348,9 @@ impl Scenario {
                 let loss = Loss::draw(&mut self.prng);
                 self.world.borrow_mut().end_life(Some(loss));
                 self.oracle.borrow_mut().power_cut();
+                // What made the others sure is in place.
+                let bad = inspect::bad_stripes(self.world.borrow().drives.iter());
+                *self.ever_unsure.borrow_mut() = bad;
             }
             (Some(End::Halted), _) => {
                 self.world.borrow_mut().end_life(None);
@@ -284,7 +358,8 @@ impl Scenario {
             }
             (Some(End::GivenUp), _) => {
                 self.world.borrow_mut().end_life(None);
-                self.life = u32::MAX;
+                // With more faults than the level bears, this ends the seed.
+                self.given_up = true;
             }
             (None, Phase::Safety(Ending::PowerCut)) => {
                 let loss = self.loss.unwrap_or(Loss::draw(&mut self.prng));
@@ -295,7 +370,13 @@ impl Scenario {
                 self.world.borrow_mut().end_life(None);
                 self.oracle.borrow_mut().process_crash();
             }
-            (None, Phase::Safety(Ending::CleanStop) | Phase::Rebuild | Phase::Liveness) => {
+            (
+                None,
+                Phase::Safety(Ending::CleanStop)
+                | Phase::PastLimit
+                | Phase::Rebuild
+                | Phase::Liveness,
+            ) => {
                 let now_ns = self.world.borrow().now_ns();
                 let why = format!("hung: nothing will ever happen again at {now_ns} ns");
                 self.world.borrow_mut().fail(why);
@@ -314,7 +395,7 @@ impl Scenario {
     /// are offered.
     fn drives_return(&mut self, start: &Start) -> bool {
         if !self.plan.returns || matches!(start, Start::Create) {
-            return false;
+            return self.all_are_back;
         }
         let count = self.world.borrow().drives.len();
         for drive in 0..count {
@@ -387,6 +468,13 @@ impl Scenario {
     }
 
     /// What a life needs of its scenario.
+    /// After how many operations of a start or a stop it is cut, one time in so many; but beside a
+    /// single fault nothing else happens.
+    fn cut(&mut self, one_in: u64, within: u64) -> Option<u64> {
+        let is_cut = self.plan.single.is_none() && self.cuts.chance(1, one_in);
+        is_cut.then(|| 1 + self.cuts.below(within))
+    }
+
     fn seedling(&mut self, reactor: &Reactor) -> Seedling {
         Seedling {
             reactor: reactor.clone(),
@@ -398,6 +486,7 @@ impl Scenario {
             ever_unsure: self.ever_unsure.clone(),
             covered: self.covered.clone(),
             prng: Prng::from_seed(self.prng.next_u64()),
+            cut_stop: self.cut(4, OPERATIONS_OF_A_STOP),
             is_first: self.life == 1,
         }
     }
@@ -422,6 +511,8 @@ struct Seedling {
     ever_unsure: Rc<RefCell<BTreeSet<u64>>>,
     covered: Rc<Cell<bool>>,
     prng: Prng,
+    /// A life that ends suddenly does so after so many operations of its stop.
+    cut_stop: Option<u64>,
     is_first: bool,
 }
 
@@ -457,6 +548,7 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
         seedling.world.borrow_mut().fail(format!("the volume cannot be created: {error}"));
         return End::GivenUp;
     }
+    seedling.oracle.borrow_mut().volumes.changed("main", Some(bytes));
     let status = array.status();
     if (status.unsynced_stripes, status.written_regions) != (0, 0) {
         let why = format!("a new array has {} written regions", status.written_regions);
@@ -529,10 +621,15 @@ async fn assembled(seedling: Seedling, array: Rc<Array>, phase: Phase) -> End {
             return End::GivenUp;
         }
     };
+    let look = |name: &str| pool.volume(name).map(|volume| volume.bytes());
+    let is_settled = !seedling.plan.outages && !seedling.plan.beyond;
+    let found = seedling.oracle.borrow_mut().volumes.found(look, is_settled);
+    if !seedling.plan.beyond
+        && let Err(why) = found
+    {
+        seedling.world.borrow_mut().fail(why);
+    }
     if pool.volume("main").is_none() {
-        if !seedling.plan.beyond {
-            seedling.world.borrow_mut().fail("the volume is gone".into());
-        }
         return End::GivenUp;
     }
     go_on(seedling, array, pool, phase).await
@@ -567,6 +664,7 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         covered: seedling.covered.clone(),
     });
     match phase {
+        Phase::PastLimit => checkers::past_limit(&life, &mut seedling.prng).await,
         Phase::Rebuild => {
             checkers::become_whole(&life, false).await;
         }
@@ -575,8 +673,11 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
             plan_ending(&life, ending, &mut seedling.prng);
             safety(&life, &mut seedling.prng).await;
             if ending != Ending::CleanStop {
-                life.world.borrow_mut().go_dark();
-                std::future::pending::<()>().await;
+                let Some(after) = seedling.cut_stop else {
+                    life.world.borrow_mut().go_dark();
+                    return std::future::pending().await;
+                };
+                life.world.borrow_mut().plan(after, AtCompletion::Dark);
             }
         }
     }
@@ -605,9 +706,11 @@ fn plan_ending(life: &Life, ending: Ending, prng: &mut Prng) {
         if !life.is_first {
             let what = match single.what {
                 SingleFault::Fail => AtCompletion::Fail,
-                SingleFault::Cut(_) | SingleFault::CutAndLose(_) | SingleFault::CutDegraded(_) => {
-                    AtCompletion::Dark
-                }
+                SingleFault::Death => AtCompletion::OwnDeath,
+                SingleFault::Cut(_)
+                | SingleFault::CutAndLose(_)
+                | SingleFault::CutDegraded(_)
+                | SingleFault::CutReturned(_) => AtCompletion::Dark,
             };
             life.world.borrow_mut().plan(single.after, what);
         }
@@ -643,7 +746,12 @@ async fn stop(life: &Rc<Life>) -> End {
     }
     let began = life.oracle.borrow_mut().flush_begins();
     match life.array.stop().await {
-        Ok(()) => life.oracle.borrow_mut().flush_ends(began),
+        Ok(()) => {
+            let mut oracle = life.oracle.borrow_mut();
+            oracle.flush_ends(began);
+            let served = |name: &str| life.pool.volume(name).map(|volume| volume.bytes());
+            oracle.volumes.are(served);
+        }
         Err(error) if life.waits_for_start() => {
             life.note(|| format!("stop: {error} (its drives are away)"));
             return End::Halted;

@@ -94,6 +94,10 @@ impl Life {
     }
 
     fn before(&self, offset: u64, len: u64) -> Before {
+        if !self.array.has_doubts() {
+            // Those of before are in sync; new ones are named by what brings them.
+            self.unsure.borrow_mut().clear();
+        }
         Before { unsure: self.is_unsure(offset, len), outages: self.outages() }
     }
 
@@ -115,6 +119,16 @@ impl Life {
         self.impaired_seen.set(true);
         self.outages_begun.set(self.outages() + 1);
         self.world.borrow_mut().outages.begun += 1;
+    }
+
+    /// Waits until all that drives work on now is answered.
+    pub async fn heard_of_all(&self) {
+        let mut left = self.world.borrow().tickets();
+        while !left.is_empty() {
+            self.reactor.sleep(Duration::from_millis(1)).await;
+            let now = self.world.borrow().tickets();
+            left.retain(|ticket| now.contains(ticket));
+        }
     }
 
     /// The drives are back, or (`is_over` false) can be with a start.
@@ -233,7 +247,7 @@ impl Life {
             self.may_differ(offset, len);
         }
         self.oracle.borrow_mut().write_ends(&ticket, good);
-        if !good && self.is_out() {
+        if !good && (self.is_out() || self.plan.beyond) {
             self.oracle.borrow_mut().is_unsettled(&ticket);
         }
         if atomic && u64::from(self.plan.sector_bytes()) > SECTOR {
@@ -242,14 +256,13 @@ impl Life {
         }
         if good {
             self.note(|| format!("{what} {offset} +{len} acknowledged"));
+            if self.array.status().restripe.is_none() {
+                let stripe = self.array.stripe_bytes();
+                for whole in offset.div_ceil(stripe)..(offset + len) / stripe {
+                    self.unsure.borrow_mut().remove(&whole);
+                }
+            }
             self.can_be_read(offset, len).await;
-            if self.array.status().restripe.is_some() {
-                return;
-            }
-            let stripe = self.array.stripe_bytes();
-            for whole in offset.div_ceil(stripe)..(offset + len) / stripe {
-                self.unsure.borrow_mut().remove(&whole);
-            }
         }
     }
 
@@ -305,6 +318,9 @@ impl Life {
         if let Some(ticket) = inner {
             self.note(|| format!("discard {offset} +{len}: {good}"));
             self.oracle.borrow_mut().write_ends(&ticket, false);
+            if self.is_out() || self.plan.beyond {
+                self.oracle.borrow_mut().is_unsettled(&ticket);
+            }
         }
     }
 

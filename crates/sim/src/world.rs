@@ -39,6 +39,8 @@ pub enum AtCompletion {
     Dark,
     /// The drive stops answering.
     Death(u32),
+    /// The drive that would complete it stops answering.
+    OwnDeath,
     /// This operation, and every retry of it, fails.
     Fail,
 }
@@ -49,6 +51,8 @@ pub struct Changes {
     pub policy: u64,
     pub grown: u64,
     pub added: u64,
+    /// Drives that took a member's place.
+    pub filled: u64,
 }
 
 /// How often more drives were away than the array bears, and how often they could be taken back
@@ -57,6 +61,16 @@ pub struct Changes {
 pub struct Outages {
     pub begun: u64,
     pub healed: u64,
+}
+
+/// What became of arrays that had lost more than their level bears.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PastLimit {
+    /// Reads that were answered with data, and with an error.
+    pub served: u64,
+    pub refused: u64,
+    /// Arrays that were whole again once all drives were back.
+    pub whole: u64,
 }
 
 /// After a silence a drive answers what it was asked within this time.
@@ -88,6 +102,7 @@ pub struct World {
     pub hedged: u64,
     pub changes: Changes,
     pub outages: Outages,
+    pub past_limit: PastLimit,
     /// When the last planned fault struck.
     pub changes_at_fault: Changes,
     /// Lives that began when members were being added.
@@ -126,6 +141,7 @@ impl World {
             hedged: 0,
             changes: Changes::default(),
             outages: Outages::default(),
+            past_limit: PastLimit::default(),
             changes_at_fault: Changes::default(),
             restriping_lives: 0,
             plans: BTreeMap::new(),
@@ -214,6 +230,8 @@ impl World {
         self.silent_until_ns = 0;
         for drive in &mut self.drives {
             (drive.refuses, drive.misses, drive.silent_until_ns) = (None, 0, 0);
+            drive.refused.clear();
+            drive.held_back = None;
         }
         self.life_began_ns = self.now_ns;
         self.life_began_after = self.completions;
@@ -311,6 +329,7 @@ impl World {
             match planned {
                 Some(AtCompletion::Dark) => self.dark = true,
                 Some(AtCompletion::Death(drive)) => self.kill(drive),
+                Some(AtCompletion::OwnDeath) => self.kill(op.drive),
                 Some(AtCompletion::Fail) => {
                     let (kind, offset, _) = place(&op.op);
                     self.failing = Some((op.drive, offset, kind));
@@ -383,10 +402,13 @@ impl World {
         if !drive.accepts(at, len) {
             return Err(Errno(libc::EINVAL));
         }
-        if drive.refuses(at) || drive.stumbles(at, true, faults) {
+        let refuses = drive.refuses(at);
+        if refuses || drive.stumbles(at, true, faults) {
             drive.write_torn(at, len, bytes, faults);
+            drive.refused.extend(refuses.then_some(at));
             return Err(Errno(libc::EIO));
         }
+        drive.refused.retain(|refused| !(at..at + len).contains(refused));
         let canary = canary.filter(|_| *canary_awake);
         let sabotage = canary
             .map_or(Sabotage::Nothing, |canary| canary.on_write(drive, array.as_ref(), at, bytes));

@@ -239,7 +239,7 @@ fn cut(kind: (Level, usize, Policy, &'static [u32]), after: u64) -> bool {
 }
 
 #[test]
-fn the_power_is_cut_at_every_moment() {
+fn the_power_is_cut_at_every_third_moment() {
     for kind in KINDS {
         let mut after = 1;
         while !cut(kind, after) {

@@ -21,7 +21,7 @@ const CANARY_SEEDS: u64 = 100;
 /// Plans with sectors that cannot be read beside members that are missing.
 const LOST_PLANS: usize = 100;
 /// Every how many operations a single fault is tried.
-const STRIDE: u64 = 31;
+const STRIDE: u64 = 211;
 
 fn assert_good(seed: u64) -> Verdict {
     let verdict = run_caught(seed, Options::default());
@@ -121,6 +121,58 @@ fn sectors_that_are_lost_beside_a_member() {
     }
 }
 
+/// More drives go than any level bears, some for good until the last life: what can be read is
+/// right, the rest is an error; and once all drives are back, so is everything.
+#[test]
+fn more_drives_are_lost_than_the_array_bears() {
+    let (mut served, mut refused, mut whole) = (0, 0, 0);
+    for seed in 0..200 {
+        let plan = Plan::draw(seed);
+        let plan = Plan {
+            beyond: true,
+            deaths: true,
+            pulls: true,
+            latent: false,
+            lies: Lies::None,
+            refusals: false,
+            faults_max: plan.faults_max.max(5),
+            ..plan
+        };
+        let may_come_back = plan.comes_back_whole();
+        let mut scenario = Scenario::new(plan, Options::default());
+        scenario.all_lives();
+        let verdict = scenario.verdict();
+        assert_eq!(verdict.failure, None, "seed {seed}");
+        let past = verdict.past_limit;
+        assert_eq!(past.whole, u64::from(may_come_back), "seed {seed}");
+        (served, refused, whole) =
+            (served + past.served, refused + past.refused, whole + past.whole);
+    }
+    println!("{served} reads served, {refused} refused; {whole} arrays whole again");
+    assert!(served > 100 && refused > 100 && whole > 50, "{served}, {refused}, {whole}");
+}
+
+/// Records of metadata rot, are lost, or land where others belong, on as many members as the array
+/// bears: nobody believes them, nor what they should have taken the place of.
+#[test]
+fn records_that_drives_lie_about_are_not_believed() {
+    let mut lied = 0;
+    for seed in 0..200 {
+        let plan = Plan::draw(seed);
+        if !plan.geometry.layout().is_redundant() {
+            continue;
+        }
+        let plan = Plan { lies: Lies::Metadata, beyond: false, ..plan };
+        let plan = Plan { faults_max: plan.faults_max.max(8), lives: plan.lives.max(3), ..plan };
+        let mut scenario = Scenario::new(plan, Options::default());
+        scenario.all_lives();
+        assert_eq!(scenario.verdict().failure, None, "seed {seed}");
+        lied += scenario.world.borrow().drives.iter().filter(|drive| drive.lied).count();
+    }
+    println!("{lied} drives lied");
+    assert!(lied > 100, "{lied}");
+}
+
 #[test]
 fn a_seed_repeats_exactly() {
     let hashes = |seed: u64| run_caught(seed, Options::default()).hash;
@@ -163,6 +215,11 @@ fn missing_flushes_are_found() {
 #[test]
 fn a_missing_fence_is_found() {
     assert_found(Canary::NoFence);
+}
+
+#[test]
+fn a_fence_that_comes_after_the_acknowledgement_is_found() {
+    assert_found(Canary::LateFence);
 }
 
 #[test]
@@ -224,6 +281,7 @@ fn test_of(canary: Canary) -> fn() {
         Canary::NoBadBlocks => a_missing_list_of_bad_blocks_is_found,
         Canary::NoFlush => missing_flushes_are_found,
         Canary::NoFence => a_missing_fence_is_found,
+        Canary::LateFence => a_fence_that_comes_after_the_acknowledgement_is_found,
         Canary::NoJournal => a_missing_journal_is_found,
         Canary::ParityOff => wrong_parity_is_found,
         Canary::TrustReturned => trust_in_a_returned_drive_is_found,
@@ -245,10 +303,10 @@ fn every_planted_bug_has_a_test() {
 
 #[test]
 fn single_faults() {
-    let report = enumerate::run(STRIDE, 1);
+    let report = enumerate::run(STRIDE, 1, Options::default());
     println!("{report:?}");
     assert!(report.cases > 0);
-    let amid = [report.policy_changed, report.grown, report.added];
+    let amid = [report.policy_changed, report.grown, report.added, report.filled];
     assert!(amid.iter().all(|cases| *cases > 0), "{report:?}");
     assert_eq!(report.failures, Vec::<String>::new());
 }

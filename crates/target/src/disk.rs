@@ -9,17 +9,19 @@ use std::iter::Sum;
 use std::ops::Add;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ashlar_format::units::to_usize;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::error::ArrayError;
+use ashlar_raid::zero_step::Zeroing;
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffers, DIRECT_ALIGN};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::traffic::{self, Kind, Passage, Traffic};
 
 use crate::budget::Budget;
-use crate::limits::{RateLimits, Throttle, Toll};
+use crate::limits::{RateLimits, Throttle, Toll, Wanted};
 use crate::neighbours;
 use crate::request::{Answer, Operation, Request, Status};
 
@@ -34,6 +36,8 @@ const PIECE_BYTES: u64 = 4 << 20;
 const BYTES_IN_FLIGHT_MAX: u64 = 64 << 20;
 /// Each reactor that serves queues of an export has its share of that.
 const _: () = assert!(BYTES_IN_FLIGHT_MAX / PARTS_MAX as u64 >= PIECE_BYTES);
+/// Of a zeroing that shall be fast. Each may be asked of another reactor.
+const STEPS_LOOKED_AT: usize = 16;
 /// A read into more pieces than this is copied: the kernel takes 1024 for one operation.
 const PIECES_DIRECT_MAX: usize = 512;
 /// Requests that may be done before the guest is told of them: room is made at the start.
@@ -107,7 +111,29 @@ pub(crate) struct Disk {
 /// A request that may begin.
 pub(crate) struct Turn<'a> {
     began: Instant,
+    wanted: Wanted<'a>,
     _passage: Passage<'a>,
+}
+
+impl Turn<'_> {
+    /// For so long nothing could be done for it, since its initiator was waited for: that is none
+    /// of the time that it takes here.
+    pub(crate) fn was_idle(&mut self, time: Duration) {
+        self.began = self.began.after(time);
+    }
+}
+
+/// Why a request was not done.
+enum Undone {
+    Array(ArrayError),
+    /// Nobody is there who would hear of it.
+    Unwanted,
+}
+
+impl From<ArrayError> for Undone {
+    fn from(error: ArrayError) -> Undone {
+        Undone::Array(error)
+    }
 }
 
 impl Disk {
@@ -196,10 +222,28 @@ impl Disk {
     /// Waits until a request may begin, which is taken up now.
     #[inline]
     pub(crate) async fn turn(&self, toll: Toll) -> Turn<'_> {
-        let turn = Turn { began: self.reactor.turn_time(), _passage: self.traffic.enter() };
-        neighbours::note(self.own_number(), turn.began);
-        self.throttle.admit(toll).await;
+        let turn = self.arrive(&|| true);
+        self.throttle.admit(toll, turn.wanted).await;
         turn
+    }
+
+    /// The same. `None`: it is not wanted any more. One that is wanted no more later on, and could
+    /// be left half done, may be.
+    #[inline]
+    pub(crate) async fn turn_while<'a>(
+        &'a self,
+        wanted: Wanted<'a>,
+        toll: Toll,
+    ) -> Option<Turn<'a>> {
+        let turn = self.arrive(wanted);
+        self.throttle.admit(toll, wanted).await.then_some(turn)
+    }
+
+    /// A request is there: its time begins.
+    fn arrive<'a>(&'a self, wanted: Wanted<'a>) -> Turn<'a> {
+        let began = self.reactor.turn_time();
+        neighbours::note(self.own_number(), began);
+        Turn { began, wanted, _passage: self.traffic.enter() }
     }
 
     /// Whether the reactor was lately asked for something by other exports, too.
@@ -216,12 +260,13 @@ impl Disk {
     pub(crate) async fn serve_in(&self, turn: Turn<'_>, request: Request) -> Answer {
         let Request { operation, permit } = request;
         let (began, asked) = (turn.began, asked(&operation));
-        let (status, bytes) = match self.perform(operation).await {
+        let (status, bytes) = match self.perform(operation, turn.wanted).await {
             Ok((status, bytes)) => (status, bytes),
-            Err(error) => {
+            Err(Undone::Array(error)) => {
                 self.note(error.into());
                 (Status::Failed, 0)
             }
+            Err(Undone::Unwanted) => return permit.complete(Status::Failed, 0),
         };
         if status != Status::Done {
             self.count(|counters| counters.errors += 1);
@@ -232,7 +277,11 @@ impl Disk {
     }
 
     /// Returns the status, and how many bytes were put into guest memory.
-    async fn perform(&self, operation: Operation) -> Result<(Status, u32), ArrayError> {
+    async fn perform(
+        &self,
+        operation: Operation,
+        wanted: Wanted<'_>,
+    ) -> Result<(Status, u32), Undone> {
         let done = |bytes: u64| (Status::Done, u32::try_from(bytes).unwrap_or(u32::MAX));
         match operation {
             Operation::Read { offset, into } => {
@@ -259,12 +308,12 @@ impl Disk {
                 Ok(done(0))
             }
             Operation::Discard { offset, len } => {
-                self.volume.discard(offset, len).await?;
+                self.zero(Zeroing::Discard, (offset, len), wanted).await?;
                 self.count(|counters| counters.discards += 1);
                 Ok(done(0))
             }
             Operation::WriteZeroes { offset, len } => {
-                self.volume.write_zeroes(offset, len).await?;
+                self.zero(Zeroing::WriteZeroes, (offset, len), wanted).await?;
                 self.count(|counters| counters.discards += 1);
                 self.settle().await?;
                 Ok(done(0))
@@ -283,6 +332,54 @@ impl Disk {
         self.volume.flush().await?;
         self.count(|counters| counters.flushes += 1);
         Ok(())
+    }
+
+    /// While bytes that are written are limited, in steps: each waits behind whatever came before
+    /// it, so that a long one neither goes for nothing nor holds up what comes after.
+    async fn zero(
+        &self,
+        zeroing: Zeroing,
+        (offset, len): (u64, u64),
+        wanted: Wanted<'_>,
+    ) -> Result<(), Undone> {
+        let mut done = 0;
+        loop {
+            let (at, mut step) = (offset + done, len - done);
+            if self.throttle.paces_written_bytes() && step > 0 {
+                let next = self.volume.zero_step(zeroing, at, step).await?;
+                let toll = Toll::MoreWritten(next.written);
+                if next.written > 0 && !self.throttle.admit(toll, wanted).await {
+                    return Err(Undone::Unwanted);
+                }
+                step = next.len;
+            }
+            match zeroing {
+                Zeroing::Discard => self.volume.discard(at, step).await?,
+                Zeroing::WriteZeroes => self.volume.write_zeroes(at, step).await?,
+            }
+            done += step;
+            if done == len {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Whether a range can be zeroed faster than by writing it: most of it need not be written, as
+    /// far as it is looked at, and as of now.
+    pub(crate) async fn zeroes_fast(&self, offset: u64, len: u64) -> bool {
+        let (mut done, mut written) = (0, 0);
+        for _ in 0..STEPS_LOOKED_AT {
+            if done == len {
+                break;
+            }
+            let at = offset + done;
+            let next = self.volume.zero_step(Zeroing::WriteZeroes, at, len - done).await;
+            // Why it cannot be done is said where it is.
+            let Ok(step) = next else { return true };
+            done += step.len;
+            written += step.written;
+        }
+        written <= done / 2
     }
 
     async fn read(&self, offset: u64, into: Buffers) -> Result<(), ArrayError> {
@@ -355,3 +452,6 @@ pub(crate) fn part(buffers: &Buffers, start: u64, len: u64) -> Buffers {
 fn is_direct(data: &Buffers) -> bool {
     data.pieces().len() <= PIECES_DIRECT_MAX && data.is_aligned(DIRECT_ALIGN)
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,8 +6,10 @@
 //! where nothing is limited, two loads.
 
 use std::cell::Cell;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use ashlar_reactor::backend::Instant;
@@ -30,7 +32,8 @@ pub struct Rate {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
     pub read: Rate,
-    /// Writes; discards and write-zeroes count as requests without bytes.
+    /// Writes, discards and write-zeroes; of the latter those bytes that have to be written for
+    /// them.
     pub write: Rate,
     /// For how long unused allowance is saved up, at most [`BURST_MAX`].
     pub burst: Duration,
@@ -78,13 +81,28 @@ impl Meter {
         if per_second == 0 {
             return now;
         }
-        let cost = u128::from(amount) * 1_000_000_000 / u128::from(per_second);
-        let cost = u64::try_from(cost).unwrap_or(u64::MAX);
+        let cost = cost_ns(amount, per_second);
         let charge = |due: u64| Some(due.max(now).saturating_add(cost));
         let due = self.due.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charge);
         let (Ok(due) | Err(due)) = due;
         due.saturating_sub(burst).max(now)
     }
+
+    /// Gives back what was charged and not used, before it was due. It shortens the wait of who
+    /// comes later. Who waits already keeps the moment that was worked out behind what was dropped:
+    /// the limit holds all the same, and others need not ask anew.
+    fn refund(&self, amount: u64) {
+        let per_second = self.per_second.load(Ordering::Relaxed);
+        if per_second > 0 {
+            let refund = |due: u64| Some(due.saturating_sub(cost_ns(amount, per_second)));
+            let _ = self.due.fetch_update(Ordering::Relaxed, Ordering::Relaxed, refund);
+        }
+    }
+}
+
+fn cost_ns(amount: u64, per_second: u64) -> u64 {
+    let cost = u128::from(amount) * 1_000_000_000 / u128::from(per_second);
+    u64::try_from(cost).unwrap_or(u64::MAX)
 }
 
 impl RateLimits {
@@ -118,14 +136,20 @@ impl RateLimits {
 pub(crate) enum Toll {
     Read(u64),
     Write(u64),
+    /// More bytes of a write that was let in already.
+    MoreWritten(u64),
     None,
 }
+
+/// Whether what waits is still to be done. Who makes it false wakes the tasks that wait.
+pub(crate) type Wanted<'a> = &'a dyn Fn() -> bool;
 
 impl Toll {
     pub(crate) fn of(operation: &Operation) -> Toll {
         match operation {
             Operation::Read { into, .. } => Toll::Read(into.len() as u64),
             Operation::Write { from, .. } => Toll::Write(from.len() as u64),
+            // What is written for them is paid for bit by bit.
             Operation::Discard { .. } | Operation::WriteZeroes { .. } => Toll::Write(0),
             Operation::Flush | Operation::Identify { .. } | Operation::Refuse(_) => Toll::None,
         }
@@ -166,42 +190,64 @@ impl Throttle {
         self.hurries.set(self.hurries.get() - 1);
     }
 
-    /// Waits until what takes this may begin.
-    #[inline]
-    pub(crate) async fn admit(&self, toll: Toll) {
-        let (lane, bytes) = match toll {
-            Toll::Read(bytes) => (&self.limits.read, bytes),
-            Toll::Write(bytes) => (&self.limits.write, bytes),
-            Toll::None => return,
-        };
-        if lane.requests.is_on() || lane.bytes.is_on() {
-            self.wait(lane, bytes).await;
-        }
+    /// Whether bytes that are written count.
+    pub(crate) fn paces_written_bytes(&self) -> bool {
+        self.limits.write.bytes.is_on()
     }
 
-    async fn wait(&self, lane: &Lane, bytes: u64) {
+    /// Waits until what takes this may begin. False: it is not wanted any more, and takes nothing.
+    #[inline]
+    pub(crate) async fn admit(&self, toll: Toll, wanted: Wanted<'_>) -> bool {
+        let (lane, requests, bytes) = match toll {
+            Toll::Read(bytes) => (&self.limits.read, 1, bytes),
+            Toll::Write(bytes) => (&self.limits.write, 1, bytes),
+            Toll::MoreWritten(bytes) => (&self.limits.write, 0, bytes),
+            Toll::None => return true,
+        };
+        if lane.requests.is_on() || lane.bytes.is_on() {
+            return self.wait(lane, (requests, bytes), wanted).await;
+        }
+        true
+    }
+
+    async fn wait(&self, lane: &Lane, (requests, bytes): (u64, u64), wanted: Wanted<'_>) -> bool {
         let mut has_waited = false;
         loop {
             let generation = self.limits.generation.load(Ordering::Acquire);
+            let is_changed = || self.limits.generation.load(Ordering::Acquire) != generation;
             let burst = self.limits.burst_ns.load(Ordering::Relaxed);
             let now = self.reactor.now().as_ns().wrapping_add(self.ahead);
-            let start =
-                lane.requests.charge(1, now, burst).max(lane.bytes.charge(bytes, now, burst));
+            let of_bytes = lane.bytes.charge(bytes, now, burst);
+            let start = match requests {
+                0 => of_bytes,
+                _ => lane.requests.charge(requests, now, burst).max(of_bytes),
+            };
             let start = Instant::from_ns(start.wrapping_sub(self.ahead));
-            while self.reactor.now() < start && self.hurries.get() == 0 {
-                if !std::mem::replace(&mut has_waited, true) {
+            let has_to_wait = || self.reactor.now() < start && self.hurries.get() == 0;
+            while has_to_wait() && !is_changed() && wanted() {
+                if !std::mem::replace(&mut has_waited, true) && requests > 0 {
                     self.waited.set(self.waited.get() + 1);
                 }
                 let look = self.reactor.now().after(LOOK_EVERY);
-                self.reactor.sleep_until(start.min(look)).await;
-                if self.limits.generation.load(Ordering::Acquire) != generation {
-                    break;
-                }
+                self.sleep_until(start.min(look), wanted).await;
             }
-            if self.limits.generation.load(Ordering::Acquire) == generation {
-                return;
+            if is_changed() {
+                continue;
             }
+            if wanted() {
+                return true;
+            }
+            lane.requests.refund(requests);
+            lane.bytes.refund(bytes);
+            return false;
         }
+    }
+
+    /// Ends early when its task is woken and is not wanted any more.
+    async fn sleep_until(&self, deadline: Instant, wanted: Wanted<'_>) {
+        let mut sleep = std::pin::pin!(self.reactor.sleep_until(deadline));
+        poll_fn(|context| if wanted() { sleep.as_mut().poll(context) } else { Poll::Ready(()) })
+            .await;
     }
 }
 
@@ -256,7 +302,7 @@ mod tests {
                 let (throttle, write) = (self.throttles[index % 2].clone(), self.write());
                 let reactor = self.reactor.clone();
                 async move {
-                    throttle.admit(Toll::of(&write)).await;
+                    throttle.admit(Toll::of(&write), &|| true).await;
                     reactor.now().since(began).as_millis()
                 }
             };
@@ -288,7 +334,9 @@ mod tests {
         let into = Buffers::from(rig.reactor.buffer(BLOCK));
         let (throttle, now) = (rig.throttles[0].clone(), rig.reactor.now());
         let read = Operation::Read { offset: 0, into };
-        rig.reactor.block_on(async move { throttle.admit(Toll::of(&read)).await });
+        rig.reactor.block_on(async move {
+            throttle.admit(Toll::of(&read), &|| true).await;
+        });
         assert_eq!(rig.reactor.now(), now);
     }
 
@@ -312,5 +360,56 @@ mod tests {
         assert_eq!(rig.writes(30).into_iter().max(), Some(0));
         rig.throttles.iter().for_each(|its| its.calm());
         assert_eq!(rig.writes(1), [3000]);
+    }
+
+    /// The moment, in ms, at which a write may begin that is asked for now.
+    fn next(rig: &Rig) -> u128 {
+        rig.writes(1)[0]
+    }
+
+    #[test]
+    fn who_is_not_wanted_any_more_goes_at_once_and_takes_nothing() {
+        let rig = Rig::new(rates(Some(10), Some(10 * BLOCK as u64), Duration::ZERO));
+        assert_eq!(next(&rig), 0);
+        let (reactor, throttle) = (rig.reactor.clone(), rig.throttles[0].clone());
+        let wanted = Rc::new(Cell::new(true));
+        let tasks: Rc<Cell<u32>> = Rc::default();
+        for _ in 0..50 {
+            let (throttle, wanted, tasks) = (throttle.clone(), wanted.clone(), tasks.clone());
+            reactor.spawn(async move {
+                let admitted = throttle.admit(Toll::Write(BLOCK as u64), &|| wanted.get()).await;
+                tasks.set(tasks.get() + 1 + 1000 * u32::from(admitted));
+            });
+        }
+        let (began, waits) = (reactor.now(), reactor.clone());
+        reactor.block_on(async move { waits.sleep(Duration::from_millis(50)).await });
+        assert_eq!(tasks.get(), 0);
+        wanted.set(false);
+        let (waits, all) = (reactor.clone(), tasks.clone());
+        reactor.block_on(async move {
+            while all.get() < 50 {
+                waits.sleep(Duration::from_millis(1)).await;
+            }
+        });
+        assert_eq!(tasks.get(), 50, "none was let in");
+        let since = reactor.now().since(began);
+        assert!(since <= LOOK_EVERY + Duration::from_millis(2), "{since:?}");
+        // As if they had never been there.
+        assert!(next(&rig) <= 100);
+    }
+
+    #[test]
+    fn more_bytes_of_a_write_are_no_request() {
+        let rig = Rig::new(rates(Some(1), Some(BLOCK as u64), Duration::ZERO));
+        let (reactor, throttle) = (rig.reactor.clone(), rig.throttles[0].clone());
+        reactor.block_on(async move {
+            for _ in 0..4 {
+                throttle.admit(Toll::MoreWritten(BLOCK as u64 / 4), &|| true).await;
+            }
+        });
+        // The two clocks are read one after the other.
+        let took = rig.reactor.now().as_ns();
+        assert!((749_000_000..=750_000_000).contains(&took), "{took} ns");
+        assert_eq!(rig.throttles[0].waited(), 0);
     }
 }

@@ -23,6 +23,7 @@ mod request;
 mod haggle;
 mod inbox;
 mod workers;
+mod lane;
 mod reply;
 mod connection;
 mod post;

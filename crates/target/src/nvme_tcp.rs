@@ -48,7 +48,7 @@ use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::nvme::fabrics::{DISCOVERY_NQN, padded};
 
 pub use crate::nvme_tcp::identify::NAMESPACES_MAX;
-pub use crate::nvme_tcp::port::{CONNECTIONS_MAX, SUBSYSTEMS_MAX, check_nqn};
+pub use crate::nvme_tcp::port::{SUBSYSTEMS_MAX, check_nqn};
 
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
 use crate::export::{Export, ExportError, ExportStatus, Part, check_count};

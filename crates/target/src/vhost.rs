@@ -17,6 +17,9 @@
 //! pages that were written a front end moves a guest that runs to another host.
 
 mod fault;
+mod graveyard;
+mod bell;
+mod sigbus;
 mod memory;
 mod dirty;
 mod place;
@@ -47,7 +50,7 @@ use crate::line::{Line, Lines};
 use crate::unix_socket;
 use crate::vhost::config::Facts;
 use crate::vhost::device::Device;
-use crate::vhost::memory::Graveyard;
+use crate::vhost::graveyard::Graveyard;
 use crate::vhost::socket::{BACKLOG, Ends, Left};
 
 /// Most queues of one export.

@@ -125,10 +125,17 @@ pub struct Member {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JournalFill {
     pub bytes: u64,
-    /// What would be read after a crash.
+    /// From the oldest batch to the newest.
     pub used_bytes: u64,
-    /// Acknowledged, and not in place yet.
+    /// Acknowledged, and not in place yet: this much is kept in memory, and would be put in place
+    /// after a crash.
     pub pending_bytes: u64,
+    /// Writes wait before it is more than this.
+    #[serde(default)]
+    pub pending_bytes_max: u64,
+    /// Of all members' journals: what the next start would read after a crash.
+    #[serde(default)]
+    pub crash_read_bytes: u64,
     /// `used_bytes` of `bytes`, 0 to 100.
     #[serde(default)]
     pub used_percent: u8,

@@ -584,7 +584,11 @@ fn settings_lines(array: &Array) -> Vec<String> {
 fn journal_line(journal: &JournalFill) -> String {
     let (used, pending) = (Size(journal.used_bytes), Size(journal.pending_bytes));
     let (bytes, percent) = (Size(journal.bytes), journal.used_percent);
-    format!("journal     {used} of {bytes} used ({percent} %), {pending} not in place yet")
+    let (most, read) = (Size(journal.pending_bytes_max), Size(journal.crash_read_bytes));
+    format!(
+        "journal     {used} of {bytes} used ({percent} %), {pending} not in place yet (in memory, \
+         {most} at most)\ncrash now   {read} of journals would be read, {pending} put in place"
+    )
 }
 
 /// `640M of journals read and 310M put in place in 2.3 s, at the last start`

@@ -463,8 +463,7 @@ impl Host {
                     continue;
                 }
             };
-            let sequence = |its: &ArraySuperblock| its.header.sequence.get();
-            newest = newest.into_iter().chain(found).max_by_key(|its| sequence(its));
+            newest = newest.into_iter().chain(found).max_by_key(|its| its.age());
         }
         let Some(superblock) = newest else { return Ok(()) };
         let claimed = self.look(|state| {

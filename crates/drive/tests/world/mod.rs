@@ -17,10 +17,13 @@ use ashlar_reactor::op::{Device, DeviceId, Done, Errno, Op, Ticket};
 pub enum Answer {
     After(Duration, Result<(), i32>),
     Never,
+    /// At once, less than was asked for.
+    Short,
 }
 
 struct Pending {
     ticket: Ticket,
+    device: Option<DeviceId>,
     bytes: u64,
     /// `None`: not until the test says so.
     at: Option<Instant>,
@@ -33,7 +36,9 @@ struct Inner {
     script: VecDeque<Answer>,
     pending: Vec<Pending>,
     let_go: usize,
-    begun: usize,
+    devices: u32,
+    /// When each operation began that came in time.
+    begun: Vec<Instant>,
 }
 
 /// The test's hold on the world.
@@ -80,7 +85,12 @@ impl World {
 
     /// Operations that came in time.
     pub fn begun(&self) -> usize {
-        self.0.borrow().begun
+        self.0.borrow().begun.len()
+    }
+
+    /// When those began that came after the first so many.
+    pub fn begun_after(&self, count: usize) -> Vec<Instant> {
+        self.0.borrow().begun[count..].to_vec()
     }
 
     /// Devices that the reactor has let go.
@@ -95,23 +105,28 @@ impl Backend for World {
     }
 
     fn register(&mut self, _: Device) -> DeviceId {
-        DeviceId(0)
+        let mut inner = self.0.borrow_mut();
+        inner.devices += 1;
+        DeviceId(inner.devices - 1)
     }
 
-    fn unregister(&mut self, _: DeviceId) {
+    fn unregister(&mut self, device: DeviceId) {
         let mut inner = self.0.borrow_mut();
-        assert!(inner.pending.is_empty(), "let go with operations in flight");
+        let is_its = |pending: &Pending| pending.device == Some(device);
+        assert!(!inner.pending.iter().any(is_its), "let go with operations in flight");
         inner.let_go += 1;
     }
 
     fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
         let mut inner = self.0.borrow_mut();
+        let device = op.device();
         if inner.now > until {
             let (at, result) = (Some(inner.now), Err(libc::ECANCELED));
-            inner.pending.push(Pending { ticket, bytes: 0, at, result });
+            inner.pending.push(Pending { ticket, device, bytes: 0, at, result });
             return;
         }
-        inner.begun += 1;
+        let now = inner.now;
+        inner.begun.push(now);
         let bytes = match op {
             Op::Read { into, .. } => into.len() as u64,
             Op::Write { from, .. } => from.len() as u64,
@@ -121,8 +136,10 @@ impl Backend for World {
         let (at, result) = match answer.unwrap_or(Answer::After(Duration::from_micros(1), Ok(()))) {
             Answer::After(wait, result) => (Some(inner.now.after(wait)), result),
             Answer::Never => (None, Ok(())),
+            Answer::Short => (Some(inner.now), Ok(())),
         };
-        inner.pending.push(Pending { ticket, bytes, at, result });
+        let bytes = if matches!(answer, Some(Answer::Short)) { bytes / 2 } else { bytes };
+        inner.pending.push(Pending { ticket, device, bytes, at, result });
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {

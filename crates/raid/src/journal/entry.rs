@@ -78,6 +78,14 @@ impl Entry {
         }
     }
 
+    /// The stripe, if it is of parity.
+    pub(super) fn parity_of(&self) -> Option<StripeIndex> {
+        match self {
+            Entry::Parity { stripe, .. } | Entry::ParitySums { stripe, .. } => Some(*stripe),
+            Entry::Data { .. } | Entry::Moved { .. } | Entry::Zeroes { .. } => None,
+        }
+    }
+
     pub(crate) fn payload_bytes(&self) -> u64 {
         self.payload().map_or(0, |bytes| bytes.len() as u64)
     }

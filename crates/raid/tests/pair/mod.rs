@@ -7,6 +7,7 @@
     reason = "each test uses a part of it"
 )]
 
+use std::cell::RefCell;
 use std::fs::File;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -67,6 +68,36 @@ pub fn run_on<F: Future<Output = ()> + 'static>(
     let reactor = Reactor::new(backend, Order::Fifo);
     let future = test(reactor.clone());
     reactor.block_on(future).expect("the test ends");
+}
+
+/// What runs beside the test.
+pub struct Begun<T>(Rc<RefCell<Option<T>>>);
+
+pub fn begin<T: 'static>(reactor: &Reactor, future: impl Future<Output = T> + 'static) -> Begun<T> {
+    let answer = Rc::new(RefCell::new(None));
+    let begun = Begun(answer.clone());
+    reactor.spawn(async move {
+        let done = future.await;
+        *answer.borrow_mut() = Some(done);
+    });
+    begun
+}
+
+impl<T> Begun<T> {
+    pub fn has_ended(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
+    /// Its answer, which comes within 20 seconds.
+    pub async fn ended(self, reactor: &Reactor) -> T {
+        for _ in 0..2000 {
+            if let Some(answer) = self.0.borrow_mut().take() {
+                return answer;
+            }
+            reactor.sleep(Duration::from_millis(10)).await;
+        }
+        panic!("it waits without end");
+    }
 }
 
 /// The array and what it should hold.
@@ -232,6 +263,25 @@ impl Pair {
         self.files.push((new.clone(), file));
         let uuid = [200 + member; 16];
         self.array.replace_member(MemberIndex(member), new, uuid).await.unwrap();
+    }
+
+    /// Of all members, which are here.
+    pub fn drives(&self) -> Vec<Rc<Drive>> {
+        self.array.status().members.into_iter().map(|member| member.drive.unwrap()).collect()
+    }
+
+    /// The daemon dies.
+    pub fn dies(&self) {
+        let here = self.array.status().members.into_iter().filter_map(|member| member.drive);
+        here.for_each(|drive| drive.pull());
+    }
+
+    /// The daemon dies, and the array is started with these.
+    pub async fn starts_with(&mut self, drives: &[&Rc<Drive>]) {
+        self.dies();
+        let drives = drives.iter().map(|drive| self.plug_in(drive)).collect();
+        let options = AssembleOptions::default();
+        self.array = Array::assemble(&self.reactor, drives, options).await.unwrap();
     }
 
     /// What is behind a drive.

@@ -149,8 +149,11 @@ fn what_is_asked_for_at_one_time_is_one_system_call() {
         rig.look_until(|rig| rig.done.len() == 200);
         let all = rig.backend.gauges.counters();
         assert_eq!(all.completions - before.completions, 200);
-        // A slow disk completes one by one, and each lets itself be heard by a call.
-        assert!(all.enters - before.enters <= 1 + 200 && all.turns > before.turns);
+        // A slow disk completes one by one, and each lets itself be heard by a call; one more where
+        // the kernel could not write at once, and hands it to its threads.
+        let calls = all.enters - before.enters;
+        assert!(calls <= 1 + 2 * 200, "{calls} calls");
+        assert!(all.turns > before.turns);
         // With nothing under way, a look costs no call.
         (0..100).for_each(|_| rig.backend.reap(&mut rig.done));
         assert_eq!(rig.backend.gauges.counters().enters, all.enters);

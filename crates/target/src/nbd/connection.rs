@@ -6,8 +6,9 @@
 //! ```
 //!
 //! Invariants:
-//! - what was taken up is answered before the connection ends, unless the client does not listen;
-//! - a client has no more under way than [`REQUESTS_MAX`] requests and [`BYTES_MAX`] bytes, answers
+//! - what was taken up is answered before the connection ends, unless the client does not listen.
+//!   What still waits for its turn when the client is gone without a goodbye is never done;
+//! - a client has no more under way than its two [`lane`](crate::nbd::lane)s have room for, answers
 //!   that it does not fetch included: so it can keep only itself from going on.
 
 use std::cell::Cell;
@@ -21,31 +22,31 @@ use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffers};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Errno;
-use ashlar_reactor::socket::Socket;
+use ashlar_reactor::socket::{CUT_OFF, Socket};
 use ashlar_reactor::wait_list::WaitList;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::disk::{Disk, Trouble};
+use crate::limits::{Toll, Wanted};
 use crate::nbd::haggle::{End, Facts, Haggle};
 use crate::nbd::inbox::Inbox;
+use crate::nbd::lane::{Lane, Traffic};
 use crate::nbd::reply::{Outbox, Reply, head};
-use crate::nbd::request::{Agreed, Asked, Breach, Command, REQUEST_BYTES_MAX, read_request};
+use crate::nbd::request::{Agreed, Asked, Breach, Command, read_request};
 use crate::nbd::wire::{
     FIXED_NEWSTYLE, Greeting, NO_ZEROES, OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader,
     REQUEST_HEADER_BYTES, Refusal, RequestHeader, SERVER_MAGIC,
 };
-use crate::nbd::workers::{REQUESTS_MAX, Task, Workers};
+use crate::nbd::workers::Task;
 use crate::request::{Operation, Permit, Request, Status};
 
-/// Data of one connection that is held for it, from when a request is taken up until its answer is
-/// sent.
-const BYTES_MAX: u64 = 32 << 20;
-const _: () = assert!(REQUEST_BYTES_MAX as u64 <= BYTES_MAX);
 /// Names are of 4096 bytes at most; with a few queries.
 const OPTION_BYTES_MAX: u32 = 16 << 10;
 const OPTIONS_MAX: usize = 64;
 /// Who has not agreed on anything by then has to go.
 const HAGGLE_WITHIN: Duration = Duration::from_secs(10);
+/// How often a client that is not listened to, since it has no room, is looked at for its end.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// So long a client that is to go may take to fetch its last answers.
 const FAREWELL_WITHIN: Duration = Duration::from_secs(5);
 
@@ -116,12 +117,11 @@ pub(super) struct Connection {
     state: Cell<State>,
     state_changed: WaitList,
     agreed: Cell<Agreed>,
-    workers: Workers,
+    /// The client was lost, or cut off: what it waits for is of no use to anybody.
+    is_lost: Cell<bool>,
+    lanes: [Traffic; Lane::COUNT],
     outbox: Outbox,
     to_send: WaitList,
-    /// Requests that were taken up and whose answers were not sent.
-    under_way: Cell<usize>,
-    held_bytes: Cell<u64>,
     /// The sender is at work.
     sends: Cell<bool>,
     /// Something has been sent, or will not be.
@@ -136,17 +136,16 @@ impl Connection {
             state: Cell::new(State::Haggling),
             state_changed: WaitList::default(),
             agreed: Cell::default(),
-            workers: Workers::default(),
+            is_lost: Cell::new(false),
+            lanes: Default::default(),
             outbox: Outbox::default(),
             to_send: WaitList::default(),
-            under_way: Cell::new(0),
-            held_bytes: Cell::new(0),
             sends: Cell::new(false),
             sent: WaitList::default(),
         })
     }
 
-    /// It was let in, and is not gone.
+    /// It has agreed on something, or leaves.
     pub(super) fn is_serving(&self) -> bool {
         self.state.get() != State::Haggling
     }
@@ -181,6 +180,8 @@ impl Connection {
                 let end = self.while_staying(Instant::MAX, self.take_requests(&mut inbox)).await;
                 if let Some(Err(cut)) = end {
                     self.note(&cut);
+                    self.is_lost.set(true);
+                    self.lanes.iter().for_each(|lane| lane.workers.wake_all(self.reactor()));
                 }
             }
             // It was asked to leave meanwhile.
@@ -225,11 +226,13 @@ impl Connection {
         self.leave();
         let reactor = self.reactor();
         let until = reactor.now().after(FAREWELL_WITHIN);
-        self.sent.until_or(reactor, until, || self.under_way.get() == 0).await;
+        self.sent.until_or(reactor, until, || self.is_idle()).await;
         // Whoever has not fetched its answers by now will not get them.
         self.socket.shutdown();
-        self.sent.until(reactor, || self.under_way.get() == 0).await;
-        self.workers.dismiss(reactor).await;
+        self.sent.until(reactor, || self.is_idle()).await;
+        for lane in &self.lanes {
+            lane.workers.dismiss(reactor).await;
+        }
         self.to_send.wake_all(reactor);
         self.sent.until(reactor, || !self.sends.get()).await;
     }
@@ -291,19 +294,44 @@ impl Connection {
             let header = RequestHeader::read_from_bytes(&header).expect("as many bytes");
             let volume_bytes = self.disk.volume().bytes();
             let Some(asked) = read_request(&header, agreed, volume_bytes)? else { return Ok(()) };
-            let bytes = held_bytes(&asked);
-            self.sent.until(reactor, || self.has_room(bytes)).await;
+            let (lane, bytes) = (Lane::of(&asked), held_bytes(&asked));
+            self.room(lane, bytes).await?;
             let data = self.memory(asked.payload);
             inbox.fill(&self.socket, &data).await?;
-            self.under_way.set(self.under_way.get() + 1);
-            self.held_bytes.set(self.held_bytes.get() + bytes);
-            let begin = |worker| reactor.spawn(self.clone().work(worker));
-            self.workers.give(reactor, Task { asked, data }, begin);
+            let traffic = self.traffic(lane);
+            traffic.take(bytes);
+            let begin = |worker| reactor.spawn(self.clone().work(lane, worker));
+            traffic.workers.give(reactor, Task { asked, data }, begin);
         }
     }
 
-    fn has_room(&self, bytes: u64) -> bool {
-        self.under_way.get() < REQUESTS_MAX && self.held_bytes.get() + bytes <= BYTES_MAX
+    fn traffic(&self, lane: Lane) -> &Traffic {
+        &self.lanes[lane as usize]
+    }
+
+    /// No answer is owed.
+    fn is_idle(&self) -> bool {
+        self.lanes.iter().all(Traffic::is_empty)
+    }
+
+    /// Waits until there is room in a lane; or the client is gone, which nobody else would notice:
+    /// what it has sent is not read meanwhile.
+    async fn room(&self, lane: Lane, bytes: u64) -> Result<(), Cut> {
+        let has_room = || self.traffic(lane).has_room(bytes);
+        while !has_room() {
+            let look = self.reactor().now().after(LOOK_EVERY);
+            self.sent.until_or(self.reactor(), look, has_room).await;
+            if !has_room() && self.socket.has_hung_up() {
+                return Err(Cut::Socket(CUT_OFF));
+            }
+        }
+        Ok(())
+    }
+
+    /// A place is free again, and what was held there.
+    fn give_back(&self, lane: Lane, held: (usize, u64)) {
+        self.traffic(lane).give_back(held);
+        self.sent.wake_all(self.reactor());
     }
 
     /// Engine memory, in pieces as large as there are.
@@ -317,24 +345,32 @@ impl Connection {
         memory
     }
 
-    async fn work(self: Rc<Self>, worker: usize) {
-        while let Some(Task { asked, data }) = self.workers.next(self.reactor(), worker).await {
-            let (outcome, data) = self.serve(worker, &asked, data).await;
+    async fn work(self: Rc<Self>, lane: Lane, worker: usize) {
+        let workers = &self.traffic(lane).workers;
+        while let Some(Task { asked, data }) = workers.next(self.reactor(), worker).await {
+            let held_bytes = held_bytes(&asked);
+            let served = self.serve(worker, &asked, data).await;
+            let Some((outcome, data)) = served else {
+                self.give_back(lane, (1, held_bytes));
+                continue;
+            };
             let head = head(self.agreed.get(), &asked, outcome);
-            self.outbox.push(Reply { head, data, held_bytes: held_bytes(&asked) });
+            self.outbox.push(Reply { head, data, lane, held_bytes });
             self.to_send.wake_all(self.reactor());
         }
-        self.workers.leave(self.reactor());
+        workers.leave(self.reactor());
     }
 
-    /// Carries a request out: what became of it, and the data that the client gets.
+    /// Carries a request out: what became of it, and the data that the client gets. `None`: the
+    /// client is gone, and nothing was done.
     async fn serve(
         &self,
         worker: usize,
         asked: &Asked,
         data: Buffers,
-    ) -> (Result<(), Refusal>, Buffers) {
+    ) -> Option<(Result<(), Refusal>, Buffers)> {
         let none = Buffers::default();
+        let wanted = || !self.is_lost.get();
         let (operation, read) = match asked.command {
             Command::Read { offset, len } => {
                 let into = self.memory(len);
@@ -343,28 +379,37 @@ impl Connection {
             Command::Write { offset, .. } => (Operation::Write { offset, from: data }, none),
             Command::Flush => (Operation::Flush, none),
             Command::Trim { offset, len } => (Operation::Discard { offset, len: len.into() }, none),
-            Command::WriteZeroes { offset, len } => {
+            Command::WriteZeroes { offset, len, fast } => {
+                if fast && !self.disk.zeroes_fast(offset, len.into()).await {
+                    return Some((Err(Refusal::Unsupported), none));
+                }
                 (Operation::WriteZeroes { offset, len: len.into() }, none)
             }
-            Command::Cache | Command::BlockStatus { .. } => return (Ok(()), none),
+            Command::Cache | Command::BlockStatus { .. } => return Some((Ok(()), none)),
             Command::Refuse(_) => (Operation::Refuse(Status::Failed), none),
         };
-        let mut status = self.perform(worker, operation).await;
+        let mut status = self.perform(worker, operation, &wanted).await?;
         if asked.fua && changes(asked.command) && status == Status::Done {
-            status = self.perform(worker, Operation::Flush).await;
+            status = self.perform(worker, Operation::Flush, &wanted).await?;
         }
-        match (status, asked.command) {
+        Some(match (status, asked.command) {
             (Status::Done, _) => (Ok(()), read),
             (Status::Failed | Status::Unsupported, Command::Refuse(why)) => {
                 (Err(why), Buffers::default())
             }
             (Status::Failed | Status::Unsupported, _) => (Err(Refusal::Io), Buffers::default()),
-        }
+        })
     }
 
-    async fn perform(&self, worker: usize, operation: Operation) -> Status {
+    async fn perform(
+        &self,
+        worker: usize,
+        operation: Operation,
+        wanted: Wanted<'_>,
+    ) -> Option<Status> {
+        let turn = self.disk.turn_while(wanted, Toll::of(&operation)).await?;
         let permit = Permit::new(u16::try_from(worker).expect("below REQUESTS_MAX"));
-        self.disk.serve(Request { operation, permit }).await.status
+        Some(self.disk.serve_in(turn, Request { operation, permit }).await.status)
     }
 
     /// Sends replies, all that are there at a time. After an error they are let go unsent.
@@ -372,7 +417,7 @@ impl Connection {
         let reactor = self.reactor();
         let mut listens = true;
         loop {
-            let over = || self.state.get() == State::Leaving && self.under_way.get() == 0;
+            let over = || self.state.get() == State::Leaving && self.is_idle();
             self.to_send.until(reactor, || !self.outbox.is_empty() || over()).await;
             if self.outbox.is_empty() {
                 break;
@@ -383,8 +428,9 @@ impl Connection {
                 self.socket.shutdown();
             }
             self.disk.told();
-            self.under_way.set(self.under_way.get() - batch.replies);
-            self.held_bytes.set(self.held_bytes.get() - batch.held_bytes);
+            for (traffic, held) in self.lanes.iter().zip(batch.held) {
+                traffic.give_back(held);
+            }
             self.sent.wake_all(reactor);
         }
         self.sends.set(false);

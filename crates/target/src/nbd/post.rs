@@ -12,8 +12,11 @@ use crate::disk::{Disk, Trouble};
 use crate::export::PartStatus;
 use crate::nbd::connection::Connection;
 
-/// Most connections of an export on one reactor; the next is closed at once.
-pub(super) const CONNECTIONS_MAX: usize = 16;
+/// Most connections of an export on one reactor, which bounds what they hold (64 MiB each, see
+/// `lane`), and those of them that have not agreed on anything yet: where there is no room, the
+/// oldest of the latter makes some.
+const CONNECTIONS_MAX: usize = 24;
+const HAGGLING_MAX: usize = 16;
 
 pub(super) struct Post {
     disk: Rc<Disk>,
@@ -46,10 +49,7 @@ impl Post {
         if self.closing.get() {
             return;
         }
-        if self.connections() >= CONNECTIONS_MAX {
-            let text = format!("a client was turned away: {CONNECTIONS_MAX} connections are there");
-            tracing::warn!(export = self.disk.name(), "{text}");
-            self.disk.note(Trouble::Initiator(text));
+        if !self.make_room() {
             return;
         }
         let socket = match Socket::new(self.reactor(), stream) {
@@ -69,6 +69,26 @@ impl Post {
             drop(connections);
             post.ended.wake_all(post.reactor());
         });
+    }
+
+    /// Who says nothing keeps nobody out who does. False: all are being served.
+    fn make_room(&self) -> bool {
+        let connections = self.connections.borrow();
+        let mut haggling = connections.iter().filter(|its| !its.is_serving());
+        // In the order in which they came.
+        let (oldest, others) = (haggling.next(), haggling.count());
+        let is_full = connections.len() >= CONNECTIONS_MAX;
+        if !is_full && others + 1 < HAGGLING_MAX {
+            return true;
+        }
+        if let Some(oldest) = oldest {
+            oldest.leave();
+            return true;
+        }
+        let text = format!("a client was turned away: {CONNECTIONS_MAX} connections are there");
+        tracing::warn!(export = self.disk.name(), "{text}");
+        self.disk.note(Trouble::Initiator(text));
+        false
     }
 
     /// The volume may have grown.

@@ -8,18 +8,15 @@ use ashlar_reactor::executor::Reactor;
 use zerocopy::IntoBytes;
 
 use crate::nbd::haggle::ALLOCATION_ID;
+use crate::nbd::lane::Lane;
 use crate::nbd::request::{Agreed, Asked, Command};
 use crate::nbd::wire::{
     Chunk, ChunkError, ChunkStatus, Refusal, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
     SimpleReply, chunk,
 };
-use crate::nbd::workers::REQUESTS_MAX;
 
 /// Most bytes of a reply besides its data.
 const HEAD_BYTES_MAX: usize = 32;
-/// All heads of what is under way fit into one small buffer.
-const HEADS_BYTES: usize = REQUESTS_MAX * HEAD_BYTES_MAX;
-const _: () = assert!(HEADS_BYTES <= 4096);
 
 /// What precedes the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,7 +96,8 @@ fn structured(cookie: u64, kind: u16, rest: &[u8], data_len: u32) -> Head {
 pub(super) struct Reply {
     pub(super) head: Head,
     pub(super) data: Buffers,
-    /// Of the connection's share of memory, held until it is sent.
+    /// The place that it has until it is sent, and bytes of memory.
+    pub(super) lane: Lane,
     pub(super) held_bytes: u64,
 }
 
@@ -107,8 +105,8 @@ pub(super) struct Reply {
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) bytes: Buffers,
-    pub(super) replies: usize,
-    pub(super) held_bytes: u64,
+    /// Of each lane, replies and the memory that they hold.
+    pub(super) held: [(usize, u64); Lane::COUNT],
 }
 
 /// Replies that nobody has sent yet.
@@ -127,10 +125,11 @@ impl Outbox {
     /// All that are there: no more than requests can be under way.
     pub(super) fn take(&self, reactor: &Reactor) -> Batch {
         let mut batch = Batch::default();
-        let heads = reactor.buffer(HEADS_BYTES);
+        let replies = self.0.borrow().len();
+        let heads = reactor.buffer(replies * HEAD_BYTES_MAX);
         // Heads without data between them are one piece.
         let (mut start, mut end) = (0, 0);
-        for Reply { head, data, held_bytes } in self.0.borrow_mut().drain(..) {
+        for Reply { head, data, lane, held_bytes } in self.0.borrow_mut().drain(..) {
             heads.slice(end..end + head.len).copy_from_slice(head.bytes());
             end += head.len;
             if !data.is_empty() {
@@ -138,8 +137,9 @@ impl Outbox {
                 batch.bytes.append(&data);
                 start = end;
             }
-            batch.replies += 1;
-            batch.held_bytes += held_bytes;
+            let (replies, held) = &mut batch.held[lane as usize];
+            *replies += 1;
+            *held += held_bytes;
         }
         batch.bytes.push(heads.slice(start..end));
         batch
@@ -223,10 +223,11 @@ mod tests {
             }
             expected.extend(small.bytes());
             expected.extend(vec![u8::try_from(index).unwrap(); len]);
-            outbox.push(Reply { head: small, data, held_bytes: len as u64 });
+            let lane = if index < 3 { Lane::Reads } else { Lane::Writes };
+            outbox.push(Reply { head: small, data, lane, held_bytes: len as u64 });
         }
         let batch = outbox.take(&reactor);
-        assert_eq!((batch.replies, batch.held_bytes, outbox.is_empty()), (8, 5120, true));
+        assert_eq!((batch.held, outbox.is_empty()), ([(3, 4096), (5, 1024)], true));
         assert_eq!(batch.bytes.pieces().len(), 7);
         let mut bytes = vec![0; batch.bytes.len()];
         batch.bytes.copy_to_slice(&mut bytes);

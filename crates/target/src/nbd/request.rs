@@ -36,6 +36,8 @@ pub(super) enum Command {
     WriteZeroes {
         offset: u64,
         len: u32,
+        /// Only if that is faster than to write them.
+        fast: bool,
     },
     /// Nothing to do: there is no cache to fill.
     Cache,
@@ -109,9 +111,10 @@ fn check(header: &RequestHeader, agreed: Agreed, volume_bytes: u64) -> Result<Co
         command::FLUSH => Command::Flush,
         command::TRIM => Command::Trim { offset, len },
         command::CACHE => Command::Cache,
-        // A thick volume has its space whatever is zeroed, and never writes more than the client
-        // would have had to send: so both flags are granted.
-        command::WRITE_ZEROES => Command::WriteZeroes { offset, len },
+        // A thick volume has its space whatever is zeroed: there are no holes to forbid.
+        command::WRITE_ZEROES => {
+            Command::WriteZeroes { offset, len, fast: header.flags.get() & flag::FAST_ZERO != 0 }
+        }
         _ => Command::BlockStatus { len },
     })
 }
@@ -208,9 +211,11 @@ mod tests {
         assert_eq!(asked(command::READ, flag::DONT_FRAGMENT, 0, 512), bare(command::READ, 0));
         assert_eq!(asked(command::READ, flag::FAST_ZERO, 0, 512), refused);
         assert_eq!(asked(command::WRITE, flag::NO_HOLE, 0, 512), refused);
-        let zeroes = Command::WriteZeroes { offset: 0, len: 512 };
-        let flags = flag::FUA | flag::NO_HOLE | flag::FAST_ZERO;
-        assert_eq!(asked(command::WRITE_ZEROES, flags, 0, 512), zeroes);
+        for (flags, fast) in [(0, false), (flag::FAST_ZERO, true)] {
+            let zeroes = Command::WriteZeroes { offset: 0, len: 512, fast };
+            let flags = flags | flag::FUA | flag::NO_HOLE;
+            assert_eq!(asked(command::WRITE_ZEROES, flags, 0, 512), zeroes);
+        }
         for kind in 8..=u16::MAX {
             assert_eq!(asked(kind, 0, 0, 512), refused);
         }

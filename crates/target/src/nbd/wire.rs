@@ -95,6 +95,8 @@ pub(super) enum Refusal {
     Io = 5,
     Invalid = 22,
     NoSpace = 28,
+    /// Zeroing that shall only be done if it is fast, and is not.
+    Unsupported = 95,
 }
 
 #[repr(C)]

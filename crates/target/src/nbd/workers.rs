@@ -1,5 +1,5 @@
-//! Who serves the requests of one connection: tasks that each take a request, serve it to the end,
-//! and take the next. There are as many as requests were ever under way at the same time.
+//! Who serves the requests of one lane of a connection: tasks that each take a request, serve it to
+//! the end, and take the next. There are as many as requests were ever under way at the same time.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use ashlar_reactor::wait_list::WaitList;
 
 use crate::nbd::request::Asked;
 
-/// Most requests under way of one connection; more wait in the socket.
+/// Most requests under way of one lane of a connection; more wait in the socket.
 pub(super) const REQUESTS_MAX: usize = 128;
 /// One bit per worker in `Workers::parked`.
 const _: () = assert!(REQUESTS_MAX <= u128::BITS as usize);
@@ -26,7 +26,7 @@ pub(super) struct Task {
 #[derive(Default)]
 pub(super) struct Workers {
     waiting: RefCell<VecDeque<Task>>,
-    /// By worker, once it has begun.
+    /// By worker, once it has looked for a request.
     tasks: RefCell<Vec<Option<TaskId>>>,
     /// Bit by bit, the workers that wait for a request.
     parked: Cell<u128>,
@@ -62,19 +62,26 @@ impl Workers {
         std::future::poll_fn(|_| {
             // Set again below if there is nothing: a wake-up may be for something else.
             self.parked.set(self.parked.get() & !bit);
+            if let Some(known) = self.tasks.borrow_mut().get_mut(worker) {
+                *known = Some(reactor.current_task());
+            }
             if let Some(task) = self.waiting.borrow_mut().pop_front() {
                 return Poll::Ready(Some(task));
             }
             if self.dismissed.get() {
                 return Poll::Ready(None);
             }
-            if let Some(known) = self.tasks.borrow_mut().get_mut(worker) {
-                *known = Some(reactor.current_task());
-            }
             self.parked.set(self.parked.get() | bit);
             Poll::Pending
         })
         .await
+    }
+
+    /// Lets all look whether what they wait for is still wanted.
+    pub(super) fn wake_all(&self, reactor: &Reactor) {
+        for task in self.tasks.borrow().iter().flatten() {
+            reactor.wake(*task);
+        }
     }
 
     pub(super) fn leave(&self, reactor: &Reactor) {
@@ -85,9 +92,7 @@ impl Workers {
     /// Lets all go, and waits until they have gone.
     pub(super) async fn dismiss(&self, reactor: &Reactor) {
         self.dismissed.set(true);
-        for task in self.tasks.borrow().iter().flatten() {
-            reactor.wake(*task);
-        }
+        self.wake_all(reactor);
         self.ended.until(reactor, || self.left.get() == self.tasks.borrow().len()).await;
     }
 }

@@ -45,16 +45,19 @@ use crate::nvme_tcp::admin::Admin;
 use crate::nvme_tcp::branch::Branch;
 use crate::nvme_tcp::controller::Controller;
 use crate::nvme_tcp::identify::{QUEUE_ENTRIES_MAX, TRANSFER_BYTES_MAX};
-use crate::nvme_tcp::inbox::{CapsuleData, DataOf, Found, look};
+use crate::nvme_tcp::inbox::{CAPSULE_DATA_BYTES_MAX, CapsuleData, DataOf, Found, look};
 use crate::nvme_tcp::namespace::Namespace;
 use crate::nvme_tcp::outbox::Outbox;
 use crate::nvme_tcp::port::Seat;
-use crate::nvme_tcp::received::Received;
+use crate::nvme_tcp::received::{self, Received};
 use crate::nvme_tcp::transfers::{Closed, Transfers};
 use crate::nvme_tcp::{admin, io};
 
 /// Data of commands that is held for one connection, beside what comes in capsules.
 const DATA_BYTES_MAX: usize = 4 << 20;
+/// All that may be held for one connection: data, that of capsules, what was not taken up.
+pub(crate) const HELD_BYTES_MAX: u64 =
+    (DATA_BYTES_MAX + QUEUE_ENTRIES_MAX as usize * CAPSULE_DATA_BYTES_MAX + received::BYTES) as u64;
 /// Compare has what is given and what is there at a time.
 const _: () = assert!(2 * TRANSFER_BYTES_MAX as usize <= DATA_BYTES_MAX);
 /// One bit per worker in `Connection::parked`.
@@ -296,6 +299,12 @@ impl Connection {
     /// Whether commands of its queue are taken up.
     pub(crate) fn is_open(&self) -> bool {
         self.controller.is_open(self.queue)
+    }
+
+    /// Whether anybody is there for whom something could be done. Its workers are woken when that
+    /// ends.
+    pub(crate) fn is_served(&self) -> bool {
+        self.is_open() && !self.is_closing()
     }
 
     pub(crate) fn namespace(&self, id: u32) -> Option<Rc<Namespace>> {

@@ -11,6 +11,8 @@ use ashlar_reactor::nvme::command::{
     Sgl, Status,
 };
 
+use crate::disk::Turn;
+use crate::limits::{Toll, Wanted};
 use crate::nvme_tcp::connection::{Capsule, Claim, Connection, Reply};
 use crate::nvme_tcp::identify::{BLOCK_BYTES, TRANSFER_BYTES_MAX};
 use crate::nvme_tcp::namespace::{Namespace, Passage};
@@ -55,47 +57,170 @@ async fn perform(
     if opcode == Nvm::Flush && command.namespace() == ALL_NAMESPACES {
         return flush_all(connection).await;
     }
-    let namespace = find(connection, command)?;
+    let of = Of { connection, command, namespace: &find(connection, command)? };
+    let wanted = || connection.is_served();
     match opcode {
         Nvm::Read => {
-            let place = transfer(&namespace, command)?;
-            let memory = memory(connection, place.len).await?;
-            // The namespace may have gone while there was no room.
-            let namespace = find(connection, command)?;
-            read(namespace, place, memory).await
+            let place = transfer(of.namespace, command)?;
+            let mut turn = of.turn(Toll::Read(place.len), &wanted).await?;
+            let memory = of.memory(&mut turn, place.len).await?;
+            of.read(turn, place, memory).await
         }
         Nvm::Write => {
-            let place = transfer(&namespace, command)?;
-            let given = given(connection, command, capsule, (place.len, 0)).await?;
-            // The namespace may have gone while its data was on the way.
-            let namespace = find(connection, command)?;
-            write(command, namespace, place, given).await
+            let place = transfer(of.namespace, command)?;
+            let mut turn = of.turn(Toll::Write(place.len), &wanted).await?;
+            let given = of.given(&mut turn, capsule, (place.len, 0)).await?;
+            of.write(turn, place, given).await
         }
         Nvm::Compare => {
-            let place = transfer(&namespace, command)?;
+            let place = transfer(of.namespace, command)?;
+            let mut turn = of.turn(Toll::Read(place.len), &wanted).await?;
             // Room for both at a time: who had the one and waited for the other could wait for
             // its like for good.
-            let given = given(connection, command, capsule, (place.len, place.len)).await?;
-            let namespace = find(connection, command)?;
-            compare(&namespace, place, &given).await
+            let given = of.given(&mut turn, capsule, (place.len, place.len)).await?;
+            of.compare(turn, place, &given).await
         }
         Nvm::Flush => {
-            let _passage = namespace.enter();
-            do_on(&namespace, Operation::Flush, Status::WRITE_FAULT).await
+            let _passage = of.namespace.enter();
+            do_on(of.namespace, Operation::Flush, Status::WRITE_FAULT).await
         }
         Nvm::WriteZeroes => {
-            let Place { offset, len } = place(&namespace, command.quad(10), command.blocks())?;
-            let passage = namespace.enter();
-            let zeroes = Operation::WriteZeroes { offset, len };
-            do_on(&namespace, zeroes, Status::WRITE_FAULT).await?;
-            settle(command, &namespace, &passage).await
+            let place = place(of.namespace, command.quad(10), command.blocks())?;
+            of.write_zeroes(place, &wanted).await
         }
         Nvm::DatasetManagement => {
             let (used, sent) = ranges_bytes(command)?;
             let given = given(connection, command, capsule, (sent, 0)).await?;
-            let namespace = find(connection, command)?;
-            deallocate(command, &namespace, &given.data.slice(0..used)).await
+            of.check()?;
+            of.deallocate(&given.data.slice(0..used), &wanted).await
         }
+    }
+}
+
+/// A command, and what it is of.
+struct Of<'a> {
+    connection: &'a Rc<Connection>,
+    command: &'a Command,
+    namespace: &'a Rc<Namespace>,
+}
+
+impl<'a> Of<'a> {
+    /// Whether the namespace is there still.
+    fn check(&self) -> Result<(), Status> {
+        let is_same = Rc::ptr_eq(&find(self.connection, self.command)?, self.namespace);
+        if is_same { Ok(()) } else { Err(Status::INVALID_NAMESPACE.for_good()) }
+    }
+
+    /// Waits for its turn. Commands that move blocks do so before they hold anything that others of
+    /// the connection could go on with: writes that have to wait stop no reads. Only Deallocate
+    /// holds its ranges meanwhile, 4 KiB at most, since they say what it waits for. A namespace
+    /// that is to go has everyone go on, and waits for that.
+    async fn turn(&self, toll: Toll, wanted: Wanted<'a>) -> Result<Turn<'a>, Status> {
+        let passage = self.namespace.enter();
+        let turn = self.namespace.disk.turn_while(wanted, toll).await.ok_or(Status::ABORTED)?;
+        drop(passage);
+        self.check()?;
+        Ok(turn)
+    }
+
+    /// The data of one whose turn has come. For the host nobody here can be blamed.
+    async fn given(
+        &self,
+        turn: &mut Turn<'_>,
+        capsule: Capsule,
+        lens: (u64, u64),
+    ) -> Result<Given, Status> {
+        let reactor = self.connection.reactor();
+        let asked = reactor.turn_time();
+        let given = given(self.connection, self.command, capsule, lens).await?;
+        turn.was_idle(reactor.turn_time().since(asked));
+        // The namespace may have gone while its data was on the way.
+        self.check()?;
+        Ok(given)
+    }
+
+    /// Memory for the data that one whose turn has come reads. It is the host that keeps it, by the
+    /// answers that it does not fetch.
+    async fn memory(&self, turn: &mut Turn<'_>, len: u64) -> Result<(Buffers, Claim), Status> {
+        let (reactor, len) = (self.connection.reactor(), to_usize(len));
+        let asked = reactor.turn_time();
+        let claim = self.connection.claim(len).await.ok_or(Status::ABORTED)?;
+        turn.was_idle(reactor.turn_time().since(asked));
+        // The namespace may have gone while there was no room.
+        self.check()?;
+        Ok((reactor.buffer(len).into(), claim))
+    }
+
+    async fn read(
+        &self,
+        turn: Turn<'_>,
+        Place { offset, .. }: Place,
+        (into, claim): (Buffers, Claim),
+    ) -> Result<Reply, Status> {
+        let _passage = self.namespace.enter();
+        let read = Operation::Read { offset, into: into.clone() };
+        do_in(turn, self.namespace, read, Status::UNRECOVERED_READ).await?;
+        Ok(Reply { status: Status::SUCCESS, result: 0, data: Some((into, claim)) })
+    }
+
+    async fn write(&self, turn: Turn<'_>, place: Place, given: Given) -> Result<Reply, Status> {
+        let passage = self.namespace.enter();
+        let write = Operation::Write { offset: place.offset, from: given.data.clone() };
+        do_in(turn, self.namespace, write, Status::WRITE_FAULT).await?;
+        self.settle(&passage).await
+    }
+
+    async fn write_zeroes(&self, place: Place, wanted: Wanted<'a>) -> Result<Reply, Status> {
+        let Place { offset, len } = place;
+        let turn = self.turn(Toll::Write(0), wanted).await?;
+        let passage = self.namespace.enter();
+        let zeroes = Operation::WriteZeroes { offset, len };
+        do_in(turn, self.namespace, zeroes, Status::WRITE_FAULT).await?;
+        self.settle(&passage).await
+    }
+
+    /// Makes durable what was written, if the host wants that before the answer.
+    async fn settle(&self, _passage: &Passage) -> Result<Reply, Status> {
+        if self.command.dwords[12] & FORCE_UNIT_ACCESS == 0 {
+            return Ok(Status::SUCCESS.into());
+        }
+        do_on(self.namespace, Operation::Flush, Status::WRITE_FAULT).await
+    }
+
+    async fn compare(
+        &self,
+        turn: Turn<'_>,
+        Place { offset, .. }: Place,
+        given: &Given,
+    ) -> Result<Reply, Status> {
+        let _passage = self.namespace.enter();
+        let there = Buffers::from(self.connection.reactor().buffer(given.data.len()));
+        let read = Operation::Read { offset, into: there.clone() };
+        do_in(turn, self.namespace, read, Status::UNRECOVERED_READ).await?;
+        let equal = there.pieces().len() == given.data.pieces().len()
+            && there.pieces().iter().zip(given.data.pieces()).all(|(a, b)| a.bytes() == b.bytes());
+        if equal { Ok(Status::SUCCESS.into()) } else { Err(Status::COMPARE_FAILED) }
+    }
+
+    /// Section 3.2.3: hints. Deallocating is the only one that is taken.
+    async fn deallocate(&self, ranges: &Buffers, wanted: Wanted<'a>) -> Result<Reply, Status> {
+        if self.command.dwords[11] & DATASET_DEALLOCATE == 0 {
+            return Ok(Status::SUCCESS.into());
+        }
+        for at in (0..ranges.len()).step_by(DATASET_RANGE_BYTES) {
+            let mut range = [0; DATASET_RANGE_BYTES];
+            ranges.slice(at..at + DATASET_RANGE_BYTES).copy_to_slice(&mut range);
+            let (block, blocks) = range_of(&range);
+            if blocks == 0 {
+                continue;
+            }
+            let Place { offset, len } = place(self.namespace, block, blocks)?;
+            let turn = self.turn(Toll::Write(0), wanted).await?;
+            let _passage = self.namespace.enter();
+            let discard = Operation::Discard { offset, len };
+            do_in(turn, self.namespace, discard, Status::WRITE_FAULT).await?;
+        }
+        Ok(Status::SUCCESS.into())
     }
 }
 
@@ -167,74 +292,29 @@ async fn given(
     }
 }
 
-/// Does one request on the volume; `failed`: what its failure is called.
+/// Does one request on the volume that waits for no turn; `failed`: what its failure is called.
 async fn do_on(
     namespace: &Namespace,
     operation: Operation,
     failed: Status,
 ) -> Result<Reply, Status> {
+    let turn = namespace.disk.turn(Toll::of(&operation)).await;
+    do_in(turn, namespace, operation, failed).await
+}
+
+/// The same, of one whose turn has come.
+async fn do_in(
+    turn: Turn<'_>,
+    namespace: &Namespace,
+    operation: Operation,
+    failed: Status,
+) -> Result<Reply, Status> {
     let request = Request { operation, permit: Permit::new(0) };
-    match namespace.disk.serve(request).await.status {
+    match namespace.disk.serve_in(turn, request).await.status {
         request::Status::Done => Ok(Status::SUCCESS.into()),
         request::Status::Failed => Err(failed),
         request::Status::Unsupported => Err(Status::INVALID_OPCODE.for_good()),
     }
-}
-
-async fn read(
-    namespace: Rc<Namespace>,
-    Place { offset, .. }: Place,
-    (into, claim): (Buffers, Claim),
-) -> Result<Reply, Status> {
-    let _passage = namespace.enter();
-    let read = Operation::Read { offset, into: into.clone() };
-    do_on(&namespace, read, Status::UNRECOVERED_READ).await?;
-    Ok(Reply { status: Status::SUCCESS, result: 0, data: Some((into, claim)) })
-}
-
-/// Memory for data of a command.
-async fn memory(connection: &Rc<Connection>, len: u64) -> Result<(Buffers, Claim), Status> {
-    let len = to_usize(len);
-    let claim = connection.claim(len).await.ok_or(Status::ABORTED)?;
-    Ok((connection.reactor().buffer(len).into(), claim))
-}
-
-async fn write(
-    command: &Command,
-    namespace: Rc<Namespace>,
-    place: Place,
-    given: Given,
-) -> Result<Reply, Status> {
-    let passage = namespace.enter();
-    let write = Operation::Write { offset: place.offset, from: given.data.clone() };
-    do_on(&namespace, write, Status::WRITE_FAULT).await?;
-    settle(command, &namespace, &passage).await
-}
-
-/// Makes durable what was written, if the host wants that before the answer.
-async fn settle(
-    command: &Command,
-    namespace: &Namespace,
-    _passage: &Passage,
-) -> Result<Reply, Status> {
-    if command.dwords[12] & FORCE_UNIT_ACCESS == 0 {
-        return Ok(Status::SUCCESS.into());
-    }
-    do_on(namespace, Operation::Flush, Status::WRITE_FAULT).await
-}
-
-async fn compare(
-    namespace: &Rc<Namespace>,
-    Place { offset, .. }: Place,
-    given: &Given,
-) -> Result<Reply, Status> {
-    let _passage = namespace.enter();
-    let there = Buffers::from(namespace.disk.reactor().buffer(given.data.len()));
-    let read = Operation::Read { offset, into: there.clone() };
-    do_on(namespace, read, Status::UNRECOVERED_READ).await?;
-    let equal = there.pieces().len() == given.data.pieces().len()
-        && there.pieces().iter().zip(given.data.pieces()).all(|(a, b)| a.bytes() == b.bytes());
-    if equal { Ok(Status::SUCCESS.into()) } else { Err(Status::COMPARE_FAILED) }
 }
 
 async fn flush_all(connection: &Rc<Connection>) -> Result<Reply, Status> {
@@ -246,30 +326,6 @@ async fn flush_all(connection: &Rc<Connection>) -> Result<Reply, Status> {
         let Some(namespace) = connection.namespace(id) else { continue };
         let _passage = namespace.enter();
         do_on(&namespace, Operation::Flush, Status::WRITE_FAULT).await?;
-    }
-    Ok(Status::SUCCESS.into())
-}
-
-/// Section 3.2.3: hints. Deallocating is the only one that is taken.
-async fn deallocate(
-    command: &Command,
-    namespace: &Rc<Namespace>,
-    ranges: &Buffers,
-) -> Result<Reply, Status> {
-    if command.dwords[11] & DATASET_DEALLOCATE == 0 {
-        return Ok(Status::SUCCESS.into());
-    }
-    let _passage = namespace.enter();
-    for at in (0..ranges.len()).step_by(DATASET_RANGE_BYTES) {
-        let mut range = [0; DATASET_RANGE_BYTES];
-        ranges.slice(at..at + DATASET_RANGE_BYTES).copy_to_slice(&mut range);
-        let (block, blocks) = range_of(&range);
-        if blocks == 0 {
-            continue;
-        }
-        let Place { offset, len } = place(namespace, block, blocks)?;
-        let discard = Operation::Discard { offset, len };
-        do_on(namespace, discard, Status::WRITE_FAULT).await?;
     }
     Ok(Status::SUCCESS.into())
 }

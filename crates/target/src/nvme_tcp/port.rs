@@ -11,20 +11,26 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use ashlar_format::units::to_usize;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::nvme::chap::Secret;
 use ashlar_reactor::nvme::fabrics::NQN_BYTES_MAX;
 
 use crate::line::{Lines, now};
 use crate::nvme_tcp::branch::Branch;
+use crate::nvme_tcp::connection::HELD_BYTES_MAX;
 use crate::nvme_tcp::controller::Controller;
 use crate::nvme_tcp::handshake;
 use crate::nvme_tcp::namespace::is_allowed;
 use crate::secrets::Secrets;
 
-/// Most connections of all hosts, and of one source.
-pub const CONNECTIONS_MAX: usize = 1024;
-pub const CONNECTIONS_OF_SOURCE_MAX: usize = CONNECTIONS_MAX / 4;
+/// Connections of all hosts that a machine has room for, whatever its size, and most of any.
+const CONNECTIONS_MIN: usize = 1024;
+const CONNECTIONS_MAX: usize = 8192;
+/// The share of the machine's memory that all of them could fill, if each held what it may.
+const MEMORY_SHARE: u64 = 8;
+/// The share of all connections that a source may have as long as there is any.
+const SOURCE_SHARE: usize = 8;
 /// Connections of one port that are being set up at a time, and those from one source; more wait.
 const HANDSHAKES_MAX: usize = 32;
 const HANDSHAKES_OF_SOURCE_MAX: usize = 8;
@@ -43,9 +49,24 @@ fn source(from: SocketAddr) -> IpAddr {
     }
 }
 
+/// How many connections a machine of so much memory has room for.
+fn connections_max(memory_bytes: u64) -> usize {
+    let most = to_usize(memory_bytes / MEMORY_SHARE / HELD_BYTES_MAX);
+    most.clamp(CONNECTIONS_MIN, CONNECTIONS_MAX)
+}
+
+/// Whether a source that has `its` of `all` connections may have one more: each may have as many as
+/// are free: one takes half of them, of five that take them in turn each takes a sixth. An eighth
+/// each may have as long as any is free, so that a host that has lost its connections gets them
+/// back beside those that take what they can. Three leave some for whoever comes next, four need
+/// not.
+fn admits(its: usize, all: usize, max: usize) -> bool {
+    all < max && (its < max / SOURCE_SHARE || its < max - all)
+}
+
 /// What all ports share.
-#[derive(Default)]
 pub(crate) struct House {
+    connections_max: usize,
     /// Connections by source.
     connections: Mutex<BTreeMap<IpAddr, usize>>,
     controllers: AtomicU16,
@@ -54,7 +75,24 @@ pub(crate) struct House {
     worked: Condvar,
 }
 
+impl Default for House {
+    fn default() -> House {
+        let its = rustix::system::sysinfo();
+        House::of(connections_max(its.totalram.saturating_mul(its.mem_unit.into())))
+    }
+}
+
 impl House {
+    fn of(connections_max: usize) -> House {
+        House {
+            connections_max,
+            connections: Mutex::default(),
+            controllers: AtomicU16::default(),
+            working: Mutex::default(),
+            worked: Condvar::default(),
+        }
+    }
+
     fn connections(&self) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -62,14 +100,11 @@ impl House {
     /// A place for one more connection, until it is dropped.
     pub(crate) fn seat(self: &Arc<House>, source: IpAddr) -> Option<Seat> {
         let mut connections = self.connections();
-        if connections.values().sum::<usize>() >= CONNECTIONS_MAX {
+        let its = connections.get(&source).copied().unwrap_or_default();
+        if !admits(its, connections.values().sum(), self.connections_max) {
             return None;
         }
-        let its = connections.entry(source).or_default();
-        if *its >= CONNECTIONS_OF_SOURCE_MAX {
-            return None;
-        }
-        *its += 1;
+        connections.insert(source, its + 1);
         Some(Seat { house: self.clone(), source })
     }
 
@@ -333,9 +368,9 @@ impl Port {
     /// Has a connection set up, beside whatever else goes on.
     fn let_in(self: &Arc<Port>, stream: TcpStream, from: SocketAddr) {
         let Some(seat) = self.house.seat(source(from)) else {
-            let (all, its) = (CONNECTIONS_MAX, CONNECTIONS_OF_SOURCE_MAX);
-            let port = &self.address;
-            tracing::warn!(%port, %from, "a host was turned away: {all} are here, or {its} of its");
+            let (port, most) = (&self.address, self.house.connections_max);
+            tracing::warn!(%port, %from, most, "a host was turned away: it has as many connections \
+                as are free");
             return;
         };
         self.inner().waiting.push_back(Guest { stream, from, seat });
@@ -446,23 +481,76 @@ mod tests {
 
     #[test]
     fn seats_are_limited_and_given_back() {
-        let house = Arc::new(House::default());
+        let house = Arc::new(House::of(1024));
         let from = |text: &str| source(text.parse().unwrap());
         let some =
             |source: IpAddr| -> Vec<Seat> { std::iter::from_fn(|| house.seat(source)).collect() };
-        let mut seats: Vec<Vec<Seat>> =
-            (1..=4).map(|i| some(from(&format!("192.0.2.{i}:1")))).collect();
-        assert!(seats.iter().all(|its| its.len() == CONNECTIONS_OF_SOURCE_MAX));
-        assert!(house.seat(from("192.0.2.5:1")).is_none(), "all are taken");
-        seats[0].pop();
+        // Seven subsystems, of a host that has 64 queues of each.
+        let mut seats = vec![some(from("192.0.2.1:1"))];
+        assert_eq!(seats[0].len(), 512);
+        seats.push(some(from("192.0.2.2:1")));
+        assert_eq!(seats[1].len(), 256);
+        seats.push(some(from("192.0.2.3:1")));
+        assert_eq!(seats[2].len(), 128);
+        // Room for two is left.
+        let fourth = from("192.0.2.4:1");
+        seats.push((0..126).map(|_| house.seat(fourth).unwrap()).collect());
+        assert!((1..4).all(|i| house.seat(from(&format!("192.0.2.{i}:1"))).is_none()));
         // Addresses of one network of IPv6 are one source, and IPv4 is IPv4.
         let seat = house.seat(from("[2001:db8::1]:1")).unwrap();
-        assert!(house.seat(from("192.0.2.5:1")).is_none());
+        let last = house.seat(fourth).unwrap();
+        assert!(house.seat(fourth).is_none() && house.seat(from("192.0.2.5:1")).is_none());
         assert_eq!(from("[2001:db8::2]:7"), seat.source);
         assert_ne!(from("[2001:db8:0:1::1]:1"), seat.source);
         assert_eq!(from("[::ffff:192.0.2.1]:1"), from("192.0.2.1:2"));
-        drop((seat, seats));
+        drop((seat, last, seats));
         assert!(house.connections().is_empty());
+    }
+
+    #[test]
+    fn machines_with_much_memory_have_room_for_more() {
+        assert_eq!(connections_max(0), 1024);
+        assert_eq!(connections_max(16 << 30), 1024);
+        assert_eq!(connections_max(128 << 30), 2702, "as docs/NVME_TCP.md says");
+        assert_eq!(connections_max(u64::MAX), 8192);
+    }
+
+    #[test]
+    fn sources_that_take_what_they_can_in_turn_get_the_same() {
+        for sources in 1..100 {
+            let mut its = vec![0; sources];
+            let all = |its: &[usize]| its.iter().sum();
+            // In turn.
+            while admits(its[0], all(&its), 1024) {
+                for at in 0..sources {
+                    its[at] += usize::from(admits(its[at], all(&its), 1024));
+                }
+            }
+            let parts = if sources < 8 { sources + 1 } else { sources };
+            let share = 1024 / parts;
+            assert!(its.iter().all(|its| (share..=share + 1).contains(its)), "{its:?}");
+            assert_eq!(all(&its) < 1024, sources < 8, "{its:?}");
+            assert!(all(&its) <= 1024 && !its.iter().any(|its| admits(*its, 1024, 1024)));
+        }
+    }
+
+    #[test]
+    fn a_host_gets_back_what_it_had_beside_those_that_take_what_they_can() {
+        let take = |all: &mut usize| {
+            let mut its = 0;
+            while admits(its, *all, 1024) {
+                (its, *all) = (its + 1, *all + 1);
+            }
+            its
+        };
+        let mut all = 100;
+        let others: Vec<usize> = (0..4).map(|_| take(&mut all)).collect();
+        assert_eq!(others, [462, 231, 128, 103]);
+        // Its network was away for a moment.
+        all -= 100;
+        assert!(others[..3].iter().all(|its| !admits(*its, all, 1024)));
+        assert_eq!((take(&mut all), all), (100, 1024));
+        assert!(!admits(0, all, 1024));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use ashlar_reactor::executor::Reactor;
 use crate::nvme_tcp::inbox::PDU_BYTES_MAX;
 
 /// What is received at a time.
-const BYTES: usize = 64 << 10;
+pub(crate) const BYTES: usize = 64 << 10;
 const _: () = assert!(PDU_BYTES_MAX <= BYTES / 2);
 
 /// What was received and not taken up.

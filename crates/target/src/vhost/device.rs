@@ -13,22 +13,34 @@
 //!   was given up before the guest got more memory.
 
 use std::cell::{Cell, RefCell};
-use std::fs::File;
 use std::rc::Rc;
 
 use crate::disk::{Disk, Trouble};
 use crate::export::PartStatus;
+use crate::vhost::bell::Bell;
 use crate::vhost::config::{Facts, LOG_ALL, PROTOCOL_FEATURES, is_write_through};
 use crate::vhost::dirty::{DirtyError, DirtyLog, MappedDirtyLog, RingLog};
+use crate::vhost::fault::Fault;
+use crate::vhost::graveyard::{Graveyard, Kept};
 use crate::vhost::inflight::{Inflight, MappedInflight, Section};
-use crate::vhost::memory::{Graveyard, GuestMemory, MappedRegion, Place};
-use crate::vhost::queue::{Bells, Queue, State, stopped};
+use crate::vhost::memory::{GuestMemory, MappedRegion, Place};
+use crate::vhost::queue::{Bells, HungBell, Queue, State, stopped};
 use crate::vhost::vring::{Ring, RingAddresses, RingSetup};
 
 /// The front end spoke of a ring that does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("there is no ring {0}")]
 pub(crate) struct NoRing(usize);
+
+/// Why nobody can say where a ring stands.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StopError {
+    #[error(transparent)]
+    NoRing(#[from] NoRing),
+    /// Memory of the guest is lost, and perhaps the ring.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+}
 
 /// What the front end has said about a ring, and the queue that serves it.
 #[derive(Default)]
@@ -159,9 +171,13 @@ impl Device {
         self.features.get() & LOG_ALL == 0 || self.dirty.borrow().as_ref().is_some_and(suffices)
     }
 
-    /// A file to ring when pages were marked.
-    pub(crate) fn set_marked_bell(&self, file: &File) -> std::io::Result<()> {
-        let bell = Some(Rc::new(file.try_clone()?));
+    fn hang(&self, bell: Bell) -> HungBell {
+        Rc::new(Kept::new(bell, &self.graveyard))
+    }
+
+    /// To ring when pages were marked.
+    pub(crate) fn set_marked_bell(&self, bell: Bell) {
+        let bell = Some(self.hang(bell));
         for vring in &self.vrings {
             let mut vring = vring.borrow_mut();
             vring.bells.marked = bell.clone();
@@ -169,7 +185,6 @@ impl Device {
                 queue.set_marked(bell.clone());
             }
         }
-        Ok(())
     }
 
     /// Where written pages are to be marked now.
@@ -295,11 +310,18 @@ impl Device {
         self.change(index, change).await
     }
 
+    /// A kick file, or its absence, starts the ring.
+    pub(crate) async fn set_kick(&self, index: usize, kick: Option<Bell>) -> Result<(), NoRing> {
+        let kick = kick.map(|bell| self.hang(bell));
+        let start = |vring: &mut Vring| (vring.bells.kick, vring.started) = (kick, true);
+        self.change(index, start).await
+    }
+
     /// A new file to call the guest by. The ring goes on: guests mask and unmask interrupts while
     /// they work.
-    pub(crate) fn set_call(&self, index: usize, call: Option<File>) -> Result<(), NoRing> {
+    pub(crate) fn set_call(&self, index: usize, call: Option<Bell>) -> Result<(), NoRing> {
         let mut vring = self.vring(index)?.borrow_mut();
-        let call = call.map(Rc::new);
+        let call = call.map(|bell| self.hang(bell));
         vring.bells.call = call.clone();
         if let Some(queue) = &vring.queue {
             queue.set_call(call);
@@ -307,9 +329,9 @@ impl Device {
         Ok(())
     }
 
-    pub(crate) fn set_error(&self, index: usize, error: Option<File>) -> Result<(), NoRing> {
+    pub(crate) fn set_error(&self, index: usize, error: Option<Bell>) -> Result<(), NoRing> {
         let mut vring = self.vring(index)?.borrow_mut();
-        let error = error.map(Rc::new);
+        let error = error.map(|bell| self.hang(bell));
         vring.bells.error = error.clone();
         if let Some(queue) = &vring.queue {
             queue.set_error(error);
@@ -323,9 +345,12 @@ impl Device {
     }
 
     /// Stops the ring. Returns where it is to go on, once everything before is answered.
-    pub(crate) async fn stop_ring(&self, index: usize) -> Result<u32, NoRing> {
+    pub(crate) async fn stop_ring(&self, index: usize) -> Result<u32, StopError> {
         let gone = self.gone.get();
         self.halt(index, true).await?;
+        if self.has_lost_memory() {
+            return Err(Fault::MemoryLost.into());
+        }
         let mut vring = self.vring(index)?.borrow_mut();
         if self.gone.get() == gone {
             vring.started = false;
@@ -334,9 +359,15 @@ impl Device {
         Ok(vring.base)
     }
 
-    /// Ends the ring's queue, if it has one; returns when nothing is under way. Whether the front
-    /// end will know where the ring stands: see [`Ring::leave`](crate::vhost::vring::Ring::leave).
-    async fn halt(&self, index: usize, front_end_knows: bool) -> Result<(), NoRing> {
+    fn has_lost_memory(&self) -> bool {
+        self.memory.borrow().alarm().is_some_and(|alarm| alarm.has_rung())
+    }
+
+    /// Ends the ring's queue, if it has one; returns when nothing is under way. `is_told`: the
+    /// front end will know where the ring stands; see `Ring::leave`.
+    async fn halt(&self, index: usize, is_told: bool) -> Result<(), NoRing> {
+        // Of memory that is lost it is told nothing.
+        let front_end_knows = || is_told && !self.has_lost_memory();
         let mut has_ended = false;
         while let Some(queue) = self.queue(index)? {
             queue.stop().await;
@@ -344,14 +375,14 @@ impl Device {
             // Someone else may have waited for the same, and have started another already.
             if vring.queue.as_ref().is_some_and(|now| Rc::ptr_eq(now, &queue)) {
                 vring.base = queue.base();
-                queue.leave(front_end_knows);
+                queue.leave(front_end_knows());
                 vring.queue = None;
-                vring.left = !front_end_knows;
+                vring.left = !front_end_knows();
                 has_ended = true;
             }
         }
         self.vring(index)?.borrow_mut().held = false;
-        if front_end_knows && !has_ended {
+        if front_end_knows() && !has_ended {
             self.forget_left(index)?;
         }
         Ok(())
@@ -529,6 +560,52 @@ mod tests {
                 reactor.sleep(Duration::from_millis(5)).await;
                 assert!(device.disk.trouble().is_none());
             }
+        });
+    }
+
+    #[test]
+    fn where_a_ring_stands_that_is_lost_is_not_said() {
+        run(|reactor| async move {
+            let disk = Rc::into_inner(disk(&reactor, Level::Raid0, 2).await).unwrap();
+            let (graveyard, _retired) = mpsc::channel();
+            let device = Device::new(disk, 2, graveyard);
+            let guest = Guest::new(4);
+            *device.memory.borrow_mut() = guest.memory.clone();
+            let setup = guest.setup(0);
+            let complete = move |vring: &mut Vring| {
+                (vring.size, vring.addresses) = (setup.size, Some(setup.addresses));
+                (vring.started, vring.enabled) = (true, true);
+            };
+            device.change(0, complete).await.unwrap();
+            device.stop_ring(1).await.unwrap();
+            guest.memory.alarm().unwrap().ring();
+            for ring in [0, 1] {
+                let refused = device.stop_ring(ring).await;
+                assert!(matches!(refused, Err(StopError::Fault(Fault::MemoryLost))), "{ring}");
+            }
+            assert!(device.is_at_rest());
+        });
+    }
+
+    #[test]
+    fn a_bell_that_nobody_rings_any_more_is_not_given_back_by_a_reactor() {
+        run(|reactor| async move {
+            let disk = Rc::into_inner(disk(&reactor, Level::Raid0, 2).await).unwrap();
+            let (graveyard, retired) = mpsc::channel();
+            let device = Device::new(disk, 2, graveyard);
+            let bell = || {
+                let file = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
+                Bell::new(file.unwrap().into()).unwrap()
+            };
+            device.set_call(0, Some(bell())).unwrap();
+            device.set_error(0, Some(bell())).unwrap();
+            device.set_kick(0, Some(bell())).await.unwrap();
+            device.set_marked_bell(bell());
+            assert_eq!(retired.try_iter().count(), 0);
+            device.set_call(0, None).unwrap();
+            assert_eq!(retired.try_iter().count(), 1);
+            device.disconnect(true).await;
+            assert_eq!(retired.try_iter().count(), 3);
         });
     }
 }

@@ -19,12 +19,15 @@
 //!   enough for all of the guest's memory.
 
 use std::fs::File;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ashlar_format::units::to_usize;
 use rustix::fs::SealFlags;
 
-use crate::vhost::memory::{Graveyard, MappedRegion, MemoryError, Place, Window};
+use crate::vhost::graveyard::Graveyard;
+use crate::vhost::memory::{MappedRegion, MemoryError, Place, Window};
+use crate::vhost::sigbus::Alarm;
 
 /// What one bit stands for, whatever pages the memory really has.
 pub(crate) const PAGE_BYTES: u64 = 4096;
@@ -51,7 +54,12 @@ pub(crate) struct MappedDirtyLog(MappedRegion);
 
 impl MappedDirtyLog {
     /// `offset` and `len`: where the log is in the file, in bytes.
-    pub(crate) fn map(file: &File, offset: u64, len: u64) -> Result<MappedDirtyLog, DirtyError> {
+    pub(crate) fn map(
+        file: &File,
+        offset: u64,
+        len: u64,
+        alarm: &Arc<Alarm>,
+    ) -> Result<MappedDirtyLog, DirtyError> {
         if !rustix::fs::fcntl_get_seals(file).is_ok_and(|its| its.contains(SealFlags::SHRINK)) {
             return Err(DirtyError::Shrinks);
         }
@@ -60,7 +68,7 @@ impl MappedDirtyLog {
             return Err(DirtyError::HugePages);
         }
         let place = Place { guest: 0, user: 0, len, offset };
-        Ok(MappedDirtyLog(MappedRegion::map(file, place)?))
+        Ok(MappedDirtyLog(MappedRegion::map(file, place, alarm)?))
     }
 }
 
@@ -175,11 +183,15 @@ pub(crate) mod tests {
         file
     }
 
+    fn map(file: &File, offset: u64, len: u64) -> Result<MappedDirtyLog, DirtyError> {
+        MappedDirtyLog::map(file, offset, len, &Alarm::new().unwrap())
+    }
+
     /// A log of so many bytes, and the file to read it by.
     pub(crate) fn log(bytes: u64) -> (DirtyLog, File) {
         let file = file(bytes, SealFlags::SHRINK);
         let (graveyard, _retired) = mpsc::channel();
-        (DirtyLog::adopt(MappedDirtyLog::map(&file, 0, bytes).unwrap(), &graveyard), file)
+        (DirtyLog::adopt(map(&file, 0, bytes).unwrap(), &graveyard), file)
     }
 
     /// The marked pages of the first 64, which are unmarked by that.
@@ -238,22 +250,22 @@ pub(crate) mod tests {
     #[test]
     fn a_log_that_may_shrink_or_is_not_there_is_refused() {
         let sealed = file(4096, SealFlags::SHRINK);
-        assert!(MappedDirtyLog::map(&sealed, 0, 4096).is_ok());
-        assert!(MappedDirtyLog::map(&sealed, 100, 3996).is_ok());
+        assert!(map(&sealed, 0, 4096).is_ok());
+        assert!(map(&sealed, 100, 3996).is_ok());
         for (offset, len) in [(0, 0), (0, 4097), (1, 4096), (u64::MAX, 4096), (4096, 1)] {
-            assert!(MappedDirtyLog::map(&sealed, offset, len).is_err(), "{offset} {len}");
+            assert!(map(&sealed, offset, len).is_err(), "{offset} {len}");
         }
         for loose in [file(4096, SealFlags::empty()), file(4096, SealFlags::GROW)] {
-            let refused = MappedDirtyLog::map(&loose, 0, 4096);
+            let refused = map(&loose, 0, 4096);
             assert!(matches!(refused, Err(DirtyError::Shrinks)));
         }
         let flags = MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::ALLOW_SEALING;
         let huge = File::from(memfd_create("log", flags).unwrap());
         huge.set_len(2 << 20).unwrap();
         fcntl_add_seals(&huge, SealFlags::SHRINK).unwrap();
-        let refused = MappedDirtyLog::map(&huge, 0, 4096);
+        let refused = map(&huge, 0, 4096);
         assert!(matches!(refused, Err(DirtyError::HugePages)));
         let null = File::options().read(true).write(true).open("/dev/zero").unwrap();
-        assert!(MappedDirtyLog::map(&null, 0, 4096).is_err());
+        assert!(map(&null, 0, 4096).is_err());
     }
 }

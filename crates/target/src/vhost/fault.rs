@@ -38,4 +38,6 @@ pub(crate) enum Fault {
     Header(u64),
     #[error("no byte for the status")]
     NoStatus,
+    #[error("memory of the guest is gone: its file was cut short, or has no page for it")]
+    MemoryLost,
 }

@@ -20,12 +20,15 @@ pub(crate) mod packed;
 use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use vhost::vhost_user::message::VhostUserInflight;
 
-use crate::vhost::memory::{Graveyard, MappedRegion, MemoryError, Place, Window};
+use crate::vhost::graveyard::Graveyard;
+use crate::vhost::memory::{MappedRegion, MemoryError, Place, Window};
+use crate::vhost::sigbus::Alarm;
 
 /// Where the parts of queues begin.
 const ALIGN: u64 = 64;
@@ -120,8 +123,8 @@ impl MappedInflight {
     pub(crate) fn map(
         file: &File,
         shape: Shape,
-        offset: u64,
-        len: u64,
+        (offset, len): (u64, u64),
+        alarm: &Arc<Alarm>,
     ) -> Result<MappedInflight, RegionError> {
         if len < shape.bytes() {
             return Err(RegionError::Short { found: len, needed: shape.bytes() });
@@ -134,7 +137,7 @@ impl MappedInflight {
             return Err(RegionError::Shrinks);
         }
         let place = Place { guest: 0, user: 0, len: shape.bytes(), offset };
-        Ok(MappedInflight { shape, mapped: MappedRegion::map(file, place)? })
+        Ok(MappedInflight { shape, mapped: MappedRegion::map(file, place, alarm)? })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Guest memory: mapped once, looked up by address, never trusted.
 //!
-//! All `unsafe` of this crate is here. The guest, and the program that runs it, may change every
+//! The guest, and the program that runs it, may change every
 //! byte at any time, so bytes are read once and only through [`Window`] (atomic accesses) or as a
 //! [`Buffer`] that the engine copies from or hands to the kernel.
 //!
@@ -9,11 +9,9 @@
 //!   root buffer, which keeps the mapping;
 //! - every address and length from outside is compared with the region that is said to hold it
 //!   before a pointer is made from it;
-//! - a region lies inside its file when it is mapped.
-//!
-//! Known limit: a front end (the program that runs the guest, not the guest) can shrink the file
-//! afterwards, and the next access by this process is then a SIGBUS. Files that can shrink are the
-//! front end's choice; QEMU's `memory-backend-memfd` seals its file against it.
+//! - a region lies inside its file when it is mapped. A front end (the program that runs the guest,
+//!   not the guest) can shrink the file afterwards, where that is not sealed: then the region is
+//!   lost (`sigbus.rs`), and nothing else is.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -25,11 +23,13 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc;
 
 use ashlar_format::units::to_usize;
 use ashlar_reactor::buffer::Buffer;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+use crate::vhost::graveyard::{Graveyard, Kept};
+use crate::vhost::sigbus::{Alarm, Watched};
 
 /// Most regions of one guest; each look-up may look at all of them.
 pub(crate) const REGIONS_MAX: usize = 32;
@@ -38,11 +38,21 @@ const PAGE_BYTES: u64 = 4096;
 /// Largest page of any huge-page file system.
 const HUGE_PAGE_BYTES_MAX: u64 = 1 << 30;
 
+/// Local file systems, as statfs(2) names them: ext2 to ext4, XFS, Btrfs, F2FS, bcachefs, ZFS, and
+/// ramfs.
+const LOCAL: [u32; 7] =
+    [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x2fc1_2fc1, 0x8584_58f6];
+
 /// Why guest memory could not be mapped. The front end is at fault.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MemoryError {
     #[error("guest memory must be a regular file, a memfd or a huge-page file")]
     NotAFile,
+    #[error(
+        "guest memory in a file system that a program or another host may hold up: use a memfd, a \
+         huge-page file, or a file on tmpfs or on a local disk"
+    )]
+    NotLocal,
     #[error("a region ends at byte {end} of a file of {file} bytes")]
     BeyondFile { end: u64, file: u64 },
     #[error("a region of {len} bytes at {guest:#x} overflows or is empty")]
@@ -85,19 +95,25 @@ impl Place {
 
 /// Pages of a file in this process; unmapped when dropped.
 pub(crate) struct Mapping {
+    /// Ends before the pages do.
+    watched: Watched,
+    pages: Pages,
+}
+
+struct Pages {
     start: NonNull<c_void>,
     len: usize,
 }
 
 // SAFETY: a mapping is an address range that this value alone gives back; no thread is special.
-unsafe impl Send for Mapping {}
+unsafe impl Send for Pages {}
 // SAFETY: all that a reference to it tells is where it is.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for Pages {}
 
-impl Drop for Mapping {
+impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: `start` and `len` are those of the `mmap` in `MappedRegion::map`. Views of it
-        // hold a `Kept`, which counts this value, so there are none left on any reactor.
+        // hold a `Kept`, which counts its mapping, so there are none left on any reactor.
         let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr(), self.len) };
         debug_assert!(unmapped.is_ok(), "our own mapping: {unmapped:?}");
     }
@@ -114,11 +130,21 @@ pub(crate) struct MappedRegion {
 }
 
 impl MappedRegion {
-    pub(crate) fn map(file: &File, place: Place) -> Result<MappedRegion, MemoryError> {
+    /// `alarm`: rings if the file loses what is mapped.
+    pub(crate) fn map(
+        file: &File,
+        place: Place,
+        alarm: &Arc<Alarm>,
+    ) -> Result<MappedRegion, MemoryError> {
         place.check()?;
+        // Of the kernel's own before anything that a program's file system would be asked.
+        let is_local = is_local(file)?;
         let metadata = file.metadata()?;
         if !metadata.is_file() {
             return Err(MemoryError::NotAFile);
+        }
+        if !is_local {
+            return Err(MemoryError::NotLocal);
         }
         let end = place.offset.saturating_add(place.len);
         if end > metadata.len() {
@@ -146,7 +172,9 @@ impl MappedRegion {
         };
         let start = start.map_err(|error| MemoryError::Map(error.into()))?;
         let start = NonNull::new(start).ok_or(MemoryError::NotAFile)?;
-        let mapping = Arc::new(Mapping { start, len });
+        let pages = Pages { start, len };
+        let watched = Watched::new(start.as_ptr(), len, to_usize(page), alarm)?;
+        let mapping = Arc::new(Mapping { watched, pages });
         // A crash of ours is no reason to write a guest's memory to a disk.
         // SAFETY: the range is that of the mapping just made; the advice changes no content.
         let advised = unsafe { rustix::mm::madvise(start.as_ptr(), len, Advice::LinuxDontDump) };
@@ -160,22 +188,15 @@ impl MappedRegion {
     }
 }
 
-/// Where mappings go that nobody uses any more: unmapping gigabytes takes longer than a reactor
-/// may pause, so the socket's thread, which holds the other end, does it.
-pub(crate) type Graveyard = mpsc::Sender<Arc<Mapping>>;
-
-struct Kept {
-    mapping: Option<Arc<Mapping>>,
-    graveyard: Graveyard,
-}
-
-impl Drop for Kept {
-    fn drop(&mut self) {
-        if let Some(mapping) = self.mapping.take() {
-            // If the socket's thread has ended, the mapping comes back and is dropped here.
-            let _ = self.graveyard.send(mapping);
-        }
+/// Whether the kernel has the file's pages by itself. A reactor that touches one of a program's own
+/// file system (FUSE), or of another host's, would wait for that, and with it all its guests.
+fn is_local(file: &File) -> Result<bool, std::io::Error> {
+    // Only files in memory have seals: memfds, and those on tmpfs or hugetlbfs.
+    if rustix::fs::fcntl_get_seals(file).is_ok() {
+        return Ok(true);
     }
+    let system = rustix::fs::fstatfs(file)?.f_type;
+    Ok(u32::try_from(system).is_ok_and(|its| LOCAL.contains(&its)))
 }
 
 /// A region as the reactor knows it.
@@ -190,10 +211,11 @@ impl Region {
     fn adopt(mapped: MappedRegion, graveyard: &Graveyard) -> Region {
         let MappedRegion { place, mapping, lead } = mapped;
         let len = to_usize(place.len);
-        assert!(lead <= mapping.len && len <= mapping.len - lead);
+        let pages = &mapping.pages;
+        assert!(lead <= pages.len && len <= pages.len - lead);
         // SAFETY: `lead` is inside the mapping, as asserted.
-        let start = unsafe { mapping.start.cast::<u8>().add(lead) };
-        let kept = Kept { mapping: Some(mapping), graveyard: graveyard.clone() };
+        let start = unsafe { pages.start.cast::<u8>().add(lead) };
+        let kept = Kept::new(mapping, graveyard);
         // SAFETY: `start..start + len` is inside the mapping, as asserted, which is readable and
         // writable and is kept by `kept`.
         let root = unsafe { Buffer::foreign(start, len, Rc::new(kept)) };
@@ -212,6 +234,8 @@ impl Region {
 #[derive(Default)]
 pub(crate) struct GuestMemory {
     regions: Vec<Region>,
+    /// Of all regions: they are of one front end.
+    alarm: Option<Arc<Alarm>>,
     /// The region that held the last address: nearly always the next one's too.
     last_hit: Cell<usize>,
 }
@@ -245,8 +269,9 @@ impl GuestMemory {
             return Err(MemoryError::Overlap { guest: place.guest });
         }
         let mut regions = self.regions.clone();
+        let alarm = Some(mapped.mapping.watched.alarm().clone());
         regions.push(Region::adopt(mapped, graveyard));
-        Ok(GuestMemory { regions, last_hit: Cell::new(0) })
+        Ok(GuestMemory { regions, alarm, last_hit: Cell::new(0) })
     }
 
     /// This memory without one region; its offset in the file is not compared.
@@ -259,7 +284,12 @@ impl GuestMemory {
         let at = at.ok_or(MemoryError::Unknown { guest: place.guest })?;
         let mut regions = self.regions.clone();
         regions.remove(at);
-        Ok(GuestMemory { regions, last_hit: Cell::new(0) })
+        Ok(GuestMemory { regions, alarm: self.alarm.clone(), last_hit: Cell::new(0) })
+    }
+
+    /// Rings when some of it is lost; `None`: there was none yet.
+    pub(crate) fn alarm(&self) -> Option<&Arc<Alarm>> {
+        self.alarm.as_ref()
     }
 
     fn region_of(&self, guest: u64) -> Option<&Region> {
@@ -465,7 +495,10 @@ impl Window {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::sync::mpsc;
+
     use super::*;
+    use crate::vhost::graveyard::Retired;
 
     thread_local! {
         /// Stores until this thread's work ends as if its process were killed.
@@ -507,14 +540,18 @@ pub(crate) mod tests {
         Place { guest, user: guest + (1 << 40), len, offset }
     }
 
+    fn map(file: &File, place: Place) -> Result<MappedRegion, MemoryError> {
+        MappedRegion::map(file, place, &Alarm::new().unwrap())
+    }
+
     /// Regions one after the other in one file.
-    pub(crate) fn memory(ranges: &[(u64, u64)]) -> (GuestMemory, mpsc::Receiver<Arc<Mapping>>) {
+    pub(crate) fn memory(ranges: &[(u64, u64)]) -> (GuestMemory, mpsc::Receiver<Retired>) {
         let file = memfd(ranges.iter().map(|(_, len)| len).sum());
         let (graveyard, retired) = mpsc::channel();
         let mut offset = 0;
         let mapped = ranges.iter().map(|&(guest, len)| {
             offset += len;
-            MappedRegion::map(&file, place(guest, len, offset - len)).unwrap()
+            map(&file, place(guest, len, offset - len)).unwrap()
         });
         (GuestMemory::new(mapped.collect(), &graveyard).unwrap(), retired)
     }
@@ -536,18 +573,38 @@ pub(crate) mod tests {
     #[test]
     fn a_region_must_lie_in_its_file() {
         let file = memfd(0x3000);
-        assert!(MappedRegion::map(&file, place(0, 0x2000, 0x1000)).is_ok());
+        assert!(map(&file, place(0, 0x2000, 0x1000)).is_ok());
         for wrong in [
             place(0, 0x2001, 0x1000),
             place(0, 0, 0),
             place(0, 0x1000, u64::MAX),
             Place { guest: u64::MAX, user: 0, len: 2, offset: 0 },
         ] {
-            assert!(MappedRegion::map(&file, wrong).is_err(), "{wrong:?}");
+            assert!(map(&file, wrong).is_err(), "{wrong:?}");
         }
         let null = File::options().read(true).write(true).open("/dev/zero").unwrap();
-        let refused = MappedRegion::map(&null, place(0, 0x1000, 0));
+        let refused = map(&null, place(0, 0x1000, 0));
         assert!(matches!(refused, Err(MemoryError::NotAFile)));
+    }
+
+    #[test]
+    fn a_region_is_in_memory_or_on_a_local_disk() {
+        let huge = rustix::fs::MemfdFlags::HUGETLB | rustix::fs::MemfdFlags::HUGE_2MB;
+        let huge = File::from(rustix::fs::memfd_create("guest", huge).unwrap());
+        huge.set_len(2 << 20).unwrap();
+        let shared = tempfile::tempfile_in("/dev/shm").unwrap();
+        shared.set_len(0x1000).unwrap();
+        let disk = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        disk.set_len(0x1000).unwrap();
+        for file in [memfd(0x1000), huge, shared] {
+            assert!(map(&file, place(0, 0x1000, 0)).is_ok(), "{file:?}");
+        }
+        // In a container it may be of no one file system.
+        let overlay = rustix::fs::fstatfs(&disk).unwrap().f_type == 0x794c_7630;
+        assert_eq!(map(&disk, place(0, 0x1000, 0)).is_ok(), !overlay);
+        // Regular, and of no disk.
+        let own = File::open("/proc/self/maps").unwrap();
+        assert!(matches!(map(&own, place(0, 0x1000, 0)), Err(MemoryError::NotLocal)));
     }
 
     #[test]
@@ -555,9 +612,9 @@ pub(crate) mod tests {
         let (memory, retired) = memory(&[(0x1000, 0x1000)]);
         let (graveyard, _) = mpsc::channel();
         let file = memfd(0x4000);
-        let again = MappedRegion::map(&file, place(0x1fff, 0x1000, 0)).unwrap();
+        let again = map(&file, place(0x1fff, 0x1000, 0)).unwrap();
         assert!(matches!(memory.with(again, &graveyard), Err(MemoryError::Overlap { .. })));
-        let next = MappedRegion::map(&file, place(0x2000, 0x1000, 0)).unwrap();
+        let next = map(&file, place(0x2000, 0x1000, 0)).unwrap();
         let both = memory.with(next, &graveyard).unwrap();
         assert!(both.view(0x2000, 1).is_some() && memory.view(0x2000, 1).is_none());
         assert!(both.without(place(0x1000, 0x2000, 0)).is_err());
@@ -575,7 +632,7 @@ pub(crate) mod tests {
         let ranges: Vec<(u64, u64)> = (0..REGIONS_MAX as u64).map(|i| (i << 16, 0x1000)).collect();
         let (memory, _retired) = memory(&ranges);
         let (graveyard, _) = mpsc::channel();
-        let more = MappedRegion::map(&memfd(0x1000), place(1 << 40, 0x1000, 0)).unwrap();
+        let more = map(&memfd(0x1000), place(1 << 40, 0x1000, 0)).unwrap();
         assert!(matches!(memory.with(more, &graveyard), Err(MemoryError::TooMany)));
     }
 

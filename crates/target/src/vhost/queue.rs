@@ -18,14 +18,14 @@
 //!   and status are marked in it after they were written and before the chain is put, also of a
 //!   request that was popped before the log came: nobody has to wait for it, however long a drive
 //!   is silent;
-//! - [`Queue::stop`] returns when everything that was popped is answered and shown.
+//! - [`Queue::stop`] returns when everything that was popped is answered and shown;
+//! - once memory of the guest is lost (`sigbus.rs`), nothing more is put: what was popped may have
+//!   been read there, or written to nowhere. In the log it stays in flight.
 
 use std::cell::{Cell, RefCell};
-use std::fs::File;
-use std::io::{Read, Write};
-use std::os::fd::AsRawFd;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -37,13 +37,16 @@ use ashlar_reactor::wait_list::WaitList;
 
 use crate::disk::{Disk, Trouble, UNTOLD_MAX};
 use crate::limits::Toll;
-use crate::request::{Answer, Operation};
+use crate::request::{Answer, Operation, Status};
 use crate::vhost::QUEUES_MAX;
+use crate::vhost::bell::Bell;
 use crate::vhost::block::{BlockRequest, parse, status_byte, written};
 use crate::vhost::dirty::{DirtyLog, RingLog};
 use crate::vhost::fault::Fault;
+use crate::vhost::graveyard::Kept;
 use crate::vhost::inflight::Section;
 use crate::vhost::memory::{GuestMemory, Window};
+use crate::vhost::sigbus::Alarm;
 use crate::vhost::vring::{Chain, Popped, Ring, RingSetup, Segment};
 
 /// Most workers, and so most requests under way, of one queue.
@@ -99,22 +102,23 @@ impl State {
     }
 }
 
+/// To unmap its ring is not a reactor's work.
+pub(crate) type HungBell = Rc<Kept<Bell>>;
+
 /// The files by which guest and device wake each other. Without a kick file the ring is polled all
 /// the time, without a call file the guest polls.
 #[derive(Clone, Default)]
 pub(crate) struct Bells {
-    pub(crate) kick: Option<Rc<File>>,
-    pub(crate) call: Option<Rc<File>>,
-    pub(crate) error: Option<Rc<File>>,
+    pub(crate) kick: Option<HungBell>,
+    pub(crate) call: Option<HungBell>,
+    pub(crate) error: Option<HungBell>,
     /// For the front end, when pages were marked.
-    pub(crate) marked: Option<Rc<File>>,
+    pub(crate) marked: Option<HungBell>,
 }
 
-fn ring(bell: &Option<Rc<File>>) {
-    if let Some(mut file) = bell.as_deref() {
-        // An eventfd that is full has rung already; a peer that is gone does not listen.
-        let _ = file.write(&1u64.to_ne_bytes());
-    }
+/// False: it has to be done again.
+fn ring(bell: &Option<HungBell>) -> bool {
+    bell.as_ref().is_none_or(|bell| bell.ring())
 }
 
 struct Worker {
@@ -138,6 +142,8 @@ pub(crate) struct Queue {
     /// Used anew for every chain: it is read into a request at once.
     chain: RefCell<Chain>,
     memory: RefCell<Rc<GuestMemory>>,
+    /// Rings when some of it is lost, the ring and its log included.
+    alarm: Arc<Alarm>,
     bells: RefCell<Bells>,
     workers: Vec<Worker>,
     /// Bit by bit, the workers that wait for a chain.
@@ -167,6 +173,7 @@ impl Queue {
         bells: Bells,
     ) -> Result<Rc<Queue>, Fault> {
         let ring = Ring::new(memory, setup, log)?;
+        let alarm = memory.alarm().ok_or(Fault::RingUnmapped)?.clone();
         let workers = ring.size().min(WORKERS_MAX);
         let queue = Rc::new(Queue {
             index,
@@ -175,6 +182,7 @@ impl Queue {
             ring: RefCell::new(ring),
             chain: RefCell::new(Chain::new()),
             memory: RefCell::new(memory.clone()),
+            alarm,
             bells: RefCell::new(bells),
             workers: (0..workers).map(|_| Worker::new()).collect(),
             parked: Cell::new(0),
@@ -221,17 +229,17 @@ impl Queue {
     }
 
     /// Another file to call the guest by. It is called once: a call may just have gone to the old.
-    pub(crate) fn set_call(&self, call: Option<Rc<File>>) {
+    pub(crate) fn set_call(&self, call: Option<HungBell>) {
         self.bells.borrow_mut().call = call;
         self.ring.borrow_mut().owe_call();
         self.rouse();
     }
 
-    pub(crate) fn set_error(&self, error: Option<Rc<File>>) {
+    pub(crate) fn set_error(&self, error: Option<HungBell>) {
         self.bells.borrow_mut().error = error;
     }
 
-    pub(crate) fn set_marked(&self, marked: Option<Rc<File>>) {
+    pub(crate) fn set_marked(&self, marked: Option<HungBell>) {
         self.bells.borrow_mut().marked = marked;
     }
 
@@ -253,7 +261,9 @@ impl Queue {
         self.become_state(State::Stopped);
         self.wake_workers(u16::MAX);
         // Lets the listener's wait end; it reads the kick back.
-        ring(&self.bells.borrow().kick);
+        while !ring(&self.bells.borrow().kick) {
+            reactor.sleep(LISTEN_AGAIN).await;
+        }
         self.ended.until(reactor, || self.tasks.get() == 0).await;
         self.disk.throttle().calm();
         assert!(self.in_flight.get() == 0, "a worker ends when its request is answered");
@@ -282,16 +292,20 @@ impl Queue {
         self.state.set(next);
     }
 
-    /// The guest broke the rules: its queue ends here, and nobody else notices.
+    /// The guest broke the rules, or has lost its memory: its queue ends here, and nobody else
+    /// notices.
     fn fail(&self, fault: Fault) {
         if self.state.get() != State::Running {
             return;
         }
+        // What was read of memory that is lost may look like any other fault.
+        let fault = if self.alarm.has_rung() { Fault::MemoryLost } else { fault };
         self.become_state(State::Broken);
         let (export, queue) = (self.disk.name(), self.index);
         tracing::warn!(export, queue, %fault, "the guest's queue was stopped");
         self.disk.note(stopped(queue, fault));
-        ring(&self.bells.borrow().error);
+        // Whoever does not hear it finds that nothing is answered.
+        let _ = ring(&self.bells.borrow().error);
         self.wake_workers(u16::MAX);
         self.caught_up.wake_all(self.reactor());
     }
@@ -389,7 +403,14 @@ impl Queue {
         if was_behind && !ring.is_behind() {
             self.caught_up.wake_all(self.reactor());
         }
-        let request = parse(&memory, &chain)?;
+        let mut request = parse(&memory, &chain)?;
+        if let Operation::Write { from, .. } = &request.request.operation {
+            // Zeroes that take the place of what is lost are never written to the volume.
+            from.touch();
+        }
+        if self.alarm.has_rung() {
+            request.request.operation = Operation::Refuse(Status::Failed);
+        }
         self.credit.set(credit.saturating_sub_unsigned(cost_bytes(&request.request.operation)));
         self.in_flight.set(self.in_flight.get() + 1);
         self.note_written(worker, &chain, &request.request.operation);
@@ -413,6 +434,10 @@ impl Queue {
         assert!(answer.tag == popped.id, "the answer to another request");
         status.store_u8(0, status_byte(answer.status));
         self.mark(worker);
+        self.in_flight.set(self.in_flight.get() - 1);
+        if self.alarm.has_rung() {
+            return self.fail(Fault::MemoryLost);
+        }
         // The status byte is written too.
         let bytes = answer.bytes.saturating_add(1);
         let mut ring = self.ring.borrow_mut();
@@ -421,7 +446,6 @@ impl Queue {
             ring.show_used();
         }
         drop(ring);
-        self.in_flight.set(self.in_flight.get() - 1);
         self.rouse();
     }
 
@@ -438,30 +462,34 @@ impl Queue {
 
     /// Shows what is left of what was put since the last turn; calls the guest if it wants that.
     fn tell_used(&self) -> bool {
+        if self.alarm.has_rung() {
+            // What is left was read or written where there may be nothing.
+            self.disk.told();
+            return false;
+        }
         let mut used = self.ring.borrow_mut();
         if !used.is_untold() {
             return false;
         }
-        if used.tell_used() {
-            ring(&self.bells.borrow().call);
+        if used.tell_used() && !ring(&self.bells.borrow().call) {
+            used.owe_call();
         }
         if self.dirty.borrow().is_some() {
-            ring(&self.bells.borrow().marked);
+            // Front ends look at the log again and again, rung or not.
+            let _ = ring(&self.bells.borrow().marked);
         }
         self.disk.told();
         true
     }
 
     /// Waits for kicks. They need no answer while the ring is polled.
-    async fn listen(self: Rc<Self>, kick: Rc<File>) {
+    async fn listen(self: Rc<Self>, kick: HungBell) {
         while self.state.get() != State::Stopped {
-            let wait = self.reactor().submit(Op::readable(kick.as_raw_fd()));
+            let wait = self.reactor().submit(Op::readable(kick.descriptor()));
             if wait.await.is_err() {
                 self.reactor().sleep(LISTEN_AGAIN).await;
             }
-            let mut count = [0; 8];
-            // Not blocking: whoever set this file up has made sure of it.
-            let _ = (&*kick).read(&mut count);
+            kick.hush();
             self.rouse();
         }
         self.end_task();
@@ -470,7 +498,9 @@ impl Queue {
 
 fn cost_bytes(operation: &Operation) -> u64 {
     match Toll::of(operation) {
-        Toll::Read(bytes) | Toll::Write(bytes) => bytes.max(REQUEST_BYTES_MIN),
+        Toll::Read(bytes) | Toll::Write(bytes) | Toll::MoreWritten(bytes) => {
+            bytes.max(REQUEST_BYTES_MIN)
+        }
         Toll::None => REQUEST_BYTES_MIN,
     }
 }
@@ -488,6 +518,11 @@ impl Poller for Queue {
         self.credit.set(credit.min(turn_bytes.cast_signed()));
         let looked = self.ring.borrow_mut().look();
         match looked {
+            // What was seen there may be zeroes.
+            _ if self.alarm.has_rung() => {
+                self.fail(Fault::MemoryLost);
+                true
+            }
             // Another turn pays for what was taken before.
             Ok(there) if there && self.credit.get() <= 0 => true,
             // While all workers are at work, the next that is done takes the next chain.

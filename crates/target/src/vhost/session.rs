@@ -4,12 +4,10 @@
 //! to the reactor that it is for, and the reply to the front end waits for the effect.
 
 use std::fs::File;
-use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
+use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use rustix::fs::OFlags;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
     VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
@@ -20,11 +18,13 @@ use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqH
 use crate::export::Usage;
 use crate::handed::{self, Region, Told};
 use crate::line::Lines;
+use crate::vhost::bell::Bell;
 use crate::vhost::config::{FEATURES, Facts, LOG_ALL, WRITE_BACK_OFFSET, space};
 use crate::vhost::device::{Device, Vring};
 use crate::vhost::dirty::{DirtyError, MappedDirtyLog};
 use crate::vhost::inflight::{self, MappedInflight, Shape};
 use crate::vhost::memory::{MappedRegion, Place, REGIONS_MAX};
+use crate::vhost::sigbus::Alarm;
 use crate::vhost::vring::{RING_SIZE_MAX, RingAddresses, is_ring_size};
 
 pub(crate) struct Session {
@@ -34,6 +34,8 @@ pub(crate) struct Session {
     facts: Facts,
     /// See [`ExportSpec`](crate::vhost::ExportSpec).
     since: u64,
+    /// Rings when something of what it has mapped is lost.
+    alarm: Arc<Alarm>,
     /// What the front end has said, to be said again in another process.
     told: Told<OwnedFd>,
 }
@@ -55,32 +57,9 @@ fn place_of(region: &VhostUserMemoryRegion) -> Place {
     }
 }
 
-/// The reactor writes to and reads from these files and must never block in it: other files than
-/// these two kinds do not care for the flag. User-mode Linux is called by a pipe.
-///
-/// A front end could make the file blocking again, and so stop the reactor: that is the program
-/// that runs the guest, not the guest.
-fn without_blocking(file: File) -> Result<File> {
-    let kind = file.metadata().map_err(refuse)?.file_type();
-    if !kind.is_fifo() && !is_eventfd(&file) {
-        return Err(refuse("a file to ring by must be an eventfd or a pipe"));
-    }
-    let flags = rustix::fs::fcntl_getfl(&file).map_err(refuse)?;
-    if !flags.contains(OFlags::NONBLOCK) {
-        rustix::fs::fcntl_setfl(&file, flags | OFlags::NONBLOCK).map_err(refuse)?;
-    }
-    Ok(file)
-}
-
-/// Only an eventfd can be made readable by ourselves, which ends a wait for it.
-fn is_eventfd(file: &File) -> bool {
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    link.is_ok_and(|target| target.as_os_str() == "anon_inode:[eventfd]")
-}
-
 /// For the next process.
-fn copy(file: &Option<File>) -> Result<Option<OwnedFd>> {
-    let copied = file.as_ref().map(|file| file.try_clone().map(OwnedFd::from));
+fn copy(bell: &Option<Bell>) -> Result<Option<OwnedFd>> {
+    let copied = bell.as_ref().map(|bell| bell.file().try_clone().map(OwnedFd::from));
     copied.transpose().map_err(refuse)
 }
 
@@ -90,8 +69,13 @@ fn told_region(region: &VhostUserMemoryRegion, file: File) -> Region<OwnedFd> {
 }
 
 impl Session {
-    pub(crate) fn new(lines: Lines<Device>, facts: Facts, since: u64) -> Session {
-        Session { lines, facts, since, told: Told::new(facts.queues_max) }
+    pub(crate) fn new(
+        lines: Lines<Device>,
+        facts: Facts,
+        since: u64,
+        alarm: Arc<Alarm>,
+    ) -> Session {
+        Session { lines, facts, since, alarm, told: Told::new(facts.queues_max) }
     }
 
     fn is_served(&self) -> bool {
@@ -240,11 +224,14 @@ impl Session {
 
     /// A file to ring when pages were marked.
     pub(crate) fn set_log_bell(&mut self, file: File) -> Result<()> {
-        let bell = Arc::new(without_blocking(file)?);
-        let told = bell.try_clone().map_err(refuse)?;
-        let set = self.lines.ask_all(move |device| device.set_marked_bell(&bell));
-        set.map_err(refuse)?.into_iter().try_for_each(|set| set.map_err(refuse))?;
-        self.told.log_bell = Some(told.into());
+        let copy = || file.try_clone().map_err(refuse);
+        // Whoever serves the rings later is told it, too.
+        Bell::rare(copy()?).map_err(refuse)?;
+        for line in self.lines.all() {
+            let bell = Bell::new(copy()?).map_err(refuse)?;
+            line.ask(move |device| device.set_marked_bell(bell)).map_err(refuse)?;
+        }
+        self.told.log_bell = Some(file.into());
         Ok(())
     }
 }
@@ -312,7 +299,8 @@ impl VhostUserBackendReqHandlerMut for Session {
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<u64>>> {
         let mapped = regions.iter().zip(&files);
-        let mapped = mapped.map(|(region, file)| MappedRegion::map(file, place_of(region)));
+        let mapped =
+            mapped.map(|(region, file)| MappedRegion::map(file, place_of(region), &self.alarm));
         let mapped = mapped.collect::<std::result::Result<Vec<_>, _>>().map_err(refuse)?;
         self.change_all(move |device| device.replace_memory(mapped.clone()))?;
         let told = regions.iter().zip(files).map(|(region, file)| told_region(region, file));
@@ -334,7 +322,7 @@ impl VhostUserBackendReqHandlerMut for Session {
         if self.told.memory.len() >= REGIONS_MAX {
             return Err(Error::InvalidParam);
         }
-        let mapped = MappedRegion::map(&file, place_of(region)).map_err(refuse)?;
+        let mapped = MappedRegion::map(&file, place_of(region), &self.alarm).map_err(refuse)?;
         self.change_all(move |device| device.add_memory(mapped.clone()))?;
         self.told.memory.push(told_region(region, file));
         Ok(None)
@@ -391,31 +379,27 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn set_vring_kick(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        if file.as_ref().is_some_and(|file| !is_eventfd(file)) {
-            return Err(refuse("a kick file must be an eventfd"));
-        }
-        let file = file.map(without_blocking).transpose()?;
-        let told = copy(&file)?;
-        self.change(u32::from(index), move |vring| {
-            vring.bells.kick = file.map(Rc::new);
-            vring.started = true;
-        })?;
-        self.tell(u32::from(index), |ring| (ring.started, ring.kick) = (true, told))
+        // It is also rung by ourselves, to end a wait for it.
+        let kick = file.map(Bell::rare).transpose().map_err(refuse)?;
+        let told = copy(&kick)?;
+        let index = u32::from(index);
+        self.on_ring(index, async move |device, ring| device.set_kick(ring, kick).await)?;
+        self.tell(index, |ring| (ring.started, ring.kick) = (true, told))
     }
 
     fn set_vring_call(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        let file = file.map(without_blocking).transpose()?;
-        let told = copy(&file)?;
+        let call = file.map(Bell::new).transpose().map_err(refuse)?;
+        let told = copy(&call)?;
         let index = u32::from(index);
-        self.on_ring(index, async move |device, ring| device.set_call(ring, file))?;
+        self.on_ring(index, async move |device, ring| device.set_call(ring, call))?;
         self.tell(index, |ring| ring.call = told)
     }
 
     fn set_vring_err(&mut self, index: u8, file: Option<File>) -> Result<()> {
-        let file = file.map(without_blocking).transpose()?;
-        let told = copy(&file)?;
+        let error = file.map(Bell::rare).transpose().map_err(refuse)?;
+        let told = copy(&error)?;
         let index = u32::from(index);
-        self.on_ring(index, async move |device, ring| device.set_error(ring, file))?;
+        self.on_ring(index, async move |device, ring| device.set_error(ring, error))?;
         self.tell(index, |ring| ring.error = told)
     }
 
@@ -471,7 +455,8 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_inflight_fd(&mut self, region: &VhostUserInflight, file: File) -> Result<()> {
         let (shape, offset) = (self.shape_of(region)?, region.mmap_offset);
-        let mapped = MappedInflight::map(&file, shape, offset, region.mmap_size).map_err(refuse)?;
+        let range = (offset, region.mmap_size);
+        let mapped = MappedInflight::map(&file, shape, range, &self.alarm).map_err(refuse)?;
         inflight::admit(&file, offset, shape, self.since).map_err(refuse)?;
         self.lines.ask_all(move |device| device.set_inflight(mapped.clone())).map_err(refuse)?;
         let VhostUserInflight { mmap_size, mmap_offset, num_queues, queue_size } = *region;
@@ -504,7 +489,7 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
         let (offset, len) = (log.mmap_offset, log.mmap_size);
-        let mapped = MappedDirtyLog::map(&file, offset, len).map_err(refuse)?;
+        let mapped = MappedDirtyLog::map(&file, offset, len, &self.alarm).map_err(refuse)?;
         self.change_all(move |device| device.set_dirty_log(mapped.clone()))?;
         self.told.log = Some(handed::Log { len, offset, file: file.into() });
         Ok(())

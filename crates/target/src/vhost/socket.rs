@@ -24,9 +24,12 @@ use crate::handed::{FrontEnd, Told};
 use crate::line::{Gone, Lines};
 use crate::vhost::config::Facts;
 use crate::vhost::device::Device;
-use crate::vhost::memory::{Mapping, replace};
+use crate::vhost::fault::Fault;
+use crate::vhost::graveyard::Retired;
+use crate::vhost::memory::replace;
 use crate::vhost::peek::{LogBell, LooseTable, Peeked, VERSION_1, message, peek, reply};
 use crate::vhost::session::Session;
+use crate::vhost::sigbus::Alarm;
 
 /// Front ends that may wait while one is being served.
 pub(crate) const BACKLOG: i32 = 4;
@@ -72,6 +75,17 @@ impl Ends {
     /// Waits until there is something for the thread; false if it shall leave.
     fn wait(&self, on: &impl AsFd) -> Result<bool, Errno> {
         self.wait_for(on, PollFlags::IN)
+    }
+
+    /// The same, of a front end that may lose its memory meanwhile.
+    fn wait_for_message(&self, stream: &UnixStream, alarm: &Alarm) -> Result<bool, String> {
+        let mut fds = [stream.as_fd(), alarm.as_fd(), self.leave.as_fd()]
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        rustix::io::retry_on_intr(|| poll(&mut fds, None)).map_err(|error| error.to_string())?;
+        if alarm.has_rung() {
+            return Err(Fault::MemoryLost.to_string());
+        }
+        Ok(fds[2].revents().is_empty())
     }
 
     /// The same; an end of `on` is always waited for.
@@ -168,7 +182,7 @@ pub(crate) fn serve(
     ends: &Ends,
     lines: &Lines<Device>,
     (facts, since): (Facts, u64),
-    retired: &Receiver<Arc<Mapping>>,
+    retired: &Receiver<Retired>,
     first: Option<FrontEnd<OwnedFd>>,
 ) -> Option<Left> {
     let mut first = first;
@@ -195,8 +209,13 @@ pub(crate) fn serve(
                 continue;
             }
         };
-        let session = Session::new(lines.clone(), facts, since);
-        let served = serve_one(ends, lines, session, stream, before, retired);
+        let Ok(alarm) = Alarm::new() else {
+            tracing::warn!("a front end could not be accepted: no file can be opened");
+            ends.dismiss();
+            continue;
+        };
+        let session = Session::new(lines.clone(), facts, since, alarm.clone());
+        let served = serve_one(ends, lines, session, (stream, &alarm), before, retired);
         match served {
             Ok(Some(left)) => return Some(left),
             Ok(None) => ends.dismiss(),
@@ -217,14 +236,14 @@ fn serve_one(
     ends: &Ends,
     lines: &Lines<Device>,
     session: Session,
-    stream: UnixStream,
+    (stream, alarm): (UnixStream, &Alarm),
     before: Option<Before>,
-    retired: &Receiver<Arc<Mapping>>,
+    retired: &Receiver<Retired>,
 ) -> Result<Option<Left>, Gone> {
     let session = Arc::new(Mutex::new(session));
     lines.ask_all(|device| device.connect())?;
     let ended = match handler(ends, lines, &stream, &session, before) {
-        Ok(handler) => converse(ends, &stream, handler, &session, retired),
+        Ok(handler) => converse(ends, (&stream, alarm), handler, &session, retired),
         Err(error) => Err(error),
     };
     if let Ok(Ended::Left) = ended {
@@ -312,8 +331,8 @@ fn leave(ends: &Ends, lines: &Lines<Device>) -> Result<(), Gone> {
     lines.ask_all_and_wait_while(leave, patient).map(|_| ())
 }
 
-/// Unmaps what the reactor does not need any more.
-fn drop_all(retired: &Receiver<Arc<Mapping>>) {
+/// Gives back what the reactors do not need any more.
+fn drop_all(retired: &Receiver<Retired>) {
     retired.try_iter().for_each(drop);
 }
 
@@ -323,15 +342,15 @@ fn locked(session: &Mutex<Session>) -> MutexGuard<'_, Session> {
 
 fn converse(
     ends: &Ends,
-    stream: &UnixStream,
+    (stream, alarm): (&UnixStream, &Alarm),
     mut handler: Handler,
     session: &Arc<Mutex<Session>>,
-    retired: &Receiver<Arc<Mapping>>,
+    retired: &Receiver<Retired>,
 ) -> Result<Ended, String> {
     let text = |error: Errno| error.to_string();
     loop {
         ends.note_usage(session);
-        if !ends.wait(stream).map_err(text)? {
+        if !ends.wait_for_message(stream, alarm)? {
             return Ok(Ended::Left);
         }
         match peek(stream) {

@@ -1,6 +1,6 @@
 //! Whatever one guest does, its own queue stops with a reason, and nobody else notices.
 
-use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 
 use ashlar_format::array_superblock::Level;
 use ashlar_target::export::Export;
@@ -117,6 +117,102 @@ fn a_stopped_queue_can_be_set_up_again() {
     answers(&mut guest, 0);
 }
 
+const KIND_OUT: u32 = 1;
+const GONE: &str = "memory of the guest is gone";
+
+type Cut = fn(&mut FrontEnd);
+
+/// What a front end does to its guest's memory, and what of it the device touches then.
+const CUTS: [(&str, Cut); 4] = [
+    ("the ring", |guest| {
+        guest.file.set_len(0).unwrap();
+        guest.kick(0);
+    }),
+    ("the data of a read", |guest| cut_data(guest, KIND_IN, 64 << 10)),
+    ("the data of a read, not aligned", |guest| cut_data(guest, KIND_IN, (64 << 10) - 512)),
+    ("the data of a write", |guest| cut_data(guest, KIND_OUT, 4096)),
+];
+
+fn cut_data(guest: &mut FrontEnd, kind: u32, len: u32) {
+    guest.request(0, 0, kind, 0, (DATA + 4096, len, kind == KIND_IN));
+    guest.file.set_len(DATA).unwrap();
+    guest.offer(0, 0);
+    guest.kick(0);
+}
+
+/// Its front end is sent away with the reason, and hears of no answer; others go on; the drives are
+/// well; and the next front end is served.
+fn memory_is_cut_off(rig: &Rig) {
+    let (export, other) = (rig.export(2), rig.export(1));
+    let mut neighbour = Client::connect(&other.spec().socket, 1, all_features(), 1 << 20);
+    neighbour.write(0, &[7; 128 << 10]);
+    for (what, cut) in CUTS {
+        let mut guest = FrontEnd::started(&export.spec().socket, 2);
+        answers(&mut guest, 1);
+        cut(&mut guest);
+        assert!(within(10_000, || !export.status().unwrap().connected), "{what}");
+        let said = export.status().unwrap().last_error.unwrap();
+        assert!(said.contains(GONE), "{what}: {said}");
+        if guest.file.metadata().unwrap().len() > 0 {
+            assert_eq!(guest.used_index(0), 0, "{what}");
+        }
+        assert!(neighbour.read(0, 4096) == [7; 4096], "{what}");
+        assert!(rig.is_well(), "{what}");
+    }
+    let mut guest = FrontEnd::started(&export.spec().socket, 2);
+    answers(&mut guest, 0);
+}
+
+#[test]
+fn memory_that_is_cut_off_costs_its_own_front_end_only() {
+    memory_is_cut_off(&Rig::new(Level::Raid5, 3, 8 << 20));
+}
+
+/// The kernel finds no memory there, which is not the drive's fault.
+#[test]
+fn memory_that_is_cut_off_costs_no_drive() {
+    memory_is_cut_off(&Rig::on_files(Level::Raid5, 3, 8 << 20));
+    memory_is_cut_off(&Rig::on_files(Level::Raid1, 2, 8 << 20));
+}
+
+/// Flags of a file belong to all who have it, and a counter that is full takes nothing more.
+#[test]
+fn a_call_file_that_blocks_holds_up_nobody() {
+    let rig = Rig::new(Level::Raid1, 2, 8 << 20);
+    let (export, other) = (rig.export(1), rig.export(1));
+    let mut neighbour = Client::connect(&other.spec().socket, 1, all_features(), 1 << 20);
+    let mut guest = FrontEnd::started(&export.spec().socket, 1);
+    assert!(guest.called(0, 10_000), "a new call file is called once");
+    for bell in [&guest.calls[0], &guest.kicks[0]] {
+        // SAFETY: it is open as long as the guest.
+        let file = unsafe { BorrowedFd::borrow_raw(bell.as_raw_fd()) };
+        let flags = rustix::fs::fcntl_getfl(file).unwrap();
+        rustix::fs::fcntl_setfl(file, flags - rustix::fs::OFlags::NONBLOCK).unwrap();
+    }
+    guest.calls[0].write(u64::MAX - 1).unwrap();
+    answers(&mut guest, 0);
+    neighbour.write(0, &[7; 4096]);
+    assert!(neighbour.read(0, 4096) == [7; 4096]);
+    guest.kicks[0].write(u64::MAX - 1).unwrap();
+    guest.front.get_vring_base(0).unwrap();
+    drop(guest);
+    assert!(within(10_000, || !export.status().unwrap().connected));
+}
+
+/// What a front end cut off before it was handed over, the next process does not map.
+#[test]
+fn memory_that_is_cut_off_before_a_hand_over_is_refused() {
+    let rig = Rig::new(Level::Raid1, 2, 8 << 20);
+    let mut export = rig.export(1);
+    let guest = FrontEnd::started(&export.spec().socket, 1);
+    guest.file.set_len(0).unwrap();
+    let (spec, handed) = (export.spec().clone(), Box::new(export).hand_over());
+    export = VhostExport::resume(rig.parts(), spec, handed.unwrap()).unwrap();
+    assert!(within(10_000, || !export.status().unwrap().connected));
+    let mut guest = FrontEnd::started(&export.spec().socket, 1);
+    answers(&mut guest, 0);
+}
+
 fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
@@ -149,12 +245,16 @@ fn bell(file: impl Into<OwnedFd>) -> EventFd {
     unsafe { EventFd::from_raw_fd(file.into().into_raw_fd()) }
 }
 
+fn opened(path: &str) -> EventFd {
+    bell(std::fs::File::open(path).unwrap())
+}
+
 #[test]
 fn wrong_messages_end_the_connection_and_nothing_else() {
     let rig = Rig::new(Level::Raid1, 2, 8 << 20);
     let export = rig.export(2);
     type Message = fn(&mut FrontEnd) -> bool;
-    let cases: [Message; 16] = [
+    let cases: [Message; 17] = [
         |g| g.front.set_vring_num(0, 15).is_err(),
         |g| g.front.set_vring_num(0, 4096).is_err(),
         |g| g.front.set_features(1 << 33).is_err(),
@@ -186,13 +286,13 @@ fn wrong_messages_end_the_connection_and_nothing_else() {
                 g.front.set_vring_addr(0, &wrong).is_err()
             }
         },
-        |g| g.front.set_vring_call(0, &bell(std::fs::File::open("/dev/zero").unwrap())).is_err(),
+        |g| g.front.set_vring_call(0, &opened("/dev/zero")).is_err(),
         |g| {
-            // User-mode Linux has pipes to be called by.
+            // As user-mode Linux has them.
             let (_reader, writer) = std::io::pipe().unwrap();
-            g.front.set_vring_call(0, &bell(OwnedFd::from(writer))).unwrap();
-            g.front.set_vring_err(0, &bell(std::fs::File::open("/proc/self/exe").unwrap())).is_err()
+            g.front.set_vring_call(0, &bell(OwnedFd::from(writer))).is_err()
         },
+        |g| g.front.set_vring_err(0, &opened("/proc/self/exe")).is_err(),
         // A log of written pages: without a file, in one that could shrink, longer than its file,
         // and a file to ring for it that is none, or is not there.
         |g| g.exchange(&words(&[6, 1, 16, 4096, 0, 0, 0]), false, 28).is_empty(),

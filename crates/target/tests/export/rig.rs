@@ -1,12 +1,16 @@
 //! An engine to test against: one reactor, one array on RAM drives, volumes, exports.
 
+use std::fs::File;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use ashlar_drive::drive::{Drive, Limits};
-use ashlar_format::array_superblock::Level;
+use ashlar_drive::gate::Gate;
+use ashlar_drive::health::HealthState;
+use ashlar_format::array_superblock::{Level, MemberState};
 use ashlar_pool::offer::Offer;
 use ashlar_pool::pool::Pool;
 use ashlar_pool::volume::Volume;
@@ -14,6 +18,8 @@ use ashlar_raid::array::Array;
 use ashlar_raid::layout::{Layout, Shape};
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::ArraySpec;
+use ashlar_raid::status::MemberStatus;
+use ashlar_reactor::backend::Instant;
 use ashlar_reactor::cores::Core;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
@@ -21,6 +27,7 @@ use ashlar_reactor::registry::Key;
 use ashlar_target::export::Part;
 use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::vhost::{ExportSpec, VhostExport};
+use rustix::fs::{MemfdFlags, memfd_create};
 
 /// Longer than anything here takes on a slow machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -47,6 +54,27 @@ impl Rig {
     }
 
     pub fn polling(level: Level, drives: u8, volume_bytes: u64, poll_window: Duration) -> Rig {
+        Rig::made_of(|bytes| Device::Ram { bytes }, (level, drives), volume_bytes, poll_window)
+    }
+
+    /// Drives that the kernel reads and writes: files, past its cache.
+    pub fn on_files(level: Level, drives: u8, volume_bytes: u64) -> Rig {
+        let device = |bytes| {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(bytes).unwrap();
+            let flags = rustix::fs::fcntl_getfl(&file).unwrap();
+            rustix::fs::fcntl_setfl(&file, flags | rustix::fs::OFlags::DIRECT).unwrap();
+            Device::File { file: std::sync::Arc::new(file) }
+        };
+        Rig::made_of(device, (level, drives), volume_bytes, Duration::from_micros(50))
+    }
+
+    fn made_of(
+        device: fn(u64) -> Device,
+        (level, drives): (Level, u8),
+        volume_bytes: u64,
+        poll_window: Duration,
+    ) -> Rig {
         let core = start_core(poll_window);
         let (volume, pool) = on_reactor(&core, move |reactor| async move {
             let spec = ArraySpec {
@@ -64,8 +92,7 @@ impl Rig {
             let data = layout.expect("a layout that can be").data;
             let bytes = volume_bytes / u64::from(data) + (16 << 20);
             let limits = Limits { bytes, sector_bytes: 512, zeroes_cheaply: true };
-            let drive =
-                |i: u8| Drive::new(&reactor, Device::Ram { bytes }, limits, &format!("ram{i}"));
+            let drive = |i: u8| Drive::new(&reactor, device(bytes), limits, &format!("drive{i}"));
             let drives = (0..drives).map(|i| ([i; 16], drive(i)));
             let array = Array::create(&reactor, &spec, drives.collect()).await.unwrap();
             let pool = Pool::open(array).await.unwrap();
@@ -77,9 +104,24 @@ impl Rig {
 
     /// The same, with one more reactor for the queues of exports.
     pub fn spread(level: Level, drives: u8, volume_bytes: u64, poll_window: Duration) -> Rig {
-        let mut rig = Rig::polling(level, drives, volume_bytes, poll_window);
-        let volume = rig.volume;
-        let offer = on_reactor(&rig.core, move |reactor| async move {
+        Rig::polling(level, drives, volume_bytes, poll_window).and_another(poll_window)
+    }
+
+    /// The same, of drives whose writes can be held.
+    #[allow(dead_code, reason = "not all who have this module use it")]
+    pub fn holding(level: Level, drives: u8, volume_bytes: u64, poll_window: Duration) -> Rig {
+        // Those of the engine's own memory ask no gate.
+        let device = |bytes| {
+            let file = File::from(memfd_create("drive", MemfdFlags::CLOEXEC).unwrap());
+            file.set_len(bytes).unwrap();
+            Device::File { file: Arc::new(file) }
+        };
+        Rig::made_of(device, (level, drives), volume_bytes, poll_window).and_another(poll_window)
+    }
+
+    fn and_another(mut self, poll_window: Duration) -> Rig {
+        let volume = self.volume;
+        let offer = on_reactor(&self.core, move |reactor| async move {
             let volume = Volume::clone(&reactor.get(volume).unwrap());
             Offer::new(&reactor, volume).unwrap()
         });
@@ -87,8 +129,8 @@ impl Rig {
         let volume = on_reactor(&other, move |reactor| async move {
             reactor.publish(Rc::new(offer.open(&reactor)))
         });
-        rig.others.push((other, volume));
-        rig
+        self.others.push((other, volume));
+        self
     }
 
     pub fn export(&self, queues_max: u16) -> VhostExport {
@@ -125,6 +167,42 @@ impl Rig {
         on_reactor(&self.core, move |reactor| async move {
             let members = reactor.get(key).unwrap().array().status().members;
             members.iter().map(|m| m.drive.as_ref().unwrap().counters().flushes).collect()
+        })
+    }
+
+    /// From now on drives write nothing, until they are let: those of [`Rig::holding`].
+    #[allow(dead_code, reason = "not all who have this module use it")]
+    pub fn hold_writes(&self) -> Key<Gate> {
+        let key = self.pool;
+        on_reactor(&self.core, move |reactor| async move {
+            let gate = Gate::open_until(reactor.now());
+            for member in reactor.get(key).unwrap().array().status().members {
+                member.drive.unwrap().put_behind(gate.clone());
+            }
+            reactor.publish(gate)
+        })
+    }
+
+    #[allow(dead_code, reason = "not all who have this module use it")]
+    pub fn let_writes_go(&self, gate: Key<Gate>) {
+        on_reactor(&self.core, move |reactor| async move {
+            reactor.withdraw(gate).unwrap().move_on(&reactor, Instant::MAX);
+        });
+    }
+
+    /// Whether all members are trusted and all drives well, and nothing had to be read in another
+    /// way than the first.
+    pub fn is_well(&self) -> bool {
+        let key = self.pool;
+        on_reactor(&self.core, move |reactor| async move {
+            let status = reactor.get(key).unwrap().array().status();
+            let is_well = |member: &MemberStatus| {
+                let health = member.drive.as_ref().map(|drive| drive.health().state);
+                member.state == MemberState::Trusted && health == Some(HealthState::Healthy)
+            };
+            let counters = status.counters;
+            let is_plain = counters.reconstructed == 0 && counters.repaired == 0;
+            is_plain && status.members.iter().all(is_well)
         })
     }
 

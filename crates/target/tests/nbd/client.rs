@@ -14,6 +14,7 @@ pub const TRIM: u16 = 4;
 pub const CACHE: u16 = 5;
 pub const WRITE_ZEROES: u16 = 6;
 pub const FUA: u16 = 1;
+pub const FAST_ZERO: u16 = 16;
 
 pub const EXPORT_NAME: u32 = 1;
 pub const GO: u32 = 7;

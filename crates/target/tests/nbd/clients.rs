@@ -8,12 +8,15 @@ use ashlar_target::limits::{RateLimits, Rates};
 use ashlar_target::nbd::{NbdExport, NbdSpec};
 use std::time::Duration;
 
-use crate::client::{CACHE, Client, DISCONNECT, FLUSH, FUA, READ, TRIM, WRITE, WRITE_ZEROES};
+use crate::client::{
+    CACHE, Client, DISCONNECT, FAST_ZERO, FLUSH, FUA, READ, TRIM, WRITE, WRITE_ZEROES,
+};
 use crate::rig::Rig;
 use crate::{DATA, serve, soon};
 
 const INVALID: u32 = 22;
 const NO_SPACE: u32 = 28;
+const UNSUPPORTED: u32 = 95;
 
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| (at.wrapping_mul(2_654_435_761) >> 7) as u8 ^ seed as u8).collect()
@@ -41,6 +44,25 @@ fn what_is_written_is_read() {
     assert!(tcp.read(0, 65536).data == [0; 65536]);
     let counters = served.export.status().unwrap().counters;
     assert_eq!((counters.writes, counters.reads, counters.discards), (6, 8, 2));
+}
+
+/// Clients that copy disks ask like this, and write only where it is refused.
+#[test]
+fn zeroing_that_would_be_slow_is_refused_where_it_must_be_fast() {
+    let rig = Rig::new(Level::Raid5, 4, DATA);
+    let served = serve(&rig);
+    let (mut client, _) = Client::connect(&served.socket);
+    let fast = |client: &mut Client, at, len| client.command(WRITE_ZEROES, FAST_ZERO, at, len);
+    assert_eq!(fast(&mut client, 4096, 4096), 0, "nothing was written there");
+    let data = pattern(1, 2 << 20);
+    assert_eq!(client.write(0, &data), 0);
+    assert_eq!(fast(&mut client, 4096, 4096), UNSUPPORTED);
+    assert!(client.read(0, 2 << 20).data == data, "it was not done");
+    assert_eq!(fast(&mut client, 512, 1 << 20), 0, "nearly all of it are whole stripes");
+    assert!(client.read(512, 1 << 20).data == [0; 1 << 20]);
+    assert_eq!(fast(&mut client, DATA - 512, 1024), NO_SPACE);
+    assert_eq!(client.command(WRITE_ZEROES, 0, 4096, 4096), 0);
+    assert_eq!(served.trouble(), "");
 }
 
 #[test]

@@ -5,10 +5,13 @@ use std::time::{Duration, Instant};
 use ashlar_format::array_superblock::Level;
 use ashlar_reactor::prng::Prng;
 use ashlar_target::export::Export;
+use ashlar_target::limits::{Rate, Rates};
 
-use crate::client::{Client, EXPORT_NAME, GO, READ, WRITE, option_head, request};
+use crate::client::{
+    Client, DISCONNECT, EXPORT_NAME, FLUSH, GO, READ, WRITE, WRITE_ZEROES, option_head, request,
+};
 use crate::rig::Rig;
-use crate::{DATA, Served, serve, soon};
+use crate::{DATA, Served, serve, serve_limited, soon};
 
 /// A good client goes on all the while.
 struct Peaceful(Client);
@@ -153,12 +156,96 @@ fn who_says_nothing_has_to_go() {
 fn there_are_only_so_many_connections() {
     let rig = Rig::new(Level::Raid1, 2, DATA);
     let served = serve(&rig);
-    let mut clients: Vec<Client> = (0..16).map(|_| Client::connect(&served.socket).0).collect();
+    let mut clients: Vec<Client> = (0..24).map(|_| Client::connect(&served.socket).0).collect();
     assert!(Client::mute(&served.socket).is_cut_off());
     assert!(served.trouble().contains("turned away"), "{}", served.trouble());
     assert!(clients.iter_mut().all(|client| client.read(0, 512).error == 0));
     // There is room again.
     clients.pop();
-    assert!(soon(|| served.serving() == [15]));
+    assert!(soon(|| served.serving() == [23]));
     assert_eq!(Client::connect(&served.socket).0.read(0, 512).error, 0);
+}
+
+#[test]
+fn who_says_nothing_keeps_nobody_out() {
+    let rig = Rig::new(Level::Raid1, 2, DATA);
+    let served = serve(&rig);
+    let mut clients = Vec::new();
+    // Several times as many as there may be: the oldest go.
+    let mut silent: Vec<Client> = (0..40).map(|_| Client::mute(&served.socket)).collect();
+    for _ in 0..8 {
+        clients.push(Client::connect(&served.socket).0);
+    }
+    assert!(silent.iter_mut().take(24).all(Client::is_cut_off));
+    for _ in 0..40 {
+        silent.push(Client::mute(&served.socket));
+    }
+    while clients.len() < 24 {
+        clients.push(Client::connect(&served.socket).0);
+    }
+    assert!(clients.iter_mut().all(|client| client.read(0, 512).error == 0));
+    assert!(Client::mute(&served.socket).is_cut_off(), "all are served");
+}
+
+/// Writes have to wait for hours, but for the first.
+fn slow(rig: &Rig) -> Served {
+    let write = Rate { requests_per_second: None, bytes_per_second: Some(1) };
+    serve_limited(rig, Rates { write, ..Rates::default() })
+}
+
+#[test]
+fn writes_that_wait_for_their_turn_stop_no_reads() {
+    let rig = Rig::new(Level::Raid1, 2, DATA);
+    let served = slow(&rig);
+    let (mut client, _) = Client::connect(&served.socket);
+    // As many as there is room for, by number and by length; the first may go at once.
+    client.ask(WRITE, 0, 0, 512, &[1; 512]);
+    for at in 1..100 {
+        client.ask(WRITE, 0, at * 4096, 512, &[1; 512]);
+    }
+    for at in 0..14 {
+        client.ask(WRITE, 0, 1 << 20, 1 << 20, &[at; 1 << 20]);
+    }
+    for at in 0..15 {
+        client.ask(WRITE_ZEROES, 0, 4096 * at, 512, &[]);
+    }
+    assert_eq!(client.reply(|_| 0).1.error, 0);
+    for at in 1..200 {
+        assert!(client.read(at * 4096, 4096).data == [0; 4096]);
+        assert_eq!(client.command(FLUSH, 0, 0, 0), 0);
+    }
+    assert_eq!(served.export.status().unwrap().counters.writes, 1);
+}
+
+#[test]
+fn what_waits_for_its_turn_ends_with_its_client() {
+    let rig = Rig::new(Level::Raid1, 2, DATA);
+    let served = slow(&rig);
+    for broken in [false, true] {
+        // More than are taken up: the end of this one is behind what nobody reads.
+        for requests in [1, 100, 200] {
+            let (mut client, _) = Client::connect(&served.socket);
+            for at in 0..requests {
+                client.ask(WRITE, 0, at * 512, 512, &[1; 512]);
+            }
+            if broken && requests < 128 {
+                client.send(&[0; 28]);
+                assert!(client.is_cut_off());
+            }
+            drop(client);
+            assert!(soon(|| served.serving() == [0]), "{broken} {requests}");
+        }
+    }
+    let counters = served.export.status().unwrap().counters;
+    assert_eq!((counters.writes, counters.errors), (1, 0), "the first may go at once");
+    // Goodbyes are something else: what was asked for before is done.
+    let (mut client, _) = Client::connect(&served.socket);
+    client.ask(WRITE, 0, DATA - 512, 512, &[5; 512]);
+    client.ask(DISCONNECT, 0, 0, 0, &[]);
+    drop(client);
+    assert!(soon(|| served.serving() == [1]));
+    served.limits.set(Rates::default());
+    assert!(soon(|| served.serving() == [0]));
+    let (mut client, _) = Client::connect(&served.socket);
+    assert!(client.read(DATA - 512, 512).data == [5; 512]);
 }

@@ -13,6 +13,7 @@ mod rig;
 mod tools;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use ashlar_target::export::Export;
 use ashlar_target::limits::{RateLimits, Rates};
@@ -25,14 +26,20 @@ pub const DATA: u64 = 8 << 20;
 pub struct Served {
     pub export: NbdExport,
     pub socket: PathBuf,
+    pub limits: Arc<RateLimits>,
 }
 
 pub fn serve(rig: &Rig) -> Served {
+    serve_limited(rig, Rates::default())
+}
+
+pub fn serve_limited(rig: &Rig, rates: Rates) -> Served {
     let socket = socket_path();
     let listen = Some("127.0.0.1:0".parse().unwrap());
-    let limits = RateLimits::new(Rates::default());
-    let spec = NbdSpec { name: "disk".into(), socket: Some(socket.clone()), listen, limits };
-    Served { export: NbdExport::start(rig.parts(), spec).unwrap(), socket }
+    let limits = RateLimits::new(rates);
+    let (name, its) = ("disk".into(), limits.clone());
+    let spec = NbdSpec { name, socket: Some(socket.clone()), listen, limits: its };
+    Served { export: NbdExport::start(rig.parts(), spec).unwrap(), socket, limits }
 }
 
 impl Served {

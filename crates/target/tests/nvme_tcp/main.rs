@@ -49,8 +49,17 @@ impl Offered {
         Offered::by(ExportSpec { limits, ..spec("127.0.0.1:0".parse().unwrap()) })
     }
 
+    /// Of drives whose writes can be held.
+    pub fn holding() -> Offered {
+        let rig = Rig::holding(Level::Raid5, 3, DISK, Duration::from_micros(50));
+        Offered::of(rig, spec("127.0.0.1:0".parse().unwrap()))
+    }
+
     pub fn by(spec: ExportSpec) -> Offered {
-        let rig = Rig::spread(Level::Raid5, 3, DISK, Duration::from_micros(50));
+        Offered::of(Rig::spread(Level::Raid5, 3, DISK, Duration::from_micros(50)), spec)
+    }
+
+    fn of(rig: Rig, spec: ExportSpec) -> Offered {
         let ports = Ports::default();
         let export = NvmeTcpExport::start(&ports, rig.parts(), spec).unwrap();
         Offered { ports, export, rig }

@@ -1,9 +1,9 @@
 //! What a host has under way when it resets its controller, shuts it down, or leaves.
 
-use std::sync::Arc;
-
+use ashlar_drive::gate::Gate;
 use ashlar_reactor::nvme::command::{Command, Status};
 use ashlar_reactor::nvme::fabrics::{ANY_CONTROLLER, Property, property_set};
+use ashlar_reactor::registry::Key;
 use ashlar_target::export::Export;
 use ashlar_target::limits::{Rate, RateLimits, Rates};
 
@@ -16,21 +16,24 @@ const DISABLE: u32 = 0x46_0000;
 const SHUT_DOWN: u32 = 0x46_4001;
 const LATE: [u8; 4096] = [2; 4096];
 
-/// A volume whose writes take hours, until they are let.
-fn slow() -> (Offered, Arc<RateLimits>) {
+/// A volume whose writes have to wait for hours: of the first block a one was written.
+fn slow() -> Offered {
     let write = Rate { requests_per_second: None, bytes_per_second: Some(1) };
-    let limits = RateLimits::new(Rates { write, ..Rates::default() });
-    (Offered::limited(limits.clone()), limits)
+    let offered = Offered::limited(RateLimits::new(Rates { write, ..Rates::default() }));
+    // The first may go at once.
+    Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN).write(1, 0, &[1; 512]);
+    offered
 }
 
-/// A host with a write under way, of eight blocks from the eighth on.
-fn host_with_late_write(offered: &Offered) -> Host {
+/// A host with a write that its drives do not do yet, of eight blocks from the eighth on; and what
+/// holds it.
+fn host_with_late_write(offered: &Offered) -> (Host, Key<Gate>) {
     let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
-    // The first may go at once.
-    host.write(1, 0, &[1; 512]);
+    let gate = offered.rig.hold_writes();
     host.io.give(Command::write(1, 8, 8), &LATE, true);
-    while offered.export.status().unwrap().counters.limited == 0 {}
-    host
+    // One that was taken up after it.
+    assert_eq!(host.read(1, 100, 1), [0; 512]);
+    (host, gate)
 }
 
 fn refused(offered: &Offered, queue: u16, controller: u16) -> Status {
@@ -39,8 +42,8 @@ fn refused(offered: &Offered, queue: u16, controller: u16) -> Status {
 
 #[test]
 fn a_reset_is_over_when_nothing_of_before_is_under_way() {
-    let (offered, limits) = slow();
-    let Host { mut admin, mut io, controller } = host_with_late_write(&offered);
+    let offered = Offered::holding();
+    let (Host { mut admin, mut io, controller }, gate) = host_with_late_write(&offered);
     let set = |admin: &mut Wire, to| admin.run(property_set(Property::Configuration, to), 0).0;
     assert!(set(&mut admin, DISABLE).is_success());
     assert!(io.receive_pdu().is_err());
@@ -49,7 +52,7 @@ fn a_reset_is_over_when_nothing_of_before_is_under_way() {
     assert_eq!(set(&mut admin, ENABLE), Status::SEQUENCE);
     assert_eq!(refused(&offered, 2, controller), Status::SEQUENCE.for_good());
     assert_eq!(refused(&offered, 0, ANY_CONTROLLER), Status::CONNECT_BUSY);
-    limits.set(Rates::default());
+    offered.rig.let_writes_go(gate);
     while admin.property(Property::Status) != 0 {}
     admin.enable();
     let mut io = Wire::open(offered.at(), Choice::PLAIN);
@@ -60,13 +63,13 @@ fn a_reset_is_over_when_nothing_of_before_is_under_way() {
 
 #[test]
 fn a_shutdown_is_over_when_nothing_is_under_way() {
-    let (offered, limits) = slow();
-    let Host { mut admin, mut io, .. } = host_with_late_write(&offered);
+    let offered = Offered::holding();
+    let (Host { mut admin, mut io, .. }, gate) = host_with_late_write(&offered);
     let shut_down = property_set(Property::Configuration, SHUT_DOWN);
     assert!(admin.run(shut_down, 0).0.is_success());
     assert!(io.receive_pdu().is_err());
     assert_eq!(admin.property(Property::Status), 1 << 2 | 1, "it occurs");
-    limits.set(Rates::default());
+    offered.rig.let_writes_go(gate);
     while admin.property(Property::Status) != 2 << 2 | 1 {}
     let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
     assert_eq!(host.read(1, 8, 8), LATE);
@@ -75,15 +78,62 @@ fn a_shutdown_is_over_when_nothing_is_under_way() {
 
 #[test]
 fn who_comes_again_waits_for_what_it_has_left_behind() {
-    let (offered, limits) = slow();
-    drop(host_with_late_write(&offered));
+    let offered = Offered::holding();
+    let (host, gate) = host_with_late_write(&offered);
+    drop(host);
     assert_eq!(refused(&offered, 0, ANY_CONTROLLER), Status::CONNECT_BUSY);
     // Another host need not wait.
     let other = Host::named(offered.at(), (SUBSYSTEM, "nqn.2026-01.example:b"), Choice::PLAIN);
-    limits.set(Rates::default());
+    offered.rig.let_writes_go(gate);
     let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
     assert_eq!(host.read(1, 8, 8), LATE);
     drop(other);
+    offered.end();
+}
+
+/// A host of which many writes wait for their turn.
+fn host_with_waiting_writes(offered: &Offered) -> Host {
+    let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
+    let limited = || offered.export.status().unwrap().counters.limited;
+    let before = limited();
+    // More than there is room for at a time, of those whose data is asked for.
+    for at in 1..=6 {
+        host.io.give(Command::write(1, at * 2048, 2048), &[2; 1 << 20], false);
+        host.io.give(Command::write(1, at * 2048, 8), &LATE, true);
+        host.io.ask(Command::write_zeroes(1, at * 2048 + 1, 8, false), 0);
+    }
+    while limited() < before + 18 {}
+    host
+}
+
+#[test]
+fn writes_that_wait_for_their_turn_stop_no_reads() {
+    let offered = slow();
+    let mut host = host_with_waiting_writes(&offered);
+    for block in 0..100 {
+        assert_eq!(host.read(1, block, 2048)[0], u8::from(block == 0));
+    }
+    drop(host);
+    offered.end();
+}
+
+#[test]
+fn what_waits_for_its_turn_ends_with_its_controller() {
+    let offered = slow();
+    for shuts_down in [false, true] {
+        let Host { mut admin, mut io, .. } = host_with_waiting_writes(&offered);
+        let (to, over) = if shuts_down { (SHUT_DOWN, 2 << 2 | 1) } else { (DISABLE, 0) };
+        assert!(admin.run(property_set(Property::Configuration, to), 0).0.is_success());
+        while admin.property(Property::Status) != over {}
+        assert!(io.receive_pdu().is_err());
+    }
+    // Also of a host that has left, or is cut off.
+    drop(host_with_waiting_writes(&offered));
+    let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
+    assert_eq!(host.read(1, 2048, 2048), [0; 1 << 20], "none was written");
+    let counters = offered.export.status().unwrap().counters;
+    assert_eq!((counters.writes, counters.discards, counters.errors), (1, 0, 0));
+    drop(host);
     offered.end();
 }
 

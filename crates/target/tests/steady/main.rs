@@ -13,6 +13,7 @@ mod rig;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use ashlar_format::array_superblock::Level;
@@ -120,6 +121,7 @@ fn measure(level: Level, drives: u8, features: u64, write: bool) {
     work(&mut client, &mut prng, true, count);
     work(&mut client, &mut prng, write, count);
     let bell = client.transport.get_completion_fd(0);
+    rustix::fs::fcntl_setfl(bell.as_fd(), rustix::fs::OFlags::NONBLOCK).unwrap();
     let _ = bell.read();
     let idle = costs(&rig);
     let before = costs(&rig);

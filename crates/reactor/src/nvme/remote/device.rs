@@ -377,6 +377,9 @@ impl RemoteDevice {
             Ok(0) => return self.fail(now, Trouble::Lost("the other side has closed it".into())),
             Ok(bytes) => usize::try_from(bytes).expect("inside buffers"),
             Err(Errno(libc::EINTR | libc::EAGAIN)) => return,
+            Err(Errno(libc::EFAULT)) if way == Way::In && self.connection().inbox.touch_data() => {
+                return;
+            }
             Err(errno) => return self.fail(now, Trouble::Lost(errno.to_string())),
         };
         match way {

@@ -116,6 +116,16 @@ impl Inbox {
         pieces.push(libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() });
     }
 
+    /// The kernel found no memory where the rest of a command's data goes: a guest's, whose file
+    /// was cut short. That is no reason to lose the drive. Where this process touches such memory,
+    /// it becomes other memory (whoever mapped it sees to that, and to its guest), and the kernel
+    /// finds that when it is asked again. False: nothing of that kind is awaited.
+    pub(super) fn touch_data(&self) -> bool {
+        let Awaited::Data(incoming) = &self.awaited else { return false };
+        incoming.into.slice(incoming.at..incoming.into.len()).fill_zero();
+        true
+    }
+
     /// The kernel has put `bytes` there.
     pub(super) fn came(&mut self, mut bytes: usize) {
         if let Awaited::Data(incoming) = &mut self.awaited {

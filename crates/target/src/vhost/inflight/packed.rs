@@ -308,6 +308,7 @@ mod tests {
 
     use super::*;
     use crate::vhost::inflight::{Inflight, MappedInflight, Shape, create};
+    use crate::vhost::sigbus::Alarm;
 
     const SIZE: u16 = 8;
 
@@ -316,7 +317,8 @@ mod tests {
     fn open(next: [u16; 8], free: u16, chains: &[(u16, u16, u16)]) -> Result<Opened, Fault> {
         let shape = Shape::new(1, SIZE, (1, SIZE)).unwrap();
         let (described, file) = create(shape).unwrap();
-        let mapped = MappedInflight::map(&file, shape, 0, described.mmap_size).unwrap();
+        let alarm = Alarm::new().unwrap();
+        let mapped = MappedInflight::map(&file, shape, (0, described.mmap_size), &alarm).unwrap();
         let (graveyard, _retired) = mpsc::channel();
         let section = Inflight::adopt(mapped, &graveyard).of_queue(0).unwrap();
         let (mut log, _) = PackedLog::open(section.clone(), SIZE, |_| false)?;

@@ -172,6 +172,28 @@ fn everything_taken_is_answered_before_a_stop_returns() {
     });
 }
 
+/// In every moment: also between the answer and the turn's end, which would show it.
+#[test]
+fn once_memory_is_lost_nothing_more_is_shown() {
+    run(|reactor| async move {
+        let disk = disk(&reactor, Level::Raid5, 3).await;
+        for turns in 0..30 {
+            let mut driver = Driver::start(&reactor, &disk, 64);
+            for slot in 0..5 {
+                driver.describe(slot, slot % 2 == 0);
+                driver.offer(slot, u64::from(slot) * 8);
+            }
+            for _ in 0..turns {
+                reactor.yield_now().await;
+            }
+            let used = driver.used();
+            driver.guest.memory.alarm().unwrap().ring();
+            driver.queue.stop().await;
+            assert_eq!(driver.used(), used, "after {turns} turns");
+        }
+    });
+}
+
 #[test]
 fn a_ring_larger_than_the_workers_is_served() {
     run(|reactor| async move {

@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
 
 use super::*;
-use crate::vhost::memory::Mapping;
+use crate::vhost::graveyard::Retired;
 use crate::vhost::memory::tests::memory;
 
 pub(crate) const NEXT: u16 = 1;
@@ -35,7 +35,7 @@ pub(crate) fn popped(id: u16, descriptors: u16) -> Popped {
 /// A guest's memory (two regions that touch, one apart) and the driver's side of one ring.
 pub(crate) struct Guest {
     pub(crate) memory: Rc<GuestMemory>,
-    _retired: mpsc::Receiver<std::sync::Arc<Mapping>>,
+    _retired: mpsc::Receiver<Retired>,
     size: u16,
     available: u16,
 }

@@ -14,6 +14,7 @@ use virtio_bindings::virtio_config::VIRTIO_F_RING_PACKED;
 use super::*;
 use crate::vhost::inflight::{Inflight, MappedInflight, Shape, create};
 use crate::vhost::memory::tests::killed_after;
+use crate::vhost::sigbus::Alarm;
 
 const TABLES: u64 = 0x2_0000;
 const TABLE_BYTES: u64 = 0x100;
@@ -254,10 +255,11 @@ struct Taken {
     number: u64,
 }
 
-fn new_log(size: u16) -> (Section, mpsc::Receiver<std::sync::Arc<Mapping>>) {
+fn new_log(size: u16) -> (Section, mpsc::Receiver<Retired>) {
     let shape = Shape::new(2, size + 3, (2, RING_SIZE_MAX)).unwrap();
     let (described, file) = create(shape).unwrap();
-    let mapped = MappedInflight::map(&file, shape, 0, described.mmap_size).unwrap();
+    let alarm = Alarm::new().unwrap();
+    let mapped = MappedInflight::map(&file, shape, (0, described.mmap_size), &alarm).unwrap();
     let (graveyard, retired) = mpsc::channel();
     (Inflight::adopt(mapped, &graveyard).of_queue(1).unwrap(), retired)
 }
@@ -285,7 +287,7 @@ struct World {
     /// The device wants a kick for the next chain.
     armed: bool,
     log: Option<Section>,
-    _retired: mpsc::Receiver<std::sync::Arc<Mapping>>,
+    _retired: mpsc::Receiver<Retired>,
     kills: u64,
 }
 

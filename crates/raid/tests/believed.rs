@@ -1,0 +1,130 @@
+//! Goal: what a start believes is so: of drives that lost their cache by themselves, and of parity
+//! that a scrub made anew.
+//! Method: a daemon that dies at that moment, on files in memory whose bytes are put back or
+//! changed behind its back.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod pair;
+mod steered;
+
+use std::os::unix::fs::FileExt;
+use std::time::Duration;
+
+use ashlar_format::array_superblock::{Level, MemberState, Policy};
+use ashlar_format::units::StripeIndex;
+use ashlar_raid::label;
+use ashlar_raid::start::ArraySpec;
+use ashlar_raid::status::{ScrubReport, ScrubState};
+use ashlar_reactor::executor::Reactor;
+use pair::{DRIVE_BYTES, Pair, run, run_on};
+use steered::{Fate, Steer, is_write, offset};
+
+const STRIPES: u64 = 8;
+
+/// Its first stripes are written, and in place.
+async fn written(reactor: &Reactor, level: Level, members: usize, policy: Policy) -> Pair {
+    let spec = ArraySpec { policy: Some(policy), ..Pair::spec(level) };
+    let mut pair = Pair::made(reactor, &spec, &vec![DRIVE_BYTES; members], 512).await;
+    let bytes = (STRIPES * pair.array.stripe_bytes()) as usize;
+    pair.put(0, &vec![1; bytes]).await;
+    pair.in_place().await;
+    pair.array.flush().await.unwrap();
+    pair
+}
+
+/// Where a stripe begins on the drive of each member.
+fn place(pair: &Pair, stripe: u64) -> u64 {
+    let layout = pair.array.layout();
+    let data = label::plan(DRIVE_BYTES, layout.parity).unwrap().data.offset;
+    data + layout.member_offset(StripeIndex(stripe), 0)
+}
+
+/// No write came after that would have told that it missed something.
+#[test]
+fn a_drive_that_lost_its_cache_by_itself_is_not() {
+    run(|reactor| async move {
+        for (level, members) in [(Level::Raid1, 2), (Level::Raid10, 4)] {
+            let mut pair = written(&reactor, level, members, Policy::Bitmap).await;
+            let all = pair.drives();
+            let layout = pair.array.layout();
+            let first = layout.member_at(StripeIndex(0), 0);
+            let lost = &all[first.index()];
+            let at = place(&pair, 0);
+            let mut before = [0; 4096];
+            pair.file(lost).read_exact_at(&mut before, at).unwrap();
+            pair.put(0, &[2; 4096]).await;
+            lost.pull();
+            let status = || pair.array.status().members[first.index()].clone();
+            let until = reactor.now().after(Duration::from_secs(2));
+            while status().state == MemberState::Trusted && reactor.now() < until {
+                reactor.sleep(Duration::from_millis(10)).await;
+            }
+            // What was in it, as it had no power for a moment.
+            pair.file(lost).write_all_at(&before, at).unwrap();
+            pair.starts_with(&all.iter().collect::<Vec<_>>()).await;
+            pair.check().await;
+            pair.rebuilt().await;
+            pair.check().await;
+            pair.scrub_is_clean().await;
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+async fn scrubbed(pair: &Pair) -> ScrubReport {
+    pair.array.start_scrub(true).unwrap();
+    loop {
+        pair.reactor.sleep(Duration::from_millis(1)).await;
+        if let ScrubState::Finished { report } = pair.array.status().scrub {
+            return report;
+        }
+    }
+}
+
+/// The sums of what stood there are in the journal: a start would find no parity that fits them.
+#[test]
+fn parity_is_not_made_anew_under_the_journal() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = written(&reactor, Level::Raid5, 5, Policy::Journal).await;
+        let all = pair.drives();
+        // The oldest batch is put in place by nobody: what is after it stays in the journal.
+        let held = place(&pair, 5)..place(&pair, 6);
+        let in_it = move |op: &_| offset(op).is_some_and(|at| held.contains(&at));
+        steer.set(move |_, op| if is_write(op) && in_it(op) { Fate::Waits } else { Fate::Passes });
+        pair.put((5 * pair.array.stripe_bytes()) as usize, &[3; 4096]).await;
+        let destage = |pair: &Pair| {
+            let array = pair.array.clone();
+            pair.reactor.spawn(async move {
+                let _ = array.destage_all().await;
+            });
+        };
+        destage(&pair);
+        steer.caught(&reactor, 1).await;
+        pair.put(0, &[4; 4096]).await;
+        destage(&pair);
+        while pair.array.status().journal.pending_bytes > 4096 {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+        // Another chunk of its stripe rots.
+        let wrong = pair.array.layout().member_at(StripeIndex(0), 2);
+        pair.file(&all[wrong.index()]).write_all_at(&[5; 4096], place(&pair, 0)).unwrap();
+        pair.array.start_scrub(true).unwrap();
+        for _ in 0..100 {
+            reactor.sleep(Duration::from_millis(5)).await;
+        }
+        assert!(matches!(pair.array.status().scrub, ScrubState::Running { .. }));
+        pair.dies();
+        steer.drop_waiting(&reactor).await;
+        pair.starts_with(&all.iter().collect::<Vec<_>>()).await;
+        assert!(pair.read(0, 4096).await.unwrap() == [4; 4096]);
+        // Once nothing of it is in the journal, it is.
+        let report = scrubbed(&pair).await;
+        assert_eq!((report.mismatched_stripes, report.repaired_stripes), (1, 1), "{report:?}");
+        pair.scrub_is_clean().await;
+        assert!(
+            pair.read(5 * pair.array.stripe_bytes() as usize, 4096).await.unwrap() == [3; 4096]
+        );
+        pair.array.stop().await.unwrap();
+    });
+}

@@ -1,0 +1,44 @@
+//! What the volume table may say: a change that was answered is there, one that failed or was under
+//! way at the end of a life may be.
+
+use std::collections::BTreeMap;
+
+/// Bytes of a volume; `None`: there is no such volume.
+pub type Extent = Option<u64>;
+
+/// The states that each volume may be found in.
+#[derive(Debug, Default)]
+pub struct Volumes {
+    may_be: BTreeMap<&'static str, Vec<Extent>>,
+}
+
+impl Volumes {
+    /// From now on it may also be this.
+    pub fn change_begins(&mut self, name: &'static str, then: Extent) {
+        self.may_be.entry(name).or_insert_with(|| vec![None]).push(then);
+    }
+
+    /// It was answered: it is this.
+    pub fn changed(&mut self, name: &'static str, then: Extent) {
+        self.may_be.insert(name, vec![then]);
+    }
+
+    /// The array was stopped while it served these: no change that failed is left anywhere.
+    pub fn are(&mut self, served: impl Fn(&str) -> Extent) {
+        self.may_be.iter_mut().for_each(|(name, may_be)| *may_be = vec![served(name)]);
+    }
+
+    /// Verifies what a start found. `is_settled`: no member that is away may know otherwise.
+    pub fn found(&mut self, look: impl Fn(&str) -> Extent, is_settled: bool) -> Result<(), String> {
+        for (name, may_be) in &mut self.may_be {
+            let found = look(name);
+            if !may_be.contains(&found) {
+                return Err(format!("volume {name} is {found:?}, and may be {may_be:?}"));
+            }
+            if is_settled {
+                *may_be = vec![found];
+            }
+        }
+        Ok(())
+    }
+}
