@@ -25,7 +25,7 @@ use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
 use ashlar_reactor::prng::Prng;
-use pair::{DRIVE_BYTES, Pair, run_on};
+use pair::{DRIVE_BYTES, Pair, begin, run_on};
 use steered::{Fate, Steer, address, is_write, offset};
 
 const MEMBERS: usize = 4;
@@ -489,6 +489,80 @@ fn a_start_makes_the_journal_whole() {
         }
         assert!(tried >= 2, "{tried}");
     });
+}
+
+/// A start finds too little of a batch that nobody heard of, fences the member with the rest of it,
+/// and makes parity of what else there is. When that member is back, the batch stays undone.
+#[test]
+fn what_a_start_did_without_does_not_come_true_at_the_next() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        for lost in 0..2 {
+            let (mut pair, drives, [written, _, parity @ ..]) =
+                crashed_in_mid_batch(&reactor, &steer).await;
+            // This start ends when the parity is in place, and the data is not.
+            let data = label::plan(DRIVE_BYTES, 2).unwrap().data.offset;
+            let file = address(pair.file(&drives[written]));
+            steer.set(move |its, op| {
+                let stores = its == file && is_write(op) && offset(op) == Some(data);
+                if stores { Fate::Waits } else { Fate::Passes }
+            });
+            let here = [written, parity[0], parity[1]].map(|its| pair.plug_in(&drives[its]));
+            let (on, its) = (reactor.clone(), here.to_vec());
+            let _start = begin(&reactor, async move {
+                Array::assemble(&on, its, AssembleOptions::default()).await.map(drop)
+            });
+            steer.caught(&reactor, 1).await;
+            here.iter().for_each(|drive| drive.pull());
+            steer.drop_waiting(&reactor).await;
+
+            let array = assemble(&mut pair, &drives, Some(parity[lost]), false).await.unwrap();
+            holds_all(&mut pair, &steer, array).await;
+        }
+    });
+}
+
+/// Of three batches in the journal the second one, which was not acknowledged, is there in part: in
+/// the shares of the members of the first stripe's two data chunks. With these members, the one of
+/// the chunk that is written first, and those of the parity.
+async fn crashed_in_mid_batch(
+    reactor: &Reactor,
+    steer: &Steer,
+) -> (Pair, Vec<Rc<Drive>>, [usize; MEMBERS]) {
+    const CHUNK: usize = 16 << 10;
+    let mut pair = Pair::new(reactor, Level::Raid6, MEMBERS, 512).await;
+    pair.put(0, &[7; CHUNK]).await;
+    pair.put(CHUNK, &[8; CHUNK]).await;
+    pair.in_place().await;
+    let (drives, data) = (pair.drives(), label::plan(DRIVE_BYTES, 2).unwrap().data.offset);
+    let stands_first = |member: usize| {
+        let mut byte = [0];
+        pair.file(&drives[member]).read_exact_at(&mut byte, data).unwrap();
+        byte[0]
+    };
+    let mut members = [0, 1, 2, 3];
+    members.sort_by_key(|member| stands_first(*member));
+    assert_eq!(members.map(stands_first)[..2], [7, 8]);
+
+    let stores = move |op: &Op| is_write(op) && offset(op) >= Some(data);
+    steer.set(move |_, op| if stores(op) { Fate::Waits } else { Fate::Passes });
+    pair.put(0, &[1; 4096]).await;
+    let known = pair.bytes.clone();
+    let before = rings(&pair, &drives);
+    pair.put(0, &(0..CHUNK).map(|at| (at / 512) as u8 + 100).collect::<Vec<_>>()).await;
+    let shares = changes(&before, &rings(&pair, &drives));
+    pair.bytes = known;
+    pair.put(1 << 19, &[2; 512]).await;
+    drives.iter().for_each(|drive| drive.pull());
+    steer.drop_waiting(reactor).await;
+    let ring = journal(&pair).offset;
+    for member in &members[2..] {
+        assert!(!shares[*member].is_empty());
+        for at in &shares[*member] {
+            pair.file(&drives[*member]).write_all_at(&[0xee; 4096], ring + at).unwrap();
+        }
+    }
+    (pair, drives, members)
 }
 
 /// A member cannot be given what it lacks: the others are enough.

@@ -165,11 +165,11 @@ impl Array {
         let tails = found.values().map(|one| one.batch.tail_sequence.get());
         let tail = tails.max().unwrap_or(0).max(journal_from);
         found.retain(|sequence, _| *sequence >= tail);
-        let united: Vec<bool> = found.values_mut().map(|one| self.unite(one)).collect();
-        if united.contains(&false) {
-            self.ask_stale(&mut found, journal_from).await;
-        }
         found.retain(|_, one| self.unite(one) || self.may_hold_more(&gaps, &one.range()));
+        if found.values().any(Found::is_lost) {
+            self.ask_stale(&mut found, journal_from).await;
+            found.values_mut().for_each(|one| _ = self.unite(one));
+        }
         let ring_bytes = self.journal.ring_bytes();
         let is_doubtful = |at: u64| {
             let is_live = at < ring_bytes && may_begin(at, &found, tail, ring_bytes);
@@ -184,7 +184,9 @@ impl Array {
     }
 
     /// Adds what stale members have of batches whose payload is lost: by force the array may have
-    /// gone on without a member that has it. Of other batches they say nothing that counts.
+    /// gone on without a member that has it. Of other batches they say nothing that counts, nor of
+    /// those that were acknowledged to nobody: a start before may have done without these, and have
+    /// stored parity of what else there was.
     async fn ask_stale(&self, found: &mut BTreeMap<u64, Found>, journal_from: u64) {
         let (mut ring, mut theirs) = (Ring::default(), BTreeMap::new());
         for keeper in self.members.stale_here() {
