@@ -112,9 +112,10 @@ fn what_comes_too_late_never_reaches_the_device() {
             let device = r.register(Device::File { file: scratch("late") });
             let from = r.buffer(4096);
             from.copy_from_slice(&[7; 4096]);
-            let until = r.now().after(Duration::from_millis(5));
             let write = |offset| Op::Write { device, offset, from: from.clone().into() };
-            assert_eq!(r.submit_until(write(4096), until).await, Ok(4096));
+            let in_time = r.now().after(Duration::from_secs(60));
+            assert_eq!(r.submit_until(write(4096), in_time).await, Ok(4096));
+            let until = r.now().after(Duration::from_millis(5));
             // This process is stopped after it was started, and before the kernel hears of it.
             let first = r.submit_until(write(0), until);
             while r.now() <= until {
@@ -162,15 +163,17 @@ fn files_keep_what_was_written() {
 fn timers_fire_in_order_of_deadline() {
     let reactor = reactor();
     let order = Rc::new(RefCell::new(Vec::new()));
+    let began = reactor.now();
+    let at = move |ms| began.after(Duration::from_millis(ms));
     for ms in [3, 1, 2] {
         let (r, order) = (reactor.clone(), order.clone());
         reactor.spawn(async move {
-            r.sleep(Duration::from_millis(ms)).await;
+            r.sleep_until(at(ms)).await;
             order.borrow_mut().push(ms);
         });
     }
     let r = reactor.clone();
-    reactor.block_on(async move { r.sleep(Duration::from_millis(5)).await }).unwrap();
+    reactor.block_on(async move { r.sleep_until(at(5)).await }).unwrap();
     assert_eq!(*order.borrow(), [1, 2, 3]);
 }
 

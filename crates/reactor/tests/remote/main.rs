@@ -314,7 +314,7 @@ fn who_is_away_for_too_long_is_gone() {
     let (op, _) = rig.read((0, 4096));
     assert_eq!(rig.run_all(vec![op, rig.write(8192, 1)]), [GONE, GONE]);
     let took = rig.reactor.now().since(began);
-    assert!((AWAY_MAX..AWAY_MAX + Duration::from_secs(1)).contains(&took), "{took:?}");
+    assert!((AWAY_MAX..AWAY_MAX + Duration::from_secs(2)).contains(&took), "{took:?}");
     assert!(matches!(rig.drive.report().lost, Some(Trouble::Away(_))));
 }
 

@@ -556,15 +556,15 @@ mod tests {
     #[test]
     fn one_works_at_a_time_and_nobody_waits_for_ever() {
         let house = Arc::new(House::default());
-        let soon = || now() + Duration::from_millis(20);
-        let turn = house.turn(soon()).unwrap();
-        assert!(house.turn(soon()).is_none());
-        let (its, late) = (house.clone(), now() + Duration::from_secs(30));
+        let late = now() + Duration::from_secs(30);
+        let turn = house.turn(late).unwrap();
+        assert!(house.turn(now() + Duration::from_millis(20)).is_none());
+        let its = house.clone();
         let waiting = std::thread::spawn(move || its.turn(late).is_some());
         drop(turn);
         assert!(waiting.join().unwrap());
         assert!(house.turn(now()).is_none(), "it would be too late");
-        assert!(house.turn(soon()).is_some());
+        assert!(house.turn(late).is_some());
     }
 
     #[test]

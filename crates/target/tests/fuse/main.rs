@@ -192,7 +192,7 @@ fn the_file_has_the_size_of_the_volume_and_keeps_it() {
         bytes += 1 << 20;
         rig.resize(bytes);
         let grown = || served.path().metadata().unwrap().len() == bytes;
-        assert!((0..500).any(|_| {
+        assert!((0..3000).any(|_| {
             std::thread::park_timeout(Duration::from_millis(10));
             grown()
         }));
@@ -249,7 +249,7 @@ fn a_loop_device_is_on_it_and_grows_with_it() {
         run("losetup", &["--set-capacity", &device]);
         drop(detach);
         let free = || !served.status().connected;
-        assert!((0..500).any(|_| {
+        assert!((0..3000).any(|_| {
             std::thread::park_timeout(Duration::from_millis(10));
             free()
         }));

@@ -127,9 +127,11 @@ fn measure(level: Level, drives: u8, features: u64, write: bool) {
     let before = costs(&rig);
     let kicks = work(&mut client, &mut prng, write, count);
     let after = costs(&rig);
-    let looking = [before[0] - idle[0], before[1] - idle[1]];
-    let spent =
-        [after[0] - before[0] - looking[0], after[1].saturating_sub(before[1] + looking[1])];
+    // The array looks after itself now and then, in one of these or in the other.
+    let spent: [u64; 2] = std::array::from_fn(|i| {
+        let looking = before[i] - idle[i];
+        after[i].saturating_sub(before[i] + looking)
+    });
     println!(
         "{level:?} {}, write: {write}: {count} requests, {} allocations, {} calls, {kicks} \
          kicks",
