@@ -18,6 +18,7 @@ use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::units::{Area, MemberIndex};
+use ashlar_reactor::range_lock::Mode;
 
 use crate::array::Array;
 use crate::assemble::newest_superblock;
@@ -199,6 +200,8 @@ impl Array {
 
     /// Members that were stale and are here again, at start.
     pub(crate) async fn catch_up_all(self: &Rc<Self>) {
+        // What the first of them begins must not be through with the next before that has its maps.
+        let _replacing = self.members.replacing.lock(0..1, Mode::Exclusive).await;
         for index in (0..self.layout().members()).map(MemberIndex::new) {
             let Ok(member) = self.member(index) else { continue };
             if member.state == MemberState::Stale

@@ -404,6 +404,11 @@ impl Array {
         target: &Target,
         state: MemberState,
     ) -> Result<(), String> {
+        if state == MemberState::Trusted {
+            // Whoever gave it the drive may still be writing its label, and the rest of the
+            // metadata: it is not relied on before, and the array does not grow.
+            drop(self.members.replacing.lock(0..1, Mode::Shared).await);
+        }
         let first_gap = self.members.list()[target.index.index()].filled.first_gap();
         if self.data_of(target).is_none() {
             return Err("its drive is gone".into());

@@ -273,10 +273,10 @@ impl Array {
         drive_uuid: [u8; 16],
     ) -> Result<(), ChangeError> {
         let _request = self.begin()?;
+        let _replacing = self.members.replacing.lock(0..1, Lock::Exclusive).await;
         if self.growing.get() {
             return Err(ChangeError::Busy("a change of the array's size"));
         }
-        let _replacing = self.members.replacing.lock(0..1, Lock::Exclusive).await;
         let old = self.member(index)?;
         if old.keeps_metadata().is_some() {
             return Err(ChangeError::MemberInUse(index));

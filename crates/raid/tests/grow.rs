@@ -5,10 +5,12 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod pair;
+mod steered;
 
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::Level;
@@ -21,7 +23,8 @@ use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
-use pair::{DRIVE_BYTES, Pair, run};
+use pair::{DRIVE_BYTES, Pair, begin, run, run_on};
+use steered::{Fate, Steer, address, is_write, offset};
 
 const LARGER: u64 = DRIVE_BYTES + (8 << 20);
 
@@ -221,7 +224,7 @@ fn requests_go_on_meanwhile() {
             drives(&array).iter().for_each(|drive| drive.grow(LARGER));
             grow(&mut pair).await;
             while done.get() < 4 {
-                reactor.sleep(std::time::Duration::from_millis(1)).await;
+                reactor.sleep(Duration::from_millis(1)).await;
             }
             for worker in 0..4 {
                 pair.bytes[worker * 60 * 4096..][..60 * 4096].fill(worker as u8 + 1);
@@ -294,6 +297,51 @@ fn regions_are_merged() {
     });
 }
 
+/// It is filled before its label is written: that of the larger array would be lost to it.
+#[test]
+fn a_member_that_is_still_labelled_keeps_the_array_from_growing() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let shown = |name: &str| {
+            let (_, file) = sparse(&reactor, name, LARGER);
+            let device = Device::File { file: file.clone() };
+            (Drive::new(&reactor, device, limits(DRIVE_BYTES), name), address(&file))
+        };
+        let (first, at_first) = shown("d0");
+        let members = vec![([0; 16], first), ([1; 16], shown("d1").0)];
+        let array = Array::create(&reactor, &Pair::spec(Level::Raid1), members).await.unwrap();
+        let mut pair = Pair::of(&reactor, array.clone(), array.capacity());
+        pair.write_some(20).await;
+        array.pull_member(MemberIndex(1)).unwrap();
+        array.flush().await.unwrap();
+        let missed = ashlar_raid::label::plan(DRIVE_BYTES, 0).unwrap().missed_map.range();
+        steer.set(move |file, op| {
+            let is_map = is_write(op) && offset(op).is_some_and(|at| missed.contains(&at));
+            if file == at_first && is_map { Fate::Waits } else { Fate::Passes }
+        });
+        let (its, new) = (array.clone(), shown("new").0);
+        let replaced =
+            begin(&reactor, async move { its.replace_member(MemberIndex(1), new, [50; 16]).await });
+        steer.caught(&reactor, 1).await;
+        array.rebuild(|| [51; 16]).await.unwrap();
+        drives(&array).iter().for_each(|drive| drive.grow(LARGER));
+        for _ in 0..50 {
+            assert_eq!(array.state(), ArrayState::Degraded);
+            assert_eq!(array.grow().await, Err(ChangeError::NotOptimal));
+            reactor.sleep(Duration::from_millis(10)).await;
+        }
+        assert!(!replaced.has_ended());
+        steer.set(|_, _| Fate::Passes);
+        replaced.ended(&reactor).await.unwrap();
+        pair.rebuilt().await;
+        grow(&mut pair).await;
+        pair.restart(AssembleOptions::default()).await;
+        pair.check().await;
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
 /// So much larger that their checksums have no room: they change places, by way of one more.
 #[test]
 fn checksums_have_the_room_that_a_member_began_with() {
@@ -353,7 +401,7 @@ async fn restriped(pair: &mut Pair, old: u64, new: u64) {
     let before = pair.array.status().members.len() as u64;
     assert!(before > 0);
     while pair.array.status().restripe.is_some() {
-        pair.reactor.sleep(std::time::Duration::from_millis(1)).await;
+        pair.reactor.sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(pair.array.status().restripe_error, None);
     assert_eq!(pair.array.capacity() / new, pair.bytes.len() as u64 / old);
