@@ -7,9 +7,11 @@
 
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::MemberIndex;
+use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::{Mode, RangeGuard};
 
 use crate::error::{ArrayError, ChangeError};
+use crate::label;
 use crate::members::{Member, Members};
 
 impl Members {
@@ -58,6 +60,18 @@ impl Members {
         }
         // Of none: what could not be said a moment ago.
         self.fence(lost.into_iter()).await
+    }
+
+    /// Before a superblock says that somebody is fenced, those that it goes to are asked whether
+    /// they answer. One may have died, unheard of: then it would be on the others alone, and bar
+    /// members from a start that they cannot do without.
+    pub(crate) async fn others_answer(&self) -> Result<(), ArrayError> {
+        let keepers = self.keepers();
+        let asked = keepers.iter().map(|keeper| label::answers(&self.reactor, &keeper.drive));
+        let answers = join_all(asked).await;
+        let silent = keepers.iter().zip(answers).filter(|(_, answers)| !answers);
+        let silent: Vec<MemberIndex> = silent.map(|(keeper, _)| keeper.index).collect();
+        if self.survives_without(&silent) { Ok(()) } else { Err(ArrayError::Lost) }
     }
 
     fn members_that(&self, are: impl Fn(&Member) -> bool) -> Vec<MemberIndex> {

@@ -198,6 +198,16 @@ async fn read_copy(
     }))
 }
 
+/// Whether some copy can be read, whatever it says.
+pub async fn answers(reactor: &Reactor, drive: &Rc<Drive>) -> bool {
+    for home in DriveLabel::homes(usable_bytes(drive)) {
+        if read_bytes(reactor, drive, home, DriveLabel::BYTES).await.is_ok() {
+            return true;
+        }
+    }
+    false
+}
+
 /// Writes all copies again if some do not open, or say something else: a crash came between them,
 /// or one cannot be read.
 pub async fn heal(

@@ -260,7 +260,7 @@ pub(crate) struct Size {
 }
 
 pub struct Members {
-    reactor: Reactor,
+    pub(crate) reactor: Reactor,
     pub(crate) identity: Rc<Identity>,
     list: RefCell<Vec<Member>>,
     /// Of the state in memory.
@@ -276,6 +276,8 @@ pub struct Members {
     writing: Cell<bool>,
     pulled: Cell<bool>,
     forced: Cell<bool>,
+    /// A member that was trusted is fenced, and no durable superblock says so.
+    fencing: Cell<bool>,
     waiting: WaitList,
     pub(crate) joins: Rc<RangeLock>,
     /// Of whoever gives a member a drive.
@@ -309,6 +311,7 @@ impl Members {
             writing: Cell::new(false),
             pulled: Cell::new(false),
             forced: Cell::new(false),
+            fencing: Cell::new(false),
             waiting: WaitList::default(),
             joins: RangeLock::new(reactor, 0),
             replacing: RangeLock::new(reactor, 0),
@@ -451,7 +454,9 @@ impl Members {
             let member = &mut self.list.borrow_mut()[index.index()];
             if member.state != MemberState::Stale {
                 self.hide();
-                member.catches_up |= member.state == MemberState::Trusted;
+                let was_trusted = member.state == MemberState::Trusted;
+                self.fencing.set(self.fencing.get() | was_trusted);
+                member.catches_up |= was_trusted;
                 member.become_stale();
                 changed = true;
             }
@@ -586,7 +591,10 @@ impl Members {
     /// Writes the state of this moment to all that keep metadata. Whoever fails becomes stale, and
     /// the next round says so.
     async fn write_superblocks(&self) -> Result<(), ArrayError> {
-        let generation = self.generation.get();
+        if self.fencing.get() && !self.forced.get() {
+            self.others_answer().await?;
+        }
+        let (generation, fences) = (self.generation.get(), self.fencing.get());
         let targets: Vec<usize> = {
             let list = self.list.borrow();
             (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some()).collect()
@@ -594,6 +602,7 @@ impl Members {
         if targets.is_empty() || self.pulled.get() {
             return Err(ArrayError::Lost);
         }
+        self.fencing.set(false);
         // A new superblock says of its own drive what that will have.
         let before: Vec<u32> = targets
             .iter()
@@ -607,7 +616,9 @@ impl Members {
             }
         }
         let targets: Vec<MemberIndex> = targets.into_iter().map(MemberIndex::new).collect();
-        let failed = self.may_fence(&targets, &results)?;
+        let failed = self.may_fence(&targets, &results);
+        // Some may have it now: it still is not durable on all.
+        let failed = failed.inspect_err(|_| self.fencing.set(self.fencing.get() | fences))?;
         if self.mark_stale(failed.into_iter()) {
             self.generation.set(self.generation.get() + 1);
         }

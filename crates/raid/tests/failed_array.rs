@@ -20,6 +20,7 @@ use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, ChangeError};
 use ashlar_raid::label;
 use ashlar_raid::layout::Shape;
+use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
@@ -477,6 +478,38 @@ fn a_resync_fences_no_member_that_is_needed() {
         assert!(!is_fenced(&pair));
         all_come_back(&mut pair, &[3, 0, 2], &drives).await;
         is_whole(&mut pair, "afterwards").await;
+    });
+}
+
+/// The second member has died, and nobody has heard of it when others go: were these fenced, the
+/// array could not be started without it.
+#[test]
+fn nobody_is_fenced_who_is_needed_for_one_that_died_unheard() {
+    run_steered(|reactor, steer| async move {
+        for kind in [
+            kind(Level::Raid10, 4, Policy::Bitmap, &[0]),
+            kind(Level::Raid5, 4, Policy::Journal, &[2]),
+            kind(Level::Raid5, 4, Policy::None, &[0]),
+            kind(Level::Raid6, 4, Policy::Journal, &[2, 3]),
+        ] {
+            let mut pair = filled(&reactor, &kind).await;
+            let drives = drives(&pair);
+            let dead = address(pair.file(&drives[1]));
+            steer.set(move |its, _| if its == dead { Fate::Fails } else { Fate::Passes });
+            pull(&pair, kind.away);
+            for percent in [77, 78] {
+                let rebuild_percent = Some(percent);
+                let change = SettingsChange { rebuild_percent, ..SettingsChange::default() };
+                assert!(pair.array.set_settings(change).await.is_err());
+            }
+            pair.starts_with(&[&drives[0], &drives[2], &drives[3]]).await;
+            for member in [0, 2, 3] {
+                assert_eq!(state(&pair, member), MemberState::Trusted, "{:?}", kind.level);
+            }
+            pair.check().await;
+            pair.array.stop().await.unwrap();
+            steer.set(|_, _| Fate::Passes);
+        }
     });
 }
 
