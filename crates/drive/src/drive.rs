@@ -10,7 +10,8 @@
 //! - an operation that nobody answers fails the drive after `HealthLimits::answer_within`, if it is
 //!   by itself or siblings that answer can stand for it; else after a multiple of that;
 //! - nothing is written after its gate's time, each attempt looked at by itself;
-//! - `flush` covers every write that had completed when it was called.
+//! - `flush` covers every write that had completed when it was called, or failed: some of that may
+//!   be in the drive's cache, and is read until it is lost.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -119,8 +120,8 @@ pub trait Siblings {
 
 /// One flush runs at a time; whoever asks meanwhile shares the next one.
 struct FlushState {
-    /// Writes completed since the drive was opened, and one for what was written before: an engine
-    /// that was killed may have left acknowledged writes in the drive's cache.
+    /// Writes completed or failed since the drive was opened, and one for what was written before:
+    /// an engine that was killed may have left acknowledged writes in the drive's cache.
     writes_completed: Cell<u64>,
     /// Of those, how many the last good flush covered.
     writes_flushed: Cell<u64>,
@@ -371,7 +372,8 @@ impl Drive {
         !flushed || self.flush.error.borrow().is_some()
     }
 
-    /// Makes every write that has completed before this call durable.
+    /// Makes every write that has completed before this call durable, and what has landed of those
+    /// that failed.
     pub async fn flush(self: &Rc<Self>) -> Result<(), DriveError> {
         let wanted = self.flush.writes_completed.get();
         loop {
@@ -486,8 +488,8 @@ impl Drive {
         if let Some((kind, bytes)) = kind {
             self.traffic.took(kind, bytes, took, self.reactor.turn_time());
         }
-        if matches!(asked, Asked::Write { .. } | Asked::WriteZeroes { .. }) {
-            self.flush.writes_completed.set(self.flush.writes_completed.get() + 1);
+        if asked.changes_drive() {
+            self.note_unflushed();
             let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
             let began = Instant::from_ns(self.answered.get().as_ns().saturating_sub(took));
             self.wrote.set(self.wrote.get().max(began));
@@ -499,7 +501,15 @@ impl Drive {
             Asked::Read { .. } => During::Read,
             Asked::Write { .. } | Asked::Flush | Asked::WriteZeroes { .. } => During::Write,
         };
+        if asked.changes_drive() && error.leaves_a_part() {
+            self.note_unflushed();
+        }
         self.judge(|health| health.error(&self.health_limits, error, during, || self.is_needed()));
+    }
+
+    /// There may be more in the drive's cache.
+    fn note_unflushed(&self) {
+        self.flush.writes_completed.set(self.flush.writes_completed.get() + 1);
     }
 
     fn count_retry(&self) {
@@ -535,6 +545,13 @@ impl Asked {
             Op::Flush { .. } => Asked::Flush,
             Op::WriteZeroes { len, .. } => Asked::WriteZeroes { bytes: *len },
             Op::Descriptor { .. } => unreachable!("nobody asks that of a drive"),
+        }
+    }
+
+    fn changes_drive(self) -> bool {
+        match self {
+            Asked::Write { .. } | Asked::WriteZeroes { .. } => true,
+            Asked::Read { .. } | Asked::Flush => false,
         }
     }
 

@@ -32,6 +32,17 @@ impl DriveError {
             DriveError::Media | DriveError::Gone | DriveError::Io(_) => false,
         }
     }
+
+    /// Whether a drive that fails a write so may show a part of it afterwards. One that is gone
+    /// shows nothing before it is opened anew.
+    pub(crate) fn leaves_a_part(self) -> bool {
+        match self {
+            DriveError::Media | DriveError::NoSpace | DriveError::Memory | DriveError::Io(_) => {
+                true
+            }
+            DriveError::Gone | DriveError::Unsupported => false,
+        }
+    }
 }
 
 impl From<Errno> for DriveError {

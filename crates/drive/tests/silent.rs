@@ -120,6 +120,32 @@ fn an_error_is_tried_again_after_growing_pauses_and_then_told() {
     });
 }
 
+/// A part of a write that failed may be in the drive's cache, and be read: a flush has to reach it.
+#[test]
+fn what_a_write_that_failed_has_left_is_flushed() {
+    const EVERY: [(i32, usize, bool); 4] = [
+        (EIO, 4, true),
+        (libc::ENOSPC, 1, true),
+        (libc::EINVAL, 4, true),
+        (libc::EOPNOTSUPP, 1, false),
+    ];
+    run(async |reactor: Reactor, world: World| {
+        let drive = world.drive(&reactor, HealthLimits::default());
+        assert_eq!(drive.flush().await, Ok(()));
+        for (asked, changes) in [(read as Asked, false), (write, true), (zero, true)] {
+            for (errno, attempts, leaves_a_part) in EVERY {
+                let left = changes && leaves_a_part;
+                (0..attempts).for_each(|_| world.answer(Answer::After(MS, Err(errno))));
+                assert!(asked(&reactor, &drive).await.is_err());
+                let before = world.begun();
+                assert_eq!(drive.is_unflushed(), left);
+                assert_eq!(drive.flush().await, Ok(()));
+                assert_eq!(world.begun() - before, usize::from(left));
+            }
+        }
+    });
+}
+
 /// One other member.
 struct Sibling {
     drive: Rc<Drive>,
