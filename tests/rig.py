@@ -82,6 +82,13 @@ class Rig:
             assert time.monotonic() < deadline, f"still {state}, not {wanted}, after {seconds} s"
             time.sleep(0.2)
 
+    def wait_unused(self, export: str, seconds: float = 30) -> None:
+        """Until the daemon has noticed that a client is gone."""
+        deadline = time.monotonic() + seconds
+        while (state := self.engine.show("export", "show", export)["state"]) != "listening":
+            assert time.monotonic() < deadline, f"export {export} is {state} after {seconds} s"
+            time.sleep(0.2)
+
     def wait_in_place(self, seconds: float = 60) -> None:
         """Until nothing that was acknowledged waits in the journal."""
         deadline = time.monotonic() + seconds

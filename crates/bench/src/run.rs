@@ -235,6 +235,9 @@ mod tests {
     //! Goal: what counts is what was asked for, and verified bytes are those of the right request.
     //! Method: a disk that is a vector, requests answered out of order.
 
+    use std::cell::{Cell, RefCell};
+    use std::rc::Rc;
+
     use super::*;
     use crate::load::{Lane, Work};
 
@@ -323,23 +326,27 @@ mod tests {
     #[test]
     fn time_begins_after_the_warm_up() {
         let clock = Clock::calibrated();
-        let calls = std::rc::Rc::new(std::cell::Cell::new(0));
-        let counted = calls.clone();
+        let answered = Rc::new(Cell::new(0));
+        // When the probe was asked, and how many requests had been answered before.
+        let asked = Rc::new(RefCell::new(Vec::new()));
+        let (count, noted) = (answered.clone(), asked.clone());
         let probe: Probe = Box::new(move || {
-            counted.set(counted.get() + 1);
+            noted.borrow_mut().push((clock.ticks(), count.get()));
             Sample::default()
         });
         let mut run = Run::new(clock, spec(Work::RandRead), false, probe);
         let (warm_up, measure) = (Duration::from_millis(5), Duration::from_millis(20));
         run.begin(Limit::Time { warm_up, measure });
-        let mut made = 0;
+        let begun = clock.ticks();
         while let Some(request) = run.next_request() {
             run.done(&request);
-            made += 1;
+            answered.set(answered.get() + 1);
         }
         let round = run.round();
-        assert!(round.all.requests > 0 && round.all.requests < made, "{made}");
-        assert_eq!(calls.get(), 2);
+        // However long this thread stood still in between.
+        let [(from, before), (_, after)] = asked.borrow()[..] else { panic!("{asked:?}") };
+        assert!(from - begun >= clock.ticks_of(warm_up), "{asked:?} after {begun}");
+        assert_eq!(round.all.requests, after - before);
         assert!((round.seconds - 0.02).abs() < 0.001, "{}", round.seconds);
     }
 }

@@ -47,7 +47,7 @@ fn the_engine_is_measured() {
         let its = report(&daemon, &format!("bench engine {null} --what {what}"));
         assert_eq!(its["setup"]["what"], what);
     }
-    let timed = "bench engine --members 3 --drive-size 64M --size 4M --seconds 0.1 --warm-up 0";
+    let timed = "bench engine --members 3 --drive-size 64M --size 4M --seconds 1 --warm-up 0";
     let its = report(&daemon, timed);
     assert!(its["rounds"][0]["all"]["requests"].as_u64() > Some(0), "{its}");
 }
@@ -70,12 +70,14 @@ fn a_daemons_export_is_measured_and_overwritten_only_with_consent() {
     let socket = daemon.json("export show e")["socket"].as_str().unwrap().to_owned();
     let at = format!("bench vhost --socket {socket} --ios 500");
     assert_eq!(report(&daemon, &at)["rounds"][0]["reads_verified"], 0);
+    daemon.wait_unused("e");
     for writes in ["--rw randwrite", "--rw randread --verify", "--fill"] {
         let said = daemon.refused(&format!("{at} {writes}"));
         assert!(said.contains("would be overwritten") && said.contains("--force"), "{said}");
     }
     let its = report(&daemon, &format!("{at} --rw randrw --verify --force"));
     assert!(its["rounds"][0]["reads_verified"].as_u64() > Some(100), "{its}");
+    daemon.wait_unused("e");
     for (wrong, part) in [
         ("--size 9M", "--size"),
         ("--queues 65", "--queues"),

@@ -161,8 +161,14 @@ fn a_slow_drive_is_shown_with_the_evidence() {
     daemon.ok("volume create v --array a --size 16M");
     daemon.ok("export create e --volume v --path @/e.sock");
     let bench = "bench vhost --socket @/e.sock --size 4M --depth 32 --force";
-    daemon.ok(&format!("{bench} --rw randwrite --ios 400 --rounds 1"));
+    // Until the drive is found: one pause of the daemon makes the quick one slow, too, as long as
+    // nothing is asked after it.
+    let line = format!("{bench} --rw randwrite --seconds 600 --rounds 1");
+    let mut load = daemon.run_beside(660, &line);
     daemon.wait_for("drive show slow", |drive| drive["slow"] == true);
+    daemon.ok("export delete e --force");
+    load.kill().unwrap();
+    load.wait().unwrap();
     let drive = daemon.json("drive show slow");
     let its = &drive["slowness"];
     assert_eq!(its["kind"], "write");

@@ -15,6 +15,8 @@ use daemon::Daemon;
 
 const BYTES: u64 = 16 << 20;
 
+// Ports here are below those that the kernel gives to whoever connects.
+
 fn with_volume() -> Daemon {
     let daemon = Daemon::with_array(1, 2);
     daemon.ok("volume create v --array a --size 16M");
@@ -32,10 +34,10 @@ fn tool(name: &str, arguments: &[&str]) -> String {
 #[test]
 fn a_network_block_device_is_where_the_export_says() {
     let mut daemon = with_volume();
-    let said = daemon.ok("export create n --volume v --kind nbd --listen 127.0.0.1:34109");
-    assert!(said.starts_with("nbd://127.0.0.1:34109/n\n"), "{said}");
+    let said = daemon.ok("export create n --volume v --kind nbd --listen 127.0.0.1:24109");
+    assert!(said.starts_with("nbd://127.0.0.1:24109/n\n"), "{said}");
     daemon.ok("export delete n");
-    daemon.ok("export create n --volume v --kind nbd --path @/n.sock --listen 127.0.0.1:34109");
+    daemon.ok("export create n --volume v --kind nbd --path @/n.sock --listen 127.0.0.1:24109");
     daemon.stop();
     daemon.start_again();
     let export = daemon.json("export show n");
@@ -53,6 +55,7 @@ fn a_network_block_device_is_where_the_export_says() {
     tool("nbdcopy", &[from.to_str().unwrap(), places[0]]);
     let export = daemon.json("export show n");
     assert!(export["counters"]["write_bytes"].as_u64() >= Some(1 << 20), "{export}");
+    daemon.wait_unused("n");
     daemon.ok("export delete n");
     assert!(!daemon.path("n.sock").exists());
 }
@@ -61,10 +64,10 @@ fn a_network_block_device_is_where_the_export_says() {
 fn what_a_kind_cannot_have_is_refused() {
     let daemon = with_volume();
     let refused = |line: &str| daemon.refused(&format!("export create e --volume v {line}"));
-    assert!(refused("--listen 127.0.0.1:34110").contains("leave --listen out"));
+    assert!(refused("--listen 127.0.0.1:24110").contains("leave --listen out"));
     assert!(refused("--kind nbd --queues 2").contains("leave --queues out"));
     assert!(refused("--kind nbd --listen 127.0.0.1:0").contains("name a port"));
-    assert!(refused("--kind nbd --listen 192.0.2.1:34110").contains("address of this host"));
+    assert!(refused("--kind nbd --listen 192.0.2.1:24110").contains("address of this host"));
     assert!(refused("--kind fuse").contains("--path"));
     assert!(refused("--kind fuse --path @/f --queues 2").contains("leave --queues out"));
     assert!(refused("--kind fuse --path @/f --listen 127.0.0.1:1").contains("leave --listen out"));
@@ -82,8 +85,8 @@ fn what_a_kind_cannot_have_is_refused() {
         assert!(none.contains("modprobe ublk_drv") && none.contains("--kind nbd"), "{none}");
     }
     daemon.misused("export create e --volume v --kind nbd --listen here");
-    daemon.ok("export create e --volume v --kind nbd --path @/e.sock --listen 127.0.0.1:34111");
-    let clash = daemon.refused("export create f --volume v --kind nbd --listen 127.0.0.1:34111");
+    daemon.ok("export create e --volume v --kind nbd --path @/e.sock --listen 127.0.0.1:24111");
+    let clash = daemon.refused("export create f --volume v --kind nbd --listen 127.0.0.1:24111");
     assert!(clash.contains("export e listens there") && clash.contains("--listen"), "{clash}");
     let clash = daemon.refused("export create f --volume v --path @/e.sock");
     assert!(clash.contains("export e listens there") && clash.contains("--path"), "{clash}");

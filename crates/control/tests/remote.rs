@@ -9,8 +9,14 @@ mod daemon;
 #[expect(dead_code, reason = "the reactor's tests use all of it")]
 mod model;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use daemon::{DRIVE_BYTES, Daemon};
 use model::{Faults, Model, NAMESPACE, SUBSYSTEM};
+
+/// Of two seconds each, while the connections are cut.
+const LOADS_MAX: u32 = 60;
 
 fn target(volatile_cache: bool) -> Model {
     let bytes = usize::try_from(DRIVE_BYTES).unwrap();
@@ -89,13 +95,21 @@ fn refusals_name_the_fix() {
 fn a_connection_that_is_lost_for_moments_costs_nothing() {
     let model = target(false);
     let daemon = mirror(&model);
+    let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Longer than one try to connect may take that is cut in the middle.
-        let load = scope.spawn(|| work(&daemon, 8.0));
-        while !load.is_finished() {
-            model.cut();
-            std::thread::park_timeout(std::time::Duration::from_millis(300));
-        }
+        let load = scope.spawn(|| {
+            let wanted = (0..LOADS_MAX).take_while(|_| !done.load(Ordering::Relaxed));
+            wanted.for_each(|_| drop(work(&daemon, 2.0)));
+        });
+        daemon.wait_for("drive show far", |drive| {
+            // A try to connect is not cut, however long it takes: the drive would be given up.
+            if drive["path"]["state"] == "connected" {
+                model.cut();
+                std::thread::park_timeout(Duration::from_millis(300));
+            }
+            load.is_finished() || drive["path"]["reconnects"].as_u64() > Some(3)
+        });
+        done.store(true, Ordering::Relaxed);
         load.join().unwrap();
     });
     let shown = daemon.json("drive show far");

@@ -18,8 +18,10 @@ use serde_json::Value;
 
 /// Of load, for each kind of ring.
 const SECONDS_USUAL: u64 = 6;
-/// Fewer kills in that time would mean little.
+/// Fewer kills in that time would mean little,
 const KILLS_MIN: u64 = 3;
+/// and on a busy machine it takes so many times as long until there were as many.
+const LONGER: [u64; 3] = [1, 3, 10];
 /// Beyond this a guest's own limits come near.
 const GAP_MS_MAX: u64 = 10_000;
 
@@ -28,12 +30,18 @@ fn seconds() -> u64 {
     told.map_or(SECONDS_USUAL, |told| told.parse().expect("seconds"))
 }
 
-/// Kills the daemon at random moments as long as the load lasts.
+/// Loads, one after the other, until the daemon was killed often enough under one of them.
 fn kill_under(ring: &str, more: &str) {
     let mut daemon = Daemon::with_array(5, 4);
     daemon.ok("volume create v --array a --size 32M");
     daemon.ok("export create e --volume v");
-    let seconds = seconds();
+    let mut kills = |longer: u64| killed_under(&mut daemon, ring, more, longer * seconds());
+    assert!(LONGER.into_iter().any(|longer| kills(longer) >= KILLS_MIN), "it is hardly killed");
+}
+
+/// Kills the daemon at random moments as long as the load lasts, and returns how often.
+fn killed_under(daemon: &mut Daemon, ring: &str, more: &str, seconds: u64) -> u64 {
+    daemon.wait_unused("e");
     let mut load = daemon.run_beside(
         seconds + 60,
         &format!(
@@ -61,11 +69,11 @@ fn kill_under(ring: &str, more: &str) {
     let (times, gap_ms) = (number(&setup["resumed"]), number(&setup["resumed_gap_ms_max"]));
     let (reads, verified) = (count(&round["reads"]["requests"]), count(&round["reads_verified"]));
     println!("{ring} {more}: {times} kills, {verified} reads verified, longest gap {gap_ms} ms");
-    assert!(times >= KILLS_MIN, "{times} kills");
-    assert!(gap_ms > 0 && gap_ms < GAP_MS_MAX, "{gap_ms} ms");
+    assert!(gap_ms < GAP_MS_MAX && (gap_ms > 0 || times == 0), "{gap_ms} ms");
     // Where counting begins, those under way may be verified before and answered after.
     assert!(verified.abs_diff(reads) <= 3 * 32, "{verified} of {reads}");
     assert!(!daemon.log().contains("was stopped"), "{}", daemon.log());
+    times
 }
 
 /// One after the other: each wants two CPUs for itself.
