@@ -25,7 +25,7 @@ const SECTOR: usize = SUM_ROWS as usize;
 pub(crate) struct Sector<'a> {
     /// By data chunk; `None`: it was not written.
     pub(crate) new: &'a [Option<&'a [u8]>],
-    /// By position; `None`: it cannot be read.
+    /// By position; `None`: it cannot be read, or (of data) is not what was written.
     pub(crate) place: &'a [Option<&'a [u8]>],
     /// By parity chunk; `None`: it was not stored, for want of a member.
     pub(crate) sums: &'a [Option<u64>],

@@ -489,7 +489,6 @@ fn nobody_is_fenced_who_is_needed_for_one_that_died_unheard() {
         for kind in [
             kind(Level::Raid10, 4, Policy::Bitmap, &[0]),
             kind(Level::Raid5, 4, Policy::Journal, &[2]),
-            kind(Level::Raid5, 4, Policy::None, &[0]),
             kind(Level::Raid6, 4, Policy::Journal, &[2, 3]),
         ] {
             let mut pair = filled(&reactor, &kind).await;

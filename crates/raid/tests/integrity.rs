@@ -7,6 +7,7 @@
 mod pair;
 mod steered;
 
+use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
@@ -242,6 +243,43 @@ fn a_small_write_takes_nothing_wrong_over() {
                 pair.check().await;
                 pair.array.stop().await.unwrap();
             }
+        }
+    });
+}
+
+/// Sums of new parity are in the journal, and nothing is in place. What the data that is to be
+/// replaced was before may be needed: where that is wrong, nothing may be made of it.
+#[test]
+fn a_start_after_a_crash_takes_nothing_wrong_over() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let pairs = (0..5).flat_map(|first| (first + 1..5).map(move |second| [first, second]));
+        for wrong in pairs {
+            let mut pair = filled_pair(&reactor, Level::Raid6, 5).await;
+            let drives = pair.drives();
+            let at = spot(&pair, 0, 0, 0).at;
+            steer.set(move |_, op| match offset(op) {
+                Some(its) if its == at && is_write(op) => Fate::Waits,
+                _ => Fate::Passes,
+            });
+            pair.put(0, &[79; BLOCK]).await;
+            let array = pair.array.clone();
+            reactor.spawn(async move {
+                let _ = array.destage_all().await;
+            });
+            // Both parity chunks.
+            steer.caught(&reactor, 2).await;
+            for position in wrong {
+                let file = pair.file(&spot(&pair, 0, position, 0).drive);
+                file.write_all_at(&[0x5a; 512], at).unwrap();
+            }
+            pair.dies();
+            steer.drop_waiting(&reactor).await;
+            pair.starts_with(&drives.iter().collect::<Vec<_>>()).await;
+            pair.check().await;
+            assert_eq!(scrub(&pair).await.unreadable_stripes, 0);
+            pair.scrub_is_clean().await;
+            pair.array.stop().await.unwrap();
         }
     });
 }

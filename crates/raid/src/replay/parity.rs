@@ -78,7 +78,6 @@ impl Array {
         let layout = self.layout_of(stripe);
         let held = self.members.held(stripe);
         let summed = band.iter().fold(0, |bits, piece| bits | 1 << piece.position);
-        let written = band[0].data.chunks;
         let mut crashed = CrashedBand {
             rows: rows.clone(),
             new: new_chunks(layout.data, rows, band, findings).ok_or(ArrayError::Lost)?,
@@ -94,8 +93,9 @@ impl Array {
                 self.set_sums(stripe, position, rows.start, &probed.bytes.clone().into());
             }
         } else {
-            crashed.read(self, stripe, held & written, false).await;
-            crashed.read(self, stripe, held & bits(0..layout.data) & !written, true).await;
+            // Data that is to be replaced, too: where its old bytes count, it was not stored yet,
+            // and what was there before has a checksum that is durable.
+            crashed.read(self, stripe, held & bits(0..layout.data), true).await;
             let stores = crashed.restore(self).ok_or(ArrayError::Lost)?;
             let done = self.finish_stores(self.start_stores(stripe, &stores)).await;
             if done.no_space {
