@@ -187,7 +187,9 @@ impl Array {
         // Batches that were voided before it was among the members.
         let voided = self.journal.void_on(&list, index.index()).await;
         if joined.is_err() || voided.is_err() {
-            // It may lack what the others know: it is away as before.
+            // It may lack what the others know: it is away as before, with nothing in its cache if
+            // that can be. Else it could not come back while the array runs.
+            let _ = drive.flush().await;
             self.hide();
             drive.pull();
         }
