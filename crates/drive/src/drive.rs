@@ -123,6 +123,8 @@ struct FlushState {
     /// Writes completed or failed since the drive was opened, and one for what was written before:
     /// an engine that was killed may have left acknowledged writes in the drive's cache.
     writes_completed: Cell<u64>,
+    /// How many those were when the last of them completed.
+    last_completed: Cell<u64>,
     /// Of those, how many the last good flush covered.
     writes_flushed: Cell<u64>,
     running: Cell<bool>,
@@ -134,6 +136,7 @@ impl Default for FlushState {
     fn default() -> FlushState {
         FlushState {
             writes_completed: Cell::new(1),
+            last_completed: Cell::new(1),
             writes_flushed: Cell::new(0),
             running: Cell::new(false),
             error: RefCell::new(None),
@@ -402,7 +405,11 @@ impl Drive {
         let result = self.start(Op::Flush { device: self.device }, None).await;
         match result {
             Ok(()) => self.flush.writes_flushed.set(covers),
-            Err(error) => *self.flush.error.borrow_mut() = Some(error),
+            Err(error) if self.flush.last_completed.get() > self.flush.writes_flushed.get() => {
+                *self.flush.error.borrow_mut() = Some(error);
+            }
+            // Nobody was told that anything of it is there: it can be tried again.
+            Err(_) => {}
         }
         self.flush.running.set(false);
         self.flush.waiting.wake_all(&self.reactor);
@@ -490,6 +497,7 @@ impl Drive {
         }
         if asked.changes_drive() {
             self.note_unflushed();
+            self.flush.last_completed.set(self.flush.writes_completed.get());
             let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
             let began = Instant::from_ns(self.answered.get().as_ns().saturating_sub(took));
             self.wrote.set(self.wrote.get().max(began));

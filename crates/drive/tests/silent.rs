@@ -143,6 +143,13 @@ fn what_a_write_that_failed_has_left_is_flushed() {
                 assert_eq!(world.begun() - before, usize::from(left));
             }
         }
+        // Nobody was told that it is there: a flush of it that fails is not the last.
+        (0..5).for_each(|_| world.answer(Answer::After(MS, Err(EIO))));
+        assert_eq!(write(&reactor, &drive).await, Err(DriveError::Media));
+        assert_eq!(drive.flush().await, Err(DriveError::Media));
+        assert!(drive.is_unflushed());
+        assert_eq!(drive.flush().await, Ok(()));
+        assert!(!drive.is_unflushed());
     });
 }
 

@@ -74,6 +74,11 @@ impl Members {
         if self.survives_without(&silent) { Ok(()) } else { Err(ArrayError::Lost) }
     }
 
+    /// Whether somebody is fenced of whom no durable superblock says so.
+    pub(crate) fn is_fencing(&self) -> bool {
+        self.fencing.get()
+    }
+
     fn members_that(&self, are: impl Fn(&Member) -> bool) -> Vec<MemberIndex> {
         let list = self.list();
         let they = list.iter().enumerate().filter(|(_, member)| are(member));

@@ -222,6 +222,14 @@ impl Array {
         drive: &Rc<Drive>,
         areas: MemberLayout,
     ) -> Result<(), ChangeError> {
+        // A start would trust it for as long as no superblock says otherwise.
+        match self.members.settled().await {
+            Err(ArrayError::Lost) if self.members.is_fencing() => {
+                let why = "another died before those that are here knew that this one was away";
+                return Err(waits_for_start(drive, why));
+            }
+            settled => settled?,
+        }
         // Else members that are away, and do not know of this, could be started without it.
         if !self.members.survives_without(&[index]) {
             return Err(ArrayError::Lost.into());

@@ -201,8 +201,10 @@ async fn read_copy(
 /// Whether some copy can be read, whatever it says.
 pub async fn answers(reactor: &Reactor, drive: &Rc<Drive>) -> bool {
     for home in DriveLabel::homes(usable_bytes(drive)) {
-        if read_bytes(reactor, drive, home, DriveLabel::BYTES).await.is_ok() {
-            return true;
+        match read_bytes(reactor, drive, home, DriveLabel::BYTES).await {
+            Ok(_) => return true,
+            Err(DriveError::Media) => {}
+            Err(_) => return false,
         }
     }
     false

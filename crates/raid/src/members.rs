@@ -277,7 +277,7 @@ pub struct Members {
     pulled: Cell<bool>,
     forced: Cell<bool>,
     /// A member that was trusted is fenced, and no durable superblock says so.
-    fencing: Cell<bool>,
+    pub(crate) fencing: Cell<bool>,
     waiting: WaitList,
     pub(crate) joins: Rc<RangeLock>,
     /// Of whoever gives a member a drive.

@@ -292,6 +292,10 @@ impl Array {
             return Err(self.needed(index, &old, &drive).await);
         }
         let member = self.plan_replacement(&drive, drive_uuid)?;
+        if old.state == MemberState::Trusted {
+            // It is barred from the next start, as one that is fenced.
+            self.members.others_answer().await?;
+        }
         self.members.change(index, |place| *place = member.clone()).await?;
         let prepared = self.prepare_replacement(index, &member).await;
         if prepared.is_err() {

@@ -493,6 +493,11 @@ fn nobody_is_fenced_who_is_needed_for_one_that_died_unheard() {
         ] {
             let mut pair = filled(&reactor, &kind).await;
             let drives = drives(&pair);
+            let stripe = pair.array.stripe_bytes() as usize;
+            for at in 0..4 {
+                pair.put(at * stripe, &vec![at as u8 + 100; 4096]).await;
+            }
+            pair.array.flush().await.unwrap();
             let dead = address(pair.file(&drives[1]));
             steer.set(move |its, _| if its == dead { Fate::Fails } else { Fate::Passes });
             pull(&pair, kind.away);
@@ -500,6 +505,11 @@ fn nobody_is_fenced_who_is_needed_for_one_that_died_unheard() {
                 let rebuild_percent = Some(percent);
                 let change = SettingsChange { rebuild_percent, ..SettingsChange::default() };
                 assert!(pair.array.set_settings(change).await.is_err());
+            }
+            // What a start without the dead one needs of them stays there.
+            for member in kind.away {
+                let drive = &drives[usize::from(*member)];
+                comes_back(&mut pair, *member, drive).await.unwrap_err();
             }
             pair.starts_with(&[&drives[0], &drives[2], &drives[3]]).await;
             for member in [0, 2, 3] {

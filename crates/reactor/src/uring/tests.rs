@@ -258,7 +258,9 @@ fn a_drive_that_never_answers_its_trial_holds_up_nobody() {
         rig.backend.reap(&mut rig.done);
         naps += 1;
     }
-    let calls = rig.backend.gauges.counters().enters - before.enters;
+    let after = rig.backend.gauges.counters();
+    let calls = after.enters - before.enters;
+    assert!(after.slept_ns > before.slept_ns);
     // Of 250 us at least, but for the last.
     assert!(naps <= 20_000 / 250 + 2, "it is looked for all the time: {naps}");
     assert!(calls <= 2 * naps + 2, "{calls} in {naps} naps");

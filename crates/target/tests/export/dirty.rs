@@ -323,7 +323,6 @@ fn nothing_is_marked_that_is_not_wanted() {
     assert!(other.pages().is_empty());
 }
 
-/// An export whose reads wait so long that a message comes in between.
 /// As QEMU does it: the ring is at work when the log begins and when it ends, and what was written
 /// after the reply is copied once more. The reply waits for no request, since that may take as long
 /// as a drive is silent.
