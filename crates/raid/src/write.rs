@@ -6,7 +6,8 @@
 //! 2. the rows are locked, the caller's bytes copied once, old data or parity read
 //! 3. data and parity are written (crash: resync of the region)
 //! 4. members that missed the write are fenced, durably
-//! 5. the write is acknowledged
+//! 5. checksums are written back, where they are kept (crash up to here: they may be old)
+//! 6. the write is acknowledged
 //!
 //! Through the journal: the caller's bytes are copied once, become entries of one batch, and the
 //! write is acknowledged when that is written to enough members (`journal.rs`, `destage.rs`).
@@ -179,10 +180,13 @@ impl Array {
     ) -> Result<(), ArrayError> {
         let same_stripe = |a: &Piece, b: &Piece| a.stripe == b.stripe;
         if pieces.windows(2).all(|pair| same_stripe(&pair[0], &pair[1])) {
-            return self.write_stripe(pieces, from).await;
+            self.write_stripe(pieces, from).await?;
+        } else {
+            let stripes = pieces.chunk_by(same_stripe).map(|p| self.write_stripe(p, from));
+            join_all(stripes).await.into_iter().collect::<Result<(), _>>()?;
         }
-        let stripes = pieces.chunk_by(same_stripe).map(|p| self.write_stripe(p, from));
-        join_all(stripes).await.into_iter().collect()
+        // No batch sets them again after a crash.
+        self.write_sums().await
     }
 
     /// `pieces`: of one stripe, at least one.

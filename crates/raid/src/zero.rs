@@ -222,7 +222,10 @@ impl Array {
                 self.set_zero_sums(MemberIndex::new(index), &stripes);
             }
         }
-        self.zeroed(stripes, &results).await
+        let zeroed = self.zeroed(stripes, &results).await?;
+        // As after writes in place.
+        self.write_sums().await?;
+        Ok(zeroed)
     }
 
     /// The journal says durably that the stripes are zero before the first of them becomes so: a
