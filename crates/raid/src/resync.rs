@@ -301,6 +301,7 @@ mod tests {
 
     use super::*;
     use crate::layout::Shape;
+    use crate::members::Member;
     use crate::mode::Mode as WriteMode;
     use crate::settings::SettingsChange;
     use crate::start::{ArraySpec, AssembleOptions};
@@ -395,8 +396,7 @@ mod tests {
             assert_eq!(array.modes.mode.get(), WriteMode::Direct);
             let is_here = |chunk: &u8| array.members.at(StripeIndex(1), *chunk).is_some();
             let at = at + u64::from((0..2).find(is_here).unwrap()) * u64::from(CHUNK);
-            let here = array.members.list();
-            here.iter().filter_map(|member| member.alive()).for_each(|drive| drive.pull());
+            array.members.list().iter().filter_map(Member::alive).for_each(|drive| drive.pull());
             let left = (0..).zip(&files).filter(|(index, _)| *index != away.index());
             let left = left.map(|(_, file)| open(&reactor, file)).collect();
             let array = Array::assemble(&reactor, left, AssembleOptions::default()).await.unwrap();
