@@ -228,6 +228,12 @@ impl Kernels {
         let length = first.len();
         assert_lengths(length, present.iter().map(|(_, bytes)| bytes.len()));
         assert_lengths(length, missing.iter().map(|(_, bytes)| bytes.len()));
+        if let [(id, into)] = missing
+            && let Some(others) = others_and_p(k, *id, present)
+        {
+            self.combine(others.as_chunks::<1>().0, &FACTORS[..k], &mut [into], false);
+            return Ok(());
+        }
         let present_ids = present.iter().map(|(id, _)| *id);
         let missing_ids = missing.iter().map(|(id, _)| *id);
         let recovery = solve::plan(k, m, present_ids, missing_ids)?;
@@ -270,6 +276,23 @@ impl Kernels {
         assert!(outputs.len() <= PARITY_CHUNKS_MAX);
         dispatch!(self.set, combine(sources, factors, outputs, add));
     }
+}
+
+/// If they are all among `present`: P and the data chunks but `lost`, whose sum that one is. It is
+/// the usual case, and the plan of the others takes as long as 4 KiB of it.
+fn others_and_p<'a>(
+    k: usize,
+    lost: usize,
+    present: &[(usize, &'a [u8])],
+) -> Option<SmallVec<[&'a [u8]; CHUNKS_MAX]>> {
+    if lost >= k {
+        return None;
+    }
+    let others = present.iter().filter(|(id, _)| *id <= k && *id != lost);
+    let ids = others.clone().fold(0u64, |ids, (id, _)| ids | 1 << id);
+    let all = u64::MAX >> (CHUNKS_MAX - 1 - k) & !(1 << lost);
+    let others: SmallVec<_> = others.map(|(_, bytes)| *bytes).collect();
+    (ids == all && others.len() == k).then_some(others)
 }
 
 /// Kernels step over whole blocks: a length that is not one would leave its tail unprotected.
