@@ -11,7 +11,7 @@ use crate::record::{self, Header, Kind, Record, RecordError, SEQUENCE_MAX, Upgra
 use crate::region_map::{PAGES_MAX, REGIONS_PER_PAGE};
 use crate::upgrade;
 
-pub const VERSION: u16 = 4;
+pub const VERSION: u16 = 5;
 /// Most members of one array.
 pub const MEMBERS_MAX: usize = 64;
 /// Most stripes: with the smallest chunk, members of 64 TiB.
@@ -147,9 +147,9 @@ pub struct StoredMember {
     /// dirty regions, or in the journal.
     pub catches_up: u8,
     reserved: [u8; 2],
-    /// Low half of the generation of the newest superblock on the member's own drive: what comes
-    /// back with another one was used elsewhere.
-    pub own_generation: U32,
+    /// Low half of the generation of the newest superblock that the member's own drive was asked to
+    /// take: what comes back with one far beyond was used elsewhere.
+    pub asked_generation: U32,
     /// Of a rebuilding member.
     pub rebuilt_stripes: U64,
 }
@@ -266,7 +266,10 @@ pub struct ArraySuperblock {
     /// next: `era + 2 << 32`. What counts them is not the generation: that grows a thousand times
     /// a second, and this with every start.
     pub era: U64,
-    reserved: [u8; 1800],
+    /// For each member the low half of the generation of a superblock that its own drive surely
+    /// took: one that is older is a copy of before. Zero: unknown.
+    pub sure_generations: [U32; MEMBERS_MAX],
+    reserved: [u8; 1544],
 }
 const _: () = assert!(size_of::<ArraySuperblock>() == 4096);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, level) == 144);
@@ -275,6 +278,7 @@ const _: () = assert!(std::mem::offset_of!(ArraySuperblock, policy) == 2224);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, scrub_next) == 2248);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, restriped) == 2272);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, era) == 2288);
+const _: () = assert!(std::mem::offset_of!(ArraySuperblock, sure_generations) == 2296);
 
 impl ArraySuperblock {
     pub const BYTES: u64 = size_of::<ArraySuperblock>() as u64;
@@ -420,3 +424,6 @@ pub(crate) fn v3_to_v4(bytes: &mut [u8]) {
     const TO: usize = std::mem::offset_of!(ArraySuperblock, era);
     bytes.copy_within(FROM..FROM + 8, TO);
 }
+
+/// What drives surely took, version 4 did not say.
+pub(crate) fn v4_to_v5(_bytes: &mut [u8]) {}

@@ -31,12 +31,18 @@ versions!(
     array_superblock,
     ARRAY_SUPERBLOCK_UPGRADES,
     ARRAY_SUPERBLOCK_GOLDEN,
-    [array_superblock::v1_to_v2, array_superblock::v2_to_v3, array_superblock::v3_to_v4],
+    [
+        array_superblock::v1_to_v2,
+        array_superblock::v2_to_v3,
+        array_superblock::v3_to_v4,
+        array_superblock::v4_to_v5
+    ],
     [
         "array_superblock_v1.bin",
         "array_superblock_v2.bin",
         "array_superblock_v3.bin",
-        "array_superblock_v4.bin"
+        "array_superblock_v4.bin",
+        "array_superblock_v5.bin"
     ]
 );
 versions!(

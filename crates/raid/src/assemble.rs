@@ -6,6 +6,7 @@
 //! | its state there | drive here | becomes |
 //! |---|---|---|
 //! | trusted | yes | trusted |
+//! | trusted, rebuilding | yes, with a copy of before | stale, if the others can stand for it |
 //! | trusted | no | absent; the array starts if the others can stand for it |
 //! | rebuilding | yes | rebuilding, from where it was |
 //! | rebuilding, stale | no | absent |
@@ -14,6 +15,7 @@
 //! A drive with this array's label whose uuid the newest superblock does not name was replaced: it
 //! is left alone.
 
+use std::cmp::Ordering;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
@@ -28,8 +30,9 @@ use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::Layout;
 use crate::lease::{self, Claim, Host};
-use crate::members::{Identity, Member, Restripe, generation_low};
+use crate::members::{Identity, Member, Restripe};
 use crate::newer;
+use crate::own_generation::OwnGeneration;
 use crate::region_map::{SEQUENCES_PER_START, StoredMap};
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
@@ -59,6 +62,8 @@ pub struct Known {
 pub(crate) struct Found {
     pub(crate) identity: Rc<Identity>,
     pub(crate) members: Vec<Member>,
+    /// Some are stale that no superblock says so of yet.
+    pub(crate) fences: bool,
     /// Larger than that of any superblock of its drives.
     pub(crate) generation: u64,
     pub(crate) journal_from: u64,
@@ -73,6 +78,19 @@ struct Candidate {
     drive: Rc<Drive>,
     label: Label,
     superblock: Option<ArraySuperblock>,
+    /// Generations in its slots.
+    slots: [Option<u64>; 2],
+}
+
+impl Candidate {
+    fn new(drive: Rc<Drive>, label: Label, superblocks: Superblocks) -> Candidate {
+        let slots = superblocks.each_ref().map(|its| its.as_ref().map(sequence));
+        Candidate { drive, label, superblock: newest_of(superblocks), slots }
+    }
+}
+
+fn sequence(superblock: &ArraySuperblock) -> u64 {
+    superblock.header.sequence.get()
 }
 
 /// `claim`: the lease that this host has taken for it.
@@ -86,9 +104,9 @@ pub(crate) async fn find(
     for drive in drives {
         // A drive that does not answer is one that is not here.
         if let Ok(Some(label)) = label::read(reactor, &drive).await {
-            let superblock = newest_superblock(reactor, &drive, &label).await?;
+            let superblocks = superblocks(reactor, &drive, &label).await?;
             newer::refuse(reactor, &drive, &label).await?;
-            candidates.push(Candidate { drive, label, superblock });
+            candidates.push(Candidate::new(drive, label, superblocks));
         }
     }
     let first = candidates.first().ok_or(AssembleError::NoLabel)?;
@@ -97,13 +115,14 @@ pub(crate) async fn find(
     }
     let superblocks = || candidates.iter().filter_map(|candidate| candidate.superblock.clone());
     let era = superblocks().map(|superblock| superblock.era.get()).max().unwrap_or(0);
-    let sequence = |superblock: &ArraySuperblock| superblock.header.sequence.get();
     let newest =
         superblocks().max_by_key(ArraySuperblock::age).ok_or(AssembleError::NoSuperblock)?;
     let generation = sequence(&newest);
     let highest = superblocks().map(|superblock| sequence(&superblock)).max().unwrap_or(generation);
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
-    let members = members_of(&newest, &candidates)?;
+    let mut members = members_of(&newest, &candidates)?;
+    let outdated = outdated(&members, &candidates);
+    distrust(&identity.layout(), &mut members, &outdated, options)?;
     let epoch = match claim {
         Some(claim) => claim.epoch_before(),
         None => {
@@ -118,7 +137,8 @@ pub(crate) async fn find(
     let scrub = ScrubMark { next: newest.scrub_next.get(), began_s: newest.scrub_began.get() };
     let identity = Rc::new(identity);
     let generation = first_generation(generation, highest);
-    Ok(Found { identity, members, generation, journal_from, policy, settings, scrub, era })
+    let fences = !outdated.is_empty();
+    Ok(Found { identity, members, fences, generation, journal_from, policy, settings, scrub, era })
 }
 
 /// What a start goes on from: beyond all that any member has, absent ones too as far as can be. The
@@ -128,33 +148,44 @@ fn first_generation(newest: u64, highest: u64) -> u64 {
     first + first.abs_diff(newest) % SLOTS
 }
 
+type Superblocks = [Option<ArraySuperblock>; 2];
+const _: () = assert!(SLOTS == 2);
+
 pub(crate) async fn newest_superblock(
     reactor: &Reactor,
     drive: &Rc<Drive>,
     label: &Label,
 ) -> Result<Option<ArraySuperblock>, AssembleError> {
-    let mut newest: Option<ArraySuperblock> = None;
-    for slot in 0..SLOTS {
-        let home = label.layout.superblocks.offset + slot * ArraySuperblock::BYTES;
+    Ok(newest_of(superblocks(reactor, drive, label).await?))
+}
+
+fn newest_of(superblocks: Superblocks) -> Option<ArraySuperblock> {
+    superblocks.into_iter().flatten().max_by_key(sequence)
+}
+
+/// What stands in the slots of a drive, as far as it can be read and is of this array.
+async fn superblocks(
+    reactor: &Reactor,
+    drive: &Rc<Drive>,
+    label: &Label,
+) -> Result<Superblocks, AssembleError> {
+    let mut superblocks: Superblocks = [None, None];
+    for (slot, found) in superblocks.iter_mut().enumerate() {
+        let home = label.layout.superblocks.offset + slot as u64 * ArraySuperblock::BYTES;
         let read = label::read_bytes(reactor, drive, home, ArraySuperblock::BYTES).await;
         let Ok(mut bytes) = read else { continue };
         record::upgrade::<ArraySuperblock>(&mut bytes);
-        let opened = record::open::<ArraySuperblock>(&bytes, Some(label.drive_uuid), home);
-        let superblock = match opened {
-            Ok(superblock) => superblock,
+        match record::open::<ArraySuperblock>(&bytes, Some(label.drive_uuid), home) {
+            Ok(superblock) if superblock.array == label.array => *found = Some(superblock.clone()),
             // Whatever an older one says is outdated.
             Err(RecordError::Version(version)) => {
                 let drive = drive.name().to_owned();
                 return Err(AssembleError::Newer { drive, what: "superblock", version });
             }
-            Err(_) => continue,
-        };
-        let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
-        if superblock.array == label.array && superblock.header.sequence.get() > best {
-            newest = Some(superblock.clone());
+            Ok(_) | Err(_) => {}
         }
     }
-    Ok(newest)
+    Ok(superblocks)
 }
 
 fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
@@ -207,9 +238,12 @@ fn members_of(
         }
         let state = stored.state().map_err(|_| AssembleError::NoSuperblock)?;
         let own = owner.and_then(|owner| owner.superblock.as_ref());
-        let own = own.map(|own| generation_low(own.header.sequence.get()));
+        let own = own.map(sequence);
+        let sure = newest.sure_generations[index].get();
+        let mut known = OwnGeneration::stored(sure, stored.asked_generation.get());
         // What it lacks is known only if it was used nowhere else.
-        let is_own = owner.is_none() || own == Some(stored.own_generation.get());
+        let is_own = owner.is_none() || own.is_some_and(|own| known.judge(own) == Ordering::Equal);
+        own.into_iter().for_each(|own| known.found(own));
         members.push(Member {
             drive_uuid: stored.drive,
             drive: owner.map(|owner| owner.drive.clone()),
@@ -219,11 +253,50 @@ fn members_of(
             rebuilt_flushed: stored.rebuilt_stripes.get(),
             catches_up: stored.catches_up == 1 && (state != MemberState::Stale || is_own),
             behind: None,
-            own_generation: own.unwrap_or(stored.own_generation.get()),
+            own: known,
             fences: 0,
         });
     }
     Ok(members)
+}
+
+/// Members that are to be read, but whose drives hold a copy of before.
+fn outdated(members: &[Member], candidates: &[Candidate]) -> Vec<MemberIndex> {
+    let is_outdated = |member: &Member| {
+        let mut owner = candidates.iter().filter(|its| its.label.drive_uuid == member.drive_uuid);
+        let slots = owner.next().map(|owner| owner.slots);
+        member.state != MemberState::Stale && slots.is_some_and(|its| member.own.is_outdated(its))
+    };
+    let all = members.iter().enumerate().filter(|(_, member)| is_outdated(member));
+    all.map(|(index, _)| MemberIndex::new(index)).collect()
+}
+
+/// What such members lack nobody knows: they are filled anew. If the others cannot stand for them,
+/// nothing is served from them but by force.
+fn distrust(
+    layout: &Layout,
+    members: &mut [Member],
+    outdated: &[MemberIndex],
+    options: AssembleOptions,
+) -> Result<(), AssembleError> {
+    let Some(first) = outdated.first() else { return Ok(()) };
+    let here = |(index, member): (usize, &Member)| {
+        let is_here = member.drive.is_some() && member.state == MemberState::Trusted;
+        is_here && !outdated.contains(&MemberIndex::new(index))
+    };
+    if layout.survives(&members.iter().enumerate().map(here).collect::<Vec<_>>()) {
+        for index in outdated {
+            let member = &mut members[index.index()];
+            member.become_stale();
+            member.catches_up = false;
+        }
+        return Ok(());
+    }
+    if options.force {
+        return Ok(());
+    }
+    let drive = members[first.index()].drive.as_ref().map(|drive| drive.name().to_owned());
+    Err(AssembleError::CopyOfBefore { drive: drive.unwrap_or_default(), member: *first })
 }
 
 /// Whether the array may start with these members; `found`: what they say.

@@ -1,7 +1,8 @@
 //! A member's own drive comes back: it takes its place again, or is given what it missed.
 //!
-//! It is known by its uuid, and by the generation of its own superblock: an array that was started
-//! from it alone meanwhile would have raised that. Order of a catch-up, and what a crash leaves:
+//! It is known by its uuid, and by the generation of its own superblock (see `own_generation`): an
+//! array that was started from it alone meanwhile would have raised that. Order of a catch-up, and
+//! what a crash leaves:
 //! 1. the drive's journal is emptied: its batches may have been voided since (crash: stale still)
 //! 2. what the member lacks is in the map of missed regions, durably (crash: stale still)
 //! 3. it is rebuilding, durably, and current but for these regions (crash: it goes on from there;
@@ -24,7 +25,7 @@ use crate::array::Array;
 use crate::assemble::newest_superblock;
 use crate::error::{ArrayError, ChangeError};
 use crate::label::{self, Label};
-use crate::members::{Member, generation_low};
+use crate::members::Member;
 
 /// What a drive is to the member whose place it shall have.
 enum Kinship {
@@ -40,15 +41,6 @@ enum Kinship {
 fn waits_for_start(drive: &Drive, why: &str) -> ChangeError {
     let what = "stop the array, and start it with this drive";
     ChangeError::Spec(format!("drive {}: {why}: {what}", drive.name()))
-}
-
-/// Low halves of generations, the first as seen from the second.
-fn age(generation: u32, other: u32) -> Ordering {
-    match generation.wrapping_sub(other) {
-        0 => Ordering::Equal,
-        1..=0x7fff_ffff => Ordering::Greater,
-        0x8000_0000.. => Ordering::Less,
-    }
 }
 
 impl Array {
@@ -109,7 +101,6 @@ impl Array {
         drive: &Rc<Drive>,
     ) -> ChangeError {
         match self.own_label(old, drive).await {
-            // A superblock was on its way when it went, perhaps.
             Some(_) => {
                 waits_for_start(drive, "it may have been used elsewhere, and is needed as it is")
             }
@@ -138,10 +129,8 @@ impl Array {
             (Ordering::Greater, _) | (_, Err(_)) => Kinship::Estranged,
             (_, Ok(None)) => Kinship::None,
             (Ordering::Less | Ordering::Equal, Ok(Some(newest))) => {
-                let generation = generation_low(newest.header.sequence.get());
-                match age(generation, old.own_generation) {
+                match old.own.judge(newest.header.sequence.get()) {
                     Ordering::Equal if fits => Kinship::Own(label.layout),
-                    // It was on its way when the drive was pulled.
                     Ordering::Greater if lease == Ordering::Less => Kinship::Estranged,
                     Ordering::Less | Ordering::Equal | Ordering::Greater => Kinship::None,
                 }

@@ -85,6 +85,12 @@ pub enum AssembleError {
          --force to go on without them and lose what only they hold"
     )]
     MaybeOld,
+    /// Nothing on it says what it lacks.
+    #[error(
+        "drive {drive} of member {member} holds a copy of before: the array has been changed \
+         since; attach the drive that it was taken from, or use --force to read old data from it"
+    )]
+    CopyOfBefore { drive: String, member: MemberIndex },
     #[error("{host} uses it: its lease is alive")]
     InUse { host: String },
     #[error(

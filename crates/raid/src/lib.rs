@@ -20,6 +20,7 @@ mod read_plan;
 pub mod label;
 mod filled;
 pub mod missed;
+mod own_generation;
 pub mod members;
 mod absent;
 mod siblings;

@@ -31,6 +31,7 @@ use crate::filled::Filled;
 use crate::label;
 use crate::layout::{Layout, Positions};
 use crate::missed::Behind;
+use crate::own_generation::OwnGeneration;
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
 use crate::view::View;
@@ -53,8 +54,8 @@ pub struct Member {
     pub catches_up: bool,
     /// What a rebuilding member that catches up lacked when that began, at most.
     pub behind: Option<Rc<Behind>>,
-    /// Low half of the generation of the newest superblock on its own drive.
-    pub own_generation: u32,
+    /// What the superblock on its own drive can be.
+    pub own: OwnGeneration,
     /// Times it became stale since the array was started: what was done for it before counts no
     /// longer, though it may have the same drive again.
     pub fences: u64,
@@ -76,7 +77,7 @@ impl Member {
             rebuilt_flushed: 0,
             catches_up: false,
             behind: None,
-            own_generation: 0,
+            own: OwnGeneration::default(),
             fences: 0,
         }
     }
@@ -603,17 +604,14 @@ impl Members {
             return Err(ArrayError::Lost);
         }
         self.fencing.set(false);
-        // A new superblock says of its own drive what that will have.
-        let before: Vec<u32> = targets
-            .iter()
-            .map(|index| self.set_own_generation(*index, generation_low(generation)))
-            .collect();
+        for index in &targets {
+            self.list.borrow_mut()[*index].own.ask(generation);
+        }
         let writes = targets.iter().map(|index| self.write_superblock(*index, generation));
         let results = join_all(writes).await;
-        for ((index, before), result) in targets.iter().zip(before).zip(&results) {
-            if result.is_err() {
-                self.set_own_generation(*index, before);
-            }
+        // Who failed may have it or not.
+        for (index, _) in targets.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
+            self.list.borrow_mut()[*index].own.took(generation);
         }
         let targets: Vec<MemberIndex> = targets.into_iter().map(MemberIndex::new).collect();
         let failed = self.may_fence(&targets, &results);
@@ -624,11 +622,6 @@ impl Members {
         }
         self.durable_generation.set(generation);
         Ok(())
-    }
-
-    /// Returns what it was before.
-    fn set_own_generation(&self, index: usize, generation: u32) -> u32 {
-        std::mem::replace(&mut self.list.borrow_mut()[index].own_generation, generation)
     }
 
     /// Who failed to take metadata and can be done without. Nobody is given up for a full file
@@ -778,16 +771,13 @@ impl Members {
         superblock.scrub_next = self.scrub.get().next.into();
         superblock.scrub_began = self.scrub.get().began_s.into();
         superblock.era = self.era.get().into();
-        for (stored, member) in superblock.members.iter_mut().zip(list.iter()) {
+        for (index, member) in list.iter().enumerate() {
+            let stored = &mut superblock.members[index];
             *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_flushed);
             stored.catches_up = member.catches_up.into();
-            stored.own_generation = member.own_generation.into();
+            stored.asked_generation = member.own.asked().into();
+            superblock.sure_generations[index] = member.own.sure().into();
         }
         superblock
     }
-}
-
-/// As a member's entry in the superblock has it.
-pub fn generation_low(generation: u64) -> u32 {
-    u32::try_from(generation & u64::from(u32::MAX)).expect("masked")
 }

@@ -177,6 +177,7 @@ impl Array {
             found.policy,
             found.settings,
         );
+        members.fencing.set(found.fences);
         members.set_scrub(found.scrub);
         // Of the next one, batches may stand in the ring.
         members.set_era(found.era + ERAS_PER_START);

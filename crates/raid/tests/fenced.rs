@@ -128,11 +128,17 @@ fn a_member_that_fails_writes_for_a_while_is_whole_again() {
     });
 }
 
-/// Nobody can tell whether a superblock has arrived that was on its way when the drive was pulled:
-/// it could be one of an array that was started from that drive alone. So all of it is rebuilt.
+/// Whether it has arrived or not: the drive is known by what it was asked to take, also after the
+/// daemon died.
 #[test]
-fn a_drive_that_was_pulled_while_it_got_a_superblock_is_not_believed() {
-    run(|reactor, steer| async move {
+fn a_drive_that_was_pulled_while_it_got_a_superblock_is_given_what_it_missed() {
+    for (arrives, daemon_dies) in [(false, false), (true, false), (false, true), (true, true)] {
+        pulled_with_a_superblock(arrives, daemon_dies);
+    }
+}
+
+fn pulled_with_a_superblock(arrives: bool, daemon_dies: bool) {
+    run(move |reactor, steer| async move {
         let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
         pair.array.set_policy(Policy::Journal).await.unwrap();
         let old = drive_of(&pair);
@@ -146,14 +152,21 @@ fn a_drive_that_was_pulled_while_it_got_a_superblock_is_not_believed() {
         pair.write_some(20).await;
         steer.caught(&reactor, 1).await;
         pair.array.pull_member(FENCED).unwrap();
-        steer.set(|_, _| Fate::Passes);
+        let fate = if arrives { Fate::Passes } else { Fate::Fails };
+        steer.set(move |its, _| if its == file { fate } else { Fate::Passes });
         pair.write_some(20).await;
         is_stale(&pair).await;
         assert_eq!(steer.waiting(), 0);
+        if daemon_dies {
+            let drives = pair.array.status().members.into_iter().filter_map(|its| its.drive);
+            let others: Vec<_> = drives.filter(|its| !Rc::ptr_eq(its, &old)).collect();
+            pair.starts_with(&others.iter().collect::<Vec<_>>()).await;
+        }
+        steer.set(|_, _| Fate::Passes);
         let drive = pair.plug_in(&old);
         pair.array.replace_member(FENCED, drive, [77; 16]).await.unwrap();
         let member = pair.array.status().members[FENCED.index()].clone();
-        assert!(!member.catches_up && member.drive_uuid == [77; 16]);
+        assert!(member.catches_up && member.drive_uuid != [77; 16], "{arrives} {daemon_dies}");
         pair.rebuilt().await;
         pair.check().await;
         pair.in_place().await;

@@ -42,6 +42,14 @@ pub fn assemble(name: &str, absent: &[String], error: &AssembleError) -> Refusal
         .fix(format!(
             "attach the other drives; or accept the loss: `ashlar array start {name} --force`"
         )),
+        AssembleError::CopyOfBefore { drive, .. } => Refusal::conflict(format!(
+            "array {name} cannot start: drive {drive} holds a copy of before, and the others \
+             cannot do without it"
+        ))
+        .fix(format!(
+            "attach the drive that it was taken from; or take old data for good, where this one \
+             has it: `ashlar array start {name} --force`"
+        )),
         AssembleError::InUse { host } => {
             Refusal::conflict(format!("array {name} is in use by {host} (its lease is alive)"))
                 .fix("stop it there first, or use --force, which risks that both hosts write")
