@@ -11,7 +11,8 @@
 //!   by itself or siblings that answer can stand for it; else after a multiple of that;
 //! - nothing is written after its gate's time, each attempt looked at by itself;
 //! - `flush` covers every write that had completed when it was called, or failed: some of that may
-//!   be in the drive's cache, and is read until it is lost.
+//!   be in the drive's cache, and is read until it is lost;
+//! - a drive whose flush failed fails with it, if siblings stand for it: it may show old data.
 
 use std::cell::{Cell, RefCell};
 use std::pin::Pin;
@@ -109,11 +110,14 @@ pub(crate) struct Late {
     pub(crate) counted: bool,
 }
 
-/// The array that a drive is a member of. It is asked, not told: who could stand for a drive is so
-/// for a moment only.
+/// The array that a drive is a member of. It is asked, not told (but of a lost cache): who could
+/// stand for a drive is so for a moment only.
 pub trait Siblings {
     /// Whether those other members that are `fit` hold all that `drive` does.
     fn stand_for(&self, drive: &Drive, fit: &dyn Fn(&Drive) -> bool) -> bool;
+    /// A flush of `drive` failed: what it shows may be old from now on. Whether the others hold all
+    /// that it does: then it is given up at once.
+    fn has_lost_its_cache(&self, drive: &Drive) -> bool;
     /// Asks those others for a block that have not.
     fn ask_whether_they_answer(&self, drive: &Drive, since: Instant);
 }
@@ -407,6 +411,7 @@ impl Drive {
             Ok(()) => self.flush.writes_flushed.set(covers),
             Err(error) if self.flush.last_completed.get() > self.flush.writes_flushed.get() => {
                 *self.flush.error.borrow_mut() = Some(error);
+                self.distrust();
             }
             // Nobody was told that anything of it is there: it can be tried again.
             Err(_) => {}
@@ -414,6 +419,13 @@ impl Drive {
         self.flush.running.set(false);
         self.flush.waiting.wake_all(&self.reactor);
         result
+    }
+
+    /// Before anyone reads it again: that it is fenced may take as long as its siblings flush.
+    fn distrust(&self) {
+        if self.siblings().is_some_and(|its| its.has_lost_its_cache(self)) {
+            self.judge(Health::fail);
+        }
     }
 
     fn start(self: &Rc<Self>, op: Op, gate: Option<Rc<Gate>>) -> DriveIo {
@@ -684,6 +696,10 @@ impl UnderWay {
             // The device ended early: a file that was cut short, or has no room to grow.
             Ok(_) if matches!(self.asked, Asked::Write { .. }) => DriveError::NoSpace,
             Ok(_) => DriveError::Media,
+            // That would say that the drive is well. But what it was to keep may be gone.
+            Err(errno) if self.asked == Asked::Flush && DriveError::from(errno).is_innocent() => {
+                DriveError::Io(errno)
+            }
             Err(errno) => DriveError::from(errno),
         };
         // A flush that failed may have dropped what it should have kept, and the next one would

@@ -164,6 +164,10 @@ impl Siblings for Sibling {
         self.has_all && fit(&self.drive)
     }
 
+    fn has_lost_its_cache(&self, drive: &Drive) -> bool {
+        self.stand_for(drive, &|_| true)
+    }
+
     fn ask_whether_they_answer(&self, _: &Drive, since: Instant) {
         if !self.drive.has_answered(since) {
             self.drive.ask_whether_it_answers();

@@ -38,6 +38,12 @@ impl Siblings for Members {
         self.identity.layout().stands_for(&held, MemberIndex::new(index))
     }
 
+    fn has_lost_its_cache(&self, drive: &Drive) -> bool {
+        // Other reactors read what it shows.
+        self.hide();
+        self.stand_for(drive, &|_| true)
+    }
+
     fn ask_whether_they_answer(&self, drive: &Drive, since: Instant) {
         let list = self.list();
         let others = list.iter().filter_map(Member::alive).filter(|its| !is_same(its, drive));

@@ -34,12 +34,13 @@ pub fn run_caught(seed: u64, options: Options) -> Verdict {
     })
 }
 
-pub const ALL_CANARIES: [Canary; 17] = [
+pub const ALL_CANARIES: [Canary; 18] = [
     Canary::NoDirtyMap,
     Canary::NoWrittenMap,
     Canary::NoMissedMap,
     Canary::NoBadBlocks,
     Canary::NoFlush,
+    Canary::NeglectedFlush,
     Canary::NoFence,
     Canary::LateFence,
     Canary::NoJournal,

@@ -27,6 +27,8 @@ pub enum Canary {
     NoBadBlocks,
     /// Flushes are never sent.
     NoFlush,
+    /// A flush that failed is taken for one that did what it should.
+    NeglectedFlush,
     /// Superblocks are never written after creation: nobody is fenced durably.
     NoFence,
     /// A superblock that says anew of a member that it is stale reaches a drive only with the next
@@ -82,6 +84,7 @@ impl Canary {
             | Canary::NoMissedMap
             | Canary::NoBadBlocks
             | Canary::NoFlush
+            | Canary::NeglectedFlush
             | Canary::NoFence
             | Canary::LateFence
             | Canary::NoJournal
@@ -94,6 +97,10 @@ impl Canary {
 
     pub fn on_flush(self) -> bool {
         self == Canary::NoFlush
+    }
+
+    pub fn on_failed_flush(self) -> bool {
+        self == Canary::NeglectedFlush
     }
 
     pub fn on_write(
@@ -130,6 +137,7 @@ impl Canary {
             | Canary::NoMissedMap
             | Canary::NoBadBlocks
             | Canary::NoFlush
+            | Canary::NeglectedFlush
             | Canary::NoFence
             | Canary::LateFence
             | Canary::NoJournal

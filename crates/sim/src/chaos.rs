@@ -12,9 +12,11 @@ use ashlar_pool::error::PoolError;
 use ashlar_raid::error::{ArrayError, ChangeError};
 use ashlar_reactor::prng::Prng;
 
+use crate::cache;
 use crate::drive::{BLOCK_BYTES, Mischief, SECTOR_BYTES, SimDrive};
 use crate::faults::Lies;
 use crate::outage;
+use crate::places::{plug_in, replace};
 use crate::workload::Life;
 use crate::world::{AtCompletion, WAKING_NS_MAX};
 
@@ -37,6 +39,8 @@ enum Act {
     Refusal,
     Silence,
     Outage,
+    FailingFlush,
+    PowerLoss,
     Scrub,
     PoolChange,
     PolicyChange,
@@ -96,6 +100,10 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.silences, Act::Silence),
         (plan.outages, Act::Outage),
         (plan.outages, Act::Outage),
+        (plan.failing_flushes, Act::FailingFlush),
+        (plan.failing_flushes, Act::FailingFlush),
+        (plan.power_losses, Act::PowerLoss),
+        (plan.power_losses, Act::PowerLoss),
         (plan.scrubs, Act::Scrub),
         (plan.pool_changes, Act::PoolChange),
         (plan.policy_changes, Act::PolicyChange),
@@ -149,6 +157,8 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
         Act::Silence => silence(life, index, drive, prng),
         Act::Outage if !life.fleet.borrow().may_be_out() => {}
         Act::Outage => outage::outage(life, prng).await,
+        Act::FailingFlush => cache::failing_flushes(life, index, drive, prng),
+        Act::PowerLoss => cache::power_loss(life, index, drive, prng),
         Act::Scrub => {
             let (stop, repair) = (prng.chance(1, 4), prng.chance(1, 2));
             let done = if stop { life.array.stop_scrub() } else { life.array.start_scrub(repair) };
@@ -269,26 +279,6 @@ fn an_impaired(life: &Life, index: usize) -> Option<usize> {
     let members = fleet.slots.len();
     let mut all = (0..members).map(|more| (index + more) % members);
     all.find(|index| fleet.is_impaired(*index))
-}
-
-/// A drive that was pulled, and is well, is plugged in again: not while it works on what it was
-/// asked before, as the daemon does not lend it then.
-async fn plug_in(life: &Rc<Life>, index: usize, drive: u32) {
-    let dead = life.world.borrow_mut().drive(drive).dead;
-    let busy = !life.world.borrow().in_flight(|its| its == drive).is_empty();
-    if !dead && !busy {
-        life.note(|| format!("member {index}: drive {drive} is plugged in again"));
-        replace(life, index, drive).await;
-    }
-}
-
-/// Whether it took the member's place.
-async fn replace(life: &Rc<Life>, index: usize, drive: u32) -> bool {
-    let handle = life.fleet.borrow().open(&life.reactor, drive);
-    let uuid = life.fleet.borrow_mut().renew_uuid(drive);
-    let replaced = life.array.replace_member(MemberIndex::new(index), handle, uuid).await;
-    life.note(|| format!("member {index}: drive {drive}: {replaced:?}"));
-    replaced.is_ok()
 }
 
 fn latent(life: &Life, index: usize, drive: u32, prng: &mut Prng) {

@@ -146,6 +146,17 @@ pub enum Mischief {
     },
 }
 
+/// What flushes of a drive do instead, for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlushFault {
+    /// They fail.
+    pub times: u32,
+    pub errno: i32,
+    /// What becomes of the cache, so many nanoseconds after such an answer at most.
+    pub loss: Loss,
+    pub within_ns: u64,
+}
+
 /// Of a block that is rewritten by no write yet.
 const NEVER: u64 = u64::MAX;
 
@@ -173,8 +184,18 @@ pub struct SimDrive {
     pub refused: BTreeSet<u64>,
     /// Times that it was silent, and not all have heard yet who had writes for it.
     pub misses: u32,
+    /// So many flushes fail from now on, in this way.
+    pub flush_fault: Option<FlushFault>,
+    /// A flush failed, and not all may have heard of it yet.
+    pub failed_flush: bool,
+    /// What is in its cache is lost at this time, or with the next operation that adds to it.
+    loses: Option<(u64, Loss)>,
+    /// It lost what was in its cache, and the power of nothing else failed.
+    pub lost_cache: bool,
     /// Answers nothing any more.
     pub dead: bool,
+    /// Since its own power failed, and only for that.
+    pub unpowered: bool,
     /// Latency is multiplied by this until `slow_until_ns`.
     pub slow_factor: u64,
     pub slow_until_ns: u64,
@@ -204,7 +225,12 @@ impl SimDrive {
             refuses: None,
             refused: BTreeSet::new(),
             misses: 0,
+            flush_fault: None,
+            failed_flush: false,
+            loses: None,
+            lost_cache: false,
             dead: false,
+            unpowered: false,
             slow_factor: 1,
             slow_until_ns: 0,
             silent_until_ns: 0,
@@ -275,7 +301,8 @@ impl SimDrive {
     pub fn is_sound(&self) -> bool {
         let lies = self.sums_in_doubt || !self.lies.is_empty() || !self.mischief.is_empty();
         let owes = self.refuses.is_some() || !self.refused.is_empty() || self.misses > 0;
-        self.latent.is_empty() && !lies && !owes
+        let fails = self.flush_fault.is_some() || self.failed_flush || self.loses.is_some();
+        self.latent.is_empty() && !lies && !owes && !fails
     }
 
     /// Whether a write fails, and every retry of it.
@@ -315,6 +342,40 @@ impl SimDrive {
         self.lied = true;
         let len = usize::try_from(len).expect("small drives");
         self.lies.extend(parts(offset, len).map(|part| (part.block, NEVER)));
+    }
+
+    /// The error of a flush that fails.
+    pub fn fails_flush(&mut self, now_ns: u64) -> Option<i32> {
+        let fault = self.flush_fault.as_mut()?;
+        let FlushFault { errno, loss, within_ns, .. } = *fault;
+        fault.times -= 1;
+        self.flush_fault.take_if(|fault| fault.times == 0);
+        self.failed_flush = true;
+        if loss != Loss::Nothing {
+            // Not with the answer itself: nobody could act before it.
+            self.loses = Some((now_ns + 1 + within_ns, loss));
+        }
+        Some(errno)
+    }
+
+    /// What a flush that failed has left in the cache is lost by now. `adds`: what is done next
+    /// adds to the cache, or empties it.
+    pub fn lose_if_due(&mut self, now_ns: u64, adds: bool, prng: &mut Prng) {
+        if let Some((_, loss)) = self.loses.take_if(|(at, _)| adds || *at <= now_ns) {
+            self.lose_cache(loss, prng);
+        }
+    }
+
+    /// What it has in its cache is lost, kept or torn, by itself.
+    pub fn lose_cache(&mut self, loss: Loss, prng: &mut Prng) {
+        self.lost_cache |= !self.undo.is_empty() && loss != Loss::Nothing;
+        self.loses = None;
+        self.empty_cache(loss, prng);
+    }
+
+    /// What befell its cache is over.
+    pub fn heal_cache(&mut self) {
+        (self.flush_fault, self.failed_flush, self.lost_cache) = (None, false, false);
     }
 
     pub fn flush(&mut self, covers: u64) {
@@ -437,6 +498,11 @@ impl SimDrive {
     /// Power is cut: unflushed writes are lost, kept or torn. Nothing is cached afterwards.
     pub fn cut_power(&mut self, loss: Loss, prng: &mut Prng) {
         self.retries.clear();
+        self.loses = None;
+        self.empty_cache(loss, prng);
+    }
+
+    fn empty_cache(&mut self, loss: Loss, prng: &mut Prng) {
         self.lies.values_mut().for_each(|rewritten| *rewritten = NEVER);
         let mut by_block: BTreeMap<usize, Vec<Undo>> = BTreeMap::new();
         for undo in std::mem::take(&mut self.undo) {

@@ -213,6 +213,10 @@ pub struct Plan {
     pub silences: bool,
     /// More drives are away for a moment than the array bears.
     pub outages: bool,
+    /// Flushes of a drive fail, once or for a while.
+    pub failing_flushes: bool,
+    /// The power of a drive fails by itself, and with it its cache.
+    pub power_losses: bool,
     pub scrubs: bool,
     pub spares: bool,
     /// Drives that were out come back with what they held.
@@ -271,6 +275,8 @@ impl Plan {
             refusals: false,
             silences: false,
             outages: false,
+            failing_flushes: false,
+            power_losses: false,
             scrubs: false,
             spares: false,
             returns: false,
@@ -295,16 +301,7 @@ impl Plan {
         let policies = geometry.policies();
         let policy = prng.chance(1, 3).then(|| policies[prng.index(policies.len())]);
         let ops = [20, 60, 200][prng.index(3)];
-        let mut endings = vec![Ending::CleanStop];
-        if prng.chance(3, 4) {
-            endings.push(Ending::PowerCut);
-        }
-        if prng.chance(1, 2) {
-            endings.push(Ending::ProcessCrash);
-        }
-        if endings.len() > 1 && prng.chance(1, 3) {
-            endings.remove(0);
-        }
+        let endings = draw_endings(&mut prng);
         let mut half = || prng.chance(1, 2);
         let (deaths, pulls, latent, slow) = (half(), half(), half(), half());
         let (scrubs, spares, returns, pool_changes) = (half(), half(), half(), half());
@@ -313,7 +310,6 @@ impl Plan {
         let (integrity, lies) = draw_lies(seed, &geometry);
         let traits = draw_traits(&mut prng, geometry.drive_bytes(integrity));
         let floods = prng.chance(1, 24);
-        let outages = Prng::stream(seed, "outages").chance(1, 6);
         let lives = 1 + prng.below(if floods { 2 } else { 5 });
         let workers = if floods { 16 } else { 1 + prng.below(5) };
         Plan {
@@ -333,7 +329,7 @@ impl Plan {
             hot_stripes: [1, 3, 12][prng.index(3)],
             floods,
             endings,
-            faults_max: [0, 2, 5, 12][prng.index(4)].max(if outages { 3 } else { 0 }),
+            faults_max: [0, 2, 5, 12][prng.index(4)],
             deaths,
             deaths_at_end,
             pulls,
@@ -342,7 +338,9 @@ impl Plan {
             // From a stream of its own, so that other seeds are what they were.
             refusals: Prng::stream(seed, "refusals").chance(1, 3),
             silences: Prng::stream(seed, "silences").chance(1, 5),
-            outages,
+            outages: Prng::stream(seed, "outages").chance(1, 6),
+            failing_flushes: Prng::stream(seed, "failing flushes").chance(1, 6),
+            power_losses: Prng::stream(seed, "power losses").chance(1, 6),
             scrubs,
             spares,
             returns,
@@ -354,6 +352,13 @@ impl Plan {
             adds: prng.chance(if integrity { 2 } else { 1 }, 4),
             single: None,
         }
+        .with_enough_faults()
+    }
+
+    /// What few seeds have comes now and then in these.
+    fn with_enough_faults(self) -> Plan {
+        let is_rare = self.outages || self.failing_flushes || self.power_losses;
+        Plan { faults_max: self.faults_max.max(if is_rare { 3 } else { 0 }), ..self }
     }
 
     /// Whether an array that lost more than its level bears has all of it again when all drives are
@@ -406,6 +411,8 @@ impl Plan {
             (self.refusals, "refused writes"),
             (self.silences, "silences"),
             (self.outages, "outages"),
+            (self.failing_flushes, "failing flushes"),
+            (self.power_losses, "drives lose their power"),
             (self.scrubs, "scrubs"),
             (self.spares, "spares"),
             (self.returns, "returns"),
@@ -429,6 +436,20 @@ impl Plan {
 
 fn sector_bytes(traits: Traits, integrity: bool) -> u32 {
     if integrity { BLOCK_BYTES } else { traits.sector_bytes }
+}
+
+fn draw_endings(prng: &mut Prng) -> Vec<Ending> {
+    let mut endings = vec![Ending::CleanStop];
+    if prng.chance(3, 4) {
+        endings.push(Ending::PowerCut);
+    }
+    if prng.chance(1, 2) {
+        endings.push(Ending::ProcessCrash);
+    }
+    if endings.len() > 1 && prng.chance(1, 3) {
+        endings.remove(0);
+    }
+    endings
 }
 
 /// From a stream of its own, so that seeds without checksums are what they were.

@@ -159,6 +159,7 @@ impl Fleet {
             if !well {
                 // What it has missed is caught up with.
                 drive.refused.clear();
+                drive.failed_flush = false;
             }
             if !well || drive.dead || !drive.is_sound() {
                 self.impaired.entry(index).or_insert(None);

@@ -18,6 +18,8 @@ pub mod fleet;
 pub mod workload;
 pub mod checkers;
 pub mod outage;
+pub mod places;
+pub mod cache;
 pub mod chaos;
 pub mod scenario;
 pub mod batch;

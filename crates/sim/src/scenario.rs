@@ -24,6 +24,7 @@ use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::prng::Prng;
 use ashlar_reactor::wait_list::WaitList;
 
+use crate::cache;
 use crate::canary::Canary;
 use crate::chaos;
 use crate::checkers;
@@ -112,7 +113,10 @@ enum Phase {
 
 /// Runs one seed.
 pub fn run(seed: u64, options: Options) -> Verdict {
-    let mut scenario = Scenario::new(Plan::draw(seed), options);
+    let mut plan = Plan::draw(seed);
+    // In few seeds a flush fails.
+    plan.failing_flushes |= options.canary.is_some_and(Canary::on_failed_flush);
+    let mut scenario = Scenario::new(plan, options);
     scenario.all_lives();
     scenario.verdict()
 }
@@ -352,10 +356,7 @@ impl Scenario {
                 let bad = inspect::bad_stripes(self.world.borrow().drives.iter());
                 *self.ever_unsure.borrow_mut() = bad;
             }
-            (Some(End::Halted), _) => {
-                self.world.borrow_mut().end_life(None);
-                self.oracle.borrow_mut().process_crash();
-            }
+            (Some(End::Halted), _) => self.process_crash(),
             (Some(End::GivenUp), _) => {
                 self.world.borrow_mut().end_life(None);
                 // With more faults than the level bears, this ends the seed.
@@ -366,10 +367,7 @@ impl Scenario {
                 self.world.borrow_mut().end_life(Some(loss));
                 self.oracle.borrow_mut().power_cut();
             }
-            (None, Phase::Safety(Ending::ProcessCrash)) => {
-                self.world.borrow_mut().end_life(None);
-                self.oracle.borrow_mut().process_crash();
-            }
+            (None, Phase::Safety(Ending::ProcessCrash)) => self.process_crash(),
             (
                 None,
                 Phase::Safety(Ending::CleanStop)
@@ -388,6 +386,16 @@ impl Scenario {
             let members = self.fleet.borrow().slots.len();
             let (first, count) = (self.prng.index(members), 1 + self.prng.index(members));
             self.lose_drives(first, count);
+        }
+    }
+
+    fn process_crash(&mut self) {
+        self.world.borrow_mut().end_life(None);
+        if !self.covered.get() && cache::is_loss_believed(&self.world.borrow()) {
+            // What was not flushed may be old.
+            self.oracle.borrow_mut().power_cut();
+        } else {
+            self.oracle.borrow_mut().process_crash();
         }
     }
 
@@ -691,7 +699,8 @@ fn is_covered(plan: &Plan, status: &ArrayStatus) -> bool {
     }
     let degraded = status.state != ArrayState::Optimal && status.parity_chunks > 0;
     // What is rebuilt may become optimal, and lose a member while it is written healthily.
-    let away = plan.pulls || plan.refusals || plan.outages;
+    let loses_caches = plan.failing_flushes || plan.power_losses;
+    let away = plan.pulls || plan.refusals || plan.outages || loses_caches;
     let rebuilt = plan.spares || away || status.rebuild.is_some();
     match status.policy {
         Policy::Journal => true,

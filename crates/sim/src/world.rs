@@ -96,6 +96,8 @@ pub struct World {
     pub frozen: bool,
     latency: Prng,
     pub faults: Prng,
+    /// What becomes of caches that single drives lose.
+    pub caches: Prng,
     /// Operations completed since the world began.
     pub completions: u64,
     /// Reads that the engine also asked others for, in lives that ended in order.
@@ -137,6 +139,7 @@ impl World {
             frozen: false,
             latency: Prng::stream(seed, "latency"),
             faults: Prng::stream(seed, "faults"),
+            caches: Prng::stream(seed, "caches"),
             completions: 0,
             hedged: 0,
             changes: Changes::default(),
@@ -205,6 +208,7 @@ impl World {
     pub fn kill(&mut self, drive: u32) {
         self.note(|| format!("drive {drive} dies"));
         self.drive(drive).dead = true;
+        self.drive(drive).unpowered = false;
     }
 
     /// The power fails, or (`loss` is `None`) only the process dies. Nothing of this life goes on.
@@ -216,6 +220,8 @@ impl World {
         while let Some(left) = self.next_due(u64::MAX) {
             self.land_partly(&left);
         }
+        let World { drives, caches, .. } = self;
+        drives.iter_mut().for_each(|drive| drive.lose_if_due(u64::MAX, true, caches));
         if let Some(loss) = loss {
             let World { drives, faults, .. } = self;
             drives.iter_mut().for_each(|drive| drive.cut_power(loss, faults));
@@ -232,6 +238,8 @@ impl World {
             (drive.refuses, drive.misses, drive.silent_until_ns) = (None, 0, 0);
             drive.refused.clear();
             drive.held_back = None;
+            drive.heal_cache();
+            drive.dead &= !std::mem::take(&mut drive.unpowered);
         }
         self.life_began_ns = self.now_ns;
         self.life_began_after = self.completions;
@@ -354,6 +362,9 @@ impl World {
             self.land_partly(done);
             return Err(Errno(libc::ENODEV));
         }
+        let World { drives, caches, now_ns, .. } = self;
+        let adds = !matches!(done.op, Op::Read { .. });
+        drives[done.drive as usize].lose_if_due(*now_ns, adds, caches);
         let (kind, at, _) = place(&done.op);
         if self.failing == Some((done.drive, at, kind)) {
             self.land_partly(done);
@@ -368,13 +379,23 @@ impl World {
                 Err(Errno(libc::EOPNOTSUPP))
             }
             Op::WriteZeroes { offset, len, .. } => self.write(done.drive, *offset, *len, None),
-            Op::Flush { .. } => {
-                if !self.sabotaged(|canary| canary.on_flush()) {
-                    self.drive(done.drive).flush(done.covers);
-                }
+            Op::Flush { .. } => self.flush(done),
+            Op::Descriptor { .. } => Err(Errno(libc::EINVAL)),
+        }
+    }
+
+    fn flush(&mut self, done: &InFlight) -> Outcome {
+        let now_ns = self.now_ns;
+        if self.sabotaged(|canary| canary.on_flush()) {
+            return Ok(0);
+        }
+        match self.drive(done.drive).fails_flush(now_ns) {
+            Some(_) if self.sabotaged(|canary| canary.on_failed_flush()) => Ok(0),
+            Some(errno) => Err(Errno(errno)),
+            None => {
+                self.drive(done.drive).flush(done.covers);
                 Ok(0)
             }
-            Op::Descriptor { .. } => Err(Errno(libc::EINVAL)),
         }
     }
 

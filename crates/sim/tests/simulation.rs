@@ -213,6 +213,11 @@ fn missing_flushes_are_found() {
 }
 
 #[test]
+fn a_flush_whose_failure_is_neglected_is_found() {
+    assert_found(Canary::NeglectedFlush);
+}
+
+#[test]
 fn a_missing_fence_is_found() {
     assert_found(Canary::NoFence);
 }
@@ -280,6 +285,7 @@ fn test_of(canary: Canary) -> fn() {
         Canary::NoMissedMap => a_missing_map_of_what_is_missed_is_found,
         Canary::NoBadBlocks => a_missing_list_of_bad_blocks_is_found,
         Canary::NoFlush => missing_flushes_are_found,
+        Canary::NeglectedFlush => a_flush_whose_failure_is_neglected_is_found,
         Canary::NoFence => a_missing_fence_is_found,
         Canary::LateFence => a_fence_that_comes_after_the_acknowledgement_is_found,
         Canary::NoJournal => a_missing_journal_is_found,

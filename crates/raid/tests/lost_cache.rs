@@ -1,0 +1,113 @@
+//! Goal: a drive that fails to flush is fenced, and nothing that it shows afterwards is believed;
+//! the array goes on, and takes it back.
+//! Method: flushes of one file in memory fail as the test says; then its bytes are what they were
+//! before the writes that were not flushed.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod pair;
+mod steered;
+
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+
+use ashlar_drive::drive::Drive;
+use ashlar_format::array_superblock::{Level, MemberState, Policy};
+use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_raid::label;
+use ashlar_raid::settings::SettingsChange;
+use ashlar_raid::status::ArrayState;
+use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::op::Op;
+use pair::{DRIVE_BYTES, Pair, begin, run_on};
+use steered::{Fate, Steer, address};
+
+const LEN: usize = 16 << 10;
+
+fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Steer) -> F) {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| test(reactor, steer));
+}
+
+/// Its first stripes are written, and in place.
+async fn array(reactor: &Reactor, level: Level, members: usize, policy: Policy) -> Pair {
+    let mut pair = Pair::new(reactor, level, members, 512).await;
+    pair.array.set_policy(policy).await.unwrap();
+    pair.put(0, &vec![1; 8 * pair.array.stripe_bytes() as usize]).await;
+    pair.in_place().await;
+    pair.array.flush().await.unwrap();
+    pair
+}
+
+/// The drive with the first block, and where that is.
+fn first(pair: &Pair) -> (usize, Rc<Drive>, u64) {
+    let layout = pair.array.layout();
+    let index = layout.member_at(StripeIndex(0), 0).index();
+    let data = label::plan(DRIVE_BYTES, layout.parity).unwrap().data.offset;
+    let drive = pair.array.status().members[index].drive.clone().unwrap();
+    (index, drive, data + layout.member_offset(StripeIndex(0), 0))
+}
+
+/// How flushes of one file end; those of others wait.
+fn flushes(steer: &Steer, file: usize, fate: Fate, others: Fate) {
+    let is_flush = |op: &Op| matches!(op, Op::Flush { .. });
+    steer.set(move |its, op| match is_flush(op) {
+        true if its == file => fate,
+        true => others,
+        false => Fate::Passes,
+    });
+}
+
+/// That it is fenced may take long, since the others flush as long as they like.
+#[test]
+fn what_it_shows_is_not_read() {
+    run(|reactor, steer| async move {
+        for (level, members) in [(Level::Raid5, 3), (Level::Raid6, 4), (Level::Raid10, 4)] {
+            let mut pair = array(&reactor, level, members, Policy::Bitmap).await;
+            let (index, drive, at) = first(&pair);
+            pair.put(0, &[2; LEN]).await;
+            flushes(&steer, address(pair.file(&drive)), Fate::Fails, Fate::Waits);
+            let array = pair.array.clone();
+            let flush = begin(&reactor, async move { array.flush().await });
+            steer.caught(&reactor, 1).await;
+            pair.file(&drive).write_all_at(&[1; LEN], at).unwrap();
+            for _ in 0..8 {
+                assert!(pair.read(0, LEN).await.unwrap() == [2; LEN], "{level:?}");
+            }
+            assert!(!flush.has_ended());
+            steer.set(|_, _| Fate::Passes);
+            flush.ended(&reactor).await.unwrap();
+            assert_eq!(pair.array.status().members[index].state, MemberState::Stale);
+            is_whole_again(&mut pair, index, &drive).await;
+        }
+    });
+}
+
+/// No space for what was written before is no full file system: the drive lost it.
+#[test]
+fn a_flush_without_space_costs_its_drive_and_not_the_array() {
+    run(|reactor, steer| async move {
+        for policy in [Policy::Journal, Policy::Bitmap] {
+            let mut pair = array(&reactor, Level::Raid5, 3, policy).await;
+            let (index, drive, _) = first(&pair);
+            flushes(&steer, address(pair.file(&drive)), Fate::Full, Fate::Passes);
+            // A superblock that the drive cannot flush, and nobody has to do without.
+            pair.array.set_settings(SettingsChange::default()).await.unwrap();
+            pair.put(0, &[2; LEN]).await;
+            pair.array.flush().await.unwrap();
+            steer.set(|_, _| Fate::Passes);
+            pair.write_some(20).await;
+            assert_eq!(pair.array.state(), ArrayState::Degraded);
+            is_whole_again(&mut pair, index, &drive).await;
+        }
+    });
+}
+
+async fn is_whole_again(pair: &mut Pair, index: usize, drive: &Rc<Drive>) {
+    let drive = pair.plug_in(drive);
+    pair.array.replace_member(MemberIndex::new(index), drive, [77; 16]).await.unwrap();
+    pair.rebuilt().await;
+    assert_eq!(pair.array.state(), ArrayState::Optimal);
+    pair.check().await;
+    pair.scrub_is_clean().await;
+    pair.array.stop().await.unwrap();
+}
