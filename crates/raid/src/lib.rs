@@ -56,6 +56,7 @@ mod resync;
 mod rebuild_plan;
 mod rebuild;
 mod locate;
+mod findings;
 mod scrub_store;
 mod scrub;
 mod table;
