@@ -44,7 +44,9 @@ impl Finding {
 }
 
 impl Array {
-    /// Whether a place of it is told.
+    /// Whether it is to be stored at once: a place of a mismatch is told. Others wait for the next
+    /// counts. What is left of them after a crash is met again; of what was mended the counts of
+    /// the drives tell.
     pub(crate) fn note_finding(&self, stripe: StripeIndex, finding: &Finding) -> bool {
         let mut report = self.jobs.scrub_report.borrow_mut();
         let report = report.get_or_insert_default();
@@ -80,7 +82,8 @@ impl Array {
             let member = self.layout().member_at(stripe, position);
             *report.wrong_by_member.entry(member).or_default() += 1;
         }
-        places.into_iter().filter(|place| tell(report, *place)).count() > 0
+        let told = places.into_iter().filter(|place| tell(report, *place));
+        told.filter(|place| place.flaw == Flaw::Mismatch).count() > 0
     }
 
     /// A mismatch that is not repaired, in these rows of a position.

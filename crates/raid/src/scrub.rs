@@ -36,7 +36,7 @@ use crate::status::ScrubReport;
 use crate::verify::{Flawed, blocks};
 use crate::write_plan::each;
 
-/// Between two superblocks that say how far it is. The first places that it finds are told at once.
+/// Between two superblocks that say how far it is. The first mismatches are told at once.
 const SAVE_PERIOD: Duration = Duration::from_secs(10);
 /// The journal is drained again for a stripe that is written before it is looked at; so many times.
 const DRAINS_MAX: u32 = 4;
