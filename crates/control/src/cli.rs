@@ -8,6 +8,7 @@ mod export;
 mod follow;
 mod inspect;
 mod output;
+mod scrub;
 mod settings;
 mod spare;
 mod status;

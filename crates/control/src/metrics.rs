@@ -148,6 +148,7 @@ impl Page<'_> {
             let kinds = [
                 ("mismatched", its.mismatched_stripes),
                 ("undecided", its.undecided_stripes),
+                ("damaged", its.damaged_stripes),
                 ("repaired", its.repaired_stripes),
                 ("unreadable", its.unreadable_stripes),
                 ("bad", its.bad_stripes),

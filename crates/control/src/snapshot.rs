@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::api::array::{
     ArrayCounters, ArrayState, ArrayUpdates, ArrayWorked, BadBlocks, JournalFill, JournalReplay,
-    MemberState, Progress, Scrub, ScrubPlace, ScrubState,
+    MemberState, Progress, Scrub, ScrubFlaw, ScrubPlace, ScrubState,
 };
 use crate::api::drive::{
     DriveCounters, DriveHealth, DriveLatency, DriveSlowness, LatencySummary, SlowKind,
@@ -176,7 +176,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         rebuild_error: status.rebuild_error.clone(),
         restripe: status.restripe.map(progress),
         restripe_error: status.restripe_error.clone(),
-        scrub: scrub(&status.scrub),
+        scrub: scrub(pool, &status.scrub),
         counters: counters(&status.counters, status.worked),
         traffic: traffic(&status.traffic),
     }
@@ -305,20 +305,13 @@ fn bad_blocks(pool: &Pool, range: &BadRange) -> BadBlocks {
     }
 }
 
-fn scrub(state: &raid::ScrubState) -> Scrub {
+fn scrub(pool: &Pool, state: &raid::ScrubState) -> Scrub {
     let report = state.report().cloned().unwrap_or_default();
     let (state, running) = match state {
         raid::ScrubState::Never => (ScrubState::Never, None),
         raid::ScrubState::Running { progress, .. } => (ScrubState::Running, Some(*progress)),
         raid::ScrubState::Stopped { .. } => (ScrubState::Stopped, None),
         raid::ScrubState::Finished { .. } => (ScrubState::Finished, None),
-    };
-    let place = |its: &raid::ScrubPlace| ScrubPlace {
-        stripe: its.stripe,
-        offset: its.offset,
-        len: its.len,
-        member: its.member.map(|member| member.0),
-        repaired: its.repaired,
     };
     Scrub {
         state,
@@ -329,10 +322,30 @@ fn scrub(state: &raid::ScrubState) -> Scrub {
         unknown_below: report.first_stripe,
         mismatched_stripes: report.mismatched_stripes,
         undecided_stripes: report.undecided_stripes,
+        damaged_stripes: report.damaged_stripes,
         repaired_stripes: report.repaired_stripes,
         unreadable_stripes: report.unreadable_stripes,
         bad_stripes: report.bad_stripes,
-        places: report.places.iter().map(place).collect(),
+        places: report.places.iter().map(|its| scrub_place(pool, its)).collect(),
+    }
+}
+
+fn scrub_place(pool: &Pool, its: &raid::ScrubPlace) -> ScrubPlace {
+    let (volume, volume_offset) = pool.volume_at(its.offset).unzip();
+    ScrubPlace {
+        stripe: its.stripe,
+        offset: its.offset,
+        len: its.len,
+        volume: volume.map(|volume| volume.name().to_owned()),
+        volume_offset,
+        member: its.member.map(|member| member.0),
+        what: match its.flaw {
+            raid::Flaw::Mismatch => ScrubFlaw::Mismatch,
+            raid::Flaw::Block => ScrubFlaw::Block,
+            raid::Flaw::Checksum => ScrubFlaw::Checksum,
+            raid::Flaw::Unreadable => ScrubFlaw::Unreadable,
+        },
+        repaired: its.repaired,
     }
 }
 

@@ -189,8 +189,8 @@ fn a_slow_drive_is_shown_with_the_evidence() {
     assert!(metrics.contains(r#"ashlar_drive_slow{drive="slow"} 1"#), "{metrics}");
 }
 
-#[test]
-fn what_went_wrong_with_a_drive_outlives_a_restart() {
+/// Array `a` with checksums, some bytes in its volume, and the daemon stopped.
+fn written_with_checksums() -> Daemon {
     let mut daemon = Daemon::with_drives(3);
     daemon.ok("array create a --level 5 --drives d0,d1,d2 --integrity");
     daemon.ok("volume create v --array a --size 16M");
@@ -198,10 +198,61 @@ fn what_went_wrong_with_a_drive_outlives_a_restart() {
     let bench = "bench vhost --socket @/e.sock --size 4M --depth 8 --force";
     daemon.ok(&format!("{bench} --fill --rw randwrite --ios 100 --rounds 1"));
     daemon.stop();
+    daemon
+}
+
+fn scribble(daemon: &Daemon, drive: &str) {
     // Behind journal and checksums, where the data begins.
-    let file = std::fs::File::options().write(true).open(daemon.path("d1.img")).unwrap();
+    let path = daemon.path(&format!("{drive}.img"));
+    let file = std::fs::File::options().write(true).open(path).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, &[0x5a; 256 << 10], 13 << 19).unwrap();
-    drop(file);
+}
+
+#[test]
+fn what_a_scrub_mends_and_cannot_mend_is_told() {
+    let mut daemon = written_with_checksums();
+    scribble(&daemon, "d1");
+    daemon.start_again();
+    let said = daemon.ok("array scrub a --wait");
+    assert!(
+        said.contains("did not fit their checksums") && !said.contains("all is well"),
+        "{said}"
+    );
+    assert!(said.contains("drive d1, did not fit its checksum; mended"), "{said}");
+    let array = daemon.json("array show a");
+    let scrub = &array["scrub"];
+    let damaged = number(&scrub["damaged_stripes"]);
+    assert!(damaged > 0 && scrub["repaired_stripes"] == damaged, "{scrub}");
+    assert!(scrub["mismatched_stripes"] == 0 && scrub["unreadable_stripes"] == 0, "{scrub}");
+    assert_eq!(array["members"][1]["wrong_stripes"], damaged);
+    let place = &scrub["places"][0];
+    assert_eq!((&place["what"], &place["repaired"]), (&"block".into(), &true.into()));
+    let metrics = daemon.ok("metrics");
+    let metric = format!(r#"ashlar_array_scrub_stripes{{array="a",found="damaged"}} {damaged}"#);
+    assert!(metrics.contains(&metric), "{metrics}");
+    daemon.stop();
+    daemon.start_again();
+    assert_eq!(&daemon.json("array show a")["scrub"], scrub);
+    assert!(daemon.ok("array scrub a --wait").contains("all is well"));
+    // Of two drives, at the same place.
+    daemon.stop();
+    ["d1", "d2"].iter().for_each(|drive| scribble(&daemon, drive));
+    daemon.start_again();
+    let output = daemon.run("array scrub a --wait");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("restore those ranges") && said.contains("d2, did not fit"), "{said}");
+    let scrub = daemon.json("array show a")["scrub"].clone();
+    let place = &scrub["places"][0];
+    assert_eq!((&place["volume"], &place["repaired"]), (&"v".into(), &false.into()), "{scrub}");
+    assert!(place["volume_offset"].is_u64() && number(&scrub["unreadable_stripes"]) > 0, "{scrub}");
+    assert!(daemon.ok("status").contains("the last scrub could not check"));
+}
+
+#[test]
+fn what_went_wrong_with_a_drive_outlives_a_restart() {
+    let mut daemon = written_with_checksums();
+    scribble(&daemon, "d1");
     daemon.start_again();
     daemon.ok("array scrub a --wait");
     daemon.wait_for("drive show d1", |drive| {

@@ -34,7 +34,27 @@ impl Phase {
     pub const ALL: [Phase; 3] = [Phase::Running, Phase::Stopped, Phase::Finished];
 }
 
-/// Bytes of the array that did not agree with what stands beside them.
+/// What was wrong at a place. The number is on drives; builds that know of mismatches only do not
+/// open a record that tells of another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Flaw {
+    /// Parity or copies did not agree.
+    #[default]
+    Mismatch = 0,
+    /// Blocks did not fit their checksums.
+    Block = 1,
+    /// Checksums were lost or wrong; their blocks were right.
+    Checksum = 2,
+    /// The drive could not read them.
+    Unreadable = 3,
+}
+
+impl Flaw {
+    pub const ALL: [Flaw; 4] = [Flaw::Mismatch, Flaw::Block, Flaw::Checksum, Flaw::Unreadable];
+}
+
+/// Bytes of the array that were not as they should be.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct StoredPlace {
@@ -43,7 +63,8 @@ pub struct StoredPlace {
     pub len: U64,
     member: U16,
     pub repaired: u8,
-    reserved: [u8; 5],
+    flaw: u8,
+    reserved: [u8; 4],
 }
 const _: () = assert!(size_of::<StoredPlace>() == 32);
 
@@ -55,17 +76,26 @@ impl StoredPlace {
         StoredPlace { stripe, offset, len, member, ..StoredPlace::default() }
     }
 
+    pub fn with_flaw(self, flaw: Flaw) -> StoredPlace {
+        StoredPlace { flaw: flaw as u8, ..self }
+    }
+
     pub fn member(&self) -> Option<u8> {
         u8::try_from(self.member.get()).ok()
+    }
+
+    pub fn flaw(&self) -> Result<Flaw, RecordError> {
+        let known = Flaw::ALL.into_iter().find(|flaw| *flaw as u8 == self.flaw);
+        known.ok_or(RecordError::Field("what was wrong at a place of the scrub"))
     }
 
     fn check(&self) -> Result<(), RecordError> {
         let member = self.member.get();
         let known = member == NO_MEMBER || usize::from(member) < MEMBERS_MAX;
-        if !known || self.repaired > 1 || self.reserved != [0; 5] {
+        if !known || self.repaired > 1 || self.reserved != [0; 4] {
             return Err(RecordError::Field("a place of the scrub"));
         }
-        Ok(())
+        self.flaw().map(|_| ())
     }
 }
 
@@ -97,12 +127,16 @@ pub struct ScrubReport {
     /// Stripes in which a member's chunk was wrong.
     pub wrong: [U64; MEMBERS_MAX],
     pub places: [StoredPlace; PLACES_MAX],
-    reserved: [u8; 2912],
+    /// Stripes that agreed once blocks of them that could not be read, or did not fit their
+    /// checksums, were worked out from the others.
+    pub damaged_stripes: U64,
+    reserved: [u8; 2904],
 }
 const _: () = assert!(size_of::<ScrubReport>() == 4096);
 const _: () = assert!(std::mem::offset_of!(ScrubReport, phase) == 152);
 const _: () = assert!(std::mem::offset_of!(ScrubReport, wrong) == 160);
 const _: () = assert!(std::mem::offset_of!(ScrubReport, places) == 672);
+const _: () = assert!(std::mem::offset_of!(ScrubReport, damaged_stripes) == 1184);
 
 impl ScrubReport {
     pub const BYTES: u64 = size_of::<ScrubReport>() as u64;

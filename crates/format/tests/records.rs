@@ -13,14 +13,14 @@ use ashlar_format::journal_batch::{EntryKind, JournalBatch, ParitySum, StoredEnt
 use ashlar_format::lease::Lease;
 use ashlar_format::record::{Record, RecordError, SEQUENCE_MAX, name_field, open, seal, upgrade};
 use ashlar_format::region_map::{MapKind, RegionMapPage};
-use ashlar_format::scrub_report::{Phase, ScrubReport, StoredPlace};
+use ashlar_format::scrub_report::{Flaw, Phase, ScrubReport, StoredPlace};
 use ashlar_format::units::Area;
 use ashlar_format::upgrade::{
     ARRAY_SUPERBLOCK_GOLDEN, BAD_BLOCKS_GOLDEN, DRIVE_LABEL_GOLDEN, JOURNAL_BATCH_GOLDEN,
     LEASE_GOLDEN, REGION_MAP_GOLDEN, SCRUB_REPORT_GOLDEN, VOLUME_TABLE_GOLDEN,
 };
 use ashlar_format::volume_table::{StoredExtent, StoredVolume, VolumeTable};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 const DRIVE: [u8; 16] = *b"drive-uuid-16byt";
 const ARRAY: [u8; 16] = *b"array-uuid-16byt";
@@ -159,6 +159,31 @@ fn golden_images() {
     check_golden("bad_blocks", bad_blocks(), &BAD_BLOCKS_GOLDEN);
     check_golden("lease", lease(), &LEASE_GOLDEN);
     check_golden("scrub_report", scrub_report(), &SCRUB_REPORT_GOLDEN);
+}
+
+/// What was reserved in the first records of version 1 says nothing there, and no more than that.
+#[test]
+fn what_was_wrong_at_places_of_a_scrub_is_kept() {
+    let old: &ScrubReport = open(SCRUB_REPORT_GOLDEN[0], Some(DRIVE), HOME).unwrap();
+    assert!(old.places().iter().all(|place| place.flaw() == Ok(Flaw::Mismatch)));
+    assert_eq!(old.damaged_stripes.get(), 0);
+    let mut report = scrub_report();
+    report.damaged_stripes = 9.into();
+    for (place, flaw) in report.places.iter_mut().zip(Flaw::ALL) {
+        *place = StoredPlace::new(1, (0, 4096), None).with_flaw(flaw);
+    }
+    report.place_count = 4;
+    seal(&mut report, DRIVE, HOME, 8);
+    let kept: &ScrubReport = open(report.as_bytes(), Some(DRIVE), HOME).unwrap();
+    let flaws: Vec<Flaw> = kept.places().iter().map(|place| place.flaw().unwrap()).collect();
+    assert_eq!((flaws, kept.damaged_stripes.get()), (Flaw::ALL.to_vec(), 9));
+    let place = std::mem::offset_of!(ScrubReport, places);
+    for (at, value) in [(place + 27, 4), (place + 28, 1), (1184 + 8, 1)] {
+        let mut bytes = report.as_bytes().to_vec();
+        bytes[at] = value;
+        let wrong = ScrubReport::read_from_bytes(&bytes).unwrap();
+        assert!(wrong.check().is_err(), "byte {at}");
+    }
 }
 
 /// An old array that was not stopped holds records that only the old build knows.

@@ -57,6 +57,7 @@ mod resync;
 mod rebuild_plan;
 mod rebuild;
 mod locate;
+mod findings;
 mod scrub_store;
 mod scrub;
 mod table;

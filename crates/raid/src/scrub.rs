@@ -1,5 +1,5 @@
 //! Scrub: reads everything and verifies that parity or copies agree with the data. Blocks that do
-//! not fit their checksums are mended first, as in any read.
+//! not fit their checksums, or cannot be read, are mended first, as in any read, and told.
 //!
 //! It begins by itself once a period, or by hand; many stripes are under way, paced (`shift.rs`);
 //! where it is goes to the superblock now and then, so that a restart goes on from there. Which
@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_format::scrub_report::Phase;
+use ashlar_format::scrub_report::{Flaw, Phase};
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::Buffer;
@@ -24,6 +24,7 @@ use smallvec::SmallVec;
 
 use crate::array::Array;
 use crate::error::{ArrayError, ChangeError};
+use crate::findings::{Finding, Verdict};
 use crate::journal::Slice;
 use crate::lanes::Lanes;
 use crate::layout::Positions;
@@ -31,11 +32,11 @@ use crate::locate::{Mismatch, locate};
 use crate::scrub_plan::ScrubMark;
 use crate::scrub_store::StoredScrub;
 use crate::shift::Shift;
-use crate::status::{SCRUB_PLACES_MAX, ScrubPlace, ScrubReport};
-use crate::verify::blocks;
+use crate::status::ScrubReport;
+use crate::verify::{Flawed, blocks};
 use crate::write_plan::each;
 
-/// Between two superblocks that say how far it is. The first places that it finds are told at once.
+/// Between two superblocks that say how far it is. The first mismatches are told at once.
 const SAVE_PERIOD: Duration = Duration::from_secs(10);
 /// The journal is drained again for a stripe that is written before it is looked at; so many times.
 const DRAINS_MAX: u32 = 4;
@@ -46,15 +47,6 @@ enum Undecided {
     Leave,
     /// Parity is made to fit the data, copies to be as the first.
     MakeAgree,
-}
-
-/// What became of one stripe.
-enum Verdict {
-    Agrees,
-    /// It cannot be told: members are missing or cannot read.
-    Unreadable,
-    /// With whether each was mended.
-    Differs(Vec<(Mismatch, bool)>),
 }
 
 impl Array {
@@ -165,9 +157,9 @@ impl Array {
             let lane = lanes.enter(shift.stripes_at_once()).await;
             let (array, saved) = (self.clone(), saved.clone());
             self.reactor.spawn(async move {
-                let verdict = array.scrub_stripe(stripe, undecided).await;
+                let finding = array.scrub_stripe(stripe, undecided).await;
                 lane.turn().await;
-                let is_told = array.note_verdict(stripe, verdict);
+                let is_told = array.note_finding(stripe, &finding);
                 let (now, next) = (array.reactor.now(), stripe.0 + 1);
                 array.jobs.scrub_slot().worked(now, array.stripe_bytes());
                 array.jobs.scrub_slot().advance(next);
@@ -211,58 +203,11 @@ impl Array {
         }
     }
 
-    /// Whether a place of it is told.
-    fn note_verdict(&self, stripe: StripeIndex, verdict: Verdict) -> bool {
-        let mut report = self.jobs.scrub_report.borrow_mut();
-        let report = report.get_or_insert_default();
-        report.bad_stripes += u64::from(!self.bad.of(stripe).is_empty());
-        let found = match verdict {
-            Verdict::Agrees => return false,
-            Verdict::Unreadable => {
-                report.unreadable_stripes += 1;
-                return false;
-            }
-            Verdict::Differs(found) => found,
-        };
-        report.mismatched_stripes += 1;
-        report.undecided_stripes += u64::from(found.iter().any(|(its, _)| its.liar.is_none()));
-        report.repaired_stripes += u64::from(found.iter().all(|(_, repaired)| *repaired));
-        let mut wrong: Vec<u8> = found.iter().filter_map(|(its, _)| its.liar_position()).collect();
-        wrong.sort_unstable();
-        wrong.dedup();
-        for position in wrong {
-            let member = self.layout().member_at(stripe, position);
-            *report.wrong_by_member.entry(member).or_default() += 1;
-        }
-        let room = SCRUB_PLACES_MAX - report.places.len();
-        let places =
-            found.iter().map(|(mismatch, repaired)| self.place(stripe, mismatch, *repaired));
-        report.places.extend(places.take(room));
-        room > 0
-    }
-
-    fn place(&self, stripe: StripeIndex, mismatch: &Mismatch, repaired: bool) -> ScrubPlace {
-        let layout = self.layout();
-        let position = mismatch.liar_position();
-        let member = position.map(|position| layout.member_at(stripe, position));
-        let first = stripe.0 * layout.stripe_bytes();
-        let data_bytes = layout.data * layout.copies;
-        let (offset, len) = match position.filter(|position| *position < data_bytes) {
-            Some(position) => {
-                let chunk = u64::from(position / layout.copies) * u64::from(layout.chunk_bytes);
-                let rows = &mismatch.rows;
-                (first + chunk + u64::from(rows.start), u64::from(rows.end - rows.start))
-            }
-            None => (first, layout.stripe_bytes()),
-        };
-        ScrubPlace { stripe: stripe.0, offset, len, member, repaired }
-    }
-
-    async fn scrub_stripe(self: &Rc<Self>, stripe: StripeIndex, undecided: Undecided) -> Verdict {
-        let mut drains = 0..DRAINS_MAX;
+    async fn scrub_stripe(self: &Rc<Self>, stripe: StripeIndex, undecided: Undecided) -> Finding {
+        let (mut flawed, mut drains) = (Vec::new(), 0..DRAINS_MAX);
         loop {
-            if let Some(verdict) = self.look_at(stripe, undecided).await {
-                return verdict;
+            if let Some(verdict) = self.look_at(stripe, undecided, &mut flawed).await {
+                return Finding { verdict, flawed };
             }
             if drains.next().is_none() || self.drain_journal().await.is_err() {
                 break;
@@ -270,15 +215,17 @@ impl Array {
         }
         // It is written all the time, or the journal cannot be drained now; another scrub may have
         // more luck.
-        self.look_at(stripe, Undecided::Leave).await.unwrap_or(Verdict::Unreadable)
+        let verdict = self.look_at(stripe, Undecided::Leave, &mut flawed).await;
+        Finding { verdict: verdict.unwrap_or(Verdict::Unreadable), flawed }
     }
 
     /// `None`: parity cannot be made anew before the journal is drained: a start would look for the
-    /// parity that stood there.
+    /// parity that stood there. `flawed`: what it met, also what it has mended before.
     async fn look_at(
         self: &Rc<Self>,
         stripe: StripeIndex,
         undecided: Undecided,
+        flawed: &mut Vec<Flawed>,
     ) -> Option<Verdict> {
         if self.unsynced.contains(stripe) && self.sync_now(stripe).await.is_err() {
             return Some(Verdict::Unreadable);
@@ -290,17 +237,45 @@ impl Array {
         if self.unsynced.contains(stripe) || self.torn_stripes.contains(stripe) {
             return Some(Verdict::Unreadable);
         }
-        let mut have = self.read_all(stripe).await;
+        let Some(have) = self.read_mended(stripe, flawed).await else {
+            return Some(Verdict::Unreadable);
+        };
+        self.compare(stripe, undecided, &have).await
+    }
+
+    /// The chunks of all positions, with what could be mended.
+    async fn read_mended(
+        &self,
+        stripe: StripeIndex,
+        flawed: &mut Vec<Flawed>,
+    ) -> Option<SmallVec<[Buffer; 8]>> {
+        // What was not mended is met again.
+        flawed.retain(|its| its.is_mended);
+        let mut have = self.read_all(stripe, flawed).await;
         if let Err(unreadable) = have {
-            self.renew(stripe, unreadable).await;
-            have = self.read_all(stripe).await;
+            flawed.retain(|its| its.is_mended);
+            self.renew(stripe, unreadable, flawed).await;
+            have = self.read_all(stripe, flawed).await;
+            if have.is_ok() {
+                // It was for a moment only.
+                flawed.retain(|its| its.is_mended || its.flaw != Flaw::Unreadable);
+            }
         }
-        let Ok(have) = have else { return Some(Verdict::Unreadable) };
+        have.ok()
+    }
+
+    /// The caller holds the stripe.
+    async fn compare(
+        &self,
+        stripe: StripeIndex,
+        undecided: Undecided,
+        have: &[Buffer],
+    ) -> Option<Verdict> {
         let layout = self.layout();
         let should = if layout.is_mirrored() {
-            self.first_copies(&have)
+            self.first_copies(have)
         } else {
-            self.parity_of(&layout, &have, 0)
+            self.parity_of(&layout, have, 0)
         };
         let agrees = |its: &Slice| its.bytes.bytes() == have[usize::from(its.position)].bytes();
         if should.iter().all(agrees) {
@@ -324,7 +299,11 @@ impl Array {
 
     /// The chunks of all positions. The error: there are others, and these of them cannot be read
     /// by their members. The caller holds the stripe.
-    async fn read_all(&self, stripe: StripeIndex) -> Result<SmallVec<[Buffer; 8]>, Positions> {
+    async fn read_all(
+        &self,
+        stripe: StripeIndex,
+        flawed: &mut Vec<Flawed>,
+    ) -> Result<SmallVec<[Buffer; 8]>, Positions> {
         let rows = 0..self.layout().chunk_bytes;
         let started: SmallVec<[_; 8]> = (0..self.layout().positions())
             .map(|position| (position, self.start_position(stripe, position, &rows)))
@@ -334,9 +313,10 @@ impl Array {
             let Some((buffer, io)) = started else { continue };
             if io.await.is_err() {
                 unreadable |= 1 << position;
-            } else if self.make_true(stripe, position, &rows, &buffer).await.is_ok() {
-                have.push(buffer);
+                continue;
             }
+            let made = self.make_true_and_tell(stripe, position, &rows, &buffer, flawed).await;
+            have.extend(made.is_ok().then_some(buffer));
         }
         let is_complete = have.len() == usize::from(self.layout().positions());
         if is_complete { Ok(have) } else { Err(unreadable) }
@@ -345,29 +325,33 @@ impl Array {
     /// Writes blocks anew that these positions' members cannot read, as the rest of the stripe
     /// tells what they were. The caller holds the stripe. (They are looked for by probes: how many
     /// there are says nothing more about the drive.)
-    async fn renew(&self, stripe: StripeIndex, unreadable: Positions) {
+    async fn renew(&self, stripe: StripeIndex, unreadable: Positions, flawed: &mut Vec<Flawed>) {
         let whole = 0..self.layout().chunk_bytes;
         for position in each(unreadable) {
             let Ok(probed) = self.probe(stripe, position, &whole, false).await else { continue };
             for rows in blocks(&whole).filter(|rows| !probed.is_readable(rows)) {
-                let Ok(bytes) = self.what_others_have(stripe, position, &rows).await else {
-                    continue;
-                };
-                // As for a read: one of the others may be the liar.
-                if self.layout().parity > 0
-                    && !self.may_be(stripe, position, &rows, &bytes).await
-                    && !self.outvote_checksum(stripe, position, &rows, &bytes).await
-                {
-                    continue;
-                }
-                let slice = Slice { position, row: rows.start, bytes };
-                let stored = self.write_slices(stripe, &[slice]).await.stored;
-                self.journal.note_stored(stripe);
-                if stored == 1 << position {
-                    self.count(|counters| counters.repaired += 1);
-                }
+                let is_mended = self.renew_block(stripe, position, &rows).await;
+                flawed.push(Flawed { position, rows, flaw: Flaw::Unreadable, is_mended });
             }
         }
+    }
+
+    /// Whether it is written anew.
+    async fn renew_block(&self, stripe: StripeIndex, position: u8, rows: &Range<u32>) -> bool {
+        let Ok(bytes) = self.what_others_have(stripe, position, rows).await else { return false };
+        // As for a read: one of the others may be the liar.
+        if self.layout().parity > 0
+            && !self.may_be(stripe, position, rows, &bytes).await
+            && !self.outvote_checksum(stripe, position, rows, &bytes).await
+        {
+            return false;
+        }
+        let slice = Slice { position, row: rows.start, bytes };
+        let stored = self.write_slices(stripe, &[slice]).await.stored;
+        self.journal.note_stored(stripe);
+        let is_mended = stored == 1 << position;
+        self.count(|counters| counters.repaired += u64::from(is_mended));
+        is_mended
     }
 
     /// Rows of a position as the others have them.

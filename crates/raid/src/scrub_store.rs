@@ -70,6 +70,8 @@ fn opened(stored: &Record) -> Option<StoredScrub> {
         offset: its.offset.get(),
         len: its.len.get(),
         member: its.member().map(MemberIndex),
+        // A record with any other does not open.
+        flaw: its.flaw().unwrap_or_default(),
         repaired: its.repaired == 1,
     };
     let wrong = stored.wrong.iter().enumerate().filter(|(_, count)| count.get() > 0);
@@ -80,6 +82,7 @@ fn opened(stored: &Record) -> Option<StoredScrub> {
         first_stripe: stored.first.get(),
         mismatched_stripes: stored.mismatched_stripes.get(),
         undecided_stripes: stored.undecided_stripes.get(),
+        damaged_stripes: stored.damaged_stripes.get(),
         repaired_stripes: stored.repaired_stripes.get(),
         unreadable_stripes: stored.unreadable_stripes.get(),
         bad_stripes: stored.bad_stripes.get(),
@@ -98,6 +101,7 @@ fn record_of(report: &ScrubReport, array: [u8; 16], phase: Phase, next: u64) -> 
     (record.first, record.next) = (report.first_stripe.min(next).into(), next.into());
     record.mismatched_stripes = report.mismatched_stripes.into();
     record.undecided_stripes = report.undecided_stripes.into();
+    record.damaged_stripes = report.damaged_stripes.into();
     record.repaired_stripes = report.repaired_stripes.into();
     record.unreadable_stripes = report.unreadable_stripes.into();
     record.bad_stripes = report.bad_stripes.into();
@@ -106,7 +110,8 @@ fn record_of(report: &ScrubReport, array: [u8; 16], phase: Phase, next: u64) -> 
     }
     for (stored, place) in record.places.iter_mut().zip(&report.places) {
         let member = place.member.map(|member| member.0);
-        *stored = StoredPlace::new(place.stripe, (place.offset, place.len), member);
+        let bytes = (place.offset, place.len);
+        *stored = StoredPlace::new(place.stripe, bytes, member).with_flaw(place.flaw);
         stored.repaired = place.repaired.into();
     }
     let places = report.places.len().min(PLACES_MAX);

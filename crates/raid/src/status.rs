@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
+pub use ashlar_format::scrub_report::Flaw;
 use ashlar_format::units::MemberIndex;
 use ashlar_reactor::traffic;
 
@@ -99,21 +100,24 @@ pub struct ScrubReport {
     pub mismatched_stripes: u64,
     /// Of these, stripes where it could not be told which chunk is wrong.
     pub undecided_stripes: u64,
-    /// Stripes where all that did not agree was written anew.
+    /// Stripes that agreed once blocks of them that could not be read, or did not fit their
+    /// checksums, were worked out from the others.
+    pub damaged_stripes: u64,
+    /// Of mismatched and damaged ones, stripes where all that was wrong was written anew.
     pub repaired_stripes: u64,
     /// Stripes that could not be read well enough to be checked.
     pub unreadable_stripes: u64,
     /// Stripes with blocks that are lost until they are written again.
     pub bad_stripes: u64,
-    /// The first places, [`SCRUB_PLACES_MAX`] at most.
+    /// The first places, [`SCRUB_PLACES_MAX`] at most; those that are not repaired before others.
     pub places: Vec<ScrubPlace>,
-    /// Stripes in which a member's chunk was wrong.
+    /// Stripes in which a member's chunk, or a checksum of it, was wrong.
     pub wrong_by_member: BTreeMap<MemberIndex, u64>,
 }
 
 pub const SCRUB_PLACES_MAX: usize = 16;
 
-/// Bytes of the array that did not agree with what stands beside them.
+/// Bytes of the array that were not as they should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubPlace {
     pub stripe: u64,
@@ -122,6 +126,7 @@ pub struct ScrubPlace {
     pub len: u64,
     /// Whose bytes were wrong. `None`: it could not be told.
     pub member: Option<MemberIndex>,
+    pub flaw: Flaw,
     pub repaired: bool,
 }
 

@@ -19,6 +19,7 @@
 use std::ops::Range;
 
 use ashlar_format::block_sums::{BLOCK_BYTES, block_sum};
+use ashlar_format::scrub_report::Flaw;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use smallvec::SmallVec;
@@ -26,6 +27,15 @@ use smallvec::SmallVec;
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::write_plan::each;
+
+/// Rows of a position that its member did not return as they should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Flawed {
+    pub(crate) position: u8,
+    pub(crate) rows: Range<u32>,
+    pub(crate) flaw: Flaw,
+    pub(crate) is_mended: bool,
+}
 
 /// What is wrong with a block that does not fit its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,6 +101,18 @@ impl Array {
         rows: &Range<u32>,
         read: &Buffer,
     ) -> Result<(), ArrayError> {
+        self.make_true_and_tell(stripe, position, rows, read, &mut Vec::new()).await
+    }
+
+    /// The same. Also what it met, up to the first block that cannot be put right.
+    pub(crate) async fn make_true_and_tell(
+        &self,
+        stripe: StripeIndex,
+        position: u8,
+        rows: &Range<u32>,
+        read: &Buffer,
+        met: &mut Vec<Flawed>,
+    ) -> Result<(), ArrayError> {
         if self.integrity.is_none() {
             return Ok(());
         }
@@ -100,20 +122,32 @@ impl Array {
         for block in blocks(rows) {
             let bytes = read.slice(within(rows, &block));
             if !self.fits(stripe, position, block.start, &bytes.clone().into()).await {
-                self.mend_block(stripe, position, &block, &bytes).await?;
+                let mended = self.mend_block(stripe, position, &block, &bytes).await;
+                // Of a drive that is gone by now nobody knows.
+                let is_lost = mended.is_err() && self.members.at(stripe, position).is_some();
+                let flaw = mended.unwrap_or(is_lost.then_some((Flaw::Block, false)));
+                met.extend(flaw.map(|(flaw, is_mended)| Flawed {
+                    position,
+                    rows: block,
+                    flaw,
+                    is_mended,
+                }));
+                mended?;
             }
         }
         Ok(())
     }
 
+    /// What was wrong, and whether it is right on the drive now; `None`: nothing, as far as anyone
+    /// knows.
     async fn mend_block(
         &self,
         stripe: StripeIndex,
         position: u8,
         block: &Range<u32>,
         read: &Buffer,
-    ) -> Result<(), ArrayError> {
-        let Some(integrity) = &self.integrity else { return Ok(()) };
+    ) -> Result<Option<(Flaw, bool)>, ArrayError> {
+        let Some(integrity) = &self.integrity else { return Ok(None) };
         let others = self.others_have(stripe, position, block).await?;
         let member = self.layout_of(stripe).member_at(stripe, position);
         let at = self.layout().member_offset(stripe, block.start);
@@ -121,29 +155,32 @@ impl Array {
         let Some((drive, base)) = self.members.at(stripe, position) else {
             // It is gone meanwhile; what the others have counts.
             read.copy_from(&others);
-            return Ok(());
+            return Ok(None);
         };
         if wanted == Some(block_sum(read.bytes())) {
             // Nobody knew its checksum a moment ago: its drive was away.
-            return Ok(());
+            return Ok(None);
         }
         let verdict = judge(wanted, read.bytes(), others.bytes());
-        match verdict {
+        let flaw = match verdict {
             Verdict::Unknown => return Err(ArrayError::Lost),
-            Verdict::WrongChecksum if wanted.is_none() && !integrity.is_damaged(member, at) => {}
-            Verdict::WrongChecksum => drive.note_wrong_checksum(),
+            Verdict::WrongChecksum if wanted.is_none() && !integrity.is_damaged(member, at) => None,
+            Verdict::WrongChecksum => {
+                drive.note_wrong_checksum();
+                Some((Flaw::Checksum, true))
+            }
             Verdict::WrongBlock => {
                 drive.note_wrong_block();
-                if drive.write(base + at, others.clone().into()).await.is_ok() {
-                    self.count(|counters| counters.repaired += 1);
-                }
+                let is_mended = drive.write(base + at, others.clone().into()).await.is_ok();
+                self.count(|counters| counters.repaired += u64::from(is_mended));
+                Some((Flaw::Block, is_mended))
             }
-        }
+        };
         if verdict == Verdict::WrongChecksum || wanted.is_none() {
             integrity.set(member, at, &others.clone().into());
         }
         read.copy_from(&others);
-        Ok(())
+        Ok(flaw)
     }
 
     /// Whether what was worked out for a position, which cannot be read, is what it was given.

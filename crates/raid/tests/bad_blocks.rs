@@ -20,7 +20,7 @@ use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::error::ArrayError;
 use ashlar_raid::label;
 use ashlar_raid::start::AssembleOptions;
-use ashlar_raid::status::{ArrayState, ScrubReport, ScrubState};
+use ashlar_raid::status::{ArrayState, Flaw, ScrubPlace, ScrubReport, ScrubState};
 use ashlar_reactor::backend::{Backend, Instant};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
@@ -315,6 +315,14 @@ fn a_scrub_writes_anew_what_cannot_be_read() {
             // Where members beyond the parity have the same rows, nothing can be done.
             assert!(before == 2 * members && left <= members / 2, "{level:?}: {left}");
             assert_eq!(report.unreadable_stripes > 0, left > 0, "{level:?} {report:?}");
+            // Each place is told, and whether it could be done.
+            let (mended, lost): (Vec<&ScrubPlace>, Vec<&ScrubPlace>) =
+                report.places.iter().partition(|its| its.repaired);
+            assert!(report.places.iter().all(|its| its.flaw == Flaw::Unreadable), "{report:?}");
+            assert_eq!((mended.len(), lost.len()), (before - left, left), "{level:?} {report:?}");
+            assert!(report.damaged_stripes >= members as u64, "{level:?} {report:?}");
+            assert_eq!(report.damaged_stripes, report.repaired_stripes, "{level:?} {report:?}");
+            assert!(report.wrong_by_member.is_empty(), "they said that they cannot read");
             check(&pair, "scrubbed").await;
             unreadable.borrow_mut().clear();
         }

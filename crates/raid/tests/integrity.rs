@@ -18,7 +18,7 @@ use ashlar_raid::array::Array;
 use ashlar_raid::error::ArrayError;
 use ashlar_raid::label;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
-use ashlar_raid::status::{ArrayState, ScrubState};
+use ashlar_raid::status::{ArrayState, Flaw, ScrubPlace, ScrubReport, ScrubState};
 use ashlar_reactor::executor::Reactor;
 use pair::{DRIVE_BYTES, Pair, drive, fill, run, run_on};
 use steered::{Fate, Steer, address, is_write, offset};
@@ -104,7 +104,7 @@ async fn read_every_copy(pair: &Pair, at: usize) {
     }
 }
 
-async fn scrub(pair: &Pair) -> ashlar_raid::status::ScrubReport {
+async fn scrub(pair: &Pair) -> ScrubReport {
     pair.array.start_scrub(false).unwrap();
     loop {
         pair.reactor.sleep(std::time::Duration::from_millis(1)).await;
@@ -178,6 +178,94 @@ fn lies_in_parity_and_copies_are_found_by_a_scrub() {
             assert_eq!(scrub(&pair).await.mismatched_stripes, 0);
             assert_lied(&pair, spot.member, 1);
             assert_eq!(spot.get(&reactor).await, before);
+            pair.check().await;
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+/// A flaw of one block of a position, as a scrub tells it.
+fn place(pair: &Pair, stripe: u64, position: u8, row: u32, flaw: Flaw) -> ScrubPlace {
+    let layout = pair.array.layout();
+    let member = Some(layout.member_at(StripeIndex(stripe), position));
+    let first = stripe * layout.stripe_bytes();
+    let chunk = u64::from(position / layout.copies) * u64::from(layout.chunk_bytes);
+    let (offset, len) = if position < layout.data * layout.copies {
+        (first + chunk + u64::from(row), BLOCK as u64)
+    } else {
+        (first, layout.stripe_bytes())
+    };
+    ScrubPlace { stripe, offset, len, member, flaw, repaired: true }
+}
+
+/// What is mended by its checksum on the way is no less found by the scrub; what was mended before,
+/// by a read, is not its finding.
+#[test]
+fn a_scrub_tells_what_it_mends_by_checksums() {
+    run(|reactor| async move {
+        for (level, members) in KINDS {
+            let mut pair = filled_pair(&reactor, level, members).await;
+            spot(&pair, 0, 0, 0).rot(&reactor).await;
+            read_every_copy(&pair, 0).await;
+            let last = pair.array.layout().positions() - 1;
+            for (stripe, position, row) in [(0, last, 4096), (0, last, 8192), (1, 0, 0)] {
+                spot(&pair, stripe, position, row).rot(&reactor).await;
+            }
+            let report = scrub(&pair).await;
+            let mut two = place(&pair, 0, last, 4096, Flaw::Block);
+            if pair.array.layout().is_mirrored() {
+                two.len += BLOCK as u64;
+            }
+            let places = vec![two, place(&pair, 1, 0, 0, Flaw::Block)];
+            let mut wrong = std::collections::BTreeMap::new();
+            places.iter().for_each(|its| *wrong.entry(its.member.unwrap()).or_default() += 1);
+            let expected = ScrubReport {
+                began_s: report.began_s,
+                ended_s: report.ended_s,
+                damaged_stripes: 2,
+                repaired_stripes: 2,
+                places,
+                wrong_by_member: wrong,
+                ..ScrubReport::default()
+            };
+            assert_eq!(report, expected, "{level:?}");
+            pair.restart(AssembleOptions::default()).await;
+            let ScrubState::Finished { report: kept } = pair.array.status().scrub else { panic!() };
+            assert_eq!(kept, expected, "{level:?}: as after a restart");
+            let clean = scrub(&pair).await;
+            assert_eq!((clean.damaged_stripes, clean.places), (0, vec![]), "{level:?}");
+            pair.check().await;
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+/// Where nobody knows what stood there, a scrub says where that is, and whose block does not fit.
+#[test]
+fn a_scrub_tells_where_it_is_lost() {
+    run(|reactor| async move {
+        for (level, members, liars) in [(Level::Raid5, 4, 2), (Level::Raid6, 5, 3)] {
+            let mut pair = filled_pair(&reactor, level, members).await;
+            for position in 0..liars {
+                spot(&pair, 1, position, 8192).rot(&reactor).await;
+            }
+            let lost = |position: u8| {
+                let place = place(&pair, 1, position, 8192, Flaw::Block);
+                ScrubPlace { repaired: false, ..place }
+            };
+            let places: Vec<ScrubPlace> = (0..liars).map(lost).collect();
+            let report = scrub(&pair).await;
+            assert_eq!((report.unreadable_stripes, &report.places), (1, &places), "{level:?}");
+            assert_eq!((report.damaged_stripes, report.repaired_stripes), (0, 0));
+            assert_eq!(report.wrong_by_member.len(), usize::from(liars));
+            pair.restart(AssembleOptions::default()).await;
+            assert_eq!(pair.array.status().scrub.report(), Some(&report));
+            // As the report says: written again, all is well.
+            for its in places.iter().filter(|its| its.len == BLOCK as u64) {
+                pair.put(its.offset as usize, &[7; BLOCK]).await;
+            }
+            pair.in_place().await;
+            pair.scrub_is_clean().await;
             pair.check().await;
             pair.array.stop().await.unwrap();
         }
@@ -327,7 +415,12 @@ fn a_damaged_checksum_is_told_from_a_damaged_block() {
             let drives = members_before.into_iter().filter_map(|m| m.drive).collect();
             let options = AssembleOptions::default();
             pair.array = Array::assemble(&reactor, drives, options).await.unwrap();
-            assert_eq!(scrub(&pair).await.unreadable_stripes, 0);
+            let report = scrub(&pair).await;
+            assert_eq!(report.unreadable_stripes, 0);
+            assert!(report.damaged_stripes > 1, "{report:?}");
+            assert_eq!(report.damaged_stripes, report.repaired_stripes);
+            let told = |flaw| report.places.iter().any(|its| its.flaw == flaw && its.repaired);
+            assert!(told(Flaw::Block) && told(Flaw::Checksum), "{report:?}");
             pair.check().await;
             let (blocks, checksums) = lies(&pair)[block.member];
             assert!(blocks == 1 && checksums > 10, "{blocks} {checksums}");

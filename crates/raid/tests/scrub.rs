@@ -17,7 +17,7 @@ use ashlar_raid::array::Array;
 use ashlar_raid::label;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::AssembleOptions;
-use ashlar_raid::status::{SCRUB_PLACES_MAX, ScrubPlace, ScrubReport, ScrubState};
+use ashlar_raid::status::{Flaw, SCRUB_PLACES_MAX, ScrubPlace, ScrubReport, ScrubState};
 use ashlar_reactor::executor::Reactor;
 use pair::{DRIVE_BYTES, Pair, run};
 
@@ -87,6 +87,7 @@ fn who_lies_alone_is_named_and_mended() {
                     offset,
                     len,
                     member: Some(member),
+                    flaw: Flaw::Mismatch,
                     repaired: true,
                 });
             }
@@ -99,6 +100,7 @@ fn who_lies_alone_is_named_and_mended() {
                 first_stripe: 0,
                 mismatched_stripes: count,
                 undecided_stripes: 0,
+                damaged_stripes: 0,
                 repaired_stripes: count,
                 unreadable_stripes: 0,
                 bad_stripes: 0,
@@ -127,7 +129,8 @@ fn where_it_cannot_be_told_nothing_is_written_unasked() {
                 let (mismatched, undecided) = (report.mismatched_stripes, report.undecided_stripes);
                 assert_eq!((mismatched, undecided), (1, 1), "{level:?}: {report:?}");
                 let (offset, len) = (3 * layout.stripe_bytes(), layout.stripe_bytes());
-                let place = ScrubPlace { stripe: 3, offset, len, member: None, repaired: repair };
+                let (member, flaw) = (None, Flaw::Mismatch);
+                let place = ScrubPlace { stripe: 3, offset, len, member, flaw, repaired: repair };
                 assert_eq!(report.places, [place]);
                 assert_eq!(report.repaired_stripes, u64::from(repair));
                 assert!(report.wrong_by_member.is_empty());

@@ -113,7 +113,7 @@ pub struct Member {
     /// What went wrong with its drive over all starts, as far as this host has seen it.
     #[serde(default)]
     pub history: Option<DriveHistory>,
-    /// Stripes in which the last scrub found its chunk wrong.
+    /// Stripes in which the last scrub found its chunk, or a checksum of it, wrong.
     pub wrong_stripes: u64,
     /// The spare that will take its place, if its own drive does not come back before.
     pub takeover: Option<Takeover>,
@@ -186,15 +186,38 @@ pub enum ScrubState {
     Finished,
 }
 
-/// Bytes of an array that did not agree with what stands beside them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// What a scrub found wrong at a place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ScrubFlaw {
+    /// Parity or copies did not agree.
+    #[default]
+    Mismatch,
+    /// Blocks did not fit their checksums.
+    Block,
+    /// Checksums were lost or wrong; their blocks were right.
+    Checksum,
+    /// The drive could not read them.
+    Unreadable,
+}
+
+/// Bytes of an array that were not as they should be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ScrubPlace {
     pub stripe: u64,
     /// The wrong bytes; where they are no data, or it cannot be told which are wrong, the stripe.
     pub offset: u64,
     pub len: u64,
+    /// The volume that has the first of these bytes, if one does.
+    #[serde(default)]
+    pub volume: Option<String>,
+    /// Bytes from the beginning of that volume.
+    #[serde(default)]
+    pub volume_offset: Option<u64>,
     /// Whose bytes were wrong; `null`: it could not be told.
     pub member: Option<u8>,
+    #[serde(default)]
+    pub what: ScrubFlaw,
     pub repaired: bool,
 }
 
@@ -219,13 +242,18 @@ pub struct Scrub {
     pub mismatched_stripes: u64,
     /// Of these, stripes where it could not be told which chunk is wrong.
     pub undecided_stripes: u64,
+    /// Stripes that agreed once blocks of them that could not be read, or did not fit their
+    /// checksums, were worked out from the others.
+    #[serde(default)]
+    pub damaged_stripes: u64,
+    /// Of mismatched and damaged ones, stripes where all that was wrong was written anew.
     pub repaired_stripes: u64,
     /// Stripes that could not be read well enough to be checked.
     pub unreadable_stripes: u64,
     /// Stripes with blocks that are lost until they are written again.
     #[serde(default)]
     pub bad_stripes: u64,
-    /// The first 16 places.
+    /// The first 16 places; those that are not repaired before others.
     pub places: Vec<ScrubPlace>,
 }
 

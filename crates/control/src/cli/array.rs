@@ -9,13 +9,14 @@ use crate::api::Done;
 use crate::api::array::{
     Array, ArrayCounters, ArrayCreate, ArrayGrow, ArrayGrown, ArrayReplace, ArrayScrub, ArrayState,
     BadBlocks, JournalFill, JournalReplay, Member, MemberState, Progress, RebuildStarted,
-    ScanResult, Scrub, ScrubPlace, ScrubState,
+    ScanResult,
 };
 use crate::api::drive::DriveHistory;
 use crate::cli::complete;
 use crate::cli::drive::{health_name, with_notes};
 use crate::cli::follow::{Work, follow};
-use crate::cli::output::{Output, ago, duration, or_dash, rows, show, table, time};
+use crate::cli::output::{Output, duration, or_dash, rows, show, table, time};
+use crate::cli::scrub;
 use crate::cli::settings::{self, SettingsOptions};
 use crate::cli::traffic;
 use crate::client::{Client, path_of};
@@ -231,7 +232,7 @@ pub async fn run(command: Command, client: &Client, output: Output) -> Answer<Ex
         Command::Grow(grow) => run_grow(grow, client, output).await?,
         Command::Scrub { name, repair, stop, wait } => {
             let request = ArrayScrub { repair, stop };
-            return run_scrub(&name, request, wait, client, output).await;
+            return scrub::run(&name, request, wait, client, output).await;
         }
         Command::Stop { name, force } => {
             let path = format!("{}/stop?force={force}", path_of("arrays", &name));
@@ -335,33 +336,6 @@ async fn run_rebuild(name: &str, wait: bool, client: &Client, output: Output) ->
     })
 }
 
-async fn run_scrub(
-    name: &str,
-    request: ArrayScrub,
-    wait: bool,
-    client: &Client,
-    output: Output,
-) -> Answer<ExitCode> {
-    let path = format!("{}/scrub", path_of("arrays", name));
-    let array: Array = client.post(&path, &request).await?;
-    if !wait {
-        let what = if request.stop { "ends" } else { "runs" };
-        show(output, &array, |_| format!("the scrub of array {name} {what}"))?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let array = follow(client, name, Work::Scrub).await?;
-    show(output, &array, |array| {
-        format!("scrub of array {name} {}", or_dash(array.scrub.as_ref().map(scrub_text)))
-    })?;
-    let clean = array.scrub.is_some_and(|scrub| {
-        let readable = scrub.unreadable_stripes == 0 && scrub.bad_stripes == 0;
-        let readable = readable && scrub.unknown_below == 0;
-        let good = readable && scrub.mismatched_stripes == scrub.repaired_stripes;
-        good && scrub.state == ScrubState::Finished
-    });
-    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
 fn show_scan(result: &ScanResult, output: Output) -> Answer<ExitCode> {
     show(output, result, |result| {
         let lines: Vec<String> = result.started.iter().map(started).collect();
@@ -434,45 +408,6 @@ pub fn pace_text(progress: &Progress) -> Option<String> {
     Some([Some(rate), left].into_iter().flatten().collect::<Vec<_>>().join(", "))
 }
 
-fn scrub_text(scrub: &Scrub) -> String {
-    let found = match (scrub.mismatched_stripes, scrub.unreadable_stripes) {
-        (0, 0) if scrub.bad_stripes == 0 => "all is well".to_owned(),
-        (0, 0) => format!("{} stripes have lost blocks", scrub.bad_stripes),
-        (mismatched, unreadable) => format!(
-            "{mismatched} stripes did not agree, {} repaired; of {} it cannot be told what is \
-             wrong; {unreadable} unreadable",
-            scrub.repaired_stripes, scrub.undecided_stripes
-        ),
-    };
-    let known = match scrub.unknown_below {
-        0 => String::new(),
-        stripe => format!(" from stripe {stripe} on; what was before it is not known"),
-    };
-    let found = format!("{found}{known}");
-    let ago = scrub.ended_s.map(|its| format!(" {}", ago(its))).unwrap_or_default();
-    match (scrub.state, &scrub.progress) {
-        (ScrubState::Never, _) => "never".to_owned(),
-        (ScrubState::Running, Some(progress)) => format!("{}; {found}", progress_text(progress)),
-        (ScrubState::Running, None) => format!("runs; {found}"),
-        (ScrubState::Stopped, _) => format!("stopped before its end{ago}; {found}"),
-        (ScrubState::Finished, _) => format!("done{ago}: {found}"),
-    }
-}
-
-/// `  at 1310720 +512 (stripe 5)  member 2, drive d2: mended`.
-fn place_line(place: &ScrubPlace, members: &[Member]) -> String {
-    let ScrubPlace { stripe, offset, len, member, repaired } = *place;
-    let who = match member {
-        Some(index) => {
-            let drive = members.iter().find(|its| its.index == index);
-            format!("member {index}, drive {}", or_dash(drive.and_then(|its| its.drive.clone())))
-        }
-        None => "it cannot be told which member".to_owned(),
-    };
-    let mended = if repaired { "mended" } else { "not mended" };
-    format!("            at {offset} +{len} (stripe {stripe}): {who}; {mended}")
-}
-
 /// What goes on in an array: the rebuild before the rest.
 pub fn work_text(array: &Array) -> Option<String> {
     let scrub = array.scrub.as_ref().and_then(|scrub| scrub.progress);
@@ -538,9 +473,7 @@ fn details(array: &Array) -> String {
     lines.extend(stopped.map(|why| format!("rebuild     stopped: {why}")));
     let waits = array.restripe_error.as_ref();
     lines.extend(waits.map(|why| format!("restripe    waits: {why}")));
-    lines.extend(array.scrub.as_ref().map(|scrub| format!("scrub       {}", scrub_text(scrub))));
-    let places = array.scrub.iter().flat_map(|scrub| &scrub.places);
-    lines.extend(places.map(|place| place_line(place, &array.members)));
+    lines.extend(scrub::lines(array));
     if let Some(its) = &array.counters {
         lines.push(format!("reads       {} ({})", its.reads, Size(its.read_bytes)));
         lines.push(format!("writes      {} ({})", its.writes, Size(its.write_bytes)));

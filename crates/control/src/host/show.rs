@@ -513,6 +513,13 @@ fn note_problems_of(array: &Array, problems: &mut Vec<String>) {
              `ashlar array show {name}` says where"
         ));
     }
+    if let Some(scrub) = array.scrub.as_ref().filter(|scrub| scrub.unreadable_stripes > 0) {
+        let stripes = scrub.unreadable_stripes;
+        problems.push(format!(
+            "array {name}: the last scrub could not check {stripes} stripes; \
+             `ashlar array show {name}` says where, and what to do"
+        ));
+    }
 }
 
 #[cfg(test)]

@@ -319,7 +319,8 @@ fn log_changes(name: &str, before: &ArraySnapshot, now: &ArraySnapshot) {
         let found = &now.scrub;
         let (mismatched, repaired) = (found.mismatched_stripes, found.repaired_stripes);
         let (unreadable, bad) = (found.unreadable_stripes, found.bad_stripes);
-        if mismatched + unreadable + bad == 0 {
+        let damaged = found.damaged_stripes;
+        if mismatched + damaged + unreadable + bad == 0 {
             tracing::info!(array = name, "scrub finished: all is well");
         } else {
             let undecided = found.undecided_stripes;
@@ -327,6 +328,7 @@ fn log_changes(name: &str, before: &ArraySnapshot, now: &ArraySnapshot) {
                 array = name,
                 mismatched,
                 undecided,
+                damaged,
                 repaired,
                 unreadable,
                 bad,
