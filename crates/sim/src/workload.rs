@@ -304,7 +304,12 @@ impl Life {
     /// Whole stripes of the range may become zeroes (a hint: they may also stay), the rest stays.
     async fn discard(&self, offset: u64, len: u64) {
         let stripe = self.volume.discard_bytes();
-        let (first, end) = (offset.next_multiple_of(stripe), (offset + len) / stripe * stripe);
+        let (first, end) = if self.plan.adds {
+            // The stripes may be larger ones once it is done.
+            (offset, offset + len)
+        } else {
+            (offset.next_multiple_of(stripe), (offset + len) / stripe * stripe)
+        };
         let before = self.before(offset, len);
         let inner =
             (first < end).then(|| self.oracle.borrow_mut().write_begins(first, end - first, true));
