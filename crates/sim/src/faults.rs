@@ -7,7 +7,7 @@ use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::journal_batch::PAYLOAD_BYTES_MAX;
 use ashlar_format::units::to_usize;
 use ashlar_raid::label;
-use ashlar_raid::layout::{Layout, Shape, level_name};
+use ashlar_raid::layout::{CHUNK_BYTES_MIN, Layout, Shape, level_name};
 use ashlar_raid::parity::PARITY_CHUNKS_MAX;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_reactor::prng::Prng;
@@ -32,6 +32,12 @@ const DATA_BYTES_MIN: u64 = 3 << 20;
 /// A chunk that holds more than one batch of the journal.
 pub const CHUNK_BYTES_LARGE: u32 = 512 << 10;
 const _: () = assert!(CHUNK_BYTES_LARGE > PAYLOAD_BYTES_MAX);
+
+/// Chunks of other sizes than most arrays have, up to the largest: in a batch of the journal there
+/// is room for one, just not, or by far not.
+const CHUNK_BYTES_OTHER: [u32; 3] = [128 << 10, 256 << 10, 1 << 20];
+/// Of a wide array, for chunks that are larger than the smallest: whole ones are written.
+const STRIPE_BYTES_WIDE: u32 = 6 << 20;
 
 /// What the seed's array is.
 #[derive(Clone, Copy, Debug)]
@@ -69,10 +75,33 @@ const KINDS: [(Level, usize, u8); 22] = [
     (Level::RaidNm, 10, 8),
 ];
 
+/// The same of wider ones, up to as many members, groups and parity chunks as there can be.
+const KINDS_WIDE: [(Level, usize, u8); 15] = [
+    (Level::Raid1, 5, 0),
+    (Level::Raid10, 16, 2),
+    (Level::Raid5, 12, 0),
+    (Level::Raid6, 12, 0),
+    (Level::Raid7, 16, 0),
+    (Level::Raid50, 16, 4),
+    (Level::Raid60, 16, 8),
+    (Level::Raid60, 24, 4),
+    (Level::Raid60, 64, 16),
+    (Level::RaidNm, 9, 8),
+    (Level::RaidNm, 10, 2),
+    (Level::RaidNm, 14, 4),
+    (Level::RaidNm, 16, 8),
+    (Level::RaidNm, 19, 3),
+    (Level::RaidNm, 21, 1),
+];
+
 impl Geometry {
     /// Every kind of array that this build can compute parity for.
     pub fn all() -> impl Iterator<Item = Geometry> {
-        let geometries = KINDS.into_iter().map(|(level, members, choice)| {
+        Geometry::of_kinds(&KINDS)
+    }
+
+    fn of_kinds(kinds: &[(Level, usize, u8)]) -> impl Iterator<Item = Geometry> {
+        let geometries = kinds.iter().map(|&(level, members, choice)| {
             let shape = match level {
                 Level::RaidNm => Shape { parity: choice, ..Shape::default() },
                 Level::Raid50 | Level::Raid60 | Level::Raid70 => {
@@ -123,6 +152,30 @@ impl Geometry {
             if prng.chance(1, 100) { Geometry::raid0() } else { all[prng.index(all.len())] };
         let chunk_bytes = [16 << 10, 16 << 10, 32 << 10, 64 << 10][prng.index(4)];
         Geometry { chunk_bytes, ..drawn }
+    }
+
+    /// Wider arrays and other chunks, from streams of their own, so that other seeds are what they
+    /// were.
+    fn widened(mut self, seed: u64) -> Geometry {
+        if Prng::stream(seed, "chunk").chance(1, 24) {
+            self.chunk_bytes = CHUNK_BYTES_LARGE;
+        }
+        let mut other = Prng::stream(seed, "chunks of other sizes");
+        if other.chance(1, 20) {
+            self.chunk_bytes = CHUNK_BYTES_OTHER[other.index(CHUNK_BYTES_OTHER.len())];
+        }
+        let mut wide = Prng::stream(seed, "wide arrays");
+        if wide.chance(1, 20) {
+            let all: Vec<Geometry> = Geometry::of_kinds(&KINDS_WIDE).collect();
+            let mut chunk_bytes = self.chunk_bytes;
+            self = all[wide.index(all.len())];
+            let data = u32::from(self.layout().data);
+            while chunk_bytes > CHUNK_BYTES_MIN && chunk_bytes * data > STRIPE_BYTES_WIDE {
+                chunk_bytes /= 2;
+            }
+            self.chunk_bytes = chunk_bytes;
+        }
+        self
     }
 }
 
@@ -288,10 +341,7 @@ impl Plan {
 
     pub fn draw(seed: u64) -> Plan {
         let mut prng = Prng::stream(seed, "plan");
-        let mut geometry = Geometry::draw(&mut prng);
-        if Prng::stream(seed, "chunk").chance(1, 24) {
-            geometry.chunk_bytes = CHUNK_BYTES_LARGE;
-        }
+        let geometry = Geometry::draw(&mut prng).widened(seed);
         let policies = geometry.policies();
         let policy = prng.chance(1, 3).then(|| policies[prng.index(policies.len())]);
         let ops = [20, 60, 200][prng.index(3)];

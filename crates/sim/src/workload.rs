@@ -435,7 +435,7 @@ impl Life {
             true => 256,
             false => LEN_SECTORS_MAX[prng.index(LEN_SECTORS_MAX.len())],
         };
-        let is_large = self.plan.geometry.chunk_bytes == CHUNK_BYTES_LARGE;
+        let is_large = self.plan.geometry.chunk_bytes >= CHUNK_BYTES_LARGE;
         let len_max = if is_large && len_max == 400 { LEN_SECTORS_LARGE } else { len_max };
         let mut len = SECTOR * (1 + prng.below(len_max));
         let mut offset = first + SECTOR * prng.below(stripe / SECTOR);
