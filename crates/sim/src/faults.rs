@@ -237,6 +237,8 @@ pub struct Plan {
     pub traits: Traits,
     /// Members keep checksums of their blocks.
     pub integrity: bool,
+    /// Pages of them in memory: so few that they are dropped and read again.
+    pub sum_pages_max: Option<usize>,
     /// Of blocks and checksums only where there are checksums.
     pub lies: Lies,
     /// Every other drive can zero by itself if the others cannot, and the other way round.
@@ -296,6 +298,7 @@ impl Plan {
             policy,
             policy_changes: policy.is_none(),
             integrity,
+            sum_pages_max: None,
             lies: Lies::None,
             traits: Traits {
                 bytes: geometry.drive_bytes(integrity),
@@ -372,6 +375,7 @@ impl Plan {
             policy: if integrity { Some(Policy::Journal) } else { policy },
             policy_changes: policy_changes && !integrity,
             integrity,
+            sum_pages_max: draw_sum_pages(seed),
             lies,
             traits,
             mixed,
@@ -444,6 +448,7 @@ impl Plan {
         let kinds = [
             (self.floods, "floods"),
             (self.integrity, "checksums"),
+            (self.integrity && self.sum_pages_max.is_some(), "few of them in memory"),
             (self.lies == Lies::Data, "lies"),
             (self.lies == Lies::Checksums, "lies about checksums"),
             (self.lies == Lies::Metadata, "lies about metadata"),
@@ -494,6 +499,12 @@ fn draw_lies(seed: u64, geometry: &Geometry) -> (bool, Lies) {
         return (false, other);
     }
     (true, [other, Lies::Data, Lies::Data, Lies::Data, Lies::Checksums][prng.index(5)])
+}
+
+/// From a stream of its own; where there are no checksums it says nothing.
+fn draw_sum_pages(seed: u64) -> Option<usize> {
+    let mut prng = Prng::stream(seed, "pages of checksums");
+    prng.chance(1, 3).then(|| [1, 2, 4, 8][prng.index(4)])
 }
 
 fn draw_settings(prng: &mut Prng, sector_bytes: u32) -> SettingsChange {

@@ -574,6 +574,7 @@ async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
             force: false,
             known: known_generation.map(|generation| Known { generation, epoch: 0 }),
             host: None,
+            sum_pages_max: seedling.plan.sum_pages_max,
         };
         match Array::assemble(&seedling.reactor, handles, options).await {
             Ok(array) => return assembled(seedling, array, phase).await,
