@@ -274,6 +274,8 @@ pub struct Plan {
     pub returns: bool,
     pub transient_one_in: Option<u64>,
     pub pool_changes: bool,
+    /// Some reads are done by views of the array, as from other reactors.
+    pub views: bool,
     /// Drives get larger, and so does the array.
     pub grows: bool,
     /// Members are added.
@@ -332,6 +334,7 @@ impl Plan {
             returns: false,
             transient_one_in: None,
             pool_changes: false,
+            views: false,
             grows: false,
             adds: false,
             // Where nothing may be lost, a fault is one too many.
@@ -402,6 +405,7 @@ impl Plan {
             returns,
             transient_one_in: prng.chance(1, 3).then(|| [5, 50, 500][prng.index(3)]),
             pool_changes,
+            views: Prng::stream(seed, "views").chance(1, 5),
             beyond: prng.chance(1, 8),
             grows: prng.chance(1, 4),
             settings: draw_settings(&mut prng, sector_bytes(traits, integrity)),
@@ -466,6 +470,7 @@ impl Plan {
             (self.returns, "returns"),
             (self.transient_one_in.is_some(), "transient errors"),
             (self.pool_changes, "pool changes"),
+            (self.views, "views"),
             (self.grows, "growing"),
             (self.adds, "members are added"),
             (!self.traits.volatile_cache, "no volatile cache"),

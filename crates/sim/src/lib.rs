@@ -15,6 +15,7 @@ pub mod canary;
 pub mod world;
 pub mod faults;
 pub mod fleet;
+pub mod sight;
 pub mod workload;
 pub mod checkers;
 pub mod outage;

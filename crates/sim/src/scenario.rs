@@ -32,6 +32,7 @@ use crate::faults::{Ending, Plan, Single, SingleFault, turn};
 use crate::fleet::Fleet;
 use crate::inspect;
 use crate::oracle::Oracle;
+use crate::sight::Sight;
 use crate::workload::Life;
 use crate::world::{AtCompletion, Changes, Outages, PastLimit, SharedWorld, SimBackend, World};
 
@@ -48,6 +49,8 @@ pub struct Verdict {
     pub hash: u64,
     pub completions: u64,
     pub hedged: u64,
+    /// Reads that were done by a view of the array.
+    pub seen: u64,
     /// How often members were added.
     pub added: u64,
     /// Lives that began when not everything had been given its new place yet.
@@ -157,6 +160,7 @@ impl Scenario {
             hash: world.trace.hash(),
             completions: world.completions,
             hedged: world.hedged,
+            seen: world.seen,
             added: world.changes.added,
             restriping_lives: world.restriping_lives,
             outages: world.outages,
@@ -663,6 +667,7 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         outage: Cell::default(),
         outages_begun: Cell::default(),
         covered: seedling.covered.clone(),
+        sight: Sight::default(),
     });
     match phase {
         Phase::PastLimit => checkers::past_limit(&life, &mut seedling.prng).await,

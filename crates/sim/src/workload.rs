@@ -19,6 +19,7 @@ use crate::canary::Canary;
 use crate::faults::{CHUNK_BYTES_LARGE, Plan};
 use crate::fleet::Fleet;
 use crate::oracle::Oracle;
+use crate::sight::Sight;
 use crate::world::SharedWorld;
 
 const SECTOR: u64 = 512;
@@ -59,6 +60,7 @@ pub struct Life {
     pub outages_begun: Cell<u64>,
     /// The journal covers all writes of this life.
     pub covered: Rc<Cell<bool>>,
+    pub sight: Sight,
 }
 
 /// More drives are away than the array bears (see `outage`).
@@ -198,7 +200,10 @@ impl Life {
         let before = self.before(offset, len);
         let ticket = self.oracle.borrow_mut().read_begins(offset, len);
         let into = self.buffers(len, 1 << 20);
-        let result = self.volume.read(offset, into.clone()).await;
+        let result = match self.is_seen(offset, &into).await {
+            true => Ok(()),
+            false => self.volume.read(offset, into.clone()).await,
+        };
         if !self.judge("read", &before, offset, len, result) {
             self.oracle.borrow_mut().read_fails(&ticket);
             return false;
@@ -217,6 +222,18 @@ impl Life {
             }
         }
         true
+    }
+
+    /// Reads by a view of the array, if that can be.
+    async fn is_seen(&self, offset: u64, into: &Buffers) -> bool {
+        if !self.plan.views {
+            return false;
+        }
+        let range = offset..offset + into.len() as u64;
+        let ranges = std::iter::once(range);
+        let is_seen = self.sight.read(&self.reactor, &self.array, ranges, into).await;
+        self.world.borrow_mut().seen += u64::from(is_seen);
+        is_seen
     }
 
     /// Writes new content, or zeroes.
