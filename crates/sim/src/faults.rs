@@ -274,6 +274,8 @@ pub struct Plan {
     pub returns: bool,
     pub transient_one_in: Option<u64>,
     pub pool_changes: bool,
+    /// Volumes beside the main one are written and read, too.
+    pub volumes: bool,
     /// Some reads are done by views of the array, as from other reactors.
     pub views: bool,
     /// Drives get larger, and so does the array.
@@ -334,6 +336,7 @@ impl Plan {
             returns: false,
             transient_one_in: None,
             pool_changes: false,
+            volumes: false,
             views: false,
             grows: false,
             adds: false,
@@ -405,6 +408,7 @@ impl Plan {
             returns,
             transient_one_in: prng.chance(1, 3).then(|| [5, 50, 500][prng.index(3)]),
             pool_changes,
+            volumes: Prng::stream(seed, "volumes").chance(1, 6),
             views: Prng::stream(seed, "views").chance(1, 5),
             beyond: prng.chance(1, 8),
             grows: prng.chance(1, 4),
@@ -412,6 +416,12 @@ impl Plan {
             adds: prng.chance(if integrity { 2 } else { 1 }, 4),
             single: None,
         }
+    }
+
+    /// Whether volumes beside the main one are used: what becomes of them past the limit, nobody
+    /// keeps account of.
+    pub fn has_others(&self) -> bool {
+        self.volumes && !self.beyond
     }
 
     /// Whether an array that lost more than its level bears has all of it again when all drives are
@@ -470,6 +480,7 @@ impl Plan {
             (self.returns, "returns"),
             (self.transient_one_in.is_some(), "transient errors"),
             (self.pool_changes, "pool changes"),
+            (self.has_others(), "other volumes"),
             (self.views, "views"),
             (self.grows, "growing"),
             (self.adds, "members are added"),

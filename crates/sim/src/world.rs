@@ -102,6 +102,8 @@ pub struct World {
     pub hedged: u64,
     /// Reads that were done by a view of the array.
     pub seen: u64,
+    /// Volumes that came, beside the main one.
+    pub volumes_made: u64,
     pub changes: Changes,
     pub outages: Outages,
     pub past_limit: PastLimit,
@@ -142,6 +144,7 @@ impl World {
             completions: 0,
             hedged: 0,
             seen: 0,
+            volumes_made: 0,
             changes: Changes::default(),
             outages: Outages::default(),
             past_limit: PastLimit::default(),
