@@ -551,6 +551,8 @@ impl Life {
 
 /// Stripes in the first, a middle and the last region of the volume; all for a flood.
 pub fn hot_stripes(plan: &Plan, stripes: u64) -> Vec<u64> {
+    // A small volume is less than one stripe once members were added.
+    let stripes = stripes.max(1);
     let mut prng = Prng::stream(plan.seed, "hot");
     let bases = [0, stripes / 2, stripes - 1];
     if plan.floods {
