@@ -46,6 +46,8 @@ pub struct AssembleOptions {
     pub known: Option<Known>,
     /// Who wants the array. `None`: no other host can reach these drives.
     pub host: Option<Host>,
+    /// Pages of checksums in memory, for tests; `None`: the usual number.
+    pub sum_pages_max: Option<usize>,
 }
 
 /// The array as this host last had it, with those of its members that held everything then.

@@ -1,6 +1,7 @@
 //! Checksums of the members' blocks: which bytes a drive was given, whatever it returns later.
 //!
-//! Pages of checksums are kept in memory, as many as `PAGES_MAX`, and read when they are needed.
+//! Pages of checksums are kept in memory, as many as `PAGES_MAX` (tests: fewer), and read when they
+//! are needed.
 //! What is new in a page stays there until `write_back`.
 //!
 //! Invariants:
@@ -109,6 +110,7 @@ pub(crate) struct Integrity {
     drives: RefCell<Vec<[u8; 16]>>,
     /// Where `make_room` goes on.
     hand: Cell<Key>,
+    pages_max: Cell<usize>,
     writing: Cell<bool>,
     changed: WaitList,
 }
@@ -128,9 +130,15 @@ impl Integrity {
             dirty: RefCell::default(),
             drives: RefCell::new(drives),
             hand: Cell::new((MemberIndex(0), 0)),
+            pages_max: Cell::new(PAGES_MAX),
             writing: Cell::new(false),
             changed: WaitList::default(),
         })
+    }
+
+    /// Keeps only so many pages in memory from now on.
+    pub(crate) fn limit(&self, pages_max: usize) {
+        self.pages_max.set(pages_max);
     }
 
     /// These bytes are being stored at `at` of a member's data area.
@@ -292,7 +300,7 @@ impl Integrity {
     /// Experiment with the Multics System", 1968).
     fn make_room(&self) {
         let mut pages = self.pages.borrow_mut();
-        let mut looks_left = if pages.len() < PAGES_MAX { 0 } else { 2 * pages.len() };
+        let mut looks_left = if pages.len() < self.pages_max.get() { 0 } else { 2 * pages.len() };
         while looks_left > 0 {
             looks_left -= 1;
             let next = pages.range(self.hand.get()..).next().or(pages.first_key_value());
@@ -308,11 +316,11 @@ impl Integrity {
 
     /// Writes pages back, if there are too many in memory.
     pub(crate) async fn trim(&self) -> Result<(), ArrayError> {
-        if self.pages.borrow().len() <= PAGES_MAX {
+        if self.pages.borrow().len() <= self.pages_max.get() {
             return Ok(());
         }
         let written = self.write_back().await;
-        while self.pages.borrow().len() > PAGES_MAX {
+        while self.pages.borrow().len() > self.pages_max.get() {
             let before = self.pages.borrow().len();
             self.make_room();
             if self.pages.borrow().len() == before {

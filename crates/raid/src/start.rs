@@ -182,6 +182,9 @@ impl Array {
         // Of the next one, batches may stand in the ring.
         members.set_era(found.era + ERAS_PER_START);
         let array = Array::new(reactor, identity.clone(), Rc::new(members), &maps);
+        if let Some((integrity, pages_max)) = array.integrity.as_ref().zip(options.sum_pages_max) {
+            integrity.limit(pages_max);
+        }
         array.members.introduce_all();
         if let Some((host, claim)) = options.host.zip(claim) {
             array.hold(host, claim);

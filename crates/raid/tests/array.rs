@@ -238,7 +238,7 @@ fn assembly_refuses_what_it_cannot_be_sure_of() {
         pair.array.stop().await.unwrap();
         let assemble = |drives: Vec<Rc<Drive>>, generation: Option<u64>, force| {
             let known = generation.map(|generation| Known { generation, epoch: 0 });
-            let options = AssembleOptions { force, known, host: None };
+            let options = AssembleOptions { force, known, ..AssembleOptions::default() };
             let reactor = reactor.clone();
             async move { Array::assemble(&reactor, drives, options).await.map(|_| ()) }
         };

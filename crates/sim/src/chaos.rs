@@ -15,6 +15,7 @@ use ashlar_reactor::prng::Prng;
 use crate::cache;
 use crate::drive::{BLOCK_BYTES, Mischief, SECTOR_BYTES, SimDrive};
 use crate::faults::Lies;
+use crate::others;
 use crate::outage;
 use crate::places::{plug_in, replace};
 use crate::workload::Life;
@@ -105,7 +106,7 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.power_losses, Act::PowerLoss),
         (plan.power_losses, Act::PowerLoss),
         (plan.scrubs, Act::Scrub),
-        (plan.pool_changes, Act::PoolChange),
+        (plan.pool_changes || plan.has_others(), Act::PoolChange),
         (plan.policy_changes, Act::PolicyChange),
         (plan.grows, Act::Grow),
         (plan.adds, Act::Add),
@@ -164,6 +165,7 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
             let done = if stop { life.array.stop_scrub() } else { life.array.start_scrub(repair) };
             life.note(|| format!("scrub (stop: {stop}): {done:?}"));
         }
+        Act::PoolChange if life.plan.has_others() => others::change(life, prng).await,
         Act::PoolChange => pool_change(life, prng).await,
         Act::PolicyChange => policy_change(life, prng).await,
         Act::Grow => grow(life, prng).await,
@@ -396,11 +398,6 @@ fn lie_about_metadata(life: &Life, index: usize, drive: u32, prng: &mut Prng) {
     world.note(|| format!("drive {drive} (member {index}) lies {count} times of area {at}"));
 }
 
-/// Whether a change that began when there had been so many outages was bound to succeed.
-fn may_not_fail(life: &Life, outages: u64) -> bool {
-    !life.plan.beyond && life.unsure.borrow().is_empty() && !life.was_out(outages)
-}
-
 /// What is durable before a write is acknowledged changes while writes are under way.
 async fn policy_change(life: &Rc<Life>, prng: &mut Prng) {
     let policies = life.plan.geometry.policies();
@@ -416,7 +413,7 @@ async fn policy_change(life: &Rc<Life>, prng: &mut Prng) {
     life.note(|| format!("policy {policy:?}: {done:?}"));
     match done {
         Ok(()) | Err(ChangeError::Array(ArrayError::Stopped)) => {}
-        Err(error) if may_not_fail(life, outages) => {
+        Err(error) if life.may_not_fail(outages) => {
             life.fail(format!("the policy cannot be changed: {error}"));
         }
         Err(_) => {}
@@ -441,7 +438,7 @@ async fn grow(life: &Rc<Life>, prng: &mut Prng) {
     match done {
         Ok(_) => widen(life).await,
         Err(ChangeError::Array(ArrayError::Lost | ArrayError::NoSpace))
-            if may_not_fail(life, outages) =>
+            if life.may_not_fail(outages) =>
         {
             life.fail(format!("the array cannot grow: {done:?}"));
         }
@@ -473,7 +470,7 @@ async fn add_members(life: &Rc<Life>, prng: &mut Prng) {
             life.world.borrow_mut().plan(prng.below(2000), AtCompletion::Dark);
         }
         Err(ChangeError::Array(ArrayError::Lost | ArrayError::NoSpace))
-            if may_not_fail(life, outages) =>
+            if life.may_not_fail(outages) =>
         {
             life.fail(format!("members cannot be added: {done:?}"));
         }
@@ -483,7 +480,7 @@ async fn add_members(life: &Rc<Life>, prng: &mut Prng) {
 
 /// Makes the volume larger, if what is free lies behind it: checkers look for its bytes there.
 async fn widen(life: &Rc<Life>) {
-    if life.pool.volume("extra").is_some() {
+    if life.pool.volumes().len() > 1 {
         return;
     }
     let bytes = life.volume.bytes() + life.pool.free_bytes() / 2 / 512 * 512;
@@ -519,7 +516,7 @@ async fn pool_change(life: &Rc<Life>, prng: &mut Prng) {
     let stopped = PoolError::Array(ArrayError::Stopped);
     match done {
         Err(error) if error == stopped => {}
-        Err(PoolError::Array(error)) if may_not_fail(life, outages) => {
+        Err(PoolError::Array(error)) if life.may_not_fail(outages) => {
             life.fail(format!("{what} of a volume failed: {error}"));
         }
         Err(_) | Ok(()) => {}

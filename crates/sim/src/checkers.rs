@@ -63,6 +63,18 @@ async fn read_used(life: &Life) {
     }
 }
 
+/// Volumes beside the main one are small.
+async fn read_others(life: &Life) {
+    for served in life.others.all().filter(|_| life.plan.has_others()) {
+        let mut offset = 0;
+        while offset < served.volume.bytes() && !life.world.borrow().is_dark() {
+            let len = READ_BYTES.min(served.volume.bytes() - offset);
+            life.read_of(&served, offset, len).await;
+            offset += len;
+        }
+    }
+}
+
 /// Some chunk of it may fail: each by itself.
 async fn read_each_chunk(life: &Life, at: u64, len: u64) {
     let chunk = u64::from(life.array.layout().chunk_bytes);
@@ -117,6 +129,7 @@ pub async fn liveness(life: &Rc<Life>) {
     } else {
         read_used(life).await;
     }
+    read_others(life).await;
     if redundant {
         become_clean(life).await;
         // Nobody has read the parity that a drive lies about.
@@ -230,7 +243,7 @@ async fn restore(life: &Rc<Life>) {
         if at + len <= life.volume.bytes() {
             life.write(at, len, false).await;
         } else {
-            // Beyond the volume nothing is known, and nothing is lost.
+            // Of the other volumes, or of nobody.
             life.zero_beyond(at, len).await;
         }
     }

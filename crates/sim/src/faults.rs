@@ -7,11 +7,12 @@ use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::journal_batch::PAYLOAD_BYTES_MAX;
 use ashlar_format::units::to_usize;
 use ashlar_raid::label;
-use ashlar_raid::layout::{Layout, Shape, level_name};
+use ashlar_raid::layout::{CHUNK_BYTES_MIN, Layout, Shape, level_name};
 use ashlar_raid::parity::PARITY_CHUNKS_MAX;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_reactor::prng::Prng;
 
+use crate::canary::Canary;
 use crate::drive::{Loss, Traits};
 
 /// Requests of all workers in all lives. Ten seeds of some hundred requests find more than one of
@@ -32,6 +33,12 @@ const DATA_BYTES_MIN: u64 = 3 << 20;
 /// A chunk that holds more than one batch of the journal.
 pub const CHUNK_BYTES_LARGE: u32 = 512 << 10;
 const _: () = assert!(CHUNK_BYTES_LARGE > PAYLOAD_BYTES_MAX);
+
+/// Chunks of other sizes than most arrays have, up to the largest: in a batch of the journal there
+/// is room for one, just not, or by far not.
+const CHUNK_BYTES_OTHER: [u32; 3] = [128 << 10, 256 << 10, 1 << 20];
+/// Of a wide array, for chunks that are larger than the smallest: whole ones are written.
+const STRIPE_BYTES_WIDE: u32 = 6 << 20;
 
 /// What the seed's array is.
 #[derive(Clone, Copy, Debug)]
@@ -69,10 +76,33 @@ const KINDS: [(Level, usize, u8); 22] = [
     (Level::RaidNm, 10, 8),
 ];
 
+/// The same of wider ones, up to as many members, groups and parity chunks as there can be.
+const KINDS_WIDE: [(Level, usize, u8); 15] = [
+    (Level::Raid1, 5, 0),
+    (Level::Raid10, 16, 2),
+    (Level::Raid5, 12, 0),
+    (Level::Raid6, 12, 0),
+    (Level::Raid7, 16, 0),
+    (Level::Raid50, 16, 4),
+    (Level::Raid60, 16, 8),
+    (Level::Raid60, 24, 4),
+    (Level::Raid60, 64, 16),
+    (Level::RaidNm, 9, 8),
+    (Level::RaidNm, 10, 2),
+    (Level::RaidNm, 14, 4),
+    (Level::RaidNm, 16, 8),
+    (Level::RaidNm, 19, 3),
+    (Level::RaidNm, 21, 1),
+];
+
 impl Geometry {
     /// Every kind of array that this build can compute parity for.
     pub fn all() -> impl Iterator<Item = Geometry> {
-        let geometries = KINDS.into_iter().map(|(level, members, choice)| {
+        Geometry::of_kinds(&KINDS)
+    }
+
+    fn of_kinds(kinds: &[(Level, usize, u8)]) -> impl Iterator<Item = Geometry> {
+        let geometries = kinds.iter().map(|&(level, members, choice)| {
             let shape = match level {
                 Level::RaidNm => Shape { parity: choice, ..Shape::default() },
                 Level::Raid50 | Level::Raid60 | Level::Raid70 => {
@@ -123,6 +153,30 @@ impl Geometry {
             if prng.chance(1, 100) { Geometry::raid0() } else { all[prng.index(all.len())] };
         let chunk_bytes = [16 << 10, 16 << 10, 32 << 10, 64 << 10][prng.index(4)];
         Geometry { chunk_bytes, ..drawn }
+    }
+
+    /// Wider arrays and other chunks, from streams of their own, so that other seeds are what they
+    /// were.
+    fn widened(mut self, seed: u64) -> Geometry {
+        if Prng::stream(seed, "chunk").chance(1, 24) {
+            self.chunk_bytes = CHUNK_BYTES_LARGE;
+        }
+        let mut other = Prng::stream(seed, "chunks of other sizes");
+        if other.chance(1, 20) {
+            self.chunk_bytes = CHUNK_BYTES_OTHER[other.index(CHUNK_BYTES_OTHER.len())];
+        }
+        let mut wide = Prng::stream(seed, "wide arrays");
+        if wide.chance(1, 20) {
+            let all: Vec<Geometry> = Geometry::of_kinds(&KINDS_WIDE).collect();
+            let mut chunk_bytes = self.chunk_bytes;
+            self = all[wide.index(all.len())];
+            let data = u32::from(self.layout().data);
+            while chunk_bytes > CHUNK_BYTES_MIN && chunk_bytes * data > STRIPE_BYTES_WIDE {
+                chunk_bytes /= 2;
+            }
+            self.chunk_bytes = chunk_bytes;
+        }
+        self
     }
 }
 
@@ -184,6 +238,8 @@ pub struct Plan {
     pub traits: Traits,
     /// Members keep checksums of their blocks.
     pub integrity: bool,
+    /// Pages of them in memory: so few that they are dropped and read again.
+    pub sum_pages_max: Option<usize>,
     /// Of blocks and checksums only where there are checksums.
     pub lies: Lies,
     /// Every other drive can zero by itself if the others cannot, and the other way round.
@@ -223,6 +279,10 @@ pub struct Plan {
     pub returns: bool,
     pub transient_one_in: Option<u64>,
     pub pool_changes: bool,
+    /// Volumes beside the main one are written and read, too.
+    pub volumes: bool,
+    /// Some reads are done by views of the array, as from other reactors.
+    pub views: bool,
     /// Drives get larger, and so does the array.
     pub grows: bool,
     /// Members are added.
@@ -247,6 +307,7 @@ impl Plan {
             policy,
             policy_changes: policy.is_none(),
             integrity,
+            sum_pages_max: None,
             lies: Lies::None,
             traits: Traits {
                 bytes: geometry.drive_bytes(integrity),
@@ -282,6 +343,8 @@ impl Plan {
             returns: false,
             transient_one_in: None,
             pool_changes: false,
+            volumes: false,
+            views: false,
             grows: false,
             adds: false,
             // Where nothing may be lost, a fault is one too many.
@@ -292,12 +355,16 @@ impl Plan {
         }
     }
 
+    /// A planted bug that shows where a flush fails has one in every seed: few have.
+    pub fn draw_to_find(seed: u64, canary: Option<Canary>) -> Plan {
+        let plan = Plan::draw(seed);
+        let on_failed_flush = canary.is_some_and(Canary::on_failed_flush);
+        Plan { failing_flushes: plan.failing_flushes || on_failed_flush, ..plan }
+    }
+
     pub fn draw(seed: u64) -> Plan {
         let mut prng = Prng::stream(seed, "plan");
-        let mut geometry = Geometry::draw(&mut prng);
-        if Prng::stream(seed, "chunk").chance(1, 24) {
-            geometry.chunk_bytes = CHUNK_BYTES_LARGE;
-        }
+        let geometry = Geometry::draw(&mut prng).widened(seed);
         let policies = geometry.policies();
         let policy = prng.chance(1, 3).then(|| policies[prng.index(policies.len())]);
         let ops = [20, 60, 200][prng.index(3)];
@@ -318,6 +385,7 @@ impl Plan {
             policy: if integrity { Some(Policy::Journal) } else { policy },
             policy_changes: policy_changes && !integrity,
             integrity,
+            sum_pages_max: draw_sum_pages(seed),
             lies,
             traits,
             mixed,
@@ -346,6 +414,8 @@ impl Plan {
             returns,
             transient_one_in: prng.chance(1, 3).then(|| [5, 50, 500][prng.index(3)]),
             pool_changes,
+            volumes: Prng::stream(seed, "volumes").chance(1, 6),
+            views: Prng::stream(seed, "views").chance(1, 5),
             beyond: prng.chance(1, 8),
             grows: prng.chance(1, 4),
             settings: draw_settings(&mut prng, sector_bytes(traits, integrity)),
@@ -359,6 +429,12 @@ impl Plan {
     fn with_enough_faults(self) -> Plan {
         let is_rare = self.outages || self.failing_flushes || self.power_losses;
         Plan { faults_max: self.faults_max.max(if is_rare { 3 } else { 0 }), ..self }
+    }
+
+    /// Whether volumes beside the main one are used: what becomes of them past the limit, nobody
+    /// keeps account of.
+    pub fn has_others(&self) -> bool {
+        self.volumes && !self.beyond
     }
 
     /// Whether an array that lost more than its level bears has all of it again when all drives are
@@ -399,6 +475,7 @@ impl Plan {
         let kinds = [
             (self.floods, "floods"),
             (self.integrity, "checksums"),
+            (self.integrity && self.sum_pages_max.is_some(), "few of them in memory"),
             (self.lies == Lies::Data, "lies"),
             (self.lies == Lies::Checksums, "lies about checksums"),
             (self.lies == Lies::Metadata, "lies about metadata"),
@@ -418,6 +495,8 @@ impl Plan {
             (self.returns, "returns"),
             (self.transient_one_in.is_some(), "transient errors"),
             (self.pool_changes, "pool changes"),
+            (self.has_others(), "other volumes"),
+            (self.views, "views"),
             (self.grows, "growing"),
             (self.adds, "members are added"),
             (!self.traits.volatile_cache, "no volatile cache"),
@@ -465,6 +544,12 @@ fn draw_lies(seed: u64, geometry: &Geometry) -> (bool, Lies) {
         return (false, other);
     }
     (true, [other, Lies::Data, Lies::Data, Lies::Data, Lies::Checksums][prng.index(5)])
+}
+
+/// From a stream of its own; where there are no checksums it says nothing.
+fn draw_sum_pages(seed: u64) -> Option<usize> {
+    let mut prng = Prng::stream(seed, "pages of checksums");
+    prng.chance(1, 3).then(|| [1, 2, 4, 8][prng.index(4)])
 }
 
 fn draw_settings(prng: &mut Prng, sector_bytes: u32) -> SettingsChange {

@@ -37,7 +37,7 @@ pub struct Fleet {
     joining: Vec<u32>,
     /// Drives that were members once.
     pub retired: Vec<u32>,
-    uuids_issued: u8,
+    uuids_issued: u16,
     by_uuid: BTreeMap<[u8; 16], u32>,
     /// By member: a drive that is going to die and has not yet.
     impaired: BTreeMap<usize, Option<u32>>,
@@ -92,7 +92,9 @@ impl Fleet {
         self.uuids_issued += 1;
         let mut uuid = [7; 16];
         uuid[0] = u8::try_from(drive).unwrap_or(255);
-        uuid[1] = self.uuids_issued;
+        let [more, count] = self.uuids_issued.to_be_bytes();
+        uuid[1] = count;
+        uuid[2] += more;
         uuid
     }
 

@@ -23,6 +23,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::num::NonZero;
+use std::ops::Range;
 
 use ashlar_reactor::buffer::Buffers;
 use smallvec::{SmallVec, smallvec};
@@ -117,6 +118,8 @@ pub struct Oracle {
     atomic: BTreeMap<u32, Atomic>,
     /// When the newest flush began that was acknowledged.
     flushed: Moment,
+    /// By where its bytes begin here: which volume they are of.
+    holds: BTreeMap<u64, [u8; 16]>,
     pub volumes: Volumes,
     pub sectors_checked: u64,
 }
@@ -137,8 +140,18 @@ impl Oracle {
             reads: BTreeMap::new(),
             atomic: BTreeMap::new(),
             flushed: BEGINNING,
+            holds: BTreeMap::new(),
             volumes: Volumes::default(),
             sectors_checked: 0,
+        }
+    }
+
+    /// Whose bytes these are. Of another volume than before: nothing of it was written.
+    pub fn holds(&mut self, range: Range<u64>, volume: [u8; 16]) {
+        if self.holds.insert(range.start, volume) != Some(volume) {
+            let first = place(range.start / SECTOR as u64).0;
+            let end = place(range.end / SECTOR as u64).0.min(self.groups.len());
+            self.groups.iter_mut().take(end).skip(first).for_each(|group| *group = None);
         }
     }
 

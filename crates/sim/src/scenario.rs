@@ -33,12 +33,17 @@ use crate::faults::{Ending, Plan, Single, SingleFault, turn};
 use crate::fleet::Fleet;
 use crate::inspect;
 use crate::oracle::Oracle;
+use crate::others;
+use crate::served::Others;
+use crate::sight::Sight;
 use crate::workload::Life;
 use crate::world::{AtCompletion, Changes, Outages, PastLimit, SharedWorld, SimBackend, World};
 
 /// A cut in a start comes within so many: some are through by then.
 const OPERATIONS_OF_A_START: u64 = 400;
 const OPERATIONS_OF_A_STOP: u64 = 60;
+/// What is left to volumes beside the main one, at least.
+const STRIPES_OF_OTHERS: u64 = 8;
 
 /// What a seed came to.
 #[derive(Clone, Debug, Default)]
@@ -49,6 +54,10 @@ pub struct Verdict {
     pub hash: u64,
     pub completions: u64,
     pub hedged: u64,
+    /// Reads that were done by a view of the array.
+    pub seen: u64,
+    /// Volumes that came, beside the main one.
+    pub volumes_made: u64,
     /// How often members were added.
     pub added: u64,
     /// Lives that began when not everything had been given its new place yet.
@@ -113,10 +122,7 @@ enum Phase {
 
 /// Runs one seed.
 pub fn run(seed: u64, options: Options) -> Verdict {
-    let mut plan = Plan::draw(seed);
-    // In few seeds a flush fails.
-    plan.failing_flushes |= options.canary.is_some_and(Canary::on_failed_flush);
-    let mut scenario = Scenario::new(plan, options);
+    let mut scenario = Scenario::new(Plan::draw_to_find(seed, options.canary), options);
     scenario.all_lives();
     scenario.verdict()
 }
@@ -161,6 +167,8 @@ impl Scenario {
             hash: world.trace.hash(),
             completions: world.completions,
             hedged: world.hedged,
+            seen: world.seen,
+            volumes_made: world.volumes_made,
             added: world.changes.added,
             restriping_lives: world.restriping_lives,
             outages: world.outages,
@@ -551,7 +559,8 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
     };
     let pool = Pool::open(array.clone()).await.expect("a new array has a table");
     let stripes = array.layout().stripes;
-    let bytes = (stripes - stripes / 8) * array.stripe_bytes();
+    let others = if plan.volumes { STRIPES_OF_OTHERS.min(stripes - 1) } else { 0 };
+    let bytes = (stripes - others.max(stripes / 8)) * array.stripe_bytes();
     if let Err(error) = pool.create([1; 16], "main", bytes).await {
         seedling.world.borrow_mut().fail(format!("the volume cannot be created: {error}"));
         return End::GivenUp;
@@ -582,6 +591,7 @@ async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
             force: false,
             known: known_generation.map(|generation| Known { generation, epoch: 0 }),
             host: None,
+            sum_pages_max: seedling.plan.sum_pages_max,
         };
         match Array::assemble(&seedling.reactor, handles, options).await {
             Ok(array) => return assembled(seedling, array, phase).await,
@@ -650,6 +660,7 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
     seedling.fleet.borrow_mut().refresh(&status);
     seedling.covered.set(is_covered(&seedling.plan, &status));
     seedling.oracle.borrow_mut().settled();
+    let others = Others::found(&pool, &mut seedling.oracle.borrow_mut());
     let life = Rc::new(Life {
         impaired_seen: Cell::new(seedling.fleet.borrow().any_impaired() || !status.bad.is_empty()),
         ends_suddenly: matches!(phase, Phase::Safety(ending) if ending != Ending::CleanStop),
@@ -670,6 +681,8 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         outage: Cell::default(),
         outages_begun: Cell::default(),
         covered: seedling.covered.clone(),
+        sight: Sight::default(),
+        others,
     });
     match phase {
         Phase::PastLimit => checkers::past_limit(&life, &mut seedling.prng).await,
@@ -739,6 +752,9 @@ async fn safety(life: &Rc<Life>, prng: &mut Prng) {
         for drive in &mut world.drives {
             drive.transient_one_in = life.plan.transient_one_in;
         }
+    }
+    if life.plan.has_others() {
+        others::come(life, prng).await;
     }
     life.start_workers(prng);
     life.reactor.spawn(chaos::rage(life.clone(), Prng::from_seed(prng.next_u64())));

@@ -10,9 +10,18 @@ pub type Extent = Option<u64>;
 #[derive(Debug, Default)]
 pub struct Volumes {
     may_be: BTreeMap<&'static str, Vec<Extent>>,
+    uuids_issued: u32,
 }
 
 impl Volumes {
+    /// For a volume, so that it is told from one that had its name before.
+    pub fn new_uuid(&mut self) -> [u8; 16] {
+        self.uuids_issued += 1;
+        let mut uuid = [5; 16];
+        uuid[..4].copy_from_slice(&self.uuids_issued.to_le_bytes());
+        uuid
+    }
+
     /// From now on it may also be this.
     pub fn change_begins(&mut self, name: &'static str, then: Extent) {
         self.may_be.entry(name).or_insert_with(|| vec![None]).push(then);

@@ -18,7 +18,9 @@ use ashlar_reactor::wait_list::WaitList;
 use crate::canary::Canary;
 use crate::faults::{CHUNK_BYTES_LARGE, Plan};
 use crate::fleet::Fleet;
-use crate::oracle::Oracle;
+use crate::oracle::{Oracle, Ticket};
+use crate::served::{NAMES, Others, Served};
+use crate::sight::Sight;
 use crate::world::SharedWorld;
 
 const SECTOR: u64 = 512;
@@ -59,6 +61,9 @@ pub struct Life {
     pub outages_begun: Cell<u64>,
     /// The journal covers all writes of this life.
     pub covered: Rc<Cell<bool>>,
+    pub sight: Sight,
+    /// Volumes beside `volume`.
+    pub others: Others,
 }
 
 /// More drives are away than the array bears (see `outage`).
@@ -93,12 +98,17 @@ impl Life {
         self.world.borrow_mut().note(text);
     }
 
-    fn before(&self, offset: u64, len: u64) -> Before {
+    /// What nearly all requests are for.
+    fn main(&self) -> Served {
+        Served::main(&self.volume)
+    }
+
+    fn before(&self, served: &Served, offset: u64, len: u64) -> Before {
         if !self.array.has_doubts() {
             // Those of before are in sync; new ones are named by what brings them.
             self.unsure.borrow_mut().clear();
         }
-        Before { unsure: self.is_unsure(offset, len), outages: self.outages() }
+        Before { unsure: self.is_unsure(served, offset, len), outages: self.outages() }
     }
 
     pub fn outages(&self) -> u64 {
@@ -107,6 +117,11 @@ impl Life {
 
     pub fn is_out(&self) -> bool {
         self.outage.get() != Outage::None
+    }
+
+    /// Whether a change that began when there had been so many outages was bound to succeed.
+    pub fn may_not_fail(&self, outages: u64) -> bool {
+        !self.plan.beyond && self.unsure.borrow().is_empty() && !self.was_out(outages)
     }
 
     /// Whether there was an outage in a time that began when there had been so many.
@@ -146,29 +161,34 @@ impl Life {
         self.outage.get() == Outage::WaitsForStart
     }
 
-    fn is_unsure(&self, offset: u64, len: u64) -> bool {
-        let (first, last) =
-            (self.array.stripe_at(offset).0, self.array.stripe_at(offset + len - 1).0);
-        let unsure = self.unsure.borrow().range(first.min(last)..=first.max(last)).next().is_some();
+    fn is_unsure(&self, served: &Served, offset: u64, len: u64) -> bool {
+        let mut ranges = served.ranges(offset, len);
+        let unsure = ranges.any(|range| {
+            let stripe_at = |byte| self.array.stripe_at(byte).0;
+            let (first, last) = (stripe_at(range.start), stripe_at(range.end - 1));
+            self.unsure.borrow().range(first.min(last)..=first.max(last)).next().is_some()
+        });
         unsure && self.array.has_doubts()
     }
 
     /// Whether a request over these bytes may be answered with an error.
-    fn may_fail(&self, before: &Before, offset: u64, len: u64) -> bool {
-        let unsure = before.unsure || self.is_unsure(offset, len);
+    fn may_fail(&self, before: &Before, served: &Served, offset: u64, len: u64) -> bool {
+        let unsure = before.unsure || self.is_unsure(served, offset, len);
         let was_out = self.was_out(before.outages);
         self.plan.beyond || was_out || (unsure && self.impaired_seen.get())
     }
 
     /// These bytes were to be written while drives were away. What is not covered by the journal
     /// may have left stripes that wait for resync.
-    fn may_differ(&self, offset: u64, len: u64) {
+    fn may_differ(&self, served: &Served, offset: u64, len: u64) {
         let is_covered = self.array.policy() == Policy::Journal && !self.plan.policy_changes;
         if self.plan.outages && !is_covered && self.array.layout().parity > 0 {
             let stripe = self.array.stripe_bytes();
-            let stripes = offset / stripe..(offset + len).div_ceil(stripe);
-            self.unsure.borrow_mut().extend(stripes.clone());
-            self.ever_unsure.borrow_mut().extend(stripes);
+            for range in served.ranges(offset, len) {
+                let stripes = range.start / stripe..range.end.div_ceil(stripe);
+                self.unsure.borrow_mut().extend(stripes.clone());
+                self.ever_unsure.borrow_mut().extend(stripes);
+            }
         }
     }
 
@@ -176,18 +196,19 @@ impl Life {
         &self,
         what: &str,
         before: &Before,
-        offset: u64,
-        len: u64,
+        served: &Served,
+        (offset, len): (u64, u64),
         result: Result<(), ArrayError>,
     ) -> bool {
         match result {
             Ok(()) => true,
-            Err(error) if self.may_fail(before, offset, len) => {
+            Err(error) if self.may_fail(before, served, offset, len) => {
                 self.note(|| format!("{what} {offset} +{len}: {error} (allowed)"));
                 false
             }
             Err(error) => {
-                self.fail(format!("{what} of {len} bytes at {offset} failed: {error}"));
+                let name = served.volume.name();
+                self.fail(format!("{what} of {len} bytes at {offset} of {name} failed: {error}"));
                 false
             }
         }
@@ -195,11 +216,18 @@ impl Life {
 
     /// Reads and checks. False if it answered with an error that is allowed.
     pub async fn read(&self, offset: u64, len: u64) -> bool {
-        let before = self.before(offset, len);
-        let ticket = self.oracle.borrow_mut().read_begins(offset, len);
+        self.read_of(&self.main(), offset, len).await
+    }
+
+    pub async fn read_of(&self, served: &Served, offset: u64, len: u64) -> bool {
+        let before = self.before(served, offset, len);
+        let ticket = self.oracle.borrow_mut().read_begins(served.base + offset, len);
         let into = self.buffers(len, 1 << 20);
-        let result = self.volume.read(offset, into.clone()).await;
-        if !self.judge("read", &before, offset, len, result) {
+        let result = match self.is_seen(served, offset, &into).await {
+            true => Ok(()),
+            false => served.volume.read(offset, into.clone()).await,
+        };
+        if !self.judge("read", &before, served, (offset, len), result) {
             self.oracle.borrow_mut().read_fails(&ticket);
             return false;
         }
@@ -209,20 +237,35 @@ impl Life {
             Ok(()) => self.note(|| format!("read {offset} +{len}: as it should be")),
             Err(why) => {
                 let stripe = offset / self.array.stripe_bytes();
-                let state = self.array.state().name();
+                let (state, name) = (self.array.state().name(), served.volume.name());
                 self.fail(format!(
-                    "WRONG DATA: read of {len} bytes at {offset} (stripe {stripe}, array \
-                     {state}): {why}"
+                    "WRONG DATA: read of {len} bytes at {offset} of {name} (stripe {stripe}, \
+                     array {state}): {why}"
                 ));
             }
         }
         true
     }
 
+    /// Reads by a view of the array, if that can be.
+    async fn is_seen(&self, served: &Served, offset: u64, into: &Buffers) -> bool {
+        if !self.plan.views {
+            return false;
+        }
+        let ranges = served.ranges(offset, into.len() as u64);
+        let is_seen = self.sight.read(&self.reactor, &self.array, ranges, into).await;
+        self.world.borrow_mut().seen += u64::from(is_seen);
+        is_seen
+    }
+
     /// Writes new content, or zeroes.
     pub async fn write(&self, offset: u64, len: u64, zeroes: bool) {
-        let before = self.before(offset, len);
-        let ticket = self.oracle.borrow_mut().write_begins(offset, len, zeroes);
+        self.write_of(&self.main(), offset, len, zeroes).await;
+    }
+
+    async fn write_of(&self, served: &Served, offset: u64, len: u64, zeroes: bool) {
+        let before = self.before(served, offset, len);
+        let ticket = self.oracle.borrow_mut().write_begins(served.base + offset, len, zeroes);
         let atomic = self.array.settings().atomic_bytes(self.plan.sector_bytes());
         let atomic = !zeroes && len <= u64::from(atomic) && self.is_journaled();
         if atomic {
@@ -231,20 +274,22 @@ impl Life {
         let what = if zeroes { "zeroing" } else { "write" };
         self.note(|| format!("{what} {offset} +{len} {ticket:?}"));
         let result = if zeroes {
-            self.volume.write_zeroes(offset, len).await
+            served.volume.write_zeroes(offset, len).await
         } else {
             let first_piece = if len.is_multiple_of(3) { 1536 } else { 1 << 20 };
             let from = self.buffers(len, first_piece);
             self.oracle.borrow().fill(&ticket, &from);
             let canary = self.world.borrow().canary;
             match canary {
-                Some(Canary::SplitWrites) if atomic => self.write_in_two(offset, from).await,
-                Some(_) | None => self.volume.write(offset, from).await,
+                Some(Canary::SplitWrites) if atomic => {
+                    self.write_in_two(&served.volume, offset, from).await
+                }
+                Some(_) | None => served.volume.write(offset, from).await,
             }
         };
-        let good = self.judge(what, &before, offset, len, result);
+        let good = self.judge(what, &before, served, (offset, len), result);
         if !good {
-            self.may_differ(offset, len);
+            self.may_differ(served, offset, len);
         }
         self.oracle.borrow_mut().write_ends(&ticket, good);
         if !good && (self.is_out() || self.plan.beyond) {
@@ -258,30 +303,38 @@ impl Life {
             self.note(|| format!("{what} {offset} +{len} acknowledged"));
             if self.array.status().restripe.is_none() {
                 let stripe = self.array.stripe_bytes();
-                for whole in offset.div_ceil(stripe)..(offset + len) / stripe {
-                    self.unsure.borrow_mut().remove(&whole);
+                for range in served.ranges(offset, len) {
+                    for whole in range.start.div_ceil(stripe)..range.end / stripe {
+                        self.unsure.borrow_mut().remove(&whole);
+                    }
                 }
             }
-            self.can_be_read(offset, len).await;
+            self.can_be_read(&served.volume, offset, len).await;
         }
     }
 
-    /// Zeroes a stripe that is not all of the volume's.
+    /// Zeroes bytes of the array that are not all of the main volume.
     pub async fn zero_beyond(&self, at: u64, len: u64) {
-        let known = len.min(self.volume.bytes().saturating_sub(at));
-        let ticket = (known > 0).then(|| self.oracle.borrow_mut().write_begins(at, known, true));
+        let all: Vec<Rc<Served>> = self.others.all().chain([Rc::new(self.main())]).collect();
+        let mut tickets = Vec::new();
+        for served in &all {
+            for known in served.inside(at..at + len) {
+                let (offset, len) = (served.base + known.start, known.end - known.start);
+                tickets.push(self.oracle.borrow_mut().write_begins(offset, len, true));
+            }
+        }
         let zeroed = self.array.write_zeroes(at, len).await;
         self.note(|| format!("{len} bytes at {at} zeroed: {zeroed:?}"));
-        if let Some(ticket) = ticket {
+        for ticket in tickets {
             self.oracle.borrow_mut().write_ends(&ticket, zeroed.is_ok());
         }
     }
 
     /// What was acknowledged is bad no longer.
-    async fn can_be_read(&self, offset: u64, len: u64) {
+    async fn can_be_read(&self, volume: &Volume, offset: u64, len: u64) {
         if self.array.has_doubts() && !self.plan.beyond {
             let (into, outages) = (self.buffers(len, 1 << 20), self.outages());
-            if let Err(error) = self.volume.read(offset, into).await
+            if let Err(error) = volume.read(offset, into).await
                 && !self.was_out(outages)
             {
                 self.fail(format!("{len} bytes at {offset} were written, and then: {error}"));
@@ -295,38 +348,51 @@ impl Life {
     }
 
     /// What the array must not do of itself, for a canary.
-    async fn write_in_two(&self, offset: u64, from: Buffers) -> Result<(), ArrayError> {
+    async fn write_in_two(
+        &self,
+        volume: &Volume,
+        offset: u64,
+        from: Buffers,
+    ) -> Result<(), ArrayError> {
         let half = from.len().div_ceil(2).next_multiple_of(512).min(from.len());
-        self.volume.write(offset, from.slice(0..half)).await?;
-        self.volume.write(offset + half as u64, from.slice(half..from.len())).await
+        volume.write(offset, from.slice(0..half)).await?;
+        volume.write(offset + half as u64, from.slice(half..from.len())).await
     }
 
     /// Whole stripes of the range may become zeroes (a hint: they may also stay), the rest stays.
-    async fn discard(&self, offset: u64, len: u64) {
-        let stripe = self.volume.discard_bytes();
-        let (first, end) = if self.plan.adds {
-            // The stripes may be larger ones once it is done.
-            (offset, offset + len)
-        } else {
-            (offset.next_multiple_of(stripe), (offset + len) / stripe * stripe)
-        };
-        let before = self.before(offset, len);
-        let inner =
-            (first < end).then(|| self.oracle.borrow_mut().write_begins(first, end - first, true));
+    async fn discard(&self, served: &Served, offset: u64, len: u64) {
+        let before = self.before(served, offset, len);
+        let inner = self.discard_begins(served, offset, len);
         self.note(|| format!("discard {offset} +{len}"));
-        let result = self.volume.discard(offset, len).await;
-        let good = self.judge("discard", &before, offset, len, result);
+        let result = served.volume.discard(offset, len).await;
+        let good = self.judge("discard", &before, served, (offset, len), result);
         if !good || self.was_out(before.outages) {
             // It is a hint, and good also if only some drives took it.
-            self.may_differ(offset, len);
+            self.may_differ(served, offset, len);
         }
-        if let Some(ticket) = inner {
+        for ticket in inner {
             self.note(|| format!("discard {offset} +{len}: {good}"));
             self.oracle.borrow_mut().write_ends(&ticket, false);
             if self.is_out() || self.plan.beyond {
                 self.oracle.borrow_mut().is_unsettled(&ticket);
             }
         }
+    }
+
+    /// The whole stripes of the array among these bytes.
+    fn discard_begins(&self, served: &Served, offset: u64, len: u64) -> Vec<Ticket> {
+        let stripe = served.volume.discard_bytes();
+        let mut tickets = Vec::new();
+        for range in served.ranges(offset, len) {
+            let whole = range.start.next_multiple_of(stripe)..range.end / stripe * stripe;
+            // The stripes may be larger ones once it is done.
+            let whole = if self.plan.adds { range } else { whole };
+            for inner in served.inside(whole) {
+                let (first, count) = (served.base + inner.start, inner.end - inner.start);
+                tickets.push(self.oracle.borrow_mut().write_begins(first, count, true));
+            }
+        }
+        tickets
     }
 
     pub async fn flush(&self) {
@@ -400,10 +466,13 @@ impl Life {
         if prng.chance(1, 60) {
             return self.forget_regions(hot, prng).await;
         }
+        if self.plan.has_others() && prng.chance(1, 3) {
+            return self.request_of_another(prng).await;
+        }
         let (offset, len) = self.range(hot, prng);
         match prng.below(20) {
             0 => self.write(offset, len, true).await,
-            1 => self.discard(offset, len).await,
+            1 => self.discard(&self.main(), offset, len).await,
             2..9 => {
                 self.read(offset, len).await;
             }
@@ -414,6 +483,32 @@ impl Life {
             }
             _ => self.write(offset, len, false).await,
         }
+    }
+
+    /// Of one of the small volumes beside the main one: often where it begins or ends, since there
+    /// neighbours may have a part of the stripe.
+    async fn request_of_another(&self, prng: &mut Prng) {
+        let index = prng.index(NAMES.len());
+        let Some(served) = self.others.begin(index) else { return };
+        let bytes = served.volume.bytes();
+        let longest = LEN_SECTORS_MAX[prng.index(LEN_SECTORS_MAX.len())];
+        let len = (SECTOR * (1 + prng.below(longest))).min(bytes);
+        let offset = match prng.below(3) {
+            0 => 0,
+            1 => bytes - len,
+            _ => SECTOR * prng.below((bytes - len) / SECTOR + 1),
+        };
+        match prng.below(20) {
+            0 => self.write_of(&served, offset, len, true).await,
+            1 => self.discard(&served, 0, bytes).await,
+            2..9 => {
+                self.read_of(&served, offset, len).await;
+            }
+            9 => self.write_of(&served, 0, bytes, false).await,
+            _ => self.write_of(&served, offset, len, false).await,
+        }
+        self.others.end(index);
+        self.waiting.wake_all(&self.reactor);
     }
 
     /// Zeroes or discards a region or two, and perhaps a little more.
@@ -428,7 +523,7 @@ impl Life {
         if prng.chance(1, 2) {
             self.write(offset, len, true).await;
         } else {
-            self.discard(offset, len).await;
+            self.discard(&self.main(), offset, len).await;
         }
     }
 
@@ -440,7 +535,7 @@ impl Life {
             true => 256,
             false => LEN_SECTORS_MAX[prng.index(LEN_SECTORS_MAX.len())],
         };
-        let is_large = self.plan.geometry.chunk_bytes == CHUNK_BYTES_LARGE;
+        let is_large = self.plan.geometry.chunk_bytes >= CHUNK_BYTES_LARGE;
         let len_max = if is_large && len_max == 400 { LEN_SECTORS_LARGE } else { len_max };
         let mut len = SECTOR * (1 + prng.below(len_max));
         let mut offset = first + SECTOR * prng.below(stripe / SECTOR);
@@ -458,6 +553,8 @@ impl Life {
 
 /// Stripes in the first, a middle and the last region of the volume; all for a flood.
 pub fn hot_stripes(plan: &Plan, stripes: u64) -> Vec<u64> {
+    // A small volume is less than one stripe once members were added.
+    let stripes = stripes.max(1);
     let mut prng = Prng::stream(plan.seed, "hot");
     let bases = [0, stripes / 2, stripes - 1];
     if plan.floods {

@@ -102,6 +102,10 @@ pub struct World {
     pub completions: u64,
     /// Reads that the engine also asked others for, in lives that ended in order.
     pub hedged: u64,
+    /// Reads that were done by a view of the array.
+    pub seen: u64,
+    /// Volumes that came, beside the main one.
+    pub volumes_made: u64,
     pub changes: Changes,
     pub outages: Outages,
     pub past_limit: PastLimit,
@@ -142,6 +146,8 @@ impl World {
             caches: Prng::stream(seed, "caches"),
             completions: 0,
             hedged: 0,
+            seen: 0,
+            volumes_made: 0,
             changes: Changes::default(),
             outages: Outages::default(),
             past_limit: PastLimit::default(),
@@ -494,6 +500,11 @@ impl Backend for SimBackend {
         };
         self.devices.push(drive);
         DeviceId(u32::try_from(self.devices.len() - 1).expect("few drives"))
+    }
+
+    /// For who reads by a view, as if from elsewhere.
+    fn twin(&self, device: DeviceId) -> Option<Device> {
+        Some(Device::Simulated { drive: self.devices[device.0 as usize] })
     }
 
     fn unregister(&mut self, device: DeviceId) {

@@ -96,7 +96,7 @@ async fn create(reactor: &Reactor, host: Host) -> Rc<Array> {
 }
 
 async fn start(reactor: &Reactor, host: Host, force: bool) -> Result<Rc<Array>, AssembleError> {
-    let options = AssembleOptions { force, known: None, host: Some(host) };
+    let options = AssembleOptions { force, host: Some(host), ..AssembleOptions::default() };
     Array::assemble(reactor, drives(reactor), options).await
 }
 

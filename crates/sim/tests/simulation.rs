@@ -31,8 +31,15 @@ fn assert_good(seed: u64) -> Verdict {
 
 #[test]
 fn a_batch_of_seeds() {
-    let hedged: u64 = (0..SEEDS).map(|seed| assert_good(seed).hedged).sum();
+    let (mut hedged, mut seen, mut volumes_made) = (0, 0, 0);
+    for seed in 0..SEEDS {
+        let verdict = assert_good(seed);
+        (hedged, seen) = (hedged + verdict.hedged, seen + verdict.seen);
+        volumes_made += verdict.volumes_made;
+    }
     assert!(hedged > 0, "no read was late enough to be hedged");
+    assert!(seen > 0, "no read was done by a view");
+    assert!(volumes_made > 0, "no other volume was there");
 }
 
 #[test]

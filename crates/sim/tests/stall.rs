@@ -198,7 +198,7 @@ async fn create(reactor: Reactor, policy: Policy) -> Rc<Array> {
 
 async fn take_over(reactor: Reactor) -> Rc<Array> {
     let host = Some(Host::new([2; 16], "beta"));
-    let options = AssembleOptions { force: false, known: None, host };
+    let options = AssembleOptions { host, ..AssembleOptions::default() };
     let drives = (0..DRIVES).map(|index| drive(&reactor, index)).collect();
     Array::assemble(&reactor, drives, options).await.unwrap()
 }

@@ -420,7 +420,8 @@ impl Host {
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives).await?;
         let (shown, absent) = (name.to_owned(), self.absent_drives(uuid));
-        let options = AssembleOptions { force, known, host: Some(self.lessee) };
+        let options =
+            AssembleOptions { force, known, host: Some(self.lessee), ..AssembleOptions::default() };
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
             let begun = match Array::assemble(&reactor, drives, options).await {
