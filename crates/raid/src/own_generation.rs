@@ -82,13 +82,12 @@ impl OwnGeneration {
     }
 
     /// Whether what stands in a drive's slots, of superblocks of these generations, is a copy of
-    /// before: what it surely took, or something newer, would stand in the slot of that.
-    ///
-    /// A slot that cannot be read says nothing, unless nothing was ever written there.
+    /// before: what it surely took, or something newer, would stand in the slot of that. One that
+    /// cannot be read says nothing: a crash may have torn it, while it was written again.
     pub fn is_outdated(self, slots: [Option<u64>; 2]) -> bool {
         let Some(newest) = slots.into_iter().flatten().max() else { return false };
-        let slot = slots[usize::from(self.sure % 2 == 1)];
-        let is_known = self.sure != 0 && (slot.is_some() || newest <= 1);
+        let is_read = slots[usize::from(self.sure % 2 == 1)].is_some();
+        let is_known = self.sure != 0 && is_read;
         is_known && age(generation_low(newest), self.sure) == Ordering::Less
     }
 }
@@ -125,7 +124,6 @@ mod tests {
         assert!(!own.is_outdated([Some(100), Some(99)]));
         assert!(!own.is_outdated([Some(100), Some(101)]));
         assert!(!own.is_outdated([None, None]));
-        // As it was made.
-        assert!(own.is_outdated([None, Some(1)]));
+        assert!(!own.is_outdated([None, Some(1)]));
     }
 }
