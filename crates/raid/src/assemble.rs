@@ -32,7 +32,7 @@ use crate::layout::Layout;
 use crate::lease::{self, Claim, Host};
 use crate::members::{Identity, Member, Restripe};
 use crate::newer;
-use crate::own_generation::OwnGeneration;
+use crate::own_generation::{OwnGeneration, Slot};
 use crate::region_map::{SEQUENCES_PER_START, StoredMap};
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
@@ -80,13 +80,15 @@ struct Candidate {
     drive: Rc<Drive>,
     label: Label,
     superblock: Option<ArraySuperblock>,
-    /// Generations in its slots.
-    slots: [Option<u64>; 2],
+    slots: [Slot; 2],
 }
 
 impl Candidate {
     fn new(drive: Rc<Drive>, label: Label, superblocks: Superblocks) -> Candidate {
-        let slots = superblocks.each_ref().map(|its| its.as_ref().map(sequence));
+        let slots = superblocks.each_ref().map(|found| match found {
+            Ok(superblock) => Slot::Has(sequence(superblock)),
+            Err(slot) => *slot,
+        });
         Candidate { drive, label, superblock: newest_of(superblocks), slots }
     }
 }
@@ -150,7 +152,8 @@ fn first_generation(newest: u64, highest: u64) -> u64 {
     first + first.abs_diff(newest) % SLOTS
 }
 
-type Superblocks = [Option<ArraySuperblock>; 2];
+/// Or what stands there instead.
+type Superblocks = [Result<ArraySuperblock, Slot>; 2];
 const _: () = assert!(SLOTS == 2);
 
 pub(crate) async fn newest_superblock(
@@ -171,20 +174,21 @@ async fn superblocks(
     drive: &Rc<Drive>,
     label: &Label,
 ) -> Result<Superblocks, AssembleError> {
-    let mut superblocks: Superblocks = [None, None];
+    let mut superblocks: Superblocks = [Err(Slot::Unreadable), Err(Slot::Unreadable)];
     for (slot, found) in superblocks.iter_mut().enumerate() {
         let home = label.layout.superblocks.offset + slot as u64 * ArraySuperblock::BYTES;
         let read = label::read_bytes(reactor, drive, home, ArraySuperblock::BYTES).await;
         let Ok(mut bytes) = read else { continue };
         record::upgrade::<ArraySuperblock>(&mut bytes);
         match record::open::<ArraySuperblock>(&bytes, Some(label.drive_uuid), home) {
-            Ok(superblock) if superblock.array == label.array => *found = Some(superblock.clone()),
+            Ok(superblock) if superblock.array == label.array => *found = Ok(superblock.clone()),
             // Whatever an older one says is outdated.
             Err(RecordError::Version(version)) => {
                 let drive = drive.name().to_owned();
                 return Err(AssembleError::Newer { drive, what: "superblock", version });
             }
-            Ok(_) | Err(_) => {}
+            Ok(_) | Err(RecordError::Blank | RecordError::Foreign) => *found = Err(Slot::Empty),
+            Err(_) => {}
         }
     }
     Ok(superblocks)

@@ -37,6 +37,17 @@ fn age(generation: u32, other: u32) -> Ordering {
     }
 }
 
+/// What stands where a drive has a superblock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slot {
+    /// One of this array, of that generation.
+    Has(u64),
+    /// None was ever written there: not even the beginning of one, or one of another array.
+    Empty,
+    /// Says nothing: a crash may have torn it while it was written again.
+    Unreadable,
+}
+
 impl OwnGeneration {
     pub fn stored(sure: u32, asked: u32) -> OwnGeneration {
         OwnGeneration { sure, asked }
@@ -81,14 +92,16 @@ impl OwnGeneration {
         }
     }
 
-    /// Whether what stands in a drive's slots, of superblocks of these generations, is a copy of
-    /// before: what it surely took, or something newer, would stand in the slot of that. One that
-    /// cannot be read says nothing: a crash may have torn it, while it was written again.
-    pub fn is_outdated(self, slots: [Option<u64>; 2]) -> bool {
-        let Some(newest) = slots.into_iter().flatten().max() else { return false };
-        let is_read = slots[usize::from(self.sure % 2 == 1)].is_some();
-        let is_known = self.sure != 0 && is_read;
-        is_known && age(generation_low(newest), self.sure) == Ordering::Less
+    /// Whether a drive with these slots holds a copy of before: what it surely took, or something
+    /// newer, would stand in the slot of that.
+    pub fn is_outdated(self, slots: [Slot; 2]) -> bool {
+        let is_older = |slot| match slot {
+            Slot::Has(generation) => age(generation_low(generation), self.sure) == Ordering::Less,
+            Slot::Empty | Slot::Unreadable => true,
+        };
+        let is_told = slots.iter().any(|slot| matches!(slot, Slot::Has(_)))
+            && slots[usize::from(self.sure % 2 == 1)] != Slot::Unreadable;
+        self.sure != 0 && is_told && slots.into_iter().all(is_older)
     }
 }
 
@@ -115,15 +128,19 @@ mod tests {
 
     #[test]
     fn a_copy_of_before_is_told_from_a_damaged_slot() {
-        assert!(!OwnGeneration::stored(0, 50).is_outdated([Some(48), Some(47)]));
+        use Slot::{Empty, Has, Unreadable};
+        assert!(!OwnGeneration::stored(0, 50).is_outdated([Has(48), Has(47)]));
         let own = OwnGeneration::stored(100, 101);
-        assert!(own.is_outdated([Some(98), Some(99)]));
-        assert!(own.is_outdated([Some(98), None]));
-        // The one in the place of 100 is damaged.
-        assert!(!own.is_outdated([None, Some(99)]));
-        assert!(!own.is_outdated([Some(100), Some(99)]));
-        assert!(!own.is_outdated([Some(100), Some(101)]));
-        assert!(!own.is_outdated([None, None]));
-        assert!(!own.is_outdated([None, Some(1)]));
+        assert!(own.is_outdated([Has(98), Has(99)]));
+        assert!(own.is_outdated([Has(98), Unreadable]));
+        assert!(!own.is_outdated([Has(100), Has(99)]));
+        assert!(!own.is_outdated([Has(100), Has(101)]));
+        assert!(!own.is_outdated([Unreadable, Has(99)]));
+        assert!(!own.is_outdated([Unreadable, Unreadable]));
+        assert!(!own.is_outdated([Empty, Empty]));
+        // As it was made.
+        assert!(own.is_outdated([Empty, Has(1)]));
+        assert!(!own.is_outdated([Unreadable, Has(1)]));
+        assert!(!own.is_outdated([Empty, Has(101)]));
     }
 }

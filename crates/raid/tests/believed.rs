@@ -218,3 +218,22 @@ fn copies_that_the_others_cannot_stand_for_are_refused() {
         pair.array.stop().await.unwrap();
     });
 }
+
+/// It was made, and started for the first time, after the copy.
+#[test]
+fn a_copy_of_a_new_array_is_not() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+        let drives = pair.drives();
+        let copy = bytes_of(&pair, &drives[2]);
+        pair.starts_with(&drives.iter().collect::<Vec<_>>()).await;
+        pair.write_some(40).await;
+        pair.array.stop().await.unwrap();
+        let drives = pair.drives();
+        pair.file(&drives[2]).write_all_at(&copy, 0).unwrap();
+        pair.starts_with(&drives.iter().collect::<Vec<_>>()).await;
+        assert_eq!(state(&pair, 2), MemberState::Stale);
+        pair.check().await;
+        pair.array.stop().await.unwrap();
+    });
+}
