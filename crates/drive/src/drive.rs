@@ -115,9 +115,9 @@ pub(crate) struct Late {
 pub trait Siblings {
     /// Whether those other members that are `fit` hold all that `drive` does.
     fn stand_for(&self, drive: &Drive, fit: &dyn Fn(&Drive) -> bool) -> bool;
-    /// A flush of `drive` failed: what it shows may be old from now on. Whether the others hold all
-    /// that it does: then it is given up at once.
-    fn has_lost_its_cache(&self, drive: &Drive) -> bool;
+    /// A flush failed: what that drive shows may be old from now on, and nobody may read it past
+    /// the array. The other members that flush just now.
+    fn flushing_beside(&self, drive: &Drive) -> Vec<Rc<Drive>>;
     /// Asks those others for a block that have not.
     fn ask_whether_they_answer(&self, drive: &Drive, since: Instant);
 }
@@ -132,7 +132,11 @@ struct FlushState {
     /// Of those, how many the last good flush covered.
     writes_flushed: Cell<u64>,
     running: Cell<bool>,
+    /// How many have ended.
+    ended: Cell<u64>,
     error: RefCell<Option<DriveError>>,
+    /// It has failed, and it is not decided yet whether the drive is given up for that.
+    undecided: Cell<bool>,
     waiting: WaitList,
 }
 
@@ -143,7 +147,9 @@ impl Default for FlushState {
             last_completed: Cell::new(1),
             writes_flushed: Cell::new(0),
             running: Cell::new(false),
+            ended: Cell::new(0),
             error: RefCell::new(None),
+            undecided: Cell::new(false),
             waiting: WaitList::default(),
         }
     }
@@ -186,6 +192,11 @@ impl Drive {
 
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether it had no room lately.
+    pub fn is_full(&self) -> bool {
+        self.health().is_full(&self.health_limits)
     }
 
     pub fn limits(&self) -> Limits {
@@ -376,7 +387,17 @@ impl Drive {
     /// Whether a flush would have anything to do, or an earlier one failed.
     pub fn is_unflushed(&self) -> bool {
         let flushed = self.flush.writes_flushed.get() == self.flush.writes_completed.get();
-        !flushed || self.flush.error.borrow().is_some()
+        !flushed || self.has_failed_flush()
+    }
+
+    /// What was in its cache may be lost: what it shows may be old.
+    pub fn has_failed_flush(&self) -> bool {
+        self.flush.error.borrow().is_some()
+    }
+
+    /// A flush is under way, and may still fail.
+    pub fn is_flushing(&self) -> bool {
+        self.flush.running.get() && !self.has_failed_flush()
     }
 
     /// Makes every write that has completed before this call durable, and what has landed of those
@@ -411,21 +432,36 @@ impl Drive {
             Ok(()) => self.flush.writes_flushed.set(covers),
             Err(error) if self.flush.last_completed.get() > self.flush.writes_flushed.get() => {
                 *self.flush.error.borrow_mut() = Some(error);
-                self.distrust();
+                self.distrust().await;
             }
             // Nobody was told that anything of it is there: it can be tried again.
             Err(_) => {}
         }
         self.flush.running.set(false);
+        self.flush.ended.set(self.flush.ended.get() + 1);
         self.flush.waiting.wake_all(&self.reactor);
         result
     }
 
-    /// Before anyone reads it again: that it is fenced may take as long as its siblings flush.
-    fn distrust(&self) {
-        if self.siblings().is_some_and(|its| its.has_lost_its_cache(self)) {
+    /// Gives the drive up before anyone reads it again, if its siblings stand for it. They may be
+    /// losing their caches, too, just now: two that were given up on each other's word would leave
+    /// less than two that are read on.
+    async fn distrust(&self) {
+        let Some(siblings) = self.siblings() else { return };
+        self.flush.undecided.set(true);
+        // Who waits for this one knows enough.
+        self.flush.waiting.wake_all(&self.reactor);
+        let flushing = siblings.flushing_beside(self).into_iter();
+        let flushing: Vec<_> = flushing.map(|its| (its.flush.ended.get(), its)).collect();
+        for (ended, other) in flushing {
+            let is_known = || other.flush.ended.get() > ended || other.has_failed_flush();
+            other.flush.waiting.until(&self.reactor, is_known).await;
+        }
+        if siblings.stand_for(self, &|its| !its.has_failed_flush()) {
             self.judge(Health::fail);
         }
+        self.flush.undecided.set(false);
+        self.held_back.wake_all(&self.reactor);
     }
 
     fn start(self: &Rc<Self>, op: Op, gate: Option<Rc<Gate>>) -> DriveIo {
@@ -446,6 +482,7 @@ impl Drive {
     #[inline]
     fn does_now(&self, asked: Asked, run: impl FnOnce(&Reactor) -> Option<Outcome>) -> bool {
         let done = self.is_alive()
+            && !self.flush.undecided.get()
             && run(&self.reactor).is_some_and(|outcome| asked.is_answered_by(outcome));
         if done {
             self.good_answer(asked, Duration::ZERO);
@@ -455,6 +492,7 @@ impl Drive {
 
     fn attempt(self: &Rc<Self>, op: Op, gate: Option<&Gate>) -> State {
         match gate.map_or(Some(Instant::MAX), Gate::until) {
+            Some(_) if self.is_alive() && self.flush.undecided.get() => State::Held(Box::new(op)),
             Some(until) if self.is_alive() => State::Waiting(self.submit(op, until)),
             Some(_) | None => State::Refused,
         }
@@ -589,6 +627,8 @@ impl Asked {
 enum State {
     Waiting(Io),
     BackingOff(Box<(Sleep, Op)>),
+    /// What the drive shows may be old: it waits until it is decided whether the drive is given up.
+    Held(Box<Op>),
     /// It came too late, and waits for the gate to move on. How often others were turned away.
     AtGate(Box<(u64, Op)>),
     /// Not started: the drive has failed, its gate was shut, or it was turned away there.
@@ -637,6 +677,13 @@ impl UnderWay {
                         return Poll::Pending;
                     }
                     self.drive.count_retry();
+                    self.try_again();
+                }
+                State::Held(_) => {
+                    if self.drive.flush.undecided.get() {
+                        self.drive.held_back.add(&self.drive.reactor);
+                        return Poll::Pending;
+                    }
                     self.try_again();
                 }
                 State::AtGate(waiting) => {
@@ -735,6 +782,7 @@ impl UnderWay {
         let op = match std::mem::replace(&mut self.state, State::Refused) {
             State::BackingOff(waited) => waited.1,
             State::AtGate(waited) => waited.1,
+            State::Held(op) => *op,
             State::Waiting(_) | State::Refused => unreachable!("it waited for something"),
         };
         self.state = self.drive.attempt(op, self.gate.as_deref());

@@ -77,8 +77,11 @@ pub struct Health {
     pub wrong_blocks: u64,
     /// Checksums of blocks that it returned so.
     pub wrong_checksums: u64,
+    /// Writes that the file system under it, or its thin space, had no room for.
+    pub no_space: u64,
     recent_errors: u32,
     good_in_a_row: u32,
+    good_since_full: u32,
 }
 
 impl Default for Health {
@@ -90,14 +93,22 @@ impl Default for Health {
             timeouts: 0,
             wrong_blocks: 0,
             wrong_checksums: 0,
+            no_space: 0,
             recent_errors: 0,
             good_in_a_row: 0,
+            good_since_full: 0,
         }
     }
 }
 
 impl Health {
+    /// Whether it had no room lately. Writes to what is there already succeed all the while.
+    pub fn is_full(&self, limits: &HealthLimits) -> bool {
+        self.no_space > 0 && self.good_since_full < limits.good_answers_forgive
+    }
+
     pub(crate) fn good_answer(&mut self, limits: &HealthLimits) {
+        self.good_since_full = self.good_since_full.saturating_add(1);
         if self.state == HealthState::Suspect {
             self.good_in_a_row += 1;
             if self.good_in_a_row >= limits.good_answers_forgive {
@@ -118,6 +129,10 @@ impl Health {
         during: During,
         is_needed: impl FnOnce() -> bool,
     ) {
+        if error == DriveError::NoSpace {
+            self.no_space += 1;
+            self.good_since_full = 0;
+        }
         if error.is_innocent() || self.state == HealthState::Failed {
             return;
         }
@@ -191,7 +206,10 @@ mod tests {
             |health: &mut Health, error| health.error(&limits, error, During::Read, || false);
         let forgive = |health: &mut Health| (0..5).for_each(|_| health.good_answer(&limits));
         error(&mut health, DriveError::NoSpace);
-        assert_eq!(health.state, HealthState::Healthy);
+        assert_eq!((health.state, health.no_space), (HealthState::Healthy, 1));
+        assert!(health.is_full(&limits));
+        forgive(&mut health);
+        assert!(!health.is_full(&limits));
         error(&mut health, DriveError::Media);
         error(&mut health, DriveError::Media);
         assert_eq!(health.state, HealthState::Suspect);

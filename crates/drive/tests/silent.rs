@@ -164,8 +164,8 @@ impl Siblings for Sibling {
         self.has_all && fit(&self.drive)
     }
 
-    fn has_lost_its_cache(&self, drive: &Drive) -> bool {
-        self.stand_for(drive, &|_| true)
+    fn flushing_beside(&self, _: &Drive) -> Vec<Rc<Drive>> {
+        Vec::new()
     }
 
     fn ask_whether_they_answer(&self, _: &Drive, since: Instant) {

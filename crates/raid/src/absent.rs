@@ -55,7 +55,11 @@ impl Members {
             member.state != MemberState::Stale && member.alive().is_none() && unflushed
         };
         let lost = self.members_that(has_lost);
-        if !self.survives_without(&lost) {
+        // Those that failed a flush and are used on have no word for others.
+        let has_failed = |member: &Member| {
+            has_lost(member) || member.alive().is_some_and(|drive| drive.has_failed_flush())
+        };
+        if !self.survives_without(&self.members_that(has_failed)) {
             return Ok(());
         }
         // Of none: what could not be said a moment ago.

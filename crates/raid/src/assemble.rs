@@ -87,10 +87,21 @@ impl Candidate {
     fn new(drive: Rc<Drive>, label: Label, superblocks: Superblocks) -> Candidate {
         let slots = superblocks.each_ref().map(|found| match found {
             Ok(superblock) => Slot::Has(sequence(superblock)),
+            // Of one that took superblocks before, its beginning is damaged.
+            Err(Slot::Empty) if !is_first(&superblocks, &label) => Slot::Unreadable,
             Err(slot) => *slot,
         });
         Candidate { drive, label, superblock: newest_of(superblocks), slots }
     }
+}
+
+/// Whether the newest superblock of a drive knows of none that it had before.
+fn is_first(superblocks: &Superblocks, label: &Label) -> bool {
+    let newest = superblocks.iter().flatten().max_by_key(|its| sequence(its));
+    newest.is_some_and(|newest| {
+        let mut members = newest.members().iter().zip(&newest.sure_generations);
+        members.any(|(member, sure)| member.drive == label.drive_uuid && sure.get() == 0)
+    })
 }
 
 fn sequence(superblock: &ArraySuperblock) -> u64 {
@@ -125,8 +136,8 @@ pub(crate) async fn find(
     let highest = superblocks().map(|superblock| sequence(&superblock)).max().unwrap_or(generation);
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
     let mut members = members_of(&newest, &candidates)?;
-    let outdated = outdated(&members, &candidates);
-    distrust(&identity.layout(), &mut members, &outdated, options)?;
+    let outdated = outdated(&members, &candidates, generation);
+    let fences = distrust(&identity.layout(), &mut members, &outdated, options)?;
     let epoch = match claim {
         Some(claim) => claim.epoch_before(),
         None => {
@@ -141,7 +152,6 @@ pub(crate) async fn find(
     let scrub = ScrubMark { next: newest.scrub_next.get(), began_s: newest.scrub_began.get() };
     let identity = Rc::new(identity);
     let generation = first_generation(generation, highest);
-    let fences = !outdated.is_empty();
     Ok(Found { identity, members, fences, generation, journal_from, policy, settings, scrub, era })
 }
 
@@ -266,26 +276,28 @@ fn members_of(
     Ok(members)
 }
 
-/// Members that are to be read, but whose drives hold a copy of before.
-fn outdated(members: &[Member], candidates: &[Candidate]) -> Vec<MemberIndex> {
+/// Members that are to be read, but whose drives hold a copy of before. `newest`: the generation
+/// that says so.
+fn outdated(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<MemberIndex> {
     let is_outdated = |member: &Member| {
         let mut owner = candidates.iter().filter(|its| its.label.drive_uuid == member.drive_uuid);
         let slots = owner.next().map(|owner| owner.slots);
-        member.state != MemberState::Stale && slots.is_some_and(|its| member.own.is_outdated(its))
+        member.state != MemberState::Stale
+            && slots.is_some_and(|its| member.own.is_outdated(its, newest))
     };
     let all = members.iter().enumerate().filter(|(_, member)| is_outdated(member));
     all.map(|(index, _)| MemberIndex::new(index)).collect()
 }
 
 /// What such members lack nobody knows: they are filled anew. If the others cannot stand for them,
-/// nothing is served from them but by force.
+/// nothing is served from them but by force. Whether some are stale now.
 fn distrust(
     layout: &Layout,
     members: &mut [Member],
     outdated: &[MemberIndex],
     options: AssembleOptions,
-) -> Result<(), AssembleError> {
-    let Some(first) = outdated.first() else { return Ok(()) };
+) -> Result<bool, AssembleError> {
+    let Some(first) = outdated.first() else { return Ok(false) };
     let here = |(index, member): (usize, &Member)| {
         let is_here = member.drive.is_some() && member.state == MemberState::Trusted;
         is_here && !outdated.contains(&MemberIndex::new(index))
@@ -296,10 +308,10 @@ fn distrust(
             member.become_stale();
             member.catches_up = false;
         }
-        return Ok(());
+        return Ok(true);
     }
     if options.force {
-        return Ok(());
+        return Ok(false);
     }
     let drive = members[first.index()].drive.as_ref().map(|drive| drive.name().to_owned());
     Err(AssembleError::CopyOfBefore { drive: drive.unwrap_or_default(), member: *first })

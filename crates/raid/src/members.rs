@@ -595,7 +595,7 @@ impl Members {
         if self.fencing.get() && !self.forced.get() {
             self.others_answer().await?;
         }
-        let (generation, fences) = (self.generation.get(), self.fencing.get());
+        let (generation, fences) = (self.next_generation(), self.fencing.get());
         let targets: Vec<usize> = {
             let list = self.list.borrow();
             (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some()).collect()
@@ -622,6 +622,15 @@ impl Members {
         }
         self.durable_generation.set(generation);
         Ok(())
+    }
+
+    /// Not in the slot of the newest that is durable: a power cut may tear what is written.
+    fn next_generation(&self) -> u64 {
+        let (wanted, durable) = (self.generation.get(), self.durable_generation.get());
+        let next = wanted + u64::from(wanted % SLOTS == durable % SLOTS);
+        assert!(next > durable, "superblock {durable} is durable, {wanted} is to be written");
+        self.generation.set(next);
+        next
     }
 
     /// Who failed to take metadata and can be done without. Nobody is given up for a full file

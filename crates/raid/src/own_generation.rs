@@ -92,11 +92,13 @@ impl OwnGeneration {
         }
     }
 
-    /// Whether a drive with these slots holds a copy of before: what it surely took, or something
-    /// newer, would stand in the slot of that.
-    pub fn is_outdated(self, slots: [Slot; 2]) -> bool {
+    /// Whether a drive with these slots holds a copy of before, as the superblock of generation
+    /// `newest` knows it: what it surely took, or something newer, would stand in the slot of that.
+    pub fn is_outdated(self, slots: [Slot; 2], newest: u64) -> bool {
+        // Copies may be older than low halves can tell.
+        let sure = newest.saturating_sub(u64::from(generation_low(newest).wrapping_sub(self.sure)));
         let is_older = |slot| match slot {
-            Slot::Has(generation) => age(generation_low(generation), self.sure) == Ordering::Less,
+            Slot::Has(generation) => generation < sure,
             Slot::Empty | Slot::Unreadable => true,
         };
         let is_told = slots.iter().any(|slot| matches!(slot, Slot::Has(_)))
@@ -126,21 +128,50 @@ mod tests {
         assert_eq!(judged(u32::MAX, 2, around), [less, equal, equal, greater]);
     }
 
+    /// All that a drive's slots can be, beside what it surely took.
     #[test]
     fn a_copy_of_before_is_told_from_a_damaged_slot() {
         use Slot::{Empty, Has, Unreadable};
-        assert!(!OwnGeneration::stored(0, 50).is_outdated([Has(48), Has(47)]));
-        let own = OwnGeneration::stored(100, 101);
-        assert!(own.is_outdated([Has(98), Has(99)]));
-        assert!(own.is_outdated([Has(98), Unreadable]));
-        assert!(!own.is_outdated([Has(100), Has(99)]));
-        assert!(!own.is_outdated([Has(100), Has(101)]));
-        assert!(!own.is_outdated([Unreadable, Has(99)]));
-        assert!(!own.is_outdated([Unreadable, Unreadable]));
-        assert!(!own.is_outdated([Empty, Empty]));
-        // As it was made.
-        assert!(own.is_outdated([Empty, Has(1)]));
-        assert!(!own.is_outdated([Unreadable, Has(1)]));
-        assert!(!own.is_outdated([Empty, Has(101)]));
+        for turn in [0, 1, 1 << 32, (7 << 32) - 1] {
+            for sure in [100, 101].map(|its| its + turn) {
+                let own = OwnGeneration::stored(generation_low(sure), generation_low(sure + 2));
+                let (its, other) = (usize::from(sure % 2 == 1), usize::from(sure % 2 == 0));
+                let newest = sure + 50;
+                // In the slot of what is sure, the other one, and whether it is a copy.
+                for (here, beside, is_copy) in [
+                    (Has(sure), Has(sure - 1), false),
+                    (Has(sure), Has(sure + 1), false),
+                    (Has(sure), Empty, false),
+                    (Has(sure), Unreadable, false),
+                    (Has(sure + 2), Has(sure + 1), false),
+                    (Has(sure + 2), Unreadable, false),
+                    (Has(sure - 2), Has(sure - 1), true),
+                    (Has(sure - 2), Has(sure - 3), true),
+                    (Has(sure - 2), Empty, true),
+                    (Has(sure - 2), Unreadable, true),
+                    // Torn when it was written again: the newer one is whole.
+                    (Has(sure - 2), Has(sure + 1), false),
+                    (Empty, Has(sure - 1), true),
+                    (Empty, Has(sure + 1), false),
+                    (Empty, Empty, false),
+                    (Empty, Unreadable, false),
+                    (Unreadable, Has(sure - 1), false),
+                    (Unreadable, Has(sure + 1), false),
+                    (Unreadable, Empty, false),
+                    (Unreadable, Unreadable, false),
+                ] {
+                    let mut slots = [here; 2];
+                    (slots[its], slots[other]) = (here, beside);
+                    assert_eq!(own.is_outdated(slots, newest), is_copy, "{sure} {slots:?}");
+                    let unknown = OwnGeneration::stored(0, generation_low(sure));
+                    assert!(!unknown.is_outdated(slots, newest), "{slots:?}");
+                }
+            }
+        }
+        // Half of what a low half counts, and more, ago.
+        let sure = (1 << 40) + 5;
+        let own = OwnGeneration::stored(generation_low(sure), generation_low(sure));
+        let old = sure - (3 << 31);
+        assert!(own.is_outdated([Has(old), Has(old + 1)], sure + 9));
     }
 }

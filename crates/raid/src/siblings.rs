@@ -38,10 +38,12 @@ impl Siblings for Members {
         self.identity.layout().stands_for(&held, MemberIndex::new(index))
     }
 
-    fn has_lost_its_cache(&self, drive: &Drive) -> bool {
+    fn flushing_beside(&self, drive: &Drive) -> Vec<Rc<Drive>> {
         // Other reactors read what it shows.
         self.hide();
-        self.stand_for(drive, &|_| true)
+        let list = self.list();
+        let others = list.iter().filter_map(Member::alive).filter(|its| !is_same(its, drive));
+        others.filter(|its| its.is_flushing()).cloned().collect()
     }
 
     fn ask_whether_they_answer(&self, drive: &Drive, since: Instant) {

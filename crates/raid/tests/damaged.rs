@@ -48,13 +48,15 @@ const AREAS: [(&str, AreaOf); 6] = [
 enum Damage {
     /// Of the newest record only the first half is there.
     Torn,
+    /// Its first sector.
+    Beginning,
     /// A byte of the newest record.
     Newest,
     /// All of the area.
     Everything,
 }
 
-const DAMAGES: [Damage; 3] = [Damage::Torn, Damage::Newest, Damage::Everything];
+const DAMAGES: [Damage; 4] = [Damage::Torn, Damage::Beginning, Damage::Newest, Damage::Everything];
 
 /// Where the newest record in an area is, if there is one.
 fn newest(bytes: &[u8], area: Area) -> Option<Range<usize>> {
@@ -71,6 +73,7 @@ fn scribble(bytes: &mut [u8], area: Area, damage: Damage) {
     let newest = newest(bytes, area).unwrap_or_else(|| panic!("no record in {area:?}"));
     match damage {
         Damage::Torn => bytes[newest.start + newest.len() / 2..newest.end].fill(0xa5),
+        Damage::Beginning => bytes[newest.start..newest.start + 512].fill(0),
         Damage::Newest => bytes[newest.start + 100] ^= 1,
         Damage::Everything => {
             bytes[area.offset as usize..area.range().end as usize].fill(0x5a);

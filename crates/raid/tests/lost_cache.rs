@@ -9,10 +9,13 @@ mod steered;
 
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
+use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
+use ashlar_drive::health::HealthState;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_raid::error::ArrayError;
 use ashlar_raid::label;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::status::ArrayState;
@@ -57,7 +60,7 @@ fn flushes(steer: &Steer, file: usize, fate: Fate, others: Fate) {
     });
 }
 
-/// That it is fenced may take long, since the others flush as long as they like.
+/// Whether the others hold it is known once their own flushes have ended: until then nobody reads.
 #[test]
 fn what_it_shows_is_not_read() {
     run(|reactor, steer| async move {
@@ -70,16 +73,69 @@ fn what_it_shows_is_not_read() {
             let flush = begin(&reactor, async move { array.flush().await });
             steer.caught(&reactor, 1).await;
             pair.file(&drive).write_all_at(&[1; LEN], at).unwrap();
-            for _ in 0..8 {
-                assert!(pair.read(0, LEN).await.unwrap() == [2; LEN], "{level:?}");
-            }
+            let reads = (0..8).map(|_| {
+                let (array, into) = (pair.array.clone(), reactor.buffer(LEN));
+                begin(&reactor, async move {
+                    array.read(0, into.clone().into()).await.unwrap();
+                    into.bytes().to_vec()
+                })
+            });
+            let reads: Vec<_> = reads.collect();
             assert!(!flush.has_ended());
             steer.set(|_, _| Fate::Passes);
+            for read in reads {
+                assert!(read.ended(&reactor).await == [2; LEN], "{level:?}");
+            }
             flush.ended(&reactor).await.unwrap();
             assert_eq!(pair.array.status().members[index].state, MemberState::Stale);
             is_whole_again(&mut pair, index, &drive).await;
         }
     });
+}
+
+/// Neither is given up on the word of the other, nor fenced for it: what was flushed before is read,
+/// and the next start believes both.
+#[test]
+fn two_that_fail_together_are_kept() {
+    for first_to_fail in [0, 1] {
+        run(async move |reactor, steer| {
+            let mut pair = array(&reactor, Level::Raid5, 4, Policy::Bitmap).await;
+            pair.put(0, &[2; LEN]).await;
+            pair.put(LEN, &[3; LEN]).await;
+            let drives = pair.drives();
+            let layout = pair.array.layout();
+            let both = [0, 1].map(|chunk| layout.member_at(StripeIndex(0), chunk).index());
+            let files = both.map(|index| address(pair.file(&drives[index])));
+            let is_late = move |file: usize| file == files[1 - first_to_fail];
+            let is_flush = |op: &Op| matches!(op, Op::Flush { .. });
+            steer.set(move |file, op| match is_flush(op) && files.contains(&file) {
+                true if is_late(file) => Fate::Waits,
+                true => Fate::Fails,
+                false => Fate::Passes,
+            });
+            let array = pair.array.clone();
+            let flush = begin(&reactor, async move { array.flush().await });
+            steer.caught(&reactor, 1).await;
+            steer.set(move |file, op| match is_flush(op) && files.contains(&file) {
+                true => Fate::Fails,
+                false => Fate::Passes,
+            });
+            assert_eq!(flush.ended(&reactor).await, Err(ArrayError::Lost));
+            pair.check().await;
+            let states = pair.array.status().members;
+            assert!(states.iter().all(|its| its.state == MemberState::Trusted));
+            assert!(drives.iter().all(|drive| drive.health().state != HealthState::Failed));
+            // The next one of them that goes is not fenced on the other's word.
+            drives[both[0]].pull();
+            reactor.sleep(Duration::from_secs(3)).await;
+            assert_eq!(pair.array.status().members[both[0]].state, MemberState::Trusted);
+            steer.set(|_, _| Fate::Passes);
+            pair.dies();
+            pair.starts_with(&drives.iter().collect::<Vec<_>>()).await;
+            assert_eq!(pair.array.state(), ArrayState::Optimal);
+            pair.check().await;
+        });
+    }
 }
 
 /// No space for what was written before is no full file system: the drive lost it.
