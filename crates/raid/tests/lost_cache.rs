@@ -93,8 +93,8 @@ fn what_it_shows_is_not_read() {
     });
 }
 
-/// Neither is given up on the word of the other, nor fenced for it: what was flushed before is read,
-/// and the next start believes both.
+/// Neither is given up on the word of the other, nor fenced for it: what was flushed before is
+/// read, and the next start believes both.
 #[test]
 fn two_that_fail_together_are_kept() {
     for first_to_fail in [0, 1] {
