@@ -87,21 +87,23 @@ impl Candidate {
     fn new(drive: Rc<Drive>, label: Label, superblocks: Superblocks) -> Candidate {
         let slots = superblocks.each_ref().map(|found| match found {
             Ok(superblock) => Slot::Has(sequence(superblock)),
-            // Of one that took superblocks before, its beginning is damaged.
-            Err(Slot::Empty) if !is_first(&superblocks, &label) => Slot::Unreadable,
             Err(slot) => *slot,
         });
-        Candidate { drive, label, superblock: newest_of(superblocks), slots }
+        let superblock = newest_of(superblocks);
+        let is_first = superblock.as_ref().is_some_and(|its| is_first(its, &label));
+        // Of one that took superblocks before, its beginning is damaged.
+        let slots = slots.map(|slot| match slot {
+            Slot::Empty if !is_first => Slot::Unreadable,
+            Slot::Has(_) | Slot::Empty | Slot::Unreadable => slot,
+        });
+        Candidate { drive, label, superblock, slots }
     }
 }
 
 /// Whether the newest superblock of a drive knows of none that it had before.
-fn is_first(superblocks: &Superblocks, label: &Label) -> bool {
-    let newest = superblocks.iter().flatten().max_by_key(|its| sequence(its));
-    newest.is_some_and(|newest| {
-        let mut members = newest.members().iter().zip(&newest.sure_generations);
-        members.any(|(member, sure)| member.drive == label.drive_uuid && sure.get() == 0)
-    })
+fn is_first(newest: &ArraySuperblock, label: &Label) -> bool {
+    let mut members = newest.members().iter().zip(&newest.sure_generations);
+    members.any(|(member, sure)| member.drive == label.drive_uuid && sure.get() == 0)
 }
 
 fn sequence(superblock: &ArraySuperblock) -> u64 {

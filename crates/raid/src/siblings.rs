@@ -42,16 +42,19 @@ impl Siblings for Members {
         // Other reactors read what it shows.
         self.hide();
         let list = self.list();
-        let others = list.iter().filter_map(Member::alive).filter(|its| !is_same(its, drive));
-        others.filter(|its| its.is_flushing()).cloned().collect()
+        others(&list, drive).filter(|its| its.is_flushing()).cloned().collect()
     }
 
     fn ask_whether_they_answer(&self, drive: &Drive, since: Instant) {
         let list = self.list();
-        let others = list.iter().filter_map(Member::alive).filter(|its| !is_same(its, drive));
-        let silent = others.filter(|its| !its.has_answered(since));
+        let silent = others(&list, drive).filter(|its| !its.has_answered(since));
         silent.for_each(|its| its.ask_whether_it_answers());
     }
+}
+
+/// Those that answer.
+fn others<'a>(list: &'a [Member], drive: &'a Drive) -> impl Iterator<Item = &'a Rc<Drive>> {
+    list.iter().filter_map(Member::alive).filter(|its| !is_same(its, drive))
 }
 
 fn is_same(one: &Rc<Drive>, other: &Drive) -> bool {
