@@ -5,7 +5,8 @@ use ashlar_format::array_superblock::{Level, PARITY_MAX};
 use ashlar_raid::layout::level_name;
 
 /// What there is.
-pub const LEVELS: &str = "0, 1, 5, 6, 7.3, 10, 50, 60, 70, or N+M such as 10+4";
+pub const LEVELS: &str =
+    "0, 1, 5, 6, 7.3, 10, 50, 60, 70, or N+M such as 10+4 (M up to 8, N+M up to 64)";
 
 /// A level, and of N+M levels the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -74,6 +74,7 @@ impl Page<'_> {
                 ("timeout", its.timeouts),
                 ("wrong_block", its.wrong_blocks),
                 ("wrong_checksum", its.wrong_checksums),
+                ("no_space", its.no_space),
             ];
             kinds.map(|(kind, count)| (vec![("drive", name.as_str()), ("kind", kind)], count))
         });

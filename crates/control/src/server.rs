@@ -381,7 +381,7 @@ async fn set_array(
 #[utoipa::path(get, path = "/v1/spares", tag = "spares",
     responses((status = 200, body = [Spare])))]
 async fn list_spares(State(host): State<Arc<Host>>) -> Json<Vec<Spare>> {
-    Json(host.list_spares())
+    Json(host.list_spares().await)
 }
 
 /// Keep a drive for members that are away for too long

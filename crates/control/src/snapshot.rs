@@ -32,6 +32,8 @@ pub struct MemberDrive {
     pub health: DriveHealth,
     /// `None`: it is not slow.
     pub slowness: Option<DriveSlowness>,
+    /// There was no room for its writes lately.
+    pub is_full: bool,
     pub counters: DriveCounters,
     pub latency: DriveLatency,
     pub traffic: Traffic,
@@ -115,6 +117,25 @@ impl ArraySnapshot {
         let members =
             if self.copies > 1 { self.copies } else { self.data_chunks + self.parity_chunks };
         member / members
+    }
+
+    /// Members of a set that do not hold all that they should, or are not here.
+    pub fn lacking(&self, set: u8) -> usize {
+        let whole = |its: &&MemberSnapshot| its.is_present() && its.state == MemberState::Trusted;
+        let of_set = self.members.iter().filter(|its| self.set_of(its.index) == set);
+        of_set.filter(|its| !whole(its)).count()
+    }
+
+    /// Drives of a set that may be lost when it is whole.
+    pub fn redundancy(&self) -> u8 {
+        if self.parity_chunks > 0 { self.parity_chunks } else { self.copies.saturating_sub(1) }
+    }
+
+    /// Drives that may be lost from now on, whichever they are, before blocks are.
+    pub fn may_lose(&self) -> u8 {
+        let sets: BTreeSet<u8> = self.members.iter().map(|its| self.set_of(its.index)).collect();
+        let most = sets.into_iter().map(|set| self.lacking(set)).max().unwrap_or(0);
+        self.redundancy().saturating_sub(u8::try_from(most).unwrap_or(u8::MAX))
     }
 
     /// How long a member may be away before a spare takes its place.
@@ -241,6 +262,7 @@ fn member_drive(drive: &Drive) -> MemberDrive {
             HealthState::Failed => DriveHealth::Failed,
         },
         slowness: drive.slow().map(slowness),
+        is_full: drive.is_full(),
         counters: DriveCounters {
             reads: counters.reads,
             read_bytes: counters.read_bytes,
@@ -253,6 +275,7 @@ fn member_drive(drive: &Drive) -> MemberDrive {
             timeouts: health.timeouts,
             wrong_blocks: health.wrong_blocks,
             wrong_checksums: health.wrong_checksums,
+            no_space: health.no_space,
         },
         latency: DriveLatency {
             reads: latency_summary(latency.reads),

@@ -11,7 +11,8 @@ use uuid::Uuid;
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
     pub array: Uuid,
-    /// All blocks are served, so that a member can be rebuilt.
+    /// All blocks are served, so that a member can be rebuilt. If not, a spare cannot help, and
+    /// those come first whose drives hold what is lacking.
     pub rebuildable: bool,
     /// Bytes of data on a member.
     pub data_bytes: u64,
@@ -25,6 +26,8 @@ pub struct Needs {
 pub struct Away {
     pub member: u8,
     pub time: Duration,
+    /// It holds what the others do not.
+    pub is_needed: bool,
     /// Members that stripes lack where they lack this one.
     pub lacking: usize,
     /// Its own drive, attached again.
@@ -66,11 +69,13 @@ pub fn decide(
     let order = |away: &Away| (away.time >= needs.delay, away.lacking, away.time);
     away.sort_by_key(|away| (Reverse(order(away)), away.member));
     let mut decide = |away: &Away| {
+        if (needs.rebuildable || away.is_needed)
+            && let Some(drive) = &away.returned
+        {
+            return Decision::Rejoin(drive.clone());
+        }
         if !needs.rebuildable {
             return Decision::Leave;
-        }
-        if let Some(drive) = &away.returned {
-            return Decision::Rejoin(drive.clone());
         }
         let Some(best) = best(needs, &spares) else { return Decision::Leave };
         let spare = spares.remove(best).drive;
@@ -108,7 +113,13 @@ mod tests {
 
     fn away(seconds: u64, returned: Option<&str>) -> Away {
         let time = Duration::from_secs(seconds);
-        Away { member: 0, time, lacking: 1, returned: returned.map(str::to_owned) }
+        Away {
+            member: 0,
+            time,
+            is_needed: false,
+            lacking: 1,
+            returned: returned.map(str::to_owned),
+        }
     }
 
     fn spare(drive: &str, array: Option<Uuid>, bytes: u64, sector_bytes: u32) -> Candidate {
@@ -135,9 +146,11 @@ mod tests {
             (at_once, away(0, None), &spares, take_over("s")),
             (needs(), away(9999, None), &[], Decision::Leave),
             (needs(), away(3, Some("d1")), &spares, back.clone()),
-            (needs(), away(9999, Some("d1")), &[], back),
+            (needs(), away(9999, Some("d1")), &[], back.clone()),
             (lost, away(9999, None), &spares, Decision::Leave),
             (lost, away(9999, Some("d1")), &spares, Decision::Leave),
+            (lost, Away { is_needed: true, ..away(3, Some("d1")) }, &spares, back.clone()),
+            (lost, Away { is_needed: true, ..away(9999, None) }, &spares, Decision::Leave),
         ] {
             assert_eq!(decide(&needs, vec![away], spares.to_vec())[&0], decision);
         }

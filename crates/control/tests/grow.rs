@@ -143,5 +143,5 @@ fn arrays_with_checksums() {
     assert_eq!(capacity(&daemon), 3 * (960 << 20));
     let said = daemon.refused("array grow a");
     assert!(said.contains("checksums of 960M") && said.contains("fix: "), "{said}");
-    assert!(said.contains("array replace --member 0"), "{said}");
+    assert!(said.contains("array replace a --member 0 --new DRIVE"), "{said}");
 }

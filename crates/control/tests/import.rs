@@ -208,3 +208,42 @@ fn too_few_members() {
     assert!(said.contains("attach d0, d2, d3"), "{said}");
     assert!(bytes() == before, "something was written");
 }
+
+/// Copies of these drives of array `a`, put back after it was used and stopped since.
+fn with_copies_put_back(drives: &[&str]) -> Daemon {
+    let daemon = Daemon::with_array(5, 4);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("array stop a");
+    let path = |drive: &str| daemon.path(&format!("{drive}.img"));
+    let copies: Vec<_> = drives.iter().map(|drive| std::fs::read(path(drive)).unwrap()).collect();
+    daemon.ok("array start a");
+    daemon.ok("volume create w --array a --size 16M");
+    daemon.ok("array stop a");
+    for (drive, copy) in drives.iter().zip(copies) {
+        std::fs::write(path(drive), copy).unwrap();
+    }
+    daemon
+}
+
+#[test]
+fn a_copy_of_before_is_filled_anew() {
+    let daemon = with_copies_put_back(&["d1"]);
+    daemon.ok("array start a");
+    daemon.ok("volume show w");
+    let said = daemon.ok("status");
+    let old = "! array a is degraded: what is on drive d1 is old, and not read; `ashlar array \
+               rebuild a` fills it anew";
+    assert!(said.contains(old), "{said}");
+    daemon.ok("array rebuild a --wait");
+    assert_eq!(daemon.array_state("a"), "optimal");
+    assert!(daemon.ok("array scrub a --wait").contains("all is well"));
+}
+
+#[test]
+fn copies_of_before_that_are_needed_are_refused() {
+    let daemon = with_copies_put_back(&["d1", "d3"]);
+    let said = untouched(&daemon, "array start a");
+    assert!(said.contains("drive d1 holds a copy of before"), "{said}");
+    assert!(said.contains("`ashlar array start a --force`"), "{said}");
+    daemon.ok("array start a --force");
+}

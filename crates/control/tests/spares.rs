@@ -5,7 +5,7 @@
 
 mod daemon;
 
-use daemon::Daemon;
+use daemon::{DRIVE_BYTES, Daemon};
 use serde_json::{Value, json};
 
 fn spares(daemon: &Daemon) -> Vec<(String, Value)> {
@@ -90,6 +90,64 @@ fn a_member_that_comes_back_is_taken_back() {
     daemon.wait_for("array show a", |array| array["state"] == "optimal");
     assert_eq!(spares(&daemon).len(), 1);
     assert!(daemon.ok("array scrub a --wait").contains("all is well"));
+}
+
+/// As when the power of an enclosure fails: nobody has to be there when it is back.
+#[test]
+fn an_array_that_failed_takes_its_drives_back() {
+    let daemon = Daemon::with_array(5, 4);
+    daemon.ok("volume create v --array a --size 16M");
+    assert_eq!(daemon.json("array show a")["may_lose"], 1);
+    daemon.ok("drive detach d1 --force");
+    daemon.ok("volume create w --array a --size 16M");
+    assert_eq!(daemon.json("array show a")["may_lose"], 0);
+    let said = daemon.ok("status");
+    assert!(
+        said.contains("! array a is degraded: drive d1 is away; attach it again, or"),
+        "{said}"
+    );
+    for drive in ["d2", "d3"] {
+        daemon.ok(&format!("drive detach {drive} --force"));
+    }
+    assert_eq!(daemon.array_state("a"), "failed");
+    let said = daemon.ok("status");
+    assert!(said.contains("! array a has failed: some blocks cannot be read"), "{said}");
+    assert!(said.contains("attach drive d2, drive d3 again: the array goes on then"), "{said}");
+    // The one that missed something cannot be first.
+    for drive in ["d1", "d3", "d2"] {
+        daemon.ok(&format!("drive attach @/{drive}.img"));
+    }
+    daemon.wait_for("array show a", |array| array["state"] == "optimal");
+    daemon.ok("volume show w");
+    assert!(daemon.ok("array scrub a --wait").contains("all is well"));
+    assert!(!daemon.ok("status").contains("! "));
+}
+
+#[test]
+fn spares_that_fit_nothing() {
+    let daemon = Daemon::start();
+    for name in ["d0", "d1", "d2", "d3"] {
+        daemon.ok(&format!("drive attach @/{name}.img --size {}", 2 * DRIVE_BYTES));
+    }
+    ["s0", "s1"].iter().for_each(|name| daemon.attach_new(name));
+    daemon.ok("spare add s0");
+    assert!(daemon.json("spare list")[0]["error"].is_null());
+    daemon.ok("array create zero --level 0 --drives d0");
+    daemon.ok("array create a --level 5 --drives d1,d2,d3");
+    let said = daemon.ok("spare list");
+    assert!(said.contains("no array that runs could use it: drive s0 is too small"), "{said}");
+    let said = daemon.ok("status");
+    assert!(said.contains("! spare s0 cannot take over: no array that runs"), "{said}");
+    for (line, what) in [
+        ("spare add s1", "no array that runs could use it: drive s1 is too small"),
+        ("spare add s1 --array a", "drive s1 is too small: it has 64M, a member of array a"),
+        ("spare add s1 --array zero", "array zero has level 0"),
+    ] {
+        let said = daemon.refused(line);
+        assert!(said.contains(what) && said.contains("\nfix: "), "{line}: {said}");
+    }
+    daemon.ok("array stop a");
+    daemon.ok("spare add s1");
 }
 
 /// In the group that lacks most members first.

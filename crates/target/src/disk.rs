@@ -264,7 +264,8 @@ impl Disk {
             Ok((status, bytes)) => (status, bytes),
             Err(Undone::Array(error)) => {
                 self.note(error.into());
-                (Status::Failed, 0)
+                let is_full = error == ArrayError::NoSpace;
+                (if is_full { Status::NoSpace } else { Status::Failed }, 0)
             }
             Err(Undone::Unwanted) => return permit.complete(Status::Failed, 0),
         };

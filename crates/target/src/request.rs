@@ -41,6 +41,8 @@ pub enum Operation {
 pub enum Status {
     Done,
     Failed,
+    /// The drives have no room for it.
+    NoSpace,
     Unsupported,
 }
 

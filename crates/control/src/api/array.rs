@@ -328,6 +328,10 @@ pub struct Array {
     pub name: String,
     pub uuid: Uuid,
     pub state: ArrayState,
+    /// How many drives may be lost from now on, whichever they are, before blocks are; `null` while
+    /// it does not run.
+    #[serde(default)]
+    pub may_lose: Option<u8>,
     /// It is here only while a guest needs it here.
     #[serde(default)]
     pub on_demand: bool,

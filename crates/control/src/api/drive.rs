@@ -153,6 +153,9 @@ pub struct DriveCounters {
     pub wrong_blocks: u64,
     /// The same of checksums that it keeps.
     pub wrong_checksums: u64,
+    /// Writes that the file system under it, or its thin space, had no room for.
+    #[serde(default)]
+    pub no_space: u64,
 }
 
 /// Errors of a drive over all starts of its arrays, as this host has seen them.
@@ -333,6 +336,9 @@ pub struct Drive {
     /// `null` if it is not.
     #[serde(default)]
     pub slowness: Option<DriveSlowness>,
+    /// There was no room for its writes lately.
+    #[serde(default)]
+    pub full: Option<bool>,
     pub counters: Option<DriveCounters>,
     /// Over all starts, as far as this host has seen it; `null`: nothing went wrong.
     #[serde(default)]

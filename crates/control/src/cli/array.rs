@@ -107,11 +107,11 @@ pub struct Create {
     /// Name of the new array
     name: String,
     /// RAID level: 0, 1, 5, 6, 7.3, 10, 50, 60, 70, or N+M: N data and M parity chunks a stripe
-    #[arg(long, value_parser = level_text)]
+    #[arg(long, value_parser = level_text, add = ArgValueCandidates::new(complete::levels))]
     level: String,
     /// Names of attached drives, in the order of the members
     #[arg(long, value_delimiter = ',', required = true, value_name = "DRIVE,…")]
-    #[arg(add = ArgValueCandidates::new(complete::drives))]
+    #[arg(add = ArgValueCandidates::new(complete::unused_drives))]
     drives: Vec<String>,
     /// 16K to 1M, a power of two; left out: 64K
     #[arg(long)]
@@ -153,7 +153,7 @@ pub struct Replace {
     #[arg(long, value_name = "DRIVE", add = ArgValueCandidates::new(complete::drives))]
     old: Option<String>,
     /// Name of the attached drive that takes its place
-    #[arg(long, value_name = "DRIVE", add = ArgValueCandidates::new(complete::drives))]
+    #[arg(long, value_name = "DRIVE", add = ArgValueCandidates::new(complete::unused_drives))]
     new: String,
     /// Pull the old drive if it is in use; take a new drive that carries a label
     #[arg(long)]
@@ -171,7 +171,7 @@ pub struct Grow {
     /// Names of attached drives that become members: everything is moved to stripes over all of
     /// them while the array serves (levels 0, 5, 6, 7.3, N+M; level 10: as many as it has copies)
     #[arg(long, value_delimiter = ',', value_name = "DRIVE,…")]
-    #[arg(add = ArgValueCandidates::new(complete::drives))]
+    #[arg(add = ArgValueCandidates::new(complete::unused_drives))]
     add: Vec<String>,
     /// Also take drives that carry another array's label
     #[arg(long, requires = "add")]
@@ -190,7 +190,8 @@ pub struct Start {
     /// Start every array whose label is on an attached drive
     #[arg(long)]
     scan: bool,
-    /// Also if absent members may hold newer data; what only they hold is lost
+    /// Also if absent members may hold newer data, if a drive holds a copy of before that the
+    /// others need, or if another host uses the array: what is newer there is lost
     #[arg(long)]
     force: bool,
 }
@@ -424,12 +425,14 @@ pub fn work_text(array: &Array) -> Option<String> {
 }
 
 pub fn arrays_table(arrays: &[Array]) -> String {
-    let mut shown = table(&["NAME", "STATE", "LAYOUT", "SIZE>", "FREE>", "VOLUMES>", "WORK"]);
+    let mut shown =
+        table(&["NAME", "STATE", "MAY LOSE>", "LAYOUT", "SIZE>", "FREE>", "VOLUMES>", "WORK"]);
     for array in arrays {
         let running = array.capacity_bytes.is_some();
         shown.add_row([
             array.name.clone(),
             shown_state(array),
+            or_dash(array.may_lose),
             layout(array),
             or_dash(array.capacity_bytes.map(Size)),
             or_dash(array.free_bytes.map(Size)),
@@ -451,6 +454,7 @@ fn details(array: &Array) -> String {
         let free = or_dash(array.free_bytes.map(Size));
         lines.push(format!("layout      {}", layout(array)));
         lines.push(format!("size        {} ({free} free)", Size(capacity)));
+        lines.extend(array.may_lose.map(may_lose_line));
         lines.push(format!("volumes     {}", or_dash(listed(&array.volumes))));
         lines.extend(settings_lines(array));
         let checked = array.integrity.filter(|integrity| *integrity);
@@ -508,6 +512,16 @@ fn bad_line(bad: &[BadBlocks]) -> Option<String> {
     let (count, places) = (bad.len(), listed(&places)?);
     let size = Size(bytes);
     Some(format!("bad         {count} ranges, {size}, lost until they are written again: {places}"))
+}
+
+/// What redundancy there is just now.
+fn may_lose_line(count: u8) -> String {
+    let count = match count {
+        0 => "no drive".to_owned(),
+        1 => "1 more drive, whichever it is".to_owned(),
+        count => format!("{count} more drives, whichever they are"),
+    };
+    format!("may lose    {count}")
 }
 
 fn settings_lines(array: &Array) -> Vec<String> {
@@ -587,7 +601,7 @@ fn members_table(members: &[Member]) -> String {
             member_state(member).to_owned(),
             health(member),
             or_dash(errors(member)),
-            format!("{} %", member.rebuilt_percent),
+            or_dash(member.present.then(|| format!("{} %", member.rebuilt_percent))),
             member.drive_uuid.to_string(),
         ]);
     }

@@ -171,7 +171,7 @@ fn refusal(error: BenchError) -> Refusal {
     match error {
         BenchError::Spec { error, fix } => Refusal::invalid(error).fix(fix),
         BenchError::Core(_) => Refusal::failed(text).fix("see --core and --client-core"),
-        BenchError::Change(error) => translate::change(&error),
+        BenchError::Change(error) => translate::change("bench", "create", &error),
         BenchError::Pool(error) => translate::pool(&error),
         BenchError::Mismatch(_) => Refusal::failed(text)
             .fix("it is a bug of what was measured, or of its drives: keep the command line"),

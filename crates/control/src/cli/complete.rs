@@ -12,6 +12,7 @@ use clap_complete::env::Shells;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::api::drive::DriveState;
 use crate::api::export::NvmeNamespace;
 use crate::cli::output::say;
 use crate::cli::{Cli, Shell};
@@ -48,6 +49,20 @@ pub fn drives() -> Vec<CompletionCandidate> {
     names("/v1/drives")
 }
 
+/// Drives that no array has, and that are no spares.
+pub fn unused_drives() -> Vec<CompletionCandidate> {
+    let drives: Vec<Kept> = ask("/v1/drives");
+    let is_unused = |its: &Kept| matches!(its.state, DriveState::Free | DriveState::Replaced);
+    let unused = drives.into_iter().filter(is_unused);
+    unused.map(|its| CompletionCandidate::new(its.name)).collect()
+}
+
+/// RAID levels; of N+M two that are usual.
+pub fn levels() -> Vec<CompletionCandidate> {
+    let levels = ["0", "1", "5", "6", "7.3", "10", "50", "60", "70", "4+2", "10+4"];
+    levels.into_iter().map(CompletionCandidate::new).collect()
+}
+
 pub fn arrays() -> Vec<CompletionCandidate> {
     names("/v1/arrays")
 }
@@ -75,6 +90,12 @@ pub fn subsystems() -> Vec<CompletionCandidate> {
 #[derive(Deserialize)]
 struct Exported {
     nvme: Option<NvmeNamespace>,
+}
+
+#[derive(Deserialize)]
+struct Kept {
+    name: String,
+    state: DriveState,
 }
 
 #[derive(Deserialize)]

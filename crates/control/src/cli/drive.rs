@@ -214,14 +214,14 @@ fn hint(drive: &Drive) -> Vec<String> {
     let hint = |array: &String| {
         if drive.state == DriveState::Replaced {
             return format!(
-                "another drive has its place in array {array}: it is not used; attach it with \
-                 --force to use it for something else"
+                "another drive has its place in array {array}: it is not used; to use it for \
+                 something else, say --force to `ashlar array create`, `ashlar array replace` or \
+                 `ashlar spare add`"
             );
         }
         format!(
-            "`ashlar array start --scan` starts its array; `ashlar array rebuild {array}` takes \
-             the drive back into the running one (should that need a start to be sure of it: \
-             `ashlar array stop {array}`, then `ashlar array start {array}`)"
+            "`ashlar array start --scan` starts array {array}; if that runs, it takes the drive \
+             back by itself, or `ashlar status` says why not"
         )
     };
     drive.array.iter().map(hint).collect()
@@ -406,6 +406,7 @@ fn details(drive: &Drive) -> String {
         lines.push(format!("timeouts  {}", its.timeouts));
         let (blocks, checksums) = (its.wrong_blocks, its.wrong_checksums);
         lines.push(format!("wrong     {blocks} blocks, {checksums} checksums"));
+        lines.push(format!("no room   for {} writes", its.no_space));
     }
     lines.extend(drive.history.iter().flat_map(history));
     if let Some(its) = &drive.queue {

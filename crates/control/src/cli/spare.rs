@@ -29,7 +29,7 @@ pub enum Command {
 #[derive(Args)]
 pub struct Add {
     /// Name of an attached drive that is not in use
-    #[arg(add = ArgValueCandidates::new(complete::drives))]
+    #[arg(add = ArgValueCandidates::new(complete::unused_drives))]
     drive: String,
     /// Keep it for this array; left out: for whichever needs it first
     #[arg(long, add = ArgValueCandidates::new(complete::arrays))]

@@ -58,7 +58,7 @@ impl Host {
                 drives.into_iter().map(|drive| (Uuid::new_v4().into_bytes(), drive)).collect();
             let begun = match Array::create(&reactor, &spec, drives).await {
                 Ok(array) => open_pool(&reactor, array).await,
-                Err(error) => Err(translate::change(&error)),
+                Err(error) => Err(translate::change(&spec.name, "create", &error)),
             };
             Beginning { kept, begun }
         });
@@ -168,11 +168,15 @@ impl Host {
         }
         match content {
             Content::Blank => Ok(()),
-            Content::Labelled(_) => Err(Refusal::conflict(format!("drive {name} is {content}"))
-                .fix(
-                    "start that array (`ashlar array start --scan`), or use --force to \
-                     overwrite the drive",
-                )),
+            Content::Labelled(ref label) => {
+                let runs = self.look(|state| state.arrays.contains_key(&label.array));
+                let use_it = match runs {
+                    true => "that array runs, and takes back by itself what it can still use",
+                    false => "start that array (`ashlar array start --scan`)",
+                };
+                Err(Refusal::conflict(format!("drive {name} is {content}"))
+                    .fix(format!("{use_it}; or use --force to overwrite the drive")))
+            }
             Content::Damaged { .. } | Content::Newer { .. } | Content::Foreign(_) => {
                 Err(Refusal::conflict(format!("drive {name} carries {content}"))
                     .fix("if it may be lost, use --force"))
@@ -280,15 +284,17 @@ impl Host {
     pub(super) fn note_members(&self, snapshot: &ArraySnapshot) {
         let uuid = snapshot.uuid;
         self.look(|state| {
-            for drive in state.drives.values_mut() {
-                if drive.used_by.is_some_and(|(array, _)| array == uuid) {
-                    drive.used_by = None;
+            let mut used = BTreeMap::new();
+            for (name, drive) in &mut state.drives {
+                if let Some((_, member)) = drive.used_by.take_if(|(array, _)| *array == uuid) {
+                    used.insert(name.clone(), member);
                 }
             }
             for member in &snapshot.members {
                 let name = member.drive.as_ref().map(|drive| drive.name.as_str());
                 let named = name.and_then(|name| state.drives.get_mut(name));
-                if let Some(drive) = named.filter(|drive| is_drive_of(member, drive)) {
+                let was_used = name.and_then(|name| used.get(name)) == Some(&member.index);
+                if let Some(drive) = named.filter(|drive| is_drive_of(member, drive, was_used)) {
                     drive.used_by = Some((uuid, member.index));
                     if matches!(drive.medium, Medium::Memory { .. }) {
                         // Its label can be read on its reactor only; it says this.
@@ -338,7 +344,8 @@ impl Host {
         let _change = self.begin().await?;
         let uuid = self.array_uuid(name)?;
         if self.look(|state| state.arrays.contains_key(&uuid)) {
-            return Err(Refusal::conflict(format!("array {name} runs already")));
+            return Err(Refusal::conflict(format!("array {name} runs already"))
+                .fix(format!("`ashlar array show {name}` says how it is")));
         }
         let name = self.array_name(uuid);
         self.assemble(uuid, &name, force).await?;
@@ -668,10 +675,11 @@ async fn open_pool(reactor: &Reactor, array: Rc<Array>) -> Answer<Begun> {
 }
 
 /// Whether a drive of the name that a member's drive has is that drive. One that was pulled keeps
-/// its name in the array while another may be attached by it, perhaps for another array.
-fn is_drive_of(member: &MemberSnapshot, drive: &Attached) -> bool {
+/// its name in the array while another may be attached by it, perhaps for another array; or the
+/// same anew, which the array has not taken back yet.
+fn is_drive_of(member: &MemberSnapshot, drive: &Attached, was_used: bool) -> bool {
     let own = drive.content.label().is_some_and(|label| label.drive == member.drive_uuid);
-    drive.used_by.is_none() && (member.is_present() || own)
+    drive.used_by.is_none() && (member.is_present() || own && was_used)
 }
 
 /// The drives members had last, brought up to date.

@@ -41,6 +41,7 @@ impl Host {
             }
         }
         let blank = self.blank_drives(&request.add);
+        let name = self.array_name(running.uuid);
         let seeds = self.seeds(&request.add).await?;
         let added = self.on_array(running, async move |reactor, pool| {
             let (drives, kept) = plant(&reactor, seeds);
@@ -49,7 +50,7 @@ impl Host {
             let before = pool.array().capacity();
             let added = pool.array().add_members(drives).await;
             let gained = pool.array().layout().capacity() - before;
-            (kept, added.map(|()| gained).map_err(|error| translate::change(&error)))
+            (kept, added.map(|()| gained).map_err(|error| translate::change(&name, "grow", &error)))
         });
         let (kept, added) = added.await?;
         self.keep_memory(running.core, kept);
@@ -75,7 +76,8 @@ impl Host {
             }
             pool.array().grow().await
         });
-        let grown = grown.await?.map_err(|error| translate::change(&error));
+        let name = self.array_name(running.uuid);
+        let grown = grown.await?.map_err(|error| translate::change(&name, "grow", &error));
         // Labels may have been written in any case.
         self.after_members_changed(running.uuid).await?;
         grown

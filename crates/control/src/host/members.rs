@@ -6,7 +6,6 @@ use ashlar_drive::drive::Drive;
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ChangeError;
-use ashlar_raid::label::plan_for;
 use uuid::Uuid;
 
 use crate::api::array::{Array as Shown, ArrayReplace, ArrayScrub, MemberState, RebuildStarted};
@@ -14,7 +13,6 @@ use crate::device::content::Content;
 use crate::engine::plant;
 use crate::host::{Host, Medium, Running, translate};
 use crate::refusal::{Answer, Refusal};
-use crate::size::Size;
 use crate::snapshot::{ArraySnapshot, MemberSnapshot};
 
 impl Host {
@@ -44,11 +42,12 @@ impl Host {
     ) -> Answer<()> {
         let running = self.look(|state| state.arrays.get(&array).copied());
         let Some(running) = running else { return Ok(()) };
+        let name = self.array_name(array);
         let pulled = self.on_array(running, async move |_, pool| {
             let array = pool.array();
             which(array).map_or(Ok(()), |member| array.pull_member(member))
         });
-        pulled.await?.map_err(|error| translate::change(&error))
+        pulled.await?.map_err(|error| translate::change(&name, "show", &error))
     }
 
     pub async fn replace_member(&self, name: &str, request: ArrayReplace) -> Answer<Shown> {
@@ -73,7 +72,7 @@ impl Host {
         self.check_replacement(&snapshot, &request.new)?;
         if member.is_needed && !comes_back {
             let index = MemberIndex(member.index);
-            return Err(translate::change(&ChangeError::MemberNeeded(index)));
+            return Err(translate::change(name, "replace", &ChangeError::MemberNeeded(index)));
         }
         if in_use {
             self.pull(running.uuid, member.index).await?;
@@ -91,29 +90,6 @@ impl Host {
         self.after_members_changed(running.uuid).await?;
         tracing::info!(array = name, member = member.index, drive = request.new, "member replaced");
         self.show_array_by_uuid(running.uuid).await
-    }
-
-    /// Refuses a drive that cannot become a member, before the old one is pulled for it.
-    fn check_replacement(&self, array: &ArraySnapshot, drive: &str) -> Answer<()> {
-        if array.parity_chunks == 0 && array.copies < 2 {
-            return Err(Refusal::conflict(format!(
-                "array {} has level 0: there is nothing to rebuild a member from",
-                array.name
-            ))
-            .fix("make a new array, and copy what can still be read"));
-        }
-        let has = self.attached(drive)?.bytes();
-        let needs = array.member_data_bytes();
-        match plan_for(has, array.parity_chunks, array.integrity) {
-            Some(layout) if layout.data.len >= needs => Ok(()),
-            Some(_) | None => {
-                let (has, needs) = (Size(has), Size(needs));
-                Err(Refusal::conflict(format!(
-                    "drive {drive} is too small: it has {has}, a member holds {needs} of data"
-                ))
-                .fix("use a drive that is as large as the others"))
-            }
-        }
     }
 
     /// The member that a replacement is for.
@@ -170,6 +146,7 @@ impl Host {
                 .fix("detach and attach it again (that empties it)"));
         }
         let seeds = self.seeds(&[drive.to_owned()]).await?;
+        let name = self.array_name(running.uuid);
         let put = self.on_array(running, async move |reactor, pool| {
             let (mut drives, kept) = plant(&reactor, seeds);
             let drive = drives.pop().expect("one seed, one drive");
@@ -179,7 +156,7 @@ impl Host {
                 true => array.replace_member(member, drive, uuid).await,
                 false => array.return_member(member, drive, uuid).await,
             };
-            (kept, result.map_err(|error| translate::change(&error)))
+            (kept, result.map_err(|error| translate::change(&name, "replace", &error)))
         });
         let (kept, result) = put.await?;
         self.keep_memory(running.core, kept);
@@ -275,7 +252,8 @@ impl Host {
         let started = self.on_array(running, async move |_, pool| {
             pool.array().rebuild(|| Uuid::new_v4().into_bytes()).await
         });
-        started.await?.map_err(|error| translate::change(&error))?;
+        let name = self.array_name(running.uuid);
+        started.await?.map_err(|error| translate::change(&name, "rebuild", &error))?;
         Ok(members)
     }
 
@@ -313,7 +291,7 @@ impl Host {
             true => pool.array().stop_scrub(),
             false => pool.array().start_scrub(repair),
         });
-        done.await?.map_err(|error| translate::change(&error))?;
+        done.await?.map_err(|error| translate::change(name, "scrub", &error))?;
         let what = if stop { "scrub stopped" } else { "scrub started" };
         tracing::info!(array = name, repair, "{what}");
         self.show_array_by_uuid(running.uuid).await

@@ -22,7 +22,7 @@ impl Host {
                 None => Ok(()),
             }
         });
-        set.await?.map_err(|error| translate::change(&error))?;
+        set.await?.map_err(|error| translate::change(name, "set", &error))?;
         tracing::info!(array = name, ?change, "array set");
         self.tell_exports_of_settings(running).await?;
         self.show_array_by_uuid(running.uuid).await

@@ -7,15 +7,15 @@ use uuid::Uuid;
 
 use crate::api::array::{Array, ArrayState, Member, Takeover};
 use crate::api::drive::{
-    Drive, DriveHealth, DriveKind, DriveQueue, DriveSource, DriveState, PathState, RemotePath,
+    Drive, DriveKind, DriveQueue, DriveSource, DriveState, PathState, RemotePath,
 };
-use crate::api::export::{Export, ExportState};
 use crate::api::status::Status;
 use crate::api::traffic::Traffic;
 use crate::device::content::Content;
 use crate::device::{Identity, OpenDevice};
 use crate::engine::Memory;
 use crate::host::cores::Reports;
+use crate::host::problems::problems;
 use crate::host::{Attached, Host, Medium, Running};
 use crate::refusal::{Answer, Refusal, RefusalKind};
 use crate::remote::Initiator;
@@ -109,6 +109,7 @@ impl Host {
             history: label.as_ref().and_then(|label| self.history_of(label.drive)),
             slow: used.map(|drive| drive.slowness.is_some()),
             slowness: used.and_then(|drive| drive.slowness),
+            full: used.map(|drive| drive.is_full),
             counters: used.map(|drive| drive.counters),
             latency: used.map(|drive| drive.latency),
             traffic: used.map(|drive| with_depth(&drive.traffic, queue.as_ref())),
@@ -176,6 +177,7 @@ impl Host {
             name: name.to_owned(),
             uuid: snapshot.uuid,
             state: snapshot.state,
+            may_lose: Some(snapshot.may_lose()),
             on_demand: false,
             error: None,
             cpu: Some(self.cores[running.core].cpu()),
@@ -256,7 +258,8 @@ impl Host {
         let reports = self.reports().await;
         let drives = self.drives_with(&snapshots, &reports);
         let exports = self.list_exports().await;
-        let problems = problems(&drives, &arrays, &exports);
+        let spares = self.spares_with(&snapshots);
+        let problems = problems(&drives, &arrays, &spares, &exports);
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -265,7 +268,7 @@ impl Host {
             volumes: self.volumes_with(&snapshots),
             drives,
             arrays,
-            spares: self.list_spares(),
+            spares,
             exports,
             problems,
         }
@@ -326,6 +329,7 @@ fn missing_drive(name: &str, source: DriveSource, why: Option<String>) -> Drive 
         history: None,
         slow: None,
         slowness: None,
+        full: None,
         counters: None,
         latency: None,
         traffic: None,
@@ -373,6 +377,7 @@ fn idle_array(name: &str, uuid: Uuid, state: ArrayState, error: Option<String>) 
         name: name.to_owned(),
         uuid,
         state,
+        may_lose: None,
         on_demand: false,
         error,
         cpu: None,
@@ -413,154 +418,5 @@ fn with_depth(traffic: &Traffic, queue: Option<&DriveQueue>) -> Traffic {
         depth: queue.map(|its| its.depth),
         depth_max: queue.map(|its| its.depth_max),
         ..traffic.clone()
-    }
-}
-
-fn has_lied(drive: &Drive) -> bool {
-    drive.counters.is_some_and(|its| its.wrong_blocks + its.wrong_checksums > 0)
-}
-
-/// What needs a person.
-fn problems(drives: &[Drive], arrays: &[Array], exports: &[Export]) -> Vec<String> {
-    let mut problems = Vec::new();
-    for drive in drives {
-        let name = &drive.name;
-        let error = drive.error.as_deref().unwrap_or_default();
-        match (drive.state, drive.health) {
-            (DriveState::Missing, _) => problems.push(format!("drive {name} is missing: {error}")),
-            (_, Some(DriveHealth::Failed)) => problems.push(format!(
-                "drive {name} has failed; replace it: `ashlar array replace ARRAY --old {name} \
-                 --new DRIVE`"
-            )),
-            (_, Some(DriveHealth::Suspect)) if !has_lied(drive) => {
-                let silent = drive.counters.is_some_and(|its| its.timeouts > 0);
-                let what = if silent { "has left operations unanswered" } else { "has met errors" };
-                problems.push(format!("drive {name} {what}"));
-            }
-            (
-                DriveState::Free | DriveState::Member | DriveState::Spare | DriveState::Replaced,
-                Some(DriveHealth::Healthy | DriveHealth::Suspect) | None,
-            ) => {}
-        }
-        if drive.state != DriveState::Missing && !error.is_empty() {
-            problems.push(format!("drive {name} is not used: {error}"));
-        }
-        if let Some(its) = drive.counters.filter(|_| has_lied(drive)) {
-            problems.push(format!(
-                "drive {name} returned {} blocks and {} checksums other than they were written, \
-                 without an error; `ashlar array scrub {} --wait` finds and mends the rest; \
-                 replace it if there are more later",
-                its.wrong_blocks,
-                its.wrong_checksums,
-                drive.array.as_deref().unwrap_or("ARRAY")
-            ));
-        }
-        problems.extend(failed_before(drive));
-        if let Some(its) = drive.slowness.filter(|_| drive.health != Some(DriveHealth::Failed)) {
-            problems.push(format!("drive {name} is slow: {its}"));
-        }
-    }
-    arrays.iter().for_each(|array| note_problems_of(array, &mut problems));
-    for export in exports {
-        if export.state == ExportState::Down {
-            let error = export.error.as_deref().unwrap_or_default();
-            problems.push(format!("export {} is down: {error}", export.name));
-        }
-    }
-    problems
-}
-
-/// A drive that has failed, and is used again since. Of one of another host that was its path, as
-/// a rule, which comes back by itself.
-fn failed_before(drive: &Drive) -> Option<String> {
-    let failure = drive.history.as_ref()?.failure.as_deref()?;
-    let is_here = drive.kind != Some(DriveKind::Remote);
-    let is_used = is_here && drive.health.is_some_and(|health| health != DriveHealth::Failed);
-    let name = &drive.name;
-    is_used.then(|| {
-        format!(
-            "drive {name} has failed before ({failure}) and is used again; replace it, or run \
-             `ashlar drive clear {name}` if you trust it"
-        )
-    })
-}
-
-fn note_problems_of(array: &Array, problems: &mut Vec<String>) {
-    let name = &array.name;
-    let error = array.error.as_deref().unwrap_or_default();
-    match array.state {
-        ArrayState::Optimal | ArrayState::Stopped => {}
-        ArrayState::Degraded if array.rebuild.is_some() => {
-            problems.push(format!("array {name} is degraded; its rebuild runs"));
-        }
-        ArrayState::Degraded => match &array.rebuild_error {
-            Some(why) => problems.push(format!("array {name}: its rebuild stopped: {why}")),
-            None => problems.push(format!("array {name} is degraded")),
-        },
-        ArrayState::Failed => problems.push(format!("array {name} has failed: data is lost")),
-        ArrayState::Unavailable => problems.push(error.to_owned()),
-    }
-    if !array.bad_blocks.is_empty() {
-        let count = array.bad_blocks.len();
-        problems.push(format!(
-            "array {name} has lost blocks, in {count} places; see `ashlar array show {name}`"
-        ));
-    }
-    if let Some(scrub) = array.scrub.as_ref().filter(|scrub| scrub.mismatched_stripes > 0) {
-        let stripes = scrub.mismatched_stripes;
-        problems.push(format!(
-            "array {name}: the last scrub found {stripes} stripes that did not agree; \
-             `ashlar array show {name}` says where"
-        ));
-    }
-    if let Some(scrub) = array.scrub.as_ref().filter(|scrub| scrub.unreadable_stripes > 0) {
-        let stripes = scrub.unreadable_stripes;
-        problems.push(format!(
-            "array {name}: the last scrub could not check {stripes} stripes; \
-             `ashlar array show {name}` says where, and what to do"
-        ));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::api::drive::{DriveCounters, DriveSource};
-
-    /// It counts as suspect for a while only; what it did needs a person longer.
-    #[test]
-    fn a_drive_that_lied_is_a_problem() {
-        for health in [DriveHealth::Healthy, DriveHealth::Suspect] {
-            let counters = DriveCounters { wrong_blocks: 2, ..DriveCounters::default() };
-            let mut drive = Drive {
-                path: None,
-                name: "d1".into(),
-                source: DriveSource::Path("/dev/d1".into()),
-                state: DriveState::Member,
-                error: None,
-                kind: None,
-                bytes: None,
-                sector_bytes: None,
-                content: None,
-                uuid: None,
-                array: Some("main".into()),
-                array_uuid: None,
-                member: None,
-                health: Some(health),
-                history: None,
-                slow: None,
-                slowness: None,
-                counters: Some(counters),
-                latency: None,
-                traffic: None,
-                queue: None,
-            };
-            let said = problems(std::slice::from_ref(&drive), &[], &[]);
-            assert_eq!(said.len(), 1);
-            assert!(said[0].contains("d1 returned 2 blocks") && said[0].contains("scrub main"));
-            drive.counters = Some(DriveCounters::default());
-            let left = problems(&[drive], &[], &[]).len();
-            assert_eq!(left, usize::from(health == DriveHealth::Suspect));
-        }
     }
 }

@@ -12,27 +12,37 @@ use crate::api::array::{ArrayState, MemberState};
 use crate::api::spare::{Spare, SpareAdd};
 use crate::catalog::KnownSpare;
 use crate::device::content::Content;
+use crate::host::fitting::unfit;
+use crate::host::show::Snapshots;
 use crate::host::{Attached, Host, Running, State};
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, MemberSnapshot};
 use crate::takeover::{Away, Candidate, Decision, Needs, decide};
 
 impl Host {
-    pub fn list_spares(&self) -> Vec<Spare> {
-        let known = self.look(|state| state.catalog.spares.clone());
-        known.iter().map(|(drive, spare)| self.spare_shown(drive, spare)).collect()
+    pub async fn list_spares(&self) -> Vec<Spare> {
+        self.spares_with(&self.snapshots().await)
     }
 
-    fn spare_shown(&self, drive: &str, spare: &KnownSpare) -> Spare {
+    pub(super) fn spares_with(&self, snapshots: &Snapshots) -> Vec<Spare> {
+        let known = self.look(|state| state.catalog.spares.clone());
+        known.iter().map(|(drive, spare)| self.spare_shown(drive, spare, snapshots)).collect()
+    }
+
+    fn spare_shown(&self, drive: &str, spare: &KnownSpare, snapshots: &Snapshots) -> Spare {
         let (attached, missing) = self.look(|state| {
             (state.drives.get(drive).cloned(), state.missing.get(drive).map(Refusal::line))
         });
+        let unfit = attached.as_ref().and_then(|attached| {
+            unfit(&users_of(spare.array, snapshots), drive, attached, spare.array.is_some())
+        });
+        let passed_over = attached.as_ref().and_then(|drive| drive.passed_over.clone());
         Spare {
             drive: drive.to_owned(),
             array: spare.array.map(|array| self.array_name(array)),
             bytes: attached.as_ref().map(|drive| drive.bytes()),
             sector_bytes: attached.as_ref().map(|drive| drive.sector_bytes()),
-            error: missing.or(attached.and_then(|drive| drive.passed_over)),
+            error: missing.or(passed_over).or(unfit.map(|refusal| refusal.line())),
         }
     }
 
@@ -46,6 +56,8 @@ impl Host {
             ));
         }
         self.check_new_members(std::slice::from_ref(&drive), force).await?;
+        let snapshots = self.snapshots().await;
+        self.check_spare(&users_of(array, &snapshots), &drive, array.is_some())?;
         if self.attached(&drive)?.content != Content::Blank {
             // By force, or it would have been refused. It takes over blank, or not at all.
             self.wipe_drive(&drive).await?;
@@ -56,7 +68,7 @@ impl Host {
         })?;
         self.give_another_chance(&drive);
         tracing::info!(drive, array = array.map(|uuid| self.array_name(uuid)), "spare added");
-        Ok(self.spare_shown(&drive, &spare))
+        Ok(self.spare_shown(&drive, &spare, &snapshots))
     }
 
     pub async fn remove_spare(&self, drive: &str) -> Answer<Done> {
@@ -129,7 +141,10 @@ impl Host {
                 }
             };
             match done {
-                Ok(()) => tracing::warn!(array = name, member = index, drive, "{what}"),
+                Ok(()) => {
+                    tracing::warn!(array = name, member = index, drive, "{what}");
+                    self.try_others_again(array);
+                }
                 Err(refusal) => {
                     let why = refusal.line();
                     tracing::error!(array = name, member = index, drive, "not used: {why}");
@@ -160,6 +175,11 @@ impl Host {
         });
     }
 
+    /// What was lacking when they were refused may be there now.
+    fn try_others_again(&self, array: Uuid) {
+        self.drives_labelled(array).iter().for_each(|drive| self.give_another_chance(drive));
+    }
+
     /// A drive that was passed over is tried again by itself.
     pub(super) fn give_another_chance(&self, drive: &str) {
         self.look(|state| {
@@ -183,6 +203,12 @@ impl Host {
         }
         self.record(|catalog| catalog.spares.retain(|name, _| !used.contains(name)))
     }
+}
+
+/// The arrays that run and may take a spare: the one that it is kept for, or all.
+fn users_of(array: Option<Uuid>, snapshots: &Snapshots) -> Vec<&ArraySnapshot> {
+    let its = |snapshot: &&ArraySnapshot| array.is_none_or(|array| array == snapshot.uuid);
+    snapshots.values().filter_map(|snapshot| snapshot.as_ref().ok()).filter(its).collect()
 }
 
 fn is_away(member: &MemberSnapshot) -> bool {
@@ -213,13 +239,10 @@ fn absences(state: &State, array: &ArraySnapshot) -> Vec<Away> {
             let usable = !is_lost && drive.passed_over.is_none();
             usable && is_free(drive) && is_own(&drive.content)
         });
-        let lacks = |its: &&MemberSnapshot| {
-            let whole = its.is_present() && its.state == MemberState::Trusted;
-            !whole && array.set_of(its.index) == array.set_of(member.index)
-        };
         Away {
             member: member.index,
-            lacking: array.members.iter().filter(lacks).count(),
+            lacking: array.lacking(array.set_of(member.index)),
+            is_needed: member.is_needed,
             time: since.map_or(Duration::ZERO, |since| now.duration_since(*since)),
             returned: returned.map(|(name, _)| name.clone()),
         }
@@ -228,10 +251,9 @@ fn absences(state: &State, array: &ArraySnapshot) -> Vec<Away> {
 }
 
 fn needs(array: &ArraySnapshot) -> Needs {
-    let redundant = array.parity_chunks > 0 || array.copies > 1;
     Needs {
         array: array.uuid,
-        rebuildable: redundant && array.state == ArrayState::Degraded,
+        rebuildable: array.redundancy() > 0 && array.state == ArrayState::Degraded,
         data_bytes: array.member_data_bytes(),
         sector_bytes: array.sector_bytes,
         delay: array.spare_delay(),

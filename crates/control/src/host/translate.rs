@@ -61,30 +61,34 @@ pub fn assemble(name: &str, absent: &[String], error: &AssembleError) -> Refusal
     }
 }
 
-/// A refused change of an array.
-pub fn change(error: &ChangeError) -> Refusal {
+/// A refused change, by `ashlar array COMMAND`, of the array called `name`.
+pub fn change(name: &str, command: &str, error: &ChangeError) -> Refusal {
     let text = error.to_string();
     match error {
-        ChangeError::Spec(_) => Refusal::invalid(text).fix("see `ashlar array create --help`"),
+        ChangeError::Spec(_) => {
+            Refusal::invalid(text).fix(format!("see `ashlar array {command} --help`"))
+        }
         ChangeError::DriveTooSmall { needs, .. } => {
             Refusal::conflict(text).fix(format!("use a drive of at least {}", Size(*needs)))
         }
         ChangeError::Drive { drive, error } => drive_trouble(text, drive, *error),
         ChangeError::NoMember(_) => {
-            Refusal::unknown(text).fix("`ashlar array show` lists the members")
+            Refusal::unknown(text).fix(format!("`ashlar array show {name}` lists the members"))
         }
         ChangeError::MemberInUse(_) => Refusal::conflict(text)
             .fix("--force pulls it for you; its redundancy is lost until the rebuild is done"),
         ChangeError::UsedElsewhere { drive, member } => Refusal::conflict(text).fix(format!(
-            "see `ashlar inspect` of it; if what it has may be lost: `ashlar array replace ARRAY \
+            "see `ashlar inspect` of it; if what it has may be lost: `ashlar array replace {name} \
              --member {member} --new {drive} --force`"
         )),
         ChangeError::MemberNeeded(_) => Refusal::conflict(text).fix(
             "bring its own drive or the other members back, or wait until they are rebuilt; if \
              that cannot be, make a new array, and copy what can still be read",
         ),
-        ChangeError::NotOptimal => Refusal::conflict(text)
-            .fix("`ashlar array show` lists the members; see `array rebuild`"),
+        ChangeError::NotOptimal => Refusal::conflict(text).fix(format!(
+            "`ashlar array show {name}` lists the members; `ashlar array rebuild {name}` rebuilds \
+             those whose drives are here"
+        )),
         ChangeError::NothingToGain { member, drive, has, holds } => Refusal::conflict(format!(
             "there is nothing to gain: member {member} has drive {drive} of {}, and holds {} of \
              data: no more fits",
@@ -92,8 +96,8 @@ pub fn change(error: &ChangeError) -> Refusal {
             Size(*holds)
         ))
         .fix(format!(
-            "give it a larger drive, by `ashlar array replace --member {member}`, or make drive \
-             {drive} itself larger, and then grow again"
+            "give it a larger drive, by `ashlar array replace {name} --member {member} --new \
+             DRIVE`, or make drive {drive} itself larger, and then grow again"
         )),
         ChangeError::NoRoomForChecksums { member, drive, has, holds } => {
             Refusal::conflict(format!(
@@ -104,7 +108,8 @@ pub fn change(error: &ChangeError) -> Refusal {
             ))
             .fix(format!(
                 "that room is laid out when a drive becomes a member: give it another drive of \
-                 this size, by `ashlar array replace --member {member}`; drive {drive} can take \
+                 this size, by `ashlar array replace {name} --member {member} --new DRIVE`; drive \
+                 {drive} can take \
                  the next member's place then, and so on; grow again after the last one"
             ))
         }

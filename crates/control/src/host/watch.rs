@@ -302,7 +302,7 @@ fn log_changes(name: &str, before: &ArraySnapshot, now: &ArraySnapshot) {
             ArrayState::Optimal => tracing::info!(array = name, "optimal"),
             ArrayState::Degraded => tracing::warn!(array = name, "degraded"),
             ArrayState::Failed | ArrayState::Stopped | ArrayState::Unavailable => {
-                tracing::error!(array = name, "failed: some blocks are lost");
+                tracing::error!(array = name, "failed: some blocks cannot be served");
             }
         }
     }
@@ -360,6 +360,13 @@ fn log_member(array: &str, before: &MemberSnapshot, now: &MemberSnapshot) {
         (None, Some(its)) => tracing::warn!(array, member, drive, "drive is slow: {its}"),
         (Some(_), None) => tracing::info!(array, member, drive, "drive is slow no longer"),
         (None, None) | (Some(_), Some(_)) => {}
+    }
+    match (was.is_full, is.is_full) {
+        (false, true) => {
+            tracing::error!(array, member, drive, "no room for writes: make some under the drive");
+        }
+        (true, false) => tracing::info!(array, member, drive, "there is room for writes again"),
+        (false, false) | (true, true) => {}
     }
     let wrong = |its: &DriveCounters| (its.wrong_blocks, its.wrong_checksums);
     if wrong(&was.counters) != wrong(&is.counters) {

@@ -426,6 +426,7 @@ impl Status {
     pub const SGL_OFFSET: Status = Status(0x16);
     pub const TRANSIENT_TRANSPORT: Status = Status(0x22);
     pub const OUT_OF_RANGE: Status = Status(0x80);
+    pub const CAPACITY_EXCEEDED: Status = Status(0x81);
     pub const ASYNC_EVENT_LIMIT: Status = Status(0x105);
     pub const INVALID_LOG_PAGE: Status = Status(0x109);
     pub const FEATURE_NOT_SAVEABLE: Status = Status(0x10d);

@@ -260,6 +260,7 @@ impl File {
         let permit = Permit::new(0);
         match self.disk.serve(Request { operation, permit }).await.status {
             Status::Done => Ok(()),
+            Status::NoSpace => Err(Errno(libc::ENOSPC)),
             Status::Failed | Status::Unsupported => Err(Errno(libc::EIO)),
         }
     }

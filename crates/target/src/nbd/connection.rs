@@ -394,9 +394,8 @@ impl Connection {
         }
         Some(match (status, asked.command) {
             (Status::Done, _) => (Ok(()), read),
-            (Status::Failed | Status::Unsupported, Command::Refuse(why)) => {
-                (Err(why), Buffers::default())
-            }
+            (_, Command::Refuse(why)) => (Err(why), Buffers::default()),
+            (Status::NoSpace, _) => (Err(Refusal::NoSpace), Buffers::default()),
             (Status::Failed | Status::Unsupported, _) => (Err(Refusal::Io), Buffers::default()),
         })
     }

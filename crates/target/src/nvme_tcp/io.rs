@@ -313,6 +313,7 @@ async fn do_in(
     match namespace.disk.serve_in(turn, request).await.status {
         request::Status::Done => Ok(Status::SUCCESS.into()),
         request::Status::Failed => Err(failed),
+        request::Status::NoSpace => Err(Status::CAPACITY_EXCEEDED),
         request::Status::Unsupported => Err(Status::INVALID_OPCODE.for_good()),
     }
 }

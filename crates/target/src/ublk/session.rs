@@ -296,6 +296,7 @@ impl Session {
         let permit = Permit::new(0);
         match self.disk.serve_in(turn, Request { operation, permit }).await.status {
             Status::Done => Ok(()),
+            Status::NoSpace => Err(Errno(libc::ENOSPC)),
             Status::Failed => Err(Errno(libc::EIO)),
             Status::Unsupported => Err(Errno(libc::EOPNOTSUPP)),
         }

@@ -88,7 +88,8 @@ pub(crate) fn written<'a>(chain: &'a Chain, operation: &Operation) -> (Segment, 
 pub(crate) fn status_byte(status: Status) -> u8 {
     let value = match status {
         Status::Done => VIRTIO_BLK_S_OK,
-        Status::Failed => VIRTIO_BLK_S_IOERR,
+        // It has no word for lack of space.
+        Status::Failed | Status::NoSpace => VIRTIO_BLK_S_IOERR,
         Status::Unsupported => VIRTIO_BLK_S_UNSUPP,
     };
     u8::try_from(value).unwrap_or(u8::MAX)
