@@ -12,7 +12,8 @@ use ashlar_reactor::range_lock::{Mode, RangeGuard};
 
 use crate::error::{ArrayError, ChangeError};
 use crate::label;
-use crate::members::{Member, Members};
+use crate::member::Member;
+use crate::members::Members;
 
 impl Members {
     /// Nobody joins as long as the guard lives. Taken before the lock of the volume table, and by

@@ -23,7 +23,8 @@ use crate::job::Jobs;
 use crate::journal::Journal;
 use crate::layout::{Layout, Piece};
 use crate::lease::Leasehold;
-use crate::members::{Identity, Member, Members, sector_bytes};
+use crate::member::{Member, sector_bytes};
+use crate::members::{Identity, Members};
 use crate::mode::Modes;
 use crate::notes::{Readers, Served};
 use crate::pace::Pace;
@@ -550,7 +551,7 @@ impl Array {
     }
 
     pub fn state(&self) -> ArrayState {
-        if self.members.all_trusted() {
+        if self.members.all_durably_trusted() {
             ArrayState::Optimal
         } else if self.members.serves_all() {
             ArrayState::Degraded
@@ -571,8 +572,8 @@ impl Array {
             index: MemberIndex::new(index),
             drive_uuid: member.drive_uuid,
             drive: member.drive.clone(),
-            state: member.state,
-            rebuilt_stripes: member.filled.count(),
+            state: self.members.durable_state(member),
+            rebuilt_stripes: self.members.rebuilt(member),
             catches_up: member.catches_up,
             is_needed: self.members.is_needed(MemberIndex::new(index)),
         };

@@ -30,7 +30,8 @@ use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::Layout;
 use crate::lease::{self, Claim, Host};
-use crate::members::{Identity, Member, Restripe};
+use crate::member::Member;
+use crate::members::{Identity, Restripe};
 use crate::newer;
 use crate::own_generation::{OwnGeneration, Slot};
 use crate::region_map::{SEQUENCES_PER_START, StoredMap};
@@ -273,6 +274,7 @@ fn members_of(
             behind: None,
             own: known,
             fences: 0,
+            trusted_from: 0,
         });
     }
     Ok(members)

@@ -26,7 +26,8 @@ use ashlar_reactor::wait_list::WaitList;
 use crate::bad_set::{BadRange, BadSet};
 use crate::error::ArrayError;
 use crate::label;
-use crate::members::{Identity, Member, Members};
+use crate::member::Member;
+use crate::members::{Identity, Members};
 use crate::region_map::SEQUENCES_PER_START;
 
 /// Ranges that are kept free for writes under way that leave parts of bad ranges.

@@ -25,7 +25,7 @@ use crate::array::Array;
 use crate::assemble::newest_superblock;
 use crate::error::{ArrayError, ChangeError};
 use crate::label::{self, Label};
-use crate::members::Member;
+use crate::member::Member;
 
 /// What a drive is to the member whose place it shall have.
 enum Kinship {

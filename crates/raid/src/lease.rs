@@ -43,7 +43,8 @@ use zerocopy::IntoBytes;
 
 use crate::error::{ArrayError, AssembleError};
 use crate::label::{self, Label};
-use crate::members::{Member, Members};
+use crate::member::Member;
+use crate::members::Members;
 
 /// Between two beats.
 pub const BEAT_PERIOD: Duration = Duration::from_secs(5);

@@ -21,6 +21,7 @@ pub mod label;
 mod filled;
 pub mod missed;
 mod own_generation;
+pub mod member;
 pub mod members;
 mod absent;
 mod siblings;

@@ -27,118 +27,14 @@ use ashlar_reactor::wait_list::WaitList;
 use smallvec::SmallVec;
 
 use crate::error::ArrayError;
-use crate::filled::Filled;
 use crate::label;
 use crate::layout::{Layout, Positions};
+use crate::member::{Keeper, Member};
 use crate::missed::Behind;
-use crate::own_generation::OwnGeneration;
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
 use crate::view::View;
 use crate::write_plan::each;
-
-/// A member's drive and what its data is worth.
-#[derive(Clone)]
-pub struct Member {
-    pub drive_uuid: [u8; 16],
-    /// `None`: absent since the array was started.
-    pub drive: Option<Rc<Drive>>,
-    /// Where things are on the drive. Of an absent member: unknown, and unused.
-    pub areas: MemberLayout,
-    pub state: MemberState,
-    /// What was filled of a rebuilding member.
-    pub(crate) filled: Filled,
-    /// Stripes below are filled and were flushed since: as many as a superblock may name.
-    pub rebuilt_flushed: u64,
-    /// Of a stale or rebuilding member: what it lacks is known (see `dirty`).
-    pub catches_up: bool,
-    /// What a rebuilding member that catches up lacked when that began, at most.
-    pub behind: Option<Rc<Behind>>,
-    /// What the superblock on its own drive can be.
-    pub own: OwnGeneration,
-    /// Times it became stale since the array was started: what was done for it before counts no
-    /// longer, though it may have the same drive again.
-    pub fences: u64,
-}
-
-impl Member {
-    pub fn new(
-        drive_uuid: [u8; 16],
-        drive: Option<Rc<Drive>>,
-        areas: MemberLayout,
-        state: MemberState,
-    ) -> Member {
-        Member {
-            drive_uuid,
-            drive,
-            areas,
-            state,
-            filled: Filled::default(),
-            rebuilt_flushed: 0,
-            catches_up: false,
-            behind: None,
-            own: OwnGeneration::default(),
-            fences: 0,
-        }
-    }
-
-    /// The drive, if it answers.
-    pub fn alive(&self) -> Option<&Rc<Drive>> {
-        self.drive.as_ref().filter(|drive| drive.is_alive())
-    }
-
-    /// Whether its drive has all acknowledged data of `stripe`.
-    fn is_current(&self, stripe: StripeIndex) -> bool {
-        match self.state {
-            MemberState::Trusted => true,
-            MemberState::Rebuilding => self.filled.contains(stripe) || !self.lacked(stripe),
-            MemberState::Stale => false,
-        }
-    }
-
-    /// Whether a rebuilding member has to be given `stripe`.
-    pub fn lacked(&self, stripe: StripeIndex) -> bool {
-        self.behind.as_ref().is_none_or(|behind| behind.contains(stripe))
-    }
-
-    /// It is not to be read any more.
-    pub fn become_stale(&mut self) {
-        self.state = MemberState::Stale;
-        self.fences += 1;
-        self.filled = Filled::default();
-        self.rebuilt_flushed = 0;
-        self.behind = None;
-    }
-
-    /// The drive, if it holds all acknowledged data of `stripe`.
-    pub fn holds(&self, stripe: StripeIndex) -> Option<&Rc<Drive>> {
-        self.alive().filter(|_| self.is_current(stripe))
-    }
-
-    /// Whether it is here and lacks nothing.
-    pub fn is_whole(&self) -> bool {
-        self.state == MemberState::Trusted && self.alive().is_some()
-    }
-
-    /// The drive, if superblocks and dirty maps are kept on it.
-    pub fn keeps_metadata(&self) -> Option<&Rc<Drive>> {
-        self.alive().filter(|_| self.state != MemberState::Stale)
-    }
-}
-
-/// A member that keeps metadata, and where.
-pub(crate) struct Keeper {
-    pub(crate) index: MemberIndex,
-    pub(crate) drive: Rc<Drive>,
-    pub(crate) drive_uuid: [u8; 16],
-    pub(crate) areas: MemberLayout,
-}
-
-/// Largest sector of any member: what reads and writes of members are multiples of.
-pub(crate) fn sector_bytes(members: &[Member]) -> u32 {
-    let sectors = members.iter().flat_map(|m| &m.drive).map(|drive| drive.limits().sector_bytes);
-    sectors.max().unwrap_or(512)
-}
 
 /// What an array is. Of this only its size changes while it runs (see `grow`).
 pub struct Identity {
@@ -387,8 +283,28 @@ impl Members {
         self.all_trusted() || self.survives_without(&[])
     }
 
+    /// As the drives tell: who was rebuilt is trusted once a durable superblock says so. (A power
+    /// cut before that leaves it to be rebuilt, so nobody else is to be pulled yet.)
+    pub fn durable_state(&self, member: &Member) -> MemberState {
+        let waits = member.trusted_from > self.durable_generation.get();
+        let trusted = member.state == MemberState::Trusted;
+        if trusted && waits { MemberState::Rebuilding } else { member.state }
+    }
+
+    /// Stripes that the member was given, as far as it was to be rebuilt.
+    pub fn rebuilt(&self, member: &Member) -> u64 {
+        let all = self.identity.layout().stripes;
+        if member.state == MemberState::Trusted { all } else { member.filled.count() }
+    }
+
     pub fn all_trusted(&self) -> bool {
         self.list.borrow().iter().all(Member::is_whole)
+    }
+
+    /// The same, and all drives say so.
+    pub fn all_durably_trusted(&self) -> bool {
+        let is_durable = |its: &Member| self.durable_state(its) == MemberState::Trusted;
+        self.all_trusted() && self.list.borrow().iter().all(is_durable)
     }
 
     /// Whether somebody lacks what only the maps can tell.

@@ -30,7 +30,7 @@ use crate::error::ArrayError;
 use crate::filled::Filled;
 use crate::lanes::{Lane, Lanes};
 use crate::layout::Positions;
-use crate::members::Member;
+use crate::member::Member;
 use crate::rebuild_plan::{self, Standing};
 use crate::shift::Shift;
 use crate::write_plan::each;
@@ -438,6 +438,7 @@ impl Array {
         self.written.settle().await.map_err(|error| error.to_string())?;
         self.write_sums().await.map_err(|error| error.to_string())?;
         target.drive.flush().await.map_err(|error| error.to_string())?;
+        let next = self.members.generation() + 1;
         let changed = self.members.change(target.index, |member| {
             // It may have been fenced, or replaced, while the flush ran.
             if target.is_still(member) {
@@ -446,6 +447,7 @@ impl Array {
                 if state == MemberState::Trusted {
                     member.filled = Filled::default();
                     member.rebuilt_flushed = 0;
+                    member.trusted_from = next;
                     member.catches_up = false;
                     member.behind = None;
                 }

@@ -18,7 +18,7 @@ use crate::dirty::QUIET_BEFORE_CLEAN;
 use crate::error::ArrayError;
 use crate::journal::Slice;
 use crate::lanes::Lanes;
-use crate::members::Member;
+use crate::member::Member;
 use crate::shift::Shift;
 use crate::write_plan::{bits, each};
 
@@ -301,7 +301,7 @@ mod tests {
 
     use super::*;
     use crate::layout::Shape;
-    use crate::members::Member;
+    use crate::member::Member;
     use crate::mode::Mode as WriteMode;
     use crate::settings::SettingsChange;
     use crate::start::{ArraySpec, AssembleOptions};

@@ -13,7 +13,7 @@ use ashlar_reactor::executor::Reactor;
 
 use crate::array::Array;
 use crate::label;
-use crate::members::Member;
+use crate::member::Member;
 use crate::status::{SCRUB_PLACES_MAX, ScrubPlace, ScrubReport};
 
 const _: () = assert!(SCRUB_PLACES_MAX == PLACES_MAX);

@@ -8,7 +8,8 @@ use ashlar_format::array_superblock::MemberState;
 use ashlar_format::units::MemberIndex;
 use ashlar_reactor::backend::Instant;
 
-use crate::members::{Member, Members};
+use crate::member::Member;
+use crate::members::Members;
 
 impl Members {
     pub(crate) fn introduce_all(self: &Rc<Self>) {

@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::label;
-use crate::members::Keeper;
+use crate::member::Keeper;
 
 /// The newest that a member has that is believed.
 struct FoundTable {

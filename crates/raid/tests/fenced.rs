@@ -82,6 +82,41 @@ fn a_rebuild_does_not_end_for_a_member_that_was_fenced_meanwhile() {
     });
 }
 
+/// After a power cut it would have to be rebuilt again: nobody else is to be pulled before.
+#[test]
+fn a_rebuilt_member_is_told_of_once_the_drives_say_so() {
+    run(|reactor, steer| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+        pair.write_some(40).await;
+        let superblocks = label::plan(DRIVE_BYTES, 1).unwrap().superblocks.range();
+        let is_label = |op: &_| is_write(op) && offset(op) == Some(0);
+        let is_superblock =
+            move |op: &_| is_write(op) && offset(op).is_some_and(|at| superblocks.contains(&at));
+        let waits = |op: bool| if op { Fate::Waits } else { Fate::Passes };
+        let old = drive_of(&pair);
+        pair.array.pull_member(FENCED).unwrap();
+        pair.put(0, &[3; 512]).await;
+        pair.in_place().await;
+        let drive = pair.plug_in(&old);
+        steer.set(move |_, op| waits(is_label(op)));
+        pair.array.replace_member(FENCED, drive, [77; 16]).await.unwrap();
+        // The end of the rebuild writes its label, and then the superblocks that trust it.
+        steer.caught(&reactor, 1).await;
+        steer.set(move |_, op| waits(is_superblock(op)));
+        steer.caught(&reactor, 4).await;
+        let status = pair.array.status();
+        assert_eq!(status.members[FENCED.index()].state, MemberState::Rebuilding);
+        assert_eq!((status.state, status.rebuild.is_some()), (ArrayState::Degraded, true));
+        steer.set(|_, _| Fate::Passes);
+        pair.rebuilt().await;
+        let status = pair.array.status();
+        assert_eq!(status.members[FENCED.index()].state, MemberState::Trusted);
+        assert_eq!(status.state, ArrayState::Optimal);
+        pair.check().await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
 /// It fails writes of a part of the drive for a while, is fenced, and taken back: more than once,
 /// while others write.
 #[test]

@@ -14,7 +14,7 @@ use ashlar_raid::error::{ArrayError, AssembleError};
 use ashlar_raid::label;
 use ashlar_raid::layout::Shape;
 use ashlar_raid::lease::{self, BEAT_PERIOD, Host, WATCH_BEATS};
-use ashlar_raid::members::Member;
+use ashlar_raid::member::Member;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;

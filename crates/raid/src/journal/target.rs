@@ -5,7 +5,7 @@ use std::rc::Rc;
 use ashlar_drive::drive::Drive;
 use ashlar_format::units::MemberIndex;
 
-use crate::members::Member;
+use crate::member::Member;
 
 #[derive(Clone)]
 pub(crate) struct Target {

@@ -23,7 +23,7 @@ use super::Piece;
 use crate::array::Array;
 use crate::error::AssembleError;
 use crate::journal::{NewData, unite};
-use crate::members::{Keeper, Member};
+use crate::member::{Keeper, Member};
 
 /// Bytes of the ring that are read at once.
 const READ_BYTES: u64 = 512 << 10;
