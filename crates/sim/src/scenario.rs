@@ -36,6 +36,7 @@ use crate::oracle::Oracle;
 use crate::others;
 use crate::served::Others;
 use crate::sight::Sight;
+use crate::volumes::are_known_to_all;
 use crate::workload::Life;
 use crate::world::{AtCompletion, Changes, Outages, PastLimit, SharedWorld, SimBackend, World};
 
@@ -640,11 +641,10 @@ async fn assembled(seedling: Seedling, array: Rc<Array>, phase: Phase) -> End {
         }
     };
     let look = |name: &str| pool.volume(name).map(|volume| volume.bytes());
-    let is_settled = !seedling.plan.outages && !seedling.plan.beyond;
+    let plan = &seedling.plan;
+    let is_settled = !plan.outages && !plan.beyond && are_known_to_all(&array.status());
     let found = seedling.oracle.borrow_mut().volumes.found(look, is_settled);
-    if !seedling.plan.beyond
-        && let Err(why) = found
-    {
+    if let Some(why) = found.err().filter(|_| !plan.beyond) {
         seedling.world.borrow_mut().fail(why);
     }
     if pool.volume("main").is_none() {

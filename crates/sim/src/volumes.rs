@@ -3,6 +3,9 @@
 
 use std::collections::BTreeMap;
 
+use ashlar_format::array_superblock::MemberState;
+use ashlar_raid::status::{ArrayStatus, MemberStatus};
+
 /// Bytes of a volume; `None`: there is no such volume.
 pub type Extent = Option<u64>;
 
@@ -50,4 +53,10 @@ impl Volumes {
         }
         Ok(())
     }
+}
+
+/// Whether nobody is away who is believed, and may have volumes that nobody here has heard of.
+pub fn are_known_to_all(status: &ArrayStatus) -> bool {
+    let may_know = |its: &MemberStatus| its.drive.is_none() && its.state == MemberState::Trusted;
+    !status.members.iter().any(may_know)
 }
