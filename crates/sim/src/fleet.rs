@@ -137,6 +137,11 @@ impl Fleet {
 
     /// Learns which drive each member has, and which members are well again.
     pub fn refresh(&mut self, status: &ArrayStatus) {
+        while self.slots.len() > status.members.len() {
+            // It was being added when the power failed, and no superblock knows of it.
+            self.joining.extend(self.slots.pop());
+            self.impaired.remove(&self.slots.len());
+        }
         for (index, member) in status.members.iter().enumerate() {
             let named = member.drive.as_ref().and_then(|drive| drive.name()[1..].parse().ok());
             let known = named.or_else(|| self.by_uuid.get(&member.drive_uuid).copied());
