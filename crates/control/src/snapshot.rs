@@ -10,6 +10,7 @@ use ashlar_drive::slow::{Evidence, Slowness};
 use ashlar_format::array_superblock as format;
 use ashlar_pool::pool::Pool;
 use ashlar_raid::bad_set::BadRange;
+use ashlar_raid::needs::MemberNeeds;
 use ashlar_raid::status as raid;
 use ashlar_reactor::traffic;
 use uuid::Uuid;
@@ -80,8 +81,8 @@ pub struct ArraySnapshot {
     pub parity_chunks: u8,
     pub chunk_bytes: u32,
     pub stripes: u64,
-    /// What members are read and written in: the largest sector of any.
-    pub sector_bytes: u32,
+    /// What a drive has to be to become a member.
+    pub needs: MemberNeeds,
     pub capacity: u64,
     pub free: u64,
     pub generation: u64,
@@ -95,6 +96,8 @@ pub struct ArraySnapshot {
     pub regions: u64,
     pub written_regions: u64,
     pub dirty_regions: u64,
+    /// Stripes that wait for resync.
+    pub unsynced_stripes: u64,
     pub bad_blocks: Vec<BadBlocks>,
     pub resync: Option<Progress>,
     pub rebuild: Option<Progress>,
@@ -107,11 +110,6 @@ pub struct ArraySnapshot {
 }
 
 impl ArraySnapshot {
-    /// Bytes of data on each member.
-    pub fn member_data_bytes(&self) -> u64 {
-        self.stripes / u64::from(self.groups) * u64::from(self.chunk_bytes)
-    }
-
     /// The set of members that stand for each other which this one is of.
     pub fn set_of(&self, member: u8) -> u8 {
         let members =
@@ -133,6 +131,10 @@ impl ArraySnapshot {
 
     /// Drives that may be lost from now on, whichever they are, before blocks are.
     pub fn may_lose(&self) -> u8 {
+        if self.parity_chunks > 0 && self.unsynced_stripes > 0 {
+            // Their parity stands for nothing before the resync has been there.
+            return 0;
+        }
         let sets: BTreeSet<u8> = self.members.iter().map(|its| self.set_of(its.index)).collect();
         let most = sets.into_iter().map(|set| self.lacking(set)).max().unwrap_or(0);
         self.redundancy().saturating_sub(u8::try_from(most).unwrap_or(u8::MAX))
@@ -177,7 +179,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         parity_chunks: status.parity_chunks,
         chunk_bytes: status.chunk_bytes,
         stripes: status.stripes,
-        sector_bytes: status.sector_bytes,
+        needs: status.needs,
         capacity: status.capacity,
         free: pool.free_bytes(),
         generation: status.generation,
@@ -191,6 +193,7 @@ pub fn snapshot(pool: &Pool) -> ArraySnapshot {
         regions: status.regions,
         written_regions: status.written_regions,
         dirty_regions: status.dirty_regions,
+        unsynced_stripes: status.unsynced_stripes,
         bad_blocks: status.bad.iter().map(|range| bad_blocks(pool, range)).collect(),
         resync: status.resync.map(progress),
         rebuild: status.rebuild.map(progress),
@@ -208,7 +211,7 @@ fn settings(status: &raid::ArrayStatus) -> Settings {
     Settings {
         rebuild_percent: its.rebuild_percent(),
         hedge_percent: its.hedge_percent(),
-        atomic_bytes: its.atomic_bytes(status.sector_bytes),
+        atomic_bytes: its.atomic_bytes(status.needs.sector_bytes),
         spare_delay_s: its.spare_delay_s(),
         scrub_period_s: its.scrub_period_s().unwrap_or(0),
         policy: match status.policy {

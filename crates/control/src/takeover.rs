@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use ashlar_raid::needs::MemberNeeds;
 use uuid::Uuid;
 
 /// What an array needs of a spare.
@@ -14,9 +15,8 @@ pub struct Needs {
     /// All blocks are served, so that a member can be rebuilt. If not, a spare cannot help, and
     /// those come first whose drives hold what is lacking.
     pub rebuildable: bool,
-    /// Bytes of data on a member.
-    pub data_bytes: u64,
-    pub sector_bytes: u32,
+    /// What a drive has to be to become a member.
+    pub member: MemberNeeds,
     /// How long a member may be away.
     pub delay: Duration,
 }
@@ -41,8 +41,6 @@ pub struct Candidate {
     /// `None`: for any array.
     pub array: Option<Uuid>,
     pub bytes: u64,
-    /// Room for a member's data.
-    pub data_bytes: u64,
     pub sector_bytes: u32,
 }
 
@@ -91,8 +89,7 @@ pub fn decide(
 fn best(needs: &Needs, spares: &[Candidate]) -> Option<usize> {
     let fits = |spare: &Candidate| {
         spare.array.is_none_or(|array| array == needs.array)
-            && spare.data_bytes >= needs.data_bytes
-            && spare.sector_bytes <= needs.sector_bytes
+            && needs.member.layout_on(spare.bytes, spare.sector_bytes).is_ok()
     };
     let fitting = spares.iter().enumerate().filter(|(_, spare)| fits(spare));
     let best = fitting.min_by_key(|(_, spare)| (spare.array.is_none(), spare.bytes, &spare.drive));
@@ -101,14 +98,27 @@ fn best(needs: &Needs, spares: &[Candidate]) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use ashlar_raid::label::plan_for;
+
     use super::*;
 
     const OURS: Uuid = Uuid::from_u128(1);
     const OTHER: Uuid = Uuid::from_u128(2);
 
+    const MIB: u64 = 1 << 20;
+
+    /// Of an array for which a drive of 100 MiB is just large enough.
     fn needs() -> Needs {
         let delay = Duration::from_secs(180);
-        Needs { array: OURS, rebuildable: true, data_bytes: 100, sector_bytes: 4096, delay }
+        let areas = plan_for(100 * MIB, 1, false).unwrap();
+        let member = MemberNeeds {
+            data_bytes: areas.data.len,
+            journal_bytes: areas.journal.len,
+            sector_bytes: 4096,
+            parity: 1,
+            integrity: false,
+        };
+        Needs { array: OURS, rebuildable: true, member, delay }
     }
 
     fn away(seconds: u64, returned: Option<&str>) -> Away {
@@ -122,8 +132,8 @@ mod tests {
         }
     }
 
-    fn spare(drive: &str, array: Option<Uuid>, bytes: u64, sector_bytes: u32) -> Candidate {
-        Candidate { drive: drive.into(), array, bytes, data_bytes: bytes - 10, sector_bytes }
+    fn spare(drive: &str, array: Option<Uuid>, mib: u64, sector_bytes: u32) -> Candidate {
+        Candidate { drive: drive.into(), array, bytes: mib * MIB, sector_bytes }
     }
 
     fn take_over(drive: &str) -> Decision {
@@ -159,8 +169,8 @@ mod tests {
     #[test]
     fn which_spare() {
         for (spares, best) in [
-            (vec![spare("small", None, 109, 512)], None),
-            (vec![spare("enough", None, 110, 512)], Some("enough")),
+            (vec![spare("small", None, 99, 512)], None),
+            (vec![spare("enough", None, 100, 512)], Some("enough")),
             (vec![spare("coarse", None, 200, 8192)], None),
             (vec![spare("theirs", Some(OTHER), 200, 512)], None),
             (vec![spare("b", None, 300, 512), spare("a", None, 200, 4096)], Some("a")),

@@ -50,7 +50,7 @@ fn a_full_file_system_is_told() {
     let drive = daemon.wait_for("drive show d0", |drive| drive["full"] == true);
     assert!(drive["counters"]["no_space"].as_u64() > Some(0), "{drive}");
     assert_eq!(drive["health"], "healthy");
-    assert!(daemon.ok("status").contains("! drive d0 has no room: "));
+    assert!(daemon.ok("status").contains("! drive d0 had no room lately, "));
 
     std::fs::remove_file(&filler).unwrap();
     let output = copy(from, &place);

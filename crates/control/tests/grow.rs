@@ -57,6 +57,28 @@ fn files_that_grew() {
     daemon.misused("array grow");
 }
 
+/// Their journals stay as small as they were; that of a new drive would be larger, and leave less.
+#[test]
+fn drives_of_the_same_size_fit_where_files_grew() {
+    let daemon = Daemon::with_array(5, 3);
+    let bytes = 4 * DRIVE_BYTES;
+    for drive in ["d0", "d1", "d2"] {
+        lengthen(&daemon, drive, bytes);
+    }
+    daemon.ok("array grow a");
+    for spare in ["s0", "s1"] {
+        daemon.make_drive(spare);
+        lengthen(&daemon, spare, bytes);
+        daemon.ok(&format!("drive attach @/{spare}.img"));
+    }
+    daemon.ok("array replace a --member 0 --new s0 --force --wait");
+    daemon.ok("spare add s1");
+    daemon.ok("array set a --spare-delay 0");
+    daemon.ok("drive detach d1 --force");
+    daemon.wait_for("array show a", |array| array["state"] == "optimal");
+    assert_eq!(daemon.json("drive show s1")["state"], "member");
+}
+
 #[test]
 fn larger_drives_in_place_of_the_old_ones() {
     let daemon = Daemon::with_array(1, 2);

@@ -135,7 +135,11 @@ fn a_drive_that_was_gone_is_taken_back_and_caught_up() {
                 (&shown["path"]["state"], &shown["health"]),
                 (&"lost".into(), &"failed".into())
             );
-            assert!(daemon.ok("status").contains("drive far"), "it is told");
+            let said = daemon.ok("status");
+            assert!(
+                said.contains("drive far is not reached; it is taken back once it is"),
+                "{said}"
+            );
             model.faults().closed = false;
             daemon.wait_for("array show a", |array| array["state"] == "optimal");
             load.join().unwrap();

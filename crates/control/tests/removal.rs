@@ -16,11 +16,11 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 const MEMBERS: usize = 4;
 /// LOOP_GET_STATUS64 and LOOP_SET_STATUS64 (linux/loop.h); the offset is the fourth field.
-const TAKE_OUT: &str = "
+const BEGIN_AT: &str = "
 import fcntl, struct, sys
 with open(sys.argv[1]) as device:
     info = bytearray(fcntl.ioctl(device, 0x4C05, bytes(232)))
-    struct.pack_into('Q', info, 24, 1 << 40)
+    struct.pack_into('Q', info, 24, int(sys.argv[2]))
     fcntl.ioctl(device, 0x4C04, bytes(info))
 ";
 /// How far the guest is when the device goes.
@@ -47,7 +47,17 @@ impl Loop {
 
     /// From one moment to the next it has no bytes any more: it begins where its file ends.
     fn take_out(&self) {
-        let status = Command::new("python3").args(["-c", TAKE_OUT, &self.0]).status().unwrap();
+        self.begin_at(1 << 40);
+    }
+
+    /// It has them again.
+    fn put_back(&self) {
+        self.begin_at(0);
+    }
+
+    fn begin_at(&self, offset: u64) {
+        let arguments = ["-c", BEGIN_AT, &self.0, &offset.to_string()];
+        let status = Command::new("python3").args(arguments).status().unwrap();
         assert!(status.success(), "{}", self.0);
     }
 }
@@ -87,4 +97,51 @@ fn no_guest_notices_that_a_block_device_was_taken_out() {
         daemon.wait_for("array show a", |array| array["state"] == "degraded");
         assert_eq!(daemon.json("export show e")["counters"]["errors"], 0);
     }
+}
+
+/// More than the array bears: what `status` says then is what mends it.
+#[test]
+fn devices_that_are_back_bring_their_array_back() {
+    let daemon = Daemon::start();
+    let devices: Option<Vec<Loop>> = (0..MEMBERS).map(|_| Loop::new()).collect();
+    let Some(devices) = devices else {
+        return daemon::not_tried("`losetup` makes no block device here: it takes root");
+    };
+    for (number, Loop(device)) in devices.iter().enumerate() {
+        daemon.ok(&format!("drive attach {device} --name d{number}"));
+    }
+    daemon.ok("array create a --level 5 --drives d0,d1,d2,d3");
+    daemon.ok("volume create v --array a --size 32M");
+    daemon.ok("export create e --volume v");
+    let bench = "bench vhost --socket @/export/e.sock --force --rw write --size 16M --depth 4 \
+                 --seconds 2 --warm-up 0";
+    devices[1].take_out();
+    daemon.ok(bench);
+    daemon.wait_for("array show a", |array| array["state"] == "degraded");
+    let said = daemon.ok("status");
+    let replace = "drive d1 failed; `ashlar array replace a --member 1 --new DRIVE`";
+    assert!(said.contains(&format!("! array a is degraded: {replace}")), "{said}");
+    devices[2].take_out();
+    // Reads and writes fail from here on.
+    daemon.run(bench);
+    daemon.wait_for("array show a", |array| array["state"] == "failed");
+    let said = daemon.ok("status");
+    let mends = "drive d2 failed: if it can be read again, `ashlar array stop a --force` and \
+                 `ashlar array start a` take it back (detach and attach it between these";
+    assert!(said.contains(mends), "{said}");
+    devices[2].put_back();
+    // Alone it may be too old for an array that runs, and that is told.
+    daemon.ok("drive detach d2 --force");
+    daemon.ok(&format!("drive attach {} --name d2", devices[2].0));
+    daemon.wait_for("drive show d2", |drive| {
+        drive["error"].as_str().is_some_and(|why| why.contains("stop the array, and start it"))
+    });
+    let said = daemon.ok("status");
+    assert!(said.contains("; drive d2 is attached, and not used; "), "{said}");
+    // Not cleanly: what the journal has has no place to go to.
+    let stopped = daemon.run("array stop a --force");
+    assert!(String::from_utf8_lossy(&stopped.stderr).contains("was stopped, but not cleanly"));
+    daemon.ok("array start a");
+    assert_eq!(daemon.array_state("a"), "degraded");
+    daemon.ok(bench);
 }

@@ -112,7 +112,9 @@ fn an_array_that_failed_takes_its_drives_back() {
     assert_eq!(daemon.array_state("a"), "failed");
     let said = daemon.ok("status");
     assert!(said.contains("! array a has failed: some blocks cannot be read"), "{said}");
-    assert!(said.contains("attach drive d2, drive d3 again: the array goes on then"), "{said}");
+    for drive in ["d2", "d3"] {
+        assert!(said.contains(&format!("; drive {drive} is away: attach it again; ")), "{said}");
+    }
     // The one that missed something cannot be first.
     for drive in ["d1", "d3", "d2"] {
         daemon.ok(&format!("drive attach @/{drive}.img"));
@@ -135,11 +137,11 @@ fn spares_that_fit_nothing() {
     daemon.ok("array create zero --level 0 --drives d0");
     daemon.ok("array create a --level 5 --drives d1,d2,d3");
     let said = daemon.ok("spare list");
-    assert!(said.contains("no array that runs could use it: drive s0 is too small"), "{said}");
+    assert!(said.contains("no array could use it: drive s0 is too small"), "{said}");
     let said = daemon.ok("status");
-    assert!(said.contains("! spare s0 cannot take over: no array that runs"), "{said}");
+    assert!(said.contains("! spare s0 cannot take over: no array could"), "{said}");
     for (line, what) in [
-        ("spare add s1", "no array that runs could use it: drive s1 is too small"),
+        ("spare add s1", "no array could use it: drive s1 is too small"),
         ("spare add s1 --array a", "drive s1 is too small: it has 64M, a member of array a"),
         ("spare add s1 --array zero", "array zero has level 0"),
     ] {

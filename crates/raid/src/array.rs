@@ -597,7 +597,7 @@ impl Array {
             policy: self.policy(),
             integrity: self.identity.integrity,
             settings: self.settings(),
-            sector_bytes: self.sector_bytes,
+            needs: self.member_needs(),
             journal: self.journal.status(),
             replayed: self.jobs.replayed.get(),
             members: self.members.list().iter().enumerate().map(member).collect(),

@@ -81,7 +81,7 @@ pub fn plan_for(drive_bytes: u64, parity: u8, integrity: bool) -> Option<MemberL
 
 /// The same for a drive that takes the place of one with this journal, beside so many bytes of
 /// data: that of a drive of its own size may leave less, where the other's was planned otherwise.
-pub fn plan_in_place_of(
+pub(crate) fn plan_in_place_of(
     drive_bytes: u64,
     (parity, integrity): (u8, bool),
     journal: u64,
@@ -114,9 +114,14 @@ pub fn map_area(areas: &MemberLayout, kind: MapKind) -> Area {
     }
 }
 
+/// What of so many bytes of a drive is used.
+pub(crate) fn whole_blocks(bytes: u64) -> u64 {
+    bytes / 4096 * 4096
+}
+
 /// The usable size of a drive: whole 4 KiB blocks.
 pub fn usable_bytes(drive: &Drive) -> u64 {
-    drive.limits().bytes / 4096 * 4096
+    whole_blocks(drive.limits().bytes)
 }
 
 /// A drive's label, opened.

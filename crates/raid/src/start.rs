@@ -27,6 +27,7 @@ use crate::lease::{self, Claim, Host, Leasehold};
 use crate::member::{Member, sector_bytes};
 use crate::members::{Identity, Members};
 use crate::mode::Mode;
+use crate::needs::{MemberNeeds, Unfit};
 use crate::region_map::{StoredMap, region_stripes_for};
 use crate::scrub_plan::ScrubMark;
 use crate::scrub_store;
@@ -316,23 +317,35 @@ impl Array {
         drive: &Rc<Drive>,
         drive_uuid: [u8; 16],
     ) -> Result<Member, ChangeError> {
-        if drive.limits().sector_bytes > self.sector_bytes {
-            return Err(ChangeError::Spec(format!(
+        let (needs, limits) = (self.member_needs(), drive.limits());
+        let unfit = |why| match why {
+            Unfit::Sectors => ChangeError::Spec(format!(
                 "drive {} has sectors of {} bytes, the array was started with {}; stop and start \
                  the array with it attached",
                 drive.name(),
-                drive.limits().sector_bytes,
-                self.sector_bytes
-            )));
-        }
-        let needs = self.member_bytes();
-        let has = label::usable_bytes(drive);
-        let journals = self.members.list().iter().map(|its| its.areas.journal.len).min();
-        let kind = (self.layout().parity, self.identity.integrity);
-        let areas = label::plan_in_place_of(has, kind, journals.unwrap_or(0), needs);
-        let too_small = ChangeError::DriveTooSmall { drive: drive.name().into(), has, needs };
-        let areas = areas.ok_or(too_small)?;
+                limits.sector_bytes,
+                needs.sector_bytes
+            )),
+            Unfit::TooSmall => ChangeError::DriveTooSmall {
+                drive: drive.name().into(),
+                has: label::usable_bytes(drive),
+                needs: needs.data_bytes,
+            },
+        };
+        let areas = needs.layout_on(limits.bytes, limits.sector_bytes).map_err(unfit)?;
         Ok(Member::new(drive_uuid, Some(drive.clone()), areas, MemberState::Rebuilding))
+    }
+
+    /// What a drive has to be to become a member of it now.
+    pub(crate) fn member_needs(&self) -> MemberNeeds {
+        let journals = self.members.list().iter().map(|its| its.areas.journal.len).min();
+        MemberNeeds {
+            data_bytes: self.member_bytes(),
+            journal_bytes: journals.unwrap_or(0),
+            sector_bytes: self.sector_bytes,
+            parity: self.layout().parity,
+            integrity: self.identity.integrity,
+        }
     }
 
     async fn prepare_replacement(

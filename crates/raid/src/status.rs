@@ -10,6 +10,7 @@ use ashlar_format::units::MemberIndex;
 use ashlar_reactor::traffic;
 
 use crate::bad_set::BadRange;
+use crate::needs::MemberNeeds;
 use crate::settings::Settings;
 use crate::write_plan::WritePlan;
 
@@ -262,8 +263,8 @@ pub struct ArrayStatus {
     /// Members keep a checksum of every block.
     pub integrity: bool,
     pub settings: Settings,
-    /// Largest of any member.
-    pub sector_bytes: u32,
+    /// What a drive has to be to become a member.
+    pub needs: MemberNeeds,
     pub journal: JournalStatus,
     /// `None`: it was created, or the journal was not in use.
     pub replayed: Option<Replayed>,

@@ -706,7 +706,7 @@ struct Published {
 /// What the policy keeps; in place, a write may be torn between any two sectors.
 fn atomic_bytes(status: &ArrayStatus) -> u32 {
     match status.policy {
-        Policy::Journal => status.settings.atomic_bytes(status.sector_bytes),
+        Policy::Journal => status.settings.atomic_bytes(status.needs.sector_bytes),
         Policy::Bitmap | Policy::None => 0,
     }
 }

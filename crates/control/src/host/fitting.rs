@@ -1,7 +1,9 @@
 //! Whether a drive can take the place of a member.
 
-use ashlar_raid::label::plan_for;
+use ashlar_raid::needs::Unfit;
+use uuid::Uuid;
 
+use crate::host::show::Snapshots;
 use crate::host::{Attached, Host};
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
@@ -13,32 +15,26 @@ impl Host {
         refused(array, drive, &self.attached(drive)?).map_or(Ok(()), Err)
     }
 
-    /// Refuses a spare that could never take over: for the array that it is kept for, or for all
-    /// that run.
-    pub(super) fn check_spare(
+    /// Why a spare could never take over: in the array that it is kept for, or in any. `None`: it
+    /// could, or not all is known: an array that does not run does not say what it needs.
+    pub(super) fn unfit(
         &self,
-        arrays: &[&ArraySnapshot],
-        drive: &str,
-        is_for_one: bool,
-    ) -> Answer<()> {
-        unfit(arrays, drive, &self.attached(drive)?, is_for_one).map_or(Ok(()), Err)
+        array: Option<Uuid>,
+        snapshots: &Snapshots,
+        name: &str,
+        drive: &Attached,
+    ) -> Option<Refusal> {
+        let known = |uuid: &Uuid| snapshots.get(uuid).and_then(|its| its.as_ref().ok());
+        if let Some(array) = array {
+            return refused(known(&array)?, name, drive);
+        }
+        let uuids: Vec<Uuid> = self.look(|state| state.catalog.arrays.keys().copied().collect());
+        let arrays: Vec<&ArraySnapshot> = uuids.iter().map(known).collect::<Option<_>>()?;
+        let could_need = arrays.into_iter().filter(|array| array.redundancy() > 0);
+        let refusals = could_need.map(|array| refused(array, name, drive));
+        let first = refusals.collect::<Option<Vec<Refusal>>>()?.into_iter().next()?;
+        Some(Refusal { error: format!("no array could use it: {}", first.error), ..first })
     }
-}
-
-/// Why a spare can take over in none of these arrays; `None`: it can in some, or there is none that
-/// could need one.
-pub(super) fn unfit(
-    arrays: &[&ArraySnapshot],
-    name: &str,
-    drive: &Attached,
-    is_for_one: bool,
-) -> Option<Refusal> {
-    let could_need = |array: &&&ArraySnapshot| is_for_one || array.redundancy() > 0;
-    let refusals = arrays.iter().filter(could_need).map(|array| refused(array, name, drive));
-    let refusals: Vec<Refusal> = refusals.collect::<Option<_>>()?;
-    let first = refusals.into_iter().next()?;
-    let whose = if is_for_one { "" } else { "no array that runs could use it: " };
-    Some(Refusal { error: format!("{whose}{}", first.error), ..first })
 }
 
 /// Why a drive cannot become a member; `None`: it can.
@@ -48,28 +44,28 @@ fn refused(array: &ArraySnapshot, name: &str, drive: &Attached) -> Option<Refusa
         let fix = "make a new array, and copy what can still be read";
         return Some(Refusal::conflict(text).fix(fix));
     }
-    let (has, needs) = (drive.bytes(), array.member_data_bytes());
-    let room = plan_for(has, array.parity_chunks, array.integrity).map_or(0, |its| its.data.len);
-    if room < needs {
-        let (has, needs) = (Size(has), Size(needs));
-        return Some(
+    let (bytes, sector_bytes, needs) = (drive.bytes(), drive.sector_bytes(), &array.needs);
+    let refusal = match needs.layout_on(bytes, sector_bytes).err()? {
+        Unfit::TooSmall => {
+            let (has, holds) = (Size(bytes), Size(needs.data_bytes));
             Refusal::conflict(format!(
-                "drive {name} is too small: it has {has}, a member of array {} holds {needs} of \
+                "drive {name} is too small: it has {has}, a member of array {} holds {holds} of \
                  data, and what it takes to keep that",
                 array.name
             ))
-            .fix("use a drive that is as large as the others"),
-        );
-    }
-    let (has, most) = (drive.sector_bytes(), array.sector_bytes);
-    (has > most).then(|| {
-        Refusal::conflict(format!(
-            "drive {name} has sectors of {has} bytes, array {} runs with {most}",
-            array.name
-        ))
-        .fix(format!(
-            "use a drive with sectors of {most} bytes; or format this one so (NVMe: `nvme format \
-             --lbaf`)"
-        ))
-    })
+            .fix("use a drive that is as large as the others")
+        }
+        Unfit::Sectors => {
+            let most = needs.sector_bytes;
+            Refusal::conflict(format!(
+                "drive {name} has sectors of {sector_bytes} bytes, array {} runs with {most}",
+                array.name
+            ))
+            .fix(format!(
+                "use a drive with sectors of {most} bytes; or format this one so (NVMe: `nvme \
+                 format --lbaf`)"
+            ))
+        }
+    };
+    Some(refusal)
 }

@@ -69,7 +69,9 @@ impl Host {
         let comes_back = content.label().is_some_and(|label| label.drive == member.drive_uuid);
         self.check_new_members(std::slice::from_ref(&request.new), request.force || comes_back)
             .await?;
-        self.check_replacement(&snapshot, &request.new)?;
+        if !comes_back {
+            self.check_replacement(&snapshot, &request.new)?;
+        }
         if member.is_needed && !comes_back {
             let index = MemberIndex(member.index);
             return Err(translate::change(name, "replace", &ChangeError::MemberNeeded(index)));

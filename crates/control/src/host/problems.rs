@@ -1,7 +1,7 @@
 //! What needs a person, in words that say what to do.
 
 use crate::api::array::{Array, ArrayState, Member, MemberState};
-use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveState};
+use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveSource, DriveState};
 use crate::api::export::{Export, ExportState};
 use crate::api::spare::Spare;
 
@@ -13,51 +13,8 @@ pub(super) fn problems(
     exports: &[Export],
 ) -> Vec<String> {
     let mut problems = Vec::new();
-    for drive in drives {
-        let name = &drive.name;
-        let error = drive.error.as_deref().unwrap_or_default();
-        match (drive.state, drive.health) {
-            (DriveState::Missing, _) => problems.push(format!("drive {name} is missing: {error}")),
-            (_, Some(DriveHealth::Failed)) => problems.push(format!(
-                "drive {name} has failed; replace it: `ashlar array replace ARRAY --old {name} \
-                 --new DRIVE`"
-            )),
-            (_, Some(DriveHealth::Suspect)) if !has_lied(drive) => {
-                let silent = drive.counters.is_some_and(|its| its.timeouts > 0);
-                let what = if silent { "has left operations unanswered" } else { "has met errors" };
-                problems.push(format!("drive {name} {what}"));
-            }
-            (
-                DriveState::Free | DriveState::Member | DriveState::Spare | DriveState::Replaced,
-                Some(DriveHealth::Healthy | DriveHealth::Suspect) | None,
-            ) => {}
-        }
-        if drive.state != DriveState::Missing && !error.is_empty() {
-            problems.push(format!("drive {name} is not used: {error}"));
-        }
-        if let Some(its) = drive.counters.filter(|_| has_lied(drive)) {
-            problems.push(format!(
-                "drive {name} returned {} blocks and {} checksums other than they were written, \
-                 without an error; `ashlar array scrub {} --wait` finds and mends the rest; \
-                 replace it if there are more later",
-                its.wrong_blocks,
-                its.wrong_checksums,
-                drive.array.as_deref().unwrap_or("ARRAY")
-            ));
-        }
-        if let Some(its) = drive.counters.filter(|_| drive.full == Some(true)) {
-            problems.push(format!(
-                "drive {name} has no room: {} writes failed for that; make room on the file \
-                 system under it (`df`), and it goes on",
-                its.no_space
-            ));
-        }
-        problems.extend(failed_before(drive));
-        if let Some(its) = drive.slowness.filter(|_| drive.health != Some(DriveHealth::Failed)) {
-            problems.push(format!("drive {name} is slow: {its}"));
-        }
-    }
-    arrays.iter().for_each(|array| note_problems_of(array, &mut problems));
+    drives.iter().for_each(|drive| note_problems_of_drive(drive, &mut problems));
+    arrays.iter().for_each(|array| note_problems_of_array(array, drives, &mut problems));
     for spare in spares {
         // What is wrong with the drive itself is told of the drive.
         let is_told = |drive: &Drive| {
@@ -75,6 +32,51 @@ pub(super) fn problems(
         }
     }
     problems
+}
+
+fn note_problems_of_drive(drive: &Drive, problems: &mut Vec<String>) {
+    let name = &drive.name;
+    let error = drive.error.as_deref().unwrap_or_default();
+    match (drive.state, drive.health) {
+        (DriveState::Missing, _) => problems.push(format!("drive {name} is missing: {error}")),
+        (_, Some(DriveHealth::Failed)) => problems.push(format!(
+            "drive {name} has failed; replace it: `ashlar array replace ARRAY --old {name} --new \
+             DRIVE`"
+        )),
+        (_, Some(DriveHealth::Suspect)) if !has_lied(drive) => {
+            let silent = drive.counters.is_some_and(|its| its.timeouts > 0);
+            let what = if silent { "has left operations unanswered" } else { "has met errors" };
+            problems.push(format!("drive {name} {what}"));
+        }
+        (
+            DriveState::Free | DriveState::Member | DriveState::Spare | DriveState::Replaced,
+            Some(DriveHealth::Healthy | DriveHealth::Suspect) | None,
+        ) => {}
+    }
+    if drive.state != DriveState::Missing && !error.is_empty() {
+        problems.push(format!("drive {name} is not used: {error}"));
+    }
+    if let Some(its) = drive.counters.filter(|_| has_lied(drive)) {
+        problems.push(format!(
+            "drive {name} returned {} blocks and {} checksums other than they were written, \
+             without an error; `ashlar array scrub {} --wait` finds and mends the rest; replace it \
+             if there are more later",
+            its.wrong_blocks,
+            its.wrong_checksums,
+            drive.array.as_deref().unwrap_or("ARRAY")
+        ));
+    }
+    if let Some(its) = drive.counters.filter(|_| drive.full == Some(true)) {
+        problems.push(format!(
+            "drive {name} had no room lately, {} writes failed for that so far; make room for its \
+             file (`df`), or in the pool of its thin device, and it goes on",
+            its.no_space
+        ));
+    }
+    problems.extend(failed_before(drive));
+    if let Some(its) = drive.slowness.filter(|_| drive.health != Some(DriveHealth::Failed)) {
+        problems.push(format!("drive {name} is slow: {its}"));
+    }
 }
 
 fn has_lied(drive: &Drive) -> bool {
@@ -96,20 +98,13 @@ fn failed_before(drive: &Drive) -> Option<String> {
     })
 }
 
-fn note_problems_of(array: &Array, problems: &mut Vec<String>) {
+fn note_problems_of_array(array: &Array, drives: &[Drive], problems: &mut Vec<String>) {
     let name = &array.name;
-    let error = array.error.as_deref().unwrap_or_default();
     match array.state {
         ArrayState::Optimal | ArrayState::Stopped => {}
-        ArrayState::Degraded if array.rebuild.is_some() => {
-            problems.push(format!("array {name} is degraded; its rebuild runs"));
-        }
-        ArrayState::Degraded => match &array.rebuild_error {
-            Some(why) => problems.push(format!("array {name}: its rebuild stopped: {why}")),
-            None => problems.push(degraded(array)),
-        },
-        ArrayState::Failed => problems.push(failed(array)),
-        ArrayState::Unavailable => problems.push(error.to_owned()),
+        ArrayState::Degraded => problems.push(degraded(array, drives)),
+        ArrayState::Failed => problems.push(failed(array, drives)),
+        ArrayState::Unavailable => problems.extend(array.error.clone()),
     }
     if !array.bad_blocks.is_empty() {
         let count = array.bad_blocks.len();
@@ -133,55 +128,101 @@ fn note_problems_of(array: &Array, problems: &mut Vec<String>) {
     }
 }
 
+/// What has become of the drive of a member that does not answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Whereabouts {
+    /// It is not attached.
+    Away,
+    /// It is another host's: it is looked for all the time.
+    Unreached,
+    /// It is attached, and its array uses it no longer.
+    Failed,
+    /// It is attached, and not this array's now: what is wrong with it is told of the drive.
+    Unused,
+}
+
+fn whereabouts(member: &Member, drives: &[Drive]) -> Whereabouts {
+    let name = member.drive.as_ref().or(member.last_drive.as_ref());
+    let known = drives.iter().find(|drive| Some(&drive.name) == name);
+    let attached = known.filter(|drive| drive.state != DriveState::Missing);
+    let is_remote = |drive: &Drive| {
+        drive.kind == Some(DriveKind::Remote) || matches!(drive.source, DriveSource::NvmeTcp(_))
+    };
+    match (known, attached) {
+        (Some(drive), _) if is_remote(drive) => Whereabouts::Unreached,
+        (_, None) => Whereabouts::Away,
+        (_, Some(_)) if member.drive.is_some() => Whereabouts::Failed,
+        (_, Some(_)) => Whereabouts::Unused,
+    }
+}
+
 /// Which members lack what, and what gives it to them.
-fn degraded(array: &Array) -> String {
+fn degraded(array: &Array, drives: &[Drive]) -> String {
     let name = &array.name;
     let reasons = array.members.iter().filter_map(|member| {
         let (index, drive) = (member.index, drive_of(member));
-        let takeover = member.takeover.as_ref().map(|its| &its.spare);
-        match (member.present, member.state) {
-            (true, MemberState::Trusted) => None,
-            (true, MemberState::Stale | MemberState::Rebuilding) => Some(format!(
-                "what is on {drive} is old, and not read; `ashlar array rebuild {name}` fills it \
-                 anew"
-            )),
-            (false, _) => Some(match takeover {
-                Some(spare) => format!("{drive} is away; spare {spare} will take its place"),
-                None => format!(
-                    "{drive} is away; attach it again, or `ashlar array replace {name} --member \
-                     {index} --new DRIVE`"
-                ),
-            }),
+        if member.present && member.state == MemberState::Trusted {
+            return None;
         }
+        if member.present && member.state == MemberState::Rebuilding {
+            return Some(match (&array.rebuild, &array.rebuild_error) {
+                (Some(_), _) => format!("{drive} is rebuilt, {} % so far", member.rebuilt_percent),
+                (None, Some(why)) => format!("the rebuild of {drive} stopped: {why}"),
+                (None, None) => {
+                    format!("{drive} is not rebuilt; `ashlar array rebuild {name}` goes on with it")
+                }
+            });
+        }
+        let what = match whereabouts(member, drives) {
+            _ if member.present => format!("what is on {drive} is old, and not read"),
+            Whereabouts::Away => format!("{drive} is away"),
+            Whereabouts::Unreached => format!("{drive} is not reached"),
+            Whereabouts::Failed => format!("{drive} failed"),
+            Whereabouts::Unused => format!("{drive} is not used"),
+        };
+        if let Some(its) = &member.takeover {
+            return Some(format!("{what}; spare {} will take its place", its.spare));
+        }
+        let replace = format!("`ashlar array replace {name} --member {index} --new DRIVE`");
+        let fix = match whereabouts(member, drives) {
+            _ if member.present => format!("`ashlar array rebuild {name}` fills it anew"),
+            Whereabouts::Away => format!("attach it again, or {replace}"),
+            Whereabouts::Unreached => format!("it is taken back once it is, or {replace}"),
+            Whereabouts::Failed | Whereabouts::Unused => replace,
+        };
+        Some(format!("{what}; {fix}"))
     });
     let reasons: Vec<String> = reasons.collect();
     format!("array {name} is degraded: {}", reasons.join("; "))
 }
 
 /// Nothing is lost for good while the drives that it lacks may still come back.
-fn failed(array: &Array) -> String {
+fn failed(array: &Array, drives: &[Drive]) -> String {
     let name = &array.name;
     let lacking = |member: &&Member| !member.present && member.state == MemberState::Trusted;
-    let lacking = array.members.iter().filter(lacking);
-    let (broken, away): (Vec<_>, Vec<_>) = lacking.partition(|member| member.drive.is_some());
-    let listed = |members: &[&Member]| {
-        members.iter().map(|member| drive_of(member)).collect::<Vec<_>>().join(", ")
-    };
-    let mut fixes = Vec::new();
-    if !away.is_empty() {
-        fixes.push(format!("attach {} again: the array goes on then by itself", listed(&away)));
-    }
-    if !broken.is_empty() {
-        fixes.push(format!(
-            "{} failed, and will be tried again by `ashlar array stop {name} --force` and `ashlar \
-             array start {name}`",
-            listed(&broken)
-        ));
-    }
+    let fixes = array.members.iter().filter(lacking).map(|member| {
+        let drive = drive_of(member);
+        match whereabouts(member, drives) {
+            Whereabouts::Away => format!("{drive} is away: attach it again"),
+            Whereabouts::Unreached => {
+                format!("{drive} is not reached: it is taken back once it is")
+            }
+            // What it had not flushed may be lost: only a start can tell whether that is elsewhere.
+            Whereabouts::Failed => format!(
+                "{drive} failed: if it can be read again, `ashlar array stop {name} --force` and \
+                 `ashlar array start {name}` take it back (detach and attach it between these if \
+                 its device was gone)"
+            ),
+            Whereabouts::Unused => format!("{drive} is attached, and not used"),
+        }
+    });
+    let mut fixes: Vec<String> = fixes.collect();
     if fixes.is_empty() {
         fixes.push(format!(
             "`ashlar array show {name}` lists its members; copy what can still be read"
         ));
+    } else {
+        fixes.push("it goes on by itself with enough of them".to_owned());
     }
     format!(
         "array {name} has failed: some blocks cannot be read or written without drives that it \
@@ -202,7 +243,7 @@ fn drive_of(member: &Member) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::drive::{DriveCounters, DriveSource};
+    use crate::api::drive::DriveCounters;
 
     /// It counts as suspect for a while only; what it did needs a person longer.
     #[test]

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use ashlar_raid::label::plan_for;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -12,7 +11,6 @@ use crate::api::array::{ArrayState, MemberState};
 use crate::api::spare::{Spare, SpareAdd};
 use crate::catalog::KnownSpare;
 use crate::device::content::Content;
-use crate::host::fitting::unfit;
 use crate::host::show::Snapshots;
 use crate::host::{Attached, Host, Running, State};
 use crate::refusal::{Answer, Refusal};
@@ -33,9 +31,8 @@ impl Host {
         let (attached, missing) = self.look(|state| {
             (state.drives.get(drive).cloned(), state.missing.get(drive).map(Refusal::line))
         });
-        let unfit = attached.as_ref().and_then(|attached| {
-            unfit(&users_of(spare.array, snapshots), drive, attached, spare.array.is_some())
-        });
+        let unfit = attached.as_ref();
+        let unfit = unfit.and_then(|its| self.unfit(spare.array, snapshots, drive, its));
         let passed_over = attached.as_ref().and_then(|drive| drive.passed_over.clone());
         Spare {
             drive: drive.to_owned(),
@@ -57,8 +54,9 @@ impl Host {
         }
         self.check_new_members(std::slice::from_ref(&drive), force).await?;
         let snapshots = self.snapshots().await;
-        self.check_spare(&users_of(array, &snapshots), &drive, array.is_some())?;
-        if self.attached(&drive)?.content != Content::Blank {
+        let attached = self.attached(&drive)?;
+        self.unfit(array, &snapshots, &drive, &attached).map_or(Ok(()), Err)?;
+        if attached.content != Content::Blank {
             // By force, or it would have been refused. It takes over blank, or not at all.
             self.wipe_drive(&drive).await?;
         }
@@ -108,7 +106,7 @@ impl Host {
 
     /// What will be done about each member that is away.
     pub(super) fn plans(&self, array: &ArraySnapshot) -> BTreeMap<u8, Decision> {
-        self.look(|state| decide(&needs(array), absences(state, array), candidates(state, array)))
+        self.look(|state| decide(&needs(array), absences(state, array), candidates(state)))
     }
 
     /// Does what is due about the members of an array that are away; not while something else is
@@ -205,12 +203,6 @@ impl Host {
     }
 }
 
-/// The arrays that run and may take a spare: the one that it is kept for, or all.
-fn users_of(array: Option<Uuid>, snapshots: &Snapshots) -> Vec<&ArraySnapshot> {
-    let its = |snapshot: &&ArraySnapshot| array.is_none_or(|array| array == snapshot.uuid);
-    snapshots.values().filter_map(|snapshot| snapshot.as_ref().ok()).filter(its).collect()
-}
-
 fn is_away(member: &MemberSnapshot) -> bool {
     !member.is_present() || member.state == MemberState::Stale
 }
@@ -254,13 +246,12 @@ fn needs(array: &ArraySnapshot) -> Needs {
     Needs {
         array: array.uuid,
         rebuildable: array.redundancy() > 0 && array.state == ArrayState::Degraded,
-        data_bytes: array.member_data_bytes(),
-        sector_bytes: array.sector_bytes,
+        member: array.needs,
         delay: array.spare_delay(),
     }
 }
 
-fn candidates(state: &State, array: &ArraySnapshot) -> Vec<Candidate> {
+fn candidates(state: &State) -> Vec<Candidate> {
     let ready = state.catalog.spares.iter().filter_map(|(name, spare)| {
         let drive = state.drives.get(name)?;
         let free = drive.used_by.is_none() && drive.passed_over.is_none();
@@ -268,8 +259,6 @@ fn candidates(state: &State, array: &ArraySnapshot) -> Vec<Candidate> {
             drive: name.clone(),
             array: spare.array,
             bytes: drive.bytes(),
-            data_bytes: plan_for(drive.bytes(), array.parity_chunks, array.integrity)
-                .map_or(0, |areas| areas.data.len),
             sector_bytes: drive.sector_bytes(),
         })
     });
