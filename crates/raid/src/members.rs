@@ -512,31 +512,39 @@ impl Members {
             self.others_answer().await?;
         }
         let (generation, fences) = (self.next_generation(), self.fencing.get());
-        let targets: Vec<usize> = {
-            let list = self.list.borrow();
-            (0..list.len()).filter(|i| list[*i].keeps_metadata().is_some()).collect()
-        };
+        let targets = self.keepers();
         if targets.is_empty() || self.pulled.get() {
             return Err(ArrayError::Lost);
         }
         self.fencing.set(false);
-        for index in &targets {
-            self.list.borrow_mut()[*index].own.ask(generation);
+        for Keeper { index, .. } in &targets {
+            self.list.borrow_mut()[index.index()].own.ask(generation);
         }
-        let writes = targets.iter().map(|index| self.write_superblock(*index, generation));
+        let writes = targets.iter().map(|target| self.write_superblock(target, generation));
         let results = join_all(writes).await;
+        // A member whose drive came back meanwhile is none the worse for what that did not take
+        // when it went. Nor is this durable on it.
+        let is_still = |target: &Keeper| {
+            let drive = &self.list.borrow()[target.index.index()].drive;
+            drive.as_ref().is_some_and(|its| Rc::ptr_eq(its, &target.drive))
+        };
+        let answers = targets.iter().zip(results).filter(|(target, _)| is_still(target));
+        let (still, results): (Vec<MemberIndex>, Vec<_>) =
+            answers.map(|(target, result)| (target.index, result)).unzip();
         // Who failed may have it or not.
-        for (index, _) in targets.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
-            self.list.borrow_mut()[*index].own.took(generation);
+        for (index, _) in still.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
+            self.list.borrow_mut()[index.index()].own.took(generation);
         }
-        let targets: Vec<MemberIndex> = targets.into_iter().map(MemberIndex::new).collect();
-        let failed = self.may_fence(&targets, &results);
+        let failed = self.may_fence(&still, &results);
+        let is_on_all = failed.is_ok() && still.len() == targets.len();
         // Some may have it now: it still is not durable on all.
-        let failed = failed.inspect_err(|_| self.fencing.set(self.fencing.get() | fences))?;
-        if self.mark_stale(failed.into_iter()) {
+        self.fencing.set(self.fencing.get() || fences && !is_on_all);
+        if self.mark_stale(failed?.into_iter()) {
             self.generation.set(self.generation.get() + 1);
         }
-        self.durable_generation.set(generation);
+        if is_on_all {
+            self.durable_generation.set(generation);
+        }
         Ok(())
     }
 
@@ -654,17 +662,12 @@ impl Members {
         trusted && !self.survives_without(&[index])
     }
 
-    async fn write_superblock(&self, index: usize, generation: u64) -> Result<(), DriveError> {
-        let (drive, drive_uuid, areas) = {
-            let list = self.list.borrow();
-            let member = &list[index];
-            let drive = member.drive.clone().ok_or(DriveError::Gone)?;
-            (drive, member.drive_uuid, member.areas)
-        };
-        let mut superblock = self.superblock(MemberIndex::new(index));
+    async fn write_superblock(&self, to: &Keeper, generation: u64) -> Result<(), DriveError> {
+        let Keeper { index, drive, drive_uuid, areas } = to;
+        let mut superblock = self.superblock(*index);
         let slot = generation % SLOTS * ArraySuperblock::BYTES;
         let home = areas.superblocks.offset + slot;
-        label::write_record(&self.reactor, &drive, &mut superblock, drive_uuid, home, generation)
+        label::write_record(&self.reactor, drive, &mut superblock, *drive_uuid, home, generation)
             .await?;
         drive.flush().await
     }

@@ -19,7 +19,7 @@ use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::ArraySpec;
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
-use pair::{DRIVE_BYTES, Pair, run_on};
+use pair::{DRIVE_BYTES, Pair, begin, run_on};
 use steered::{Fate, Steer, address, is_write, offset};
 
 const FENCED: MemberIndex = MemberIndex(1);
@@ -114,6 +114,55 @@ fn a_rebuilt_member_is_told_of_once_the_drives_say_so() {
         assert_eq!(status.state, ArrayState::Optimal);
         pair.check().await;
         pair.array.stop().await.unwrap();
+    });
+}
+
+/// The first write of all waits for a superblock, which one drive does not take. It is back when the
+/// next goes, on which that superblock still waits.
+#[test]
+fn who_is_back_before_a_superblock_is_through_stands_for_the_next_that_goes() {
+    const NEXT: MemberIndex = MemberIndex(3);
+    run(|reactor, steer| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+        let old = drive_of(&pair);
+        let next = pair.array.status().members[NEXT.index()].drive.clone().unwrap();
+        let (file, other) = (address(pair.file(&old)), address(pair.file(&next)));
+        let superblocks = label::plan(DRIVE_BYTES, 1).unwrap().superblocks.range();
+        let is_superblock =
+            move |op: &_| is_write(op) && offset(op).is_some_and(|at| superblocks.contains(&at));
+        let is_asked = is_superblock.clone();
+        steer.set(move |its, op| match is_asked(op) {
+            true if its == file => Fate::Fails,
+            true if its == other => Fate::Waits,
+            _ => Fate::Passes,
+        });
+        pair.bytes[..512].fill(3);
+        let (array, buffer) = (pair.array.clone(), reactor.buffer(512));
+        buffer.copy_from_slice(&[3; 512]);
+        let written = begin(&reactor, async move { array.write(0, buffer.into()).await });
+        steer.caught(&reactor, 1).await;
+        pair.array.pull_member(FENCED).unwrap();
+        steer.set(move |its, op| match is_superblock(op) {
+            true if its == other => Fate::Waits,
+            _ => Fate::Passes,
+        });
+        let (array, drive) = (pair.array.clone(), pair.plug_in(&old));
+        let back =
+            begin(&reactor, async move { array.replace_member(FENCED, drive, [77; 16]).await });
+        while !drive_of(&pair).is_alive() {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+        assert!(!written.has_ended() && !back.has_ended());
+        pair.array.pull_member(NEXT).unwrap();
+        written.ended(&reactor).await.unwrap();
+        back.ended(&reactor).await.unwrap();
+        let status = pair.array.status();
+        assert_eq!(status.members[FENCED.index()].state, MemberState::Trusted);
+        assert_eq!(status.members[NEXT.index()].state, MemberState::Stale);
+        steer.set(|_, _| Fate::Passes);
+        pair.check().await;
+        pair.crash_without(&[NEXT.index()]).await;
+        pair.check().await;
     });
 }
 
