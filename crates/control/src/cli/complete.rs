@@ -49,7 +49,7 @@ pub fn drives() -> Vec<CompletionCandidate> {
     names("/v1/drives")
 }
 
-/// Drives that no array has, and that are no spares.
+/// Drives that no running array has, and that are no spares.
 pub fn unused_drives() -> Vec<CompletionCandidate> {
     let drives: Vec<Kept> = ask("/v1/drives");
     let is_unused = |its: &Kept| matches!(its.state, DriveState::Free | DriveState::Replaced);

@@ -252,6 +252,7 @@ impl Host {
     async fn note_array(&self, begun: &Begun, name: &str) -> Answer<()> {
         let uuid = begun.snapshot.uuid;
         self.look(|state| state.unavailable.remove(&uuid));
+        self.note_given(&begun.snapshot);
         self.note_members(&begun.snapshot);
         let before = self.look(|state| state.catalog.arrays.get(&uuid).cloned());
         let epoch = begun.snapshot.epoch;
@@ -278,6 +279,19 @@ impl Host {
             tracing::error!(array = name, "{}", refusal.line());
             if is_new { Err(refusal) } else { Ok(()) }
         })
+    }
+
+    /// Marks the drives that an array was started with: one may have failed since, and is its all
+    /// the same.
+    fn note_given(&self, snapshot: &ArraySnapshot) {
+        self.look(|state| {
+            for member in &snapshot.members {
+                let named = member.drive.as_ref().and_then(|its| state.drives.get_mut(&its.name));
+                if let Some(drive) = named.filter(|drive| is_own(member, drive)) {
+                    drive.used_by = Some((snapshot.uuid, member.index));
+                }
+            }
+        });
     }
 
     /// Marks the drives that an array uses now, and frees those that it does not.
@@ -678,8 +692,11 @@ async fn open_pool(reactor: &Reactor, array: Rc<Array>) -> Answer<Begun> {
 /// its name in the array while another may be attached by it, perhaps for another array; or the
 /// same anew, which the array has not taken back yet.
 fn is_drive_of(member: &MemberSnapshot, drive: &Attached, was_used: bool) -> bool {
-    let own = drive.content.label().is_some_and(|label| label.drive == member.drive_uuid);
-    drive.used_by.is_none() && (member.is_present() || own && was_used)
+    drive.used_by.is_none() && (member.is_present() || is_own(member, drive) && was_used)
+}
+
+fn is_own(member: &MemberSnapshot, drive: &Attached) -> bool {
+    drive.content.label().is_some_and(|label| label.drive == member.drive_uuid)
 }
 
 /// The drives members had last, brought up to date.

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::api::array::{Array, ArrayState, Member, Takeover};
 use crate::api::drive::{
-    Drive, DriveKind, DriveQueue, DriveSource, DriveState, PathState, RemotePath,
+    Drive, DriveHealth, DriveKind, DriveQueue, DriveSource, DriveState, PathState, RemotePath,
 };
 use crate::api::status::Status;
 use crate::api::traffic::Traffic;
@@ -83,7 +83,8 @@ impl Host {
         let member = attached.used_by.map(|(_, member)| u32::from(member));
         let kind = kind_of(&attached);
         let trouble = attached.device().and_then(|device| device.trouble());
-        let passed_over = attached.passed_over.clone().filter(|_| attached.used_by.is_none());
+        let works = used.is_some_and(|drive| drive.health != DriveHealth::Failed);
+        let passed_over = attached.passed_over.clone().filter(|_| !works);
         let is_spare = || self.look(|state| state.catalog.spares.contains_key(name));
         let state = match attached.used_by {
             Some(_) => DriveState::Member,

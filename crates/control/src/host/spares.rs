@@ -175,7 +175,8 @@ impl Host {
 
     /// What was lacking when they were refused may be there now.
     fn try_others_again(&self, array: Uuid) {
-        self.drives_labelled(array).iter().for_each(|drive| self.give_another_chance(drive));
+        let drives = [self.drives_labelled(array), self.drives_of(array)].concat();
+        drives.iter().for_each(|drive| self.give_another_chance(drive));
     }
 
     /// A drive that was passed over is tried again by itself.

@@ -109,8 +109,8 @@ pub fn change(name: &str, command: &str, error: &ChangeError) -> Refusal {
             .fix(format!(
                 "that room is laid out when a drive becomes a member: give it another drive of \
                  this size, by `ashlar array replace {name} --member {member} --new DRIVE`; drive \
-                 {drive} can take \
-                 the next member's place then, and so on; grow again after the last one"
+                 {drive} can take the next member's place then, and so on; grow again after the \
+                 last one"
             ))
         }
         ChangeError::Busy(_) => Refusal::conflict(text).fix("wait until it is done"),
