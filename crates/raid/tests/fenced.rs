@@ -117,8 +117,8 @@ fn a_rebuilt_member_is_told_of_once_the_drives_say_so() {
     });
 }
 
-/// The first write of all waits for a superblock, which one drive does not take. It is back when the
-/// next goes, on which that superblock still waits.
+/// The first write of all waits for a superblock, which one drive does not take. It is back when
+/// the next goes, on which that superblock still waits.
 #[test]
 fn who_is_back_before_a_superblock_is_through_stands_for_the_next_that_goes() {
     const NEXT: MemberIndex = MemberIndex(3);
