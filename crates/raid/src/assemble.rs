@@ -33,8 +33,8 @@ use crate::lease::{self, Claim, Host};
 use crate::member::Member;
 use crate::members::{Identity, Restripe};
 use crate::newer;
-use crate::own_generation::{OwnGeneration, Slot};
-use crate::region_map::{SEQUENCES_PER_START, StoredMap};
+use crate::own_generation::{OwnGeneration, SEQUENCES_PER_START, Slot};
+use crate::region_map::StoredMap;
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
 

@@ -28,7 +28,7 @@ use crate::error::ArrayError;
 use crate::label;
 use crate::member::Member;
 use crate::members::{Identity, Members};
-use crate::region_map::SEQUENCES_PER_START;
+use crate::own_generation::SEQUENCES_PER_START;
 
 /// Ranges that are kept free for writes under way that leave parts of bad ranges.
 const CUTS_UNDER_WAY: usize = 160;

@@ -10,9 +10,14 @@
 //! A drive that is older than what it surely took holds a copy of before: a backup, a snapshot that
 //! was rolled back. One that was asked to take a superblock while it was pulled may have it or not.
 //! A start of the array elsewhere goes on from far beyond all that its drives have (see
-//! `assemble::first_generation`).
+//! `assemble::first_generation`): one that is newer by less took the beginning of a change that the
+//! others never heard of, when a crash came.
 
 use std::cmp::Ordering;
+
+/// Generations, and sequences of other records, that a start passes over: more than ever reached
+/// some members and not all. Even: the slot of the newest is not the one that is written next.
+pub const SEQUENCES_PER_START: u64 = 1 << 16;
 
 /// Low halves of generations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,14 +85,16 @@ impl OwnGeneration {
     /// What a drive with this one is.
     ///
     /// `Equal`: it has what it was given. `Less`: it is older, or nobody can tell. `Greater`: it
-    /// has what the others did not give it.
+    /// was used elsewhere.
     pub fn judge(self, generation: u64) -> Ordering {
         let low = generation_low(generation);
         // Where nothing is sure it must be the very one.
         let least = if self.sure == 0 { self.asked } else { self.sure };
+        let was_started = u64::from(low.wrapping_sub(self.asked)) >= SEQUENCES_PER_START;
         match (age(low, least), age(low, self.asked)) {
             (Ordering::Less, _) => Ordering::Less,
-            (_, Ordering::Greater) => Ordering::Greater,
+            (_, Ordering::Greater) if was_started => Ordering::Greater,
+            (_, Ordering::Greater) => Ordering::Less,
             (Ordering::Equal | Ordering::Greater, _) => Ordering::Equal,
         }
     }
@@ -120,11 +127,16 @@ mod tests {
             generations.map(|its| OwnGeneration::stored(sure, asked).judge(its))
         };
         let [less, equal, greater] = [Ordering::Less, Ordering::Equal, Ordering::Greater];
-        assert_eq!(judged(100, 103, [99, 100, 103, 104]), [less, equal, equal, greater]);
-        assert_eq!(judged(0, 50, [49, 50, 51, 52]), [less, equal, greater, greater]);
+        let start = SEQUENCES_PER_START;
+        assert_eq!(judged(100, 103, [99, 100, 103, 103 + start]), [less, equal, equal, greater]);
+        assert_eq!(
+            judged(100, 103, [104, 105, 102 + start, 9 * start]),
+            [less, less, less, greater]
+        );
+        assert_eq!(judged(0, 50, [49, 50, 51, 50 + start]), [less, equal, less, greater]);
         // Low halves go round.
         let round = 1 << 32;
-        let around = [round - 2, round - 1, round + 2, round + 3];
+        let around = [round - 2, round - 1, round + 2, round + 2 + start];
         assert_eq!(judged(u32::MAX, 2, around), [less, equal, equal, greater]);
     }
 

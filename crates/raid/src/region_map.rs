@@ -28,11 +28,9 @@ use crate::filled::count_in_both;
 use crate::label;
 use crate::members::{Identity, Members};
 use crate::missed::Behind;
+use crate::own_generation::SEQUENCES_PER_START;
 use crate::view::View;
 
-/// Writes that fail on some members and that no later one reached all, at most. Even, so that the
-/// slot of the newest page is not the one that is written next.
-pub const SEQUENCES_PER_START: u64 = 1 << 16;
 /// Fewest stripes of one region.
 const REGION_STRIPES_MIN: u64 = 16;
 

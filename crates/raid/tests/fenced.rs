@@ -291,3 +291,35 @@ fn a_member_that_answers_no_more_is_done_without() {
         }
     });
 }
+
+/// A crash came when it alone had the next superblock, and it was away at the start after that.
+#[test]
+fn a_drive_that_has_a_superblock_which_the_others_never_got_was_not_used_elsewhere() {
+    run(|reactor, steer| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+        pair.write_some(20).await;
+        let (old, all) = (drive_of(&pair), pair.drives());
+        let file = address(pair.file(&old));
+        let superblocks = label::plan(DRIVE_BYTES, 1).unwrap().superblocks.range();
+        steer.set(move |its, op| match offset(op) {
+            Some(at) if is_write(op) && superblocks.contains(&at) && its != file => Fate::Waits,
+            _ => Fate::Passes,
+        });
+        let array = pair.array.clone();
+        let _set =
+            begin(&reactor, async move { array.set_settings(SettingsChange::default()).await });
+        steer.caught(&reactor, 3).await;
+        reactor.sleep(Duration::from_millis(50)).await;
+        pair.dies();
+        steer.drop_waiting(&reactor).await;
+        let others: Vec<_> = all.iter().filter(|its| !Rc::ptr_eq(its, &old)).collect();
+        pair.starts_with(&others).await;
+        pair.write_some(20).await;
+        let drive = pair.plug_in(&old);
+        pair.array.return_member(FENCED, drive, [77; 16]).await.unwrap();
+        pair.rebuilt().await;
+        pair.check().await;
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
+}
