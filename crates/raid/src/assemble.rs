@@ -24,13 +24,14 @@ use ashlar_format::record::{self, RecordError};
 use ashlar_format::region_map::{self, MapKind, REGIONS_PER_PAGE, RegionMapPage};
 use ashlar_format::units::{MemberIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::join::join_all;
 
 use crate::error::AssembleError;
 use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::Layout;
 use crate::lease::{self, Claim, Host};
-use crate::member::Member;
+use crate::member::{Keeper, Member};
 use crate::members::{Identity, Restripe};
 use crate::newer;
 use crate::own_generation::{OwnGeneration, SEQUENCES_PER_START, Slot};
@@ -69,12 +70,32 @@ pub(crate) struct Found {
     pub(crate) fences: bool,
     /// Larger than that of any superblock of its drives.
     pub(crate) generation: u64,
+    pub(crate) newest: Newest,
     pub(crate) journal_from: u64,
     pub(crate) policy: Policy,
     pub(crate) settings: Settings,
     pub(crate) scrub: ScrubMark,
     /// The largest that any of the drives names.
     pub(crate) era: u64,
+}
+
+/// The newest superblock, which a crash may have left on some members only.
+pub(crate) struct Newest {
+    superblock: ArraySuperblock,
+    lacking: Vec<Keeper>,
+}
+
+impl Newest {
+    /// Gives it to those that lack it: the next one takes the place of the one before it, which is
+    /// the newest that they have, and a power cut may tear that. Who cannot take this one cannot
+    /// take the next, either.
+    pub(crate) async fn spread(self, reactor: &Reactor) {
+        let Newest { superblock, lacking } = self;
+        let generation = sequence(&superblock);
+        let writes = lacking.iter();
+        let writes = writes.map(|to| to.write_superblock(reactor, superblock.clone(), generation));
+        join_all(writes).await;
+    }
 }
 
 struct Candidate {
@@ -154,8 +175,21 @@ pub(crate) async fn find(
     let settings = Settings::from_stored(newest.settings);
     let scrub = ScrubMark { next: newest.scrub_next.get(), began_s: newest.scrub_began.get() };
     let identity = Rc::new(identity);
+    let lacking = lacking(&members, &candidates, generation);
+    let newest = Newest { superblock: newest, lacking };
     let generation = first_generation(generation, highest);
-    Ok(Found { identity, members, fences, generation, journal_from, policy, settings, scrub, era })
+    Ok(Found {
+        identity,
+        members,
+        fences,
+        generation,
+        newest,
+        journal_from,
+        policy,
+        settings,
+        scrub,
+        era,
+    })
 }
 
 /// What a start goes on from: beyond all that any member has, absent ones too as far as can be. The
@@ -278,6 +312,16 @@ fn members_of(
         });
     }
     Ok(members)
+}
+
+/// Members that keep superblocks, and have none of this generation or a later one.
+fn lacking(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Keeper> {
+    let has_it = |drive_uuid: [u8; 16]| {
+        let mut own = candidates.iter().filter(|its| its.label.drive_uuid == drive_uuid);
+        own.any(|its| its.superblock.as_ref().is_some_and(|own| sequence(own) >= newest))
+    };
+    let all = members.iter().enumerate().map(|(index, its)| its.keeper(MemberIndex::new(index)));
+    all.flatten().filter(|keeper| !has_it(keeper.drive_uuid)).collect()
 }
 
 /// Members that are to be read, but whose drives hold a copy of before. `newest`: the generation

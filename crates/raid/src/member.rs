@@ -3,11 +3,14 @@
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::MemberState;
+use ashlar_drive::error::DriveError;
+use ashlar_format::array_superblock::{ArraySuperblock, MemberState, SLOTS};
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_reactor::executor::Reactor;
 
 use crate::filled::Filled;
+use crate::label;
 use crate::missed::Behind;
 use crate::own_generation::OwnGeneration;
 
@@ -100,6 +103,11 @@ impl Member {
     pub fn keeps_metadata(&self) -> Option<&Rc<Drive>> {
         self.alive().filter(|_| self.state != MemberState::Stale)
     }
+
+    pub(crate) fn keeper(&self, index: MemberIndex) -> Option<Keeper> {
+        let drive = self.keeps_metadata()?.clone();
+        Some(Keeper { index, drive, drive_uuid: self.drive_uuid, areas: self.areas })
+    }
 }
 
 /// A member that keeps metadata, and where.
@@ -108,6 +116,24 @@ pub(crate) struct Keeper {
     pub(crate) drive: Rc<Drive>,
     pub(crate) drive_uuid: [u8; 16],
     pub(crate) areas: MemberLayout,
+}
+
+impl Keeper {
+    /// Durably, and sealed for this drive.
+    pub(crate) async fn write_superblock(
+        &self,
+        reactor: &Reactor,
+        mut superblock: ArraySuperblock,
+        generation: u64,
+    ) -> Result<(), DriveError> {
+        let Keeper { index, drive, drive_uuid, areas } = self;
+        superblock.member = u16::from(index.0).into();
+        let home = areas.superblocks.offset + generation % SLOTS * ArraySuperblock::BYTES;
+        let written =
+            label::write_record(reactor, drive, &mut superblock, *drive_uuid, home, generation);
+        written.await?;
+        drive.flush().await
+    }
 }
 
 /// Largest sector of any member: what reads and writes of members are multiples of.

@@ -520,7 +520,10 @@ impl Members {
         for Keeper { index, .. } in &targets {
             self.list.borrow_mut()[index.index()].own.ask(generation);
         }
-        let writes = targets.iter().map(|target| self.write_superblock(target, generation));
+        let superblock = || self.superblock();
+        let writes = targets
+            .iter()
+            .map(|target| target.write_superblock(&self.reactor, superblock(), generation));
         let results = join_all(writes).await;
         // A member whose drive came back meanwhile is none the worse for what that did not take
         // when it went. Nor is this durable on it.
@@ -662,17 +665,8 @@ impl Members {
         trusted && !self.survives_without(&[index])
     }
 
-    async fn write_superblock(&self, to: &Keeper, generation: u64) -> Result<(), DriveError> {
-        let Keeper { index, drive, drive_uuid, areas } = to;
-        let mut superblock = self.superblock(*index);
-        let slot = generation % SLOTS * ArraySuperblock::BYTES;
-        let home = areas.superblocks.offset + slot;
-        label::write_record(&self.reactor, drive, &mut superblock, *drive_uuid, home, generation)
-            .await?;
-        drive.flush().await
-    }
-
-    fn superblock(&self, own: MemberIndex) -> ArraySuperblock {
+    /// As any member gets it.
+    fn superblock(&self) -> ArraySuperblock {
         let layout = self.identity.layout();
         let list = self.list.borrow();
         let mut superblock = ArraySuperblock::blank();
@@ -684,7 +678,6 @@ impl Members {
         superblock.data_chunks = layout.data;
         superblock.parity_chunks = layout.parity;
         superblock.member_count = u16::try_from(list.len()).expect("few members").into();
-        superblock.member = u16::from(own.0).into();
         superblock.chunk_bytes = layout.chunk_bytes.into();
         superblock.region_stripes = self.identity.region_stripes().into();
         superblock.stripes = layout.stripes.into();

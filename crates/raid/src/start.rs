@@ -17,7 +17,7 @@ use ashlar_reactor::range_lock::Mode as Lock;
 
 use crate::array::{Array, StoredMaps};
 pub use crate::assemble::{AssembleOptions, Known};
-use crate::assemble::{Found, find, read_map};
+use crate::assemble::{Found, Newest, find, read_map};
 use crate::bad_blocks::{self, StoredList};
 use crate::destage::DESTAGERS;
 use crate::error::{ArrayError, AssembleError, ChangeError};
@@ -191,7 +191,7 @@ impl Array {
         if let Some((host, claim)) = options.host.zip(claim) {
             array.hold(host, claim);
         }
-        if let Err(error) = array.bring_up(journal_from, options.force).await {
+        if let Err(error) = array.bring_up(found.newest, journal_from, options.force).await {
             // A rebuild that it began may be under way.
             array.drain().await;
             array.release().await;
@@ -209,6 +209,7 @@ impl Array {
     /// Makes what the drives say the state of an array that may be written to.
     async fn bring_up(
         self: &Rc<Self>,
+        newest: Newest,
         journal_from: u64,
         force: bool,
     ) -> Result<(), AssembleError> {
@@ -219,6 +220,7 @@ impl Array {
             // A journal that refuses the start does so before anything is written.
             from => Some(self.find_batches(from, force).await?),
         };
+        newest.spread(&self.reactor).await;
         self.dirty.map.write_all_anew().await?;
         self.dirty.missed.write_all_anew().await?;
         self.written.write_all_anew().await?;

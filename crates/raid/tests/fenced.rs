@@ -7,16 +7,18 @@
 mod pair;
 mod steered;
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::MemberIndex;
+use ashlar_raid::array::Array;
 use ashlar_raid::label;
 use ashlar_raid::lease::Host;
 use ashlar_raid::settings::SettingsChange;
-use ashlar_raid::start::ArraySpec;
+use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use pair::{DRIVE_BYTES, Pair, begin, run_on};
@@ -321,5 +323,63 @@ fn a_drive_that_has_a_superblock_which_the_others_never_got_was_not_used_elsewhe
         pair.check().await;
         pair.scrub_is_clean().await;
         pair.array.stop().await.unwrap();
+    });
+}
+
+/// A crash leaves the newest superblock on one drive, and a power cut tears the one that the start
+/// after it writes, on all. That drive dies: the others still know what was acknowledged before.
+#[test]
+fn what_was_acknowledged_survives_a_start_that_a_power_cut_tears() {
+    run(|reactor, steer| async move {
+        let set = |percent| SettingsChange { rebuild_percent: Some(percent), ..Default::default() };
+        let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+        pair.write_some(20).await;
+        pair.array.set_settings(set(41)).await.unwrap();
+        let all = pair.drives();
+        let file = address(pair.file(&all[0]));
+        let superblocks = label::plan(DRIVE_BYTES, 1).unwrap().superblocks.range();
+        let superblock =
+            move |op: &_| offset(op).filter(|at| is_write(op) && superblocks.contains(at));
+        let is_superblock = superblock.clone();
+        steer.set(move |its, op| match is_superblock(op) {
+            Some(_) if its != file => Fate::Waits,
+            _ => Fate::Passes,
+        });
+        let array = pair.array.clone();
+        let _set = begin(&reactor, async move { array.set_settings(set(42)).await });
+        steer.caught(&reactor, 3).await;
+        // The one that passes is durable before the daemon dies.
+        reactor.sleep(Duration::from_millis(50)).await;
+        pair.dies();
+        steer.drop_waiting(&reactor).await;
+
+        // The drive that has the newest is the first to be asked to take the next.
+        let torn = Rc::new(Cell::new(None));
+        let at = torn.clone();
+        steer.set(move |its, op| match superblock(op) {
+            Some(place) if its == file || at.get() == Some(place) => {
+                at.set(Some(place));
+                Fate::Waits
+            }
+            _ => Fate::Passes,
+        });
+        let drives: Vec<_> = all.iter().map(|its| pair.plug_in(its)).collect();
+        let (options, starting) = (AssembleOptions::default(), reactor.clone());
+        let assembled = drives.clone();
+        let _start =
+            begin(&reactor, async move { Array::assemble(&starting, assembled, options).await });
+        steer.caught(&reactor, 4).await;
+        drives.iter().for_each(|drive| drive.pull());
+        steer.drop_waiting(&reactor).await;
+        for drive in &all {
+            let again = pair.plug_in(drive);
+            let torn_half = reactor.buffer(2048);
+            torn_half.copy_from_slice(&[0x5a; 2048]);
+            again.write(torn.get().unwrap(), torn_half.into()).await.unwrap();
+        }
+        pair.starts_with(&all[1..].iter().collect::<Vec<_>>()).await;
+        let percent = pair.array.status().settings.rebuild_percent();
+        assert!([41, 42].contains(&percent), "{percent}");
+        pair.check().await;
     });
 }
