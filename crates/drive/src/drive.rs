@@ -716,21 +716,29 @@ impl UnderWay {
         op: Option<Op>,
         took: Duration,
     ) -> Option<Result<(), DriveError>> {
-        match (op, self.gate.as_ref()) {
-            (Some(op), Some(gate)) if outcome == LATE => {
-                self.state = State::AtGate(Box::new((gate.turned_away(), op)));
-                None
-            }
-            (Some(op), _) => {
-                let result = self.judge(outcome, took);
-                if result.is_none() {
-                    self.back_off(op);
-                }
-                result
-            }
-            // Its device was let go.
-            (None, _) => Some(self.judge(outcome, took).unwrap_or(Err(DriveError::Gone))),
+        // Its device was let go; or who asked what its cache may have lost was not told of this.
+        let Some(op) = op.filter(|_| self.drive.is_alive()) else {
+            return Some(Err(DriveError::Gone));
+        };
+        if let Some(gate) = self.gate.as_ref().filter(|_| outcome == LATE) {
+            self.state = State::AtGate(Box::new((gate.turned_away(), op)));
+            return None;
         }
+        if self.may_be_old() {
+            self.state = State::Held(Box::new(op));
+            return None;
+        }
+        let result = self.judge(outcome, took);
+        if result.is_none() {
+            self.back_off(op);
+        }
+        result
+    }
+
+    /// Whether it read while a flush failed, and what that did not keep: it is read again, from
+    /// this drive or from others.
+    fn may_be_old(&self) -> bool {
+        matches!(self.asked, Asked::Read { .. }) && self.drive.flush.undecided.get()
     }
 
     /// What the caller hears of an outcome; `None`: try again.

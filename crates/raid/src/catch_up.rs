@@ -243,12 +243,15 @@ impl Array {
                 member.behind = Some(Rc::new(self.dirty.behind()));
             }
         });
-        changed.await?;
-        self.journal.has_hope();
-        if let Err(error) = self.renew_metadata().await {
-            self.members.change(index, Member::become_stale).await?;
-            return Err(error.into());
+        let mut joined = changed.await;
+        if joined.is_ok() {
+            self.journal.has_hope();
+            joined = self.renew_metadata().await;
         }
+        if joined.is_err() {
+            self.members.change(index, Member::become_stale).await?;
+        }
+        joined?;
         self.start_rebuild();
         Ok(())
     }

@@ -304,9 +304,13 @@ impl Array {
             // It is barred from the next start, as one that is fenced.
             self.members.others_answer().await?;
         }
-        self.members.change(index, |place| *place = member.clone()).await?;
-        let prepared = self.prepare_replacement(index, &member).await;
+        let placed = self.members.change(index, |place| *place = member.clone()).await;
+        let prepared = match placed {
+            Ok(()) => self.prepare_replacement(index, &member).await,
+            Err(error) => Err(error.into()),
+        };
         if prepared.is_err() {
+            // Rebuilt without the rest of the metadata it could be all that is left later.
             self.members.change(index, Member::become_stale).await?;
             return prepared;
         }

@@ -93,7 +93,13 @@ fn counts_text(scrub: &Scrub) -> String {
     if scrub.bad_stripes > 0 {
         parts.push(format!("{} stripes have lost blocks", scrub.bad_stripes));
     }
-    if parts.is_empty() { "all is well".to_owned() } else { parts.join("; ") }
+    match scrub.state {
+        _ if !parts.is_empty() => parts.join("; "),
+        ScrubState::Finished => "all is well".to_owned(),
+        ScrubState::Never | ScrubState::Running | ScrubState::Stopped => {
+            "all was well so far".to_owned()
+        }
+    }
 }
 
 /// Where, and what can be done about what is not mended.
@@ -181,6 +187,8 @@ mod tests {
     fn what_was_mended_is_told_and_no_failure() {
         assert_eq!(found_text(&scrub()), "done: all is well");
         assert!(is_clean(&scrub()));
+        let stopped = Scrub { state: ScrubState::Stopped, ..scrub() };
+        assert_eq!(found_text(&stopped), "stopped before its end; all was well so far");
         let mended = Scrub { damaged_stripes: 3, repaired_stripes: 3, ..scrub() };
         let said = found_text(&mended);
         assert!(said.contains("3 stripes had blocks") && said.contains("3 stripes repaired"));
