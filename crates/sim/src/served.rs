@@ -32,6 +32,12 @@ impl Served {
         Served { volume: volume.clone(), base: 0, places: vec![whole] }
     }
 
+    /// How long it is, as far as it was looked where that is: it may be growing.
+    pub fn bytes(&self) -> u64 {
+        let placed = self.places.iter().map(|(_, area)| area.len).sum();
+        self.volume.bytes().min(placed)
+    }
+
     /// The ranges of the array that a range of the volume stands in.
     pub fn ranges(&self, offset: u64, len: u64) -> impl Iterator<Item = Range<u64>> {
         self.places.iter().filter_map(move |(begin, area)| {

@@ -490,7 +490,7 @@ impl Life {
     async fn request_of_another(&self, prng: &mut Prng) {
         let index = prng.index(NAMES.len());
         let Some(served) = self.others.begin(index) else { return };
-        let bytes = served.volume.bytes();
+        let bytes = served.bytes();
         let longest = LEN_SECTORS_MAX[prng.index(LEN_SECTORS_MAX.len())];
         let len = (SECTOR * (1 + prng.below(longest))).min(bytes);
         let offset = match prng.below(3) {
