@@ -119,6 +119,36 @@ fn a_rebuilt_member_is_told_of_once_the_drives_say_so() {
     });
 }
 
+/// Its superblock cannot be written for a while. In the end it is all that is left.
+#[test]
+fn a_member_that_could_not_be_told_of_is_not_rebuilt_without_the_maps() {
+    run(|reactor, steer| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
+        pair.write_some(20).await;
+        pair.in_place().await;
+        let other = address(pair.file(&pair.drives()[0]));
+        pair.array.pull_member(FENCED).unwrap();
+        pair.put(0, &[3; 512]).await;
+        pair.in_place().await;
+        let superblocks = label::plan(DRIVE_BYTES, 0).unwrap().superblocks.range();
+        steer.set(move |its, op| match offset(op) {
+            Some(at) if is_write(op) && superblocks.contains(&at) && its == other => Fate::Fails,
+            _ => Fate::Passes,
+        });
+        let drive = pair.new_drive().await;
+        let replaced = pair.array.replace_member(FENCED, drive, [77; 16]).await;
+        assert!(replaced.is_err(), "{replaced:?}");
+        let state = || pair.array.status().members[FENCED.index()].state;
+        assert_eq!(state(), MemberState::Stale);
+        steer.set(|_, _| Fate::Passes);
+        pair.array.rebuild(|| [78; 16]).await.unwrap();
+        pair.rebuilt().await;
+        assert_eq!(state(), MemberState::Trusted);
+        pair.crash_without(&[0]).await;
+        pair.check().await;
+    });
+}
+
 /// The first write of all waits for a superblock, which one drive does not take. It is back when
 /// the next goes, on which that superblock still waits.
 #[test]

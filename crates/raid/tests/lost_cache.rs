@@ -22,7 +22,7 @@ use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
 use pair::{DRIVE_BYTES, Pair, begin, run_on};
-use steered::{Fate, Steer, address};
+use steered::{Fate, Steer, address, is_write, offset};
 
 const LEN: usize = 16 << 10;
 
@@ -91,6 +91,105 @@ fn what_it_shows_is_not_read() {
             is_whole_again(&mut pair, index, &drive).await;
         }
     });
+}
+
+/// The same of reads that were under way when the flush failed.
+#[test]
+fn what_was_read_meanwhile_is_read_again() {
+    run(|reactor, steer| async move {
+        for (level, members) in [(Level::Raid5, 3), (Level::Raid6, 4), (Level::Raid10, 4)] {
+            let mut pair = array(&reactor, level, members, Policy::Bitmap).await;
+            let (index, drive, at) = first(&pair);
+            let file = address(pair.file(&drive));
+            pair.put(0, &[2; LEN]).await;
+            let fates = move |reads: Fate, flush: Fate, others: Fate| {
+                move |its: usize, op: &Op| match op {
+                    Op::Read { .. } if its == file => reads,
+                    Op::Flush { .. } if its == file => flush,
+                    Op::Flush { .. } => others,
+                    _ => Fate::Passes,
+                }
+            };
+            steer.set(fates(Fate::Waits, Fate::Waits, Fate::Waits));
+            let reads = (0..4).map(|_| {
+                let (array, into) = (pair.array.clone(), reactor.buffer(LEN));
+                begin(&reactor, async move {
+                    array.read(0, into.clone().into()).await.unwrap();
+                    into.bytes().to_vec()
+                })
+            });
+            let reads: Vec<_> = reads.collect();
+            steer.caught(&reactor, 1).await;
+            reactor.sleep(Duration::from_millis(20)).await;
+            let array = pair.array.clone();
+            let flush = begin(&reactor, async move { array.flush().await });
+            while !drive.is_flushing() {
+                reactor.sleep(Duration::from_millis(1)).await;
+            }
+            steer.set(fates(Fate::Waits, Fate::Fails, Fate::Waits));
+            while !drive.has_failed_flush() {
+                reactor.sleep(Duration::from_millis(1)).await;
+            }
+            pair.file(&drive).write_all_at(&[1; LEN], at).unwrap();
+            steer.set(fates(Fate::Passes, Fate::Fails, Fate::Waits));
+            reactor.sleep(Duration::from_millis(20)).await;
+            steer.set(|_, _| Fate::Passes);
+            for read in reads {
+                assert!(read.ended(&reactor).await == [2; LEN], "{level:?}");
+            }
+            flush.ended(&reactor).await.unwrap();
+            is_whole_again(&mut pair, index, &drive).await;
+        }
+    });
+}
+
+/// One copy is written, and nobody has heard of it, when its drive goes and comes back without it.
+#[test]
+fn what_nobody_had_heard_of_is_not_taken_for_kept() {
+    for (goes, policy) in [0, 1]
+        .into_iter()
+        .flat_map(|its| [Policy::None, Policy::Bitmap, Policy::Journal].map(|policy| (its, policy)))
+    {
+        run(move |reactor, steer| async move {
+            let mut pair = array(&reactor, Level::Raid1, 2, policy).await;
+            let drives = pair.drives();
+            let other = address(pair.file(&drives[1 - goes]));
+            let at = label::plan(DRIVE_BYTES, 0).unwrap().data.offset;
+            steer.set(move |its, op| match offset(op) {
+                Some(place) if is_write(op) && its == other && place >= at => Fate::Waits,
+                _ => Fate::Passes,
+            });
+            pair.bytes[..LEN].fill(2);
+            let (array, from) = (pair.array.clone(), reactor.buffer(LEN));
+            from.copy_from_slice(&[2; LEN]);
+            let written = begin(&reactor, async move { array.write(0, from.into()).await });
+            steer.caught(&reactor, 1).await;
+            reactor.sleep(Duration::from_millis(20)).await;
+            pair.array.pull_member(MemberIndex::new(goes)).unwrap();
+            pair.file(&drives[goes]).write_all_at(&[1; LEN], at).unwrap();
+            let (array, drive) = (pair.array.clone(), pair.plug_in(&drives[goes]));
+            let member = MemberIndex::new(goes);
+            let back =
+                begin(&reactor, async move { array.replace_member(member, drive, [77; 16]).await });
+            reactor.sleep(Duration::from_millis(50)).await;
+            steer.set(|_, _| Fate::Passes);
+            written.ended(&reactor).await.unwrap();
+            let back = back.ended(&reactor).await;
+            pair.in_place().await;
+            if back.is_err() || !pair.drives()[goes].is_alive() {
+                let drive = pair.plug_in(&drives[goes]);
+                pair.array.replace_member(member, drive, [78; 16]).await.unwrap();
+            }
+            if pair.array.state() != ArrayState::Optimal {
+                pair.array.rebuild(|| [79; 16]).await.unwrap();
+            }
+            pair.rebuilt().await;
+            assert_eq!(pair.array.state(), ArrayState::Optimal);
+            pair.check().await;
+            pair.scrub_is_clean().await;
+            pair.array.stop().await.unwrap();
+        });
+    }
 }
 
 /// Neither is given up on the word of the other, nor fenced for it: what was flushed before is

@@ -255,12 +255,18 @@ impl Pair {
         assert_eq!(self.array.status().rebuild_error, None);
     }
 
-    /// A member gets another drive.
-    pub async fn replace(&mut self, member: u8) {
+    /// A drive that nobody knows, and that is not empty.
+    pub async fn new_drive(&mut self) -> Rc<Drive> {
         let file = memory(DRIVE_BYTES);
         let new = open(&self.reactor, &file, "new", 512);
         fill(&self.reactor, &new).await;
         self.files.push((new.clone(), file));
+        new
+    }
+
+    /// A member gets another drive.
+    pub async fn replace(&mut self, member: u8) {
+        let new = self.new_drive().await;
         let uuid = [200 + member; 16];
         self.array.replace_member(MemberIndex(member), new, uuid).await.unwrap();
     }
