@@ -137,7 +137,7 @@ fn devices_that_are_back_bring_their_array_back() {
         drive["error"].as_str().is_some_and(|why| why.contains("stop the array, and start it"))
     });
     let said = daemon.ok("status");
-    assert!(said.contains("; drive d2 is attached, and not used; "), "{said}");
+    assert!(said.contains("; drive d2 is attached, and not used\n"), "{said}");
     // Not cleanly: what the journal has has no place to go to.
     let stopped = daemon.run("array stop a --force");
     assert!(String::from_utf8_lossy(&stopped.stderr).contains("was stopped, but not cleanly"));

@@ -320,8 +320,11 @@ fn lacking(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Kee
         let mut own = candidates.iter().filter(|its| its.label.drive_uuid == drive_uuid);
         own.any(|its| its.superblock.as_ref().is_some_and(|own| sequence(own) >= newest))
     };
-    let all = members.iter().enumerate().map(|(index, its)| its.keeper(MemberIndex::new(index)));
-    all.flatten().filter(|keeper| !has_it(keeper.drive_uuid)).collect()
+    let keeper = |(index, member): (usize, &Member)| {
+        Some(member.keeper(MemberIndex::new(index), member.keeps_metadata()?.clone()))
+    };
+    let all = members.iter().enumerate().filter_map(keeper);
+    all.filter(|keeper| !has_it(keeper.drive_uuid)).collect()
 }
 
 /// Members that are to be read, but whose drives hold a copy of before. `newest`: the generation

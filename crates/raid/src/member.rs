@@ -104,9 +104,9 @@ impl Member {
         self.alive().filter(|_| self.state != MemberState::Stale)
     }
 
-    pub(crate) fn keeper(&self, index: MemberIndex) -> Option<Keeper> {
-        let drive = self.keeps_metadata()?.clone();
-        Some(Keeper { index, drive, drive_uuid: self.drive_uuid, areas: self.areas })
+    /// As the member of this number, with this drive.
+    pub(crate) fn keeper(&self, index: MemberIndex, drive: Rc<Drive>) -> Keeper {
+        Keeper { index, drive, drive_uuid: self.drive_uuid, areas: self.areas }
     }
 }
 

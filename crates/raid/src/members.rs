@@ -520,13 +520,12 @@ impl Members {
         for Keeper { index, .. } in &targets {
             self.list.borrow_mut()[index.index()].own.ask(generation);
         }
-        let superblock = || self.superblock();
-        let writes = targets
-            .iter()
-            .map(|target| target.write_superblock(&self.reactor, superblock(), generation));
+        let writes = targets.iter();
+        let writes =
+            writes.map(|its| its.write_superblock(&self.reactor, self.superblock(), generation));
         let results = join_all(writes).await;
-        // A member whose drive came back meanwhile is none the worse for what that did not take
-        // when it went. Nor is this durable on it.
+        // Of a member whose drive came back meanwhile the old handle's answer says nothing: the
+        // next round gives it this.
         let is_still = |target: &Keeper| {
             let drive = &self.list.borrow()[target.index.index()].drive;
             drive.as_ref().is_some_and(|its| Rc::ptr_eq(its, &target.drive))
@@ -539,13 +538,13 @@ impl Members {
             self.list.borrow_mut()[index.index()].own.took(generation);
         }
         let failed = self.may_fence(&still, &results);
-        let is_on_all = failed.is_ok() && still.len() == targets.len();
+        let is_durable = failed.is_ok() && still.len() == targets.len();
         // Some may have it now: it still is not durable on all.
-        self.fencing.set(self.fencing.get() || fences && !is_on_all);
+        self.fencing.set(self.fencing.get() || fences && !is_durable);
         if self.mark_stale(failed?.into_iter()) {
             self.generation.set(self.generation.get() + 1);
         }
-        if is_on_all {
+        if is_durable {
             self.durable_generation.set(generation);
         }
         Ok(())
@@ -572,8 +571,8 @@ impl Members {
         if results.contains(&Err(DriveError::NoSpace)) {
             return Err(ArrayError::NoSpace);
         }
-        let lost = !failed.is_empty() && !self.survives_without(&failed);
-        if lost || results.iter().all(Result::is_err) {
+        let has_failed = !failed.is_empty() || results.is_empty();
+        if has_failed && !self.survives_without(&failed) {
             return Err(ArrayError::Lost);
         }
         Ok(failed)
@@ -596,20 +595,19 @@ impl Members {
 
     /// Members that keep metadata.
     pub(crate) fn keepers(&self) -> Vec<Keeper> {
-        self.those(Member::keeps_metadata)
+        self.those(|member| member.keeps_metadata().cloned())
     }
 
     /// Stale members whose own drives are here, and were used nowhere else.
     pub(crate) fn stale_here(&self) -> Vec<Keeper> {
         let is_own = |its: &Member| its.state == MemberState::Stale && its.catches_up;
-        self.those(|member| member.alive().filter(|_| is_own(member)))
+        self.those(|member| member.alive().filter(|_| is_own(member)).cloned())
     }
 
-    fn those(&self, of: impl Fn(&Member) -> Option<&Rc<Drive>>) -> Vec<Keeper> {
+    fn those(&self, of: impl Fn(&Member) -> Option<Rc<Drive>>) -> Vec<Keeper> {
         let list = self.list.borrow();
         let keeper = |(index, member): (usize, &Member)| {
-            let (drive, drive_uuid) = (of(member)?.clone(), member.drive_uuid);
-            Some(Keeper { index: MemberIndex::new(index), drive, drive_uuid, areas: member.areas })
+            Some(member.keeper(MemberIndex::new(index), of(member)?))
         };
         list.iter().enumerate().filter_map(keeper).collect()
     }

@@ -9,7 +9,7 @@ use crate::label;
 pub struct MemberNeeds {
     /// Bytes of data that a member holds.
     pub data_bytes: u64,
-    /// The smallest journal of a member, in bytes.
+    /// The smallest journal of a member that is here, in bytes.
     pub journal_bytes: u64,
     /// What members are read and written in; a drive with larger sectors joins at a start only.
     pub sector_bytes: u32,
@@ -31,13 +31,10 @@ pub enum Unfit {
 impl MemberNeeds {
     /// Where a member's things go on a drive of this many bytes, with such sectors.
     pub fn layout_on(&self, drive_bytes: u64, sector_bytes: u32) -> Result<MemberLayout, Unfit> {
-        if sector_bytes > self.sector_bytes {
-            return Err(Unfit::Sectors);
-        }
-        let kind = (self.parity, self.integrity);
-        let bytes = label::whole_blocks(drive_bytes);
-        label::plan_in_place_of(bytes, kind, self.journal_bytes, self.data_bytes)
-            .ok_or(Unfit::TooSmall)
+        let (bytes, kind) = (label::whole_blocks(drive_bytes), (self.parity, self.integrity));
+        let layout = label::plan_in_place_of(bytes, kind, self.journal_bytes, self.data_bytes);
+        let layout = layout.ok_or(Unfit::TooSmall)?;
+        if sector_bytes > self.sector_bytes { Err(Unfit::Sectors) } else { Ok(layout) }
     }
 }
 
@@ -66,7 +63,8 @@ mod tests {
                     assert_eq!(layout.is_ok(), bytes >= of, "{bytes} for {needs:?}");
                     assert!(layout.is_ok_and(|its| its.data.len >= data_bytes) || bytes < of);
                 }
-                assert_eq!(needs.layout_on(bytes, 8192), Err(Unfit::Sectors));
+                let reason = if bytes < of { Unfit::TooSmall } else { Unfit::Sectors };
+                assert_eq!(needs.layout_on(bytes, 8192), Err(reason));
             }
         }
     }

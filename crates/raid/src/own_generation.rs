@@ -90,7 +90,8 @@ impl OwnGeneration {
         let low = generation_low(generation);
         // Where nothing is sure it must be the very one.
         let least = if self.sure == 0 { self.asked } else { self.sure };
-        let was_started = u64::from(low.wrapping_sub(self.asked)) >= SEQUENCES_PER_START;
+        // A start goes on from what the drive has, which is less than it was asked for, perhaps.
+        let was_started = u64::from(low.wrapping_sub(self.asked)) >= SEQUENCES_PER_START / 2;
         match (age(low, least), age(low, self.asked)) {
             (Ordering::Less, _) => Ordering::Less,
             (_, Ordering::Greater) if was_started => Ordering::Greater,
@@ -130,8 +131,8 @@ mod tests {
         let start = SEQUENCES_PER_START;
         assert_eq!(judged(100, 103, [99, 100, 103, 103 + start]), [less, equal, equal, greater]);
         assert_eq!(
-            judged(100, 103, [104, 105, 102 + start, 9 * start]),
-            [less, less, less, greater]
+            judged(100, 103, [104, 105, 101 + start, 9 * start]),
+            [less, less, greater, greater]
         );
         assert_eq!(judged(0, 50, [49, 50, 51, 50 + start]), [less, equal, less, greater]);
         // Low halves go round.

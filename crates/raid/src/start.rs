@@ -344,10 +344,12 @@ impl Array {
 
     /// What a drive has to be to become a member of it now.
     pub(crate) fn member_needs(&self) -> MemberNeeds {
-        let journals = self.members.list().iter().map(|its| its.areas.journal.len).min();
+        let list = self.members.list();
+        // Of one that was never here it is not known.
+        let here = list.iter().filter(|its| its.drive.is_some());
         MemberNeeds {
             data_bytes: self.member_bytes(),
-            journal_bytes: journals.unwrap_or(0),
+            journal_bytes: here.map(|its| its.areas.journal.len).min().unwrap_or(0),
             sector_bytes: self.sector_bytes,
             parity: self.layout().parity,
             integrity: self.identity.integrity,

@@ -153,11 +153,16 @@ fn a_member_that_could_not_be_told_of_is_not_rebuilt_without_the_maps() {
 /// the next goes, on which that superblock still waits.
 #[test]
 fn who_is_back_before_a_superblock_is_through_stands_for_the_next_that_goes() {
-    const NEXT: MemberIndex = MemberIndex(3);
-    run(|reactor, steer| async move {
-        let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+    stands_for_the_next(Level::Raid5, 4, MemberIndex(3));
+    stands_for_the_next(Level::Raid1, 2, MemberIndex(0));
+}
+
+fn stands_for_the_next(level: Level, members: usize, goes: MemberIndex) {
+    run(move |reactor, steer| async move {
+        let spec = ArraySpec { policy: Some(Policy::Journal), ..Pair::spec(level) };
+        let mut pair = Pair::made(&reactor, &spec, &vec![DRIVE_BYTES; members], 512).await;
         let old = drive_of(&pair);
-        let next = pair.array.status().members[NEXT.index()].drive.clone().unwrap();
+        let next = pair.drives()[goes.index()].clone();
         let (file, other) = (address(pair.file(&old)), address(pair.file(&next)));
         let superblocks = label::plan(DRIVE_BYTES, 1).unwrap().superblocks.range();
         let is_superblock =
@@ -185,15 +190,15 @@ fn who_is_back_before_a_superblock_is_through_stands_for_the_next_that_goes() {
             reactor.sleep(Duration::from_millis(1)).await;
         }
         assert!(!written.has_ended() && !back.has_ended());
-        pair.array.pull_member(NEXT).unwrap();
+        pair.array.pull_member(goes).unwrap();
         written.ended(&reactor).await.unwrap();
         back.ended(&reactor).await.unwrap();
         let status = pair.array.status();
         assert_eq!(status.members[FENCED.index()].state, MemberState::Trusted);
-        assert_eq!(status.members[NEXT.index()].state, MemberState::Stale);
+        assert_eq!(status.members[goes.index()].state, MemberState::Stale);
         steer.set(|_, _| Fate::Passes);
         pair.check().await;
-        pair.crash_without(&[NEXT.index()]).await;
+        pair.crash_without(&[goes.index()]).await;
         pair.check().await;
     });
 }

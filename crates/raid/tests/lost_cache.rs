@@ -107,7 +107,10 @@ fn what_was_read_meanwhile_is_read_again() {
                     Op::Read { .. } if its == file => reads,
                     Op::Flush { .. } if its == file => flush,
                     Op::Flush { .. } => others,
-                    _ => Fate::Passes,
+                    Op::Read { .. }
+                    | Op::Write { .. }
+                    | Op::WriteZeroes { .. }
+                    | Op::Descriptor { .. } => Fate::Passes,
                 }
             };
             steer.set(fates(Fate::Waits, Fate::Waits, Fate::Waits));

@@ -695,6 +695,7 @@ fn is_drive_of(member: &MemberSnapshot, drive: &Attached, was_used: bool) -> boo
     drive.used_by.is_none() && (member.is_present() || is_own(member, drive) && was_used)
 }
 
+/// Whether a drive carries the label of the member's own.
 fn is_own(member: &MemberSnapshot, drive: &Attached) -> bool {
     drive.content.label().is_some_and(|label| label.drive == member.drive_uuid)
 }

@@ -1,7 +1,7 @@
 //! What needs a person, in words that say what to do.
 
 use crate::api::array::{Array, ArrayState, Member, MemberState};
-use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveSource, DriveState};
+use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveSource, DriveState, PathState};
 use crate::api::export::{Export, ExportState};
 use crate::api::spare::Spare;
 
@@ -135,74 +135,86 @@ enum Whereabouts {
     Away,
     /// It is another host's: it is looked for all the time.
     Unreached,
-    /// It is attached, and its array uses it no longer.
+    /// It is attached, and its array has given it up.
     Failed,
-    /// It is attached, and not this array's now: what is wrong with it is told of the drive.
+    /// It is attached, and its array does not use it: why is told of the drive.
     Unused,
 }
 
 fn whereabouts(member: &Member, drives: &[Drive]) -> Whereabouts {
     let name = member.drive.as_ref().or(member.last_drive.as_ref());
-    let known = drives.iter().find(|drive| Some(&drive.name) == name);
-    let attached = known.filter(|drive| drive.state != DriveState::Missing);
-    let is_remote = |drive: &Drive| {
-        drive.kind == Some(DriveKind::Remote) || matches!(drive.source, DriveSource::NvmeTcp(_))
+    // Another may have its name by now, and it may be here by another.
+    let is_it = |drive: &&Drive| match drive.state {
+        DriveState::Missing => Some(&drive.name) == name,
+        DriveState::Free | DriveState::Member | DriveState::Spare | DriveState::Replaced => {
+            drive.uuid == Some(member.drive_uuid)
+        }
     };
-    match (known, attached) {
-        (Some(drive), _) if is_remote(drive) => Whereabouts::Unreached,
-        (_, None) => Whereabouts::Away,
-        (_, Some(_)) if member.drive.is_some() => Whereabouts::Failed,
-        (_, Some(_)) => Whereabouts::Unused,
+    let Some(drive) = drives.iter().find(is_it) else { return Whereabouts::Away };
+    let is_lost = drive.path.as_ref().is_some_and(|path| path.state == PathState::Lost);
+    match (drive.state, &drive.source) {
+        (DriveState::Missing, DriveSource::NvmeTcp(_)) => Whereabouts::Unreached,
+        (DriveState::Missing, _) => Whereabouts::Away,
+        _ if is_lost => Whereabouts::Unreached,
+        _ if member.drive.is_some() => Whereabouts::Failed,
+        _ => Whereabouts::Unused,
     }
 }
 
 /// Which members lack what, and what gives it to them.
 fn degraded(array: &Array, drives: &[Drive]) -> String {
-    let name = &array.name;
-    let reasons = array.members.iter().filter_map(|member| {
-        let (index, drive) = (member.index, drive_of(member));
-        if member.present && member.state == MemberState::Trusted {
-            return None;
-        }
-        if member.present && member.state == MemberState::Rebuilding {
+    let reasons: Vec<String> =
+        array.members.iter().filter_map(|member| lacks(array, member, drives)).collect();
+    format!("array {} is degraded: {}", array.name, reasons.join("; "))
+}
+
+/// What a member of a degraded array lacks; `None`: nothing.
+fn lacks(array: &Array, member: &Member, drives: &[Drive]) -> Option<String> {
+    let (name, index, drive) = (&array.name, member.index, drive_of(member));
+    let replace = format!("`ashlar array replace {name} --member {index} --new DRIVE`");
+    let (what, fix) = match (member.present, member.state) {
+        (true, MemberState::Trusted) => return None,
+        (true, MemberState::Rebuilding) => {
             return Some(match (&array.rebuild, &array.rebuild_error) {
-                (Some(_), _) => format!("{drive} is rebuilt, {} % so far", member.rebuilt_percent),
+                (Some(_), _) => {
+                    format!("{drive} is being rebuilt, {} % so far", member.rebuilt_percent)
+                }
                 (None, Some(why)) => format!("the rebuild of {drive} stopped: {why}"),
                 (None, None) => {
                     format!("{drive} is not rebuilt; `ashlar array rebuild {name}` goes on with it")
                 }
             });
         }
-        let what = match whereabouts(member, drives) {
-            _ if member.present => format!("what is on {drive} is old, and not read"),
-            Whereabouts::Away => format!("{drive} is away"),
-            Whereabouts::Unreached => format!("{drive} is not reached"),
-            Whereabouts::Failed => format!("{drive} failed"),
-            Whereabouts::Unused => format!("{drive} is not used"),
-        };
-        if let Some(its) = &member.takeover {
-            return Some(format!("{what}; spare {} will take its place", its.spare));
-        }
-        let replace = format!("`ashlar array replace {name} --member {index} --new DRIVE`");
-        let fix = match whereabouts(member, drives) {
-            _ if member.present => format!("`ashlar array rebuild {name}` fills it anew"),
-            Whereabouts::Away => format!("attach it again, or {replace}"),
-            Whereabouts::Unreached => format!("it is taken back once it is, or {replace}"),
-            Whereabouts::Failed | Whereabouts::Unused => replace,
-        };
-        Some(format!("{what}; {fix}"))
-    });
-    let reasons: Vec<String> = reasons.collect();
-    format!("array {name} is degraded: {}", reasons.join("; "))
+        (true, MemberState::Stale) => (
+            format!("what is on {drive} is old, and not read"),
+            format!("`ashlar array rebuild {name}` fills it anew"),
+        ),
+        (false, _) => match whereabouts(member, drives) {
+            Whereabouts::Away => {
+                (format!("{drive} is away"), format!("attach it again, or {replace}"))
+            }
+            Whereabouts::Unreached => (
+                format!("{drive} is not reached"),
+                format!("it is taken back once it is, or {replace}"),
+            ),
+            Whereabouts::Failed => (format!("{drive} failed"), replace),
+            Whereabouts::Unused => (format!("{drive} is not used"), replace),
+        },
+    };
+    let taken_over = |spare: &str| format!("spare {spare} will take its place");
+    let fix = member.takeover.as_ref().map_or(fix, |its| taken_over(&its.spare));
+    Some(format!("{what}; {fix}"))
 }
 
 /// Nothing is lost for good while the drives that it lacks may still come back.
 fn failed(array: &Array, drives: &[Drive]) -> String {
     let name = &array.name;
     let lacking = |member: &&Member| !member.present && member.state == MemberState::Trusted;
-    let fixes = array.members.iter().filter(lacking).map(|member| {
-        let drive = drive_of(member);
-        match whereabouts(member, drives) {
+    let (mut fixes, mut goes_on) = (Vec::new(), true);
+    for member in array.members.iter().filter(lacking) {
+        let (drive, found) = (drive_of(member), whereabouts(member, drives));
+        goes_on &= matches!(found, Whereabouts::Away | Whereabouts::Unreached);
+        fixes.push(match found {
             Whereabouts::Away => format!("{drive} is away: attach it again"),
             Whereabouts::Unreached => {
                 format!("{drive} is not reached: it is taken back once it is")
@@ -214,15 +226,14 @@ fn failed(array: &Array, drives: &[Drive]) -> String {
                  its device was gone)"
             ),
             Whereabouts::Unused => format!("{drive} is attached, and not used"),
-        }
-    });
-    let mut fixes: Vec<String> = fixes.collect();
-    if fixes.is_empty() {
-        fixes.push(format!(
+        });
+    }
+    match (fixes.is_empty(), goes_on) {
+        (true, _) => fixes.push(format!(
             "`ashlar array show {name}` lists its members; copy what can still be read"
-        ));
-    } else {
-        fixes.push("it goes on by itself with enough of them".to_owned());
+        )),
+        (false, true) => fixes.push("it goes on by itself with enough of them".to_owned()),
+        (false, false) => {}
     }
     format!(
         "array {name} has failed: some blocks cannot be read or written without drives that it \
