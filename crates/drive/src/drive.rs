@@ -312,12 +312,17 @@ impl Drive {
     /// it alone. What is read there says nothing of the drive's health here, and of its pace what
     /// [`was_read_elsewhere`](Drive::was_read_elsewhere) is told.
     pub fn twin(&self) -> Option<Device> {
-        self.reactor.twin(self.device).filter(|_| self.is_alive())
+        self.reactor.twin(self.device).filter(|_| self.shows_what_it_took())
     }
 
     /// Whether it is worth asking.
     pub fn is_alive(&self) -> bool {
         self.health.get().state != HealthState::Failed
+    }
+
+    /// Alive, and no flush has failed of which it is not decided what that means.
+    fn shows_what_it_took(&self) -> bool {
+        self.is_alive() && !self.flush.undecided.get()
     }
 
     /// The drive was pulled: nothing more is started on it, and nobody waits for it any more.
@@ -352,8 +357,8 @@ impl Drive {
     /// What a drive of memory has there, without a copy; it shows what is written later, so it is
     /// not to be kept over a wait, but by who keeps others from writing there. `None`: read it.
     pub fn lend(&self, offset: u64, len: usize) -> Option<Buffer> {
-        let bytes =
-            self.is_alive().then(|| self.reactor.lend(self.device, offset, len)).flatten()?;
+        let lend = || self.reactor.lend(self.device, offset, len);
+        let bytes = self.shows_what_it_took().then(lend).flatten()?;
         self.good_answer(Asked::Read { bytes: len as u64 }, Duration::ZERO);
         Some(bytes)
     }
@@ -481,8 +486,7 @@ impl Drive {
     /// wrong.
     #[inline]
     fn does_now(&self, asked: Asked, run: impl FnOnce(&Reactor) -> Option<Outcome>) -> bool {
-        let done = self.is_alive()
-            && !self.flush.undecided.get()
+        let done = self.shows_what_it_took()
             && run(&self.reactor).is_some_and(|outcome| asked.is_answered_by(outcome));
         if done {
             self.good_answer(asked, Duration::ZERO);
@@ -680,7 +684,7 @@ impl UnderWay {
                     self.try_again();
                 }
                 State::Held(_) => {
-                    if self.drive.flush.undecided.get() {
+                    if self.drive.is_alive() && self.drive.flush.undecided.get() {
                         self.drive.held_back.add(&self.drive.reactor);
                         return Poll::Pending;
                     }
@@ -724,7 +728,9 @@ impl UnderWay {
             self.state = State::AtGate(Box::new((gate.turned_away(), op)));
             return None;
         }
-        if self.may_be_old() {
+        if matches!(self.asked, Asked::Read { .. }) && self.drive.flush.undecided.get() {
+            // It may be what a flush has lost that failed: it is read again, here or from others.
+            self.drive.answered.set(self.drive.reactor.turn_time());
             self.state = State::Held(Box::new(op));
             return None;
         }
@@ -733,12 +739,6 @@ impl UnderWay {
             self.back_off(op);
         }
         result
-    }
-
-    /// Whether it read while a flush failed, and what that did not keep: it is read again, from
-    /// this drive or from others.
-    fn may_be_old(&self) -> bool {
-        matches!(self.asked, Asked::Read { .. }) && self.drive.flush.undecided.get()
     }
 
     /// What the caller hears of an outcome; `None`: try again.

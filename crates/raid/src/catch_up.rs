@@ -249,9 +249,9 @@ impl Array {
             joined = self.renew_metadata().await;
         }
         if joined.is_err() {
-            self.members.change(index, Member::become_stale).await?;
+            let stale = self.members.change(index, Member::become_stale).await;
+            joined.and(stale)?;
         }
-        joined?;
         self.start_rebuild();
         Ok(())
     }

@@ -584,6 +584,11 @@ impl Members {
         targets: &[MemberIndex],
         results: &[Result<(), DriveError>],
     ) -> Result<(), ArrayError> {
+        // Whoever has joined meanwhile does not have it, either.
+        if results.iter().all(Result::is_err) {
+            self.may_fence(targets, results)?;
+            return Err(ArrayError::Lost);
+        }
         let failed = self.may_fence(targets, results)?;
         self.fence(failed.into_iter()).await
     }

@@ -311,8 +311,8 @@ impl Array {
         };
         if prepared.is_err() {
             // Rebuilt without the rest of the metadata it could be all that is left later.
-            self.members.change(index, Member::become_stale).await?;
-            return prepared;
+            let stale = self.members.change(index, Member::become_stale).await;
+            return prepared.and(stale.map_err(ChangeError::from));
         }
         self.start_rebuild();
         Ok(())

@@ -141,23 +141,31 @@ enum Whereabouts {
     Unused,
 }
 
-fn whereabouts(member: &Member, drives: &[Drive]) -> Whereabouts {
-    let name = member.drive.as_ref().or(member.last_drive.as_ref());
-    // Another may have its name by now, and it may be here by another.
-    let is_it = |drive: &&Drive| match drive.state {
-        DriveState::Missing => Some(&drive.name) == name,
-        DriveState::Free | DriveState::Member | DriveState::Spare | DriveState::Replaced => {
-            drive.uuid == Some(member.drive_uuid)
-        }
+/// With what to call the drive. Another may have its name by now, and it may be here by another.
+fn whereabouts(member: &Member, drives: &[Drive]) -> (Whereabouts, String) {
+    let last = member.drive.as_ref().or(member.last_drive.as_ref());
+    let attached = |drive: &&Drive| drive.state != DriveState::Missing;
+    let is_its = |drive: &&Drive| {
+        drive.uuid == Some(member.drive_uuid) || Some(&drive.name) == member.drive.as_ref()
     };
-    let Some(drive) = drives.iter().find(is_it) else { return Whereabouts::Away };
-    let is_lost = drive.path.as_ref().is_some_and(|path| path.state == PathState::Lost);
-    match (drive.state, &drive.source) {
-        (DriveState::Missing, DriveSource::NvmeTcp(_)) => Whereabouts::Unreached,
-        (DriveState::Missing, _) => Whereabouts::Away,
-        _ if is_lost => Whereabouts::Unreached,
-        _ if member.drive.is_some() => Whereabouts::Failed,
-        _ => Whereabouts::Unused,
+    if let Some(drive) = drives.iter().filter(attached).find(is_its) {
+        let is_lost = drive.path.as_ref().is_some_and(|path| path.state == PathState::Lost);
+        let found = match (is_lost, &member.drive) {
+            (true, _) => Whereabouts::Unreached,
+            (false, Some(_)) => Whereabouts::Failed,
+            (false, None) => Whereabouts::Unused,
+        };
+        return (found, format!("drive {}", drive.name));
+    }
+    match last.and_then(|name| drives.iter().find(|drive| drive.name == *name)) {
+        None => (Whereabouts::Away, drive_of(member)),
+        Some(drive) if attached(&drive) => {
+            (Whereabouts::Away, format!("the drive of member {}", member.index))
+        }
+        Some(drive) if matches!(drive.source, DriveSource::NvmeTcp(_)) => {
+            (Whereabouts::Unreached, drive_of(member))
+        }
+        Some(_) => (Whereabouts::Away, drive_of(member)),
     }
 }
 
@@ -170,7 +178,8 @@ fn degraded(array: &Array, drives: &[Drive]) -> String {
 
 /// What a member of a degraded array lacks; `None`: nothing.
 fn lacks(array: &Array, member: &Member, drives: &[Drive]) -> Option<String> {
-    let (name, index, drive) = (&array.name, member.index, drive_of(member));
+    let (name, index) = (&array.name, member.index);
+    let (found, drive) = whereabouts(member, drives);
     let replace = format!("`ashlar array replace {name} --member {index} --new DRIVE`");
     let (what, fix) = match (member.present, member.state) {
         (true, MemberState::Trusted) => return None,
@@ -189,7 +198,7 @@ fn lacks(array: &Array, member: &Member, drives: &[Drive]) -> Option<String> {
             format!("what is on {drive} is old, and not read"),
             format!("`ashlar array rebuild {name}` fills it anew"),
         ),
-        (false, _) => match whereabouts(member, drives) {
+        (false, _) => match found {
             Whereabouts::Away => {
                 (format!("{drive} is away"), format!("attach it again, or {replace}"))
             }
@@ -210,10 +219,10 @@ fn lacks(array: &Array, member: &Member, drives: &[Drive]) -> Option<String> {
 fn failed(array: &Array, drives: &[Drive]) -> String {
     let name = &array.name;
     let lacking = |member: &&Member| !member.present && member.state == MemberState::Trusted;
-    let (mut fixes, mut goes_on) = (Vec::new(), true);
+    let (mut fixes, mut goes_on) = (Vec::new(), false);
     for member in array.members.iter().filter(lacking) {
-        let (drive, found) = (drive_of(member), whereabouts(member, drives));
-        goes_on &= matches!(found, Whereabouts::Away | Whereabouts::Unreached);
+        let (found, drive) = whereabouts(member, drives);
+        goes_on |= matches!(found, Whereabouts::Away | Whereabouts::Unreached);
         fixes.push(match found {
             Whereabouts::Away => format!("{drive} is away: attach it again"),
             Whereabouts::Unreached => {
@@ -232,7 +241,7 @@ fn failed(array: &Array, drives: &[Drive]) -> String {
         (true, _) => fixes.push(format!(
             "`ashlar array show {name}` lists its members; copy what can still be read"
         )),
-        (false, true) => fixes.push("it goes on by itself with enough of them".to_owned()),
+        (false, true) => fixes.push("it goes on by itself once enough are back".to_owned()),
         (false, false) => {}
     }
     format!(
