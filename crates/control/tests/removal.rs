@@ -68,6 +68,19 @@ impl Drop for Loop {
     }
 }
 
+/// Block devices, as drives d0, d1 and on. `None`: there are none here, and that is said.
+fn attached(daemon: &Daemon) -> Option<Vec<Loop>> {
+    let devices: Option<Vec<Loop>> = (0..MEMBERS).map(|_| Loop::new()).collect();
+    let Some(devices) = devices else {
+        daemon::not_tried("`losetup` makes no block device here: it takes root");
+        return None;
+    };
+    for (number, Loop(device)) in devices.iter().enumerate() {
+        daemon.ok(&format!("drive attach {device} --name d{number}"));
+    }
+    Some(devices)
+}
+
 fn writes(daemon: &Daemon) -> u64 {
     daemon.json("export show e")["counters"]["writes"].as_u64().unwrap()
 }
@@ -76,13 +89,7 @@ fn writes(daemon: &Daemon) -> u64 {
 fn no_guest_notices_that_a_block_device_was_taken_out() {
     for policy in ["journal", "bitmap"] {
         let daemon = Daemon::start();
-        let devices: Option<Vec<Loop>> = (0..MEMBERS).map(|_| Loop::new()).collect();
-        let Some(devices) = devices else {
-            return daemon::not_tried("`losetup` makes no block device here: it takes root");
-        };
-        for (number, Loop(device)) in devices.iter().enumerate() {
-            daemon.ok(&format!("drive attach {device} --name d{number}"));
-        }
+        let Some(devices) = attached(&daemon) else { return };
         daemon.ok(&format!("array create a --level 5 --policy {policy} --drives d0,d1,d2,d3"));
         daemon.ok("volume create v --array a --size 32M");
         daemon.ok("export create e --volume v");
@@ -103,13 +110,7 @@ fn no_guest_notices_that_a_block_device_was_taken_out() {
 #[test]
 fn devices_that_are_back_bring_their_array_back() {
     let daemon = Daemon::start();
-    let devices: Option<Vec<Loop>> = (0..MEMBERS).map(|_| Loop::new()).collect();
-    let Some(devices) = devices else {
-        return daemon::not_tried("`losetup` makes no block device here: it takes root");
-    };
-    for (number, Loop(device)) in devices.iter().enumerate() {
-        daemon.ok(&format!("drive attach {device} --name d{number}"));
-    }
+    let Some(devices) = attached(&daemon) else { return };
     daemon.ok("array create a --level 5 --drives d0,d1,d2,d3");
     daemon.ok("volume create v --array a --size 32M");
     daemon.ok("export create e --volume v");

@@ -584,12 +584,11 @@ impl Members {
         targets: &[MemberIndex],
         results: &[Result<(), DriveError>],
     ) -> Result<(), ArrayError> {
-        // Whoever has joined meanwhile does not have it, either.
+        let failed = self.may_fence(targets, results)?;
         if results.iter().all(Result::is_err) {
-            self.may_fence(targets, results)?;
+            // Whoever has joined meanwhile does not have it, either.
             return Err(ArrayError::Lost);
         }
-        let failed = self.may_fence(targets, results)?;
         self.fence(failed.into_iter()).await
     }
 

@@ -21,7 +21,7 @@ use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
-use pair::{DRIVE_BYTES, Pair, begin, run_on};
+use pair::{Begun, DRIVE_BYTES, Pair, begin, run_on};
 use steered::{Fate, Steer, address, is_write, offset};
 
 const LEN: usize = 16 << 10;
@@ -50,6 +50,18 @@ fn first(pair: &Pair) -> (usize, Rc<Drive>, u64) {
     (index, drive, data + layout.member_offset(StripeIndex(0), 0))
 }
 
+/// Reads of the first bytes; what they return.
+fn begin_reads(pair: &Pair, count: usize) -> Vec<Begun<Vec<u8>>> {
+    let read = |_| {
+        let (array, into) = (pair.array.clone(), pair.reactor.buffer(LEN));
+        begin(&pair.reactor, async move {
+            array.read(0, into.clone().into()).await.unwrap();
+            into.bytes().to_vec()
+        })
+    };
+    (0..count).map(read).collect()
+}
+
 /// How flushes of one file end; those of others wait.
 fn flushes(steer: &Steer, file: usize, fate: Fate, others: Fate) {
     let is_flush = |op: &Op| matches!(op, Op::Flush { .. });
@@ -73,14 +85,7 @@ fn what_it_shows_is_not_read() {
             let flush = begin(&reactor, async move { array.flush().await });
             steer.caught(&reactor, 1).await;
             pair.file(&drive).write_all_at(&[1; LEN], at).unwrap();
-            let reads = (0..8).map(|_| {
-                let (array, into) = (pair.array.clone(), reactor.buffer(LEN));
-                begin(&reactor, async move {
-                    array.read(0, into.clone().into()).await.unwrap();
-                    into.bytes().to_vec()
-                })
-            });
-            let reads: Vec<_> = reads.collect();
+            let reads = begin_reads(&pair, 8);
             assert!(!flush.has_ended());
             steer.set(|_, _| Fate::Passes);
             for read in reads {
@@ -114,14 +119,7 @@ fn what_was_read_meanwhile_is_read_again() {
                 }
             };
             steer.set(fates(Fate::Waits, Fate::Waits, Fate::Waits));
-            let reads = (0..4).map(|_| {
-                let (array, into) = (pair.array.clone(), reactor.buffer(LEN));
-                begin(&reactor, async move {
-                    array.read(0, into.clone().into()).await.unwrap();
-                    into.bytes().to_vec()
-                })
-            });
-            let reads: Vec<_> = reads.collect();
+            let reads = begin_reads(&pair, 4);
             steer.caught(&reactor, 1).await;
             reactor.sleep(Duration::from_millis(20)).await;
             let array = pair.array.clone();

@@ -143,7 +143,6 @@ enum Whereabouts {
 
 /// With what to call the drive. Another may have its name by now, and it may be here by another.
 fn whereabouts(member: &Member, drives: &[Drive]) -> (Whereabouts, String) {
-    let last = member.drive.as_ref().or(member.last_drive.as_ref());
     let attached = |drive: &&Drive| drive.state != DriveState::Missing;
     let is_its = |drive: &&Drive| {
         drive.uuid == Some(member.drive_uuid) || Some(&drive.name) == member.drive.as_ref()
@@ -157,15 +156,15 @@ fn whereabouts(member: &Member, drives: &[Drive]) -> (Whereabouts, String) {
         };
         return (found, format!("drive {}", drive.name));
     }
-    match last.and_then(|name| drives.iter().find(|drive| drive.name == *name)) {
-        None => (Whereabouts::Away, drive_of(member)),
-        Some(drive) if attached(&drive) => {
-            (Whereabouts::Away, format!("the drive of member {}", member.index))
-        }
-        Some(drive) if matches!(drive.source, DriveSource::NvmeTcp(_)) => {
-            (Whereabouts::Unreached, drive_of(member))
-        }
-        Some(_) => (Whereabouts::Away, drive_of(member)),
+    let last = member.drive.as_ref().or(member.last_drive.as_ref());
+    let named = last.and_then(|name| drives.iter().find(|drive| drive.name == *name));
+    let found = match named.filter(|drive| !attached(drive)).map(|drive| &drive.source) {
+        Some(DriveSource::NvmeTcp(_)) => Whereabouts::Unreached,
+        Some(_) | None => Whereabouts::Away,
+    };
+    match last.filter(|_| !named.is_some_and(|drive| attached(&drive))) {
+        Some(name) => (found, format!("drive {name}")),
+        None => (found, format!("the drive of member {}", member.index)),
     }
 }
 
@@ -248,15 +247,6 @@ fn failed(array: &Array, drives: &[Drive]) -> String {
         "array {name} has failed: some blocks cannot be read or written without drives that it \
          lacks; {}",
         fixes.join("; ")
-    )
-}
-
-/// The name that its drive has, or had last.
-fn drive_of(member: &Member) -> String {
-    let name = member.drive.as_ref().or(member.last_drive.as_ref());
-    name.map_or_else(
-        || format!("the drive of member {}", member.index),
-        |name| format!("drive {name}"),
     )
 }
 
