@@ -487,8 +487,8 @@ impl Array {
             self.reactor.breathe(self.small_update()).await;
             started.push(self.start_stores(band.stripe, stores));
         }
-        for (io, stored) in started.into_iter().zip(stored) {
-            let done = self.finish_stores(io).await;
+        for (((band, _), storing), stored) in bands.iter().zip(started).zip(stored) {
+            let done = self.finish_stores(band.stripe, storing).await;
             stored.stored |= done.stored;
             stored.no_space |= done.no_space;
         }

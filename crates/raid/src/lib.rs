@@ -25,6 +25,7 @@ mod own_generation;
 pub mod member;
 pub mod members;
 mod absent;
+mod asked;
 mod siblings;
 pub mod lease;
 pub mod region_map;

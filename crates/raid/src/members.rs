@@ -524,15 +524,9 @@ impl Members {
         let writes =
             writes.map(|its| its.write_superblock(&self.reactor, self.superblock(), generation));
         let results = join_all(writes).await;
-        // Of a member whose drive came back meanwhile the old handle's answer says nothing: the
-        // next round gives it this.
-        let is_still = |target: &Keeper| {
-            let drive = &self.list.borrow()[target.index.index()].drive;
-            drive.as_ref().is_some_and(|its| Rc::ptr_eq(its, &target.drive))
-        };
-        let answers = targets.iter().zip(results).filter(|(target, _)| is_still(target));
-        let (still, results): (Vec<MemberIndex>, Vec<_>) =
-            answers.map(|(target, result)| (target.index, result)).unzip();
+        // The next round gives this to who came back meanwhile.
+        let (still, results) =
+            self.still(targets.iter().map(|its| (its.index, &its.drive)), results);
         // Who failed may have it or not.
         for (index, _) in still.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
             self.list.borrow_mut()[index.index()].own.took(generation);
@@ -624,8 +618,14 @@ impl Members {
         sequence: u64,
         home: impl Fn(&MemberLayout) -> u64,
     ) -> Result<(), ArrayError> {
-        let (members, results) = self.write_each(record, sequence, home).await;
-        self.fence_failed(&members, &results).await
+        loop {
+            let (keepers, results) = self.write_each(record, sequence, &home).await;
+            let asked = keepers.iter().map(|its| (its.index, &its.drive));
+            let (still, results) = self.still(asked, results);
+            if still.len() == keepers.len() {
+                return self.fence_failed(&still, &results).await;
+            }
+        }
     }
 
     /// The same of what nobody rests on: who cannot take it is no worse for that.
@@ -634,7 +634,7 @@ impl Members {
         record: &T,
         sequence: u64,
         home: impl Fn(&MemberLayout) -> u64,
-    ) -> (Vec<MemberIndex>, Vec<Result<(), DriveError>>) {
+    ) -> (Vec<Keeper>, Vec<Result<(), DriveError>>) {
         let keepers = self.keepers();
         let writes = keepers.iter().map(|keeper| {
             let home = home(&keeper.areas);
@@ -649,7 +649,7 @@ impl Members {
             }
         });
         let results = join_all(writes).await;
-        (keepers.iter().map(|keeper| keeper.index).collect(), results)
+        (keepers, results)
     }
 
     /// Whether the others hold every block, as far as they are here.

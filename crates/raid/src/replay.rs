@@ -382,7 +382,7 @@ impl Array {
                 continue;
             };
             let store = [Store { position, row: rows.start, bytes: bytes.into() }];
-            let done = self.finish_stores(self.start_stores(stripe, &store)).await;
+            let done = self.finish_stores(stripe, self.start_stores(stripe, &store)).await;
             if done.no_space {
                 return Err(ArrayError::NoSpace);
             }

@@ -1,7 +1,9 @@
 //! What is on its way to the members: what goes where, what has arrived, what is left to be done.
 
 use std::ops::Range;
+use std::rc::Rc;
 
+use ashlar_drive::drive::{Drive, DriveIo};
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::Buffers;
 use smallvec::SmallVec;
@@ -17,6 +19,13 @@ pub(crate) struct Store {
     pub(crate) position: u8,
     pub(crate) row: u32,
     pub(crate) bytes: Buffers,
+}
+
+/// Bytes on their way to a drive.
+pub(crate) struct Storing<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) drive: Rc<Drive>,
+    pub(crate) io: DriveIo,
 }
 
 /// A band that can be stored.

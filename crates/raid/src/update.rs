@@ -15,7 +15,7 @@ use crate::array::Array;
 use crate::error::ArrayError;
 use crate::journal::Slice;
 use crate::layout::{Layout, Positions};
-use crate::stored::{Store, Stored, Updated};
+use crate::stored::{Store, Stored, Storing, Updated};
 use crate::write_plan::{Band, Situation, WritePlan, bits, each, is_storable, plan_write};
 
 /// Stable bytes for rows of one data chunk.
@@ -315,33 +315,46 @@ impl Array {
         &self,
         stripe: StripeIndex,
         stores: impl IntoIterator<Item = &'a Store>,
-    ) -> SmallVec<[(u8, DriveIo); 4]> {
-        let start = |store: &Store| {
-            let (drive, base) = self.members.at(stripe, store.position)?;
-            let at = base + self.layout().member_offset(stripe, store.row);
-            self.set_sums(stripe, store.position, store.row, &store.bytes);
-            Some((store.position, drive.write(at, store.bytes.clone())))
-        };
-        stores.into_iter().filter_map(start).collect()
+    ) -> SmallVec<[Storing<'a>; 4]> {
+        stores.into_iter().filter_map(|store| self.start_store(stripe, store)).collect()
     }
 
-    pub(crate) async fn finish_stores(
+    fn start_store<'a>(&self, stripe: StripeIndex, store: &'a Store) -> Option<Storing<'a>> {
+        let (drive, base) = self.members.at(stripe, store.position)?;
+        let at = base + self.layout().member_offset(stripe, store.row);
+        self.set_sums(stripe, store.position, store.row, &store.bytes);
+        let io = drive.write(at, store.bytes.clone());
+        Some(Storing { store, drive, io })
+    }
+
+    pub(crate) async fn finish_stores<'a>(
         &self,
-        started: impl IntoIterator<Item = (u8, DriveIo)>,
+        stripe: StripeIndex,
+        mut started: SmallVec<[Storing<'a>; 4]>,
     ) -> Stored {
         let mut done = Stored::default();
-        let mut failed = 0;
-        for (position, io) in started {
-            match io.await {
-                Ok(()) => done.stored |= 1 << position,
-                Err(error) => {
-                    failed |= 1 << position;
+        let mut missed = 0;
+        while !started.is_empty() {
+            let mut failed: SmallVec<[_; 1]> = SmallVec::new();
+            for Storing { store, drive, io } in started.drain(..) {
+                match io.await {
+                    Ok(()) => done.stored |= 1 << store.position,
+                    Err(error) => failed.push((store, drive, error)),
+                }
+            }
+            for (store, drive, error) in failed {
+                let member = self.layout_of(stripe).member_at(stripe, store.position);
+                let is_back = !self.members.has(member, &drive);
+                if is_back && let Some(again) = self.start_store(stripe, store) {
+                    started.push(again);
+                } else {
+                    missed |= 1 << store.position;
                     done.no_space |= error == DriveError::NoSpace;
                 }
             }
         }
         // A position may have had several stores: all or nothing.
-        done.stored &= !failed;
+        done.stored &= !missed;
         done
     }
 

@@ -234,7 +234,7 @@ impl Array {
         let update = self.start_update(stripe, band, new)?;
         let updated = self.finish_update(update.knowing(parity)).await?;
         self.fence_first(&updated).await?;
-        let done = self.finish_stores(self.start_stores(stripe, &updated.stores)).await;
+        let done = self.finish_stores(stripe, self.start_stores(stripe, &updated.stores)).await;
         self.acknowledge(&updated, done).await
     }
 
@@ -267,15 +267,12 @@ impl Array {
         for updated in &ready {
             self.fence_first(updated).await?;
         }
-        let start = |updated: Updated| {
-            let io = self.start_stores(stripe, &updated.stores);
-            (updated, io)
-        };
-        let stores: SmallVec<[_; 3]> = ready.into_iter().map(start).collect();
+        let started = ready.iter().map(|updated| self.start_stores(stripe, &updated.stores));
+        let started: SmallVec<[_; 3]> = started.collect();
         let mut result = Ok(());
-        for (updated, io) in stores {
-            let done = self.finish_stores(io).await;
-            result = result.and(self.acknowledge(&updated, done).await);
+        for (updated, storing) in ready.iter().zip(started) {
+            let done = self.finish_stores(stripe, storing).await;
+            result = result.and(self.acknowledge(updated, done).await);
         }
         result
     }
@@ -388,7 +385,7 @@ impl Array {
             Store { position, row, bytes: bytes.into() }
         };
         let stores: SmallVec<[Store; 4]> = slices.iter().map(store).collect();
-        self.finish_stores(self.start_stores(stripe, &stores)).await
+        self.finish_stores(stripe, self.start_stores(stripe, &stores)).await
     }
 
     /// Before anything is stored: who will miss it is believed no more. Else one that alone has it,

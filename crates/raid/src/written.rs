@@ -89,8 +89,8 @@ impl Array {
     /// Zeroes stripes that nothing is known of, durably, on all members that answer; those that
     /// miss it are fenced.
     pub(crate) async fn zero_everywhere(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
-        let members = 0..self.layout().members();
-        let zeroed = join_all(members.map(|index| self.zero_durably(index, &stripes))).await;
+        let zero = async |index| self.zero_durably(index, &stripes).await;
+        let zeroed = self.members.ask_all(zero).await;
         if zeroed.contains(&Err(DriveError::NoSpace)) {
             return Err(ArrayError::NoSpace);
         }

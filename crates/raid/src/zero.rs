@@ -290,8 +290,8 @@ impl Array {
 
     /// Zeroes stripes on all members that hold them; those that miss it are fenced.
     pub(crate) async fn zero_in_place(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
-        let members = 0..self.layout().members();
-        let results = join_all(members.map(|index| self.zero_or_write(index, &stripes))).await;
+        let zero = async |index| self.zero_or_write(index, &stripes).await;
+        let results = self.members.ask_all(zero).await;
         if results.contains(&Err(DriveError::NoSpace)) {
             return Err(ArrayError::NoSpace);
         }

@@ -13,8 +13,10 @@ use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
-use ashlar_format::units::MemberIndex;
+use ashlar_format::drive_label::MemberLayout;
+use ashlar_format::units::{Area, MemberIndex};
 use ashlar_raid::array::Array;
+use ashlar_raid::error::ArrayError;
 use ashlar_raid::label;
 use ashlar_raid::lease::Host;
 use ashlar_raid::settings::SettingsChange;
@@ -22,7 +24,7 @@ use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
-use pair::{DRIVE_BYTES, Pair, begin, run_on};
+use pair::{Begun, DRIVE_BYTES, Pair, begin, run_on};
 use steered::{Fate, Steer, address, is_write, offset};
 
 const FENCED: MemberIndex = MemberIndex(1);
@@ -196,6 +198,109 @@ fn stands_for_the_next(level: Level, members: usize, goes: MemberIndex) {
         let status = pair.array.status();
         assert_eq!(status.members[FENCED.index()].state, MemberState::Trusted);
         assert_eq!(status.members[goes.index()].state, MemberState::Stale);
+        steer.set(|_, _| Fate::Passes);
+        pair.check().await;
+        pair.crash_without(&[goes.index()]).await;
+        pair.check().await;
+    });
+}
+
+/// What is asked of the array while a member's drive goes, is plugged in again, and stands for the
+/// next that goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    Write,
+    /// To where nothing was written before: it is zeroed first.
+    First,
+    Zeroes,
+    /// That what was written is put in place.
+    Place,
+}
+
+#[test]
+fn who_is_back_before_a_request_is_through_is_asked_again() {
+    is_asked_again(Policy::Journal, |areas| areas.journal, Asked::Write);
+    is_asked_again(Policy::Journal, |areas| areas.data, Asked::Place);
+    is_asked_again(Policy::Journal, |areas| areas.data, Asked::Zeroes);
+    is_asked_again(Policy::Bitmap, |areas| areas.dirty_map, Asked::Write);
+    is_asked_again(Policy::Bitmap, |areas| areas.data, Asked::Write);
+    is_asked_again(Policy::Bitmap, |areas| areas.data, Asked::Zeroes);
+    is_asked_again(Policy::Bitmap, |areas| areas.data, Asked::First);
+}
+
+/// Of the first stripe.
+fn ask(pair: &mut Pair, asked: Asked) -> Begun<Result<(), ArrayError>> {
+    let (array, bytes) = (pair.array.clone(), pair.array.stripe_bytes());
+    let buffer = pair.reactor.buffer(bytes as usize);
+    buffer.fill_zero();
+    if asked != Asked::Place {
+        pair.bytes[..bytes as usize].fill(0);
+    }
+    begin(&pair.reactor, async move {
+        match asked {
+            Asked::Write | Asked::First => array.write(0, buffer.into()).await,
+            Asked::Zeroes => array.write_zeroes(0, bytes).await,
+            Asked::Place => array.destage_all().await,
+        }
+    })
+}
+
+/// `within`: what of both drives waits while one goes.
+fn is_asked_again(policy: Policy, within: impl Fn(&MemberLayout) -> Area, asked: Asked) {
+    let area = within(&label::plan(DRIVE_BYTES, 0).unwrap());
+    run(move |reactor, steer| async move {
+        let goes = MemberIndex(0);
+        let spec = ArraySpec { policy: Some(policy), ..Pair::spec(Level::Raid1) };
+        let mut pair = Pair::made(&reactor, &spec, &[DRIVE_BYTES; 2], 512).await;
+        let stripe = pair.array.stripe_bytes() as usize;
+        if asked != Asked::First {
+            pair.put(0, &vec![1; 4 * stripe]).await;
+        }
+        pair.in_place().await;
+        pair.array.flush().await.unwrap();
+        if asked == Asked::Place {
+            pair.put(0, &vec![3; stripe]).await;
+            pair.array.flush().await.unwrap();
+        }
+        // Who says so of a region would not let anyone join meanwhile.
+        while policy == Policy::Bitmap && pair.array.status().dirty_regions > 0 {
+            reactor.sleep(Duration::from_millis(10)).await;
+        }
+        let old = drive_of(&pair);
+        let other = address(pair.file(&pair.drives()[goes.index()]));
+        let (file, is_asked) = (address(pair.file(&old)), move |op: &Op| {
+            is_write(op) && offset(op).is_some_and(|at| area.range().contains(&at))
+        });
+        let rule = move |fate: Fate| {
+            move |its: usize, op: &Op| match () {
+                () if !is_asked(op) => Fate::Passes,
+                () if its == other => Fate::Waits,
+                () if its == file => fate,
+                () => Fate::Passes,
+            }
+        };
+        steer.set(rule(Fate::Waits));
+        let done = ask(&mut pair, asked);
+        steer.caught(&reactor, 2).await;
+        pair.array.pull_member(FENCED).unwrap();
+        // It never lands.
+        steer.set(rule(Fate::Fails));
+        while steer.waiting() > 1 {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+        steer.set(rule(Fate::Passes));
+        let (array, drive) = (pair.array.clone(), pair.plug_in(&old));
+        let back =
+            begin(&reactor, async move { array.replace_member(FENCED, drive, [77; 16]).await });
+        while !drive_of(&pair).is_alive() {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+        assert!(!done.has_ended());
+        pair.array.pull_member(goes).unwrap();
+        done.ended(&reactor).await.unwrap();
+        back.ended(&reactor).await.unwrap();
+        let status = pair.array.status();
+        assert_eq!(status.members[FENCED.index()].state, MemberState::Trusted);
         steer.set(|_, _| Fate::Passes);
         pair.check().await;
         pair.crash_without(&[goes.index()]).await;

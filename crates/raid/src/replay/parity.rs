@@ -97,7 +97,7 @@ impl Array {
             // and what was there before has a checksum that is durable.
             crashed.read(self, stripe, held & bits(0..layout.data), true).await;
             let stores = crashed.restore(self).ok_or(ArrayError::Lost)?;
-            let done = self.finish_stores(self.start_stores(stripe, &stores)).await;
+            let done = self.finish_stores(stripe, self.start_stores(stripe, &stores)).await;
             if done.no_space {
                 return Err(ArrayError::NoSpace);
             }
