@@ -220,11 +220,12 @@ impl Fleet {
             self.slots.iter().map(|drive| &world.drives[*drive as usize]).collect();
         let said: Vec<ArraySuperblock> =
             drives.iter().filter(|its| !its.dead).filter_map(|its| superblock(its)).collect();
+        let owners: Vec<Option<[u8; 16]>> = drives.iter().map(|its| owner(its)).collect();
         let trusted = |member: usize| {
             said.iter().all(|superblock| {
                 // One that was just added is not known to all.
                 superblock.members().get(member).is_some_and(|its| {
-                    let is_own = || owner(drives[member]) == Some(its.drive);
+                    let is_own = || owners[member] == Some(its.drive);
                     its.state() == Ok(MemberState::Trusted) && is_own()
                 })
             })
