@@ -347,16 +347,16 @@ impl Integrity {
         let targets: Vec<MemberIndex> =
             (0..self.members.list().len()).map(MemberIndex::new).collect();
         for some in dirty.chunks(WRITES_AT_ONCE) {
-            let results = join_all(some.iter().map(|key| self.write_page(*key))).await;
-            let mut by_member = vec![Ok(()); targets.len()];
-            for (key, result) in some.iter().zip(results) {
-                if result.is_err() {
-                    by_member[key.0.index()] = result;
-                }
-            }
-            self.members.fence_failed(&targets, &by_member).await?;
+            let of = |index| some.iter().filter(move |(of, _)| of.index() == index);
+            let results = self.members.ask_all(|index| self.write_pages(of(index))).await;
+            self.members.fence_failed(&targets, &results).await?;
         }
         Ok(())
+    }
+
+    /// All are tried.
+    async fn write_pages(&self, pages: impl Iterator<Item = &Key>) -> Result<(), DriveError> {
+        join_all(pages.map(|key| self.write_page(*key))).await.into_iter().collect()
     }
 
     async fn write_page(&self, key: Key) -> Result<(), DriveError> {

@@ -29,7 +29,7 @@ use ashlar_format::journal_batch::{
     Division, ENTRIES_MAX, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, ParitySum, parity_bytes_max,
     reserve_bytes, ring_bytes, zeroed_stripes_max,
 };
-use ashlar_format::units::{StripeIndex, to_usize};
+use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
@@ -380,12 +380,11 @@ impl Journal {
             if results.iter().all(Result::is_ok) {
                 return Ok(());
             }
-            // A member that cannot take batches cannot take writes either; who came back meanwhile
-            // is asked again.
-            let asked = targets.iter().map(|its| (its.member, &its.drive));
-            let (still, results) = self.members.still(asked, results);
-            if still.len() == targets.len() {
-                self.members.fence_failed(&still, &results).await?;
+            let asked = || targets.iter().map(|its| (its.member, &its.drive));
+            if !self.members.is_any_other(asked(), &results) {
+                // A member that cannot take batches cannot take writes either.
+                let members: Vec<MemberIndex> = asked().map(|(index, _)| index).collect();
+                self.members.fence_failed(&members, &results).await?;
             }
         }
     }

@@ -471,8 +471,10 @@ impl Members {
         let here = believed.iter().filter_map(|(index, drive)| Some((*index, drive.as_ref()?)));
         let waiting: Vec<_> = here.filter(|(_, drive)| drive.is_unflushed()).collect();
         let results = join_all(waiting.iter().map(|(_, drive)| drive.flush())).await;
-        let results = waiting.iter().zip(&results);
-        failed.extend(results.filter(|(_, result)| result.is_err()).map(|((index, _), _)| *index));
+        let unflushed = waiting.iter().zip(&results).filter(|(_, result)| result.is_err());
+        // What one lost that is back is among what it is given, if it was not fenced for nothing.
+        let still = unflushed.filter(|((index, drive), _)| !self.is_other(*index, Some(drive)));
+        failed.extend(still.map(|((index, _), _)| *index));
         if failed.is_empty() {
             return self.settled().await;
         }
@@ -524,9 +526,12 @@ impl Members {
         let writes =
             writes.map(|its| its.write_superblock(&self.reactor, self.superblock(), generation));
         let results = join_all(writes).await;
-        // The next round gives this to who came back meanwhile.
-        let (still, results) =
-            self.still(targets.iter().map(|its| (its.index, &its.drive)), results);
+        // Of a member whose drive came back meanwhile the old handle's answer says nothing: the
+        // next round gives it this.
+        let answers = targets.iter().zip(results);
+        let answers = answers.filter(|(its, _)| !self.is_other(its.index, Some(&its.drive)));
+        let (still, results): (Vec<MemberIndex>, Vec<_>) =
+            answers.map(|(target, result)| (target.index, result)).unzip();
         // Who failed may have it or not.
         for (index, _) in still.iter().zip(&results).filter(|(_, result)| result.is_ok()) {
             self.list.borrow_mut()[index.index()].own.took(generation);
@@ -620,10 +625,14 @@ impl Members {
     ) -> Result<(), ArrayError> {
         loop {
             let (keepers, results) = self.write_each(record, sequence, &home).await;
-            let asked = keepers.iter().map(|its| (its.index, &its.drive));
-            let (still, results) = self.still(asked, results);
-            if still.len() == keepers.len() {
-                return self.fence_failed(&still, &results).await;
+            let asked = || keepers.iter().map(|its| (its.index, &its.drive));
+            // Where all failed, one that has joined meanwhile may still take it.
+            let all_failed = results.iter().all(Result::is_err);
+            let is_new = |now: &Keeper| !asked().any(|(_, drive)| Rc::ptr_eq(drive, &now.drive));
+            let is_left = all_failed && self.keepers().iter().any(is_new);
+            if !is_left && !self.is_any_other(asked(), &results) {
+                let members: Vec<MemberIndex> = asked().map(|(index, _)| index).collect();
+                return self.fence_failed(&members, &results).await;
             }
         }
     }

@@ -21,11 +21,10 @@ pub(crate) struct Store {
     pub(crate) bytes: Buffers,
 }
 
-/// Bytes on their way to a drive.
+/// Bytes on their way to a drive; `None`: there was none that holds the stripe.
 pub(crate) struct Storing<'a> {
     pub(crate) store: &'a Store,
-    pub(crate) drive: Rc<Drive>,
-    pub(crate) io: DriveIo,
+    pub(crate) io: Option<(Rc<Drive>, DriveIo)>,
 }
 
 /// A band that can be stored.

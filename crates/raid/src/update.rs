@@ -4,8 +4,9 @@
 //! caller holds the band's rows exclusively from before `start_update` to after the stores.
 
 use std::ops::Range;
+use std::rc::Rc;
 
-use ashlar_drive::drive::DriveIo;
+use ashlar_drive::drive::{Drive, DriveIo};
 use ashlar_drive::error::DriveError;
 use ashlar_format::units::StripeIndex;
 use ashlar_reactor::buffer::{Buffer, Buffers};
@@ -316,40 +317,49 @@ impl Array {
         stripe: StripeIndex,
         stores: impl IntoIterator<Item = &'a Store>,
     ) -> SmallVec<[Storing<'a>; 4]> {
-        stores.into_iter().filter_map(|store| self.start_store(stripe, store)).collect()
+        stores.into_iter().map(|store| self.start_store(stripe, store)).collect()
     }
 
-    fn start_store<'a>(&self, stripe: StripeIndex, store: &'a Store) -> Option<Storing<'a>> {
-        let (drive, base) = self.members.at(stripe, store.position)?;
-        let at = base + self.layout().member_offset(stripe, store.row);
-        self.set_sums(stripe, store.position, store.row, &store.bytes);
-        let io = drive.write(at, store.bytes.clone());
-        Some(Storing { store, drive, io })
+    fn start_store<'a>(&self, stripe: StripeIndex, store: &'a Store) -> Storing<'a> {
+        let start = |(drive, base): (Rc<Drive>, u64)| {
+            let at = base + self.layout().member_offset(stripe, store.row);
+            self.set_sums(stripe, store.position, store.row, &store.bytes);
+            let io = drive.write(at, store.bytes.clone());
+            (drive, io)
+        };
+        Storing { store, io: self.members.at(stripe, store.position).map(start) }
     }
 
-    pub(crate) async fn finish_stores<'a>(
+    /// A store that failed is started again on a drive that its member got meanwhile, as far as
+    /// that holds the stripe: see `asked`.
+    pub(crate) async fn finish_stores(
         &self,
         stripe: StripeIndex,
-        mut started: SmallVec<[Storing<'a>; 4]>,
+        mut started: SmallVec<[Storing<'_>; 4]>,
     ) -> Stored {
         let mut done = Stored::default();
         let mut missed = 0;
         while !started.is_empty() {
             let mut failed: SmallVec<[_; 1]> = SmallVec::new();
-            for Storing { store, drive, io } in started.drain(..) {
+            for Storing { store, io } in started.drain(..) {
+                let Some((drive, io)) = io else {
+                    failed.push((store, None, DriveError::Gone));
+                    continue;
+                };
                 match io.await {
                     Ok(()) => done.stored |= 1 << store.position,
-                    Err(error) => failed.push((store, drive, error)),
+                    Err(error) => failed.push((store, Some(drive), error)),
                 }
             }
             for (store, drive, error) in failed {
                 let member = self.layout_of(stripe).member_at(stripe, store.position);
-                let is_back = !self.members.has(member, &drive);
-                if is_back && let Some(again) = self.start_store(stripe, store) {
-                    started.push(again);
+                let is_other = self.members.is_other(member, drive.as_ref());
+                let holds = self.members.at(stripe, store.position).is_some();
+                if is_other && holds {
+                    started.push(self.start_store(stripe, store));
                 } else {
                     missed |= 1 << store.position;
-                    done.no_space |= error == DriveError::NoSpace;
+                    done.no_space |= !is_other && error == DriveError::NoSpace;
                 }
             }
         }

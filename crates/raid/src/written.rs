@@ -89,8 +89,7 @@ impl Array {
     /// Zeroes stripes that nothing is known of, durably, on all members that answer; those that
     /// miss it are fenced.
     pub(crate) async fn zero_everywhere(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
-        let zero = async |index| self.zero_durably(index, &stripes).await;
-        let zeroed = self.members.ask_all(zero).await;
+        let zeroed = self.members.ask_all(|index| self.zero_durably(index, &stripes)).await;
         if zeroed.contains(&Err(DriveError::NoSpace)) {
             return Err(ArrayError::NoSpace);
         }

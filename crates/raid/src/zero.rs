@@ -10,7 +10,6 @@ use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::units::{MemberIndex, RegionIndex, StripeIndex, to_usize};
 use ashlar_reactor::buffer::Buffers;
-use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::{Mode as Lock, RangeGuard};
 
 use crate::array::Array;
@@ -207,8 +206,8 @@ impl Array {
             !part.is_empty() && self.drive_of(*index).is_ok()
         };
         // The others have nothing of it, or are not here, and did nothing in any case.
-        let asked: Vec<usize> = members.clone().filter(asked).collect();
-        let mut results = join_all(members.map(|index| self.zero_part(index, &stripes))).await;
+        let asked: Vec<usize> = members.filter(asked).collect();
+        let mut results = self.members.ask_all(|index| self.zero_part(index, &stripes)).await;
         if asked.iter().all(|index| results[*index] == Err(DriveError::Unsupported)) {
             self.helpers.set(Helpers::None);
             return Ok(Zeroed::Untouched);
@@ -290,8 +289,7 @@ impl Array {
 
     /// Zeroes stripes on all members that hold them; those that miss it are fenced.
     pub(crate) async fn zero_in_place(&self, stripes: Range<u64>) -> Result<(), ArrayError> {
-        let zero = async |index| self.zero_or_write(index, &stripes).await;
-        let results = self.members.ask_all(zero).await;
+        let results = self.members.ask_all(|index| self.zero_or_write(index, &stripes)).await;
         if results.contains(&Err(DriveError::NoSpace)) {
             return Err(ArrayError::NoSpace);
         }
