@@ -23,7 +23,7 @@ use crate::error::ArrayError;
 use crate::hedged_read::HedgedIo;
 use crate::layout::{Piece, Positions};
 use crate::read_plan;
-use crate::verify::{blocks, within};
+use crate::verify::within;
 use crate::write_plan::each;
 
 /// How a piece is being read. What is rare is boxed: this is moved with every read.
@@ -340,21 +340,89 @@ impl Array {
         if !self.is_written(stripe) {
             return self.blank(stripe, rows).await;
         }
-        if !after_error || self.integrity.is_none() {
-            let (buffer, bad) = self.read_locked(stripe, chunk, rows, after_error).await?;
-            if after_error {
-                self.repair(stripe, rows.start, &buffer, bad).await;
-            }
+        let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
+        if after_error && let Some(parts) = self.to_replace(stripe, chunk, rows, &buffer).await {
+            self.read_parts(stripe, chunk, rows, parts, true, &buffer).await?;
             return Ok(buffer);
         }
-        // Members that lie do so here and there: each block has sources of its own.
+        self.read_anyhow(stripe, chunk, rows).await
+    }
+
+    /// Rows of one data chunk for a caller who holds them.
+    pub(crate) async fn read_anyhow(
+        &self,
+        stripe: StripeIndex,
+        chunk: u8,
+        rows: &Range<u32>,
+    ) -> Result<Buffer, ArrayError> {
+        let read = self.read_locked(stripe, chunk, rows, false).await;
+        let parts = match read {
+            Err(ArrayError::Lost) if rows.end - rows.start > self.sector_bytes => {
+                self.sectors(rows).collect()
+            }
+            read => return read.map(|(buffer, _)| buffer),
+        };
         let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
-        for block in blocks(rows) {
-            let (part, bad) = self.read_locked(stripe, chunk, &block, after_error).await?;
-            self.repair(stripe, block.start, &part, bad).await;
-            buffer.slice(within(rows, &block)).copy_from(&part);
-        }
+        self.read_parts(stripe, chunk, rows, parts, false, &buffer).await?;
         Ok(buffer)
+    }
+
+    /// Reads these parts of the rows, each from wherever it can be had as a whole, or else each of
+    /// its sectors. `again`: they could not be read before, and are written where that was.
+    async fn read_parts(
+        &self,
+        stripe: StripeIndex,
+        chunk: u8,
+        rows: &Range<u32>,
+        mut parts: Vec<Range<u32>>,
+        again: bool,
+        into: &Buffer,
+    ) -> Result<(), ArrayError> {
+        while let Some(part) = parts.pop() {
+            match self.read_locked(stripe, chunk, &part, again).await {
+                Ok((bytes, bad)) => {
+                    if again {
+                        self.repair(stripe, part.start, &bytes, bad).await;
+                    }
+                    into.slice(within(rows, &part)).copy_from(&bytes);
+                }
+                Err(ArrayError::Lost) if part.end - part.start > self.sector_bytes => {
+                    parts.extend(self.sectors(&part));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what a chunk's own member has of these rows, and tells what it cannot read of them, or
+    /// what is not as it was written. No more than that is to be replaced: were another member
+    /// wrong about a sector that is well, that would be believed. `None`: the member is not here.
+    async fn to_replace(
+        &self,
+        stripe: StripeIndex,
+        chunk: u8,
+        rows: &Range<u32>,
+        into: &Buffer,
+    ) -> Option<Vec<Range<u32>>> {
+        let mut positions = self.layout().data_positions(chunk);
+        let own = positions.find(|p| self.members.at(stripe, *p).is_some())?;
+        let probed = self.probe(stripe, own, rows, true).await.ok()?;
+        into.copy_from(&probed.bytes);
+        let mut parts: Vec<Range<u32>> = Vec::new();
+        for sector in self.sectors(rows).filter(|sector| !probed.is_readable(sector)) {
+            match parts.last_mut() {
+                Some(last) if last.end == sector.start => last.end = sector.end,
+                Some(_) | None => parts.push(sector),
+            }
+        }
+        Some(parts)
+    }
+
+    /// Each of the members' sectors.
+    fn sectors(&self, rows: &Range<u32>) -> impl Iterator<Item = Range<u32>> + use<> {
+        let (end, bytes) = (rows.end, self.sector_bytes);
+        rows.clone().step_by(bytes as usize).map(move |row| row..end.min(row + bytes))
     }
 
     pub(crate) fn zeroes(&self, rows: &Range<u32>) -> Buffer {

@@ -379,7 +379,7 @@ impl Array {
                 Some((_, bytes)) => bytes.clone(),
                 None => {
                     let chunk = position / layout.copies;
-                    self.read_locked(stripe, chunk, &rows, false).await?.0
+                    self.read_anyhow(stripe, chunk, &rows).await?
                 }
             };
             chunks.push((position, bytes));

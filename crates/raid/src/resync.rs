@@ -106,7 +106,7 @@ impl Array {
                 all_here = false;
                 continue;
             }
-            let (bytes, _) = self.read_locked(stripe, chunk, &rows, false).await?;
+            let bytes = self.read_anyhow(stripe, chunk, &rows).await?;
             let slices: SmallVec<[Slice; 4]> = each(positions)
                 .map(|position| Slice { position, row: 0, bytes: bytes.clone() })
                 .collect();

@@ -369,7 +369,7 @@ impl Array {
             // The caller holds the rows.
             Mode::Direct => {
                 self.bad.check(piece.stripe, piece.chunk, &rows, std::iter::empty())?;
-                self.read_locked(piece.stripe, piece.chunk, &rows, false).await?.0
+                self.read_anyhow(piece.stripe, piece.chunk, &rows).await?
             }
         };
         let at = (piece.rows.start - rows.start) as usize;
