@@ -107,7 +107,8 @@ impl Pool {
         if self.volumes.borrow().len() >= VOLUMES_MAX {
             return Err(PoolError::TooMany(VOLUMES_MAX));
         }
-        let extents = choose(&self.free(), self.whole_stripes(bytes), EXTENTS_MAX)?;
+        let extents = choose(&self.free(), self.whole_stripes(bytes))?;
+        let extents = joined(&[], &extents)?;
         self.zero(&extents).await?;
         let thick = Rc::new(Thick {
             uuid,
@@ -136,9 +137,10 @@ impl Pool {
         let had = thick.extents.borrow().clone();
         let held: u64 = had.iter().map(|area| area.len).sum();
         let more = self.whole_stripes(bytes).saturating_sub(held);
-        let added = choose(&self.free(), more, EXTENTS_MAX - had.len())?;
+        let added = choose_behind(had.last(), &self.free(), more)?;
+        let extents = joined(&had, &added)?;
         self.zero(&added).await?;
-        thick.extents.borrow_mut().extend(added);
+        *thick.extents.borrow_mut() = extents;
         thick.bytes.set(bytes);
         if let Err(error) = self.save().await {
             // What another reactor has seen of it is too much.
@@ -245,8 +247,33 @@ fn check_size(bytes: u64) -> Result<(), PoolError> {
     if bytes == 0 || !bytes.is_multiple_of(512) { Err(PoolError::Size) } else { Ok(()) }
 }
 
+/// Takes `wanted` bytes from `free`: right behind `last` if they are there, so that a volume that
+/// grows again and again stays in one piece.
+fn choose_behind(last: Option<&Area>, free: &[Area], wanted: u64) -> Result<Vec<Area>, PoolError> {
+    let is_behind = |area: &&Area| {
+        last.is_some_and(|last| last.range().end == area.offset) && area.len >= wanted
+    };
+    match free.iter().find(is_behind) {
+        Some(area) if wanted > 0 => Ok(vec![Area { offset: area.offset, len: wanted }]),
+        Some(_) | None => choose(free, wanted),
+    }
+}
+
+/// What a volume has with `added`. An error: a record has no room for so many ranges.
+fn joined(had: &[Area], added: &[Area]) -> Result<Vec<Area>, PoolError> {
+    let mut extents = had.to_vec();
+    for area in added {
+        match extents.last_mut() {
+            Some(last) if last.range().end == area.offset => last.len += area.len,
+            Some(_) | None => extents.push(*area),
+        }
+    }
+    let wanted = added.iter().map(|area| area.len).sum();
+    if extents.len() > EXTENTS_MAX { Err(PoolError::Fragmented { wanted }) } else { Ok(extents) }
+}
+
 /// Takes `wanted` bytes from `free`: the smallest range that holds it all, else the largest ones.
-fn choose(free: &[Area], wanted: u64, extents_max: usize) -> Result<Vec<Area>, PoolError> {
+fn choose(free: &[Area], wanted: u64) -> Result<Vec<Area>, PoolError> {
     if wanted == 0 {
         return Ok(Vec::new());
     }
@@ -269,7 +296,7 @@ fn choose(free: &[Area], wanted: u64, extents_max: usize) -> Result<Vec<Area>, P
         chosen.push(Area { offset: area.offset, len });
         left -= len;
     }
-    if chosen.len() > extents_max { Err(PoolError::Fragmented { wanted }) } else { Ok(chosen) }
+    Ok(chosen)
 }
 
 #[cfg(test)]
@@ -283,11 +310,27 @@ mod tests {
     #[test]
     fn space_is_taken_where_it_fits_best() {
         let free = [area(0, 10), area(20, 4), area(30, 6)];
-        assert_eq!(choose(&free, 5, 9), Ok(vec![area(30, 5)]));
-        assert_eq!(choose(&free, 4, 9), Ok(vec![area(20, 4)]));
-        assert_eq!(choose(&free, 14, 9), Ok(vec![area(0, 10), area(30, 4)]));
-        assert_eq!(choose(&free, 0, 9), Ok(vec![]));
-        assert_eq!(choose(&free, 21, 9), Err(PoolError::Full { wanted: 21, free: 20 }));
-        assert_eq!(choose(&free, 20, 2), Err(PoolError::Fragmented { wanted: 20 }));
+        assert_eq!(choose(&free, 5), Ok(vec![area(30, 5)]));
+        assert_eq!(choose(&free, 4), Ok(vec![area(20, 4)]));
+        assert_eq!(choose(&free, 14), Ok(vec![area(0, 10), area(30, 4)]));
+        assert_eq!(choose(&free, 0), Ok(vec![]));
+        assert_eq!(choose(&free, 21), Err(PoolError::Full { wanted: 21, free: 20 }));
+        let behind = |end: u64, wanted| choose_behind(Some(&area(end - 1, 1)), &free, wanted);
+        assert_eq!(behind(30, 4), Ok(vec![area(30, 4)]));
+        assert_eq!(behind(30, 7), Ok(vec![area(0, 7)]));
+        assert_eq!(behind(29, 4), Ok(vec![area(20, 4)]));
+        assert_eq!(behind(30, 0), Ok(vec![]));
+    }
+
+    #[test]
+    fn neighbours_are_one_range() {
+        let had: Vec<Area> = (0..EXTENTS_MAX as u64).map(|at| area(10 * at, 5)).collect();
+        let end = had.last().unwrap().range().end;
+        let grown = joined(&had, &[area(end, 3)]).unwrap();
+        assert_eq!((grown.len(), grown.last()), (EXTENTS_MAX, Some(&area(end - 5, 8))));
+        let apart = [area(end + 1, 3)];
+        assert_eq!(joined(&had, &apart), Err(PoolError::Fragmented { wanted: 3 }));
+        assert_eq!(joined(&had[1..], &apart).map(|its| its.len()), Ok(EXTENTS_MAX));
+        assert_eq!(joined(&[], &[]), Ok(vec![]));
     }
 }

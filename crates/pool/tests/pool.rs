@@ -6,11 +6,12 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::Level;
+use ashlar_pool::error::PoolError;
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
 use ashlar_raid::layout::Shape;
 use ashlar_raid::settings::SettingsChange;
-use ashlar_raid::start::ArraySpec;
+use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::op::Device;
 use ashlar_reactor::uring::UringBackend;
@@ -90,6 +91,53 @@ fn volumes_are_made_at_once_and_leave_nothing_behind() {
         let into = reactor.buffer(64 << 10);
         end.read(bytes / 512 * 512 - (64 << 10), into.clone().into()).await.unwrap();
         assert!(into.bytes().iter().all(|byte| *byte == 0));
+        pool.array().stop().await.unwrap();
+    };
+    reactor.block_on(test).expect("the test ends");
+}
+
+/// One alone stays in one piece; two that grow in turns have as many pieces as a record has room
+/// for. Whatever was answered is there after the next start.
+#[test]
+fn volumes_grow_as_often_as_there_is_room_to_say_so() {
+    let reactor = Reactor::new(Box::new(UringBackend::new().unwrap()), Order::Fifo);
+    let inner = reactor.clone();
+    let test = async move {
+        let reactor = inner;
+        let mut pool = pool(&reactor).await;
+        let stripe = pool.array().stripe_bytes();
+        for (uuid, name) in [(1, "alone"), (2, "a"), (3, "b")] {
+            pool.create([uuid; 16], name, stripe).await.unwrap();
+            let most = if name == "alone" { 60 } else { 1 };
+            for stripes in 2..=most {
+                pool.resize(name, stripes * stripe).await.unwrap();
+            }
+        }
+        let mut refused = 0;
+        for stripes in 2..=30 {
+            for name in ["a", "b"] {
+                match pool.resize(name, stripes * stripe).await {
+                    Ok(()) => {}
+                    Err(PoolError::Fragmented { .. }) => refused += 1,
+                    Err(error) => panic!("{name}: {error}"),
+                }
+            }
+        }
+        assert_eq!(refused, 6, "a has 24 pieces; then nothing is in the way of b");
+        let sizes =
+            |pool: &Pool| ["alone", "a", "b"].map(|name| pool.volume(name).unwrap().bytes());
+        let before = sizes(&pool);
+        assert_eq!(before, [60 * stripe, 24 * stripe, 30 * stripe]);
+        for _ in 0..2 {
+            let members = pool.array().status().members;
+            let drives = members.into_iter().map(|member| member.drive.unwrap()).collect();
+            pool.array().stop().await.unwrap();
+            let array = Array::assemble(&reactor, drives, AssembleOptions::default()).await;
+            pool = Pool::open(array.unwrap()).await.unwrap();
+            assert_eq!(sizes(&pool), before);
+            // Writes the table once more.
+            pool.resize("a", 24 * stripe).await.unwrap();
+        }
         pool.array().stop().await.unwrap();
     };
     reactor.block_on(test).expect("the test ends");

@@ -241,6 +241,8 @@ pub async fn write_record<T: Record>(
     home: u64,
     sequence: u64,
 ) -> Result<(), DriveError> {
+    // It would take the place of one that opens, and never open itself.
+    assert!(record.check().is_ok(), "{:?} of its own making", record.check());
     record::seal(record, drive_uuid, home, sequence);
     let buffer = reactor.buffer(size_of::<T>());
     buffer.copy_from_slice(record.as_bytes());
