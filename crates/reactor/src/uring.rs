@@ -405,14 +405,15 @@ impl UringBackend {
         }
     }
 
-    /// A device that cannot be polled after all is polled no more. Who asked hears of the error,
-    /// and asks again.
-    fn hear_polled(&mut self, tag: Tag, outcome: Outcome) {
+    /// A device that cannot be polled after all is polled no more. Who asked hears that it is to be
+    /// asked again: nothing is wrong with it.
+    fn hear_polled(&mut self, tag: Tag, mut outcome: Outcome) {
         if let Tag::Device { device, .. } = tag
             && let Err(errno @ Errno(libc::EOPNOTSUPP)) = outcome
             && let Some(file) = self.file(device)
         {
             file.gauge.polling.set(Use::No(Why::Refused(errno)));
+            outcome = Err(Errno(libc::EAGAIN));
         }
         self.hear(tag, outcome);
     }

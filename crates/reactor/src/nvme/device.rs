@@ -318,9 +318,16 @@ impl NvmeDevice {
             return;
         }
         while let Some(index) = self.waiting.front().copied() {
-            let request = self.requests[index].as_ref().expect("what waits is there");
-            if !request.begun && now > request.until {
-                self.finish(index, LATE);
+            let request = self.requests[index].as_mut().expect("what waits is there");
+            if now > request.until {
+                if request.begun {
+                    // No more of it: the drive may be another host's by now.
+                    request.failed.get_or_insert(Errno(libc::ETIMEDOUT));
+                    self.waiting.pop_front();
+                    self.finish_if_over(index);
+                } else {
+                    self.finish(index, LATE);
+                }
                 continue;
             }
             // The rest of a failed one is not sent; it ends with its last command.

@@ -202,6 +202,29 @@ fn what_cannot_be_asked_is_not_sent() {
     assert!(its.device.is_idle());
 }
 
+/// Its host stood still, and the drive may be another's by now.
+#[test]
+fn of_what_comes_too_late_no_more_is_sent() {
+    let mut its = lent();
+    its.model.faults(|faults| faults.holds = true);
+    for ticket in 0..60 {
+        its.submit(ticket, &FLUSH);
+    }
+    let write = its.write(0, &noise(1 << 20, 3));
+    let until = its.model.now().after(Duration::from_secs(1));
+    its.device.submit(Ticket(60), &write, until);
+    assert_eq!(its.look(), []);
+    assert_eq!(its.model.served().len(), 63, "as many as there is room for");
+    its.model.pass(Duration::from_secs(2));
+    its.model.serve_held();
+    let ended = its.ended(61);
+    assert_eq!(ended[60], (60, Err(Errno(libc::ETIMEDOUT))));
+    assert!(ended[..60].iter().all(|(_, outcome)| outcome.is_ok()));
+    assert_eq!(its.model.served(), []);
+    assert!(its.device.is_idle());
+    assert_eq!(its.run(&write), Ok(1 << 20));
+}
+
 #[test]
 fn errors_are_of_their_operation_only() {
     let mut its = lent();
