@@ -590,7 +590,7 @@ impl Array {
             chunk_bytes: layout.chunk_bytes,
             stripes: layout.stripes,
             capacity: self.capacity(),
-            generation: self.members.generation(),
+            generation: self.members.durable_generation(),
             epoch: self.lease.get().map_or(0, |lease| lease.claim().epoch()),
             state: self.state(),
             lost_to: self.lease.get().and_then(|lease| lease.lost_to()),

@@ -92,6 +92,12 @@ impl Array {
         let rows = 0..self.layout().chunk_bytes;
         let changed = self.give_up_rows(stripe, &rows, agrees).await?;
         self.unsynced.remove(stripe);
+        // At once, if the ring tells of nothing older: else what is put there next would be given
+        // up with the rest by a start after a crash.
+        if self.bad.unsettled().contains(&stripe) && !self.journal.tells_parity_of(stripe) {
+            self.make_durable().await?;
+            self.bad.settle_stripe(stripe).await?;
+        }
         Ok(changed || !agrees)
     }
 
@@ -210,6 +216,7 @@ impl Array {
         }
         let added = self.bad.added();
         self.drain_journal().await?;
+        self.write_sums().await?;
         self.members.flush().await?;
         self.bad.settle(added).await
     }

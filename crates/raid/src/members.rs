@@ -238,8 +238,14 @@ impl Members {
         self.view.take().into_iter().for_each(|view| view.close());
     }
 
-    pub fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.generation.get()
+    }
+
+    /// Of the newest superblock that is durable on all that keep metadata: what may be remembered
+    /// elsewhere. Nothing was acknowledged that rests on a newer one.
+    pub(crate) fn durable_generation(&self) -> u64 {
+        self.durable_generation.get()
     }
 
     /// There are more of them; the caller changes the layout at once.
@@ -375,6 +381,9 @@ impl Members {
                 self.fencing.set(self.fencing.get() | was_trusted);
                 member.catches_up |= was_trusted;
                 member.become_stale();
+                // By this handle it could never be brought up to date.
+                let failed = member.drive.as_ref().filter(|drive| drive.has_failed_flush());
+                failed.into_iter().for_each(|drive| drive.pull());
                 changed = true;
             }
         }

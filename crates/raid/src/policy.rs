@@ -60,6 +60,7 @@ impl Array {
         // cure it.
         // And what was forgotten must not be there again: its parity may not fit it.
         self.written.settle().await?;
+        self.write_sums().await?;
         self.members.flush().await?;
         if self.wanted_mode() == Mode::Journaled {
             self.members.set_journal_from(self.journal.next_sequence());

@@ -251,7 +251,7 @@ impl Array {
         after_error: bool,
     ) -> Result<(), ArrayError> {
         if self.layout().is_mirrored() && self.unsynced.contains(piece.stripe) {
-            self.sync_now(piece.stripe).await?;
+            self.sync_chunks(piece.stripe, 1 << piece.chunk).await?;
         }
         let rows = self.whole_sectors(&piece.rows);
         let buffer = self.read_newest(piece.stripe, piece.chunk, &rows, after_error).await?;

@@ -18,6 +18,7 @@ use crate::dirty::QUIET_BEFORE_CLEAN;
 use crate::error::ArrayError;
 use crate::journal::Slice;
 use crate::lanes::Lanes;
+use crate::layout::Positions;
 use crate::member::Member;
 use crate::shift::Shift;
 use crate::write_plan::{bits, each};
@@ -38,6 +39,15 @@ const RETRY_ROUNDS: u32 = 240;
 impl Array {
     /// Makes a stripe agree, if it does not.
     pub(crate) async fn sync_now(self: &Rc<Self>, stripe: StripeIndex) -> Result<(), ArrayError> {
+        self.sync_chunks(stripe, Positions::MAX).await
+    }
+
+    /// The same for who needs these chunks only: copies of others may not be here.
+    pub(crate) async fn sync_chunks(
+        self: &Rc<Self>,
+        stripe: StripeIndex,
+        wanted: Positions,
+    ) -> Result<(), ArrayError> {
         let _regions = self.hold_regions().await;
         let _region = self.mark_dirty(stripe).await?;
         let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
@@ -45,11 +55,15 @@ impl Array {
             return Ok(());
         }
         if self.layout().is_mirrored() {
-            self.sync_copies(stripe).await?;
+            let left = self.sync_copies(stripe).await?;
+            if left != 0 {
+                return if left & wanted == 0 { Ok(()) } else { Err(ArrayError::Lost) };
+            }
         } else {
             self.sync_parity(stripe).await?;
         }
         self.unsynced.remove(stripe);
+        self.bad.placed(stripe);
         Ok(())
     }
 
@@ -94,25 +108,32 @@ impl Array {
         self.store(stripe, &slices, bits(layout.parity_positions())).await
     }
 
-    /// Writes the first copy that can be read over the others.
-    async fn sync_copies(&self, stripe: StripeIndex) -> Result<(), ArrayError> {
+    /// Writes the first copy that can be read over the others. Tells the chunks of which there is
+    /// none.
+    async fn sync_copies(&self, stripe: StripeIndex) -> Result<Positions, ArrayError> {
         let layout = self.layout_of(stripe);
         let rows = 0..layout.chunk_bytes;
-        let mut all_here = true;
+        let mut left = 0;
         for chunk in 0..layout.data {
             let positions = bits(layout.data_positions(chunk));
             if self.members.held(stripe) & positions == 0 {
                 // Lost as a whole, for now: the copies may come back, and still differ.
-                all_here = false;
+                left |= 1 << chunk;
                 continue;
             }
-            let bytes = self.read_anyhow(stripe, chunk, &rows).await?;
+            let bytes = match self.read_anyhow(stripe, chunk, &rows).await {
+                Err(ArrayError::Lost) => {
+                    left |= 1 << chunk;
+                    continue;
+                }
+                read => read?,
+            };
             let slices: SmallVec<[Slice; 4]> = each(positions)
                 .map(|position| Slice { position, row: 0, bytes: bytes.clone() })
                 .collect();
             self.store(stripe, &slices, positions).await?;
         }
-        if all_here { Ok(()) } else { Err(ArrayError::Lost) }
+        Ok(left)
     }
 
     /// Writes slices; members that miss them are fenced.

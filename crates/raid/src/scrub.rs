@@ -28,7 +28,7 @@ use crate::findings::{Finding, Verdict};
 use crate::journal::Slice;
 use crate::lanes::Lanes;
 use crate::layout::Positions;
-use crate::locate::{Mismatch, locate};
+use crate::locate::{Liar, Mismatch, locate};
 use crate::scrub_plan::ScrubMark;
 use crate::scrub_store::StoredScrub;
 use crate::shift::Shift;
@@ -290,10 +290,20 @@ impl Array {
         {
             return None;
         }
-        for mismatch in mismatches {
-            let mended = self.mend(stripe, &mismatch, undecided, &should).await;
-            found.push((mismatch, mended));
+        // Of these copies it is known which one is wrong: it must not be the one that is taken.
+        let told = |rows: &Range<u32>, position: u8| {
+            mismatches.iter().any(|its| {
+                let same = |liar: &Liar| liar.position / layout.copies == position / layout.copies;
+                let overlap = its.rows.start < rows.end && rows.start < its.rows.end;
+                overlap && its.liar.as_ref().is_some_and(same)
+            })
+        };
+        let mut all = Vec::new();
+        for mismatch in &mismatches {
+            let should = should.iter().filter(|its| !told(&mismatch.rows, its.position));
+            all.push(self.mend(stripe, mismatch, undecided, should).await);
         }
+        found.extend(mismatches.into_iter().zip(all));
         Some(Verdict::Differs(found))
     }
 
@@ -379,7 +389,7 @@ impl Array {
         stripe: StripeIndex,
         mismatch: &Mismatch,
         undecided: Undecided,
-        should: &[Slice],
+        should: impl Iterator<Item = &Slice>,
     ) -> bool {
         let row = mismatch.rows.start;
         let slices: SmallVec<[Slice; 2]> = match (&mismatch.liar, undecided) {
@@ -395,7 +405,7 @@ impl Array {
                     let bytes = its.bytes.slice(rows.clone());
                     Slice { position: its.position, row, bytes }
                 };
-                should.iter().map(part).collect()
+                should.map(part).collect()
             }
         };
         let wanted = slices.iter().fold(0, |bits, slice| bits | 1 << slice.position);

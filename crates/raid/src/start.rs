@@ -235,6 +235,9 @@ impl Array {
         if let Some(left) = left {
             self.replay(left, force).await?;
             self.modes.set(Mode::Journaled);
+            // Before anything new is put there, which would be given up with the rest after the
+            // next crash. What cannot be said now is tried again.
+            let _ = self.settle_bad().await;
         } else {
             for region in self.dirty.map.inside() {
                 if self.written.contains(region) {
@@ -300,6 +303,11 @@ impl Array {
             return Err(self.needed(index, &old, &drive).await);
         }
         let member = self.plan_replacement(&drive, drive_uuid)?;
+        if !drive.is_alive() {
+            // It could not be asked whose it is: as another, it would have to be filled.
+            let (drive, error) = (drive.name().into(), DriveError::Gone);
+            return Err(ChangeError::Drive { drive, error });
+        }
         if old.state == MemberState::Trusted {
             // It is barred from the next start, as one that is fenced.
             self.members.others_answer().await?;
@@ -407,6 +415,10 @@ impl Array {
         let drained = self.drain_journal().await;
         self.write_sums().await?;
         self.members.flush().await?;
+        if drained.is_ok() {
+            // Else a start that lacks a member could not tell that its parity can be relied on.
+            self.settle_bad().await?;
+        }
         if drained.is_ok() && self.members.journal_from() != 0 {
             // Of the next start: it finds that nothing is in the ring without looking there.
             let era = self.members.era() + ERAS_PER_START;

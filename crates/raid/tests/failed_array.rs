@@ -481,6 +481,26 @@ fn a_resync_fences_no_member_that_is_needed() {
     });
 }
 
+/// Copies that are here are made one, and served, whatever becomes of the others.
+#[test]
+fn a_stripe_in_doubt_is_served_as_far_as_its_copies_are_here() {
+    run(|reactor| async move {
+        let mut pair = filled(&reactor, &kind(Level::Raid10, 4, Policy::Bitmap, &[])).await;
+        pair.put(0, &[5; 4096]).await;
+        let (chunk, drives) = (pair.array.layout().chunk_bytes as usize, drives(&pair));
+        pair.crash_without(&[]).await;
+        pull(&pair, &[2, 3]);
+        assert!(pair.array.has_doubts());
+        for _ in 0..4 {
+            assert!(pair.read(0, chunk).await.unwrap() == pair.bytes[..chunk]);
+            assert_eq!(pair.read(chunk, 512).await, Err(ArrayError::Lost));
+        }
+        assert!(!is_fenced(&pair));
+        all_come_back(&mut pair, &[3, 2], &drives).await;
+        is_whole(&mut pair, "afterwards").await;
+    });
+}
+
 /// The second member has died, and nobody has heard of it when others go: were these fenced, the
 /// array could not be started without it.
 #[test]

@@ -15,8 +15,9 @@ use ashlar_format::array_superblock::Level;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::array::Array;
 use ashlar_raid::label;
+use ashlar_raid::layout::Shape;
 use ashlar_raid::settings::SettingsChange;
-use ashlar_raid::start::AssembleOptions;
+use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::{Flaw, SCRUB_PLACES_MAX, ScrubPlace, ScrubReport, ScrubState};
 use ashlar_reactor::executor::Reactor;
 use pair::{DRIVE_BYTES, Pair, run};
@@ -112,6 +113,29 @@ fn who_lies_alone_is_named_and_mended() {
             pair.scrub_is_clean().await;
             pair.array.stop().await.unwrap();
         }
+    });
+}
+
+/// Of one chunk it can be told which copy is wrong, of another one of the same rows it cannot.
+#[test]
+fn the_copy_that_is_known_to_be_wrong_is_not_the_one_that_is_kept() {
+    run(|reactor| async move {
+        let shape = Shape { copies: 3, ..Shape::default() };
+        let spec = ArraySpec { shape, ..Pair::spec(Level::Raid10) };
+        let mut pair = Pair::made(&reactor, &spec, &[DRIVE_BYTES; 6], 512).await;
+        pair.put(0, &[5; 1 << 20]).await;
+        pair.in_place().await;
+        lie(&pair, 3, 0, 1024, 512).await;
+        // All three of the second chunk differ.
+        lie(&pair, 3, 4, 1024, 512).await;
+        lie(&pair, 3, 5, 1024, 256).await;
+        let report = scrub(&pair, true).await;
+        assert_eq!((report.mismatched_stripes, report.repaired_stripes), (1, 1), "{report:?}");
+        for _ in 0..6 {
+            pair.check().await;
+        }
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
     });
 }
 

@@ -360,7 +360,7 @@ fn keep(found: &mut BTreeMap<u64, Found>, mut one: Found) {
 /// behind the other, but for the first after the end of the ring, or of an empty one.
 fn may_begin(at: u64, found: &BTreeMap<u64, Found>, tail: u64, ring_bytes: u64) -> bool {
     let follows = |one: &Found| {
-        let turns = at == 0 && one.range().end + BATCH_BYTES_MAX > ring_bytes;
+        let turns = at == 0 && one.next().end() + BATCH_BYTES_MAX > ring_bytes;
         !found.contains_key(&(one.sequence() + 1)) && (turns || one.next().contains(&at))
     };
     let is_free = found.values().all(|one| !one.range().contains(&at));

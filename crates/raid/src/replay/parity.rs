@@ -28,7 +28,8 @@ impl Array {
         let mut done = self.stored_anew(stripe, findings);
         let (mut kept, mut given_up) = (Vec::new(), Vec::new());
         for band in findings.bands() {
-            for rows in outside(&band[0].rows, &done) {
+            let parts = outside(&band[0].rows, &done);
+            for rows in parts.into_iter().flat_map(|rows| self.cut_at_bad(stripe, rows)) {
                 if band[0].kind != EntryKind::ParitySums {
                     kept.extend(band.iter().map(|piece| piece.part(&rows)));
                     continue;
@@ -49,6 +50,23 @@ impl Array {
         }
         (findings.parity, findings.given_up) = (kept, given_up);
         Ok(())
+    }
+
+    /// What was given up is apart from what was not.
+    fn cut_at_bad(&self, stripe: StripeIndex, rows: Range<u32>) -> Vec<Range<u32>> {
+        let mut cuts = vec![rows.start, rows.end];
+        if self.bad.unsettled().contains(&stripe) {
+            let bad = self.bad.of(stripe);
+            cuts.extend(
+                bad.iter()
+                    .map(|(_, bad)| self.whole_sectors(bad))
+                    .flat_map(|its| [its.start, its.end]),
+            );
+        }
+        cuts.retain(|cut| (rows.start..=rows.end).contains(cut));
+        cuts.sort_unstable();
+        cuts.dedup();
+        cuts.windows(2).map(|pair| pair[0]..pair[1]).collect()
     }
 
     fn was_given_up(&self, stripe: StripeIndex, rows: &Range<u32>) -> bool {
