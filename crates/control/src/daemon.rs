@@ -113,16 +113,13 @@ pub async fn serve(settings: Settings) -> Answer<()> {
         drop(tell_server);
         let _ = tokio::time::timeout(GOODBYE, server).await;
         remove_socket(&path);
-        return Err(upgrade(&host, &binary).await);
+        return upgrade(&host, &binary, &mut signals).await;
     }
     tracing::info!("stopping: exports are drained, arrays flushed; a second signal ends at once");
     tell_supervisor("STOPPING=1");
     let down = tokio::select! {
         down = host.shut_down() => down,
-        () = signals.first() => {
-            tracing::error!("ended at once");
-            std::process::exit(1);
-        }
+        () = signals.first() => end_at_once(),
     };
     watcher.abort();
     drop(tell_server);
@@ -134,12 +131,30 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     down
 }
 
-/// Another program goes on from here, with this process's id. Returns only what kept it from that.
-async fn upgrade(host: &Host, binary: &Path) -> Refusal {
+/// Another program goes on from here, with this process's id. Returns what kept it from that, or
+/// once all is at rest, if it was told to end meanwhile.
+async fn upgrade(host: &Host, binary: &Path, signals: &mut Signals) -> Answer<()> {
     let (began, count) = (handover::now(), host.upgrades().count);
-    let exports = host.hand_over().await;
+    let mut at_rest = std::pin::pin!(host.hand_over());
+    let exports = tokio::select! {
+        exports = &mut at_rest => exports,
+        () = signals.first() => {
+            tracing::info!("stopping instead; a second signal ends at once");
+            tell_supervisor("STOPPING=1");
+            tokio::select! {
+                _ = at_rest => return Ok(()),
+                () = signals.first() => end_at_once(),
+            }
+        }
+    };
     let error = handover::hand_over(binary, Handover { began, count, error: None, exports });
-    Refusal::failed(format!("no program took over: {error}")).fix("start the daemon again")
+    let refusal = Refusal::failed(format!("no program took over: {error}"));
+    Err(refusal.fix("start the daemon again"))
+}
+
+fn end_at_once() -> ! {
+    tracing::error!("ended at once");
+    std::process::exit(1);
 }
 
 /// The soft limit is meant for programs that cannot use more; each guest takes some 50.

@@ -109,6 +109,12 @@ impl Front {
         matches!(self, Front::Ublk { .. })
     }
 
+    /// Whether its users lose it when another program takes the place of this one. (NVMe/TCP hosts
+    /// connect anew by themselves.)
+    pub fn breaks_at_upgrade(&self) -> bool {
+        matches!(self, Front::Nbd { .. } | Front::Fuse { .. })
+    }
+
     /// The Unix socket that initiators connect to.
     pub fn socket(&self) -> Option<&Path> {
         match self {

@@ -8,7 +8,9 @@
 mod daemon;
 
 use std::fs::File;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 
 use daemon::Daemon;
@@ -131,4 +133,37 @@ fn a_file_outlives_the_daemon_and_is_deleted_with_the_export() {
     daemon.ok("export delete f --force");
     assert!(used.read_at(&mut [0; 512], 0).is_err());
     assert!(!path.exists());
+}
+
+/// One who has agreed on an export, and asks nothing of it.
+fn nbd_client(daemon: &Daemon, socket: &str, export: &str) -> UnixStream {
+    let mut stream = UnixStream::connect(daemon.path(socket)).unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    // "Fixed newstyle", no zeroes; option "export name".
+    let mut words = 3u32.to_be_bytes().to_vec();
+    words.extend(b"IHAVEOPT");
+    words.extend(1u32.to_be_bytes());
+    words.extend(u32::try_from(export.len()).unwrap().to_be_bytes());
+    words.extend(export.as_bytes());
+    stream.write_all(&words).unwrap();
+    stream.read_exact(&mut [0; 10]).unwrap();
+    stream
+}
+
+/// Clients of network block devices are not handed to another program.
+#[test]
+fn an_upgrade_takes_nothing_away_unasked() {
+    let daemon = with_volume();
+    daemon.ok("export create n --volume v --kind nbd --path @/n.sock");
+    let client = nbd_client(&daemon, "n.sock", "n");
+    daemon.wait_for("export show n", |export| export["state"] == "connected");
+    let said = daemon.refused("upgrade");
+    assert!(said.contains("export n") && said.contains("--force"), "{said}");
+    drop(client);
+    daemon.wait_unused("n");
+    daemon.ok("upgrade");
+    let client = nbd_client(&daemon, "n.sock", "n");
+    daemon.wait_for("export show n", |export| export["state"] == "connected");
+    daemon.ok("upgrade --force");
+    drop(client);
 }

@@ -182,6 +182,40 @@ fn half_a_mirror_starts_if_it_is_the_current_half() {
     }
 }
 
+/// The older half of a mirror was started by force, and is the array from then on: however often
+/// the other had been started before, and also if that is all that is there.
+#[test]
+fn a_half_that_was_left_behind_stays_behind() {
+    let mut daemon = Daemon::with_array(1, 2);
+    daemon.ok("drive detach d1 --force");
+    daemon.ok("volume create w --array a --size 16M");
+    for _ in 0..3 {
+        daemon.stop();
+        daemon.start_again();
+    }
+    daemon.stop();
+    std::fs::rename(daemon.path("d0.img"), daemon.path("away")).unwrap();
+    daemon.start_again();
+    daemon.ok("drive attach @/d1.img");
+    daemon.refused("array start a");
+    daemon.ok("array start a --force");
+    daemon.ok("volume create x --array a --size 16M");
+    // Only the one that was left behind is there.
+    daemon.kill();
+    std::fs::rename(daemon.path("away"), daemon.path("d0.img")).unwrap();
+    std::fs::rename(daemon.path("d1.img"), daemon.path("d1.away")).unwrap();
+    daemon.start_again();
+    daemon.run("drive attach @/d0.img");
+    let said = daemon.refused("array start a");
+    assert!(said.contains("newer data"), "{said}");
+    // Both are.
+    daemon.kill();
+    std::fs::rename(daemon.path("d1.away"), daemon.path("d1.img")).unwrap();
+    daemon.start_again();
+    daemon.ok("volume show x");
+    daemon.refused("volume show w");
+}
+
 /// Sizes of drives, and of a volume that fills most of three: on a machine that is done with small
 /// ones before it can be looked at, larger ones are tried.
 const REBUILT: [(&str, &str); 3] = [("64M", "100M"), ("512M", "850M"), ("2G", "3400M")];

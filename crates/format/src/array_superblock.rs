@@ -28,6 +28,9 @@ pub const SLOTS: u64 = 2;
 pub const ERA_SEQUENCES_LOG2: u32 = 32;
 /// Eras that a start of the array may use before a superblock says so.
 pub const ERAS_PER_START: u64 = 2;
+/// Eras that a start by force goes ahead: more than members that are away can have gone meanwhile,
+/// so that they are the old ones when they are back.
+pub const ERAS_PER_FORCE: u64 = 1 << 12;
 /// Largest era: all sequences of the next start are believed.
 pub const ERA_MAX: u64 = (SEQUENCE_MAX >> ERA_SEQUENCES_LOG2) - 2 * ERAS_PER_START;
 

@@ -60,6 +60,9 @@ pub struct Known {
     /// Of the lease it had then; 0: none. Members of the generation are new enough as long as
     /// nobody took the array since: another host may have gone on without those that are here.
     pub epoch: u64,
+    /// Whether one of those members is among the drives. Else these may be what was left behind,
+    /// whatever they have become since.
+    pub is_here: bool,
 }
 
 /// What the drives say the array is.
@@ -169,7 +172,7 @@ pub(crate) async fn find(
             lease.map_or(0, |lease| lease.epoch.get())
         }
     };
-    judge(&identity.layout(), &members, Known { generation, epoch }, options)?;
+    judge(&identity.layout(), &members, (generation, epoch), options)?;
     let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     let settings = Settings::from_stored(newest.settings);
@@ -368,11 +371,12 @@ fn distrust(
     Err(AssembleError::CopyOfBefore { drive: drive.unwrap_or_default(), member: *first })
 }
 
-/// Whether the array may start with these members; `found`: what they say.
+/// Whether the array may start with these members; `found`: the generation and the epoch of the
+/// lease, as they say.
 fn judge(
     layout: &Layout,
     members: &[Member],
-    found: Known,
+    (generation, epoch): (u64, u64),
     options: AssembleOptions,
 ) -> Result<(), AssembleError> {
     if options.force {
@@ -387,10 +391,11 @@ fn judge(
         return Err(AssembleError::TooFew { present, needed: needed(layout) });
     }
     if let Some(known) = options.known {
-        if found.generation < known.generation {
+        let is_left_behind = !known.is_here && known.epoch > 0 && epoch <= known.epoch;
+        if is_left_behind || known.is_here && generation < known.generation {
             return Err(AssembleError::MaybeOld);
         }
-        if found.epoch == known.epoch {
+        if known.is_here && epoch == known.epoch {
             return Ok(());
         }
     }

@@ -191,17 +191,18 @@ pub(crate) async fn newest(
 }
 
 /// Takes the array for `host`, who has it for [`TRUST`] from when this began to write, and longer
-/// if it beats. `force`: from whoever has it.
+/// if it beats. `force`: at once, from whoever has it, and past this epoch, which members that are
+/// away may have.
 pub async fn take(
     reactor: &Reactor,
     array: [u8; 16],
     members: &[Member],
     host: &Host,
-    force: bool,
+    force: Option<u64>,
 ) -> Result<Claim, AssembleError> {
     let (mut read_at, mut found) = (reactor.now(), newest(reactor, array, members).await);
     for _ in 0..WATCH_BEATS {
-        if force || !is_others(found.as_ref(), host) {
+        if force.is_some() || !is_others(found.as_ref(), host) {
             break;
         }
         reactor.sleep(BEAT_PERIOD).await;
@@ -216,7 +217,8 @@ pub async fn take(
             return Err(AssembleError::InUse { host: owner_name(moved) });
         }
     }
-    let claim = Claim::after(found.as_ref(), reactor.now());
+    let mut claim = Claim::after(found.as_ref(), reactor.now());
+    claim.epoch = claim.epoch.max(force.map_or(0, |past| past + 1));
     write_and_confirm(reactor, array, members, host, claim, read_at).await?;
     Ok(claim)
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{
-    ERA_SEQUENCES_LOG2, ERAS_PER_START, Level, MemberState, NAME_BYTES, Policy, STRIPES_MAX,
+    ERA_SEQUENCES_LOG2, ERAS_PER_FORCE, ERAS_PER_START, Level, MemberState, NAME_BYTES, Policy,
+    STRIPES_MAX,
 };
 use ashlar_format::drive_label::DriveLabel;
 use ashlar_format::region_map::MapKind;
@@ -182,7 +183,7 @@ impl Array {
         members.fencing.set(found.fences);
         members.set_scrub(found.scrub);
         // Of the next one, batches may stand in the ring.
-        members.set_era(found.era + ERAS_PER_START);
+        members.set_era(found.era + if options.force { ERAS_PER_FORCE } else { ERAS_PER_START });
         let array = Array::new(reactor, identity.clone(), Rc::new(members), &maps);
         if let Some((integrity, pages_max)) = array.integrity.as_ref().zip(options.sum_pages_max) {
             integrity.limit(pages_max);
@@ -457,7 +458,8 @@ async fn find_and_take(
     let found = find(reactor, drives.clone(), options, None).await?;
     let Some(host) = options.host else { return Ok((found, None)) };
     let array = found.identity.uuid;
-    let claim = lease::take(reactor, array, &found.members, &host, options.force).await?;
+    let force = options.force.then(|| options.known.map_or(0, |known| known.epoch));
+    let claim = lease::take(reactor, array, &found.members, &host, force).await?;
     // Another host may have had it until now.
     Ok((find(reactor, drives, options, Some(&claim)).await?, Some(claim)))
 }

@@ -590,7 +590,7 @@ async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
         };
         let options = AssembleOptions {
             force: false,
-            known: known_generation.map(|generation| Known { generation, epoch: 0 }),
+            known: known_generation.map(|generation| Known { generation, epoch: 0, is_here: true }),
             host: None,
             sum_pages_max: seedling.plan.sum_pages_max,
         };

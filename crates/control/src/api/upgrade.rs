@@ -12,6 +12,9 @@ pub struct UpgradeRequest {
     /// Left out: the file that the daemon was started from, as it is now.
     #[schema(value_type = Option<String>)]
     pub binary: Option<PathBuf>,
+    /// Also if someone uses an export that cannot be handed over.
+    #[serde(default)]
+    pub force: bool,
 }
 
 /// What became of upgrades.

@@ -19,6 +19,9 @@ pub struct Upgrade {
     /// The program; left out: the file that the daemon was started from, as it is now
     #[arg(long, value_name = "PATH", value_hint = ValueHint::ExecutablePath)]
     binary: Option<PathBuf>,
+    /// Also if network block devices or files (FUSE) are in use: their users get I/O errors
+    #[arg(long)]
+    force: bool,
 }
 
 pub async fn run(upgrade: Upgrade, client: &Client, output: Output) -> Answer<()> {
@@ -27,7 +30,8 @@ pub async fn run(upgrade: Upgrade, client: &Client, output: Output) -> Answer<()
             .map_err(|error| Refusal::invalid(format!("{}: {error}", path.display())))
     };
     let binary = upgrade.binary.map(absolute).transpose()?;
-    let before: Upgrades = client.post("/v1/upgrade", &UpgradeRequest { binary }).await?;
+    let before: Upgrades =
+        client.post("/v1/upgrade", &UpgradeRequest { binary, force: upgrade.force }).await?;
     let after = tokio::time::timeout(PATIENCE, wait(client, before.count)).await.map_err(|_| {
         Refusal::failed("the new program does not answer").fix("see the daemon's log")
     })?;

@@ -510,14 +510,15 @@ impl Host {
         )))
     }
 
-    /// What this host remembers of an array, if that says anything of these drives.
+    /// What this host remembers of an array, beside these drives.
     fn known(&self, uuid: Uuid, drives: &[String]) -> Option<Known> {
         self.look(|state| {
             let known = state.catalog.arrays.get(&uuid)?;
-            let labels = drives.iter().filter_map(|name| state.drives.get(name)?.content.label());
-            let mut current = labels.filter(|label| known.current.contains(&label.drive));
-            let found = Known { generation: known.generation, epoch: known.epoch };
-            current.next().map(|_| found)
+            let mut labels =
+                drives.iter().filter_map(|name| state.drives.get(name)?.content.label());
+            let is_here = labels.any(|label| known.current.contains(&label.drive));
+            let found = Known { generation: known.generation, epoch: known.epoch, is_here };
+            (!known.current.is_empty()).then_some(found)
         })
     }
 

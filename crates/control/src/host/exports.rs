@@ -408,7 +408,7 @@ impl Host {
 
     /// What speaks against taking an export's device away, if it has one. It is looked for in all
     /// of the machine, and may be opened.
-    async fn user_of(&self, known: &KnownExport) -> Answer<Option<String>> {
+    pub(super) async fn user_of(&self, known: &KnownExport) -> Answer<Option<String>> {
         let known = known.clone();
         beside(move || user(&known)).await?
     }
@@ -476,7 +476,7 @@ impl Host {
     }
 
     /// An export that runs, and its serial number.
-    fn served(&self, name: &str) -> Option<(Served, String)> {
+    pub(super) fn served(&self, name: &str) -> Option<(Served, String)> {
         self.look(|state| {
             state.exports.get(name).map(|its| (its.served.clone(), its.serial.clone()))
         })

@@ -120,7 +120,12 @@ impl Host {
         if on {
             self.check_on_demand(name, uuid, running)?;
         } else if !running {
-            self.check_exports_unused(name, uuid).await?;
+            let unused = self.check_exports_unused(name, uuid).await;
+            unused.map_err(|refusal| {
+                refusal.fix(format!(
+                    "shut the guest down first, or `ashlar array start {name}`, then this"
+                ))
+            })?;
         }
         self.record(|catalog| {
             if let Some(known) = catalog.arrays.get_mut(&uuid) {

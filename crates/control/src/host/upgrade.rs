@@ -26,6 +26,9 @@ impl Host {
     pub async fn upgrade(&self, request: UpgradeRequest) -> Answer<Upgrades> {
         let _change = self.begin().await?;
         self.check_memory()?;
+        if !request.force {
+            self.check_front_ends().await?;
+        }
         let binary = request.binary.unwrap_or_else(|| self.program.clone());
         let asked = binary.clone();
         beside(move || check(&asked)).await??;
@@ -64,6 +67,24 @@ impl Host {
             .fix("stop the arrays on drives of memory first")),
             None => Ok(()),
         }
+    }
+
+    /// Some kinds of exports end with the process, and whoever uses them gets errors.
+    async fn check_front_ends(&self) -> Answer<()> {
+        let known = self.look(|state| state.catalog.exports.clone());
+        for (name, known) in known.iter().filter(|(_, known)| known.front.breaks_at_upgrade()) {
+            let Some((served, _)) = self.served(name) else { continue };
+            let is_used = self.user_of(known).await?.is_some()
+                || served.status().await.is_ok_and(|status| status.connected);
+            if is_used {
+                let place = known.front.place(name);
+                return Err(Refusal::conflict(format!(
+                    "export {name}, {place}, is in use, and cannot be handed to another program"
+                ))
+                .fix("end its use first, or use --force: its users get I/O errors"));
+            }
+        }
+        Ok(())
     }
 
     /// Brings all to rest, as for a stop; exports stay open for the next process.

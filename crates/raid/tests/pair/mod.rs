@@ -164,7 +164,7 @@ impl Pair {
     /// What its host remembers.
     pub fn known(&self) -> Option<Known> {
         let status = self.array.status();
-        Some(Known { generation: status.generation, epoch: status.epoch })
+        Some(Known { generation: status.generation, epoch: status.epoch, is_here: true })
     }
 
     /// A random range of whole sectors, often small, sometimes over several stripes.
