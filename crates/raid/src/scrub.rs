@@ -127,8 +127,8 @@ impl Array {
                     Some(ended_s);
                 let phase = if is_stopped { Phase::Stopped } else { Phase::Finished };
                 array.save_scrub(ScrubMark { next, ..mark }, phase).await;
-            } else {
-                // For `keep_scrub`.
+            } else if next > 0 {
+                // For `keep_scrub`. One that has looked at nothing leaves the one before as it was.
                 array.members.set_scrub(ScrubMark { next, ..mark });
             }
             array.jobs.scrub_slot().end();
