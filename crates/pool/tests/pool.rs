@@ -55,12 +55,14 @@ async fn first_bytes(reactor: &Reactor, pool: &Pool, name: &str) -> Vec<u8> {
     into.bytes().to_vec()
 }
 
+fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
+    let reactor = Reactor::new(Box::new(UringBackend::new().unwrap()), Order::Fifo);
+    reactor.block_on(test(reactor.clone())).expect("the test ends");
+}
+
 #[test]
 fn volumes_are_made_at_once_and_leave_nothing_behind() {
-    let reactor = Reactor::new(Box::new(UringBackend::new().unwrap()), Order::Fifo);
-    let inner = reactor.clone();
-    let test = async move {
-        let reactor = inner;
+    run(|reactor| async move {
         let pool = pool(&reactor).await;
         let written = |pool: &Pool| -> u64 {
             let members = pool.array().status().members.into_iter();
@@ -92,18 +94,14 @@ fn volumes_are_made_at_once_and_leave_nothing_behind() {
         end.read(bytes / 512 * 512 - (64 << 10), into.clone().into()).await.unwrap();
         assert!(into.bytes().iter().all(|byte| *byte == 0));
         pool.array().stop().await.unwrap();
-    };
-    reactor.block_on(test).expect("the test ends");
+    });
 }
 
 /// One alone stays in one piece; two that grow in turns have as many pieces as a record has room
 /// for. Whatever was answered is there after the next start.
 #[test]
 fn volumes_grow_as_often_as_there_is_room_to_say_so() {
-    let reactor = Reactor::new(Box::new(UringBackend::new().unwrap()), Order::Fifo);
-    let inner = reactor.clone();
-    let test = async move {
-        let reactor = inner;
+    run(|reactor| async move {
         let mut pool = pool(&reactor).await;
         let stripe = pool.array().stripe_bytes();
         for (uuid, name) in [(1, "alone"), (2, "a"), (3, "b")] {
@@ -139,6 +137,5 @@ fn volumes_grow_as_often_as_there_is_room_to_say_so() {
             pool.resize("a", 24 * stripe).await.unwrap();
         }
         pool.array().stop().await.unwrap();
-    };
-    reactor.block_on(test).expect("the test ends");
+    });
 }

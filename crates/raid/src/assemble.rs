@@ -371,8 +371,8 @@ fn distrust(
     Err(AssembleError::CopyOfBefore { drive: drive.unwrap_or_default(), member: *first })
 }
 
-/// Whether the array may start with these members; `found`: the generation and the epoch of the
-/// lease, as they say.
+/// Whether the array may start with these members, who say that this is its generation, and the
+/// epoch of its lease.
 fn judge(
     layout: &Layout,
     members: &[Member],

@@ -31,7 +31,7 @@ use crate::destage::RETRY_AFTER;
 use crate::error::ArrayError;
 use crate::journal::Slice;
 use crate::layout::{Layout, Positions};
-use crate::verify::within;
+use crate::verify::{cut, overlap, within};
 use crate::write_plan::{bits, each};
 
 /// Rows of one position, as far as they can be read.
@@ -346,16 +346,7 @@ impl Array {
 
 /// The rows, cut wherever a position begins or ends to be readable.
 fn bands(rows: &Range<u32>, probed: &[Probed]) -> Vec<Range<u32>> {
-    let mut cuts = vec![rows.start, rows.end];
-    let unreadable = probed.iter().flat_map(|its| &its.unreadable);
-    cuts.extend(unreadable.flat_map(|bad| [bad.start, bad.end]));
-    cuts.sort_unstable();
-    cuts.dedup();
-    cuts.windows(2).map(|pair| pair[0]..pair[1]).collect()
-}
-
-fn overlap(a: &Range<u32>, b: &Range<u32>) -> bool {
-    a.start < b.end && b.start < a.end
+    cut(rows, probed.iter().flat_map(|its| &its.unreadable).cloned())
 }
 
 #[cfg(test)]

@@ -340,8 +340,7 @@ impl Array {
         if !self.is_written(stripe) {
             return self.blank(stripe, rows).await;
         }
-        let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
-        if after_error && let Some(parts) = self.to_replace(stripe, chunk, rows, &buffer).await {
+        if after_error && let Some((buffer, parts)) = self.to_replace(stripe, chunk, rows).await {
             self.read_parts(stripe, chunk, rows, parts, true, &buffer).await?;
             return Ok(buffer);
         }
@@ -403,12 +402,10 @@ impl Array {
         stripe: StripeIndex,
         chunk: u8,
         rows: &Range<u32>,
-        into: &Buffer,
-    ) -> Option<Vec<Range<u32>>> {
+    ) -> Option<(Buffer, Vec<Range<u32>>)> {
         let mut positions = self.layout().data_positions(chunk);
         let own = positions.find(|p| self.members.at(stripe, *p).is_some())?;
         let probed = self.probe(stripe, own, rows, true).await.ok()?;
-        into.copy_from(&probed.bytes);
         let mut parts: Vec<Range<u32>> = Vec::new();
         for sector in self.sectors(rows).filter(|sector| !probed.is_readable(sector)) {
             match parts.last_mut() {
@@ -416,7 +413,7 @@ impl Array {
                 Some(_) | None => parts.push(sector),
             }
         }
-        Some(parts)
+        Some((probed.bytes, parts))
     }
 
     /// Each of the members' sectors.

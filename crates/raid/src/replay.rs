@@ -35,7 +35,7 @@ use crate::layout::Positions;
 use crate::pending::{Hold, Patch};
 use crate::status::Replayed;
 use crate::stored::{Begun, Store};
-use crate::verify::within;
+use crate::verify::{overlap, within};
 use crate::write_plan::{bands, bits, each};
 
 mod found;
@@ -130,7 +130,7 @@ impl Findings {
             self.data.iter().map(|(piece, _)| piece).filter(|piece| {
                 piece.sequence <= of.newest && of.chunks & 1 << piece.position != 0
             });
-        let pieces: Vec<&Piece> = data.filter(|piece| overlap(piece, rows)).collect();
+        let pieces: Vec<&Piece> = data.filter(|piece| overlap(&piece.rows, rows)).collect();
         let covered = each(of.chunks).all(|chunk| {
             let of_chunk = pieces.iter().filter(|piece| piece.position == chunk);
             let ranges: Vec<Range<u32>> = of_chunk.map(|piece| piece.rows.clone()).collect();
@@ -428,10 +428,6 @@ impl Array {
         let failed: Vec<MemberIndex> = failed.map(|(target, _)| target.member).collect();
         Ok(Some(failed).filter(|failed| !failed.is_empty()))
     }
-}
-
-fn overlap(piece: &Piece, rows: &Range<u32>) -> bool {
-    piece.rows.start < rows.end && rows.start < piece.rows.end
 }
 
 /// The parts of `rows` that are in none of `others`.

@@ -33,7 +33,7 @@ use crate::scrub_plan::ScrubMark;
 use crate::scrub_store::StoredScrub;
 use crate::shift::Shift;
 use crate::status::ScrubReport;
-use crate::verify::{Flawed, blocks};
+use crate::verify::{Flawed, blocks, overlap};
 use crate::write_plan::each;
 
 /// Between two superblocks that say how far it is. The first mismatches are told at once.
@@ -294,8 +294,7 @@ impl Array {
         let told = |rows: &Range<u32>, position: u8| {
             mismatches.iter().any(|its| {
                 let same = |liar: &Liar| liar.position / layout.copies == position / layout.copies;
-                let overlap = its.rows.start < rows.end && rows.start < its.rows.end;
-                overlap && its.liar.as_ref().is_some_and(same)
+                overlap(&its.rows, rows) && its.liar.as_ref().is_some_and(same)
             })
         };
         let mut all = Vec::new();

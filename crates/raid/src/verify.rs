@@ -261,6 +261,19 @@ pub(crate) fn blocks(rows: &Range<u32>) -> impl Iterator<Item = Range<u32>> {
     starts.map(move |start| start..end.min(start + BLOCK_BYTES))
 }
 
+pub(crate) fn overlap(a: &Range<u32>, b: &Range<u32>) -> bool {
+    a.start < b.end && b.start < a.end
+}
+
+/// The rows, cut wherever one of these ranges begins or ends inside them.
+pub(crate) fn cut(rows: &Range<u32>, at: impl Iterator<Item = Range<u32>>) -> Vec<Range<u32>> {
+    let mut cuts = vec![rows.start, rows.end];
+    cuts.extend(at.flat_map(|its| [its.start, its.end]).filter(|row| rows.contains(row)));
+    cuts.sort_unstable();
+    cuts.dedup();
+    cuts.windows(2).map(|pair| pair[0]..pair[1]).collect()
+}
+
 /// Where a part is in the bytes of these rows.
 pub(crate) fn within(rows: &Range<u32>, part: &Range<u32>) -> Range<usize> {
     (part.start - rows.start) as usize..(part.end - rows.start) as usize

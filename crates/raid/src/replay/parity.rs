@@ -14,7 +14,7 @@ use crate::give_up::Probed;
 use crate::layout::Positions;
 use crate::parity_sums::Sector;
 use crate::stored::Store;
-use crate::verify::within;
+use crate::verify::{cut, overlap, within};
 use crate::write_plan::{bands, bits, each};
 
 impl Array {
@@ -29,7 +29,7 @@ impl Array {
         let (mut kept, mut given_up) = (Vec::new(), Vec::new());
         for band in findings.bands() {
             let parts = outside(&band[0].rows, &done);
-            for rows in parts.into_iter().flat_map(|rows| self.cut_at_bad(stripe, rows)) {
+            for rows in parts.into_iter().flat_map(|rows| self.cut_at_bad(stripe, &rows)) {
                 if band[0].kind != EntryKind::ParitySums {
                     kept.extend(band.iter().map(|piece| piece.part(&rows)));
                     continue;
@@ -53,27 +53,20 @@ impl Array {
     }
 
     /// What was given up is apart from what was not.
-    fn cut_at_bad(&self, stripe: StripeIndex, rows: Range<u32>) -> Vec<Range<u32>> {
-        let mut cuts = vec![rows.start, rows.end];
-        if self.bad.unsettled().contains(&stripe) {
-            let bad = self.bad.of(stripe);
-            cuts.extend(
-                bad.iter()
-                    .map(|(_, bad)| self.whole_sectors(bad))
-                    .flat_map(|its| [its.start, its.end]),
-            );
-        }
-        cuts.retain(|cut| (rows.start..=rows.end).contains(cut));
-        cuts.sort_unstable();
-        cuts.dedup();
-        cuts.windows(2).map(|pair| pair[0]..pair[1]).collect()
+    fn cut_at_bad(&self, stripe: StripeIndex, rows: &Range<u32>) -> Vec<Range<u32>> {
+        cut(rows, self.unsettled_rows(stripe).into_iter())
     }
 
     fn was_given_up(&self, stripe: StripeIndex, rows: &Range<u32>) -> bool {
-        let bad = self.bad.of(stripe);
-        let mut bad = bad.iter().map(|(_, rows)| self.whole_sectors(rows));
-        self.bad.unsettled().contains(&stripe)
-            && bad.any(|bad| bad.start < rows.end && rows.start < bad.end)
+        self.unsettled_rows(stripe).iter().any(|bad| overlap(bad, rows))
+    }
+
+    /// Those that were given up, while a start has to do that again.
+    fn unsettled_rows(&self, stripe: StripeIndex) -> Vec<Range<u32>> {
+        if !self.bad.unsettled().contains(&stripe) {
+            return Vec::new();
+        }
+        self.bad.of(stripe).iter().map(|(_, rows)| self.whole_sectors(rows)).collect()
     }
 
     /// Rows with data of all chunks: their parity follows from that, and what is in place may be
