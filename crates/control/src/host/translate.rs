@@ -130,9 +130,9 @@ pub fn pool(error: &PoolError) -> Refusal {
             Refusal::no_space(format!("the array has {} free, not {}", Size(*free), Size(*wanted)))
                 .fix("use a smaller --size, or delete a volume")
         }
-        PoolError::Fragmented { .. } => {
-            Refusal::no_space(text).fix("use a smaller --size, or delete a volume")
-        }
+        PoolError::Fragmented { .. } => Refusal::no_space(text).fix(
+            "use a smaller --size, delete a volume, or copy this one into a new one of that size",
+        ),
         PoolError::TooMany(_) => {
             Refusal::no_space(text).fix("delete a volume, or use another array")
         }
