@@ -75,7 +75,8 @@ impl Array {
         while let Some(before) = self.wait_for_destage().await {
             self.sure().await;
             let hopes = self.journal.hopes();
-            let mut round = self.destage_round(before).await;
+            let mut round = self.journal.may_enter().await;
+            round = round.and(self.destage_round(before).await);
             if self.journal.is_worth_release() || self.journal.wants_release() {
                 round = round.and(self.journal.release().await);
             }
@@ -98,7 +99,8 @@ impl Array {
             }
             let aged = self.destage_before.get();
             let before = journal.in_the_way().map_or(aged, |before| before.max(aged));
-            if journal.pending.borrow().has_waiting(before) || journal.wants_release() {
+            let has_waiting = journal.pending.borrow().has_waiting(before);
+            if has_waiting || journal.wants_release() || journal.is_cramped() {
                 return Some(before);
             }
             let seen = journal.changes();

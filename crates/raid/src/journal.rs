@@ -23,7 +23,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ERA_SEQUENCES_LOG2, MemberState};
 use ashlar_format::journal_batch::{
     Division, ENTRIES_MAX, EntryKind, JournalBatch, PAYLOAD_BYTES_MAX, ParitySum, parity_bytes_max,
@@ -48,11 +47,13 @@ use crate::status::JournalStatus;
 mod entry;
 mod parts;
 mod target;
+mod void;
 mod waiting;
 use entry::payload_bytes;
 pub(crate) use entry::{Entries, Entry, NewData};
 pub(crate) use parts::{Parts, unite};
 use target::Target;
+pub(crate) use void::Void;
 use waiting::Waiting;
 
 /// Small batches that are written at the same time: while they are, others gather for the next.
@@ -99,6 +100,7 @@ pub(crate) struct Batch {
     pub(crate) hold: Hold,
     /// Whose parity it tells of.
     pub(crate) parity_of: Vec<StripeIndex>,
+    pub(crate) void: Void,
 }
 
 pub(crate) struct Journal {
@@ -141,6 +143,8 @@ pub(crate) struct Journal {
     pub(crate) changed: WaitList,
     /// Batches that are void, and may be whole on members that were away then.
     half_void: RefCell<Vec<u64>>,
+    /// Batches that members are being told of, as often as that is.
+    voids_under_way: RefCell<Vec<u64>>,
 }
 
 impl Journal {
@@ -182,6 +186,7 @@ impl Journal {
             changes: Cell::new(0),
             changed: WaitList::default(),
             half_void: RefCell::default(),
+            voids_under_way: RefCell::default(),
         })
     }
 
@@ -231,6 +236,9 @@ impl Journal {
         if !self.members.serves_all() {
             // It would be void, and its place gone until all before it is in place.
             return Some(Err(ArrayError::Lost));
+        }
+        if let Err(error) = self.may_enter().await {
+            return Some(Err(error));
         }
         let payload = taken.iter().map(|waiting| waiting.payload).sum();
         let (sequence, hold) = self.enter(payload, Class::New(payload), Vec::new())?;
@@ -300,6 +308,9 @@ impl Journal {
             // As above; and there may never be room.
             return Some(Err(ArrayError::Lost));
         }
+        if let Err(error) = self.may_enter().await {
+            return Some(Err(error));
+        }
         let mut parity_of: Vec<_> = entries.iter().filter_map(Entry::parity_of).collect();
         parity_of.dedup();
         let (sequence, hold) = self.enter(payload_bytes(entries), class, parity_of)?;
@@ -320,8 +331,8 @@ impl Journal {
         let at = self.find_room(len, class)?;
         let sequence = self.next_sequence.get();
         self.next_sequence.set(sequence + 1);
-        let hold = Hold::default();
-        let batch = Batch { sequence, at, len, division, hold: hold.clone(), parity_of };
+        let (hold, void) = (Hold::default(), Void::No);
+        let batch = Batch { sequence, at, len, division, hold: hold.clone(), parity_of, void };
         self.ring.borrow_mut().push_back(batch);
         Some((sequence, hold))
     }
@@ -386,57 +397,6 @@ impl Journal {
                 let members: Vec<MemberIndex> = asked().map(|(index, _)| index).collect();
                 self.members.fence_failed(&members, &results).await?;
             }
-        }
-    }
-
-    /// Empties a batch whose caller hears of an error: what it says must not come true after a
-    /// crash. Members that cannot be written do not keep the caller from hearing; those that come
-    /// back are given it then (`void_on`).
-    pub(crate) async fn void(&self, sequence: u64) {
-        // Nobody knows any more which members it went to.
-        let list = self.members.list().clone();
-        let voided = (0..list.len()).map(|index| self.void_at(sequence, &list, index));
-        // Also for who comes back meanwhile.
-        self.half_void.borrow_mut().push(sequence);
-        if join_all(voided).await.iter().all(Result::is_ok) {
-            self.half_void.borrow_mut().retain(|half| *half != sequence);
-        }
-    }
-
-    /// Whether something void may come true, if members that are away come back alone.
-    pub(crate) fn is_half_void(&self) -> bool {
-        !self.half_void.borrow().is_empty()
-    }
-
-    /// Before a member serves that comes back: what was voided without it is void there, durably.
-    /// `list`: with it.
-    pub(crate) async fn void_on(&self, list: &[Member], index: usize) -> Result<(), DriveError> {
-        // Others are forgotten, and what came later says so to whoever is here.
-        if self.members.absent().is_empty() {
-            self.half_void.borrow_mut().retain(|sequence| self.place_of(*sequence).is_some());
-        }
-        let half_void = self.half_void.borrow().clone();
-        for sequence in &half_void {
-            self.void_at(*sequence, list, index).await?;
-        }
-        match list[index].keeps_metadata().filter(|_| !half_void.is_empty()) {
-            Some(drive) => drive.flush().await,
-            None => Ok(()),
-        }
-    }
-
-    async fn void_at(
-        &self,
-        sequence: u64,
-        list: &[Member],
-        index: usize,
-    ) -> Result<(), DriveError> {
-        let Some((at, _)) = self.place_of(sequence) else { return Ok(()) };
-        let parts = self.compose(&[], sequence, None);
-        match Target::of(list, index, list.len(), at + parts.ring_bytes()) {
-            Some(target) => parts.write(&target, at, sequence).await,
-            None if list[index].state == MemberState::Trusted => Err(DriveError::Gone),
-            None => Ok(()),
         }
     }
 
@@ -758,11 +718,11 @@ impl Journal {
         !self.releasing.get() && self.in_place().1 > self.ring_bytes() / RELEASED_AT_ONCE
     }
 
-    /// Whether batches should be released that are in place: somebody waits for their room, or
-    /// there is nothing else to do.
+    /// Whether batches should be released that are in place: somebody waits for their room, or is
+    /// told that there is none; or there is nothing else to do.
     pub(crate) fn wants_release(&self) -> bool {
-        let wanted = self.waiting_for_room.get() > 0 || self.pending.borrow().is_empty();
-        wanted && self.last_in_place().is_some()
+        let is_short = self.waiting_for_room.get() > 0 || self.stuck.get().is_some();
+        (is_short || self.pending.borrow().is_empty()) && self.last_in_place().is_some()
     }
 
     /// Sequences of this start of the array are larger than those of any before, which may still

@@ -23,7 +23,7 @@ use crate::error::ArrayError;
 use crate::hedged_read::HedgedIo;
 use crate::layout::{Piece, Positions};
 use crate::read_plan;
-use crate::verify::within;
+use crate::verify::{cut, overlap, within};
 use crate::write_plan::each;
 
 /// How a piece is being read. What is rare is boxed: this is moved with every read.
@@ -288,21 +288,23 @@ impl Array {
         // Looked at before the members are: what is put in place meanwhile is in one of the two.
         let parts: SmallVec<[(u32, Buffer); 4]> =
             self.journal.pending.borrow().within(stripe, chunk, rows).collect();
+        let newer = || parts.iter().map(|(row, bytes)| *row..*row + len_of(bytes));
         if self.is_written(stripe) {
-            let len = |bytes: &Buffer| u32::try_from(bytes.len()).expect("at most a chunk");
-            let newer = parts.iter().map(|(row, bytes)| *row..*row + len(bytes));
-            self.bad.check(stripe, chunk, rows, newer)?;
+            self.bad.check(stripe, chunk, rows, newer())?;
         }
-        let pending: usize = parts.iter().map(|(_, bytes)| bytes.len()).sum();
-        let len = (rows.end - rows.start) as usize;
-        let buffer = if pending == len {
-            self.reactor.buffer(len)
-        } else {
-            self.read_in_place(stripe, chunk, rows, after_error).await?
-        };
-        for (first, bytes) in parts {
-            let at = (first - rows.start) as usize;
-            buffer.slice(at..at + bytes.len()).copy_from(&bytes);
+        if parts.is_empty() {
+            return self.read_in_place(stripe, chunk, rows, after_error).await;
+        }
+        let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
+        // Where something is pending, anything may stand: it may have been stored in part.
+        let is_newer = |part: &Range<u32>| newer().any(|newer| overlap(&newer, part));
+        for part in cut(rows, newer()).into_iter().filter(|part| !is_newer(part)) {
+            let part = self.whole_sectors(&part);
+            let read = self.read_in_place(stripe, chunk, &part, after_error).await?;
+            buffer.slice(within(rows, &part)).copy_from(&read);
+        }
+        for (first, bytes) in &parts {
+            buffer.slice(within(rows, &(*first..*first + len_of(bytes)))).copy_from(bytes);
         }
         Ok(buffer)
     }
@@ -612,4 +614,8 @@ impl Array {
             }
         }
     }
+}
+
+fn len_of(bytes: &Buffer) -> u32 {
+    u32::try_from(bytes.len()).expect("at most a chunk")
 }

@@ -30,7 +30,7 @@ use ashlar_reactor::join::join_all;
 use crate::array::Array;
 use crate::bad_set::BadRange;
 use crate::error::{ArrayError, AssembleError};
-use crate::journal::{Batch, NewData, Parts};
+use crate::journal::{Batch, NewData, Parts, Void};
 use crate::layout::Positions;
 use crate::pending::{Hold, Patch};
 use crate::status::Replayed;
@@ -182,7 +182,8 @@ impl Array {
             let division = one.batch.division();
             let parity = one.entries().filter(|piece| piece.kind.is_parity());
             let parity_of = parity.map(|piece| piece.stripe).collect();
-            ring.push_back(Batch { sequence, at, len, division, hold: hold.clone(), parity_of });
+            let (void, its_hold) = (Void::No, hold.clone());
+            ring.push_back(Batch { sequence, at, len, division, hold: its_hold, parity_of, void });
             for piece in one.entries() {
                 self.sort_in(&mut stripes, piece, &hold);
             }

@@ -7,7 +7,7 @@
 mod pair;
 mod steered;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
@@ -29,6 +29,8 @@ use pair::{DRIVE_BYTES, Pair, begin, run_on};
 use steered::{Fate, Steer, address, is_write, offset};
 
 const MEMBERS: usize = 4;
+/// A few more than until all batches stand where they should.
+const WRITES_OF_A_START: usize = 36;
 
 /// Of each member.
 fn journal(pair: &Pair) -> Area {
@@ -54,16 +56,42 @@ async fn crashed(reactor: &Reactor, bytes: usize) -> Crashed {
 }
 
 async fn crashed_on(reactor: &Reactor, spec: &ArraySpec, members: usize, bytes: usize) -> Crashed {
+    let pair = written(reactor, spec, members).await;
+    crash_after(pair, bytes).await
+}
+
+async fn written(reactor: &Reactor, spec: &ArraySpec, members: usize) -> Pair {
     let mut pair = Pair::made(reactor, spec, &vec![DRIVE_BYTES; members], 512).await;
     pair.array.set_policy(Policy::Journal).await.unwrap();
     pair.put(0, &vec![1; 1 << 20]).await;
     pair.in_place().await;
+    pair
+}
+
+async fn crash_after(mut pair: Pair, bytes: usize) -> Crashed {
     let drives = pair.drives();
     let before = rings(&pair, &drives);
     pair.put(0, &vec![2; bytes]).await;
     let changed = changes(&before, &rings(&pair, &drives));
     drives.iter().for_each(|drive| drive.pull());
     (pair, drives, changed)
+}
+
+/// The same, and the write has the place of one that had no space on one of its members.
+async fn crashed_behind_a_void(reactor: &Reactor, steer: &Steer, bytes: usize) -> Crashed {
+    let mut pair = written(reactor, &Pair::spec(Level::Raid5), MEMBERS).await;
+    pair.put(2 << 20, &[4; 512]).await;
+    let used = pair.array.status().journal.used_bytes;
+    let (ring, is_first) = (journal(&pair).range(), Cell::new(true));
+    steer.set(move |_, op| {
+        let is_its = is_write(op) && offset(op).is_some_and(|at| ring.contains(&at));
+        if is_its && is_first.take() { Fate::Full } else { Fate::Passes }
+    });
+    let refused = pair.reactor.buffer(bytes);
+    refused.copy_from_slice(&vec![3; bytes]);
+    assert_eq!(pair.array.write(0, refused.into()).await, Err(ArrayError::NoSpace));
+    assert_eq!(pair.array.status().journal.used_bytes, used);
+    crash_after(pair, bytes).await
 }
 
 /// Blocks that differ, by ring.
@@ -223,6 +251,46 @@ fn what_cannot_be_read_is_not_taken_for_never_acknowledged() {
             }
             let refused = Outcome::Refused { named: which == 1 || bytes > 4096 };
             assert!(outcomes.contains(&refused), "{bytes} {which}: {outcomes:?}");
+        }
+    });
+}
+
+/// What was void is not taken for what was acknowledged, nor this for that.
+#[test]
+fn the_place_of_what_had_no_space_is_used_again() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        for (bytes, which) in [(512, 0), (512, 1), (64 << 10, 0), (64 << 10, 1)] {
+            for (unreadable, absent) in pairs() {
+                let crashed = crashed_behind_a_void(&reactor, &steer, bytes).await;
+                outcome(&steer, crashed, bytes, (&[absent], &[unreadable]), which).await;
+                steer.set(|_, _| Fate::Passes);
+            }
+        }
+    });
+}
+
+/// A start gives batches back to members. Whenever it dies, the next one finds them there.
+#[test]
+fn a_start_that_dies_does_not_put_what_was_void_over_what_has_its_place() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        for (absent, writes) in
+            (0..MEMBERS).flat_map(|its| (0..WRITES_OF_A_START).map(move |w| (its, w)))
+        {
+            let (mut pair, drives, _) = crashed_behind_a_void(&reactor, &steer, 512).await;
+            let left = Cell::new(writes);
+            steer.set(move |_, op| match left.get() {
+                0 if is_write(op) => Fate::Fails,
+                writes => {
+                    left.set(writes - usize::from(is_write(op)));
+                    Fate::Passes
+                }
+            });
+            let _ = assemble(&mut pair, &drives, None, false).await;
+            steer.set(|_, _| Fate::Passes);
+            let array = assemble(&mut pair, &drives, Some(absent), false).await.unwrap();
+            holds_all(&mut pair, &steer, array).await;
         }
     });
 }

@@ -212,3 +212,25 @@ fn behind_the_journal() {
         is_whole(&mut pair).await;
     });
 }
+
+/// Neither what is put in place nor who writes fills the journal with what has no space in it.
+#[test]
+fn a_journal_without_space_takes_no_place_in_it() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = array(&reactor, Policy::Journal).await;
+        pair.put(0, &[97; LEN]).await;
+        let used = |pair: &Pair| pair.array.status().journal.used_bytes;
+        let before = used(&pair);
+        fill_up(&steer, label::plan(DRIVE_BYTES, 1).unwrap().journal.range());
+        for _ in 0..10 {
+            assert_eq!(pair.array.destage_all().await, Err(ArrayError::NoSpace));
+            assert_eq!(write(&pair, 1 << 20, 99).await, Err(ArrayError::NoSpace));
+        }
+        assert_eq!(used(&pair), before);
+        steer.set(|_, _| Fate::Passes);
+        pair.check().await;
+        pair.in_place().await;
+        is_whole(&mut pair).await;
+    });
+}

@@ -15,6 +15,7 @@ use ashlar_reactor::prng::Prng;
 use crate::cache;
 use crate::drive::{BLOCK_BYTES, Mischief, SECTOR_BYTES, SimDrive};
 use crate::faults::Lies;
+use crate::full;
 use crate::others;
 use crate::outage;
 use crate::places::{plug_in, replace};
@@ -40,6 +41,7 @@ enum Act {
     Refusal,
     Silence,
     Outage,
+    Full,
     FailingFlush,
     PowerLoss,
     Scrub,
@@ -101,6 +103,8 @@ fn acts(life: &Life) -> Vec<Act> {
         (plan.silences, Act::Silence),
         (plan.outages, Act::Outage),
         (plan.outages, Act::Outage),
+        (plan.full, Act::Full),
+        (plan.full, Act::Full),
         (plan.failing_flushes, Act::FailingFlush),
         (plan.failing_flushes, Act::FailingFlush),
         (plan.power_losses, Act::PowerLoss),
@@ -158,6 +162,7 @@ async fn strike(life: &Rc<Life>, act: Act, prng: &mut Prng) {
         Act::Silence => silence(life, index, drive, prng),
         Act::Outage if !life.fleet.borrow().may_be_out() => {}
         Act::Outage => outage::outage(life, prng).await,
+        Act::Full => full::full(life, prng).await,
         Act::FailingFlush => cache::failing_flushes(life, index, drive, prng),
         Act::PowerLoss => cache::power_loss(life, index, drive, prng),
         Act::Scrub => {

@@ -180,6 +180,8 @@ pub struct SimDrive {
     pub sums_in_doubt: bool,
     /// Writes there fail, for now.
     pub refuses: Option<Area>,
+    /// Writes there find no space, for now.
+    pub full: Option<Area>,
     /// Where it refused a write and has taken none since, unless its member is known to be behind.
     pub refused: BTreeSet<u64>,
     /// Times that it was silent, and not all have heard yet who had writes for it.
@@ -223,6 +225,7 @@ impl SimDrive {
             lied: false,
             sums_in_doubt: false,
             refuses: None,
+            full: None,
             refused: BTreeSet::new(),
             misses: 0,
             flush_fault: None,
@@ -303,6 +306,11 @@ impl SimDrive {
         let owes = self.refuses.is_some() || !self.refused.is_empty() || self.misses > 0;
         let fails = self.flush_fault.is_some() || self.failed_flush || self.loses.is_some();
         self.latent.is_empty() && !lies && !owes && !fails
+    }
+
+    /// Whether a write there finds space.
+    pub fn has_space(&self, offset: u64) -> bool {
+        self.full.is_none_or(|area| !area.range().contains(&offset))
     }
 
     /// Whether a write fails, and every retry of it.

@@ -269,6 +269,8 @@ pub struct Plan {
     pub silences: bool,
     /// More drives are away for a moment than the array bears.
     pub outages: bool,
+    /// Drives have no space for what is written, for a while, one of them or all.
+    pub full: bool,
     /// Flushes of a drive fail, once or for a while.
     pub failing_flushes: bool,
     /// The power of a drive fails by itself, and with it its cache.
@@ -336,6 +338,7 @@ impl Plan {
             refusals: false,
             silences: false,
             outages: false,
+            full: false,
             failing_flushes: false,
             power_losses: false,
             scrubs: false,
@@ -407,6 +410,7 @@ impl Plan {
             refusals: Prng::stream(seed, "refusals").chance(1, 3),
             silences: Prng::stream(seed, "silences").chance(1, 5),
             outages: Prng::stream(seed, "outages").chance(1, 6),
+            full: Prng::stream(seed, "full drives").chance(1, 6),
             failing_flushes: Prng::stream(seed, "failing flushes").chance(1, 6),
             power_losses: Prng::stream(seed, "power losses").chance(1, 6),
             scrubs,
@@ -427,7 +431,7 @@ impl Plan {
 
     /// What few seeds have comes now and then in these.
     fn with_enough_faults(self) -> Plan {
-        let is_rare = self.outages || self.failing_flushes || self.power_losses;
+        let is_rare = self.outages || self.full || self.failing_flushes || self.power_losses;
         Plan { faults_max: self.faults_max.max(if is_rare { 3 } else { 0 }), ..self }
     }
 
@@ -440,7 +444,7 @@ impl Plan {
     /// Whether an array that lost more than its level bears has all of it again when all drives are
     /// back: what they had is untouched, and which parity may be old is known.
     pub fn comes_back_whole(&self) -> bool {
-        let is_untouched = !self.latent && self.lies == Lies::None && !self.refusals;
+        let is_untouched = !self.latent && self.lies == Lies::None && !self.refusals && !self.full;
         let layout = self.geometry.layout();
         let policy = self.policy.unwrap_or_else(|| layout.default_policy());
         let is_covered = policy == Policy::Journal && !self.policy_changes;
@@ -488,6 +492,7 @@ impl Plan {
             (self.refusals, "refused writes"),
             (self.silences, "silences"),
             (self.outages, "outages"),
+            (self.full, "full drives"),
             (self.failing_flushes, "failing flushes"),
             (self.power_losses, "drives lose their power"),
             (self.scrubs, "scrubs"),

@@ -20,6 +20,7 @@ pub mod sight;
 pub mod workload;
 pub mod checkers;
 pub mod outage;
+pub mod full;
 pub mod places;
 pub mod cache;
 pub mod others;

@@ -17,11 +17,12 @@ use ashlar_reactor::prng::Prng;
 use crate::workload::Life;
 
 /// What could not be put in place is tried again.
-const RETRIED_WITHIN: Duration = Duration::from_secs(2);
+pub const RETRIED_WITHIN: Duration = Duration::from_secs(2);
 
 pub async fn outage(life: &Rc<Life>, prng: &mut Prng) {
     let away = choose(life, prng);
     life.outage_begins();
+    life.world.borrow_mut().outages.begun += 1;
     if prng.chance(1, 2) {
         // So that caches are empty, where nobody writes right now.
         let _ = life.array.flush().await;
@@ -55,6 +56,7 @@ pub async fn outage(life: &Rc<Life>, prng: &mut Prng) {
     let is_over = life.array.state() != ArrayState::Failed;
     life.note(|| format!("the outage is over: {is_over}"));
     life.fleet.borrow_mut().refresh(&life.array.status());
+    life.world.borrow_mut().outages.healed += u64::from(is_over);
     life.outage_ends(is_over);
 }
 

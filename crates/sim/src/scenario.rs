@@ -328,10 +328,8 @@ impl Scenario {
         let reactor = Reactor::with_pool(backend, order, self.buffers.clone());
         let returned = self.drives_return(&start);
         let is_cut = matches!(phase, Phase::Safety(Ending::PowerCut | Ending::ProcessCrash));
-        if is_cut
-            && matches!(start, Start::Assemble)
-            && let Some(after) = self.cut(8, OPERATIONS_OF_A_START)
-        {
+        let is_cut = is_cut && matches!(start, Start::Assemble);
+        if is_cut && let Some(after) = self.cut(8, OPERATIONS_OF_A_START) {
             self.world.borrow_mut().plan(after, AtCompletion::Dark);
         }
         let end = match start {
@@ -339,7 +337,9 @@ impl Scenario {
             Start::Assemble => {
                 let offered = self.offer(returned);
                 self.expect_unsure(&offered);
-                if self.fleet.borrow().slots.iter().any(|drive| !offered.contains(drive)) {
+                let is_away = |drive| !offered.contains(drive);
+                let was_short = std::mem::take(&mut self.world.borrow_mut().is_short);
+                if was_short || self.fleet.borrow().slots.iter().any(is_away) {
                     self.oracle.borrow_mut().some_are_away();
                 }
                 reactor.block_on(assemble(self.seedling(&reactor), offered, phase))
@@ -358,8 +358,7 @@ impl Scenario {
         match (end, phase) {
             (Some(End::Stopped), _) => {
                 // Everything was flushed; let the power fail afterwards.
-                let loss = Loss::draw(&mut self.prng);
-                self.world.borrow_mut().end_life(Some(loss));
+                self.world.borrow_mut().end_life(Some(Loss::draw(&mut self.prng)));
                 self.oracle.borrow_mut().power_cut();
                 // What made the others sure is in place.
                 let bad = inspect::bad_stripes(self.world.borrow().drives.iter());

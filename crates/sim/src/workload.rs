@@ -133,7 +133,6 @@ impl Life {
         self.outage.set(Outage::UnderWay);
         self.impaired_seen.set(true);
         self.outages_begun.set(self.outages() + 1);
-        self.world.borrow_mut().outages.begun += 1;
     }
 
     /// Waits until all that drives work on now is answered.
@@ -150,7 +149,6 @@ impl Life {
     pub fn outage_ends(&self, is_over: bool) {
         self.outage.set(if is_over { Outage::None } else { Outage::WaitsForStart });
         if is_over {
-            self.world.borrow_mut().outages.healed += 1;
             self.oracle.borrow_mut().settled();
         }
         self.waiting.wake_all(&self.reactor);
@@ -182,7 +180,7 @@ impl Life {
     /// may have left stripes that wait for resync.
     fn may_differ(&self, served: &Served, offset: u64, len: u64) {
         let is_covered = self.array.policy() == Policy::Journal && !self.plan.policy_changes;
-        if self.plan.outages && !is_covered && self.array.layout().parity > 0 {
+        if (self.plan.outages || self.plan.full) && !is_covered && self.array.layout().parity > 0 {
             let stripe = self.array.stripe_bytes();
             for range in served.ranges(offset, len) {
                 let stripes = range.start / stripe..range.end.div_ceil(stripe);

@@ -56,11 +56,12 @@ pub struct Changes {
 }
 
 /// How often more drives were away than the array bears, and how often they could be taken back
-/// without a start.
+/// without a start; and how often there was no space for a while.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outages {
     pub begun: u64,
     pub healed: u64,
+    pub full: u64,
 }
 
 /// What became of arrays that had lost more than their level bears.
@@ -92,6 +93,8 @@ pub struct World {
     pub drives: Vec<SimDrive>,
     /// Until then no drive answers anything.
     pub silent_until_ns: u64,
+    /// Some have no space, or had none a moment ago: what is void may not be so there.
+    pub is_short: bool,
     /// But for reads and flushes, as if the file system under all of them were frozen.
     pub frozen: bool,
     latency: Prng,
@@ -141,6 +144,7 @@ impl World {
             drives: Vec::new(),
             silent_until_ns: 0,
             frozen: false,
+            is_short: false,
             latency: Prng::stream(seed, "latency"),
             faults: Prng::stream(seed, "faults"),
             caches: Prng::stream(seed, "caches"),
@@ -242,6 +246,7 @@ impl World {
         self.silent_until_ns = 0;
         for drive in &mut self.drives {
             (drive.refuses, drive.misses, drive.silent_until_ns) = (None, 0, 0);
+            drive.full = None;
             drive.refused.clear();
             drive.held_back = None;
             drive.heal_cache();
@@ -428,6 +433,10 @@ impl World {
         let drive = &mut drives[drive as usize];
         if !drive.accepts(at, len) {
             return Err(Errno(libc::EINVAL));
+        }
+        if !drive.has_space(at) {
+            drive.write_torn(at, len, bytes, faults);
+            return Err(Errno(libc::ENOSPC));
         }
         let refuses = drive.refuses(at);
         if refuses || drive.stumbles(at, true, faults) {

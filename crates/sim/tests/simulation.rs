@@ -100,6 +100,23 @@ fn more_drives_are_away_than_the_array_bears() {
     assert!(begun > 100 && healed > 20 && healed + 20 < begun, "{begun}, {healed}");
 }
 
+/// Drives have no space for a while, one of them or all, for everything or for a part.
+#[test]
+fn there_is_no_space_for_a_while() {
+    let mut full = 0;
+    for seed in 0..200 {
+        let plan = Plan { full: true, beyond: false, ..Plan::draw(seed) };
+        let plan = Plan { faults_max: plan.faults_max.max(8), ..plan };
+        let mut scenario = Scenario::new(plan, Options::default());
+        scenario.all_lives();
+        let verdict = scenario.verdict();
+        assert_eq!(verdict.failure, None, "seed {seed}");
+        full += verdict.outages.full;
+    }
+    println!("there was no space {full} times");
+    assert!(full > 100, "{full}");
+}
+
 /// Sectors become unreadable while members are missing and rebuilt: that is more than any level
 /// bears, and answered by errors, but never by wrong data.
 #[test]

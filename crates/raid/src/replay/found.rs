@@ -5,7 +5,7 @@
 //! or has a share on all but so many. So where it is not found, though each of these could be read
 //! or is absent by leave of the array, it was acknowledged to nobody.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeInclusive};
 use std::rc::Rc;
 use std::time::Duration;
@@ -70,11 +70,11 @@ impl Found {
     }
 
     /// Where the next one may begin, at the first or the last of these bytes or in between: how
-    /// long a voided one was is not known.
+    /// long a voided one was is not known, and its place may be given to the next.
     fn next(&self) -> RangeInclusive<u64> {
         let end = self.range().end;
         let longest = self.at + BATCH_BYTES_MAX;
-        if self.is_void() { end..=longest } else { end..=end }
+        if self.is_void() { self.at..=longest } else { end..=end }
     }
 
     /// Entries with their bytes.
@@ -165,6 +165,7 @@ impl Array {
         let tails = found.values().map(|one| one.batch.tail_sequence.get());
         let tail = tails.max().unwrap_or(0).max(journal_from);
         found.retain(|sequence, _| *sequence >= tail);
+        drop_replaced(&mut found);
         found.retain(|_, one| self.unite(one) || self.may_hold_more(&gaps, &one.range()));
         if found.values().any(Found::is_lost) {
             self.ask_stale(&mut found, journal_from).await;
@@ -356,6 +357,23 @@ fn keep(found: &mut BTreeMap<u64, Found>, mut one: Found) {
     }
 }
 
+/// Drops batches whose places later ones have: they were void when these came.
+fn drop_replaced(found: &mut BTreeMap<u64, Found>) {
+    // Newest first: where places begin, and where they end.
+    let mut places: BTreeMap<u64, u64> = BTreeMap::new();
+    let mut replaced = BTreeSet::new();
+    for (sequence, one) in found.iter().rev() {
+        let Range { start, end } = one.range();
+        let before = places.range(..end).next_back();
+        if before.is_some_and(|(_, end)| *end > start) {
+            replaced.insert(*sequence);
+        } else {
+            places.insert(start, end);
+        }
+    }
+    found.retain(|sequence, _| !replaced.contains(sequence));
+}
+
 /// Whether a batch of `tail` or later that is not found may begin at this block: batches stand one
 /// behind the other, but for the first after the end of the ring, or of an empty one.
 fn may_begin(at: u64, found: &BTreeMap<u64, Found>, tail: u64, ring_bytes: u64) -> bool {
@@ -363,6 +381,6 @@ fn may_begin(at: u64, found: &BTreeMap<u64, Found>, tail: u64, ring_bytes: u64) 
         let turns = at == 0 && one.next().end() + BATCH_BYTES_MAX > ring_bytes;
         !found.contains_key(&(one.sequence() + 1)) && (turns || one.next().contains(&at))
     };
-    let is_free = found.values().all(|one| !one.range().contains(&at));
+    let is_free = found.values().all(|one| one.is_void() || !one.range().contains(&at));
     is_free && (!found.contains_key(&tail) || found.values().any(follows))
 }

@@ -1,0 +1,161 @@
+//! Batches whose callers heard of an error: what they say must not come true after a crash.
+//!
+//! Such a batch is emptied where it stands, on every member. While it is the last of the ring its
+//! place is used again then, by one of a later sequence, before which the start passes it over:
+//! else what cannot be written for want of space would fill the ring with nothing, and what is to
+//! be put in place first would never have room again.
+
+use ashlar_drive::error::DriveError;
+use ashlar_format::array_superblock::{ERA_SEQUENCES_LOG2, MemberState};
+use ashlar_format::journal_batch::JournalBatch;
+use ashlar_format::record;
+use ashlar_reactor::join::join_all;
+
+use super::{Batch, Journal, Target};
+use crate::error::ArrayError;
+use crate::member::Member;
+
+/// Whether a batch counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Void {
+    No,
+    /// Its callers know that it is. Members that are away may show it.
+    Half,
+    /// As `Half`, and members may show it that had no space for saying so.
+    Cramped,
+    /// No member shows it.
+    Everywhere,
+}
+
+impl Journal {
+    /// Empties a batch. Members that cannot be written do not keep the caller from hearing; those
+    /// that come back are given it then (`void_on`).
+    pub(crate) async fn void(&self, sequence: u64) {
+        // Nobody knows any more which members it went to.
+        let list = self.members.list().clone();
+        let voided = (0..list.len()).map(|index| self.void_at(sequence, &list, index));
+        // Also for who comes back meanwhile.
+        if !self.half_void.borrow().contains(&sequence) {
+            self.half_void.borrow_mut().push(sequence);
+        }
+        self.voids_under_way.borrow_mut().push(sequence);
+        let voided = join_all(voided).await;
+        if voided.iter().all(Result::is_ok) {
+            self.half_void.borrow_mut().retain(|half| *half != sequence);
+        }
+        self.voids_end(&[sequence]);
+        let void = match voided {
+            all if all.contains(&Err(DriveError::NoSpace)) => Void::Cramped,
+            all if all.iter().all(Result::is_ok) => Void::Everywhere,
+            _ => Void::Half,
+        };
+        let mut ring = self.ring.borrow_mut();
+        if let Some(batch) = ring.iter_mut().rfind(|batch| batch.sequence == sequence) {
+            batch.void = void;
+        }
+        // While nobody writes there, and (without a release) up to the end of this era.
+        let under_way = self.voids_under_way.borrow();
+        let era = |sequence: u64| sequence >> ERA_SEQUENCES_LOG2;
+        let is_free = |batch: &Batch| {
+            let is_void = batch.void == Void::Everywhere && !under_way.contains(&batch.sequence);
+            is_void && era(batch.sequence) == era(self.next_sequence())
+        };
+        while ring.back().is_some_and(is_free) {
+            ring.pop_back();
+        }
+    }
+
+    fn voids_end(&self, sequences: &[u64]) {
+        let mut under_way = self.voids_under_way.borrow_mut();
+        for sequence in sequences {
+            let at = under_way.iter().position(|its| its == sequence);
+            under_way.swap_remove(at.expect("it was begun"));
+        }
+    }
+
+    /// Whether another batch may enter the ring: not behind one that lacks the space to be void.
+    pub(crate) async fn may_enter(&self) -> Result<(), ArrayError> {
+        while let Some(sequence) = self.cramped() {
+            self.void(sequence).await;
+            if self.cramped() == Some(sequence) {
+                return Err(ArrayError::NoSpace);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether that is so.
+    pub(crate) fn is_cramped(&self) -> bool {
+        self.cramped().is_some()
+    }
+
+    /// The last batch, if it lacks the space.
+    fn cramped(&self) -> Option<u64> {
+        let ring = self.ring.borrow();
+        ring.back().filter(|last| last.void == Void::Cramped).map(|last| last.sequence)
+    }
+
+    /// Whether something void may come true, if members that are away come back alone.
+    pub(crate) fn is_half_void(&self) -> bool {
+        !self.half_void.borrow().is_empty()
+    }
+
+    /// Before a member serves that comes back: what was voided without it is void there, durably.
+    /// `list`: with it.
+    pub(crate) async fn void_on(&self, list: &[Member], index: usize) -> Result<(), DriveError> {
+        // Others are forgotten, and what came later says so to whoever is here.
+        if self.members.absent().is_empty() {
+            self.half_void.borrow_mut().retain(|sequence| self.place_of(*sequence).is_some());
+        }
+        let half_void = self.half_void.borrow().clone();
+        self.voids_under_way.borrow_mut().extend(&half_void);
+        let voided = self.void_all_on(&half_void, list, index).await;
+        self.voids_end(&half_void);
+        voided
+    }
+
+    async fn void_all_on(
+        &self,
+        half_void: &[u64],
+        list: &[Member],
+        index: usize,
+    ) -> Result<(), DriveError> {
+        for sequence in half_void {
+            self.void_at(*sequence, list, index).await?;
+        }
+        match list[index].keeps_metadata().filter(|_| !half_void.is_empty()) {
+            Some(drive) => drive.flush().await,
+            None => Ok(()),
+        }
+    }
+
+    async fn void_at(
+        &self,
+        sequence: u64,
+        list: &[Member],
+        index: usize,
+    ) -> Result<(), DriveError> {
+        let Some((at, _)) = self.place_of(sequence) else { return Ok(()) };
+        let parts = self.compose(&[], sequence, None);
+        match Target::of(list, index, list.len(), at + parts.ring_bytes()) {
+            Some(target) => match parts.write(&target, at, sequence).await {
+                // Where the batch had no space either, nothing of it stands.
+                Err(DriveError::NoSpace) if !self.stands(&target, at, sequence).await => Ok(()),
+                written => written,
+            },
+            None if list[index].state == MemberState::Trusted => Err(DriveError::Gone),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the member may have the batch there.
+    async fn stands(&self, target: &Target, at: u64, sequence: u64) -> bool {
+        let home = target.ring + at;
+        let block = self.reactor.buffer(size_of::<JournalBatch>());
+        if target.drive.read(home, block.clone().into()).await.is_err() {
+            return true;
+        }
+        let opened = record::open::<JournalBatch>(block.bytes(), Some(target.drive_uuid), home);
+        opened.is_ok_and(|batch| batch.header.sequence.get() == sequence)
+    }
+}
