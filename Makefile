@@ -42,7 +42,7 @@ test-lab:
 
 build:
 	@scripts/install.sh build
-	@cargo build --release --locked
+	@cargo build --release --locked -p ashlar-control
 
 clean:
 	cargo clean

@@ -14,13 +14,13 @@ use ashlar_reactor::uring;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use uuid::Uuid;
 
 use crate::catalog::StateDirectory;
 use crate::handover::{self, FORMAT, Handover};
 use crate::host::on_demand::Followers;
-use crate::host::{Host, Seen, WATCH_INTERVAL};
+use crate::host::{Host, Seen, WATCH_INTERVAL, witness};
 use crate::refusal::{Answer, Refusal};
 use crate::topology::parse_cpus;
 use crate::{connections, machine, server, socket};
@@ -80,7 +80,9 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     let exports_directory = path.parent().unwrap_or(Path::new("/")).join("export");
     let names = machine::host(settings.host_id, &directory)?;
     let cores = start_cores(&settings)?;
-    let host = Arc::new(Host::new(cores, directory, exports_directory, names));
+    let (tell, told) = mpsc::unbounded_channel();
+    let host = Arc::new(Host::new(cores, directory, exports_directory, names, tell));
+    tokio::spawn(witness::hear(host.clone(), told));
     if let Some(handover) = &mut handover {
         host.accept_handover(std::mem::take(&mut handover.exports));
     }

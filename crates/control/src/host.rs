@@ -27,6 +27,7 @@ pub mod translate;
 mod upgrade;
 mod volumes;
 mod watch;
+pub mod witness;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -44,6 +45,7 @@ use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::registry::Key;
 use ashlar_target::handed::Handed;
 use ashlar_target::nvme_tcp::Ports;
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -61,6 +63,7 @@ use crate::snapshot::{ArraySnapshot, snapshot};
 use crate::topology::{SYSTEM, Topology};
 
 pub use crate::host::watch::{Seen, WATCH_INTERVAL};
+use crate::host::witness::Told;
 
 /// What an attached drive is made of.
 #[derive(Clone)]
@@ -157,6 +160,8 @@ struct State {
     handed: BTreeMap<String, Handed<OwnedFd>>,
     upgrades: Upgrades,
     histories: Histories,
+    /// Why the catalog could not be stored when that was tried last.
+    unsaved: Option<Refusal>,
     stopping: bool,
     /// And the next process goes on at once, as the same host.
     upgrading: bool,
@@ -175,6 +180,8 @@ pub struct Host {
     lessee: lease::Host,
     /// And by targets of NVMe/TCP.
     initiator: Initiator,
+    /// Where arrays say which drives have everything.
+    told: UnboundedSender<Told>,
     /// The file that it was started from.
     program: PathBuf,
     /// The program that shall take its place.
@@ -195,6 +202,7 @@ impl Host {
         directory: StateDirectory,
         exports_directory: PathBuf,
         (lessee, initiator): (lease::Host, Initiator),
+        told: UnboundedSender<Told>,
     ) -> Host {
         assert!(!cores.is_empty(), "a daemon without a reactor");
         let cpus: Vec<usize> = cores.iter().map(Core::cpu).collect();
@@ -209,6 +217,7 @@ impl Host {
             ports: Ports::default(),
             lessee,
             initiator,
+            told,
             program: upgrade::own_program(),
             wanted: tokio::sync::watch::Sender::new(None),
             started: Instant::now(),
@@ -235,7 +244,7 @@ impl Host {
     }
 
     fn save(&self) -> Answer<()> {
-        self.look(|state| self.directory.save(&state.catalog))
+        self.record(|_| {})
     }
 
     /// Changes the catalog and stores it; leaves it as it was if it cannot be stored. All in one
@@ -244,9 +253,9 @@ impl Host {
         self.look(|state| {
             let mut catalog = state.catalog.clone();
             change(&mut catalog);
-            self.directory.save(&catalog)?;
-            state.catalog = catalog;
-            Ok(())
+            let saved = self.directory.save(&catalog);
+            state.unsaved = saved.clone().err();
+            saved.map(|()| state.catalog = catalog)
         })
     }
 

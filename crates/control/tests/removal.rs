@@ -107,6 +107,33 @@ fn no_guest_notices_that_a_block_device_was_taken_out() {
     }
 }
 
+/// What is left does not know that the other half went on without it. Its host does, from the moment
+/// that a guest hears of something which it lacks.
+#[test]
+fn a_half_that_was_fenced_just_now_is_not_started_alone() {
+    let mut daemon = Daemon::start();
+    let Some(devices) = attached(&daemon) else { return };
+    daemon.ok("array create a --level 1 --drives d0,d1");
+    daemon.ok("volume create v --array a --size 32M");
+    daemon.ok("export create e --volume v");
+    let bench = "bench vhost --socket @/export/e.sock --force --rw randwrite --size 16M --depth 1 \
+                 --seconds 9 --warm-up 0";
+    let guest = daemon.run_beside(90, bench);
+    daemon.wait_for("export show e", |_| writes(&daemon) > WRITES_BEFORE);
+    devices[1].take_out();
+    daemon.wait_for("array show a", |array| array["members"][1]["state"] == "stale");
+    // The first of these may have begun before.
+    let heard = writes(&daemon) + 1;
+    daemon.wait_for("export show e", |_| writes(&daemon) > heard);
+    daemon.kill();
+    guest.wait_with_output().unwrap();
+    devices[1].put_back();
+    devices[0].take_out();
+    daemon.start_again();
+    let said = daemon.refused("array start a");
+    assert!(said.contains("newer data"), "{said}");
+}
+
 /// More than the array bears: what `status` says then is what mends it.
 #[test]
 fn devices_that_are_back_bring_their_array_back() {
@@ -139,9 +166,8 @@ fn devices_that_are_back_bring_their_array_back() {
     let told = |drive: &Value| {
         drive["error"].as_str().is_some_and(|why| why.contains("stop the array, and start it"))
     };
-    let drive = daemon.wait_for("drive show d2", |drive| {
-        told(drive) || daemon.array_state("a") == "degraded"
-    });
+    let drive = daemon
+        .wait_for("drive show d2", |drive| told(drive) || daemon.array_state("a") == "degraded");
     if told(&drive) {
         let said = daemon.ok("status");
         assert!(said.contains("; drive d2 is attached, and not used\n"), "{said}");

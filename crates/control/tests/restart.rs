@@ -216,6 +216,26 @@ fn a_half_that_was_left_behind_stays_behind() {
     daemon.refused("volume show w");
 }
 
+/// What keeps the daemon from storing what it knows is said, for as long as that is so.
+#[test]
+fn what_cannot_be_stored_is_said() {
+    let daemon = Daemon::with_array(1, 2);
+    let in_the_way = daemon.path("state").join("catalog.json.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    let what = "the catalog in";
+    let is_told = |status: &Value| {
+        let problems = status["problems"].as_array().unwrap();
+        problems.iter().any(|its| its.as_str().unwrap().starts_with(what))
+    };
+    assert!(!is_told(&daemon.json("status")));
+    let output = daemon.run("volume create v --array a --size 16M");
+    assert!(String::from_utf8_lossy(&output.stderr).contains(what));
+    assert!(is_told(&daemon.json("status")));
+    std::fs::remove_dir(&in_the_way).unwrap();
+    daemon.wait_for("status", |status| !is_told(status));
+    daemon.ok("volume create v --array a --size 16M");
+}
+
 /// Sizes of drives, and of a volume that fills most of three: on a machine that is done with small
 /// ones before it can be looked at, larger ones are tried.
 const REBUILT: [(&str, &str); 3] = [("64M", "100M"), ("512M", "850M"), ("2G", "3400M")];

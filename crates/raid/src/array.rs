@@ -34,6 +34,7 @@ use crate::settings::{Settings, SettingsChange};
 use crate::status::{ArrayCounters, ArrayState, ArrayStatus, MemberStatus};
 use crate::stored::{Kept, Torn};
 use crate::stripe_set::StripeSet;
+use crate::witness::Tell;
 use crate::zero_step::Helpers;
 
 pub struct Array {
@@ -235,6 +236,17 @@ impl Array {
             region_lock: RangeLock::new(reactor, 0),
             lease: OnceCell::new(),
         })
+    }
+
+    /// Who is told from now on which drives have everything, before anything is acknowledged that
+    /// others lack.
+    pub fn set_witness(&self, tell: Tell) {
+        self.members.witness.set(tell);
+    }
+
+    /// The witness remembers what it was told of this generation, or cannot.
+    pub fn witness_has_heard(&self, generation: u64) {
+        self.members.witness.has_heard(&self.reactor, generation);
     }
 
     pub fn uuid(&self) -> [u8; 16] {

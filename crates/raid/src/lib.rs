@@ -23,6 +23,7 @@ mod filled;
 pub mod missed;
 mod own_generation;
 pub mod member;
+pub mod witness;
 pub mod members;
 mod absent;
 mod asked;

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - a member that missed a write is `Stale` in a durable superblock on every trusted member
-//!   before that write is acknowledged (`fence`, `settled`);
+//!   before that write is acknowledged (`fence`, `settled`), and the host knows (`witness.rs`);
 //! - nobody is fenced whom the others cannot stand for, nor while the array has failed as a whole:
 //!   members that hear nothing of it could be started without those that have it, and two that
 //!   are stale keep each other from catching up (but see `set_forced`);
@@ -34,6 +34,7 @@ use crate::missed::Behind;
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
 use crate::view::View;
+use crate::witness::{Testimony, Witness};
 use crate::write_plan::each;
 
 /// What an array is. Of this only its size changes while it runs (see `grow`).
@@ -181,6 +182,7 @@ pub struct Members {
     pub(crate) replacing: Rc<RangeLock>,
     /// What other reactors read by.
     view: RefCell<Option<Arc<View>>>,
+    pub(crate) witness: Witness,
 }
 
 impl Members {
@@ -213,6 +215,7 @@ impl Members {
             joins: RangeLock::new(reactor, 0),
             replacing: RangeLock::new(reactor, 0),
             view: RefCell::default(),
+            witness: Witness::default(),
         }
     }
 
@@ -553,9 +556,19 @@ impl Members {
             self.generation.set(self.generation.get() + 1);
         }
         if is_durable {
+            if fences {
+                let testimony = Testimony { generation, current: self.current() };
+                self.witness.tell(&self.reactor, testimony).await;
+            }
             self.durable_generation.set(generation);
         }
         Ok(())
+    }
+
+    /// Drives that hold everything.
+    fn current(&self) -> Vec<[u8; 16]> {
+        let list = self.list.borrow();
+        list.iter().filter(|member| member.is_whole()).map(|member| member.drive_uuid).collect()
     }
 
     /// Not in the slot of the newest that is durable: a power cut may tear what is written.

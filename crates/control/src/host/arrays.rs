@@ -22,6 +22,7 @@ use crate::engine::{self, Kept, Origin, Seed, plant};
 use crate::host::drives::{blocking, lend, wipe};
 use crate::host::elsewhere::User;
 use crate::host::settings::{beside_policy, stored_policy};
+use crate::host::witness::Teller;
 use crate::host::{Attached, Home, Host, Medium, Running, translate};
 use crate::level::{LEVELS, Notation};
 use crate::name::check_name;
@@ -52,12 +53,13 @@ impl Host {
         let blank = self.blank_drives(&request.drives);
         let core = self.core_for(&request.drives)?;
         let seeds = self.seeds(&request.drives).await?;
+        let teller = Teller { core, to: self.told.clone() };
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
             let drives =
                 drives.into_iter().map(|drive| (Uuid::new_v4().into_bytes(), drive)).collect();
             let begun = match Array::create(&reactor, &spec, drives).await {
-                Ok(array) => open_pool(&reactor, array).await,
+                Ok(array) => open_pool(&reactor, array, teller).await,
                 Err(error) => Err(translate::change(&spec.name, "create", &error)),
             };
             Beginning { kept, begun }
@@ -443,10 +445,11 @@ impl Host {
         let (shown, absent) = (name.to_owned(), self.absent_drives(uuid));
         let options =
             AssembleOptions { force, known, host: Some(self.lessee), ..AssembleOptions::default() };
+        let teller = Teller { core, to: self.told.clone() };
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
             let begun = match Array::assemble(&reactor, drives, options).await {
-                Ok(array) => open_pool(&reactor, array).await,
+                Ok(array) => open_pool(&reactor, array, teller).await,
                 Err(error) => Err(translate::assemble(&shown, &absent, &error)),
             };
             Beginning { kept, begun }
@@ -673,11 +676,13 @@ impl Host {
 }
 
 /// Opens the pool of an array that has just started; an array whose pool does not open is stopped.
-async fn open_pool(reactor: &Reactor, array: Rc<Array>) -> Answer<Begun> {
+async fn open_pool(reactor: &Reactor, array: Rc<Array>, teller: Teller) -> Answer<Begun> {
     match Pool::open(array.clone()).await {
         Ok(pool) => {
             let snapshot = snapshot(&pool);
-            Ok(Begun { pool: reactor.publish(pool), snapshot })
+            let pool = reactor.publish(pool);
+            array.set_witness(teller.of(snapshot.uuid, pool));
+            Ok(Begun { pool, snapshot })
         }
         Err(error) => {
             let refusal = translate::pool(&error);

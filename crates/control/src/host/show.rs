@@ -260,7 +260,9 @@ impl Host {
         let drives = self.drives_with(&snapshots, &reports);
         let exports = self.list_exports().await;
         let spares = self.spares_with(&snapshots);
-        let problems = problems(&drives, &arrays, &spares, &exports);
+        let mut problems = problems(&drives, &arrays, &spares, &exports);
+        let unsaved = self.look(|state| state.unsaved.clone());
+        problems.extend(unsaved.map(|refusal| refusal.line()));
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),

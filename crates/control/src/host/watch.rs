@@ -70,7 +70,8 @@ impl Host {
         for (uuid, _) in now.extract_if(.., |_, snapshot| snapshot.lost_to.is_some()) {
             self.give_up(uuid).await;
         }
-        let mut saved = Ok(());
+        let is_unsaved = self.look(|state| state.unsaved.is_some());
+        let mut saved = if is_unsaved { self.save() } else { Ok(()) };
         for (uuid, snapshot) in &now {
             if let Some(before) = seen.arrays.get(uuid) {
                 log_changes(&self.array_name(*uuid), before, snapshot);
