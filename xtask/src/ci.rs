@@ -4,8 +4,8 @@ use std::process::{Command, ExitCode};
 
 /// A fixed budget of seeds; kept seeds and planted bugs are among the simulator's own tests.
 const SIM: &str = "cargo xtask sim --seeds 2000";
-/// Single faults at every 17th operation of small workloads: about two minutes.
-const SINGLE_FAULTS: &str = "cargo xtask sim --enumerate 17";
+/// Single faults at every 51st operation of small workloads: about a minute.
+const SINGLE_FAULTS: &str = "cargo xtask sim --enumerate 51";
 
 /// Real kernels, on the release build. By hand: the rest of `tests.test_nvme`, `tests.test_migrate`
 /// (it needs a newer QEMU than Debian's own), and what needs a newer kernel (`tests.test_ublk`,

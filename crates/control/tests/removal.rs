@@ -107,8 +107,8 @@ fn no_guest_notices_that_a_block_device_was_taken_out() {
     }
 }
 
-/// What is left does not know that the other half went on without it. Its host does, from the moment
-/// that a guest hears of something which it lacks.
+/// What is left does not know that the other half went on without it. Its host does, before a guest
+/// hears of something which it lacks.
 #[test]
 fn a_half_that_was_fenced_just_now_is_not_started_alone() {
     let mut daemon = Daemon::start();

@@ -75,10 +75,13 @@ impl Array {
         while let Some(before) = self.wait_for_destage().await {
             self.sure().await;
             let hopes = self.journal.hopes();
-            let mut round = self.journal.may_enter().await;
-            round = round.and(self.destage_round(before).await);
+            let _ = self.journal.may_enter().await;
+            let mut round = self.destage_round(before).await;
             if self.journal.is_worth_release() || self.journal.wants_release() {
                 round = round.and(self.journal.release().await);
+            }
+            if self.journal.is_cramped() {
+                round = round.and(Err(ArrayError::NoSpace));
             }
             self.journal.found_stuck(round.err().or_else(|| self.blocked()), hopes);
             if round.is_err() && self.journal.hopes() == hopes {

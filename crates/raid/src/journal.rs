@@ -10,7 +10,8 @@
 //! - `journal_from` is in the superblock only while every write under way has a batch, and no
 //!   stripe waits for resync; so a crash then leaves nothing that the batches do not cure;
 //! - a batch's space is used again only after all it holds is durable in place, and after
-//!   `journal_from` has durably moved past it, in the order of sequence; so what is found in the
+//!   `journal_from` has durably moved past it, in the order of sequence (but for the last ones, if
+//!   they are void: see `void.rs`); so what is found in the
 //!   ring from `journal_from` on are always the newest batches, and of two that name the same rows
 //!   the older is never found without the newer if the newer was ever stored in place;
 //! - batches are completed in the order of sequence, so that `completed` says what `pending` holds;
@@ -707,8 +708,10 @@ impl Journal {
     /// The same, and the bytes of them all.
     fn in_place(&self) -> (Option<u64>, u64) {
         let ring = self.ring.borrow();
-        let in_place =
-            |b: &&Batch| Rc::strong_count(&b.hold) == 1 && b.sequence < self.completed.get();
+        let in_place = |b: &&Batch| {
+            let is_done = Rc::strong_count(&b.hold) == 1 && b.sequence < self.completed.get();
+            is_done && !self.is_void_under_way(b.sequence)
+        };
         let all = ring.iter().take_while(in_place);
         all.fold((None, 0), |(_, bytes), batch| (Some(batch.sequence), bytes + batch.len))
     }

@@ -296,12 +296,17 @@ impl Array {
             return self.read_in_place(stripe, chunk, rows, after_error).await;
         }
         let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
-        // Where something is pending, anything may stand: it may have been stored in part.
         let is_newer = |part: &Range<u32>| newer().any(|newer| overlap(&newer, part));
-        for part in cut(rows, newer()).into_iter().filter(|part| !is_newer(part)) {
-            let part = self.whole_sectors(&part);
-            let read = self.read_in_place(stripe, chunk, &part, after_error).await?;
-            buffer.slice(within(rows, &part)).copy_from(&read);
+        let mut left = cut(rows, newer());
+        left.retain(|part| !is_newer(part));
+        // What is pending may stand in part, and not fit. Else one read is better than many.
+        if self.integrity.is_none() && !left.is_empty() {
+            left = vec![rows.clone()];
+        }
+        let left: SmallVec<[_; 2]> = left.iter().map(|part| self.whole_sectors(part)).collect();
+        let reads = left.iter().map(|part| self.read_in_place(stripe, chunk, part, after_error));
+        for (part, read) in left.iter().zip(join_all(reads).await) {
+            buffer.slice(within(rows, part)).copy_from(&read?);
         }
         for (first, bytes) in &parts {
             buffer.slice(within(rows, &(*first..*first + len_of(bytes)))).copy_from(bytes);

@@ -11,6 +11,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
+use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, Policy};
@@ -77,20 +78,53 @@ async fn crash_after(mut pair: Pair, bytes: usize) -> Crashed {
     (pair, drives, changed)
 }
 
-/// The same, and the write has the place of one that had no space on one of its members.
-async fn crashed_behind_a_void(reactor: &Reactor, steer: &Steer, bytes: usize) -> Crashed {
+/// Which batches had no space on one of their members before the last write took their place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Voids {
+    One,
+    TwoAtOnce,
+    /// And all before it left the ring meanwhile.
+    TheOnlyOne,
+}
+
+async fn crashed_behind(reactor: &Reactor, steer: &Steer, voids: Voids, bytes: usize) -> Crashed {
     let mut pair = written(reactor, &Pair::spec(Level::Raid5), MEMBERS).await;
-    pair.put(2 << 20, &[4; 512]).await;
-    let used = pair.array.status().journal.used_bytes;
-    let (ring, is_first) = (journal(&pair).range(), Cell::new(true));
-    steer.set(move |_, op| {
-        let is_its = is_write(op) && offset(op).is_some_and(|at| ring.contains(&at));
-        if is_its && is_first.take() { Fate::Full } else { Fate::Passes }
+    let stripe = pair.array.stripe_bytes() as usize;
+    // Its parity needs no batch.
+    let len = if voids == Voids::TheOnlyOne { stripe } else { 512 };
+    pair.put(44 * stripe, &vec![4; len]).await;
+    let ring = journal(&pair).range();
+    let batch = move |op: &Op| {
+        let Op::Write { offset, from, .. } = op else { return None };
+        // A header alone says that a batch is void.
+        (from.len() > 4096 && ring.contains(offset)).then_some(*offset)
+    };
+    let waits = batch.clone();
+    steer.set(move |_, op| if waits(op).is_some() { Fate::Waits } else { Fate::Passes });
+    let (mut refused, count) = (Vec::new(), if voids == Voids::TwoAtOnce { 2 } else { 1 });
+    for at in [0, 1 << 20].into_iter().take(count) {
+        let (array, from) = (pair.array.clone(), reactor.buffer(bytes));
+        from.copy_from_slice(&vec![3; bytes]);
+        refused.push(begin(reactor, async move { array.write(at, from.into()).await }));
+        steer.caught(reactor, 2 * refused.len()).await;
+    }
+    if voids == Voids::TheOnlyOne {
+        let (array, before) = (pair.array.clone(), pair.array.status().journal.used_bytes);
+        let _ = begin(reactor, async move { array.destage_all().await });
+        while pair.array.status().journal.used_bytes >= before {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+    }
+    // The first write of each batch is told so.
+    let met = RefCell::new(BTreeSet::new());
+    steer.set(move |_, op| match batch(op) {
+        Some(at) if met.borrow_mut().insert(at) => Fate::Full,
+        Some(_) | None => Fate::Passes,
     });
-    let refused = pair.reactor.buffer(bytes);
-    refused.copy_from_slice(&vec![3; bytes]);
-    assert_eq!(pair.array.write(0, refused.into()).await, Err(ArrayError::NoSpace));
-    assert_eq!(pair.array.status().journal.used_bytes, used);
+    for refused in refused {
+        assert_eq!(refused.ended(reactor).await, Err(ArrayError::NoSpace));
+    }
+    steer.set(|_, _| Fate::Passes);
     crash_after(pair, bytes).await
 }
 
@@ -260,11 +294,13 @@ fn what_cannot_be_read_is_not_taken_for_never_acknowledged() {
 fn the_place_of_what_had_no_space_is_used_again() {
     let steer = Steer::new();
     run_on(steer.backend(), |reactor| async move {
-        for (bytes, which) in [(512, 0), (512, 1), (64 << 10, 0), (64 << 10, 1)] {
-            for (unreadable, absent) in pairs() {
-                let crashed = crashed_behind_a_void(&reactor, &steer, bytes).await;
-                outcome(&steer, crashed, bytes, (&[absent], &[unreadable]), which).await;
-                steer.set(|_, _| Fate::Passes);
+        for voids in [Voids::One, Voids::TwoAtOnce, Voids::TheOnlyOne] {
+            for (bytes, which) in [(512, 0), (512, 1), (64 << 10, 0)] {
+                for (unreadable, absent) in pairs() {
+                    let crashed = crashed_behind(&reactor, &steer, voids, bytes).await;
+                    outcome(&steer, crashed, bytes, (&[absent], &[unreadable]), which).await;
+                    steer.set(|_, _| Fate::Passes);
+                }
             }
         }
     });
@@ -278,7 +314,7 @@ fn a_start_that_dies_does_not_put_what_was_void_over_what_has_its_place() {
         for (absent, writes) in
             (0..MEMBERS).flat_map(|its| (0..WRITES_OF_A_START).map(move |w| (its, w)))
         {
-            let (mut pair, drives, _) = crashed_behind_a_void(&reactor, &steer, 512).await;
+            let (mut pair, drives, _) = crashed_behind(&reactor, &steer, Voids::One, 512).await;
             let left = Cell::new(writes);
             steer.set(move |_, op| match left.get() {
                 0 if is_write(op) => Fate::Fails,

@@ -16,15 +16,32 @@ use crate::error::ArrayError;
 use crate::member::Member;
 
 /// Whether a batch counts.
+///
+/// | is | becomes | when |
+/// |---|---|---|
+/// | `No` | any other | its callers hear of an error |
+/// | `Half` | | it leaves the ring as it is |
+/// | `Cramped` | `Half`, `Everywhere` | it is told again, and there is space |
+/// | `Everywhere` | | its place is used again once it is the last |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Void {
     No,
-    /// Its callers know that it is. Members that are away may show it.
+    /// Members that are away may show it.
     Half,
-    /// As `Half`, and members may show it that had no space for saying so.
+    /// Members may show it that had no space for saying that it is void.
     Cramped,
     /// No member shows it.
     Everywhere,
+}
+
+impl Void {
+    fn after(told: &[Result<(), DriveError>]) -> Void {
+        match told {
+            all if all.contains(&Err(DriveError::NoSpace)) => Void::Cramped,
+            all if all.iter().all(Result::is_ok) => Void::Everywhere,
+            _ => Void::Half,
+        }
+    }
 }
 
 impl Journal {
@@ -33,47 +50,61 @@ impl Journal {
     pub(crate) async fn void(&self, sequence: u64) {
         // Nobody knows any more which members it went to.
         let list = self.members.list().clone();
-        let voided = (0..list.len()).map(|index| self.void_at(sequence, &list, index));
+        let told = (0..list.len()).map(|index| self.void_at(sequence, &list, index));
         // Also for who comes back meanwhile.
         if !self.half_void.borrow().contains(&sequence) {
             self.half_void.borrow_mut().push(sequence);
         }
         self.voids_under_way.borrow_mut().push(sequence);
-        let voided = join_all(voided).await;
-        if voided.iter().all(Result::is_ok) {
+        let void = Void::after(&join_all(told).await);
+        if void == Void::Everywhere {
             self.half_void.borrow_mut().retain(|half| *half != sequence);
         }
+        self.is_now(sequence, void);
         self.voids_end(&[sequence]);
-        let void = match voided {
-            all if all.contains(&Err(DriveError::NoSpace)) => Void::Cramped,
-            all if all.iter().all(Result::is_ok) => Void::Everywhere,
-            _ => Void::Half,
-        };
+    }
+
+    fn is_now(&self, sequence: u64, void: Void) {
         let mut ring = self.ring.borrow_mut();
-        if let Some(batch) = ring.iter_mut().rfind(|batch| batch.sequence == sequence) {
-            batch.void = void;
+        let Some(batch) = ring.iter_mut().rfind(|batch| batch.sequence == sequence) else { return };
+        // Of two who told the members at once, the other was done before.
+        if batch.void == Void::Everywhere {
+            return;
         }
-        // While nobody writes there, and (without a release) up to the end of this era.
-        let under_way = self.voids_under_way.borrow();
-        let era = |sequence: u64| sequence >> ERA_SEQUENCES_LOG2;
-        let is_free = |batch: &Batch| {
-            let is_void = batch.void == Void::Everywhere && !under_way.contains(&batch.sequence);
-            is_void && era(batch.sequence) == era(self.next_sequence())
-        };
-        while ring.back().is_some_and(is_free) {
-            ring.pop_back();
+        let was = std::mem::replace(&mut batch.void, void);
+        drop(ring);
+        if was == Void::Cramped && void != Void::Cramped {
+            self.has_hope();
         }
     }
 
+    /// Members have been told of these. Gives places at the end of the ring back.
     fn voids_end(&self, sequences: &[u64]) {
         let mut under_way = self.voids_under_way.borrow_mut();
         for sequence in sequences {
             let at = under_way.iter().position(|its| its == sequence);
             under_way.swap_remove(at.expect("it was begun"));
         }
+        // Without a release, so many sequences are used as the superblock says.
+        let is_in_era = self.next_sequence() >> ERA_SEQUENCES_LOG2 <= self.members.era();
+        let is_free = |batch: &Batch| {
+            batch.void == Void::Everywhere && !under_way.contains(&batch.sequence) && is_in_era
+        };
+        let mut ring = self.ring.borrow_mut();
+        while ring.back().is_some_and(is_free) {
+            ring.pop_back();
+        }
+        drop((ring, under_way));
+        self.note_change();
     }
 
-    /// Whether another batch may enter the ring: not behind one that lacks the space to be void.
+    /// Whether members are being told that it is void, and write where it stands.
+    pub(super) fn is_void_under_way(&self, sequence: u64) -> bool {
+        self.voids_under_way.borrow().contains(&sequence)
+    }
+
+    /// Whether another batch may enter the ring: not while one lacks the space to be void. What is
+    /// written next would be put in place as if that one counted.
     pub(crate) async fn may_enter(&self) -> Result<(), ArrayError> {
         while let Some(sequence) = self.cramped() {
             self.void(sequence).await;
@@ -89,10 +120,10 @@ impl Journal {
         self.cramped().is_some()
     }
 
-    /// The last batch, if it lacks the space.
+    /// The last of those that lack it.
     fn cramped(&self) -> Option<u64> {
         let ring = self.ring.borrow();
-        ring.back().filter(|last| last.void == Void::Cramped).map(|last| last.sequence)
+        ring.iter().rfind(|batch| batch.void == Void::Cramped).map(|batch| batch.sequence)
     }
 
     /// Whether something void may come true, if members that are away come back alone.
@@ -156,6 +187,8 @@ impl Journal {
             return true;
         }
         let opened = record::open::<JournalBatch>(block.bytes(), Some(target.drive_uuid), home);
-        opened.is_ok_and(|batch| batch.header.sequence.get() == sequence)
+        opened.is_ok_and(|batch| {
+            batch.header.sequence.get() == sequence && !batch.entries().is_empty()
+        })
     }
 }

@@ -378,6 +378,10 @@ fn drop_replaced(found: &mut BTreeMap<u64, Found>) {
 /// behind the other, but for the first after the end of the ring, or of an empty one.
 fn may_begin(at: u64, found: &BTreeMap<u64, Found>, tail: u64, ring_bytes: u64) -> bool {
     let follows = |one: &Found| {
+        if one.is_void() {
+            // Others may have had the places behind it, and it may have been all that there was.
+            return at == 0 || one.next().contains(&at);
+        }
         let turns = at == 0 && one.next().end() + BATCH_BYTES_MAX > ring_bytes;
         !found.contains_key(&(one.sequence() + 1)) && (turns || one.next().contains(&at))
     };
