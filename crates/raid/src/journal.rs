@@ -691,11 +691,16 @@ impl Journal {
         // What the ring has room for until the next release is less than an era.
         self.members.set_era(self.next_sequence.get() >> ERA_SEQUENCES_LOG2);
         self.members.settled().await?;
+        // Members may be told of some since, and write where another would stand.
+        let is_told = || !self.is_any_void_under_way(stored);
+        self.changed.until(&self.reactor, is_told).await;
         let mut ring = self.ring.borrow_mut();
-        while ring.front().is_some_and(|batch| batch.sequence <= stored) {
-            ring.pop_front();
-        }
+        let left = ring.iter().take_while(|batch| batch.sequence <= stored).count();
+        let was_cramped = ring.drain(..left).any(|batch| batch.void == Void::Cramped);
         drop(ring);
+        if was_cramped {
+            self.has_hope();
+        }
         self.note_change();
         Ok(())
     }
@@ -710,7 +715,7 @@ impl Journal {
         let ring = self.ring.borrow();
         let in_place = |b: &&Batch| {
             let is_done = Rc::strong_count(&b.hold) == 1 && b.sequence < self.completed.get();
-            is_done && !self.is_void_under_way(b.sequence)
+            is_done && !self.voids_under_way.borrow().contains(&b.sequence)
         };
         let all = ring.iter().take_while(in_place);
         all.fold((None, 0), |(_, bytes), batch| (Some(batch.sequence), bytes + batch.len))

@@ -297,13 +297,17 @@ impl Array {
         }
         let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
         let is_newer = |part: &Range<u32>| newer().any(|newer| overlap(&newer, part));
-        let mut left = cut(rows, newer());
-        left.retain(|part| !is_newer(part));
-        // What is pending may stand in part, and not fit. Else one read is better than many.
-        if self.integrity.is_none() && !left.is_empty() {
-            left = vec![rows.clone()];
+        let left = cut(rows, newer()).into_iter().filter(|part| !is_newer(part));
+        let mut left: SmallVec<[_; 2]> = left.map(|part| self.whole_sectors(&part)).collect();
+        // One read is better than many. But what is pending may stand in part, and not fit, or not
+        // be readable at all.
+        if self.integrity.is_none()
+            && !left.is_empty()
+            && let Ok(read) = self.read_in_place(stripe, chunk, rows, after_error).await
+        {
+            buffer.copy_from(&read);
+            left.clear();
         }
-        let left: SmallVec<[_; 2]> = left.iter().map(|part| self.whole_sectors(part)).collect();
         let reads = left.iter().map(|part| self.read_in_place(stripe, chunk, part, after_error));
         for (part, read) in left.iter().zip(join_all(reads).await) {
             buffer.slice(within(rows, part)).copy_from(&read?);

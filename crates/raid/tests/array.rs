@@ -2,8 +2,6 @@
 //! Method: arrays on RAM drives, random reads and writes against a plain copy of the bytes.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
@@ -14,7 +12,8 @@ use ashlar_raid::error::{ArrayError, AssembleError};
 use ashlar_raid::layout::Shape;
 use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
 use ashlar_raid::status::ArrayState;
-use pair::{DRIVE_BYTES, Pair, drive, run};
+
+use crate::pair::{DRIVE_BYTES, Pair, drive, run};
 
 const REDUNDANT: [(Level, usize, &[u8]); 5] = [
     (Level::Raid1, 2, &[0]),

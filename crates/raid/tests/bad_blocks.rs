@@ -4,8 +4,6 @@
 //! a member is replaced; every sector is compared with a plain copy, with members missing in turn.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -27,7 +25,8 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::op::{Device, DeviceId, Done, Errno, Op, Ticket};
 use ashlar_reactor::uring::UringBackend;
-use pair::{DRIVE_BYTES, Pair, run_on};
+
+use crate::pair::{DRIVE_BYTES, Pair, run_on};
 
 const STRIPE: StripeIndex = StripeIndex(5);
 

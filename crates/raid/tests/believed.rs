@@ -4,9 +4,6 @@
 //! changed behind its back.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -20,8 +17,9 @@ use ashlar_raid::label;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::{ScrubReport, ScrubState};
 use ashlar_reactor::executor::Reactor;
-use pair::{DRIVE_BYTES, Pair, run, run_on};
-use steered::{Fate, Steer, is_write, offset};
+
+use crate::pair::{DRIVE_BYTES, Pair, run, run_on};
+use crate::steered::{Fate, Steer, is_write, offset};
 
 const STRIPES: u64 = 8;
 

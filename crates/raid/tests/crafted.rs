@@ -4,8 +4,6 @@
 //! or a stop and a start.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-
 use std::mem::offset_of;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -22,8 +20,9 @@ use ashlar_raid::error::AssembleError;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::buffer::BUFFER_BYTES_MAX;
-use pair::{DRIVE_BYTES, Pair, run};
 use zerocopy::IntoBytes;
+
+use crate::pair::{DRIVE_BYTES, Pair, run};
 
 const CHUNK: usize = 16 << 10;
 /// The rows that most of these entries are of.

@@ -4,9 +4,6 @@
 //! compared with a start without it.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -29,9 +26,10 @@ use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
-use pair::{DRIVE_BYTES, Pair, run, run_on};
-use steered::{Fate, Steer, address, is_write, offset};
 use zerocopy::FromBytes;
+
+use crate::pair::{DRIVE_BYTES, Pair, run, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset};
 
 type AreaOf = fn(&MemberLayout) -> Area;
 

@@ -4,8 +4,6 @@
 //! the drives, and the owner hears of it by nothing but what that way leaves behind.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod modelled;
-
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -17,7 +15,8 @@ use ashlar_raid::status::ScrubState;
 use ashlar_raid::viewer::Viewer;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::prng::Prng;
-use modelled::{Guests, LATENCY, full_array, run};
+
+use crate::modelled::{Guests, LATENCY, full_array, run};
 
 const KINDS: [(Level, usize); 3] = [(Level::Raid5, 5), (Level::Raid6, 6), (Level::Raid1, 2)];
 const SLOW: usize = 1;

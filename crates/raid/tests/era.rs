@@ -4,15 +4,14 @@
 //! version 3; then writes, crashes, and a plain copy of the bytes.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-mod pair;
-
 use ashlar_format::array_superblock::{ArraySuperblock, ERA_MAX, Level, Policy, SLOTS};
 use ashlar_format::record::{open, payload_checksum, seal};
 use ashlar_raid::error::AssembleError;
 use ashlar_raid::label;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
-use pair::{DRIVE_BYTES, Pair, run};
 use zerocopy::IntoBytes;
+
+use crate::pair::{DRIVE_BYTES, Pair, run};
 
 /// Generations that are added: an even number, as there are two slots.
 const MANY: u64 = (1 << 30) + 4;

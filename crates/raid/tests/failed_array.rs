@@ -5,9 +5,6 @@
 //! drives return with what they held; the array is compared with a plain copy and scrubbed.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
@@ -24,8 +21,9 @@ use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
-use pair::{DRIVE_BYTES, Pair, run, run_on};
-use steered::{Fate, Steer, address, is_write, offset};
+
+use crate::pair::{DRIVE_BYTES, Pair, run, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset};
 
 /// Level, members, what of the shape is chosen, policy, and who goes away together.
 struct Kind {

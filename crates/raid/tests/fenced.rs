@@ -4,9 +4,6 @@
 //! compared with a plain copy and scrubbed.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -24,8 +21,9 @@ use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
-use pair::{Begun, DRIVE_BYTES, Pair, begin, run_on};
-use steered::{Fate, Steer, address, is_write, offset};
+
+use crate::pair::{Begun, DRIVE_BYTES, Pair, begin, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset};
 
 const FENCED: MemberIndex = MemberIndex(1);
 

@@ -3,9 +3,6 @@
 //! Method: writes of the map of written regions wait or fail, and the process dies.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -17,8 +14,9 @@ use ashlar_raid::error::ArrayError;
 use ashlar_raid::label;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
-use pair::{DRIVE_BYTES, Pair, run_on};
-use steered::{Fate, Steer, address, is_write, offset};
+
+use crate::pair::{DRIVE_BYTES, Pair, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset};
 
 /// A region that a rebuild does not come to while its first reads wait.
 const FAR: u64 = 7;

@@ -4,9 +4,6 @@
 //! smaller ones; every byte is compared, before and after a restart.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,8 +20,9 @@ use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
-use pair::{DRIVE_BYTES, Pair, begin, run, run_on};
-use steered::{Fate, Steer, address, is_write, offset};
+
+use crate::pair::{DRIVE_BYTES, Pair, begin, run, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset};
 
 const LARGER: u64 = DRIVE_BYTES + (8 << 20);
 

@@ -2,9 +2,6 @@
 //! Method: single operations are held or fail, drives are pulled at that moment, and come back.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -22,8 +19,9 @@ use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
-use pair::{Begun, DRIVE_BYTES, Pair, begin, run_on};
-use steered::{Fate, Steer, address, is_write, offset};
+
+use crate::pair::{Begun, DRIVE_BYTES, Pair, begin, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset};
 
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Steer) -> F) {
     let steer = Steer::new();

@@ -4,8 +4,6 @@
 //! Method: modelled drives, one of them sixty times slower, under a clock that jumps.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod modelled;
-
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,7 +13,8 @@ use ashlar_raid::array::Array;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::prng::Prng;
-use modelled::{LATENCY, full_array, run};
+
+use crate::modelled::{LATENCY, full_array, run};
 
 const KINDS: [(Level, usize); 3] = [(Level::Raid5, 5), (Level::Raid6, 6), (Level::Raid1, 2)];
 const SLOW: usize = 1;

@@ -4,9 +4,6 @@
 //! on every kind of position, healthy, degraded, rebuilt and after restarts.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
@@ -20,8 +17,9 @@ use ashlar_raid::label;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::{ArrayState, Flaw, ScrubPlace, ScrubReport, ScrubState};
 use ashlar_reactor::executor::Reactor;
-use pair::{DRIVE_BYTES, Pair, drive, fill, run, run_on};
-use steered::{Fate, Steer, address, is_write, offset};
+
+use crate::pair::{DRIVE_BYTES, Pair, drive, fill, run, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset};
 
 const BLOCK: usize = 4096;
 /// Level and members; the last ones have more redundancy than one lie needs.

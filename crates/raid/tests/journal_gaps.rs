@@ -4,9 +4,6 @@
 //! and a block of the write's batch, or of its share, cannot be read on the other.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
@@ -26,8 +23,9 @@ use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
 use ashlar_reactor::prng::Prng;
-use pair::{DRIVE_BYTES, Pair, begin, run_on};
-use steered::{Fate, Steer, address, is_write, offset};
+
+use crate::pair::{DRIVE_BYTES, Pair, begin, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset};
 
 const MEMBERS: usize = 4;
 /// A few more than until all batches stand where they should.

@@ -4,9 +4,6 @@
 //! be read; and work again later.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -22,8 +19,9 @@ use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
-use pair::{DRIVE_BYTES, Pair, run_on};
-use steered::{Fate, Steer, address, is_write, offset};
+
+use crate::pair::{DRIVE_BYTES, Pair, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset};
 
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Steer) -> F) {
     let steer = Steer::new();

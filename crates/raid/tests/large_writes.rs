@@ -4,14 +4,12 @@
 //! Method: arrays in files in memory, against a plain copy of the bytes.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod modelled;
-mod pair;
-
 use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::ArraySpec;
-use pair::{DRIVE_BYTES, Pair, begin, run};
+
+use crate::pair::{DRIVE_BYTES, Pair, begin, run};
 
 #[test]
 fn of_parts_of_sectors() {
@@ -106,10 +104,11 @@ fn of_whole_stripes() {
 #[test]
 fn of_a_log_nothing_is_read() {
     for (level, members) in [(Level::Raid5, 5), (Level::Raid6, 6)] {
-        modelled::run(move |reactor| async move {
+        crate::modelled::run(move |reactor| async move {
             let settings = SettingsChange::default();
-            let latency = |_| modelled::LATENCY;
-            let array = modelled::full_array(&reactor, (level, members), settings, latency).await;
+            let latency = |_| crate::modelled::LATENCY;
+            let array =
+                crate::modelled::full_array(&reactor, (level, members), settings, latency).await;
             let reads = || {
                 let drives = array.status().members.into_iter().filter_map(|its| its.drive);
                 drives.map(|drive| drive.counters().reads).sum::<u64>()

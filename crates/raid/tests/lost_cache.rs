@@ -4,9 +4,6 @@
 //! before the writes that were not flushed.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,8 +18,9 @@ use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
-use pair::{Begun, DRIVE_BYTES, Pair, begin, run_on};
-use steered::{Fate, Steer, address, is_write, offset};
+
+use crate::pair::{Begun, DRIVE_BYTES, Pair, begin, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset};
 
 const LEN: usize = 16 << 10;
 

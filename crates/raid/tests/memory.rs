@@ -4,8 +4,6 @@
 //! and everything compared, written to and rebuilt.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,7 +17,8 @@ use ashlar_raid::start::ArraySpec;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Device;
 use ashlar_reactor::prng::Prng;
-use pair::{DRIVE_BYTES, Pair, run};
+
+use crate::pair::{DRIVE_BYTES, Pair, run};
 
 const SHAPES: [(Level, u8, u8); 4] =
     [(Level::Raid5, 5, 0), (Level::Raid6, 6, 0), (Level::RaidNm, 7, 3), (Level::Raid50, 10, 0)];
@@ -30,7 +29,7 @@ const SPAN: usize = 24;
 async fn memory(reactor: &Reactor, name: &str) -> Rc<Drive> {
     let limits = Limits { bytes: DRIVE_BYTES, sector_bytes: 512, zeroes_cheaply: true };
     let drive = Drive::new(reactor, Device::Ram { bytes: DRIVE_BYTES }, limits, name);
-    pair::fill(reactor, &drive).await;
+    crate::pair::fill(reactor, &drive).await;
     drive
 }
 

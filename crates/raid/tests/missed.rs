@@ -4,8 +4,6 @@
 //! counted, and the array is compared with a plain copy and scrubbed.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
@@ -15,7 +13,8 @@ use ashlar_raid::array::Array;
 use ashlar_raid::error::ChangeError;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::ArrayState;
-use pair::{Pair, run};
+
+use crate::pair::{Pair, run};
 
 const AWAY: MemberIndex = MemberIndex(1);
 

@@ -3,9 +3,6 @@
 //! Method: writes to a part of a member are told that there is no space, for a while.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
@@ -19,8 +16,9 @@ use ashlar_raid::label;
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
-use pair::{DRIVE_BYTES, Pair, run_on};
-use steered::{Fate, Steer, address, is_write, offset};
+
+use crate::pair::{DRIVE_BYTES, Pair, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset};
 
 const LEN: usize = 16 << 10;
 

@@ -3,8 +3,6 @@
 //! Method: modelled drives under a clock that jumps. The formulas are of the geometry alone.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod modelled;
-
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,7 +11,8 @@ use ashlar_format::array_superblock::Level;
 use ashlar_raid::array::Array;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::status::{Progress, ScrubState};
-use modelled::{BYTES_PER_SECOND, Guests, LATENCY, full_array, rebuild, run};
+
+use crate::modelled::{BYTES_PER_SECOND, Guests, LATENCY, full_array, rebuild, run};
 
 fn share(percent: u8) -> SettingsChange {
     SettingsChange { rebuild_percent: Some(percent), ..SettingsChange::default() }

@@ -3,8 +3,6 @@
 //! Method: modelled drives under a clock that jumps; every block is read in the end, and scrubbed.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod modelled;
-
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -15,7 +13,8 @@ use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::{MemberStatus, ScrubState};
 use ashlar_reactor::executor::Reactor;
-use modelled::{LATENCY, drive, full_array, plug_in, run};
+
+use crate::modelled::{LATENCY, drive, full_array, plug_in, run};
 
 fn member(array: &Array, index: usize) -> MemberStatus {
     array.status().members[index].clone()

@@ -4,8 +4,6 @@
 //! everything ends, and the array is assembled from its drives.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod modelled;
-
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -19,7 +17,8 @@ use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::Replayed;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::prng::Prng;
-use modelled::{BYTES_PER_SECOND, DRIVE_BYTES, IOPS, LATENCY, full_array, plug_in, run};
+
+use crate::modelled::{BYTES_PER_SECOND, DRIVE_BYTES, IOPS, LATENCY, full_array, plug_in, run};
 
 /// What was written last to each block of the array; `None`: that was not acknowledged.
 type Blocks = BTreeMap<u64, Option<u8>>;

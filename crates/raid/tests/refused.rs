@@ -3,9 +3,6 @@
 //! that cannot be read where members are absent; every byte of every drive is compared.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 
@@ -20,8 +17,9 @@ use ashlar_raid::label;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
-use pair::{DRIVE_BYTES, Pair, run_on};
-use steered::{Fate, Steer, address, offset};
+
+use crate::pair::{DRIVE_BYTES, Pair, run_on};
+use crate::steered::{Fate, Steer, address, offset};
 
 async fn crashed(reactor: &Reactor) -> (Pair, Vec<Rc<Drive>>) {
     let mut pair = Pair::new(reactor, Level::Raid5, 4, 512).await;

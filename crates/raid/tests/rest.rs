@@ -3,8 +3,6 @@
 //! Method: a clock that jumps from one thing to do to the next, which are counted.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-mod modelled;
-
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,7 +13,8 @@ use ashlar_reactor::backend::{Backend, Instant};
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::op::{Device, DeviceId, Done, Op, Ticket};
 use ashlar_reactor::virtual_time::VirtualBackend;
-use modelled::{LATENCY, full_array};
+
+use crate::modelled::{LATENCY, full_array};
 
 #[derive(Default)]
 struct Counting {

@@ -3,8 +3,6 @@
 //! Method: modelled drives under a clock that jumps; every block is read in the end, and scrubbed.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod modelled;
-
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
@@ -18,7 +16,8 @@ use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::{ArrayState, Progress, ScrubState};
 use ashlar_reactor::executor::Reactor;
-use modelled::{DRIVE_BYTES, LATENCY, drive, full_array, plug_in, run, run_full};
+
+use crate::modelled::{DRIVE_BYTES, LATENCY, drive, full_array, plug_in, run, run_full};
 
 /// Level, members, and how many are added.
 const SHAPES: [(Level, usize, usize); 3] =

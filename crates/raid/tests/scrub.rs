@@ -4,9 +4,6 @@
 //! time.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod modelled;
-mod pair;
-
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
@@ -20,7 +17,8 @@ use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
 use ashlar_raid::status::{Flaw, SCRUB_PLACES_MAX, ScrubPlace, ScrubReport, ScrubState};
 use ashlar_reactor::executor::Reactor;
-use pair::{DRIVE_BYTES, Pair, run};
+
+use crate::pair::{DRIVE_BYTES, Pair, run};
 
 /// Changes bytes of one chunk on its drive.
 async fn lie(pair: &Pair, stripe: u64, position: u8, row: u32, bytes: usize) {
@@ -203,9 +201,11 @@ fn stripes_done(array: &Array) -> Option<u64> {
 
 #[test]
 fn it_goes_on_after_a_restart_and_can_be_stopped() {
-    modelled::run(|reactor| async move {
+    crate::modelled::run(|reactor| async move {
         let kind = (Level::Raid5, 3);
-        let array = modelled::full_array(&reactor, kind, settings(1, 0), |_| modelled::LATENCY);
+        let array = crate::modelled::full_array(&reactor, kind, settings(1, 0), |_| {
+            crate::modelled::LATENCY
+        });
         let array = array.await;
         array.start_scrub(false).unwrap();
         reactor.sleep(Duration::from_secs(15)).await;
@@ -272,8 +272,10 @@ enum End {
 /// chunk it is, is ended some moments after a scrub has told of `found` of them.
 async fn ended_early(reactor: Reactor, end: End, wrong: u64, found: u64) -> (Rc<Array>, u64) {
     let kind = (Level::Raid5, 3);
-    let array = modelled::full_array(&reactor, kind, settings(1, 0), |_| modelled::LATENCY).await;
-    let base = label::plan(modelled::DRIVE_BYTES, 1).unwrap().data.offset;
+    let array =
+        crate::modelled::full_array(&reactor, kind, settings(1, 0), |_| crate::modelled::LATENCY)
+            .await;
+    let base = label::plan(crate::modelled::DRIVE_BYTES, 1).unwrap().data.offset;
     let drive = array.status().members[0].drive.clone().unwrap();
     for stripe in (0..wrong).map(StripeIndex) {
         let buffer = reactor.buffer(512);
@@ -299,7 +301,7 @@ async fn ended_early(reactor: Reactor, end: End, wrong: u64, found: u64) -> (Rc<
     assert!(end == End::Stop || stripes_done(&array).is_some(), "it had ended before");
     array.status().members.iter().flat_map(|member| &member.drive).for_each(|its| its.pull());
     let told = told();
-    let drives = (0..3).map(|number| modelled::plug_in(&reactor, number)).collect();
+    let drives = (0..3).map(|number| crate::modelled::plug_in(&reactor, number)).collect();
     (Array::assemble(&reactor, drives, AssembleOptions::default()).await.unwrap(), told)
 }
 
@@ -307,7 +309,7 @@ async fn ended_early(reactor: Reactor, end: End, wrong: u64, found: u64) -> (Rc<
 fn what_was_found_before_the_end_is_told_after_the_next_start() {
     let ends = [(End::Stop, 1, 1), (End::Crash, 1, 1), (End::Stop, 60, 40), (End::Crash, 12, 12)];
     for (end, wrong, found) in ends.into_iter().chain([(End::CrashLater, 40, 40)]) {
-        modelled::run(move |reactor| async move {
+        crate::modelled::run(move |reactor| async move {
             let (array, told) = ended_early(reactor.clone(), end, wrong, found).await;
             let ScrubState::Running { report, .. } = array.status().scrub else {
                 panic!("it goes on")
@@ -327,11 +329,12 @@ fn what_was_found_before_the_end_is_told_after_the_next_start() {
 
 #[test]
 fn it_begins_by_itself_once_a_period() {
-    modelled::run(|reactor| async move {
+    crate::modelled::run(|reactor| async move {
         let hour = 3600;
         let kind = (Level::Raid5, 3);
-        let array =
-            modelled::full_array(&reactor, kind, settings(100, hour), |_| modelled::LATENCY);
+        let array = crate::modelled::full_array(&reactor, kind, settings(100, hour), |_| {
+            crate::modelled::LATENCY
+        });
         let array = array.await;
         let reads = || array.status().members[0].drive.as_ref().unwrap().counters().read_bytes;
         let mut before = reads();

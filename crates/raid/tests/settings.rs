@@ -2,14 +2,13 @@
 //! Method: arrays on RAM drives, settings of both kinds, restarts.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-mod pair;
-
 use ashlar_format::array_superblock::Level;
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::error::ChangeError;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::AssembleOptions;
-use pair::{Pair, run};
+
+use crate::pair::{Pair, run};
 
 #[test]
 fn settings_outlive_the_array() {

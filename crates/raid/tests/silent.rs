@@ -5,9 +5,6 @@
 //! answer.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use std::cell::Cell;
 use std::fs::File;
 use std::rc::Rc;
@@ -26,9 +23,10 @@ use ashlar_raid::status::ArrayState;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::{Device, Op};
-use pair::{DRIVE_BYTES, Pair, run_on};
 use rustix::fs::{MemfdFlags, memfd_create};
-use steered::{Fate, Steer, address, is_write};
+
+use crate::pair::{DRIVE_BYTES, Pair, run_on};
+use crate::steered::{Fate, Steer, address, is_write};
 
 const ANSWER_WITHIN: Duration = Duration::from_millis(400);
 /// Longer, and shorter than drives are waited for at most.

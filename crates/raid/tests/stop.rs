@@ -2,15 +2,14 @@
 //! Method: more writes than fit, all at once, and then `stop`. Each is acknowledged or refused.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-mod pair;
-
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_format::array_superblock::Level;
 use ashlar_raid::error::ArrayError;
-use pair::{Pair, run};
+
+use crate::pair::{Pair, run};
 
 const WRITERS: u64 = 96;
 const LEN: usize = 100 << 10;

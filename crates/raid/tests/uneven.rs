@@ -4,16 +4,14 @@
 //! case the process dies then. Everything is compared with a plain copy.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-mod steered;
-
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::label;
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
-use pair::{Pair, run_on};
-use steered::{Fate, Steer, address, is_write, offset};
+
+use crate::pair::{Pair, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset};
 
 const LARGE: u64 = 160 << 20;
 const SMALL: u64 = 25 << 20;

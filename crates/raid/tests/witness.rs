@@ -3,8 +3,6 @@
 //! Method: a witness that answers when the test says so, while a member is away and a write begins.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-mod pair;
-
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,7 +12,8 @@ use ashlar_format::units::MemberIndex;
 use ashlar_raid::error::ArrayError;
 use ashlar_raid::witness::{PATIENCE, Testimony};
 use ashlar_reactor::executor::Reactor;
-use pair::{Begun, Pair, begin, run};
+
+use crate::pair::{Begun, Pair, begin, run};
 
 /// What a witness was told.
 type Told = Rc<RefCell<Vec<Testimony>>>;

@@ -3,8 +3,6 @@
 //! Method: arrays on drives full of other bytes; what the drives moved is counted.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-mod pair;
-
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
@@ -15,7 +13,8 @@ use ashlar_raid::error::ArrayError;
 use ashlar_raid::label;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::ArrayState;
-use pair::{DRIVE_BYTES, Pair, run};
+
+use crate::pair::{DRIVE_BYTES, Pair, run};
 
 const LEVELS: [(Level, usize); 5] = [
     (Level::Raid0, 3),

@@ -275,6 +275,8 @@ impl Host {
         let recorded = self.record(|catalog| {
             catalog.arrays.insert(uuid, known);
         });
+        // A member may have been fenced since the array said how it is.
+        let _ = self.keep_generation(uuid).await;
         self.refresh_contents(uuid).await;
         recorded.or_else(|refusal| {
             // What is known of one that is not new still holds; the watch will try to store more.

@@ -143,7 +143,7 @@ impl Host {
 
     /// Stores what is new of an array, also while a change is under way: that may take long, and a
     /// host that dies meanwhile must know which member was fenced.
-    async fn keep_generation(&self, array: Uuid) -> Answer<()> {
+    pub(super) async fn keep_generation(&self, array: Uuid) -> Answer<()> {
         let running = || self.look(|state| state.arrays.get(&array).copied());
         let Some(looked_at) = running() else { return Ok(()) };
         // As it is now: others have recorded since the last look, perhaps.

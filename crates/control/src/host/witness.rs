@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use ashlar_pool::pool::Pool;
 use ashlar_raid::witness::{Tell, Testimony};
+use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::registry::Key;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use uuid::Uuid;
 
-use crate::engine;
 use crate::host::Host;
 
 /// A reactor's word of an array that it runs.
@@ -34,33 +34,47 @@ impl Teller {
     }
 }
 
+/// What is written down at once: many arrays may lose drives in one moment.
+const AT_ONCE: usize = 256;
+
 /// Runs as long as the daemon does.
 pub async fn hear(host: Arc<Host>, mut told: UnboundedReceiver<Told>) {
-    while let Some(told) = told.recv().await {
-        host.remember(told).await;
+    let mut heard = Vec::new();
+    while told.recv_many(&mut heard, AT_ONCE).await > 0 {
+        host.remember(&heard);
+        heard.drain(..).for_each(|told| host.answer(told));
     }
 }
 
 impl Host {
-    async fn remember(&self, told: Told) {
-        let Told { array, core, pool, testimony: Testimony { generation, current } } = told;
-        let current = current.into_iter().map(Uuid::from_bytes).collect();
+    fn remember(&self, heard: &[Told]) {
+        let runs = self.look(|state| state.arrays.clone());
         let recorded = self.record(|catalog| {
-            let known = catalog.arrays.get_mut(&array);
-            let news =
-                known.as_ref().and_then(|its| its.news(generation, current, its.drives.clone()));
-            known.zip(news).into_iter().for_each(|(known, news)| *known = news);
+            for Told { array, pool, testimony, .. } in heard {
+                // It may have been stopped since, and started from fewer drives.
+                let is_other = runs.get(array).is_some_and(|running| running.pool != *pool);
+                let Some(known) = catalog.arrays.get_mut(array).filter(|_| !is_other) else {
+                    continue;
+                };
+                let current = testimony.current.iter().copied().map(Uuid::from_bytes).collect();
+                let news = known.news(testimony.generation, current, known.drives.clone());
+                news.into_iter().for_each(|news| *known = news);
+            }
         });
         if let Err(refusal) = recorded {
             // Guests do not wait for that.
-            tracing::error!(array = self.array_name(array), "{}", refusal.line());
+            tracing::error!("{}", refusal.line());
         }
-        let answer = move |reactor: &ashlar_reactor::executor::Reactor| {
+    }
+
+    fn answer(&self, told: Told) {
+        let Told { core, pool, testimony, .. } = told;
+        let answered = self.core(core).send(move |reactor: &Reactor| {
             if let Some(pool) = reactor.get(pool) {
-                pool.array().witness_has_heard(generation);
+                pool.array().witness_has_heard(testimony.generation);
             }
-        };
-        // One that does not answer has other troubles, which are told elsewhere.
-        let _ = engine::look(self.core(core), answer).await;
+        });
+        // One that has stopped waits for nothing.
+        drop(answered);
     }
 }

@@ -98,9 +98,9 @@ impl Journal {
         self.note_change();
     }
 
-    /// Whether members are being told that it is void, and write where it stands.
-    pub(super) fn is_void_under_way(&self, sequence: u64) -> bool {
-        self.voids_under_way.borrow().contains(&sequence)
+    /// Whether members are being told of a batch up to this one, and write where it stands.
+    pub(super) fn is_any_void_under_way(&self, newest: u64) -> bool {
+        self.voids_under_way.borrow().iter().any(|sequence| *sequence <= newest)
     }
 
     /// Whether another batch may enter the ring: not while one lacks the space to be void. What is

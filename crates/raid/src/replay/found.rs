@@ -379,7 +379,8 @@ fn drop_replaced(found: &mut BTreeMap<u64, Found>) {
 fn may_begin(at: u64, found: &BTreeMap<u64, Found>, tail: u64, ring_bytes: u64) -> bool {
     let follows = |one: &Found| {
         if one.is_void() {
-            // Others may have had the places behind it, and it may have been all that there was.
+            // Others that are void may have had the places behind it, and been followed by one that
+            // has its place; and it may have been all that there was.
             return at == 0 || one.next().contains(&at);
         }
         let turns = at == 0 && one.next().end() + BATCH_BYTES_MAX > ring_bytes;

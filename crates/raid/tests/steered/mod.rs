@@ -33,12 +33,14 @@ pub struct Steer(Rc<RefCell<Steered>>);
 struct Steered {
     rule: Rule,
     waiting: Vec<(Ticket, Op, Instant)>,
+    /// So many of those fail, whatever the rule says.
+    dropped: usize,
 }
 
 impl Steer {
     pub fn new() -> Steer {
         let rule = Box::new(|_, _: &Op| Fate::Passes);
-        Steer(Rc::new(RefCell::new(Steered { rule, waiting: Vec::new() })))
+        Steer(Rc::new(RefCell::new(Steered { rule, waiting: Vec::new(), dropped: 0 })))
     }
 
     /// From now on, also for what waits.
@@ -46,13 +48,14 @@ impl Steer {
         self.0.borrow_mut().rule = Box::new(rule);
     }
 
-    /// Nothing of what waits is ever done: as after a crash of the host.
+    /// Nothing of what waits is ever done: as after a crash of the host. All else passes.
     pub async fn drop_waiting(&self, reactor: &Reactor) {
-        self.set(|_, _| Fate::Fails);
-        while self.waiting() > 0 {
+        self.set(|_, _| Fate::Passes);
+        let waiting = self.waiting();
+        self.0.borrow_mut().dropped = waiting;
+        while self.0.borrow().dropped > 0 {
             reactor.sleep(Duration::from_millis(1)).await;
         }
-        self.set(|_, _| Fate::Passes);
     }
 
     /// Until so many operations wait.
@@ -142,7 +145,11 @@ impl Backend for Wheel {
     }
 
     fn reap(&mut self, done: &mut Vec<Done>) {
-        let waiting = std::mem::take(&mut self.steer.0.borrow_mut().waiting);
+        let mut waiting = std::mem::take(&mut self.steer.0.borrow_mut().waiting);
+        let dropped = std::mem::take(&mut self.steer.0.borrow_mut().dropped);
+        let failed =
+            |(ticket, ..): (Ticket, Op, Instant)| Done { ticket, outcome: Err(Errno(libc::EIO)) };
+        self.failed.extend(waiting.drain(..dropped).map(failed));
         waiting.iter().for_each(|(ticket, op, until)| self.decide(*ticket, op, *until));
         done.append(&mut self.failed);
         self.kernel.reap(done);

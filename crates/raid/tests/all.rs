@@ -1,0 +1,40 @@
+//! All tests of arrays, as one program: each by itself takes nearly as long to build as all of them.
+
+mod modelled;
+mod pair;
+mod steered;
+
+mod array;
+mod bad_blocks;
+mod believed;
+mod crafted;
+mod damaged;
+mod elsewhere;
+mod era;
+mod failed_array;
+mod fenced;
+mod forgotten;
+mod grow;
+mod half_done;
+mod hedge;
+mod integrity;
+mod journal_gaps;
+mod kept;
+mod large_writes;
+mod lost_cache;
+mod memory;
+mod missed;
+mod no_space;
+mod pace;
+mod rebuild;
+mod recovery;
+mod refused;
+mod rest;
+mod restripe;
+mod scrub;
+mod settings;
+mod silent;
+mod stop;
+mod uneven;
+mod witness;
+mod written;
