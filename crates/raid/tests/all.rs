@@ -1,4 +1,4 @@
-//! All tests of arrays, as one program: each by itself takes nearly as long to build as all of them.
+//! All tests of arrays, as one program: each by itself takes about as long to build as all of them.
 
 mod modelled;
 mod pair;
