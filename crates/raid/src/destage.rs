@@ -83,8 +83,9 @@ impl Array {
             if self.journal.is_cramped() {
                 round = round.and(Err(ArrayError::NoSpace));
             }
-            self.journal.found_stuck(round.err().or_else(|| self.blocked()), hopes);
-            if round.is_err() && self.journal.hopes() == hopes {
+            let stuck = round.err().or_else(|| self.blocked());
+            self.journal.found_stuck(stuck, hopes);
+            if stuck.is_some() && self.journal.hopes() == hopes {
                 let deadline = self.reactor.now().after(RETRY_AFTER);
                 self.drained.until_or(&self.reactor, deadline, || self.is_over()).await;
             }

@@ -562,7 +562,7 @@ impl Journal {
     /// While the ring fills: data of batches before this one should be put in place. The younger
     /// half is left alone while there is room: a stripe that a log is about to fill would be read.
     pub(crate) fn in_the_way(&self) -> Option<u64> {
-        if self.waiting_for_room.get() > 0 {
+        if self.is_short() {
             return Some(u64::MAX);
         }
         let ring = self.ring.borrow();
@@ -726,11 +726,15 @@ impl Journal {
         !self.releasing.get() && self.in_place().1 > self.ring_bytes() / RELEASED_AT_ONCE
     }
 
-    /// Whether batches should be released that are in place: somebody waits for their room, or is
-    /// told that there is none; or there is nothing else to do.
+    /// Whether batches should be released that are in place: somebody is short of their room, or
+    /// there is nothing else to do.
     pub(crate) fn wants_release(&self) -> bool {
-        let is_short = self.waiting_for_room.get() > 0 || self.stuck.get().is_some();
-        (is_short || self.pending.borrow().is_empty()) && self.last_in_place().is_some()
+        (self.is_short() || self.pending.borrow().is_empty()) && self.last_in_place().is_some()
+    }
+
+    /// Somebody waits for room, or would be told that there is none.
+    fn is_short(&self) -> bool {
+        self.waiting_for_room.get() > 0 || self.stuck.get().is_some()
     }
 
     /// Sequences of this start of the array are larger than those of any before, which may still
