@@ -30,6 +30,7 @@ use ashlar_format::journal_batch::{
     reserve_bytes, ring_bytes, zeroed_stripes_max,
 };
 use ashlar_format::units::{MemberIndex, StripeIndex, to_usize};
+use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::{Buffer, Buffers};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
@@ -144,6 +145,7 @@ pub(crate) struct Journal {
     pub(crate) changed: WaitList,
     /// Batches that are void, and may be whole on members that were away then.
     half_void: RefCell<Vec<u64>>,
+    one_by_one_until: Cell<Instant>,
     /// Batches that members are being told of, as often as that is.
     voids_under_way: RefCell<Vec<u64>>,
 }
@@ -187,6 +189,7 @@ impl Journal {
             changes: Cell::new(0),
             changed: WaitList::default(),
             half_void: RefCell::default(),
+            one_by_one_until: Cell::new(reactor.now()),
             voids_under_way: RefCell::default(),
         })
     }
@@ -352,7 +355,10 @@ impl Journal {
     /// Writes a batch to its members, waits for those before it, and makes its data pending.
     async fn write(&self, entries: &[Entry], sequence: u64, hold: Hold) -> Result<u64, ArrayError> {
         let written = self.write_parts(entries, sequence).await;
-        if written.is_err() {
+        if let Err(error) = written {
+            if error == ArrayError::NoSpace {
+                self.met_no_space();
+            }
             self.void(sequence).await;
         }
         self.changed.until(&self.reactor, || self.completed.get() == sequence).await;

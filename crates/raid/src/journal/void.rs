@@ -5,6 +5,8 @@
 //! else what cannot be written for want of space would fill the ring with nothing, and what is to
 //! be put in place first would never have room again.
 
+use std::time::Duration;
+
 use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ERA_SEQUENCES_LOG2, MemberState};
 use ashlar_format::journal_batch::JournalBatch;
@@ -14,6 +16,9 @@ use ashlar_reactor::join::join_all;
 use super::{Batch, Journal, Target};
 use crate::error::ArrayError;
 use crate::member::Member;
+
+/// For so long after a batch has met no space others enter one by one.
+const ONE_BY_ONE: Duration = Duration::from_secs(10);
 
 /// Whether a batch counts.
 ///
@@ -103,16 +108,28 @@ impl Journal {
         self.voids_under_way.borrow().iter().any(|sequence| *sequence <= newest)
     }
 
-    /// Whether another batch may enter the ring: not while one lacks the space to be void. What is
-    /// written next would be put in place as if that one counted.
+    /// Whether another batch may enter the ring, at once: not while one lacks the space to be void.
+    /// What is written next would be put in place as if that one counted. And after one has met no
+    /// space, each waits for those before it: what fails then is the last, and gives its place back.
     pub(crate) async fn may_enter(&self) -> Result<(), ArrayError> {
-        while let Some(sequence) = self.cramped() {
-            self.void(sequence).await;
-            if self.cramped() == Some(sequence) {
-                return Err(ArrayError::NoSpace);
+        loop {
+            while let Some(sequence) = self.cramped() {
+                self.void(sequence).await;
+                if self.cramped() == Some(sequence) {
+                    return Err(ArrayError::NoSpace);
+                }
             }
+            let is_alone = || self.completed.get() == self.next_sequence.get();
+            if is_alone() || self.one_by_one_until.get() <= self.reactor.now() {
+                return Ok(());
+            }
+            self.changed.until(&self.reactor, is_alone).await;
         }
-        Ok(())
+    }
+
+    /// A batch has met no space.
+    pub(super) fn met_no_space(&self) {
+        self.one_by_one_until.set(self.reactor.now().after(ONE_BY_ONE));
     }
 
     /// Whether that is so.
