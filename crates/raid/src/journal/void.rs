@@ -110,7 +110,7 @@ impl Journal {
 
     /// Whether another batch may enter the ring, at once: not while one lacks the space to be void.
     /// What is written next would be put in place as if that one counted. And after one has met no
-    /// space, each waits for those before it: what fails then is the last, and gives its place back.
+    /// space, each waits for those before it: what fails then is the last, and its place is free.
     pub(crate) async fn may_enter(&self) -> Result<(), ArrayError> {
         loop {
             while let Some(sequence) = self.cramped() {
