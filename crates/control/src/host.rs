@@ -55,6 +55,7 @@ use crate::device::OpenDevice;
 use crate::device::content::Content;
 use crate::engine::{self, Memory};
 use crate::history::Histories;
+use crate::host::witness::Told;
 use crate::placement;
 use crate::refusal::{Answer, Refusal};
 use crate::remote::Initiator;
@@ -63,7 +64,6 @@ use crate::snapshot::{ArraySnapshot, snapshot};
 use crate::topology::{SYSTEM, Topology};
 
 pub use crate::host::watch::{Seen, WATCH_INTERVAL};
-use crate::host::witness::Told;
 
 /// What an attached drive is made of.
 #[derive(Clone)]

@@ -82,6 +82,13 @@ fn attached(daemon: &Daemon) -> Option<Vec<Loop>> {
     Some(devices)
 }
 
+/// A volume of a new array, as `e`.
+fn export(daemon: &Daemon, array: &str) {
+    daemon.ok(&format!("array create a {array}"));
+    daemon.ok("volume create v --array a --size 32M");
+    daemon.ok("export create e --volume v");
+}
+
 fn writes(daemon: &Daemon) -> u64 {
     daemon.json("export show e")["counters"]["writes"].as_u64().unwrap()
 }
@@ -91,9 +98,7 @@ fn no_guest_notices_that_a_block_device_was_taken_out() {
     for policy in ["journal", "bitmap"] {
         let daemon = Daemon::start();
         let Some(devices) = attached(&daemon) else { return };
-        daemon.ok(&format!("array create a --level 5 --policy {policy} --drives d0,d1,d2,d3"));
-        daemon.ok("volume create v --array a --size 32M");
-        daemon.ok("export create e --volume v");
+        export(&daemon, &format!("--level 5 --policy {policy} --drives d0,d1,d2,d3"));
         let bench = "bench vhost --socket @/export/e.sock --force --rw randrw --mix 30 --verify \
                      --size 16M --depth 16 --seconds 5 --warm-up 0";
         let guest = daemon.run_beside(90, bench);
@@ -113,9 +118,7 @@ fn no_guest_notices_that_a_block_device_was_taken_out() {
 fn a_half_that_was_fenced_just_now_is_not_started_alone() {
     let mut daemon = Daemon::start();
     let Some(devices) = attached(&daemon) else { return };
-    daemon.ok("array create a --level 1 --drives d0,d1");
-    daemon.ok("volume create v --array a --size 32M");
-    daemon.ok("export create e --volume v");
+    export(&daemon, "--level 1 --drives d0,d1");
     let bench = "bench vhost --socket @/export/e.sock --force --rw randwrite --size 16M --depth 1 \
                  --seconds 9 --warm-up 0";
     let guest = daemon.run_beside(90, bench);
@@ -139,9 +142,7 @@ fn a_half_that_was_fenced_just_now_is_not_started_alone() {
 fn devices_that_are_back_bring_their_array_back() {
     let daemon = Daemon::start();
     let Some(devices) = attached(&daemon) else { return };
-    daemon.ok("array create a --level 5 --drives d0,d1,d2,d3");
-    daemon.ok("volume create v --array a --size 32M");
-    daemon.ok("export create e --volume v");
+    export(&daemon, "--level 5 --drives d0,d1,d2,d3");
     let bench = "bench vhost --socket @/export/e.sock --force --rw write --size 16M --depth 4 \
                  --seconds 2 --warm-up 0";
     devices[1].take_out();

@@ -75,7 +75,7 @@ impl Array {
         while let Some(before) = self.wait_for_destage().await {
             self.sure().await;
             let hopes = self.journal.hopes();
-            let _ = self.journal.may_enter().await;
+            let _ = self.journal.void_cramped().await;
             let mut round = self.destage_round(before).await;
             if self.journal.is_worth_release() || self.journal.wants_release() {
                 round = round.and(self.journal.release().await);

@@ -292,28 +292,42 @@ impl Array {
         if self.is_written(stripe) {
             self.bad.check(stripe, chunk, rows, newer())?;
         }
-        if parts.is_empty() {
+        let pending: u32 = parts.iter().map(|(_, bytes)| len_of(bytes)).sum();
+        if pending == 0 {
             return self.read_in_place(stripe, chunk, rows, after_error).await;
         }
-        let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
-        let is_newer = |part: &Range<u32>| newer().any(|newer| overlap(&newer, part));
-        let left = cut(rows, newer()).into_iter().filter(|part| !is_newer(part));
-        let mut left: SmallVec<[_; 2]> = left.map(|part| self.whole_sectors(&part)).collect();
         // One read is better than many. But what is pending may stand in part, and not fit, or not
         // be readable at all.
-        if self.integrity.is_none()
-            && !left.is_empty()
-            && let Ok(read) = self.read_in_place(stripe, chunk, rows, after_error).await
-        {
-            buffer.copy_from(&read);
-            left.clear();
+        let mut whole = None;
+        if self.integrity.is_none() && pending < rows.end - rows.start {
+            whole = self.read_in_place(stripe, chunk, rows, after_error).await.ok();
         }
-        let reads = left.iter().map(|part| self.read_in_place(stripe, chunk, part, after_error));
-        for (part, read) in left.iter().zip(join_all(reads).await) {
-            buffer.slice(within(rows, part)).copy_from(&read?);
-        }
+        let buffer = match whole {
+            Some(buffer) => buffer,
+            None => self.read_beside(stripe, chunk, rows, after_error, newer).await?,
+        };
         for (first, bytes) in &parts {
             buffer.slice(within(rows, &(*first..*first + len_of(bytes)))).copy_from(bytes);
+        }
+        Ok(buffer)
+    }
+
+    /// The rows with what is in place, but for those that are `newer`: anything stands there.
+    async fn read_beside<I: Iterator<Item = Range<u32>>>(
+        self: &Rc<Self>,
+        stripe: StripeIndex,
+        chunk: u8,
+        rows: &Range<u32>,
+        after_error: bool,
+        newer: impl Fn() -> I,
+    ) -> Result<Buffer, ArrayError> {
+        let is_newer = |part: &Range<u32>| newer().any(|newer| overlap(&newer, part));
+        let left = cut(rows, newer()).into_iter().filter(|part| !is_newer(part));
+        let left: SmallVec<[_; 2]> = left.map(|part| self.whole_sectors(&part)).collect();
+        let reads = left.iter().map(|part| self.read_in_place(stripe, chunk, part, after_error));
+        let buffer = self.reactor.buffer((rows.end - rows.start) as usize);
+        for (part, read) in left.iter().zip(join_all(reads).await) {
+            buffer.slice(within(rows, part)).copy_from(&read?);
         }
         Ok(buffer)
     }

@@ -53,7 +53,7 @@ impl Host {
         let blank = self.blank_drives(&request.drives);
         let core = self.core_for(&request.drives)?;
         let seeds = self.seeds(&request.drives).await?;
-        let teller = Teller { core, to: self.told.clone() };
+        let teller = self.teller(core);
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
             let drives =
@@ -447,7 +447,7 @@ impl Host {
         let (shown, absent) = (name.to_owned(), self.absent_drives(uuid));
         let options =
             AssembleOptions { force, known, host: Some(self.lessee), ..AssembleOptions::default() };
-        let teller = Teller { core, to: self.told.clone() };
+        let teller = self.teller(core);
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
             let begun = match Array::assemble(&reactor, drives, options).await {

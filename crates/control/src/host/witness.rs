@@ -22,8 +22,8 @@ pub struct Told {
 
 /// For an array that is about to run.
 pub(super) struct Teller {
-    pub(super) core: usize,
-    pub(super) to: UnboundedSender<Told>,
+    core: usize,
+    to: UnboundedSender<Told>,
 }
 
 impl Teller {
@@ -47,6 +47,11 @@ pub async fn hear(host: Arc<Host>, mut told: UnboundedReceiver<Told>) {
 }
 
 impl Host {
+    /// For an array on this reactor.
+    pub(super) fn teller(&self, core: usize) -> Teller {
+        Teller { core, to: self.told.clone() }
+    }
+
     fn remember(&self, heard: &[Told]) {
         let runs = self.look(|state| state.arrays.clone());
         let recorded = self.record(|catalog| {

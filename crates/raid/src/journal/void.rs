@@ -111,14 +111,9 @@ impl Journal {
     /// Whether another batch may enter the ring, at once: not while one lacks the space to be void.
     /// What is written next would be put in place as if that one counted. And after one has met no
     /// space, each waits for those before it: what fails then is the last, and its place is free.
-    pub(crate) async fn may_enter(&self) -> Result<(), ArrayError> {
+    pub(super) async fn may_enter(&self) -> Result<(), ArrayError> {
         loop {
-            while let Some(sequence) = self.cramped() {
-                self.void(sequence).await;
-                if self.cramped() == Some(sequence) {
-                    return Err(ArrayError::NoSpace);
-                }
-            }
+            self.void_cramped().await?;
             let is_alone = || self.completed.get() == self.next_sequence.get();
             if is_alone() || self.one_by_one_until.get() <= self.reactor.now() {
                 return Ok(());
@@ -132,13 +127,28 @@ impl Journal {
         self.one_by_one_until.set(self.reactor.now().after(ONE_BY_ONE));
     }
 
-    /// Whether that is so.
+    /// Tells members again of batches that lacked the space to be void.
+    pub(crate) async fn void_cramped(&self) -> Result<(), ArrayError> {
+        while let Some(sequence) = self.cramped() {
+            self.void(sequence).await;
+            if self.cramped() == Some(sequence) {
+                return Err(ArrayError::NoSpace);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a batch lacks it still.
     pub(crate) fn is_cramped(&self) -> bool {
         self.cramped().is_some()
     }
 
-    /// The last of those that lack it.
+    /// The last one of those.
     fn cramped(&self) -> Option<u64> {
+        // Asked for every batch, and the ring may be long.
+        if !self.is_half_void() {
+            return None;
+        }
         let ring = self.ring.borrow();
         ring.iter().rfind(|batch| batch.void == Void::Cramped).map(|batch| batch.sequence)
     }
