@@ -327,6 +327,9 @@ fn a_full_state_directory_refuses_changes() {
     let daemon = Daemon::with_drives(3);
     // A directory where the new catalog would be written stands for a disk that refuses it.
     std::fs::create_dir(daemon.path("state/catalog.json.new")).unwrap();
+    // The first that is refused is what tells of it; nothing else changes then.
+    assert!(!daemon.run("drive detach d0").status.success());
+    assert!(daemon.json("status")["problems"].to_string().contains("catalog"));
     for line in [
         "array create a --level 5 --drives d0,d1,d2",
         "drive attach @/new.img --size 64M",
@@ -336,6 +339,7 @@ fn a_full_state_directory_refuses_changes() {
     }
     std::fs::remove_dir(daemon.path("state/catalog.json.new")).unwrap();
     daemon.ok("array create a --level 5 --drives d0,d1,d2");
+    assert_eq!(daemon.json("status")["problems"], serde_json::json!([]));
 }
 
 #[test]
