@@ -30,7 +30,7 @@ use crate::error::AssembleError;
 use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::Layout;
-use crate::lease::{self, Claim, Host};
+use crate::lease::{self, Before, Claim, Host};
 use crate::member::{Keeper, Member};
 use crate::members::{Identity, Restripe};
 use crate::newer;
@@ -165,14 +165,14 @@ pub(crate) async fn find(
     let mut members = members_of(&newest, &candidates)?;
     let outdated = outdated(&members, &candidates, generation);
     let fences = distrust(&identity.layout(), &mut members, &outdated, options)?;
-    let epoch = match claim {
-        Some(claim) => claim.epoch_before(),
+    let before = match claim {
+        Some(claim) => claim.before(),
         None => {
             let lease = lease::newest(reactor, identity.uuid, &members).await;
-            lease.map_or(0, |lease| lease.epoch.get())
+            Before::of(lease.as_ref(), options.host.as_ref())
         }
     };
-    judge(&identity.layout(), &members, (generation, epoch), options)?;
+    judge(&identity.layout(), &members, (generation, before), options)?;
     let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     let settings = Settings::from_stored(newest.settings);
@@ -371,12 +371,12 @@ fn distrust(
     Err(AssembleError::CopyOfBefore { drive: drive.unwrap_or_default(), member: *first })
 }
 
-/// Whether the array may start with these members, who say that this is its generation, and the
-/// epoch of its lease.
+/// Whether the array may start with these members, who say that this is its generation, and its
+/// lease.
 fn judge(
     layout: &Layout,
     members: &[Member],
-    (generation, epoch): (u64, u64),
+    (generation, before): (u64, Before),
     options: AssembleOptions,
 ) -> Result<(), AssembleError> {
     if options.force {
@@ -391,11 +391,14 @@ fn judge(
         return Err(AssembleError::TooFew { present, needed: needed(layout) });
     }
     if let Some(known) = options.known {
-        let is_left_behind = !known.is_here && known.epoch > 0 && epoch <= known.epoch;
+        let is_left_behind = !known.is_here && known.epoch > 0 && before.epoch <= known.epoch;
         if is_left_behind || known.is_here && generation < known.generation {
             return Err(AssembleError::MaybeOld);
         }
-        if known.is_here && epoch == known.epoch {
+        // Of a start that came to nothing, this host heard no more.
+        let is_last = before.epoch == known.epoch
+            || before.is_ours && before.epoch == known.epoch.saturating_add(1);
+        if known.is_here && is_last {
             return Ok(());
         }
     }

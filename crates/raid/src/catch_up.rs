@@ -158,6 +158,8 @@ impl Array {
         let mut with = self.members.list().clone();
         (with[index.index()].drive, with[index.index()].areas) = (Some(drive.clone()), areas);
         let failed = |error| ChangeError::Drive { drive: drive.name().into(), error };
+        let joins = self.lease.get();
+        let joins = joins.map(|lease| lease.joins(index.index(), with[index.index()].clone()));
         self.journal.void_on(&with, index.index()).await.map_err(failed)?;
         let change = self.members.change(index, |member| {
             // Since its label was read it may have been fenced, or another drive put in its place.
@@ -168,6 +170,7 @@ impl Array {
             }
         });
         let mut joined = change.await;
+        drop(joins);
         if joined.is_ok() {
             self.journal.has_hope();
             joined = self.renew_metadata().await;

@@ -79,6 +79,23 @@ impl Host {
     }
 }
 
+/// The newest lease that is found on an array, as a host sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Before {
+    /// 0: there is none.
+    pub(crate) epoch: u64,
+    /// This host had the array last, and died or could not start it.
+    pub(crate) is_ours: bool,
+}
+
+impl Before {
+    pub(crate) fn of(newest: Option<&Lease>, host: Option<&Host>) -> Before {
+        let Some(lease) = newest else { return Before::default() };
+        let is_ours = host.is_some_and(|host| lease.host == host.uuid);
+        Before { epoch: lease.epoch.get(), is_ours }
+    }
+}
+
 /// What a host takes: beats count on from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
@@ -86,22 +103,24 @@ pub struct Claim {
     beat: u64,
     /// When it was begun to be written.
     began: Instant,
+    before: Before,
 }
 
 impl Claim {
     /// After what was found: of a new array, nothing.
-    pub(crate) fn after(newest: Option<&Lease>, began: Instant) -> Claim {
+    pub(crate) fn after(newest: Option<&Lease>, host: &Host, began: Instant) -> Claim {
         let (epoch, beat) = newest.map_or((0, 0), age);
-        Claim { epoch: epoch + 1, beat: beat + 1, began }
+        let before = Before::of(newest, Some(host));
+        Claim { epoch: epoch + 1, beat: beat + 1, began, before }
     }
 
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The epoch of the lease that was there before; 0: there was none.
-    pub(crate) fn epoch_before(&self) -> u64 {
-        self.epoch - 1
+    /// The lease that was there before.
+    pub(crate) fn before(&self) -> Before {
+        self.before
     }
 
     /// Nobody else has the array before this moment.
@@ -217,7 +236,7 @@ pub async fn take(
             return Err(AssembleError::InUse { host: owner_name(moved) });
         }
     }
-    let mut claim = Claim::after(found.as_ref(), reactor.now());
+    let mut claim = Claim::after(found.as_ref(), host, reactor.now());
     claim.epoch = claim.epoch.max(force.map_or(0, |past| past + 1));
     write_and_confirm(reactor, array, members, host, claim, read_at).await?;
     Ok(claim)
@@ -285,11 +304,23 @@ pub(crate) struct Leasehold {
     gate: Rc<Gate>,
     newest_beat: Cell<u64>,
     state: RefCell<State>,
+    /// A member that is about to be back, and its index: while no other is here, all wait for a
+    /// beat on its drive.
+    joining: RefCell<Option<(usize, Member)>>,
     /// Members that have a task.
     kept: Cell<usize>,
     /// Tasks that have not ended.
     keepers: Cell<usize>,
     changed: WaitList,
+}
+
+/// One at a time.
+struct Joining<'a>(&'a Leasehold);
+
+impl Drop for Joining<'_> {
+    fn drop(&mut self) {
+        self.0.joining.take();
+    }
 }
 
 impl Leasehold {
@@ -310,6 +341,7 @@ impl Leasehold {
             gate: Gate::open_until(claim.until()),
             newest_beat: Cell::new(claim.beat),
             state: RefCell::new(State::Held),
+            joining: RefCell::default(),
             kept: Cell::new(0),
             keepers: Cell::new(0),
             changed: WaitList::default(),
@@ -340,11 +372,7 @@ impl Leasehold {
         let mut beat = self.claim.beat;
         while self.is_held() {
             let began = self.reactor.now();
-            let place = {
-                let list = self.members.list();
-                list[index].keeps_metadata().map(|drive| Place::of(&list[index], drive))
-            };
-            if let Some(place) = place {
+            if let Some(place) = self.place_of(index) {
                 beat += 1;
                 self.newest_beat.set(self.newest_beat.get().max(beat));
                 // Whether it was good shows at the gate; the next one tries again.
@@ -358,6 +386,19 @@ impl Leasehold {
         }
         self.keepers.set(self.keepers.get() - 1);
         self.changed.wake_all(&self.reactor);
+    }
+
+    fn place_of(&self, index: usize) -> Option<Place> {
+        let (list, joining) = (self.members.list(), self.joining.borrow());
+        let joins = joining.as_ref().filter(|(its, _)| *its == index);
+        let member = joins.map_or(&list[index], |(_, member)| member);
+        member.keeps_metadata().map(|drive| Place::of(member, drive))
+    }
+
+    /// Beats on this member's drive, too, as if it were back: until the answer is dropped.
+    pub(crate) fn joins(&self, index: usize, member: Member) -> impl Drop + use<'_> {
+        *self.joining.borrow_mut() = Some((index, member));
+        Joining(self)
     }
 
     async fn beat(&self, place: &Place, beat: u64) -> Result<(), DriveError> {
@@ -397,7 +438,7 @@ impl Leasehold {
 
     /// Nothing can be written, whoever has the array.
     fn is_nowhere(&self) -> bool {
-        self.members.list().iter().all(|member| member.keeps_metadata().is_none())
+        (0..self.members.list().len()).all(|index| self.place_of(index).is_none())
     }
 
     /// Waits, unless the lease ends.
@@ -527,7 +568,8 @@ mod tests {
             (ALPHA, 4, true),
             (NOBODY, 4, true),
         ] {
-            let claim = Claim { epoch: 3, beat: 1, began: Instant::default() };
+            let (began, before) = (Instant::default(), Before::default());
+            let claim = Claim { epoch: 3, beat: 1, began, before };
             let found = of(host, epoch, 7);
             assert_eq!(claim.is_overridden(&found, &us), lost, "{host:?} {epoch}");
             assert_eq!(claim.is_in(&found, &us), (host, epoch) == (ALPHA, 3));
@@ -537,9 +579,15 @@ mod tests {
     #[test]
     fn epochs_and_beats_only_grow() {
         let began = Instant::default();
-        assert_eq!(Claim::after(None, began), Claim { epoch: 1, beat: 1, began });
-        let after = Claim::after(Some(&of(BETA, 4, 90)), began);
-        assert_eq!(after, Claim { epoch: 5, beat: 91, began });
+        let us = Host::new(ALPHA, "alpha");
+        let before = Before::default();
+        let first = Claim { epoch: 1, beat: 1, began, before };
+        assert_eq!(Claim::after(None, &us, began), first);
+        for (host, is_ours) in [(ALPHA, true), (BETA, false), (NOBODY, false)] {
+            let before = Before { epoch: 4, is_ours };
+            let after = Claim { epoch: 5, beat: 91, began, before };
+            assert_eq!(Claim::after(Some(&of(host, 4, 90)), &us, began), after);
+        }
         assert!(age(&of(ALPHA, 5, 1)) > age(&of(BETA, 4, 90)));
         assert!(age(&of(ALPHA, 4, 91)) > age(&of(ALPHA, 4, 90)));
     }

@@ -7,6 +7,7 @@ mod steered;
 mod array;
 mod bad_blocks;
 mod believed;
+mod claimed;
 mod crafted;
 mod damaged;
 mod elsewhere;

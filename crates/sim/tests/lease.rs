@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::{Level, MemberState};
+use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
 use ashlar_raid::label;
@@ -300,5 +301,34 @@ fn requests_wait_while_nobody_knows_who_has_the_array() {
         reactor.sleep(2 * WATCH).await;
         assert_eq!(read(&reactor, &ours).await, 2);
         ours.stop().await.unwrap();
+    });
+}
+
+/// A batch that was under way when they went is void: they are told so before they are members.
+#[test]
+fn drives_that_were_all_away_for_long_are_taken_back() {
+    let world = storage(8, 1_000_000);
+    life(&world, 1, |reactor| async move {
+        let array = create(&reactor, alpha()).await;
+        write(&reactor, &array, 1).await.unwrap();
+        array.flush().await.unwrap();
+        let answer = Rc::new(RefCell::new(None));
+        let (its, hears, to) = (reactor.clone(), answer.clone(), array.clone());
+        reactor.spawn(async move { *hears.borrow_mut() = Some(write(&its, &to, 2).await) });
+        // Less than anything takes that was begun.
+        reactor.sleep(Duration::from_micros(5)).await;
+        let members = array.status().members.into_iter();
+        members.for_each(|member| member.drive.unwrap().pull());
+        reactor.sleep(4 * BEAT_PERIOD).await;
+        assert_eq!(answer.take(), Some(Err(ArrayError::Lost)));
+        for (index, drive) in drives(&reactor).into_iter().enumerate() {
+            let back = array.return_member(MemberIndex::new(index), drive, [77; 16]).await;
+            assert_eq!(back, Ok(()), "{index}");
+        }
+        assert_eq!(array.state(), ArrayState::Optimal);
+        assert!([1, 2].contains(&read(&reactor, &array).await));
+        write(&reactor, &array, 3).await.unwrap();
+        assert_eq!(read(&reactor, &array).await, 3);
+        array.stop().await.unwrap();
     });
 }
