@@ -30,7 +30,7 @@ use crate::error::AssembleError;
 use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::Layout;
-use crate::lease::{self, Before, Claim, Host};
+use crate::lease::{self, Claim, Host};
 use crate::member::{Keeper, Member};
 use crate::members::{Identity, Restripe};
 use crate::newer;
@@ -163,16 +163,25 @@ pub(crate) async fn find(
     let highest = superblocks().map(|superblock| sequence(&superblock)).max().unwrap_or(generation);
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
     let mut members = members_of(&newest, &candidates)?;
-    let outdated = outdated(&members, &candidates, generation);
+    let mut outdated = outdated(&members, &candidates, generation);
+    if let Some((member, ours, other)) = apart(&newest, &candidates) {
+        if !options.force {
+            let [drive, other] = [other, ours].map(|its| its.drive.name().to_owned());
+            return Err(AssembleError::Apart { drive, other });
+        }
+        // As one with a copy of before.
+        let is_read = members[member.index()].state != MemberState::Stale;
+        outdated.extend(is_read.then_some(member));
+    }
     let fences = distrust(&identity.layout(), &mut members, &outdated, options)?;
-    let before = match claim {
-        Some(claim) => claim.before(),
+    let epoch = match claim {
+        Some(claim) => claim.epoch_before(),
         None => {
             let lease = lease::newest(reactor, identity.uuid, &members).await;
-            Before::of(lease.as_ref(), options.host.as_ref())
+            lease.map_or(0, |lease| lease.epoch.get())
         }
     };
-    judge(&identity.layout(), &members, (generation, before), options)?;
+    judge(&identity.layout(), &members, (generation, epoch), options)?;
     let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     let settings = Settings::from_stored(newest.settings);
@@ -343,6 +352,38 @@ fn outdated(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Me
     all.map(|(index, _)| MemberIndex::new(index)).collect()
 }
 
+/// A drive that went on without one that the newest superblock relies on, while those that have
+/// this superblock never heard of it: each may have what was acknowledged without the other. The
+/// member that it is, one that it went on without, and itself.
+fn apart<'a>(
+    newest: &ArraySuperblock,
+    candidates: &'a [Candidate],
+) -> Option<(MemberIndex, &'a Candidate, &'a Candidate)> {
+    let trusts = |superblock: &ArraySuperblock, drive: [u8; 16]| {
+        let mut members = superblock.members().iter();
+        members.any(|its| its.drive == drive && its.state() == Ok(MemberState::Trusted))
+    };
+    for (index, stored) in newest.members().iter().enumerate() {
+        let sure = newest.sure_generations[index].get();
+        let known = OwnGeneration::stored(sure, stored.asked_generation.get());
+        for other in candidates.iter().filter(|its| its.label.drive_uuid == stored.drive) {
+            let Some(own) = &other.superblock else { continue };
+            let went_on =
+                trusts(own, stored.drive) && known.judge(sequence(own)) == Ordering::Greater;
+            let ours = candidates.iter().find(|its| {
+                let uuid = its.label.drive_uuid;
+                trusts(newest, uuid)
+                    && own.members().iter().any(|m| m.drive == uuid)
+                    && !trusts(own, uuid)
+            });
+            if let Some(ours) = ours.filter(|_| went_on) {
+                return Some((MemberIndex::new(index), ours, other));
+            }
+        }
+    }
+    None
+}
+
 /// What such members lack nobody knows: they are filled anew. If the others cannot stand for them,
 /// nothing is served from them but by force. Whether some are stale now.
 fn distrust(
@@ -371,12 +412,12 @@ fn distrust(
     Err(AssembleError::CopyOfBefore { drive: drive.unwrap_or_default(), member: *first })
 }
 
-/// Whether the array may start with these members, who say that this is its generation, and its
-/// lease.
+/// Whether the array may start with these members, who say that this is its generation, and the
+/// epoch of its lease.
 fn judge(
     layout: &Layout,
     members: &[Member],
-    (generation, before): (u64, Before),
+    (generation, epoch): (u64, u64),
     options: AssembleOptions,
 ) -> Result<(), AssembleError> {
     if options.force {
@@ -391,14 +432,11 @@ fn judge(
         return Err(AssembleError::TooFew { present, needed: needed(layout) });
     }
     if let Some(known) = options.known {
-        let is_left_behind = !known.is_here && known.epoch > 0 && before.epoch <= known.epoch;
+        let is_left_behind = !known.is_here && known.epoch > 0 && epoch <= known.epoch;
         if is_left_behind || known.is_here && generation < known.generation {
             return Err(AssembleError::MaybeOld);
         }
-        // Of a start that came to nothing, this host heard no more.
-        let is_last = before.epoch == known.epoch
-            || before.is_ours && before.epoch == known.epoch.saturating_add(1);
-        if known.is_here && is_last {
+        if known.is_here && epoch == known.epoch {
             return Ok(());
         }
     }

@@ -158,9 +158,13 @@ impl Array {
         let mut with = self.members.list().clone();
         (with[index.index()].drive, with[index.index()].areas) = (Some(drive.clone()), areas);
         let failed = |error| ChangeError::Drive { drive: drive.name().into(), error };
-        let joins = self.lease.get();
-        let joins = joins.map(|lease| lease.joins(index.index(), with[index.index()].clone()));
-        self.journal.void_on(&with, index.index()).await.map_err(failed)?;
+        let lease = self.lease.get();
+        let beats = lease.map(|its| its.beat_on(index.index(), with[index.index()].clone()));
+        if let Err(error) = self.journal.void_on(&with, index.index()).await {
+            // Nor is it given anything later that waits for it by now.
+            drive.pull();
+            return Err(failed(error));
+        }
         let change = self.members.change(index, |member| {
             // Since its label was read it may have been fenced, or another drive put in its place.
             let same = member.drive_uuid == old.drive_uuid && member.alive().is_none();
@@ -170,7 +174,7 @@ impl Array {
             }
         });
         let mut joined = change.await;
-        drop(joins);
+        drop(beats);
         if joined.is_ok() {
             self.journal.has_hope();
             joined = self.renew_metadata().await;

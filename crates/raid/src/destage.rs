@@ -275,12 +275,12 @@ impl Array {
                 self.members.fence_missed(job.stripe, updated.missed()).await?;
             }
         }
-        let (ready, parity_holds) = self.record_parity(ready, newest).await?;
+        let (ready, parity_holds, recorded) = self.record_parity(ready, newest).await;
         if !parity_holds.is_empty() {
             self.journal.flush().await?;
         }
         let stored = self.store_all(ready, newest, parity_holds).await;
-        result.and(stored)
+        result.and(recorded).and(stored)
     }
 
     /// What is pending of the stripes, of batches up to `newest`, in bands with some of before
@@ -317,12 +317,13 @@ impl Array {
     }
 
     /// Makes parity entries of the journal of what needs them. Returns what has them, as far as
-    /// there was room, and keeps their batches.
+    /// there was room, and keeps their batches. What has them by the time of an error is stored, too:
+    /// recorded again with the next try, it would fill the ring.
     async fn record_parity(
         &self,
         ready: Vec<(Job, Updated)>,
         newest: u64,
-    ) -> Result<(Vec<(Job, Updated)>, Vec<Hold>), ArrayError> {
+    ) -> (Vec<(Job, Updated)>, Vec<Hold>, Result<(), ArrayError>) {
         let (mut recorded, mut holds) = (Vec::new(), Vec::new());
         let mut ready = VecDeque::from(ready);
         while let Some((first, _)) = ready.front() {
@@ -330,14 +331,18 @@ impl Array {
             let mut class = Class::Parity;
             let oldest = first.oldest;
             while !entries.is_empty() {
-                if let Some(appended) = self.journal.append_now(&entries, class).await {
-                    holds.push(appended?.1);
-                    break;
+                match self.journal.append_now(&entries, class).await {
+                    Some(Ok((_, hold))) => {
+                        holds.push(hold);
+                        break;
+                    }
+                    Some(Err(error)) => return (recorded, holds, Err(error)),
+                    None => {}
                 }
                 // What has waited longest may use all the room there is, so that there is some
                 // again; the rest waits for that.
                 if class == Class::Oldest || self.journal.oldest() != Some(oldest) {
-                    return Ok((recorded, holds));
+                    return (recorded, holds, Ok(()));
                 }
                 let of_oldest = ready.iter().take_while(|(job, _)| job.oldest == oldest);
                 (count, entries) = self.parity_batch(of_oldest, newest);
@@ -345,7 +350,7 @@ impl Array {
             }
             recorded.extend(ready.drain(..count));
         }
-        Ok((recorded, holds))
+        (recorded, holds, Ok(()))
     }
 
     /// How many of these fit in one batch, and their entries.

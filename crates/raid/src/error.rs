@@ -91,6 +91,12 @@ pub enum AssembleError {
          since; attach the drive that it was taken from, or use --force to read old data from it"
     )]
     CopyOfBefore { drive: String, member: MemberIndex },
+    #[error(
+        "drives {drive} and {other} were each used without the other since: each may have what the \
+         other lacks; detach the one whose data shall be lost, or use --force to go on with the one \
+         that was started more often"
+    )]
+    Apart { drive: String, other: String },
     #[error("{host} uses it: its lease is alive")]
     InUse { host: String },
     #[error(

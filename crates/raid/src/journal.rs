@@ -146,6 +146,8 @@ pub(crate) struct Journal {
     /// Batches that are void, and may be whole on members that were away then.
     half_void: RefCell<Vec<u64>>,
     one_by_one_until: Cell<Instant>,
+    /// None enters before this one is completed.
+    last_alone: Cell<Option<u64>>,
     /// Batches that members are being told of, as often as that is.
     voids_under_way: RefCell<Vec<u64>>,
 }
@@ -190,6 +192,7 @@ impl Journal {
             changed: WaitList::default(),
             half_void: RefCell::default(),
             one_by_one_until: Cell::new(reactor.now()),
+            last_alone: Cell::default(),
             voids_under_way: RefCell::default(),
         })
     }
@@ -241,11 +244,12 @@ impl Journal {
             // It would be void, and its place gone until all before it is in place.
             return Some(Err(ArrayError::Lost));
         }
-        if let Err(error) = self.may_enter().await {
+        let payload = taken.iter().map(|waiting| waiting.payload).sum();
+        let class = Class::New(payload);
+        if let Err(error) = self.may_enter(class).await {
             return Some(Err(error));
         }
-        let payload = taken.iter().map(|waiting| waiting.payload).sum();
-        let (sequence, hold) = self.enter(payload, Class::New(payload), Vec::new())?;
+        let (sequence, hold) = self.enter(payload, class, Vec::new())?;
         let entries = taken.iter_mut().flat_map(|waiting| std::mem::take(&mut waiting.entries));
         let entries: Vec<Entry> = entries.collect();
         self.entered_bytes.set(self.entered_bytes.get() + payload);
@@ -312,12 +316,15 @@ impl Journal {
             // As above; and there may never be room.
             return Some(Err(ArrayError::Lost));
         }
-        if let Err(error) = self.may_enter().await {
+        if let Err(error) = self.may_enter(class).await {
             return Some(Err(error));
         }
         let mut parity_of: Vec<_> = entries.iter().filter_map(Entry::parity_of).collect();
         parity_of.dedup();
         let (sequence, hold) = self.enter(payload_bytes(entries), class, parity_of)?;
+        if class == Class::Oldest {
+            self.last_alone.set(Some(sequence));
+        }
         let written = self.write(entries, sequence, hold.clone()).await;
         Some(written.map(|sequence| (sequence, hold)))
     }

@@ -32,6 +32,7 @@ use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_drive::gate::Gate;
 use ashlar_drive::silence::WRITES_WITHIN;
+use ashlar_format::array_superblock::MemberState;
 use ashlar_format::lease::{HOST_NAME_BYTES, Lease, SLOTS};
 use ashlar_format::record;
 use ashlar_format::units::to_usize;
@@ -79,23 +80,6 @@ impl Host {
     }
 }
 
-/// The newest lease that is found on an array, as a host sees it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Before {
-    /// 0: there is none.
-    pub(crate) epoch: u64,
-    /// This host had the array last, and died or could not start it.
-    pub(crate) is_ours: bool,
-}
-
-impl Before {
-    pub(crate) fn of(newest: Option<&Lease>, host: Option<&Host>) -> Before {
-        let Some(lease) = newest else { return Before::default() };
-        let is_ours = host.is_some_and(|host| lease.host == host.uuid);
-        Before { epoch: lease.epoch.get(), is_ours }
-    }
-}
-
 /// What a host takes: beats count on from there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
@@ -103,24 +87,22 @@ pub struct Claim {
     beat: u64,
     /// When it was begun to be written.
     began: Instant,
-    before: Before,
 }
 
 impl Claim {
     /// After what was found: of a new array, nothing.
-    pub(crate) fn after(newest: Option<&Lease>, host: &Host, began: Instant) -> Claim {
+    pub(crate) fn after(newest: Option<&Lease>, began: Instant) -> Claim {
         let (epoch, beat) = newest.map_or((0, 0), age);
-        let before = Before::of(newest, Some(host));
-        Claim { epoch: epoch + 1, beat: beat + 1, began, before }
+        Claim { epoch: epoch + 1, beat: beat + 1, began }
     }
 
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
-    /// The lease that was there before.
-    pub(crate) fn before(&self) -> Before {
-        self.before
+    /// The epoch of the lease that was there before; 0: there was none.
+    pub(crate) fn epoch_before(&self) -> u64 {
+        self.epoch - 1
     }
 
     /// Nobody else has the array before this moment.
@@ -236,7 +218,7 @@ pub async fn take(
             return Err(AssembleError::InUse { host: owner_name(moved) });
         }
     }
-    let mut claim = Claim::after(found.as_ref(), host, reactor.now());
+    let mut claim = Claim::after(found.as_ref(), reactor.now());
     claim.epoch = claim.epoch.max(force.map_or(0, |past| past + 1));
     write_and_confirm(reactor, array, members, host, claim, read_at).await?;
     Ok(claim)
@@ -304,8 +286,8 @@ pub(crate) struct Leasehold {
     gate: Rc<Gate>,
     newest_beat: Cell<u64>,
     state: RefCell<State>,
-    /// A member that is about to be back, and its index: while no other is here, all wait for a
-    /// beat on its drive.
+    /// A member that is about to be back, and its index: while no other is here, nothing else could
+    /// open the gate. For one beat.
     joining: RefCell<Option<(usize, Member)>>,
     /// Members that have a task.
     kept: Cell<usize>,
@@ -314,7 +296,6 @@ pub(crate) struct Leasehold {
     changed: WaitList,
 }
 
-/// One at a time.
 struct Joining<'a>(&'a Leasehold);
 
 impl Drop for Joining<'_> {
@@ -377,6 +358,10 @@ impl Leasehold {
                 self.newest_beat.set(self.newest_beat.get().max(beat));
                 // Whether it was good shows at the gate; the next one tries again.
                 let _ = self.beat(&place, beat).await;
+                if !self.is_trusted() {
+                    // Of a drive that cannot prove anything nothing is waited for.
+                    self.joining.borrow_mut().take_if(|(joins, _)| *joins == index);
+                }
             } else if self.is_nowhere() {
                 // Who waits for a good beat waits in vain.
                 self.gate.turn_away(&self.reactor);
@@ -390,14 +375,16 @@ impl Leasehold {
 
     fn place_of(&self, index: usize) -> Option<Place> {
         let (list, joining) = (self.members.list(), self.joining.borrow());
-        let joins = joining.as_ref().filter(|(its, _)| *its == index);
+        let is_away = list[index].state == MemberState::Trusted && list[index].alive().is_none();
+        let joins = joining.as_ref().filter(|(joins, _)| *joins == index && is_away);
         let member = joins.map_or(&list[index], |(_, member)| member);
         member.keeps_metadata().map(|drive| Place::of(member, drive))
     }
 
-    /// Beats on this member's drive, too, as if it were back: until the answer is dropped.
-    pub(crate) fn joins(&self, index: usize, member: Member) -> impl Drop + use<'_> {
-        *self.joining.borrow_mut() = Some((index, member));
+    /// Beats on the drive of a member that is about to be back, until the answer is dropped.
+    pub(crate) fn beat_on(&self, index: usize, member: Member) -> impl Drop + use<'_> {
+        let before = self.joining.borrow_mut().replace((index, member));
+        assert!(before.is_none(), "members come back one by one");
         Joining(self)
     }
 
@@ -568,8 +555,7 @@ mod tests {
             (ALPHA, 4, true),
             (NOBODY, 4, true),
         ] {
-            let (began, before) = (Instant::default(), Before::default());
-            let claim = Claim { epoch: 3, beat: 1, began, before };
+            let claim = Claim { epoch: 3, beat: 1, began: Instant::default() };
             let found = of(host, epoch, 7);
             assert_eq!(claim.is_overridden(&found, &us), lost, "{host:?} {epoch}");
             assert_eq!(claim.is_in(&found, &us), (host, epoch) == (ALPHA, 3));
@@ -579,15 +565,9 @@ mod tests {
     #[test]
     fn epochs_and_beats_only_grow() {
         let began = Instant::default();
-        let us = Host::new(ALPHA, "alpha");
-        let before = Before::default();
-        let first = Claim { epoch: 1, beat: 1, began, before };
-        assert_eq!(Claim::after(None, &us, began), first);
-        for (host, is_ours) in [(ALPHA, true), (BETA, false), (NOBODY, false)] {
-            let before = Before { epoch: 4, is_ours };
-            let after = Claim { epoch: 5, beat: 91, began, before };
-            assert_eq!(Claim::after(Some(&of(host, 4, 90)), &us, began), after);
-        }
+        assert_eq!(Claim::after(None, began), Claim { epoch: 1, beat: 1, began });
+        let after = Claim::after(Some(&of(BETA, 4, 90)), began);
+        assert_eq!(after, Claim { epoch: 5, beat: 91, began });
         assert!(age(&of(ALPHA, 5, 1)) > age(&of(BETA, 4, 90)));
         assert!(age(&of(ALPHA, 4, 91)) > age(&of(ALPHA, 4, 90)));
     }

@@ -87,7 +87,7 @@ impl Array {
         let array = Array::new(reactor, identity.clone(), members, &maps);
         array.members.introduce_all();
         if let Some(host) = spec.host {
-            array.hold(host, Claim::after(None, &host, reactor.now()));
+            array.hold(host, Claim::after(None, reactor.now()));
         }
         if let Err(error) = array.write_metadata(&list).await {
             array.release().await;
@@ -195,8 +195,7 @@ impl Array {
         if let Err(error) = array.bring_up(found.newest, journal_from, options.force).await {
             // A rebuild that it began may be under way.
             array.drain().await;
-            // Freed, it could not be told from one that another host had since.
-            array.leave_lease().await;
+            array.release().await;
             let lost_to = array.status().lost_to;
             return Err(lost_to.map_or(error, |host| AssembleError::InUse { host }));
         }
@@ -272,12 +271,6 @@ impl Array {
     async fn release(&self) {
         if let Some(lease) = self.lease.get() {
             lease.release().await;
-        }
-    }
-
-    async fn leave_lease(&self) {
-        if let Some(lease) = self.lease.get() {
-            lease.leave().await;
         }
     }
 
@@ -410,7 +403,9 @@ impl Array {
     /// The same, for who goes on at once as the same host: no other may have it in between.
     pub async fn stop_for_next(self: &Rc<Self>) -> Result<(), ArrayError> {
         let rested = self.rest().await;
-        self.leave_lease().await;
+        if let Some(lease) = self.lease.get() {
+            lease.leave().await;
+        }
         rested
     }
 

@@ -4,10 +4,10 @@ mod modelled;
 mod pair;
 mod steered;
 
+mod apart;
 mod array;
 mod bad_blocks;
 mod believed;
-mod claimed;
 mod crafted;
 mod damaged;
 mod elsewhere;

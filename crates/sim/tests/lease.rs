@@ -326,9 +326,42 @@ fn drives_that_were_all_away_for_long_are_taken_back() {
             assert_eq!(back, Ok(()), "{index}");
         }
         assert_eq!(array.state(), ArrayState::Optimal);
-        assert!([1, 2].contains(&read(&reactor, &array).await));
-        write(&reactor, &array, 3).await.unwrap();
-        assert_eq!(read(&reactor, &array).await, 3);
+        assert_eq!(read(&reactor, &array).await, 1);
+    });
+    life(&world, 2, |reactor| async move {
+        let array = start(&reactor, alpha(), false).await.unwrap();
+        assert_eq!(read(&reactor, &array).await, 1);
+        array.stop().await.unwrap();
+    });
+}
+
+/// Its lease cannot be read, so nothing on it says whose the array is.
+#[test]
+fn a_drive_that_proves_nothing_keeps_no_other_from_coming_back() {
+    let world = storage(9, 1_000_000);
+    let storage = world.clone();
+    life(&world, 1, |reactor| async move {
+        let array = create(&reactor, alpha()).await;
+        write(&reactor, &array, 1).await.unwrap();
+        array.flush().await.unwrap();
+        let (its, to) = (reactor.clone(), array.clone());
+        reactor.spawn(async move { drop(write(&its, &to, 2).await) });
+        reactor.sleep(Duration::from_micros(5)).await;
+        let members = array.status().members.into_iter();
+        members.for_each(|member| member.drive.unwrap().pull());
+        reactor.sleep(4 * BEAT_PERIOD).await;
+        let sectors = LEASES.start / 512..LEASES.end / 512;
+        storage.borrow_mut().drives[0].latent.extend(sectors);
+        let comes_back = async |index: usize| {
+            let drive = drives(&reactor).swap_remove(index);
+            array.return_member(MemberIndex::new(index), drive, [77; 16]).await
+        };
+        assert!(comes_back(0).await.is_err());
+        for index in [1, 2, 0] {
+            assert_eq!(comes_back(index).await, Ok(()), "{index}");
+        }
+        assert_eq!(array.state(), ArrayState::Optimal);
+        assert_eq!(read(&reactor, &array).await, 1);
         array.stop().await.unwrap();
     });
 }

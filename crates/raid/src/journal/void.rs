@@ -13,7 +13,7 @@ use ashlar_format::journal_batch::JournalBatch;
 use ashlar_format::record;
 use ashlar_reactor::join::join_all;
 
-use super::{Batch, Journal, Target};
+use super::{Batch, Class, Journal, Target};
 use crate::error::ArrayError;
 use crate::member::Member;
 
@@ -111,11 +111,15 @@ impl Journal {
     /// Whether another batch may enter the ring, at once: not while one lacks the space to be void.
     /// What is written next would be put in place as if that one counted. And after one has met no
     /// space, each waits for those before it: what fails then is the last, and its place is free.
-    pub(super) async fn may_enter(&self) -> Result<(), ArrayError> {
+    /// One that may use all the room there is does so in any case, and so do those behind it.
+    pub(super) async fn may_enter(&self, class: Class) -> Result<(), ArrayError> {
         loop {
             self.void_cramped().await?;
             let is_alone = || self.completed.get() == self.next_sequence.get();
-            if is_alone() || self.one_by_one_until.get() <= self.reactor.now() {
+            let one_by_one = class == Class::Oldest
+                || self.last_alone.get() >= Some(self.completed.get())
+                || self.one_by_one_until.get() > self.reactor.now();
+            if is_alone() || !one_by_one {
                 return Ok(());
             }
             self.changed.until(&self.reactor, is_alone).await;

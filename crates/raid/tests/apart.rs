@@ -1,0 +1,143 @@
+//! Goal: halves of a mirror that were each used without the other do not become one array again
+//! without a word, whichever went on last.
+//! Method: each half is started by force, by itself, some times; then both are there.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use ashlar_drive::drive::Drive;
+use ashlar_format::array_superblock::{Level, MemberState};
+use ashlar_format::units::MemberIndex;
+use ashlar_raid::array::Array;
+use ashlar_raid::error::{AssembleError, ChangeError};
+use ashlar_raid::label;
+use ashlar_raid::start::{AssembleOptions, Known};
+use ashlar_raid::status::ArrayState;
+
+use crate::pair::{DRIVE_BYTES, Pair, run, run_on};
+use crate::steered::{Fate, Steer, is_write, offset};
+
+async fn start(pair: &mut Pair, drives: &[&Rc<Drive>], force: bool) -> Result<(), AssembleError> {
+    start_with(pair, drives, AssembleOptions { force, ..AssembleOptions::default() }).await
+}
+
+/// By a host that had this half last, for all it knows.
+async fn start_again(pair: &mut Pair, half: &Rc<Drive>) -> Result<(), AssembleError> {
+    let known = Some(Known { generation: 0, epoch: 0, is_here: true });
+    start_with(pair, &[half], AssembleOptions { known, ..AssembleOptions::default() }).await
+}
+
+async fn start_with(
+    pair: &mut Pair,
+    drives: &[&Rc<Drive>],
+    options: AssembleOptions,
+) -> Result<(), AssembleError> {
+    pair.dies();
+    let drives = drives.iter().map(|drive| pair.plug_in(drive)).collect();
+    pair.array = Array::assemble(&pair.reactor, drives, options).await?;
+    Ok(())
+}
+
+/// So many starts of the one half and of the other; the last of each is written to.
+async fn used_apart(pair: &mut Pair, halves: [&Rc<Drive>; 2], starts: [u32; 2]) {
+    for (half, (starts, value)) in halves.iter().zip(starts.into_iter().zip([1, 2])) {
+        for _ in 0..starts {
+            start(pair, &[*half], true).await.unwrap();
+        }
+        pair.put(0, &[value; 4096]).await;
+    }
+}
+
+#[test]
+fn halves_that_were_used_apart_are_not_put_together() {
+    run(|reactor| async move {
+        for starts in [[1, 1], [2, 1], [1, 2], [3, 1]] {
+            let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
+            pair.write_some(20).await;
+            pair.in_place().await;
+            let drives = pair.drives();
+            let [first, second] = [&drives[0], &drives[1]];
+            used_apart(&mut pair, [first, second], starts).await;
+            for order in [[first, second], [second, first]] {
+                let refused = start(&mut pair, &order, false).await;
+                assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{starts:?}");
+            }
+            // The one that is chosen, and then the other as a new drive.
+            start(&mut pair, &[second], false).await.unwrap();
+            pair.check().await;
+            let back = pair.plug_in(first);
+            let member = MemberIndex(0);
+            let refused = pair.array.return_member(member, back.clone(), [70; 16]).await;
+            assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
+            pair.array.replace_member(member, back, [70; 16]).await.unwrap();
+            is_whole(&mut pair, &drives).await;
+        }
+    });
+}
+
+#[test]
+fn by_force_one_of_them_is_the_array() {
+    run(|reactor| async move {
+        for starts in [[1, 1], [3, 1], [1, 3]] {
+            let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
+            let drives = pair.drives();
+            used_apart(&mut pair, [&drives[0], &drives[1]], starts).await;
+            start(&mut pair, &[&drives[0], &drives[1]], true).await.unwrap();
+            assert_eq!(pair.array.state(), ArrayState::Degraded);
+            let now = pair.read(0, 4096).await.unwrap()[0];
+            assert!(now == 1 || now == 2);
+            pair.put(0, &[now; 4096]).await;
+            // It stays decided: nobody has to insist again.
+            start(&mut pair, &[&drives[0], &drives[1]], false).await.unwrap();
+            assert_eq!(pair.array.state(), ArrayState::Degraded);
+            let mut members = pair.array.status().members.into_iter();
+            let stale = members.find(|its| its.state == MemberState::Stale).unwrap();
+            pair.replace(stale.index.0).await;
+            is_whole(&mut pair, &drives).await;
+        }
+    });
+}
+
+/// Starts of the first die before they have said that the other is out.
+#[test]
+fn one_that_is_relied_on_and_went_on_alone_is_filled_anew() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
+        pair.put(0, &[1; 4096]).await;
+        pair.in_place().await;
+        let drives = pair.drives();
+        let superblocks = label::plan(DRIVE_BYTES, 1).unwrap().superblocks.range();
+        for _ in 0..3 {
+            let (left, superblocks) = (Cell::new(1), superblocks.clone());
+            steer.set(move |_, op| {
+                let is_one = is_write(op) && offset(op).is_some_and(|at| superblocks.contains(&at));
+                let passes = !is_one || left.replace(0) > 0;
+                if passes { Fate::Passes } else { Fate::Fails }
+            });
+            start_again(&mut pair, &drives[0]).await.unwrap_err();
+        }
+        steer.set(|_, _| Fate::Passes);
+        start_again(&mut pair, &drives[1]).await.unwrap();
+        pair.put(0, &[2; 4096]).await;
+        let refused = start(&mut pair, &[&drives[0], &drives[1]], false).await;
+        assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
+        start(&mut pair, &[&drives[0], &drives[1]], true).await.unwrap();
+        assert_eq!(pair.array.state(), ArrayState::Degraded);
+        assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
+        pair.put(0, &[3; 4096]).await;
+        pair.replace(1).await;
+        is_whole(&mut pair, &drives).await;
+    });
+}
+
+async fn is_whole(pair: &mut Pair, drives: &[Rc<Drive>]) {
+    pair.rebuilt().await;
+    assert_eq!(pair.array.state(), ArrayState::Optimal);
+    pair.check().await;
+    pair.in_place().await;
+    pair.scrub_is_clean().await;
+    pair.array.stop().await.unwrap();
+    drives.iter().for_each(|drive| drive.pull());
+}
