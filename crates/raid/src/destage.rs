@@ -317,7 +317,7 @@ impl Array {
     }
 
     /// Makes parity entries of the journal of what needs them. Returns what has them, as far as
-    /// there was room, and keeps their batches. What has them by the time of an error is stored, too:
+    /// there was room, and keeps their batches. What has them when an error comes is stored, too:
     /// recorded again with the next try, it would fill the ring.
     async fn record_parity(
         &self,

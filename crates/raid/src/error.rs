@@ -92,9 +92,9 @@ pub enum AssembleError {
     )]
     CopyOfBefore { drive: String, member: MemberIndex },
     #[error(
-        "drives {drive} and {other} were each used without the other since: each may have what the \
-         other lacks; detach the one whose data shall be lost, or use --force to go on with the one \
-         that was started more often"
+        "drives {drive} and {other} were each used without the other since: each may have what \
+         the other lacks; detach the one whose data shall be lost, or use --force to go on with \
+         the one that was started more often"
     )]
     Apart { drive: String, other: String },
     #[error("{host} uses it: its lease is alive")]
