@@ -21,15 +21,16 @@ const STEPS: [(&str, &str); 11] = [
     ("house rules", "cargo xtask tidy"),
     ("clippy", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
     ("licences and sources", "cargo deny --log-level error check bans licenses sources"),
-    ("release build", "cargo build --release --workspace --exclude ashlar-fuzz --locked"),
+    ("release build", "cargo build --release -p ashlar-control -p ashlar-sim --locked"),
     ("clients for guests", "cargo build --release -p xtask --examples --locked"),
     ("simulator", SIM),
     ("single faults", SINGLE_FAULTS),
     ("guests", GUESTS),
     // All studies of the lab, shortened, beside its own tests.
     ("lab", "make -s test-lab"),
-    // Last, so that the test runner's own summary ends the output.
-    ("tests", "cargo test --workspace --locked"),
+    // Last, so that the test runner's own summary ends the output. Of benchmarks, only their own
+    // tests.
+    ("tests", "cargo test --workspace --tests --locked"),
 ];
 
 /// Runs all steps, and says how long each took. Stops at the first failure.

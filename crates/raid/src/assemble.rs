@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | trusted | yes | trusted |
 //! | trusted, rebuilding | yes, with a copy of before | stale, if the others can stand for it |
+//! | any | yes, after it went on without those that are trusted | refused; by force stale |
 //! | trusted | no | absent; the array starts if the others can stand for it |
 //! | rebuilding | yes | rebuilding, from where it was |
 //! | rebuilding, stale | no | absent |
@@ -20,11 +21,12 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy, SLOTS};
-use ashlar_format::record::{self, RecordError};
+use ashlar_format::record::{self, Header, RecordError};
 use ashlar_format::region_map::{self, MapKind, REGIONS_PER_PAGE, RegionMapPage};
 use ashlar_format::units::{MemberIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
+use zerocopy::IntoBytes;
 
 use crate::error::AssembleError;
 use crate::filled::Filled;
@@ -164,15 +166,7 @@ pub(crate) async fn find(
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
     let mut members = members_of(&newest, &candidates)?;
     let mut outdated = outdated(&members, &candidates, generation);
-    if let Some((member, ours, other)) = apart(&newest, &candidates) {
-        if !options.force {
-            let [drive, other] = [other, ours].map(|its| its.drive.name().to_owned());
-            return Err(AssembleError::Apart { drive, other });
-        }
-        // As one with a copy of before.
-        let is_read = members[member.index()].state != MemberState::Stale;
-        outdated.extend(is_read.then_some(member));
-    }
+    outdated.extend(strayed(&newest, &identity.layout(), &members, &candidates, options.force)?);
     let fences = distrust(&identity.layout(), &mut members, &outdated, options)?;
     let epoch = match claim {
         Some(claim) => claim.epoch_before(),
@@ -352,36 +346,95 @@ fn outdated(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Me
     all.map(|(index, _)| MemberIndex::new(index)).collect()
 }
 
-/// A drive that went on without one that the newest superblock relies on, while those that have
-/// this superblock never heard of it: each may have what was acknowledged without the other. The
-/// member that it is, one that it went on without, and itself.
-fn apart<'a>(
-    newest: &ArraySuperblock,
-    candidates: &'a [Candidate],
-) -> Option<(MemberIndex, &'a Candidate, &'a Candidate)> {
-    let trusts = |superblock: &ArraySuperblock, drive: [u8; 16]| {
-        let mut members = superblock.members().iter();
-        members.any(|its| its.drive == drive && its.state() == Ok(MemberState::Trusted))
+/// Whether a drive, as its own superblock has it, went on by itself: it took what it was never
+/// given as `known`, and relies on none of `others`. (Nothing is acknowledged without a member
+/// before all that are relied on have a superblock that says so. So where it relies on one of them
+/// that never heard of it, it has nothing that they lack.)
+pub(crate) fn went_on_alone(
+    own: &ArraySuperblock,
+    drive: [u8; 16],
+    known: OwnGeneration,
+    others: &[[u8; 16]],
+) -> bool {
+    let is_beyond = known.is_beyond(sequence(own)) && trusts(own, drive);
+    is_beyond && !others.is_empty() && !others.iter().any(|other| trusts(own, *other))
+}
+
+fn trusts(superblock: &ArraySuperblock, drive: [u8; 16]) -> bool {
+    let mut members = superblock.members().iter();
+    members.any(|its| its.drive == drive && its.state() == Ok(MemberState::Trusted))
+}
+
+/// Drives of two histories of one array.
+struct Apart<'a> {
+    /// That the newest superblock relies on.
+    ours: Vec<&'a Candidate>,
+    /// That went on without these.
+    others: Vec<(MemberIndex, &'a Candidate)>,
+}
+
+fn apart<'a>(newest: &ArraySuperblock, candidates: &'a [Candidate]) -> Option<Apart<'a>> {
+    let known = |drive: [u8; 16]| {
+        let index = newest.members().iter().position(|stored| stored.drive == drive)?;
+        let asked = newest.members()[index].asked_generation.get();
+        let known = OwnGeneration::stored(newest.sure_generations[index].get(), asked);
+        Some((MemberIndex::new(index), known))
     };
-    for (index, stored) in newest.members().iter().enumerate() {
-        let sure = newest.sure_generations[index].get();
-        let known = OwnGeneration::stored(sure, stored.asked_generation.get());
-        for other in candidates.iter().filter(|its| its.label.drive_uuid == stored.drive) {
-            let Some(own) = &other.superblock else { continue };
-            let went_on =
-                trusts(own, stored.drive) && known.judge(sequence(own)) == Ordering::Greater;
-            let ours = candidates.iter().find(|its| {
-                let uuid = its.label.drive_uuid;
-                trusts(newest, uuid)
-                    && own.members().iter().any(|m| m.drive == uuid)
-                    && !trusts(own, uuid)
-            });
-            if let Some(ours) = ours.filter(|_| went_on) {
-                return Some((MemberIndex::new(index), ours, other));
-            }
+    // Two histories may be of one age.
+    let has_newest =
+        |own: &ArraySuperblock| own.age() == newest.age() && content(own) == content(newest);
+    let (mut ours, mut beyond) = (Vec::new(), Vec::new());
+    for candidate in candidates {
+        let (Some(own), Some((index, known))) =
+            (&candidate.superblock, known(candidate.label.drive_uuid))
+        else {
+            continue;
+        };
+        if !has_newest(own) && known.is_beyond(sequence(own)) {
+            beyond.push((index, candidate, own, known));
+        } else if trusts(newest, candidate.label.drive_uuid) {
+            ours.push(candidate);
         }
     }
-    None
+    let uuids: Vec<[u8; 16]> = ours.iter().map(|its| its.label.drive_uuid).collect();
+    beyond.retain(|(_, its, own, known)| went_on_alone(own, its.label.drive_uuid, *known, &uuids));
+    let others: Vec<_> = beyond.into_iter().map(|(index, its, ..)| (index, its)).collect();
+    (!others.is_empty()).then_some(Apart { ours, others })
+}
+
+/// Members to be read whose drives went on alone. None are but by force, and if those that the
+/// newest superblock relies on are enough.
+fn strayed(
+    newest: &ArraySuperblock,
+    layout: &Layout,
+    members: &[Member],
+    candidates: &[Candidate],
+    force: bool,
+) -> Result<Vec<MemberIndex>, AssembleError> {
+    let Some(Apart { ours, others }) = apart(newest, candidates) else { return Ok(Vec::new()) };
+    let (mut indexes, others): (Vec<MemberIndex>, Vec<&Candidate>) = others.into_iter().unzip();
+    if !force || !survives_without(layout, members, &indexes) {
+        let names = |drives: Vec<&Candidate>| {
+            drives.iter().map(|its| its.drive.name()).collect::<Vec<_>>().join(", ")
+        };
+        return Err(AssembleError::Apart { ours: names(ours), others: names(others) });
+    }
+    indexes.retain(|index| members[index.index()].state != MemberState::Stale);
+    Ok(indexes)
+}
+
+/// All that a superblock says: its header is of one drive.
+fn content(superblock: &ArraySuperblock) -> &[u8] {
+    &superblock.as_bytes()[size_of::<Header>()..]
+}
+
+/// Whether the trusted members that are here are enough without these.
+fn survives_without(layout: &Layout, members: &[Member], without: &[MemberIndex]) -> bool {
+    let here = |(index, member): (usize, &Member)| {
+        let is_here = member.drive.is_some() && member.state == MemberState::Trusted;
+        is_here && !without.contains(&MemberIndex::new(index))
+    };
+    layout.survives(&members.iter().enumerate().map(here).collect::<Vec<_>>())
 }
 
 /// What such members lack nobody knows: they are filled anew. If the others cannot stand for them,
@@ -393,11 +446,7 @@ fn distrust(
     options: AssembleOptions,
 ) -> Result<bool, AssembleError> {
     let Some(first) = outdated.first() else { return Ok(false) };
-    let here = |(index, member): (usize, &Member)| {
-        let is_here = member.drive.is_some() && member.state == MemberState::Trusted;
-        is_here && !outdated.contains(&MemberIndex::new(index))
-    };
-    if layout.survives(&members.iter().enumerate().map(here).collect::<Vec<_>>()) {
+    if survives_without(layout, members, outdated) {
         for index in outdated {
             let member = &mut members[index.index()];
             member.become_stale();

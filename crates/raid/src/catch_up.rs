@@ -16,13 +16,13 @@ use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::array_superblock::MemberState;
+use ashlar_format::array_superblock::{ArraySuperblock, MemberState};
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::units::{Area, MemberIndex};
 use ashlar_reactor::range_lock::Mode;
 
 use crate::array::Array;
-use crate::assemble::newest_superblock;
+use crate::assemble::{newest_superblock, went_on_alone};
 use crate::error::{ArrayError, ChangeError};
 use crate::label::{self, Label};
 use crate::member::Member;
@@ -115,6 +115,7 @@ impl Array {
         is_own.then_some(label)
     }
 
+    /// Who may have what the array lacks was used elsewhere.
     async fn kinship(&self, old: &Member, drive: &Rc<Drive>) -> Kinship {
         let Some(label) = self.own_label(old, drive).await else { return Kinship::None };
         let lease = match self.lease.get() {
@@ -128,6 +129,9 @@ impl Array {
             // Its lease would end this one, as soon as it is a member.
             (Ordering::Greater, _) | (_, Err(_)) => Kinship::Estranged,
             (_, Ok(None)) => Kinship::None,
+            (Ordering::Less, Ok(Some(newest))) if self.went_on_alone(old, &newest) => {
+                Kinship::Estranged
+            }
             (Ordering::Less | Ordering::Equal, Ok(Some(newest))) => {
                 match old.own.judge(newest.header.sequence.get()) {
                     Ordering::Equal if fits => Kinship::Own(label.layout),
@@ -136,6 +140,13 @@ impl Array {
                 }
             }
         }
+    }
+
+    fn went_on_alone(&self, old: &Member, newest: &ArraySuperblock) -> bool {
+        let list = self.members.list();
+        let trusted = list.iter().filter(|its| its.state == MemberState::Trusted);
+        let others = trusted.map(|its| its.drive_uuid).filter(|its| *its != old.drive_uuid);
+        went_on_alone(newest, old.drive_uuid, old.own, &others.collect::<Vec<_>>())
     }
 
     /// Data bytes that each member has to hold.
@@ -159,8 +170,16 @@ impl Array {
         (with[index.index()].drive, with[index.index()].areas) = (Some(drive.clone()), areas);
         let failed = |error| ChangeError::Drive { drive: drive.name().into(), error };
         let lease = self.lease.get();
-        let beats = lease.map(|its| its.beat_on(index.index(), with[index.index()].clone()));
-        if let Err(error) = self.journal.void_on(&with, index.index()).await {
+        let joining = lease.map(|its| its.beat_on(index.index(), with[index.index()].clone()));
+        let is_sure = match &joining {
+            Some(joining) => joining.proves().await,
+            None => true,
+        };
+        let told = match is_sure {
+            true => self.journal.void_on(&with, index.index()).await,
+            false => Err(DriveError::Gone),
+        };
+        if let Err(error) = told {
             // Nor is it given anything later that waits for it by now.
             drive.pull();
             return Err(failed(error));
@@ -174,7 +193,7 @@ impl Array {
             }
         });
         let mut joined = change.await;
-        drop(beats);
+        drop(joining);
         if joined.is_ok() {
             self.journal.has_hope();
             joined = self.renew_metadata().await;

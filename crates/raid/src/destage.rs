@@ -317,8 +317,8 @@ impl Array {
     }
 
     /// Makes parity entries of the journal of what needs them. Returns what has them, as far as
-    /// there was room, and keeps their batches. What has them when an error comes is stored, too:
-    /// recorded again with the next try, it would fill the ring.
+    /// there was room, and keeps their batches; also when the next one met an error: recorded again
+    /// with each try, these would fill the ring.
     async fn record_parity(
         &self,
         ready: Vec<(Job, Updated)>,

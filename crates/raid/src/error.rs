@@ -92,11 +92,10 @@ pub enum AssembleError {
     )]
     CopyOfBefore { drive: String, member: MemberIndex },
     #[error(
-        "drives {drive} and {other} were each used without the other since: each may have what \
-         the other lacks; detach the one whose data shall be lost, or use --force to go on with \
-         the one that was started more often"
+        "{others} went on without {ours}, and {ours} without {others}: each may have what the \
+         other lacks; detach those whose data shall be lost"
     )]
-    Apart { drive: String, other: String },
+    Apart { ours: String, others: String },
     #[error("{host} uses it: its lease is alive")]
     InUse { host: String },
     #[error(

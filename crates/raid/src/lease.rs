@@ -287,7 +287,7 @@ pub(crate) struct Leasehold {
     newest_beat: Cell<u64>,
     state: RefCell<State>,
     /// A member that is about to be back, and its index: while no other is here, nothing else could
-    /// open the gate. For one beat.
+    /// open the gate.
     joining: RefCell<Option<(usize, Member)>>,
     /// Members that have a task.
     kept: Cell<usize>,
@@ -296,7 +296,18 @@ pub(crate) struct Leasehold {
     changed: WaitList,
 }
 
-struct Joining<'a>(&'a Leasehold);
+/// While it lives, there are beats on the drive of a member that is about to be back.
+pub(crate) struct Joining<'a>(&'a Leasehold);
+
+impl Joining<'_> {
+    /// Waits until it is sure whose the array is, or nothing more is waited for of that drive.
+    pub(crate) async fn proves(&self) -> bool {
+        let lease = self.0;
+        let is_over = || lease.is_trusted() || !lease.is_held() || lease.joining.borrow().is_none();
+        lease.changed.until(&lease.reactor, is_over).await;
+        lease.is_sure()
+    }
+}
 
 impl Drop for Joining<'_> {
     fn drop(&mut self) {
@@ -359,8 +370,12 @@ impl Leasehold {
                 // Whether it was good shows at the gate; the next one tries again.
                 let _ = self.beat(&place, beat).await;
                 if !self.is_trusted() {
-                    // Of a drive that cannot prove anything nothing is waited for.
-                    self.joining.borrow_mut().take_if(|(joins, _)| *joins == index);
+                    // Nothing is waited for of a drive that proves nothing.
+                    let is_it = |its: &Rc<Drive>| Rc::ptr_eq(its, &place.drive);
+                    let mut joining = self.joining.borrow_mut();
+                    joining.take_if(|(_, member)| member.drive.as_ref().is_some_and(is_it));
+                    drop(joining);
+                    self.changed.wake_all(&self.reactor);
                 }
             } else if self.is_nowhere() {
                 // Who waits for a good beat waits in vain.
@@ -381,8 +396,9 @@ impl Leasehold {
         member.keeps_metadata().map(|drive| Place::of(member, drive))
     }
 
-    /// Beats on the drive of a member that is about to be back, until the answer is dropped.
-    pub(crate) fn beat_on(&self, index: usize, member: Member) -> impl Drop + use<'_> {
+    /// Beats on the drive of a member that is about to be back, until the answer is dropped, or a
+    /// beat there has proved nothing.
+    pub(crate) fn beat_on(&self, index: usize, member: Member) -> Joining<'_> {
         let before = self.joining.borrow_mut().replace((index, member));
         assert!(before.is_none(), "members come back one by one");
         Joining(self)

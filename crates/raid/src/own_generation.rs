@@ -102,6 +102,11 @@ impl OwnGeneration {
         }
     }
 
+    /// Whether a drive with this one took what it was never given here.
+    pub fn is_beyond(self, generation: u64) -> bool {
+        age(generation_low(generation), self.asked) == Ordering::Greater
+    }
+
     /// Whether a drive with these slots holds a copy of before, as the superblock of generation
     /// `newest` knows it: what it surely took, or something newer, would stand in the slot of that.
     pub fn is_outdated(self, slots: [Slot; 2], newest: u64) -> bool {

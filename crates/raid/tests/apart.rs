@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState};
@@ -13,10 +14,10 @@ use ashlar_raid::array::Array;
 use ashlar_raid::error::{AssembleError, ChangeError};
 use ashlar_raid::label;
 use ashlar_raid::start::{AssembleOptions, Known};
-use ashlar_raid::status::ArrayState;
+use ashlar_raid::status::{ArrayState, MemberStatus};
 
-use crate::pair::{DRIVE_BYTES, Pair, run, run_on};
-use crate::steered::{Fate, Steer, is_write, offset};
+use crate::pair::{DRIVE_BYTES, Pair, begin, run, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset};
 
 async fn start(pair: &mut Pair, drives: &[&Rc<Drive>], force: bool) -> Result<(), AssembleError> {
     start_with(pair, drives, AssembleOptions { force, ..AssembleOptions::default() }).await
@@ -76,17 +77,130 @@ fn halves_that_were_used_apart_are_not_put_together() {
     });
 }
 
+/// Here it went on when the other was pulled; there that was started by force.
+#[test]
+fn a_half_that_was_never_started_again_went_on_too() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
+        let drives = pair.drives();
+        pair.array.pull_member(MemberIndex(1)).unwrap();
+        pair.put(0, &[1; 4096]).await;
+        start(&mut pair, &[&drives[1]], true).await.unwrap();
+        pair.put(0, &[2; 4096]).await;
+        let refused = start(&mut pair, &[&drives[0], &drives[1]], false).await;
+        assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
+        start(&mut pair, &[&drives[1]], false).await.unwrap();
+        let back = pair.plug_in(&drives[0]);
+        let refused = pair.array.return_member(MemberIndex(0), back, [70; 16]).await;
+        assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
+        pair.dies();
+    });
+}
+
+/// What was replaced was started once more, elsewhere.
+#[test]
+fn a_half_that_has_another_beside_it_now_went_on_too() {
+    run(|reactor| async move {
+        for writes in [false, true] {
+            let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
+            let old = pair.drives();
+            pair.array.pull_member(MemberIndex(1)).unwrap();
+            pair.replace(1).await;
+            pair.rebuilt().await;
+            pair.put(0, &[1; 4096]).await;
+            let new = pair.drives();
+            start(&mut pair, &[&old[1]], true).await.unwrap();
+            if writes {
+                pair.put(0, &[2; 4096]).await;
+            }
+            let all = [&new[0], &new[1], &old[1]];
+            let refused = start(&mut pair, &all, false).await;
+            assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
+            start(&mut pair, &[&new[0], &new[1]], false).await.unwrap();
+            assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
+            pair.dies();
+        }
+    });
+}
+
+/// Each has what the other lacks, and only one can go on by itself.
+#[test]
+fn two_that_went_on_together_are_both_filled_anew() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 3, 512).await;
+        let drives = pair.drives();
+        let [one, two, three] = [&drives[0], &drives[1], &drives[2]];
+        start(&mut pair, &[two, three], true).await.unwrap();
+        pair.put(0, &[1; 4096]).await;
+        pair.in_place().await;
+        for _ in 0..2 {
+            start(&mut pair, &[one], true).await.unwrap();
+        }
+        pair.put(0, &[2; 4096]).await;
+        let refused = start(&mut pair, &[one, two, three], false).await;
+        assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
+        start(&mut pair, &[one, two, three], true).await.unwrap();
+        let is_stale = |its: &MemberStatus| its.state == MemberState::Stale;
+        assert_eq!(pair.array.status().members.iter().filter(|its| is_stale(its)).count(), 2);
+        for _ in 0..8 {
+            pair.check().await;
+        }
+        pair.dies();
+    });
+}
+
+/// A crash came when one alone had the first superblock of a start, which says that another is out
+/// that was rebuilt since: it has nothing that the others lack.
+#[test]
+fn one_that_began_a_start_and_was_away_at_the_next_did_not_go_on() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid10, 4, 512).await;
+        pair.write_some(20).await;
+        pair.in_place().await;
+        let drives = pair.drives();
+        pair.array.pull_member(MemberIndex(3)).unwrap();
+        pair.write_some(20).await;
+        pair.in_place().await;
+        pair.dies();
+        let file = address(pair.file(&drives[0]));
+        let superblocks = label::plan(DRIVE_BYTES, 1).unwrap().superblocks.range();
+        steer.set(move |its, op| {
+            let is_one = is_write(op) && offset(op).is_some_and(|at| superblocks.contains(&at));
+            if is_one && its != file { Fate::Waits } else { Fate::Passes }
+        });
+        let three: Vec<_> = drives[..3].iter().map(|drive| pair.plug_in(drive)).collect();
+        let (its, drives_of_it) = (reactor.clone(), three.clone());
+        let begun = begin(&reactor, async move {
+            let options = AssembleOptions::default();
+            Array::assemble(&its, drives_of_it, options).await.map(|_| ())
+        });
+        steer.caught(&reactor, 2).await;
+        reactor.sleep(Duration::from_millis(50)).await;
+        three.iter().for_each(|drive| drive.pull());
+        steer.drop_waiting(&reactor).await;
+        assert!(begun.ended(&reactor).await.is_err());
+        start(&mut pair, &[&drives[1], &drives[2], &drives[3]], false).await.unwrap();
+        pair.rebuilt().await;
+        pair.write_some(20).await;
+        pair.in_place().await;
+        start(&mut pair, &drives.iter().collect::<Vec<_>>(), false).await.unwrap();
+        pair.check().await;
+        pair.replace(0).await;
+        is_whole(&mut pair, &drives).await;
+    });
+}
+
 #[test]
 fn by_force_one_of_them_is_the_array() {
     run(|reactor| async move {
-        for starts in [[1, 1], [3, 1], [1, 3]] {
+        for (starts, now) in [([3, 1], 1), ([1, 3], 2)] {
             let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
             let drives = pair.drives();
             used_apart(&mut pair, [&drives[0], &drives[1]], starts).await;
             start(&mut pair, &[&drives[0], &drives[1]], true).await.unwrap();
             assert_eq!(pair.array.state(), ArrayState::Degraded);
-            let now = pair.read(0, 4096).await.unwrap()[0];
-            assert!(now == 1 || now == 2);
+            assert_eq!(pair.read(0, 4096).await.unwrap(), [now; 4096]);
             pair.put(0, &[now; 4096]).await;
             // It stays decided: nobody has to insist again.
             start(&mut pair, &[&drives[0], &drives[1]], false).await.unwrap();

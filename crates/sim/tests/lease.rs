@@ -338,14 +338,22 @@ fn drives_that_were_all_away_for_long_are_taken_back() {
 /// Its lease cannot be read, so nothing on it says whose the array is.
 #[test]
 fn a_drive_that_proves_nothing_keeps_no_other_from_coming_back() {
+    for is_written_to in [false, true] {
+        proves_nothing(is_written_to);
+    }
+}
+
+fn proves_nothing(is_written_to: bool) {
     let world = storage(9, 1_000_000);
     let storage = world.clone();
-    life(&world, 1, |reactor| async move {
+    life(&world, 1, move |reactor| async move {
         let array = create(&reactor, alpha()).await;
         write(&reactor, &array, 1).await.unwrap();
         array.flush().await.unwrap();
         let (its, to) = (reactor.clone(), array.clone());
-        reactor.spawn(async move { drop(write(&its, &to, 2).await) });
+        reactor.spawn(async move {
+            let _ = if is_written_to { write(&its, &to, 2).await } else { Ok(()) };
+        });
         reactor.sleep(Duration::from_micros(5)).await;
         let members = array.status().members.into_iter();
         members.for_each(|member| member.drive.unwrap().pull());

@@ -50,13 +50,14 @@ pub fn assemble(name: &str, absent: &[String], error: &AssembleError) -> Refusal
             "attach the drive that it was taken from; or take old data for good, where this one \
              has it: `ashlar array start {name} --force`"
         )),
-        AssembleError::Apart { drive, other } => Refusal::conflict(format!(
-            "array {name} cannot start: drives {drive} and {other} were each used without the \
-             other since, and each may have what the other lacks"
+        AssembleError::Apart { ours, others } => Refusal::conflict(format!(
+            "array {name} cannot start: {others} went on without {ours}, and {ours} without \
+             {others}; each may have what the other lacks"
         ))
         .fix(format!(
-            "detach the one whose data shall be lost (`ashlar drive detach {drive}` or {other}), \
-             `ashlar array start {name}`, then give it back by `ashlar array replace --force`"
+            "`ashlar drive detach` those whose data shall be lost, then `ashlar array start \
+             {name}` (with --force if it asks for it), and give them back as new ones: see \
+             `ashlar array replace --help`"
         )),
         AssembleError::InUse { host } => {
             Refusal::conflict(format!("array {name} is in use by {host} (its lease is alive)"))

@@ -115,14 +115,17 @@ impl Journal {
     pub(super) async fn may_enter(&self, class: Class) -> Result<(), ArrayError> {
         loop {
             self.void_cramped().await?;
-            let is_alone = || self.completed.get() == self.next_sequence.get();
-            let one_by_one = class == Class::Oldest
-                || self.last_alone.get() >= Some(self.completed.get())
-                || self.one_by_one_until.get() > self.reactor.now();
-            if is_alone() || !one_by_one {
+            let may = || {
+                let is_alone = self.completed.get() == self.next_sequence.get();
+                let one_by_one = class == Class::Oldest
+                    || self.last_alone.get() >= Some(self.completed.get())
+                    || self.one_by_one_until.get() > self.reactor.now();
+                is_alone || !one_by_one
+            };
+            if may() {
                 return Ok(());
             }
-            self.changed.until(&self.reactor, is_alone).await;
+            self.changed.until(&self.reactor, may).await;
         }
     }
 
