@@ -12,7 +12,7 @@ use ashlar_reactor::range_lock::{Mode, RangeGuard};
 
 use crate::error::{ArrayError, ChangeError};
 use crate::label;
-use crate::member::Member;
+use crate::member::{Keeper, Member};
 use crate::members::Members;
 
 impl Members {
@@ -71,12 +71,21 @@ impl Members {
     /// they answer. One may have died, unheard of: then it would be on the others alone, and bar
     /// members from a start that they cannot do without.
     pub(crate) async fn others_answer(&self) -> Result<(), ArrayError> {
-        let keepers = self.keepers();
-        let asked = keepers.iter().map(|keeper| label::answers(&self.reactor, &keeper.drive));
-        let answers = join_all(asked).await;
-        let silent = keepers.iter().zip(answers).filter(|(_, answers)| !answers);
-        let silent: Vec<MemberIndex> = silent.map(|(keeper, _)| keeper.index).collect();
-        if self.survives_without(&silent) { Ok(()) } else { Err(ArrayError::Lost) }
+        loop {
+            let keepers = self.keepers();
+            let asked = keepers.iter().map(|keeper| label::answers(&self.reactor, &keeper.drive));
+            let answers = join_all(asked).await;
+            let silent = keepers.iter().zip(answers).filter(|(_, answers)| !answers);
+            let silent: Vec<&Keeper> = silent.map(|(keeper, _)| keeper).collect();
+            let indexes: Vec<MemberIndex> = silent.iter().map(|keeper| keeper.index).collect();
+            if self.survives_without(&indexes) {
+                return Ok(());
+            }
+            // Of one whose drive came back meanwhile the old handle's silence says nothing.
+            if !silent.iter().any(|its| self.is_other(its.index, Some(&its.drive))) {
+                return Err(ArrayError::Lost);
+            }
+        }
     }
 
     /// Whether somebody is fenced of whom no durable superblock says so.
