@@ -208,12 +208,23 @@ fn a_half_that_was_left_behind_stays_behind() {
     daemon.run("drive attach @/d0.img");
     let said = daemon.refused("array start a");
     assert!(said.contains("newer data"), "{said}");
-    // Both are.
+    // Both are, and the daemon knows which of them it had last.
     daemon.kill();
     std::fs::rename(daemon.path("d1.away"), daemon.path("d1.img")).unwrap();
     daemon.start_again();
     daemon.ok("volume show x");
     daemon.refused("volume show w");
+    // One that never had it does not.
+    daemon.kill();
+    std::fs::remove_file(daemon.path("state/catalog.json")).unwrap();
+    daemon.start_again();
+    daemon.ok("drive attach @/d0.img");
+    daemon.ok("drive attach @/d1.img");
+    let said = daemon.refused("array start --scan");
+    assert!(said.contains("d0 went on without d1") && said.contains("drive detach"), "{said}");
+    daemon.ok("drive detach d0");
+    daemon.ok("array start --scan");
+    daemon.ok("volume show x");
 }
 
 /// What keeps the daemon from storing what it knows is said, for as long as that is so.

@@ -415,7 +415,7 @@ fn strayed(
     let (mut indexes, others): (Vec<MemberIndex>, Vec<&Candidate>) = others.into_iter().unzip();
     if !force || !survives_without(layout, members, &indexes) {
         let names = |drives: Vec<&Candidate>| {
-            drives.iter().map(|its| its.drive.name()).collect::<Vec<_>>().join(", ")
+            drives.into_iter().map(|its| its.drive.name().to_owned()).collect()
         };
         return Err(AssembleError::Apart { ours: names(ours), others: names(others) });
     }

@@ -91,11 +91,14 @@ pub enum AssembleError {
          since; attach the drive that it was taken from, or use --force to read old data from it"
     )]
     CopyOfBefore { drive: String, member: MemberIndex },
+    /// Names of drives.
     #[error(
-        "{others} went on without {ours}, and {ours} without {others}: each may have what the \
-         other lacks; detach those whose data shall be lost"
+        "{} went on without {}, and these without those: each may have what the other lacks; \
+         detach those whose data shall be lost",
+        others.join(", "),
+        ours.join(", ")
     )]
-    Apart { ours: String, others: String },
+    Apart { ours: Vec<String>, others: Vec<String> },
     #[error("{host} uses it: its lease is alive")]
     InUse { host: String },
     #[error(

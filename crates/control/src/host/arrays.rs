@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{ArraySuperblock, Level};
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
+use ashlar_raid::error::AssembleError;
 use ashlar_raid::layout::Shape;
 use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
 use ashlar_reactor::executor::Reactor;
@@ -441,7 +443,8 @@ impl Host {
             .fix(format!("attach its drives, then `ashlar array start {name}`")));
         }
         self.check_claims(uuid, name, &drives).await?;
-        let known = self.known(uuid, &drives);
+        let current = self.current_drives(uuid, &drives);
+        let known = self.known(uuid, !current.is_empty());
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives).await?;
         let (shown, absent) = (name.to_owned(), self.absent_drives(uuid));
@@ -450,7 +453,7 @@ impl Host {
         let teller = self.teller(core);
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
-            let begun = match Array::assemble(&reactor, drives, options).await {
+            let begun = match assemble_one(&reactor, drives, options, &current).await {
                 Ok(array) => open_pool(&reactor, array, teller).await,
                 Err(error) => Err(translate::assemble(&shown, &absent, &error)),
             };
@@ -466,6 +469,18 @@ impl Host {
             tracing::info!(array = name, read_bytes, batches, bytes, took_ms, "{text}");
         }
         self.adopt(core, &begun, name).await
+    }
+
+    /// Which of these held everything when this host had the array last.
+    fn current_drives(&self, uuid: Uuid, drives: &[String]) -> Vec<String> {
+        self.look(|state| {
+            let Some(known) = state.catalog.arrays.get(&uuid) else { return Vec::new() };
+            let is_current = |name: &&String| {
+                let label = state.drives.get(*name).and_then(|drive| drive.content.label());
+                label.is_some_and(|label| known.current.contains(&label.drive))
+            };
+            drives.iter().filter(is_current).cloned().collect()
+        })
     }
 
     /// Names that drives of an array had, and nothing here has.
@@ -515,13 +530,10 @@ impl Host {
         )))
     }
 
-    /// What this host remembers of an array, beside these drives.
-    fn known(&self, uuid: Uuid, drives: &[String]) -> Option<Known> {
+    /// What this host remembers of an array. `is_here`: some of its drives that held everything.
+    fn known(&self, uuid: Uuid, is_here: bool) -> Option<Known> {
         self.look(|state| {
             let known = state.catalog.arrays.get(&uuid)?;
-            let mut labels =
-                drives.iter().filter_map(|name| state.drives.get(name)?.content.label());
-            let is_here = labels.any(|label| known.current.contains(&label.drive));
             let found = Known { generation: known.generation, epoch: known.epoch, is_here };
             (!known.current.is_empty()).then_some(found)
         })
@@ -675,6 +687,29 @@ impl Host {
         }
         Ok(())
     }
+}
+
+/// `current`: drives that this host had last. Of two histories that is the one that goes on, and
+/// drives of the other are left alone.
+async fn assemble_one(
+    reactor: &Reactor,
+    mut drives: Vec<Rc<Drive>>,
+    options: AssembleOptions,
+    current: &[String],
+) -> Result<Rc<Array>, AssembleError> {
+    let started = Array::assemble(reactor, drives.clone(), options).await;
+    let Err(AssembleError::Apart { ours, others }) = &started else { return started };
+    let is_any_current = |names: &[String]| names.iter().any(|name| current.contains(name));
+    if !is_any_current(ours) || is_any_current(others) {
+        return started;
+    }
+    tracing::warn!(
+        drives = others.join(", "),
+        "not used: they went on without {}, which this host had last",
+        ours.join(", ")
+    );
+    drives.retain(|drive| !others.iter().any(|other| other == drive.name()));
+    Array::assemble(reactor, drives, options).await
 }
 
 /// Opens the pool of an array that has just started; an array whose pool does not open is stopped.

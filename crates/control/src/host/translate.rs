@@ -52,7 +52,9 @@ pub fn assemble(name: &str, absent: &[String], error: &AssembleError) -> Refusal
         )),
         AssembleError::Apart { ours, others } => Refusal::conflict(format!(
             "array {name} cannot start: {others} went on without {ours}, and {ours} without \
-             {others}; each may have what the other lacks"
+             {others}; each may have what the other lacks",
+            ours = ours.join(", "),
+            others = others.join(", ")
         ))
         .fix(format!(
             "`ashlar drive detach` those whose data shall be lost, then `ashlar array start \
