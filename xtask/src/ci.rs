@@ -21,7 +21,7 @@ const STEPS: [(&str, &str); 11] = [
     ("house rules", "cargo xtask tidy"),
     ("clippy", "cargo clippy --workspace --all-targets --locked -- -D warnings"),
     ("licences and sources", "cargo deny --log-level error check bans licenses sources"),
-    ("release build", "cargo build --release -p ashlar-control -p ashlar-sim --locked"),
+    ("release build", "cargo build --release -p ashlar-control --locked"),
     ("clients for guests", "cargo build --release -p xtask --examples --locked"),
     ("simulator", SIM),
     ("single faults", SINGLE_FAULTS),
