@@ -298,8 +298,7 @@ fn members_of(
         let state = stored.state().map_err(|_| AssembleError::NoSuperblock)?;
         let own = owner.and_then(|owner| owner.superblock.as_ref());
         let own = own.map(sequence);
-        let sure = newest.sure_generations[index].get();
-        let mut known = OwnGeneration::stored(sure, stored.asked_generation.get());
+        let mut known = known_of(newest, index);
         // What it lacks is known only if it was used nowhere else.
         let is_own = owner.is_none() || own.is_some_and(|own| known.judge(own) == Ordering::Equal);
         own.into_iter().for_each(|own| known.found(own));
@@ -346,18 +345,19 @@ fn outdated(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Me
     all.map(|(index, _)| MemberIndex::new(index)).collect()
 }
 
-/// Whether a drive, as its own superblock has it, went on by itself: it took what it was never
-/// given as `known`, and relies on none of `others`. (Nothing is acknowledged without a member
-/// before all that are relied on have a superblock that says so. So where it relies on one of them
-/// that never heard of it, it has nothing that they lack.)
-pub(crate) fn went_on_alone(
-    own: &ArraySuperblock,
-    drive: [u8; 16],
-    known: OwnGeneration,
-    others: &[[u8; 16]],
-) -> bool {
-    let is_beyond = known.is_beyond(sequence(own)) && trusts(own, drive);
-    is_beyond && !others.is_empty() && !others.iter().any(|other| trusts(own, *other))
+/// Of the drive of a member, as this superblock knows it.
+fn known_of(superblock: &ArraySuperblock, index: usize) -> OwnGeneration {
+    let asked = superblock.members()[index].asked_generation.get();
+    OwnGeneration::stored(superblock.sure_generations[index].get(), asked)
+}
+
+/// Whether a drive that took what it was never given by `others` went on by itself: as its own
+/// superblock has it, it relies on none of them. (Nothing is acknowledged without a member before
+/// all that are relied on have a superblock that says so. So where it relies on one of them that
+/// never heard of it, it has nothing that they lack.)
+pub(crate) fn went_on_alone(own: &ArraySuperblock, drive: [u8; 16], others: &[[u8; 16]]) -> bool {
+    let relies_on_none = !others.iter().any(|other| trusts(own, *other));
+    trusts(own, drive) && !others.is_empty() && relies_on_none
 }
 
 fn trusts(superblock: &ArraySuperblock, drive: [u8; 16]) -> bool {
@@ -374,31 +374,24 @@ struct Apart<'a> {
 }
 
 fn apart<'a>(newest: &ArraySuperblock, candidates: &'a [Candidate]) -> Option<Apart<'a>> {
-    let known = |drive: [u8; 16]| {
-        let index = newest.members().iter().position(|stored| stored.drive == drive)?;
-        let asked = newest.members()[index].asked_generation.get();
-        let known = OwnGeneration::stored(newest.sure_generations[index].get(), asked);
-        Some((MemberIndex::new(index), known))
-    };
     // Two histories may be of one age.
     let has_newest =
         |own: &ArraySuperblock| own.age() == newest.age() && content(own) == content(newest);
     let (mut ours, mut beyond) = (Vec::new(), Vec::new());
     for candidate in candidates {
-        let (Some(own), Some((index, known))) =
-            (&candidate.superblock, known(candidate.label.drive_uuid))
-        else {
-            continue;
-        };
-        if !has_newest(own) && known.is_beyond(sequence(own)) {
-            beyond.push((index, candidate, own, known));
-        } else if trusts(newest, candidate.label.drive_uuid) {
+        let drive = candidate.label.drive_uuid;
+        let index = newest.members().iter().position(|stored| stored.drive == drive);
+        let (Some(own), Some(index)) = (&candidate.superblock, index) else { continue };
+        if !has_newest(own) && known_of(newest, index).is_beyond(sequence(own)) {
+            beyond.push((MemberIndex::new(index), candidate, own));
+        } else if trusts(newest, drive) {
             ours.push(candidate);
         }
     }
     let uuids: Vec<[u8; 16]> = ours.iter().map(|its| its.label.drive_uuid).collect();
-    beyond.retain(|(_, its, own, known)| went_on_alone(own, its.label.drive_uuid, *known, &uuids));
-    let others: Vec<_> = beyond.into_iter().map(|(index, its, ..)| (index, its)).collect();
+    let alone = beyond.into_iter();
+    let alone = alone.filter(|(_, its, own)| went_on_alone(own, its.label.drive_uuid, &uuids));
+    let others: Vec<_> = alone.map(|(index, its, _)| (index, its)).collect();
     (!others.is_empty()).then_some(Apart { ours, others })
 }
 

@@ -146,7 +146,8 @@ impl Array {
         let list = self.members.list();
         let trusted = list.iter().filter(|its| its.state == MemberState::Trusted);
         let others = trusted.map(|its| its.drive_uuid).filter(|its| *its != old.drive_uuid);
-        went_on_alone(newest, old.drive_uuid, old.own, &others.collect::<Vec<_>>())
+        let is_beyond = old.own.is_beyond(newest.header.sequence.get());
+        is_beyond && went_on_alone(newest, old.drive_uuid, &others.collect::<Vec<_>>())
     }
 
     /// Data bytes that each member has to hold.

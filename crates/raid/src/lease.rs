@@ -372,9 +372,9 @@ impl Leasehold {
                 if !self.is_trusted() {
                     // Nothing is waited for of a drive that proves nothing.
                     let is_it = |its: &Rc<Drive>| Rc::ptr_eq(its, &place.drive);
-                    let mut joining = self.joining.borrow_mut();
-                    joining.take_if(|(_, member)| member.drive.as_ref().is_some_and(is_it));
-                    drop(joining);
+                    let joining =
+                        |its: &mut (usize, Member)| its.1.drive.as_ref().is_some_and(is_it);
+                    self.joining.borrow_mut().take_if(joining);
                     self.changed.wake_all(&self.reactor);
                 }
             } else if self.is_nowhere() {

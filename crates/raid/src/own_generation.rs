@@ -11,7 +11,8 @@
 //! was rolled back. One that was asked to take a superblock while it was pulled may have it or not.
 //! A start of the array elsewhere goes on from far beyond all that its drives have (see
 //! `assemble::first_generation`): one that is newer by less took the beginning of a change that the
-//! others never heard of, when a crash came. (One that alone took the first superblock of a start
+//! others never heard of, when a crash came, unless it relies on none of them by then (see
+//! `assemble::went_on_alone`). (One that alone took the first superblock of a start
 //! cannot be told from one that was used elsewhere: it is refused, until an operator says that it
 //! may be overwritten.)
 

@@ -12,32 +12,20 @@ use ashlar_format::array_superblock::{Level, MemberState};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{AssembleError, ChangeError};
-use ashlar_raid::label;
 use ashlar_raid::start::{AssembleOptions, Known};
 use ashlar_raid::status::{ArrayState, MemberStatus};
 
-use crate::pair::{DRIVE_BYTES, Pair, begin, run, run_on};
-use crate::steered::{Fate, Steer, address, is_write, offset};
+use crate::pair::{Pair, begin, run, run_on};
+use crate::steered::{Fate, Steer, address, superblock};
 
 async fn start(pair: &mut Pair, drives: &[&Rc<Drive>], force: bool) -> Result<(), AssembleError> {
-    start_with(pair, drives, AssembleOptions { force, ..AssembleOptions::default() }).await
+    pair.start(drives, AssembleOptions { force, ..AssembleOptions::default() }).await
 }
 
 /// By a host that had this half last, for all it knows.
 async fn start_again(pair: &mut Pair, half: &Rc<Drive>) -> Result<(), AssembleError> {
     let known = Some(Known { generation: 0, epoch: 0, is_here: true });
-    start_with(pair, &[half], AssembleOptions { known, ..AssembleOptions::default() }).await
-}
-
-async fn start_with(
-    pair: &mut Pair,
-    drives: &[&Rc<Drive>],
-    options: AssembleOptions,
-) -> Result<(), AssembleError> {
-    pair.dies();
-    let drives = drives.iter().map(|drive| pair.plug_in(drive)).collect();
-    pair.array = Array::assemble(&pair.reactor, drives, options).await?;
-    Ok(())
+    pair.start(&[half], AssembleOptions { known, ..AssembleOptions::default() }).await
 }
 
 /// So many starts of the one half and of the other; the last of each is written to.
@@ -72,12 +60,12 @@ fn halves_that_were_used_apart_are_not_put_together() {
             let refused = pair.array.return_member(member, back.clone(), [70; 16]).await;
             assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
             pair.array.replace_member(member, back, [70; 16]).await.unwrap();
-            is_whole(&mut pair, &drives).await;
+            pair.is_whole().await;
         }
     });
 }
 
-/// Here it went on when the other was pulled; there that was started by force.
+/// It went on when the other was pulled, which was started by force elsewhere.
 #[test]
 fn a_half_that_was_never_started_again_went_on_too() {
     run(|reactor| async move {
@@ -164,10 +152,9 @@ fn one_that_began_a_start_and_was_away_at_the_next_did_not_go_on() {
         pair.in_place().await;
         pair.dies();
         let file = address(pair.file(&drives[0]));
-        let superblocks = label::plan(DRIVE_BYTES, 1).unwrap().superblocks.range();
-        steer.set(move |its, op| {
-            let is_one = is_write(op) && offset(op).is_some_and(|at| superblocks.contains(&at));
-            if is_one && its != file { Fate::Waits } else { Fate::Passes }
+        steer.set(move |its, op| match superblock(op) {
+            Some(_) if its != file => Fate::Waits,
+            _ => Fate::Passes,
         });
         let three: Vec<_> = drives[..3].iter().map(|drive| pair.plug_in(drive)).collect();
         let (its, drives_of_it) = (reactor.clone(), three.clone());
@@ -187,7 +174,7 @@ fn one_that_began_a_start_and_was_away_at_the_next_did_not_go_on() {
         start(&mut pair, &drives.iter().collect::<Vec<_>>(), false).await.unwrap();
         pair.check().await;
         pair.replace(0).await;
-        is_whole(&mut pair, &drives).await;
+        pair.is_whole().await;
     });
 }
 
@@ -208,7 +195,7 @@ fn by_force_one_of_them_is_the_array() {
             let mut members = pair.array.status().members.into_iter();
             let stale = members.find(|its| its.state == MemberState::Stale).unwrap();
             pair.replace(stale.index.0).await;
-            is_whole(&mut pair, &drives).await;
+            pair.is_whole().await;
         }
     });
 }
@@ -222,13 +209,11 @@ fn one_that_is_relied_on_and_went_on_alone_is_filled_anew() {
         pair.put(0, &[1; 4096]).await;
         pair.in_place().await;
         let drives = pair.drives();
-        let superblocks = label::plan(DRIVE_BYTES, 1).unwrap().superblocks.range();
         for _ in 0..3 {
-            let (left, superblocks) = (Cell::new(1), superblocks.clone());
-            steer.set(move |_, op| {
-                let is_one = is_write(op) && offset(op).is_some_and(|at| superblocks.contains(&at));
-                let passes = !is_one || left.replace(0) > 0;
-                if passes { Fate::Passes } else { Fate::Fails }
+            let left = Cell::new(1);
+            steer.set(move |_, op| match superblock(op) {
+                Some(_) if left.replace(0) == 0 => Fate::Fails,
+                _ => Fate::Passes,
             });
             start_again(&mut pair, &drives[0]).await.unwrap_err();
         }
@@ -242,16 +227,6 @@ fn one_that_is_relied_on_and_went_on_alone_is_filled_anew() {
         assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
         pair.put(0, &[3; 4096]).await;
         pair.replace(1).await;
-        is_whole(&mut pair, &drives).await;
+        pair.is_whole().await;
     });
-}
-
-async fn is_whole(pair: &mut Pair, drives: &[Rc<Drive>]) {
-    pair.rebuilt().await;
-    assert_eq!(pair.array.state(), ArrayState::Optimal);
-    pair.check().await;
-    pair.in_place().await;
-    pair.scrub_is_clean().await;
-    pair.array.stop().await.unwrap();
-    drives.iter().for_each(|drive| drive.pull());
 }

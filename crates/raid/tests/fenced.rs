@@ -23,7 +23,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
 
 use crate::pair::{Begun, DRIVE_BYTES, Pair, begin, run_on};
-use crate::steered::{Fate, Steer, address, is_write, offset};
+use crate::steered::{Fate, Steer, address, is_write, offset, superblock};
 
 const FENCED: MemberIndex = MemberIndex(1);
 
@@ -34,13 +34,6 @@ fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Steer) -> F)
 
 fn drive_of(pair: &Pair) -> Rc<Drive> {
     pair.array.status().members[FENCED.index()].drive.clone().unwrap()
-}
-
-/// Where a superblock is written, if that is what the operation does.
-fn superblock(op: &Op) -> Option<u64> {
-    // On drives of one size they are in one place, whatever the level.
-    let area = label::plan(DRIVE_BYTES, 1).unwrap().superblocks;
-    offset(op).filter(|at| is_write(op) && area.range().contains(at))
 }
 
 async fn is_stale(pair: &Pair) {

@@ -73,15 +73,6 @@ async fn comes_back(pair: &mut Pair, member: u8, drive: &Rc<Drive>) -> Result<()
     pair.array.return_member(MemberIndex(member), again, [77 + member; 16]).await
 }
 
-async fn is_whole(pair: &mut Pair) {
-    pair.rebuilt().await;
-    assert_eq!(pair.array.state(), ArrayState::Optimal);
-    pair.check().await;
-    pair.in_place().await;
-    pair.scrub_is_clean().await;
-    pair.array.stop().await.unwrap();
-}
-
 async fn volumes(array: &Rc<Array>) -> Vec<String> {
     let table = array.read_table().await.unwrap();
     table.volumes().iter().map(|its| its.name().unwrap().to_owned()).collect()
@@ -149,7 +140,7 @@ fn a_change_of_volumes_that_failed_does_not_come_true_later() {
             }
             pair.starts_with(&drives.iter().collect::<Vec<_>>()).await;
             assert_eq!(volumes(&pair.array).await, ["a", "b"], "pulled: {goes}");
-            is_whole(&mut pair).await;
+            pair.is_whole().await;
         }
     });
 }
@@ -219,7 +210,7 @@ fn what_failed_does_not_come_true_after_zeroes() {
         pair.array.write_zeroes(at, 24 << 10).await.unwrap();
         comes_back(&mut pair, 0, &drives[0]).await.unwrap();
         assert_eq!(pair.read(at as usize, 4096).await.unwrap(), vec![0; 4096]);
-        is_whole(&mut pair).await;
+        pair.is_whole().await;
     });
 }
 
@@ -244,7 +235,7 @@ fn nothing_is_acknowledged_that_one_misses_who_is_believed() {
         assert_eq!(states.collect::<Vec<_>>(), [here, here, stale, stale]);
         comes_back(&mut pair, 2, &drives[2]).await.unwrap();
         comes_back(&mut pair, 3, &drives[3]).await.unwrap();
-        is_whole(&mut pair).await;
+        pair.is_whole().await;
     });
 }
 
@@ -321,7 +312,7 @@ async fn answered_after_the_fence(pair: &mut Pair, steer: &Steer, missed: Missed
     steer.set(|_, _| Fate::Passes);
     let back = drives.iter().filter(|its| !its.is_alive()).map(|its| pair.plug_in(its)).collect();
     pair.restart_with(AssembleOptions::default(), back).await;
-    is_whole(pair).await;
+    pair.is_whole().await;
 }
 
 /// One that the others went on without has written more superblocks than they did.
@@ -386,7 +377,7 @@ fn a_write_that_failed_is_not_what_one_copy_has() {
             for _ in 0..8 {
                 pair.check().await;
             }
-            is_whole(&mut pair).await;
+            pair.is_whole().await;
         }
     });
 }
@@ -456,7 +447,7 @@ fn a_batch_that_a_start_dropped_does_not_come_true_later() {
         pair.array.flush().await.unwrap();
         pair.starts_with(&drives.iter().collect::<Vec<_>>()).await;
         assert_eq!(pair.read(at as usize, 4096).await.unwrap(), vec![0; 4096]);
-        is_whole(&mut pair).await;
+        pair.is_whole().await;
     });
 }
 
@@ -580,7 +571,7 @@ fn a_member_that_returns_and_cannot_be_told_all_is_away_as_before() {
         comes_back(&mut pair, 3, &drives[3]).await.unwrap();
         assert_eq!(pair.array.state(), ArrayState::Degraded);
         comes_back(&mut pair, 0, &drives[0]).await.unwrap();
-        is_whole(&mut pair).await;
+        pair.is_whole().await;
     });
 }
 
@@ -592,7 +583,7 @@ fn a_member_that_returns_is_filled_also_where_a_stripe_is_torn() {
         torn(&mut pair, &steer, &drives).await;
         steer.set(|_, _| Fate::Passes);
         comes_back(&mut pair, 0, &drives[0]).await.unwrap();
-        is_whole(&mut pair).await;
+        pair.is_whole().await;
     });
 }
 
@@ -619,7 +610,7 @@ fn who_waits_for_room_hears_that_a_stripe_stays_torn() {
         assert_eq!(refused.ended(&reactor).await, ArrayError::Lost);
         steer.set(|_, _| Fate::Passes);
         comes_back(&mut pair, 0, &drives[0]).await.unwrap();
-        is_whole(&mut pair).await;
+        pair.is_whole().await;
     });
 }
 
@@ -644,6 +635,6 @@ fn data_waits_for_its_parity() {
         assert_eq!(pair.array.destage_all().await, Err(ArrayError::Lost));
         steer.set(|_, _| Fate::Passes);
         pair.starts_with(&drives.iter().collect::<Vec<_>>()).await;
-        is_whole(&mut pair).await;
+        pair.is_whole().await;
     });
 }

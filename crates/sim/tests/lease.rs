@@ -304,23 +304,30 @@ fn requests_wait_while_nobody_knows_who_has_the_array() {
     });
 }
 
+/// An array whose drives all went, and have been away for long; `in_write`: in the middle of one.
+async fn all_away(reactor: &Reactor, in_write: bool) -> Rc<Array> {
+    let array = create(reactor, alpha()).await;
+    write(reactor, &array, 1).await.unwrap();
+    array.flush().await.unwrap();
+    let answer = Rc::new(RefCell::new(None));
+    if in_write {
+        let (its, hears, to) = (reactor.clone(), answer.clone(), array.clone());
+        reactor.spawn(async move { *hears.borrow_mut() = Some(write(&its, &to, 2).await) });
+    }
+    // Less than anything takes that was begun.
+    reactor.sleep(Duration::from_micros(5)).await;
+    array.status().members.into_iter().for_each(|member| member.drive.unwrap().pull());
+    reactor.sleep(4 * BEAT_PERIOD).await;
+    assert_eq!(answer.take(), in_write.then_some(Err(ArrayError::Lost)));
+    array
+}
+
 /// A batch that was under way when they went is void: they are told so before they are members.
 #[test]
 fn drives_that_were_all_away_for_long_are_taken_back() {
     let world = storage(8, 1_000_000);
     life(&world, 1, |reactor| async move {
-        let array = create(&reactor, alpha()).await;
-        write(&reactor, &array, 1).await.unwrap();
-        array.flush().await.unwrap();
-        let answer = Rc::new(RefCell::new(None));
-        let (its, hears, to) = (reactor.clone(), answer.clone(), array.clone());
-        reactor.spawn(async move { *hears.borrow_mut() = Some(write(&its, &to, 2).await) });
-        // Less than anything takes that was begun.
-        reactor.sleep(Duration::from_micros(5)).await;
-        let members = array.status().members.into_iter();
-        members.for_each(|member| member.drive.unwrap().pull());
-        reactor.sleep(4 * BEAT_PERIOD).await;
-        assert_eq!(answer.take(), Some(Err(ArrayError::Lost)));
+        let array = all_away(&reactor, true).await;
         for (index, drive) in drives(&reactor).into_iter().enumerate() {
             let back = array.return_member(MemberIndex::new(index), drive, [77; 16]).await;
             assert_eq!(back, Ok(()), "{index}");
@@ -338,26 +345,16 @@ fn drives_that_were_all_away_for_long_are_taken_back() {
 /// Its lease cannot be read, so nothing on it says whose the array is.
 #[test]
 fn a_drive_that_proves_nothing_keeps_no_other_from_coming_back() {
-    for is_written_to in [false, true] {
-        proves_nothing(is_written_to);
+    for in_write in [false, true] {
+        proves_nothing(in_write);
     }
 }
 
-fn proves_nothing(is_written_to: bool) {
+fn proves_nothing(in_write: bool) {
     let world = storage(9, 1_000_000);
     let storage = world.clone();
     life(&world, 1, move |reactor| async move {
-        let array = create(&reactor, alpha()).await;
-        write(&reactor, &array, 1).await.unwrap();
-        array.flush().await.unwrap();
-        let (its, to) = (reactor.clone(), array.clone());
-        reactor.spawn(async move {
-            let _ = if is_written_to { write(&its, &to, 2).await } else { Ok(()) };
-        });
-        reactor.sleep(Duration::from_micros(5)).await;
-        let members = array.status().members.into_iter();
-        members.for_each(|member| member.drive.unwrap().pull());
-        reactor.sleep(4 * BEAT_PERIOD).await;
+        let array = all_away(&reactor, in_write).await;
         let sectors = LEASES.start / 512..LEASES.end / 512;
         storage.borrow_mut().drives[0].latent.extend(sectors);
         let comes_back = async |index: usize| {

@@ -17,10 +17,10 @@ use ashlar_drive::drive::{Drive, Limits};
 use ashlar_format::array_superblock::Level;
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
-use ashlar_raid::error::ArrayError;
+use ashlar_raid::error::{ArrayError, AssembleError};
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
-use ashlar_raid::status::ScrubState;
+use ashlar_raid::status::{ArrayState, ScrubState};
 use ashlar_reactor::backend::Backend;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::executor::{Order, Reactor};
@@ -284,10 +284,29 @@ impl Pair {
 
     /// The daemon dies, and the array is started with these.
     pub async fn starts_with(&mut self, drives: &[&Rc<Drive>]) {
+        self.start(drives, AssembleOptions::default()).await.unwrap();
+    }
+
+    /// The same, as far as it can be.
+    pub async fn start(
+        &mut self,
+        drives: &[&Rc<Drive>],
+        options: AssembleOptions,
+    ) -> Result<(), AssembleError> {
         self.dies();
         let drives = drives.iter().map(|drive| self.plug_in(drive)).collect();
-        let options = AssembleOptions::default();
-        self.array = Array::assemble(&self.reactor, drives, options).await.unwrap();
+        self.array = Array::assemble(&self.reactor, drives, options).await?;
+        Ok(())
+    }
+
+    /// Optimal, and nothing differs; then it is stopped.
+    pub async fn is_whole(&mut self) {
+        self.rebuilt().await;
+        assert_eq!(self.array.state(), ArrayState::Optimal);
+        self.check().await;
+        self.in_place().await;
+        self.scrub_is_clean().await;
+        self.array.stop().await.unwrap();
     }
 
     /// What is behind a drive.

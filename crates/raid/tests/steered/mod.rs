@@ -1,5 +1,5 @@
 //! The kernel, but for operations that a test has something else in mind for.
-#![allow(dead_code, unreachable_pub, reason = "each test uses a part of it")]
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub, reason = "each test uses a part of it")]
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -8,10 +8,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ashlar_raid::label;
 use ashlar_reactor::backend::{Backend, Instant};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::{Device, DeviceId, Done, Errno, Op, Ticket};
 use ashlar_reactor::uring::UringBackend;
+
+use crate::pair::DRIVE_BYTES;
 
 /// What becomes of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +91,13 @@ pub fn offset(op: &Op) -> Option<u64> {
         }
         Op::Flush { .. } | Op::Descriptor { .. } => None,
     }
+}
+
+/// Where a superblock is written, if that is what the operation does.
+pub fn superblock(op: &Op) -> Option<u64> {
+    // On drives of one size they are in one place, whatever the level.
+    let area = label::plan(DRIVE_BYTES, 1).unwrap().superblocks;
+    offset(op).filter(|at| is_write(op) && area.range().contains(at))
 }
 
 pub fn is_write(op: &Op) -> bool {
