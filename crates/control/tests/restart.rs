@@ -222,9 +222,21 @@ fn a_half_that_was_left_behind_stays_behind() {
     daemon.ok("drive attach @/d1.img");
     let said = daemon.refused("array start --scan");
     assert!(said.contains("d0 went on without d1") && said.contains("drive detach"), "{said}");
-    daemon.ok("drive detach d0");
-    daemon.ok("array start --scan");
-    daemon.ok("volume show x");
+    // Whichever is chosen stays chosen, also if it is the one that was left behind.
+    for (other, chosen, gone) in [("d0", "x", "w"), ("d1", "w", "x")] {
+        daemon.kill();
+        std::fs::remove_file(daemon.path("state/catalog.json")).unwrap();
+        daemon.start_again();
+        daemon.ok("drive attach @/d0.img");
+        daemon.ok("drive attach @/d1.img");
+        daemon.ok(&format!("drive detach {other}"));
+        daemon.ok("array start --scan");
+        daemon.ok(&format!("drive attach @/{other}.img"));
+        daemon.kill();
+        daemon.start_again();
+        daemon.ok(&format!("volume show {chosen}"));
+        daemon.refused(&format!("volume show {gone}"));
+    }
 }
 
 /// What keeps the daemon from storing what it knows is said, for as long as that is so.

@@ -700,15 +700,16 @@ async fn assemble_one(
     let started = Array::assemble(reactor, drives.clone(), options).await;
     let Err(AssembleError::Apart { ours, others }) = &started else { return started };
     let is_any_current = |names: &[String]| names.iter().any(|name| current.contains(name));
-    if !is_any_current(ours) || is_any_current(others) {
-        return started;
-    }
+    let left = match (is_any_current(ours), is_any_current(others)) {
+        (true, false) => others,
+        (false, true) => ours,
+        (true, true) | (false, false) => return started,
+    };
     tracing::warn!(
-        drives = others.join(", "),
-        "not used: they went on without {}, which this host had last",
-        ours.join(", ")
+        drives = left.join(", "),
+        "not used: they went on without those that this host had last"
     );
-    drives.retain(|drive| !others.iter().any(|other| other == drive.name()));
+    drives.retain(|drive| !left.iter().any(|name| name == drive.name()));
     Array::assemble(reactor, drives, options).await
 }
 
