@@ -230,7 +230,7 @@ fn a_half_that_was_left_behind_stays_behind() {
         daemon.ok("drive attach @/d0.img");
         daemon.ok("drive attach @/d1.img");
         daemon.ok(&format!("drive detach {other}"));
-        daemon.ok("array start --scan");
+        daemon.ok("array start a");
         daemon.ok(&format!("drive attach @/{other}.img"));
         daemon.kill();
         daemon.start_again();

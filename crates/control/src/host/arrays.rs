@@ -362,15 +362,34 @@ impl Host {
 
     pub async fn start_array(&self, name: &str, force: bool) -> Answer<Shown> {
         let _change = self.begin().await?;
-        let uuid = self.array_uuid(name)?;
+        let (uuid, name) = self.array_meant(name).await?;
         if self.look(|state| state.arrays.contains_key(&uuid)) {
             return Err(Refusal::conflict(format!("array {name} runs already"))
                 .fix(format!("`ashlar array show {name}` says how it is")));
         }
-        let name = self.array_name(uuid);
         self.assemble(uuid, &name, force).await?;
         self.start_exports_of(uuid).await;
         self.show_array_by_uuid(uuid).await
+    }
+
+    /// Uuid and name of an array that this host knows, or of the one on attached drives that is
+    /// called so.
+    async fn array_meant(&self, name: &str) -> Answer<(Uuid, String)> {
+        let unknown = match self.array_uuid(name) {
+            Ok(uuid) => return Ok((uuid, self.array_name(uuid))),
+            Err(unknown) => unknown,
+        };
+        self.probe_free_drives().await;
+        let found = self.found_arrays().into_iter();
+        let named = found.map(|(uuid, stored)| (uuid, self.name_for_found(uuid, stored.as_deref())));
+        let mut meant: Vec<_> =
+            named.filter(|(uuid, its)| its == name || uuid.to_string() == name).collect();
+        match (meant.pop(), meant.len()) {
+            (Some(one), 0) => Ok(one),
+            (Some(_), _) => Err(Refusal::conflict(format!("several arrays are called {name}"))
+                .fix("name one by its uuid: `ashlar drive list -o json` has them")),
+            (None, _) => Err(unknown),
+        }
     }
 
     /// Starts every array whose label is on an attached drive.
