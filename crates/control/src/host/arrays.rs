@@ -381,7 +381,8 @@ impl Host {
         };
         self.probe_free_drives().await;
         let found = self.found_arrays().into_iter();
-        let named = found.map(|(uuid, stored)| (uuid, self.name_for_found(uuid, stored.as_deref())));
+        let named =
+            found.map(|(uuid, stored)| (uuid, self.name_for_found(uuid, stored.as_deref())));
         let mut meant: Vec<_> =
             named.filter(|(uuid, its)| its == name || uuid.to_string() == name).collect();
         match (meant.pop(), meant.len()) {
