@@ -212,6 +212,7 @@ fn a_half_that_was_left_behind_stays_behind() {
     daemon.kill();
     std::fs::rename(daemon.path("d1.away"), daemon.path("d1.img")).unwrap();
     daemon.start_again();
+    is_left_alone(&daemon, "d0");
     daemon.ok("volume show x");
     daemon.refused("volume show w");
     // One that never had it does not.
@@ -222,7 +223,7 @@ fn a_half_that_was_left_behind_stays_behind() {
     daemon.ok("drive attach @/d1.img");
     let said = daemon.refused("array start --scan");
     assert!(said.contains("d0 went on without d1") && said.contains("drive detach"), "{said}");
-    // Whichever is chosen stays chosen, also if it is the one that was left behind.
+    // Whichever is chosen stays chosen. Where the other was used later it has to be said again.
     for (other, chosen, gone) in [("d0", "x", "w"), ("d1", "w", "x")] {
         daemon.kill();
         std::fs::remove_file(daemon.path("state/catalog.json")).unwrap();
@@ -232,11 +233,26 @@ fn a_half_that_was_left_behind_stays_behind() {
         daemon.ok(&format!("drive detach {other}"));
         daemon.ok("array start a");
         daemon.ok(&format!("drive attach @/{other}.img"));
+        is_left_alone(&daemon, other);
         daemon.kill();
         daemon.start_again();
+        if other == "d0" {
+            is_left_alone(&daemon, other);
+        } else {
+            let said = daemon.refused("array start a");
+            assert!(said.contains("went on without"), "{said}");
+            daemon.ok("drive detach d1");
+            daemon.ok("array start a");
+        }
         daemon.ok(&format!("volume show {chosen}"));
         daemon.refused(&format!("volume show {gone}"));
     }
+}
+
+fn is_left_alone(daemon: &Daemon, drive: &str) {
+    daemon.wait_for(&format!("drive show {drive}"), |shown| {
+        shown["error"].as_str().is_some_and(|error| error.contains("used elsewhere"))
+    });
 }
 
 /// What keeps the daemon from storing what it knows is said, for as long as that is so.

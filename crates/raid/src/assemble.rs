@@ -14,7 +14,8 @@
 //! | stale | yes | rebuilding, what it missed only, if that is known; else stale |
 //!
 //! A drive with this array's label whose uuid the newest superblock does not name was replaced: it
-//! is left alone.
+//! is left alone. So is, of drives that went on without each other, what this host did not have
+//! last, if nobody else had the array since: the table is for the rest then.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -32,7 +33,7 @@ use crate::error::AssembleError;
 use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::Layout;
-use crate::lease::{self, Claim, Host};
+use crate::lease::{self, Claim, Host, Place};
 use crate::member::{Keeper, Member};
 use crate::members::{Identity, Restripe};
 use crate::newer;
@@ -42,7 +43,7 @@ use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
 
 /// How careful to be when an array is started.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct AssembleOptions {
     /// Go on although absent members may hold newer data.
     pub force: bool,
@@ -54,17 +55,24 @@ pub struct AssembleOptions {
     pub sum_pages_max: Option<usize>,
 }
 
-/// The array as this host last had it, with those of its members that held everything then.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The array as this host last had it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
     /// Members of a smaller one are old.
     pub generation: u64,
     /// Of the lease it had then; 0: none. Members of the generation are new enough as long as
     /// nobody took the array since: another host may have gone on without those that are here.
     pub epoch: u64,
-    /// Whether one of those members is among the drives. Else these may be what was left behind,
-    /// whatever they have become since.
-    pub is_here: bool,
+    /// Drives of the members that held everything then. Without any of them, those that are here
+    /// may be what was left behind, whatever they have become since.
+    pub current: Vec<[u8; 16]>,
+}
+
+impl AssembleOptions {
+    /// Whether this drive held everything when this host had the array last.
+    fn had(&self, drive: [u8; 16]) -> bool {
+        self.known.as_ref().is_some_and(|known| known.current.contains(&drive))
+    }
 }
 
 /// What the drives say the array is.
@@ -82,6 +90,8 @@ pub(crate) struct Found {
     pub(crate) scrub: ScrubMark,
     /// The largest that any of the drives names.
     pub(crate) era: u64,
+    /// On all its drives, whether they are members or left alone.
+    pub(crate) leases: Vec<Place>,
 }
 
 /// The newest superblock, which a crash may have left on some members only.
@@ -141,41 +151,33 @@ fn sequence(superblock: &ArraySuperblock) -> u64 {
 pub(crate) async fn find(
     reactor: &Reactor,
     drives: Vec<Rc<Drive>>,
-    options: AssembleOptions,
+    options: &AssembleOptions,
     claim: Option<&Claim>,
 ) -> Result<Found, AssembleError> {
-    let mut candidates = Vec::new();
-    for drive in drives {
-        // A drive that does not answer is one that is not here.
-        if let Ok(Some(label)) = label::read(reactor, &drive).await {
-            let superblocks = superblocks(reactor, &drive, &label).await?;
-            newer::refuse(reactor, &drive, &label).await?;
-            candidates.push(Candidate::new(drive, label, superblocks));
-        }
-    }
-    let first = candidates.first().ok_or(AssembleError::NoLabel)?;
-    if candidates.iter().any(|other| other.label.array != first.label.array) {
+    let candidates = candidates(reactor, drives).await?;
+    let array = candidates.first().ok_or(AssembleError::NoLabel)?.label.array;
+    if candidates.iter().any(|other| other.label.array != array) {
         return Err(AssembleError::Mixed);
     }
-    let superblocks = || candidates.iter().filter_map(|candidate| candidate.superblock.clone());
+    let leases = candidates.iter().map(|its| Place::on(&its.drive, &its.label));
+    let leases: Vec<Place> = leases.collect();
+    let epoch = match claim {
+        Some(claim) => claim.epoch_before(),
+        None => lease::newest(reactor, array, &leases).await.map_or(0, |its| its.epoch.get()),
+    };
+    let candidates = choose(candidates, epoch, options)?;
+    let superblocks = || candidates.iter().filter_map(|candidate| candidate.superblock.as_ref());
     let era = superblocks().map(|superblock| superblock.era.get()).max().unwrap_or(0);
-    let newest =
-        superblocks().max_by_key(ArraySuperblock::age).ok_or(AssembleError::NoSuperblock)?;
+    let newest = newest_among(&candidates).ok_or(AssembleError::NoSuperblock)?.clone();
     let generation = sequence(&newest);
-    let highest = superblocks().map(|superblock| sequence(&superblock)).max().unwrap_or(generation);
+    let highest = superblocks().map(sequence).max().unwrap_or(generation);
     let identity = identity_of(&newest).ok_or(AssembleError::NoSuperblock)?;
     let mut members = members_of(&newest, &candidates)?;
     let mut outdated = outdated(&members, &candidates, generation);
     outdated.extend(strayed(&newest, &identity.layout(), &members, &candidates, options.force)?);
     let fences = distrust(&identity.layout(), &mut members, &outdated, options)?;
-    let epoch = match claim {
-        Some(claim) => claim.epoch_before(),
-        None => {
-            let lease = lease::newest(reactor, identity.uuid, &members).await;
-            lease.map_or(0, |lease| lease.epoch.get())
-        }
-    };
-    judge(&identity.layout(), &members, (generation, epoch), options)?;
+    let has_current = candidates.iter().any(|its| options.had(its.label.drive_uuid));
+    judge(&identity.layout(), &members, &Age { generation, epoch, has_current }, options)?;
     let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     let settings = Settings::from_stored(newest.settings);
@@ -195,7 +197,31 @@ pub(crate) async fn find(
         settings,
         scrub,
         era,
+        leases,
     })
+}
+
+/// What is on the drives. One that does not answer is one that is not here.
+async fn candidates(
+    reactor: &Reactor,
+    drives: Vec<Rc<Drive>>,
+) -> Result<Vec<Candidate>, AssembleError> {
+    let mut candidates = Vec::new();
+    for drive in drives {
+        if let Ok(Some(label)) = label::read(reactor, &drive).await {
+            let superblocks = superblocks(reactor, &drive, &label).await?;
+            newer::refuse(reactor, &drive, &label).await?;
+            candidates.push(Candidate::new(drive, label, superblocks));
+        }
+    }
+    Ok(candidates)
+}
+
+fn newest_among<'a>(
+    candidates: impl IntoIterator<Item = &'a Candidate>,
+) -> Option<&'a ArraySuperblock> {
+    let superblocks = candidates.into_iter().filter_map(|its| its.superblock.as_ref());
+    superblocks.max_by_key(|superblock| superblock.age())
 }
 
 /// What a start goes on from: beyond all that any member has, absent ones too as far as can be. The
@@ -351,13 +377,17 @@ fn known_of(superblock: &ArraySuperblock, index: usize) -> OwnGeneration {
     OwnGeneration::stored(superblock.sure_generations[index].get(), asked)
 }
 
-/// Whether a drive that took what it was never given by `others` went on by itself: as its own
-/// superblock has it, it relies on none of them. (Nothing is acknowledged without a member before
-/// all that are relied on have a superblock that says so. So where it relies on one of them that
-/// never heard of it, it has nothing that they lack.)
+/// Whether a drive that took what it was never given by `others` has what they lack: as its own
+/// superblock has it, it holds everything, without them.
 pub(crate) fn went_on_alone(own: &ArraySuperblock, drive: [u8; 16], others: &[[u8; 16]]) -> bool {
-    let relies_on_none = !others.iter().any(|other| trusts(own, *other));
-    trusts(own, drive) && !others.is_empty() && relies_on_none
+    trusts(own, drive) && relies_on_none(own, others)
+}
+
+/// Whether a drive that took what it was never given by `others` was used without them. (Nothing is
+/// acknowledged without a member before all that are relied on have a superblock that says so. So
+/// where one of them that never heard of it is relied on, it has nothing that they lack.)
+fn relies_on_none(own: &ArraySuperblock, others: &[[u8; 16]]) -> bool {
+    !others.is_empty() && !others.iter().any(|other| trusts(own, *other))
 }
 
 fn trusts(superblock: &ArraySuperblock, drive: [u8; 16]) -> bool {
@@ -365,38 +395,77 @@ fn trusts(superblock: &ArraySuperblock, drive: [u8; 16]) -> bool {
     members.any(|its| its.drive == drive && its.state() == Ok(MemberState::Trusted))
 }
 
-/// Drives of two histories of one array.
+/// Drives of an array, as one of its superblocks tells them apart.
 struct Apart<'a> {
-    /// That the newest superblock relies on.
+    /// That it relies on.
     ours: Vec<&'a Candidate>,
-    /// That went on without these.
-    others: Vec<(MemberIndex, &'a Candidate)>,
+    /// That were used without these.
+    strays: Vec<(MemberIndex, &'a Candidate)>,
 }
 
-fn apart<'a>(newest: &ArraySuperblock, candidates: &'a [Candidate]) -> Option<Apart<'a>> {
-    // Two histories may be of one age.
-    let has_newest =
-        |own: &ArraySuperblock| own.age() == newest.age() && content(own) == content(newest);
-    let (mut ours, mut beyond) = (Vec::new(), Vec::new());
-    for candidate in candidates {
-        let drive = candidate.label.drive_uuid;
-        let index = newest.members().iter().position(|stored| stored.drive == drive);
-        let (Some(own), Some(index)) = (&candidate.superblock, index) else { continue };
-        if !has_newest(own) && known_of(newest, index).is_beyond(sequence(own)) {
-            beyond.push((MemberIndex::new(index), candidate, own));
-        } else if trusts(newest, drive) {
-            ours.push(candidate);
+impl<'a> Apart<'a> {
+    fn by(newest: &ArraySuperblock, candidates: &'a [Candidate]) -> Apart<'a> {
+        // Two histories may be of one age.
+        let has_newest =
+            |own: &ArraySuperblock| own.age() == newest.age() && content(own) == content(newest);
+        let (mut ours, mut strays) = (Vec::new(), Vec::new());
+        for candidate in candidates {
+            let drive = candidate.label.drive_uuid;
+            let index = newest.members().iter().position(|stored| stored.drive == drive);
+            let (Some(own), Some(index)) = (&candidate.superblock, index) else { continue };
+            if !has_newest(own) && known_of(newest, index).is_beyond(sequence(own)) {
+                strays.push((MemberIndex::new(index), candidate));
+            } else if trusts(newest, drive) {
+                ours.push(candidate);
+            }
         }
+        let uuids: Vec<[u8; 16]> = ours.iter().map(|its| its.label.drive_uuid).collect();
+        let is_stray = |own: &ArraySuperblock| relies_on_none(own, &uuids);
+        strays.retain(|(_, its)| its.superblock.as_ref().is_some_and(is_stray));
+        Apart { ours, strays }
     }
-    let uuids: Vec<[u8; 16]> = ours.iter().map(|its| its.label.drive_uuid).collect();
-    let alone = beyond.into_iter();
-    let alone = alone.filter(|(_, its, own)| went_on_alone(own, its.label.drive_uuid, &uuids));
-    let others: Vec<_> = alone.map(|(index, its, _)| (index, its)).collect();
-    (!others.is_empty()).then_some(Apart { ours, others })
+
+    /// Strays that have what the others lack. One that was just filled has not.
+    fn others(&self) -> Vec<&'a Candidate> {
+        let holds_all = |its: &Candidate| {
+            its.superblock.as_ref().is_some_and(|own| trusts(own, its.label.drive_uuid))
+        };
+        let strays = self.strays.iter().map(|(_, its)| *its);
+        strays.filter(|its| holds_all(its)).collect()
+    }
+
+    fn refused(&self) -> AssembleError {
+        let names =
+            |drives: &[&Candidate]| drives.iter().map(|its| its.drive.name().to_owned()).collect();
+        AssembleError::Apart { ours: names(&self.ours), others: names(&self.others()) }
+    }
 }
 
-/// Members to be read whose drives went on alone. None are but by force, and if those that the
-/// newest superblock relies on are enough.
+/// Of drives that went on without each other, those that this host had last, and what belongs to
+/// them, if it is sure that nobody had the array since. `epoch`: the newest of all drives.
+fn choose(
+    candidates: Vec<Candidate>,
+    epoch: u64,
+    options: &AssembleOptions,
+) -> Result<Vec<Candidate>, AssembleError> {
+    let is_ours = |its: &&Candidate| options.had(its.label.drive_uuid);
+    let is_sure = options.known.as_ref().is_some_and(|known| epoch <= known.epoch);
+    let is_apart = |newest| !Apart::by(newest, &candidates).others().is_empty();
+    let ours = newest_among(candidates.iter().filter(is_ours)).filter(|_| is_sure);
+    let Some(ours) = ours.filter(|_| newest_among(&candidates).is_some_and(is_apart)) else {
+        return Ok(candidates);
+    };
+    let apart = Apart::by(ours, &candidates);
+    let strays: Vec<[u8; 16]> = apart.strays.iter().map(|(_, its)| its.label.drive_uuid).collect();
+    if apart.strays.iter().any(|(_, its)| is_ours(its)) {
+        return Err(apart.refused());
+    }
+    let stays = |its: &Candidate| !strays.contains(&its.label.drive_uuid);
+    Ok(candidates.into_iter().filter(stays).collect())
+}
+
+/// Members to be read whose drives were used apart. None are but by force, if they have what the
+/// others lack; and only if those that the newest superblock relies on are enough.
 fn strayed(
     newest: &ArraySuperblock,
     layout: &Layout,
@@ -404,16 +473,14 @@ fn strayed(
     candidates: &[Candidate],
     force: bool,
 ) -> Result<Vec<MemberIndex>, AssembleError> {
-    let Some(Apart { ours, others }) = apart(newest, candidates) else { return Ok(Vec::new()) };
-    let (mut indexes, others): (Vec<MemberIndex>, Vec<&Candidate>) = others.into_iter().unzip();
-    if !force || !survives_without(layout, members, &indexes) {
-        let names = |drives: Vec<&Candidate>| {
-            drives.into_iter().map(|its| its.drive.name().to_owned()).collect()
-        };
-        return Err(AssembleError::Apart { ours: names(ours), others: names(others) });
+    let apart = Apart::by(newest, candidates);
+    let mut strays: Vec<MemberIndex> = apart.strays.iter().map(|(index, _)| *index).collect();
+    let may_go = force && survives_without(layout, members, &strays);
+    if !apart.others().is_empty() && !may_go {
+        return Err(apart.refused());
     }
-    indexes.retain(|index| members[index.index()].state != MemberState::Stale);
-    Ok(indexes)
+    strays.retain(|index| members[index.index()].state != MemberState::Stale);
+    Ok(strays)
 }
 
 /// All that a superblock says: its header is of one drive.
@@ -436,7 +503,7 @@ fn distrust(
     layout: &Layout,
     members: &mut [Member],
     outdated: &[MemberIndex],
-    options: AssembleOptions,
+    options: &AssembleOptions,
 ) -> Result<bool, AssembleError> {
     let Some(first) = outdated.first() else { return Ok(false) };
     if survives_without(layout, members, outdated) {
@@ -454,13 +521,21 @@ fn distrust(
     Err(AssembleError::CopyOfBefore { drive: drive.unwrap_or_default(), member: *first })
 }
 
-/// Whether the array may start with these members, who say that this is its generation, and the
-/// epoch of its lease.
+/// Of an array, as its drives that are here say it.
+struct Age {
+    generation: u64,
+    /// Of the newest lease before this start.
+    epoch: u64,
+    /// Whether one is here that held everything when this host had the array last.
+    has_current: bool,
+}
+
+/// Whether the array may start with these members.
 fn judge(
     layout: &Layout,
     members: &[Member],
-    (generation, epoch): (u64, u64),
-    options: AssembleOptions,
+    age: &Age,
+    options: &AssembleOptions,
 ) -> Result<(), AssembleError> {
     if options.force {
         return Ok(());
@@ -473,12 +548,12 @@ fn judge(
         let present = here.iter().filter(|here| **here).count();
         return Err(AssembleError::TooFew { present, needed: needed(layout) });
     }
-    if let Some(known) = options.known {
-        let is_left_behind = !known.is_here && known.epoch > 0 && epoch <= known.epoch;
-        if is_left_behind || known.is_here && generation < known.generation {
+    if let Some(known) = &options.known {
+        let is_left_behind = !age.has_current && known.epoch > 0 && age.epoch <= known.epoch;
+        if is_left_behind || age.has_current && age.generation < known.generation {
             return Err(AssembleError::MaybeOld);
         }
-        if known.is_here && epoch == known.epoch {
+        if age.has_current && age.epoch == known.epoch {
             return Ok(());
         }
     }
@@ -506,7 +581,7 @@ pub(crate) async fn read_map(
     kind: MapKind,
     reactor: &Reactor,
     found: &Found,
-    options: AssembleOptions,
+    options: &AssembleOptions,
 ) -> Result<StoredMap, AssembleError> {
     let identity = &found.identity;
     let mut map = StoredMap::empty(identity.layout().stripes, identity.region_stripes());

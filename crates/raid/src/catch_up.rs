@@ -129,16 +129,12 @@ impl Array {
             // Its lease would end this one, as soon as it is a member.
             (Ordering::Greater, _) | (_, Err(_)) => Kinship::Estranged,
             (_, Ok(None)) => Kinship::None,
-            (Ordering::Less, Ok(Some(newest))) if self.went_on_alone(old, &newest) => {
-                Kinship::Estranged
-            }
-            (Ordering::Less | Ordering::Equal, Ok(Some(newest))) => {
-                match old.own.judge(newest.header.sequence.get()) {
-                    Ordering::Equal if fits => Kinship::Own(label.layout),
-                    Ordering::Greater if lease == Ordering::Less => Kinship::Estranged,
-                    Ordering::Less | Ordering::Equal | Ordering::Greater => Kinship::None,
-                }
-            }
+            (_, Ok(Some(newest))) if self.went_on_alone(old, &newest) => Kinship::Estranged,
+            (_, Ok(Some(newest))) => match old.own.judge(newest.header.sequence.get()) {
+                Ordering::Equal if fits => Kinship::Own(label.layout),
+                Ordering::Greater => Kinship::Estranged,
+                Ordering::Less | Ordering::Equal => Kinship::None,
+            },
         }
     }
 

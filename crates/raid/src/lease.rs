@@ -138,8 +138,8 @@ pub fn owner_name(lease: &Lease) -> String {
     }
 }
 
-/// Where a member keeps its leases.
-struct Place {
+/// Where a drive of an array keeps its leases.
+pub struct Place {
     drive: Rc<Drive>,
     drive_uuid: [u8; 16],
     at: u64,
@@ -148,6 +148,11 @@ struct Place {
 impl Place {
     fn of(member: &Member, drive: &Rc<Drive>) -> Place {
         let (drive_uuid, at) = (member.drive_uuid, member.areas.lease.offset);
+        Place { drive: drive.clone(), drive_uuid, at }
+    }
+
+    pub(crate) fn on(drive: &Rc<Drive>, label: &Label) -> Place {
+        let (drive_uuid, at) = (label.drive_uuid, label.layout.lease.offset);
         Place { drive: drive.clone(), drive_uuid, at }
     }
 
@@ -176,32 +181,28 @@ impl Place {
 }
 
 /// Where leases are written.
-fn places(members: &[Member]) -> Vec<Place> {
+pub fn places(members: &[Member]) -> Vec<Place> {
     members.iter().filter_map(|member| Some(Place::of(member, member.keeps_metadata()?))).collect()
 }
 
-pub(crate) async fn newest(
-    reactor: &Reactor,
-    array: [u8; 16],
-    members: &[Member],
-) -> Option<Lease> {
-    let places = members.iter().filter_map(|member| Some(Place::of(member, member.alive()?)));
-    let places: Vec<Place> = places.collect();
+pub(crate) async fn newest(reactor: &Reactor, array: [u8; 16], places: &[Place]) -> Option<Lease> {
     let found = join_all(places.iter().map(|place| place.read(reactor, array))).await;
     found.into_iter().flatten().flatten().max_by_key(age)
 }
 
 /// Takes the array for `host`, who has it for [`TRUST`] from when this began to write, and longer
-/// if it beats. `force`: at once, from whoever has it, and past this epoch, which members that are
-/// away may have.
+/// if it beats. `leases`: of all its drives that are here, since who has those that are no members
+/// has the array, too. `force`: at once, from whoever has it, and past this epoch, which members
+/// that are away may have.
 pub async fn take(
     reactor: &Reactor,
     array: [u8; 16],
     members: &[Member],
+    leases: &[Place],
     host: &Host,
     force: Option<u64>,
 ) -> Result<Claim, AssembleError> {
-    let (mut read_at, mut found) = (reactor.now(), newest(reactor, array, members).await);
+    let (mut read_at, mut found) = (reactor.now(), newest(reactor, array, leases).await);
     for _ in 0..WATCH_BEATS {
         if force.is_some() || !is_others(found.as_ref(), host) {
             break;
@@ -209,7 +210,7 @@ pub async fn take(
         reactor.sleep(BEAT_PERIOD).await;
         read_at = reactor.now();
         let before = found.as_ref().map(age);
-        let again = newest(reactor, array, members).await;
+        let again = newest(reactor, array, leases).await;
         // The member with the newest may not have answered this time.
         found = found.into_iter().chain(again).max_by_key(age);
         if let Some(moved) = found.as_ref().filter(|lease| Some(age(lease)) > before)
@@ -463,9 +464,7 @@ impl Leasehold {
     /// Whether the newest lease on a drive that is no member now is this one; `Greater`: another
     /// took it since, `Less`: there is none, or an older one.
     pub(crate) async fn compare(&self, drive: &Rc<Drive>, label: &Label) -> Ordering {
-        let (drive, drive_uuid, at) = (drive.clone(), label.drive_uuid, label.layout.lease.offset);
-        let place = Place { drive, drive_uuid, at };
-        match place.read(&self.reactor, self.array).await {
+        match Place::on(drive, label).read(&self.reactor, self.array).await {
             Ok(Some(found)) if self.claim.is_overridden(&found, &self.host) => Ordering::Greater,
             Ok(Some(found)) if self.claim.is_in(&found, &self.host) => Ordering::Equal,
             Ok(Some(_) | None) | Err(_) => Ordering::Less,

@@ -152,16 +152,16 @@ impl Array {
         drives: Vec<Rc<Drive>>,
         options: AssembleOptions,
     ) -> Result<Rc<Array>, AssembleError> {
-        let (found, claim) = find_and_take(reactor, drives, options).await?;
+        let (found, claim) = find_and_take(reactor, drives, &options).await?;
         let bad = bad_blocks::read(reactor, found.identity.uuid, &found.members).await;
         if bad.is_none() && !options.force {
             return Err(AssembleError::Unreadable("the list of bad blocks"));
         }
         let maps = StoredMaps {
             bad: bad.unwrap_or_default(),
-            dirty: read_map(MapKind::Dirty, reactor, &found, options).await?,
-            written: read_map(MapKind::Written, reactor, &found, options).await?,
-            missed: read_map(MapKind::Missed, reactor, &found, options).await?,
+            dirty: read_map(MapKind::Dirty, reactor, &found, &options).await?,
+            written: read_map(MapKind::Written, reactor, &found, &options).await?,
+            missed: read_map(MapKind::Missed, reactor, &found, &options).await?,
         };
         let (mut scrub, last_report) = {
             let (array, began_s) = (found.identity.uuid, found.scrub.began_s);
@@ -453,13 +453,13 @@ impl Array {
 async fn find_and_take(
     reactor: &Reactor,
     drives: Vec<Rc<Drive>>,
-    options: AssembleOptions,
+    options: &AssembleOptions,
 ) -> Result<(Found, Option<Claim>), AssembleError> {
     let found = find(reactor, drives.clone(), options, None).await?;
     let Some(host) = options.host else { return Ok((found, None)) };
     let array = found.identity.uuid;
-    let force = options.force.then(|| options.known.map_or(0, |known| known.epoch));
-    let claim = lease::take(reactor, array, &found.members, &host, force).await?;
+    let force = options.force.then(|| options.known.as_ref().map_or(0, |known| known.epoch));
+    let claim = lease::take(reactor, array, &found.members, &found.leases, &host, force).await?;
     // Another host may have had it until now.
     Ok((find(reactor, drives, options, Some(&claim)).await?, Some(claim)))
 }

@@ -1,6 +1,7 @@
 //! Goal: halves of a mirror that were each used without the other do not become one array again
 //! without a word, whichever went on last.
-//! Method: each half is started by force, by itself, some times; then both are there.
+//! Method: each half is started by force, by itself, some times; then both are there, at a host
+//! that remembers nothing, or one of them.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::cell::Cell;
@@ -12,6 +13,7 @@ use ashlar_format::array_superblock::{Level, MemberState};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{AssembleError, ChangeError};
+use ashlar_raid::lease::Host;
 use ashlar_raid::start::{AssembleOptions, Known};
 use ashlar_raid::status::{ArrayState, MemberStatus};
 
@@ -23,9 +25,10 @@ async fn start(pair: &mut Pair, drives: &[&Rc<Drive>], force: bool) -> Result<()
 }
 
 /// By a host that had this half last, for all it knows.
-async fn start_again(pair: &mut Pair, half: &Rc<Drive>) -> Result<(), AssembleError> {
-    let known = Some(Known { generation: 0, epoch: 0, is_here: true });
-    pair.start(&[half], AssembleOptions { known, ..AssembleOptions::default() }).await
+async fn start_again(pair: &mut Pair, half: usize) -> Result<(), AssembleError> {
+    let known = Some(Known { generation: 0, epoch: 0, current: vec![[half as u8; 16]] });
+    let half = pair.drives()[half].clone();
+    pair.start(&[&half], AssembleOptions { known, ..AssembleOptions::default() }).await
 }
 
 /// So many starts of the one half and of the other; the last of each is written to.
@@ -178,6 +181,108 @@ fn one_that_began_a_start_and_was_away_at_the_next_did_not_go_on() {
     });
 }
 
+/// What another host did since, it does not know: nor whether that is what counts.
+#[test]
+fn the_half_that_this_host_had_last_goes_on_if_nobody_had_the_array_since() {
+    run(|reactor| async move {
+        for (mine, [ours, theirs], force) in [
+            (0, [1, 3], false),
+            (0, [3, 1], false),
+            (0, [3, 3], true),
+            (1, [2, 4], false),
+            (1, [4, 2], true),
+        ] {
+            let case = format!("{mine} {ours} {theirs} {force}");
+            let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
+            let drives = pair.drives();
+            let (mine, other) = (&drives[mine], &drives[1 - mine]);
+            let host = |id: u8| Some(Host::new([id; 16], "here"));
+            let options = |known, force, id| AssembleOptions {
+                force,
+                known,
+                host: host(id),
+                ..AssembleOptions::default()
+            };
+            for _ in 0..theirs {
+                pair.start(&[other], options(None, true, 2)).await.unwrap();
+            }
+            pair.put(0, &[2; 4096]).await;
+            for _ in 0..ours {
+                pair.start(&[mine], options(None, true, 1)).await.unwrap();
+            }
+            pair.put(0, &[1; 4096]).await;
+            for again in 0..4 {
+                let known = pair.known();
+                let started = pair.start(&[other, mine], options(known, force, 1)).await;
+                if ours < theirs {
+                    assert!(matches!(started, Err(AssembleError::Apart { .. })), "{case}");
+                    break;
+                }
+                started.unwrap_or_else(|error| panic!("{case} {again}: {error}"));
+                assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096], "{case} {again}");
+                is_refused(&mut pair, other).await;
+            }
+            pair.dies();
+        }
+    });
+}
+
+async fn is_refused(pair: &mut Pair, half: &Rc<Drive>) {
+    let back = pair.plug_in(half);
+    let mut members = pair.array.status().members.into_iter();
+    let away = members.find(|its| its.drive.is_none()).unwrap().index;
+    let refused = pair.array.return_member(away, back, [70; 16]).await;
+    assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
+}
+
+/// Its lease is of this host, and as old as the one that the array has.
+#[test]
+fn a_half_that_this_host_used_apart_is_not_filled_anew_by_itself() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
+        let drives = pair.drives();
+        let host = Some(Host::new([1; 16], "here"));
+        let options = AssembleOptions { force: true, host, ..AssembleOptions::default() };
+        for half in [1, 0] {
+            for _ in 0..2 {
+                pair.start(&[&drives[half]], options.clone()).await.unwrap();
+            }
+            pair.put(0, &[half as u8; 4096]).await;
+        }
+        is_refused(&mut pair, &drives[1]).await;
+        pair.dies();
+    });
+}
+
+/// What it was filled with is of the other history.
+#[test]
+fn one_that_was_being_filled_apart_is_not_believed() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 3, 512).await;
+        pair.put(0, &[1; 4096]).await;
+        pair.in_place().await;
+        let drives = pair.drives();
+        start(&mut pair, &[&drives[1]], true).await.unwrap();
+        pair.put(0, &[2; 4096]).await;
+        start(&mut pair, &[&drives[1], &drives[2]], true).await.unwrap();
+        assert_eq!(pair.array.status().members[2].state, MemberState::Rebuilding);
+        for _ in 0..3 {
+            start(&mut pair, &[&drives[0]], true).await.unwrap();
+        }
+        let known = Some(Known { generation: 0, epoch: 0, current: vec![[0; 16]] });
+        let options = AssembleOptions { known, ..AssembleOptions::default() };
+        for here in [&[0, 2][..], &[0, 1, 2]] {
+            let here: Vec<&Rc<Drive>> = here.iter().map(|index| &drives[*index]).collect();
+            pair.start(&here, options.clone()).await.unwrap();
+            for _ in 0..8 {
+                assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
+            }
+            assert_ne!(pair.array.status().members[2].state, MemberState::Trusted);
+        }
+        pair.dies();
+    });
+}
+
 #[test]
 fn by_force_one_of_them_is_the_array() {
     run(|reactor| async move {
@@ -215,10 +320,10 @@ fn one_that_is_relied_on_and_went_on_alone_is_filled_anew() {
                 Some(_) if left.replace(0) == 0 => Fate::Fails,
                 _ => Fate::Passes,
             });
-            start_again(&mut pair, &drives[0]).await.unwrap_err();
+            start_again(&mut pair, 0).await.unwrap_err();
         }
         steer.set(|_, _| Fate::Passes);
-        start_again(&mut pair, &drives[1]).await.unwrap();
+        start_again(&mut pair, 1).await.unwrap();
         pair.put(0, &[2; 4096]).await;
         let refused = start(&mut pair, &[&drives[0], &drives[1]], false).await;
         assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");

@@ -236,7 +236,8 @@ fn assembly_refuses_what_it_cannot_be_sure_of() {
             pair.array.status().members.into_iter().map(|m| m.drive.unwrap()).collect();
         pair.array.stop().await.unwrap();
         let assemble = |drives: Vec<Rc<Drive>>, generation: Option<u64>, force| {
-            let known = generation.map(|generation| Known { generation, epoch: 0, is_here: true });
+            let current = vec![[0; 16], [1; 16]];
+            let known = generation.map(|generation| Known { generation, epoch: 0, current });
             let options = AssembleOptions { force, known, ..AssembleOptions::default() };
             let reactor = reactor.clone();
             async move { Array::assemble(&reactor, drives, options).await.map(|_| ()) }

@@ -204,7 +204,7 @@ fn copies_that_the_others_cannot_stand_for_are_refused() {
         let before: Vec<_> = drives.iter().map(|drive| bytes_of(&pair, drive)).collect();
         let offered = |pair: &mut Pair| drives.iter().map(|its| pair.plug_in(its)).collect();
         let options = AssembleOptions::default();
-        let refused = Array::assemble(&reactor, offered(&mut pair), options).await.err();
+        let refused = Array::assemble(&reactor, offered(&mut pair), options.clone()).await.err();
         let drive = drives[1].name().to_owned();
         let why = AssembleError::CopyOfBefore { drive, member: MemberIndex(1) };
         assert_eq!(refused, Some(why));

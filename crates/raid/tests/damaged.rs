@@ -373,7 +373,7 @@ fn copies_of_a_label_stand_for_each_other() {
                 images[1][home + 100 * copy..][..100].fill(0x5a);
             }
             let here = plugged_in(&mut pair, &drives, &images);
-            let options = AssembleOptions { known, ..AssembleOptions::default() };
+            let options = AssembleOptions { known: known.clone(), ..AssembleOptions::default() };
             pair.array = Array::assemble(&reactor, here.clone(), options).await.unwrap();
             let state = if lost == 7 { ArrayState::Degraded } else { ArrayState::Optimal };
             assert_eq!(pair.array.state(), state, "{lost:03b}");

@@ -576,11 +576,10 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
 }
 
 async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
-    let known = {
-        let world = seedling.world.borrow();
-        let newest = inspect::newest(world.drives.iter());
-        newest.map_or(0, |newest| newest.header.sequence.get())
-    };
+    let newest = inspect::newest(seedling.world.borrow().drives.iter());
+    let known = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
+    let current = || newest.iter().flat_map(|its| its.members()).map(|its| its.drive).collect();
+    let known_with = |generation| Known { generation, epoch: 0, current: current() };
     let mut last = None;
     for known_generation in [None, Some(known), Some(0)] {
         let handles = {
@@ -589,7 +588,7 @@ async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
         };
         let options = AssembleOptions {
             force: false,
-            known: known_generation.map(|generation| Known { generation, epoch: 0, is_here: true }),
+            known: known_generation.map(known_with),
             host: None,
             sum_pages_max: seedling.plan.sum_pages_max,
         };

@@ -231,7 +231,8 @@ fn of_hosts_that_come_at_once_one_gets_the_array() {
             let come = async |host: Host, after: Duration| {
                 reactor.sleep(after).await;
                 let members = members(&reactor);
-                match lease::take(&reactor, [9; 16], &members, &host, None).await {
+                let leases = lease::places(&members);
+                match lease::take(&reactor, [9; 16], &members, &leases, &host, None).await {
                     Ok(claim) => times.borrow_mut().push((reactor.now(), claim)),
                     Err(AssembleError::InUse { .. }) => {}
                     Err(error) => panic!("seed {seed}: {error}"),

@@ -3,11 +3,9 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{ArraySuperblock, Level};
 use ashlar_pool::pool::Pool;
 use ashlar_raid::array::Array;
-use ashlar_raid::error::AssembleError;
 use ashlar_raid::layout::Shape;
 use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
 use ashlar_reactor::executor::Reactor;
@@ -463,8 +461,7 @@ impl Host {
             .fix(format!("attach its drives, then `ashlar array start {name}`")));
         }
         self.check_claims(uuid, name, &drives).await?;
-        let current = self.current_drives(uuid, &drives);
-        let known = self.known(uuid, !current.is_empty());
+        let known = self.known(uuid);
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives).await?;
         let (shown, absent) = (name.to_owned(), self.absent_drives(uuid));
@@ -473,7 +470,7 @@ impl Host {
         let teller = self.teller(core);
         let beginning = engine::call(self.core(core), async move |reactor| {
             let (drives, kept) = plant(&reactor, seeds);
-            let begun = match assemble_one(&reactor, drives, options, &current).await {
+            let begun = match Array::assemble(&reactor, drives, options).await {
                 Ok(array) => open_pool(&reactor, array, teller).await,
                 Err(error) => Err(translate::assemble(&shown, &absent, &error)),
             };
@@ -489,18 +486,6 @@ impl Host {
             tracing::info!(array = name, read_bytes, batches, bytes, took_ms, "{text}");
         }
         self.adopt(core, &begun, name).await
-    }
-
-    /// Which of these held everything when this host had the array last.
-    fn current_drives(&self, uuid: Uuid, drives: &[String]) -> Vec<String> {
-        self.look(|state| {
-            let Some(known) = state.catalog.arrays.get(&uuid) else { return Vec::new() };
-            let is_current = |name: &&String| {
-                let label = state.drives.get(*name).and_then(|drive| drive.content.label());
-                label.is_some_and(|label| known.current.contains(&label.drive))
-            };
-            drives.iter().filter(is_current).cloned().collect()
-        })
     }
 
     /// Names that drives of an array had, and nothing here has.
@@ -550,12 +535,13 @@ impl Host {
         )))
     }
 
-    /// What this host remembers of an array. `is_here`: some of its drives that held everything.
-    fn known(&self, uuid: Uuid, is_here: bool) -> Option<Known> {
+    /// What this host remembers of an array.
+    fn known(&self, uuid: Uuid) -> Option<Known> {
         self.look(|state| {
             let known = state.catalog.arrays.get(&uuid)?;
-            let found = Known { generation: known.generation, epoch: known.epoch, is_here };
-            (!known.current.is_empty()).then_some(found)
+            let (generation, epoch) = (known.generation, known.epoch);
+            let current: Vec<_> = known.current.iter().map(|drive| drive.into_bytes()).collect();
+            (!current.is_empty()).then_some(Known { generation, epoch, current })
         })
     }
 
@@ -707,30 +693,6 @@ impl Host {
         }
         Ok(())
     }
-}
-
-/// `current`: drives that this host had last. Of two histories that is the one that goes on, and
-/// drives of the other are left alone.
-async fn assemble_one(
-    reactor: &Reactor,
-    mut drives: Vec<Rc<Drive>>,
-    options: AssembleOptions,
-    current: &[String],
-) -> Result<Rc<Array>, AssembleError> {
-    let started = Array::assemble(reactor, drives.clone(), options).await;
-    let Err(AssembleError::Apart { ours, others }) = &started else { return started };
-    let is_any_current = |names: &[String]| names.iter().any(|name| current.contains(name));
-    let left = match (is_any_current(ours), is_any_current(others)) {
-        (true, false) => others,
-        (false, true) => ours,
-        (true, true) | (false, false) => return started,
-    };
-    tracing::warn!(
-        drives = left.join(", "),
-        "not used: they went on without those that this host had last"
-    );
-    drives.retain(|drive| !left.iter().any(|name| name == drive.name()));
-    Array::assemble(reactor, drives, options).await
 }
 
 /// Opens the pool of an array that has just started; an array whose pool does not open is stopped.

@@ -90,7 +90,8 @@ pub fn change(name: &str, command: &str, error: &ChangeError) -> Refusal {
             .fix("--force pulls it for you; its redundancy is lost until the rebuild is done"),
         ChangeError::UsedElsewhere { drive, member } => Refusal::conflict(text).fix(format!(
             "see `ashlar inspect` of it; if what it has may be lost: `ashlar array replace {name} \
-             --member {member} --new {drive} --force`"
+             --member {member} --new {drive} --force`; else detach it: a start may be refused \
+             while both are there"
         )),
         ChangeError::MemberNeeded(_) => Refusal::conflict(text).fix(
             "bring its own drive or the other members back, or wait until they are rebuilt; if \

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_drive::drive::{Drive, Limits};
-use ashlar_format::array_superblock::Level;
+use ashlar_format::array_superblock::{Level, MemberState};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
@@ -164,7 +164,9 @@ impl Pair {
     /// What its host remembers.
     pub fn known(&self) -> Option<Known> {
         let status = self.array.status();
-        Some(Known { generation: status.generation, epoch: status.epoch, is_here: true })
+        let trusted = status.members.iter().filter(|its| its.state == MemberState::Trusted);
+        let current = trusted.map(|its| its.drive_uuid).collect();
+        Some(Known { generation: status.generation, epoch: status.epoch, current })
     }
 
     /// A random range of whole sectors, often small, sometimes over several stripes.
