@@ -1,6 +1,7 @@
-//! Single faults, one after the other: fail the N-th operation of a small workload, for all N; let
-//! a drive die, or cut the power, after the N-th completion, for all N: healthy, degraded, with as
-//! many drives lost at the same moment as the array bears, and with a drive back that was away.
+//! Single faults, one after the other: fail the N-th operation of a small workload, or of the stop
+//! after it, for all N; let a drive die, or cut the power, after the N-th completion, for all N:
+//! healthy, degraded, with as many drives lost at the same moment as the array bears, and with a
+//! drive back that was away. The same in the start that comes after a power cut.
 //! Some bugs are invisible to random faults because another fault always hides them.
 
 use std::collections::BTreeSet;
@@ -19,11 +20,27 @@ pub struct Report {
     pub cases: u64,
     pub failures: Vec<String>,
     /// Cases in which the policy was being changed, or had been, when the fault struck; the array
-    /// had grown, or did; members were added; a member was being filled.
+    /// had grown, or did; members were added; a member was being filled; a stop put in place what
+    /// the journal had; the array was being started after a power cut.
     pub policy_changed: u64,
     pub grown: u64,
     pub added: u64,
     pub filled: u64,
+    pub drained: u64,
+    pub starting: u64,
+}
+
+impl Report {
+    fn add(&mut self, other: Report) {
+        self.cases += other.cases;
+        self.failures.extend(other.failures);
+        self.policy_changed += other.policy_changed;
+        self.grown += other.grown;
+        self.added += other.added;
+        self.filled += other.filled;
+        self.drained += other.drained;
+        self.starting += other.starting;
+    }
 }
 
 /// What is done with the array besides requests.
@@ -45,7 +62,14 @@ struct Case {
     change: Change,
     integrity: bool,
     sector_bytes: u32,
+    fault: Fault,
+}
+
+/// What comes, and whether in a start.
+#[derive(Clone, Copy)]
+struct Fault {
     what: fn(Loss) -> SingleFault,
+    in_start: bool,
 }
 
 /// Every `stride`-th operation; 1: all. On the smallest array of every level and redundancy that
@@ -68,13 +92,7 @@ pub fn run(stride: u64, jobs: usize, options: Options) -> Report {
     std::thread::scope(|scope| {
         let jobs: Vec<_> = (0..jobs).map(|_| scope.spawn(job)).collect();
         for job in jobs {
-            let report = job.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload));
-            all.cases += report.cases;
-            all.failures.extend(report.failures);
-            all.policy_changed += report.policy_changed;
-            all.grown += report.grown;
-            all.added += report.added;
-            all.filled += report.filled;
+            all.add(job.join().unwrap_or_else(|payload| std::panic::resume_unwind(payload)));
         }
     });
     all
@@ -87,12 +105,12 @@ fn cases() -> Vec<Case> {
     geometries.push(Geometry::raid0());
     let all = geometries
         .iter()
-        .flat_map(|geometry| faults(geometry).iter().flat_map(|what| kinds(*geometry, *what)));
+        .flat_map(|geometry| faults(geometry).flat_map(|fault| kinds(*geometry, fault)));
     all.collect()
 }
 
 /// A workload of each kind that says something about an array.
-fn kinds(geometry: Geometry, what: fn(Loss) -> SingleFault) -> Vec<Case> {
+fn kinds(geometry: Geometry, fault: Fault) -> Vec<Case> {
     let layout = geometry.layout();
     let policy = Some(layout.default_policy());
     let usual = Case {
@@ -101,7 +119,7 @@ fn kinds(geometry: Geometry, what: fn(Loss) -> SingleFault) -> Vec<Case> {
         change: Change::Nothing,
         integrity: false,
         sector_bytes: 512,
-        what,
+        fault,
     };
     let mut kinds: Vec<Case> = geometry
         .policies()
@@ -121,17 +139,19 @@ fn kinds(geometry: Geometry, what: fn(Loss) -> SingleFault) -> Vec<Case> {
     kinds
 }
 
-/// The fault kinds that say something about an array.
-fn faults(geometry: &Geometry) -> &'static [fn(Loss) -> SingleFault] {
-    let all: &[fn(Loss) -> SingleFault] = &[
+/// The faults that say something about an array.
+fn faults(geometry: &Geometry) -> impl Iterator<Item = Fault> {
+    let all: [fn(Loss) -> SingleFault; 6] = [
         |_| SingleFault::Fail,
-        |loss| SingleFault::Cut(loss),
+        SingleFault::Cut,
         |_| SingleFault::Death,
-        |loss| SingleFault::CutAndLose(loss),
-        |loss| SingleFault::CutDegraded(loss),
-        |loss| SingleFault::CutReturned(loss),
+        SingleFault::CutAndLose,
+        SingleFault::CutDegraded,
+        SingleFault::CutReturned,
     ];
-    if geometry.layout().is_redundant() { all } else { &all[..2] }
+    let count = if geometry.layout().is_redundant() { all.len() } else { 2 };
+    let of = move |in_start| all.into_iter().take(count).map(move |what| Fault { what, in_start });
+    of(false).chain(of(true))
 }
 
 /// All kinds of loss in turn.
@@ -141,8 +161,8 @@ fn loss(after: u64) -> Loss {
 
 /// False once the fault comes after the workload.
 fn one(report: &mut Report, case: &Case, after: u64, options: Options) -> bool {
-    let Case { geometry, policy, change, integrity, sector_bytes, what } = *case;
-    let single = Single { after, what: what(loss(after)) };
+    let Case { geometry, policy, change, integrity, sector_bytes, fault } = *case;
+    let single = Single { in_start: fault.in_start, after, what: (fault.what)(loss(after)) };
     let run = || {
         let mut plan = Plan {
             grows: change == Change::Grow,
@@ -167,6 +187,8 @@ fn one(report: &mut Report, case: &Case, after: u64, options: Options) -> bool {
     report.grown += u64::from(changes.grown > 0);
     report.added += u64::from(changes.added > 0);
     report.filled += u64::from(changes.filled > 0);
+    report.drained += u64::from(changes.drained > 0);
+    report.starting += u64::from(fault.in_start && reached);
     if let Some(why) = failure {
         let (level, members) = (level_name(geometry.level), geometry.members);
         let policy = policy.map_or("any policy".into(), |policy| format!("{policy:?}"));

@@ -180,10 +180,12 @@ impl Geometry {
     }
 }
 
-/// One fault at one moment of the second life, instead of drawn ones.
+/// One fault at one moment, instead of drawn ones.
 #[derive(Clone, Copy, Debug)]
 pub struct Single {
-    /// Completions of the life before it comes.
+    /// While the array is started after a power cut; else while it serves, or is stopped.
+    pub in_start: bool,
+    /// Completions of that before it comes.
     pub after: u64,
     pub what: SingleFault,
 }
@@ -211,6 +213,19 @@ pub enum SingleFault {
     CutReturned(Loss),
     /// The drive that completes the operation dies.
     Death,
+}
+
+impl SingleFault {
+    /// What a cut does; `None`: it is none.
+    pub fn loss(self) -> Option<Loss> {
+        match self {
+            SingleFault::Fail | SingleFault::Death => None,
+            SingleFault::Cut(loss)
+            | SingleFault::CutAndLose(loss)
+            | SingleFault::CutDegraded(loss)
+            | SingleFault::CutReturned(loss) => Some(loss),
+        }
+    }
 }
 
 /// What drives answer other than the truth, without an error.

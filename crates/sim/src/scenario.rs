@@ -29,7 +29,7 @@ use crate::canary::Canary;
 use crate::chaos;
 use crate::checkers;
 use crate::drive::{ARRAY_UUID, Loss};
-use crate::faults::{Ending, Plan, Single, SingleFault, turn};
+use crate::faults::{Ending, Plan, Single};
 use crate::fleet::Fleet;
 use crate::inspect;
 use crate::oracle::Oracle;
@@ -39,6 +39,8 @@ use crate::sight::Sight;
 use crate::volumes::are_known_to_all;
 use crate::workload::Life;
 use crate::world::{AtCompletion, Changes, Outages, PastLimit, SharedWorld, SimBackend, World};
+
+mod single;
 
 /// A cut in a start comes within so many: some are through by then.
 const OPERATIONS_OF_A_START: u64 = 400;
@@ -92,6 +94,8 @@ pub struct Scenario {
     order: Prng,
     /// Of power cuts and crashes while an array is started or stopped.
     cuts: Prng,
+    /// Of drives that die while an array is started.
+    deaths: Prng,
     life: u32,
     /// A life began with every stripe in sync, and the journal covers all its writes: a crash must
     /// leave no stripe unsure.
@@ -102,6 +106,8 @@ pub struct Scenario {
     all_are_back: bool,
     /// What a power cut does, if that is not drawn.
     loss: Option<Loss>,
+    /// What comes while the next life serves, and nothing else.
+    single: Option<Single>,
 }
 
 /// Which drives an array is made of, and how.
@@ -153,11 +159,13 @@ impl Scenario {
             prng: Prng::stream(seed, "workload"),
             order: Prng::stream(seed, "order"),
             cuts: Prng::stream(seed, "cuts while it starts or stops"),
+            deaths: Prng::stream(seed, "deaths while it starts"),
             life: 0,
             covered: Rc::default(),
             given_up: false,
             all_are_back: false,
             loss: None,
+            single: None,
         }
     }
 
@@ -178,49 +186,6 @@ impl Scenario {
             sectors_checked: self.oracle.borrow().sectors_checked,
             virtual_ns: world.now_ns(),
         }
-    }
-
-    /// The lives of a plan with a single fault. False if the workload ended before the fault.
-    pub fn single_fault(&mut self, single: Single) -> bool {
-        self.live(Start::Create, Phase::Safety(Ending::CleanStop));
-        // Who is lost first is not drawn with the loss.
-        let first = turn(single.after + 1, self.plan.geometry.members);
-        let is_away =
-            matches!(single.what, SingleFault::CutDegraded(_) | SingleFault::CutReturned(_));
-        if is_away || self.plan.spares {
-            self.lose_drives(first, 1);
-        }
-        let cut = match single.what {
-            SingleFault::Fail | SingleFault::Death => None,
-            SingleFault::Cut(loss)
-            | SingleFault::CutAndLose(loss)
-            | SingleFault::CutDegraded(loss)
-            | SingleFault::CutReturned(loss) => Some(loss),
-        };
-        self.loss = cut;
-        let ending = if cut.is_some() { Ending::PowerCut } else { Ending::CleanStop };
-        let before = self.world.borrow().completions;
-        if !self.is_over() {
-            self.live(Start::Assemble, Phase::Safety(ending));
-        }
-        let reached = self.world.borrow().completions >= before + single.after;
-        let loses = match single.what {
-            SingleFault::CutAndLose(_) => true,
-            SingleFault::CutDegraded(_) | SingleFault::CutReturned(_) => {
-                turn(single.after + 2, 2) == 0
-            }
-            SingleFault::Fail | SingleFault::Cut(_) | SingleFault::Death => false,
-        };
-        if matches!(single.what, SingleFault::CutReturned(_)) {
-            self.all_return();
-        }
-        if loses {
-            self.lose_drives(first, usize::MAX);
-        }
-        if !self.is_over() {
-            self.recover(Start::Assemble);
-        }
-        reached
     }
 
     /// Faults are over.
@@ -339,7 +304,8 @@ impl Scenario {
                 self.expect_unsure(&offered);
                 let is_away = |drive| !offered.contains(drive);
                 let was_short = std::mem::take(&mut self.world.borrow_mut().is_short);
-                if was_short || self.fleet.borrow().slots.iter().any(is_away) {
+                let is_short = was_short || self.fleet.borrow().slots.iter().any(is_away);
+                if self.one_dies_in_the_start(phase) || is_short {
                     self.oracle.borrow_mut().some_are_away();
                 }
                 reactor.block_on(assemble(self.seedling(&reactor), offered, phase))
@@ -347,6 +313,25 @@ impl Scenario {
         };
         self.end(end, phase);
         reactor.abandon();
+    }
+
+    /// Plans that, now and then, if the array can do without it.
+    fn one_dies_in_the_start(&mut self, phase: Phase) -> bool {
+        let may_die = self.plan.deaths && matches!(phase, Phase::Safety(_));
+        if !may_die || !self.deaths.chance(1, 6) {
+            return false;
+        }
+        let index = self.deaths.index(self.fleet.borrow().slots.len());
+        if !self.fleet.borrow().may_lose(index) {
+            return false;
+        }
+        let drive = self.fleet.borrow().slots[index];
+        let after = 1 + self.deaths.below(OPERATIONS_OF_A_START);
+        self.fleet.borrow_mut().impair(index, Some(drive));
+        let mut world = self.world.borrow_mut();
+        world.note(|| format!("drive {drive} (member {index}) dies after {after} more"));
+        world.plan(after, AtCompletion::Death(drive));
+        true
     }
 
     fn end(&mut self, end: Option<End>, phase: Phase) {
@@ -503,7 +488,7 @@ impl Scenario {
             covered: self.covered.clone(),
             prng: Prng::from_seed(self.prng.next_u64()),
             cut_stop: self.cut(4, OPERATIONS_OF_A_STOP),
-            is_first: self.life == 1,
+            single: self.single.take(),
         }
     }
 }
@@ -529,7 +514,7 @@ struct Seedling {
     prng: Prng,
     /// A life that ends suddenly does so after so many operations of its stop.
     cut_stop: Option<u64>,
-    is_first: bool,
+    single: Option<Single>,
 }
 
 async fn create(seedling: Seedling, phase: Phase) -> End {
@@ -655,14 +640,18 @@ async fn assembled(seedling: Seedling, array: Rc<Array>, phase: Phase) -> End {
 async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: Phase) -> End {
     let volume = pool.volume("main").expect("looked at before");
     let status = array.status();
+    seedling.world.borrow_mut().is_up();
     seedling.fleet.borrow_mut().refresh(&status);
     seedling.covered.set(is_covered(&seedling.plan, &status));
     seedling.oracle.borrow_mut().settled();
     let others = Others::found(&pool, &mut seedling.oracle.borrow_mut());
+    // A fault that was to come in the start may come later.
+    let may_be = seedling.plan.single.is_some_and(|single| single.in_start);
+    let is_impaired = may_be || seedling.fleet.borrow().any_impaired() || !status.bad.is_empty();
     let life = Rc::new(Life {
-        impaired_seen: Cell::new(seedling.fleet.borrow().any_impaired() || !status.bad.is_empty()),
+        impaired_seen: Cell::new(is_impaired),
         ends_suddenly: matches!(phase, Phase::Safety(ending) if ending != Ending::CleanStop),
-        is_first: seedling.is_first,
+        single: seedling.single,
         plan: seedling.plan.clone(),
         world: seedling.world.clone(),
         reactor: seedling.reactor.clone(),
@@ -691,7 +680,8 @@ async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: 
         Phase::Safety(ending) => {
             plan_ending(&life, ending, &mut seedling.prng);
             safety(&life, &mut seedling.prng).await;
-            if ending != Ending::CleanStop {
+            // A single fault may come in the stop, too.
+            if ending != Ending::CleanStop && seedling.single.is_none() {
                 let Some(after) = seedling.cut_stop else {
                     life.world.borrow_mut().go_dark();
                     return std::future::pending().await;
@@ -721,18 +711,9 @@ fn is_covered(plan: &Plan, status: &ArrayStatus) -> bool {
 }
 
 fn plan_ending(life: &Life, ending: Ending, prng: &mut Prng) {
-    if let Some(single) = life.plan.single {
-        // The life that creates the array is left in peace.
-        if !life.is_first {
-            let what = match single.what {
-                SingleFault::Fail => AtCompletion::Fail,
-                SingleFault::Death => AtCompletion::OwnDeath,
-                SingleFault::Cut(_)
-                | SingleFault::CutAndLose(_)
-                | SingleFault::CutDegraded(_)
-                | SingleFault::CutReturned(_) => AtCompletion::Dark,
-            };
-            life.world.borrow_mut().plan(single.after, what);
+    if life.plan.single.is_some() {
+        if let Some(single) = life.single {
+            life.world.borrow_mut().plan(single.after, single.at_completion());
         }
         return;
     }
@@ -768,6 +749,7 @@ async fn stop(life: &Rc<Life>) -> End {
         life.fail(format!("stripes did not agree: {report:?}"));
     }
     let began = life.oracle.borrow_mut().flush_begins();
+    life.world.borrow_mut().changes.drained += u64::from(status.journal.pending_bytes > 0);
     match life.array.stop().await {
         Ok(()) => {
             let mut oracle = life.oracle.borrow_mut();

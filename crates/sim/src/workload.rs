@@ -16,7 +16,7 @@ use ashlar_reactor::prng::Prng;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::canary::Canary;
-use crate::faults::{CHUNK_BYTES_LARGE, Plan};
+use crate::faults::{CHUNK_BYTES_LARGE, Plan, Single};
 use crate::fleet::Fleet;
 use crate::oracle::{Oracle, Ticket};
 use crate::served::{NAMES, Others, Served};
@@ -35,8 +35,8 @@ pub struct Life {
     pub plan: Rc<Plan>,
     /// It ends by a crash or a power cut.
     pub ends_suddenly: bool,
-    /// The array was created in this life.
-    pub is_first: bool,
+    /// It comes in this life, once the array serves.
+    pub single: Option<Single>,
     pub world: SharedWorld,
     pub reactor: Reactor,
     pub array: Rc<Array>,

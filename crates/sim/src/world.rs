@@ -53,6 +53,8 @@ pub struct Changes {
     pub added: u64,
     /// Drives that took a member's place.
     pub filled: u64,
+    /// Stops of this life that put in place what the journal had.
+    pub drained: u64,
 }
 
 /// How often more drives were away than the array bears, and how often they could be taken back
@@ -103,6 +105,8 @@ pub struct World {
     pub caches: Prng,
     /// Operations completed since the world began.
     pub completions: u64,
+    /// So many of them when the array last was up.
+    pub up_after: u64,
     /// Reads that the engine also asked others for, in lives that ended in order.
     pub hedged: u64,
     /// Reads that were done by a view of the array.
@@ -149,6 +153,7 @@ impl World {
             faults: Prng::stream(seed, "faults"),
             caches: Prng::stream(seed, "caches"),
             completions: 0,
+            up_after: 0,
             hedged: 0,
             seen: 0,
             volumes_made: 0,
@@ -254,6 +259,12 @@ impl World {
         }
         self.life_began_ns = self.now_ns;
         self.life_began_after = self.completions;
+    }
+
+    /// The array serves from now on.
+    pub fn is_up(&mut self) {
+        self.up_after = self.completions;
+        self.changes.drained = 0;
     }
 
     pub fn go_dark(&mut self) {

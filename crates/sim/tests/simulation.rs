@@ -336,7 +336,8 @@ fn single_faults() {
     let report = enumerate::run(STRIDE, 1, Options::default());
     println!("{report:?}");
     assert!(report.cases > 0);
-    let amid = [report.policy_changed, report.grown, report.added, report.filled];
-    assert!(amid.iter().all(|cases| *cases > 0), "{report:?}");
+    let changing = [report.policy_changed, report.grown, report.added, report.filled];
+    let amid = changing.into_iter().chain([report.drained, report.starting]);
+    assert!(amid.into_iter().all(|cases| cases > 0), "{report:?}");
     assert_eq!(report.failures, Vec::<String>::new());
 }
