@@ -21,7 +21,7 @@ const CANARY_SEEDS: u64 = 100;
 /// Plans with sectors that cannot be read beside members that are missing.
 const LOST_PLANS: usize = 100;
 /// Every how many operations a single fault is tried.
-const STRIDE: u64 = 211;
+const STRIDE: u64 = 499;
 
 fn assert_good(seed: u64) -> Verdict {
     let verdict = run_caught(seed, Options::default());
