@@ -48,6 +48,7 @@ SECONDS = [
     "array_write_bytes",
     "storage_cores",
     "guest_cores",
+    "daemon_cores",  # of the side's own processes; part of storage_cores
     "state",  # of the array
 ]
 
@@ -78,6 +79,7 @@ class Cell:
     array_write_bytes: int | None = None
     storage_cores: float | None = None
     guest_cores: float | None = None
+    daemon_cores: float | None = None
     state_before: str = ""
     state_after: str = ""
     state_share: float | None = None  # of the measured seconds that began in `state`

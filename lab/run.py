@@ -364,6 +364,7 @@ class Turn:
             **{f"array_{name}": sampler.rounded(counted[name], 0) for name in sampler.COUNTERS},
             storage_cores=sampler.rounded(counted["storage_seconds"] / summary.seconds, 3),
             guest_cores=self.cores(counted["guest_seconds"], summary.seconds),
+            daemon_cores=self.cores(counted["daemon_seconds"], summary.seconds),
             state_before=state_before,
             state_after=watch.samples[-1].state,
             state_share=sampler.rounded(share, 3),

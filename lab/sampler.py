@@ -33,6 +33,7 @@ class Sample:
     counters: Counters | None
     storage_seconds: float
     guest_seconds: float | None
+    daemon_seconds: float | None = None  # of the side's own processes: part of storage
 
 
 class Meter:
@@ -68,7 +69,7 @@ class Sampler:
         self.load_pids, self.guest_seconds = load_pids, guest_seconds
         self.samples: list[Sample] = []
         self.events: list[tuple[float, str]] = []
-        self.storage, self.guests = Meter(), Meter()
+        self.storage, self.guests, self.daemon = Meter(), Meter(), Meter()
         self.over = threading.Event()
         self.error: Exception | None = None
         self.thread = threading.Thread(target=self.look_on, daemon=True)
@@ -104,6 +105,11 @@ class Sampler:
         storage = self.storage.add(
             {pid: it.cpu_seconds for pid, it in now.items() if it.is_kernel or pid in its_own}
         )
+        daemon = None
+        if its_own:
+            daemon = self.daemon.add(
+                {pid: it.cpu_seconds for pid, it in now.items() if pid in its_own}
+            )
         guests = self.guest_seconds()
         if guests is None and not last:
             load = set(self.load_pids())
@@ -111,7 +117,7 @@ class Sampler:
                 {pid: it.cpu_seconds for pid, it in now.items() if pid in load}
             )
         storage += self.storage_seconds()
-        sample = Sample(time.time(), state, counters, storage, guests)
+        sample = Sample(time.time(), state, counters, storage, guests, daemon)
         if self.samples and (was := self.samples[-1].state) != state:
             if kind(was) != kind(state):
                 self.events.append((sample.at, f"array {kind(state)}"))
@@ -147,6 +153,8 @@ def totals(samples: list[Sample], begin: float, end: float) -> dict[str, float |
     }
     found["storage_seconds"] = grown(lambda sample: sample.storage_seconds)
     found["guest_seconds"] = guest_seconds(samples, begin, end)
+    seen = all(sample.daemon_seconds is not None for sample in samples)
+    found["daemon_seconds"] = grown(lambda sample: sample.daemon_seconds) if seen else None
     return found
 
 
@@ -180,6 +188,7 @@ def row(samples: list[Sample], load: Measured, second: int) -> dict[str, object]
         "latency_ms_mean": rounded(latency, 3),
         "storage_cores": rounded(its["storage_seconds"], 3),
         "guest_cores": rounded(its["guest_seconds"], 3),
+        "daemon_cores": rounded(its["daemon_seconds"], 3),
         "state": latest[-1] if latest else samples[0].state,
     }  # fmt: skip
 

@@ -209,6 +209,11 @@ class Study(Table):
             raise ValueError('has the state "degraded-twice": that needs `parity` 2 or more')
         if self.array.parity == 0 and set(self.states) != {State.HEALTHY}:
             raise ValueError("has no parity: without a drive there is nothing left to measure")
+        if self.array.count > 1 and set(self.states) != {State.HEALTHY}:
+            raise ValueError(
+                "has several arrays, and states without a drive: one is taken of the first array "
+                "only, and figures are of all of them; say `array.count` 1, or only healthy"
+            )
         if self.drives.kind == "nvme" and self.where != Where.GUEST:
             raise ValueError('has drives of kind "nvme": those are emulated, `where = "guest"`')
         patterns = [pattern.name for pattern in self.fio.patterns] if self.fio else []

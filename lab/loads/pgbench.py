@@ -33,6 +33,10 @@ DATABASE = "pgbench"
 USER = "postgres"
 AS_USER = f"setpriv --reuid={USER} --regid={USER} --clear-groups"
 DURABLE = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
+NOT_DEFAULT = (
+    "SELECT string_agg(name || ' = ' || setting, E'\\n' ORDER BY name) FROM pg_settings "
+    "WHERE source <> 'default'"
+)
 ROWS_OF_SCALE = 100_000  # accounts; 15 MB each with their index
 START_SECONDS_MAX = 120
 STOP_SECONDS_MAX = 60
@@ -77,6 +81,7 @@ class Pgbench:
         self.make_cluster()
         self.start_server()
         self.refuse_other_settings()
+        self.as_found = self.sql(NOT_DEFAULT, database="postgres")
         say(f"filling the database, scale {self.asked.scale}")
         self.place.check(self.as_user("createdb", DATABASE))
         self.check_long(self.as_user("pgbench", f"-i -q -s {self.asked.scale} {DATABASE}"))
@@ -319,9 +324,15 @@ class Pgbench:
 
     def settings(self) -> dict[str, str]:
         version = self.place.run(f"{self.programs}/postgres --version").text.strip()
-        file_system = "its own" if self.seat.disk.directory else "XFS, with mkfs.xfs's defaults"
-        return {"version": version, "file system": file_system} | {
-            name: value for name, value in self.options().items() if value
+        file_system = "its own"
+        if not self.seat.disk.directory:
+            info = self.place.run(f"xfs_info {self.root}").text.strip()
+            file_system = f"XFS, with mkfs.xfs's defaults\n{info}"
+        return {
+            "version": version,
+            "file system": file_system,
+            **{name: value for name, value in self.options().items() if value},
+            "all that is not PostgreSQL's default": self.as_found,
         }
 
     def close(self) -> None:

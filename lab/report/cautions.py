@@ -23,6 +23,7 @@ DURABILITY = {
     "wal_level": ("replica", "logical"),
 }
 SECONDS_ENOUGH = 30
+ON_BLOCKS = ("mdraid", "btrfs", "zfs")
 ABOVE = 1.05
 EMULATED = (
     "The processors of the virtual machines are emulated: what takes CPU time there, of the load "
@@ -235,6 +236,13 @@ def surroundings(source: Source):
         )
     if study.drives.kind == "file":
         yield Caution("Drives are files on one disk, which all of them share.")
+        by_loop = [side.name for side in measured_sides(source) if side.kind in ON_BLOCKS]
+        if by_loop and len(by_loop) < len(source.names):
+            yield Caution(
+                f"{', '.join(by_loop)} reached these files through loop devices, since the kernel "
+                "takes block devices only; the other sides used the files themselves. On drives "
+                "that are devices there is no such difference."
+            )
     if study.drives.kind == "nvme":
         yield Caution("Drives are NVMe drives that QEMU emulates on files.")
     load = its.get("load_average_before")

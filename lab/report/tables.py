@@ -276,7 +276,7 @@ def arrays(source: Source) -> Iterator[Table]:
     per = "I/Os a load's I/O" if source.is_fio else "I/Os a transaction"
     storage, load_s, _ = PROCESSORS[source.study.where]
     columns = ("state", "side", "reads/s", "writes/s", "read : write", per, "busy cores",
-               f"{source.rate} a busy core", storage, load_s)  # fmt: skip
+               f"{source.rate} a busy core", storage, "of the daemon", load_s)  # fmt: skip
     for load, loads in source.loads:
         rows = tuple(
             (one.cell.state, one.cell.side, *array_row(source, one))
@@ -311,7 +311,8 @@ def array_row(source: Source, one: Summary) -> tuple[str, ...]:
     per_core = one.spread(lambda each: over(each.per_second, busy_cores(source, each.cell)))
     return (
         middle(reads), middle(writes), share, middle(asked), middle(busy), middle(per_core),
-        middle(of(lambda cell: cell.storage_cores)), middle(of(lambda cell: cell.guest_cores)),
+        middle(of(lambda cell: cell.storage_cores)), middle(of(lambda cell: cell.daemon_cores)),
+        middle(of(lambda cell: cell.guest_cores)),
     )  # fmt: skip
 
 

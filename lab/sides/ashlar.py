@@ -241,6 +241,7 @@ class Ashlar:
             "integrity": "on" if self.chosen.integrity else "off",
             "cores": self.cores,
             "export": self.export_kind(),
+            "array": self.place.check(f"{self.program} --socket {self.socket} array show a0"),
             "commands": "\n".join(dict.fromkeys(self.commands)),
         }
 

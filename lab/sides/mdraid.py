@@ -196,7 +196,9 @@ class Mdraid:
             ).text.strip(),
             **{name: str(value) for name, value in self.tuned.items()},
             "first resync": first if zeroed else "done before anything was measured",
-            "rebuild": "at md's own pace: sync_speed_min and sync_speed_max are the kernel's",
+            "rebuild": "at md's own pace: " + self.place.run(
+                f"cd /sys/block/{self.arrays[0]}/md && grep . sync_speed_min sync_speed_max"
+            ).text.strip(),
             "commands": "\n".join(dict.fromkeys(self.commands)),
         }
 

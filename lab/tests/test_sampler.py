@@ -23,7 +23,7 @@ from lab.where import Seat
 
 
 def sample(at: float, reads: int, cpu: float, state: str = "healthy") -> Sample:
-    return Sample(at, state, Counters(reads, 0, reads * 4096, 0), cpu, None)
+    return Sample(at, state, Counters(reads, 0, reads * 4096, 0), cpu, None, cpu / 2)
 
 
 class Seconds(unittest.TestCase):
@@ -35,6 +35,7 @@ class Seconds(unittest.TestCase):
         self.assertEqual([row["second"] for row in rows], [-1, 0, 1, 2])
         self.assertEqual([row["array_reads"] for row in rows], [100, 100, 100, 100])
         self.assertEqual([row["storage_cores"] for row in rows], [0.25] * 4)
+        self.assertEqual([row["daemon_cores"] for row in rows], [0.125] * 4)
         self.assertEqual([row["operations"] for row in rows], [5, 10, 20, 30])
         self.assertEqual(rows[1]["latency_ms_mean"], 4.0)
         self.assertIsNone(rows[0]["guest_cores"])

@@ -118,6 +118,7 @@ class Studies(unittest.TestCase):
         self.assertIn("two patterns", self.refusal(fio))
         fio = FIO.replace("PATTERNS", '{name = "a", rw = "read"}')
         self.assertIn("`fio.vms`", self.refusal(fio, ("fio.vms=[1,8]", "vm.count=4")))
+        self.assertIn("several arrays", self.refusal(fio, ("array.count=2", 'states=["degraded"]')))
         self.assertEqual(self.load(fio, changes=("fio.vms=[1,8]", "vm.count=8")).disks, 8)
 
     def test_sides_are_named_once(self):

@@ -47,8 +47,8 @@ fn kill_under(ring: &str, more: &str) {
     assert!(LONGER.into_iter().any(is_shown), "it is hardly killed, or comes back too late");
 }
 
-/// Kills the daemon at random moments as long as the load lasts; how often, and the longest pause in
-/// milliseconds.
+/// Kills the daemon at random moments as long as the load lasts; how often, and the longest pause
+/// in milliseconds.
 fn killed_under(daemon: &mut Daemon, ring: &str, more: &str, seconds: u64) -> (u64, u64) {
     daemon.wait_unused("e");
     let mut load = daemon.run_beside(
