@@ -4,12 +4,13 @@
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 export PYTHONDONTWRITEBYTECODE := 1
 
-.PHONY: help demo lab test test-lab build clean
+.PHONY: help demo lab test nightly test-lab build clean
 
 help:
 	@echo 'make demo    PostgreSQL in a virtual machine on an Ashlar RAID 5 that loses a drive'
 	@echo 'make lab     the command ashlar-lab: measures Ashlar against what this machine has'
 	@echo 'make test    everything that CI checks'
+	@echo 'make nightly the same, and then what takes hours: longer, with other seeds, and by fuzzers'
 	@echo 'make build   target/release/ashlar'
 	@echo 'make clean   removes what was built, and .cache (guest, logs)'
 	@echo
@@ -35,6 +36,10 @@ lab: $(if $(ASHLAR),,build)
 test:
 	@scripts/install.sh test lab
 	@cargo xtask ci
+
+nightly:
+	@scripts/install.sh test lab
+	@cargo xtask ci --nightly
 
 # A step of `make test`, which has installed what it takes.
 test-lab:

@@ -1,6 +1,7 @@
-//! What CI runs: one list, run from the top, stopped at the first failure.
+//! What CI runs: one list, run from the top, stopped at the first failure. And what takes a night.
 
 use std::process::{Command, ExitCode};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A fixed budget of seeds; kept seeds and planted bugs are among the simulator's own tests.
 const SIM: &str = "cargo xtask sim --seeds 2000";
@@ -34,16 +35,42 @@ const STEPS: [(&str, &str); 11] = [
     ("tests", "cargo test --workspace --tests --locked"),
 ];
 
+/// What CI has no time for, after what it runs: the same for longer, with other seeds each night,
+/// and what is run by hand elsewhere.
+const NIGHTLY: [(&str, &str); 9] = [
+    ("many seeds", "cargo xtask sim --seeds 200000"),
+    ("many single faults", "cargo xtask sim --enumerate 7"),
+    ("kills", "cargo test -p ashlar-control --test resume --locked"),
+    ("hostile clients", "cargo xtask fuzz --seconds 600"),
+    ("ways through vhost", "cargo xtask fuzz --guided vhost --seconds 600"),
+    ("ways through NVMe/TCP", "cargo xtask fuzz --guided nvme_tcp --seconds 600"),
+    ("ways through NBD", "cargo xtask fuzz --guided nbd --seconds 600"),
+    (
+        "more guests",
+        "python3 -W ignore -m unittest -v tests.test_resume tests.test_nvme tests.test_nvme_tcp \
+         tests.test_ublk tests.test_migrate tests.test_powercut",
+    ),
+    ("power cuts", "cargo xtask powercut --rounds 50"),
+];
+/// How long, or how often, tests do what they do for moments otherwise.
+const LONGER: [(&str, &str); 2] = [("ASHLAR_KILL_SECONDS", "120"), ("ASHLAR_RESUMES", "50")];
+
 /// Runs all steps, and says how long each took. Stops at the first failure.
-pub fn run() -> ExitCode {
-    for (name, line) in STEPS {
+pub fn run(is_nightly: bool) -> ExitCode {
+    let mut steps: Vec<(&str, String)> = STEPS.map(|(name, line)| (name, line.into())).into();
+    if is_nightly {
+        steps.extend(NIGHTLY.map(|(name, line)| (name, format!("{line}{}", started_at(line)))));
+    }
+    for (name, line) in steps {
         println!("── {name}: {line}");
         #[expect(clippy::disallowed_methods, reason = "it is the person who waits")]
         let began = std::time::Instant::now();
-        let mut words = line.split(' ');
+        let mut words = line.split_whitespace();
         let program = words.next().unwrap_or_default();
+        let mut step = Command::new(program);
         // Tests that need something of the machine say so, elsewhere; here it has to be there.
-        let status = Command::new(program).args(words).env("ASHLAR_CI", "1").status();
+        step.args(words).env("ASHLAR_CI", "1").envs(LONGER.into_iter().filter(|_| is_nightly));
+        let status = step.status();
         println!("── {name}: {} s", began.elapsed().as_secs());
         if !status.is_ok_and(|status| status.success()) {
             eprintln!("── {name} failed");
@@ -51,4 +78,14 @@ pub fn run() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+/// Seeds that no other night had.
+fn started_at(line: &str) -> String {
+    if !line.contains("--seeds") {
+        return String::new();
+    }
+    #[expect(clippy::disallowed_methods, reason = "it is another night")]
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    format!(" --start {}000", now.map_or(0, |now| now.as_secs()))
 }

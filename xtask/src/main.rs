@@ -23,7 +23,11 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     /// Everything that CI checks, in the order of what fails fastest
-    Ci,
+    Ci {
+        /// And then what takes a night: the same for longer, with other seeds each time
+        #[arg(long)]
+        nightly: bool,
+    },
     /// The house rules that a machine can check: sizes, headers, names, layers, unsafe
     Tidy,
     /// The simulator: --seeds N [--start S], or --seed S to repeat one with its trace
@@ -64,7 +68,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match Arguments::parse().command {
-        Command::Ci => ci::run(),
+        Command::Ci { nightly } => ci::run(nightly),
         Command::Tidy => tidy::run(),
         Command::Sim { arguments } => sim::run(&arguments),
         Command::Fuzz { seconds, seed, guided: None } => fuzz::run(seconds, seed),

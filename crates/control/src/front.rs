@@ -250,8 +250,8 @@ impl Front {
             Front::VhostUserBlk { socket, queues } => {
                 let socket = in_option(socket);
                 Some(format!(
-                    "-object memory-backend-memfd,id=mem,size=4G,share=on -numa node,memdev=mem \
-                     -chardev socket,id={name},path={socket},reconnect=1 \
+                    "-m 4G -object memory-backend-memfd,id=mem,size=4G,share=on \
+                     -numa node,memdev=mem -chardev socket,id={name},path={socket},reconnect=1 \
                      -device vhost-user-blk-pci,chardev={name},num-queues={queues}"
                 ))
             }

@@ -380,7 +380,10 @@ fn exports_are_made_and_withdrawn() {
     let export = daemon.json("export show e");
     assert_eq!((&export["state"], &export["volume"]), (&"listening".into(), &"v".into()));
     assert_eq!(export["socket"], socket.to_str().unwrap());
-    assert!(daemon.ok("export show e --qemu").contains("reconnect"));
+    let qemu = daemon.ok("export show e --qemu");
+    assert!(qemu.contains("reconnect=1") && qemu.contains("-m 4G ") && qemu.contains("size=4G,"));
+    let libvirt = daemon.ok("export show e --libvirt");
+    assert!(libvirt.contains("type='vhostuser'") && libvirt.contains("e.sock"), "{libvirt}");
     daemon.ok("export create f --volume a/v --path @/f.sock --queues 2");
     assert!(daemon.path("f.sock").exists());
     assert_eq!(daemon.json("volume show v")["exports"], serde_json::json!(["e", "f"]));

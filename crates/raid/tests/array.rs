@@ -15,18 +15,27 @@ use ashlar_raid::status::ArrayState;
 
 use crate::pair::{DRIVE_BYTES, Pair, drive, run};
 
-const REDUNDANT: [(Level, usize, &[u8]); 5] = [
+const REDUNDANT: [(Level, usize, &[u8]); 6] = [
     (Level::Raid1, 2, &[0]),
     (Level::Raid10, 4, &[0, 3]),
     (Level::Raid5, 5, &[2]),
     (Level::Raid5, 3, &[0]),
     (Level::Raid6, 6, &[1, 4]),
+    (Level::Raid7, 6, &[0, 5, 2]),
 ];
 
 #[test]
 fn healthy_arrays_of_every_level() {
     run(|reactor| async move {
-        let plain = [(Level::Raid0, 3), (Level::Raid0, 1), (Level::Raid1, 3), (Level::Raid6, 4)];
+        let plain = [
+            (Level::Raid0, 3),
+            (Level::Raid0, 1),
+            (Level::Raid1, 3),
+            (Level::Raid6, 4),
+            (Level::Raid50, 6),
+            (Level::Raid60, 8),
+            (Level::Raid70, 10),
+        ];
         let redundant = REDUNDANT.map(|(level, members, _)| (level, members));
         for (level, members) in plain.into_iter().chain(redundant) {
             for sector in [512, 4096] {

@@ -1,7 +1,7 @@
 //! Goal: what was given up is an error or what was written there later, wherever the power is cut;
 //! and nothing else is ever wrong.
 //! Method: sectors are lost beside a member, which is then rebuilt, and some are written again; the
-//! power is cut after each completion in turn, and every sector is looked at.
+//! power is cut after every third completion in turn, and every sector is looked at.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 use std::cell::{Cell, RefCell};

@@ -35,7 +35,7 @@ use load::{SPAN, Turn};
 
 const TURNS: u64 = 2;
 const SECONDS: f64 = 1.0;
-const LEVELS: [(Level, u64); 2] = [(Level::Raid5, 5), (Level::Raid6, 6)];
+const LEVELS: [(Level, u64); 3] = [(Level::Raid5, 5), (Level::Raid6, 6), (Level::Raid7, 7)];
 const LOG: &str = "log";
 const LOG_WRITERS: [u64; 2] = [1, 4];
 

@@ -66,16 +66,19 @@ fn start(rig: &Rig, path: &Path, may_ring: bool) -> Result<FuseExport, String> {
 
 /// Each way that this kernel has, and this user: none is a failure where everything has to be tried
 /// (`ASHLAR_CI=1`, by root). That a kernel has no rings is not: those come with Linux 6.14, and a
-/// parameter.
+/// parameter, which is set there.
 fn ways() -> Vec<bool> {
     let is_root = rustix::process::geteuid().is_root();
+    let is_ci = std::env::var_os("ASHLAR_CI").is_some_and(|its| its == "1");
     if !is_root || !Path::new("/dev/fuse").exists() {
-        let is_ci = std::env::var_os("ASHLAR_CI").is_some_and(|its| its == "1");
         assert!(!is_ci || !is_root, "mounting takes /dev/fuse");
         eprintln!("not tried: mounting takes root and /dev/fuse");
         return Vec::new();
     }
     let enabled = "/sys/module/fuse/parameters/enable_uring";
+    if is_ci && Path::new(enabled).exists() {
+        std::fs::write(enabled, "Y").unwrap();
+    }
     let has_rings = std::fs::read_to_string(enabled).is_ok_and(|its| its.starts_with('Y'));
     if !has_rings {
         eprintln!("without io_uring: {enabled} does not say Y");
