@@ -2,7 +2,7 @@
 //! without a word, whichever went on last.
 //! Method: each half is started by force, by itself, some times; then both are there, at a host
 //! that remembers nothing, or one of them.
-#![allow(clippy::unwrap_used, reason = "a test")]
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 use std::cell::Cell;
 use std::rc::Rc;
