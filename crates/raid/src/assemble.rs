@@ -15,7 +15,7 @@
 //!
 //! A drive with this array's label whose uuid the newest superblock does not name was replaced: it
 //! is left alone. So is, of drives that went on without each other, what this host did not have
-//! last, if nobody else had the array since: the table is for the rest then.
+//! last, if it has no later lease than this host knows of: the table is for the rest then.
 
 use std::cmp::Ordering;
 use std::rc::Rc;
@@ -33,7 +33,7 @@ use crate::error::AssembleError;
 use crate::filled::Filled;
 use crate::label::{self, Label};
 use crate::layout::Layout;
-use crate::lease::{self, Claim, Host, Place};
+use crate::lease::{Claim, Host, Place};
 use crate::member::{Keeper, Member};
 use crate::members::{Identity, Restripe};
 use crate::newer;
@@ -118,10 +118,17 @@ struct Candidate {
     label: Label,
     superblock: Option<ArraySuperblock>,
     slots: [Slot; 2],
+    /// Of the newest lease on it; 0: there is none. `None`: it cannot be read.
+    epoch: Option<u64>,
 }
 
 impl Candidate {
-    fn new(drive: Rc<Drive>, label: Label, superblocks: Superblocks) -> Candidate {
+    fn new(
+        drive: Rc<Drive>,
+        label: Label,
+        superblocks: Superblocks,
+        epoch: Option<u64>,
+    ) -> Candidate {
         let slots = superblocks.each_ref().map(|found| match found {
             Ok(superblock) => Slot::Has(sequence(superblock)),
             Err(slot) => *slot,
@@ -133,7 +140,7 @@ impl Candidate {
             Slot::Empty if !is_first => Slot::Unreadable,
             Slot::Has(_) | Slot::Empty | Slot::Unreadable => slot,
         });
-        Candidate { drive, label, superblock, slots }
+        Candidate { drive, label, superblock, slots, epoch }
     }
 }
 
@@ -163,9 +170,9 @@ pub(crate) async fn find(
     let leases: Vec<Place> = leases.collect();
     let epoch = match claim {
         Some(claim) => claim.epoch_before(),
-        None => lease::newest(reactor, array, &leases).await.map_or(0, |its| its.epoch.get()),
+        None => candidates.iter().filter_map(|its| its.epoch).max().unwrap_or(0),
     };
-    let candidates = choose(candidates, epoch, options)?;
+    let candidates = choose(candidates, options);
     let superblocks = || candidates.iter().filter_map(|candidate| candidate.superblock.as_ref());
     let era = superblocks().map(|superblock| superblock.era.get()).max().unwrap_or(0);
     let newest = newest_among(&candidates).ok_or(AssembleError::NoSuperblock)?.clone();
@@ -176,7 +183,8 @@ pub(crate) async fn find(
     let mut outdated = outdated(&members, &candidates, generation);
     outdated.extend(strayed(&newest, &identity.layout(), &members, &candidates, options.force)?);
     let fences = distrust(&identity.layout(), &mut members, &outdated, options)?;
-    let has_current = candidates.iter().any(|its| options.had(its.label.drive_uuid));
+    let is_trusted = |its: &&Member| its.drive.is_some() && its.state == MemberState::Trusted;
+    let has_current = members.iter().filter(is_trusted).any(|its| options.had(its.drive_uuid));
     judge(&identity.layout(), &members, &Age { generation, epoch, has_current }, options)?;
     let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
@@ -211,7 +219,9 @@ async fn candidates(
         if let Ok(Some(label)) = label::read(reactor, &drive).await {
             let superblocks = superblocks(reactor, &drive, &label).await?;
             newer::refuse(reactor, &drive, &label).await?;
-            candidates.push(Candidate::new(drive, label, superblocks));
+            let lease = Place::on(&drive, &label).read(reactor, label.array).await.ok();
+            let epoch = lease.map(|lease| lease.map_or(0, |lease| lease.epoch.get()));
+            candidates.push(Candidate::new(drive, label, superblocks, epoch));
         }
     }
     Ok(candidates)
@@ -442,26 +452,32 @@ impl<'a> Apart<'a> {
 }
 
 /// Of drives that went on without each other, those that this host had last, and what belongs to
-/// them, if it is sure that nobody had the array since. `epoch`: the newest of all drives.
-fn choose(
-    candidates: Vec<Candidate>,
-    epoch: u64,
-    options: &AssembleOptions,
-) -> Result<Vec<Candidate>, AssembleError> {
+/// them, if none of the others has a later lease than it knows of.
+fn choose(candidates: Vec<Candidate>, options: &AssembleOptions) -> Vec<Candidate> {
     let is_ours = |its: &&Candidate| options.had(its.label.drive_uuid);
-    let is_sure = options.known.as_ref().is_some_and(|known| epoch <= known.epoch);
     let is_apart = |newest| !Apart::by(newest, &candidates).others().is_empty();
-    let ours = newest_among(candidates.iter().filter(is_ours)).filter(|_| is_sure);
+    let ours = newest_among(candidates.iter().filter(is_ours));
     let Some(ours) = ours.filter(|_| newest_among(&candidates).is_some_and(is_apart)) else {
-        return Ok(candidates);
+        return candidates;
     };
     let apart = Apart::by(ours, &candidates);
-    let strays: Vec<[u8; 16]> = apart.strays.iter().map(|(_, its)| its.label.drive_uuid).collect();
-    if apart.strays.iter().any(|(_, its)| is_ours(its)) {
-        return Err(apart.refused());
+    let relied_on: Vec<[u8; 16]> = apart.ours.iter().map(|its| its.label.drive_uuid).collect();
+    let is_stray = |its: &&Candidate| {
+        let is_named = ours.members().iter().any(|named| named.drive == its.label.drive_uuid);
+        // In the others' place of a member of ours, perhaps.
+        let is_theirs =
+            || its.superblock.as_ref().is_some_and(|own| relies_on_none(own, &relied_on));
+        let is_it = |stray: &&Candidate| stray.label.drive_uuid == its.label.drive_uuid;
+        apart.strays.iter().any(|(_, stray)| is_it(stray)) || !is_named && is_theirs()
+    };
+    let last = options.known.as_ref().map_or(0, |known| known.epoch);
+    let is_later = |its: &Candidate| its.epoch.is_none_or(|epoch| epoch > last);
+    if candidates.iter().filter(is_stray).any(|its| is_ours(&its) || is_later(its)) {
+        return candidates;
     }
-    let stays = |its: &Candidate| !strays.contains(&its.label.drive_uuid);
-    Ok(candidates.into_iter().filter(stays).collect())
+    let strays: Vec<bool> = candidates.iter().map(|its| is_stray(&its)).collect();
+    let all = candidates.into_iter().zip(strays);
+    all.filter(|(_, is_stray)| !is_stray).map(|(its, _)| its).collect()
 }
 
 /// Members to be read whose drives were used apart. None are but by force, if they have what the

@@ -157,7 +157,11 @@ impl Place {
     }
 
     /// The newest lease here; `None`: there never was one.
-    async fn read(&self, reactor: &Reactor, array: [u8; 16]) -> Result<Option<Lease>, DriveError> {
+    pub(crate) async fn read(
+        &self,
+        reactor: &Reactor,
+        array: [u8; 16],
+    ) -> Result<Option<Lease>, DriveError> {
         let read = label::read_bytes(reactor, &self.drive, self.at, SLOTS * Lease::BYTES);
         let bytes = read.await?;
         let slots = bytes.chunks_exact(to_usize(Lease::BYTES)).zip(0..);

@@ -227,6 +227,41 @@ fn the_half_that_this_host_had_last_goes_on_if_nobody_had_the_array_since() {
     });
 }
 
+/// The other half has another drive beside it by now, in the place of the one that this host had.
+#[test]
+fn a_half_that_was_replaced_elsewhere_is_not_given_up_silently() {
+    run(|reactor| async move {
+        for with_both in [false, true] {
+            let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
+            let old = pair.drives();
+            let host = |id: u8| Some(Host::new([id; 16], "here"));
+            let by = |id: u8| AssembleOptions {
+                force: true,
+                host: host(id),
+                ..AssembleOptions::default()
+            };
+            pair.start(&[&old[1]], by(2)).await.unwrap();
+            pair.replace(0).await;
+            pair.rebuilt().await;
+            pair.put(0, &[2; 4096]).await;
+            let new = pair.drives();
+            for _ in 0..3 {
+                pair.start(&[&old[0]], by(1)).await.unwrap();
+            }
+            pair.put(0, &[1; 4096]).await;
+            let known = pair.known();
+            let here =
+                if with_both { vec![&old[0], &new[0], &old[1]] } else { vec![&old[0], &new[0]] };
+            let options = AssembleOptions { known, host: host(1), ..AssembleOptions::default() };
+            // Never the other history.
+            if pair.start(&here, options).await.is_ok() {
+                assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
+                pair.dies();
+            }
+        }
+    });
+}
+
 async fn is_refused(pair: &mut Pair, half: &Rc<Drive>) {
     let back = pair.plug_in(half);
     let mut members = pair.array.status().members.into_iter();

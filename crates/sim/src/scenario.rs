@@ -563,7 +563,9 @@ async fn create(seedling: Seedling, phase: Phase) -> End {
 async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
     let newest = inspect::newest(seedling.world.borrow().drives.iter());
     let known = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
-    let current = || newest.iter().flat_map(|its| its.members()).map(|its| its.drive).collect();
+    let members = || newest.iter().flat_map(|its| its.members());
+    let trusted = || members().filter(|its| its.state() == Ok(MemberState::Trusted));
+    let current = || trusted().map(|its| its.drive).collect();
     let known_with = |generation| Known { generation, epoch: 0, current: current() };
     let mut last = None;
     for known_generation in [None, Some(known), Some(0)] {

@@ -66,7 +66,11 @@ impl Scenario {
         self.live(Start::Assemble, Phase::Safety(ending));
         let world = self.world.borrow();
         let is_up = world.up_after > before;
-        let end = if single.in_start && is_up { world.up_after } else { world.completions };
-        end >= before + single.after
+        match (single.in_start, is_up) {
+            (true, true) => world.up_after >= before + single.after,
+            (true, false) => world.completions >= before + single.after,
+            (false, true) => world.completions >= world.up_after + single.after,
+            (false, false) => false,
+        }
     }
 }
