@@ -240,15 +240,18 @@ fn a_half_that_was_replaced_elsewhere_is_not_given_up_silently() {
                 host: host(id),
                 ..AssembleOptions::default()
             };
-            pair.start(&[&old[1]], by(2)).await.unwrap();
+            for _ in 0..2 {
+                pair.start(&[&old[1]], by(2)).await.unwrap();
+            }
             pair.replace(0).await;
             pair.rebuilt().await;
             pair.put(0, &[2; 4096]).await;
             let new = pair.drives();
-            for _ in 0..3 {
-                pair.start(&[&old[0]], by(1)).await.unwrap();
+            // Theirs is the newer one, and ours was started more often.
+            for force in [true, false, false] {
+                pair.start(&[&old[0]], AssembleOptions { force, ..by(1) }).await.unwrap();
+                pair.put(0, &[1; 4096]).await;
             }
-            pair.put(0, &[1; 4096]).await;
             let known = pair.known();
             let here =
                 if with_both { vec![&old[0], &new[0], &old[1]] } else { vec![&old[0], &new[0]] };
