@@ -64,7 +64,8 @@ pub struct Known {
     /// nobody took the array since: another host may have gone on without those that are here.
     pub epoch: u64,
     /// Drives of the members that held everything then. Without any of them, those that are here
-    /// may be what was left behind, whatever they have become since.
+    /// may be what was left behind, whatever they have become since. Of drives that went on without
+    /// each other, these go on, also by force.
     pub current: Vec<[u8; 16]>,
 }
 
@@ -429,10 +430,16 @@ impl<'a> Apart<'a> {
                 ours.push(candidate);
             }
         }
-        let uuids: Vec<[u8; 16]> = ours.iter().map(|its| its.label.drive_uuid).collect();
-        let is_stray = |own: &ArraySuperblock| relies_on_none(own, &uuids);
-        strays.retain(|(_, its)| its.superblock.as_ref().is_some_and(is_stray));
-        Apart { ours, strays }
+        let apart = Apart { ours, strays: Vec::new() };
+        strays.retain(|(_, its)| apart.is_without_ours(its));
+        Apart { strays, ..apart }
+    }
+
+    /// Whether a drive that took what it was never given by those that are relied on was used
+    /// without them.
+    fn is_without_ours(&self, its: &Candidate) -> bool {
+        let ours: Vec<[u8; 16]> = self.ours.iter().map(|its| its.label.drive_uuid).collect();
+        its.superblock.as_ref().is_some_and(|own| relies_on_none(own, &ours))
     }
 
     /// Strays that have what the others lack. One that was just filled has not.
@@ -461,22 +468,22 @@ fn choose(candidates: Vec<Candidate>, options: &AssembleOptions) -> Vec<Candidat
         return candidates;
     };
     let apart = Apart::by(ours, &candidates);
-    let relied_on: Vec<[u8; 16]> = apart.ours.iter().map(|its| its.label.drive_uuid).collect();
-    let is_stray = |its: &&Candidate| {
-        let is_named = ours.members().iter().any(|named| named.drive == its.label.drive_uuid);
-        // In the others' place of a member of ours, perhaps.
-        let is_theirs =
-            || its.superblock.as_ref().is_some_and(|own| relies_on_none(own, &relied_on));
-        let is_it = |stray: &&Candidate| stray.label.drive_uuid == its.label.drive_uuid;
-        apart.strays.iter().any(|(_, stray)| is_it(stray)) || !is_named && is_theirs()
+    let is_stray = |its: &Candidate| {
+        let is_it = |drive: [u8; 16]| drive == its.label.drive_uuid;
+        // Else it may have, with the others, the place of one of ours.
+        let is_named = ours.members().iter().any(|named| is_it(named.drive));
+        let mut strays = apart.strays.iter();
+        strays.any(|(_, stray)| is_it(stray.label.drive_uuid))
+            || !is_named && apart.is_without_ours(its)
     };
+    let stray: Vec<bool> = candidates.iter().map(is_stray).collect();
     let last = options.known.as_ref().map_or(0, |known| known.epoch);
     let is_later = |its: &Candidate| its.epoch.is_none_or(|epoch| epoch > last);
-    if candidates.iter().filter(is_stray).any(|its| is_ours(&its) || is_later(its)) {
+    let mut strays = candidates.iter().zip(&stray).filter(|(_, is_stray)| **is_stray);
+    if strays.any(|(its, _)| is_ours(&its) || is_later(its)) {
         return candidates;
     }
-    let strays: Vec<bool> = candidates.iter().map(|its| is_stray(&its)).collect();
-    let all = candidates.into_iter().zip(strays);
+    let all = candidates.into_iter().zip(stray);
     all.filter(|(_, is_stray)| !is_stray).map(|(its, _)| its).collect()
 }
 

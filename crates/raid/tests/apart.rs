@@ -181,6 +181,14 @@ fn one_that_began_a_start_and_was_away_at_the_next_did_not_go_on() {
     });
 }
 
+fn on_host(id: u8) -> AssembleOptions {
+    AssembleOptions { host: Some(Host::new([id; 16], "here")), ..AssembleOptions::default() }
+}
+
+fn by_force(id: u8) -> AssembleOptions {
+    AssembleOptions { force: true, ..on_host(id) }
+}
+
 /// What another host did since, it does not know: nor whether that is what counts.
 #[test]
 fn the_half_that_this_host_had_last_goes_on_if_nobody_had_the_array_since() {
@@ -196,24 +204,18 @@ fn the_half_that_this_host_had_last_goes_on_if_nobody_had_the_array_since() {
             let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
             let drives = pair.drives();
             let (mine, other) = (&drives[mine], &drives[1 - mine]);
-            let host = |id: u8| Some(Host::new([id; 16], "here"));
-            let options = |known, force, id| AssembleOptions {
-                force,
-                known,
-                host: host(id),
-                ..AssembleOptions::default()
-            };
             for _ in 0..theirs {
-                pair.start(&[other], options(None, true, 2)).await.unwrap();
+                pair.start(&[other], by_force(2)).await.unwrap();
             }
             pair.put(0, &[2; 4096]).await;
             for _ in 0..ours {
-                pair.start(&[mine], options(None, true, 1)).await.unwrap();
+                pair.start(&[mine], by_force(1)).await.unwrap();
             }
             pair.put(0, &[1; 4096]).await;
             for again in 0..4 {
                 let known = pair.known();
-                let started = pair.start(&[other, mine], options(known, force, 1)).await;
+                let options = AssembleOptions { force, known, ..on_host(1) };
+                let started = pair.start(&[other, mine], options).await;
                 if ours < theirs {
                     assert!(matches!(started, Err(AssembleError::Apart { .. })), "{case}");
                     break;
@@ -234,35 +236,62 @@ fn a_half_that_was_replaced_elsewhere_is_not_given_up_silently() {
         for with_both in [false, true] {
             let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
             let old = pair.drives();
-            let host = |id: u8| Some(Host::new([id; 16], "here"));
-            let by = |id: u8| AssembleOptions {
-                force: true,
-                host: host(id),
-                ..AssembleOptions::default()
-            };
             for _ in 0..2 {
-                pair.start(&[&old[1]], by(2)).await.unwrap();
+                pair.start(&[&old[1]], by_force(2)).await.unwrap();
             }
-            pair.replace(0).await;
-            pair.rebuilt().await;
+            for _ in 0..3 {
+                pair.array.pull_member(MemberIndex(0)).unwrap();
+                pair.replace(0).await;
+                pair.rebuilt().await;
+            }
             pair.put(0, &[2; 4096]).await;
             let new = pair.drives();
-            // Theirs is the newer one, and ours was started more often.
-            for force in [true, false, false] {
-                pair.start(&[&old[0]], AssembleOptions { force, ..by(1) }).await.unwrap();
-                pair.put(0, &[1; 4096]).await;
-            }
+            pair.start(&[&new[0], &new[1]], on_host(2)).await.unwrap();
+            last_used(&mut pair, &old[0]).await;
             let known = pair.known();
             let here =
                 if with_both { vec![&old[0], &new[0], &old[1]] } else { vec![&old[0], &new[0]] };
-            let options = AssembleOptions { known, host: host(1), ..AssembleOptions::default() };
             // Never the other history.
-            if pair.start(&here, options).await.is_ok() {
-                assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
-                pair.dies();
+            match pair.start(&here, AssembleOptions { known, ..on_host(1) }).await {
+                Ok(()) => assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]),
+                Err(AssembleError::Apart { .. } | AssembleError::MaybeOld) => {}
+                Err(error) => panic!("{error}"),
             }
+            pair.dies();
         }
     });
+}
+
+/// A drive that stands in the place of one of ours goes with those that it was filled from.
+#[test]
+fn one_that_took_a_place_apart_is_left_alone_with_the_rest() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 3, 512).await;
+        let old = pair.drives();
+        for _ in 0..2 {
+            pair.start(&[&old[1]], by_force(2)).await.unwrap();
+        }
+        pair.put(0, &[2; 4096]).await;
+        pair.replace(2).await;
+        pair.rebuilt().await;
+        let joined = pair.array.status().members[2].drive.clone().unwrap();
+        last_used(&mut pair, &old[0]).await;
+        let known = pair.known();
+        for here in [&[&old[0], &old[1], &joined][..], &[&joined, &old[0]]] {
+            let options = AssembleOptions { known: known.clone(), ..on_host(1) };
+            pair.start(here, options).await.unwrap();
+            assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
+        }
+        pair.dies();
+    });
+}
+
+/// Started three times, once of them by force: theirs, by force twice, is newer.
+async fn last_used(pair: &mut Pair, ours: &Rc<Drive>) {
+    for force in [true, false, false] {
+        pair.start(&[ours], AssembleOptions { force, ..on_host(1) }).await.unwrap();
+        pair.put(0, &[1; 4096]).await;
+    }
 }
 
 async fn is_refused(pair: &mut Pair, half: &Rc<Drive>) {
@@ -279,11 +308,9 @@ fn a_half_that_this_host_used_apart_is_not_filled_anew_by_itself() {
     run(|reactor| async move {
         let mut pair = Pair::new(&reactor, Level::Raid1, 2, 512).await;
         let drives = pair.drives();
-        let host = Some(Host::new([1; 16], "here"));
-        let options = AssembleOptions { force: true, host, ..AssembleOptions::default() };
         for half in [1, 0] {
             for _ in 0..2 {
-                pair.start(&[&drives[half]], options.clone()).await.unwrap();
+                pair.start(&[&drives[half]], by_force(1)).await.unwrap();
             }
             pair.put(0, &[half as u8; 4096]).await;
         }

@@ -468,7 +468,6 @@ impl Scenario {
         *self.unsure.borrow_mut() = unsure;
     }
 
-    /// What a life needs of its scenario.
     /// After how many operations of a start or a stop it is cut, one time in so many; but beside a
     /// single fault nothing else happens.
     fn cut(&mut self, one_in: u64, within: u64) -> Option<u64> {
@@ -476,6 +475,7 @@ impl Scenario {
         is_cut.then(|| 1 + self.cuts.below(within))
     }
 
+    /// What a life needs of its scenario.
     fn seedling(&mut self, reactor: &Reactor) -> Seedling {
         Seedling {
             reactor: reactor.clone(),
@@ -642,7 +642,7 @@ async fn assembled(seedling: Seedling, array: Rc<Array>, phase: Phase) -> End {
 async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: Phase) -> End {
     let volume = pool.volume("main").expect("looked at before");
     let status = array.status();
-    seedling.world.borrow_mut().is_up();
+    seedling.world.borrow_mut().comes_up();
     seedling.fleet.borrow_mut().refresh(&status);
     seedling.covered.set(is_covered(&seedling.plan, &status));
     seedling.oracle.borrow_mut().settled();

@@ -262,7 +262,7 @@ impl World {
     }
 
     /// The array serves from now on.
-    pub fn is_up(&mut self) {
+    pub fn comes_up(&mut self) {
         self.up_after = self.completions;
         self.changes.drained = 0;
     }
