@@ -72,6 +72,8 @@ enum Set {
     #[cfg(target_arch = "x86_64")]
     Avx2,
     #[cfg(target_arch = "x86_64")]
+    Avx2Streaming,
+    #[cfg(target_arch = "x86_64")]
     Avx512Gfni,
     #[cfg(target_arch = "x86_64")]
     Avx512GfniPrefetch,
@@ -84,6 +86,8 @@ impl Set {
         #[cfg(target_arch = "x86_64")]
         Set::Avx2,
         #[cfg(target_arch = "x86_64")]
+        Set::Avx2Streaming,
+        #[cfg(target_arch = "x86_64")]
         Set::Avx512Gfni,
         #[cfg(target_arch = "x86_64")]
         Set::Avx512GfniPrefetch,
@@ -94,7 +98,7 @@ impl Set {
         match self {
             Set::Scalar => true,
             #[cfg(target_arch = "x86_64")]
-            Set::Avx2 => is_x86_feature_detected!("avx2"),
+            Set::Avx2 | Set::Avx2Streaming => is_x86_feature_detected!("avx2"),
             #[cfg(target_arch = "x86_64")]
             Set::Avx512Gfni | Set::Avx512GfniPrefetch => {
                 is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("gfni")
@@ -105,6 +109,9 @@ impl Set {
     /// Is it faster here than the one before it?
     fn is_worth_it(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            // Only beside memory; what an array works on was just copied or read.
+            Set::Avx2Streaming => false,
             #[cfg(target_arch = "x86_64")]
             Set::Avx512GfniPrefetch => is_intel(),
             #[cfg(target_arch = "x86_64")]
@@ -128,6 +135,9 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: avx2 is there: `all_available` alone makes a `Kernels`, and it has asked.
             Set::Avx2 => unsafe { avx2::$function($($argument),*) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the same.
+            Set::Avx2Streaming => unsafe { avx2::streaming::$function($($argument),*) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: avx512f and gfni are there: `all_available` alone makes a `Kernels`, and it
             // has asked.
@@ -159,6 +169,8 @@ impl Kernels {
             Set::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Set::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Set::Avx2Streaming => "avx2-streaming",
             #[cfg(target_arch = "x86_64")]
             Set::Avx512Gfni => "avx512-gfni",
             #[cfg(target_arch = "x86_64")]

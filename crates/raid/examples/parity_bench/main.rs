@@ -2,10 +2,12 @@
 //!
 //! `cargo run --release -p ashlar-raid --example parity_bench [SECONDS_PER_ROW [KERNELS [ROWS]]]`
 //!
-//! KERNELS is a comma between names, or `all`; without it, the fastest. ROWS is part of the names
-//! of rows to print, such as `cached encode`. ISA-L takes part where it is installed (`isal.rs`):
-//! its functions for RAID where there is one for the work, and those for erasure coding, with our
-//! factors. Its tables are made before the clock runs; what `reconstruct` decides is in our time.
+//! KERNELS is a comma between names, or `all`; without it, all but the scalar ones. An array takes
+//! what `Kernels::detect` does. ROWS is part of the names of rows to print: `cached encode`. ISA-L
+//! takes part where it is installed (`isal.rs`): its functions for RAID where there is one for the
+//! work (they store past the caches, as `avx2-streaming` does), and those for erasure coding, with
+//! our factors. Its tables are made before the clock runs; what `reconstruct` decides is in our
+//! time.
 //!
 //! Method: stripes of 64 KiB chunks side by side, filled from a fixed seed. `cached` works on one
 //! stripe again and again, `memory` on so many in turn that no cache holds them. Contestants take
@@ -77,16 +79,20 @@ impl Contestant<'_> {
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let seconds = arguments.next().map_or(1.0, |text| text.parse().expect("seconds"));
-    let wanted = arguments.next().unwrap_or(Kernels::detect().name().into());
+    let wanted = arguments.next();
     let part = arguments.next().unwrap_or_default();
     let mut kernels = Kernels::all_available();
-    kernels.retain(|kernels| wanted == "all" || wanted.split(',').any(|n| n == kernels.name()));
-    assert!(!kernels.is_empty(), "this CPU has no kernels {wanted}");
+    kernels.retain(|kernels| match wanted.as_deref() {
+        None => kernels.name() != "scalar",
+        Some("all") => true,
+        Some(names) => names.split(',').any(|name| name == kernels.name()),
+    });
+    assert!(!kernels.is_empty(), "this CPU has no kernels {wanted:?}");
 
     stay_on_this_cpu();
     let isal = Isal::load();
     println!("{}", isal.as_ref().map_or("without ISA-L".into(), Isal::path));
-    println!("row                   contestant   median (  min ..   max)  ours/this   hash");
+    println!("row                    contestant   median (  min ..   max)  ours/this   hash");
     for (memory, bytes) in [("cached", 0), ("memory", MEMORY_BYTES)] {
         for (k, m) in SHAPES {
             let mut stripes = Stripes::new(k, m, bytes);
@@ -128,7 +134,7 @@ impl std::fmt::Display for Row {
         let Row { contestant, rates, ratios, hash } = self;
         let (least, most) = (rates[0], rates[rates.len() - 1]);
         let (rate, ratio) = (rates[rates.len() / 2], ratios[ratios.len() / 2]);
-        write!(f, "{contestant:>13} {rate:>8.1} ({least:>5.1} .. {most:>5.1}) {ratio:>10.2}")?;
+        write!(f, "{contestant:>14} {rate:>8.1} ({least:>5.1} .. {most:>5.1}) {ratio:>10.2}")?;
         write!(f, "   {hash:016x}")
     }
 }
