@@ -21,8 +21,9 @@ const PARITY_SHARES_MAX: u8 = 8;
 /// Most entries of one batch.
 pub const ENTRIES_MAX: usize = 82;
 
-/// Parity of so many chunks of a stripe has sums in the journal; of more, it stands there itself:
-/// with three chunks lost, parity that is new in part is not always enough to tell what they held.
+/// The first so many parity chunks of a stripe have sums in the journal; others stand there
+/// themselves: with three chunks lost, parity that is new in part is not always enough to tell what
+/// they held.
 pub const SUMMED_PARITY_MAX: u8 = 2;
 /// Most stripes that one entry of zeroes is of, unless a region of the array has more.
 const ZEROED_STRIPES_MAX: u32 = 1024;
@@ -48,8 +49,8 @@ pub const fn reserve_bytes(parity: u8) -> u64 {
 /// bytes, which is nearly all headers. (More is needed while all writes are of one sector, each in
 /// a stripe of its own: then the oldest are put in place one batch after the other.)
 pub const fn parity_bytes_max(parity: u8, pending: u64) -> u64 {
-    let itself = if parity > SUMMED_PARITY_MAX { pending } else { 0 };
-    parity as u64 * (itself + pending / 4)
+    let in_full = parity.saturating_sub(SUMMED_PARITY_MAX);
+    in_full as u64 * pending + parity as u64 * (pending / 4)
 }
 
 /// Sums of parity: XXH3 of 64 bits (the xxHash specification), with the first eight bytes of the

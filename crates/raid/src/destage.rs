@@ -10,12 +10,14 @@
 //! 3. parity is stored in place, durably (crash: from the sums, the new data in the journal and
 //!    what is in place, all parity is made new; see `parity_sums.rs`); members that missed it are
 //!    fenced, durably
-//! 4. data is stored in place (crash: parity is new, and the data is stored again)
+//! 4. data is stored in place, and parity that the journal has in full (crash: the first parity is
+//!    new, and the rest is stored again)
 //! 5. members that missed it are fenced, durably
 //! 6. it is pending no longer, and its batches may be released once members were flushed again
 //!
-//! Of more than two parity chunks the journal has the parity itself, and data need not wait for it.
-//! A band of all data chunks needs neither: its parity follows from its data.
+//! Of more than two parity chunks the journal has all but the first two in full: sums of two are
+//! enough for any loss beside that (`parity_sums.rs`). A band of all data chunks needs neither: its
+//! parity follows from its data.
 //! What cannot be stored because too much beside it cannot be read waits until its batch is the
 //! oldest; then that is given up (`give_up.rs`). What would be missed by a member that is away, and
 //! that the others cannot stand for, waits for that member.
@@ -380,17 +382,18 @@ impl Array {
 
     /// Positions that are stored first: parity of which the journal has only sums.
     fn stored_first(&self, updated: &Updated) -> Positions {
-        let layout = self.layout_of(updated.stripe);
-        let is_summed = layout.parity <= SUMMED_PARITY_MAX;
-        let first = is_summed && self.is_recorded(updated.stripe, &updated.band);
-        if first { bits(layout.parity_positions()) } else { 0 }
+        if !self.is_recorded(updated.stripe, &updated.band) {
+            return 0;
+        }
+        let parity = self.layout_of(updated.stripe).parity_positions();
+        bits(parity.start..parity.end.min(parity.start + SUMMED_PARITY_MAX))
     }
 
     fn parity_entries(&self, job: &Job, updated: &Updated, newest: u64) -> SmallVec<[Entry; 2]> {
         if !self.is_recorded(job.stripe, &job.band) {
             return SmallVec::new();
         }
-        let is_summed = self.stored_first(updated) != 0;
+        let summed = self.stored_first(updated);
         let parity = self.layout_of(job.stripe).parity_positions();
         let stores = updated.stores.iter().filter(|store| parity.contains(&store.position));
         let entry = |store: &Store| {
@@ -398,7 +401,7 @@ impl Array {
             let (stripe, position, row) = (job.stripe, *position, *row);
             let data = NewData { chunks: job.band.chunks, newest, oldest: job.oldest };
             let bytes = bytes.pieces()[0].clone();
-            if !is_summed {
+            if summed & 1 << position == 0 {
                 return Entry::Parity { stripe, position, row, bytes, data };
             }
             let len = u32::try_from(bytes.len()).expect("at most a chunk");

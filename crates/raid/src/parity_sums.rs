@@ -11,8 +11,14 @@
 //! | both | some new | the same, with new parity for what is lost of the rest |
 //! | both | all old | the rest first, from old data and old parity; then the same |
 //!
-//! That is enough for any two losses (`SUMMED_PARITY_MAX`). Whatever is worked out must have its
-//! sum: bytes that do not belong together are found out.
+//! That is enough for any two losses (`SUMMED_PARITY_MAX`), but not for three: of one chunk that is
+//! written and two of the rest, one new parity and two old ones need not tell anything. So of more
+//! than two parity chunks the journal has all but the first two in full, and those are stored with
+//! the data. With f of them, f + 2 losses are borne: new, they tell any f lost chunks of the rest.
+//! With f + 1 of these lost, and one that is written, all parity is here: one with a new sum is
+//! enough beside them; and if there is none, all parity in place is old.
+//!
+//! Whatever is worked out must have its sum: bytes that do not belong together are found out.
 
 use ashlar_format::journal_batch::{ParitySum, SUM_BYTES, SUM_ROWS};
 use smallvec::SmallVec;
@@ -27,8 +33,11 @@ pub(crate) struct Sector<'a> {
     pub(crate) new: &'a [Option<&'a [u8]>],
     /// By position; `None`: it cannot be read, or (of data) is not what was written.
     pub(crate) place: &'a [Option<&'a [u8]>],
-    /// By parity chunk; `None`: it was not stored, for want of a member.
+    /// By parity chunk; `None`: it was not stored, for want of a member, or is in the journal.
     pub(crate) sums: &'a [Option<u64>],
+    /// By parity chunk, those that the journal has in full. In place they are as they were, unless
+    /// all that has sums is new.
+    pub(crate) full: &'a [Option<&'a [u8]>],
     pub(crate) sum: &'a ParitySum,
 }
 
@@ -58,10 +67,11 @@ impl Sector<'_> {
         if left.is_empty() {
             return Some(known);
         }
-        let made = self.solve_anew(kernels, &left, &known, &[]);
+        let told: Known = known.iter().copied().chain(self.in_full()).collect();
+        let made = self.solve_anew(kernels, &left, &told, &[]);
         let made = made.or_else(|| {
             let rest = self.rest_as_it_was(kernels, &left)?;
-            self.solve_anew(kernels, &left, &known, &rest)
+            self.solve_anew(kernels, &left, &told, &rest)
         })?;
         known.extend(made);
         Some(known)
@@ -80,6 +90,13 @@ impl Sector<'_> {
         let new = parity.filter_map(|position| Some((position, self.place[position]?)));
         let new = new.filter(|(position, bytes)| self.has_its_sum(*position, bytes));
         new.map(|(position, bytes)| (position, sector(bytes))).collect()
+    }
+
+    /// Parity that the journal has.
+    fn in_full(&self) -> impl Iterator<Item = (usize, [u8; SECTOR])> {
+        let parity = (self.data()..).zip(self.full).zip(self.sums);
+        let full = parity.filter(|(_, sum)| sum.is_none());
+        full.filter_map(|((position, bytes), _)| Some((position, sector((*bytes)?))))
     }
 
     /// Parity that has a sum and is not `known`.
@@ -129,7 +146,8 @@ impl Sector<'_> {
 
     /// Data that was not written and cannot be read, from everything as it was before.
     fn rest_as_it_was(&self, kernels: Kernels, old_parity: &[usize]) -> Option<Known> {
-        let readable = (0..self.data()).chain(old_parity.iter().copied());
+        let full = self.in_full().map(|(position, _)| position);
+        let readable = (0..self.data()).chain(old_parity.iter().copied()).chain(full);
         let present: SmallVec<[(usize, &[u8]); 8]> =
             readable.filter_map(|position| Some((position, self.place[position]?))).collect();
         let is_lost = |chunk: &usize| self.new[*chunk].is_none() && self.place[*chunk].is_none();
@@ -216,9 +234,13 @@ mod tests {
                 (!has(lost, position)).then_some(&from[position][..])
             };
             let place: Vec<Option<&[u8]>> = (0..self.k + self.m).map(place).collect();
-            let sums: Vec<Option<u64>> =
-                self.new[self.k..].iter().map(|bytes| Some(sum().of(&sector(bytes)))).collect();
-            let sector = Sector { new: &new, place: &place, sums: &sums, sum: &sum() };
+            let (summed, full) = self.new[self.k..].split_at(self.m.min(2));
+            let mut sums: Vec<Option<u64>> =
+                summed.iter().map(|bytes| Some(sum().of(&sector(bytes)))).collect();
+            sums.resize(self.m, None);
+            let full = full.iter().map(|bytes| Some(&bytes[..]));
+            let full: Vec<Option<&[u8]>> = summed.iter().map(|_| None).chain(full).collect();
+            let sector = Sector { new: &new, place: &place, sums: &sums, full: &full, sum: &sum() };
             let known = sector.restore(Kernels::detect());
             assert!(!sector.is_new() || known.is_some());
             known
@@ -226,11 +248,11 @@ mod tests {
     }
 
     fn each_case(mut check: impl FnMut(&Stripe, u32, u32)) {
-        for (k, m) in [(1, 1), (2, 1), (4, 1), (3, 2), (4, 2)] {
+        for (k, m) in [(1, 1), (2, 1), (4, 1), (3, 2), (4, 2), (3, 3), (4, 3), (4, 4), (2, 5)] {
             for written in 1..1 << k {
                 let stripe = Stripe::random(k, m, written);
                 for lost in 0..1_u32 << (k + m) {
-                    (0..1 << m).for_each(|parity: u32| check(&stripe, parity << k, lost));
+                    (0..1 << m.min(2)).for_each(|parity: u32| check(&stripe, parity << k, lost));
                 }
             }
         }
@@ -243,7 +265,8 @@ mod tests {
             let restored = stripe.restore(stored, lost);
             let case = format!("{}+{} {stored:b} {lost:b}", stripe.k, stripe.m);
             if lost.count_ones() as usize <= stripe.m {
-                assert_eq!(restored.as_ref().map(|known| known.len()), Some(stripe.m), "{case}");
+                let summed = Some(stripe.m.min(2));
+                assert_eq!(restored.as_ref().map(|known| known.len()), summed, "{case}");
                 cases += 1;
             }
             for (position, bytes) in restored.iter().flatten() {
@@ -256,8 +279,9 @@ mod tests {
     #[test]
     fn data_in_place_may_be_new_once_all_parity_is() {
         each_case(|stripe, _, lost| {
-            let parity = ((1 << stripe.m) - 1) << stripe.k;
-            for torn in [stripe.written, stripe.written & 0b101] {
+            let summed = ((1 << stripe.m.min(2)) - 1) << stripe.k;
+            let all = ((1 << stripe.m) - 1) << stripe.k;
+            for (parity, torn) in [(all, stripe.written), (summed, stripe.written & 0b101)] {
                 if lost.count_ones() as usize <= stripe.m {
                     // Parity on a lost member is worked out from data that may be torn: it must
                     // come out right.

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | data of all chunks | anything | pending: it is stored with new parity, and nothing is read |
 //! | parity, and the data that it belongs to | as it was, or torn | both are stored again |
-//! | sums of parity, and its data | the same | parity is worked out and stored, then the data |
+//! | sums of parity, and its data | the same | parity is worked out and stored, then the rest is |
 //! | data only | as it was before | pending |
 //! | zeroes | zeroes, or torn | zeroed again; what came before is void |
 //!
@@ -116,10 +116,9 @@ impl Findings {
         }
     }
 
-    /// Parity of the same rows in one batch: itself or sums of it.
+    /// Parity of the same rows in one batch: itself, or sums of it.
     fn bands(&self) -> impl Iterator<Item = &[Piece]> {
-        let is_same =
-            |a: &Piece, b: &Piece| (a.sequence, a.kind, &a.rows) == (b.sequence, b.kind, &b.rows);
+        let is_same = |a: &Piece, b: &Piece| (a.sequence, &a.rows) == (b.sequence, &b.rows);
         self.parity.chunk_by(is_same)
     }
 

@@ -36,6 +36,7 @@ mod scrub;
 mod settings;
 mod silent;
 mod stop;
+mod summed;
 mod uneven;
 mod witness;
 mod written;

@@ -30,13 +30,16 @@ impl Array {
         for band in findings.bands() {
             let parts = outside(&band[0].rows, &done);
             for rows in parts.into_iter().flat_map(|rows| self.cut_at_bad(stripe, &rows)) {
-                if band[0].kind != EntryKind::ParitySums {
+                if summed(band) == 0 {
                     kept.extend(band.iter().map(|piece| piece.part(&rows)));
                     continue;
                 }
                 match self.restore_band(stripe, &rows, band, findings).await {
                     Ok(()) => {
-                        let stands = |piece: &Piece| piece.stands(&rows);
+                        let stands = |piece: &Piece| match piece.kind {
+                            EntryKind::ParitySums => piece.stands(&rows),
+                            _ => piece.part(&rows),
+                        };
                         kept.extend(band.iter().map(stands));
                     }
                     // Parity of after some of these rows were given up is neither old nor new.
@@ -88,12 +91,13 @@ impl Array {
     ) -> Result<(), ArrayError> {
         let layout = self.layout_of(stripe);
         let held = self.members.held(stripe);
-        let summed = band.iter().fold(0, |bits, piece| bits | 1 << piece.position);
+        let summed = summed(band);
         let mut crashed = CrashedBand {
             rows: rows.clone(),
             new: new_chunks(layout.data, rows, band, findings).ok_or(ArrayError::Lost)?,
             place: (0..layout.positions()).map(|_| None).collect(),
             sums: layout.parity_positions().map(|p| sums(rows, p, band, held)).collect(),
+            full: layout.parity_positions().map(|p| full(rows, p, band)).collect(),
             sum: self.journal.parity_sum.clone(),
         };
         crashed.read(self, stripe, held & summed, false).await;
@@ -107,6 +111,8 @@ impl Array {
             // Data that is to be replaced, too: where its old bytes count, it was not stored yet,
             // and what was there before has a checksum that is durable.
             crashed.read(self, stripe, held & bits(0..layout.data), true).await;
+            let parity = bits(layout.parity_positions());
+            crashed.read(self, stripe, held & parity & !summed, false).await;
             let stores = crashed.restore(self).ok_or(ArrayError::Lost)?;
             let done = self.finish_stores(stripe, self.start_stores(stripe, &stores)).await;
             if done.no_space {
@@ -128,6 +134,8 @@ struct CrashedBand {
     place: Vec<Option<Probed>>,
     /// By parity chunk; `None`: it has none, or no member.
     sums: Vec<Option<Vec<u64>>>,
+    /// By parity chunk, those that the journal has in full.
+    full: Vec<Option<Buffer>>,
     sum: ParitySum,
 }
 
@@ -189,10 +197,12 @@ impl CrashedBand {
             Some(&probed.bytes.bytes()[part.clone()])
         });
         let sums = self.sums.iter().map(|sums| sums.as_ref().map(|s| s[part.start / part.len()]));
+        let full = self.full.iter().map(|its| its.as_ref().map(|its| &its.bytes()[part.clone()]));
         look(&Sector {
             new: &new.collect::<SmallVec<[_; 16]>>(),
             place: &place.collect::<SmallVec<[_; 16]>>(),
             sums: &sums.collect::<SmallVec<[_; 2]>>(),
+            full: &full.collect::<SmallVec<[_; 2]>>(),
             sum: &self.sum,
         })
     }
@@ -218,9 +228,22 @@ fn new_chunks(
     Some(new)
 }
 
+/// Positions of parity that has sums.
+fn summed(band: &[Piece]) -> Positions {
+    let summed = band.iter().filter(|piece| piece.kind == EntryKind::ParitySums);
+    summed.fold(0, |bits, piece| bits | 1 << piece.position)
+}
+
+/// These rows of parity at a position, if the journal has them.
+fn full(rows: &Range<u32>, position: u8, band: &[Piece]) -> Option<Buffer> {
+    let mut full = band.iter().filter(|piece| piece.kind == EntryKind::Parity);
+    full.find(|piece| piece.position == position)?.part(rows).bytes
+}
+
 /// The sums of these rows of parity at a position, unless it has none or its member is not here.
 fn sums(rows: &Range<u32>, position: u8, band: &[Piece], held: Positions) -> Option<Vec<u64>> {
-    let piece = band.iter().find(|piece| piece.position == position);
+    let mut summed = band.iter().filter(|piece| piece.kind == EntryKind::ParitySums);
+    let piece = summed.find(|piece| piece.position == position);
     let piece = piece.filter(|_| held & 1 << position != 0)?;
     let all = piece.bytes.as_ref()?.bytes().as_chunks::<{ SUM_BYTES as usize }>().0;
     let at = |row: u32| ((row - piece.rows.start) / SUM_ROWS) as usize;
