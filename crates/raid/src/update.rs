@@ -16,6 +16,7 @@ use crate::array::Array;
 use crate::error::ArrayError;
 use crate::journal::Slice;
 use crate::layout::{Layout, Positions};
+use crate::read_plan::in_turn;
 use crate::stored::{Store, Stored, Storing, Updated};
 use crate::write_plan::{Band, Situation, WritePlan, bits, each, is_storable, plan_write};
 
@@ -108,10 +109,7 @@ impl Array {
             WritePlan::NoRead => 0,
             WritePlan::ReadModifyWrite => band.chunks | self.parity_bits(stripe) & writable,
             WritePlan::ReconstructWrite => data & !band.chunks,
-            WritePlan::Decode => {
-                let first_k = each(writable & !unreadable).take(layout.data.into());
-                first_k.fold(0, |bits, position| bits | 1 << position)
-            }
+            WritePlan::Decode => in_turn(&layout, stripe, writable & !unreadable, data),
         };
         let reads = each(wanted).map(|p| (p, self.start_old(stripe, p, &band.rows))).collect();
         let parity = ParityList::new();

@@ -90,7 +90,8 @@ pub struct Situation {
     pub agrees: bool,
 }
 
-/// Fewest reads wins; a tie goes to reconstruct-write, which does not trust old parity.
+/// Fewest reads wins; a tie goes to reconstruct-write, which does not trust old parity. In one
+/// between the others the drives of parity, which are written, are read less to decode.
 pub fn plan_write(s: Situation) -> WritePlan {
     if !is_storable(s) {
         return WritePlan::Lost;
@@ -110,7 +111,7 @@ pub fn plan_write(s: Situation) -> WritePlan {
         can_reconstruct.then(|| (untouched.count_ones(), WritePlan::ReconstructWrite));
     let enough = s.readable.count_ones() >= u32::from(s.data);
     let decode = enough.then(|| (u32::from(s.data), WritePlan::Decode));
-    let choices = [reconstruct, modify, decode];
+    let choices = [reconstruct, decode, modify];
     choices.into_iter().flatten().min_by_key(|(reads, _)| *reads).map_or(WritePlan::Lost, |c| c.1)
 }
 
@@ -232,5 +233,11 @@ mod tests {
         assert_eq!(plan(4, 0b0011), WritePlan::ReconstructWrite); // 2 reads, not 3
         assert_eq!(plan(3, 0b001), WritePlan::ReconstructWrite); // 2 reads each: the tie
         assert_eq!(plan(4, 0b1111), WritePlan::NoRead);
+        let all = bits(0..7);
+        let (readable, agrees) = (all & !0b0010, true);
+        let (touched, writable) = (0b0001, readable);
+        let s = Situation { data: 4, parity: 3, touched, readable, writable, agrees };
+        assert_eq!(plan_write(s), WritePlan::Decode); // 4 reads each: the tie
+        assert_eq!(plan_write(Situation { data: 5, ..s }), WritePlan::ReadModifyWrite);
     }
 }

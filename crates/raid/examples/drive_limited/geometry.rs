@@ -163,7 +163,7 @@ impl Case {
             Work::RandomWrite | Work::Overwrite => {
                 let loads = self.loads_of_writes();
                 let busiest = loads.into_iter().max().unwrap_or(0) as f64;
-                let requests = (self.members * self.data()) as f64;
+                let requests = self.blocks_of_loads() as f64;
                 all.min(requests / (busiest * Cost::of(BLOCK).seconds))
             }
             Work::RandomRead | Work::Mixed | Work::SequentialRead | Work::SequentialWrite => all,
@@ -193,17 +193,26 @@ impl Case {
         }
     }
 
-    /// Operations on each member, in place, if each data block of n stripes is written once. The
-    /// first is the one that is away.
+    /// Operations on each member, in place, if each data block of n stripes is written once for
+    /// each parity chunk that may be the first to be read. The first is the one that is away.
     fn loads_of_writes(&self) -> Vec<u64> {
         let (n, k) = (self.members, self.data());
         let mut loads = vec![0; n as usize];
-        for (stripe, block) in (0..n).flat_map(|stripe| (0..k).map(move |block| (stripe, block))) {
+        let blocks = (0..n).flat_map(|stripe| (0..k).map(move |block| (stripe, block)));
+        for (stripe, block) in blocks {
             let away = self.degraded.then_some((n - stripe) % n);
-            let positions = positions_of_a_write(k, n - k, block, away);
-            positions.iter().for_each(|position| loads[((stripe + position) % n) as usize] += 1);
+            for turn in 0..self.parity().max(1) {
+                let positions = positions_of_a_write(k, n - k, block, away, turn);
+                let members = positions.iter().map(|position| ((stripe + position) % n) as usize);
+                members.for_each(|member| loads[member] += 1);
+            }
         }
         loads
+    }
+
+    /// Written once by that.
+    fn blocks_of_loads(&self) -> u64 {
+        self.members * self.data() * self.parity().max(1)
     }
 
     /// Largest batches, divided over all members that are here, k shares of data among them; or, if
@@ -245,8 +254,9 @@ impl Case {
 }
 
 /// Positions of the fewest operations that write data block `block` while position `away` is away:
-/// k data positions, then m of parity.
-fn positions_of_a_write(k: u64, m: u64, block: u64, away: Option<u64>) -> Vec<u64> {
+/// k data positions, then m of parity. What is read to work one out is all other data, and then
+/// parity in turn: that is where there is less to do for those that keep parity, which is written.
+fn positions_of_a_write(k: u64, m: u64, block: u64, away: Option<u64>, turn: u64) -> Vec<u64> {
     let here = |position: &u64| Some(*position) != away;
     let parity: Vec<u64> = (k..k + m).filter(here).collect();
     let stored: Vec<u64> = (k..k + m).chain([block]).filter(here).collect();
@@ -255,13 +265,14 @@ fn positions_of_a_write(k: u64, m: u64, block: u64, away: Option<u64>) -> Vec<u6
     }
     let others: Vec<u64> = (0..k).filter(|position| *position != block).collect();
     let mut reads = Vec::new();
-    if here(&block) {
-        reads.push(stored.clone());
-    }
     if others.iter().all(here) {
         reads.push(others);
     }
-    reads.push((0..k + m).filter(here).take(k as usize).collect());
+    let in_turn = (0..m).map(|index| k + (turn + index) % m);
+    reads.push((0..k).chain(in_turn).filter(here).take(k as usize).collect());
+    if here(&block) {
+        reads.push(stored.clone());
+    }
     let fewest = reads.into_iter().min_by_key(Vec::len).expect("any k can be read");
     fewest.into_iter().chain(stored).collect()
 }
@@ -280,7 +291,7 @@ mod tests {
             for degraded in [false, true] {
                 let case = Case { level, members, policy: Policy::Bitmap, degraded };
                 let loads = case.loads_of_writes();
-                let counted = loads.iter().sum::<u64>() as f64 / (members * case.data()) as f64;
+                let counted = loads.iter().sum::<u64>() as f64 / case.blocks_of_loads() as f64;
                 let formula = case.operations_of_a_write();
                 assert!((formula - counted).abs() < 1e-9, "{level:?} {members}: {counted}");
                 let (mean, most) = (loads.iter().sum::<u64>(), loads.iter().max().unwrap());
@@ -295,9 +306,12 @@ mod tests {
     fn the_busiest_drive_is_the_limit() {
         let (level, members, policy) = (Level::Raid6, 6, Policy::None);
         let case = Case { level, members, policy, degraded: true };
-        assert_eq!(case.loads_of_writes(), [0, 26, 24, 24, 24, 26]);
+        assert_eq!(case.loads_of_writes(), [0, 52, 48, 48, 48, 52]);
         // 24 requests in 26 operations' time.
         assert_eq!(case.allowed(Work::RandomWrite).round(), 9231.0);
+        let case = Case { level: Level::Raid7, members: 7, policy, degraded: true };
+        let loads = case.loads_of_writes();
+        assert!(loads[1..].iter().all(|load| *load == loads[1]), "{loads:?}");
     }
 
     #[test]
