@@ -18,7 +18,7 @@ kind of drive; this one knows drives that read and write at unlike speeds, and a
 """
 
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 
 BLOCK_BYTES = 4096
 BATCH_BYTES = 256 << 10  # of data, the largest that the journal writes at once
@@ -134,9 +134,10 @@ class Geometry:
         """Of one block, of `together` blocks of one row that are stored at once."""
         seconds, reads, writes = [0.0] * self.members, 0, 0
         cases = 0
-        for stripe in range(self.members):
+        turns = range(max(self.parity, 1))
+        for stripe, turn in product(range(self.members), turns):
             for blocks in combinations(range(self.data), together):
-                read, written = self.positions(stripe, blocks, drive, block)
+                read, written = self.positions(stripe, blocks, turn)
                 cases += together
                 for position in read:
                     seconds[self.member(stripe, position)] += drive.read_seconds(block)
@@ -145,20 +146,25 @@ class Geometry:
                 reads, writes = reads + len(read), writes + len(written)
         return Load(tuple(one / cases for one in seconds), reads / cases, writes / cases)
 
-    def positions(self, stripe: int, blocks: tuple[int, ...], drive: Drive, block: int):
-        """What is read and what is written, of a stripe's k data positions and m of parity."""
+    def positions(self, stripe: int, blocks: tuple[int, ...], turn: int):
+        """What is read and what is written, of a stripe's k data positions and m of parity.
+
+        Where all of a row is worked out, parity is read in turn, after what there is of data.
+        """
         here = {at for at in range(self.members) if self.member(stripe, at) not in self.away}
         parity = [at for at in range(self.data, self.members) if at in here]
         written = [at for at in (*blocks, *parity) if at in here]
         if not parity:
             return [], written
         ways = []
-        if set(blocks) <= here:
-            ways.append({*blocks, *parity})
         others = set(range(self.data)) - set(blocks)
         if others <= here:
             ways.append(others)
-        ways.append(set(sorted(here)[: self.data]))  # all of the row, worked out
+        in_turn = [self.data + (turn + at) % self.parity for at in range(self.parity)]
+        row = [at for at in (*range(self.data), *in_turn) if at in here]
+        ways.append(set(row[: self.data]))
+        if set(blocks) <= here:
+            ways.append({*blocks, *parity})
         return sorted(min(ways, key=len)), written
 
     def journaled(self, drive: Drive, count_bytes: int) -> Load:

@@ -5,8 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A fixed budget of seeds; kept seeds and planted bugs are among the simulator's own tests.
 const SIM: &str = "cargo xtask sim --seeds 2000";
-/// Single faults at every 51st operation of small workloads: two minutes and a half of two CPUs.
-const SINGLE_FAULTS: &str = "cargo xtask sim --enumerate 51";
+/// Single faults at every 101st operation of small workloads: a minute and a half of two CPUs.
+const SINGLE_FAULTS: &str = "cargo xtask sim --enumerate 101";
 
 /// Real kernels, and PostgreSQL on this one, on the release build. By hand: the rest of
 /// `tests.test_nvme`, `tests.test_migrate` (it needs a newer QEMU than Debian's own),

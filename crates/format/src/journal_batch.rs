@@ -12,7 +12,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::record::{Header, Kind, Record, RecordError, Upgrade};
 use crate::upgrade;
 
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// Most payload bytes of one batch.
 pub const PAYLOAD_BYTES_MAX: u32 = 256 << 10;
 /// Most shares of one batch: chunks of the widest stripe, and its parity chunks.
@@ -299,3 +299,6 @@ impl Record for JournalBatch {
 
 /// Version 1 had no divided batches.
 pub(crate) fn v1_to_v2(_bytes: &mut [u8]) {}
+
+/// Up to version 2 all parity of a band had sums, or none: of more than two chunks.
+pub(crate) fn v2_to_v3(_bytes: &mut [u8]) {}

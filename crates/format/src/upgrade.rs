@@ -57,8 +57,8 @@ versions!(
     journal_batch,
     JOURNAL_BATCH_UPGRADES,
     JOURNAL_BATCH_GOLDEN,
-    [journal_batch::v1_to_v2],
-    ["journal_batch_v1.bin", "journal_batch_v2.bin"]
+    [journal_batch::v1_to_v2, journal_batch::v2_to_v3],
+    ["journal_batch_v1.bin", "journal_batch_v2.bin", "journal_batch_v3.bin"]
 );
 versions!(bad_blocks, BAD_BLOCKS_UPGRADES, BAD_BLOCKS_GOLDEN, [], ["bad_blocks_v1.bin"]);
 versions!(lease, LEASE_UPGRADES, LEASE_GOLDEN, [], ["lease_v1.bin"]);

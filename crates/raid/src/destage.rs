@@ -288,6 +288,7 @@ impl Array {
     /// What is pending of the stripes, of batches up to `newest`, in bands with some of before
     /// `before`; those first that have waited longest.
     fn jobs_of(&self, stripes: &[StripeIndex], before: u64, newest: u64) -> Vec<(Job, NewList)> {
+        // With room for all parity in full, though the first has sums.
         let parity = u32::from(self.layout().parity).max(1);
         let rows_max = PAYLOAD_BYTES_MAX / parity / 4096 * 4096;
         let pending = self.journal.pending.borrow();

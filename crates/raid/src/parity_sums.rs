@@ -1,8 +1,9 @@
 //! Sums of parity, and what they tell after a crash.
 //!
-//! Parity is stored, and durable, before any of the data that it belongs to. So sector by sector it
-//! is as its sum says, or as it was before; and where it is as it was, so is all the data in place.
-//! The new data is in the journal. With both, parity can be made as its sum says:
+//! Parity that has sums is stored, and durable, before anything else of its rows. So sector by
+//! sector it is as its sum says, or as it was before; and where some of it is as it was, so are all
+//! the data in place and all other parity. The new data is in the journal. With both, parity can be
+//! made as its sum says:
 //!
 //! | lost | parity in place | how |
 //! |---|---|---|
@@ -11,12 +12,17 @@
 //! | both | some new | the same, with new parity for what is lost of the rest |
 //! | both | all old | the rest first, from old data and old parity; then the same |
 //!
-//! That is enough for any two losses (`SUMMED_PARITY_MAX`), but not for three: of one chunk that is
-//! written and two of the rest, one new parity and two old ones need not tell anything. So of more
-//! than two parity chunks the journal has all but the first two in full, and those are stored with
-//! the data. With f of them, f + 2 losses are borne: new, they tell any f lost chunks of the rest.
-//! With f + 1 of these lost, and one that is written, all parity is here: one with a new sum is
-//! enough beside them; and if there is none, all parity in place is old.
+//! That is enough for any two losses (`SUMMED_PARITY_MAX`), but not for three: of one chunk that
+//! is written and two of the rest, one new parity and two old ones need not tell anything. So of
+//! more than two parity chunks the journal has all but the first two in full, and those are stored
+//! with the data. With f of them, f + 2 losses are borne, and what has sums can be made:
+//! - up to f chunks of the rest are lost: new parity in full tells them;
+//! - f + 1, and one that is written: all parity is here. One that is new by its sum is enough beside
+//!   that in full; if none is, all parity in place is old, and tells them;
+//! - f + 1 or more, and none that is written: what is old becomes new by the difference.
+//!
+//! Who was away when it was stored is one of those lost; what is not in the journal for that is one
+//! parity less in full, and one loss less beside it.
 //!
 //! Whatever is worked out must have its sum: bytes that do not belong together are found out.
 
@@ -224,9 +230,16 @@ mod tests {
             Stripe { k, m, written, old, new }
         }
 
+        /// Parity chunks with sums, as bits.
+        fn summed(&self) -> u32 {
+            ((1 << self.m.min(2)) - 1) << self.k
+        }
+
         /// After a crash that left the positions in `stored` new, and with those in `lost` gone.
-        fn restore(&self, stored: u32, lost: u32) -> Option<Known> {
+        /// Those in `absent` were away before: the journal has nothing of their parity.
+        fn restore(&self, stored: u32, lost: u32, absent: u32) -> Option<Known> {
             let has = |set: u32, position: usize| set & 1 << position != 0;
+            let lost = lost | absent;
             let new: Vec<Option<&[u8]>> =
                 (0..self.k).map(|c| has(self.written, c).then_some(&self.new[c][..])).collect();
             let place = |position: usize| {
@@ -234,12 +247,14 @@ mod tests {
                 (!has(lost, position)).then_some(&from[position][..])
             };
             let place: Vec<Option<&[u8]>> = (0..self.k + self.m).map(place).collect();
-            let (summed, full) = self.new[self.k..].split_at(self.m.min(2));
-            let mut sums: Vec<Option<u64>> =
-                summed.iter().map(|bytes| Some(sum().of(&sector(bytes)))).collect();
-            sums.resize(self.m, None);
-            let full = full.iter().map(|bytes| Some(&bytes[..]));
-            let full: Vec<Option<&[u8]>> = summed.iter().map(|_| None).chain(full).collect();
+            let is_in = |set: u32, position: usize| has(set & !absent, position);
+            let parity = || (self.k..).zip(&self.new[self.k..]);
+            let sums = parity().map(|(position, bytes)| {
+                is_in(self.summed(), position).then(|| sum().of(&sector(bytes)))
+            });
+            let full = parity()
+                .map(|(position, bytes)| is_in(!self.summed(), position).then_some(&bytes[..]));
+            let (sums, full) = (sums.collect::<Vec<_>>(), full.collect::<Vec<_>>());
             let sector = Sector { new: &new, place: &place, sums: &sums, full: &full, sum: &sum() };
             let known = sector.restore(Kernels::detect());
             assert!(!sector.is_new() || known.is_some());
@@ -247,46 +262,61 @@ mod tests {
         }
     }
 
-    fn each_case(mut check: impl FnMut(&Stripe, u32, u32)) {
-        for (k, m) in [(1, 1), (2, 1), (4, 1), (3, 2), (4, 2), (3, 3), (4, 3), (4, 4), (2, 5)] {
+    /// Every stripe, what of its parity with sums is stored, what is lost, what was away before.
+    fn each_case(mut check: impl FnMut(&Stripe, u32, u32, u32)) {
+        for (k, m) in [(1, 1), (2, 1), (4, 1), (3, 2), (4, 2), (3, 3), (4, 3), (3, 4), (2, 5)] {
             for written in 1..1 << k {
                 let stripe = Stripe::random(k, m, written);
-                for lost in 0..1_u32 << (k + m) {
-                    (0..1 << m.min(2)).for_each(|parity: u32| check(&stripe, parity << k, lost));
+                let sets = || 0..1_u32 << (k + m);
+                for (lost, absent) in sets().flat_map(|lost| sets().map(move |its| (lost, its))) {
+                    let borne = lost & absent == 0 && (lost | absent).count_ones() as usize <= m;
+                    let stored = 0..1_u32 << m.min(2);
+                    if borne || absent == 0 {
+                        stored.for_each(|parity| check(&stripe, parity << k, lost, absent));
+                    }
                 }
             }
         }
     }
 
+    /// Of what the journal has sums of, each has its sum.
+    fn is_made(stripe: &Stripe, restored: Option<&Known>, absent: u32, case: &str) {
+        let wanted = (stripe.summed() & !absent).count_ones() as usize;
+        assert_eq!(restored.map(|known| known.len()), Some(wanted), "{case}");
+    }
+
     #[test]
     fn any_losses_that_parity_bears() {
         let mut cases = 0;
-        each_case(|stripe, stored, lost| {
-            let restored = stripe.restore(stored, lost);
-            let case = format!("{}+{} {stored:b} {lost:b}", stripe.k, stripe.m);
-            if lost.count_ones() as usize <= stripe.m {
-                let summed = Some(stripe.m.min(2));
-                assert_eq!(restored.as_ref().map(|known| known.len()), summed, "{case}");
+        each_case(|stripe, stored, lost, absent| {
+            let restored = stripe.restore(stored, lost, absent);
+            let case = format!("{}+{} {stored:b} {lost:b} {absent:b}", stripe.k, stripe.m);
+            if (lost | absent).count_ones() as usize <= stripe.m {
+                is_made(stripe, restored.as_ref(), absent, &case);
                 cases += 1;
             }
             for (position, bytes) in restored.iter().flatten() {
                 assert_eq!(*bytes, stripe.new[*position], "{case}");
             }
         });
-        assert!(cases > 1000, "{cases}");
+        assert!(cases > 50_000, "{cases}");
     }
 
     #[test]
-    fn data_in_place_may_be_new_once_all_parity_is() {
-        each_case(|stripe, _, lost| {
-            let summed = ((1 << stripe.m.min(2)) - 1) << stripe.k;
-            let all = ((1 << stripe.m) - 1) << stripe.k;
-            for (parity, torn) in [(all, stripe.written), (summed, stripe.written & 0b101)] {
-                if lost.count_ones() as usize <= stripe.m {
+    fn all_else_may_be_new_once_all_parity_with_sums_is() {
+        each_case(|stripe, _, lost, absent| {
+            let others = ((1 << stripe.m) - 1) << stripe.k & !stripe.summed();
+            let torn =
+                [stripe.written, stripe.written & 0b101 | others, others & 0b101 << stripe.k];
+            for torn in torn {
+                if (lost | absent).count_ones() as usize <= stripe.m {
                     // Parity on a lost member is worked out from data that may be torn: it must
                     // come out right.
-                    for (position, bytes) in stripe.restore(parity | torn, lost).iter().flatten() {
-                        assert_eq!(*bytes, stripe.new[*position]);
+                    let restored = stripe.restore(stripe.summed() | torn, lost, absent);
+                    let case = format!("{}+{} {torn:b} {lost:b} {absent:b}", stripe.k, stripe.m);
+                    is_made(stripe, restored.as_ref(), absent, &case);
+                    for (position, bytes) in restored.iter().flatten() {
+                        assert_eq!(*bytes, stripe.new[*position], "{case}");
                     }
                 }
             }
@@ -299,6 +329,6 @@ mod tests {
         stripe.old[3] = [1; SECTOR];
         stripe.old[4] = [2; SECTOR];
         stripe.old[5] = [3; SECTOR];
-        assert_eq!(stripe.restore(0, 0), None);
+        assert_eq!(stripe.restore(0, 0, 0), None);
     }
 }

@@ -69,9 +69,12 @@ impl Piece {
         Piece { rows: rows.clone(), bytes, ..self.clone() }
     }
 
-    /// Some of its rows, which were stored.
-    fn stands(&self, rows: &Range<u32>) -> Piece {
-        Piece { rows: rows.clone(), bytes: None, ..self.clone() }
+    /// Some of its rows, once parity that has sums stands in place.
+    fn after_sums(&self, rows: &Range<u32>) -> Piece {
+        if self.kind == EntryKind::ParitySums {
+            return Piece { rows: rows.clone(), bytes: None, ..self.clone() };
+        }
+        self.part(rows)
     }
 }
 

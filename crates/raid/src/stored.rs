@@ -50,7 +50,7 @@ pub(crate) struct Stored {
     /// Positions that hold the new bytes.
     pub(crate) stored: Positions,
     pub(crate) no_space: bool,
-    /// Why its data was not tried: it waits for its parity.
+    /// Why the rest was not tried: it waits for parity that has sums.
     pub(crate) waits: Option<ArrayError>,
 }
 

@@ -17,6 +17,7 @@ use ashlar_format::record::{open, payload_checksum, seal};
 use ashlar_format::units::Area;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::AssembleError;
+use ashlar_raid::parity::Kernels;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::ArrayState;
 use ashlar_reactor::buffer::BUFFER_BYTES_MAX;
@@ -136,6 +137,42 @@ fn parity_and_its_sums_for_the_same_rows_are_not_taken_for_each_other() {
             pair.bytes[ROWS].copy_from_slice(&data);
             is_right(&mut pair).await;
         });
+    }
+}
+
+/// Two of three parity chunks by their sums, the third in full: as a build of ours has them, and
+/// with one of them twice, and in the other form as well.
+#[test]
+fn parity_in_full_beside_sums_is_taken_once() {
+    for more in [None, Some(EntryKind::Parity), Some(EntryKind::ParitySums)] {
+        for position in 2..5 {
+            run(move |reactor| async move {
+                let mut pair = Pair::new(&reactor, Level::Raid7, 5, 512).await;
+                pair.put(0, &[3; 2 * CHUNK]).await;
+                let (data, other) = ([66_u8; ROWS.end], [3_u8; ROWS.end]);
+                let mut parity = [[0_u8; ROWS.end]; 3];
+                let mut outputs = parity.each_mut().map(|its| &mut its[..]);
+                Kernels::detect().encode(&[&data[..], &other[..]], &mut outputs);
+                let sum = ParitySum::of_array(&[9; 16]);
+                let sums = |bytes: &[u8]| -> Vec<u8> {
+                    let sectors = bytes.as_chunks::<512>().0.iter();
+                    sectors.flat_map(|rows| sum.of(rows).to_le_bytes()).collect()
+                };
+                let mut entries = vec![(entry(EntryKind::Data, 0, ROWS), data.to_vec())];
+                let kinds = [EntryKind::ParitySums, EntryKind::ParitySums, EntryKind::Parity];
+                let usual = (2..).zip(kinds);
+                for (position, kind) in usual.chain(more.map(|kind| (position, kind))) {
+                    let bytes = &parity[usize::from(position) - 2];
+                    let payload =
+                        if kind == EntryKind::Parity { bytes.to_vec() } else { sums(bytes) };
+                    entries.push((entry(kind, position, ROWS), payload));
+                }
+                let (entries, payload): (Vec<_>, Vec<_>) = entries.into_iter().unzip();
+                crash_with(&mut pair, &entries, &payload.concat()).await;
+                pair.bytes[ROWS].copy_from_slice(&data);
+                is_right(&mut pair).await;
+            });
+        }
     }
 }
 

@@ -36,11 +36,7 @@ impl Array {
                 }
                 match self.restore_band(stripe, &rows, band, findings).await {
                     Ok(()) => {
-                        let stands = |piece: &Piece| match piece.kind {
-                            EntryKind::ParitySums => piece.stands(&rows),
-                            _ => piece.part(&rows),
-                        };
-                        kept.extend(band.iter().map(stands));
+                        kept.extend(band.iter().map(|piece| piece.after_sums(&rows)));
                     }
                     // Parity of after some of these rows were given up is neither old nor new.
                     Err(ArrayError::Lost) if self.was_given_up(stripe, &rows) => {
