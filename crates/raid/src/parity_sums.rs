@@ -17,8 +17,8 @@
 //! more than two parity chunks the journal has all but the first two in full, and those are stored
 //! with the data. With f of them, f + 2 losses are borne, and what has sums can be made:
 //! - up to f chunks of the rest are lost: new parity in full tells them;
-//! - f + 1, and one that is written: all parity is here. One that is new by its sum is enough beside
-//!   that in full; if none is, all parity in place is old, and tells them;
+//! - f + 1, and one that is written: all parity is here. One that is new by its sum is enough
+//!   beside that in full; if none is, all parity in place is old, and tells them;
 //! - f + 1 or more, and none that is written: what is old becomes new by the difference.
 //!
 //! Who was away when it was stored is one of those lost; what is not in the journal for that is one
