@@ -156,7 +156,7 @@ fn sum_to<const S: usize, const STREAM: bool>(
     output: &mut [u8],
     add: bool,
 ) {
-    let Some((start, others)) = sources.split_first() else { return };
+    let (start, others) = sources.split_first().expect("a sum of something");
     for (index, block) in blocks_mut::<WIDE>(output).iter_mut().enumerate() {
         let mut total = load_sum::<WIDE, S>(start, index);
         for source in others {
