@@ -88,6 +88,8 @@ class Ashlar:
         self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
     ) -> list[Disk]:
         self.members, self.spares = [list(members) for members in drives], list(spares)
+        # A daemon attaches what it had, as soon as it is there; these drives are blank.
+        self.place.check(f"rm -rf {self.home}/state")
         self.start_daemon()
         array = self.study.array
         level = f"{array.data}+{array.parity}" if array.parity else "0"

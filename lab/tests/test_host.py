@@ -102,6 +102,13 @@ class OnHost(unittest.TestCase):
         self.assertTrue(side.settings())
         load.close()
         side.stop()
+        # Another round finds nothing of this one.
+        side = sides.make(made.side[0], made, place, work)
+        self.addCleanup(side.stop)
+        arrays, spares = where.drives()
+        side.start(arrays, spares, [size])
+        self.assertEqual(side.state(), "healthy")
+        side.stop()
         where.close()
         self.assertEqual(place.ledger.debts(), [])
 
