@@ -277,10 +277,17 @@ impl Array {
                 self.members.fence_missed(job.stripe, updated.missed()).await?;
             }
         }
-        let (ready, parity_holds, recorded) = self.record_parity(ready, newest).await;
-        if !parity_holds.is_empty() {
-            self.journal.flush().await?;
+        let (ready, records, recorded) = self.record_parity(ready, newest).await;
+        if !records.is_empty()
+            && let Err(error) = self.journal.flush().await
+        {
+            // Nothing is in place. Made again with each try, they would fill the ring.
+            for (sequence, _) in records.iter().rev() {
+                self.journal.void(*sequence).await;
+            }
+            return Err(error);
         }
+        let parity_holds = records.into_iter().map(|(_, hold)| hold).collect();
         let stored = self.store_all(ready, newest, parity_holds).await;
         result.and(recorded).and(stored)
     }
@@ -320,14 +327,14 @@ impl Array {
     }
 
     /// Makes parity entries of the journal of what needs them. Returns what has them, as far as
-    /// there was room, and keeps their batches; also when the next one met an error: recorded again
-    /// with each try, these would fill the ring.
+    /// there was room, and their batches; also when the next one met an error: recorded again with
+    /// each try, these would fill the ring.
     async fn record_parity(
         &self,
         ready: Vec<(Job, Updated)>,
         newest: u64,
-    ) -> (Vec<(Job, Updated)>, Vec<Hold>, Result<(), ArrayError>) {
-        let (mut recorded, mut holds) = (Vec::new(), Vec::new());
+    ) -> (Vec<(Job, Updated)>, Vec<(u64, Hold)>, Result<(), ArrayError>) {
+        let (mut recorded, mut records) = (Vec::new(), Vec::new());
         let mut ready = VecDeque::from(ready);
         while let Some((first, _)) = ready.front() {
             let (mut count, mut entries) = self.parity_batch(ready.iter(), newest);
@@ -335,25 +342,26 @@ impl Array {
             let oldest = first.oldest;
             while !entries.is_empty() {
                 match self.journal.append_now(&entries, class).await {
-                    Some(Ok((_, hold))) => {
-                        holds.push(hold);
+                    Some(Ok(record)) => {
+                        records.push(record);
                         break;
                     }
-                    Some(Err(error)) => return (recorded, holds, Err(error)),
+                    Some(Err(error)) => return (recorded, records, Err(error)),
                     None => {}
                 }
                 // What has waited longest may use all the room there is, so that there is some
                 // again; the rest waits for that.
-                if class == Class::Oldest || self.journal.oldest() != Some(oldest) {
-                    return (recorded, holds, Ok(()));
+                let most = if class == Class::Oldest { count / 2 } else { usize::MAX };
+                if most == 0 || self.journal.oldest() != Some(oldest) {
+                    return (recorded, records, Ok(()));
                 }
                 let of_oldest = ready.iter().take_while(|(job, _)| job.oldest == oldest);
-                (count, entries) = self.parity_batch(of_oldest, newest);
+                (count, entries) = self.parity_batch(of_oldest.take(most), newest);
                 class = Class::Oldest;
             }
             recorded.extend(ready.drain(..count));
         }
-        (recorded, holds, Ok(()))
+        (recorded, records, Ok(()))
     }
 
     /// How many of these fit in one batch, and their entries.

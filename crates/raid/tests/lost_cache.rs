@@ -60,9 +60,12 @@ fn begin_reads(pair: &Pair, count: usize) -> Vec<Begun<Vec<u8>>> {
     (0..count).map(read).collect()
 }
 
+fn is_flush(op: &Op) -> bool {
+    matches!(op, Op::Flush { .. })
+}
+
 /// How flushes of one file end; those of others wait.
 fn flushes(steer: &Steer, file: usize, fate: Fate, others: Fate) {
-    let is_flush = |op: &Op| matches!(op, Op::Flush { .. });
     steer.set(move |its, op| match is_flush(op) {
         true if its == file => fate,
         true => others,
@@ -205,7 +208,6 @@ fn two_that_fail_together_are_kept() {
             let both = [0, 1].map(|chunk| layout.member_at(StripeIndex(0), chunk).index());
             let files = both.map(|index| address(pair.file(&drives[index])));
             let is_late = move |file: usize| file == files[1 - first_to_fail];
-            let is_flush = |op: &Op| matches!(op, Op::Flush { .. });
             steer.set(move |file, op| match is_flush(op) && files.contains(&file) {
                 true if is_late(file) => Fate::Waits,
                 true => Fate::Fails,
@@ -234,6 +236,47 @@ fn two_that_fail_together_are_kept() {
             pair.check().await;
         });
     }
+}
+
+/// What is to be put in place is recorded again with each try, and none of that stays in the ring.
+#[test]
+fn what_cannot_be_made_durable_does_not_fill_the_ring() {
+    run(|reactor, steer| async move {
+        for (level, members) in [(Level::Raid5, 4), (Level::Raid7, 6)] {
+            let mut pair = array(&reactor, level, members, Policy::Journal).await;
+            pair.put(0, &[2; 4096]).await;
+            pair.array.flush().await.unwrap();
+            pair.put(LEN, &[3; LEN]).await;
+            let drives = pair.drives();
+            let lost = usize::from(pair.array.layout().parity) + 1;
+            let files: Vec<usize> =
+                drives[..lost].iter().map(|drive| address(pair.file(drive))).collect();
+            let fail = move |last: Fate| {
+                let files = files.clone();
+                move |file: usize, op: &Op| match files.iter().position(|its| *its == file) {
+                    Some(0) if is_flush(op) => last,
+                    Some(_) if is_flush(op) => Fate::Fails,
+                    Some(_) | None => Fate::Passes,
+                }
+            };
+            // They fail together: one by one they would be fenced.
+            steer.set(fail(Fate::Waits));
+            let array = pair.array.clone();
+            let flush = begin(&reactor, async move { array.flush().await });
+            steer.caught(&reactor, 1).await;
+            steer.set(fail(Fate::Fails));
+            assert_eq!(flush.ended(&reactor).await, Err(ArrayError::Lost));
+            let used = || pair.array.status().journal.used_bytes;
+            let before = used();
+            for _ in 0..20 {
+                assert_eq!(pair.array.destage_all().await, Err(ArrayError::Lost));
+            }
+            assert!(used() < before + (64 << 10), "{} of {before}", used());
+            steer.set(|_, _| Fate::Passes);
+            pair.starts_with(&drives.iter().collect::<Vec<_>>()).await;
+            pair.is_whole().await;
+        }
+    });
 }
 
 /// No space for what was written before is no full file system: the drive lost it.
