@@ -10,9 +10,9 @@
 //!
 //! `streaming` stores past the caches, so that what a result overwrites is not fetched first. On
 //! Zen 1 that gains a sixth from memory and up to a sixth from L2; but whole stripes of an array,
-//! whose buffers are used again at once, lose a tenth. Such a store wants a vector's alignment, and
-//! a fence before others look. A result that is added to what was there is in a cache already, and
-//! is stored there.
+//! whose buffers are used again at once, gained nothing. Such a store wants a vector's alignment,
+//! and a fence before others look. A result that is added to what was there is in a cache already,
+//! and is stored there.
 //!
 //! Invariant, kept by `Kernels`: these functions are called only where the CPU reported avx2; the
 //! slices of one call have the same length, a multiple of `WIDE` vectors.

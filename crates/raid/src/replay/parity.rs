@@ -232,14 +232,16 @@ fn summed(band: &[Piece]) -> Positions {
 
 /// These rows of parity at a position, if the journal has them.
 fn full(rows: &Range<u32>, position: u8, band: &[Piece]) -> Option<Buffer> {
-    let mut full = band.iter().filter(|piece| piece.kind == EntryKind::Parity);
-    full.find(|piece| piece.position == position)?.part(rows).bytes
+    piece_at(band, EntryKind::Parity, position)?.part(rows).bytes
+}
+
+fn piece_at(band: &[Piece], kind: EntryKind, position: u8) -> Option<&Piece> {
+    band.iter().find(|piece| (piece.kind, piece.position) == (kind, position))
 }
 
 /// The sums of these rows of parity at a position, unless it has none or its member is not here.
 fn sums(rows: &Range<u32>, position: u8, band: &[Piece], held: Positions) -> Option<Vec<u64>> {
-    let mut summed = band.iter().filter(|piece| piece.kind == EntryKind::ParitySums);
-    let piece = summed.find(|piece| piece.position == position);
+    let piece = piece_at(band, EntryKind::ParitySums, position);
     let piece = piece.filter(|_| held & 1 << position != 0)?;
     let all = piece.bytes.as_ref()?.bytes().as_chunks::<{ SUM_BYTES as usize }>().0;
     let at = |row: u32| ((row - piece.rows.start) / SUM_ROWS) as usize;
