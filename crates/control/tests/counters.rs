@@ -9,6 +9,7 @@ use daemon::Daemon;
 use serde_json::Value;
 
 const REQUESTS: u64 = 2000;
+const BENCH: &str = "bench vhost --socket @/e.sock --size 4M --depth 8 --force";
 
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap()
@@ -21,9 +22,8 @@ fn busy_daemon(policy: &str) -> Daemon {
     daemon.ok(&format!("{create} --policy {policy}"));
     daemon.ok("volume create v --array a --size 16M");
     daemon.ok("export create e --volume v --path @/e.sock");
-    let bench = "bench vhost --socket @/e.sock --size 4M --depth 8 --force";
     // Blocks that were never written cost no drive's work, so all are, before.
-    daemon.ok(&format!("{bench} --fill --rw randrw --ios {REQUESTS} --rounds 1"));
+    daemon.ok(&format!("{BENCH} --fill --rw randrw --ios {REQUESTS} --rounds 1"));
     daemon
 }
 
@@ -79,14 +79,19 @@ fn the_journal_is_counted() {
     let mut daemon = busy_daemon("journal");
     let array = daemon.json("array show a");
     assert_eq!(array["counters"]["journaled"], array["counters"]["writes"]);
-    let journal = &array["journal"];
-    let share = number(&journal["used_bytes"]) * 100 / number(&journal["bytes"]);
-    assert_eq!(number(&journal["used_percent"]), share, "{journal}");
-    let shown = daemon.ok("array show a");
-    assert!(shown.contains("100 % of writes by the journal"), "{shown}");
-    assert!(shown.contains(&format!("used ({share} %)")), "{shown}");
+    // It is put in place while it is looked at: until two looks in turn saw the same.
+    daemon.wait_for("array show a", |array| {
+        let journal = &array["journal"];
+        let share = number(&journal["used_bytes"]) * 100 / number(&journal["bytes"]);
+        assert_eq!(number(&journal["used_percent"]), share, "{journal}");
+        let shown = daemon.ok("array show a");
+        assert!(shown.contains("100 % of writes by the journal"), "{shown}");
+        shown.contains(&format!("used ({share} %)"))
+    });
 
     assert_eq!(array["replayed"], Value::Null, "it was created");
+    // What is younger than some seconds is not in place.
+    daemon.ok(&format!("{BENCH} --rw randwrite --ios {REQUESTS} --rounds 1"));
     daemon.kill();
     daemon.start_again();
     let array = daemon.json("array show a");
@@ -195,8 +200,7 @@ fn written_with_checksums() -> Daemon {
     daemon.ok("array create a --level 5 --drives d0,d1,d2 --integrity");
     daemon.ok("volume create v --array a --size 16M");
     daemon.ok("export create e --volume v --path @/e.sock");
-    let bench = "bench vhost --socket @/e.sock --size 4M --depth 8 --force";
-    daemon.ok(&format!("{bench} --fill --rw randwrite --ios 100 --rounds 1"));
+    daemon.ok(&format!("{BENCH} --fill --rw randwrite --ios 100 --rounds 1"));
     daemon.stop();
     daemon
 }
