@@ -28,11 +28,13 @@ use ashlar_reactor::traffic::{self, Kind, Traffic};
 use ashlar_reactor::wait_list::WaitList;
 use ashlar_reactor::window::Window;
 
+use crate::asked::Asked;
 use crate::error::DriveError;
 use crate::gate::Gate;
 use crate::health::{During, Health, HealthLimits, HealthState};
 use crate::latency::{Latency, summary};
 use crate::slow::{Evidence, Opinion, Verdict};
+use crate::unreadable::Unreadable;
 
 /// Times an operation is tried, in all.
 pub const ATTEMPTS_MAX: u32 = 4;
@@ -70,6 +72,7 @@ pub struct Drive {
     pub(crate) health_limits: HealthLimits,
     name: String,
     health: Cell<Health>,
+    unreadable: Unreadable,
     counters: Cell<Counters>,
     opinion: Cell<Opinion>,
     /// Each attempt that succeeded by itself. How much is under way, the backend knows.
@@ -175,6 +178,7 @@ impl Drive {
             health_limits,
             name: name.to_owned(),
             health: Cell::default(),
+            unreadable: Unreadable::default(),
             counters: Cell::default(),
             opinion: Cell::default(),
             traffic: Traffic::default(),
@@ -590,43 +594,6 @@ impl Drop for Drive {
     }
 }
 
-/// What a drive was asked to do. Its slot has the operation itself.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Asked {
-    Read { bytes: u64 },
-    Write { bytes: u64 },
-    Flush,
-    WriteZeroes { bytes: u64 },
-}
-
-impl Asked {
-    fn of(op: &Op) -> Asked {
-        match op {
-            Op::Read { into, .. } => Asked::Read { bytes: into.len() as u64 },
-            Op::Write { from, .. } => Asked::Write { bytes: from.len() as u64 },
-            Op::Flush { .. } => Asked::Flush,
-            Op::WriteZeroes { len, .. } => Asked::WriteZeroes { bytes: *len },
-            Op::Descriptor { .. } => unreachable!("nobody asks that of a drive"),
-        }
-    }
-
-    fn changes_drive(self) -> bool {
-        match self {
-            Asked::Write { .. } | Asked::WriteZeroes { .. } => true,
-            Asked::Read { .. } | Asked::Flush => false,
-        }
-    }
-
-    /// Whether the drive has done all of it.
-    fn is_answered_by(self, outcome: Outcome) -> bool {
-        let expected = match self {
-            Asked::Read { bytes } | Asked::Write { bytes } => bytes,
-            Asked::Flush | Asked::WriteZeroes { .. } => 0,
-        };
-        outcome.is_ok_and(|moved| moved >= expected)
-    }
-}
-
 /// What is rare is boxed: this is moved with every operation.
 enum State {
     Waiting(Io),
@@ -734,7 +701,7 @@ impl UnderWay {
             self.state = State::Held(Box::new(op));
             return None;
         }
-        let result = self.judge(outcome, took);
+        let result = self.judge(&op, outcome, took);
         if result.is_none() {
             self.back_off(op);
         }
@@ -742,9 +709,10 @@ impl UnderWay {
     }
 
     /// What the caller hears of an outcome; `None`: try again.
-    fn judge(&self, outcome: Outcome, took: Duration) -> Option<Result<(), DriveError>> {
+    fn judge(&self, op: &Op, outcome: Outcome, took: Duration) -> Option<Result<(), DriveError>> {
         let error = match outcome {
             _ if self.asked.is_answered_by(outcome) => {
+                self.drive.unreadable.answered(op);
                 self.drive.good_answer(self.asked, took);
                 return Some(Ok(()));
             }
@@ -764,7 +732,8 @@ impl UnderWay {
         if !hopeless && self.attempt < ATTEMPTS_MAX {
             return None;
         }
-        if !self.is_probe || error != DriveError::Media {
+        let says_more = || !self.is_probe && self.drive.unreadable.is_new(op);
+        if error != DriveError::Media || says_more() {
             self.drive.bad_answer(self.asked, error);
         }
         Some(Err(error))

@@ -4,6 +4,8 @@
 //! Modules from lowest to highest; a module uses only those above it in this list.
 
 pub mod error;
+mod asked;
+mod unreadable;
 pub mod health;
 pub mod latency;
 pub mod slow;

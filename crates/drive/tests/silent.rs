@@ -120,6 +120,36 @@ fn an_error_is_tried_again_after_growing_pauses_and_then_told() {
     });
 }
 
+/// Who reads a block again and again that is lost for good costs no drive.
+#[test]
+fn a_block_that_cannot_be_read_counts_once_until_it_is_written() {
+    run(async |reactor: Reactor, world: World| {
+        let drive = world.drive(&reactor, HealthLimits::default());
+        let fails = async |offset: u64, len: usize| {
+            (0..4).for_each(|_| world.answer(Answer::After(MS, Err(EIO))));
+            let read = drive.read(offset, reactor.buffer(len).into()).await;
+            assert_eq!(read, Err(DriveError::Media));
+            drive.health().read_errors
+        };
+        for _ in 0..20 {
+            assert_eq!(fails(4096, 4096).await, 1);
+            // What is around it cannot be read for the same reason.
+            assert_eq!(fails(0, 65536).await, 1);
+        }
+        for rewritten in 1..4 {
+            assert_eq!(drive.write(4096, reactor.buffer(4096).into()).await, Ok(()));
+            assert_eq!(fails(4096, 512).await, 1 + rewritten);
+        }
+        assert_eq!(drive.health().state, HealthState::Suspect);
+        for other in 1..12 {
+            assert_eq!(fails(other << 20, 512).await, 4 + other);
+        }
+        assert_eq!(drive.health().state, HealthState::Suspect);
+        assert_eq!(fails(12 << 20, 512).await, 16);
+        assert_eq!(drive.health().state, HealthState::Failed);
+    });
+}
+
 /// A part of a write that failed may be in the drive's cache, and be read: a flush has to reach it.
 #[test]
 fn what_a_write_that_failed_has_left_is_flushed() {

@@ -102,8 +102,8 @@ impl Array {
     }
 
     /// Puts data in place where too much beside it cannot be read. `stripes`: those of which that
-    /// is known; they are the caller's, and put back here. Each waits until the oldest of its data
-    /// is the oldest of all; what is newer is for the next round.
+    /// is known, ascending; they are the caller's, and put back here. Each waits until the oldest of
+    /// its data is the oldest of all; what is newer is for the next round.
     pub(crate) async fn destage_lost(
         self: &Rc<Self>,
         mut stripes: Vec<StripeIndex>,
@@ -124,13 +124,17 @@ impl Array {
             journal.release().await?;
             let Some(oldest) = journal.oldest() else { return Ok(()) };
             let is_next = |at: &StripeIndex| journal.pending.borrow().oldest_of(&[*at]) <= oldest;
-            if let Some(index) = left.iter().position(is_next) {
-                let stripe = left[index];
-                self.give_up_under(stripe, oldest).await?;
-                let (lost, stored) = self.destage_stripes(&[stripe], u64::MAX, oldest).await;
-                // At once: if it is torn now, it belongs to whoever mends it.
-                left.swap_remove(index);
-                self.put_back(std::iter::once(&stripe));
+            let next: Vec<StripeIndex> = left.iter().copied().filter(is_next).collect();
+            if !next.is_empty() {
+                for stripe in &next {
+                    self.give_up_under(*stripe, oldest).await?;
+                }
+                // All at once: the batch stays in the ring until the last of them is stored, and
+                // so does each record of their parity.
+                let (lost, stored) = self.destage_stripes(&next, u64::MAX, oldest).await;
+                // At once: what is torn now belongs to whoever mends it.
+                left.retain(|stripe| !next.contains(stripe));
+                self.put_back(next.iter());
                 stored?;
                 if !lost.is_empty() {
                     return Err(ArrayError::Lost);
@@ -196,6 +200,10 @@ impl Array {
         stripe: StripeIndex,
         rows: &Range<u32>,
     ) -> Result<(), ArrayError> {
+        // By force, what is known of it is left as it is.
+        if self.is_stranded(stripe) {
+            return Ok(());
+        }
         let _region = self.mark_dirty(stripe).await?;
         let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
         match self.give_up_rows(stripe, &self.whole_sectors(rows), false).await {

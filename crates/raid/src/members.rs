@@ -336,6 +336,10 @@ impl Members {
         self.forced.set(forced);
     }
 
+    pub(crate) fn is_forced(&self) -> bool {
+        self.forced.get()
+    }
+
     /// Members at these positions of `stripe` that are not known to be behind.
     fn believed(&self, stripe: StripeIndex, of: Positions) -> SmallVec<[MemberIndex; 4]> {
         let (layout, list) = (self.identity.layout_of(stripe), self.list.borrow());

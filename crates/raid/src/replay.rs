@@ -15,7 +15,8 @@
 //! found, more members are lost than the array can do without, and so is the stripe. Every batch
 //! is first given back to as many members as it should be on, since a crash may have left it on
 //! one. What a batch says that may have been acknowledged, and can be read on too few members, is
-//! lost, and so are its stripes.
+//! lost, and so are its stripes: such a start is refused. By force, what an absent member may bring
+//! is left to another start, and the rest is given up (`replay/give_up.rs`).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -39,6 +40,7 @@ use crate::verify::{overlap, within};
 use crate::write_plan::{bands, bits, each};
 
 mod found;
+mod give_up;
 mod parity;
 
 use found::Found;
@@ -89,7 +91,7 @@ struct Findings {
     is_zero: bool,
     /// Data or parity of which nobody can read the bytes.
     lost: Vec<(Piece, Hold)>,
-    /// Rows that were given up, and whose parity is made anew when their data is in place.
+    /// Rows whose parity is not to be relied on: it is made anew, also when their data is in place.
     given_up: Vec<Range<u32>>,
 }
 
@@ -158,11 +160,15 @@ impl Array {
         force: bool,
     ) -> Result<(), AssembleError> {
         let began = self.reactor.now();
-        self.close_gaps(&left).await;
-        let LeftBatches { found, tail, took, read_bytes, .. } = left;
+        self.close_gaps(&left.gaps, &left.found).await;
+        let LeftBatches { found, tail, took, read_bytes, gaps } = left;
         let batches = found.len() as u64;
         let bytes = found.iter().map(|one| u64::from(one.batch.payload_bytes.get())).sum();
         self.replay_batches(found, tail, force).await?;
+        if self.journal.oldest().is_none() {
+            // Also of what was lost.
+            self.close_gaps(&gaps, &[]).await;
+        }
         let took = (took + self.reactor.now().since(began)).as_millis();
         let took_ms = u64::try_from(took).unwrap_or(u64::MAX);
         self.jobs.replayed.set(Some(Replayed { read_bytes, batches, bytes, took_ms }));
@@ -214,8 +220,9 @@ impl Array {
         }
         // What is pending can wait for absent members.
         self.members.set_forced(false);
-        // Before anything is written into bad rows: what is would be given up, too.
+        // Before anything is written into such rows: what is would be given up, too.
         self.give_up_again().await?;
+        self.make_parity_anew(&given_up).await?;
         self.members.flush().await?;
         match self.drain_journal().await {
             Ok(()) | Err(ArrayError::Lost) => {}
@@ -226,8 +233,15 @@ impl Array {
             self.members.set_journal_from(self.journal.next_sequence());
             self.members.settled().await?;
         }
-        for (stripe, rows) in given_up {
-            self.give_up_unsettled(stripe, &rows).await?;
+        self.make_parity_anew(&given_up).await
+    }
+
+    async fn make_parity_anew(
+        self: &Rc<Self>,
+        of: &[(StripeIndex, Range<u32>)],
+    ) -> Result<(), AssembleError> {
+        for (stripe, rows) in of {
+            self.give_up_unsettled(*stripe, rows).await?;
         }
         Ok(())
     }
@@ -330,8 +344,9 @@ impl Array {
         }
         let counts = |parity: &Piece| parity.data.oldest >= tail;
         findings.lost.retain(|(piece, _)| !piece.kind.is_parity() || counts(piece));
-        if findings.lost.iter().any(|(piece, _)| Some(piece.sequence) > findings.zeroed_at) {
-            return Err(ArrayError::Lost);
+        findings.lost.retain(|(piece, _)| Some(piece.sequence) > findings.zeroed_at);
+        if !findings.lost.is_empty() {
+            self.give_up_lost(stripe, findings).await?;
         }
         findings.parity.retain(counts);
         // Newest first: of two for the same rows, only the newer counts.

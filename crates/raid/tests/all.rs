@@ -15,6 +15,7 @@ mod era;
 mod failed_array;
 mod fenced;
 mod forgotten;
+mod given_up;
 mod grow;
 mod half_done;
 mod hedge;

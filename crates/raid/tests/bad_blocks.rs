@@ -671,6 +671,51 @@ fn what_is_acknowledged_comes_in_place_beside_what_is_lost() {
     });
 }
 
+/// Many stripes are in the way of one batch: what the ring keeps free is enough for it.
+#[test]
+fn one_batch_of_many_stripes_comes_in_place_beside_what_is_lost() {
+    const STRIPES: usize = 200;
+    run(|reactor, unreadable| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+        let layout = pair.array.layout();
+        pair.bytes.resize(pair.array.capacity() as usize, 0);
+        let pieces = pair.bytes.len() >> 18;
+        for piece in 0..pieces {
+            pair.put(piece << 18, &[1; 1 << 18]).await;
+        }
+        pair.in_place().await;
+        pair.array.pull_member(MemberIndex(1)).unwrap();
+        pair.put(0, &[2; 4096]).await;
+        pair.in_place().await;
+        let chunk_of = |stripe| (0..3).find(|p| layout.member_at(stripe, *p).index() == 1);
+        let with_lost = |stripe| chunk_of(stripe).map(|lost| (stripe, lost));
+        let stripes: Vec<_> = (5..).map(StripeIndex).filter_map(with_lost).take(STRIPES).collect();
+        let mut writes = Vec::new();
+        for (stripe, lost) in &stripes {
+            let chunk = (lost + 1) % 3;
+            let member = layout.member_at(*stripe, chunk).index();
+            spoil(&pair, &unreadable, member, *stripe, 4096);
+            let at = layout.array_offset(*stripe, chunk, 4096) as usize;
+            pair.bytes[at..at + 512].fill(3);
+            let (array, from) = (pair.array.clone(), reactor.buffer(512));
+            from.copy_from_slice(&[3; 512]);
+            writes.push(async move { array.write(at as u64, from.into()).await });
+        }
+        assert!(join_all(writes).await.iter().all(Result::is_ok));
+        let end = layout.array_offset(stripes[STRIPES - 1].0, 0, 0) as usize;
+        for round in 0..40 {
+            for piece in (end >> 18) + 1..pieces {
+                pair.put(piece << 18, &[6 + round; 1 << 18]).await;
+            }
+        }
+        soon_in_place(&pair, "many stripes").await;
+        let lost = stripes.iter().map(|(at, lost)| layout.array_offset(*at, *lost, 4096) as usize);
+        assert_eq!(bad(&pair), lost.map(|at| at..at + 512).collect::<Vec<_>>());
+        check(&pair, "many stripes").await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
 /// A drive that cannot read hundreds of sectors, while the array cannot do without it; more ranges
 /// than the list has room for. The rebuild stops, and goes on once some are written again.
 #[test]

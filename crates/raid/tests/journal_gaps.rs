@@ -13,6 +13,7 @@ use std::time::Duration;
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::bad_blocks::RANGES_MAX;
+use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::units::{Area, MemberIndex};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError, ChangeError};
@@ -32,11 +33,16 @@ const MEMBERS: usize = 4;
 const WRITES_OF_A_START: usize = 36;
 
 /// Of each member.
-fn journal(pair: &Pair) -> Area {
-    label::plan(DRIVE_BYTES, pair.array.layout().parity).unwrap().journal
+pub fn areas(pair: &Pair) -> MemberLayout {
+    let integrity = pair.array.status().integrity;
+    label::plan_for(DRIVE_BYTES, pair.array.layout().parity, integrity).unwrap()
 }
 
-fn rings(pair: &Pair, drives: &[Rc<Drive>]) -> Vec<Vec<u8>> {
+fn journal(pair: &Pair) -> Area {
+    areas(pair).journal
+}
+
+pub fn rings(pair: &Pair, drives: &[Rc<Drive>]) -> Vec<Vec<u8>> {
     let area = journal(pair);
     let ring = |drive: &Rc<Drive>| {
         let mut bytes = vec![0; area.len as usize];
@@ -127,7 +133,7 @@ async fn crashed_behind(reactor: &Reactor, steer: &Steer, voids: Voids, bytes: u
 }
 
 /// Blocks that differ, by ring.
-fn changes(before: &[Vec<u8>], after: &[Vec<u8>]) -> Vec<Vec<u64>> {
+pub fn changes(before: &[Vec<u8>], after: &[Vec<u8>]) -> Vec<Vec<u64>> {
     let changes = before.iter().zip(after).map(|(before, after)| {
         let blocks = before.chunks(4096).zip(after.chunks(4096)).zip((0..).step_by(4096));
         blocks.filter(|((before, after), _)| before != after).map(|(_, at)| at).collect()

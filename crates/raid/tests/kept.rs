@@ -4,6 +4,7 @@
 //! be read; and work again later.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
+use std::cell::RefCell;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -146,9 +147,7 @@ async fn crashed(reactor: &Reactor, steer: &Steer) -> (Pair, Vec<Rc<Drive>>) {
     steer.set(move |_, op| if stores(op) { Fate::Waits } else { Fate::Passes });
     pair.put(512, &[9; 512]).await;
     steer.caught(reactor, 1).await;
-    let members = pair.array.status().members;
-    let drives: Vec<_> = members.into_iter().map(|member| member.drive.unwrap()).collect();
-    drives.iter().for_each(|drive| drive.pull());
+    let drives = dies(&pair);
     steer.drop_waiting(reactor).await;
     (pair, drives)
 }
@@ -193,37 +192,116 @@ fn a_start_does_not_drop_what_it_cannot_replay() {
     });
 }
 
+/// The array's process dies.
+fn dies(pair: &Pair) -> Vec<Rc<Drive>> {
+    let members = pair.array.status().members;
+    let drives: Vec<_> = members.into_iter().map(|member| member.drive.unwrap()).collect();
+    drives.iter().for_each(|drive| drive.pull());
+    drives
+}
+
+/// A start by force, after one without was refused. What it gave up is an error then, and at the
+/// next start, which needs no force; it can be written, and all is well.
+async fn given_up(pair: &mut Pair, drives: &[Rc<Drive>], lost: usize) {
+    let refused = assemble(pair, drives, false).await.err();
+    assert_eq!(refused, Some(AssembleError::Journal { stripe: 0 }));
+    pair.array = assemble(pair, drives, true).await.unwrap();
+    for is_first in [true, false] {
+        if !is_first {
+            let drives = dies(pair);
+            pair.array = assemble(pair, &drives, false).await.unwrap();
+        }
+        empty(pair).await;
+        for at in (0..pair.array.stripe_bytes() as usize).step_by(512) {
+            let expected = pair.bytes[at..at + 512].to_vec();
+            let expected = if at == lost { Err(ArrayError::Bad) } else { Ok(expected) };
+            assert_eq!(pair.read(at, 512).await, expected, "{at}, {is_first}");
+        }
+        assert_eq!(pair.array.status().bad.len(), 1);
+    }
+    pair.put(lost, &[4; 512]).await;
+    pair.check().await;
+    pair.in_place().await;
+    pair.scrub_is_clean().await;
+    pair.array.stop().await.unwrap();
+}
+
 /// The data batch of a stripe is nowhere, not even its header.
 #[test]
-fn by_force_the_rest_is_served() {
+fn by_force_lost_data_is_given_up() {
     run(|reactor, steer| async move {
-        let (mut pair, mut drives) = crashed(&reactor, &steer).await;
+        let (mut pair, drives) = crashed(&reactor, &steer).await;
         let at = label::plan(DRIVE_BYTES, 1).unwrap().journal.offset;
         for drive in &drives {
             pair.file(drive).write_all_at(&[0; 4096], at).unwrap();
         }
-        let refused = assemble(&mut pair, &drives, false).await.err();
+        given_up(&mut pair, &drives, 512).await;
+    });
+}
+
+/// The header of it can be read, and what it holds cannot.
+#[test]
+fn by_force_data_that_cannot_be_read_is_given_up() {
+    run(|reactor, steer| async move {
+        let (mut pair, drives) = crashed(&reactor, &steer).await;
+        let journal = label::plan(DRIVE_BYTES, 1).unwrap().journal.offset;
+        unreadable(&steer, drives.iter().map(|drive| (address(pair.file(drive)), journal + 4096)));
+        given_up(&mut pair, &drives, 512).await;
+    });
+}
+
+/// Neither what stands beside the new data nor the parity can be read: what stood there.
+#[test]
+fn by_force_the_write_hole_is_given_up() {
+    run(|reactor, steer| async move {
+        let (mut pair, drives) = crashed(&reactor, &steer).await;
+        let data = label::plan(DRIVE_BYTES, 1).unwrap().data.offset;
+        let layout = pair.array.layout();
+        let members = [1, layout.data].map(|p| layout.member_at(StripeIndex(0), p).index());
+        unreadable(&steer, members.map(|m| (address(pair.file(&drives[m])), data + 512)));
+        given_up(&mut pair, &drives, layout.chunk_bytes as usize + 512).await;
+    });
+}
+
+/// What an absent member could bring is left to it, until another drive has its place.
+#[test]
+fn by_force_nothing_is_given_up_that_may_come_back() {
+    run(|reactor, steer| async move {
+        let (mut pair, drives) = crashed(&reactor, &steer).await;
+        let data = label::plan(DRIVE_BYTES, 1).unwrap().data.offset;
+        let layout = pair.array.layout();
+        let [beside, parity] =
+            [1, layout.data].map(|p| layout.member_at(StripeIndex(0), p).index());
+        unreadable(&steer, [(address(pair.file(&drives[parity])), data + 512)]);
+        let mut left = drives.clone();
+        left.remove(beside);
+        let refused = assemble(&mut pair, &left, false).await.err();
         assert_eq!(refused, Some(AssembleError::Journal { stripe: 0 }));
-        let stripe = pair.array.stripe_bytes() as usize;
-        for start in 1..=3 {
-            pair.array = assemble(&mut pair, &drives, true).await.unwrap();
-            // What the starts before were given is there, and what stood there before them.
-            let first = pair.bytes[..stripe].to_vec();
-            let was = pair.read(0, stripe).await.unwrap();
-            let lost = |at: usize| (512..1024).contains(&at);
-            assert!((0..stripe).all(|at| was[at] == first[at] || lost(at)));
-            pair.bytes[..stripe].copy_from_slice(&was);
-            pair.check().await;
-            pair.put(start * stripe, &[start as u8; 512]).await;
-            if start == 1 {
-                // What is known of the first stripe is not enough to go on with.
-                let bytes = reactor.buffer(512);
-                assert_eq!(pair.array.write(512, bytes.into()).await, Err(ArrayError::Lost));
-            }
-            let members = pair.array.status().members;
-            drives = members.into_iter().map(|member| member.drive.unwrap()).collect();
-            drives.iter().for_each(|drive| drive.pull());
+        pair.array = assemble(&mut pair, &left, true).await.unwrap();
+        assert_eq!(pair.array.write(512, reactor.buffer(512).into()).await, Err(ArrayError::Lost));
+        pair.replace(beside as u8).await;
+        while pair.array.status().rebuild.is_some() {
+            reactor.sleep(Duration::from_millis(1)).await;
         }
+        let drives = dies(&pair);
+        given_up(&mut pair, &drives, layout.chunk_bytes as usize + 512).await;
+    });
+}
+
+/// These sectors of files, until they are written.
+pub fn unreadable(steer: &Steer, sectors: impl IntoIterator<Item = (usize, u64)>) {
+    let left: RefCell<Vec<(usize, u64)>> = RefCell::new(sectors.into_iter().collect());
+    steer.set(move |its, op| {
+        let range = match op {
+            Op::Read { offset, into, .. } => *offset..offset + into.len() as u64,
+            Op::Write { offset, from, .. } => *offset..offset + from.len() as u64,
+            Op::WriteZeroes { .. } | Op::Flush { .. } | Op::Descriptor { .. } => 0..0,
+        };
+        let is_it =
+            |(file, at): &(usize, u64)| its == *file && range.start < at + 512 && *at < range.end;
+        let fails = matches!(op, Op::Read { .. }) && left.borrow().iter().any(is_it);
+        left.borrow_mut().retain(|it| !(is_write(op) && is_it(it)));
+        if fails { Fate::Fails } else { Fate::Passes }
     });
 }
 

@@ -567,19 +567,22 @@ async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
     let trusted = || members().filter(|its| its.state() == Ok(MemberState::Trusted));
     let current = || trusted().map(|its| its.drive).collect();
     let known_with = |generation| Known { generation, epoch: 0, current: current() };
-    let mut last = None;
-    for known_generation in [None, Some(known), Some(0)] {
+    let start = async |known: Option<u64>, force| {
         let handles = {
             let fleet = seedling.fleet.borrow();
             offered.iter().map(|drive| fleet.open(&seedling.reactor, *drive)).collect()
         };
         let options = AssembleOptions {
-            force: false,
-            known: known_generation.map(known_with),
+            force,
+            known: known.map(known_with),
             host: None,
             sum_pages_max: seedling.plan.sum_pages_max,
         };
-        match Array::assemble(&seedling.reactor, handles, options).await {
+        Array::assemble(&seedling.reactor, handles, options).await
+    };
+    let mut last = None;
+    for known_generation in [None, Some(known), Some(0)] {
+        match start(known_generation, false).await {
             Ok(array) => return assembled(seedling, array, phase).await,
             Err(AssembleError::MaybeOld) if may_refuse(&seedling, &offered) => {
                 let text = || format!("{known_generation:?}: {}", AssembleError::MaybeOld);
@@ -594,6 +597,17 @@ async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
                 last = Some(error);
                 break;
             }
+        }
+    }
+    let is_journal = matches!(last, Some(AssembleError::Journal { .. }));
+    if is_journal && seedling.plan.beyond && !seedling.plan.comes_back_whole() {
+        match start(None, true).await {
+            Ok(array) => {
+                seedling.world.borrow_mut().past_limit.forced += 1;
+                seedling.world.borrow_mut().note(|| "started by force".into());
+                return assembled(seedling, array, phase).await;
+            }
+            Err(error) => last = Some(error),
         }
     }
     let why = last.map_or(String::new(), |error| error.to_string());

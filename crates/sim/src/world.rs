@@ -74,6 +74,8 @@ pub struct PastLimit {
     pub refused: u64,
     /// Arrays that were whole again once all drives were back.
     pub whole: u64,
+    /// Starts by force that gave up, or kept, what the journal says and cannot be done.
+    pub forced: u64,
 }
 
 /// After a silence a drive answers what it was asked within this time.

@@ -114,7 +114,7 @@ struct Ring {
 
 /// Where blocks of a member's ring cannot be read.
 #[derive(Clone, Default)]
-struct Gaps(Vec<u64>);
+pub(super) struct Gaps(Vec<u64>);
 
 impl Gaps {
     fn has(&self, range: &Range<u64>) -> bool {
@@ -131,7 +131,7 @@ pub(crate) struct LeftBatches {
     /// How long they were looked for, and bytes of rings that were read for it.
     pub(super) took: Duration,
     pub(super) read_bytes: u64,
-    gaps: BTreeMap<MemberIndex, Gaps>,
+    pub(super) gaps: BTreeMap<MemberIndex, Gaps>,
 }
 
 impl Array {
@@ -206,12 +206,12 @@ impl Array {
         }
     }
 
-    /// Makes blocks readable that are of no batch: at another start, when other members are
-    /// absent, they would be in doubt. That may fail, as it may then.
-    pub(super) async fn close_gaps(&self, left: &LeftBatches) {
+    /// Makes blocks readable that are of none of these batches: at another start, when other
+    /// members are absent, they would be in doubt. That may fail, as it may then.
+    pub(super) async fn close_gaps(&self, gaps: &BTreeMap<MemberIndex, Gaps>, batches: &[Found]) {
         for keeper in self.members.keepers() {
-            let its = left.gaps.get(&keeper.index).into_iter().flat_map(|gaps| &gaps.0);
-            for at in its.filter(|at| left.found.iter().all(|one| !one.range().contains(at))) {
+            let its = gaps.get(&keeper.index).into_iter().flat_map(|gaps| &gaps.0);
+            for at in its.filter(|at| batches.iter().all(|one| !one.range().contains(at))) {
                 let blank = self.reactor.buffer(to_usize(BLOCK));
                 blank.fill_zero();
                 let _ = keeper.drive.write(keeper.areas.journal.offset + at, blank.into()).await;
@@ -289,7 +289,11 @@ impl Array {
             while (bytes.len() as u64) < area.len {
                 let at = bytes.len() as u64;
                 let part = buffer.slice(0..to_usize(step.min(area.len - at)));
-                match drive.read(area.offset + at, part.clone().into()).await {
+                let (home, into) = (area.offset + at, part.clone().into());
+                // That many blocks of a ring cannot be read is no reason to do without the others.
+                let read =
+                    if step == BLOCK { drive.probe(home, into) } else { drive.read(home, into) };
+                match read.await {
                     Ok(()) => bytes.extend_from_slice(part.bytes()),
                     Err(_) if step == BLOCK => {
                         gaps.0.push(at);

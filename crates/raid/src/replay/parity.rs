@@ -1,6 +1,7 @@
 //! Parity of which the journal has sums, after a crash: worked out and stored before any data is.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 use ashlar_format::journal_batch::{EntryKind, ParitySum, SUM_BYTES, SUM_ROWS};
 use ashlar_format::units::StripeIndex;
@@ -21,7 +22,7 @@ impl Array {
     /// Makes parity as its sums say; it is durable once members were flushed. Rows whose parity is
     /// made anew in any case are dropped from the findings.
     pub(super) async fn restore_parity(
-        &self,
+        self: &Rc<Self>,
         stripe: StripeIndex,
         findings: &mut Findings,
     ) -> Result<(), ArrayError> {
@@ -30,10 +31,6 @@ impl Array {
         for band in findings.bands() {
             let parts = outside(&band[0].rows, &done);
             for rows in parts.into_iter().flat_map(|rows| self.cut_at_bad(stripe, &rows)) {
-                if summed(band) == 0 {
-                    kept.extend(band.iter().map(|piece| piece.part(&rows)));
-                    continue;
-                }
                 match self.restore_band(stripe, &rows, band, findings).await {
                     Ok(()) => {
                         kept.extend(band.iter().map(|piece| piece.after_sums(&rows)));
@@ -42,12 +39,17 @@ impl Array {
                     Err(ArrayError::Lost) if self.was_given_up(stripe, &rows) => {
                         given_up.push(rows)
                     }
+                    Err(ArrayError::Lost) => {
+                        self.give_up_band(stripe, &rows, &band[0].data, findings).await?;
+                        given_up.push(rows);
+                    }
                     Err(error) => return Err(error),
                 }
             }
             done.push(band[0].rows.clone());
         }
-        (findings.parity, findings.given_up) = (kept, given_up);
+        findings.parity = kept;
+        findings.given_up.extend(given_up);
         Ok(())
     }
 
@@ -88,9 +90,13 @@ impl Array {
         let layout = self.layout_of(stripe);
         let held = self.members.held(stripe);
         let summed = summed(band);
+        let new = new_chunks(layout.data, rows, band, findings).ok_or(ArrayError::Lost)?;
+        if summed == 0 {
+            return Ok(());
+        }
         let mut crashed = CrashedBand {
             rows: rows.clone(),
-            new: new_chunks(layout.data, rows, band, findings).ok_or(ArrayError::Lost)?,
+            new,
             place: (0..layout.positions()).map(|_| None).collect(),
             sums: layout.parity_positions().map(|p| sums(rows, p, band, held)).collect(),
             full: layout.parity_positions().map(|p| full(rows, p, band)).collect(),

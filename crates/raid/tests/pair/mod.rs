@@ -61,13 +61,13 @@ pub fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
     run_on(Box::new(UringBackend::new().unwrap()), test);
 }
 
-pub fn run_on<F: Future<Output = ()> + 'static>(
+pub fn run_on<T: 'static, F: Future<Output = T> + 'static>(
     backend: Box<dyn Backend>,
     test: impl FnOnce(Reactor) -> F,
-) {
+) -> T {
     let reactor = Reactor::new(backend, Order::Fifo);
     let future = test(reactor.clone());
-    reactor.block_on(future).expect("the test ends");
+    reactor.block_on(future).expect("the test ends")
 }
 
 /// What runs beside the test.

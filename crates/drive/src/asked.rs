@@ -1,0 +1,40 @@
+//! What a drive is asked to do.
+
+use ashlar_reactor::op::{Op, Outcome};
+
+/// Without its place and its bytes: the slot of the operation has these.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Read { bytes: u64 },
+    Write { bytes: u64 },
+    Flush,
+    WriteZeroes { bytes: u64 },
+}
+
+impl Asked {
+    pub(crate) fn of(op: &Op) -> Asked {
+        match op {
+            Op::Read { into, .. } => Asked::Read { bytes: into.len() as u64 },
+            Op::Write { from, .. } => Asked::Write { bytes: from.len() as u64 },
+            Op::Flush { .. } => Asked::Flush,
+            Op::WriteZeroes { len, .. } => Asked::WriteZeroes { bytes: *len },
+            Op::Descriptor { .. } => unreachable!("nobody asks that of a drive"),
+        }
+    }
+
+    pub(crate) fn changes_drive(self) -> bool {
+        match self {
+            Asked::Write { .. } | Asked::WriteZeroes { .. } => true,
+            Asked::Read { .. } | Asked::Flush => false,
+        }
+    }
+
+    /// Whether the drive has done all of it.
+    pub(crate) fn is_answered_by(self, outcome: Outcome) -> bool {
+        let expected = match self {
+            Asked::Read { bytes } | Asked::Write { bytes } => bytes,
+            Asked::Flush | Asked::WriteZeroes { .. } => 0,
+        };
+        outcome.is_ok_and(|moved| moved >= expected)
+    }
+}

@@ -1,0 +1,56 @@
+//! Where a drive could not be read. That the same block fails again says nothing more about the
+//! drive: else whoever reads a block again and again that is lost for good would cost it.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use ashlar_reactor::op::Op;
+
+/// Ranges that are known at a time: more than errors that any drive is allowed.
+const RANGES_MAX: usize = 256;
+
+#[derive(Default)]
+pub(crate) struct Unreadable {
+    /// From their first byte to their end. No two of them overlap.
+    ranges: RefCell<BTreeMap<u64, u64>>,
+}
+
+impl Unreadable {
+    /// A read failed, or another operation. False: a read that takes in what is known.
+    pub(crate) fn is_new(&self, op: &Op) -> bool {
+        let Op::Read { offset, into, .. } = op else { return true };
+        let range = *offset..*offset + into.len() as u64;
+        let mut ranges = self.ranges.borrow_mut();
+        if first_within(&ranges, &range).is_some() {
+            return false;
+        }
+        if ranges.len() == RANGES_MAX {
+            ranges.pop_first();
+        }
+        ranges.insert(range.start, range.end);
+        true
+    }
+
+    /// What is written may be read again.
+    pub(crate) fn answered(&self, op: &Op) {
+        if self.ranges.borrow().is_empty() {
+            return;
+        }
+        let range = match op {
+            Op::Write { offset, from, .. } => *offset..*offset + from.len() as u64,
+            Op::WriteZeroes { offset, len, .. } => *offset..*offset + len,
+            Op::Read { .. } | Op::Flush { .. } | Op::Descriptor { .. } => return,
+        };
+        let mut ranges = self.ranges.borrow_mut();
+        while let Some(start) = first_within(&ranges, &range) {
+            ranges.remove(&start);
+        }
+    }
+}
+
+/// The start of one that overlaps with these bytes.
+fn first_within(ranges: &BTreeMap<u64, u64>, bytes: &Range<u64>) -> Option<u64> {
+    let before = ranges.range(..bytes.end).next_back()?;
+    (*before.1 > bytes.start).then_some(*before.0)
+}
