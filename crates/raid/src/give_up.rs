@@ -102,8 +102,8 @@ impl Array {
     }
 
     /// Puts data in place where too much beside it cannot be read. `stripes`: those of which that
-    /// is known, ascending; they are the caller's, and put back here. Each waits until the oldest of
-    /// its data is the oldest of all; what is newer is for the next round.
+    /// is known, ascending; they are the caller's, and put back here. Each waits until the oldest
+    /// of its data is the oldest of all; what is newer is for the next round.
     pub(crate) async fn destage_lost(
         self: &Rc<Self>,
         mut stripes: Vec<StripeIndex>,
