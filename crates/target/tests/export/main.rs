@@ -14,3 +14,4 @@ mod packed;
 mod reads_and_writes;
 mod rig;
 mod waiting;
+mod widest;
