@@ -32,19 +32,25 @@ impl Unreadable {
         true
     }
 
-    /// What is written may be read again.
+    /// What is written may be read again, and what was read can be.
     pub(crate) fn answered(&self, op: &Op) {
         if self.ranges.borrow().is_empty() {
             return;
         }
-        let range = match op {
-            Op::Write { offset, from, .. } => *offset..*offset + from.len() as u64,
-            Op::WriteZeroes { offset, len, .. } => *offset..*offset + len,
-            Op::Read { .. } | Op::Flush { .. } | Op::Descriptor { .. } => return,
+        let (start, len) = match op {
+            Op::Read { offset, into, .. } => (*offset, into.len() as u64),
+            Op::Write { offset, from, .. } => (*offset, from.len() as u64),
+            Op::WriteZeroes { offset, len, .. } => (*offset, *len),
+            Op::Flush { .. } | Op::Descriptor { .. } => return,
         };
-        let mut ranges = self.ranges.borrow_mut();
-        while let Some(start) = first_within(&ranges, &range) {
-            ranges.remove(&start);
+        let (mut ranges, end) = (self.ranges.borrow_mut(), start + len);
+        while let Some(first) = first_within(&ranges, &(start..end)) {
+            let last = ranges.remove(&first).unwrap_or(first);
+            for (first, last) in [(first, start.min(last)), (end.max(first), last)] {
+                if first < last {
+                    ranges.insert(first, last);
+                }
+            }
         }
     }
 }

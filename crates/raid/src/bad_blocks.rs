@@ -166,11 +166,14 @@ impl BadBlocks {
         stripe: StripeIndex,
         bad: Vec<BadRange>,
     ) -> Result<(), ArrayError> {
-        if self.set.borrow().count() + bad.len() + CUTS_UNDER_WAY > RANGES_MAX {
+        let before = self.set.borrow().count();
+        let mut set = self.set.borrow().clone();
+        bad.iter().for_each(|range| set.insert(range));
+        if set.count() > before && set.count() + CUTS_UNDER_WAY > RANGES_MAX {
             return Err(ArrayError::TooManyBad);
         }
         self.members.hide();
-        bad.iter().for_each(|range| self.set.borrow_mut().insert(range));
+        *self.set.borrow_mut() = set;
         self.unsettled.borrow_mut().insert(stripe.0, None);
         self.added.set(self.added.get() + 1);
         self.note_change();

@@ -108,7 +108,8 @@ pub enum AssembleError {
     Unreadable(&'static str),
     #[error(
         "what the journal says of stripe {stripe} cannot be done with the members that are here; \
-         attach the absent ones, or use --force to go on, and lose what was written there last"
+         attach those that are absent, or use --force to go on, and lose what was written there \
+         last"
     )]
     Journal { stripe: u64 },
     #[error(

@@ -126,16 +126,20 @@ impl Array {
             let is_next = |at: &StripeIndex| journal.pending.borrow().oldest_of(&[*at]) <= oldest;
             let next: Vec<StripeIndex> = left.iter().copied().filter(is_next).collect();
             if !next.is_empty() {
-                for stripe in &next {
-                    self.give_up_under(*stripe, oldest).await?;
+                let (mut ready, mut result) = (Vec::new(), Ok(()));
+                for stripe in next {
+                    match self.give_up_under(stripe, oldest).await {
+                        Ok(()) => ready.push(stripe),
+                        Err(error) => result = Err(error),
+                    }
                 }
                 // All at once: the batch stays in the ring until the last of them is stored, and
                 // so does each record of their parity.
-                let (lost, stored) = self.destage_stripes(&next, u64::MAX, oldest).await;
+                let (lost, stored) = self.destage_stripes(&ready, u64::MAX, oldest).await;
                 // At once: what is torn now belongs to whoever mends it.
-                left.retain(|stripe| !next.contains(stripe));
-                self.put_back(next.iter());
-                stored?;
+                left.retain(|stripe| !ready.contains(stripe));
+                self.put_back(ready.iter());
+                stored.and(result)?;
                 if !lost.is_empty() {
                     return Err(ArrayError::Lost);
                 }
@@ -208,8 +212,8 @@ impl Array {
         let _stripe = self.lock_stripe(stripe, Mode::Exclusive).await;
         match self.give_up_rows(stripe, &self.whole_sectors(rows), false).await {
             Ok(_) => Ok(()),
-            // Until the member is back that could have the rest of these rows.
-            Err(ArrayError::Lost) => {
+            // Until the member is back that could have the rest of these rows, or there is room.
+            Err(ArrayError::Lost | ArrayError::TooManyBad) => {
                 self.unsynced.insert(stripe);
                 Ok(())
             }

@@ -6,7 +6,7 @@
 //! | stripes become zero | torn: they read as zeroes, and nothing is put there | they are zero |
 //! | regions are forgotten | without a batch they are an error | the members know of it |
 //! | stripes get a new shape | the array stops | it is started again |
-//! | a replay | torn, and they take no writes | started with more members |
+//! | a replay | torn, and they take no writes | started with more members, or by force with all |
 //!
 //! Nothing behind the oldest of them leaves the ring: when that is full, writers hear why.
 

@@ -91,7 +91,7 @@ struct Findings {
     is_zero: bool,
     /// Data or parity of which nobody can read the bytes.
     lost: Vec<(Piece, Hold)>,
-    /// Rows whose parity is not to be relied on: it is made anew, also when their data is in place.
+    /// Rows whose parity is not to be relied on, before it is made anew.
     given_up: Vec<Range<u32>>,
 }
 
@@ -160,14 +160,15 @@ impl Array {
         force: bool,
     ) -> Result<(), AssembleError> {
         let began = self.reactor.now();
-        self.close_gaps(&left.gaps, &left.found).await;
-        let LeftBatches { found, tail, took, read_bytes, gaps } = left;
+        let mut left = left;
+        self.close_gaps(&mut left.gaps, &left.found).await;
+        let LeftBatches { found, tail, took, read_bytes, mut gaps } = left;
         let batches = found.len() as u64;
         let bytes = found.iter().map(|one| u64::from(one.batch.payload_bytes.get())).sum();
         self.replay_batches(found, tail, force).await?;
         if self.journal.oldest().is_none() {
             // Also of what was lost.
-            self.close_gaps(&gaps, &[]).await;
+            self.close_gaps(&mut gaps, &[]).await;
         }
         let took = (took + self.reactor.now().since(began)).as_millis();
         let took_ms = u64::try_from(took).unwrap_or(u64::MAX);
@@ -199,30 +200,34 @@ impl Array {
         *self.journal.ring.borrow_mut() = ring;
         self.members.set_forced(force);
         self.zero_runs(&mut stripes).await;
+        let mut kept: BTreeMap<u64, KeptFindings> = BTreeMap::new();
         for (stripe, findings) in &mut stripes {
-            let stripe = StripeIndex(*stripe);
-            let kept = findings.kept(stripe);
-            let restored = self.restore_stripe(stripe, findings, tail).await;
-            self.replayed(kept, restored, force)?;
+            let its = findings.kept(StripeIndex(*stripe));
+            match self.restore_stripe(StripeIndex(*stripe), findings, tail).await {
+                Ok(()) => _ = kept.insert(*stripe, its),
+                error => self.replayed(its, error, force)?,
+            }
         }
-        let given_up = stripes.iter().flat_map(|(stripe, its)| {
-            its.given_up.iter().map(|rows| (StripeIndex(*stripe), rows.clone()))
-        });
-        let given_up: Vec<(StripeIndex, Range<u32>)> = given_up.collect();
         // No data is stored before its parity is durable.
         self.members.flush().await?;
-        for (stripe, findings) in stripes {
-            let kept = findings.kept(StripeIndex(stripe));
-            if !self.torn_stripes.contains(kept.stripe) {
-                let replayed = self.replay_stripe(kept.stripe, findings).await;
-                self.replayed(kept, replayed, force)?;
+        let mut given_up = Vec::new();
+        for (stripe, mut findings) in stripes {
+            // Else it is stranded.
+            let Some(its) = kept.remove(&stripe) else { continue };
+            let rows = std::mem::take(&mut findings.given_up);
+            match self.replay_stripe(its.stripe, findings).await {
+                Ok(()) => given_up.push((its, rows)),
+                error => self.replayed(its, error, force)?,
             }
         }
         // What is pending can wait for absent members.
         self.members.set_forced(false);
         // Before anything is written into such rows: what is would be given up, too.
         self.give_up_again().await?;
-        self.make_parity_anew(&given_up).await?;
+        for (kept, rows) in given_up {
+            let made = self.make_parity_anew(kept.stripe, &rows).await;
+            self.replayed(kept, made, force)?;
+        }
         self.members.flush().await?;
         match self.drain_journal().await {
             Ok(()) | Err(ArrayError::Lost) => {}
@@ -232,16 +237,6 @@ impl Array {
             // A batch of which too little was here does not come true when the rest of it is.
             self.members.set_journal_from(self.journal.next_sequence());
             self.members.settled().await?;
-        }
-        self.make_parity_anew(&given_up).await
-    }
-
-    async fn make_parity_anew(
-        self: &Rc<Self>,
-        of: &[(StripeIndex, Range<u32>)],
-    ) -> Result<(), AssembleError> {
-        for (stripe, rows) in of {
-            self.give_up_unsettled(*stripe, rows).await?;
         }
         Ok(())
     }

@@ -288,6 +288,40 @@ fn by_force_nothing_is_given_up_that_may_come_back() {
     });
 }
 
+/// The place of an absent member has another drive, which lacks the stripe; what was written last
+/// is of that member, and in the journal.
+#[test]
+fn by_force_what_the_journal_has_is_not_given_up_with_the_rest() {
+    run(|reactor, steer| async move {
+        let mut pair = array(&reactor).await;
+        let areas = label::plan(DRIVE_BYTES, 1).unwrap();
+        let stores = move |op: &Op| is_write(op) && offset(op) >= Some(areas.data.offset);
+        steer.set(move |_, op| if stores(op) { Fate::Waits } else { Fate::Passes });
+        let (layout, first) = (pair.array.layout(), StripeIndex(0));
+        let at = layout.chunk_bytes as usize + 512;
+        pair.put(at, &[9; 512]).await;
+        steer.caught(&reactor, 1).await;
+        let drives = dies(&pair);
+        steer.drop_waiting(&reactor).await;
+        let [beside, lost, parity] =
+            [0, 1, layout.data].map(|p| layout.member_at(first, p).index());
+        let row = areas.data.offset + 512;
+        let files = [beside, parity].map(|member| (address(pair.file(&drives[member])), row));
+        unreadable(&steer, files);
+        let mut left = drives.clone();
+        left.remove(lost);
+        let refused = assemble(&mut pair, &left, false).await.err();
+        assert_eq!(refused, Some(AssembleError::Journal { stripe: 0 }));
+        pair.array = assemble(&mut pair, &left, true).await.unwrap();
+        pair.replace(lost as u8).await;
+        while pair.array.status().rebuild.is_some() {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+        let drives = dies(&pair);
+        given_up(&mut pair, &drives, 512).await;
+    });
+}
+
 /// These sectors of files, until they are written.
 pub fn unreadable(steer: &Steer, sectors: impl IntoIterator<Item = (usize, u64)>) {
     let left: RefCell<Vec<(usize, u64)>> = RefCell::new(sectors.into_iter().collect());

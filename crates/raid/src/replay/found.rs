@@ -208,10 +208,15 @@ impl Array {
 
     /// Makes blocks readable that are of none of these batches: at another start, when other
     /// members are absent, they would be in doubt. That may fail, as it may then.
-    pub(super) async fn close_gaps(&self, gaps: &BTreeMap<MemberIndex, Gaps>, batches: &[Found]) {
+    pub(super) async fn close_gaps(
+        &self,
+        gaps: &mut BTreeMap<MemberIndex, Gaps>,
+        batches: &[Found],
+    ) {
         for keeper in self.members.keepers() {
-            let its = gaps.get(&keeper.index).into_iter().flat_map(|gaps| &gaps.0);
-            for at in its.filter(|at| batches.iter().all(|one| !one.range().contains(at))) {
+            let Some(gaps) = gaps.get_mut(&keeper.index) else { continue };
+            let is_free = |at: &mut u64| batches.iter().all(|one| !one.range().contains(at));
+            for at in gaps.0.extract_if(.., is_free) {
                 let blank = self.reactor.buffer(to_usize(BLOCK));
                 blank.fill_zero();
                 let _ = keeper.drive.write(keeper.areas.journal.offset + at, blank.into()).await;

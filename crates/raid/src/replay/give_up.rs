@@ -1,5 +1,13 @@
 //! What a start by force gives up, so that the next one needs none: what the journal says and
 //! nobody can read any more, if no member is away. (Also one that is stale may have the batch.)
+//!
+//! Order, and what a crash leaves at each step:
+//! 1. data that is lost is in the list of bad blocks, durably (crash: the same is found again, and
+//!    it takes force again as long as the ring has it)
+//! 2. parity of all such rows is made anew, before anything is stored there: from here on as in
+//!    `give_up.rs`. Where that cannot be done now, the stripe is kept as it is, and what the ring
+//!    has of it stays there
+//! 3. what is found of these rows is put in place as any other
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -19,7 +27,8 @@ impl Findings {
     /// What came before this data is void in its rows.
     fn replace(&mut self, by: &Piece) {
         let is_before = |its: &Piece| {
-            (its.position, true) == (by.position, its.sequence < by.sequence)
+            its.position == by.position
+                && its.sequence < by.sequence
                 && overlap(&its.rows, &by.rows)
         };
         let (mut left, by) = (Vec::new(), std::slice::from_ref(&by.rows));
@@ -35,7 +44,12 @@ impl Findings {
     }
 
     /// What is not found of the data that parity of these rows belongs to.
-    fn missing(&self, stripe: StripeIndex, rows: &Range<u32>, of: &NewData) -> Vec<BadRange> {
+    pub(super) fn missing(
+        &self,
+        stripe: StripeIndex,
+        rows: &Range<u32>,
+        of: &NewData,
+    ) -> Vec<BadRange> {
         let found = |chunk: u8| {
             let data = self.data.iter().map(|(piece, _)| piece);
             let its = data.filter(move |its| its.position == chunk && its.sequence <= of.newest);
@@ -56,36 +70,33 @@ impl Array {
         stripe: StripeIndex,
         findings: &mut Findings,
     ) -> Result<(), ArrayError> {
+        self.check_may_give_up()?;
         let lost = std::mem::take(&mut findings.lost).into_iter().map(|(piece, _)| piece);
         let (parity, data): (Vec<_>, Vec<_>) = lost.partition(|piece| piece.kind.is_parity());
-        findings.given_up.extend(parity.into_iter().map(|piece| piece.rows));
         data.iter().for_each(|piece| findings.replace(piece));
         let bad = |its: Piece| BadRange { stripe, chunk: its.position, rows: its.rows };
-        self.give_up_data(stripe, data.into_iter().map(bad).collect()).await
+        let mut bad: Vec<BadRange> = data.into_iter().map(bad).collect();
+        for piece in parity {
+            bad.extend(findings.missing(stripe, &piece.rows, &piece.data));
+            findings.given_up.push(piece.rows);
+        }
+        self.give_up_data(stripe, bad).await
     }
 
-    /// Parity of these rows, which can be neither as it was nor as it was to be, and what is not
-    /// found of its data.
-    pub(super) async fn give_up_band(
-        self: &Rc<Self>,
-        stripe: StripeIndex,
-        rows: &Range<u32>,
-        data: &NewData,
-        findings: &Findings,
-    ) -> Result<(), ArrayError> {
-        self.give_up_data(stripe, findings.missing(stripe, rows, data)).await
+    /// An error: it is left to another start.
+    pub(super) fn check_may_give_up(&self) -> Result<(), ArrayError> {
+        // A member that died meanwhile may come back.
+        let is_here = |member: &Member| member.alive().is_some();
+        let may = self.members.is_forced() && self.members.list().iter().all(is_here);
+        if may { Ok(()) } else { Err(ArrayError::Lost) }
     }
 
-    async fn give_up_data(
+    pub(super) async fn give_up_data(
         self: &Rc<Self>,
         stripe: StripeIndex,
         bad: Vec<BadRange>,
     ) -> Result<(), ArrayError> {
-        let is_here = |member: &Member| member.alive().is_some();
-        if !self.members.is_forced() || !self.members.list().iter().all(is_here) {
-            return Err(ArrayError::Lost);
-        }
-        // Else it reads as zeroes.
+        // Else it reads as zeroes, whatever is bad of it, and has no parity.
         self.make_written(stripe).await?;
         if bad.is_empty() {
             return Ok(());
@@ -95,5 +106,22 @@ impl Array {
             Err(ArrayError::TooManyBad) => Err(ArrayError::Lost),
             inserted => inserted,
         }
+    }
+
+    /// Of a stripe's rows. `Lost`: it cannot be now.
+    pub(super) async fn make_parity_anew(
+        self: &Rc<Self>,
+        stripe: StripeIndex,
+        rows: &[Range<u32>],
+    ) -> Result<(), ArrayError> {
+        for rows in rows {
+            self.give_up_unsettled(stripe, rows).await?;
+            // Nobody would know of it after a crash: the ring has to say so until another start.
+            if self.unsynced.contains(stripe) {
+                self.unsynced.remove(stripe);
+                return Err(ArrayError::Lost);
+            }
+        }
+        Ok(())
     }
 }

@@ -30,18 +30,23 @@ impl Array {
         let (mut kept, mut given_up) = (Vec::new(), Vec::new());
         for band in findings.bands() {
             let parts = outside(&band[0].rows, &done);
-            for rows in parts.into_iter().flat_map(|rows| self.cut_at_bad(stripe, &rows)) {
+            let mut parts: Vec<Range<u32>> =
+                parts.iter().flat_map(|rows| self.cut_at_bad(stripe, rows)).collect();
+            while let Some(rows) = parts.pop() {
                 match self.restore_band(stripe, &rows, band, findings).await {
                     Ok(()) => {
                         kept.extend(band.iter().map(|piece| piece.after_sums(&rows)));
                     }
-                    // Parity of after some of these rows were given up is neither old nor new.
-                    Err(ArrayError::Lost) if self.was_given_up(stripe, &rows) => {
-                        given_up.push(rows)
-                    }
+                    Err(ArrayError::Lost) if self.is_known(stripe, &rows, band, findings) => {}
                     Err(ArrayError::Lost) => {
-                        self.give_up_band(stripe, &rows, &band[0].data, findings).await?;
-                        given_up.push(rows);
+                        self.check_may_give_up()?;
+                        if let Some(halves) = self.halves(&rows) {
+                            parts.extend(halves);
+                        } else {
+                            let missing = findings.missing(stripe, &rows, &band[0].data);
+                            self.give_up_data(stripe, missing).await?;
+                            given_up.push(rows);
+                        }
                     }
                     Err(error) => return Err(error),
                 }
@@ -58,8 +63,26 @@ impl Array {
         cut(rows, self.unsettled_rows(stripe).into_iter())
     }
 
-    fn was_given_up(&self, stripe: StripeIndex, rows: &Range<u32>) -> bool {
-        self.unsettled_rows(stripe).iter().any(|bad| overlap(bad, rows))
+    /// Parity of after some of these rows were given up is neither old nor new, and made anew in
+    /// any case. By force that may not be all that is lost of them.
+    fn is_known(
+        &self,
+        stripe: StripeIndex,
+        rows: &Range<u32>,
+        band: &[Piece],
+        findings: &Findings,
+    ) -> bool {
+        let was_given_up = self.unsettled_rows(stripe).iter().any(|bad| overlap(bad, rows));
+        let is_all = || findings.missing(stripe, rows, &band[0].data).is_empty();
+        was_given_up && (!self.members.is_forced() || is_all())
+    }
+
+    /// `None`: it is one sector.
+    fn halves(&self, rows: &Range<u32>) -> Option<[Range<u32>; 2]> {
+        let sector = self.sector_bytes.max(SUM_ROWS);
+        let sectors = (rows.end - rows.start).div_ceil(sector);
+        let middle = rows.start + sectors / 2 * sector;
+        (sectors > 1).then_some([middle..rows.end, rows.start..middle])
     }
 
     /// Those that were given up, while a start has to do that again.
@@ -90,10 +113,10 @@ impl Array {
         let layout = self.layout_of(stripe);
         let held = self.members.held(stripe);
         let summed = summed(band);
-        let new = new_chunks(layout.data, rows, band, findings).ok_or(ArrayError::Lost)?;
         if summed == 0 {
-            return Ok(());
+            return findings.new_data(&band[0].data, rows).map(|_| ()).ok_or(ArrayError::Lost);
         }
+        let new = new_chunks(layout.data, rows, band, findings).ok_or(ArrayError::Lost)?;
         let mut crashed = CrashedBand {
             rows: rows.clone(),
             new,
