@@ -367,8 +367,8 @@ impl Drive {
         Some(bytes)
     }
 
-    /// The same where some blocks are known to be unreadable, to find out which: those say nothing
-    /// more about the drive.
+    /// As `read`, where some blocks are known to be unreadable, to find out which: those say
+    /// nothing more about the drive.
     pub fn probe(self: &Rc<Self>, offset: u64, into: Buffers) -> DriveIo {
         let mut io = self.read(offset, into);
         if let Some(under_way) = &mut io.under_way {

@@ -22,7 +22,7 @@ impl Unreadable {
         let Op::Read { offset, into, .. } = op else { return true };
         let range = *offset..*offset + into.len() as u64;
         let mut ranges = self.ranges.borrow_mut();
-        if first_within(&ranges, &range).is_some() {
+        if one_within(&ranges, &range).is_some() {
             return false;
         }
         if ranges.len() == RANGES_MAX {
@@ -44,8 +44,8 @@ impl Unreadable {
             Op::Flush { .. } | Op::Descriptor { .. } => return,
         };
         let (mut ranges, end) = (self.ranges.borrow_mut(), start + len);
-        while let Some(first) = first_within(&ranges, &(start..end)) {
-            let last = ranges.remove(&first).unwrap_or(first);
+        while let Some((first, last)) = one_within(&ranges, &(start..end)) {
+            ranges.remove(&first);
             for (first, last) in [(first, start.min(last)), (end.max(first), last)] {
                 if first < last {
                     ranges.insert(first, last);
@@ -55,8 +55,8 @@ impl Unreadable {
     }
 }
 
-/// The start of one that overlaps with these bytes.
-fn first_within(ranges: &BTreeMap<u64, u64>, bytes: &Range<u64>) -> Option<u64> {
-    let before = ranges.range(..bytes.end).next_back()?;
-    (*before.1 > bytes.start).then_some(*before.0)
+/// One that overlaps with these bytes: its first, and its end.
+fn one_within(ranges: &BTreeMap<u64, u64>, bytes: &Range<u64>) -> Option<(u64, u64)> {
+    let (first, end) = ranges.range(..bytes.end).next_back()?;
+    (*end > bytes.start).then_some((*first, *end))
 }

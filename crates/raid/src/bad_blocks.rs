@@ -166,8 +166,8 @@ impl BadBlocks {
         stripe: StripeIndex,
         bad: Vec<BadRange>,
     ) -> Result<(), ArrayError> {
-        let before = self.set.borrow().count();
         let mut set = self.set.borrow().clone();
+        let before = set.count();
         bad.iter().for_each(|range| set.insert(range));
         if set.count() > before && set.count() + CUTS_UNDER_WAY > RANGES_MAX {
             return Err(ArrayError::TooManyBad);

@@ -135,12 +135,20 @@ impl Findings {
                 piece.sequence <= of.newest && of.chunks & 1 << piece.position != 0
             });
         let pieces: Vec<&Piece> = data.filter(|piece| overlap(&piece.rows, rows)).collect();
-        let covered = each(of.chunks).all(|chunk| {
-            let of_chunk = pieces.iter().filter(|piece| piece.position == chunk);
-            let ranges: Vec<Range<u32>> = of_chunk.map(|piece| piece.rows.clone()).collect();
-            outside(rows, &ranges).is_empty()
+        self.missing(of, rows).is_empty().then_some(pieces)
+    }
+
+    /// What is not found of that: rows of chunks.
+    fn missing(&self, of: &NewData, rows: &Range<u32>) -> Vec<(u8, Range<u32>)> {
+        let found = |chunk: u8| {
+            let data = self.data.iter().map(|(piece, _)| piece);
+            let its = data.filter(move |its| its.position == chunk && its.sequence <= of.newest);
+            its.map(|piece| piece.rows.clone()).collect::<Vec<_>>()
+        };
+        let missing = each(of.chunks).flat_map(|chunk| {
+            outside(rows, &found(chunk)).into_iter().map(move |rows| (chunk, rows))
         });
-        covered.then_some(pieces)
+        missing.collect()
     }
 }
 
@@ -160,9 +168,8 @@ impl Array {
         force: bool,
     ) -> Result<(), AssembleError> {
         let began = self.reactor.now();
-        let mut left = left;
-        self.close_gaps(&mut left.gaps, &left.found).await;
         let LeftBatches { found, tail, took, read_bytes, mut gaps } = left;
+        self.close_gaps(&mut gaps, &found).await;
         let batches = found.len() as u64;
         let bytes = found.iter().map(|one| u64::from(one.batch.payload_bytes.get())).sum();
         self.replay_batches(found, tail, force).await?;
@@ -338,8 +345,10 @@ impl Array {
             }
         }
         let counts = |parity: &Piece| parity.data.oldest >= tail;
-        findings.lost.retain(|(piece, _)| !piece.kind.is_parity() || counts(piece));
-        findings.lost.retain(|(piece, _)| Some(piece.sequence) > findings.zeroed_at);
+        findings.lost.retain(|(piece, _)| {
+            let is_void = Some(piece.sequence) <= findings.zeroed_at;
+            !is_void && (!piece.kind.is_parity() || counts(piece))
+        });
         if !findings.lost.is_empty() {
             self.give_up_lost(stripe, findings).await?;
         }

@@ -734,9 +734,7 @@ fn a_full_list_stops_the_rebuild() {
             }
         }
         pair.replace(1).await;
-        while pair.array.status().rebuild.is_some() {
-            reactor.sleep(Duration::from_millis(1)).await;
-        }
+        pair.rebuild_ends().await;
         let error = pair.array.status().rebuild_error.unwrap();
         assert!(error.contains(&ArrayError::TooManyBad.to_string()), "{error}");
         let known = bad(&pair);

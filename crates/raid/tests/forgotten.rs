@@ -206,9 +206,7 @@ fn a_rebuild_rests_on_what_is_durably_blank() {
         });
         assert_eq!(pair.array.write_zeroes(FAR * region, region).await, Err(ArrayError::Lost));
         steer.set(|_, op| if is_map(op) { Fate::Fails } else { Fate::Passes });
-        while pair.array.status().rebuild.is_some() {
-            reactor.sleep(Duration::from_millis(1)).await;
-        }
+        pair.rebuild_ends().await;
         assert_eq!(pair.array.status().members[1].state, MemberState::Rebuilding);
         crash(&mut pair, &steer).await;
         pair.rebuilt().await;

@@ -5,7 +5,6 @@
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 use std::rc::Rc;
-use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
@@ -86,11 +85,11 @@ async fn round(reactor: Reactor, steer: Steer, seed: u64) -> (bool, u32) {
     let mut errors = self::errors(&pair, seed).await;
     if have_others_their_places(&mut pair).await && was_forced {
         // What they might have brought was kept for them.
-        let drives = dead(&pair);
+        let drives = pair.dies();
         start(&mut pair, &drives, true).await.unwrap_or_else(failed);
         errors = self::errors(&pair, seed).await;
     }
-    let drives = dead(&pair);
+    let drives = pair.dies();
     start(&mut pair, &drives, false).await.unwrap_or_else(failed);
     assert_eq!(self::errors(&pair, seed).await, errors, "seed {seed}");
     let all = BYTES.next_multiple_of(pair.array.stripe_bytes() as usize);
@@ -111,17 +110,9 @@ async fn have_others_their_places(pair: &mut Pair) -> bool {
     let lost: Vec<u8> = lost.map(|(index, _)| index).collect();
     for index in &lost {
         pair.replace(*index).await;
-        while pair.array.status().rebuild.is_some() {
-            pair.reactor.sleep(Duration::from_millis(1)).await;
-        }
+        pair.rebuild_ends().await;
     }
     !lost.is_empty()
-}
-
-fn dead(pair: &Pair) -> Vec<Rc<Drive>> {
-    let drives = pair.drives();
-    pair.dies();
-    drives
 }
 
 /// Writes, a part of which is on its way to its place when the process dies. Returns where they

@@ -141,13 +141,17 @@ fn writers_hear_that_the_journal_cannot_go_on() {
 
 /// The process dies when a sector and its parity stand in the journal, and in place nowhere.
 async fn crashed(reactor: &Reactor, steer: &Steer) -> (Pair, Vec<Rc<Drive>>) {
+    crashed_at(reactor, steer, 512).await
+}
+
+async fn crashed_at(reactor: &Reactor, steer: &Steer, at: usize) -> (Pair, Vec<Rc<Drive>>) {
     let mut pair = array(reactor).await;
     let data = label::plan(DRIVE_BYTES, 1).unwrap().data.offset;
     let stores = move |op: &Op| is_write(op) && offset(op).is_some_and(|at| at >= data);
     steer.set(move |_, op| if stores(op) { Fate::Waits } else { Fate::Passes });
-    pair.put(512, &[9; 512]).await;
+    pair.put(at, &[9; 512]).await;
     steer.caught(reactor, 1).await;
-    let drives = dies(&pair);
+    let drives = pair.dies();
     steer.drop_waiting(reactor).await;
     (pair, drives)
 }
@@ -192,14 +196,6 @@ fn a_start_does_not_drop_what_it_cannot_replay() {
     });
 }
 
-/// The array's process dies.
-fn dies(pair: &Pair) -> Vec<Rc<Drive>> {
-    let members = pair.array.status().members;
-    let drives: Vec<_> = members.into_iter().map(|member| member.drive.unwrap()).collect();
-    drives.iter().for_each(|drive| drive.pull());
-    drives
-}
-
 /// A start by force, after one without was refused. What it gave up is an error then, and at the
 /// next start, which needs no force; it can be written, and all is well.
 async fn given_up(pair: &mut Pair, drives: &[Rc<Drive>], lost: usize) {
@@ -208,7 +204,7 @@ async fn given_up(pair: &mut Pair, drives: &[Rc<Drive>], lost: usize) {
     pair.array = assemble(pair, drives, true).await.unwrap();
     for is_first in [true, false] {
         if !is_first {
-            let drives = dies(pair);
+            let drives = pair.dies();
             pair.array = assemble(pair, &drives, false).await.unwrap();
         }
         empty(pair).await;
@@ -263,6 +259,14 @@ fn by_force_the_write_hole_is_given_up() {
     });
 }
 
+async fn starts_by_force_without(pair: &mut Pair, drives: &[Rc<Drive>], absent: usize) {
+    let mut left = drives.to_vec();
+    left.remove(absent);
+    let refused = assemble(pair, &left, false).await.err();
+    assert_eq!(refused, Some(AssembleError::Journal { stripe: 0 }));
+    pair.array = assemble(pair, &left, true).await.unwrap();
+}
+
 /// What an absent member could bring is left to it, until another drive has its place.
 #[test]
 fn by_force_nothing_is_given_up_that_may_come_back() {
@@ -273,17 +277,11 @@ fn by_force_nothing_is_given_up_that_may_come_back() {
         let [beside, parity] =
             [1, layout.data].map(|p| layout.member_at(StripeIndex(0), p).index());
         unreadable(&steer, [(address(pair.file(&drives[parity])), data + 512)]);
-        let mut left = drives.clone();
-        left.remove(beside);
-        let refused = assemble(&mut pair, &left, false).await.err();
-        assert_eq!(refused, Some(AssembleError::Journal { stripe: 0 }));
-        pair.array = assemble(&mut pair, &left, true).await.unwrap();
+        starts_by_force_without(&mut pair, &drives, beside).await;
         assert_eq!(pair.array.write(512, reactor.buffer(512).into()).await, Err(ArrayError::Lost));
         pair.replace(beside as u8).await;
-        while pair.array.status().rebuild.is_some() {
-            reactor.sleep(Duration::from_millis(1)).await;
-        }
-        let drives = dies(&pair);
+        pair.rebuild_ends().await;
+        let drives = pair.dies();
         given_up(&mut pair, &drives, layout.chunk_bytes as usize + 512).await;
     });
 }
@@ -293,31 +291,19 @@ fn by_force_nothing_is_given_up_that_may_come_back() {
 #[test]
 fn by_force_what_the_journal_has_is_not_given_up_with_the_rest() {
     run(|reactor, steer| async move {
-        let mut pair = array(&reactor).await;
-        let areas = label::plan(DRIVE_BYTES, 1).unwrap();
-        let stores = move |op: &Op| is_write(op) && offset(op) >= Some(areas.data.offset);
-        steer.set(move |_, op| if stores(op) { Fate::Waits } else { Fate::Passes });
-        let (layout, first) = (pair.array.layout(), StripeIndex(0));
-        let at = layout.chunk_bytes as usize + 512;
-        pair.put(at, &[9; 512]).await;
-        steer.caught(&reactor, 1).await;
-        let drives = dies(&pair);
-        steer.drop_waiting(&reactor).await;
+        // In the second chunk.
+        let at = Pair::spec(Level::Raid5).chunk_bytes as usize + 512;
+        let (mut pair, drives) = crashed_at(&reactor, &steer, at).await;
+        let layout = pair.array.layout();
         let [beside, lost, parity] =
-            [0, 1, layout.data].map(|p| layout.member_at(first, p).index());
-        let row = areas.data.offset + 512;
+            [0, 1, layout.data].map(|p| layout.member_at(StripeIndex(0), p).index());
+        let row = label::plan(DRIVE_BYTES, 1).unwrap().data.offset + 512;
         let files = [beside, parity].map(|member| (address(pair.file(&drives[member])), row));
         unreadable(&steer, files);
-        let mut left = drives.clone();
-        left.remove(lost);
-        let refused = assemble(&mut pair, &left, false).await.err();
-        assert_eq!(refused, Some(AssembleError::Journal { stripe: 0 }));
-        pair.array = assemble(&mut pair, &left, true).await.unwrap();
+        starts_by_force_without(&mut pair, &drives, lost).await;
         pair.replace(lost as u8).await;
-        while pair.array.status().rebuild.is_some() {
-            reactor.sleep(Duration::from_millis(1)).await;
-        }
-        let drives = dies(&pair);
+        pair.rebuild_ends().await;
+        let drives = pair.dies();
         given_up(&mut pair, &drives, 512).await;
     });
 }

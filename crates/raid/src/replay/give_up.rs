@@ -18,48 +18,18 @@ use super::{Findings, Piece, outside};
 use crate::array::Array;
 use crate::bad_set::BadRange;
 use crate::error::ArrayError;
-use crate::journal::NewData;
 use crate::member::Member;
-use crate::verify::overlap;
-use crate::write_plan::each;
 
 impl Findings {
     /// What came before this data is void in its rows.
     fn replace(&mut self, by: &Piece) {
-        let is_before = |its: &Piece| {
-            its.position == by.position
-                && its.sequence < by.sequence
-                && overlap(&its.rows, &by.rows)
-        };
-        let (mut left, by) = (Vec::new(), std::slice::from_ref(&by.rows));
-        for (piece, hold) in std::mem::take(&mut self.data) {
-            if is_before(&piece) {
-                let parts = outside(&piece.rows, by).into_iter();
-                left.extend(parts.map(|rows| (piece.part(&rows), hold.clone())));
-            } else {
-                left.push((piece, hold));
-            }
-        }
-        self.data = left;
-    }
-
-    /// What is not found of the data that parity of these rows belongs to.
-    pub(super) fn missing(
-        &self,
-        stripe: StripeIndex,
-        rows: &Range<u32>,
-        of: &NewData,
-    ) -> Vec<BadRange> {
-        let found = |chunk: u8| {
-            let data = self.data.iter().map(|(piece, _)| piece);
-            let its = data.filter(move |its| its.position == chunk && its.sequence <= of.newest);
-            its.map(|piece| piece.rows.clone()).collect::<Vec<_>>()
-        };
-        let missing = each(of.chunks).flat_map(|chunk| {
-            let parts = outside(rows, &found(chunk)).into_iter();
-            parts.map(move |rows| BadRange { stripe, chunk, rows })
+        let left = std::mem::take(&mut self.data).into_iter().flat_map(|(piece, hold)| {
+            let is_before = piece.position == by.position && piece.sequence < by.sequence;
+            let void = if is_before { std::slice::from_ref(&by.rows) } else { &[] };
+            let parts = outside(&piece.rows, void).into_iter();
+            parts.map(move |rows| (piece.part(&rows), hold.clone()))
         });
-        missing.collect()
+        self.data = left.collect();
     }
 }
 
@@ -74,10 +44,9 @@ impl Array {
         let lost = std::mem::take(&mut findings.lost).into_iter().map(|(piece, _)| piece);
         let (parity, data): (Vec<_>, Vec<_>) = lost.partition(|piece| piece.kind.is_parity());
         data.iter().for_each(|piece| findings.replace(piece));
-        let bad = |its: Piece| BadRange { stripe, chunk: its.position, rows: its.rows };
-        let mut bad: Vec<BadRange> = data.into_iter().map(bad).collect();
+        let mut bad: Vec<_> = data.into_iter().map(|its| (its.position, its.rows)).collect();
         for piece in parity {
-            bad.extend(findings.missing(stripe, &piece.rows, &piece.data));
+            bad.extend(findings.missing(&piece.data, &piece.rows));
             findings.given_up.push(piece.rows);
         }
         self.give_up_data(stripe, bad).await
@@ -91,17 +60,19 @@ impl Array {
         if may { Ok(()) } else { Err(ArrayError::Lost) }
     }
 
+    /// Rows of data chunks.
     pub(super) async fn give_up_data(
         self: &Rc<Self>,
         stripe: StripeIndex,
-        bad: Vec<BadRange>,
+        bad: Vec<(u8, Range<u32>)>,
     ) -> Result<(), ArrayError> {
         // Else it reads as zeroes, whatever is bad of it, and has no parity.
         self.make_written(stripe).await?;
         if bad.is_empty() {
             return Ok(());
         }
-        match self.bad.insert(stripe, bad).await {
+        let bad = bad.into_iter().map(|(chunk, rows)| BadRange { stripe, chunk, rows });
+        match self.bad.insert(stripe, bad.collect()).await {
             // It is kept as what cannot be done.
             Err(ArrayError::TooManyBad) => Err(ArrayError::Lost),
             inserted => inserted,

@@ -43,7 +43,7 @@ impl Array {
                         if let Some(halves) = self.halves(&rows) {
                             parts.extend(halves);
                         } else {
-                            let missing = findings.missing(stripe, &rows, &band[0].data);
+                            let missing = findings.missing(&band[0].data, &rows);
                             self.give_up_data(stripe, missing).await?;
                             given_up.push(rows);
                         }
@@ -73,7 +73,7 @@ impl Array {
         findings: &Findings,
     ) -> bool {
         let was_given_up = self.unsettled_rows(stripe).iter().any(|bad| overlap(bad, rows));
-        let is_all = || findings.missing(stripe, rows, &band[0].data).is_empty();
+        let is_all = || findings.missing(&band[0].data, rows).is_empty();
         was_given_up && (!self.members.is_forced() || is_all())
     }
 

@@ -250,10 +250,15 @@ impl Pair {
         self.array.destage_all().await.unwrap();
     }
 
-    pub async fn rebuilt(&self) {
+    /// Waits until a rebuild has ended, whatever it left.
+    pub async fn rebuild_ends(&self) {
         while self.array.status().rebuild.is_some() {
             self.reactor.sleep(Duration::from_millis(1)).await;
         }
+    }
+
+    pub async fn rebuilt(&self) {
+        self.rebuild_ends().await;
         assert_eq!(self.array.status().rebuild_error, None);
     }
 
@@ -278,10 +283,12 @@ impl Pair {
         self.array.status().members.into_iter().map(|member| member.drive.unwrap()).collect()
     }
 
-    /// The daemon dies.
-    pub fn dies(&self) {
-        let here = self.array.status().members.into_iter().filter_map(|member| member.drive);
-        here.for_each(|drive| drive.pull());
+    /// The daemon dies. Returns the drives that were here.
+    pub fn dies(&self) -> Vec<Rc<Drive>> {
+        let members = self.array.status().members;
+        let here: Vec<_> = members.into_iter().filter_map(|member| member.drive).collect();
+        here.iter().for_each(|drive| drive.pull());
+        here
     }
 
     /// The daemon dies, and the array is started with these.
