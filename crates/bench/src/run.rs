@@ -66,6 +66,10 @@ pub struct Run {
     limit: Limit,
     phase: Phase,
     begun: u64,
+    /// Ticks from an answer to the next request.
+    pause: u64,
+    /// When the next request may be made.
+    due: u64,
     meter: Meter,
     probe: Probe,
     before: Sample,
@@ -85,11 +89,18 @@ impl Run {
             limit: Limit::Requests(0),
             phase: Phase::Over { ns: 0 },
             begun: 0,
+            pause: 0,
+            due: 0,
             meter: Meter::default(),
             probe,
             before: Sample::default(),
             after: Sample::default(),
         }
+    }
+
+    /// No request is made before this time has passed since the last answer.
+    pub fn with_pause(self, pause: Duration) -> Run {
+        Run { pause: self.clock.ticks_of(pause), ..self }
     }
 
     /// Writes every block once, in order.
@@ -120,7 +131,7 @@ impl Run {
         self.phase = Phase::Over { ns: 0 };
     }
 
-    /// The next request; `None`: no more in this round.
+    /// The next request; `None`: no more in this round, or not yet.
     #[inline]
     pub fn next_request(&mut self) -> Option<Request> {
         let now = self.advance();
@@ -129,7 +140,7 @@ impl Run {
             (_, Limit::Requests(count)) => self.begun < count,
             (_, Limit::Time { .. }) => true,
         };
-        if !open {
+        if !open || now < self.due {
             return None;
         }
         self.begun += 1;
@@ -169,6 +180,7 @@ impl Run {
     #[inline]
     pub fn done(&mut self, request: &Request) {
         let now = self.advance();
+        self.due = now.saturating_add(self.pause);
         if let Content::Stamped(ledger) = &mut self.content {
             ledger.put(request.block, request.generation);
         }
@@ -321,6 +333,25 @@ mod tests {
         let mismatch = found.expect("it was read or nothing was");
         assert_eq!(mismatch.expected.generation, 2);
         assert!(mismatch.to_string().contains("generation 1"), "{mismatch}");
+    }
+
+    #[test]
+    fn no_request_before_the_pause_is_over() {
+        let clock = Clock::calibrated();
+        let pause = Duration::from_millis(2);
+        let run = Run::new(clock, spec(Work::RandRead), false, Box::new(Sample::default));
+        let mut run = run.with_pause(pause);
+        run.begin(Limit::Requests(3));
+        let mut answered = None;
+        while !run.is_over() {
+            let Some(request) = run.next_request() else { continue };
+            let since = answered.map(|then| clock.ns(clock.ticks() - then));
+            // The clock's factor is rounded down.
+            assert!(since.is_none_or(|ns| ns + 10 >= 2_000_000), "{since:?} ns after an answer");
+            answered = Some(clock.ticks());
+            run.done(&request);
+        }
+        assert_eq!(run.round().all.requests, 3);
     }
 
     #[test]

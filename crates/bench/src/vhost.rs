@@ -42,6 +42,8 @@ pub struct InitiatorSpec {
     pub fill: bool,
     /// See [`Wish::resume`].
     pub resume: Option<Duration>,
+    /// From an answer to the next request; zero: none.
+    pub pause: Duration,
 }
 
 impl InitiatorSpec {
@@ -159,6 +161,9 @@ fn initiate(
     say("queues", spec.queues.to_string());
     say("segments", spec.segments.to_string());
     say("size", size_bytes.to_string());
+    if !spec.pause.is_zero() {
+        say("pause_us", spec.pause.as_micros().to_string());
+    }
     if spec.resume.is_some() {
         say("resumed", resumed.times.to_string());
         say("resumed_gap_ms_max", resumed.gap_max.as_millis().to_string());
@@ -194,7 +199,7 @@ fn measure(
         client.drive(&mut Run::laying(clock, load), clock)?;
     }
     let mut other = neighbour.map(|its| Other::connect(its, clock)).transpose()?;
-    let mut run = Run::new(clock, load, spec.asked.verify, probe());
+    let mut run = Run::new(clock, load, spec.asked.verify, probe()).with_pause(spec.pause);
     let mut rounds = Vec::new();
     for number in 1..=spec.asked.rounds {
         say(Event::RoundBegan(number));

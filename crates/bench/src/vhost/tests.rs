@@ -26,6 +26,7 @@ fn initiator() -> InitiatorSpec {
         size_bytes: None,
         fill: false,
         resume: None,
+        pause: Duration::ZERO,
     }
 }
 

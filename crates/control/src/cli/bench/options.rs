@@ -298,6 +298,11 @@ pub struct InitiatorOptions {
     /// back within so many seconds
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     resume: Option<Duration>,
+    /// Microseconds without a request after an answer: what a request costs that comes after a
+    /// pause
+    #[arg(long, default_value_t = 0, value_name = "US")]
+    #[arg(value_parser = RangedU64ValueParser::<u64>::new().range(..=10_000_000))]
+    pause_us: u64,
 }
 
 impl InitiatorOptions {
@@ -318,6 +323,7 @@ impl InitiatorOptions {
             size_bytes: load.size.map(|size| size.0),
             fill: self.fill,
             resume: self.resume,
+            pause: Duration::from_micros(self.pause_us),
         }
     }
 }
