@@ -145,11 +145,15 @@ pub struct Under {
 }
 
 impl Under {
-    /// Sets everything up, writes every block of the range once, and pulls members.
+    /// Sets everything up, writes every block of the range once and puts it in place, and pulls
+    /// members. Reads of what is still pending would be answered from memory.
     pub async fn new(reactor: &Reactor, spec: UnderSpec, seed: u64) -> Result<Under, BenchError> {
         let (pulled, block_bytes) = (spec.pulled, spec.block_bytes);
         let under = build(reactor, spec).await?;
         under.lay(reactor, block_bytes, seed).await?;
+        if let Some(array) = under.array() {
+            array.destage_all().await.map_err(|error| BenchError::Change(error.into()))?;
+        }
         for member in 0..pulled {
             if let Some(array) = under.array() {
                 array.pull_member(MemberIndex(member))?;
