@@ -51,9 +51,12 @@ BOOT_SECONDS_MAX = 120  # under emulation on a busy machine; 3 to 5 when it is q
 # is rare: it was seen once in CI, with QEMU 7.2.)
 FIRST_PROGRAM_SECONDS_MAX = 60
 BOOTS_MAX = 3
+MEMORY_MAX = "4G"  # with all that is plugged
+MEMORY_KIB = "busybox awk '/^MemTotal/ {print $2}' /proc/meminfo"
 KVM_BOOT_SECONDS_MAX = 15  # 1 to 2 where KVM works; where it does not, some guests hang for ever
 RECONNECT_SECONDS = 1
 POLL_SECONDS = 0.02
+ASK_AGAIN_SECONDS = 0.5
 LOOK_SECONDS = 1  # between two looks whether a guest that says nothing is still there
 FIRST_PROGRAM = b"the first program of the guest runs"  # as guest/initramfs.sh says
 SAVE_BYTES_PER_SEC = 8 << 30  # as fast as it goes: nobody waits for this guest
@@ -110,6 +113,8 @@ class Vm:
         saved: Path | None = None,  # goes on from there; made by `save` of a Vm with these options
         slots: int = 0,  # for disks to `plug`
         huge_pages: bool = False,  # of 2 MiB; the host has to have them to spare
+        memory_path: Path | None = None,  # its memory is a file there, or in that directory
+        memory_slots: int = 0,  # for memory to `plug_memory`
         movable: bool = False,
         qemu: str = QEMU,
     ):
@@ -125,6 +130,8 @@ class Vm:
         self.saved = saved
         self.slots = slots
         self.huge_pages = huge_pages
+        self.memory_path = memory_path
+        self.memory_slots = memory_slots
         self.movable = movable
         self.program = qemu
         self.far_ports: list[socket.socket] = []  # of one that is movable: for the next QEMU
@@ -214,12 +221,12 @@ class Vm:
         """Disks under test sit in the first PCI slots, so that the guest names them vda, vdb, …"""
         qmp, *ports = fds
         accel = "kvm" if self.accel == "kvm" else "tcg,thread=multi"
-        pages = ",hugetlb=on,hugetlbsize=2M" if self.huge_pages else ""
+        slots = f",slots={self.memory_slots},maxmem={MEMORY_MAX}" if self.memory_slots else ""
         command = [
             self.program, "-nodefaults", "-no-user-config", "-no-reboot", "-nographic",
             "-machine", "q35", "-accel", accel, "-cpu", CPU[self.accel],
-            "-smp", str(self.cpus), "-m", self.memory,
-            "-object", f"memory-backend-memfd,id=memory,size={self.memory},share=on{pages}",
+            "-smp", str(self.cpus), "-m", self.memory + slots,
+            "-object", f"{self.memory_kind()},id=memory,size={self.memory},share=on",
             "-numa", "node,memdev=memory",
             "-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd),
             "-append", f"{KERNEL_OPTIONS} {self.kernel_options}",
@@ -248,6 +255,12 @@ class Vm:
                 "-device", f"virtserialport,chardev=port{number},nr={number + 1}",
             ]  # fmt: skip
         return command + self.qemu_options
+
+    def memory_kind(self) -> str:
+        if self.memory_path:
+            return f"memory-backend-file,mem-path={self.memory_path}"
+        pages = ",hugetlb=on,hugetlbsize=2M" if self.huge_pages else ""
+        return f"memory-backend-memfd{pages}"
 
     def run(self, command: str, timeout: float = 60) -> Output:
         """Runs a shell script in the guest; `rc, text = vm.run(…)`."""
@@ -305,6 +318,36 @@ class Vm:
                 raise VmError(f"the guest did not find the disk in slot {slot}")
             time.sleep(POLL_SECONDS)
         return new.pop()
+
+    def plug_memory(self, slot: int, size_bytes: int) -> None:
+        """More memory, which the guest uses for programs alone: so it can be unplugged again."""
+        known = self.memory_bytes()
+        self.qmp(
+            "object-add", id=f"more{slot}", size=size_bytes, share=True,
+            **{"qom-type": "memory-backend-memfd"},
+        )  # fmt: skip
+        self.qmp("device_add", driver="pc-dimm", id=f"dimm{slot}", memdev=f"more{slot}")
+        online = "echo online_movable | tee $(grep -lx offline $blocks) >/dev/null; sleep 0.1"
+        self.check(
+            "blocks='/sys/devices/system/memory/memory*/state'; "
+            f"until [ $({MEMORY_KIB}) -ge {(known + size_bytes) >> 10} ]; do {online}; done"
+        )
+
+    def unplug_memory(self, slot: int, seconds: float = 60) -> None:
+        """The guest moves what is there elsewhere, and QEMU takes it away. What is being read into
+        or written from at that moment cannot be moved: a busy guest is asked again and again."""
+        count = len(self.qmp("query-memory-devices"))
+        deadline = time.monotonic() + seconds
+        while len(self.qmp("query-memory-devices")) == count:
+            if time.monotonic() > deadline:
+                raise VmError(f"the guest does not let go of the memory in slot {slot}")
+            with contextlib.suppress(VmError):  # it is still at the last one
+                self.qmp("device_del", id=f"dimm{slot}")
+            time.sleep(ASK_AGAIN_SECONDS)
+        self.qmp("object-del", id=f"more{slot}")
+
+    def memory_bytes(self) -> int:
+        return int(self.check(MEMORY_KIB)) << 10
 
     def disks(self) -> list[str]:
         return self.check("ls /dev/vd?").split()

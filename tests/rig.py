@@ -69,10 +69,10 @@ class Rig:
                 drive.write(os.urandom(1 << 20))
             os.fsync(drive.fileno())
 
-    def boot(self, socket: Path, qemu_options: list[str] = ()) -> Vm:
+    def boot(self, socket: Path, **options) -> Vm:
         image = guest_image.build(CACHE, lambda text: None)
         log = self.directory / "console.log"
-        vm = Vm(image, [socket], memory="512M", log=log, qemu_options=qemu_options)
+        vm = Vm(image, [socket], memory="512M", log=log, **options)
         self.cleanup.callback(vm.close)
         return vm.start()
 

@@ -52,7 +52,7 @@ class Resume(unittest.TestCase):
 
     def go_on(self, what, options, disturb):
         with rig() as made:
-            vm = made.boot(made.make_export("5", 5, VOLUME_BYTES), options)
+            vm = made.boot(made.make_export("5", 5, VOLUME_BYTES), qemu_options=options)
             guest = Watched(self, vm, answer_seconds=60, end_seconds=180)
             for _ in range(TIMES):
                 with guest.disturbed(BETWEEN_SECONDS):

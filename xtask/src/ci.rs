@@ -13,7 +13,7 @@ const SINGLE_FAULTS: &str = "cargo xtask sim --enumerate 101";
 /// `tests.test_powercut.Cut`, and what needs a newer kernel (`tests.test_ublk`,
 /// `tests.test_nvme_tcp.Authentication`).
 const GUESTS: &str = "python3 -W ignore -m unittest -v tests.test_guest tests.test_host \
-                      tests.test_resume tests.test_remote \
+                      tests.test_memory tests.test_resume tests.test_remote \
                       tests.test_nvme.Nvme.test_one_array_two_ways_to_it \
                       tests.test_nvme_tcp.NvmeTcp tests.test_powercut.Judge";
 

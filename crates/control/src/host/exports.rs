@@ -514,6 +514,27 @@ impl Host {
         }
     }
 
+    /// What kept an export from listening may have gone: an address that the host did not have yet,
+    /// or another program that listened there. Never waits for a change that is under way.
+    pub(super) async fn try_down_exports(&self) {
+        let Ok(_turn) = self.changes.try_lock() else { return };
+        let down = self.look(|state| {
+            let exports = state.catalog.exports.iter().filter(|_| !state.stopping);
+            let down = exports.filter(|(name, its)| {
+                state.down.contains_key(*name)
+                    && !state.waiting.contains_key(*name)
+                    && its.front.only_listens()
+            });
+            let with_array = down.filter_map(|(name, its)| {
+                Some((name.clone(), its.clone(), *state.arrays.get(&its.array)?))
+            });
+            with_array.collect::<Vec<_>>()
+        });
+        for (name, known, array) in down {
+            self.start_export_of(&name, &known, array).await;
+        }
+    }
+
     /// Keeps which volume an export of an older version means from now on, and how large it is.
     fn note_volume(&self, name: &str, volume: Published) {
         let (uuid, disk) = (Some(volume.uuid), Some(volume.disk));
