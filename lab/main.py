@@ -58,7 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
     argcomplete.autocomplete(parser)
     given = sys.argv[1:] if arguments is None else arguments
     # what `plan` takes is its own to understand
-    words = parser.parse_args(given[:1] if given[:1] == ["plan"] else given)
+    words, rest = parser.parse_known_args(given[:1] if given[:1] == ["plan"] else given)
+    if rest:
+        hint = "; each KEY=VALUE takes a --set of its own" if any("=" in its for its in rest) else ""
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     words.arguments = given[1:]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupt)

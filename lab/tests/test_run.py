@@ -4,12 +4,13 @@ and takes everything down whatever signals come.
 Method: sides and loads made up for the purpose; the run itself, its signals and its files are real.
 """
 
+import io
 import os
 import signal
 import tempfile
 import time
 import unittest
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,6 +202,13 @@ class Runs(InDirectory):
                 out = self.home / "out"
                 self.assertEqual(main.main(["run", "fio-host", "--out", str(out)]), main.REFUSED)
         self.assertEqual(made, [out])
+
+    def test_words_that_mean_nothing_are_named(self):
+        said = io.StringIO()
+        with redirect_stderr(said), self.assertRaises(SystemExit) as ended:
+            main.main(["check", "fio-host", "--set", "repeats=1", "fio.seconds=5"])
+        self.assertEqual(ended.exception.code, 2)
+        self.assertRegex(said.getvalue(), "fio.seconds=5; each KEY=VALUE takes a --set of its own")
 
 
 class Recorder:

@@ -1,14 +1,17 @@
 //! Goal: a start by force after more was lost than the array bears answers what was acknowledged
 //! last, or an error, and never what stood there before; and the next start needs no force.
 //! Method: crashes in the midst of a destage; then some blocks of the last batches cannot be read,
-//! nor some sectors beside what was written, on any members.
+//! nor some sectors beside what was written, on any members. Before the start by force there are
+//! some whose process dies after any number of writes.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::StripeIndex;
+use ashlar_raid::array::Array;
 use ashlar_raid::error::{ArrayError, AssembleError};
 use ashlar_raid::layout::Shape;
 use ashlar_raid::start::{ArraySpec, AssembleOptions};
@@ -21,9 +24,11 @@ use crate::kept::unreadable;
 use crate::pair::{DRIVE_BYTES, Pair, begin, run_on};
 use crate::steered::{Fate, Steer, address, is_write, offset};
 
-const ROUNDS: u64 = 30;
+const ROUNDS: u64 = 40;
 /// Bytes that are written: some stripes of any of the arrays.
 const BYTES: usize = 256 << 10;
+/// More than most starts by force write.
+const WRITES_MAX: u64 = 100;
 
 #[test]
 fn by_force_what_was_written_last_is_there_or_an_error() {
@@ -75,6 +80,9 @@ async fn round(reactor: Reactor, steer: Steer, seed: u64) -> (bool, u32) {
     let was_forced = match start(&mut pair, &drives, false).await {
         Ok(()) => false,
         Err(AssembleError::Journal { .. }) => {
+            for _ in 0..prng.below(3) {
+                cut_start(&mut pair, &steer, &drives, prng.below(WRITES_MAX)).await;
+            }
             start(&mut pair, &drives, true).await.unwrap_or_else(failed);
             true
         }
@@ -182,6 +190,32 @@ async fn start(pair: &mut Pair, drives: &[Rc<Drive>], force: bool) -> Result<(),
     let drives: Vec<&Rc<Drive>> = drives.iter().collect();
     let options = AssembleOptions { force, ..AssembleOptions::default() };
     pair.start(&drives, options).await
+}
+
+/// A start by force, whose process dies at this write.
+async fn cut_start(pair: &mut Pair, steer: &Steer, drives: &[Rc<Drive>], at_write: u64) {
+    pair.dies();
+    let here: Vec<Rc<Drive>> = drives.iter().map(|drive| pair.plug_in(drive)).collect();
+    let left = Cell::new(at_write);
+    steer.set(move |_, op| match left.get().checked_sub(1) {
+        _ if !is_write(op) => Fate::Passes,
+        None => Fate::Waits,
+        Some(less) => {
+            left.set(less);
+            Fate::Passes
+        }
+    });
+    let (reactor, its) = (pair.reactor.clone(), here.clone());
+    let options = AssembleOptions { force: true, ..AssembleOptions::default() };
+    let start = async move { Array::assemble(&reactor, its, options).await.map(drop) };
+    let start = begin(&pair.reactor, start);
+    while steer.waiting() == 0 && !start.has_ended() {
+        pair.reactor.yield_now().await;
+    }
+    here.iter().for_each(|drive| drive.pull());
+    steer.drop_waiting(&pair.reactor).await;
+    // However it ended: nobody has heard of it.
+    let _ = start.ended(&pair.reactor).await;
 }
 
 /// Sectors that are an error; all others hold what was written last.

@@ -352,8 +352,11 @@ fn show_scan(result: &ScanResult, output: Output) -> Answer<ExitCode> {
     Ok(if result.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// By force, that may have cost something.
 fn started(array: &Array) -> String {
-    format!("array {} started: {}", array.name, state_name(array.state))
+    let bad = bad_text(&array.bad_blocks).map(|bad| format!("\n{bad}"));
+    let bad = bad.unwrap_or_default();
+    format!("array {} started: {}{bad}", array.name, state_name(array.state))
 }
 
 fn shown_state(array: &Array) -> String {
@@ -472,7 +475,7 @@ fn details(array: &Array) -> String {
     for (what, progress) in works {
         lines.extend(progress.map(|progress| format!("{what:<12}{}", progress_text(&progress))));
     }
-    lines.extend(bad_line(&array.bad_blocks));
+    lines.extend(bad_text(&array.bad_blocks).map(|bad| format!("bad         {bad}")));
     let stopped = array.rebuild_error.as_ref();
     lines.extend(stopped.map(|why| format!("rebuild     stopped: {why}")));
     let waits = array.restripe_error.as_ref();
@@ -499,7 +502,7 @@ fn details(array: &Array) -> String {
 }
 
 /// `3 ranges, 24 KiB, lost until they are written again: v0 at 4096, v0 at 81920, ...`
-fn bad_line(bad: &[BadBlocks]) -> Option<String> {
+fn bad_text(bad: &[BadBlocks]) -> Option<String> {
     let bytes = bad.iter().map(|range| range.bytes).sum();
     let place = |range: &BadBlocks| match (&range.volume, range.volume_offset) {
         (Some(volume), Some(offset)) => format!("{volume} at {offset}"),
@@ -511,7 +514,8 @@ fn bad_line(bad: &[BadBlocks]) -> Option<String> {
     }
     let (count, places) = (bad.len(), listed(&places)?);
     let size = Size(bytes);
-    Some(format!("bad         {count} ranges, {size}, lost until they are written again: {places}"))
+    let ranges = if count == 1 { "range" } else { "ranges" };
+    Some(format!("{count} {ranges}, {size}, lost until they are written again: {places}"))
 }
 
 /// What redundancy there is just now.
