@@ -60,7 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     # what `plan` takes is its own to understand
     words, rest = parser.parse_known_args(given[:1] if given[:1] == ["plan"] else given)
     if rest:
-        hint = "; each KEY=VALUE takes a --set of its own" if any("=" in its for its in rest) else ""
+        values = [word for word in rest if "=" in word and not word.startswith("-")]
+        hint = "; each KEY=VALUE takes a --set of its own" if values else ""
         parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     words.arguments = given[1:]
     for number in (signal.SIGTERM, signal.SIGHUP):

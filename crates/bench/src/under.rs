@@ -75,6 +75,9 @@ pub struct UnderSpec {
     /// The range that is worked on; `None`: [`SIZE_BYTES_USUAL`], or less if there is no more.
     pub size_bytes: Option<u64>,
     pub block_bytes: u32,
+    /// What was written first is put in place before anything is asked: else the journal's memory
+    /// answers reads of it. For writes an empty journal would be the exception.
+    pub at_rest: bool,
 }
 
 impl UnderSpec {
@@ -145,13 +148,12 @@ pub struct Under {
 }
 
 impl Under {
-    /// Sets everything up, writes every block of the range once and puts it in place, and pulls
-    /// members. Reads of what is still pending would be answered from memory.
+    /// Sets everything up, writes every block of the range once, and pulls members.
     pub async fn new(reactor: &Reactor, spec: UnderSpec, seed: u64) -> Result<Under, BenchError> {
-        let (pulled, block_bytes) = (spec.pulled, spec.block_bytes);
+        let (pulled, block_bytes, at_rest) = (spec.pulled, spec.block_bytes, spec.at_rest);
         let under = build(reactor, spec).await?;
         under.lay(reactor, block_bytes, seed).await?;
-        if let Some(array) = under.array() {
+        if let Some(array) = under.array().filter(|_| at_rest) {
             array.destage_all().await.map_err(|error| BenchError::Change(error.into()))?;
         }
         for member in 0..pulled {
@@ -335,6 +337,7 @@ mod tests {
             pulled: 0,
             size_bytes: None,
             block_bytes: 4096,
+            at_rest: false,
         }
     }
 

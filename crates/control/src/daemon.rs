@@ -102,8 +102,9 @@ pub async fn serve(settings: Settings) -> Answer<()> {
     let router = server::router(host.clone());
     let server = tokio::spawn(connections::serve(listener, router, stop_server));
     let watcher = tokio::spawn(keep_watch(host.clone()));
-    // Not aborted: it ends by itself when the host stops, and not in the middle of a change.
+    // Not aborted: they end by themselves when the host stops, and not in the middle of a change.
     tokio::spawn(follow_guests(host.clone()));
+    tokio::spawn(open_exports(host.clone()));
     tracing::info!(socket = %path.display(), state = %settings.state.display(), "serving");
     tell_supervisor("READY=1");
     let wanted = tokio::select! {
@@ -175,6 +176,13 @@ async fn keep_watch(host: Arc<Host>) {
     loop {
         ticks.tick().await;
         host.watch(&mut seen).await;
+    }
+}
+
+async fn open_exports(host: Arc<Host>) {
+    loop {
+        host.try_down_exports().await;
+        tokio::time::sleep(WATCH_INTERVAL).await;
     }
 }
 

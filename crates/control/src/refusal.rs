@@ -33,11 +33,13 @@ pub struct Refusal {
     pub kind: RefusalKind,
     pub error: String,
     pub fix: Option<String>,
+    /// It may be gone in a moment, without anything being done here.
+    pub may_pass: bool,
 }
 
 impl Refusal {
     fn new(kind: RefusalKind, error: impl Into<String>) -> Refusal {
-        Refusal { kind, error: error.into(), fix: None }
+        Refusal { kind, error: error.into(), fix: None, may_pass: false }
     }
 
     pub fn invalid(error: impl Into<String>) -> Refusal {
@@ -63,6 +65,12 @@ impl Refusal {
     #[must_use]
     pub fn fix(mut self, fix: impl Into<String>) -> Refusal {
         self.fix = Some(fix.into());
+        self
+    }
+
+    #[must_use]
+    pub fn may_pass(mut self) -> Refusal {
+        self.may_pass = true;
         self
     }
 

@@ -283,17 +283,19 @@ fn refusal(error: ExportError) -> Refusal {
     let text = error.to_string();
     match error {
         ExportError::Spec(_) => Refusal::invalid(text),
-        ExportError::Busy(_) | ExportError::NotSocket(_) => {
+        ExportError::Busy(_) => {
+            Refusal::conflict(text).fix("choose another socket with --path").may_pass()
+        }
+        ExportError::NotSocket(_) => {
             Refusal::conflict(text).fix("choose another socket with --path")
         }
         ExportError::Held(_) => {
             Refusal::conflict(text).fix("end that process; if it is this daemon, start that again")
         }
         ExportError::Address { .. } => {
-            Refusal::failed(text).fix("choose an address of this host that is free")
+            Refusal::failed(text).fix("choose an address of this host that is free").may_pass()
         }
-        ExportError::Socket { .. } | ExportError::Thread(_) | ExportError::NoVolume => {
-            Refusal::failed(text)
-        }
+        ExportError::Socket { .. } => Refusal::failed(text).may_pass(),
+        ExportError::Thread(_) | ExportError::NoVolume => Refusal::failed(text),
     }
 }

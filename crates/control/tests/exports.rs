@@ -7,6 +7,8 @@
 mod daemon;
 
 use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 
 use daemon::Daemon;
 use serde_json::Value;
@@ -78,28 +80,87 @@ fn of_a_volume_that_was_deleted_elsewhere_the_export_is_down() {
     assert!(said.contains("no volume v") && said.contains("ashlar volume list"), "{said}");
 }
 
-#[test]
-fn a_port_that_is_taken_is_refused_and_at_a_start_waited_for() {
+/// Somebody else listens at a place, as long as this is there.
+enum Other {
+    Port { _listener: TcpListener },
+    Socket { listener: Option<UnixListener>, path: PathBuf },
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        if let Other::Socket { listener, path } = self {
+            drop(listener.take());
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+}
+
+/// Of each kind: how an export there is asked for, the place, and who takes that.
+fn places(daemon: &Daemon) -> Vec<(String, String, Box<dyn Fn() -> Other>)> {
+    let mut places: Vec<(String, String, Box<dyn Fn() -> Other>)> = Vec::new();
     for kind in ["nvme-tcp", "nbd"] {
-        let mut daemon = Daemon::with_array(1, 2);
-        daemon.ok("volume create v --array a --size 16M");
-        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-        let at = taken.local_addr().unwrap();
-        let create = format!("export create e --volume v --kind {kind} --listen {at}");
+        // An address that no other test uses.
+        let at = TcpListener::bind("127.0.0.77:0").unwrap().local_addr().unwrap();
+        let take = move || Other::Port { _listener: TcpListener::bind(at).unwrap() };
+        places.push((format!("--kind {kind} --listen {at}"), at.to_string(), Box::new(take)));
+    }
+    for kind in ["vhost-user-blk", "nbd"] {
+        let path = daemon.path(&format!("{kind}.sock"));
+        let (asked, shown) = (format!("--kind {kind} --path {}", path.display()), path.clone());
+        let take = move || {
+            let listener = Some(UnixListener::bind(&path).unwrap());
+            Other::Socket { listener, path: path.clone() }
+        };
+        places.push((asked, shown.display().to_string(), Box::new(take)));
+    }
+    places
+}
+
+#[test]
+fn a_place_that_is_taken_is_refused_and_at_a_start_waited_for() {
+    let mut daemon = Daemon::with_array(1, 2);
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create w --volume v");
+    for (asked, place, take) in places(&daemon) {
+        let create = format!("export create e --volume v {asked}");
+        let taken = take();
         let said = daemon.refused(&create);
-        assert!(said.contains(&at.to_string()) && said.contains("in use"), "{said}");
-        assert_eq!(daemon.json("export list"), Value::Array(Vec::new()));
+        assert!(said.contains(&place) && said.contains("in use"), "{said}");
         drop(taken);
         daemon.ok(&create);
-        daemon.ok("export create w --volume v");
         daemon.stop();
-        let taken = TcpListener::bind(at).unwrap();
+        let taken = take();
         daemon.start_again();
         assert_eq!(daemon.json("export show w")["state"], "listening");
         let export = daemon.json("export show e");
         assert_eq!(export["state"], "down");
-        assert!(export["error"].as_str().unwrap().contains(&at.to_string()), "{export}");
+        assert!(export["error"].as_str().unwrap().contains(&place), "{export}");
         drop(taken);
         daemon.wait_for("export show e", |export| export["state"] == "listening");
+        daemon.ok("export delete e");
     }
+}
+
+#[test]
+fn what_is_deleted_or_stopped_while_it_is_down_stays_so() {
+    let mut daemon = Daemon::with_array(1, 2);
+    ["e0", "e1"].iter().for_each(|drive| daemon.attach_new(drive));
+    daemon.ok("array create b --level 1 --drives e0,e1");
+    let names = ["deleted", "stopped", "tried"];
+    let path = |daemon: &Daemon, name: &str| daemon.path(&format!("{name}.sock"));
+    for (name, array) in names.iter().zip(["a", "a", "b"]) {
+        daemon.ok(&format!("volume create {name} --array {array} --size 16M"));
+        daemon.ok(&format!("export create {name} --volume {name} --path @/{name}.sock"));
+    }
+    daemon.stop();
+    let taken = names.map(|name| UnixListener::bind(path(&daemon, name)).unwrap());
+    daemon.start_again();
+    daemon.ok("export delete deleted");
+    daemon.ok("array stop a");
+    drop(taken);
+    names.iter().for_each(|name| std::fs::remove_file(path(&daemon, name)).unwrap());
+    daemon.wait_for("export show tried", |export| export["state"] == "listening");
+    assert!(!path(&daemon, "deleted").exists() && !path(&daemon, "stopped").exists());
+    daemon.ok("array start a");
+    assert_eq!(daemon.json("export show stopped")["state"], "listening");
 }

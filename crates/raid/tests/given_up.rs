@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
 use ashlar_format::array_superblock::{Level, MemberState, Policy};
@@ -20,7 +21,7 @@ use ashlar_reactor::op::Op;
 use ashlar_reactor::prng::Prng;
 
 use crate::journal_gaps::{areas, changes, rings};
-use crate::kept::unreadable;
+use crate::kept::{Unreadable, unreadable};
 use crate::pair::{DRIVE_BYTES, Pair, begin, run_on};
 use crate::steered::{Fate, Steer, address, is_write, offset};
 
@@ -32,16 +33,27 @@ const WRITES_MAX: u64 = 100;
 
 #[test]
 fn by_force_what_was_written_last_is_there_or_an_error() {
-    let (mut forced, mut errors) = (0, 0);
+    let mut all = Seen::default();
     for seed in 0..ROUNDS {
         let steer = Steer::new();
         let its = steer.clone();
-        let (was_forced, its_errors) = run_on(steer.backend(), |reactor| round(reactor, its, seed));
-        forced += u32::from(was_forced);
-        errors += its_errors;
+        let seen = run_on(steer.backend(), |reactor| round(reactor, its, seed));
+        all.forced += seen.forced;
+        all.cut += seen.cut;
+        all.errors += seen.errors;
     }
-    println!("{forced} of {ROUNDS} starts by force, {errors} sectors are an error");
-    assert!(forced > 5 && errors > 100, "{forced}, {errors}");
+    println!("of {ROUNDS}: {all:?}");
+    assert!(all.forced > 5 && all.cut > 3 && all.errors > 100, "{all:?}");
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    /// Starts that needed force.
+    forced: u32,
+    /// Of those that were begun before, how many died.
+    cut: u32,
+    /// Sectors.
+    errors: u32,
 }
 
 fn spec(prng: &mut Prng) -> (ArraySpec, usize) {
@@ -59,9 +71,8 @@ fn spec(prng: &mut Prng) -> (ArraySpec, usize) {
     (ArraySpec { shape, integrity, ..Pair::spec(level) }, members)
 }
 
-/// Whether it needed force, and how many sectors were an error.
-async fn round(reactor: Reactor, steer: Steer, seed: u64) -> (bool, u32) {
-    let mut prng = Prng::from_seed(seed);
+async fn round(reactor: Reactor, steer: Steer, seed: u64) -> Seen {
+    let (mut prng, mut seen) = (Prng::from_seed(seed), Seen::default());
     let (spec, members) = spec(&mut prng);
     let mut pair = Pair::made(&reactor, &spec, &vec![DRIVE_BYTES; members], 512).await;
     pair.array.set_policy(Policy::Journal).await.unwrap();
@@ -75,31 +86,32 @@ async fn round(reactor: Reactor, steer: Steer, seed: u64) -> (bool, u32) {
     let changed = changes(&before, &rings(&pair, &drives));
 
     let lost = losses(&pair, &drives, &changed, &written, &mut prng);
-    unreadable(&steer, lost);
+    let lost = unreadable(&steer, lost);
     let failed = |error| panic!("seed {seed}: {error}");
-    let was_forced = match start(&mut pair, &drives, false).await {
-        Ok(()) => false,
+    match start(&mut pair, &drives, false).await {
+        Ok(()) => {}
         Err(AssembleError::Journal { .. }) => {
             for _ in 0..prng.below(3) {
-                cut_start(&mut pair, &steer, &drives, prng.below(WRITES_MAX)).await;
+                let at_write = prng.below(WRITES_MAX);
+                seen.cut += u32::from(cut_start(&mut pair, &steer, &lost, &drives, at_write).await);
             }
             start(&mut pair, &drives, true).await.unwrap_or_else(failed);
-            true
+            seen.forced = 1;
         }
         // What it may be about is not known; by force it may be old.
-        Err(AssembleError::JournalUnreadable { .. }) => return (false, 0),
+        Err(AssembleError::JournalUnreadable { .. }) => return seen,
         Err(error) => panic!("seed {seed}: {error}"),
-    };
-    let mut errors = self::errors(&pair, seed).await;
-    if have_others_their_places(&mut pair).await && was_forced {
+    }
+    seen.errors = errors(&pair, seed).await;
+    if have_others_their_places(&mut pair).await && seen.forced > 0 {
         // What they might have brought was kept for them.
         let drives = pair.dies();
         start(&mut pair, &drives, true).await.unwrap_or_else(failed);
-        errors = self::errors(&pair, seed).await;
+        seen.errors = errors(&pair, seed).await;
     }
     let drives = pair.dies();
     start(&mut pair, &drives, false).await.unwrap_or_else(failed);
-    assert_eq!(self::errors(&pair, seed).await, errors, "seed {seed}");
+    assert_eq!(errors(&pair, seed).await, seen.errors, "seed {seed}");
     let all = BYTES.next_multiple_of(pair.array.stripe_bytes() as usize);
     pair.put(0, &vec![9; all]).await;
     have_others_their_places(&mut pair).await;
@@ -107,7 +119,7 @@ async fn round(reactor: Reactor, steer: Steer, seed: u64) -> (bool, u32) {
     pair.in_place().await;
     pair.scrub_is_clean().await;
     pair.array.stop().await.unwrap();
-    (was_forced, errors)
+    seen
 }
 
 /// Members with many errors, as those that missed what was stored, are not believed any more: other
@@ -192,30 +204,38 @@ async fn start(pair: &mut Pair, drives: &[Rc<Drive>], force: bool) -> Result<(),
     pair.start(&drives, options).await
 }
 
-/// A start by force, whose process dies at this write.
-async fn cut_start(pair: &mut Pair, steer: &Steer, drives: &[Rc<Drive>], at_write: u64) {
+/// A start by force, whose process dies at this write. False: it came to its end before.
+async fn cut_start(
+    pair: &mut Pair,
+    steer: &Steer,
+    lost: &Unreadable,
+    drives: &[Rc<Drive>],
+    at_write: u64,
+) -> bool {
     pair.dies();
     let here: Vec<Rc<Drive>> = drives.iter().map(|drive| pair.plug_in(drive)).collect();
-    let left = Cell::new(at_write);
-    steer.set(move |_, op| match left.get().checked_sub(1) {
-        _ if !is_write(op) => Fate::Passes,
-        None => Fate::Waits,
-        Some(less) => {
+    let (left, its) = (Cell::new(at_write), lost.clone());
+    steer.set(move |file, op| {
+        if is_write(op) {
+            let Some(less) = left.get().checked_sub(1) else { return Fate::Waits };
             left.set(less);
-            Fate::Passes
         }
+        its.fate(file, op)
     });
     let (reactor, its) = (pair.reactor.clone(), here.clone());
     let options = AssembleOptions { force: true, ..AssembleOptions::default() };
     let start = async move { Array::assemble(&reactor, its, options).await.map(drop) };
     let start = begin(&pair.reactor, start);
     while steer.waiting() == 0 && !start.has_ended() {
-        pair.reactor.yield_now().await;
+        pair.reactor.sleep(Duration::from_millis(1)).await;
     }
+    let was_cut = steer.waiting() > 0;
     here.iter().for_each(|drive| drive.pull());
     steer.drop_waiting(&pair.reactor).await;
     // However it ended: nobody has heard of it.
     let _ = start.ended(&pair.reactor).await;
+    lost.set(steer);
+    was_cut
 }
 
 /// Sectors that are an error; all others hold what was written last.

@@ -308,21 +308,36 @@ fn by_force_what_the_journal_has_is_not_given_up_with_the_rest() {
     });
 }
 
-/// These sectors of files, until they are written.
-pub fn unreadable(steer: &Steer, sectors: impl IntoIterator<Item = (usize, u64)>) {
-    let left: RefCell<Vec<(usize, u64)>> = RefCell::new(sectors.into_iter().collect());
-    steer.set(move |its, op| {
+/// Sectors of files that cannot be read until they are written.
+#[derive(Clone)]
+pub struct Unreadable(Rc<RefCell<Vec<(usize, u64)>>>);
+
+impl Unreadable {
+    /// What becomes of an operation that reaches the file.
+    pub fn fate(&self, file: usize, op: &Op) -> Fate {
         let range = match op {
             Op::Read { offset, into, .. } => *offset..offset + into.len() as u64,
             Op::Write { offset, from, .. } => *offset..offset + from.len() as u64,
             Op::WriteZeroes { .. } | Op::Flush { .. } | Op::Descriptor { .. } => 0..0,
         };
         let is_it =
-            |(file, at): &(usize, u64)| its == *file && range.start < at + 512 && *at < range.end;
-        let fails = matches!(op, Op::Read { .. }) && left.borrow().iter().any(is_it);
-        left.borrow_mut().retain(|it| !(is_write(op) && is_it(it)));
+            |(its, at): &(usize, u64)| *its == file && range.start < at + 512 && *at < range.end;
+        let mut left = self.0.borrow_mut();
+        let fails = matches!(op, Op::Read { .. }) && left.iter().any(is_it);
+        left.retain(|it| !(is_write(op) && is_it(it)));
         if fails { Fate::Fails } else { Fate::Passes }
-    });
+    }
+
+    pub fn set(&self, steer: &Steer) {
+        let its = self.clone();
+        steer.set(move |file, op| its.fate(file, op));
+    }
+}
+
+pub fn unreadable(steer: &Steer, sectors: impl IntoIterator<Item = (usize, u64)>) -> Unreadable {
+    let unreadable = Unreadable(Rc::new(RefCell::new(sectors.into_iter().collect())));
+    unreadable.set(steer);
+    unreadable
 }
 
 /// Two of three members cannot take what a replay stores: they are not both given up for it.

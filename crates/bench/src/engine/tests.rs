@@ -21,6 +21,7 @@ pub(crate) fn under(level: Level, members: usize) -> UnderSpec {
         pulled: 0,
         size_bytes: Some(4 << 20),
         block_bytes: 4096,
+        at_rest: true,
     }
 }
 

@@ -515,24 +515,38 @@ impl Host {
     }
 
     /// What kept an export from listening may have gone: an address that the host did not have yet,
-    /// or another program that listened there. Never waits for a change that is under way.
-    pub(super) async fn try_down_exports(&self) {
+    /// or another program that listened there. Waits for no change that is under way, and for no
+    /// reactor that hangs.
+    pub async fn try_down_exports(&self) {
+        if self.down_exports().is_empty() {
+            return;
+        }
+        for core in &self.cores {
+            if engine::look(core.sender(), |_| ()).await.is_err() {
+                return;
+            }
+        }
         let Ok(_turn) = self.changes.try_lock() else { return };
-        let down = self.look(|state| {
-            let exports = state.catalog.exports.iter().filter(|_| !state.stopping);
-            let down = exports.filter(|(name, its)| {
-                state.down.contains_key(*name)
-                    && !state.waiting.contains_key(*name)
-                    && its.front.only_listens()
-            });
-            let with_array = down.filter_map(|(name, its)| {
-                Some((name.clone(), its.clone(), *state.arrays.get(&its.array)?))
-            });
-            with_array.collect::<Vec<_>>()
-        });
-        for (name, known, array) in down {
+        for (name, known, array) in self.down_exports() {
             self.start_export_of(&name, &known, array).await;
         }
+    }
+
+    /// Those that may be able to listen by now.
+    fn down_exports(&self) -> Vec<(String, KnownExport, Running)> {
+        self.look(|state| {
+            if state.stopping {
+                return Vec::new();
+            }
+            let may_pass = state.down.iter().filter(|(_, why)| why.may_pass);
+            let not_waiting = may_pass.filter(|(name, _)| !state.waiting.contains_key(*name));
+            let known = not_waiting.filter_map(|(name, _)| {
+                let known = state.catalog.exports.get(name)?;
+                let array = state.arrays.get(&known.array)?;
+                known.front.only_listens().then(|| (name.clone(), known.clone(), *array))
+            });
+            known.collect()
+        })
     }
 
     /// Keeps which volume an export of an older version means from now on, and how large it is.

@@ -421,7 +421,9 @@ impl Host {
                 state.waiting.insert(name.to_owned(), waiting);
             }),
             Err(refusal) => {
-                tracing::error!(export = name, "does not wait: {}", refusal.line());
+                if self.look(|state| state.down.get(name) != Some(&refusal)) {
+                    tracing::error!(export = name, "does not wait: {}", refusal.line());
+                }
                 self.look(|state| state.down.insert(name.to_owned(), refusal));
             }
         }

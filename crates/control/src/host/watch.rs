@@ -92,7 +92,6 @@ impl Host {
             self.mend(array).await;
         }
         seen.arrays = now;
-        self.try_down_exports().await;
         self.watch_exports(seen).await;
     }
 

@@ -257,6 +257,7 @@ impl ArrayOptions {
             pulled: self.degraded.unwrap_or(0),
             size_bytes: load.size.map(|size| size.0),
             block_bytes: bytes(load.block),
+            at_rest: !load.rw.writes(),
         })
     }
 }
@@ -335,7 +336,7 @@ pub struct NeighbourOptions {
     /// Socket of another export, to whose disk requests are made meanwhile: in turns as many and as
     /// large as to the first (A), and as --neighbour-depth and --neighbour-block say (B)
     #[arg(long, value_name = "PATH", value_hint = clap::ValueHint::FilePath)]
-    #[arg(requires = "socket", conflicts_with_all = ["against", "resume"])]
+    #[arg(requires = "socket", conflicts_with_all = ["against", "resume", "pause_us"])]
     neighbour: Option<PathBuf>,
     /// Requests of the noisy neighbour that are under way at a time
     #[arg(long, default_value_t = 128, value_name = "REQUESTS", value_parser = count(1, 1024))]
