@@ -126,8 +126,11 @@ impl Array {
     }
 
     async fn drained_or_filling(&self, deadline: ashlar_reactor::backend::Instant) {
-        let in_the_way = |before| self.journal.pending.borrow().has_waiting(before);
-        let wanted = || self.is_over() || self.journal.in_the_way().is_some_and(in_the_way);
+        let journal = &self.journal;
+        let in_the_way = |before| journal.pending.borrow().has_waiting(before);
+        let is_filling = || journal.in_the_way().is_some_and(in_the_way);
+        // What has to be told again is not put off for what is too young.
+        let wanted = || self.is_over() || journal.is_cramped() || is_filling();
         self.journal.changed.until_or(&self.reactor, deadline, wanted).await;
     }
 

@@ -3,6 +3,7 @@
 //! Method: writes to a part of a member are told that there is no space, for a while.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
@@ -229,6 +230,46 @@ fn a_journal_without_space_takes_no_place_in_it() {
         steer.set(|_, _| Fate::Passes);
         pair.check().await;
         pair.in_place().await;
+        is_whole(&mut pair).await;
+    });
+}
+
+/// What was refused, but stands in a journal that had no space for saying that it is void, is void
+/// soon after there is space, also while what was acknowledged before is too young to be put in
+/// place.
+#[test]
+fn what_was_refused_is_void_soon_beside_what_waits() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = array(&reactor, Policy::Journal).await;
+        pair.put(0, &[97; LEN]).await;
+        let journal = label::plan(DRIVE_BYTES, 1).unwrap().journal.range();
+        let writes_to =
+            move |op: &Op| is_write(op) && offset(op).is_some_and(|at| journal.contains(&at));
+        // One member's copy of a batch lands, and nothing after it.
+        let (landed, its) = (Cell::new(false), writes_to.clone());
+        steer.set(move |_, op| match its(op) && landed.replace(true) {
+            true => Fate::Full,
+            false => Fate::Passes,
+        });
+        assert_eq!(write(&pair, 0, 99).await, Err(ArrayError::NoSpace));
+        pair.check().await;
+        let told = Rc::new(Cell::new(false));
+        let its = told.clone();
+        steer.set(move |_, op| {
+            its.set(its.get() || writes_to(op));
+            Fate::Passes
+        });
+        // What waits is put in place 4 s after it was acknowledged.
+        let mut waited = Duration::ZERO;
+        while !told.get() {
+            assert!(waited < Duration::from_secs(3), "nobody says that it is void");
+            reactor.sleep(Duration::from_millis(10)).await;
+            waited += Duration::from_millis(10);
+        }
+        let drives = pair.dies();
+        let drives: Vec<&Rc<Drive>> = drives.iter().collect();
+        pair.starts_with(&drives).await;
         is_whole(&mut pair).await;
     });
 }
