@@ -134,6 +134,7 @@ fn allocations(layer: Layer, kind: Kind, depth: usize) -> [u64; STRETCHES] {
             pulled: 0,
             size_bytes: Some(SIZE),
             block_bytes: 4096,
+            at_rest: false,
         };
         let under = Under::new(&its, spec, 1).await.unwrap();
         let (made, running) = (Cell::new(0), Cell::new(depth));

@@ -6,9 +6,9 @@
 
 mod daemon;
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use daemon::Daemon;
 use serde_json::Value;
@@ -80,40 +80,51 @@ fn of_a_volume_that_was_deleted_elsewhere_the_export_is_down() {
     assert!(said.contains("no volume v") && said.contains("ashlar volume list"), "{said}");
 }
 
-/// Somebody else listens at a place, as long as this is there.
-enum Other {
-    Port { _listener: TcpListener },
-    Socket { listener: Option<UnixListener>, path: PathBuf },
+/// Where an export listens.
+enum Place {
+    Port(SocketAddr),
+    Socket(PathBuf),
 }
 
-impl Drop for Other {
-    fn drop(&mut self) {
-        if let Other::Socket { listener, path } = self {
-            drop(listener.take());
-            std::fs::remove_file(path).unwrap();
+/// Somebody else listens there, as long as this is there.
+enum Other<'a> {
+    Port { _listener: TcpListener },
+    Socket { _listener: UnixListener, path: &'a Path },
+}
+
+impl Place {
+    /// At an address that no other test uses.
+    fn port() -> Place {
+        Place::Port(TcpListener::bind("127.0.0.77:0").unwrap().local_addr().unwrap())
+    }
+
+    fn option(&self) -> &'static str {
+        if matches!(self, Place::Port(_)) { "--listen" } else { "--path" }
+    }
+
+    fn shown(&self) -> String {
+        match self {
+            Place::Port(address) => address.to_string(),
+            Place::Socket(path) => path.display().to_string(),
+        }
+    }
+
+    fn take(&self) -> Other<'_> {
+        match self {
+            Place::Port(address) => Other::Port { _listener: TcpListener::bind(address).unwrap() },
+            Place::Socket(path) => {
+                Other::Socket { _listener: UnixListener::bind(path).unwrap(), path }
+            }
         }
     }
 }
 
-/// Of each kind: how an export there is asked for, the place, and who takes that.
-fn places(daemon: &Daemon) -> Vec<(String, String, Box<dyn Fn() -> Other>)> {
-    let mut places: Vec<(String, String, Box<dyn Fn() -> Other>)> = Vec::new();
-    for kind in ["nvme-tcp", "nbd"] {
-        // An address that no other test uses.
-        let at = TcpListener::bind("127.0.0.77:0").unwrap().local_addr().unwrap();
-        let take = move || Other::Port { _listener: TcpListener::bind(at).unwrap() };
-        places.push((format!("--kind {kind} --listen {at}"), at.to_string(), Box::new(take)));
+impl Drop for Other<'_> {
+    fn drop(&mut self) {
+        if let Other::Socket { path, .. } = self {
+            std::fs::remove_file(path).unwrap();
+        }
     }
-    for kind in ["vhost-user-blk", "nbd"] {
-        let path = daemon.path(&format!("{kind}.sock"));
-        let (asked, shown) = (format!("--kind {kind} --path {}", path.display()), path.clone());
-        let take = move || {
-            let listener = Some(UnixListener::bind(&path).unwrap());
-            Other::Socket { listener, path: path.clone() }
-        };
-        places.push((asked, shown.display().to_string(), Box::new(take)));
-    }
-    places
 }
 
 #[test]
@@ -121,20 +132,28 @@ fn a_place_that_is_taken_is_refused_and_at_a_start_waited_for() {
     let mut daemon = Daemon::with_array(1, 2);
     daemon.ok("volume create v --array a --size 16M");
     daemon.ok("export create w --volume v");
-    for (asked, place, take) in places(&daemon) {
-        let create = format!("export create e --volume v {asked}");
-        let taken = take();
+    let socket = |name| Place::Socket(daemon.path(name));
+    let places = [
+        ("nvme-tcp", Place::port()),
+        ("nbd", Place::port()),
+        ("nbd", socket("nbd.sock")),
+        ("vhost-user-blk", socket("vhost.sock")),
+    ];
+    for (kind, place) in places {
+        let (option, shown) = (place.option(), place.shown());
+        let create = format!("export create e --volume v --kind {kind} {option} {shown}");
+        let taken = place.take();
         let said = daemon.refused(&create);
-        assert!(said.contains(&place) && said.contains("in use"), "{said}");
+        assert!(said.contains(&shown) && said.contains("in use"), "{said}");
         drop(taken);
         daemon.ok(&create);
         daemon.stop();
-        let taken = take();
+        let taken = place.take();
         daemon.start_again();
         assert_eq!(daemon.json("export show w")["state"], "listening");
         let export = daemon.json("export show e");
         assert_eq!(export["state"], "down");
-        assert!(export["error"].as_str().unwrap().contains(&place), "{export}");
+        assert!(export["error"].as_str().unwrap().contains(&shown), "{export}");
         drop(taken);
         daemon.wait_for("export show e", |export| export["state"] == "listening");
         daemon.ok("export delete e");
