@@ -352,7 +352,7 @@ fn show_scan(result: &ScanResult, output: Output) -> Answer<ExitCode> {
     Ok(if result.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// By force, that may have cost something.
+/// With what is lost: a start by force may have cost something.
 fn started(array: &Array) -> String {
     let bad = bad_text(&array.bad_blocks).map(|bad| format!("\n{bad}"));
     let bad = bad.unwrap_or_default();
