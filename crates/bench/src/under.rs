@@ -153,11 +153,11 @@ impl Under {
         let (pulled, block_bytes, at_rest) = (spec.pulled, spec.block_bytes, spec.at_rest);
         let under = build(reactor, spec).await?;
         under.lay(reactor, block_bytes, seed).await?;
-        if let Some(array) = under.array().filter(|_| at_rest) {
-            array.destage_all().await.map_err(|error| BenchError::Change(error.into()))?;
-        }
-        for member in 0..pulled {
-            if let Some(array) = under.array() {
+        if let Some(array) = under.array() {
+            if at_rest {
+                array.destage_all().await.map_err(|error| BenchError::Change(error.into()))?;
+            }
+            for member in 0..pulled {
                 array.pull_member(MemberIndex(member))?;
             }
         }

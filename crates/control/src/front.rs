@@ -109,11 +109,6 @@ impl Front {
         matches!(self, Front::Ublk { .. })
     }
 
-    /// Whether all that it takes is a socket to listen at.
-    pub fn only_listens(&self) -> bool {
-        matches!(self, Front::VhostUserBlk { .. } | Front::NvmeTcp { .. } | Front::Nbd { .. })
-    }
-
     /// Whether its users lose it when another program takes the place of this one. (NVMe/TCP hosts
     /// connect anew by themselves.)
     pub fn breaks_at_upgrade(&self) -> bool {

@@ -68,12 +68,6 @@ impl Refusal {
         self
     }
 
-    #[must_use]
-    pub fn may_pass(mut self) -> Refusal {
-        self.may_pass = true;
-        self
-    }
-
     /// One line with both, for logs and notes.
     pub fn line(&self) -> String {
         match &self.fix {

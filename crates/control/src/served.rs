@@ -281,21 +281,25 @@ pub async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static
 
 fn refusal(error: ExportError) -> Refusal {
     let text = error.to_string();
-    match error {
+    // Where it was to listen.
+    let may_pass = matches!(
+        error,
+        ExportError::Busy(_) | ExportError::Socket { .. } | ExportError::Address { .. }
+    );
+    let refusal = match error {
         ExportError::Spec(_) => Refusal::invalid(text),
-        ExportError::Busy(_) => {
-            Refusal::conflict(text).fix("choose another socket with --path").may_pass()
-        }
-        ExportError::NotSocket(_) => {
+        ExportError::Busy(_) | ExportError::NotSocket(_) => {
             Refusal::conflict(text).fix("choose another socket with --path")
         }
         ExportError::Held(_) => {
             Refusal::conflict(text).fix("end that process; if it is this daemon, start that again")
         }
         ExportError::Address { .. } => {
-            Refusal::failed(text).fix("choose an address of this host that is free").may_pass()
+            Refusal::failed(text).fix("choose an address of this host that is free")
         }
-        ExportError::Socket { .. } => Refusal::failed(text).may_pass(),
-        ExportError::Thread(_) | ExportError::NoVolume => Refusal::failed(text),
-    }
+        ExportError::Socket { .. } | ExportError::Thread(_) | ExportError::NoVolume => {
+            Refusal::failed(text)
+        }
+    };
+    Refusal { may_pass, ..refusal }
 }

@@ -354,9 +354,9 @@ fn show_scan(result: &ScanResult, output: Output) -> Answer<ExitCode> {
 
 /// With what is lost: a start by force may have cost something.
 fn started(array: &Array) -> String {
-    let bad = bad_text(&array.bad_blocks).map(|bad| format!("\n{bad}"));
-    let bad = bad.unwrap_or_default();
-    format!("array {} started: {}{bad}", array.name, state_name(array.state))
+    let mut lines = vec![format!("array {} started: {}", array.name, state_name(array.state))];
+    lines.extend(bad_text(&array.bad_blocks));
+    lines.join("\n")
 }
 
 fn shown_state(array: &Array) -> String {

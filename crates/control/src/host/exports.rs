@@ -502,15 +502,20 @@ impl Host {
                 }
             }
             Err(refusal) => {
-                if self.look(|state| state.down.get(name) != Some(&refusal)) {
-                    tracing::error!(export = name, "export not started: {}", refusal.line());
-                }
+                self.tell_down(name, "export not started", &refusal);
                 let waits = self.look(|state| state.waiting.contains_key(name));
                 if !waits && known.disk.is_some() && self.is_on_demand(array.uuid) {
                     self.wait_export(name, known).await;
                 }
                 self.look(|state| state.down.insert(name.to_owned(), refusal));
             }
+        }
+    }
+
+    /// Logs why an export is down, once, however often it is tried.
+    pub(super) fn tell_down(&self, name: &str, what: &str, refusal: &Refusal) {
+        if self.look(|state| state.down.get(name) != Some(refusal)) {
+            tracing::error!(export = name, "{what}: {}", refusal.line());
         }
     }
 
@@ -542,8 +547,7 @@ impl Host {
             let not_waiting = may_pass.filter(|(name, _)| !state.waiting.contains_key(*name));
             let known = not_waiting.filter_map(|(name, _)| {
                 let known = state.catalog.exports.get(name)?;
-                let array = state.arrays.get(&known.array)?;
-                known.front.only_listens().then(|| (name.clone(), known.clone(), *array))
+                Some((name.clone(), known.clone(), *state.arrays.get(&known.array)?))
             });
             known.collect()
         })

@@ -421,9 +421,7 @@ impl Host {
                 state.waiting.insert(name.to_owned(), waiting);
             }),
             Err(refusal) => {
-                if self.look(|state| state.down.get(name) != Some(&refusal)) {
-                    tracing::error!(export = name, "does not wait: {}", refusal.line());
-                }
+                self.tell_down(name, "does not wait", &refusal);
                 self.look(|state| state.down.insert(name.to_owned(), refusal));
             }
         }
