@@ -26,6 +26,7 @@ from lab.study import Study
 # it has said anything; so the first try is given half the time only.
 TRIES_MAX = 4
 HUGE_PAGE_BYTES = 2 << 20
+STORAGE_HUGE_BYTES = 256 << 20  # buffers of a daemon's reactors
 QEMU_BYTES = 512 << 20  # of memory, that a machine takes besides its own: emulated code, mostly
 CLOCK_TRIES, CLOCK_LOOKS = 2, 8
 CLOCK_SECONDS_MAX = 0.1
@@ -249,8 +250,12 @@ def storage_cpus(study: Study) -> set[int]:
 def with_huge_pages(study: Study) -> bool:
     """Where the study wants them and there are enough to spare. Asked once, for all rounds: with
     other pages it were another machine."""
-    count = study.vm.count if study.where == "vm" else 1
-    return study.vm.huge_pages and huge_bytes_free() >= count * study.vm.memory
+    needed = study.vm.memory
+    if study.where == "vm":  # storage, beside them, takes of these pages what it can use, and first
+        needed = study.vm.count * study.vm.memory + STORAGE_HUGE_BYTES
+        if study.drives.kind == "model":
+            needed += study.drives.size * study.array.count * study.array.members
+    return study.vm.huge_pages and huge_bytes_free() >= needed
 
 
 def refuse_other_pages(huge: bool, needed_bytes: int) -> None:

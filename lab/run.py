@@ -22,7 +22,7 @@ from pathlib import Path
 from demo.vm import VmError
 from lab import devices, loads, machine, sampler, schedule, sides, where, window
 from lab import place as places
-from lab.ledger import Debt, Ledger, is_there
+from lab.ledger import Debt, Ledger, Stayed, is_there
 from lab.loads import Load, LoadError
 from lab.loads.pgbench import program_directory
 from lab.place import Host
@@ -58,6 +58,10 @@ class Incomplete(RunError):
 FAILURES = (RunError, SideError, LoadError, VmError)
 
 
+class Leftovers(Refusal):
+    """Of a run that was killed: who goes on is to know of it."""
+
+
 class Session:
     """What one call of the program holds while it works: the lock, the ledger, this machine."""
 
@@ -85,16 +89,24 @@ class Session:
         return self
 
     def __exit__(self, *error) -> None:
-        if not self.ledger.debts():
-            self.ledger.forget()
-        elif error[0] is not Refusal:
-            print("something stayed behind: `ashlar-lab clean` removes it", file=sys.stderr)
-        self.lock.truncate(0)
-        self.lock.close()
+        try:
+            if error[0] not in (Leftovers, Stayed):
+                self.take_down()
+        finally:
+            self.lock.truncate(0)
+            self.lock.close()
+
+    def take_down(self) -> None:
+        """What a run did not: a signal came between the making of it and whose task that is."""
+        try:
+            for said in self.ledger.clean():
+                print(said, file=sys.stderr)
+        except Stayed as stayed:
+            print(stayed, file=sys.stderr)
 
     def refuse_leftovers(self) -> None:
         if debts := self.ledger.debts():
-            raise Refusal(
+            raise Leftovers(
                 f"a run that was killed has left {len(debts)} things behind: `ashlar-lab clean` "
                 "removes them"
             )
@@ -203,6 +215,7 @@ class Run:
         self.session.ledger.owe("path", str(self.work))
         self.cleanup.callback(places.remove, self.place, self.work)
         self.cleanup.callback(self.where.close)
+        self.screen.now("the machines" if self.study.where != Where.HOST else "the drives")
         self.where.start()
         if self.study.where == Where.GUEST and (problems := self.missing_sides()):
             raise Refusal("\n".join(problems))

@@ -66,12 +66,13 @@ class Judge(unittest.TestCase):
             self.assertNotEqual(self.wrong(text), [])
 
     def test_what_a_scrub_finds_is_told(self):
-        clean = {"mismatched_stripes": 0, "unreadable_stripes": 0, "places": []}
+        counted = ["mismatched_stripes", "unreadable_stripes", "damaged_stripes"]
+        clean = dict.fromkeys(counted, 0) | {"places": []}
         self.assertEqual(Array.scrub_wrong(clean), [])
         place = {"stripe": 3, "offset": 4096, "bytes": 512, "member": 1, "repaired": True}
-        found = clean | {"mismatched_stripes": 1, "places": [place]}
-        self.assertEqual(len(Array.scrub_wrong(found)), 1)
-        self.assertEqual(len(Array.scrub_wrong(clean | {"unreadable_stripes": 2})), 1)
+        for name in counted:
+            found = clean | {name: 1, "places": [place]}
+            self.assertEqual(len(Array.scrub_wrong(found)), 1)
 
     def test_sessions_say_one_number_after_the_other(self):
         ledger = Ledger(SEED)
@@ -85,6 +86,8 @@ class Judge(unittest.TestCase):
         self.assertEqual({plan.heal for plan in plans}, set(Heal))
         self.assertEqual({plan.kind for plan in plans}, set(KINDS))
         self.assertEqual(sum(plan.loss != Loss.NONE for plan in plans), 25)
+        for plan in rounds(SEED, 500):
+            self.assertIn(plan.loss, [Loss.NONE, *plan.kind.losses()])
 
 
 class Cut(unittest.TestCase):

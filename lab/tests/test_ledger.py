@@ -114,6 +114,17 @@ class Debts(unittest.TestCase):
             with self.assertRaisesRegex(Refusal, "ashlar-lab clean"):
                 session.refuse_leftovers()
 
+    def test_what_a_signal_came_before_is_taken_down_at_the_end(self):
+        left = self.home / "left"
+        for ends in (KeyboardInterrupt, Refusal, None):
+            with contextlib.suppress(KeyboardInterrupt, Refusal), Session(self.home) as session:
+                session.ledger.owe("path", str(left))
+                left.mkdir()
+                if ends:
+                    raise ends
+            self.assertFalse(left.exists(), ends)
+            self.assertEqual(session.ledger.debts(), [])
+
     @unittest.skipUnless(ROOT, "loop devices need root")
     def test_loops_and_mounts_are_taken_down_in_order(self):
         host, file, at = Host(self.ledger), str(self.home / "disk"), str(self.home / "at")

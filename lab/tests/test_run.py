@@ -263,6 +263,13 @@ class Disks(InDirectory):
         for drive in drives:
             self.assertGreaterEqual(os.stat(drive.path).st_blocks * 512, 4 * MIB)
 
+    def test_storage_has_huge_pages_beside_the_guests(self):
+        vm = {"count": 2, "memory": "1G", "huge_pages": True}
+        study = Study.model_validate(STUDY | {"where": "vm", "vm": vm})
+        for free, enough in [(2048, False), (2303, False), (2304, True)]:
+            with mock.patch.object(guests, "huge_bytes_free", return_value=free * MIB):
+                self.assertEqual(guests.with_huge_pages(study), enough, free)
+
     def test_later_rounds_have_the_pages_of_the_first(self):
         with mock.patch.object(guests, "huge_bytes_free", return_value=512 * MIB):
             guests.refuse_other_pages(True, 512 * MIB)

@@ -13,7 +13,6 @@ from demo.engine import Engine
 from tests.powercut.plan import Kind
 
 KIND = "lossy"  # how `ashlar drive attach` takes them; see its help
-DRIVE_BYTES = 640 << 20
 VOLUME_BYTES = 1 << 30
 ARRAY = "a"
 VOLUME = "v"
@@ -25,6 +24,7 @@ class Array:
     def __init__(self, engine: Engine, kind: Kind, directory: Path, socket: Path):
         self.engine = engine
         self.redundancy = kind.redundancy
+        self.drive_bytes = kind.drive_bytes
         self.directory = directory
         self.socket = socket
         self.made = 0  # drives so far, for their names
@@ -39,7 +39,7 @@ class Array:
     def attach_new(self) -> str:
         name = f"d{self.made}"
         self.made += 1
-        self.attach(name, "--size", f"{DRIVE_BYTES >> 20}M")
+        self.attach(name, "--size", f"{self.drive_bytes >> 20}M")
         return name
 
     def attach(self, name: str, *more: str) -> None:
@@ -136,7 +136,7 @@ class Array:
     def scrub_wrong(report: dict) -> list[str]:
         """What a scrub should not have found."""
         wrong = []
-        for name in ("mismatched_stripes", "unreadable_stripes"):
+        for name in ("mismatched_stripes", "unreadable_stripes", "damaged_stripes"):
             if report[name]:
                 wrong.append(f"scrub: {name} {report[name]}, first {report['places'][:1]}")
         return wrong

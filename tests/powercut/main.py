@@ -23,7 +23,7 @@ from demo import guest_image, vm
 from demo.engine import EngineError
 from demo.screen import clock as minutes
 from tests.powercut.database import Database
-from tests.powercut.plan import rounds
+from tests.powercut.plan import ATOMIC_KINDS, KINDS, rounds
 from tests.powercut.raw import Raw
 from tests.powercut.story import Story, Violation
 from tests.rig import BINARY, CACHE
@@ -93,7 +93,8 @@ def run(chosen: argparse.Namespace, seed: int, work: Path, cleanup: ExitStack) -
     print(f"{workload.name}, {chosen.rounds} rounds, seed {seed}, accel {accel}", flush=True)
     print(f"guest: {story.save_guest(work.parent)}", flush=True)
     begin = time.monotonic()
-    plans = rounds(seed, chosen.rounds + 1)
+    kinds = ATOMIC_KINDS if chosen.raw else KINDS
+    plans = rounds(seed, chosen.rounds + 1, kinds)
     for plan, following in pairwise(plans):
         with open(work / "plan.json", "a") as file:
             print(json.dumps(asdict(plan), default=lambda kind: kind.value), file=file)

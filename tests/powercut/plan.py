@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from enum import Enum
 
-SERIES_ROUNDS = 6  # then a new array and a new database
+SERIES_ROUNDS = 4  # then a new array and a new database
 WRITE_SECONDS = (1.0, 4.5)
 
 
@@ -20,6 +20,15 @@ class Kind:
     redundancy: int
     integrity: bool = False
     policy: str = "journal"  # only that keeps pages whole
+    copies: bool = False
+    drive_bytes: int = 640 << 20
+
+    def losses(self) -> list["Loss"]:
+        """When it may lose a drive and nothing else. A parity array whose policy is not `journal`
+        keeps a journal only once it is degraded."""
+        if self.policy == "journal" or self.copies:
+            return [Loss.BEFORE, Loss.BEFORE, Loss.DURING, Loss.DURING, Loss.WITH_CUT]
+        return [Loss.BEFORE]
 
     def __str__(self) -> str:
         policy = "" if self.policy == "journal" else f", {self.policy}"
@@ -30,13 +39,17 @@ class Kind:
 KINDS = [
     Kind("5", members=5, redundancy=1),
     Kind("6", members=6, redundancy=2, integrity=True),
-    Kind("10", members=4, redundancy=1, policy="bitmap"),
+    Kind("10", members=4, redundancy=1, policy="bitmap", copies=True),
     Kind("7.3", members=6, redundancy=3),
+    Kind("60", members=8, redundancy=2),
     Kind("5", members=4, redundancy=1, integrity=True),
+    Kind("5", members=5, redundancy=1, policy="bitmap"),
     Kind("6", members=6, redundancy=2),
     Kind("4+4", members=8, redundancy=4),
+    Kind("1", members=3, redundancy=2, policy="bitmap", copies=True, drive_bytes=1280 << 20),
     Kind("50", members=6, redundancy=1),
-    Kind("10", members=6, redundancy=1),
+    Kind("70", members=10, redundancy=3),
+    Kind("10", members=6, redundancy=1, copies=True),
 ]
 
 
@@ -73,16 +86,19 @@ class Round:
     early_cut_seconds: float | None  # one more cut, so long after the daemon's start
 
 
-def rounds(seed: int, count: int) -> list[Round]:
-    return [plan(seed, number) for number in range(count)]
+# Of those, where no write is torn.
+ATOMIC_KINDS = [kind for kind in KINDS if kind.policy == "journal"]
 
 
-def plan(seed: int, number: int) -> Round:
+def rounds(seed: int, count: int, kinds: list[Kind] = KINDS) -> list[Round]:
+    return [plan(seed, number, kinds) for number in range(count)]
+
+
+def plan(seed: int, number: int, kinds: list[Kind]) -> Round:
     chance = random.Random(seed * 1_000_003 + number)
-    kind = KINDS[number // SERIES_ROUNDS % len(KINDS)]
-    # Every other round is degraded; one in five of them only because of the cut.
-    losses = [Loss.BEFORE, Loss.BEFORE, Loss.DURING, Loss.DURING, Loss.WITH_CUT]
-    loss = chance.choice(losses) if number % 2 == 1 else Loss.NONE
+    kind = kinds[number // SERIES_ROUNDS % len(kinds)]
+    # Every other round is degraded; most often one in five of them only because of the cut.
+    loss = chance.choice(kind.losses()) if number % 2 == 1 else Loss.NONE
     heal = chance.choice([Heal.NOW, Heal.NOW, Heal.DURING, Heal.LATER])
     return Round(
         number=number,

@@ -5,19 +5,37 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod daemon;
+#[expect(dead_code, clippy::cast_possible_truncation, reason = "a test's, that only looks here")]
+#[path = "../../target/tests/nvme_tcp/host.rs"]
+mod host;
 #[expect(dead_code, reason = "nothing is frozen here")]
 #[path = "../../reactor/tests/mounted/mod.rs"]
 mod mounted;
 
 use std::fs::File;
 use std::io::Write;
+use std::net::SocketAddr;
 use std::process::{Command, Output};
 
+use ashlar_reactor::nvme::command::Command as Nvme;
 use daemon::Daemon;
+use host::{Choice, Host};
 use mounted::Mounted;
 
 const DRIVE_BYTES: u64 = 64 << 20;
 const WRITTEN_BYTES: usize = 8 << 20;
+
+mod rig {
+    pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(60);
+}
+
+/// Takes all room but `left` bytes.
+fn fill(mounted: &Mounted, name: &str, left: u64) {
+    let mut file = File::create(mounted.place().join(name)).unwrap();
+    while file.write_all(&[1; 4096]).is_ok() {}
+    let len = file.metadata().unwrap().len();
+    file.set_len(len.saturating_sub(left)).unwrap();
+}
 
 fn copy(from: &str, to: &str) -> Output {
     Command::new("timeout").args(["60", "nbdcopy", from, to]).output().unwrap()
@@ -40,10 +58,7 @@ fn a_full_file_system_is_told() {
     std::fs::write(&from, vec![0x5a; WRITTEN_BYTES]).unwrap();
     let from = from.to_str().unwrap();
 
-    let filler = mounted.place().join("filler");
-    let mut file = File::create(&filler).unwrap();
-    while file.write_all(&[1; 4096]).is_ok() {}
-    drop(file);
+    fill(&mounted, "filler", 0);
     let output = copy(from, &place);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.contains("No space left"), "{output:?}");
@@ -52,7 +67,7 @@ fn a_full_file_system_is_told() {
     assert_eq!(drive["health"], "healthy");
     assert!(daemon.ok("status").contains("! drive d0 had no room lately, "));
 
-    std::fs::remove_file(&filler).unwrap();
+    std::fs::remove_file(mounted.place().join("filler")).unwrap();
     let output = copy(from, &place);
     assert!(output.status.success(), "{output:?}");
     let back = daemon.path("back");
@@ -62,4 +77,48 @@ fn a_full_file_system_is_told() {
     assert!(read[..WRITTEN_BYTES].iter().all(|byte| *byte == 0x5a));
     daemon.wait_for("array show a", |array| array["state"] == "optimal");
     assert!(daemon.ok("array scrub a --wait").contains("all is well"));
+}
+
+/// Up to how many blocks a write is atomic across a power failure (NVM Express Base 2.0, NAWUPF).
+fn blocks_atomic(at: SocketAddr, nqn: &str) -> u32 {
+    let mut host = Host::connect(at, nqn, Choice::PLAIN);
+    let (status, page) = host.admin.run(Nvme::identify_namespace(1), 4096);
+    assert!(status.is_success());
+    u32::from(u16::from_le_bytes([page[36], page[37]])) + 1
+}
+
+#[test]
+fn hosts_are_told_what_is_atomic_also_when_the_policy_changed_by_half() {
+    let daemon = Daemon::start();
+    let Some(mounted) = Mounted::new(4 * DRIVE_BYTES) else { return };
+    for name in ["d0", "d1", "d2"] {
+        let file = mounted.place().join(name);
+        File::create(&file).unwrap().set_len(DRIVE_BYTES).unwrap();
+        daemon.ok(&format!("drive attach {} --name {name}", file.display()));
+    }
+    let (nqn, at) = ("nqn.2026-01.example:full", "127.0.0.1:24130".parse().unwrap());
+    daemon.ok("array create a --level 5 --drives d0,d1,d2");
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.ok("export create n --volume v --kind nbd --path @/n.sock");
+    daemon.ok(&format!("export create t --volume v --kind nvme-tcp --listen {at} --nqn {nqn}"));
+    let place = daemon.json("export show n")["place"].as_str().unwrap().to_owned();
+    assert_eq!(blocks_atomic(at, nqn), 128);
+    daemon.ok("array set a --policy bitmap");
+    assert_eq!(blocks_atomic(at, nqn), 1);
+    daemon.ok("array set a --policy journal --atomic 16K");
+    assert_eq!(blocks_atomic(at, nqn), 32);
+
+    // There is room for the journal, and then none to put in place what it has.
+    fill(&mounted, "most", 1 << 20);
+    let from = daemon.path("from");
+    std::fs::write(&from, [0x5a; 8192]).unwrap();
+    let output = copy(from.to_str().unwrap(), &place);
+    assert!(output.status.success(), "{output:?}");
+    fill(&mounted, "rest", 0);
+    let output = daemon.run("array set a --policy bitmap --atomic 32K");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("no space left"), "{said}");
+    assert!(said.contains("it has the new policy all the same"), "{said}");
+    assert_eq!(daemon.json("array show a")["settings"]["policy"], "bitmap");
+    assert_eq!(blocks_atomic(at, nqn), 1);
 }

@@ -9,7 +9,8 @@ use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use ashlar_format::array_superblock::Policy;
-use ashlar_raid::layout::level_name;
+use ashlar_format::units::to_usize;
+use ashlar_raid::layout::{CHUNK_BYTES_MAX, CHUNK_BYTES_MIN, level_name};
 
 use crate::drive::Loss;
 use crate::faults::{Geometry, Plan, Single, SingleFault, turn};
@@ -65,6 +66,13 @@ struct Case {
     fault: Fault,
 }
 
+impl Case {
+    fn single(&self, after: u64) -> Single {
+        let Fault { what, in_start } = self.fault;
+        Single { in_start, after, what: what(loss(after)) }
+    }
+}
+
 /// What comes, and whether in a start.
 #[derive(Clone, Copy)]
 struct Fault {
@@ -72,18 +80,36 @@ struct Fault {
     in_start: bool,
 }
 
-/// Every `stride`-th operation; 1: all. On the smallest array of every level and redundancy that
-/// the simulator knows, under every policy that it can have, and while that changes; while the
-/// array grows, members are added or filled, or a scrub runs. `jobs` cases run at the same time.
-pub fn run(stride: u64, jobs: usize, options: Options) -> Report {
+/// Which operations the faults come at.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps {
+    /// Every so many operations; 1: all.
+    pub stride: u64,
+    /// Which workload it is; the first operation, within `stride`, goes with it.
+    pub workload: u64,
+}
+
+impl Steps {
+    fn all(self) -> impl Iterator<Item = u64> {
+        (1 + self.workload % self.stride..).step_by(to_usize(self.stride))
+    }
+}
+
+/// On the smallest array of every level and redundancy that the simulator knows, under every policy
+/// that it can have, and while that changes; with the smallest and the largest chunks, and both
+/// sizes of sectors; while the array grows, members are added or filled, or a scrub runs. `jobs`
+/// cases run at the same time.
+pub fn run(steps: Steps, jobs: usize, options: Options) -> Report {
     let cases = cases();
     let next = AtomicUsize::new(0);
     let job = || {
         let mut report = Report::default();
         while let Some(case) = cases.get(next.fetch_add(1, Relaxed)) {
-            let mut after = 1;
-            while one(&mut report, case, after, options) {
-                after += stride;
+            for after in steps.all() {
+                let single = case.single(after);
+                if !one(&mut report, case, steps.workload, single, options) {
+                    break;
+                }
             }
         }
         report
@@ -121,19 +147,18 @@ fn kinds(geometry: Geometry, fault: Fault) -> Vec<Case> {
         sector_bytes: 512,
         fault,
     };
-    let mut kinds: Vec<Case> = geometry
-        .policies()
-        .into_iter()
-        .map(|policy| Case { policy: Some(policy), ..usual })
-        .collect();
+    let under = |policy| {
+        [512, 4096].map(|sector_bytes| Case { policy: Some(policy), sector_bytes, ..usual })
+    };
+    let mut kinds: Vec<Case> = geometry.policies().into_iter().flat_map(under).collect();
+    let of_chunks = |chunk_bytes| Case { geometry: Geometry { chunk_bytes, ..geometry }, ..usual };
+    kinds.extend([CHUNK_BYTES_MIN, CHUNK_BYTES_MAX].map(of_chunks));
     kinds.extend([Change::Grow, Change::Add].map(|change| Case { change, ..usual }));
     if layout.is_redundant() {
-        let journaled = Case { policy: Some(Policy::Journal), ..usual };
         // Its policy changes all the time.
         kinds.push(Case { policy: None, ..usual });
         kinds.extend([Change::Rebuild, Change::Scrub].map(|change| Case { change, ..usual }));
-        kinds.push(Case { sector_bytes: 4096, ..journaled });
-        let checked = Case { integrity: true, ..journaled };
+        let checked = Case { integrity: true, policy: Some(Policy::Journal), ..usual };
         kinds.extend([checked, Case { change: Change::Add, ..checked }]);
     }
     kinds
@@ -160,16 +185,15 @@ fn loss(after: u64) -> Loss {
 }
 
 /// False once the fault comes after the workload.
-fn one(report: &mut Report, case: &Case, after: u64, options: Options) -> bool {
+fn one(report: &mut Report, case: &Case, workload: u64, single: Single, options: Options) -> bool {
     let Case { geometry, policy, change, integrity, sector_bytes, fault } = *case;
-    let single = Single { in_start: fault.in_start, after, what: (fault.what)(loss(after)) };
     let run = || {
         let mut plan = Plan {
             grows: change == Change::Grow,
             adds: change == Change::Add,
             spares: change == Change::Rebuild,
             scrubs: change == Change::Scrub,
-            ..Plan::single(geometry, policy, integrity, single)
+            ..Plan::single(workload, geometry, policy, integrity, single)
         };
         plan.traits.sector_bytes = sector_bytes;
         let is_second = plan.spares && geometry.layout().tolerated() < 2;
@@ -192,10 +216,11 @@ fn one(report: &mut Report, case: &Case, after: u64, options: Options) -> bool {
     if let Some(why) = failure {
         let (level, members) = (level_name(geometry.level), geometry.members);
         let policy = policy.map_or("any policy".into(), |policy| format!("{policy:?}"));
+        let chunk = geometry.chunk_bytes;
         let sums = if integrity { ", checksums" } else { "" };
         let what = format!(
-            "level {level} of {members}, {policy}, {change:?}{sums}, sectors of {sector_bytes}, \
-             {single:?}: {why}"
+            "workload {workload}, level {level} of {members}, chunks of {chunk}, {policy}, \
+             {change:?}{sums}, sectors of {sector_bytes}, {single:?}: {why}"
         );
         report.failures.push(what);
     }

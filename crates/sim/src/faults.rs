@@ -311,9 +311,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// A small workload of two lives, and nothing but one fault. Without a `policy` it changes all
-    /// the time.
+    /// The small workload of this number, in two lives, and nothing but one fault. Without a
+    /// `policy` it changes all the time.
     pub fn single(
+        workload: u64,
         geometry: Geometry,
         policy: Option<Policy>,
         integrity: bool,
@@ -369,7 +370,7 @@ impl Plan {
             beyond: !geometry.layout().is_redundant() && single.what == SingleFault::Fail,
             settings: SettingsChange::default(),
             single: Some(single),
-            ..Plan::draw(1)
+            ..Plan::draw(workload)
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use ashlar_sim::batch;
 use ashlar_sim::canary::Canary;
+use ashlar_sim::enumerate::Steps;
 use ashlar_sim::faults::Plan;
 use ashlar_sim::scenario::{Options, Verdict};
 use clap::Parser;
@@ -19,7 +20,7 @@ struct Arguments {
     /// How many seeds to run.
     #[arg(long, default_value_t = 500)]
     seeds: u64,
-    /// The first of them.
+    /// The first of them (with --enumerate: which workload).
     #[arg(long, default_value_t = 0)]
     start: u64,
     /// Repeat one seed and print all that happens.
@@ -33,7 +34,7 @@ struct Arguments {
     canaries: bool,
     /// Fail each operation of a small workload in turn, and cut power after each: only every
     /// so many of them (1: all).
-    #[arg(long, value_name = "STRIDE")]
+    #[arg(long, value_name = "STRIDE", value_parser = clap::value_parser!(u64).range(1..))]
     enumerate: Option<u64>,
     /// Go on after a seed has failed.
     #[arg(long)]
@@ -53,7 +54,8 @@ fn main() -> ExitCode {
         found.into_iter().all(|found| found)
     } else if let Some(stride) = arguments.enumerate {
         let jobs = arguments.jobs.unwrap_or_else(cores).max(1);
-        enumerated(stride, jobs, arguments.canary)
+        let steps = Steps { stride, workload: arguments.start };
+        enumerated(steps, jobs, arguments.canary)
     } else if let Some(canary) = arguments.canary {
         canary_is_found(&arguments, canary)
     } else {
@@ -96,9 +98,9 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZero::get)
 }
 
-fn enumerated(stride: u64, jobs: usize, canary: Option<Canary>) -> bool {
+fn enumerated(steps: Steps, jobs: usize, canary: Option<Canary>) -> bool {
     let options = Options { canary, ..Options::default() };
-    let report = ashlar_sim::enumerate::run(stride, jobs, options);
+    let report = ashlar_sim::enumerate::run(steps, jobs, options);
     println!("{} single faults, {} failed", report.cases, report.failures.len());
     for failure in &report.failures {
         println!("{failure}");

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use ashlar_format::array_superblock::Policy;
 use ashlar_sim::batch::{self, ALL_CANARIES, find_canary, run_caught};
 use ashlar_sim::canary::Canary;
-use ashlar_sim::enumerate;
+use ashlar_sim::enumerate::{self, Steps};
 use ashlar_sim::faults::{Lies, Plan};
 use ashlar_sim::scenario::{Options, Scenario, Verdict};
 use clap::ValueEnum;
@@ -21,7 +21,7 @@ const CANARY_SEEDS: u64 = 100;
 /// Plans with sectors that cannot be read beside members that are missing.
 const LOST_PLANS: usize = 100;
 /// Every how many operations a single fault is tried.
-const STRIDE: u64 = 499;
+const STEPS: Steps = Steps { stride: 499, workload: 1 };
 
 fn assert_good(seed: u64) -> Verdict {
     let verdict = run_caught(seed, Options::default());
@@ -333,7 +333,7 @@ fn every_planted_bug_has_a_test() {
 
 #[test]
 fn single_faults() {
-    let report = enumerate::run(STRIDE, 1, Options::default());
+    let report = enumerate::run(STEPS, 1, Options::default());
     println!("{report:?}");
     assert!(report.cases > 0);
     let changing = [report.policy_changed, report.grown, report.added, report.filled];

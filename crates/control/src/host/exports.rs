@@ -608,13 +608,15 @@ impl Host {
         }
     }
 
-    /// Lets initiators know which writes are atomic, after what decides that was set.
-    pub(super) async fn tell_exports_of_settings(&self, array: Running) -> Answer<()> {
-        let atomic =
-            self.on_array(array, async move |_, pool| atomic_bytes(&pool.array().status())).await?;
+    /// Lets initiators know which writes are atomic: of so many bytes at most.
+    pub(super) async fn tell_exports_what_is_atomic(
+        &self,
+        array: Running,
+        bytes: u32,
+    ) -> Answer<()> {
         for (name, _) in self.exports_of(array.uuid) {
             if let Some((served, _)) = self.served(&name) {
-                served.set_atomic_bytes(atomic).await?;
+                served.set_atomic_bytes(bytes).await?;
             }
         }
         Ok(())
@@ -743,7 +745,7 @@ struct Published {
 }
 
 /// What the policy keeps; in place, a write may be torn between any two sectors.
-fn atomic_bytes(status: &ArrayStatus) -> u32 {
+pub(super) fn atomic_bytes(status: &ArrayStatus) -> u32 {
     match status.policy {
         Policy::Journal => status.settings.atomic_bytes(status.needs.sector_bytes),
         Policy::Bitmap | Policy::None => 0,

@@ -2,16 +2,25 @@
 
 use ashlar_format::array_superblock as format;
 use ashlar_raid::settings as raid;
+use ashlar_raid::status::ArrayStatus;
 
 use crate::api::array::Array as Shown;
 use crate::api::settings::{Policy, SettingsChange};
+use crate::host::exports::atomic_bytes;
 use crate::host::{Host, translate};
-use crate::refusal::Answer;
+use crate::refusal::{Answer, Refusal};
 
 impl Host {
     pub async fn set_array(&self, name: &str, change: SettingsChange) -> Answer<Shown> {
         let _change = self.begin().await?;
         let running = self.running_array(name)?;
+        let wanted = self.on_array(running, async move |_, pool| {
+            let status = pool.array().status();
+            (status.policy, atomic_bytes(&status), atomic_bytes(&with(status, &change)))
+        });
+        let (policy, before, after) = wanted.await?;
+        // Initiators hear of less before less holds, and of more once it does.
+        self.tell_exports_what_is_atomic(running, before.min(after)).await?;
         let set = self.on_array(running, async move |_, pool| {
             let policy = change.policy.map(stored_policy);
             // What is refused changes nothing.
@@ -22,10 +31,30 @@ impl Host {
                 None => Ok(()),
             }
         });
-        set.await?.map_err(|error| translate::change(name, "set", &error))?;
+        let set = set.await?.map_err(|error| translate::change(name, "set", &error));
+        let kept = self.on_array(running, async |_, pool| {
+            let status = pool.array().status();
+            (status.policy, atomic_bytes(&status))
+        });
+        let (kept, now) = kept.await?;
+        let holds = if set.is_ok() { now } else { now.min(before) };
+        self.tell_exports_what_is_atomic(running, holds).await?;
+        set.map_err(|refusal| {
+            let and_yet = if kept == policy { "" } else { "; it has the new policy all the same" };
+            Refusal { error: refusal.error + and_yet, ..refusal }
+        })?;
         tracing::info!(array = name, ?change, "array set");
-        self.tell_exports_of_settings(running).await?;
         self.show_array_by_uuid(running.uuid).await
+    }
+}
+
+/// What the array will say of itself once that is set; what is refused changes nothing.
+fn with(status: ArrayStatus, change: &SettingsChange) -> ArrayStatus {
+    let changed = status.settings.changed(beside_policy(change), status.needs.sector_bytes);
+    ArrayStatus {
+        policy: change.policy.map_or(status.policy, stored_policy),
+        settings: changed.unwrap_or(status.settings),
+        ..status
     }
 }
 

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const FROZEN_SECONDS_MAX: u64 = 50;
 
@@ -22,7 +23,9 @@ pub struct Mounted {
 impl Mounted {
     /// `None`: nothing can be mounted here, which takes root.
     pub fn new(bytes: u64) -> Option<Mounted> {
-        let home = std::env::temp_dir().join(format!("ashlar-mounted-{}", std::process::id()));
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let own = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        let home = std::env::temp_dir().join(format!("ashlar-mounted-{}-{}", own.0, own.1));
         let (image, place) = (home.join("image"), home.join("place"));
         std::fs::create_dir_all(&place).unwrap();
         File::create(&image).unwrap().set_len(bytes).unwrap();
