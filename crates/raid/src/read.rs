@@ -332,10 +332,18 @@ impl Array {
         Ok(buffer)
     }
 
-    /// Zeroes, once they are so after any restart.
-    async fn blank(&self, stripe: StripeIndex, rows: &Range<u32>) -> Result<Buffer, ArrayError> {
-        self.finish_forgetting(stripe.0..stripe.0 + 1).await?;
-        Ok(self.zeroes(rows))
+    /// The rows, if they are zeroes whatever stands on the members, and after any restart.
+    async fn zeroes_of(
+        &self,
+        stripe: StripeIndex,
+        rows: &Range<u32>,
+    ) -> Result<Option<Buffer>, ArrayError> {
+        if !self.is_written(stripe) {
+            self.finish_forgetting(stripe.0..stripe.0 + 1).await?;
+        } else if !self.becomes_zero(stripe) {
+            return Ok(None);
+        }
+        Ok(Some(self.zeroes(rows)))
     }
 
     /// Locks the rows only if they must be worked out.
@@ -347,11 +355,8 @@ impl Array {
         after_error: bool,
     ) -> Result<Buffer, ArrayError> {
         let first = self.layout().data_positions(chunk).start;
-        if !self.is_written(stripe) {
-            return self.blank(stripe, rows).await;
-        }
-        if self.becomes_zero(stripe) {
-            return Ok(self.zeroes(rows));
+        if let Some(zeroes) = self.zeroes_of(stripe, rows).await? {
+            return Ok(zeroes);
         }
         let mut after_error = after_error;
         if !after_error && let Some(read) = self.read_position(stripe, first, rows).await {
@@ -362,8 +367,9 @@ impl Array {
         }
         let mode = if after_error { Mode::Exclusive } else { Mode::Shared };
         let _rows = self.lock_rows(stripe, rows.clone(), mode).await;
-        if !self.is_written(stripe) {
-            return self.blank(stripe, rows).await;
+        // By whoever held them until now.
+        if let Some(zeroes) = self.zeroes_of(stripe, rows).await? {
+            return Ok(zeroes);
         }
         if after_error && let Some((buffer, parts)) = self.to_replace(stripe, chunk, rows).await {
             self.read_parts(stripe, chunk, rows, parts, true, &buffer).await?;

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record;
+use ashlar_format::units::to_usize;
 use ashlar_format::volume_table::{SLOTS, VolumeTable};
 use ashlar_reactor::range_lock::Mode;
 use zerocopy::IntoBytes;
@@ -20,13 +21,21 @@ struct FoundTable {
     /// A member that is not believed yet has a newer one, which nobody may ever have heard of: it
     /// would be found once that member is.
     is_outnumbered: bool,
+    /// A slot of a member holds no table: perhaps a part of one that was never served. A later
+    /// change may have the rest of it, and be torn, too.
+    is_torn: bool,
 }
 
 impl Array {
     /// Writes the table anew: for a member that has just joined.
     pub(crate) async fn renew_table(self: &Rc<Self>) -> Result<(), ArrayError> {
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
+        self.renew_table_locked().await
+    }
+
+    async fn renew_table_locked(self: &Rc<Self>) -> Result<(), ArrayError> {
         let found = self.find_table().await;
+        let is_torn = found.as_ref().is_ok_and(|found| found.is_torn);
         let served = self.table.served.borrow().as_deref().map(|its| self.copy_of(its));
         let table = match served {
             Some(served) => served,
@@ -37,8 +46,11 @@ impl Array {
             }
         };
         let (is_sure, known) = (self.table.is_sure.get(), self.table.known.get());
-        let sequence = self.write_table_locked(&table).await?;
-        self.table.served_at.set(sequence);
+        // Into both slots, if need be: into the one that is served once the other has the same.
+        for _ in 0..if is_torn { SLOTS } else { 1 } {
+            let sequence = self.write_table_locked(&table).await?;
+            self.table.served_at.set(sequence);
+        }
         if is_sure && !self.members.serves_all() {
             // Others have the same by an older number, and may be here next without this one.
             self.table.known.set(known);
@@ -92,6 +104,14 @@ impl Array {
         }
         let table = found.table;
         *self.table.served.borrow_mut() = Some(self.copy_of(&table));
+        if found.is_torn
+            && self.members.serves_all()
+            && let Ok(_request) = self.begin()
+        {
+            self.table.is_half_changed.set(true);
+            // Tried again.
+            let _ = self.renew_table_locked().await;
+        }
         Ok(table)
     }
 
@@ -117,9 +137,11 @@ impl Array {
     /// An error: there is a newer one, for all that is known, and it cannot be read.
     async fn find_table(self: &Rc<Self>) -> Result<FoundTable, ArrayError> {
         let mut newest = VolumeTable::empty(self.uuid());
-        let (mut oldest, mut highest, mut is_whole) = (u64::MAX, 0, false);
+        let (mut oldest, mut highest) = (u64::MAX, 0);
+        let (mut is_whole, mut is_torn) = (false, false);
         for keeper in self.members.keepers() {
             let (tables, is_all) = self.tables_of(&keeper).await;
+            is_torn |= tables.len() < to_usize(SLOTS);
             let own = tables.last().map_or(0, |table| table.header.sequence.get());
             oldest = oldest.min(own);
             highest = own.max(highest);
@@ -143,7 +165,7 @@ impl Array {
             self.table.served_at.set(found);
         }
         let (is_everywhere, is_outnumbered) = (oldest == found, highest > found);
-        Ok(FoundTable { table: newest, is_everywhere, is_outnumbered })
+        Ok(FoundTable { table: newest, is_everywhere, is_outnumbered, is_torn })
     }
 
     /// Those that a member has, the newest last; and whether that is all.

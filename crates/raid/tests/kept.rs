@@ -4,7 +4,7 @@
 //! be read; and work again later.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,8 +21,11 @@ use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
 
-use crate::pair::{DRIVE_BYTES, Pair, run_on};
+use crate::pair::{DRIVE_BYTES, Pair, begin, run_on};
 use crate::steered::{Fate, Steer, address, is_write, offset};
+
+/// How often a drive is asked before it is said to have failed.
+const TRIES: u32 = 4;
 
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Steer) -> F) {
     let steer = Steer::new();
@@ -84,6 +87,49 @@ fn stripes_that_were_zeroed_in_part_are_zeroed_later() {
         // And again, of stripes that were torn.
         pair.bytes[..2 * stripe as usize].fill(0);
         pair.array.write_zeroes(0, 2 * stripe).await.unwrap();
+        pair.check().await;
+        pair.array.stop().await.unwrap();
+    });
+}
+
+/// Who waited for the zeroing sees no more of what was there than who comes later.
+#[test]
+fn a_read_that_waits_for_a_zeroing_that_fails_sees_zeroes() {
+    run(|reactor, steer| async move {
+        let mut pair = array(&reactor).await;
+        let members = pair.array.status().members;
+        let last = address(pair.file(&members[2].drive.clone().unwrap()));
+        let first = label::plan(DRIVE_BYTES, 1).unwrap().data.offset;
+        let stripes = first..first + u64::from(pair.array.layout().chunk_bytes);
+        let within = move |op: &Op| offset(op).is_some_and(|at| stripes.contains(&at));
+        let failed = Rc::new(Cell::new(0));
+        let (its, count) = (within.clone(), failed.clone());
+        steer.set(move |file, op| match (its(op), is_write(op)) {
+            (true, true) if file != last => Fate::Waits,
+            (true, false) => {
+                count.set(count.get() + 1);
+                Fate::Fails
+            }
+            _ => Fate::Passes,
+        });
+        let (zeroing, reading) = (pair.array.clone(), pair.array.clone());
+        let stripe = pair.array.stripe_bytes();
+        let zeroed = begin(&reactor, async move { zeroing.write_zeroes(0, stripe).await });
+        steer.caught(&reactor, 2).await;
+        let bytes = reactor.buffer(4096);
+        let into = bytes.clone();
+        let read = begin(&reactor, async move { reading.read(0, into.into()).await });
+        while failed.get() < TRIES {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+        let fails = move |file: usize, op: &Op| file != last && is_write(op) && within(op);
+        steer.set(move |file, op| if fails(file, op) { Fate::Fails } else { Fate::Passes });
+        assert_eq!(zeroed.ended(&reactor).await, Err(ArrayError::Lost));
+        read.ended(&reactor).await.unwrap();
+        assert!(bytes.bytes().iter().all(|byte| *byte == 0));
+        steer.set(|_, _| Fate::Passes);
+        empty(&pair).await;
+        pair.bytes[..stripe as usize].fill(0);
         pair.check().await;
         pair.array.stop().await.unwrap();
     });
