@@ -76,7 +76,7 @@ const KINDS: [(Level, usize, u8); 22] = [
     (Level::RaidNm, 10, 8),
 ];
 
-/// The same of wider ones, up to as many members, groups and parity chunks as there can be.
+/// The same of wider ones, up to as many members and groups as there can be.
 const KINDS_WIDE: [(Level, usize, u8); 15] = [
     (Level::Raid1, 5, 0),
     (Level::Raid10, 16, 2),
@@ -94,6 +94,9 @@ const KINDS_WIDE: [(Level, usize, u8); 15] = [
     (Level::RaidNm, 19, 3),
     (Level::RaidNm, 21, 1),
 ];
+
+/// As many members and parity chunks as there can be.
+const KIND_WIDEST: (Level, usize, u8) = (Level::RaidNm, 64, 8);
 
 impl Geometry {
     /// Every kind of array that this build can compute parity for.
@@ -175,6 +178,11 @@ impl Geometry {
                 chunk_bytes /= 2;
             }
             self.chunk_bytes = chunk_bytes;
+        }
+        if Prng::stream(seed, "the widest array").chance(1, 400) {
+            let widest = Geometry::of_kinds(&[KIND_WIDEST]).next();
+            self =
+                widest.map_or(self, |widest| Geometry { chunk_bytes: CHUNK_BYTES_MIN, ..widest });
         }
         self
     }
