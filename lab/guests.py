@@ -18,6 +18,7 @@ from demo.guest_image import BUILD_BYTES, GuestImage, Recipe
 from demo.settings import memory_available
 from demo.vm import BOOT_SECONDS_MAX, QEMU, Command, Output, Vm, VmError, working_accel
 from lab import paths, pinning
+from lab.host import drive_count
 from lab.nvme import NvmeDrives
 from lab.place import CLOCK_TICKS, Host
 from lab.study import Study
@@ -254,7 +255,7 @@ def with_huge_pages(study: Study) -> bool:
     if study.where == "vm":  # storage, beside them, takes of these pages what it can use, and first
         needed = study.vm.count * study.vm.memory + STORAGE_HUGE_BYTES
         if study.drives.kind == "model":
-            needed += study.drives.size * study.array.count * study.array.members
+            needed += study.drives.size * drive_count(study)
     return study.vm.huge_pages and huge_bytes_free() >= needed
 
 

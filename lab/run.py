@@ -98,11 +98,12 @@ class Session:
 
     def take_down(self) -> None:
         """What a run did not: a signal came between the making of it and whose task that is."""
-        try:
-            for said in self.ledger.clean():
-                print(said, file=sys.stderr)
-        except Stayed as stayed:
-            print(stayed, file=sys.stderr)
+        with deaf():
+            try:
+                for said in self.ledger.clean():
+                    print(said, file=sys.stderr)
+            except (Stayed, OSError) as stayed:
+                print(stayed, file=sys.stderr)
 
     def refuse_leftovers(self) -> None:
         if debts := self.ledger.debts():

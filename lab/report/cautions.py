@@ -63,8 +63,12 @@ def unequal(source: Source):
             "less has less to do: these figures are no comparison of equals.",
             True,
         )
-    elif source.study.unequal and len(source.names) > 1:
-        yield Caution("The run was allowed to compare unequal sides (--unequal).", True)
+    elif source.study.unequal and any(one != its[source.names[0]] for one in its.values()):
+        yield Caution(
+            "UNEQUAL PROTECTION: the sides do not do the same about writes that a crash came into "
+            "(see below). The run was told to compare them all the same (unequal).",
+            True,
+        )
 
 
 def write_holes(source: Source):

@@ -52,9 +52,10 @@ class Btrfs:
             return f"btrfs has no RAID with {self.study.array.parity} parities: leave it out"
         if why := drives_of_model(self.study):
             return why
-        if self.study.where == studies.Where.VM and set(self.study.states) - {studies.State.HEALTHY}:
+        loses = set(self.study.states) != {studies.State.HEALTHY}
+        if self.study.where == studies.Where.VM and loses:
             # A drive goes while the file system is not mounted, and QEMU has a file of it open.
-            return "btrfs loses no drive under virtual machines: --set states=['healthy']"
+            return "btrfs loses no drive under virtual machines: --set 'states=[\"healthy\"]'"
         if self.place.run("[ $(id -u) = 0 ]").rc:
             return "mounting needs root: run it with sudo"
         if places.programs_missing(self.place, "mkfs.btrfs", "btrfs"):

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// A fixed budget of seeds; kept seeds and planted bugs are among the simulator's own tests.
 const SIM: &str = "cargo xtask sim --seeds 2000";
-/// Single faults at every 101st operation of small workloads: a minute and a half of two CPUs.
+/// Single faults at every 101st operation of small workloads: two minutes of two CPUs.
 const SINGLE_FAULTS: &str = "cargo xtask sim --enumerate 101";
 
 /// Real kernels, and PostgreSQL on this one, on the release build. By hand: the rest of

@@ -123,6 +123,8 @@ pub(crate) struct TableNotes {
     pub(crate) served_at: Cell<u64>,
     /// Such a change has left something on members, perhaps.
     pub(crate) is_half_changed: Cell<bool>,
+    /// A bit for each slot that some member has no table in: parts of one may stand there.
+    pub(crate) parts: Cell<u64>,
 }
 
 /// What the members say of regions.

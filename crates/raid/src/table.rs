@@ -2,10 +2,11 @@
 
 use std::rc::Rc;
 
+use ashlar_drive::error::DriveError;
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record;
-use ashlar_format::units::to_usize;
 use ashlar_format::volume_table::{SLOTS, VolumeTable};
+use ashlar_reactor::join::join_all;
 use ashlar_reactor::range_lock::Mode;
 use zerocopy::IntoBytes;
 
@@ -21,21 +22,13 @@ struct FoundTable {
     /// A member that is not believed yet has a newer one, which nobody may ever have heard of: it
     /// would be found once that member is.
     is_outnumbered: bool,
-    /// A slot of a member holds no table: perhaps a part of one that was never served. A later
-    /// change may have the rest of it, and be torn, too.
-    is_torn: bool,
 }
 
 impl Array {
     /// Writes the table anew: for a member that has just joined.
     pub(crate) async fn renew_table(self: &Rc<Self>) -> Result<(), ArrayError> {
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
-        self.renew_table_locked().await
-    }
-
-    async fn renew_table_locked(self: &Rc<Self>) -> Result<(), ArrayError> {
         let found = self.find_table().await;
-        let is_torn = found.as_ref().is_ok_and(|found| found.is_torn);
         let served = self.table.served.borrow().as_deref().map(|its| self.copy_of(its));
         let table = match served {
             Some(served) => served,
@@ -46,19 +39,20 @@ impl Array {
             }
         };
         let (is_sure, known) = (self.table.is_sure.get(), self.table.known.get());
-        // Into both slots, if need be: into the one that is served once the other has the same.
-        for _ in 0..if is_torn { SLOTS } else { 1 } {
-            let sequence = self.write_table_locked(&table).await?;
-            self.table.served_at.set(sequence);
-        }
+        let fence = async || match !is_sure && self.members.serves_all() {
+            true => self.members.fence_absent().await,
+            false => Ok(()),
+        };
+        // Who is away has it, unless it was found on some members only. Then it may have another by
+        // the number that this gets; and who goes meanwhile lacks this.
+        fence().await?;
+        let sequence = self.write_table_locked(&table).await?;
+        self.table.served_at.set(sequence);
         if is_sure && !self.members.serves_all() {
             // Others have the same by an older number, and may be here next without this one.
             self.table.known.set(known);
         }
-        // Who is away has it, unless it was found on some members only.
-        if !is_sure && self.members.serves_all() {
-            self.members.fence_absent().await?;
-        }
+        fence().await?;
         self.table.is_sure.set(is_sure || self.members.serves_all());
         self.table.is_half_changed.set(false);
         Ok(())
@@ -104,14 +98,6 @@ impl Array {
         }
         let table = found.table;
         *self.table.served.borrow_mut() = Some(self.copy_of(&table));
-        if found.is_torn
-            && self.members.serves_all()
-            && let Ok(_request) = self.begin()
-        {
-            self.table.is_half_changed.set(true);
-            // Tried again.
-            let _ = self.renew_table_locked().await;
-        }
         Ok(table)
     }
 
@@ -137,11 +123,12 @@ impl Array {
     /// An error: there is a newer one, for all that is known, and it cannot be read.
     async fn find_table(self: &Rc<Self>) -> Result<FoundTable, ArrayError> {
         let mut newest = VolumeTable::empty(self.uuid());
-        let (mut oldest, mut highest) = (u64::MAX, 0);
-        let (mut is_whole, mut is_torn) = (false, false);
+        let (mut oldest, mut highest, mut is_whole) = (u64::MAX, 0, false);
+        let mut parts = 0;
         for keeper in self.members.keepers() {
             let (tables, is_all) = self.tables_of(&keeper).await;
-            is_torn |= tables.len() < to_usize(SLOTS);
+            let whole = tables.iter().map(|table| 1 << (table.header.sequence.get() % SLOTS));
+            parts |= !whole.fold(0, |bits, slot: u64| bits | slot);
             let own = tables.last().map_or(0, |table| table.header.sequence.get());
             oldest = oldest.min(own);
             highest = own.max(highest);
@@ -153,6 +140,7 @@ impl Array {
                 }
             }
         }
+        self.table.parts.set(parts);
         self.table.sequence.set(highest.max(self.table.sequence.get()));
         let (found, known) = (newest.header.sequence.get(), self.table.known.get());
         // Whoever is believed has the newest: it is among these if one shows all that it has.
@@ -165,7 +153,7 @@ impl Array {
             self.table.served_at.set(found);
         }
         let (is_everywhere, is_outnumbered) = (oldest == found, highest > found);
-        Ok(FoundTable { table: newest, is_everywhere, is_outnumbered, is_torn })
+        Ok(FoundTable { table: newest, is_everywhere, is_outnumbered })
     }
 
     /// Those that a member has, the newest last; and whether that is all.
@@ -219,8 +207,35 @@ impl Array {
             sequence += 1;
         }
         self.table.sequence.set(sequence);
+        let parts = &self.table.parts;
+        let slot = 1 << (sequence % SLOTS);
+        if parts.get() & slot != 0 {
+            self.wipe_table(sequence % SLOTS).await;
+        }
+        parts.set(parts.get() | slot);
         self.write_table_as(table, sequence).await?;
+        parts.set(parts.get() & !slot);
         Ok(sequence)
+    }
+
+    /// Takes the beginning off what stands in a slot, durably. What a power cut has left there of a
+    /// table that was never served, and what another will leave of the next, could be the whole of
+    /// the first.
+    async fn wipe_table(&self, slot: u64) {
+        // One sector: it is done or not.
+        let zeroes = self.reactor.buffer(self.sector_bytes as usize);
+        zeroes.fill_zero();
+        let keepers = self.members.keepers();
+        let wipes = keepers.iter().map(|keeper| {
+            let zeroes = zeroes.clone();
+            async move {
+                let home = keeper.areas.volume_table.offset + slot * VolumeTable::BYTES;
+                keeper.drive.write(home, zeroes.into()).await?;
+                keeper.drive.flush().await
+            }
+        });
+        // Who cannot take that will hardly take the table, and is fenced for it.
+        let _: Vec<Result<(), DriveError>> = join_all(wipes).await;
     }
 
     async fn write_table_as(

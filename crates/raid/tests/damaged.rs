@@ -28,7 +28,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
 use zerocopy::FromBytes;
 
-use crate::pair::{DRIVE_BYTES, Pair, run, run_on};
+use crate::pair::{DRIVE_BYTES, Pair, begin, run, run_on};
 use crate::steered::{Fate, Steer, address, is_write, offset};
 
 type AreaOf = fn(&MemberLayout) -> Area;
@@ -372,36 +372,52 @@ fn changed(before: &[u8], after: &[u8]) -> Vec<Range<usize>> {
     sectors.filter(|its| before[its.clone()] != after[its.clone()]).collect()
 }
 
+/// What the drives hold right before a table is written, and after it.
+async fn renamed(
+    pair: &Pair,
+    steer: &Steer,
+    names: [(usize, &'static str); 2],
+) -> (Vec<Rc<Drive>>, Vec<Vec<u8>>, Vec<Vec<u8>>) {
+    let drives = drives_of(pair);
+    let is_table = |op: &Op| matches!(op, Op::Write { from, .. } if from.len() > 1 << 16);
+    steer.set(move |_, op| if is_table(op) { Fate::Waits } else { Fate::Passes });
+    let array = pair.array.clone();
+    let renamed = begin(&pair.reactor, async move { rename(&array, names).await });
+    steer.caught(&pair.reactor, drives.len()).await;
+    let before = images(pair, &drives);
+    steer.set(|_, _| Fate::Passes);
+    renamed.ended(&pair.reactor).await;
+    drives.iter().for_each(|drive| drive.pull());
+    let after = images(pair, &drives);
+    (drives, before, after)
+}
+
 /// A table of which a power cut left all but its last sector, and another, of which one left
 /// nothing but a last sector that is the same: the first was never there, and does not come true.
 #[test]
 fn what_is_left_of_two_tables_is_not_one() {
-    run(|reactor| async move {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
         let mut pair = mirror(&reactor, None).await;
         name_volumes(&pair.array, &["a", "b", "c", "d", "e"]).await;
-        let drives = drives_of(&pair);
-        let before = images(&pair, &drives);
-        rename(&pair.array, [(1, "first"), (4, "last")]).await;
-        drives.iter().for_each(|drive| drive.pull());
-        let after = images(&pair, &drives);
+        let (drives, before, after) = renamed(&pair, &steer, [(1, "first"), (4, "last")]).await;
         let mut torn = before.clone();
         let sectors = changed(&before[0], &after[0]);
         assert!(sectors.len() > 2, "{sectors:?}");
         for its in &sectors[..sectors.len() - 1] {
             torn[0][its.clone()].copy_from_slice(&after[0][its.clone()]);
         }
+        let first_name = drives[0].name();
         let here = plugged_in(&mut pair, &drives, &torn);
-        let seen = started(&mut pair, here.clone(), AssembleOptions::default()).await;
+        let seen = started(&mut pair, here, AssembleOptions::default()).await;
         assert_eq!(seen.volumes, ["a", "b", "c", "d", "e"]);
 
-        let before = images(&pair, &here);
-        rename(&pair.array, [(1, "second"), (4, "last")]).await;
-        here.iter().for_each(|drive| drive.pull());
-        let after = images(&pair, &here);
+        let (drives, before, after) = renamed(&pair, &steer, [(1, "second"), (4, "last")]).await;
         let mut torn = before.clone();
-        let last = changed(&before[0], &after[0]).pop().unwrap();
-        torn[0][last.clone()].copy_from_slice(&after[0][last]);
-        let here = plugged_in(&mut pair, &here, &torn);
+        let first = drives.iter().position(|drive| drive.name() == first_name).unwrap();
+        let last = changed(&before[first], &after[first]).pop().unwrap();
+        torn[first][last.clone()].copy_from_slice(&after[first][last]);
+        let here = plugged_in(&mut pair, &drives, &torn);
         let seen = started(&mut pair, here, AssembleOptions::default()).await;
         assert_eq!(seen.volumes, ["a", "b", "c", "d", "e"]);
         pair.array.stop().await.unwrap();

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_drive::drive::Drive;
+use ashlar_drive::drive::{ATTEMPTS_MAX, Drive};
 
 use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::StripeIndex;
@@ -23,9 +23,6 @@ use ashlar_reactor::op::Op;
 
 use crate::pair::{DRIVE_BYTES, Pair, begin, run_on};
 use crate::steered::{Fate, Steer, address, is_write, offset};
-
-/// How often a drive is asked before it is said to have failed.
-const TRIES: u32 = 4;
 
 fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Steer) -> F) {
     let steer = Steer::new();
@@ -119,7 +116,7 @@ fn a_read_that_waits_for_a_zeroing_that_fails_sees_zeroes() {
         let bytes = reactor.buffer(4096);
         let into = bytes.clone();
         let read = begin(&reactor, async move { reading.read(0, into.into()).await });
-        while failed.get() < TRIES {
+        while failed.get() < ATTEMPTS_MAX {
             reactor.sleep(Duration::from_millis(1)).await;
         }
         let fails = move |file: usize, op: &Op| file != last && is_write(op) && within(op);

@@ -85,7 +85,7 @@ struct Fault {
 pub struct Steps {
     /// Every so many operations; 1: all.
     pub stride: u64,
-    /// Which workload it is; the first operation, within `stride`, goes with it.
+    /// Which workload it is. Others begin with others of the first `stride` operations.
     pub workload: u64,
 }
 

@@ -180,9 +180,8 @@ impl Geometry {
             self.chunk_bytes = chunk_bytes;
         }
         if Prng::stream(seed, "the widest array").chance(1, 400) {
-            let widest = Geometry::of_kinds(&[KIND_WIDEST]).next();
-            self =
-                widest.map_or(self, |widest| Geometry { chunk_bytes: CHUNK_BYTES_MIN, ..widest });
+            self = Geometry::of_kinds(&[KIND_WIDEST]).next().unwrap_or(self);
+            self.chunk_bytes = CHUNK_BYTES_MIN;
         }
         self
     }

@@ -1,6 +1,7 @@
 //! What an operator has set of an array.
 
 use ashlar_format::array_superblock as format;
+use ashlar_raid::error::ChangeError;
 use ashlar_raid::settings as raid;
 use ashlar_raid::status::ArrayStatus;
 
@@ -15,23 +16,24 @@ impl Host {
         let _change = self.begin().await?;
         let running = self.running_array(name)?;
         let wanted = self.on_array(running, async move |_, pool| {
+            // What is refused changes nothing.
+            let policy = change.policy.map(stored_policy);
+            policy.map_or(Ok(()), |policy| pool.array().check_policy(policy))?;
             let status = pool.array().status();
-            (status.policy, atomic_bytes(&status), atomic_bytes(&with(status, &change)))
+            Ok((status.policy, atomic_bytes(&status), atomic_bytes(&after(status, &change)?)))
         });
-        let (policy, before, after) = wanted.await?;
+        let refused = |error| translate::change(name, "set", &error);
+        let (policy, before, after) = wanted.await?.map_err(refused)?;
         // Initiators hear of less before less holds, and of more once it does.
         self.tell_exports_what_is_atomic(running, before.min(after)).await?;
         let set = self.on_array(running, async move |_, pool| {
-            let policy = change.policy.map(stored_policy);
-            // What is refused changes nothing.
-            policy.map_or(Ok(()), |policy| pool.array().check_policy(policy))?;
             pool.array().set_settings(beside_policy(&change)).await?;
-            match policy {
-                Some(policy) => pool.array().set_policy(policy).await,
+            match change.policy {
+                Some(policy) => pool.array().set_policy(stored_policy(policy)).await,
                 None => Ok(()),
             }
         });
-        let set = set.await?.map_err(|error| translate::change(name, "set", &error));
+        let set = set.await?.map_err(refused);
         let kept = self.on_array(running, async |_, pool| {
             let status = pool.array().status();
             (status.policy, atomic_bytes(&status))
@@ -40,22 +42,22 @@ impl Host {
         let holds = if set.is_ok() { now } else { now.min(before) };
         self.tell_exports_what_is_atomic(running, holds).await?;
         set.map_err(|refusal| {
-            let and_yet = if kept == policy { "" } else { "; it has the new policy all the same" };
-            Refusal { error: refusal.error + and_yet, ..refusal }
+            let all_the_same = if kept == policy { "" } else { "; it is set all the same" };
+            Refusal { error: refusal.error + all_the_same, ..refusal }
         })?;
         tracing::info!(array = name, ?change, "array set");
         self.show_array_by_uuid(running.uuid).await
     }
 }
 
-/// What the array will say of itself once that is set; what is refused changes nothing.
-fn with(status: ArrayStatus, change: &SettingsChange) -> ArrayStatus {
-    let changed = status.settings.changed(beside_policy(change), status.needs.sector_bytes);
-    ArrayStatus {
+/// What the array will say of itself once that is set.
+fn after(status: ArrayStatus, change: &SettingsChange) -> Result<ArrayStatus, ChangeError> {
+    let settings = status.settings.changed(beside_policy(change), status.needs.sector_bytes);
+    Ok(ArrayStatus {
         policy: change.policy.map_or(status.policy, stored_policy),
-        settings: changed.unwrap_or(status.settings),
+        settings: settings.map_err(ChangeError::Spec)?,
         ..status
-    }
+    })
 }
 
 pub(super) fn beside_policy(change: &SettingsChange) -> raid::SettingsChange {
