@@ -20,13 +20,12 @@ class Kind:
     redundancy: int
     integrity: bool = False
     policy: str = "journal"  # only that keeps pages whole
-    copies: bool = False
     drive_bytes: int = 640 << 20
 
     def losses(self) -> list["Loss"]:
         """When it may lose a drive and nothing else. A parity array whose policy is not `journal`
         keeps a journal only once it is degraded."""
-        if self.policy == "journal" or self.copies:
+        if self.policy == "journal" or self.level in ("1", "10"):
             return [Loss.BEFORE, Loss.BEFORE, Loss.DURING, Loss.DURING, Loss.WITH_CUT]
         return [Loss.BEFORE]
 
@@ -39,18 +38,20 @@ class Kind:
 KINDS = [
     Kind("5", members=5, redundancy=1),
     Kind("6", members=6, redundancy=2, integrity=True),
-    Kind("10", members=4, redundancy=1, policy="bitmap", copies=True),
+    Kind("10", members=4, redundancy=1, policy="bitmap"),
     Kind("7.3", members=6, redundancy=3),
     Kind("60", members=8, redundancy=2),
     Kind("5", members=4, redundancy=1, integrity=True),
     Kind("5", members=5, redundancy=1, policy="bitmap"),
     Kind("6", members=6, redundancy=2),
     Kind("4+4", members=8, redundancy=4),
-    Kind("1", members=3, redundancy=2, policy="bitmap", copies=True, drive_bytes=1280 << 20),
+    Kind("1", members=3, redundancy=2, policy="bitmap", drive_bytes=1280 << 20),
     Kind("50", members=6, redundancy=1),
     Kind("70", members=10, redundancy=3),
-    Kind("10", members=6, redundancy=1, copies=True),
+    Kind("10", members=6, redundancy=1),
 ]
+# Where no write is torn.
+ATOMIC_KINDS = [kind for kind in KINDS if kind.policy == "journal"]
 
 
 class Loss(Enum):
@@ -84,10 +85,6 @@ class Round:
     pull_at: float  # share of write_seconds
     guest_first: bool  # dies before the daemon, which then still sees what was under way
     early_cut_seconds: float | None  # one more cut, so long after the daemon's start
-
-
-# Of those, where no write is torn.
-ATOMIC_KINDS = [kind for kind in KINDS if kind.policy == "journal"]
 
 
 def rounds(seed: int, count: int, kinds: list[Kind] = KINDS) -> list[Round]:

@@ -367,7 +367,7 @@ impl Array {
         }
         let mode = if after_error { Mode::Exclusive } else { Mode::Shared };
         let _rows = self.lock_rows(stripe, rows.clone(), mode).await;
-        // By whoever held them until now.
+        // Whoever held them until now may have made them so.
         if let Some(zeroes) = self.zeroes_of(stripe, rows).await? {
             return Ok(zeroes);
         }

@@ -222,17 +222,13 @@ impl Array {
     /// table that was never served, and what another will leave of the next, could be the whole of
     /// the first.
     async fn wipe_table(&self, slot: u64) {
-        // One sector: it is done or not.
-        let zeroes = self.reactor.buffer(self.sector_bytes as usize);
-        zeroes.fill_zero();
         let keepers = self.members.keepers();
-        let wipes = keepers.iter().map(|keeper| {
-            let zeroes = zeroes.clone();
-            async move {
-                let home = keeper.areas.volume_table.offset + slot * VolumeTable::BYTES;
-                keeper.drive.write(home, zeroes.into()).await?;
-                keeper.drive.flush().await
-            }
+        let wipes = keepers.iter().map(async |keeper| {
+            let home = keeper.areas.volume_table.offset + slot * VolumeTable::BYTES;
+            // One sector: it is done or not.
+            let sector = home..home + u64::from(self.sector_bytes);
+            self.write_zeroes_to(&keeper.drive, sector).await?;
+            keeper.drive.flush().await
         });
         // Who cannot take that will hardly take the table, and is fenced for it.
         let _: Vec<Result<(), DriveError>> = join_all(wipes).await;

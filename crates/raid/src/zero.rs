@@ -391,11 +391,12 @@ impl Array {
         drive: &Rc<Drive>,
         range: Range<u64>,
     ) -> Result<(), DriveError> {
-        let zeroes = self.reactor.buffer(to_usize(ZEROES_BYTES));
+        let most = ZEROES_BYTES.min(range.end - range.start);
+        let zeroes = self.reactor.buffer(to_usize(most));
         zeroes.fill_zero();
         let mut at = range.start;
         while at < range.end {
-            let part = ZEROES_BYTES.min(range.end - at);
+            let part = most.min(range.end - at);
             drive.write(at, zeroes.slice(0..to_usize(part)).into()).await?;
             at += part;
         }
