@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use ashlar_format::units::{Area, to_usize};
 use ashlar_raid::error::ArrayError;
+use ashlar_raid::extent::Extent;
 use ashlar_raid::viewer::Viewer;
 use ashlar_raid::zero_step::{ZeroStep, Zeroing};
 use ashlar_reactor::backend::Instant;
@@ -51,6 +52,11 @@ pub(crate) enum Request {
         offset: u64,
         len: u64,
     },
+    /// How much of it is alike.
+    Extent {
+        offset: u64,
+        len: u64,
+    },
     /// Nothing but how large it is.
     Look,
     /// What may be read without asking, or whether what was shown still may.
@@ -67,6 +73,7 @@ pub(crate) struct Answer {
     /// What was shown is so for this time at least.
     pub(crate) holds_for: Duration,
     pub(crate) step: ZeroStep,
+    pub(crate) extent: Extent,
 }
 
 /// What a volume says of itself.
@@ -207,6 +214,14 @@ impl Far {
 
     pub(crate) async fn write_zeroes(&self, offset: u64, len: u64) -> Result<(), ArrayError> {
         self.ask(Request::WriteZeroes { offset, len }, Buffers::default()).await
+    }
+
+    pub(crate) async fn extent(&self, offset: u64, len: u64) -> Result<Extent, ArrayError> {
+        let request = Request::Extent { offset, len };
+        let Answer { done, bytes, extent, .. } =
+            self.caller.call(request, Buffers::default()).await;
+        self.bytes.set(bytes);
+        done.map(|()| extent)
     }
 
     pub(crate) async fn zero_step(

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use ashlar_format::units::{Area, to_usize};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::ArrayError;
+use ashlar_raid::extent::Extent;
 use ashlar_raid::viewer::Shown;
 use ashlar_raid::zero_step::{ZeroStep, Zeroing};
 use ashlar_reactor::buffer::Buffers;
@@ -108,6 +109,14 @@ impl Thick {
             self.array.write_zeroes(range.start, range.end - range.start).await?;
         }
         Ok(())
+    }
+
+    /// See [`Volume::extent`](crate::volume::Volume::extent).
+    pub(crate) async fn extent(&self, offset: u64, len: u64) -> Result<Extent, ArrayError> {
+        match self.ranges(offset, len)?.into_iter().next() {
+            Some(first) => self.array.extent(first).await,
+            None => Ok(Extent::default()),
+        }
     }
 
     /// See [`Volume::zero_step`](crate::volume::Volume::zero_step).

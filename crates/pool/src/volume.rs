@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use ashlar_raid::error::ArrayError;
+use ashlar_raid::extent::Extent;
 use ashlar_raid::zero_step::{ZeroStep, Zeroing};
 use ashlar_reactor::buffer::Buffers;
 
@@ -94,6 +95,14 @@ impl Volume {
         match self {
             Volume::Thick(thick) => thick.write_zeroes(offset, len).await,
             Volume::Far(far) => far.write_zeroes(offset, len).await,
+        }
+    }
+
+    /// The beginning of a range that is not empty, as far as it is alike; as of now.
+    pub async fn extent(&self, offset: u64, len: u64) -> Result<Extent, ArrayError> {
+        match self {
+            Volume::Thick(thick) => thick.extent(offset, len).await,
+            Volume::Far(far) => far.extent(offset, len).await,
         }
     }
 

@@ -56,6 +56,7 @@ mod destage;
 mod replay;
 mod zero;
 mod kept;
+pub mod extent;
 mod give_up;
 mod resync;
 mod rebuild_plan;

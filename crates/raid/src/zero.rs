@@ -88,7 +88,7 @@ impl Array {
     }
 
     /// Those that a range has a part of.
-    fn stripes_of(&self, offset: u64, len: u64) -> Range<u64> {
+    pub(crate) fn stripes_of(&self, offset: u64, len: u64) -> Range<u64> {
         let stripe = self.stripe_bytes();
         offset / stripe..(offset + len).div_ceil(stripe)
     }

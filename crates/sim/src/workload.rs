@@ -18,7 +18,7 @@ use ashlar_reactor::wait_list::WaitList;
 use crate::canary::Canary;
 use crate::faults::{CHUNK_BYTES_LARGE, Plan, Single};
 use crate::fleet::Fleet;
-use crate::oracle::{Oracle, Ticket};
+use crate::oracle::{Oracle, Sector, Ticket};
 use crate::served::{NAMES, Others, Served};
 use crate::sight::Sight;
 use crate::world::SharedWorld;
@@ -218,6 +218,7 @@ impl Life {
     }
 
     pub async fn read_of(&self, served: &Served, offset: u64, len: u64) -> bool {
+        self.look_for_zeroes(served, offset, len).await;
         let before = self.before(served, offset, len);
         let ticket = self.oracle.borrow_mut().read_begins(served.base + offset, len);
         let into = self.buffers(len, 1 << 20);
@@ -243,6 +244,23 @@ impl Life {
             }
         }
         true
+    }
+
+    /// Who is told that something is zero does not read it: that has to be as true.
+    async fn look_for_zeroes(&self, served: &Served, offset: u64, len: u64) {
+        const ZEROES: Sector = [0; size_of::<Sector>()];
+        let before = self.before(served, offset, len);
+        let ticket = self.oracle.borrow_mut().read_begins(served.base + offset, len);
+        let result = served.volume.extent(offset, len).await;
+        let found = result.unwrap_or_default();
+        self.judge("extent", &before, served, (offset, len), result.map(|_| ()));
+        let zeroes = if found.is_zero { found.len / SECTOR } else { 0 };
+        let sectors = (0..zeroes).map(|_| &ZEROES);
+        let checked = self.oracle.borrow_mut().read_ends(&ticket, sectors);
+        if let Err(why) = checked {
+            let name = served.volume.name();
+            self.fail(format!("WRONG DATA: {found:?} at {offset} of {name}: {why}"));
+        }
     }
 
     /// Reads by a view of the array, if that can be.

@@ -14,6 +14,7 @@ use std::time::Duration;
 use ashlar_format::units::to_usize;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::error::ArrayError;
+use ashlar_raid::extent::Extent;
 use ashlar_raid::zero_step::Zeroing;
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffers, DIRECT_ALIGN};
@@ -381,6 +382,16 @@ impl Disk {
             written += step.written;
         }
         written <= done / 2
+    }
+
+    /// The beginning of a range that is not empty, as far as it is alike.
+    pub(crate) async fn extent(&self, offset: u64, len: u64) -> Result<Extent, ArrayError> {
+        let found = self.volume.extent(offset, len).await;
+        if let Err(error) = found {
+            self.note(error.into());
+            self.count(|counters| counters.errors += 1);
+        }
+        found
     }
 
     async fn read(&self, offset: u64, into: Buffers) -> Result<(), ArrayError> {

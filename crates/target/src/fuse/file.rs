@@ -93,7 +93,7 @@ impl File {
             opcode::WRITE => self.write(parse(asked)?, asked.data_len, data).await,
             opcode::FSYNC => self.perform(Operation::Flush).await.map(|()| 0),
             opcode::FALLOCATE => self.fallocate(parse(asked)?).await.map(|()| 0),
-            opcode::LSEEK => self.seek(&parse(asked)?).map(|offset| say(data, &offset)),
+            opcode::LSEEK => self.seek(&parse(asked)?).await.map(|offset| say(data, &offset)),
             opcode::STATFS => Ok(say(data, &self.space())),
             opcode::DESTROY => Ok(0),
             // What the kernel does without, or asks for only once.
@@ -137,15 +137,26 @@ impl File {
         }
     }
 
-    /// All of it is data.
-    fn seek(&self, asked: &SeekIn) -> Result<u64, Errno> {
-        let end = self.bytes();
-        match asked.whence.cast_signed() {
-            _ if asked.offset >= end => Err(Errno(libc::ENXIO)),
-            libc::SEEK_DATA => Ok(asked.offset),
-            libc::SEEK_HOLE => Ok(end),
-            _ => Err(INVALID),
+    /// Holes are what nobody wrote; at the end there is one.
+    async fn seek(&self, asked: &SeekIn) -> Result<u64, Errno> {
+        let (first, end) = (asked.offset, self.bytes());
+        let wants_hole = match asked.whence.cast_signed() {
+            libc::SEEK_DATA => false,
+            libc::SEEK_HOLE => true,
+            _ => return Err(INVALID),
+        };
+        if first >= end {
+            return Err(Errno(libc::ENXIO));
         }
+        let mut at = first / SECTOR_BYTES * SECTOR_BYTES;
+        while at < end {
+            let extent = self.disk.extent(at, end - at).await.map_err(|_| Errno(libc::EIO))?;
+            if extent.is_zero == wants_hole {
+                return Ok(at.max(first));
+            }
+            at += extent.len;
+        }
+        if wants_hole { Ok(end) } else { Err(Errno(libc::ENXIO)) }
     }
 
     /// A read ends with the file.

@@ -18,6 +18,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ashlar_format::units::to_usize;
+use ashlar_raid::extent::Extent;
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffers};
 use ashlar_reactor::executor::Reactor;
@@ -28,14 +29,14 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::disk::{Disk, Trouble};
 use crate::limits::{Toll, Wanted};
-use crate::nbd::haggle::{End, Facts, Haggle};
+use crate::nbd::haggle::{ALLOCATION_ID, End, Facts, Haggle};
 use crate::nbd::inbox::Inbox;
 use crate::nbd::lane::{Lane, Traffic};
 use crate::nbd::reply::{Outbox, Reply, head};
 use crate::nbd::request::{Agreed, Asked, Breach, Command, read_request};
 use crate::nbd::wire::{
-    FIXED_NEWSTYLE, Greeting, NO_ZEROES, OPTION_HEADER_BYTES, OPTION_MAGIC, OptionHeader,
-    REQUEST_HEADER_BYTES, Refusal, RequestHeader, SERVER_MAGIC,
+    ChunkStatus, FIXED_NEWSTYLE, Greeting, NO_ZEROES, OPTION_HEADER_BYTES, OPTION_MAGIC,
+    OptionHeader, REQUEST_HEADER_BYTES, Refusal, RequestHeader, SERVER_MAGIC, extent_flag,
 };
 use crate::nbd::workers::Task;
 use crate::request::{Operation, Permit, Request, Status};
@@ -385,7 +386,15 @@ impl Connection {
                 }
                 (Operation::WriteZeroes { offset, len: len.into() }, none)
             }
-            Command::Cache | Command::BlockStatus { .. } => return Some((Ok(()), none)),
+            Command::Cache => return Some((Ok(()), none)),
+            Command::BlockStatus { offset, len } => {
+                let extent = self.disk.extent(offset, len.into()).await;
+                let told = extent.map(|extent| self.status_of(extent));
+                return Some(match told {
+                    Ok(told) => (Ok(()), told),
+                    Err(_) => (Err(Refusal::Io), none),
+                });
+            }
             Command::Refuse(_) => (Operation::Refuse(Status::Failed), none),
         };
         let mut status = self.perform(worker, operation, &wanted).await?;
@@ -398,6 +407,17 @@ impl Connection {
             (Status::NoSpace, _) => (Err(Refusal::NoSpace), Buffers::default()),
             (Status::Failed | Status::Unsupported, _) => (Err(Refusal::Io), Buffers::default()),
         })
+    }
+
+    /// What a client is told of an extent.
+    fn status_of(&self, extent: Extent) -> Buffers {
+        let len = u32::try_from(extent.len).expect("not more than was asked for");
+        let flags = if extent.is_zero { extent_flag::HOLE | extent_flag::ZERO } else { 0 };
+        let status =
+            ChunkStatus { context: ALLOCATION_ID.into(), len: len.into(), flags: flags.into() };
+        let told = self.reactor().buffer(size_of::<ChunkStatus>());
+        told.copy_from_slice(status.as_bytes());
+        told.into()
     }
 
     async fn perform(

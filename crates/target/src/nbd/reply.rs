@@ -7,7 +7,6 @@ use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::executor::Reactor;
 use zerocopy::IntoBytes;
 
-use crate::nbd::haggle::ALLOCATION_ID;
 use crate::nbd::lane::Lane;
 use crate::nbd::request::{Agreed, Asked, Command};
 use crate::nbd::wire::{
@@ -17,6 +16,8 @@ use crate::nbd::wire::{
 
 /// Most bytes of a reply besides its data.
 const HEAD_BYTES_MAX: usize = 32;
+#[allow(clippy::cast_possible_truncation, reason = "a small type")]
+const STATUS_BYTES: u32 = size_of::<ChunkStatus>() as u32;
 
 /// What precedes the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,11 +65,8 @@ pub(super) fn head(agreed: Agreed, asked: &Asked, outcome: Result<(), Refusal>) 
         (Ok(()), Command::Read { offset, len }) => {
             structured(asked.cookie, chunk::OFFSET_DATA, &offset.to_be_bytes(), len)
         }
-        (Ok(()), Command::BlockStatus { len }) => {
-            // All of it is there, and may be anything.
-            let context = ALLOCATION_ID.into();
-            let status = ChunkStatus { context, len: len.into(), flags: 0.into() };
-            structured(asked.cookie, chunk::BLOCK_STATUS, status.as_bytes(), 0)
+        (Ok(()), Command::BlockStatus { .. }) => {
+            structured(asked.cookie, chunk::BLOCK_STATUS, &[], STATUS_BYTES)
         }
         (Ok(()), _) => structured(asked.cookie, chunk::NONE, &[], 0),
     }
@@ -195,9 +193,8 @@ mod tests {
         let failed = head(NEW, &read, Err(Refusal::Io));
         let rest: &[u8] = &[0, 0, 0, 6, 0, 0, 0, 5, 0, 0];
         assert_eq!(failed.bytes(), expect(&[&magic, &[0, 1, 0x80, 1], &cookie, rest]));
-        let status = head(NEW, &asked(Command::BlockStatus { len: 0x2000 }), Ok(()));
-        let rest: &[u8] = &[0, 0, 0, 12, 0, 0, 0, 1, 0, 0, 0x20, 0, 0, 0, 0, 0];
-        assert_eq!(status.bytes(), expect(&[&magic, &[0, 1, 0, 5], &cookie, rest]));
+        let status = head(NEW, &asked(Command::BlockStatus { offset: 0, len: 0x2000 }), Ok(()));
+        assert_eq!(status.bytes(), expect(&[&magic, &[0, 1, 0, 5], &cookie, &[0, 0, 0, 12]]));
         // Refused reads too, but what has no data needs no chunk.
         let refused = head(NEW, &asked(Command::Refuse(Refusal::Invalid)), Err(Refusal::Invalid));
         assert_eq!(refused.bytes()[..4], magic);

@@ -42,6 +42,7 @@ pub(super) enum Command {
     /// Nothing to do: there is no cache to fill.
     Cache,
     BlockStatus {
+        offset: u64,
         len: u32,
     },
     Refuse(Refusal),
@@ -115,7 +116,7 @@ fn check(header: &RequestHeader, agreed: Agreed, volume_bytes: u64) -> Result<Co
         command::WRITE_ZEROES => {
             Command::WriteZeroes { offset, len, fast: header.flags.get() & flag::FAST_ZERO != 0 }
         }
-        _ => Command::BlockStatus { len },
+        _ => Command::BlockStatus { offset, len },
     })
 }
 

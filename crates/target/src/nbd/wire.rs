@@ -190,7 +190,15 @@ pub(super) struct ChunkError {
 }
 const _: () = assert!(size_of::<ChunkError>() == 6);
 
-/// After the head of a block status chunk: one extent.
+/// Flags of an extent in the context `base:allocation`.
+pub(super) mod extent_flag {
+    /// Nothing is stored of it.
+    pub(in crate::nbd) const HOLE: u32 = 1 << 0;
+    /// It reads as zeroes.
+    pub(in crate::nbd) const ZERO: u32 = 1 << 1;
+}
+
+/// The data of a block status chunk: one extent.
 #[repr(C)]
 #[derive(IntoBytes, Immutable, Unaligned)]
 pub(super) struct ChunkStatus {

@@ -190,8 +190,8 @@ fn the_file_has_the_size_of_the_volume_and_keeps_it() {
         let zero = FallocateFlags::ZERO_RANGE;
         assert_eq!(fallocate(&file, zero, bytes - 1, 2).unwrap_err(), Errno::NOSPC);
         fallocate(&file, zero | FallocateFlags::KEEP_SIZE, bytes - 1, 2).unwrap();
-        assert_eq!(seek(&file, SeekFrom::Data(4096)).unwrap(), 4096);
-        assert_eq!(seek(&file, SeekFrom::Hole(4096)).unwrap(), bytes);
+        assert_eq!(seek(&file, SeekFrom::Data(bytes - 1)).unwrap(), bytes - 1);
+        assert_eq!(seek(&file, SeekFrom::Hole(bytes - 1)).unwrap(), bytes);
         bytes += 1 << 20;
         rig.resize(bytes);
         let grown = || served.path().metadata().unwrap().len() == bytes;
@@ -200,6 +200,40 @@ fn the_file_has_the_size_of_the_volume_and_keeps_it() {
             grown()
         }));
         assert_eq!(file.write_at(&[2; 512], bytes - 512).unwrap(), 512);
+    }
+}
+
+/// Who copies the file need not read what nobody wrote.
+#[test]
+fn what_nobody_wrote_is_a_hole() {
+    const AT: u64 = 20 << 20;
+    let rig = Rig::new(Level::Raid5, 4, DATA);
+    for may_ring in ways() {
+        let served = Served::new(&rig, may_ring);
+        let file = served.open();
+        assert_eq!(seek(&file, SeekFrom::Data(0)), Err(Errno::NXIO));
+        assert_eq!(seek(&file, SeekFrom::Hole(1)), Ok(1));
+        file.write_all_at(&[1; 4096], AT).unwrap();
+        let data = seek(&file, SeekFrom::Data(1)).unwrap();
+        let hole = seek(&file, SeekFrom::Hole(AT)).unwrap();
+        assert!((1 << 20..=AT).contains(&data), "{data}");
+        assert!((AT + 4096..DATA).contains(&hole), "{hole}");
+        assert_eq!(seek(&file, SeekFrom::Hole(data)), Ok(hole));
+        assert_eq!(seek(&file, SeekFrom::Data(hole)), Err(Errno::NXIO));
+        let copy = served.place.path().join("copy");
+        let (from, to) = (served.path(), copy.to_str().unwrap());
+        run("cp", &["--sparse=auto", from.to_str().unwrap(), to]);
+        let copied = std::fs::read(&copy).unwrap();
+        assert!(
+            copied
+                .iter()
+                .zip(0..)
+                .all(|(byte, at)| { *byte == u8::from((AT..AT + 4096).contains(&at)) })
+        );
+        assert_eq!(copied.len() as u64, DATA);
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        fallocate(&file, punch, 0, DATA).unwrap();
+        assert_eq!(seek(&file, SeekFrom::Data(0)), Err(Errno::NXIO));
     }
 }
 

@@ -63,8 +63,40 @@ fn nbdinfo_reads_what_is_offered() {
         }
     }
     assert!(run("nbdinfo", &["--list", &uri(&served)]).contains("export=\"disk\""));
-    let map = run("nbdinfo", &["--map", &uri(&served)]);
-    assert!(map.contains("67108864") && map.contains("data"), "{map}");
+}
+
+/// Extents as `nbdinfo` has them: where, how long, and whether they hold data.
+fn map(served: &Served) -> Vec<(u64, u64, bool)> {
+    let text = run("nbdinfo", &["--map", &uri(served)]);
+    let extent = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let [at, len, kind, name] = words[..] else { panic!("{line}") };
+        assert!(matches!((kind, name), ("0", "data") | ("3", "hole,zero")), "{line}");
+        (at.parse().unwrap(), len.parse().unwrap(), name == "data")
+    };
+    text.lines().map(extent).collect()
+}
+
+#[test]
+fn what_nobody_wrote_is_a_hole() {
+    // Clients are served by both reactors in turn.
+    let rig = Rig::spread(Level::Raid5, 4, DATA, std::time::Duration::ZERO);
+    let served = serve(&rig);
+    assert_eq!(map(&served), [(0, DATA, false)]);
+    for command in ["write -P 1 20M 4k", "discard 0 64M"] {
+        run("qemu-io", &["-f", "raw", "-c", command, &uri(&served)]);
+        let map = map(&served);
+        if command.starts_with("discard") {
+            assert_eq!(map, [(0, DATA, false)]);
+            continue;
+        }
+        let [before, data, after] = map[..] else { panic!("{map:?}") };
+        assert!(before.0 == 0 && !before.2 && !after.2 && data.2, "{map:?}");
+        assert!(data.0 <= 20 << 20 && (20 << 20) + 4096 <= data.0 + data.1, "{map:?}");
+        assert_eq!((data.0, after.0 + after.1), (before.1, DATA));
+    }
+    drop(served);
+    rig.withdraw_others();
 }
 
 #[test]
