@@ -10,6 +10,7 @@ use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::op::Device;
 use ashlar_reactor::registry::Key;
+use ashlar_reactor::traffic;
 use ashlar_reactor::uring::gauges::Report;
 use tokio::sync::oneshot;
 
@@ -58,12 +59,23 @@ pub async fn look<T: Send + 'static>(
     }
 }
 
-/// What a reactor did and how it serves its devices.
-pub fn report(core: &Core) -> impl Future<Output = Answer<Report>> + Send + 'static {
+/// A reactor at one moment.
+pub struct CoreReport {
+    /// What it did, and how it serves its devices.
+    pub gauges: Report,
+    /// What its exports were asked for.
+    pub requests: traffic::Report,
+}
+
+pub fn report(core: &Core) -> impl Future<Output = Answer<CoreReport>> + Send + 'static {
     let (sender, gauges) = (core.sender().clone(), core.gauges());
     async move {
         let found = look(&sender, move |reactor| {
-            reactor.get(gauges).map(|gauges| gauges.report(reactor.now()))
+            let (gauges, now) = (reactor.get(gauges)?, reactor.now());
+            Some(CoreReport {
+                gauges: gauges.report(now),
+                requests: reactor.requests().report(now),
+            })
         });
         Ok(found.await?.expect("published for as long as the reactor runs"))
     }

@@ -59,7 +59,11 @@ impl Page<'_> {
         self.counter("reactor_turns", help, of(|its| its.turns))?;
         self.counter("reactor_enters", "Calls of io_uring_enter", of(|its| its.enters))?;
         let help = "Operations that the kernel has completed";
-        self.counter("reactor_operations", help, of(|its| its.completions))
+        self.counter("reactor_operations", help, of(|its| its.completions))?;
+        let served = status.cores.iter();
+        let served: Vec<_> =
+            served.filter_map(|its| Some((its.cpu.to_string(), its.traffic.as_ref()?))).collect();
+        self.traffic("reactor", "cpu", served.iter().map(|(cpu, its)| (cpu, *its)))
     }
 
     fn drives(&mut self, status: &Status) -> Result<(), Error> {
@@ -388,7 +392,7 @@ mod tests {
             queues_active: 1,
             parts: Vec::new(),
             counters: crate::api::export::ExportCounters { errors: 5, ..Default::default() },
-            traffic: Some(traffic),
+            traffic: Some(traffic.clone()),
             way: None,
             qemu: None,
             libvirt: None,
@@ -402,6 +406,7 @@ mod tests {
             arrays: Vec::new(),
             drives: Vec::new(),
             exports: Vec::new(),
+            traffic: Some(traffic.clone()),
             counters: Some(counters),
             memory: None,
             io_uring: None,
@@ -441,6 +446,7 @@ mod tests {
         has(r#"ashlar_export_errors_total{export="pg"} 5"#);
         has(r#"ashlar_reactor_busy_seconds_total{cpu="3"} 2.5"#);
         has(r#"ashlar_reactor_turns_total{cpu="3"} 7"#);
+        has(r#"ashlar_reactor_request_bytes_total{cpu="3",kind="read"} 24576"#);
         has("# EOF");
     }
 

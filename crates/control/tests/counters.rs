@@ -72,6 +72,27 @@ fn requests_are_counted_timed_and_shown() {
     let shown = daemon.ok("array show a");
     assert!(shown.contains("stored      in place 100 % reconstruct-write"), "{shown}");
     assert!(daemon.ok("drive show d0").contains("reads/s ("));
+
+    let look = daemon.json("top --count 1");
+    assert_eq!(look["reactors"][0]["name"], look["cores"][0]["cpu"].to_string());
+    let is_told = || {
+        let cores = daemon.json("status --cpu");
+        let of_core = &cores[0]["traffic"];
+        for kind in ["reads", "writes", "flushes"] {
+            for what in ["total", "bytes", "time_ns", "octaves"] {
+                assert_eq!(of_core[kind][what], traffic[kind][what], "{kind}: {cores}");
+            }
+        }
+        assert_eq!((&of_core["depth"], &of_core["depth_max"]), (&0.into(), &traffic["depth_max"]));
+    };
+    is_told();
+    // A reactor's go on when an export ends.
+    daemon.ok("export delete e");
+    is_told();
+    let shown = daemon.ok("status --cpu");
+    for word in ["requests of CPU", "read      ", "depth     0 now"] {
+        assert!(shown.contains(word), "{word}: {shown}");
+    }
 }
 
 #[test]

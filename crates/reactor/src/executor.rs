@@ -25,6 +25,7 @@ use crate::registry::{Key, Registry};
 use crate::slots::Slots;
 use crate::task::TaskId;
 use crate::timer::Timers;
+use crate::traffic::Traffic;
 
 /// Polls in a row without any completion, timer or poller finding work: a spin, and so a bug.
 const POLLS_WITHOUT_PROGRESS_MAX: u32 = 1_000_000;
@@ -73,6 +74,7 @@ struct Inner {
     at_once_left: Cell<u32>,
     stopping: Cell<bool>,
     turn_time: Cell<Instant>,
+    requests: Traffic,
     /// Tasks that wait for memory of operations that nobody waits for.
     reclaiming: RefCell<Vec<TaskId>>,
     // Last, so that everything that may still point into the backend is dropped before it.
@@ -107,6 +109,7 @@ impl Reactor {
             at_once_left: Cell::new(0),
             stopping: Cell::new(false),
             turn_time: Cell::new(backend.now()),
+            requests: Traffic::default(),
             reclaiming: RefCell::default(),
             backend: RefCell::new(backend),
         };
@@ -121,6 +124,12 @@ impl Reactor {
 
     pub fn now(&self) -> Instant {
         self.inner.backend.borrow().now()
+    }
+
+    /// What initiators ask of this reactor, all its exports together: whoever serves them counts
+    /// there, too, and so it goes on when an export ends.
+    pub fn requests(&self) -> &Traffic {
+        &self.inner.requests
     }
 
     /// See [`Backend::unix_s`].

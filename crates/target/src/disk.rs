@@ -113,7 +113,7 @@ pub(crate) struct Disk {
 pub(crate) struct Turn<'a> {
     began: Instant,
     wanted: Wanted<'a>,
-    _passage: Passage<'a>,
+    _passages: [Passage<'a>; 2],
 }
 
 impl Turn<'_> {
@@ -191,7 +191,9 @@ impl Disk {
     pub(crate) fn told(&self) {
         let now = self.reactor.turn_time();
         for (kind, bytes, began) in self.untold.borrow_mut().drain(..) {
-            self.traffic.served(kind, bytes, began, now);
+            let took = now.since(began);
+            self.traffic.took(kind, bytes, took, now);
+            self.reactor.requests().took(kind, bytes, took, now);
         }
     }
 
@@ -244,7 +246,8 @@ impl Disk {
     fn arrive<'a>(&'a self, wanted: Wanted<'a>) -> Turn<'a> {
         let began = self.reactor.turn_time();
         neighbours::note(self.own_number(), began);
-        Turn { began, wanted, _passage: self.traffic.enter() }
+        let _passages = [self.traffic.enter(), self.reactor.requests().enter()];
+        Turn { began, wanted, _passages }
     }
 
     /// Whether the reactor was lately asked for something by other exports, too.

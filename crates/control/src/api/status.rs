@@ -7,6 +7,7 @@ use crate::api::array::Array;
 use crate::api::drive::Drive;
 use crate::api::export::Export;
 use crate::api::spare::Spare;
+use crate::api::traffic::Traffic;
 use crate::api::volume::Volume;
 
 /// One reactor. What it did and has is `null` while it does not answer.
@@ -26,6 +27,9 @@ pub struct CoreStatus {
     pub drives: Vec<String>,
     #[serde(default)]
     pub exports: Vec<CoreExport>,
+    /// What its exports were asked for since it was started, also those that are gone.
+    #[serde(default)]
+    pub traffic: Option<Traffic>,
     pub counters: Option<CoreCounters>,
     pub memory: Option<CoreMemory>,
     pub io_uring: Option<IoUring>,

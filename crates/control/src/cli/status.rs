@@ -11,6 +11,7 @@ use crate::cli::drive::drives_table;
 use crate::cli::export::exports_table;
 use crate::cli::output::{Output, duration, listed, or_dash, rows, show, table};
 use crate::cli::spare::spares_table;
+use crate::cli::traffic;
 use crate::cli::volume::volumes_table;
 use crate::client::Client;
 use crate::refusal::Answer;
@@ -101,8 +102,15 @@ fn cpus(cores: &[CoreStatus]) -> String {
     }
     let mut parts = vec![rows(&shown, "no reactors")];
     parts.extend(memory(cores));
+    parts.extend(cores.iter().filter_map(requests));
     parts.extend(cores.iter().filter_map(kernel));
     parts.join("\n\n")
+}
+
+fn requests(core: &CoreStatus) -> Option<String> {
+    let head = format!("requests of CPU {}", core.cpu);
+    let lines = traffic::lines(core.traffic.as_ref()?, 10);
+    Some(std::iter::once(head).chain(lines).collect::<Vec<_>>().join("\n"))
 }
 
 /// Millionths, to a tenth: `0.3 %`.
@@ -163,6 +171,7 @@ mod tests {
             arrays: Vec::new(),
             drives: Vec::new(),
             exports: Vec::new(),
+            traffic: None,
             counters: None,
             memory: Some(CoreMemory {
                 buffers: PageBytes { huge, transparent: 16 << 20, small: 0 },

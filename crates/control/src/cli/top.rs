@@ -1,4 +1,4 @@
-//! `ashlar top`: what is asked of arrays and exports, look after look.
+//! `ashlar top`: what is asked of reactors, arrays and exports, look after look.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -30,7 +30,7 @@ pub struct Top {
     count: Option<u64>,
 }
 
-/// One array or export between two looks; times are those of the last five to ten seconds.
+/// One reactor, array or export between two looks; times are those of the last five to ten seconds.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct Row {
     name: String,
@@ -55,6 +55,8 @@ struct Look {
     arrays: Vec<Row>,
     exports: Vec<Row>,
     cores: Vec<CoreShare>,
+    /// Of the reactors' exports, by CPU.
+    reactors: Vec<Row>,
 }
 
 #[derive(Serialize)]
@@ -111,10 +113,16 @@ fn look(before: &Status, after: &Status, passed: Duration) -> Look {
         let ppm = |busy_ns| over(busy_ns, 1_000_000, passed).min(1_000_000);
         CoreShare { cpu: its.cpu, busy_ppm: busy_ns.map(ppm) }
     };
+    let reactor = |its: &CoreStatus| {
+        let old = before.cores.iter().find(|old| old.cpu == its.cpu);
+        let old = old.and_then(|old| old.traffic.as_ref());
+        Some(row(&its.cpu.to_string(), old?, its.traffic.as_ref()?, passed))
+    };
     Look {
         arrays: after.arrays.iter().filter_map(array).collect(),
         exports: after.exports.iter().filter_map(export).collect(),
         cores: after.cores.iter().map(core).collect(),
+        reactors: after.cores.iter().filter_map(reactor).collect(),
     }
 }
 
@@ -170,6 +178,7 @@ fn screen(look: &Look) -> String {
     let shares: Vec<String> = look.cores.iter().map(share).collect();
     let parts = [
         format!("busy: {}", shares.join(", ")),
+        rows_table("CPU", &look.reactors, "no reactor answers"),
         rows_table("ARRAY", &look.arrays, "no arrays run"),
         rows_table("EXPORT", &look.exports, "no exports"),
     ];

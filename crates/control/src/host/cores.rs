@@ -13,11 +13,12 @@ use crate::api::export::Export;
 use crate::api::status::{
     CoreCounters, CoreExport, CoreMemory, CoreStatus, IoUring, IoUringRefusal, PageBytes,
 };
-use crate::engine;
+use crate::engine::{self, CoreReport};
 use crate::host::{Attached, Host};
+use crate::snapshot::traffic;
 
 /// By reactor; those that do not answer are left out.
-pub(super) type Reports = BTreeMap<usize, Report>;
+pub(super) type Reports = BTreeMap<usize, CoreReport>;
 
 impl Host {
     /// Asks all reactors at once.
@@ -38,7 +39,8 @@ impl Host {
         let (array, _) = drive.used_by?;
         let core = self.look(|state| state.arrays.get(&array).map(|running| running.core))?;
         let fd = drive.device()?.fd()?;
-        let device = reports.get(&core)?.devices.iter().find(|device| device.fd == fd)?;
+        let gauges = &reports.get(&core)?.gauges;
+        let device = gauges.devices.iter().find(|device| device.fd == fd)?;
         Some(queue(device))
     }
 
@@ -69,6 +71,7 @@ impl Host {
             Some(CoreExport { name: export.name.clone(), queues_active: part.queues_active })
         };
         let report = reports.get(&index);
+        let gauges = report.map(|report| &report.gauges);
         let place = self.topology.place(cpu);
         CoreStatus {
             cpu,
@@ -77,12 +80,13 @@ impl Host {
             arrays: arrays.into_iter().map(|array| self.array_name(array)).collect(),
             drives,
             exports: exports.iter().filter_map(export).collect(),
-            counters: report.map(counters),
-            memory: report.map(|report| CoreMemory {
-                buffers: page_bytes(report.buffers),
-                drives: page_bytes(report.drives),
+            traffic: report.map(|report| traffic(&report.requests)),
+            counters: gauges.map(counters),
+            memory: gauges.map(|its| CoreMemory {
+                buffers: page_bytes(its.buffers),
+                drives: page_bytes(its.drives),
             }),
-            io_uring: report.map(|report| io_uring(&report.kernel)),
+            io_uring: gauges.map(|its| io_uring(&its.kernel)),
         }
     }
 }
