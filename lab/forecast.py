@@ -131,8 +131,7 @@ def geometry_of(study: Study, side: studies.Side, state: State) -> tuple[Geometr
     array = study.array
     if side.kind == "raw":
         return Geometry(1, 0, array.chunk), ("raw gives each load one drive",)
-    away = {State.HEALTHY: (), State.DEGRADED: (0,), State.REBUILDING: (0,)}
-    out = away.get(state, (0, 1))
+    out = tuple(range(state.drives_out))
     journal, notes = side.kind == "ashlar" and side.policy in (None, "journal"), ()
     if side.kind == "ashlar" and side.policy == "bitmap" and out:
         journal, notes = True, ("a degraded array of policy bitmap writes through the journal",)

@@ -10,7 +10,7 @@ from lab import devices, paths
 from lab import place as places
 from lab.place import Host
 from lab.side import Disk, Drive
-from lab.study import State, Study
+from lab.study import Study
 from lab.where import Seat
 
 WIPED_BYTES = 128 << 20  # at a block device's beginning and end: labels of all who label drives
@@ -132,11 +132,6 @@ def room_problems(study: Study, inside: Path) -> list[str]:
 
 
 def drive_count(study: Study) -> int:
-    """Members, and a spare for each drive that is out at once."""
-    return study.array.count * study.array.members + spare_count(study)
-
-
-def spare_count(study: Study) -> int:
-    if State.DEGRADED_TWICE in study.states:
-        return 2
-    return 0 if set(study.states) == {State.HEALTHY} else 1
+    """Of every array: members, and a spare for each drive that is out at once."""
+    spares = max(state.drives_out for state in study.states)
+    return study.array.count * (study.array.members + spares)

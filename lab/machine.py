@@ -13,6 +13,7 @@ import psutil
 
 from demo.settings import memory_available
 from lab import paths, schedule
+from lab.host import drive_count
 from lab.side import Side
 from lab.study import Study, Where
 
@@ -149,7 +150,7 @@ def problems(study: Study, sides: dict[str, Side], out: Path) -> list[str]:
         found.append(f"{at} has less than {RESULT_BYTES >> 20} MiB free for results: give --out")
     needed = MEMORY_BYTES_MIN + clients_max(study) * CLIENT_BYTES
     if study.drives.kind == "model":
-        needed += study.drives.size * study.array.count * study.array.members
+        needed += study.drives.size * drive_count(study)
     if (available := memory_available()) < needed:
         found.append(
             f"{available >> 20} MiB of memory are free and {needed >> 20} are needed: end other "

@@ -49,7 +49,7 @@ SECONDS = [
     "storage_cores",
     "guest_cores",
     "daemon_cores",  # of the side's own processes; part of storage_cores
-    "state",  # of the array
+    "state",  # of each array, with ` | ` between: see states.py
 ]
 
 
@@ -80,9 +80,9 @@ class Cell:
     storage_cores: float | None = None
     guest_cores: float | None = None
     daemon_cores: float | None = None
-    state_before: str = ""
+    state_before: str = ""  # of each array, as in seconds.csv
     state_after: str = ""
-    state_share: float | None = None  # of the measured seconds that began in `state`
+    state_share: float | None = None  # of the measured seconds in which all arrays were in `state`
     events: tuple[tuple[float, str], ...] = ()  # second, what happened: "drive d2 pulled"
     notes: tuple[str, ...] = ()  # what a reader must know of this one
 

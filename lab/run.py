@@ -20,8 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from demo.vm import VmError
-from lab import devices, loads, machine, sampler, schedule, sides, where, window
+from lab import devices, loads, machine, sampler, schedule, sides, states, where, window
 from lab import place as places
+from lab.host import drive_count
 from lab.ledger import Debt, Ledger, Stayed, is_there
 from lab.loads import Load, LoadError
 from lab.loads.pgbench import program_directory
@@ -39,7 +40,6 @@ DISK_SHARE = 0.9  # of what the smallest array holds
 POLL_SECONDS = 0.2
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 WHOLE_SECONDS_MAX = 24 * 3600  # for a rebuild between two cells
-OUT = {State.HEALTHY: 0, State.DEGRADED: 1, State.REBUILDING: 1, State.DEGRADED_TWICE: 2}
 
 
 class Refusal(Exception):
@@ -179,7 +179,7 @@ class Run:
         if self.study.drives.kind == "block":
             drive_bytes = [
                 int(self.place.check(f"blockdev --getsize64 {shlex.quote(path)}"))
-                for path in self.study.drives.paths[: arrays.count * arrays.members]
+                for path in self.study.drives.paths[: drive_count(self.study)]
             ]
         members = [sides.Drive(f"d{at}", "", size) for at, size in enumerate(drive_bytes)]
         smallest = min(side.capacity_bytes(members) for side in self.sides.values())
@@ -286,7 +286,7 @@ class Run:
             self.write_sides(side, running[0])
             self.screen.expected.block_made(time.monotonic() - begun)
             again = any(map(self.results.is_done, block.cells))
-            turn = Turn(side, self.where, running, self.screen, title)
+            turn = Turn(side, self.study.array.count, self.where, running, self.screen, title)
             for cell in block.cells:
                 if not self.results.is_done(cell) and not self.cell(turn, cell, again):
                     break
@@ -334,12 +334,17 @@ class Run:
 
 
 class Turn:
-    """A side whose arrays are made, with loads that are filled: measures cell after cell."""
+    """A side whose arrays are made, with loads that are filled: measures cell after cell.
 
-    def __init__(self, side: Side, on: where.Where, running: list[Load], screen, title: str):
-        self.side, self.where, self.loads = side, on, running
+    What is done to one array is done to all, one right after the other: a figure is of all of them.
+    """
+
+    def __init__(self, side: Side, arrays: int, on: where.Where, running: list[Load], screen,
+                 title: str):  # fmt: skip
+        self.side, self.arrays, self.where, self.loads = side, arrays, on, running
         self.screen, self.title = screen, title
-        self.out: list[int] = []  # members that were pulled, and for which no spare came yet
+        # members that were pulled of every array, and for which no spare came yet
+        self.out: list[int] = []
 
     def measure(self, cell: Cell, directory: Path) -> Cell:
         self.get_ready(cell)
@@ -348,7 +353,7 @@ class Turn:
             self.side, self.where.place, self.load_pids, self.where.guest_cpu_seconds,
             self.where.storage_cpu_seconds,
         )  # fmt: skip
-        state_before = self.side.state()
+        state_before = states.together(self.side.states())
         for load in active:
             load.ready(cell)
         watch.start()
@@ -366,6 +371,7 @@ class Turn:
         sampler.write(directory / "seconds.csv", table)
         cell = replace(cell, began=summary.began, seconds=round(summary.seconds, 3))
         share = window.share_as_wanted(cell, table)
+        of_each = window.share_of_each_array(cell, table)
         self.screen.now(f"{self.title}: {named(cell)}: checking the data")
         for load in active:
             load.verify()
@@ -383,18 +389,23 @@ class Turn:
             state_after=watch.samples[-1].state,
             state_share=sampler.rounded(share, 3),
             events=tuple((round(at - summary.began, 2), what) for at, what in events),
-            notes=(*summary.notes, *self.notes(cell, share, done, summary.began)),
+            notes=(*summary.notes, *self.notes(cell, share, of_each, done, summary.began)),
         )
 
-    def notes(self, cell: Cell, share: float | None, done: list, began: float) -> list[str]:
+    def notes(
+        self, cell: Cell, share: float | None, of_each: list[float], done: list, began: float
+    ) -> list[str]:
         found = []
         if share is not None and share < window.SHARE_ENOUGH:
-            wanted = window.told_as(cell.state)
-            found.append(f"the array was {wanted} in {share:.0%} of the measured seconds only")
+            many = len(of_each) > 1
+            who = f"all {len(of_each)} arrays were" if many else "the array was"
+            each = f" (each by itself: {', '.join(f'{one:.0%}' for one in of_each)})" * many
+            found.append(f"{who} {cell.state} in {share:.0%} of the measured seconds only{each}")
         if done and (late := max(at for at, _ in done) - began) > 0:
+            what = "the array" if self.arrays == 1 else "the arrays"
             found.append(
-                f"what was done to the array was over {late:.1f} s after the measurement had "
-                "begun: give it a longer warm-up"
+                f"what was done to {what} was over {late:.1f} s after the measurement had begun: "
+                "give it a longer warm-up"
             )
         if cell.state != State.HEALTHY and not self.side.pulls_live:
             found.append("the drive was taken out while the load rested, which this side needs")
@@ -413,7 +424,7 @@ class Turn:
         if not self.out:
             self.make_whole(cell)
         early = wanted == State.REBUILDING or not self.side.pulls_live
-        while early and len(self.out) < OUT[wanted]:
+        while early and len(self.out) < wanted.drives_out:
             self.pull_before()
 
     def pull_before(self) -> None:
@@ -427,41 +438,48 @@ class Turn:
 
     def make_whole(self, cell: Cell) -> None:
         while self.out:
-            self.side.replace(self.out.pop(0))
-            self.wait_whole(cell)
-        self.wait_whole(cell)
+            self.replace(self.out.pop(0))
+            self.wait_rebuilt(cell)
+        self.wait_rebuilt(cell)
 
-    def wait_whole(self, cell: Cell) -> None:
+    def wait_rebuilt(self, cell: Cell) -> None:
+        """Until no array lacks more than what is out."""
         deadline = time.monotonic() + WHOLE_SECONDS_MAX
-        waits_for = len(self.out)
-        while (state := self.side.state()).startswith("rebuilding") or (
-            state != "healthy" and not waits_for
-        ):
-            if state.startswith("failed") or time.monotonic() > deadline:
+        wanted = states.without(len(self.out))
+        while not states.are_all(state := states.together(self.side.states()), wanted):
+            if states.FAILED in states.kinds(state) or time.monotonic() > deadline:
                 raise RunError(f"{self.side.name} did not become whole: it is {state}")
             self.screen.now(f"{self.title}: {state} before {named(cell)}", again=True)
             time.sleep(POLL_SECONDS)
 
-    def pull(self) -> str:
+    def pull(self) -> None:
         member = len(self.out)
-        self.side.pull(member)
+        for array in range(self.arrays):
+            self.side.pull(array, member)
         self.out.append(member)
-        return f"drive {member} pulled"
+
+    def replace(self, member: int) -> None:
+        for array in range(self.arrays):
+            self.side.replace(array, member)
+
+    def drive(self, member: int) -> str:
+        return f"drive {member}" + f" of each of {self.arrays} arrays" * (self.arrays > 1)
 
     def change(self, cell: Cell) -> list[tuple[float, str]]:
-        """What happens to the array while the load runs, once its warm-up has begun: when each
-        thing was begun, and when it was done."""
+        """What happens to the arrays while the load runs, once its warm-up has begun: when each
+        thing was begun with the first, and when it was done with the last."""
         done = []
         wanted = State(cell.state)
         if wanted == State.REBUILDING:
             member = self.out.pop(0)
-            done.append((time.time(), f"spare takes the place of drive {member}"))
-            self.side.replace(member)
-            done.append((time.time(), f"the spare of drive {member} is in"))
-        while len(self.out) < OUT[wanted] and wanted != State.REBUILDING:
-            at = time.time()
-            done.append((at, self.pull()))
-            done.append((time.time(), f"drive {len(self.out) - 1} is out"))
+            done.append((time.time(), f"spare takes the place of {self.drive(member)}"))
+            self.replace(member)
+            done.append((time.time(), f"the spare of {self.drive(member)} is in"))
+        while len(self.out) < wanted.drives_out and wanted != State.REBUILDING:
+            drive = self.drive(len(self.out))
+            done.append((time.time(), f"{drive} pulled"))
+            self.pull()
+            done.append((time.time(), f"{drive} is out"))
         return done
 
     def see_through(self, cell: Cell, active: list[Load], watch: Sampler):

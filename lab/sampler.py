@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from lab import place as places
+from lab import states
 from lab.loads import Measured
 from lab.place import Place
 from lab.results import SECONDS
@@ -29,7 +30,7 @@ class Sample:
     """Totals, since whenever; None where nobody knows."""
 
     at: float  # seconds since the epoch
-    state: str
+    state: str  # of all arrays, as `states.together` has it
     counters: Counters | None
     storage_seconds: float
     guest_seconds: float | None
@@ -99,7 +100,7 @@ class Sampler:
 
     def look(self, last: bool = False) -> None:
         """At the last, processes of a load are gone, and with them what they had used."""
-        state, counters = self.side.state(), self.side.counters()
+        state, counters = states.together(self.side.states()), self.side.counters()
         now = places.processes(self.place)
         its_own = set(self.side.pids())
         storage = self.storage.add(
@@ -118,15 +119,9 @@ class Sampler:
             )
         storage += self.storage_seconds()
         sample = Sample(time.time(), state, counters, storage, guests, daemon)
-        if self.samples and (was := self.samples[-1].state) != state:
-            if kind(was) != kind(state):
-                self.events.append((sample.at, f"array {kind(state)}"))
+        if self.samples and states.kinds(self.samples[-1].state) != states.kinds(state):
+            self.events.append((sample.at, states.told(state)))
         self.samples.append(sample)
-
-
-def kind(state: str) -> str:
-    """Without how far a rebuild is."""
-    return state.split()[0]
 
 
 def between(samples: list[Sample], at: float, value: Callable[[Sample], float]) -> float:

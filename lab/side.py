@@ -3,7 +3,7 @@
     side = sides.make(chosen, study, place, work)
     if why := side.missing(): …                     # said before anything is started
     disks = side.start(drives, spares, disk_bytes)  # one disk for each load
-    side.pull(); side.pull(1); side.replace()       # members of the first array
+    side.pull(0, 1); side.replace(0, 1)             # member 1 of the first array
     side.stop()                                     # nothing of it is left, and drives are free
 
 All of it works in any `place`: commands go through it, never past it. Each side says all that it
@@ -81,15 +81,16 @@ class Side(Protocol):
         """One array of each list of drives, which hold nothing of use; the disks are dealt out to
         the arrays in turn. Returns when the arrays are whole: no first resync is under way."""
 
-    def pull(self, member: int = 0) -> None:
-        """Takes a drive out of the first array, as a hand would."""
+    def pull(self, array: int, member: int) -> None:
+        """Takes a drive out of an array, as a hand would."""
 
-    def replace(self, member: int = 0) -> None:
+    def replace(self, array: int, member: int) -> None:
         """A spare takes its place; the rebuild begins, and is not waited for. The drive that was
         out is wiped, and a spare from then on: `pull` and `replace` may follow each other."""
 
-    def state(self) -> str:
-        """Of the first array: healthy, degraded, rebuilding 12.5%, failed."""
+    def states(self) -> list[str]:
+        """Of each array: healthy, degraded, degraded-twice, rebuilding 12.5%, waiting, failed (see
+        `states.py`). A side without redundancy tells one, of all that it serves."""
 
     def counters(self) -> Counters | None:
         """Of all arrays; None where nobody counts what was asked."""

@@ -77,12 +77,17 @@ class Where(StrEnum):
 
 
 class State(StrEnum):
-    """What an array is put into before a load is measured on it."""
+    """What each array is put into before a load is measured on it."""
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"  # one drive out
     DEGRADED_TWICE = "degraded-twice"  # two out; two parities only
     REBUILDING = "rebuilding"  # the spare has just taken its place
+
+    @property
+    def drives_out(self) -> int:
+        """Of every array, when it begins."""
+        return {State.HEALTHY: 0, State.DEGRADED_TWICE: 2}.get(self, 1)
 
 
 class Drives(Table):
@@ -209,10 +214,10 @@ class Study(Table):
             raise ValueError('has the state "degraded-twice": that needs `parity` 2 or more')
         if self.array.parity == 0 and set(self.states) != {State.HEALTHY}:
             raise ValueError("has no parity: without a drive there is nothing left to measure")
-        if self.array.count > 1 and set(self.states) != {State.HEALTHY}:
+        if self.array.count > self.disks:  # what happens to an idle one says nothing of a load
             raise ValueError(
-                "has several arrays, and states without a drive: one is taken of the first array "
-                "only, and figures are of all of them; say `array.count` 1, or only healthy"
+                f"has {self.array.count} arrays and {self.disks} virtual machines, each of which "
+                "has a disk on one of them: say a smaller `array.count`, or a larger `vm.count`"
             )
         if self.drives.kind == "nvme" and self.where != Where.GUEST:
             raise ValueError('has drives of kind "nvme": those are emulated, `where = "guest"`')

@@ -1,15 +1,10 @@
-"""What an array's state was in the seconds that were measured. Pure: of `seconds.csv`."""
+"""What the arrays' states were in the seconds that were measured. Pure: of `seconds.csv`."""
 
+from lab import states
 from lab.results import Cell
-from lab.study import State
 
 SHARE_ENOUGH = 0.95  # of the seconds, for a figure to be one of its state
 SECONDS_A_MINUTE = 60
-
-
-def told_as(state: str) -> str:
-    """What the sides call it: two drives out are told as one is."""
-    return State.DEGRADED if state == State.DEGRADED_TWICE else state
 
 
 def measured(cell: Cell, rows: list[dict]) -> list[dict]:
@@ -17,20 +12,26 @@ def measured(cell: Cell, rows: list[dict]) -> list[dict]:
 
 
 def share_as_wanted(cell: Cell, rows: list[dict]) -> float | None:
-    """Of the seconds that were measured, in how many the array was in the cell's state."""
+    """Of the seconds that were measured, in how many every array was in the cell's state: a figure
+    is of all of them together."""
     seconds = measured(cell, rows)
     if not seconds:
         return None
-    wanted = told_as(cell.state)
-    return sum(row["state"].split()[0] == wanted for row in seconds) / len(seconds)
+    return sum(states.are_all(row["state"], cell.state) for row in seconds) / len(seconds)
+
+
+def share_of_each_array(cell: Cell, rows: list[dict]) -> list[float]:
+    """The same of each by itself: which of them was not in it."""
+    seconds = [states.kinds(row["state"]) for row in measured(cell, rows)]
+    return [its.count(cell.state) / len(its) for its in zip(*seconds, strict=True)]
 
 
 def rebuilt_percent_a_minute(cell: Cell, rows: list[dict]) -> float | None:
-    """While it was rebuilding: how far it came."""
+    """While all were rebuilding: how far they came, on average."""
     seen = [
-        (int(row["second"]), float(row["state"].split()[1].rstrip("%")))
+        (int(row["second"]), percent)
         for row in measured(cell, rows)
-        if row["state"].startswith("rebuilding ")
+        if (percent := states.percent(row["state"])) is not None
     ]
     if len(seen) < 2:
         return None

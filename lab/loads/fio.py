@@ -213,15 +213,16 @@ def entries(log: str):
 
 
 def measure_drives(study: studies.Study, where: Where, say: Callable[[str], None]) -> dict:
-    """Each pattern on all members of the first array at once: what their sum could do at best."""
+    """Each pattern on all members of all arrays at once: what their sum could do at best."""
     place = where.place
     arrays, _ = where.drives()
-    files = [drive.path for drive in arrays[0]]
+    members = [drive for array in arrays for drive in array]
+    files = [drive.path for drive in members]
     home = places.scratch(place, "raw")
     places.owe(place, "path", home)
     place.check(f"mkdir -p {home}")
     try:
-        size = min(drive.bytes for drive in arrays[0]) // MIB * MIB
+        size = min(drive.bytes for drive in members) // MIB * MIB
         say("the drives themselves: writing them full")
         fill(place, files, size)
         found = {}

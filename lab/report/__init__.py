@@ -75,13 +75,14 @@ def about(source: Source) -> list[tuple[str, str]]:
     where = {"vm": "in virtual machines on the host's arrays", "host": "on the host itself",
              "guest": "with array and load in one guest, on drives that QEMU emulates"}  # fmt: skip
     load = study.pgbench or study.fio
+    several = array.count > 1 and any(state.drives_out for state in study.states)
     said = [
         ("sides", " · ".join(source.names)),
         ("load", f"{'PostgreSQL, pgbench' if study.pgbench else 'fio'} {where[study.where]}"),
         ("arrays", f"{array.count} of {array.data}+{array.parity} drives, "
                    f"chunks of {array.chunk >> 10} KiB"),
         ("drives", drives.kind),
-        ("states", ", ".join(study.states)),
+        ("states", ", ".join(study.states) + f": all {array.count} arrays at once" * several),
         ("measured", f"{load.seconds} s a cell after {load.warm_seconds} s of warm-up, "
                      f"{study.repeats} {'times' if study.repeats > 1 else 'time'}, in turns"),
     ]  # fmt: skip

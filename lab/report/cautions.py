@@ -153,8 +153,10 @@ def failures(source: Source):
 
 
 def not_in_state(source: Source):
-    """A figure of a state is one only if the array was in it."""
-    found = []
+    """A figure of a state is one only if the arrays were in it."""
+    found, of_all = [], ""
+    if source.study.array.count > 1:
+        of_all = " A second counts if all arrays were in the state; “Cell by cell” tells each."
     for one in source.summaries:
         shares = [source.share_as_wanted(each) for each in one.figures]
         least = min((share for share in shares if share is not None), default=1)
@@ -164,7 +166,7 @@ def not_in_state(source: Source):
         yield Caution(
             "NOT SEEN IN THE STATE THEY ARE NAMED AFTER for all of the measured seconds, but for "
             f"this share of them: {'; '.join(found)}. These figures are not known to be those of "
-            "the state. (Arrays are looked at each second, in a slow guest less often.)",
+            f"the state. (Arrays are looked at each second, in a slow guest less often.{of_all})",
             True,
         )
 

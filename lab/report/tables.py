@@ -111,12 +111,13 @@ def of_healthy(source: Source, one: Summary) -> float | None:
 
 
 def efficiency(source: Source, one: Summary) -> float | None:
-    """Of what the bare drives of as many arrays did together, in the same run."""
+    """Of what the bare drives of as many arrays did, in the same run."""
     raw = source.raw.get(one.cell.load)
     if not raw or not raw.get("iops"):
         return None
-    arrays = min(source.study.array.count, one.cell.loads)
-    return one.per_second.median / (raw["iops"] * arrays)
+    members = source.study.array.members
+    asked = min(source.study.array.count, one.cell.loads) * members
+    return one.per_second.median / (raw["iops"] * asked / raw.get("drives", members))
 
 
 def rate(source: Source, one: Summary) -> tuple[Spread, float]:
@@ -178,9 +179,10 @@ def bare_drives(source: Source, load: str, loads: int) -> str:
         f"“Of bare drives”: {asked} I/Os under way in all, beside {each * drives:g} on {drives} "
         f"drives by themselves ({each:g} on each)"
     )
-    arrays = min(source.study.array.count, loads)
-    if arrays > 1:
-        said += f", times {arrays} arrays of which the first alone was measured by itself"
+    # one machine of several has a disk on one array; and an older run measured those of one array
+    behind = min(source.study.array.count, loads) * source.study.array.members
+    if behind != drives:
+        said += f", whose rate is taken times {behind}/{drives}: this load has {behind} drives"
     if source.study.drives.kind == "file":
         said += "; the drives' files were read and written directly, and sides of the kernel use "
         said += "them through loop devices"

@@ -6,10 +6,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from lab import place as places
+from lab import states
 from lab import study as studies
 from lab.place import Place, Running
 from lab.side import Drive, Protection, SideError
 from lab.sides.blocks import drives_of_model, too_many_loads
+from lab.study import State
 
 
 class Alone:
@@ -32,14 +34,14 @@ class Alone:
         """As disks are dealt out to arrays: in turn."""
         return [drives[at % len(drives)][at // len(drives)] for at in range(count)]
 
-    def pull(self, member: int = 0) -> None:
+    def pull(self, array: int, member: int) -> None:
         raise SideError("one drive alone cannot lose one")
 
-    def replace(self, member: int = 0) -> None:
+    def replace(self, array: int, member: int) -> None:
         raise SideError("one drive alone has nothing to rebuild from")
 
-    def state(self) -> str:
-        return "healthy"
+    def states(self) -> list[str]:
+        return [State.HEALTHY]
 
     def pids(self) -> list[int]:
         return []
@@ -75,8 +77,9 @@ class Served(Alone):
         said = self.place.run(f"{program} --version").text.splitlines()
         return said[0] if said else ""
 
-    def state(self) -> str:
-        return "healthy" if self.server is not None and self.server.running else "failed"
+    def states(self) -> list[str]:
+        is_up = self.server is not None and self.server.running
+        return [State.HEALTHY if is_up else states.FAILED]
 
     def pids(self) -> list[int]:
         return [self.pid] if self.pid else []

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from lab import paths
+from lab import paths, states
 from lab import place as places
 from lab import study as studies
 from lab.place import Host, Place, Running
@@ -25,7 +25,6 @@ FREE_NBD = (
 )
 MEMBERS_MAX = 64
 CHUNK_BYTES_MIN, CHUNK_BYTES_MAX = 16 << 10, 1 << 20
-STATES = {"optimal": "healthy", "degraded": "degraded"}
 
 
 class Ashlar:
@@ -46,7 +45,7 @@ class Ashlar:
         self.members: list[list[Drive]] = []
         self.spares: list[Drive] = []
         self.commands: list[str] = []
-        self.shown: dict | None = None
+        self.shown: list[dict] = []  # of each array, when states were asked for
 
     def missing(self) -> str | None:
         if isinstance(self.place, Host) and not host_program().exists():
@@ -143,7 +142,7 @@ class Ashlar:
             self.commands.append(f"ashlar {words}")
         return self.place.check(f"{self.program} --socket {self.socket} {words}", timeout)
 
-    def show(self, array: int = 0) -> dict:
+    def show(self, array: int) -> dict:
         return json.loads(self.ashlar(f"array show a{array} -o json"))
 
     def wait_whole(self) -> None:
@@ -204,33 +203,32 @@ class Ashlar:
 
     # Drives
 
-    def pull(self, member: int = 0) -> None:
+    def pull(self, array: int, member: int) -> None:
         """By hand where there is one; the daemon is told, as it need not have noticed yet."""
-        drive = self.members[0][member]
+        drive = self.members[array][member]
         self.place.unplug(drive.path)
         self.ashlar(f"drive detach {drive.name} --force")
 
-    def replace(self, member: int = 0) -> None:
-        new, old = self.spares.pop(0), self.members[0][member]
+    def replace(self, array: int, member: int) -> None:
+        new, old = self.spares.pop(0), self.members[array][member]
         self.ashlar(f"drive attach {shlex.quote(new.path)} --name {new.name} --force")
-        self.ashlar(f"array replace a0 --member {member} --new {new.name} --force")
-        self.members[0][member] = new
+        self.ashlar(f"array replace a{array} --member {member} --new {new.name} --force")
+        self.members[array][member] = new
         self.spares.append(replace(old, path=self.place.plug(old.path)))
 
-    def state(self) -> str:
-        its = self.shown = self.show()
-        if its["rebuild"]:
-            return f"rebuilding {its['rebuild']['percent']:.1f}%"
-        return STATES.get(its["state"], "failed")
+    def show_all(self) -> list[dict]:
+        return [self.show(number) for number in range(len(self.members))]
+
+    def states(self) -> list[str]:
+        self.shown = self.show_all()
+        return [state(its) for its in self.shown]
 
     def counters(self) -> Counters:
-        """Of the first array as it was when its state was asked for: asking twice takes CPU time,
-        much of it in an emulated guest."""
-        first, self.shown = self.shown or self.show(), None
-        shown = [first["counters"]]
-        shown += [self.show(number)["counters"] for number in range(1, len(self.members))]
+        """As they were when states were asked for: asking twice takes CPU time, much of it in an
+        emulated guest."""
+        shown, self.shown = self.shown or self.show_all(), []
         names = ("reads", "writes", "read_bytes", "write_bytes")
-        return Counters(*(sum(its[name] for its in shown) for name in names))
+        return Counters(*(sum(its["counters"][name] for its in shown) for name in names))
 
     def pids(self) -> list[int]:
         return [self.pid] if self.pid else []
@@ -243,12 +241,26 @@ class Ashlar:
             "integrity": "on" if self.chosen.integrity else "off",
             "cores": self.cores,
             "export": self.export_kind(),
-            "array": self.place.check(f"{self.program} --socket {self.socket} array show a0"),
+            **{f"array a{number}": self.told_of(number) for number in range(len(self.members))},
             "commands": "\n".join(dict.fromkeys(self.commands)),
         }
 
+    def told_of(self, array: int) -> str:
+        return self.place.check(f"{self.program} --socket {self.socket} array show a{array}")
+
     def stop(self) -> None:
         self.cleanup.close()
+
+
+def state(shown: dict) -> str:
+    """Of an array, as `array show` has it."""
+    if shown["rebuild"]:
+        return states.rebuilding(shown["rebuild"]["percent"])
+    if shown["state"] not in ("optimal", "degraded"):
+        return states.FAILED
+    # one that is gone is trusted until it misses a write
+    here = sum(its["present"] and its["state"] == "trusted" for its in shown["members"])
+    return states.without(len(shown["members"]) - here)
 
 
 def program(place: Place) -> str:

@@ -13,9 +13,11 @@ error, as is that of `dd conv=fsync` into a new file. Such a cell fails, and is 
 """
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from lab import place as places
+from lab import states
 from lab import study as studies
 from lab.place import Place, Running
 from lab.side import RESYNC_ALL, Counters, Disk, Drive, Protection, SideError
@@ -25,6 +27,12 @@ PROFILES = {0: ("raid0", "raid1"), 1: ("raid5", "raid1"), 2: ("raid6", "raid1c3"
 OPTIONS = "nodiscard"
 FILL_SECONDS_MAX = 3600
 ROOM = 0.85  # what is left of the drives when metadata and unused parts of chunks are taken off
+
+
+@dataclass(frozen=True)
+class Replacement:
+    member: int
+    running: Running
 
 
 class Btrfs:
@@ -42,9 +50,8 @@ class Btrfs:
         self.blocks = Blocks(place, self.cleanup)
         self.members: list[list[Drive]] = []
         self.spares: list[Drive] = []
-        self.out: set[int] = set()  # members of the first array that were pulled
-        self.replacing: int | None = None  # the member
-        self.replacement: Running | None = None
+        self.out: list[set[int]] = []  # of each array, the members that were pulled
+        self.replacements: dict[int, Replacement] = {}  # by array; one at a time of each
         self.commands: list[str] = []
 
     def missing(self) -> str | None:
@@ -71,6 +78,7 @@ class Btrfs:
         self, drives: list[list[Drive]], spares: list[Drive], disk_bytes: list[int]
     ) -> list[Disk]:
         self.members, self.spares = [list(members) for members in drives], list(spares)
+        self.out = [set() for _ in drives]
         for drive in self.spares:
             self.blocks.device(drive)  # before anything is mounted: they are let go of after that
         for number, members in enumerate(self.members):
@@ -102,42 +110,45 @@ class Btrfs:
         self.commands.append(command)
         return self.place.check(command, timeout)
 
-    def pull(self, member: int = 0) -> None:
+    def pull(self, array: int, member: int) -> None:
         """The loads rest. What is wiped is missing when it is mounted again."""
-        self.out.add(member)
-        gone, at = self.blocks.device(self.members[0][member]), self.mount_point(0)
+        self.out[array].add(member)
+        gone, at = self.blocks.device(self.members[array][member]), self.mount_point(array)
         places.unmount(self.place, at)
         self.told(f"wipefs -qaf {gone} && btrfs device scan --forget")
         left = [
             self.blocks.device(drive)
-            for number, drive in enumerate(self.members[0])
-            if number not in self.out
+            for number, drive in enumerate(self.members[array])
+            if number not in self.out[array]
         ]
         options = ",".join([OPTIONS, "degraded", *(f"device={device}" for device in left)])
         places.mount(self.place, left[0], at, "btrfs", options)
         self.commands.append(f"umount {at}; mount -t btrfs -o {options} {left[0]} {at}")
 
-    def replace(self, member: int = 0) -> None:
-        new, old = self.spares.pop(0), self.members[0][member]
+    def replace(self, array: int, member: int) -> None:
+        new, old = self.spares.pop(0), self.members[array][member]
         # -r: from the others, as the one that is out answers nothing; -B: not behind our back
         command = f"btrfs replace start -B -f -r {member + 1} {self.blocks.device(new)}"
-        self.commands.append(f"{command} {self.mount_point(0)}")
-        self.replacement = self.place.spawn(f"exec {command} {self.mount_point(0)}")
-        self.replacing = member
-        self.members[0][member] = new
+        command += f" {self.mount_point(array)}"
+        self.commands.append(command)
+        self.replacements[array] = Replacement(member, self.place.spawn(f"exec {command}"))
+        self.members[array][member] = new
         self.spares.append(old)
 
-    def state(self) -> str:
-        if self.replacement:
-            said = self.place.check(f"btrfs replace status -1 {self.mount_point(0)}")
-            if self.replacement.running:
+    def states(self) -> list[str]:
+        return list(map(self.state_of, range(len(self.members))))
+
+    def state_of(self, array: int) -> str:
+        if replacement := self.replacements.get(array):
+            said = self.place.check(f"btrfs replace status -1 {self.mount_point(array)}")
+            if replacement.running.running:
                 percent = said.split("% done")[0].split()[-1] if "% done" in said else "0.0"
-                return f"rebuilding {percent}%"
-            if (output := self.replacement.wait(1)).rc:
+                return states.rebuilding(float(percent))
+            if (output := replacement.running.wait(1)).rc:
                 raise SideError(f"btrfs could not replace a drive:\n{output.text[-400:]}")
-            self.out.discard(self.replacing)
-            self.replacement = self.replacing = None
-        return "degraded" if self.out else "healthy"
+            self.out[array].discard(replacement.member)
+            del self.replacements[array]
+        return states.without(len(self.out[array]))
 
     def counters(self) -> Counters | None:
         return None  # it counts what it asks of drives, not what it is asked
@@ -160,8 +171,8 @@ class Btrfs:
         }
 
     def stop(self) -> None:
-        if self.replacement:
-            self.place.run(f"btrfs replace cancel {self.mount_point(0)}")
-            places.stop(self.replacement)
-            self.replacement = None
+        while self.replacements:
+            array, replacement = self.replacements.popitem()
+            self.place.run(f"btrfs replace cancel {self.mount_point(array)}")
+            places.stop(replacement.running)
         self.cleanup.close()

@@ -20,10 +20,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from lab import place as places
+from lab import states
 from lab import study as studies
 from lab.place import Place
 from lab.side import RESYNC_ALL, RESYNC_DIRTY, Counters, Disk, Drive, Protection, SideError
 from lab.sides.blocks import Blocks, drives_of_model
+from lab.study import State
 
 LEVELS = {0: "0", 1: "5", 2: "6"}  # by parities
 MODULES = {"0": "raid0", "1": "raid1", "5": "raid456", "6": "raid456"}
@@ -137,39 +139,39 @@ class Mdraid:
         """The kernel says when a first resync is over."""
         for name in self.arrays:
             self.place.check(f"mdadm --wait /dev/{name} || true", timeout=RESYNC_SECONDS_MAX)
-            if (state := self.state_of(name)) != "healthy":
+            if (state := self.state_of(name)) != State.HEALTHY:
                 raise SideError(f"{name} of {self.name} did not become whole: it is {state}")
 
     # Drives
 
-    def pull(self, member: int = 0) -> None:
+    def pull(self, array: int, member: int) -> None:
         """After a hand has taken it, md is told as Debian's udev rule does (mdadm -If): it may have
         nothing to write, and then has not noticed."""
-        array, device = self.arrays[0], self.blocks.device(self.members[0][member])
+        name, device = self.arrays[array], self.blocks.device(self.members[array][member])
         if self.place.unplug(device):
             self.told(f"mdadm -If {Path(device).name} || true")
         else:
-            self.told(f"mdadm /dev/{array} --fail {device}")
+            self.told(f"mdadm /dev/{name} --fail {device}")
             self.told(
-                f"tries=100; until mdadm /dev/{array} --remove {device}; do "
+                f"tries=100; until mdadm /dev/{name} --remove {device}; do "
                 "tries=$((tries - 1)); [ $tries -gt 0 ] || exit 1; sleep 0.1; done"
             )
-        if self.state() not in ("degraded", "failed"):
-            raise SideError(f"{array} lost {device} and is {self.state()}")
+        if (its := self.state_of(name)) == State.HEALTHY:
+            raise SideError(f"{name} lost {device} and is {its}")
 
-    def replace(self, member: int = 0) -> None:
-        new, old = self.spares.pop(0), self.members[0][member]
+    def replace(self, array: int, member: int) -> None:
+        new, old = self.spares.pop(0), self.members[array][member]
         device = self.blocks.device(new)
         self.told(f"mdadm --zero-superblock --force {device} 2>/dev/null || true")
-        self.told(f"mdadm /dev/{self.arrays[0]} --add {device}")
-        self.members[0][member] = new
+        self.told(f"mdadm /dev/{self.arrays[array]} --add {device}")
+        self.members[array][member] = new
         # It comes back by another name, perhaps.
         again = replace(old, path=self.place.plug(self.blocks.device(old)))
         self.blocks.devices.update({old.name: again.path} if again.path != old.path else {})
         self.spares.append(again)
 
-    def state(self) -> str:
-        return self.state_of(self.arrays[0])
+    def states(self) -> list[str]:
+        return list(map(self.state_of, self.arrays))
 
     def state_of(self, name: str) -> str:
         at = f"/sys/block/{name}/md"
@@ -255,17 +257,18 @@ def state(text: str, parity: int) -> str:
     """Of array_state, degraded, sync_action and sync_completed, one a line."""
     words = [line.strip() for line in text.splitlines()]
     if words[0] in ("clear", "inactive", "broken"):
-        return "failed"
+        return states.FAILED
     if len(words) == 1:
-        return "healthy"
+        return State.HEALTHY
     out, action, completed = int(words[1]), words[2], words[3]
     if out > parity:
-        return "failed"
+        return states.FAILED
     if action in ("recover", "resync"):
+        if completed == "delayed":  # by another array on the same drive: nothing is rebuilt yet
+            return states.WAITING
         share = re.match(r"(\d+) / (\d+)", completed)
-        percent = 100 * int(share[1]) / int(share[2]) if share else 0.0
-        return f"rebuilding {percent:.1f}%"
-    return "degraded" if out else "healthy"
+        return states.rebuilding(100 * int(share[1]) / int(share[2]) if share else 0.0)
+    return states.without(out)
 
 
 def disks(arrays: list[str], sizes: list[int], told) -> list[Disk]:

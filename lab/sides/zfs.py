@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from lab import place as places
+from lab import states
 from lab import study as studies
 from lab.place import Place
 from lab.side import Counters, Disk, Drive, Protection
@@ -19,6 +20,7 @@ LEVELS = {0: "", 1: "raidz1", 2: "raidz2", 3: "raidz3"}
 ROOM = 0.7  # what raidz leaves of small records, and what a pool keeps for itself
 RECORD = "16K"
 SECTOR_SHIFT = 12
+OUT = r"^\s+\S+\s+(?:OFFLINE|FAULTED|UNAVAIL|REMOVED)\b"  # a drive's line in `zpool status`
 
 
 class Zfs:
@@ -87,26 +89,21 @@ class Zfs:
         self.commands.append(command)
         return self.place.check(command, timeout=300)
 
-    def pull(self, member: int = 0) -> None:
-        device = self.blocks.device(self.members[0][member])
-        self.told(f"zpool offline -f {self.pool(0)} {device}")
+    def pull(self, array: int, member: int) -> None:
+        device = self.blocks.device(self.members[array][member])
+        self.told(f"zpool offline -f {self.pool(array)} {device}")
 
-    def replace(self, member: int = 0) -> None:
-        new, old = self.spares.pop(0), self.members[0][member]
+    def replace(self, array: int, member: int) -> None:
+        new, old = self.spares.pop(0), self.members[array][member]
         self.place.check(f"zpool labelclear -f {self.blocks.device(new)} || true")
         devices = f"{self.blocks.device(old)} {self.blocks.device(new)}"
-        self.told(f"zpool replace -f {self.pool(0)} {devices}")
-        self.members[0][member] = new
+        self.told(f"zpool replace -f {self.pool(array)} {devices}")
+        self.members[array][member] = new
         self.spares.append(old)
 
-    def state(self) -> str:
-        said = self.place.check(f"zpool status {self.pool(0)}")
-        if "resilver in progress" in said:
-            done = re.search(r"([\d.]+)% done", said)
-            return f"rebuilding {done[1] if done else 0}%"
-        found = re.search(r"state: (\w+)", said)
-        known = {"ONLINE": "healthy", "DEGRADED": "degraded"}
-        return known.get(found[1] if found else "", "failed")
+    def states(self) -> list[str]:
+        pools = map(self.pool, range(len(self.members)))
+        return [state(self.place.check(f"zpool status {pool}")) for pool in pools]
 
     def counters(self) -> Counters | None:
         return None  # it counts what it asks of drives, not what it is asked
@@ -124,3 +121,14 @@ class Zfs:
 
     def stop(self) -> None:
         self.cleanup.close()
+
+
+def state(said: str) -> str:
+    """Of a pool, as `zpool status` has it."""
+    if "resilver in progress" in said:
+        done = re.search(r"([\d.]+)% done", said)
+        return states.rebuilding(float(done[1]) if done else 0.0)
+    found = re.search(r"state: (\w+)", said)
+    if not found or found[1] not in ("ONLINE", "DEGRADED"):
+        return states.FAILED
+    return states.without(len(re.findall(OUT, said, re.MULTILINE)))

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 from lab import host, ledger, sides, study
@@ -69,7 +70,8 @@ class OnHost(unittest.TestCase):
     # One side after the other, by itself
 
     def side(self, name: str) -> None:
-        made = study.only(study.load(self.path), [name])
+        changes = ["array.count=2", "array.data=2"]
+        made = study.only(study.load(self.path, changes=changes), [name])
         drives = made.drives.model_copy(update={"directory": str(self.cache / "drives")})
         made = made.model_copy(update={"drives": drives})
         work = self.home / "work"
@@ -85,32 +87,41 @@ class OnHost(unittest.TestCase):
         arrays, spares = where.drives()
         self.addCleanup(side.stop)
         size = min(side.capacity_bytes(arrays[0]) * 9 // 10, 256 << 20) >> 20 << 20
-        (disk,) = side.start(arrays, spares, [size])
-        (seat,) = where.seats([host.Disk(disk.device, disk.directory, disk.vhost, size)])
-        load = Fio(seat, made.fio)
-        self.addCleanup(load.close)
-        load.prepare(lambda what: None)
-        self.measured(load)
-        self.assertEqual(side.state(), "healthy")
+        disks = [replace(disk, bytes=size) for disk in side.start(arrays, spares, [size] * 2)]
+        loads = [Fio(seat, made.fio) for seat in where.seats(disks)]
+        for load in loads:
+            self.addCleanup(load.close)
+            load.prepare(lambda what: None)
+            self.measured(load)
+        self.assertEqual(set(side.states()), {"healthy"})
         if side.protection.losses:
-            side.pull()
-            self.assertEqual(side.state(), "degraded")
-            load.verify()
-            side.replace()
-            self.wait_healthy(side)
-            load.verify()
+            self.loses_a_drive_of_each(side, loads)
         self.assertTrue(side.settings())
-        load.close()
+        for load in loads:
+            load.close()
         side.stop()
         # Another round finds nothing of this one.
         side = sides.make(made.side[0], made, place, work)
         self.addCleanup(side.stop)
         arrays, spares = where.drives()
-        side.start(arrays, spares, [size])
-        self.assertEqual(side.state(), "healthy")
+        side.start(arrays, spares, [size] * 2)
+        self.assertEqual(set(side.states()), {"healthy"})
         side.stop()
         where.close()
         self.assertEqual(place.ledger.debts(), [])
+
+    def loses_a_drive_of_each(self, side, loads: list[Fio]) -> None:
+        side.pull(0, 0)
+        self.assertEqual(side.states(), ["degraded", "healthy"])
+        side.pull(1, 0)
+        self.assertEqual(side.states(), ["degraded", "degraded"])
+        for load in loads:
+            load.verify()
+        side.replace(0, 0)
+        side.replace(1, 0)
+        self.wait_healthy(side)
+        for load in loads:
+            load.verify()
 
     def measured(self, load: Fio) -> None:
         directory = self.home / "cell"
@@ -118,7 +129,7 @@ class OnHost(unittest.TestCase):
         load.begin(Cell(0, 0, "s", "healthy", "mixed", 0, 1))
         found = load.finish(directory)
         self.assertGreater(found.total, 10)
-        said = json.loads((directory / "host.json").read_text())
+        said = json.loads((directory / f"{load.seat.name}.json").read_text())
         its = said["jobs"][0]
         self.assertEqual(found.total, its["read"]["total_ios"] + its["write"]["total_ios"])
         self.assertIn("99.950000", its["read"]["lat_ns"]["percentile"])
@@ -126,8 +137,9 @@ class OnHost(unittest.TestCase):
 
     def wait_healthy(self, side) -> None:
         deadline = time.monotonic() + SECONDS_MAX
-        while (state := side.state()) != "healthy":
-            self.assertRegex(state, r"^rebuilding [\d.]+%$")
+        while set(now := side.states()) != {"healthy"}:
+            for state in now:
+                self.assertRegex(state, r"^(healthy|rebuilding [\d.]+%)$")
             self.assertLess(time.monotonic(), deadline)
             time.sleep(0.1)
 

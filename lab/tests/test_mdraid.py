@@ -98,14 +98,14 @@ class State(unittest.TestCase):
             ("active\n1\nfrozen\nnone\n", "degraded"),
             ("active\n1\nrecover\n523264 / 2093056\n", "rebuilding 25.0%"),
             ("active\n1\nrecover\nnone\n", "rebuilding 0.0%"),
-            ("active\n1\nrecover\ndelayed\n", "rebuilding 0.0%"),
+            ("active\n1\nrecover\ndelayed\n", "waiting"),
             ("active\n0\nresync\n1 / 4\n", "rebuilding 25.0%"),
             ("active\n2\nidle\nnone\n", "failed"),
             ("broken\n2\nidle\nnone\n", "failed"),
             ("inactive\n0\nidle\nnone\n", "failed"),
         ]:
             self.assertEqual(mdraid.state(text, parity=1), wanted, text)
-        self.assertEqual(mdraid.state("active\n2\nidle\nnone\n", parity=2), "degraded")
+        self.assertEqual(mdraid.state("active\n2\nidle\nnone\n", parity=2), "degraded-twice")
         self.assertEqual(mdraid.state("clean\n", parity=0), "healthy")
 
 

@@ -245,9 +245,25 @@ class Cautions(InADirectory):
         wanted = "randwrite, 1 VM, healthy: raid0 did (119|120)% of what the bare drives do"
         self.assertRegex(told, wanted)
 
-    def states(self, side: str, states: list[str]) -> Source:
-        """What the array of a side was in each second of its cell of the state degraded."""
+    def test_bare_drives_are_those_of_the_arrays_under_load(self):
+        """Twice as many that do twice as much are the same drives."""
+        synthetic.fio(self.home)
+        source = Source.read(self.home)
+        was = [tables.efficiency(source, one) for one in source.summaries]
+
+        def change(raw):
+            for its in raw.values():
+                its["drives"], its["iops"] = its["drives"] * 2, its["iops"] * 2
+
+        source = self.change("raw.json", change)
+        for one, share in zip(source.summaries, was, strict=True):
+            self.assertAlmostEqual(tables.efficiency(source, one), share)
+        self.assertIn("times 5/10", tables.bare_drives(source, "randread", 1))
+
+    def states(self, side: str, states: list[str], arrays: int = 1) -> Source:
+        """What the arrays of a side were in each second of its cell of the state rebuilding."""
         study = STUDY.replace('"healthy", "degraded"', '"healthy", "rebuilding"')
+        study = study.replace("repeats = 1", f"repeats = 1\n[array]\ncount = {arrays}")
         rates = {(one, state): 20 for one in ("ashlar", "mdraid")
                  for state in ("healthy", "rebuilding")}  # fmt: skip
         results = synthetic.pgbench(self.home, study, rates)
@@ -266,6 +282,15 @@ class Cautions(InADirectory):
         [verdict] = tables.verdict(source)
         self.assertEqual(verdict.columns[-1], "rebuilt, % a minute")
         self.assertEqual([row[-1] for row in verdict.rows], ["–", "–", "–", "60.0"])
+
+    def test_an_array_of_several_that_was_in_another_state_is_red(self):
+        states = ["rebuilding 1.0% | rebuilding 1.0%"] * 40 + ["rebuilding 2.0% | healthy"] * 60
+        source = self.states("mdraid", states, arrays=2)
+        red = " ".join(self.red(source))
+        self.assertIn("simple-update, 2 loads, rebuilding, 4 clients: mdraid 40%.", red)
+        self.assertIn("A second counts if all arrays were in the state", red)
+        said = dict(report.about(source))
+        self.assertEqual(said["states"], "healthy, rebuilding: all 2 arrays at once")
 
     def test_the_state_holds_with_a_second_in_twenty_without(self):
         rebuilding = [f"rebuilding {at / 10}%" for at in range(95)]

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from demo import child
-from lab import guests, main, place, window
+from lab import guests, main, place, states, window
 from lab import run as runs
 from lab.ledger import Ledger
 from lab.loads import pgbench
@@ -67,16 +67,39 @@ class MadeUpSide:
     pulls_live = True
     name = "s"
 
-    def __init__(self, pull_seconds: float = 0.0):
+    def __init__(self, pull_seconds: float = 0.0, arrays: int = 1):
         self.pull_seconds, self.pulled_at = pull_seconds, None
+        self.out: list[list[int]] = [[] for _ in range(arrays)]
+        self.filled: list[int | None] = [None] * arrays  # by looks at it, while it is filled
+        self.done: list[str] = []
 
-    def pull(self, member: int = 0) -> None:
+    def pull(self, array: int, member: int) -> None:
         self.pulled_at = time.monotonic()
         time.sleep(self.pull_seconds)
+        self.out[array].append(member)
+        self.done.append(f"pull {array} {member}")
+
+    def replace(self, array: int, member: int) -> None:
+        self.out[array].remove(member)
+        self.filled[array] = 0
+        self.done.append(f"replace {array} {member}")
+
+    def states(self) -> list[str]:
+        return [self.state(array) for array in range(len(self.out))]
+
+    def state(self, array: int) -> str:
+        """The second array takes longer than the first."""
+        if self.filled[array] is not None:
+            self.filled[array] += 1
+            if self.filled[array] < 2 + array:
+                return f"rebuilding {self.filled[array]}.0%"
+            self.done.append(f"rebuilt {array}")
+            self.filled[array] = None
+        return states.without(len(self.out[array]))
 
 
 def turn(side: MadeUpSide, load: MadeUpLoad) -> runs.Turn:
-    return runs.Turn(side, None, [load], Silent(), "s")
+    return runs.Turn(side, len(side.out), None, [load], Silent(), "s")
 
 
 WATCH = SimpleNamespace(error=None, samples=[])
@@ -101,10 +124,70 @@ class Turns(unittest.TestCase):
     def test_what_was_another_state_is_noted(self):
         made = turn(MadeUpSide(), MadeUpLoad(0))
         done = [(99.0, "drive 0 pulled"), (103.0, "drive 0 is out")]
-        self.assertEqual(made.notes(DEGRADED, 1.0, done, 103.5), [])
-        late, share = "over 1.0 s after", "degraded in 80% of the measured"
-        self.assertIn(late, " ".join(made.notes(DEGRADED, 1.0, done, 102.0)))
-        self.assertIn(share, " ".join(made.notes(DEGRADED, 0.8, done, 103.5)))
+        self.assertEqual(made.notes(DEGRADED, 1.0, [1.0], done, 103.5), [])
+        late, share = "over 1.0 s after", "the array was degraded in 80% of the measured"
+        self.assertIn(late, " ".join(made.notes(DEGRADED, 1.0, [1.0], done, 102.0)))
+        self.assertIn(share, " ".join(made.notes(DEGRADED, 0.8, [0.8], done, 103.5)))
+        share = "all 2 arrays were degraded in 60% of the measured seconds only (each by itself: "
+        self.assertIn(f"{share}100%, 60%)", made.notes(DEGRADED, 0.6, [1.0, 0.6], done, 103.5)[0])
+
+
+class SeveralArrays(unittest.TestCase):
+    """What is done to one is done to all."""
+
+    def setUp(self):
+        self.side = MadeUpSide(arrays=2)
+        self.turn = turn(self.side, MadeUpLoad(0))
+        self.enterContext(mock.patch.object(runs, "POLL_SECONDS", 0))
+        self.enterContext(mock.patch.object(runs, "WHOLE_SECONDS_MAX", 5))
+
+    def go_to(self, state: str) -> list[str]:
+        """As a cell does: what is done before its load and in it."""
+        self.side.done.clear()
+        cell = replace(HEALTHY, state=state)
+        self.turn.get_ready(cell)
+        self.events = [what for _, what in self.turn.change(cell)]
+        return self.side.done
+
+    def test_every_array_loses_a_drive(self):
+        self.assertEqual(self.go_to("degraded"), ["pull 0 0", "pull 1 0"])
+        self.assertEqual(self.side.states(), ["degraded"] * 2)
+        self.assertEqual(self.events, ["drive 0 of each of 2 arrays pulled",
+                                       "drive 0 of each of 2 arrays is out"])  # fmt: skip
+        self.assertEqual(self.go_to("degraded"), [])
+
+    def test_every_array_loses_two(self):
+        self.go_to("degraded")
+        self.assertEqual(self.go_to("degraded-twice"), ["pull 0 1", "pull 1 1"])
+        self.assertEqual(self.side.states(), ["degraded-twice"] * 2)
+
+    def test_every_array_gets_a_spare(self):
+        self.go_to("degraded")
+        self.assertEqual(self.go_to("rebuilding"), ["replace 0 0", "replace 1 0"])
+        self.assertEqual(self.side.states(), ["rebuilding 1.0%"] * 2)
+
+    def test_the_next_cell_waits_for_all_rebuilds(self):
+        self.go_to("rebuilding")
+        whole = ["rebuilt 0", "rebuilt 1"]
+        self.assertEqual(self.go_to("degraded"), [*whole, "pull 0 0", "pull 1 0"])
+        self.go_to("degraded-twice")
+        one = ["replace 0 0", "replace 1 0", *whole]
+        other = ["replace 0 1", "replace 1 1", *whole]
+        self.assertEqual(self.go_to("healthy"), [*one, *other])
+
+    def test_loads_rest_once_for_all(self):
+        self.side.pulls_live = False
+        load = mock.Mock()
+        load.rest.side_effect = lambda: self.side.done.append("rest")
+        load.go_on.side_effect = lambda: self.side.done.append("go on")
+        self.turn.loads = [load]
+        self.assertEqual(self.go_to("degraded"), ["rest", "pull 0 0", "pull 1 0", "go on"])
+
+    def test_one_that_fails_ends_the_wait(self):
+        self.go_to("degraded")
+        self.side.states = lambda: ["healthy", "failed"]
+        with self.assertRaisesRegex(runs.RunError, "it is healthy | failed"):
+            self.go_to("healthy")
 
 
 def share(state: str, seconds: int, table: list[dict]) -> float | None:
@@ -117,7 +200,7 @@ class Shares(unittest.TestCase):
         table = [{"second": at - 1, "state": state} for at, state in enumerate(states)]
         self.assertEqual(share("rebuilding", 4, table), 0.75)
         table = [{"second": 0, "state": "degraded"}]
-        self.assertEqual(share("degraded-twice", 1, table), 1.0)
+        self.assertEqual(share("degraded-twice", 1, table), 0.0)
         self.assertIsNone(share("healthy", 1, []))
 
 

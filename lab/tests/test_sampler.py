@@ -10,6 +10,7 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 from lab import sampler
 from lab.ledger import Ledger
@@ -69,6 +70,23 @@ class Seconds(unittest.TestCase):
         self.assertEqual(meter.add({1: 100.0, 2: 5.0}), 0.0)
         self.assertEqual(meter.add({1: 101.0, 3: 0.5}), 1.5)  # 2 is gone, 3 began in between
         self.assertEqual(meter.add({1: 102.0, 2: 0.25, 3: 0.5}), 2.75)  # a pid that is used again
+
+
+class Looks(unittest.TestCase):
+    def test_what_happens_to_any_array_is_seen(self):
+        both = [["healthy", "healthy"], ["degraded", "healthy"], ["degraded", "degraded"],
+                ["rebuilding 1.0%", "rebuilding 2.0%"], ["rebuilding 3.0%", "rebuilding 4.0%"]]
+        told = [list(each) for each in both]
+        side = mock.Mock(**{"states.side_effect": told, "counters.return_value": None})
+        side.pids.return_value = []
+        watch = sampler.Sampler(side, None, list, lambda: None)
+        with mock.patch.object(sampler.places, "processes", return_value={}):
+            for _ in both:
+                watch.look()
+        self.assertEqual([what for _, what in watch.events],
+                         ["arrays: 1 degraded, 1 healthy", "all 2 arrays degraded",
+                          "all 2 arrays rebuilding"])  # fmt: skip
+        self.assertEqual(watch.samples[1].state, "degraded | healthy")
 
 
 class Logs(unittest.TestCase):

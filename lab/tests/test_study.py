@@ -1,12 +1,13 @@
 """Goal: a study with a mistake is refused with its place and the fix, and ours have none."""
 
+import json
 import os
 import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
 
-from lab import machine, sides, study
+from lab import host, machine, sides, study
 from lab.ledger import Ledger
 from lab.place import Host
 from lab.side import Protection
@@ -118,8 +119,18 @@ class Studies(unittest.TestCase):
         self.assertIn("two patterns", self.refusal(fio))
         fio = FIO.replace("PATTERNS", '{name = "a", rw = "read"}')
         self.assertIn("`fio.vms`", self.refusal(fio, ("fio.vms=[1,8]", "vm.count=4")))
-        self.assertIn("several arrays", self.refusal(fio, ("array.count=2", 'states=["degraded"]')))
         self.assertEqual(self.load(fio, changes=("fio.vms=[1,8]", "vm.count=8")).disks, 8)
+
+    def test_several_arrays_lose_a_drive_each(self):
+        fio = FIO.replace("PATTERNS", '{name = "a", rw = "read"}')
+        two = ("array.count=2", "vm.count=2")
+        self.assertIn("2 arrays and 1 virtual machines", self.refusal(fio, two[:1]))
+        for states, spares in [
+            (["healthy"], 0), (["healthy", "degraded"], 1), (["healthy", "rebuilding"], 1),
+            (["healthy", "degraded-twice"], 2),
+        ]:  # fmt: skip
+            made = self.load(fio, changes=(*two, "array.parity=2", f"states={json.dumps(states)}"))
+            self.assertEqual(host.drive_count(made), 2 * (6 + spares), states)
 
     def test_sides_are_named_once(self):
         with self.assertRaisesRegex(StudyError, "not one each"):

@@ -1,0 +1,207 @@
+"""Goal: a figure of several arrays is one of a state only while every array was in it, and a side
+takes a drive out of the array that it is told.
+
+Method: made-up seconds; sides on a place that writes down commands and answers from a list.
+"""
+
+import unittest
+from dataclasses import replace
+from pathlib import Path
+
+from lab import sides, states, study, window
+from lab.place import Output
+from lab.results import Cell
+from lab.side import Drive
+from lab.sides import ashlar, zfs
+
+CELL = Cell(0, 0, "s", "degraded", "p", 0, 2, seconds=4)
+
+
+def seconds(*told: str) -> list[dict]:
+    return [{"second": at, "state": one} for at, one in enumerate(told)]
+
+
+class Together(unittest.TestCase):
+    def test_no_array_speaks_for_another(self):
+        both = states.together(["degraded", "degraded"])
+        self.assertTrue(states.are_all(both, "degraded"))
+        for other in ("healthy", "degraded-twice", "rebuilding 1.0%", "waiting", "failed"):
+            for mixed in (["degraded", other], [other, "degraded"]):
+                self.assertFalse(states.are_all(states.together(mixed), "degraded"), mixed)
+        self.assertEqual(states.together(["rebuilding 1.0%"]), "rebuilding 1.0%")
+
+    def test_drives_that_are_out_are_counted(self):
+        for state in study.State:
+            if state != study.State.REBUILDING:
+                self.assertEqual(states.without(state.drives_out), state)
+        self.assertNotIn(states.without(3), list(study.State))
+
+    def test_words_for_a_person(self):
+        for text, wanted in [
+            ("rebuilding 3.0%", "array rebuilding"),
+            ("degraded | degraded", "all 2 arrays degraded"),
+            ("degraded | healthy | degraded", "arrays: 2 degraded, 1 healthy"),
+        ]:
+            self.assertEqual(states.told(text), wanted)
+
+
+class Shares(unittest.TestCase):
+    def test_a_second_counts_when_all_arrays_are_in_the_state(self):
+        only_first = seconds(*["degraded | healthy"] * 4)
+        self.assertEqual(window.share_as_wanted(CELL, only_first), 0.0)
+        self.assertEqual(window.share_of_each_array(CELL, only_first), [1.0, 0.0])
+        late = seconds("degraded | healthy", *["degraded | degraded"] * 3)
+        self.assertEqual(window.share_as_wanted(CELL, late), 0.75)
+        self.assertEqual(window.share_of_each_array(CELL, late), [1.0, 0.75])
+        self.assertEqual(window.share_of_each_array(CELL, []), [])
+
+    def test_two_out_are_not_one_out(self):
+        twice = replace(CELL, state="degraded-twice")
+        rows = seconds(*["degraded-twice | degraded"] * 2, *["degraded-twice | degraded-twice"] * 2)
+        self.assertEqual(window.share_as_wanted(twice, rows), 0.5)
+
+    def test_a_rebuild_is_told_while_all_rebuild(self):
+        cell = replace(CELL, state="rebuilding")
+        rows = seconds(
+            "rebuilding 10.0% | waiting", "rebuilding 20.0% | rebuilding 0.0%",
+            "rebuilding 30.0% | rebuilding 4.0%", "healthy | rebuilding 50.0%",
+        )  # fmt: skip
+        self.assertEqual(window.share_as_wanted(cell, rows), 0.5)
+        self.assertAlmostEqual(window.rebuilt_percent_a_minute(cell, rows), 7 * 60)
+
+
+def member(state: str = "trusted", present: bool = True) -> dict:
+    return {"state": state, "present": present}
+
+
+class Told(unittest.TestCase):
+    def test_by_ashlar(self):
+        here, stale, gone = member(), member("stale", False), member(present=False)
+        filled = member("rebuilding")
+        for state, members, percent, wanted in [
+            ("optimal", [here] * 3, None, "healthy"),
+            ("degraded", [here, here, gone], None, "degraded"),
+            ("degraded", [stale, here, gone], None, "degraded-twice"),
+            ("degraded", [filled, here, here], 12, "rebuilding 12.0%"),
+            ("degraded", [filled, here, here], None, "degraded"),  # it is about to begin
+            ("failed", [stale, stale, here], None, "failed"),
+            ("unavailable", [], None, "failed"),
+        ]:
+            rebuild = None if percent is None else {"percent": percent}
+            shown = {"state": state, "members": members, "rebuild": rebuild}
+            self.assertEqual(ashlar.state(shown), wanted, shown)
+
+    def test_by_zfs(self):
+        def status(state: str, *drives: str, scan: str = "none requested") -> str:
+            lines = [f"\t    loop{at}  {drive}  0 0 0" for at, drive in enumerate(drives)]
+            return "\n".join(
+                ["  pool: p", f" state: {state}", f"  scan: {scan}", "config:", "",
+                 "\tNAME  STATE  READ WRITE CKSUM", f"\tp  {state}  0 0 0",
+                 f"\t  raidz2-0  {state}  0 0 0", *lines, "", "errors: No known data errors"]
+            )  # fmt: skip
+
+        scan = "resilver in progress since today\n  1G scanned, 25.31% done, no time left"
+        for said, wanted in [
+            (status("ONLINE", "ONLINE", "ONLINE"), "healthy"),
+            (status("DEGRADED", "FAULTED", "ONLINE"), "degraded"),
+            (status("DEGRADED", "FAULTED", "OFFLINE", "ONLINE"), "degraded-twice"),
+            (status("DEGRADED", "ONLINE", "ONLINE", scan=scan), "rebuilding 25.3%"),
+            (status("UNAVAIL", "UNAVAIL", "UNAVAIL"), "failed"),
+        ]:
+            self.assertEqual(zfs.state(said), wanted, said)
+
+
+class Place:
+    """Does nothing and writes it down; what a side asks for is answered by `answers`."""
+
+    logs = "/logs"
+
+    def __init__(self, answers: dict[str, str]):
+        self.answers, self.commands = answers, []
+
+    def run(self, command: str, timeout: float = 60) -> Output:
+        self.commands.append(command)
+        found = [text for words, text in self.answers.items() if words in command]
+        return Output(0, (found or [""])[0].encode())
+
+    def check(self, command: str, timeout: float = 60) -> str:
+        return self.run(command).text
+
+    def spawn(self, command: str):
+        self.commands.append(command.removeprefix("exec "))
+
+    def unplug(self, path: str) -> bool:
+        return False
+
+    def plug(self, path: str) -> str:
+        return path
+
+
+ARRAYS = [[Drive(f"d{at}", f"/dev/d{at}", 1 << 30) for at in part] for part in ((0, 1), (2, 3))]
+SPARE = Drive("d4", "/dev/d4", 1 << 30)
+
+
+class EveryArray(unittest.TestCase):
+    """The second array is told to lose its second drive, d3, and gets d4."""
+
+    def side(self, kind: str, **answers: str):
+        """With two arrays, as `start` leaves it."""
+        made = study.Study.model_validate(
+            {"title": "t", "where": "host", "array": {"count": 2, "data": 1}, "raw": True,
+             "states": ["degraded"], "side": [{"kind": kind}], "drives": {"kind": "block"},
+             "fio": {"patterns": [{"name": "p", "rw": "randread"}]}}
+        )  # fmt: skip
+        side = sides.make(made.side[0], made, Place(answers), Path("/w"))
+        side.members, side.spares = [list(members) for members in ARRAYS], [SPARE]
+        return side
+
+    def told(self, side) -> str:
+        side.place.commands.clear()
+        side.pull(1, 1)
+        side.replace(1, 1)
+        self.assertEqual([drive.name for drive in side.members[0]], ["d0", "d1"])
+        self.assertEqual([drive.name for drive in side.members[1]], ["d2", "d4"])
+        self.assertEqual([drive.name for drive in side.spares], ["d3"])
+        return "\n".join(side.place.commands)
+
+    def test_of_ashlar(self):
+        told = self.told(self.side("ashlar"))
+        self.assertIn("drive detach d3 ", told)
+        self.assertIn("array replace a1 --member 1 --new d4 ", told)
+
+    def test_of_mdraid(self):
+        side = self.side("mdraid", cat="active\n1\nidle\nnone\n")
+        side.arrays = ["md100", "md101"]
+        told = self.told(side)
+        self.assertIn("mdadm /dev/md101 --fail /dev/d3", told)
+        self.assertIn("mdadm /dev/md101 --remove /dev/d3", told)
+        self.assertIn("mdadm /dev/md101 --add /dev/d4", told)
+        self.assertNotIn("md100", told)
+
+    def test_of_zfs(self):
+        side = self.side("zfs")
+        told = self.told(side)
+        self.assertIn(f"zpool offline -f {side.pool(1)} /dev/d3", told)
+        self.assertIn(f"zpool replace -f {side.pool(1)} /dev/d3 /dev/d4", told)
+        self.assertNotIn(side.pool(0), told)
+
+    def test_of_btrfs(self):
+        side = self.side("btrfs")
+        side.out = [set(), set()]
+        told = self.told(side)
+        self.assertIn("wipefs -qaf /dev/d3", told)
+        self.assertIn("btrfs replace start -B -f -r 2 /dev/d4 /w/btrfs/fs1", told)
+        self.assertNotIn("/w/btrfs/fs0", told)
+        self.assertEqual(side.out, [set(), {1}])
+
+    def test_states_are_of_each(self):
+        side = self.side("mdraid", md100="clean\n0\nidle\nnone\n", md101="clean\n1\nidle\nnone\n")
+        side.arrays = ["md100", "md101"]
+        self.assertEqual(side.states(), ["healthy", "degraded"])
+        side = self.side("btrfs")
+        side.out = [set(), {1}]
+        self.assertEqual(side.states(), ["healthy", "degraded"])
+
+
+if __name__ == "__main__":
+    unittest.main()
