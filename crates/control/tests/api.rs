@@ -205,3 +205,23 @@ fn one_of_two_equal_changes_wins() {
     assert_eq!((won, lost), (1, 3), "{answers:?}");
     assert_eq!(daemon.array_state("a"), "optimal");
 }
+
+#[test]
+fn lists_are_in_the_order_in_which_people_count() {
+    let daemon = Daemon::with_drives(11);
+    let names = |line: &str| -> Vec<String> {
+        let list = daemon.json(line);
+        let names = list.as_array().unwrap().iter().map(|its| its["name"].as_str().unwrap());
+        names.map(str::to_owned).collect()
+    };
+    let drives: Vec<String> = (0..11).map(|index| format!("d{index}")).collect();
+    assert_eq!(names("drive list"), drives);
+    daemon.ok(&format!("array create a --level 6 --drives {}", drives.join(",")));
+    assert_eq!(daemon.json("status")["cores"][0]["drives"], json!(drives));
+    for name in ["v10", "v9"] {
+        daemon.ok(&format!("volume create {name} --array a --size 1M"));
+        daemon.ok(&format!("export create {name} --volume {name}"));
+    }
+    assert_eq!(names("volume list"), ["v9", "v10"]);
+    assert_eq!(names("export list"), ["v9", "v10"]);
+}

@@ -56,7 +56,7 @@ impl Host {
         reports: &Reports,
         exports: &[Export],
     ) -> CoreStatus {
-        let (arrays, drives): (Vec<_>, Vec<String>) = self.look(|state| {
+        let (arrays, mut drives): (Vec<_>, Vec<String>) = self.look(|state| {
             let is_here =
                 |array: &Uuid| state.arrays.get(array).is_some_and(|its| its.core == index);
             let arrays = state.arrays.keys().filter(|array| is_here(array));
@@ -66,6 +66,7 @@ impl Host {
                 .filter(|(_, drive)| drive.used_by.is_some_and(|(array, _)| is_here(&array)));
             (arrays.copied().collect(), drives.map(|(name, _)| name.clone()).collect())
         });
+        drives.sort_by(|a, b| natord::compare(a, b));
         let export = |export: &Export| {
             let part = export.parts.iter().find(|part| part.cpu == cpu)?;
             Some(CoreExport { name: export.name.clone(), queues_active: part.queues_active })

@@ -623,7 +623,9 @@ impl Host {
     }
 
     pub async fn list_exports(&self) -> Vec<Export> {
-        let names: Vec<String> = self.look(|state| state.catalog.exports.keys().cloned().collect());
+        let mut names: Vec<String> =
+            self.look(|state| state.catalog.exports.keys().cloned().collect());
+        names.sort_by(|a, b| natord::compare(a, b));
         let mut exports = Vec::new();
         for name in names {
             // One that was deleted meanwhile is left out.

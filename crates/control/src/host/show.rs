@@ -50,7 +50,9 @@ impl Host {
     }
 
     fn drives_with(&self, snapshots: &Snapshots, reports: &Reports) -> Vec<Drive> {
-        let names: Vec<String> = self.look(|state| state.catalog.drives.keys().cloned().collect());
+        let mut names: Vec<String> =
+            self.look(|state| state.catalog.drives.keys().cloned().collect());
+        names.sort_by(|a, b| natord::compare(a, b));
         let shown = names.iter().filter_map(|name| self.drive_with(name, snapshots, reports));
         shown.collect()
     }
@@ -135,7 +137,7 @@ impl Host {
         // One that was deleted meanwhile is left out.
         let shown = uuids.iter().filter_map(|uuid| self.array_with(*uuid, snapshots).ok());
         let mut arrays: Vec<Array> = shown.collect();
-        arrays.sort_by(|a, b| a.name.cmp(&b.name));
+        arrays.sort_by(|a, b| natord::compare(&a.name, &b.name));
         arrays
     }
 

@@ -24,7 +24,10 @@ impl Host {
 
     pub(super) fn spares_with(&self, snapshots: &Snapshots) -> Vec<Spare> {
         let known = self.look(|state| state.catalog.spares.clone());
-        known.iter().map(|(drive, spare)| self.spare_shown(drive, spare, snapshots)).collect()
+        let shown = known.iter().map(|(drive, spare)| self.spare_shown(drive, spare, snapshots));
+        let mut spares: Vec<Spare> = shown.collect();
+        spares.sort_by(|a, b| natord::compare(&a.drive, &b.drive));
+        spares
     }
 
     fn spare_shown(&self, drive: &str, spare: &KnownSpare, snapshots: &Snapshots) -> Spare {

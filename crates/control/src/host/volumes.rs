@@ -25,7 +25,9 @@ impl Host {
             .flatten()
             .flat_map(|array| array.volumes.iter().map(|volume| self.shown(array.uuid, volume)))
             .collect();
-        volumes.sort_by(|a, b| (&a.name, &a.array).cmp(&(&b.name, &b.array)));
+        volumes.sort_by(|a, b| {
+            natord::compare(&a.name, &b.name).then_with(|| natord::compare(&a.array, &b.array))
+        });
         volumes
     }
 
