@@ -64,7 +64,7 @@ pub struct CoreReport {
     /// What it did, and how it serves its devices.
     pub gauges: Report,
     /// What its exports were asked for.
-    pub requests: traffic::Report,
+    pub traffic: traffic::Report,
 }
 
 pub fn report(core: &Core) -> impl Future<Output = Answer<CoreReport>> + Send + 'static {
@@ -72,10 +72,7 @@ pub fn report(core: &Core) -> impl Future<Output = Answer<CoreReport>> + Send + 
     async move {
         let found = look(&sender, move |reactor| {
             let (gauges, now) = (reactor.get(gauges)?, reactor.now());
-            Some(CoreReport {
-                gauges: gauges.report(now),
-                requests: reactor.requests().report(now),
-            })
+            Some(CoreReport { gauges: gauges.report(now), traffic: reactor.traffic().report(now) })
         });
         Ok(found.await?.expect("published for as long as the reactor runs"))
     }

@@ -13,8 +13,8 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use ashlar_format::units::{Area, to_usize};
+use ashlar_raid::block_status::BlockStatus;
 use ashlar_raid::error::ArrayError;
-use ashlar_raid::extent::Extent;
 use ashlar_raid::viewer::Viewer;
 use ashlar_raid::zero_step::{ZeroStep, Zeroing};
 use ashlar_reactor::backend::Instant;
@@ -53,7 +53,7 @@ pub(crate) enum Request {
         len: u64,
     },
     /// How much of it is alike.
-    Extent {
+    BlockStatus {
         offset: u64,
         len: u64,
     },
@@ -73,7 +73,7 @@ pub(crate) struct Answer {
     /// What was shown is so for this time at least.
     pub(crate) holds_for: Duration,
     pub(crate) step: ZeroStep,
-    pub(crate) extent: Extent,
+    pub(crate) status: BlockStatus,
 }
 
 /// What a volume says of itself.
@@ -216,12 +216,16 @@ impl Far {
         self.ask(Request::WriteZeroes { offset, len }, Buffers::default()).await
     }
 
-    pub(crate) async fn extent(&self, offset: u64, len: u64) -> Result<Extent, ArrayError> {
-        let request = Request::Extent { offset, len };
-        let Answer { done, bytes, extent, .. } =
+    pub(crate) async fn block_status(
+        &self,
+        offset: u64,
+        len: u64,
+    ) -> Result<BlockStatus, ArrayError> {
+        let request = Request::BlockStatus { offset, len };
+        let Answer { done, bytes, status, .. } =
             self.caller.call(request, Buffers::default()).await;
         self.bytes.set(bytes);
-        done.map(|()| extent)
+        done.map(|()| status)
     }
 
     pub(crate) async fn zero_step(

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use ashlar_raid::extent::Extent;
+use ashlar_raid::block_status::BlockStatus;
 use ashlar_raid::zero_step::ZeroStep;
 use ashlar_reactor::call::{CalleeEnd, CallerEnd, calls};
 use ashlar_reactor::executor::Reactor;
@@ -42,7 +42,7 @@ impl Offer {
 fn serve(callee: CalleeEnd<Request, Answer>, reactor: &Reactor, volume: Volume) {
     callee.serve(reactor, async move |request, memory| {
         let (mut shown, mut holds_for) = (None, Duration::ZERO);
-        let (mut step, mut extent) = (ZeroStep::default(), Extent::default());
+        let (mut step, mut status) = (ZeroStep::default(), BlockStatus::default());
         let done = match request {
             Request::Read { offset } => volume.read(offset, memory).await,
             Request::Write { offset } => volume.write(offset, memory).await,
@@ -51,9 +51,9 @@ fn serve(callee: CalleeEnd<Request, Answer>, reactor: &Reactor, volume: Volume) 
                 let found = volume.zero_step(zeroing, offset, len).await;
                 found.map(|found| step = found)
             }
-            Request::Extent { offset, len } => {
-                let found = volume.extent(offset, len).await;
-                found.map(|found| extent = found)
+            Request::BlockStatus { offset, len } => {
+                let found = volume.block_status(offset, len).await;
+                found.map(|found| status = found)
             }
             Request::Look => {
                 volume.look().await;
@@ -66,7 +66,7 @@ fn serve(callee: CalleeEnd<Request, Answer>, reactor: &Reactor, volume: Volume) 
             Request::Discard { offset, len } => volume.discard(offset, len).await,
             Request::WriteZeroes { offset, len } => volume.write_zeroes(offset, len).await,
         };
-        Answer { done, bytes: volume.bytes(), shown, holds_for, step, extent }
+        Answer { done, bytes: volume.bytes(), shown, holds_for, step, status }
     });
 }
 

@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use ashlar_format::units::{Area, to_usize};
 use ashlar_raid::array::Array;
+use ashlar_raid::block_status::BlockStatus;
 use ashlar_raid::error::ArrayError;
-use ashlar_raid::extent::Extent;
 use ashlar_raid::viewer::Shown;
 use ashlar_raid::zero_step::{ZeroStep, Zeroing};
 use ashlar_reactor::buffer::Buffers;
@@ -111,11 +111,15 @@ impl Thick {
         Ok(())
     }
 
-    /// See [`Volume::extent`](crate::volume::Volume::extent).
-    pub(crate) async fn extent(&self, offset: u64, len: u64) -> Result<Extent, ArrayError> {
+    /// See [`Volume::block_status`](crate::volume::Volume::block_status).
+    pub(crate) async fn block_status(
+        &self,
+        offset: u64,
+        len: u64,
+    ) -> Result<BlockStatus, ArrayError> {
         match self.ranges(offset, len)?.into_iter().next() {
-            Some(first) => self.array.extent(first).await,
-            None => Ok(Extent::default()),
+            Some(first) => self.array.block_status(first).await,
+            None => Err(ArrayError::Range),
         }
     }
 

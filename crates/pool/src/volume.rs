@@ -2,8 +2,8 @@
 
 use std::rc::Rc;
 
+use ashlar_raid::block_status::BlockStatus;
 use ashlar_raid::error::ArrayError;
-use ashlar_raid::extent::Extent;
 use ashlar_raid::zero_step::{ZeroStep, Zeroing};
 use ashlar_reactor::buffer::Buffers;
 
@@ -99,10 +99,10 @@ impl Volume {
     }
 
     /// The beginning of a range that is not empty, as far as it is alike; as of now.
-    pub async fn extent(&self, offset: u64, len: u64) -> Result<Extent, ArrayError> {
+    pub async fn block_status(&self, offset: u64, len: u64) -> Result<BlockStatus, ArrayError> {
         match self {
-            Volume::Thick(thick) => thick.extent(offset, len).await,
-            Volume::Far(far) => far.extent(offset, len).await,
+            Volume::Thick(thick) => thick.block_status(offset, len).await,
+            Volume::Far(far) => far.block_status(offset, len).await,
         }
     }
 

@@ -46,6 +46,15 @@ impl Array {
         self.torn_stripes.contains(stripe) && self.kept.borrow().iter().any(|one| one.begun == its)
     }
 
+    /// The same of any of these.
+    pub(crate) fn is_any_stranded(&self, stripes: &Range<u64>) -> bool {
+        let is_it = |one: &Rc<Kept>| match one.begun {
+            Begun::Replay { stripe } => stripes.contains(&stripe.0),
+            Begun::Zeroing { .. } | Begun::Forgetting { .. } | Begun::Moving => false,
+        };
+        self.kept.borrow().iter().any(is_it)
+    }
+
     /// Whether this member, if it was absent at the start, may have what a replay is known to have
     /// lacked. (Of batches of which not even the header could be read, nothing is known.)
     pub(crate) fn may_bring_batches(&self, index: MemberIndex) -> bool {

@@ -56,7 +56,7 @@ mod destage;
 mod replay;
 mod zero;
 mod kept;
-pub mod extent;
+pub mod block_status;
 mod give_up;
 mod resync;
 mod rebuild_plan;

@@ -170,9 +170,8 @@ impl Pending {
     }
 
     /// Whether any of these stripes has patches.
-    pub(crate) fn is_within(&self, stripes: Range<u64>) -> bool {
-        let next = self.present.next(StripeIndex(stripes.start));
-        next.is_some_and(|stripe| stripe.0 < stripes.end)
+    pub(crate) fn is_within(&self, stripes: &Range<u64>) -> bool {
+        self.present.next_in(stripes).is_some()
     }
 
     /// Newer bytes take the place of older ones. Patches come in the order of their sequences.

@@ -339,6 +339,10 @@ impl Array {
         rows: &Range<u32>,
     ) -> Result<Option<Buffer>, ArrayError> {
         if !self.is_written(stripe) {
+            if self.is_stranded(stripe) {
+                // What is missing may be of any row.
+                return Err(ArrayError::Lost);
+            }
             self.finish_forgetting(stripe.0..stripe.0 + 1).await?;
         } else if !self.becomes_zero(stripe) {
             return Ok(None);

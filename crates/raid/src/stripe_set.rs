@@ -2,6 +2,7 @@
 //! map keeps their regions), and those with bytes that are not in place yet.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::sync::Arc;
 
 use ashlar_format::units::{StripeIndex, to_usize};
@@ -102,16 +103,26 @@ impl StripeSet {
 
     /// The first one at or after `from`.
     pub fn next(&self, from: StripeIndex) -> Option<StripeIndex> {
+        let words = self.bits.borrow().len() as u64;
+        self.next_in(&(from.0..words * 64))
+    }
+
+    /// The first one of these. Nothing else is looked at.
+    pub(crate) fn next_in(&self, stripes: &Range<u64>) -> Option<StripeIndex> {
+        if self.count() == 0 {
+            return None;
+        }
         let bits = self.bits.borrow();
-        let (first, bit) = Self::place(from);
+        let (first, bit) = Self::place(StripeIndex(stripes.start));
+        let end = to_usize(stripes.end.div_ceil(64));
         let masked =
             |index: usize, word: u64| if index == first { word & !(bit - 1) } else { word };
-        let words = bits.iter().enumerate().skip(first);
+        let words = bits.iter().enumerate().take(end).skip(first);
         let mut found = words.filter_map(|(index, word)| {
             let word = masked(index, *word);
             (word != 0).then(|| index as u64 * 64 + u64::from(word.trailing_zeros()))
         });
-        found.next().map(StripeIndex)
+        found.next().filter(|stripe| *stripe < stripes.end).map(StripeIndex)
     }
 }
 
@@ -134,6 +145,12 @@ mod tests {
             at = StripeIndex(next.0 + 1);
         }
         assert_eq!(found, [3, 64, 199]);
+        let first_in = |stripes| set.next_in(&stripes).map(|stripe| stripe.0);
+        assert_eq!([first_in(0..3), first_in(0..4), first_in(4..64)], [None, Some(3), None]);
+        assert_eq!(
+            [first_in(4..65), first_in(65..199), first_in(65..200)],
+            [Some(64), None, Some(199)]
+        );
         set.remove(StripeIndex(64));
         assert!(!set.contains(StripeIndex(64)) && set.contains(StripeIndex(3)));
         assert_eq!(set.next(StripeIndex(4)), Some(StripeIndex(199)));

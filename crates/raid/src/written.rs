@@ -53,13 +53,17 @@ impl Array {
 
     /// Whether the stripe is zero without a look at any drive.
     pub(crate) fn is_blank_stripe(&self, stripe: StripeIndex) -> bool {
-        !self.is_written(stripe) && !self.journal.pending.borrow().contains(stripe)
+        !self.is_written(stripe)
+            && !self.journal.pending.borrow().contains(stripe)
+            && !self.is_stranded(stripe)
     }
 
     /// The same of all stripes of a region.
     pub(crate) fn is_blank(&self, region: RegionIndex) -> bool {
         let stripes = self.written.stripes_of(region);
-        !self.written.contains(region) && !self.journal.pending.borrow().is_within(stripes)
+        !self.written.contains(region)
+            && !self.journal.pending.borrow().is_within(&stripes)
+            && !self.is_any_stranded(&stripes)
     }
 
     /// Makes the stripe's region one that is written, durably; all zero if it was not. The caller

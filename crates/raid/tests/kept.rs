@@ -21,6 +21,7 @@ use ashlar_raid::status::ArrayState;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::op::Op;
 
+use crate::journal_gaps::{areas, rings};
 use crate::pair::{DRIVE_BYTES, Pair, begin, run_on};
 use crate::steered::{Fate, Steer, address, is_write, offset};
 
@@ -308,6 +309,40 @@ async fn starts_by_force_without(pair: &mut Pair, drives: &[Rc<Drive>], absent: 
     let refused = assemble(pair, &left, false).await.err();
     assert_eq!(refused, Some(AssembleError::Journal { stripe: 0 }));
     pair.array = assemble(pair, &left, true).await.unwrap();
+}
+
+/// Nothing was ever put in place there: what is missing is not zero for that.
+#[test]
+fn by_force_what_is_left_to_an_absent_member_is_no_zero_of_a_blank_region() {
+    run(|reactor, steer| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid5, 3, 512).await;
+        pair.array.set_policy(Policy::Journal).await.unwrap();
+        let before = rings(&pair, &pair.drives());
+        pair.put(512, &[9; 512]).await;
+        let after = rings(&pair, &pair.drives());
+        let drives = pair.dies();
+        let have: Vec<usize> = (0..3).filter(|member| before[*member] != after[*member]).collect();
+        let [absent, unread] = have[..] else { panic!("{have:?}") };
+        let header = before[unread].iter().zip(&after[unread]).position(|(old, new)| old != new);
+        let payload = areas(&pair).journal.offset + (header.unwrap() as u64 / 4096 + 1) * 4096;
+        unreadable(&steer, [(address(pair.file(&drives[unread])), payload)]);
+        starts_by_force_without(&mut pair, &drives, absent).await;
+        let (array, stripe) = (pair.array.clone(), pair.array.stripe_bytes());
+        assert_eq!(pair.read(512, 512).await, Err(ArrayError::Lost));
+        assert_eq!(array.block_status(0..stripe).await.map(|its| its.is_zero), Ok(false));
+        assert_eq!(array.write_zeroes(0, stripe).await, Err(ArrayError::Lost));
+        assert_eq!(array.write_zeroes(0, array.capacity()).await, Err(ArrayError::Lost));
+        assert_eq!(array.discard(0, array.capacity()).await, Err(ArrayError::Lost));
+        // Beside it all is as it was.
+        assert_eq!(pair.read(stripe as usize, 512).await, Ok(vec![0; 512]));
+        pair.put(stripe as usize, &[7; 512]).await;
+        pair.dies();
+        pair.array = assemble(&mut pair, &drives, false).await.unwrap();
+        pair.check().await;
+        pair.in_place().await;
+        pair.scrub_is_clean().await;
+        pair.array.stop().await.unwrap();
+    });
 }
 
 /// What an absent member could bring is left to it, until another drive has its place.

@@ -74,7 +74,7 @@ struct Inner {
     at_once_left: Cell<u32>,
     stopping: Cell<bool>,
     turn_time: Cell<Instant>,
-    requests: Traffic,
+    traffic: Traffic,
     /// Tasks that wait for memory of operations that nobody waits for.
     reclaiming: RefCell<Vec<TaskId>>,
     // Last, so that everything that may still point into the backend is dropped before it.
@@ -109,7 +109,7 @@ impl Reactor {
             at_once_left: Cell::new(0),
             stopping: Cell::new(false),
             turn_time: Cell::new(backend.now()),
-            requests: Traffic::default(),
+            traffic: Traffic::default(),
             reclaiming: RefCell::default(),
             backend: RefCell::new(backend),
         };
@@ -126,10 +126,9 @@ impl Reactor {
         self.inner.backend.borrow().now()
     }
 
-    /// What initiators ask of this reactor, all its exports together: whoever serves them counts
-    /// there, too, and so it goes on when an export ends.
-    pub fn requests(&self) -> &Traffic {
-        &self.inner.requests
+    /// What is asked of this core from outside: whoever serves that counts it there.
+    pub fn traffic(&self) -> &Traffic {
+        &self.inner.traffic
     }
 
     /// See [`Backend::unix_s`].

@@ -251,9 +251,12 @@ impl Life {
         const ZEROES: Sector = [0; size_of::<Sector>()];
         let before = self.before(served, offset, len);
         let ticket = self.oracle.borrow_mut().read_begins(served.base + offset, len);
-        let result = served.volume.extent(offset, len).await;
+        let result = served.volume.block_status(offset, len).await;
         let found = result.unwrap_or_default();
-        self.judge("extent", &before, served, (offset, len), result.map(|_| ()));
+        self.judge("block status", &before, served, (offset, len), result.map(|_| ()));
+        if result.is_ok() && !(1..=len).contains(&found.len) {
+            self.fail(format!("{found:?} of {len} bytes"));
+        }
         let zeroes = if found.is_zero { found.len / SECTOR } else { 0 };
         let sectors = (0..zeroes).map(|_| &ZEROES);
         let checked = self.oracle.borrow_mut().read_ends(&ticket, sectors);

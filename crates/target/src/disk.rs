@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use ashlar_format::units::to_usize;
 use ashlar_pool::volume::Volume;
+use ashlar_raid::block_status::BlockStatus;
 use ashlar_raid::error::ArrayError;
-use ashlar_raid::extent::Extent;
 use ashlar_raid::zero_step::Zeroing;
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffers, DIRECT_ALIGN};
@@ -193,7 +193,7 @@ impl Disk {
         for (kind, bytes, began) in self.untold.borrow_mut().drain(..) {
             let took = now.since(began);
             self.traffic.took(kind, bytes, took, now);
-            self.reactor.requests().took(kind, bytes, took, now);
+            self.reactor.traffic().took(kind, bytes, took, now);
         }
     }
 
@@ -246,7 +246,7 @@ impl Disk {
     fn arrive<'a>(&'a self, wanted: Wanted<'a>) -> Turn<'a> {
         let began = self.reactor.turn_time();
         neighbours::note(self.own_number(), began);
-        let _passages = [self.traffic.enter(), self.reactor.requests().enter()];
+        let _passages = [self.traffic.enter(), self.reactor.traffic().enter()];
         Turn { began, wanted, _passages }
     }
 
@@ -388,11 +388,18 @@ impl Disk {
     }
 
     /// The beginning of a range that is not empty, as far as it is alike.
-    pub(crate) async fn extent(&self, offset: u64, len: u64) -> Result<Extent, ArrayError> {
-        let found = self.volume.extent(offset, len).await;
-        if let Err(error) = found {
-            self.note(error.into());
-            self.count(|counters| counters.errors += 1);
+    pub(crate) async fn block_status(
+        &self,
+        offset: u64,
+        len: u64,
+    ) -> Result<BlockStatus, ArrayError> {
+        let found = self.volume.block_status(offset, len).await;
+        match found {
+            Ok(status) => assert!((1..=len).contains(&status.len), "{status:?} of {len}"),
+            Err(error) => {
+                self.note(error.into());
+                self.count(|counters| counters.errors += 1);
+            }
         }
         found
     }

@@ -55,8 +55,6 @@ struct Look {
     arrays: Vec<Row>,
     exports: Vec<Row>,
     cores: Vec<CoreShare>,
-    /// Of the reactors' exports, by CPU.
-    reactors: Vec<Row>,
 }
 
 #[derive(Serialize)]
@@ -64,6 +62,9 @@ struct CoreShare {
     cpu: usize,
     /// Millionths of the time between the looks.
     busy_ppm: Option<u64>,
+    /// What its exports were asked for.
+    #[serde(flatten)]
+    row: Option<Row>,
 }
 
 /// One line of JSON for each look, where that is asked for.
@@ -111,18 +112,14 @@ fn look(before: &Status, after: &Status, passed: Duration) -> Look {
         let counters = its.counters.zip(old.and_then(|old| old.counters));
         let busy_ns = counters.map(|(new, old)| new.busy_ns.saturating_sub(old.busy_ns));
         let ppm = |busy_ns| over(busy_ns, 1_000_000, passed).min(1_000_000);
-        CoreShare { cpu: its.cpu, busy_ppm: busy_ns.map(ppm) }
-    };
-    let reactor = |its: &CoreStatus| {
-        let old = before.cores.iter().find(|old| old.cpu == its.cpu);
-        let old = old.and_then(|old| old.traffic.as_ref());
-        Some(row(&its.cpu.to_string(), old?, its.traffic.as_ref()?, passed))
+        let traffic = old.and_then(|old| old.traffic.as_ref()).zip(its.traffic.as_ref());
+        let row = traffic.map(|(old, new)| row(&its.cpu.to_string(), old, new, passed));
+        CoreShare { cpu: its.cpu, busy_ppm: busy_ns.map(ppm), row }
     };
     Look {
         arrays: after.arrays.iter().filter_map(array).collect(),
         exports: after.exports.iter().filter_map(export).collect(),
         cores: after.cores.iter().map(core).collect(),
-        reactors: after.cores.iter().filter_map(reactor).collect(),
     }
 }
 
@@ -176,16 +173,17 @@ fn screen(look: &Look) -> String {
         format!("CPU {} {}", its.cpu, or_dash(busy))
     };
     let shares: Vec<String> = look.cores.iter().map(share).collect();
+    let of_cores: Vec<&Row> = look.cores.iter().filter_map(|its| its.row.as_ref()).collect();
     let parts = [
         format!("busy: {}", shares.join(", ")),
-        rows_table("CPU", &look.reactors, "no reactor answers"),
-        rows_table("ARRAY", &look.arrays, "no arrays run"),
-        rows_table("EXPORT", &look.exports, "no exports"),
+        rows_table("CPU", &of_cores, "no reactor answers"),
+        rows_table("ARRAY", &look.arrays.iter().collect::<Vec<_>>(), "no arrays run"),
+        rows_table("EXPORT", &look.exports.iter().collect::<Vec<_>>(), "no exports"),
     ];
     parts.join("\n\n")
 }
 
-fn rows_table(head: &str, shown: &[Row], none: &str) -> String {
+fn rows_table(head: &str, shown: &[&Row], none: &str) -> String {
     let with_journal = shown.iter().any(|row| row.journal_used_percent.is_some());
     let mut heads = vec![
         head,
@@ -241,7 +239,7 @@ mod tests {
         assert_eq!((shown.reads_per_second, shown.read_bytes_per_second), (1_000, 4_096_000));
         // Two seconds, and five of waiting in them.
         assert_eq!((shown.depth_milli, shown.writes_per_second), (2_500, 0));
-        let line = rows_table("ARRAY", &[shown], "none");
+        let line = rows_table("ARRAY", &[&shown], "none");
         let words: Vec<&str> = line.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(words, ["main", "1000", "0", "0", "4.0", "0.0", "1.5ms", "-", "-", "2.5"]);
         // Started anew.

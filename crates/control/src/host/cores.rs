@@ -81,7 +81,7 @@ impl Host {
             arrays: arrays.into_iter().map(|array| self.array_name(array)).collect(),
             drives,
             exports: exports.iter().filter_map(export).collect(),
-            traffic: report.map(|report| traffic(&report.requests)),
+            traffic: report.map(|report| traffic(&report.traffic)),
             counters: gauges.map(counters),
             memory: gauges.map(|its| CoreMemory {
                 buffers: page_bytes(its.buffers),

@@ -19,6 +19,7 @@ use crate::fuse::wire::{
     AttrOut, FallocateIn, OPEN_DIRECT_IO, OPEN_PARALLEL_DIRECT_WRITES, OPERATION_BYTES, OpenOut,
     ROOT, RangeIn, SET_MODE, SET_OWNER, SET_SIZE, SeekIn, SetAttrIn, StatfsOut, WriteOut, opcode,
 };
+use crate::limits::Toll;
 use crate::request::{Operation, Permit, Request, Status};
 
 /// Only the daemon's user reads and writes it.
@@ -150,11 +151,15 @@ impl File {
         }
         let mut at = first / SECTOR_BYTES * SECTOR_BYTES;
         while at < end {
-            let extent = self.disk.extent(at, end - at).await.map_err(|_| Errno(libc::EIO))?;
-            if extent.is_zero == wants_hole {
+            // As much as a read of nothing.
+            let _turn = self.disk.turn(Toll::Read(0)).await;
+            let status = self.disk.block_status(at, end - at).await;
+            let status = status.map_err(|_| Errno(libc::EIO))?;
+            if status.is_zero == wants_hole {
                 return Ok(at.max(first));
             }
-            at += extent.len;
+            at += status.len;
+            self.reactor().yield_now().await;
         }
         if wants_hole { Ok(end) } else { Err(Errno(libc::ENXIO)) }
     }

@@ -18,7 +18,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use ashlar_format::units::to_usize;
-use ashlar_raid::extent::Extent;
+use ashlar_raid::block_status::BlockStatus;
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::{BUFFER_BYTES_MAX, Buffers};
 use ashlar_reactor::executor::Reactor;
@@ -36,7 +36,7 @@ use crate::nbd::reply::{Outbox, Reply, head};
 use crate::nbd::request::{Agreed, Asked, Breach, Command, read_request};
 use crate::nbd::wire::{
     ChunkStatus, FIXED_NEWSTYLE, Greeting, NO_ZEROES, OPTION_HEADER_BYTES, OPTION_MAGIC,
-    OptionHeader, REQUEST_HEADER_BYTES, Refusal, RequestHeader, SERVER_MAGIC, extent_flag,
+    OptionHeader, REQUEST_HEADER_BYTES, Refusal, RequestHeader, SERVER_MAGIC, state,
 };
 use crate::nbd::workers::Task;
 use crate::request::{Operation, Permit, Request, Status};
@@ -388,10 +388,10 @@ impl Connection {
             }
             Command::Cache => return Some((Ok(()), none)),
             Command::BlockStatus { offset, len } => {
-                let extent = self.disk.extent(offset, len.into()).await;
-                let told = extent.map(|extent| self.status_of(extent));
-                return Some(match told {
-                    Ok(told) => (Ok(()), told),
+                // As much as a read of nothing.
+                let _turn = self.disk.turn_while(&wanted, Toll::Read(0)).await?;
+                return Some(match self.disk.block_status(offset, len.into()).await {
+                    Ok(status) => (Ok(()), self.told(status)),
                     Err(_) => (Err(Refusal::Io), none),
                 });
             }
@@ -409,10 +409,10 @@ impl Connection {
         })
     }
 
-    /// What a client is told of an extent.
-    fn status_of(&self, extent: Extent) -> Buffers {
-        let len = u32::try_from(extent.len).expect("not more than was asked for");
-        let flags = if extent.is_zero { extent_flag::HOLE | extent_flag::ZERO } else { 0 };
+    /// What a client is told.
+    fn told(&self, status: BlockStatus) -> Buffers {
+        let len = u32::try_from(status.len).expect("not more than was asked for");
+        let flags = if status.is_zero { state::HOLE | state::ZERO } else { 0 };
         let status =
             ChunkStatus { context: ALLOCATION_ID.into(), len: len.into(), flags: flags.into() };
         let told = self.reactor().buffer(size_of::<ChunkStatus>());

@@ -10,14 +10,12 @@ use zerocopy::IntoBytes;
 use crate::nbd::lane::Lane;
 use crate::nbd::request::{Agreed, Asked, Command};
 use crate::nbd::wire::{
-    Chunk, ChunkError, ChunkStatus, Refusal, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
+    CHUNK_STATUS_BYTES, Chunk, ChunkError, Refusal, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC,
     SimpleReply, chunk,
 };
 
 /// Most bytes of a reply besides its data.
 const HEAD_BYTES_MAX: usize = 32;
-#[allow(clippy::cast_possible_truncation, reason = "a small type")]
-const STATUS_BYTES: u32 = size_of::<ChunkStatus>() as u32;
 
 /// What precedes the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,7 +64,7 @@ pub(super) fn head(agreed: Agreed, asked: &Asked, outcome: Result<(), Refusal>) 
             structured(asked.cookie, chunk::OFFSET_DATA, &offset.to_be_bytes(), len)
         }
         (Ok(()), Command::BlockStatus { .. }) => {
-            structured(asked.cookie, chunk::BLOCK_STATUS, &[], STATUS_BYTES)
+            structured(asked.cookie, chunk::BLOCK_STATUS, &[], CHUNK_STATUS_BYTES)
         }
         (Ok(()), _) => structured(asked.cookie, chunk::NONE, &[], 0),
     }

@@ -190,15 +190,15 @@ pub(super) struct ChunkError {
 }
 const _: () = assert!(size_of::<ChunkError>() == 6);
 
-/// Flags of an extent in the context `base:allocation`.
-pub(super) mod extent_flag {
+/// Flags of the context `base:allocation`.
+pub(super) mod state {
     /// Nothing is stored of it.
     pub(in crate::nbd) const HOLE: u32 = 1 << 0;
     /// It reads as zeroes.
     pub(in crate::nbd) const ZERO: u32 = 1 << 1;
 }
 
-/// The data of a block status chunk: one extent.
+/// The data of a block status chunk.
 #[repr(C)]
 #[derive(IntoBytes, Immutable, Unaligned)]
 pub(super) struct ChunkStatus {
@@ -206,4 +206,5 @@ pub(super) struct ChunkStatus {
     pub(super) len: U32,
     pub(super) flags: U32,
 }
-const _: () = assert!(size_of::<ChunkStatus>() == 12);
+pub(super) const CHUNK_STATUS_BYTES: u32 = 12;
+const _: () = assert!(size_of::<ChunkStatus>() == CHUNK_STATUS_BYTES as usize);
