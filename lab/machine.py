@@ -144,7 +144,7 @@ def read(path: str | Path) -> str:
 
 def problems(study: Study, sides: dict[str, Side], out: Path) -> list[str]:
     """What this machine lacks for the loads, and what cannot be compared; each with its fix."""
-    found = [*load_problems(study), *protection_problems(study, sides)]
+    found = [*load_problems(study), *idle_problems(study), *protection_problems(study, sides)]
     at = paths.existing(out.absolute())
     if shutil.disk_usage(at).free < RESULT_BYTES:
         found.append(f"{at} has less than {RESULT_BYTES >> 20} MiB free for results: give --out")
@@ -181,6 +181,21 @@ def load_problems(study: Study) -> list[str]:
         if os.geteuid() != 0:
             found.append("mounting and changing to the user postgres need root: run it with sudo")
     return found
+
+
+def idle_problems(study: Study) -> list[str]:
+    """Arrays without any disk: what happens to one of those says nothing of a load.
+
+    `fio.vms` may be smaller than the number of arrays: the disks are there, other cells load them,
+    and what one machine gets of a server whose others rest is asked, too. Not in the model of a
+    study: results of before, whose idle arrays were only healthy, are still to be read.
+    """
+    if study.array.count <= study.disks:
+        return []
+    return [
+        f"there are {study.array.count} arrays and {study.disks} virtual machines, each of which "
+        "has a disk on one of them: say a smaller `array.count`, or a larger `vm.count`"
+    ]
 
 
 def protection_problems(study: Study, sides: dict[str, Side]) -> list[str]:

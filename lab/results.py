@@ -8,7 +8,9 @@
       machine-2.json          the same when a run went on later, and so on
       sides.json              name of a side → {kind, protection, settings: {…}, load: {…}}, or
                               {skipped: why}
-      raw.json                what the bare drives do: pattern → {iops, bytes_per_sec, …}; if asked
+      raw.json                what the bare drives do: pattern → {drives, iops, bytes_per_sec, …},
+                              all at once; “pattern, 5 drives” → the same of those of the first
+                              arrays alone, where a cell loads no others; if asked
       commands.log            every command in order, with its time and its answer
       cells.jsonl             one line for each finished cell; a line is written when it is over
       failures.jsonl          one line for each try that failed: {cell: {…}, error, at}; such a
@@ -53,6 +55,11 @@ SECONDS = [
 ]
 
 
+def of_drives(pattern: str, drives: int) -> str:
+    """Its key in raw.json, where not all drives are meant. No pattern has such a name."""
+    return f"{pattern}, {drives} drives"
+
+
 class ResultsError(Exception):
     """What was left cannot be read or told of; the message names the file and the fix."""
 
@@ -82,6 +89,8 @@ class Cell:
     daemon_cores: float | None = None
     state_before: str = ""  # of each array, as in seconds.csv
     state_after: str = ""
+    # Whether states tell one drive out from two: older runs have `degraded` for both.
+    drives_out_told: bool = True
     state_share: float | None = None  # of the measured seconds in which all arrays were in `state`
     events: tuple[tuple[float, str], ...] = ()  # second, what happened: "drive d2 pulled"
     notes: tuple[str, ...] = ()  # what a reader must know of this one
@@ -116,6 +125,7 @@ class Results:
             words = json.loads(line)
             words["events"] = tuple((second, what) for second, what in words["events"])
             words["notes"] = tuple(words["notes"])
+            words.setdefault("drives_out_told", False)
             yield Cell(**words)
 
     def is_done(self, cell: Cell) -> bool:

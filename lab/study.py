@@ -214,11 +214,6 @@ class Study(Table):
             raise ValueError('has the state "degraded-twice": that needs `parity` 2 or more')
         if self.array.parity == 0 and set(self.states) != {State.HEALTHY}:
             raise ValueError("has no parity: without a drive there is nothing left to measure")
-        if self.array.count > self.disks:  # what happens to an idle one says nothing of a load
-            raise ValueError(
-                f"has {self.array.count} arrays and {self.disks} virtual machines, each of which "
-                "has a disk on one of them: say a smaller `array.count`, or a larger `vm.count`"
-            )
         if self.drives.kind == "nvme" and self.where != Where.GUEST:
             raise ValueError('has drives of kind "nvme": those are emulated, `where = "guest"`')
         patterns = [pattern.name for pattern in self.fio.patterns] if self.fio else []

@@ -2,6 +2,7 @@
 
 from lab import states
 from lab.results import Cell
+from lab.study import State
 
 SHARE_ENOUGH = 0.95  # of the seconds, for a figure to be one of its state
 SECONDS_A_MINUTE = 60
@@ -11,13 +12,20 @@ def measured(cell: Cell, rows: list[dict]) -> list[dict]:
     return [row for row in rows if 0 <= int(row["second"]) < cell.seconds and row["state"]]
 
 
+def told_as(cell: Cell) -> set[str]:
+    """What its state may be called: an older run does not tell two drives out from one."""
+    alike = cell.state == State.DEGRADED_TWICE and not cell.drives_out_told
+    return {cell.state, State.DEGRADED} if alike else {cell.state}
+
+
 def share_as_wanted(cell: Cell, rows: list[dict]) -> float | None:
     """Of the seconds that were measured, in how many every array was in the cell's state: a figure
     is of all of them together."""
     seconds = measured(cell, rows)
     if not seconds:
         return None
-    return sum(states.are_all(row["state"], cell.state) for row in seconds) / len(seconds)
+    wanted = told_as(cell)
+    return sum(set(states.kinds(row["state"])) <= wanted for row in seconds) / len(seconds)
 
 
 def share_of_each_array(cell: Cell, rows: list[dict]) -> list[float]:

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lab import place as places
+from lab import schedule
 from lab import study as studies
 from lab.loads import LoadError, Measured, wait_until
 from lab.place import Place, Running
-from lab.results import Cell
+from lab.results import Cell, of_drives
 from lab.study import Pattern
 from lab.where import Seat, Where
 
@@ -213,7 +214,9 @@ def entries(log: str):
 
 
 def measure_drives(study: studies.Study, where: Where, say: Callable[[str], None]) -> dict:
-    """Each pattern on all members of all arrays at once: what their sum could do at best."""
+    """Each pattern on all members of all arrays at once: what their sum could do at best. And on
+    those of the first arrays alone, where loads use no others: drives that share a disk do less
+    each, the more of them there are."""
     place = where.place
     arrays, _ = where.drives()
     members = [drive for array in arrays for drive in array]
@@ -229,10 +232,22 @@ def measure_drives(study: studies.Study, where: Where, say: Callable[[str], None
         for pattern in study.fio.patterns:
             say(f"the drives themselves: {pattern.name}")
             found[pattern.name] = measure_pattern(place, study.fio, pattern, files, size, home)
+            for fewer in fewer_drives(study):
+                say(f"the drives themselves: {(name := of_drives(pattern.name, fewer))}")
+                found[name] = measure_pattern(
+                    place, study.fio, pattern, files[:fewer], size, home
+                )
         return found
     finally:
         place.run(f"rm -rf {home}")
         places.settle(place, "path", home)
+
+
+def fewer_drives(study: studies.Study) -> list[int]:
+    """How many stand behind cells that load the first arrays only."""
+    count = study.array.count
+    loaded = {min(count, loads) for _, _, loads in schedule.loads_of(study)}
+    return [arrays * study.array.members for arrays in sorted(loaded - {count})]
 
 
 def fill(place: Place, files: list[str], size: int) -> None:

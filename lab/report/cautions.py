@@ -41,8 +41,8 @@ def all_of(source: Source) -> list[Caution]:
     found = [
         *synthetic(source), *unequal(source), *durability(source), *write_holes(source),
         *resyncs(source), *caches(source), *narrower(source),
-        *not_in_state(source), *failures(source), *given_up(source), *short(source),
-        *unfinished(source), *skipped(source),
+        *not_in_state(source), *two_told_as_one(source), *failures(source), *given_up(source),
+        *short(source), *unfinished(source), *skipped(source),
         *surprising(source), *surroundings(source), *interrupted(source),
     ]  # fmt: skip
     return sorted(found, key=lambda one: not one.red)
@@ -171,6 +171,14 @@ def not_in_state(source: Source):
         )
 
 
+def two_told_as_one(source: Source):
+    if any(len(window.told_as(cell)) > 1 for cell in source.results.cells):
+        yield Caution(
+            "This is an older run, in which arrays that lack two drives were told as those that "
+            "lack one: that both were out is known from what was done to them only."
+        )
+
+
 def given_up(source: Source):
     if source.failures:
         cells = "; ".join(one["cell"] for one in source.failures)
@@ -212,9 +220,11 @@ def surprising(source: Source):
             name = f"{source.title_of(load, loads)}, {one.cell.state}: {one.cell.side}"
             share, healthy = tables.efficiency(source, one), tables.of_healthy(source, one)
             if share and share > ABOVE:
+                fewer = source.drives_behind(loads) < source.raw_drives(load, loads)
                 yield Caution(
                     f"{name} did {share:.0%} of what the bare drives do: a cache has answered, or "
-                    "the drives were measured in a worse moment."
+                    "the drives were measured in a worse moment"
+                    f"{', or so few do more than their share of what all do' * fewer}."
                 )
             if healthy and healthy > ABOVE:
                 yield Caution(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lab import stats, window
 from lab import study as studies
-from lab.results import Cell, Results, ResultsError
+from lab.results import Cell, Results, ResultsError, of_drives
 from lab.stats import Figures, Summary
 from lab.study import Study
 
@@ -114,6 +114,20 @@ class Source:
         patterns = self.study.fio.patterns if self.study.fio else ()
         way = next((pattern.rw for pattern in patterns if pattern.name == load), "")
         return load == "select-only" or way in ("read", "randread")
+
+    def drives_behind(self, loads: int) -> int:
+        """Members of the arrays on which so many loads have their disks."""
+        return min(self.study.array.count, loads) * self.study.array.members
+
+    def raw_of(self, load: str, loads: int) -> dict:
+        """What as many bare drives did. An older run measured one number of them only: all, or
+        before that those of one array."""
+        its = self.raw.get(of_drives(load, self.drives_behind(loads)))
+        return its or self.raw.get(load, {})
+
+    def raw_drives(self, load: str, loads: int) -> int:
+        """How many did it."""
+        return self.raw_of(load, loads).get("drives", self.study.array.members)
 
     @cached_property
     def loads(self) -> list[tuple[str, int]]:

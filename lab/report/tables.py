@@ -111,13 +111,13 @@ def of_healthy(source: Source, one: Summary) -> float | None:
 
 
 def efficiency(source: Source, one: Summary) -> float | None:
-    """Of what the bare drives of as many arrays did, in the same run."""
-    raw = source.raw.get(one.cell.load)
-    if not raw or not raw.get("iops"):
+    """Of what as many bare drives did, in the same run."""
+    load, loads = one.cell.load, one.cell.loads
+    iops = source.raw_of(load, loads).get("iops")
+    if not iops:
         return None
-    members = source.study.array.members
-    asked = min(source.study.array.count, one.cell.loads) * members
-    return one.per_second.median / (raw["iops"] * asked / raw.get("drives", members))
+    share = source.drives_behind(loads) / source.raw_drives(load, loads)
+    return one.per_second.median / (iops * share)
 
 
 def rate(source: Source, one: Summary) -> tuple[Spread, float]:
@@ -168,7 +168,7 @@ def verdict(source: Source) -> Iterator[Table]:
 
 def bare_drives(source: Source, load: str, loads: int) -> str:
     """What “of bare drives” compares with what: it is no more than that."""
-    raw = source.raw.get(load)
+    raw = source.raw_of(load, loads)
     patterns = source.study.fio.patterns if source.study.fio else ()
     pattern = next((one for one in patterns if one.name == load), None)
     if not raw or not pattern or "drives" not in raw:
@@ -179,9 +179,7 @@ def bare_drives(source: Source, load: str, loads: int) -> str:
         f"“Of bare drives”: {asked} I/Os under way in all, beside {each * drives:g} on {drives} "
         f"drives by themselves ({each:g} on each)"
     )
-    # one machine of several has a disk on one array; and an older run measured those of one array
-    behind = min(source.study.array.count, loads) * source.study.array.members
-    if behind != drives:
+    if (behind := source.drives_behind(loads)) != drives:  # of an older run
         said += f", whose rate is taken times {behind}/{drives}: this load has {behind} drives"
     if source.study.drives.kind == "file":
         said += "; the drives' files were read and written directly, and sides of the kernel use "

@@ -142,17 +142,21 @@ class Ashlar:
             self.commands.append(f"ashlar {words}")
         return self.place.check(f"{self.program} --socket {self.socket} {words}", timeout)
 
-    def show(self, array: int) -> dict:
-        return json.loads(self.ashlar(f"array show a{array} -o json"))
+    def show_all(self) -> list[dict]:
+        """One process for all arrays: it is one each second, beside what is measured."""
+        its = {one["name"]: one for one in json.loads(self.ashlar("array list -o json"))}
+        return [its[f"a{number}"] for number in range(len(self.members))]
 
     def wait_whole(self) -> None:
         """Until there is no first resync under way, which only policy `none` may have."""
         deadline = time.monotonic() + COMMAND_SECONDS_MAX
-        for number in range(len(self.members)):
-            while (its := self.show(number))["state"] != "optimal" or its["resync"]:
-                if time.monotonic() > deadline:
-                    raise SideError(f"array a{number} did not become whole: {its['state']}")
-                time.sleep(0.2)
+        while busy := [
+            its for its in self.show_all() if its["state"] != "optimal" or its["resync"]
+        ]:
+            if time.monotonic() > deadline:
+                told = ", ".join(f"{its['name']} is {its['state']}" for its in busy)
+                raise SideError(f"arrays of {self.name} did not become whole: {told}")
+            time.sleep(0.2)
 
     # Exports
 
@@ -216,9 +220,6 @@ class Ashlar:
         self.members[array][member] = new
         self.spares.append(replace(old, path=self.place.plug(old.path)))
 
-    def show_all(self) -> list[dict]:
-        return [self.show(number) for number in range(len(self.members))]
-
     def states(self) -> list[str]:
         self.shown = self.show_all()
         return [state(its) for its in self.shown]
@@ -253,7 +254,7 @@ class Ashlar:
 
 
 def state(shown: dict) -> str:
-    """Of an array, as `array show` has it."""
+    """Of an array, as `array list` has it."""
     if shown["rebuild"]:
         return states.rebuilding(shown["rebuild"]["percent"])
     if shown["state"] not in ("optimal", "degraded"):

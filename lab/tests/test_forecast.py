@@ -330,6 +330,8 @@ class Command(unittest.TestCase):
                 {"name": "c", "rw": "read", "block": "1M"}, {"name": "d", "rw": "write"},
             ]}  # fmt: skip
             raw = {name: {"iops": 500, "bytes_per_sec": 5e9} for name in "abcd"}
+            raw |= {f"{name}, 2 drives": {"drives": 2, "iops": 1, "bytes_per_sec": 1}
+                    for name in "abcd"}  # fmt: skip
             study = Study.model_validate(words)
             (Path(directory) / "study.json").write_text(study.model_dump_json())
             (Path(directory) / "raw.json").write_text(json.dumps(raw))

@@ -260,6 +260,61 @@ class Cautions(InADirectory):
             self.assertAlmostEqual(tables.efficiency(source, one), share)
         self.assertIn("times 5/10", tables.bare_drives(source, "randread", 1))
 
+    def two_arrays(self, fewer: dict[str, dict]) -> Source:
+        """Ten drives that share a disk do 50,000, as five do, if five were measured."""
+        synthetic.fio(self.home)
+        self.change("study.json", lambda study: study["array"].update(count=2))
+        return self.change(
+            "raw.json",
+            lambda raw: raw.update({"randread": raw["randread"] | {"drives": 10}, **fewer}),
+        )
+
+    def test_a_load_of_one_array_is_beside_the_drives_of_one(self):
+        five = {"drives": 5, "iops": 50_000, "bytes_per_sec": 204_800_000}
+        source = self.two_arrays({"randread, 5 drives": five})
+        self.assertNotIn("what the bare drives do", self.other(source))
+        self.assertIn("on 5 drives", tables.bare_drives(source, "randread", 1))
+        self.assertIn("on 10 drives", tables.bare_drives(source, "randread", 2))
+        for loads in (1, 2):
+            self.assertNotIn("times", tables.bare_drives(source, "randread", loads))
+        self.assertIn("randread, 5 drives", [row[0] for row in tables.drives(source).rows])
+        source = self.change(
+            "raw.json", lambda raw: raw["randread, 5 drives"].update(iops=100_000)
+        )
+        shares = {one.cell.loads: tables.efficiency(source, one)
+                  for one in source.telling("randread", 1) + source.telling("randread", 2)
+                  if (one.cell.side, one.cell.state) == ("raid0", "healthy")}  # fmt: skip
+        self.assertAlmostEqual(shares[1], 0.48, delta=0.02)
+        self.assertAlmostEqual(shares[2], 0.96, delta=0.02)
+
+    def test_an_older_run_takes_a_share_of_all_drives_and_says_it(self):
+        told = self.other(self.two_arrays({}))
+        self.assertRegex(told, r"randread, 1 VM, healthy: raid0 did 1[89]\d% of what the bare")
+        self.assertIn("or so few do more than their share of what all do.", told)
+
+    def test_an_older_run_did_not_tell_two_drives_out_from_one(self):
+        study = STUDY.replace('"degraded"', '"degraded-twice"') + "\n[array]\nparity = 2\n"
+        rates = {(side, state): 20 for side in ("ashlar", "mdraid")
+                 for state in ("healthy", "degraded-twice")}  # fmt: skip
+        results = synthetic.pgbench(self.home, study, rates)
+        for cell in results.cells:
+            told = "healthy" if cell.state == "healthy" else "degraded"
+            rows = [{"second": at, "state": told} for at in range(100)]
+            synthetic.write_seconds(results.place_of(cell) / "seconds.csv", rows)
+        source = Source.read(self.home)
+        self.assertIn("NOT SEEN IN", " ".join(self.red(source)))
+        self.assertNotIn("older run", self.other(source))
+        path = self.home / "cells.jsonl"
+        path.write_text(path.read_text().replace('"drives_out_told": true, ', ""))
+        source = Source.read(self.home)
+        self.assertNotIn("NOT SEEN IN", " ".join(self.red(source)))
+        self.assertIn("This is an older run", self.other(source))
+
+    def test_an_older_run_with_an_array_that_was_idle_is_read(self):
+        synthetic.fio(self.home)
+        source = self.change("study.json", lambda study: study["array"].update(count=3))
+        self.assertEqual(source.study.array.count, 3)
+
     def states(self, side: str, states: list[str], arrays: int = 1) -> Source:
         """What the arrays of a side were in each second of its cell of the state rebuilding."""
         study = STUDY.replace('"healthy", "degraded"', '"healthy", "rebuilding"')

@@ -28,6 +28,17 @@ class Torn(unittest.TestCase):
         again.add(self.cell(2))
         self.assertEqual([cell.number for cell in Results.open(self.home).cells], [0, 2])
 
+    def test_a_cell_says_whether_two_drives_out_are_told_from_one(self):
+        """Those of older runs do not say it, also where the run goes on today."""
+        Results.open(self.home).add(self.cell(0))
+        path = self.home / "cells.jsonl"
+        words = json.loads(path.read_text())
+        del words["drives_out_told"]
+        path.write_text(json.dumps(words) + "\n")
+        Results.open(self.home).add(self.cell(1))
+        told = [cell.drives_out_told for cell in Results.open(self.home).cells]
+        self.assertEqual(told, [False, True])
+
     def test_a_half_written_failure_too(self):
         path = self.home / "failures.jsonl"
         path.write_text('{"cell": {"num')

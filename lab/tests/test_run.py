@@ -20,7 +20,7 @@ from demo import child
 from lab import guests, main, place, states, window
 from lab import run as runs
 from lab.ledger import Ledger
-from lab.loads import pgbench
+from lab.loads import fio, pgbench
 from lab.loads.fio import Fio, measure_drives
 from lab.place import Host, Output, VmError
 from lab.results import Cell, Results
@@ -345,6 +345,27 @@ class Disks(InDirectory):
         self.assertGreater(found["p"]["iops"], 0)
         for drive in drives:
             self.assertGreaterEqual(os.stat(drive.path).st_blocks * 512, 4 * MIB)
+
+    def test_drives_of_one_array_are_measured_alone_where_a_cell_loads_no_other(self):
+        words = STUDY | {"where": "vm", "array": {"count": 3, "data": 1}, "vm": {"count": 4},
+                         "fio": FIO | {"vms": [1, 2, 4]}}  # fmt: skip
+        arrays, measured = [["a", "b"], ["c", "d"], ["e", "f"]], []
+        drives = [[Drive(name, f"/{name}", MIB) for name in names] for names in arrays]
+        where = SimpleNamespace(place=Recorder(), drives=lambda: (drives, []))
+
+        def measure(place, asked, pattern, files, size, home) -> dict:
+            measured.append("".join(files))
+            return {"drives": len(files)}
+
+        with mock.patch.multiple(fio, fill=mock.Mock(), measure_pattern=measure), \
+                mock.patch.multiple(place, owe=mock.Mock(), settle=mock.Mock()):  # fmt: skip
+            found = measure_drives(Study.model_validate(words), where, lambda what: None)
+            self.assertEqual(found, {"p": {"drives": 6}, "p, 2 drives": {"drives": 2},
+                                     "p, 4 drives": {"drives": 4}})  # fmt: skip
+            self.assertEqual(measured, ["/a/b/c/d/e/f", "/a/b", "/a/b/c/d"])
+            words["fio"] = FIO | {"vms": [3, 4]}  # a disk on each array
+            found = measure_drives(Study.model_validate(words), where, lambda what: None)
+            self.assertEqual(list(found), ["p"])
 
     def test_storage_has_huge_pages_beside_the_guests(self):
         vm = {"count": 2, "memory": "1G", "huge_pages": True}

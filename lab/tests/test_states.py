@@ -4,14 +4,16 @@ takes a drive out of the array that it is told.
 Method: made-up seconds; sides on a place that writes down commands and answers from a list.
 """
 
+import json
 import unittest
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 from lab import sides, states, study, window
 from lab.place import Output
 from lab.results import Cell
-from lab.side import Drive
+from lab.side import Drive, SideError
 from lab.sides import ashlar, zfs
 
 CELL = Cell(0, 0, "s", "degraded", "p", 0, 2, seconds=4)
@@ -59,6 +61,15 @@ class Shares(unittest.TestCase):
         twice = replace(CELL, state="degraded-twice")
         rows = seconds(*["degraded-twice | degraded"] * 2, *["degraded-twice | degraded-twice"] * 2)
         self.assertEqual(window.share_as_wanted(twice, rows), 0.5)
+
+    def test_an_older_run_told_two_out_as_one(self):
+        rows = seconds("healthy", *["degraded"] * 3)
+        twice = replace(CELL, state="degraded-twice")
+        self.assertEqual(window.share_as_wanted(twice, rows), 0.0)
+        older = replace(twice, drives_out_told=False)
+        self.assertEqual(window.share_as_wanted(older, rows), 0.75)
+        self.assertEqual(window.share_as_wanted(older, seconds(*["degraded-twice"] * 4)), 1.0)
+        self.assertEqual(window.share_as_wanted(replace(older, state="healthy"), rows), 0.25)
 
     def test_a_rebuild_is_told_while_all_rebuild(self):
         cell = replace(CELL, state="rebuilding")
@@ -168,6 +179,28 @@ class EveryArray(unittest.TestCase):
         told = self.told(self.side("ashlar"))
         self.assertIn("drive detach d3 ", told)
         self.assertIn("array replace a1 --member 1 --new d4 ", told)
+
+    def test_one_look_of_ashlar_is_one_command(self):
+        def array(name: str, state: str, reads: int, *members: dict) -> dict:
+            counters = {"reads": reads, "writes": 0, "read_bytes": 0, "write_bytes": 0}
+            return {"name": name, "state": state, "members": members, "rebuild": None,
+                    "resync": None, "counters": counters}  # fmt: skip
+
+        # not in our order, and one that is not ours
+        listed = [array("a1", "degraded", 2, member(), member(present=False)),
+                  array("b0", "failed", 100), array("a0", "optimal", 1, member(), member())]
+        side = self.side("ashlar", **{"array list -o json": json.dumps(listed)})
+        self.assertEqual(side.states(), ["healthy", "degraded"])
+        self.assertEqual(side.counters().reads, 3)
+        self.assertEqual(len(side.place.commands), 1, side.place.commands)
+
+    def test_ashlar_waits_for_every_array(self):
+        whole = [{"name": "a0", "state": "optimal", "resync": None},
+                 {"name": "a1", "state": "optimal", "resync": {"percent": 1}}]
+        side = self.side("ashlar", **{"array list -o json": json.dumps(whole)})
+        with mock.patch.object(ashlar, "COMMAND_SECONDS_MAX", 0):
+            with self.assertRaisesRegex(SideError, "whole: a1 is optimal"):
+                side.wait_whole()
 
     def test_of_mdraid(self):
         side = self.side("mdraid", cat="active\n1\nidle\nnone\n")
