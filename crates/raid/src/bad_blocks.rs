@@ -12,7 +12,7 @@
 //! the list is almost full. Parts of a sector cannot be written while the rest of it is bad.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -46,6 +46,9 @@ pub struct BadBlocks {
     identity: Rc<Identity>,
     members: Rc<Members>,
     set: RefCell<BadSet>,
+    /// Stripes with more bad rows than there was room for: all of each counts, until the next
+    /// start.
+    beyond: RefCell<BTreeSet<u64>>,
     /// Stripes whose parity may not agree in bad rows: since when it does, or `None`.
     unsettled: RefCell<BTreeMap<u64, Option<u64>>>,
     sequence: Cell<u64>,
@@ -84,6 +87,7 @@ impl BadBlocks {
             identity,
             members,
             set: RefCell::new(set),
+            beyond: RefCell::default(),
             unsettled: RefCell::new(unsettled),
             sequence: Cell::new(stored.sequence),
             added: Cell::default(),
@@ -110,7 +114,8 @@ impl BadBlocks {
 
     pub(crate) fn is_within(&self, stripe: StripeIndex, chunk: u8, rows: &Range<u32>) -> bool {
         let set = self.set.borrow();
-        !set.is_empty() && set.within(stripe, chunk, rows).next().is_some()
+        (!set.is_empty() && set.within(stripe, chunk, rows).next().is_some())
+            || self.beyond.borrow().contains(&stripe.0)
     }
 
     /// An error if some of these rows are bad and none of the `others`, which are newer.
@@ -125,7 +130,10 @@ impl BadBlocks {
             return Ok(());
         }
         let mut left = BadSet::default();
-        let bad = self.set.borrow().within(stripe, chunk, rows).collect::<Vec<_>>();
+        let bad = match self.beyond.borrow().contains(&stripe.0) {
+            true => vec![rows.clone()],
+            false => self.set.borrow().within(stripe, chunk, rows).collect(),
+        };
         bad.into_iter().for_each(|rows| left.insert(&BadRange { stripe, chunk, rows }));
         for newer in others {
             left.remove(stripe, chunk, &newer);
@@ -181,7 +189,8 @@ impl BadBlocks {
     }
 
     /// Adds rows of which a batch that stays in the ring has newer data, and nobody can put it in
-    /// place: every start finds that anew. Their parity is as it was. As many as there is room for.
+    /// place: every start finds that anew. Their parity is as it was. Where there is no room for
+    /// more, all of their stripe is bad.
     pub(crate) fn note(&self, bad: &[BadRange]) {
         self.members.hide();
         for range in bad {
@@ -190,6 +199,7 @@ impl BadBlocks {
             set.insert(range);
             if set.count() + CUTS_UNDER_WAY > RANGES_MAX {
                 *set = was;
+                self.beyond.borrow_mut().insert(range.stripe.0);
             }
         }
         self.note_change();

@@ -52,7 +52,7 @@ impl Array {
             Begun::Replay { stripe } => stripes.contains(&stripe.0),
             Begun::Zeroing { .. } | Begun::Forgetting { .. } | Begun::Moving => false,
         };
-        self.kept.borrow().iter().any(is_it)
+        self.torn_stripes.next_in(stripes).is_some() && self.kept.borrow().iter().any(is_it)
     }
 
     /// Whether this member, if it was absent at the start, may have what a replay is known to have
