@@ -202,6 +202,10 @@ class Study(Table):
         """How many are given to loads, which is how many loads there are."""
         return self.vm.count if self.where == Where.VM else self.array.count
 
+    def drives_behind(self, loads: int) -> int:
+        """Members of the arrays on which so many loads have their disks."""
+        return min(self.array.count, loads) * self.array.members
+
     @model_validator(mode="after")
     def fits_together(self):
         if (self.pgbench is None) == (self.fio is None):

@@ -245,9 +245,8 @@ def measure_drives(study: studies.Study, where: Where, say: Callable[[str], None
 
 def fewer_drives(study: studies.Study) -> list[int]:
     """How many stand behind cells that load the first arrays only."""
-    count = study.array.count
-    loaded = {min(count, loads) for _, _, loads in schedule.loads_of(study)}
-    return [arrays * study.array.members for arrays in sorted(loaded - {count})]
+    behind = {study.drives_behind(loads) for _, _, loads in schedule.loads_of(study)}
+    return sorted(behind - {study.array.count * study.array.members})
 
 
 def fill(place: Place, files: list[str], size: int) -> None:

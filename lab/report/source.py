@@ -115,14 +115,10 @@ class Source:
         way = next((pattern.rw for pattern in patterns if pattern.name == load), "")
         return load == "select-only" or way in ("read", "randread")
 
-    def drives_behind(self, loads: int) -> int:
-        """Members of the arrays on which so many loads have their disks."""
-        return min(self.study.array.count, loads) * self.study.array.members
-
     def raw_of(self, load: str, loads: int) -> dict:
         """What as many bare drives did. An older run measured one number of them only: all, or
         before that those of one array."""
-        its = self.raw.get(of_drives(load, self.drives_behind(loads)))
+        its = self.raw.get(of_drives(load, self.study.drives_behind(loads)))
         return its or self.raw.get(load, {})
 
     def raw_drives(self, load: str, loads: int) -> int:

@@ -116,7 +116,7 @@ def efficiency(source: Source, one: Summary) -> float | None:
     iops = source.raw_of(load, loads).get("iops")
     if not iops:
         return None
-    share = source.drives_behind(loads) / source.raw_drives(load, loads)
+    share = source.study.drives_behind(loads) / source.raw_drives(load, loads)
     return one.per_second.median / (iops * share)
 
 
@@ -179,7 +179,7 @@ def bare_drives(source: Source, load: str, loads: int) -> str:
         f"“Of bare drives”: {asked} I/Os under way in all, beside {each * drives:g} on {drives} "
         f"drives by themselves ({each:g} on each)"
     )
-    if (behind := source.drives_behind(loads)) != drives:  # of an older run
+    if (behind := source.study.drives_behind(loads)) != drives:  # of an older run
         said += f", whose rate is taken times {behind}/{drives}: this load has {behind} drives"
     if source.study.drives.kind == "file":
         said += "; the drives' files were read and written directly, and sides of the kernel use "

@@ -33,9 +33,8 @@ impl Array {
             return Err(ArrayError::Range);
         }
         let stripes = self.stripes_of(range.start, range.end - range.start);
-        // Regions are others while members are added. What a crash would bring back is no zero yet.
-        let is_sure =
-            !self.is_restriping() && self.written.is_settled() && !self.is_half_forgotten(&stripes);
+        // Regions are others while members are added.
+        let is_sure = !self.is_restriping() && self.is_settled(&stripes);
         let is_zero = |region| is_sure && self.is_blank(RegionIndex(region));
         let status = first_alike(range, self.region_bytes(), is_zero);
         self.still_ours().await?;

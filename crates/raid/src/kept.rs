@@ -42,8 +42,7 @@ impl Array {
 
     /// Whether the stripe takes no writes: what is known of it is not enough to go on.
     pub(crate) fn is_stranded(&self, stripe: StripeIndex) -> bool {
-        let its = Begun::Replay { stripe };
-        self.torn_stripes.contains(stripe) && self.kept.borrow().iter().any(|one| one.begun == its)
+        self.is_any_stranded(&(stripe.0..stripe.0 + 1))
     }
 
     /// The same of any of these.
@@ -138,6 +137,11 @@ impl Array {
             self.journal.pending.borrow_mut().unbar(stripe);
         }
         Ok(())
+    }
+
+    /// Whether what is blank of these stripes is so after any restart.
+    pub(crate) fn is_settled(&self, stripes: &Range<u64>) -> bool {
+        self.written.is_settled() && !self.is_half_forgotten(stripes)
     }
 
     /// What is blank of these stripes is so after any restart, or it is an error.

@@ -134,9 +134,8 @@ impl Array {
 
     /// Starts the read if one member can answer it, or none has to.
     fn begin_read(&self, piece: &Piece, into: &Buffers) -> Started {
-        let (is_blank, stripe) = (self.is_blank_stripe(piece.stripe), piece.stripe.0);
-        let is_sure = || !self.is_half_forgotten(&(stripe..stripe + 1));
-        if is_blank && self.written.is_settled() && is_sure() {
+        let stripe = piece.stripe;
+        if self.is_blank_stripe(stripe) && self.is_settled(&(stripe.0..stripe.0 + 1)) {
             into.fill_zero();
             return Started::Done;
         }

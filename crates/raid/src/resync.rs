@@ -285,11 +285,7 @@ impl Array {
         let mut quiet = self.dirty.quiet(quiet_for);
         quiet.retain(|region| {
             let stripes = self.dirty.map.stripes_of(*region);
-            if self.is_half_forgotten(&stripes) {
-                return false;
-            }
-            let waiting = self.unsynced.next(StripeIndex(stripes.start));
-            waiting.is_none_or(|stripe| stripe.0 >= stripes.end)
+            !self.is_half_forgotten(&stripes) && self.unsynced.next_in(&stripes).is_none()
         });
         if quiet.is_empty() {
             return Ok(());

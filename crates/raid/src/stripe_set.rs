@@ -93,9 +93,7 @@ impl StripeSet {
 
     /// This one, and all after it.
     pub fn remove_from(&self, mut stripe: StripeIndex) {
-        while self.count() > 0
-            && let Some(next) = self.next(stripe)
-        {
+        while let Some(next) = self.next(stripe) {
             self.remove(next);
             stripe = next;
         }

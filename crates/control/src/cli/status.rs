@@ -22,7 +22,8 @@ pub struct Status {
     /// Wait until the daemon answers, at most this many seconds
     #[arg(long, value_name = "SECONDS")]
     wait_up: Option<u64>,
-    /// Only reactors: on which CPU each runs, how busy it is, and what lives there
+    /// Only reactors: on which CPU each runs, how busy it is, what it was asked for, and what lives
+    /// there
     #[arg(long)]
     cpu: bool,
 }
@@ -102,12 +103,12 @@ fn cpus(cores: &[CoreStatus]) -> String {
     }
     let mut parts = vec![rows(&shown, "no reactors")];
     parts.extend(memory(cores));
-    parts.extend(cores.iter().filter_map(requests));
+    parts.extend(cores.iter().filter_map(traffic_of));
     parts.extend(cores.iter().filter_map(kernel));
     parts.join("\n\n")
 }
 
-fn requests(core: &CoreStatus) -> Option<String> {
+fn traffic_of(core: &CoreStatus) -> Option<String> {
     let head = format!("requests of CPU {}", core.cpu);
     let lines = traffic::lines(core.traffic.as_ref()?, 10);
     Some(std::iter::once(head).chain(lines).collect::<Vec<_>>().join("\n"))

@@ -173,18 +173,23 @@ fn screen(look: &Look) -> String {
         format!("CPU {} {}", its.cpu, or_dash(busy))
     };
     let shares: Vec<String> = look.cores.iter().map(share).collect();
-    let of_cores: Vec<&Row> = look.cores.iter().filter_map(|its| its.row.as_ref()).collect();
+    let of_cores = look.cores.iter().filter_map(|its| its.row.as_ref());
     let parts = [
         format!("busy: {}", shares.join(", ")),
-        rows_table("CPU", &of_cores, "no reactor answers"),
-        rows_table("ARRAY", &look.arrays.iter().collect::<Vec<_>>(), "no arrays run"),
-        rows_table("EXPORT", &look.exports.iter().collect::<Vec<_>>(), "no exports"),
+        rows_table("CPU", of_cores, "no reactor answers"),
+        rows_table("ARRAY", &look.arrays, "no arrays run"),
+        rows_table("EXPORT", &look.exports, "no exports"),
     ];
     parts.join("\n\n")
 }
 
-fn rows_table(head: &str, shown: &[&Row], none: &str) -> String {
-    let with_journal = shown.iter().any(|row| row.journal_used_percent.is_some());
+fn rows_table<'a>(
+    head: &str,
+    shown: impl IntoIterator<Item = &'a Row, IntoIter: Clone>,
+    none: &str,
+) -> String {
+    let shown = shown.into_iter();
+    let with_journal = shown.clone().any(|row| row.journal_used_percent.is_some());
     let mut heads = vec![
         head,
         "READS/s>",
@@ -239,7 +244,7 @@ mod tests {
         assert_eq!((shown.reads_per_second, shown.read_bytes_per_second), (1_000, 4_096_000));
         // Two seconds, and five of waiting in them.
         assert_eq!((shown.depth_milli, shown.writes_per_second), (2_500, 0));
-        let line = rows_table("ARRAY", &[&shown], "none");
+        let line = rows_table("ARRAY", &[shown], "none");
         let words: Vec<&str> = line.lines().last().unwrap().split_whitespace().collect();
         assert_eq!(words, ["main", "1000", "0", "0", "4.0", "0.0", "1.5ms", "-", "-", "2.5"]);
         // Started anew.

@@ -1,4 +1,4 @@
-//! How commands print what is asked of an array or an export.
+//! How commands print what is asked of a reactor, an array or an export.
 
 use crate::api::traffic::{Requests, Traffic};
 use crate::cli::output::{or_dash, time};
