@@ -126,6 +126,12 @@ fn a_file_outlives_the_daemon_and_is_deleted_with_the_export() {
     open().read_exact_at(&mut read, 4096).unwrap();
     assert!(read == [7; 8192]);
     drop(used);
+    // What the kernel remembers of the file is not taken for one of somebody else.
+    assert_eq!(path.metadata().unwrap().len(), BYTES);
+    daemon.kill();
+    daemon.start_again();
+    open().read_exact_at(&mut read, 4096).unwrap();
+    assert!(read == [7; 8192]);
     daemon.stop();
     assert!(!path.exists());
     daemon.start_again();

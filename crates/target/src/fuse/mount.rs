@@ -1,13 +1,13 @@
 //! Where the file is: made, mounted over, and let go again, whatever was left there by a daemon
 //! that was killed.
 
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::fs::{AtFlags, CWD, FileType, Statx, StatxFlags, statx};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 /// Where the kernel shows its FUSE connections, once that is mounted.
@@ -93,11 +93,11 @@ impl Drop for Mount {
 /// True if the file was made.
 fn make_place(path: &Path) -> Result<bool, MountError> {
     let of = |error| MountError::File { path: path.to_owned(), error };
-    let there = match std::fs::symlink_metadata(path) {
+    let there = match look(path) {
         // A daemon that was killed has left its mount, and the file beneath it.
         Err(error) if is_dead(&error) => {
             unmount(path, UnmountFlags::DETACH).map_err(|error| of(error.into()))?;
-            let there = std::fs::symlink_metadata(path).map_err(of)?;
+            let there = look(path).map_err(of)?;
             return check_place(path, &there).map(|()| true);
         }
         there => there,
@@ -112,14 +112,21 @@ fn make_place(path: &Path) -> Result<bool, MountError> {
     }
 }
 
+/// What is there now: what the kernel remembers of a file may be of a daemon that is dead by now.
+fn look(path: &Path) -> io::Result<Statx> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
+    Ok(statx(CWD, path, flags, StatxFlags::TYPE | StatxFlags::SIZE)?)
+}
+
 fn is_dead(error: &io::Error) -> bool {
     // The second if it died while it was asked.
     matches!(error.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED))
 }
 
 /// Nothing that somebody may want to see again is mounted over.
-fn check_place(path: &Path, there: &Metadata) -> Result<(), MountError> {
-    if there.is_file() && there.len() == 0 {
+fn check_place(path: &Path, there: &Statx) -> Result<(), MountError> {
+    let kind = FileType::from_raw_mode(there.stx_mode.into());
+    if kind == FileType::RegularFile && there.stx_size == 0 {
         return Ok(());
     }
     Err(MountError::Occupied(path.to_owned()))
