@@ -396,7 +396,9 @@ pub(crate) fn went_on_alone(own: &ArraySuperblock, drive: [u8; 16], others: &[[u
 
 /// Whether a drive that took what it was never given by `others` was used without them. (Nothing is
 /// acknowledged without a member before all that are relied on have a superblock that says so. So
-/// where one of them that never heard of it is relied on, it has nothing that they lack.)
+/// where one of them that never heard of it is relied on, it has nothing that they lack. Of one
+/// that is away nobody knows what it heard, unless it surely took something later from the others:
+/// see [`OwnGeneration::is_past`].)
 fn relies_on_none(own: &ArraySuperblock, others: &[[u8; 16]]) -> bool {
     !others.is_empty() && !others.iter().any(|other| trusts(own, *other))
 }
@@ -410,6 +412,8 @@ fn trusts(superblock: &ArraySuperblock, drive: [u8; 16]) -> bool {
 struct Apart<'a> {
     /// That it relies on.
     ours: Vec<&'a Candidate>,
+    /// That it relies on, too, and that are away.
+    away: Vec<([u8; 16], OwnGeneration)>,
     /// That were used without these.
     strays: Vec<(MemberIndex, &'a Candidate)>,
 }
@@ -430,7 +434,11 @@ impl<'a> Apart<'a> {
                 ours.push(candidate);
             }
         }
-        let apart = Apart { ours, strays: Vec::new() };
+        let says = |drive| candidates.iter().any(|its| its.label.drive_uuid == drive);
+        let trusted = newest.members().iter().map(|its| its.drive).enumerate();
+        let away = trusted.filter(|(_, its)| trusts(newest, *its) && !says(*its));
+        let away = away.map(|(index, its)| (its, known_of(newest, index))).collect();
+        let apart = Apart { ours, away, strays: Vec::new() };
         strays.retain(|(_, its)| apart.is_without_ours(its));
         Apart { strays, ..apart }
     }
@@ -438,8 +446,12 @@ impl<'a> Apart<'a> {
     /// Whether a drive that took what it was never given by those that are relied on was used
     /// without them.
     fn is_without_ours(&self, its: &Candidate) -> bool {
-        let ours: Vec<[u8; 16]> = self.ours.iter().map(|its| its.label.drive_uuid).collect();
-        its.superblock.as_ref().is_some_and(|own| relies_on_none(own, &ours))
+        its.superblock.as_ref().is_some_and(|own| {
+            let is_past = |its: &&([u8; 16], OwnGeneration)| its.1.is_past(sequence(own));
+            let away = self.away.iter().filter(is_past).map(|(drive, _)| *drive);
+            let ours = self.ours.iter().map(|its| its.label.drive_uuid);
+            !self.ours.is_empty() && relies_on_none(own, &ours.chain(away).collect::<Vec<_>>())
+        })
     }
 
     /// Strays that have what the others lack. One that was just filled has not.

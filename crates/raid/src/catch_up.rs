@@ -139,11 +139,14 @@ impl Array {
     }
 
     fn went_on_alone(&self, old: &Member, newest: &ArraySuperblock) -> bool {
+        let generation = newest.header.sequence.get();
         let list = self.members.list();
-        let trusted = list.iter().filter(|its| its.state == MemberState::Trusted);
-        let others = trusted.map(|its| its.drive_uuid).filter(|its| *its != old.drive_uuid);
-        let is_beyond = old.own.is_beyond(newest.header.sequence.get());
-        is_beyond && went_on_alone(newest, old.drive_uuid, &others.collect::<Vec<_>>())
+        let others = list.iter().filter(|its| {
+            let is_here = its.alive().is_some() || its.own.is_past(generation);
+            is_here && its.state == MemberState::Trusted && its.drive_uuid != old.drive_uuid
+        });
+        let others: Vec<_> = others.map(|its| its.drive_uuid).collect();
+        old.own.is_beyond(generation) && went_on_alone(newest, old.drive_uuid, &others)
     }
 
     /// Data bytes that each member has to hold.

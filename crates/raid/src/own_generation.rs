@@ -108,6 +108,11 @@ impl OwnGeneration {
         age(generation_low(generation), self.asked) == Ordering::Greater
     }
 
+    /// Whether it surely took a later one than this, which was given to another.
+    pub fn is_past(self, generation: u64) -> bool {
+        self.sure != 0 && age(self.sure, generation_low(generation)) == Ordering::Greater
+    }
+
     /// Whether a drive with these slots holds a copy of before, as the superblock of generation
     /// `newest` knows it: what it surely took, or something newer, would stand in the slot of that.
     pub fn is_outdated(self, slots: [Slot; 2], newest: u64) -> bool {

@@ -181,6 +181,62 @@ fn one_that_began_a_start_and_was_away_at_the_next_did_not_go_on() {
     });
 }
 
+/// The same, and the one that both rely on is away when it is back.
+#[test]
+fn one_that_began_a_start_relies_on_one_that_is_away_and_went_on_with_the_others() {
+    let steer = Steer::new();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 3, 512).await;
+        let drives = pair.drives();
+        pair.array.pull_member(MemberIndex(2)).unwrap();
+        pair.write_some(20).await;
+        pair.in_place().await;
+        pair.dies();
+        let (file, left) = (address(pair.file(&drives[0])), Cell::new(1));
+        steer.set(move |its, op| match superblock(op) {
+            Some(_) if its != file || left.replace(0) == 0 => Fate::Fails,
+            _ => Fate::Passes,
+        });
+        start(&mut pair, &[&drives[0], &drives[1]], false).await.unwrap_err();
+        steer.set(|_, _| Fate::Passes);
+        let had = |half: u8| {
+            let known = Known { generation: 0, epoch: 0, current: vec![[half; 16]] };
+            AssembleOptions { known: Some(known), ..AssembleOptions::default() }
+        };
+        pair.start(&[&drives[1], &drives[2]], had(1)).await.unwrap();
+        pair.rebuilt().await;
+        pair.write_some(20).await;
+        pair.in_place().await;
+        let refused = start(&mut pair, &[&drives[0], &drives[2]], false).await;
+        assert!(matches!(refused, Err(AssembleError::MaybeOld)), "{refused:?}");
+        pair.start(&[&drives[0], &drives[2]], had(2)).await.unwrap();
+        pair.check().await;
+        pair.replace(0).await;
+        pair.rebuilt().await;
+        pair.check().await;
+        pair.dies();
+    });
+}
+
+/// Two went on without the third, which is started by force: that one of the two is relied on, and
+/// away, says nothing of what the other has.
+#[test]
+fn one_of_two_that_went_on_together_is_not_filled_anew_by_itself() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 3, 512).await;
+        let drives = pair.drives();
+        pair.array.pull_member(MemberIndex(0)).unwrap();
+        pair.put(0, &[1; 4096]).await;
+        start(&mut pair, &[&drives[0]], true).await.unwrap();
+        let back = pair.plug_in(&drives[1]);
+        let refused = pair.array.return_member(MemberIndex(1), back, [70; 16]).await;
+        assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
+        let refused = start(&mut pair, &[&drives[0], &drives[1]], false).await;
+        assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
+        pair.dies();
+    });
+}
+
 fn on_host(id: u8) -> AssembleOptions {
     AssembleOptions { host: Some(Host::new([id; 16], "here")), ..AssembleOptions::default() }
 }

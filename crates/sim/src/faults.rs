@@ -313,6 +313,9 @@ pub struct Plan {
     pub adds: bool,
     /// More faults than the level promises to bear: errors are allowed, wrong data never.
     pub beyond: bool,
+    /// What the journal has is lost between lives, or those are away who have it, and operators
+    /// insist on a start.
+    pub insists: bool,
     pub settings: SettingsChange,
     pub single: Option<Single>,
 }
@@ -375,6 +378,7 @@ impl Plan {
             adds: false,
             // Where nothing may be lost, a fault is one too many.
             beyond: !geometry.layout().is_redundant() && single.what == SingleFault::Fail,
+            insists: false,
             settings: SettingsChange::default(),
             single: Some(single),
             ..Plan::draw(workload)
@@ -444,12 +448,33 @@ impl Plan {
             volumes: Prng::stream(seed, "volumes").chance(1, 6),
             views: Prng::stream(seed, "views").chance(1, 5),
             beyond: prng.chance(1, 8),
+            insists: false,
             grows: prng.chance(1, 4),
             settings: draw_settings(&mut prng, sector_bytes(traits, integrity)),
             adds: prng.chance(if integrity { 2 } else { 1 }, 4),
             single: None,
         }
         .with_enough_faults()
+        .where_some_insist()
+    }
+
+    /// From a stream of its own, so that other seeds are what they were.
+    fn where_some_insist(self) -> Plan {
+        let layout = self.geometry.layout();
+        let has_journal = layout.is_redundant() && layout.check_policy(Policy::Journal).is_ok();
+        if !has_journal || !Prng::stream(self.seed, "insists").chance(1, 16) {
+            return self;
+        }
+        Plan {
+            insists: true,
+            beyond: true,
+            policy: Some(Policy::Journal),
+            policy_changes: false,
+            returns: true,
+            lives: self.lives.max(2),
+            endings: vec![Ending::PowerCut, Ending::ProcessCrash],
+            ..self
+        }
     }
 
     /// What few seeds have comes now and then in these.
@@ -467,6 +492,9 @@ impl Plan {
     /// Whether an array that lost more than its level bears has all of it again when all drives are
     /// back: what they had is untouched, and which parity may be old is known.
     pub fn comes_back_whole(&self) -> bool {
+        if self.insists {
+            return false;
+        }
         let is_untouched = !self.latent && self.lies == Lies::None && !self.refusals && !self.full;
         let layout = self.geometry.layout();
         let policy = self.policy.unwrap_or_else(|| layout.default_policy());
@@ -532,6 +560,7 @@ impl Plan {
             (!self.traits.zeroes, "no zeroing by drives"),
             (self.mixed, "mixed drives"),
             (self.beyond, "BEYOND THE BUDGET"),
+            (self.insists, "starts by force"),
         ];
         for (_, name) in kinds.iter().filter(|(there, _)| *there) {
             text += &format!(" {name},");

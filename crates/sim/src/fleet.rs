@@ -238,6 +238,14 @@ impl Fleet {
         !drives[index].dead && self.layout.survives(&held)
     }
 
+    /// Whether the drives of the other members that answer are as many as the array needs.
+    pub fn can_without(&self, index: usize) -> bool {
+        let world = self.world.borrow();
+        let here = |member: usize| !world.drives[self.slots[member] as usize].dead;
+        let held = (0..self.slots.len()).map(|member| member != index && here(member));
+        self.layout.survives(&held.collect::<Vec<bool>>())
+    }
+
     /// A fault strikes this member. `doomed`: its drive dies later.
     pub fn impair(&mut self, index: usize, doomed: Option<u32>) {
         // A drive that is to die still is, whatever else happens to its member.

@@ -11,42 +11,31 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use ashlar_format::array_superblock::{MemberState, Policy};
+use ashlar_format::array_superblock::Policy;
 use ashlar_format::region_map::{MapKind, RegionMapPage};
 use ashlar_format::units::to_usize;
-use ashlar_pool::pool::Pool;
-use ashlar_raid::array::Array;
-use ashlar_raid::error::AssembleError;
-use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
-use ashlar_raid::status::{ArrayState, ArrayStatus};
 use ashlar_reactor::buffer::BufferPool;
 use ashlar_reactor::executor::{Order, Reactor};
 use ashlar_reactor::prng::Prng;
-use ashlar_reactor::wait_list::WaitList;
 
 use crate::cache;
 use crate::canary::Canary;
-use crate::chaos;
-use crate::checkers;
-use crate::drive::{ARRAY_UUID, Loss};
+use crate::drive::Loss;
 use crate::faults::{Ending, Plan, Single};
 use crate::fleet::Fleet;
 use crate::inspect;
 use crate::oracle::Oracle;
-use crate::others;
-use crate::served::Others;
-use crate::sight::Sight;
-use crate::volumes::are_known_to_all;
-use crate::workload::Life;
 use crate::world::{AtCompletion, Changes, Outages, PastLimit, SharedWorld, SimBackend, World};
 
+mod insist;
+mod life;
 mod single;
+
+use life::{End, Seedling, assemble, create};
 
 /// A cut in a start comes within so many: some are through by then.
 const OPERATIONS_OF_A_START: u64 = 400;
 const OPERATIONS_OF_A_STOP: u64 = 60;
-/// What is left to volumes beside the main one, at least.
-const STRIPES_OF_OTHERS: u64 = 8;
 
 /// What a seed came to.
 #[derive(Clone, Debug, Default)]
@@ -96,6 +85,8 @@ pub struct Scenario {
     cuts: Prng,
     /// Of drives that die while an array is started.
     deaths: Prng,
+    /// Of what is lost between two lives, where operators insist.
+    losses: Prng,
     life: u32,
     /// A life began with every stripe in sync, and the journal covers all its writes: a crash must
     /// leave no stripe unsure.
@@ -160,6 +151,7 @@ impl Scenario {
             order: Prng::stream(seed, "order"),
             cuts: Prng::stream(seed, "cuts while it starts or stops"),
             deaths: Prng::stream(seed, "deaths while it starts"),
+            losses: Prng::stream(seed, "losses that operators take"),
             life: 0,
             covered: Rc::default(),
             given_up: false,
@@ -252,6 +244,9 @@ impl Scenario {
 
     /// Drives that were only away are back, all of them: so is everything.
     fn come_back(&mut self) {
+        if self.world.borrow().failure().is_none() && self.plan.insists {
+            self.come_back_after_force();
+        }
         if self.world.borrow().failure().is_some() || !self.plan.comes_back_whole() {
             return;
         }
@@ -380,6 +375,9 @@ impl Scenario {
             let (first, count) = (self.prng.index(members), 1 + self.prng.index(members));
             self.lose_drives(first, count);
         }
+        if self.plan.beyond && self.plan.insists && matches!(phase, Phase::Safety(_)) {
+            self.lose_past_the_limit();
+        }
     }
 
     fn process_crash(&mut self) {
@@ -491,306 +489,4 @@ impl Scenario {
             single: self.single.take(),
         }
     }
-}
-
-/// How a life came to its end by itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
-    Stopped,
-    /// Some drives could not be reached; they have what they had.
-    Halted,
-    GivenUp,
-}
-
-struct Seedling {
-    reactor: Reactor,
-    plan: Rc<Plan>,
-    world: SharedWorld,
-    oracle: Rc<RefCell<Oracle>>,
-    fleet: Rc<RefCell<Fleet>>,
-    unsure: Rc<RefCell<BTreeSet<u64>>>,
-    ever_unsure: Rc<RefCell<BTreeSet<u64>>>,
-    covered: Rc<Cell<bool>>,
-    prng: Prng,
-    /// A life that ends suddenly does so after so many operations of its stop.
-    cut_stop: Option<u64>,
-    single: Option<Single>,
-}
-
-async fn create(seedling: Seedling, phase: Phase) -> End {
-    let plan = seedling.plan.clone();
-    let spec = ArraySpec {
-        uuid: ARRAY_UUID,
-        name: "sim".into(),
-        level: plan.geometry.level,
-        chunk_bytes: plan.geometry.chunk_bytes,
-        shape: plan.geometry.shape,
-        policy: plan.policy,
-        integrity: plan.integrity,
-        settings: plan.settings,
-        host: None,
-    };
-    let drives = {
-        let fleet = seedling.fleet.borrow();
-        let open = |drive: &u32| (fleet.uuid(*drive), fleet.open(&seedling.reactor, *drive));
-        fleet.slots.iter().map(open).collect()
-    };
-    let array = match Array::create(&seedling.reactor, &spec, drives).await {
-        Ok(array) => array,
-        Err(error) => {
-            seedling.world.borrow_mut().fail(format!("the array cannot be created: {error}"));
-            return End::GivenUp;
-        }
-    };
-    let pool = Pool::open(array.clone()).await.expect("a new array has a table");
-    let stripes = array.layout().stripes;
-    let others = if plan.volumes { STRIPES_OF_OTHERS.min(stripes - 1) } else { 0 };
-    let bytes = (stripes - others.max(stripes / 8)) * array.stripe_bytes();
-    if let Err(error) = pool.create([1; 16], "main", bytes).await {
-        seedling.world.borrow_mut().fail(format!("the volume cannot be created: {error}"));
-        return End::GivenUp;
-    }
-    seedling.oracle.borrow_mut().volumes.changed("main", Some(bytes));
-    let status = array.status();
-    if (status.unsynced_stripes, status.written_regions) != (0, 0) {
-        let why = format!("a new array has {} written regions", status.written_regions);
-        seedling.world.borrow_mut().fail(why);
-    }
-    seedling.world.borrow_mut().canary_awake = true;
-    go_on(seedling, array, pool, phase).await
-}
-
-async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase) -> End {
-    let newest = inspect::newest(seedling.world.borrow().drives.iter());
-    let known = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
-    let members = || newest.iter().flat_map(|its| its.members());
-    let trusted = || members().filter(|its| its.state() == Ok(MemberState::Trusted));
-    let current = || trusted().map(|its| its.drive).collect();
-    let known_with = |generation| Known { generation, epoch: 0, current: current() };
-    let start = async |known: Option<u64>, force| {
-        let handles = {
-            let fleet = seedling.fleet.borrow();
-            offered.iter().map(|drive| fleet.open(&seedling.reactor, *drive)).collect()
-        };
-        let options = AssembleOptions {
-            force,
-            known: known.map(known_with),
-            host: None,
-            sum_pages_max: seedling.plan.sum_pages_max,
-        };
-        Array::assemble(&seedling.reactor, handles, options).await
-    };
-    let mut last = None;
-    for known_generation in [None, Some(known), Some(0)] {
-        match start(known_generation, false).await {
-            Ok(array) => return assembled(seedling, array, phase).await,
-            Err(AssembleError::MaybeOld) if may_refuse(&seedling, &offered) => {
-                let text = || format!("{known_generation:?}: {}", AssembleError::MaybeOld);
-                seedling.world.borrow_mut().note(text);
-                last = Some(AssembleError::MaybeOld);
-                if seedling.plan.beyond {
-                    // Nobody may insist here: newer data may be on the absent drives.
-                    break;
-                }
-            }
-            Err(error) => {
-                last = Some(error);
-                break;
-            }
-        }
-    }
-    let is_journal = matches!(last, Some(AssembleError::Journal { .. }));
-    if is_journal && seedling.plan.beyond && !seedling.plan.comes_back_whole() {
-        match start(None, true).await {
-            Ok(array) => {
-                seedling.world.borrow_mut().past_limit.forced += 1;
-                seedling.world.borrow_mut().note(|| "started by force".into());
-                return assembled(seedling, array, phase).await;
-            }
-            Err(error) => last = Some(error),
-        }
-    }
-    let why = last.map_or(String::new(), |error| error.to_string());
-    if seedling.plan.beyond {
-        seedling.world.borrow_mut().note(|| format!("not assembled: {why}"));
-    } else {
-        seedling.world.borrow_mut().fail(format!("the array cannot be assembled: {why}"));
-    }
-    End::GivenUp
-}
-
-/// Whether a member that the newest superblock trusts is not among the drives.
-fn may_refuse(seedling: &Seedling, offered: &[u32]) -> bool {
-    let world = seedling.world.borrow();
-    let drives = || offered.iter().map(|drive| &world.drives[*drive as usize]);
-    let Some(newest) = inspect::newest(drives()) else { return true };
-    let here = |uuid: [u8; 16]| drives().any(|d| !d.dead && inspect::owner(d) == Some(uuid));
-    let mut members = newest.members().iter();
-    members.any(|m| m.state() == Ok(MemberState::Trusted) && !here(m.drive))
-}
-
-async fn assembled(seedling: Seedling, array: Rc<Array>, phase: Phase) -> End {
-    let pool = match Pool::open(array.clone()).await {
-        Ok(pool) => pool,
-        Err(error) => {
-            if !seedling.plan.beyond {
-                seedling.world.borrow_mut().fail(format!("no volume table: {error}"));
-            }
-            return End::GivenUp;
-        }
-    };
-    let look = |name: &str| pool.volume(name).map(|volume| volume.bytes());
-    let plan = &seedling.plan;
-    let is_settled = !plan.outages && !plan.beyond && are_known_to_all(&array.status());
-    let found = seedling.oracle.borrow_mut().volumes.found(look, is_settled);
-    if let Some(why) = found.err().filter(|_| !plan.beyond) {
-        seedling.world.borrow_mut().fail(why);
-    }
-    if pool.volume("main").is_none() {
-        return End::GivenUp;
-    }
-    go_on(seedling, array, pool, phase).await
-}
-
-/// The array runs: work, faults, and the end.
-async fn go_on(mut seedling: Seedling, array: Rc<Array>, pool: Rc<Pool>, phase: Phase) -> End {
-    let volume = pool.volume("main").expect("looked at before");
-    let status = array.status();
-    seedling.world.borrow_mut().comes_up();
-    seedling.fleet.borrow_mut().refresh(&status);
-    seedling.covered.set(is_covered(&seedling.plan, &status));
-    seedling.oracle.borrow_mut().settled();
-    let others = Others::found(&pool, &mut seedling.oracle.borrow_mut());
-    // A fault that was to come in the start may come later.
-    let may_be = seedling.plan.single.is_some_and(|single| single.in_start);
-    let is_impaired = may_be || seedling.fleet.borrow().any_impaired() || !status.bad.is_empty();
-    let life = Rc::new(Life {
-        impaired_seen: Cell::new(is_impaired),
-        ends_suddenly: matches!(phase, Phase::Safety(ending) if ending != Ending::CleanStop),
-        single: seedling.single,
-        plan: seedling.plan.clone(),
-        world: seedling.world.clone(),
-        reactor: seedling.reactor.clone(),
-        array,
-        pool,
-        bytes: Cell::new(volume.bytes()),
-        volume,
-        oracle: seedling.oracle.clone(),
-        fleet: seedling.fleet.clone(),
-        unsure: seedling.unsure.clone(),
-        ever_unsure: seedling.ever_unsure.clone(),
-        working: Cell::new(0),
-        waiting: WaitList::default(),
-        outage: Cell::default(),
-        outages_begun: Cell::default(),
-        covered: seedling.covered.clone(),
-        sight: Sight::default(),
-        others,
-    });
-    match phase {
-        Phase::PastLimit => checkers::past_limit(&life, &mut seedling.prng).await,
-        Phase::Rebuild => {
-            checkers::become_whole(&life, false).await;
-        }
-        Phase::Liveness => checkers::liveness(&life).await,
-        Phase::Safety(ending) => {
-            plan_ending(&life, ending, &mut seedling.prng);
-            safety(&life, &mut seedling.prng).await;
-            // A single fault may come in the stop, too.
-            if ending != Ending::CleanStop && seedling.single.is_none() {
-                let Some(after) = seedling.cut_stop else {
-                    life.world.borrow_mut().go_dark();
-                    return std::future::pending().await;
-                };
-                life.world.borrow_mut().plan(after, AtCompletion::Dark);
-            }
-        }
-    }
-    stop(&life).await
-}
-
-/// Whether the journal covers all writes of a life that begins.
-fn is_covered(plan: &Plan, status: &ArrayStatus) -> bool {
-    if status.unsynced_stripes > 0 || plan.policy_changes {
-        return false;
-    }
-    let degraded = status.state != ArrayState::Optimal && status.parity_chunks > 0;
-    // What is rebuilt may become optimal, and lose a member while it is written healthily.
-    let loses_caches = plan.failing_flushes || plan.power_losses;
-    let away = plan.pulls || plan.refusals || plan.outages || loses_caches;
-    let rebuilt = plan.spares || away || status.rebuild.is_some();
-    match status.policy {
-        Policy::Journal => true,
-        Policy::Bitmap => degraded && !rebuilt,
-        Policy::None => false,
-    }
-}
-
-fn plan_ending(life: &Life, ending: Ending, prng: &mut Prng) {
-    if life.plan.single.is_some() {
-        if let Some(single) = life.single {
-            life.world.borrow_mut().plan(single.after, single.at_completion());
-        }
-        return;
-    }
-    if ending != Ending::CleanStop {
-        let requests = life.plan.workers as u64 * life.plan.ops_per_worker;
-        let share = [1, 4, 12][prng.index(3)];
-        let after = prng.below(requests * share);
-        life.world.borrow_mut().plan(after, AtCompletion::Dark);
-    }
-}
-
-async fn safety(life: &Rc<Life>, prng: &mut Prng) {
-    {
-        let mut world = life.world.borrow_mut();
-        for drive in &mut world.drives {
-            drive.transient_one_in = life.plan.transient_one_in;
-        }
-    }
-    if life.plan.has_others() {
-        others::come(life, prng).await;
-    }
-    life.start_workers(prng);
-    life.reactor.spawn(chaos::rage(life.clone(), Prng::from_seed(prng.next_u64())));
-    life.workers_ended().await;
-}
-
-async fn stop(life: &Rc<Life>) -> End {
-    checkers::accusations(life);
-    let status = life.array.status();
-    life.world.borrow_mut().hedged += status.counters.hedged;
-    // What drives lie about is mended before it is compared.
-    if let Some(report) = status.scrub.report().filter(|report| report.mismatched_stripes > 0) {
-        life.fail(format!("stripes did not agree: {report:?}"));
-    }
-    let began = life.oracle.borrow_mut().flush_begins();
-    life.world.borrow_mut().changes.drained += u64::from(status.journal.pending_bytes > 0);
-    match life.array.stop().await {
-        Ok(()) => {
-            let mut oracle = life.oracle.borrow_mut();
-            oracle.flush_ends(began);
-            let served = |name: &str| life.pool.volume(name).map(|volume| volume.bytes());
-            oracle.volumes.are(served);
-        }
-        Err(error) if life.waits_for_start() => {
-            life.note(|| format!("stop: {error} (its drives are away)"));
-            return End::Halted;
-        }
-        Err(error) if life.plan.beyond => {
-            life.note(|| format!("stop: {error} (allowed)"));
-        }
-        Err(error) => life.fail(format!("the array cannot stop: {error}")),
-    }
-    // What a drive that was given up still has, nobody waits for.
-    let status = life.array.status();
-    let alive = status.members.iter().filter_map(|member| member.drive.as_ref());
-    let alive: Vec<&str> = alive.filter(|its| its.is_alive()).map(|its| its.name()).collect();
-    let mut left = life.world.borrow().in_flight(|its| alive.contains(&format!("d{its}").as_str()));
-    // It was asked whether it answers, and nobody waits for that.
-    left.retain(|op| !op.contains(" (\"read\", 0, 4096)"));
-    if !left.is_empty() {
-        life.fail(format!("stopped with {left:?} in flight"));
-    }
-    End::Stopped
 }

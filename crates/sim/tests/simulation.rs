@@ -176,6 +176,27 @@ fn more_drives_are_lost_than_the_array_bears() {
     assert!(served > 100 && refused > 100 && whole > 50, "{served}, {refused}, {whole}");
 }
 
+/// What the journal has cannot be read, or is away with its member, and operators insist on a
+/// start: what was acknowledged last is there, or an error, and also once those that were away are
+/// back.
+#[test]
+fn arrays_are_started_by_force() {
+    let insist = (0..).map(Plan::draw).filter(|plan| plan.insists);
+    let (mut forced, mut served, mut refused) = (0, 0, 0);
+    for plan in insist.take(150) {
+        let seed = plan.seed;
+        let mut scenario = Scenario::new(plan, Options::default());
+        scenario.all_lives();
+        let verdict = scenario.verdict();
+        assert_eq!(verdict.failure, None, "seed {seed}");
+        let past = verdict.past_limit;
+        (forced, served, refused) =
+            (forced + past.forced, served + past.served, refused + past.refused);
+    }
+    println!("{forced} starts by force; {served} reads served, {refused} refused");
+    assert!(forced > 30 && served > 1000 && refused > 1000, "{forced}, {served}, {refused}");
+}
+
 /// Records of metadata rot, are lost, or land where others belong, on as many members as the array
 /// bears: nobody believes them, nor what they should have taken the place of.
 #[test]
