@@ -388,19 +388,28 @@ fn known_of(superblock: &ArraySuperblock, index: usize) -> OwnGeneration {
     OwnGeneration::stored(superblock.sure_generations[index].get(), asked)
 }
 
+/// A member that is relied on.
+pub(crate) struct Relied {
+    pub(crate) drive: [u8; 16],
+    pub(crate) is_here: bool,
+    pub(crate) own: OwnGeneration,
+}
+
 /// Whether a drive that took what it was never given by `others` has what they lack: as its own
 /// superblock has it, it holds everything, without them.
-pub(crate) fn went_on_alone(own: &ArraySuperblock, drive: [u8; 16], others: &[[u8; 16]]) -> bool {
+pub(crate) fn went_on_alone(own: &ArraySuperblock, drive: [u8; 16], others: &[Relied]) -> bool {
     trusts(own, drive) && relies_on_none(own, others)
 }
 
-/// Whether a drive that took what it was never given by `others` was used without them. (Nothing is
-/// acknowledged without a member before all that are relied on have a superblock that says so. So
-/// where one of them that never heard of it is relied on, it has nothing that they lack. Of one
-/// that is away nobody knows what it heard, unless it surely took something later from the others:
-/// see [`OwnGeneration::is_past`].)
-fn relies_on_none(own: &ArraySuperblock, others: &[[u8; 16]]) -> bool {
-    !others.is_empty() && !others.iter().any(|other| trusts(own, *other))
+/// Whether a drive that took what it was never given by `others` was used without them. (When
+/// somebody is fenced, all that are relied on from there on have a superblock that says so, and
+/// nothing is acknowledged before: see `Members::fence`. So where one of them that never heard of
+/// it is relied on, it has nothing that they lack. Of one that is away nobody knows what it heard,
+/// unless it surely took something later from the others.)
+fn relies_on_none(own: &ArraySuperblock, others: &[Relied]) -> bool {
+    let is_unaware = |its: &&Relied| its.is_here || its.own.is_past(sequence(own));
+    let mut unaware = others.iter().filter(is_unaware).peekable();
+    unaware.peek().is_some() && !unaware.any(|its| trusts(own, its.drive))
 }
 
 fn trusts(superblock: &ArraySuperblock, drive: [u8; 16]) -> bool {
@@ -412,10 +421,10 @@ fn trusts(superblock: &ArraySuperblock, drive: [u8; 16]) -> bool {
 struct Apart<'a> {
     /// That it relies on.
     ours: Vec<&'a Candidate>,
-    /// That it relies on, too, and that are away.
-    away: Vec<([u8; 16], OwnGeneration)>,
-    /// That were used without these.
-    strays: Vec<(MemberIndex, &'a Candidate)>,
+    /// These, and those that are away.
+    relied: Vec<Relied>,
+    /// That took what it never gave them.
+    beyond: Vec<(MemberIndex, &'a Candidate)>,
 }
 
 impl<'a> Apart<'a> {
@@ -423,35 +432,38 @@ impl<'a> Apart<'a> {
         // Two histories may be of one age.
         let has_newest =
             |own: &ArraySuperblock| own.age() == newest.age() && content(own) == content(newest);
-        let (mut ours, mut strays) = (Vec::new(), Vec::new());
+        let (mut ours, mut beyond) = (Vec::new(), Vec::new());
         for candidate in candidates {
             let drive = candidate.label.drive_uuid;
             let index = newest.members().iter().position(|stored| stored.drive == drive);
             let (Some(own), Some(index)) = (&candidate.superblock, index) else { continue };
             if !has_newest(own) && known_of(newest, index).is_beyond(sequence(own)) {
-                strays.push((MemberIndex::new(index), candidate));
+                beyond.push((MemberIndex::new(index), candidate));
             } else if trusts(newest, drive) {
                 ours.push(candidate);
             }
         }
-        let says = |drive| candidates.iter().any(|its| its.label.drive_uuid == drive);
-        let trusted = newest.members().iter().map(|its| its.drive).enumerate();
-        let away = trusted.filter(|(_, its)| trusts(newest, *its) && !says(*its));
-        let away = away.map(|(index, its)| (its, known_of(newest, index))).collect();
-        let apart = Apart { ours, away, strays: Vec::new() };
-        strays.retain(|(_, its)| apart.is_without_ours(its));
-        Apart { strays, ..apart }
+        let is_it = |its: &Candidate, drive| its.label.drive_uuid == drive;
+        let relied = newest.members().iter().enumerate().filter_map(|(index, stored)| {
+            let drive = stored.drive;
+            let is_here = ours.iter().any(|its| is_it(its, drive));
+            let is_away = !candidates.iter().any(|its| is_it(its, drive));
+            let is_relied = trusts(newest, drive) && (is_here || is_away);
+            is_relied.then(|| Relied { drive, is_here, own: known_of(newest, index) })
+        });
+        Apart { relied: relied.collect(), ours, beyond }
     }
 
     /// Whether a drive that took what it was never given by those that are relied on was used
     /// without them.
     fn is_without_ours(&self, its: &Candidate) -> bool {
-        its.superblock.as_ref().is_some_and(|own| {
-            let is_past = |its: &&([u8; 16], OwnGeneration)| its.1.is_past(sequence(own));
-            let away = self.away.iter().filter(is_past).map(|(drive, _)| *drive);
-            let ours = self.ours.iter().map(|its| its.label.drive_uuid);
-            !self.ours.is_empty() && relies_on_none(own, &ours.chain(away).collect::<Vec<_>>())
-        })
+        its.superblock.as_ref().is_some_and(|own| relies_on_none(own, &self.relied))
+    }
+
+    /// Those that were.
+    fn strays(&self) -> impl Iterator<Item = (MemberIndex, &'a Candidate)> {
+        let beyond = self.beyond.iter().copied();
+        beyond.filter(|(_, its)| self.is_without_ours(its))
     }
 
     /// Strays that have what the others lack. One that was just filled has not.
@@ -459,14 +471,17 @@ impl<'a> Apart<'a> {
         let holds_all = |its: &Candidate| {
             its.superblock.as_ref().is_some_and(|own| trusts(own, its.label.drive_uuid))
         };
-        let strays = self.strays.iter().map(|(_, its)| *its);
-        strays.filter(|its| holds_all(its)).collect()
+        self.strays().map(|(_, its)| its).filter(|its| holds_all(its)).collect()
     }
 
     fn refused(&self) -> AssembleError {
-        let names =
-            |drives: &[&Candidate]| drives.iter().map(|its| its.drive.name().to_owned()).collect();
-        AssembleError::Apart { ours: names(&self.ours), others: names(&self.others()) }
+        let name = |its: &&Candidate| its.drive.name().to_owned();
+        let names = |drives: &[&Candidate]| drives.iter().map(name).collect::<Vec<_>>();
+        let mut ours = names(&self.ours);
+        if ours.is_empty() {
+            ours.push("absent members".into());
+        }
+        AssembleError::Apart { ours, others: names(&self.others()) }
     }
 }
 
@@ -480,13 +495,18 @@ fn choose(candidates: Vec<Candidate>, options: &AssembleOptions) -> Vec<Candidat
         return candidates;
     };
     let apart = Apart::by(ours, &candidates);
+    let is_newer =
+        |its: &Candidate| its.superblock.as_ref().is_some_and(|own| own.age() > ours.age());
     let is_stray = |its: &Candidate| {
-        let is_it = |drive: [u8; 16]| drive == its.label.drive_uuid;
-        // Else it may have, with the others, the place of one of ours.
-        let is_named = ours.members().iter().any(|named| is_it(named.drive));
-        let mut strays = apart.strays.iter();
-        strays.any(|(_, stray)| is_it(stray.label.drive_uuid))
-            || !is_named && apart.is_without_ours(its)
+        let is_it = |other: &Candidate| other.label.drive_uuid == its.label.drive_uuid;
+        // Without a place among ours it may have, with the others, that of one of ours. With one,
+        // though it has nothing that ours lack, it would decide if it is newer.
+        let mut named = ours.members().iter();
+        match named.any(|named| named.drive == its.label.drive_uuid) {
+            true if is_newer(its) => apart.beyond.iter().any(|(_, beyond)| is_it(beyond)),
+            true => apart.strays().any(|(_, stray)| is_it(stray)),
+            false => apart.is_without_ours(its),
+        }
     };
     let stray: Vec<bool> = candidates.iter().map(is_stray).collect();
     let last = options.known.as_ref().map_or(0, |known| known.epoch);
@@ -509,7 +529,7 @@ fn strayed(
     force: bool,
 ) -> Result<Vec<MemberIndex>, AssembleError> {
     let apart = Apart::by(newest, candidates);
-    let mut strays: Vec<MemberIndex> = apart.strays.iter().map(|(index, _)| *index).collect();
+    let mut strays: Vec<MemberIndex> = apart.strays().map(|(index, _)| index).collect();
     let may_go = force && survives_without(layout, members, &strays);
     if !apart.others().is_empty() && !may_go {
         return Err(apart.refused());

@@ -22,7 +22,7 @@ use ashlar_format::units::{Area, MemberIndex};
 use ashlar_reactor::range_lock::Mode;
 
 use crate::array::Array;
-use crate::assemble::{newest_superblock, went_on_alone};
+use crate::assemble::{Relied, newest_superblock, went_on_alone};
 use crate::error::{ArrayError, ChangeError};
 use crate::label::{self, Label};
 use crate::member::Member;
@@ -139,14 +139,16 @@ impl Array {
     }
 
     fn went_on_alone(&self, old: &Member, newest: &ArraySuperblock) -> bool {
-        let generation = newest.header.sequence.get();
         let list = self.members.list();
-        let others = list.iter().filter(|its| {
-            let is_here = its.alive().is_some() || its.own.is_past(generation);
-            is_here && its.state == MemberState::Trusted && its.drive_uuid != old.drive_uuid
+        let is_other =
+            |its: &&Member| its.state == MemberState::Trusted && its.drive_uuid != old.drive_uuid;
+        let others = list.iter().filter(is_other).map(|its| Relied {
+            drive: its.drive_uuid,
+            is_here: its.alive().is_some(),
+            own: its.own,
         });
-        let others: Vec<_> = others.map(|its| its.drive_uuid).collect();
-        old.own.is_beyond(generation) && went_on_alone(newest, old.drive_uuid, &others)
+        old.own.is_beyond(newest.header.sequence.get())
+            && went_on_alone(newest, old.drive_uuid, &others.collect::<Vec<_>>())
     }
 
     /// Data bytes that each member has to hold.

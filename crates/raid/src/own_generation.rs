@@ -136,6 +136,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_was_taken_later_is_known() {
+        let past = |sure, generation| OwnGeneration::stored(sure, sure).is_past(generation);
+        assert!(past(101, 100) && past(2, u64::from(u32::MAX)));
+        assert!(!past(100, 100) && !past(99, 100) && !past(0, 100));
+    }
+
+    #[test]
     fn what_was_given_is_its_own() {
         let judged = |sure, asked, generations: [u64; 4]| {
             generations.map(|its| OwnGeneration::stored(sure, asked).judge(its))

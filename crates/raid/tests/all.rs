@@ -19,6 +19,7 @@ mod given_up;
 mod grow;
 mod half_done;
 mod hedge;
+mod histories;
 mod integrity;
 mod journal_gaps;
 mod kept;

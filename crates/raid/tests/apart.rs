@@ -16,6 +16,7 @@ use ashlar_raid::error::{AssembleError, ChangeError};
 use ashlar_raid::lease::Host;
 use ashlar_raid::start::{AssembleOptions, Known};
 use ashlar_raid::status::{ArrayState, MemberStatus};
+use ashlar_reactor::executor::Reactor;
 
 use crate::pair::{Pair, begin, run, run_on};
 use crate::steered::{Fate, Steer, address, superblock};
@@ -181,39 +182,71 @@ fn one_that_began_a_start_and_was_away_at_the_next_did_not_go_on() {
     });
 }
 
-/// The same, and the one that both rely on is away when it is back.
+/// The same, and the one that both rely on is away when it is back. If the start was by force, its
+/// superblock is newer than theirs.
 #[test]
 fn one_that_began_a_start_relies_on_one_that_is_away_and_went_on_with_the_others() {
-    let steer = Steer::new();
-    run_on(steer.backend(), |reactor| async move {
-        let mut pair = Pair::new(&reactor, Level::Raid1, 3, 512).await;
+    for force in [false, true] {
+        let steer = Steer::new();
+        let its = steer.clone();
+        run_on(steer.backend(), |reactor| began_a_start(reactor, its, force));
+    }
+}
+
+async fn began_a_start(reactor: Reactor, steer: Steer, force: bool) {
+    let mut pair = Pair::new(&reactor, Level::Raid1, 3, 512).await;
+    let drives = pair.drives();
+    pair.array.pull_member(MemberIndex(2)).unwrap();
+    pair.write_some(20).await;
+    pair.in_place().await;
+    pair.dies();
+    let (file, left) = (address(pair.file(&drives[0])), Cell::new(1));
+    steer.set(move |its, op| match superblock(op) {
+        Some(_) if its != file || left.replace(0) == 0 => Fate::Fails,
+        _ => Fate::Passes,
+    });
+    start(&mut pair, &[&drives[0], &drives[1]], force).await.unwrap_err();
+    steer.set(|_, _| Fate::Passes);
+    let had = |half: u8| {
+        let known = Known { generation: 0, epoch: 0, current: vec![[half; 16]] };
+        AssembleOptions { known: Some(known), ..AssembleOptions::default() }
+    };
+    pair.start(&[&drives[1], &drives[2]], had(1)).await.unwrap();
+    pair.rebuilt().await;
+    pair.write_some(20).await;
+    pair.in_place().await;
+    let refused = start(&mut pair, &[&drives[0], &drives[2]], false).await;
+    let is_so = match &refused {
+        Err(AssembleError::Apart { .. }) => force,
+        Err(AssembleError::MaybeOld) => !force,
+        _ => false,
+    };
+    assert!(is_so, "{force}: {refused:?}");
+    pair.start(&[&drives[0], &drives[2]], had(2)).await.unwrap();
+    pair.check().await;
+    pair.replace(0).await;
+    pair.rebuilt().await;
+    pair.check().await;
+    pair.dies();
+}
+
+/// One of each pair is away, and only one of them misses what is written.
+#[test]
+fn who_missed_nothing_but_heard_nothing_either_is_not_relied_on() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid10, 4, 512).await;
+        pair.put(0, &[1; 4096]).await;
         let drives = pair.drives();
         pair.array.pull_member(MemberIndex(2)).unwrap();
-        pair.write_some(20).await;
-        pair.in_place().await;
-        pair.dies();
-        let (file, left) = (address(pair.file(&drives[0])), Cell::new(1));
-        steer.set(move |its, op| match superblock(op) {
-            Some(_) if its != file || left.replace(0) == 0 => Fate::Fails,
-            _ => Fate::Passes,
-        });
-        start(&mut pair, &[&drives[0], &drives[1]], false).await.unwrap_err();
-        steer.set(|_, _| Fate::Passes);
-        let had = |half: u8| {
-            let known = Known { generation: 0, epoch: 0, current: vec![[half; 16]] };
-            AssembleOptions { known: Some(known), ..AssembleOptions::default() }
-        };
-        pair.start(&[&drives[1], &drives[2]], had(1)).await.unwrap();
-        pair.rebuilt().await;
-        pair.write_some(20).await;
-        pair.in_place().await;
-        let refused = start(&mut pair, &[&drives[0], &drives[2]], false).await;
-        assert!(matches!(refused, Err(AssembleError::MaybeOld)), "{refused:?}");
-        pair.start(&[&drives[0], &drives[2]], had(2)).await.unwrap();
-        pair.check().await;
-        pair.replace(0).await;
-        pair.rebuilt().await;
-        pair.check().await;
+        pair.array.pull_member(MemberIndex(0)).unwrap();
+        pair.put(0, &[2; 4096]).await;
+        start(&mut pair, &[&drives[0], &drives[2]], true).await.unwrap();
+        assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
+        let back = pair.plug_in(&drives[1]);
+        let refused = pair.array.return_member(MemberIndex(1), back, [70; 16]).await;
+        assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
+        let refused = start(&mut pair, &[&drives[0], &drives[1], &drives[3]], false).await;
+        assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
         pair.dies();
     });
 }

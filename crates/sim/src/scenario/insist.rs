@@ -8,6 +8,9 @@ use crate::drive::{BLOCK_BYTES, SECTOR_BYTES, SimDrive};
 use crate::inspect;
 use crate::workload::hot_stripes;
 
+/// Rows of so many stripes at most: of wide arrays with many, a start looks at each of them.
+const STRIPES_MAX: usize = 3;
+
 impl Scenario {
     /// Between two lives: members are away, as many as the array bears at most; of others blocks
     /// of the journal cannot be read, and rows that may have been half stored. Now and then what
@@ -48,7 +51,7 @@ impl Scenario {
             }
         }
         let one_in = [2, 4, 16][self.losses.index(3)];
-        for stripe in hot_stripes(&self.plan, stripes) {
+        for stripe in hot_stripes(&self.plan, stripes).into_iter().take(STRIPES_MAX) {
             for row in (0..layout.chunk_bytes).step_by(BLOCK_BYTES) {
                 if self.losses.chance(1, one_in) {
                     lost.push(areas.data.offset + layout.member_offset(StripeIndex(stripe), row));
