@@ -1,6 +1,25 @@
 //! What a drive is asked to do.
 
+use ashlar_reactor::backend::Instant;
+use ashlar_reactor::executor::{Io, Reactor};
 use ashlar_reactor::op::{Op, Outcome};
+
+/// From when to when an operation was under way, whenever its task looked.
+#[derive(Clone, Copy)]
+pub(crate) struct Span {
+    pub(crate) began: Instant,
+    pub(crate) ended: Instant,
+}
+
+impl Span {
+    pub(crate) fn of(io: &Io) -> Span {
+        Span { began: io.started(), ended: io.ended() }
+    }
+
+    pub(crate) fn of_now(reactor: &Reactor) -> Span {
+        Span { began: reactor.turn_time(), ended: reactor.turn_time() }
+    }
+}
 
 /// Without its place and its bytes: the slot of the operation has these.
 #[derive(Clone, Copy, PartialEq, Eq)]

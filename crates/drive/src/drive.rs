@@ -28,7 +28,7 @@ use ashlar_reactor::traffic::{self, Kind, Traffic};
 use ashlar_reactor::wait_list::WaitList;
 use ashlar_reactor::window::Window;
 
-use crate::asked::Asked;
+use crate::asked::{Asked, Span};
 use crate::error::DriveError;
 use crate::gate::Gate;
 use crate::health::{During, Health, HealthLimits, HealthState};
@@ -363,7 +363,7 @@ impl Drive {
     pub fn lend(&self, offset: u64, len: usize) -> Option<Buffer> {
         let lend = || self.reactor.lend(self.device, offset, len);
         let bytes = self.shows_what_it_took().then(lend).flatten()?;
-        self.good_answer(Asked::Read { bytes: len as u64 }, Duration::ZERO);
+        self.good_answer(Asked::Read { bytes: len as u64 }, Span::of_now(&self.reactor));
         Some(bytes)
     }
 
@@ -493,7 +493,7 @@ impl Drive {
         let done = self.shows_what_it_took()
             && run(&self.reactor).is_some_and(|outcome| asked.is_answered_by(outcome));
         if done {
-            self.good_answer(asked, Duration::ZERO);
+            self.good_answer(asked, Span::of_now(&self.reactor));
         }
         done
     }
@@ -538,11 +538,11 @@ impl Drive {
         self.counters.set(counters);
     }
 
-    fn good_answer(&self, asked: Asked, took: Duration) {
+    fn good_answer(&self, asked: Asked, Span { began, ended }: Span) {
         let mut health = self.health.get();
         health.good_answer(&self.health_limits);
         self.health.set(health);
-        self.answered.set(self.reactor.turn_time());
+        self.has_been_heard(ended);
         self.count(asked);
         let kind = match asked {
             Asked::Read { bytes } => Some((Kind::Read, bytes)),
@@ -551,15 +551,17 @@ impl Drive {
             Asked::WriteZeroes { .. } => None,
         };
         if let Some((kind, bytes)) = kind {
-            self.traffic.took(kind, bytes, took, self.reactor.turn_time());
+            self.traffic.took(kind, bytes, ended.since(began), self.reactor.turn_time());
         }
         if asked.changes_drive() {
             self.note_unflushed();
             self.flush.last_completed.set(self.flush.writes_completed.get());
-            let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
-            let began = Instant::from_ns(self.answered.get().as_ns().saturating_sub(took));
             self.wrote.set(self.wrote.get().max(began));
         }
+    }
+
+    fn has_been_heard(&self, ended: Instant) {
+        self.answered.set(self.answered.get().max(ended));
     }
 
     fn bad_answer(&self, asked: Asked, error: DriveError) {
@@ -671,8 +673,8 @@ impl UnderWay {
                     let Poll::Ready((outcome, op)) = io.poll_with_op() else {
                         return Poll::Pending;
                     };
-                    let took = io.latency();
-                    if let Some(result) = self.hear(outcome, op, took) {
+                    let span = Span::of(io);
+                    if let Some(result) = self.hear(outcome, op, span) {
                         return Poll::Ready(result);
                     }
                 }
@@ -685,7 +687,7 @@ impl UnderWay {
         &mut self,
         outcome: Outcome,
         op: Option<Op>,
-        took: Duration,
+        span: Span,
     ) -> Option<Result<(), DriveError>> {
         // Its device was let go; or who asked what its cache may have lost was not told of this.
         let Some(op) = op.filter(|_| self.drive.is_alive()) else {
@@ -697,11 +699,11 @@ impl UnderWay {
         }
         if matches!(self.asked, Asked::Read { .. }) && self.drive.flush.undecided.get() {
             // It may be what a flush has lost that failed: it is read again, here or from others.
-            self.drive.answered.set(self.drive.reactor.turn_time());
+            self.drive.has_been_heard(span.ended);
             self.state = State::Held(Box::new(op));
             return None;
         }
-        let result = self.judge(&op, outcome, took);
+        let result = self.judge(&op, outcome, span);
         if result.is_none() {
             self.back_off(op);
         }
@@ -709,11 +711,11 @@ impl UnderWay {
     }
 
     /// What the caller hears of an outcome; `None`: try again.
-    fn judge(&self, op: &Op, outcome: Outcome, took: Duration) -> Option<Result<(), DriveError>> {
+    fn judge(&self, op: &Op, outcome: Outcome, span: Span) -> Option<Result<(), DriveError>> {
         let error = match outcome {
             _ if self.asked.is_answered_by(outcome) => {
                 self.drive.unreadable.answered(op);
-                self.drive.good_answer(self.asked, took);
+                self.drive.good_answer(self.asked, span);
                 return Some(Ok(()));
             }
             // The device ended early: a file that was cut short, or has no room to grow.

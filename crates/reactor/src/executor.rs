@@ -526,8 +526,17 @@ impl Io {
     /// How long it took, once it was awaited: from the turn that started it to the turn that saw
     /// it completed. Its task may have looked later.
     pub fn latency(&self) -> Duration {
+        self.ended().since(self.started)
+    }
+
+    pub fn started(&self) -> Instant {
+        self.started
+    }
+
+    /// The turn that saw it completed, once it was awaited.
+    pub fn ended(&self) -> Instant {
         assert!(self.ticket.is_none(), "it is still under way");
-        self.ended.since(self.started)
+        self.ended
     }
 }
 
