@@ -391,6 +391,8 @@ fn known_of(superblock: &ArraySuperblock, index: usize) -> OwnGeneration {
 /// A member that is relied on.
 pub(crate) struct Relied {
     pub(crate) drive: [u8; 16],
+    /// Which set of copies, or of data and parity, it is of.
+    pub(crate) set: usize,
     pub(crate) is_here: bool,
     pub(crate) own: OwnGeneration,
 }
@@ -398,18 +400,31 @@ pub(crate) struct Relied {
 /// Whether a drive that took what it was never given by `others` has what they lack: as its own
 /// superblock has it, it holds everything, without them.
 pub(crate) fn went_on_alone(own: &ArraySuperblock, drive: [u8; 16], others: &[Relied]) -> bool {
-    trusts(own, drive) && relies_on_none(own, others)
+    trusts(own, drive) && relies_on_none(own, drive, others)
 }
 
 /// Whether a drive that took what it was never given by `others` was used without them. (When
-/// somebody is fenced, all that are relied on from there on have a superblock that says so, and
-/// nothing is acknowledged before: see `Members::fence`. So where one of them that never heard of
-/// it is relied on, it has nothing that they lack. Of one that is away nobody knows what it heard,
-/// unless it surely took something later from the others.)
-fn relies_on_none(own: &ArraySuperblock, others: &[Relied]) -> bool {
+/// somebody is fenced, all of the same set that are relied on from there on have a superblock that
+/// says so, and nothing of the set is acknowledged before: see `Members::fence_those_beside`. So
+/// where one of them that never heard of it is relied on, it has nothing that they lack. Of one
+/// that is away nobody knows what it heard, unless it surely took something later from the others.)
+fn relies_on_none(own: &ArraySuperblock, drive: [u8; 16], others: &[Relied]) -> bool {
+    let index = own.members().iter().position(|its| its.drive == drive);
+    let set = index.map(|index| index / set_members(own));
     let is_unaware = |its: &&Relied| its.is_here || its.own.is_past(sequence(own));
-    let mut unaware = others.iter().filter(is_unaware).peekable();
-    unaware.peek().is_some() && !unaware.any(|its| trusts(own, its.drive))
+    let unaware = || others.iter().filter(is_unaware);
+    // Where none is left of the set, the others are all that can tell.
+    let has_some = unaware().any(|its| Some(its.set) == set);
+    let mut telling = unaware().filter(|its| !has_some || Some(its.set) == set).peekable();
+    telling.peek().is_some() && !telling.any(|its| trusts(own, its.drive))
+}
+
+fn set_members(superblock: &ArraySuperblock) -> usize {
+    let members = match superblock.parity_chunks {
+        0 => superblock.copies,
+        parity => superblock.data_chunks + parity,
+    };
+    usize::from(members.max(1))
 }
 
 fn trusts(superblock: &ArraySuperblock, drive: [u8; 16]) -> bool {
@@ -449,7 +464,8 @@ impl<'a> Apart<'a> {
             let is_here = ours.iter().any(|its| is_it(its, drive));
             let is_away = !candidates.iter().any(|its| is_it(its, drive));
             let is_relied = trusts(newest, drive) && (is_here || is_away);
-            is_relied.then(|| Relied { drive, is_here, own: known_of(newest, index) })
+            let (set, own) = (index / set_members(newest), known_of(newest, index));
+            is_relied.then_some(Relied { drive, set, is_here, own })
         });
         Apart { relied: relied.collect(), ours, beyond }
     }
@@ -457,7 +473,8 @@ impl<'a> Apart<'a> {
     /// Whether a drive that took what it was never given by those that are relied on was used
     /// without them.
     fn is_without_ours(&self, its: &Candidate) -> bool {
-        its.superblock.as_ref().is_some_and(|own| relies_on_none(own, &self.relied))
+        let drive = its.label.drive_uuid;
+        its.superblock.as_ref().is_some_and(|own| relies_on_none(own, drive, &self.relied))
     }
 
     /// Those that were.
@@ -495,17 +512,19 @@ fn choose(candidates: Vec<Candidate>, options: &AssembleOptions) -> Vec<Candidat
         return candidates;
     };
     let apart = Apart::by(ours, &candidates);
-    let is_newer =
-        |its: &Candidate| its.superblock.as_ref().is_some_and(|own| own.age() > ours.age());
+    // It would decide, though it may have nothing that ours lack.
+    let is_newer = |its: &Candidate| {
+        let own = its.superblock.as_ref();
+        own.is_some_and(|own| own.age() >= ours.age() && content(own) != content(ours))
+    };
     let is_stray = |its: &Candidate| {
         let is_it = |other: &Candidate| other.label.drive_uuid == its.label.drive_uuid;
-        // Without a place among ours it may have, with the others, that of one of ours. With one,
-        // though it has nothing that ours lack, it would decide if it is newer.
+        // Without a place among ours it may have, with the others, that of one of ours.
         let mut named = ours.members().iter();
         match named.any(|named| named.drive == its.label.drive_uuid) {
             true if is_newer(its) => apart.beyond.iter().any(|(_, beyond)| is_it(beyond)),
             true => apart.strays().any(|(_, stray)| is_it(stray)),
-            false => apart.is_without_ours(its),
+            false => is_newer(its) || apart.is_without_ours(its),
         }
     };
     let stray: Vec<bool> = candidates.iter().map(is_stray).collect();

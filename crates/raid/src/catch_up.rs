@@ -141,9 +141,12 @@ impl Array {
     fn went_on_alone(&self, old: &Member, newest: &ArraySuperblock) -> bool {
         let list = self.members.list();
         let is_other =
-            |its: &&Member| its.state == MemberState::Trusted && its.drive_uuid != old.drive_uuid;
-        let others = list.iter().filter(is_other).map(|its| Relied {
+            |its: &Member| its.state == MemberState::Trusted && its.drive_uuid != old.drive_uuid;
+        let set_members = usize::from(self.layout().set_members());
+        let others = list.iter().enumerate().filter(|(_, its)| is_other(its));
+        let others = others.map(|(index, its)| Relied {
             drive: its.drive_uuid,
+            set: index / set_members,
             is_here: its.alive().is_some(),
             own: its.own,
         });

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - a member that missed a write is `Stale` in a durable superblock on every trusted member
 //!   before that write is acknowledged (`fence`, `settled`), and the host knows (`witness.rs`);
-//!   one that is away and cannot be told is stale with it;
+//!   of parity levels whoever is away then is stale with it (`fence_those_beside`);
 //! - nobody is fenced whom the others cannot stand for, nor while the array has failed as a whole:
 //!   members that hear nothing of it could be started without those that have it, and two that
 //!   are stale keep each other from catching up (but see `set_forced`);
@@ -370,22 +370,16 @@ impl Members {
     }
 
     /// Marks members as stale, durably: they missed something that is about to be acknowledged. The
-    /// caller knows that the others can stand for them. So are those that are away, as far as the
-    /// others can stand for them, too: whoever is still relied on knows who is fenced, so that one
-    /// that never heard of it tells of what came after (see `assemble`).
+    /// caller knows that the others can stand for them.
     pub async fn fence(&self, missed: impl Iterator<Item = MemberIndex>) -> Result<(), ArrayError> {
         if self.mark_stale(missed) {
-            let absent = self.absent();
-            if self.survives_without(&absent) {
-                self.mark_stale(absent.into_iter());
-            }
             self.generation.set(self.generation.get() + 1);
         }
         self.settled().await
     }
 
     /// In memory only. True if that changed anything.
-    fn mark_stale(&self, missed: impl Iterator<Item = MemberIndex>) -> bool {
+    pub(crate) fn mark_stale(&self, missed: impl Iterator<Item = MemberIndex>) -> bool {
         let mut changed = false;
         for index in missed {
             let member = &mut self.list.borrow_mut()[index.index()];
@@ -535,6 +529,7 @@ impl Members {
     async fn write_superblocks(&self) -> Result<(), ArrayError> {
         if self.fencing.get() && !self.forced.get() {
             self.others_answer().await?;
+            self.fence_those_beside();
         }
         let (generation, fences) = (self.next_generation(), self.fencing.get());
         let targets = self.keepers();

@@ -9,8 +9,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::{Level, MemberState};
-use ashlar_format::units::MemberIndex;
+use ashlar_format::array_superblock::{Level, MemberState, Policy};
+use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{AssembleError, ChangeError};
 use ashlar_raid::lease::Host;
@@ -183,17 +183,17 @@ fn one_that_began_a_start_and_was_away_at_the_next_did_not_go_on() {
 }
 
 /// The same, and the one that both rely on is away when it is back. If the start was by force, its
-/// superblock is newer than theirs.
+/// superblock is newer than theirs, also if another drive has its place by now.
 #[test]
 fn one_that_began_a_start_relies_on_one_that_is_away_and_went_on_with_the_others() {
-    for force in [false, true] {
+    for (force, replaced) in [(false, false), (true, false), (true, true)] {
         let steer = Steer::new();
         let its = steer.clone();
-        run_on(steer.backend(), |reactor| began_a_start(reactor, its, force));
+        run_on(steer.backend(), |reactor| began_a_start(reactor, its, force, replaced));
     }
 }
 
-async fn began_a_start(reactor: Reactor, steer: Steer, force: bool) {
+async fn began_a_start(reactor: Reactor, steer: Steer, force: bool, replaced: bool) {
     let mut pair = Pair::new(&reactor, Level::Raid1, 3, 512).await;
     let drives = pair.drives();
     pair.array.pull_member(MemberIndex(2)).unwrap();
@@ -213,8 +213,20 @@ async fn began_a_start(reactor: Reactor, steer: Steer, force: bool) {
     };
     pair.start(&[&drives[1], &drives[2]], had(1)).await.unwrap();
     pair.rebuilt().await;
+    if replaced {
+        pair.replace(0).await;
+        pair.rebuilt().await;
+    }
     pair.write_some(20).await;
     pair.in_place().await;
+    if replaced {
+        for force in [false, true] {
+            let options = AssembleOptions { known: pair.known(), force, ..Default::default() };
+            pair.start(&[&drives[0], &drives[1], &drives[2]], options).await.unwrap();
+            pair.check().await;
+        }
+        return drop(pair.dies());
+    }
     let refused = start(&mut pair, &[&drives[0], &drives[2]], false).await;
     let is_so = match &refused {
         Err(AssembleError::Apart { .. }) => force,
@@ -230,23 +242,59 @@ async fn began_a_start(reactor: Reactor, steer: Steer, force: bool) {
     pair.dies();
 }
 
-/// One of each pair is away, and only one of them misses what is written.
+/// One of each pair is away, and only one of them misses what is written: what the other still
+/// relies on says nothing of that pair.
 #[test]
-fn who_missed_nothing_but_heard_nothing_either_is_not_relied_on() {
+fn one_of_another_pair_does_not_tell_what_this_one_has() {
+    for replaced in [false, true] {
+        run(move |reactor| one_of_each_pair(reactor, replaced));
+    }
+}
+
+async fn one_of_each_pair(reactor: Reactor, replaced: bool) {
+    let mut pair = Pair::new(&reactor, Level::Raid10, 4, 512).await;
+    pair.put(0, &[1; 4096]).await;
+    let drives = pair.drives();
+    pair.array.flush().await.unwrap();
+    pair.array.pull_member(MemberIndex(2)).unwrap();
+    pair.array.pull_member(MemberIndex(0)).unwrap();
+    if replaced {
+        pair.replace(0).await;
+        pair.rebuilt().await;
+    }
+    pair.put(0, &[2; 4096]).await;
+    let states: Vec<_> = pair.array.status().members.iter().map(|its| its.state).collect();
+    assert_eq!(states[2], MemberState::Trusted, "it has missed nothing");
+    start(&mut pair, &[&drives[0], &drives[2]], true).await.unwrap();
+    assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
+    let back = pair.plug_in(&drives[1]);
+    let refused = pair.array.return_member(MemberIndex(1), back, [70; 16]).await;
+    assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{replaced}: {refused:?}");
+    let refused = start(&mut pair, &[&drives[0], &drives[1], &drives[3]], false).await;
+    assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{replaced}: {refused:?}");
+    pair.dies();
+}
+
+/// Beside parity one may be away that has no part in what is written: it is not relied on then.
+#[test]
+fn one_without_a_part_in_what_is_written_does_not_tell_either() {
     run(|reactor| async move {
-        let mut pair = Pair::new(&reactor, Level::Raid10, 4, 512).await;
+        let mut pair = Pair::new(&reactor, Level::Raid6, 4, 512).await;
+        pair.array.set_policy(Policy::None).await.unwrap();
         pair.put(0, &[1; 4096]).await;
-        let drives = pair.drives();
-        pair.array.pull_member(MemberIndex(2)).unwrap();
-        pair.array.pull_member(MemberIndex(0)).unwrap();
+        pair.in_place().await;
+        let (drives, layout) = (pair.drives(), pair.array.layout());
+        let at = |position| layout.member_at(StripeIndex(0), position);
+        let (misses, idle, other) = (at(0), at(1), at(2));
+        pair.array.pull_member(idle).unwrap();
+        pair.array.pull_member(misses).unwrap();
         pair.put(0, &[2; 4096]).await;
-        start(&mut pair, &[&drives[0], &drives[2]], true).await.unwrap();
+        let half = [&drives[misses.index()], &drives[idle.index()]];
+        start(&mut pair, &half, true).await.unwrap();
         assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
-        let back = pair.plug_in(&drives[1]);
-        let refused = pair.array.return_member(MemberIndex(1), back, [70; 16]).await;
+        let back = pair.plug_in(&drives[other.index()]);
+        let refused = pair.array.return_member(other, back, [70; 16]).await;
         assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
-        let refused = start(&mut pair, &[&drives[0], &drives[1], &drives[3]], false).await;
-        assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
         pair.dies();
     });
 }

@@ -47,7 +47,7 @@ fn nothing_acknowledged_is_left_behind_silently() {
         seen.refused += one.refused;
         seen.returned += one.returned;
     }
-    println!("of {ROUNDS}: {seen:?}");
+    println!("{seen:?}");
     let all = [seen.started, seen.died, seen.apart, seen.refused, seen.returned];
     assert!(all.iter().all(|count| *count > 3), "{seen:?}");
 }
@@ -108,6 +108,7 @@ fn spec(prng: &mut Prng) -> (ArraySpec, usize) {
         (Level::Raid1, Shape::default(), 2),
         (Level::Raid1, Shape::default(), 3),
         (Level::Raid10, Shape::default(), 4),
+        (Level::Raid10, Shape::default(), 6),
         (Level::Raid5, Shape::default(), 3),
         (Level::Raid6, Shape::default(), 4),
         (Level::RaidNm, nm, 3),
@@ -373,12 +374,13 @@ impl Round {
         }
     }
 
+    /// Who insists gives up what the others of those that are here have.
     fn insists(&mut self, here: &[usize], options: &AssembleOptions) {
-        self.forced |= options.force;
         here.iter().for_each(|its| self.drives[*its].may_go |= options.force);
     }
 
     async fn start_that_dies(&mut self, here: &[usize], options: AssembleOptions) {
+        self.forced |= options.force;
         self.insists(here, &options);
         here.iter().for_each(|its| self.drives[*its].began = true);
         let left = Cell::new(self.prng.below(8));
@@ -405,18 +407,23 @@ impl Round {
         drives.iter().for_each(|drive| drive.pull());
         self.steer.drop_waiting(&self.pair.reactor).await;
         let _ = start.ended(&self.pair.reactor).await;
+        // As a host does that takes a lease: what it knew is of before.
+        self.known = None;
         self.seen.died += 1;
     }
 
     async fn start_with(&mut self, here: &[usize], options: AssembleOptions) {
-        self.insists(here, &options);
+        self.forced |= options.force;
         let drives: Vec<Rc<Drive>> =
             here.iter().map(|its| self.drives[*its].drive.clone()).collect();
         let drives: Vec<&Rc<Drive>> = drives.iter().collect();
         let done = self.pair.start(&drives, options.clone()).await;
         self.note(format!("by {here:?}, {options:?}: {done:?}"));
         match done {
-            Ok(()) => self.judge(here, &options).await,
+            Ok(()) => {
+                self.insists(here, &options);
+                self.judge(here, &options).await;
+            }
             Err(AssembleError::Apart { .. }) => {
                 self.seen.apart += 1;
                 let has_begun = self.drives.iter().any(|its| its.began);
@@ -455,8 +462,13 @@ impl Round {
         for number in here.iter().copied() {
             let Owned { has, may_go, .. } = self.drives[number];
             let is_later = has != now && self.is_in(now, has);
+            // One that was replaced is nobody's (a host with leases would ask).
+            let uuid = self.drives[number].uuid;
+            let is_named = self.members().iter().any(|its| its.drive_uuid == uuid);
             // What this host had last goes on, also what somebody insisted on.
-            let is_told = may_go || self.forced && options.known.is_some();
+            let had = |known: &Known| known.current.contains(&self.drives[number].uuid);
+            let is_left = options.known.as_ref().is_some_and(|known| !had(known));
+            let is_told = may_go || !is_named || self.forced && is_left;
             self.holds(is_told || !is_later, "something newer is here");
             let may_go = may_go || self.is_in(has, now);
             let is_member = |its: &MemberStatus| {
@@ -465,9 +477,6 @@ impl Round {
             };
             let is_used = self.members().iter().any(is_member);
             self.holds(may_go || !is_used, "what only it has will be overwritten");
-            // One that was replaced is nobody's.
-            let uuid = self.drives[number].uuid;
-            let is_named = self.members().iter().any(|its| its.drive_uuid == uuid);
             let is_told = options.known.is_some() || !is_named;
             self.holds(may_go || is_told, "what only it has is left behind silently");
         }
