@@ -48,8 +48,8 @@ impl Members {
         self.members_that(|member| member.state == MemberState::Trusted && member.alive().is_none())
     }
 
-    /// Whoever of a set is still relied on knows who of it is fenced, so that one that never heard of
-    /// it tells of what came after (see `assemble`). Of copies nobody misses a write who is not
+    /// Whoever of a set is still relied on knows who of it is fenced, so that one that never heard
+    /// of it tells of what came after (see `assemble`). Of copies nobody misses a write who is not
     /// fenced for it; beside parity some miss it who have no part in it: if they are away, they are
     /// fenced with the first, as far as the others can stand for them. In memory only.
     pub(crate) fn fence_those_beside(&self) {
