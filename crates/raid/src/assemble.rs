@@ -413,10 +413,14 @@ fn relies_on_none(own: &ArraySuperblock, drive: [u8; 16], others: &[Relied]) -> 
     let set = index.map(|index| index / set_members(own));
     let is_unaware = |its: &&Relied| its.is_here || its.own.is_past(sequence(own));
     let unaware = || others.iter().filter(is_unaware);
-    // Where none is left of the set, the others are all that can tell.
-    let has_some = unaware().any(|its| Some(its.set) == set);
-    let mut telling = unaware().filter(|its| !has_some || Some(its.set) == set).peekable();
-    telling.peek().is_some() && !telling.any(|its| trusts(own, its.drive))
+    let is_beside = |its: &&Relied| Some(its.set) == set;
+    let trusts = |its: &Relied| trusts(own, its.drive);
+    if unaware().any(|its| is_beside(&its)) {
+        return !unaware().filter(is_beside).any(trusts);
+    }
+    // Where none is left of the set, the others can tell, if it has fenced nobody of its own.
+    let trusts_its_own = others.iter().filter(is_beside).all(trusts);
+    unaware().next().is_some() && !(trusts_its_own && unaware().any(trusts))
 }
 
 fn set_members(superblock: &ArraySuperblock) -> usize {
@@ -446,7 +450,7 @@ impl<'a> Apart<'a> {
     fn by(newest: &ArraySuperblock, candidates: &'a [Candidate]) -> Apart<'a> {
         // Two histories may be of one age.
         let has_newest =
-            |own: &ArraySuperblock| own.age() == newest.age() && content(own) == content(newest);
+            |own: &ArraySuperblock| own.age() == newest.age() && says_the_same(own, newest);
         let (mut ours, mut beyond) = (Vec::new(), Vec::new());
         for candidate in candidates {
             let drive = candidate.label.drive_uuid;
@@ -515,7 +519,7 @@ fn choose(candidates: Vec<Candidate>, options: &AssembleOptions) -> Vec<Candidat
     // It would decide, though it may have nothing that ours lack.
     let is_newer = |its: &Candidate| {
         let own = its.superblock.as_ref();
-        own.is_some_and(|own| own.age() >= ours.age() && content(own) != content(ours))
+        own.is_some_and(|own| own.age() >= ours.age() && !says_the_same(own, ours))
     };
     let is_stray = |its: &Candidate| {
         let is_it = |other: &Candidate| other.label.drive_uuid == its.label.drive_uuid;
@@ -557,9 +561,12 @@ fn strayed(
     Ok(strays)
 }
 
-/// All that a superblock says: its header is of one drive.
-fn content(superblock: &ArraySuperblock) -> &[u8] {
-    &superblock.as_bytes()[size_of::<Header>()..]
+/// Whether two superblocks are one, as different drives have it.
+fn says_the_same(one: &ArraySuperblock, other: &ArraySuperblock) -> bool {
+    let mut one = one.clone();
+    one.member = other.member;
+    let content = |its: &ArraySuperblock| its.as_bytes()[size_of::<Header>()..].to_vec();
+    content(&one) == content(other)
 }
 
 /// Whether the trusted members that are here are enough without these.

@@ -177,6 +177,8 @@ pub struct Members {
     forced: Cell<bool>,
     /// A member that was trusted is fenced, and no durable superblock says so.
     pub(crate) fencing: Cell<bool>,
+    /// The same, since the array was started: who is away may have to be fenced with it.
+    fences_beside: Cell<bool>,
     waiting: WaitList,
     pub(crate) joins: Rc<RangeLock>,
     /// Of whoever gives a member a drive.
@@ -212,6 +214,7 @@ impl Members {
             pulled: Cell::new(false),
             forced: Cell::new(false),
             fencing: Cell::new(false),
+            fences_beside: Cell::new(false),
             waiting: WaitList::default(),
             joins: RangeLock::new(reactor, 0),
             replacing: RangeLock::new(reactor, 0),
@@ -387,6 +390,7 @@ impl Members {
                 self.hide();
                 let was_trusted = member.state == MemberState::Trusted;
                 self.fencing.set(self.fencing.get() | was_trusted);
+                self.fences_beside.set(self.fences_beside.get() | was_trusted);
                 member.catches_up |= was_trusted;
                 member.become_stale();
                 // By this handle it could never be brought up to date.
@@ -529,7 +533,10 @@ impl Members {
     async fn write_superblocks(&self) -> Result<(), ArrayError> {
         if self.fencing.get() && !self.forced.get() {
             self.others_answer().await?;
-            self.fence_those_beside();
+            if self.fences_beside.take() {
+                self.fence_those_beside();
+                self.fences_beside.set(false);
+            }
         }
         let (generation, fences) = (self.next_generation(), self.fencing.get());
         let targets = self.keepers();

@@ -251,6 +251,24 @@ fn one_of_another_pair_does_not_tell_what_this_one_has() {
     }
 }
 
+/// The one that missed it is away again, and those of the other pair are all that can tell.
+#[test]
+fn those_of_another_pair_tell_nothing_of_one_that_went_on_without_its_own() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid10, 4, 512).await;
+        pair.put(0, &[1; 4096]).await;
+        let drives = pair.drives();
+        pair.array.flush().await.unwrap();
+        pair.array.pull_member(MemberIndex(2)).unwrap();
+        pair.array.pull_member(MemberIndex(0)).unwrap();
+        pair.put(0, &[2; 4096]).await;
+        let _ = start(&mut pair, &[&drives[2]], true).await;
+        let refused = start(&mut pair, &[&drives[1], &drives[2], &drives[3]], false).await;
+        assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
+        pair.dies();
+    });
+}
+
 async fn one_of_each_pair(reactor: Reactor, replaced: bool) {
     let mut pair = Pair::new(&reactor, Level::Raid10, 4, 512).await;
     pair.put(0, &[1; 4096]).await;
