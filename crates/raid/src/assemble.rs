@@ -284,17 +284,20 @@ async fn superblocks(
     Ok(superblocks)
 }
 
-fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
-    let level = superblock.level().ok()?;
-    let layout = Layout {
-        level,
+fn layout_of(superblock: &ArraySuperblock) -> Option<Layout> {
+    Some(Layout {
+        level: superblock.level().ok()?,
         data: superblock.data_chunks,
         parity: superblock.parity_chunks,
         copies: superblock.copies,
         groups: superblock.groups,
         chunk_bytes: superblock.chunk_bytes.get(),
         stripes: superblock.stripes.get(),
-    };
+    })
+}
+
+fn identity_of(superblock: &ArraySuperblock) -> Option<Identity> {
+    let layout = layout_of(superblock)?;
     let (name, integrity) = (superblock.name().ok()?.to_owned(), superblock.integrity != 0);
     let region_stripes = superblock.region_stripes.get();
     let identity = Identity::new(superblock.array, name, layout, region_stripes, integrity);
@@ -391,8 +394,8 @@ fn known_of(superblock: &ArraySuperblock, index: usize) -> OwnGeneration {
 /// A member that is relied on.
 pub(crate) struct Relied {
     pub(crate) drive: [u8; 16],
-    /// Which set of copies, or of data and parity, it is of.
-    pub(crate) set: usize,
+    /// [`Layout::set_of`].
+    pub(crate) set: Option<usize>,
     pub(crate) is_here: bool,
     pub(crate) own: OwnGeneration,
 }
@@ -410,10 +413,10 @@ pub(crate) fn went_on_alone(own: &ArraySuperblock, drive: [u8; 16], others: &[Re
 /// that is away nobody knows what it heard, unless it surely took something later from the others.)
 fn relies_on_none(own: &ArraySuperblock, drive: [u8; 16], others: &[Relied]) -> bool {
     let index = own.members().iter().position(|its| its.drive == drive);
-    let set = index.map(|index| index / set_members(own));
+    let set = index.and_then(|index| set_of(own, index));
     let is_unaware = |its: &&Relied| its.is_here || its.own.is_past(sequence(own));
     let unaware = || others.iter().filter(is_unaware);
-    let is_beside = |its: &&Relied| Some(its.set) == set;
+    let is_beside = |its: &&Relied| its.set.is_some() && its.set == set;
     let trusts = |its: &Relied| trusts(own, its.drive);
     if unaware().any(|its| is_beside(&its)) {
         return !unaware().filter(is_beside).any(trusts);
@@ -423,12 +426,8 @@ fn relies_on_none(own: &ArraySuperblock, drive: [u8; 16], others: &[Relied]) -> 
     unaware().next().is_some() && !(trusts_its_own && unaware().any(trusts))
 }
 
-fn set_members(superblock: &ArraySuperblock) -> usize {
-    let members = match superblock.parity_chunks {
-        0 => superblock.copies,
-        parity => superblock.data_chunks + parity,
-    };
-    usize::from(members.max(1))
+fn set_of(superblock: &ArraySuperblock, index: usize) -> Option<usize> {
+    Some(layout_of(superblock)?.set_of(MemberIndex::new(index)))
 }
 
 fn trusts(superblock: &ArraySuperblock, drive: [u8; 16]) -> bool {
@@ -468,7 +467,7 @@ impl<'a> Apart<'a> {
             let is_here = ours.iter().any(|its| is_it(its, drive));
             let is_away = !candidates.iter().any(|its| is_it(its, drive));
             let is_relied = trusts(newest, drive) && (is_here || is_away);
-            let (set, own) = (index / set_members(newest), known_of(newest, index));
+            let (set, own) = (set_of(newest, index), known_of(newest, index));
             is_relied.then_some(Relied { drive, set, is_here, own })
         });
         Apart { relied: relied.collect(), ours, beyond }

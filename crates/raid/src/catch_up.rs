@@ -142,11 +142,11 @@ impl Array {
         let list = self.members.list();
         let is_other =
             |its: &Member| its.state == MemberState::Trusted && its.drive_uuid != old.drive_uuid;
-        let set_members = usize::from(self.layout().set_members());
+        let layout = self.layout();
         let others = list.iter().enumerate().filter(|(_, its)| is_other(its));
         let others = others.map(|(index, its)| Relied {
             drive: its.drive_uuid,
-            set: index / set_members,
+            set: Some(layout.set_of(MemberIndex::new(index))),
             is_here: its.alive().is_some(),
             own: its.own,
         });

@@ -149,6 +149,11 @@ impl Layout {
         if self.is_mirrored() { self.copies } else { self.positions() }
     }
 
+    /// Which of these sets a member is of, counted from zero.
+    pub fn set_of(&self, index: MemberIndex) -> usize {
+        index.index() / usize::from(self.set_members())
+    }
+
     /// Stripes that each member holds a chunk of.
     pub fn member_stripes(&self) -> u64 {
         self.stripes / u64::from(self.groups)

@@ -25,6 +25,19 @@ async fn start(pair: &mut Pair, drives: &[&Rc<Drive>], force: bool) -> Result<()
     pair.start(drives, AssembleOptions { force, ..AssembleOptions::default() }).await
 }
 
+/// A start with these is refused: each side has what the other lacks.
+async fn is_apart(pair: &mut Pair, drives: &[&Rc<Drive>]) {
+    let refused = start(pair, drives, false).await;
+    assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
+}
+
+/// It is not taken back by the array that runs.
+async fn is_used_elsewhere(pair: &mut Pair, member: MemberIndex, drive: &Rc<Drive>) {
+    let back = pair.plug_in(drive);
+    let refused = pair.array.return_member(member, back, [70; 16]).await;
+    assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
+}
+
 /// By a host that had this half last, for all it knows.
 async fn start_again(pair: &mut Pair, half: usize) -> Result<(), AssembleError> {
     let known = Some(Known { generation: 0, epoch: 0, current: vec![[half as u8; 16]] });
@@ -53,8 +66,7 @@ fn halves_that_were_used_apart_are_not_put_together() {
             let [first, second] = [&drives[0], &drives[1]];
             used_apart(&mut pair, [first, second], starts).await;
             for order in [[first, second], [second, first]] {
-                let refused = start(&mut pair, &order, false).await;
-                assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{starts:?}");
+                is_apart(&mut pair, &order).await;
             }
             // The one that is chosen, and then the other as a new drive.
             start(&mut pair, &[second], false).await.unwrap();
@@ -79,12 +91,9 @@ fn a_half_that_was_never_started_again_went_on_too() {
         pair.put(0, &[1; 4096]).await;
         start(&mut pair, &[&drives[1]], true).await.unwrap();
         pair.put(0, &[2; 4096]).await;
-        let refused = start(&mut pair, &[&drives[0], &drives[1]], false).await;
-        assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
+        is_apart(&mut pair, &[&drives[0], &drives[1]]).await;
         start(&mut pair, &[&drives[1]], false).await.unwrap();
-        let back = pair.plug_in(&drives[0]);
-        let refused = pair.array.return_member(MemberIndex(0), back, [70; 16]).await;
-        assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
+        is_used_elsewhere(&mut pair, MemberIndex(0), &drives[0]).await;
         pair.dies();
     });
 }
@@ -106,8 +115,7 @@ fn a_half_that_has_another_beside_it_now_went_on_too() {
                 pair.put(0, &[2; 4096]).await;
             }
             let all = [&new[0], &new[1], &old[1]];
-            let refused = start(&mut pair, &all, false).await;
-            assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
+            is_apart(&mut pair, &all).await;
             start(&mut pair, &[&new[0], &new[1]], false).await.unwrap();
             assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
             pair.dies();
@@ -129,8 +137,7 @@ fn two_that_went_on_together_are_both_filled_anew() {
             start(&mut pair, &[one], true).await.unwrap();
         }
         pair.put(0, &[2; 4096]).await;
-        let refused = start(&mut pair, &[one, two, three], false).await;
-        assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
+        is_apart(&mut pair, &[one, two, three]).await;
         start(&mut pair, &[one, two, three], true).await.unwrap();
         let is_stale = |its: &MemberStatus| its.state == MemberState::Stale;
         assert_eq!(pair.array.status().members.iter().filter(|its| is_stale(its)).count(), 2);
@@ -251,24 +258,6 @@ fn one_of_another_pair_does_not_tell_what_this_one_has() {
     }
 }
 
-/// The one that missed it is away again, and those of the other pair are all that can tell.
-#[test]
-fn those_of_another_pair_tell_nothing_of_one_that_went_on_without_its_own() {
-    run(|reactor| async move {
-        let mut pair = Pair::new(&reactor, Level::Raid10, 4, 512).await;
-        pair.put(0, &[1; 4096]).await;
-        let drives = pair.drives();
-        pair.array.flush().await.unwrap();
-        pair.array.pull_member(MemberIndex(2)).unwrap();
-        pair.array.pull_member(MemberIndex(0)).unwrap();
-        pair.put(0, &[2; 4096]).await;
-        let _ = start(&mut pair, &[&drives[2]], true).await;
-        let refused = start(&mut pair, &[&drives[1], &drives[2], &drives[3]], false).await;
-        assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
-        pair.dies();
-    });
-}
-
 async fn one_of_each_pair(reactor: Reactor, replaced: bool) {
     let mut pair = Pair::new(&reactor, Level::Raid10, 4, 512).await;
     pair.put(0, &[1; 4096]).await;
@@ -285,12 +274,26 @@ async fn one_of_each_pair(reactor: Reactor, replaced: bool) {
     assert_eq!(states[2], MemberState::Trusted, "it has missed nothing");
     start(&mut pair, &[&drives[0], &drives[2]], true).await.unwrap();
     assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
-    let back = pair.plug_in(&drives[1]);
-    let refused = pair.array.return_member(MemberIndex(1), back, [70; 16]).await;
-    assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{replaced}: {refused:?}");
-    let refused = start(&mut pair, &[&drives[0], &drives[1], &drives[3]], false).await;
-    assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{replaced}: {refused:?}");
+    is_used_elsewhere(&mut pair, MemberIndex(1), &drives[1]).await;
+    is_apart(&mut pair, &[&drives[0], &drives[1], &drives[3]]).await;
     pair.dies();
+}
+
+/// The one that missed it is away again, and those of the other pair are all that can tell.
+#[test]
+fn those_of_another_pair_tell_nothing_of_one_that_went_on_without_its_own() {
+    run(|reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid10, 4, 512).await;
+        pair.put(0, &[1; 4096]).await;
+        let drives = pair.drives();
+        pair.array.flush().await.unwrap();
+        pair.array.pull_member(MemberIndex(2)).unwrap();
+        pair.array.pull_member(MemberIndex(0)).unwrap();
+        pair.put(0, &[2; 4096]).await;
+        start(&mut pair, &[&drives[2]], true).await.unwrap();
+        is_apart(&mut pair, &[&drives[1], &drives[2], &drives[3]]).await;
+        pair.dies();
+    });
 }
 
 /// Beside parity one may be away that has no part in what is written: it is not relied on then.
@@ -310,9 +313,7 @@ fn one_without_a_part_in_what_is_written_does_not_tell_either() {
         let half = [&drives[misses.index()], &drives[idle.index()]];
         start(&mut pair, &half, true).await.unwrap();
         assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
-        let back = pair.plug_in(&drives[other.index()]);
-        let refused = pair.array.return_member(other, back, [70; 16]).await;
-        assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
+        is_used_elsewhere(&mut pair, other, &drives[other.index()]).await;
         pair.dies();
     });
 }
@@ -327,11 +328,8 @@ fn one_of_two_that_went_on_together_is_not_filled_anew_by_itself() {
         pair.array.pull_member(MemberIndex(0)).unwrap();
         pair.put(0, &[1; 4096]).await;
         start(&mut pair, &[&drives[0]], true).await.unwrap();
-        let back = pair.plug_in(&drives[1]);
-        let refused = pair.array.return_member(MemberIndex(1), back, [70; 16]).await;
-        assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
-        let refused = start(&mut pair, &[&drives[0], &drives[1]], false).await;
-        assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
+        is_used_elsewhere(&mut pair, MemberIndex(1), &drives[1]).await;
+        is_apart(&mut pair, &[&drives[0], &drives[1]]).await;
         pair.dies();
     });
 }
@@ -449,12 +447,11 @@ async fn last_used(pair: &mut Pair, ours: &Rc<Drive>) {
     }
 }
 
+/// Who is away first.
 async fn is_refused(pair: &mut Pair, half: &Rc<Drive>) {
-    let back = pair.plug_in(half);
     let mut members = pair.array.status().members.into_iter();
     let away = members.find(|its| its.drive.is_none()).unwrap().index;
-    let refused = pair.array.return_member(away, back, [70; 16]).await;
-    assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
+    is_used_elsewhere(pair, away, half).await;
 }
 
 /// Its lease is of this host, and as old as the one that the array has.
@@ -545,8 +542,7 @@ fn one_that_is_relied_on_and_went_on_alone_is_filled_anew() {
         steer.set(|_, _| Fate::Passes);
         start_again(&mut pair, 1).await.unwrap();
         pair.put(0, &[2; 4096]).await;
-        let refused = start(&mut pair, &[&drives[0], &drives[1]], false).await;
-        assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
+        is_apart(&mut pair, &[&drives[0], &drives[1]]).await;
         start(&mut pair, &[&drives[0], &drives[1]], true).await.unwrap();
         assert_eq!(pair.array.state(), ArrayState::Degraded);
         assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
