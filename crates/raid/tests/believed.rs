@@ -55,10 +55,16 @@ fn a_drive_that_lost_its_cache_by_itself_is_not() {
             let mut before = [0; 4096];
             pair.file(lost).read_exact_at(&mut before, at).unwrap();
             pair.put(0, &[2; 4096]).await;
+            let generation = pair.array.status().generation;
             lost.pull();
-            let status = || pair.array.status().members[first.index()].clone();
+            // Durably: until then a crash forgets it.
+            let is_fenced = || {
+                let status = pair.array.status();
+                let is_stale = status.members[first.index()].state != MemberState::Trusted;
+                is_stale && status.generation > generation
+            };
             let until = reactor.now().after(Duration::from_secs(2));
-            while status().state == MemberState::Trusted && reactor.now() < until {
+            while !is_fenced() && reactor.now() < until {
                 reactor.sleep(Duration::from_millis(10)).await;
             }
             // What was in it, as it had no power for a moment.
