@@ -157,6 +157,7 @@ impl Round {
             match self.prng.below(12) {
                 0..6 => self.start().await,
                 6 => self.put().await,
+                7 if self.prng.chance(1, 2) => self.put_that_dies().await,
                 7 => self.pull(),
                 8..10 => self.give_back().await,
                 10 if self.may_insist() && self.prng.chance(1, 2) => self.part().await,
@@ -258,6 +259,50 @@ impl Round {
             self.dies();
         }
         self.look();
+    }
+
+    /// A drive goes, and all die in the middle of what comes of it and of a write.
+    async fn put_that_dies(&mut self) {
+        let Some(now) = self.now else { return };
+        self.parents.push(now);
+        let node = self.parents.len() - 1;
+        let buffer = self.pair.reactor.buffer(BLOCK);
+        buffer.copy_from_slice(&[node as u8; BLOCK]);
+        let superblocks = self.prng.below(6);
+        self.let_pass(superblocks);
+        self.pull();
+        let (array, at) = (self.pair.array.clone(), self.place(node) as u64);
+        let write = begin(&self.pair.reactor, async move { array.write(at, buffer.into()).await });
+        while self.steer.waiting() == 0 && !write.has_ended() {
+            self.pair.reactor.sleep(Duration::from_millis(1)).await;
+        }
+        // If all of it has come by now, this host knows what is durable.
+        let mut done = None;
+        if write.has_ended() {
+            done = Some(write.ended(&self.pair.reactor).await);
+            self.now = done.is_some_and(|done| done.is_ok()).then_some(node).or(self.now);
+            self.look();
+        }
+        self.note(format!("node {node} is written as all die: {done:?}"));
+        if done.is_none_or(|done| done.is_err()) {
+            self.unsure.insert(node);
+        }
+        self.dies();
+        self.steer.drop_waiting(&self.pair.reactor).await;
+        self.seen.died += 1;
+    }
+
+    /// So many superblocks, and no more.
+    fn let_pass(&mut self, superblocks: u64) {
+        let left = Cell::new(superblocks);
+        self.steer.set(move |_, op| match superblock(op) {
+            Some(_) if left.get() == 0 => Fate::Waits,
+            Some(_) => {
+                left.set(left.get() - 1);
+                Fate::Passes
+            }
+            None => Fate::Passes,
+        });
     }
 
     fn pull(&mut self) {
@@ -383,17 +428,9 @@ impl Round {
         self.forced |= options.force;
         self.insists(here, &options);
         here.iter().for_each(|its| self.drives[*its].began = true);
-        let left = Cell::new(self.prng.below(8));
-        let text = format!("by {here:?}, {options:?}, dies after {} superblocks", left.get());
-        self.note(text);
-        self.steer.set(move |_, op| match superblock(op) {
-            Some(_) if left.get() == 0 => Fate::Waits,
-            Some(_) => {
-                left.set(left.get() - 1);
-                Fate::Passes
-            }
-            None => Fate::Passes,
-        });
+        let superblocks = self.prng.below(8);
+        self.note(format!("by {here:?}, {options:?}, dies after {superblocks} superblocks"));
+        self.let_pass(superblocks);
         let drives: Vec<Rc<Drive>> = here
             .iter()
             .map(|number| self.pair.plug_in(&self.drives[*number].drive.clone()))
