@@ -135,6 +135,16 @@ pub(crate) struct StoredMaps {
     pub(crate) bad: StoredList,
 }
 
+impl StoredMaps {
+    /// Gives the newest of all of them to members that lack it. See `Newest::spread`.
+    pub(crate) async fn spread(&self, reactor: &Reactor) {
+        self.dirty.spread(reactor, MapKind::Dirty).await;
+        self.written.spread(reactor, MapKind::Written).await;
+        self.missed.spread(reactor, MapKind::Missed).await;
+        self.bad.spread(reactor).await;
+    }
+}
+
 /// Keeps the array from stopping while a request is under way.
 pub(crate) struct RequestGuard {
     array: Rc<Array>,

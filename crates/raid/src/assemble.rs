@@ -414,16 +414,18 @@ pub(crate) fn went_on_alone(own: &ArraySuperblock, drive: [u8; 16], others: &[Re
 fn relies_on_none(own: &ArraySuperblock, drive: [u8; 16], others: &[Relied]) -> bool {
     let index = own.members().iter().position(|its| its.drive == drive);
     let set = index.and_then(|index| set_of(own, index));
-    let is_unaware = |its: &&Relied| its.is_here || its.own.is_past(sequence(own));
-    let unaware = || others.iter().filter(is_unaware);
+    let is_unaware = |its: &Relied| its.is_here || its.own.is_past(sequence(own));
+    let can_tell = others.iter().any(is_unaware);
+    // Where nobody can tell, nobody tells that it has nothing which they lack.
+    let asked = || others.iter().filter(|its| !can_tell || is_unaware(its));
     let is_beside = |its: &&Relied| its.set.is_some() && its.set == set;
     let trusts = |its: &Relied| trusts(own, its.drive);
-    if unaware().any(|its| is_beside(&its)) {
-        return !unaware().filter(is_beside).any(trusts);
+    if asked().any(|its| is_beside(&its)) {
+        return !asked().filter(is_beside).any(trusts);
     }
     // Where none is left of the set, the others can tell, if it has fenced nobody of its own.
     let trusts_its_own = others.iter().filter(is_beside).all(trusts);
-    unaware().next().is_some() && !(trusts_its_own && unaware().any(trusts))
+    asked().next().is_some() && !(trusts_its_own && asked().any(trusts))
 }
 
 fn set_of(superblock: &ArraySuperblock, index: usize) -> Option<usize> {
@@ -670,23 +672,29 @@ pub(crate) async fn read_map(
         let count = map.inside.len().min(first + to_usize(REGIONS_PER_PAGE)) - first;
         let inside = &mut map.inside[first..first + count];
         let (mut newest, mut is_sure, mut is_blank) = (None::<RegionMapPage>, false, true);
-        for member in &found.members {
+        let of = |page: &Option<RegionMapPage>| {
+            page.as_ref().map_or(0, |page| page.header.sequence.get())
+        };
+        let mut shown = Vec::new();
+        for (index, member) in found.members.iter().enumerate() {
             let Some(drive) = member.keeps_metadata() else { continue };
             let (page, is_whole) = newest_page(kind, reactor, found, (member, drive), number).await;
             is_sure |= page.is_some() && is_whole && member.state == MemberState::Trusted;
             is_blank &= page.is_none() && is_whole;
-            let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
-            newest = page.filter(|page| page.header.sequence.get() > best).or(newest);
+            shown.push((member.keeper(MemberIndex::new(index), drive.clone()), of(&page)));
+            newest = page.filter(|page| page.header.sequence.get() > of(&newest)).or(newest);
         }
         if kind == MapKind::Written && !is_sure && !is_blank && !options.force {
             return Err(AssembleError::Unreadable("the map of written regions"));
         }
-        *sequence = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
+        *sequence = of(&newest);
         let trust_page = is_sure || kind == MapKind::Written;
         match newest.filter(|_| trust_page) {
             Some(newest) => {
                 let all = inside.iter_mut().enumerate();
                 all.for_each(|(region, inside)| *inside = newest.contains(region));
+                let lacking = shown.into_iter().filter(|(_, its)| its < sequence);
+                map.lacking.extend(lacking.map(|(keeper, _)| (keeper, newest.clone())));
             }
             None => inside.fill(true),
         }

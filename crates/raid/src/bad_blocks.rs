@@ -18,17 +18,20 @@ use std::rc::Rc;
 
 use ashlar_format::array_superblock::MemberState;
 use ashlar_format::bad_blocks::{BadBlocks as Record, RANGES_MAX, SLOTS, StoredBadRange};
+use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record;
-use ashlar_format::units::StripeIndex;
+use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
+use zerocopy::IntoBytes;
 
 use crate::bad_set::{BadRange, BadSet};
 use crate::error::ArrayError;
 use crate::label;
-use crate::member::Member;
+use crate::member::{Keeper, Member};
 use crate::members::{Identity, Members};
-use crate::own_generation::SEQUENCES_PER_START;
+use crate::own_generation::start_of_sequences;
 
 /// Ranges that are kept free for writes under way that leave parts of bad ranges.
 const CUTS_UNDER_WAY: usize = 160;
@@ -36,9 +39,32 @@ const CUTS_UNDER_WAY: usize = 160;
 /// The list as it was found on the members.
 #[derive(Default)]
 pub struct StoredList {
-    ranges: Vec<StoredBadRange>,
-    /// Zero: none was ever written, as far as can be seen.
-    sequence: u64,
+    /// `None`: none was ever written, as far as can be seen.
+    newest: Option<Box<Record>>,
+    /// A crash has left it on others only.
+    lacking: Vec<Keeper>,
+}
+
+impl StoredList {
+    fn sequence(&self) -> u64 {
+        self.newest.as_ref().map_or(0, |newest| newest.header.sequence.get())
+    }
+
+    /// As `Newest::spread`.
+    pub(crate) async fn spread(&self, reactor: &Reactor) {
+        let Some(newest) = &self.newest else { return };
+        let sequence = self.sequence();
+        let writes = self
+            .lacking
+            .iter()
+            .map(|to| to.write(reactor, &**newest, home(&to.areas, sequence), sequence));
+        join_all(writes).await;
+    }
+}
+
+/// Where a list of this sequence stands.
+fn home(areas: &MemberLayout, sequence: u64) -> u64 {
+    areas.bad_blocks.offset + sequence % SLOTS * Record::BYTES
 }
 
 pub struct BadBlocks {
@@ -70,7 +96,7 @@ impl BadBlocks {
     ) -> Rc<BadBlocks> {
         let (mut set, mut unsettled) = (BadSet::default(), BTreeMap::new());
         let layout = identity.layout();
-        for range in &stored.ranges {
+        for range in stored.newest.iter().flat_map(|newest| newest.ranges()) {
             let (stripe, chunk) = (StripeIndex(range.stripe.get()), range.chunk);
             let rows = range.row.get()..range.row.get() + range.len.get();
             let fits = stripe.0 < layout.stripes && rows.end <= layout.chunk_bytes;
@@ -89,7 +115,7 @@ impl BadBlocks {
             set: RefCell::new(set),
             beyond: RefCell::default(),
             unsettled: RefCell::new(unsettled),
-            sequence: Cell::new(stored.sequence),
+            sequence: Cell::new(stored.sequence()),
             added: Cell::default(),
             changes: Cell::default(),
             saved: Cell::default(),
@@ -260,7 +286,7 @@ impl BadBlocks {
         if all_here && self.sequence.get() == 0 {
             return Ok(());
         }
-        self.sequence.set(self.sequence.get() + SEQUENCES_PER_START);
+        self.sequence.set(start_of_sequences(self.members.era(), self.sequence.get()));
         self.write_all().await
     }
 
@@ -300,8 +326,7 @@ impl BadBlocks {
         self.fill(&mut list)?;
         let sequence = self.sequence.get() + 1;
         self.sequence.set(sequence);
-        let slot = sequence % SLOTS * Record::BYTES;
-        self.members.write_to_all(&*list, sequence, |areas| areas.bad_blocks.offset + slot).await
+        self.members.write_to_all(&*list, sequence, |areas| home(areas, sequence)).await
     }
 
     fn fill(&self, list: &mut Record) -> Result<(), ArrayError> {
@@ -324,23 +349,28 @@ impl BadBlocks {
 /// and lost blocks might pass for good ones.
 pub async fn read(reactor: &Reactor, array: [u8; 16], members: &[Member]) -> Option<StoredList> {
     let (mut newest, mut is_sure) = (StoredList::default(), false);
-    for member in members {
+    let mut shown = Vec::new();
+    for (index, member) in members.iter().enumerate() {
         let Some(drive) = member.keeps_metadata() else { continue };
-        let mut is_whole = true;
+        let (mut is_whole, mut own) = (true, 0);
         for slot in 0..SLOTS {
-            let home = member.areas.bad_blocks.offset + slot * Record::BYTES;
+            let home = home(&member.areas, slot);
             let read = label::read_bytes(reactor, drive, home, Record::BYTES).await;
             is_whole &= read.is_ok();
             let Ok(bytes) = read else { continue };
-            let Ok(list) = record::open::<Record>(&bytes, Some(member.drive_uuid), home) else {
-                continue;
-            };
-            let sequence = list.header.sequence.get();
-            if list.array == array && sequence > newest.sequence {
-                newest = StoredList { ranges: list.ranges().to_vec(), sequence };
+            let opened = record::open::<Record>(&bytes, Some(member.drive_uuid), home);
+            let Some(list) = opened.ok().filter(|list| list.array == array) else { continue };
+            own = list.header.sequence.get().max(own);
+            if own > newest.sequence() {
+                let mut copy = Record::empty(array);
+                copy.as_mut_bytes().copy_from_slice(list.as_bytes());
+                newest.newest = Some(copy);
             }
         }
+        shown.push((member.keeper(MemberIndex::new(index), drive.clone()), own));
         is_sure |= is_whole && member.state == MemberState::Trusted;
     }
+    let lacking = shown.into_iter().filter(|(_, own)| *own < newest.sequence());
+    newest.lacking = lacking.map(|(keeper, _)| keeper).collect();
     is_sure.then_some(newest)
 }

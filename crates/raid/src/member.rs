@@ -6,6 +6,7 @@ use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
 use ashlar_format::array_superblock::{ArraySuperblock, MemberState, SLOTS};
 use ashlar_format::drive_label::MemberLayout;
+use ashlar_format::record::Record;
 use ashlar_format::units::{MemberIndex, StripeIndex};
 use ashlar_reactor::executor::Reactor;
 
@@ -119,6 +120,22 @@ pub(crate) struct Keeper {
 }
 
 impl Keeper {
+    /// Makes a record durable at its `home`, sealed for this drive.
+    pub(crate) async fn write<T: Record>(
+        &self,
+        reactor: &Reactor,
+        record: &T,
+        home: u64,
+        sequence: u64,
+    ) -> Result<(), DriveError> {
+        // Some are large: not on the stack.
+        let mut copy = T::new_box_zeroed().expect("memory for a record");
+        copy.as_mut_bytes().copy_from_slice(record.as_bytes());
+        let Keeper { drive, drive_uuid, .. } = self;
+        label::write_record(reactor, drive, &mut *copy, *drive_uuid, home, sequence).await?;
+        drive.flush().await
+    }
+
     /// Durably, and sealed for this drive.
     pub(crate) async fn write_superblock(
         &self,
@@ -126,13 +143,10 @@ impl Keeper {
         mut superblock: ArraySuperblock,
         generation: u64,
     ) -> Result<(), DriveError> {
-        let Keeper { index, drive, drive_uuid, areas } = self;
-        superblock.member = u16::from(index.0).into();
-        let home = areas.superblocks.offset + generation % SLOTS * ArraySuperblock::BYTES;
-        let written =
-            label::write_record(reactor, drive, &mut superblock, *drive_uuid, home, generation);
-        written.await?;
-        drive.flush().await
+        superblock.member = u16::from(self.index.0).into();
+        let slot = generation % SLOTS * ArraySuperblock::BYTES;
+        let home = self.areas.superblocks.offset + slot;
+        self.write(reactor, &superblock, home, generation).await
     }
 }
 

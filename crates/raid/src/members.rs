@@ -28,7 +28,6 @@ use ashlar_reactor::wait_list::WaitList;
 use smallvec::SmallVec;
 
 use crate::error::ArrayError;
-use crate::label;
 use crate::layout::{Layout, Positions};
 use crate::member::{Keeper, Member};
 use crate::missed::Behind;
@@ -177,8 +176,6 @@ pub struct Members {
     forced: Cell<bool>,
     /// A member that was trusted is fenced, and no durable superblock says so.
     pub(crate) fencing: Cell<bool>,
-    /// The same, since the array was started: who is away may have to be fenced with it.
-    fences_beside: Cell<bool>,
     waiting: WaitList,
     pub(crate) joins: Rc<RangeLock>,
     /// Of whoever gives a member a drive.
@@ -214,7 +211,6 @@ impl Members {
             pulled: Cell::new(false),
             forced: Cell::new(false),
             fencing: Cell::new(false),
-            fences_beside: Cell::new(false),
             waiting: WaitList::default(),
             joins: RangeLock::new(reactor, 0),
             replacing: RangeLock::new(reactor, 0),
@@ -390,7 +386,6 @@ impl Members {
                 self.hide();
                 let was_trusted = member.state == MemberState::Trusted;
                 self.fencing.set(self.fencing.get() | was_trusted);
-                self.fences_beside.set(self.fences_beside.get() | was_trusted);
                 member.catches_up |= was_trusted;
                 member.become_stale();
                 // By this handle it could never be brought up to date.
@@ -409,7 +404,15 @@ impl Members {
         change: impl FnOnce(&mut Member),
     ) -> Result<(), ArrayError> {
         self.hide();
-        change(&mut self.list.borrow_mut()[index.index()]);
+        {
+            let member = &mut self.list.borrow_mut()[index.index()];
+            let trusted = (member.state == MemberState::Trusted).then_some(member.drive_uuid);
+            change(member);
+            let is_still =
+                |drive| member.state == MemberState::Trusted && member.drive_uuid == drive;
+            let is_barred = trusted.is_some_and(|drive| !is_still(drive));
+            self.fencing.set(self.fencing.get() | is_barred);
+        }
         self.generation.set(self.generation.get() + 1);
         self.settled().await
     }
@@ -533,10 +536,7 @@ impl Members {
     async fn write_superblocks(&self) -> Result<(), ArrayError> {
         if self.fencing.get() && !self.forced.get() {
             self.others_answer().await?;
-            if self.fences_beside.take() {
-                self.fence_those_beside();
-                self.fences_beside.set(false);
-            }
+            self.fence_those_beside();
         }
         let (generation, fences) = (self.next_generation(), self.fencing.get());
         let targets = self.keepers();
@@ -680,18 +680,9 @@ impl Members {
         home: impl Fn(&MemberLayout) -> u64,
     ) -> (Vec<Keeper>, Vec<Result<(), DriveError>>) {
         let keepers = self.keepers();
-        let writes = keepers.iter().map(|keeper| {
-            let home = home(&keeper.areas);
-            async move {
-                // Some are large: not on the stack.
-                let mut copy = T::new_box_zeroed().expect("memory for a record");
-                copy.as_mut_bytes().copy_from_slice(record.as_bytes());
-                let Keeper { drive, drive_uuid, .. } = keeper;
-                label::write_record(&self.reactor, drive, &mut *copy, *drive_uuid, home, sequence)
-                    .await?;
-                drive.flush().await
-            }
-        });
+        let writes = keepers
+            .iter()
+            .map(|keeper| keeper.write(&self.reactor, record, home(&keeper.areas), sequence));
         let results = join_all(writes).await;
         (keepers, results)
     }

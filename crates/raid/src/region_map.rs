@@ -21,14 +21,16 @@ use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::region_map::{MapKind, PAGES_MAX, REGIONS_PER_PAGE, RegionMapPage};
 use ashlar_format::units::{RegionIndex, StripeIndex, to_usize};
 use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
 
 use crate::error::ArrayError;
 use crate::filled::count_in_both;
 use crate::label;
+use crate::member::Keeper;
 use crate::members::{Identity, Members};
 use crate::missed::Behind;
-use crate::own_generation::SEQUENCES_PER_START;
+use crate::own_generation::start_of_sequences;
 use crate::view::View;
 
 /// Fewest stripes of one region.
@@ -45,6 +47,8 @@ pub struct StoredMap {
     pub inside: Vec<bool>,
     /// Of the newest slot of each page.
     pub sequences: Vec<u64>,
+    /// Pages that a crash has left on some members only, and who lacks them.
+    pub(crate) lacking: Vec<(Keeper, RegionMapPage)>,
 }
 
 impl StoredMap {
@@ -52,7 +56,21 @@ impl StoredMap {
     pub fn empty(stripes: u64, region_stripes: u32) -> StoredMap {
         let regions = RegionMap::region_count(stripes, region_stripes);
         let pages = RegionMapPage::pages_for(regions);
-        StoredMap { inside: vec![false; to_usize(regions)], sequences: vec![0; to_usize(pages)] }
+        StoredMap {
+            inside: vec![false; to_usize(regions)],
+            sequences: vec![0; to_usize(pages)],
+            lacking: Vec::new(),
+        }
+    }
+
+    /// As `Newest::spread`.
+    pub(crate) async fn spread(&self, reactor: &Reactor, kind: MapKind) {
+        let writes = self.lacking.iter().map(|(to, page)| {
+            let sequence = page.header.sequence.get();
+            let slot = RegionMapPage::slot_offset(page.page.get(), sequence);
+            to.write(reactor, page, label::map_area(&to.areas, kind).offset + slot, sequence)
+        });
+        join_all(writes).await;
     }
 }
 
@@ -254,7 +272,7 @@ impl RegionMap {
     /// At start: what was found is what holds from now on, whatever an absent member shows later.
     pub async fn write_all_anew(&self) -> Result<(), ArrayError> {
         for page in &self.pages[..self.page_count()] {
-            page.sequence.set(page.sequence.get() + SEQUENCES_PER_START);
+            page.sequence.set(start_of_sequences(self.members.era(), page.sequence.get()));
         }
         self.write_all().await
     }

@@ -192,7 +192,7 @@ impl Array {
         if let Some((host, claim)) = options.host.zip(claim) {
             array.hold(host, claim);
         }
-        if let Err(error) = array.bring_up(found.newest, journal_from, options.force).await {
+        if let Err(error) = array.bring_up(found.newest, &maps, journal_from, options.force).await {
             // A rebuild that it began may be under way.
             array.drain().await;
             array.release().await;
@@ -211,6 +211,7 @@ impl Array {
     async fn bring_up(
         self: &Rc<Self>,
         newest: Newest,
+        maps: &StoredMaps,
         journal_from: u64,
         force: bool,
     ) -> Result<(), AssembleError> {
@@ -221,7 +222,13 @@ impl Array {
             // A journal that refuses the start does so before anything is written.
             from => Some(self.find_batches(from, force).await?),
         };
+        // A crash may have left the newest on some members only: nothing may rest on it before it is
+        // on all.
         newest.spread(&self.reactor).await;
+        maps.spread(&self.reactor).await;
+        // From here on the era is one of this start alone, and so are the sequences that begin with
+        // it, whatever a start that died has left on others.
+        self.members.settled().await?;
         self.dirty.map.write_all_anew().await?;
         self.dirty.missed.write_all_anew().await?;
         self.written.write_all_anew().await?;
@@ -229,8 +236,7 @@ impl Array {
         let blank = self.bad.stripes().into_iter().filter(|stripe| !self.is_written(*stripe));
         blank.for_each(|stripe| self.bad.remove_stripes(stripe.0..stripe.0 + 1));
         self.bad.write_anew().await?;
-        // A crash may have left the newest superblock on some members only; nothing may rest on it
-        // before it is on all. And from here on the era is one of this start alone.
+        // What each has surely taken since.
         self.members.save().await?;
         self.heal_labels().await;
         if let Some(left) = left {

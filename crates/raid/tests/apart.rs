@@ -1,4 +1,4 @@
-//! Goal: halves of a mirror that were each used without the other do not become one array again
+//! Goal: drives of an array that were used without each other do not become one array again
 //! without a word, whichever went on last.
 //! Method: each half is started by force, by itself, some times; then both are there, at a host
 //! that remembers nothing, or one of them.
@@ -9,30 +9,35 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::{Level, MemberState, Policy};
-use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_format::array_superblock::{Level, MemberState};
+use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{AssembleError, ChangeError};
+use ashlar_raid::label;
 use ashlar_raid::lease::Host;
 use ashlar_raid::start::{AssembleOptions, Known};
 use ashlar_raid::status::{ArrayState, MemberStatus};
 use ashlar_reactor::executor::Reactor;
 
-use crate::pair::{Pair, begin, run, run_on};
-use crate::steered::{Fate, Steer, address, superblock};
+use crate::pair::{DRIVE_BYTES, Pair, begin, run, run_on};
+use crate::steered::{Fate, Steer, address, is_write, offset, superblock};
 
-async fn start(pair: &mut Pair, drives: &[&Rc<Drive>], force: bool) -> Result<(), AssembleError> {
+pub async fn start(
+    pair: &mut Pair,
+    drives: &[&Rc<Drive>],
+    force: bool,
+) -> Result<(), AssembleError> {
     pair.start(drives, AssembleOptions { force, ..AssembleOptions::default() }).await
 }
 
 /// A start with these is refused: each side has what the other lacks.
-async fn is_apart(pair: &mut Pair, drives: &[&Rc<Drive>]) {
+pub async fn is_apart(pair: &mut Pair, drives: &[&Rc<Drive>]) {
     let refused = start(pair, drives, false).await;
     assert!(matches!(refused, Err(AssembleError::Apart { .. })), "{refused:?}");
 }
 
 /// It is not taken back by the array that runs.
-async fn is_used_elsewhere(pair: &mut Pair, member: MemberIndex, drive: &Rc<Drive>) {
+pub async fn is_used_elsewhere(pair: &mut Pair, member: MemberIndex, drive: &Rc<Drive>) {
     let back = pair.plug_in(drive);
     let refused = pair.array.return_member(member, back, [70; 16]).await;
     assert!(matches!(refused, Err(ChangeError::UsedElsewhere { .. })), "{refused:?}");
@@ -296,28 +301,6 @@ fn those_of_another_pair_tell_nothing_of_one_that_went_on_without_its_own() {
     });
 }
 
-/// Beside parity one may be away that has no part in what is written: it is not relied on then.
-#[test]
-fn one_without_a_part_in_what_is_written_does_not_tell_either() {
-    run(|reactor| async move {
-        let mut pair = Pair::new(&reactor, Level::Raid6, 4, 512).await;
-        pair.array.set_policy(Policy::None).await.unwrap();
-        pair.put(0, &[1; 4096]).await;
-        pair.in_place().await;
-        let (drives, layout) = (pair.drives(), pair.array.layout());
-        let at = |position| layout.member_at(StripeIndex(0), position);
-        let (misses, idle, other) = (at(0), at(1), at(2));
-        pair.array.pull_member(idle).unwrap();
-        pair.array.pull_member(misses).unwrap();
-        pair.put(0, &[2; 4096]).await;
-        let half = [&drives[misses.index()], &drives[idle.index()]];
-        start(&mut pair, &half, true).await.unwrap();
-        assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
-        is_used_elsewhere(&mut pair, other, &drives[other.index()]).await;
-        pair.dies();
-    });
-}
-
 /// Two went on without the third, which is started by force: that one of the two is relied on, and
 /// away, says nothing of what the other has.
 #[test]
@@ -496,6 +479,44 @@ fn one_that_was_being_filled_apart_is_not_believed() {
             }
             assert_ne!(pair.array.status().members[2].state, MemberState::Trusted);
         }
+        pair.dies();
+    });
+}
+
+/// It has the newest superblock, and all that it was filled from are away.
+#[test]
+fn one_that_went_on_is_not_believed_beside_one_that_was_being_filled() {
+    let steer = Steer::new();
+    let its = steer.clone();
+    run_on(steer.backend(), |reactor| async move {
+        let mut pair = Pair::new(&reactor, Level::Raid1, 3, 512).await;
+        let (drives, new) = (pair.drives(), pair.new_drive().await);
+        pair.array.pull_member(MemberIndex(1)).unwrap();
+        pair.array.pull_member(MemberIndex(2)).unwrap();
+        let (file, data) = (address(pair.file(&new)), label::plan(DRIVE_BYTES, 0).unwrap().data);
+        its.set(move |its, op| match offset(op) {
+            Some(at) if its == file && is_write(op) && data.range().contains(&at) => Fate::Waits,
+            _ => Fate::Passes,
+        });
+        pair.array.replace_member(MemberIndex(2), new.clone(), [70; 16]).await.unwrap();
+        pair.dies();
+        its.drop_waiting(&reactor).await;
+        start(&mut pair, &[&drives[1]], true).await.unwrap();
+        pair.put(0, &[1; 4096]).await;
+        pair.array.stop().await.unwrap();
+        let known = pair.known();
+        for _ in 0..2 {
+            its.set(move |its, op| match superblock(op) {
+                Some(_) if its != file => Fate::Fails,
+                _ => Fate::Passes,
+            });
+            start(&mut pair, &[&drives[0], &new], true).await.unwrap_err();
+            its.set(|_, _| Fate::Passes);
+        }
+        is_apart(&mut pair, &[&drives[1], &new]).await;
+        let options = AssembleOptions { known, ..AssembleOptions::default() };
+        pair.start(&[&drives[1], &new], options).await.unwrap();
+        assert_eq!(pair.read(0, 4096).await.unwrap(), [1; 4096]);
         pair.dies();
     });
 }
