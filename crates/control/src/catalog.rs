@@ -28,10 +28,10 @@ const LOCK: &str = "lock";
 /// What went wrong with drives: no daemon needs it to start anything.
 const HISTORIES: &str = "drives.json";
 /// Raised when an older daemon could not make sense of the file.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 /// Read, too: it has no spares. Before 3 there are no epochs, and exports do not know which volume
 /// they mean by its name; before 5 all of them are of one kind; before 6 nobody has a secret;
-/// before 7 no array is here on demand.
+/// before 7 no array is here on demand; before 8 no drive was cut short.
 const VERSION_OLDEST: u32 = 1;
 
 /// Older ones have a consent to overwrite it, which is passed over: it went by the name.
@@ -131,6 +131,9 @@ pub struct Catalog {
     pub spares: BTreeMap<String, KnownSpare>,
     pub arrays: BTreeMap<Uuid, KnownArray>,
     pub exports: BTreeMap<String, KnownExport>,
+    /// Drives (by the uuid of their label) whose files were cut short: see `host::cut`.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub cut: BTreeSet<Uuid>,
 }
 
 /// The first that knows other exports than by vhost-user-blk.
@@ -160,6 +163,7 @@ impl Default for Catalog {
             spares: BTreeMap::new(),
             arrays: BTreeMap::new(),
             exports: BTreeMap::new(),
+            cut: BTreeSet::new(),
         }
     }
 }
@@ -431,9 +435,9 @@ mod tests {
             let refusal = directory.load().unwrap_err();
             assert!(refusal.fix.unwrap().contains("--scan"), "{text:?}");
         }
-        let newer = r#"{"version":8,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
+        let newer = r#"{"version":9,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
         std::fs::write(scratch.path().join(FILE), newer).unwrap();
-        assert!(directory.load().unwrap_err().error.contains("version 8"));
+        assert!(directory.load().unwrap_err().error.contains("version 9"));
         let older = r#"{"version":1,"drives":{},"arrays":{},"exports":{}}"#;
         std::fs::write(scratch.path().join(FILE), older).unwrap();
         assert_eq!(directory.load(), Ok(Catalog::default()));

@@ -18,6 +18,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ashlar_drive::drive::Limits;
@@ -77,6 +78,7 @@ pub struct OpenDevice {
     pub limits: Limits,
     /// A test: what is written may be lost until it is flushed.
     pub lossy: bool,
+    deleted: Arc<AtomicBool>,
 }
 
 impl OpenDevice {
@@ -87,14 +89,16 @@ impl OpenDevice {
         let file = claim(path, block_device)?;
         let bytes = length(&file).map_err(|error| unreadable(path, &error))?;
         let bytes = bytes - bytes % PAGE_BYTES;
-        check_size(&path.display().to_string(), bytes)?;
+        if bytes < PAGE_BYTES {
+            check_size(&path.display().to_string(), bytes)?;
+        }
         let sector_bytes =
             probe_sector(&file, block_device, bytes).map_err(|error| unreadable(path, &error))?;
         // A file is zeroed by taking its blocks away; a drive may have to write every one.
         let limits = Limits { bytes, sector_bytes, zeroes_cheaply: !block_device };
         let generic = Generic::beside(&file).map(|generic| generic.map(Arc::new));
         let disk = Disk::File(Arc::new(file));
-        Ok(OpenDevice { disk, generic, identity, limits, lossy: false })
+        Ok(OpenDevice { disk, generic, identity, limits, lossy: false, deleted: Arc::default() })
     }
 
     /// The same of an NVMe drive that the kernel has let go.
@@ -102,7 +106,14 @@ impl OpenDevice {
         let drive = pci::open(address)?;
         let limits = namespace_limits(&format!("drive {address}"), &drive.identity().its)?;
         let (disk, identity) = (Disk::Nvme(Arc::new(drive)), Identity::Pci { address });
-        Ok(OpenDevice { disk, generic: None, identity, limits, lossy: false })
+        Ok(OpenDevice {
+            disk,
+            generic: None,
+            identity,
+            limits,
+            lossy: false,
+            deleted: Arc::default(),
+        })
     }
 
     /// The same of a namespace of another host. It is not claimed: nothing keeps other hosts out
@@ -116,7 +127,14 @@ impl OpenDevice {
         let limits = namespace_limits(&address.to_string(), &drive.identity().its)?;
         let identity = Identity::Remote { name: remote::name(&drive) };
         let disk = Disk::Remote(Arc::new(drive));
-        Ok(OpenDevice { disk, generic: None, identity, limits, lossy: false })
+        Ok(OpenDevice {
+            disk,
+            generic: None,
+            identity,
+            limits,
+            lossy: false,
+            deleted: Arc::default(),
+        })
     }
 
     /// Of one of another host, who leads there.
@@ -210,8 +228,13 @@ impl OpenDevice {
             Disk::Remote(drive) => drive.look().map_err(io::Error::other)?,
         };
         let limits = Limits { bytes: bytes - bytes % PAGE_BYTES, ..self.limits };
-        let (disk, identity, lossy) = (self.disk.clone(), self.identity, self.lossy);
-        let grown = OpenDevice { disk, generic: self.generic.clone(), identity, limits, lossy };
+        let grown = OpenDevice {
+            disk: self.disk.clone(),
+            generic: self.generic.clone(),
+            limits,
+            deleted: self.deleted.clone(),
+            ..*self
+        };
         Ok((limits.bytes > self.limits.bytes).then_some(grown))
     }
 
@@ -219,6 +242,20 @@ impl OpenDevice {
     pub fn has_shrunk(&self) -> bool {
         let Disk::File(file) = &self.disk else { return false };
         length(file).is_ok_and(|bytes| bytes < self.limits.bytes)
+    }
+
+    /// Whether its file has no name any more, as it was found last: what is in it is gone once it
+    /// is let go.
+    pub fn is_deleted(&self) -> bool {
+        self.deleted.load(Ordering::Relaxed)
+    }
+
+    /// Looks whether that is so. True: it is news.
+    pub fn look_for_deletion(&self) -> bool {
+        let Disk::File(file) = &self.disk else { return false };
+        let Ok(meta) = file.metadata() else { return false };
+        let is_deleted = meta.is_file() && meta.nlink() == 0;
+        is_deleted && !self.deleted.swap(true, Ordering::Relaxed)
     }
 
     /// Zeroes both ends and every label and superblock, durably: the drive is blank afterwards.
@@ -258,7 +295,8 @@ fn namespace_limits(shown: &str, its: &NamespaceIdentity) -> Answer<Limits> {
     Ok(Limits { bytes, sector_bytes: its.block_bytes(), zeroes_cheaply: false })
 }
 
-fn check_size(shown: &str, bytes: u64) -> Answer<()> {
+/// Refuses what is too small for a drive, as far as it was not one before.
+pub fn check_size(shown: &str, bytes: u64) -> Answer<()> {
     if bytes >= DRIVE_BYTES_MIN {
         return Ok(());
     }

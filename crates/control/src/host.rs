@@ -10,6 +10,7 @@
 
 mod arrays;
 mod cores;
+mod cut;
 mod drives;
 mod elsewhere;
 mod exports;

@@ -12,6 +12,7 @@ use std::os::unix::net::UnixListener;
 use ashlar_format::record::MAGIC;
 use ashlar_raid::label::plan;
 use daemon::{DRIVE_BYTES, Daemon};
+use serde_json::Value;
 
 #[test]
 fn unknown_names() {
@@ -267,19 +268,87 @@ fn scribbled_and_truncated_labels() {
     daemon.ok("array replace a --member 2 --new big --force --wait");
     daemon.ok("drive detach big --force");
     open("big.img").set_len(DRIVE_BYTES).unwrap();
+    // That is noted: it is not believed when it has its size again.
+    assert_eq!(daemon.run("drive attach @/big.img").status.code(), Some(1));
     let said = daemon.refused("drive attach @/big.img");
-    assert!(said.contains("cut short"), "{said}");
+    assert!(said.contains("was cut short: its label speaks of"), "{said}");
+    open("big.img").set_len(2 * DRIVE_BYTES).unwrap();
+    let said = daemon.refused("drive attach @/big.img");
+    assert!(said.contains("was cut short"), "{said}");
 }
 
 #[test]
 fn a_file_that_shrinks_in_use_is_pulled() {
-    let daemon = Daemon::with_array(5, 4);
+    let mut daemon = Daemon::with_array(5, 4);
     daemon.ok("volume create v --array a --size 16M");
-    File::options().write(true).open(daemon.path("d3.img")).unwrap().set_len(8 << 20).unwrap();
+    let file = File::options().write(true).open(daemon.path("d3.img")).unwrap();
+    let cut = |bytes| file.set_len(bytes).unwrap();
+    cut(8 << 20);
     // The watch looks about once a second.
     daemon.wait_for("array show a", |array| array["state"] == "degraded");
     assert!(daemon.log().contains("cut short"), "{}", daemon.log());
     daemon.ok("volume show v");
+    // Its size alone does not make it what it was: not here,
+    cut(DRIVE_BYTES);
+    let said = daemon.refused("array rebuild a");
+    assert!(said.contains("was cut short"), "{said}");
+    // nor at a start of the array,
+    daemon.ok("array stop a");
+    daemon.ok("array start a");
+    assert_eq!(daemon.array_state("a"), "degraded");
+    // nor of the daemon.
+    daemon.kill();
+    daemon.start_again();
+    assert_eq!(daemon.array_state("a"), "degraded");
+    assert!(daemon.json("drive show d3")["error"].as_str().unwrap().contains("was cut short"));
+    assert!(daemon.refused("drive attach @/d3.img").contains("was cut short"));
+    daemon.ok("drive attach @/d3.img --force");
+    daemon.ok("array replace a --member 3 --new d3 --wait");
+    assert_eq!(daemon.array_state("a"), "optimal");
+}
+
+#[test]
+fn a_file_that_is_deleted_in_use_is_told() {
+    let daemon = Daemon::with_array(1, 2);
+    std::fs::remove_file(daemon.path("d1.img")).unwrap();
+    let told = |status: &Value| status["problems"].to_string().contains("d1: its file was deleted");
+    daemon.wait_for("status", told);
+    assert_eq!(daemon.json("drive show d1")["deleted"], true);
+    // Nothing is lost yet.
+    daemon.attach_new("d2");
+    daemon.ok("array replace a --old d1 --new d2 --force --wait");
+    daemon.ok("drive detach d1");
+    daemon.wait_for("status", |status| !told(status));
+    assert_eq!(daemon.array_state("a"), "optimal");
+}
+
+/// Also one that is too small for a drive by then.
+#[test]
+fn a_file_that_was_cut_short_while_nobody_looked() {
+    for bytes in [1 << 20, DRIVE_BYTES] {
+        let mut daemon = Daemon::start();
+        for drive in ["d0", "d1"] {
+            daemon.ok(&format!("drive attach @/{drive}.img --size {}", 2 * DRIVE_BYTES));
+        }
+        daemon.ok("array create a --level 1 --drives d0,d1");
+        daemon.kill();
+        let file = File::options().write(true).open(daemon.path("d1.img")).unwrap();
+        file.set_len(bytes).unwrap();
+        daemon.start_again();
+        let error = daemon.json("drive show d1")["error"].to_string();
+        assert!(error.contains("was cut short: its label speaks of"), "{error}");
+        daemon.kill();
+        file.set_len(2 * DRIVE_BYTES).unwrap();
+        daemon.start_again();
+        assert_eq!(daemon.array_state("a"), "degraded");
+        assert!(daemon.refused("drive attach @/d1.img").contains("was cut short"));
+        // Somebody knows better.
+        daemon.ok("drive attach @/d1.img --whole");
+        daemon.wait_for("array show a", |array| array["state"] == "optimal");
+        daemon.kill();
+        daemon.start_again();
+        assert_eq!(daemon.array_state("a"), "optimal");
+    }
 }
 
 #[test]

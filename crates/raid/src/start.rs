@@ -222,8 +222,8 @@ impl Array {
             // A journal that refuses the start does so before anything is written.
             from => Some(self.find_batches(from, force).await?),
         };
-        // A crash may have left the newest on some members only: nothing may rest on it before it is
-        // on all.
+        // A crash may have left the newest on some members only: nothing may rest on it before it
+        // is on all.
         newest.spread(&self.reactor).await;
         maps.spread(&self.reactor).await;
         // From here on the era is one of this start alone, and so are the sequences that begin with

@@ -61,11 +61,10 @@ impl Six {
     async fn start_that_dies(&mut self) {
         let reactor = self.pair.reactor.clone();
         let drives: Vec<_> = self.drives.clone().iter().map(|its| self.pair.plug_in(its)).collect();
-        let its = drives.clone();
-        let start = begin(&reactor, {
-            let reactor = reactor.clone();
-            async move { Array::assemble(&reactor, its, AssembleOptions::default()).await.map(drop) }
-        });
+        let (its, on) = (drives.clone(), reactor.clone());
+        let options = AssembleOptions::default();
+        let start = async move { Array::assemble(&on, its, options).await.map(drop) };
+        let start = begin(&reactor, start);
         self.steer.caught(&reactor, 1).await;
         self.all_waits(&start).await;
         drives.iter().for_each(|drive| drive.pull());

@@ -83,6 +83,9 @@ pub struct DriveAttach {
     /// Take a drive that carries data, and wipe it. One with an array's label is left as it is.
     #[serde(default)]
     pub force: bool,
+    /// Its file was cut short once, and all of it is again as it was.
+    #[serde(default)]
+    pub whole: bool,
     /// Of `nvme_tcp`: this host's secret there, as `DHHC-1:…` (DH-HMAC-CHAP). It is never shown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, write_only)]
@@ -339,6 +342,9 @@ pub struct Drive {
     /// There was no room for its writes lately.
     #[serde(default)]
     pub full: Option<bool>,
+    /// Its file was deleted: what is in it is gone once the daemon lets it go.
+    #[serde(default)]
+    pub deleted: bool,
     pub counters: Option<DriveCounters>,
     /// Over all starts, as far as this host has seen it; `null`: nothing went wrong.
     #[serde(default)]

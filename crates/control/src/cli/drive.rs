@@ -83,6 +83,9 @@ pub struct Attach {
     /// Take a drive that carries data, and wipe it; one with an array's label is left as it is
     #[arg(long)]
     force: bool,
+    /// Its file was cut short once, and all of it is again as it was: believe what it holds
+    #[arg(long, conflicts_with = "force")]
+    whole: bool,
     /// nvme-tcp: this host's secret there, where the target wants a proof (DH-HMAC-CHAP): a file
     /// with one line, as `ashlar gen-secret` makes it
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
@@ -134,6 +137,7 @@ impl Attach {
             name: self.name,
             size_bytes: self.size.map(|size| size.0),
             force: self.force,
+            whole: self.whole,
         })
     }
 }

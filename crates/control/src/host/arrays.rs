@@ -453,7 +453,8 @@ impl Host {
 
     /// Starts an array from the labels of the attached drives.
     pub(super) async fn assemble(&self, uuid: Uuid, name: &str, force: bool) -> Answer<()> {
-        let drives = self.drives_labelled(uuid);
+        let mut drives = self.drives_labelled(uuid);
+        drives.retain(|drive| self.attached(drive).is_ok_and(|its| !self.was_cut(&its.content)));
         if drives.is_empty() {
             return Err(Refusal::conflict(format!(
                 "array {name} cannot start: none of its drives is attached"

@@ -10,6 +10,7 @@ use ashlar_reactor::join::join_all;
 use ashlar_reactor::op::Device;
 use tokio::task::JoinError;
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use crate::api::Done;
 use crate::api::drive::{Drive, DriveAttach, DriveModel, DriveSource};
@@ -17,7 +18,7 @@ use crate::catalog::KnownDrive;
 use crate::device::content::Content;
 use crate::device::{self, Identity, OpenDevice};
 use crate::engine::{self, Memory};
-use crate::host::{Attached, Host, Medium};
+use crate::host::{Attached, Host, Medium, cut};
 use crate::name::{check_name, name_from_path};
 use crate::pci::PciAddress;
 use crate::refusal::{Answer, Refusal, RefusalKind};
@@ -69,6 +70,21 @@ struct Opened {
     /// Refused if `content` may be someone's data.
     harmless: Answer<()>,
     created: Option<PathBuf>,
+}
+
+impl Opened {
+    /// Whose label it has, if it is shorter than that says.
+    fn cut(&self) -> Option<Uuid> {
+        let label = self.content.label().filter(|its| its.drive_bytes > self.device.limits.bytes);
+        label.map(|label| label.drive)
+    }
+}
+
+/// What the catalog has of a drive, as it was found.
+pub(super) struct Reopened {
+    attached: Attached,
+    harmless: Answer<()>,
+    cut: Option<Uuid>,
 }
 
 impl Host {
@@ -186,16 +202,26 @@ impl Host {
             size_bytes: request.size_bytes,
             known: self.identities(),
         };
-        let Opened { device, mut content, harmless, created } =
-            blocking(name, move || open(opening)).await??;
+        let shown = opening.place.to_string();
+        let opened = blocking(name, move || open(opening)).await??;
+        if let Some(drive) = opened.cut() {
+            self.note_cut(drive)?;
+        }
+        let Opened { device, mut content, harmless, created } = opened;
         self.check_copy(&content)?;
+        let its = content.label().map(|label| label.drive);
+        if let Some(drive) = its.filter(|_| request.whole && harmless.is_ok()) {
+            self.forget_cut(drive)?;
+        }
         let device = Arc::new(device);
-        if let Err(refusal) = harmless {
+        if let Err(refusal) = harmless.and_then(|()| self.check_cut(&shown, &content)) {
             if !request.force {
                 return Err(refusal);
             }
+            device::check_size(&shown, device.limits.bytes)?;
             tracing::warn!(drive = name, "carried {content}: wiped, by force");
             wipe(name, &device).await?;
+            its.map_or(Ok(()), |drive| self.forget_cut(drive))?;
             content = Content::Blank;
         }
         Ok((Attached::new(Medium::Device(device), content), created))
@@ -241,8 +267,7 @@ impl Host {
         let opening: Vec<_> = drives.into_iter().map(begin).collect();
         for (name, opening) in opening {
             let opened = opening.await.unwrap_or_else(|error| Err(internal(&error)));
-            let attached = opened.and_then(|drive| self.check_copy(&drive.content).map(|()| drive));
-            match attached {
+            match opened.and_then(|drive| self.admit(&name, drive)) {
                 Ok(drive) => drop(self.look(|state| state.drives.insert(name, drive))),
                 Err(refusal) => {
                     tracing::error!(drive = name, "drive not attached: {}", refusal.line());
@@ -250,6 +275,18 @@ impl Host {
                 }
             }
         }
+    }
+
+    /// Whether a drive of the catalog is one that can be used.
+    pub(super) fn admit(&self, name: &str, drive: Reopened) -> Answer<Attached> {
+        let Reopened { attached, harmless, cut } = drive;
+        if let Some(drive) = cut {
+            self.note_cut(drive)?;
+        }
+        harmless?;
+        self.check_cut(&format!("drive {name}"), &attached.content)?;
+        self.check_copy(&attached.content)?;
+        Ok(attached)
     }
 
     pub async fn detach_drive(&self, name: &str, force: bool) -> Answer<Done> {
@@ -377,10 +414,12 @@ pub(super) async fn reopen(
     name: String,
     known: KnownDrive,
     initiator: Initiator,
-) -> Answer<Attached> {
+) -> Answer<Reopened> {
+    let blank =
+        |memory| Ok(Reopened { attached: blank_memory(memory), harmless: Ok(()), cut: None });
     let (place, lossy) = match known.source {
-        DriveSource::Ram(bytes) => return Ok(blank_memory(Memory::Ram { bytes })),
-        DriveSource::Model(model) => return Ok(blank_memory(Memory::Model(model))),
+        DriveSource::Ram(bytes) => return blank(Memory::Ram { bytes }),
+        DriveSource::Model(model) => return blank(Memory::Model(model)),
         DriveSource::Path(path) => (Place::Path(path), false),
         DriveSource::Lossy(path) => (Place::Path(path), true),
         DriveSource::Pci(address) => (Place::Pci(address), false),
@@ -405,8 +444,9 @@ pub(super) async fn reopen(
             opened => break opened?,
         }
     };
-    opened.harmless?;
-    Ok(Attached::new(Medium::Device(Arc::new(opened.device)), opened.content))
+    let cut = opened.cut();
+    let attached = Attached::new(Medium::Device(Arc::new(opened.device)), opened.content);
+    Ok(Reopened { attached, harmless: opened.harmless, cut })
 }
 
 /// Makes a drive blank.
@@ -453,7 +493,9 @@ fn open(opening: Opening) -> Answer<Opened> {
     let opened = open_existing(&opening);
     match opened {
         Ok((device, content)) => {
-            let harmless = check_content(&opening.place, device.limits.bytes, &content);
+            let bytes = device.limits.bytes;
+            let harmless = check_content(&opening.place, bytes, &content)
+                .and_then(|()| device::check_size(&opening.place.to_string(), bytes));
             Ok(Opened { device, content, harmless, created })
         }
         Err(refusal) => {
@@ -525,7 +567,7 @@ fn check_content(shown: &Place, bytes: u64, content: &Content) -> Answer<()> {
             Err(Refusal::conflict(format!(
                 "{shown} was cut short: its label speaks of {had}, it has {has}"
             ))
-            .fix(format!("restore its size of {} bytes; {fix}", label.drive_bytes)))
+            .fix(cut::FIX))
         }
         Content::Damaged { why } => {
             Err(Refusal::conflict(format!("{shown} carries a damaged Ashlar label: {why}"))

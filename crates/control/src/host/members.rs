@@ -278,9 +278,11 @@ impl Host {
         });
         let Some(drive) = found else { return Ok(None) };
         // Answers, and is still what it was?
-        if !own(&self.probe_drive(&drive).await?) {
+        let content = self.probe_drive(&drive).await?;
+        if !own(&content) {
             return Ok(None);
         }
+        self.check_cut(&format!("drive {drive}"), &content)?;
         self.put_drive(running, member.index, &drive, false).await?;
         Ok(Some(drive))
     }

@@ -39,9 +39,12 @@ fn note_problems_of_drive(drive: &Drive, problems: &mut Vec<String>) {
     let error = drive.error.as_deref().unwrap_or_default();
     match (drive.state, drive.health) {
         (DriveState::Missing, _) => problems.push(format!("drive {name} is missing: {error}")),
+        // Why it is not used is told below.
+        (_, Some(DriveHealth::Failed)) if !error.is_empty() => {}
         (_, Some(DriveHealth::Failed)) => problems.push(format!(
-            "drive {name} has failed; replace it: `ashlar array replace ARRAY --old {name} --new \
-             DRIVE`"
+            "drive {name} has failed; replace it: `ashlar array replace {} --old {name} --new \
+             DRIVE`",
+            drive.array.as_deref().unwrap_or("ARRAY")
         )),
         (_, Some(DriveHealth::Suspect)) if !has_lied(drive) => {
             let silent = drive.counters.is_some_and(|its| its.timeouts > 0);
@@ -63,6 +66,13 @@ fn note_problems_of_drive(drive: &Drive, problems: &mut Vec<String>) {
              if there are more later",
             its.wrong_blocks,
             its.wrong_checksums,
+            drive.array.as_deref().unwrap_or("ARRAY")
+        ));
+    }
+    if drive.deleted {
+        problems.push(format!(
+            "drive {name}: its file was deleted, and is gone once the daemon stops; while it can \
+             be read, `ashlar array replace {} --old {name} --new DRIVE --force`",
             drive.array.as_deref().unwrap_or("ARRAY")
         ));
     }
@@ -279,6 +289,7 @@ mod tests {
                 slow: None,
                 slowness: None,
                 full: None,
+                deleted: false,
                 counters: Some(counters),
                 latency: None,
                 traffic: None,

@@ -4,7 +4,8 @@ use ashlar_reactor::join::join_all;
 
 use crate::catalog::KnownDrive;
 use crate::history::Histories;
-use crate::host::{Attached, Host};
+use crate::host::Host;
+use crate::host::drives::Reopened;
 use crate::refusal::Answer;
 
 impl Host {
@@ -41,9 +42,9 @@ impl Host {
 
     /// Attaches a drive that was missing, and starts the arrays that waited for it. `opened`: what
     /// became of opening `meant`.
-    pub(super) async fn reattach(&self, name: &str, meant: &KnownDrive, opened: Answer<Attached>) {
+    pub(super) async fn reattach(&self, name: &str, meant: &KnownDrive, opened: Answer<Reopened>) {
         let Ok(_turn) = self.changes.try_lock() else { return };
-        let attached = opened.and_then(|drive| self.check_copy(&drive.content).map(|()| drive));
+        let attached = opened.and_then(|drive| self.admit(name, drive));
         let waiting = self.look(|state| {
             // It may have been detached, or its name given to another.
             let known = state.catalog.drives.get(name).is_some_and(|its| its == meant);

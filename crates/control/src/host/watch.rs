@@ -13,10 +13,10 @@ use crate::api::drive::{DriveCounters, DriveHealth, DriveSource};
 use crate::api::export::ExportState;
 use crate::catalog::{KnownArray, KnownDrive};
 use crate::device::OpenDevice;
+use crate::host::Host;
 use crate::host::arrays::last_drives;
-use crate::host::drives::reopen;
+use crate::host::drives::{Reopened, reopen};
 use crate::host::show::is_replaced;
-use crate::host::{Attached, Host};
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::{ArraySnapshot, MemberSnapshot};
 
@@ -38,7 +38,7 @@ pub struct Seen {
     /// Drives of other hosts that are looked for: those that are lost, and those that are missing
     /// since the start.
     sought: BTreeMap<String, JoinHandle<()>>,
-    reopened: BTreeMap<String, JoinHandle<Answer<Attached>>>,
+    reopened: BTreeMap<String, JoinHandle<Answer<Reopened>>>,
     /// The catalog could not be written.
     unsaved: bool,
 }
@@ -186,6 +186,12 @@ impl Host {
             if self.is_pulled(array, member).await {
                 continue;
             }
+            // Before it could have its size again.
+            let content = self.attached(&drive).map(|its| its.content);
+            let its = content.ok().and_then(|its| its.label().map(|label| label.drive));
+            if let Err(refusal) = its.map_or(Ok(()), |its| self.note_cut(its)) {
+                tracing::error!(drive, "{}", refusal.line());
+            }
             tracing::error!(drive, member, "the file was cut short: its drive is pulled");
             if let Err(refusal) = self.pull(array, member).await {
                 tracing::error!(drive, "it cannot be pulled: {}", refusal.line());
@@ -216,7 +222,13 @@ impl Host {
                 }
                 None => {}
             }
-            let measure = move || device.has_shrunk().then_some(device);
+            let shown = name.clone();
+            let measure = move || {
+                if device.look_for_deletion() {
+                    tracing::error!(drive = shown, "its file was deleted: it is gone when let go");
+                }
+                device.has_shrunk().then_some(device)
+            };
             seen.measured.insert(name, spawn_blocking(measure));
         }
         shrunk
