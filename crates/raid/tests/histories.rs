@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
-use ashlar_format::array_superblock::{Level, MemberState};
+use ashlar_format::array_superblock::{Level, MemberState, Policy};
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
 use ashlar_raid::error::{AssembleError, ChangeError};
@@ -78,7 +78,8 @@ struct Owned {
     has: Node,
     /// Somebody insisted while it was here: perhaps on the others, and that it may be filled anew.
     may_go: bool,
-    /// It was in a start that died: what that gave to it alone looks as if it were used elsewhere.
+    /// It was there when all died in the middle of a start, or of a change of who is believed: what
+    /// that gave to it alone looks as if it were used elsewhere.
     began: bool,
 }
 
@@ -97,6 +98,10 @@ struct Round {
     unsure: BTreeSet<Node>,
     /// Somebody insisted, so there may be two histories.
     forced: bool,
+    /// A crash may leave what nobody can put right: there is none.
+    is_plain: bool,
+    /// There was one all the same.
+    is_torn: bool,
     uuids: u8,
     steps: Vec<String>,
     seen: Seen,
@@ -115,7 +120,10 @@ fn spec(prng: &mut Prng) -> (ArraySpec, usize) {
         (Level::RaidNm, nm, 4),
     ];
     let (level, shape, members) = all[prng.index(all.len())];
-    (ArraySpec { shape, ..Pair::spec(level) }, members)
+    // Members that have no part in what is written hear of nothing then.
+    let is_plain = shape.parity == 2 && prng.chance(1, 2);
+    let policy = is_plain.then_some(Policy::None);
+    (ArraySpec { shape, policy, ..Pair::spec(level) }, members)
 }
 
 impl Round {
@@ -144,6 +152,8 @@ impl Round {
             known: None,
             unsure: BTreeSet::new(),
             forced: false,
+            is_plain: spec.policy == Some(Policy::None),
+            is_torn: false,
             uuids: 0,
             steps,
             seen: Seen::default(),
@@ -154,10 +164,13 @@ impl Round {
 
     async fn run(&mut self) {
         for _ in 0..STEPS {
+            if self.is_torn {
+                break;
+            }
             match self.prng.below(12) {
                 0..6 => self.start().await,
                 6 => self.put().await,
-                7 if self.prng.chance(1, 2) => self.put_that_dies().await,
+                7 if !self.is_plain && self.prng.chance(1, 2) => self.put_that_dies().await,
                 7 => self.pull(),
                 8..10 => self.give_back().await,
                 10 if self.may_insist() && self.prng.chance(1, 2) => self.part().await,
@@ -165,8 +178,8 @@ impl Round {
                 _ => self.settles().await,
             }
         }
-        self.dies();
-        if !self.forced {
+        self.ends().await;
+        if !self.forced && !self.is_torn {
             self.all_are_back().await;
         }
     }
@@ -197,6 +210,15 @@ impl Round {
             self.pair.dies();
             self.note("dies".into());
         }
+    }
+
+    async fn ends(&mut self) {
+        if self.is_plain && self.now.is_some() {
+            self.is_torn |= self.pair.array.stop().await.is_err();
+            self.known = self.pair.known();
+            self.note("stops".into());
+        }
+        self.dies();
     }
 
     fn uuid(&mut self) -> [u8; 16] {
@@ -256,6 +278,7 @@ impl Round {
             // It may have come, or not.
             self.note(format!("node {node} is not written"));
             self.unsure.insert(node);
+            self.is_torn |= self.is_plain;
             self.dies();
         }
         self.look();
@@ -271,6 +294,12 @@ impl Round {
         let superblocks = self.prng.below(6);
         self.let_pass(superblocks);
         self.pull();
+        for member in self.members() {
+            if let Some(drive) = member.drive {
+                let number = self.number(&drive);
+                self.drives[number].began = true;
+            }
+        }
         let (array, at) = (self.pair.array.clone(), self.place(node) as u64);
         let write = begin(&self.pair.reactor, async move { array.write(at, buffer.into()).await });
         while self.steer.waiting() == 0 && !write.has_ended() {
@@ -382,7 +411,10 @@ impl Round {
 
     /// With any of the drives; now and then it dies after some superblocks.
     async fn start(&mut self) {
-        self.dies();
+        self.ends().await;
+        if self.is_torn {
+            return;
+        }
         let here = self.some_drives();
         let options = AssembleOptions {
             force: self.may_insist() && self.prng.chance(1, 2),
@@ -407,7 +439,10 @@ impl Round {
         };
         for part in [one, drives] {
             for left in (0..1 + self.prng.below(2)).rev() {
-                self.dies();
+                self.ends().await;
+                if self.is_torn {
+                    return;
+                }
                 let force = AssembleOptions { force: true, ..AssembleOptions::default() };
                 if left > 0 && self.prng.chance(1, 2) {
                     self.start_that_dies(&part, force).await;
@@ -530,6 +565,11 @@ impl Round {
         let here: Vec<usize> = (0..self.drives.len()).collect();
         let known = self.known.clone();
         self.start_with(&here, AssembleOptions { known, ..AssembleOptions::default() }).await;
+        // Somebody has to say of one that began something whether it is to be overwritten.
+        let is_asked = self.now.is_none() && self.drives.iter().any(|its| its.began);
+        if is_asked {
+            return;
+        }
         self.holds(self.now.is_some(), "it does not start with all of its drives");
         self.pair.rebuild_ends().await;
         for index in 0..self.members().len() {
