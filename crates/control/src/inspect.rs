@@ -20,7 +20,7 @@ use crate::disk::Disk;
 use crate::level::notation;
 use crate::refusal::{Answer, Refusal};
 use crate::snapshot::percent;
-use crate::survey::{self, Copies, Medium};
+use crate::survey::{self, Copies, DirtySummary, Medium};
 
 /// One place where a record should be.
 #[derive(Debug, Serialize)]
@@ -150,15 +150,15 @@ pub fn inspect(path: &Path) -> Answer<Report> {
     let Some(label) = labels.newest else { return Ok(report) };
     let superblocks = survey::read_superblocks(medium, &label);
     report.add_copies("superblock", &superblocks);
-    report.superblock = superblocks.newest.map(|superblock| superblock_report(&superblock));
+    let superblock = superblocks.newest;
+    report.superblock = superblock.as_ref().map(|superblock| superblock_report(superblock));
     let tables = survey::read_volume_table(medium, &label);
     report.add_copies("volume table", &tables);
     report.volumes = tables.newest.map(|table| volume_reports(&table));
-    let dirty = survey::read_dirty_map(medium, &label);
-    report.dirty_map = Some(DirtyReport {
-        pages: dirty.pages,
-        pages_bad: dirty.pages_bad,
-        regions_dirty: dirty.regions_dirty,
+    report.dirty_map = superblock.as_ref().map(|superblock| {
+        let dirty = survey::read_dirty_map(medium, &label, superblock);
+        let DirtySummary { pages, pages_bad, regions_dirty } = dirty;
+        DirtyReport { pages, pages_bad, regions_dirty }
     });
     let leases = survey::read_lease(medium, &label);
     report.add_copies("lease", &leases);

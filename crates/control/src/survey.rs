@@ -163,9 +163,17 @@ pub struct DirtySummary {
     pub regions_dirty: u64,
 }
 
-pub fn read_dirty_map(medium: Medium<'_>, label: &DriveLabel) -> DirtySummary {
+/// Of the pages that the array uses.
+pub fn read_dirty_map(
+    medium: Medium<'_>,
+    label: &DriveLabel,
+    superblock: &ArraySuperblock,
+) -> DirtySummary {
     let MemberLayout { dirty_map: area, .. } = label.layout();
-    let pages = (area.len / (DIRTY_MAP_SLOTS * RegionMapPage::BYTES)).min(DIRTY_MAP_PAGES_MAX);
+    let room = (area.len / (DIRTY_MAP_SLOTS * RegionMapPage::BYTES)).min(DIRTY_MAP_PAGES_MAX);
+    let region_stripes = superblock.region_stripes.get().max(1);
+    let regions = superblock.stripes.get().div_ceil(region_stripes.into());
+    let pages = RegionMapPage::pages_for(regions).min(room);
     let mut summary = DirtySummary { pages, ..DirtySummary::default() };
     for page in 0..pages {
         let number = u32::try_from(page).expect("below DIRTY_MAP_PAGES_MAX");

@@ -12,7 +12,7 @@ pub enum Policy {
     Journal,
     /// A bit for the region: what was written lately is resynced after a crash
     Bitmap,
-    /// Nothing: everything is resynced after a crash
+    /// The bit only, also while parity is degraded: a crash then costs blocks written lately
     None,
 }
 

@@ -109,7 +109,8 @@ fn a_good_member_is_read_in_full() {
     assert_eq!((superblock.generation, superblock.members.len()), (5, 2));
     assert_eq!((superblock.members[0].state, superblock.members[1].state), ("stale", "trusted"));
     assert_eq!(report.volumes.unwrap().len(), 0);
-    assert_eq!(report.dirty_map.unwrap().regions_dirty, 1);
+    let dirty = report.dirty_map.unwrap();
+    assert_eq!((dirty.regions_dirty, dirty.pages_bad), (1, 0));
     let lease = report.lease.unwrap();
     assert_eq!((lease.host_name.as_str(), lease.beat), ("elsewhere", 41));
     assert_eq!(report.label.unwrap().drive_bytes, BYTES);
