@@ -295,7 +295,7 @@ fn namespace_limits(shown: &str, its: &NamespaceIdentity) -> Answer<Limits> {
     Ok(Limits { bytes, sector_bytes: its.block_bytes(), zeroes_cheaply: false })
 }
 
-/// Refuses what is too small for a drive, as far as it was not one before.
+/// Refuses what is too small for a drive. What a label says of one that was larger comes first.
 pub fn check_size(shown: &str, bytes: u64) -> Answer<()> {
     if bytes >= DRIVE_BYTES_MIN {
         return Ok(());

@@ -30,7 +30,7 @@ mod volumes;
 mod watch;
 pub mod witness;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -161,6 +161,8 @@ struct State {
     handed: BTreeMap<String, Handed<OwnedFd>>,
     upgrades: Upgrades,
     histories: Histories,
+    /// Drives that were cut short, also if that could not be stored.
+    cut: BTreeSet<Uuid>,
     /// Why the catalog could not be stored when that was tried last.
     unsaved: Option<Refusal>,
     stopping: bool,

@@ -296,6 +296,10 @@ fn a_file_that_shrinks_in_use_is_pulled() {
     daemon.ok("array stop a");
     daemon.ok("array start a");
     assert_eq!(daemon.array_state("a"), "degraded");
+    for force in ["", "--force"] {
+        let said = daemon.refused(&format!("array replace a --member 3 --new d3 {force}"));
+        assert!(said.contains("was cut short"), "{said}");
+    }
     // nor of the daemon.
     daemon.kill();
     daemon.start_again();
@@ -325,7 +329,7 @@ fn a_file_that_is_deleted_in_use_is_told() {
 /// Also one that is too small for a drive by then.
 #[test]
 fn a_file_that_was_cut_short_while_nobody_looked() {
-    for bytes in [1 << 20, DRIVE_BYTES] {
+    for bytes in [4096, 512 << 10, 1 << 20, DRIVE_BYTES] {
         let mut daemon = Daemon::start();
         for drive in ["d0", "d1"] {
             daemon.ok(&format!("drive attach @/{drive}.img --size {}", 2 * DRIVE_BYTES));
@@ -337,6 +341,11 @@ fn a_file_that_was_cut_short_while_nobody_looked() {
         daemon.start_again();
         let error = daemon.json("drive show d1")["error"].to_string();
         assert!(error.contains("was cut short: its label speaks of"), "{error}");
+        // Half a copy of the other says nothing of that.
+        std::fs::copy(daemon.path("d0.img"), daemon.path("copy.img")).unwrap();
+        let copy = File::options().write(true).open(daemon.path("copy.img")).unwrap();
+        copy.set_len(bytes).unwrap();
+        assert!(daemon.refused("drive attach @/copy.img").contains("copy of drive d0"));
         daemon.kill();
         file.set_len(2 * DRIVE_BYTES).unwrap();
         daemon.start_again();

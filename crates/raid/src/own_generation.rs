@@ -20,13 +20,13 @@ use std::cmp::Ordering;
 
 use ashlar_format::array_superblock::{ERA_SEQUENCES_LOG2, SLOTS};
 
-/// Generations, and sequences of other records, that a start passes over: more than ever reached
+/// Generations that a start passes over: more than ever reached
 /// some members and not all. Even: the slot of the newest is not the one that is written next.
 pub const SEQUENCES_PER_START: u64 = 1 << 16;
 
-/// Before the first sequence of a start, of records whose newest is `newest`: beyond what any
-/// start before it has left on members that are here or not, since `era` is its own (see
-/// `Array::bring_up`). The first is not written over the newest.
+/// Before the first sequence of a start, of records whose newest is `newest`: beyond what any start
+/// has left, also on members that are away, that had one of those that are here: they tell of its
+/// `era` (see `Array::bring_up`). The first is not written over the newest.
 pub(crate) fn start_of_sequences(era: u64, newest: u64) -> u64 {
     let start = (era << ERA_SEQUENCES_LOG2).max(newest);
     start + start.abs_diff(newest) % SLOTS

@@ -226,8 +226,8 @@ impl Array {
         // is on all.
         newest.spread(&self.reactor).await;
         maps.spread(&self.reactor).await;
-        // From here on the era is one of this start alone, and so are the sequences that begin with
-        // it, whatever a start that died has left on others.
+        // From here on the era is one of this start alone, of all that had one of these members,
+        // and so are the sequences that begin with it, whatever one that died has left on others.
         self.members.settled().await?;
         self.dirty.map.write_all_anew().await?;
         self.dirty.missed.write_all_anew().await?;

@@ -86,8 +86,10 @@ impl OpenDevice {
 
 /// Looks at a drive; an error means that even its ends cannot be read.
 pub fn content(medium: Medium<'_>) -> std::io::Result<Content> {
-    let front = read_pages(medium.disk, 0, EDGE_BYTES)?;
-    let back = read_pages(medium.disk, medium.bytes - EDGE_BYTES, EDGE_BYTES)?;
+    // One that was cut short may have less.
+    let edge = EDGE_BYTES.min(medium.bytes);
+    let front = read_pages(medium.disk, 0, edge)?;
+    let back = read_pages(medium.disk, medium.bytes - edge, edge)?;
     let copies = survey::read_label(medium);
     let flaws = || copies.copies.iter().filter(|copy| copy.has_magic);
     if let Some(version) = flaws().find_map(newer_version) {

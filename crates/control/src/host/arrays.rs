@@ -23,7 +23,7 @@ use crate::host::drives::{blocking, lend, wipe};
 use crate::host::elsewhere::User;
 use crate::host::settings::{beside_policy, stored_policy};
 use crate::host::witness::Teller;
-use crate::host::{Attached, Home, Host, Medium, Running, translate};
+use crate::host::{Attached, Home, Host, Medium, Running, cut, translate};
 use crate::level::{LEVELS, Notation};
 use crate::name::check_name;
 use crate::placement;
@@ -453,8 +453,27 @@ impl Host {
 
     /// Starts an array from the labels of the attached drives.
     pub(super) async fn assemble(&self, uuid: Uuid, name: &str, force: bool) -> Answer<()> {
-        let mut drives = self.drives_labelled(uuid);
-        drives.retain(|drive| self.attached(drive).is_ok_and(|its| !self.was_cut(&its.content)));
+        let was_cut =
+            |drive: &String| self.attached(drive).is_ok_and(|drive| self.was_cut(&drive.content));
+        let (cut, drives): (Vec<_>, Vec<_>) =
+            self.drives_labelled(uuid).into_iter().partition(was_cut);
+        let started = self.assemble_from(uuid, name, drives, force).await;
+        started.map_err(|error| match cut.is_empty() {
+            true => error,
+            false => {
+                let cut = cut::refusal(&format!("drive {}", cut.join(", ")));
+                Refusal { error: format!("{}; {}", error.error, cut.error), ..cut }
+            }
+        })
+    }
+
+    async fn assemble_from(
+        &self,
+        uuid: Uuid,
+        name: &str,
+        drives: Vec<String>,
+        force: bool,
+    ) -> Answer<()> {
         if drives.is_empty() {
             return Err(Refusal::conflict(format!(
                 "array {name} cannot start: none of its drives is attached"

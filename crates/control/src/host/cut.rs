@@ -9,49 +9,59 @@ use crate::host::Host;
 use crate::refusal::{Answer, Refusal};
 
 impl Host {
-    /// Durably.
+    /// At once, and durably as soon as that can be.
     pub(super) fn note_cut(&self, drive: Uuid) -> Answer<()> {
-        if self.look(|state| state.catalog.cut.contains(&drive)) {
-            return Ok(());
-        }
-        self.record(|catalog| {
-            catalog.cut.insert(drive);
-        })
+        self.look(|state| state.cut.insert(drive));
+        self.store_cuts()
+    }
+
+    /// Those that are noted and not stored yet.
+    pub(super) fn store_cuts(&self) -> Answer<()> {
+        let cut = self.look(|state| {
+            let is_new = !state.cut.is_subset(&state.catalog.cut);
+            is_new.then(|| state.cut.clone())
+        });
+        cut.map_or(Ok(()), |cut| self.record(|catalog| catalog.cut.extend(&cut)))
     }
 
     /// It is another drive's from now on, or whole again.
     pub(super) fn forget_cut(&self, drive: Uuid) -> Answer<()> {
-        if !self.look(|state| state.catalog.cut.contains(&drive)) {
-            return Ok(());
+        if self.look(|state| state.catalog.cut.contains(&drive)) {
+            self.record(|catalog| {
+                catalog.cut.remove(&drive);
+            })?;
         }
-        self.record(|catalog| {
-            catalog.cut.remove(&drive);
-        })
+        self.look(|state| state.cut.remove(&drive));
+        Ok(())
     }
 
     pub(super) fn was_cut(&self, content: &Content) -> bool {
-        let drive = content.label().map(|label| label.drive);
-        drive.is_some_and(|drive| self.look(|state| state.catalog.cut.contains(&drive)))
+        let Some(label) = content.label() else { return false };
+        self.look(|state| {
+            state.cut.contains(&label.drive) || state.catalog.cut.contains(&label.drive)
+        })
     }
 
     /// What is to be said of one that was.
     pub(super) fn cut_of(&self, content: &Content) -> Option<String> {
-        self.check_cut("its file", content).err().map(|refusal| refusal.line())
+        self.was_cut(content).then(|| refusal("its file").line())
     }
 
     /// Refuses one that was cut short; `shown`: its path, or its name.
     pub(super) fn check_cut(&self, shown: &str, content: &Content) -> Answer<()> {
-        if self.was_cut(content) { Err(was_cut(shown)) } else { Ok(()) }
+        if self.was_cut(content) { Err(refusal(shown)) } else { Ok(()) }
     }
 }
 
 /// What to do with it.
-pub(super) const FIX: &str = "detach it, attach it with --force, which wipes it, and give it to \
-                              its array by `ashlar array replace`; or with --whole, once all of \
-                              it is again as it was";
+pub(super) const FIX: &str = "detach it if it is attached (`ashlar drive detach DRIVE --force`), \
+                              attach it with --force, which wipes it, and give it to its array by \
+                              `ashlar array replace`; or attach it with --whole, once all of it is \
+                              again as it was";
 
-fn was_cut(shown: &str) -> Refusal {
-    let text =
-        format!("{shown} was cut short: what stood past that may be lost, though it has its size");
-    Refusal::conflict(text).fix(FIX)
+pub(super) fn refusal(shown: &str) -> Refusal {
+    Refusal::conflict(format!(
+        "{shown} was cut short: what stood past that may be lost, whatever its size is now"
+    ))
+    .fix(FIX)
 }

@@ -204,11 +204,12 @@ impl Host {
         };
         let shown = opening.place.to_string();
         let opened = blocking(name, move || open(opening)).await??;
+        // Half a copy says nothing of the original.
+        self.check_copy(&opened.content)?;
         if let Some(drive) = opened.cut() {
             self.note_cut(drive)?;
         }
         let Opened { device, mut content, harmless, created } = opened;
-        self.check_copy(&content)?;
         let its = content.label().map(|label| label.drive);
         if let Some(drive) = its.filter(|_| request.whole && harmless.is_ok()) {
             self.forget_cut(drive)?;
@@ -280,12 +281,12 @@ impl Host {
     /// Whether a drive of the catalog is one that can be used.
     pub(super) fn admit(&self, name: &str, drive: Reopened) -> Answer<Attached> {
         let Reopened { attached, harmless, cut } = drive;
+        self.check_copy(&attached.content)?;
         if let Some(drive) = cut {
             self.note_cut(drive)?;
         }
         harmless?;
         self.check_cut(&format!("drive {name}"), &attached.content)?;
-        self.check_copy(&attached.content)?;
         Ok(attached)
     }
 
@@ -565,7 +566,8 @@ fn check_content(shown: &Place, bytes: u64, content: &Content) -> Answer<()> {
         Content::Labelled(label) => {
             let (has, had) = (Size(bytes), Size(label.drive_bytes));
             Err(Refusal::conflict(format!(
-                "{shown} was cut short: its label speaks of {had}, it has {has}"
+                "{shown} was cut short: its label speaks of {had} ({} bytes), it has {has}",
+                label.drive_bytes
             ))
             .fix(cut::FIX))
         }

@@ -66,6 +66,7 @@ impl Host {
         // The drive that was this member may come back without --force: nothing on it is lost
         // that the array does not have.
         let content = self.probe_drive(&request.new).await?;
+        self.check_cut(&format!("drive {}", request.new), &content)?;
         let comes_back = content.label().is_some_and(|label| label.drive == member.drive_uuid);
         self.check_new_members(std::slice::from_ref(&request.new), request.force || comes_back)
             .await?;

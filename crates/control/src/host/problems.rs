@@ -39,8 +39,8 @@ fn note_problems_of_drive(drive: &Drive, problems: &mut Vec<String>) {
     let error = drive.error.as_deref().unwrap_or_default();
     match (drive.state, drive.health) {
         (DriveState::Missing, _) => problems.push(format!("drive {name} is missing: {error}")),
-        // Why it is not used is told below.
-        (_, Some(DriveHealth::Failed)) if !error.is_empty() => {}
+        // What to do is told below.
+        (_, Some(DriveHealth::Failed)) if error.contains("was cut short") => {}
         (_, Some(DriveHealth::Failed)) => problems.push(format!(
             "drive {name} has failed; replace it: `ashlar array replace {} --old {name} --new \
              DRIVE`",
@@ -69,7 +69,13 @@ fn note_problems_of_drive(drive: &Drive, problems: &mut Vec<String>) {
             drive.array.as_deref().unwrap_or("ARRAY")
         ));
     }
-    if drive.deleted {
+    if drive.deleted && drive.state != DriveState::Member {
+        problems.push(format!(
+            "drive {name}: its file was deleted; `ashlar drive detach {name}`, if nothing on it is \
+             needed any more"
+        ));
+    }
+    if drive.deleted && drive.state == DriveState::Member {
         problems.push(format!(
             "drive {name}: its file was deleted, and is gone once the daemon stops; while it can \
              be read, `ashlar array replace {} --old {name} --new DRIVE --force`",

@@ -44,6 +44,9 @@ impl Host {
     /// became of opening `meant`.
     pub(super) async fn reattach(&self, name: &str, meant: &KnownDrive, opened: Answer<Reopened>) {
         let Ok(_turn) = self.changes.try_lock() else { return };
+        if self.look(|state| state.catalog.drives.get(name) != Some(meant)) {
+            return;
+        }
         let attached = opened.and_then(|drive| self.admit(name, drive));
         let waiting = self.look(|state| {
             // It may have been detached, or its name given to another.

@@ -175,6 +175,16 @@ impl Host {
     /// A file that was cut short would grow again with zeroes where data was, and read as good.
     async fn pull_shrunk_drives(&self, seen: &mut Seen) {
         let shrunk = self.shrunk_drives(seen).await;
+        // Before they could have their size again, whatever else is under way. What could not be
+        // stored is tried again.
+        let _ = self.store_cuts();
+        for (drive, _) in &shrunk {
+            let content = self.attached(drive).map(|its| its.content);
+            let its = content.ok().and_then(|its| its.label().map(|label| label.drive));
+            if let Err(refusal) = its.map_or(Ok(()), |its| self.note_cut(its)) {
+                tracing::error!(drive, "{}", refusal.line());
+            }
+        }
         let Ok(_turn) = self.changes.try_lock() else { return };
         for (drive, device) in shrunk {
             // Another may have its name by now.
@@ -186,12 +196,6 @@ impl Host {
             if self.is_pulled(array, member).await {
                 continue;
             }
-            // Before it could have its size again.
-            let content = self.attached(&drive).map(|its| its.content);
-            let its = content.ok().and_then(|its| its.label().map(|label| label.drive));
-            if let Err(refusal) = its.map_or(Ok(()), |its| self.note_cut(its)) {
-                tracing::error!(drive, "{}", refusal.line());
-            }
             tracing::error!(drive, member, "the file was cut short: its drive is pulled");
             if let Err(refusal) = self.pull(array, member).await {
                 tracing::error!(drive, "it cannot be pulled: {}", refusal.line());
@@ -199,12 +203,12 @@ impl Host {
         }
     }
 
-    /// Files in use that were cut short when they were last asked. Each is asked anew once it has
+    /// Files that were cut short when they were last asked. Each is asked anew once it has
     /// answered; one that does not answer holds up nobody.
     async fn shrunk_drives(&self, seen: &mut Seen) -> Vec<(String, Arc<OpenDevice>)> {
         let files: BTreeMap<String, Arc<OpenDevice>> = self.look(|state| {
-            let used = state.drives.iter().filter(|(_, drive)| drive.used_by.is_some());
-            let devices = used.filter_map(|(name, drive)| Some((name, drive.device()?)));
+            let drives = state.drives.iter();
+            let devices = drives.filter_map(|(name, drive)| Some((name, drive.device()?)));
             let files = devices.filter(|(_, device)| device.is_file());
             files.map(|(name, device)| (name.clone(), device.clone())).collect()
         });

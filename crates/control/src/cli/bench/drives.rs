@@ -6,7 +6,7 @@ use ashlar_bench::under::Source;
 
 use crate::cli::bench::options::ArrayOptions;
 use crate::device::content::Content;
-use crate::device::{DRIVE_BYTES_MIN, OpenDevice};
+use crate::device::{DRIVE_BYTES_MIN, OpenDevice, check_size};
 use crate::engine::check_room;
 use crate::refusal::{Answer, Refusal};
 use crate::size::Size;
@@ -100,6 +100,7 @@ fn open_device(path: &str, force: bool) -> Answer<OpenDevice> {
             .fix("check the path; ram:SIZE is a drive of memory"));
     }
     let device = OpenDevice::open(Path::new(path))?;
+    check_size(path, device.limits.bytes)?;
     let content = device
         .content()
         .map_err(|error| Refusal::failed(format!("{path} cannot be read: {error}")))?;
