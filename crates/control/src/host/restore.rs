@@ -44,14 +44,13 @@ impl Host {
     /// became of opening `meant`.
     pub(super) async fn reattach(&self, name: &str, meant: &KnownDrive, opened: Answer<Reopened>) {
         let Ok(_turn) = self.changes.try_lock() else { return };
+        // It may have been detached, or its name given to another.
         if self.look(|state| state.catalog.drives.get(name) != Some(meant)) {
             return;
         }
         let attached = opened.and_then(|drive| self.admit(name, drive));
         let waiting = self.look(|state| {
-            // It may have been detached, or its name given to another.
-            let known = state.catalog.drives.get(name).is_some_and(|its| its == meant);
-            if !known || state.stopping || !state.missing.contains_key(name) {
+            if state.stopping || !state.missing.contains_key(name) {
                 return None;
             }
             match attached {
