@@ -78,6 +78,7 @@ pub struct OpenDevice {
     pub limits: Limits,
     /// A test: what is written may be lost until it is flushed.
     pub lossy: bool,
+    /// See [`OpenDevice::is_deleted`].
     deleted: Arc<AtomicBool>,
 }
 
@@ -98,7 +99,12 @@ impl OpenDevice {
         let limits = Limits { bytes, sector_bytes, zeroes_cheaply: !block_device };
         let generic = Generic::beside(&file).map(|generic| generic.map(Arc::new));
         let disk = Disk::File(Arc::new(file));
-        Ok(OpenDevice { disk, generic, identity, limits, lossy: false, deleted: Arc::default() })
+        Ok(OpenDevice { generic, ..OpenDevice::new(disk, identity, limits) })
+    }
+
+    fn new(disk: Disk, identity: Identity, limits: Limits) -> OpenDevice {
+        let deleted = Arc::default();
+        OpenDevice { disk, generic: None, identity, limits, lossy: false, deleted }
     }
 
     /// The same of an NVMe drive that the kernel has let go.
@@ -106,14 +112,7 @@ impl OpenDevice {
         let drive = pci::open(address)?;
         let limits = namespace_limits(&format!("drive {address}"), &drive.identity().its)?;
         let (disk, identity) = (Disk::Nvme(Arc::new(drive)), Identity::Pci { address });
-        Ok(OpenDevice {
-            disk,
-            generic: None,
-            identity,
-            limits,
-            lossy: false,
-            deleted: Arc::default(),
-        })
+        Ok(OpenDevice::new(disk, identity, limits))
     }
 
     /// The same of a namespace of another host. It is not claimed: nothing keeps other hosts out
@@ -127,14 +126,7 @@ impl OpenDevice {
         let limits = namespace_limits(&address.to_string(), &drive.identity().its)?;
         let identity = Identity::Remote { name: remote::name(&drive) };
         let disk = Disk::Remote(Arc::new(drive));
-        Ok(OpenDevice {
-            disk,
-            generic: None,
-            identity,
-            limits,
-            lossy: false,
-            deleted: Arc::default(),
-        })
+        Ok(OpenDevice::new(disk, identity, limits))
     }
 
     /// Of one of another host, who leads there.

@@ -37,7 +37,7 @@ use crate::lease::{Claim, Host, Place};
 use crate::member::{Keeper, Member};
 use crate::members::{Identity, Restripe};
 use crate::newer;
-use crate::own_generation::{OwnGeneration, SEQUENCES_PER_START, Slot};
+use crate::own_generation::{OwnGeneration, SEQUENCES_PER_START, Slot, in_slot_of};
 use crate::region_map::StoredMap;
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
@@ -238,8 +238,7 @@ fn newest_among<'a>(
 /// What a start goes on from: beyond all that any member has, absent ones too as far as can be. The
 /// first superblock that is written is not in the place of the one that is `newest`.
 fn first_generation(newest: u64, highest: u64) -> u64 {
-    let first = highest + SEQUENCES_PER_START;
-    first + first.abs_diff(newest) % SLOTS
+    in_slot_of(newest, highest + SEQUENCES_PER_START)
 }
 
 /// Or what stands there instead.
@@ -365,10 +364,7 @@ fn lacking(members: &[Member], candidates: &[Candidate], newest: u64) -> Vec<Kee
         let mut own = candidates.iter().filter(|its| its.label.drive_uuid == drive_uuid);
         own.any(|its| its.superblock.as_ref().is_some_and(|own| sequence(own) >= newest))
     };
-    let keeper = |(index, member): (usize, &Member)| {
-        Some(member.keeper(MemberIndex::new(index), member.keeps_metadata()?.clone()))
-    };
-    let all = members.iter().enumerate().filter_map(keeper);
+    let all = members.iter().enumerate().filter_map(|(index, member)| member.as_keeper(index));
     all.filter(|keeper| !has_it(keeper.drive_uuid)).collect()
 }
 
@@ -677,11 +673,11 @@ pub(crate) async fn read_map(
         };
         let mut shown = Vec::new();
         for (index, member) in found.members.iter().enumerate() {
-            let Some(drive) = member.keeps_metadata() else { continue };
-            let (page, is_whole) = newest_page(kind, reactor, found, (member, drive), number).await;
+            let Some(keeper) = member.as_keeper(index) else { continue };
+            let (page, is_whole) = newest_page(kind, reactor, found, &keeper, number).await;
             is_sure |= page.is_some() && is_whole && member.state == MemberState::Trusted;
             is_blank &= page.is_none() && is_whole;
-            shown.push((member.keeper(MemberIndex::new(index), drive.clone()), of(&page)));
+            shown.push((keeper, of(&page)));
             newest = page.filter(|page| page.header.sequence.get() > of(&newest)).or(newest);
         }
         if kind == MapKind::Written && !is_sure && !is_blank && !options.force {
@@ -707,13 +703,13 @@ async fn newest_page(
     kind: MapKind,
     reactor: &Reactor,
     found: &Found,
-    (member, drive): (&Member, &Rc<Drive>),
+    Keeper { drive, drive_uuid, areas, .. }: &Keeper,
     page: usize,
 ) -> (Option<RegionMapPage>, bool) {
     let number = u32::try_from(page).expect("few pages");
     let (mut newest, mut is_whole) = (None::<RegionMapPage>, true);
     for slot in 0..region_map::SLOTS {
-        let area = label::map_area(&member.areas, kind);
+        let area = label::map_area(areas, kind);
         let home = area.offset + RegionMapPage::slot_offset(number, slot);
         let read = label::read_bytes(reactor, drive, home, RegionMapPage::BYTES).await;
         let Ok(mut bytes) = read else {
@@ -721,7 +717,7 @@ async fn newest_page(
             continue;
         };
         record::upgrade::<RegionMapPage>(&mut bytes);
-        let opened = record::open::<RegionMapPage>(&bytes, Some(member.drive_uuid), home);
+        let opened = record::open::<RegionMapPage>(&bytes, Some(*drive_uuid), home);
         let Ok(page) = opened else { continue };
         let best = newest.as_ref().map_or(0, |newest| newest.header.sequence.get());
         let same = page.page.get() == number && page.map.get() == kind as u32;

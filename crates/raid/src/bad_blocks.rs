@@ -20,7 +20,7 @@ use ashlar_format::array_superblock::MemberState;
 use ashlar_format::bad_blocks::{BadBlocks as Record, RANGES_MAX, SLOTS, StoredBadRange};
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record;
-use ashlar_format::units::{MemberIndex, StripeIndex};
+use ashlar_format::units::StripeIndex;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 use ashlar_reactor::wait_list::WaitList;
@@ -348,29 +348,29 @@ impl BadBlocks {
 /// The newest list on any member that is not stale. `None`: no trusted member can show what it has,
 /// and lost blocks might pass for good ones.
 pub async fn read(reactor: &Reactor, array: [u8; 16], members: &[Member]) -> Option<StoredList> {
-    let (mut newest, mut is_sure) = (StoredList::default(), false);
+    let (mut found, mut is_sure) = (StoredList::default(), false);
     let mut shown = Vec::new();
     for (index, member) in members.iter().enumerate() {
-        let Some(drive) = member.keeps_metadata() else { continue };
+        let Some(keeper) = member.as_keeper(index) else { continue };
         let (mut is_whole, mut own) = (true, 0);
         for slot in 0..SLOTS {
-            let home = home(&member.areas, slot);
-            let read = label::read_bytes(reactor, drive, home, Record::BYTES).await;
+            let home = home(&keeper.areas, slot);
+            let read = label::read_bytes(reactor, &keeper.drive, home, Record::BYTES).await;
             is_whole &= read.is_ok();
             let Ok(bytes) = read else { continue };
-            let opened = record::open::<Record>(&bytes, Some(member.drive_uuid), home);
+            let opened = record::open::<Record>(&bytes, Some(keeper.drive_uuid), home);
             let Some(list) = opened.ok().filter(|list| list.array == array) else { continue };
             own = list.header.sequence.get().max(own);
-            if own > newest.sequence() {
+            if own > found.sequence() {
                 let mut copy = Record::empty(array);
                 copy.as_mut_bytes().copy_from_slice(list.as_bytes());
-                newest.newest = Some(copy);
+                found.newest = Some(copy);
             }
         }
-        shown.push((member.keeper(MemberIndex::new(index), drive.clone()), own));
+        shown.push((keeper, own));
         is_sure |= is_whole && member.state == MemberState::Trusted;
     }
-    let lacking = shown.into_iter().filter(|(_, own)| *own < newest.sequence());
-    newest.lacking = lacking.map(|(keeper, _)| keeper).collect();
-    is_sure.then_some(newest)
+    let lacking = shown.into_iter().filter(|(_, own)| *own < found.sequence());
+    found.lacking = lacking.map(|(keeper, _)| keeper).collect();
+    is_sure.then_some(found)
 }

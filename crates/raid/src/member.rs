@@ -105,6 +105,11 @@ impl Member {
         self.alive().filter(|_| self.state != MemberState::Stale)
     }
 
+    /// As the member of this number, if it keeps metadata.
+    pub(crate) fn as_keeper(&self, index: usize) -> Option<Keeper> {
+        Some(self.keeper(MemberIndex::new(index), self.keeps_metadata()?.clone()))
+    }
+
     /// As the member of this number, with this drive.
     pub(crate) fn keeper(&self, index: MemberIndex, drive: Rc<Drive>) -> Keeper {
         Keeper { index, drive, drive_uuid: self.drive_uuid, areas: self.areas }

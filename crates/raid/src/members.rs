@@ -406,11 +406,12 @@ impl Members {
         self.hide();
         {
             let member = &mut self.list.borrow_mut()[index.index()];
-            let trusted = (member.state == MemberState::Trusted).then_some(member.drive_uuid);
+            let trusted = |member: &Member| {
+                (member.state == MemberState::Trusted).then_some(member.drive_uuid)
+            };
+            let before = trusted(member);
             change(member);
-            let is_still =
-                |drive| member.state == MemberState::Trusted && member.drive_uuid == drive;
-            let is_barred = trusted.is_some_and(|drive| !is_still(drive));
+            let is_barred = before.is_some() && trusted(member) != before;
             self.fencing.set(self.fencing.get() | is_barred);
         }
         self.generation.set(self.generation.get() + 1);

@@ -20,16 +20,20 @@ use std::cmp::Ordering;
 
 use ashlar_format::array_superblock::{ERA_SEQUENCES_LOG2, SLOTS};
 
-/// Generations that a start passes over: more than ever reached
-/// some members and not all. Even: the slot of the newest is not the one that is written next.
+/// Generations that a start passes over: more than ever reached some members and not all. Even: the
+/// slot of the newest is not the one that is written next.
 pub const SEQUENCES_PER_START: u64 = 1 << 16;
 
 /// Before the first sequence of a start, of records whose newest is `newest`: beyond what any start
 /// has left, also on members that are away, that had one of those that are here: they tell of its
 /// `era` (see `Array::bring_up`). The first is not written over the newest.
 pub(crate) fn start_of_sequences(era: u64, newest: u64) -> u64 {
-    let start = (era << ERA_SEQUENCES_LOG2).max(newest);
-    start + start.abs_diff(newest) % SLOTS
+    in_slot_of(newest, (era << ERA_SEQUENCES_LOG2).max(newest))
+}
+
+/// The first from `least` on that has the slot of `newest`.
+pub(crate) fn in_slot_of(newest: u64, least: u64) -> u64 {
+    least + least.abs_diff(newest) % SLOTS
 }
 
 /// Low halves of generations.

@@ -19,6 +19,7 @@ use ashlar_raid::error::{AssembleError, ChangeError};
 use ashlar_raid::layout::Shape;
 use ashlar_raid::start::{ArraySpec, AssembleOptions, Known};
 use ashlar_raid::status::MemberStatus;
+use ashlar_reactor::buffer::Buffer;
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::prng::Prng;
 
@@ -265,12 +266,17 @@ impl Round {
         before
     }
 
-    async fn put(&mut self) {
-        let Some(now) = self.now else { return };
-        self.parents.push(now);
+    /// The next, and what it writes.
+    fn new_node(&mut self) -> Option<(Node, Buffer)> {
+        self.parents.push(self.now?);
         let node = self.parents.len() - 1;
         let buffer = self.pair.reactor.buffer(BLOCK);
         buffer.copy_from_slice(&[node as u8; BLOCK]);
+        Some((node, buffer))
+    }
+
+    async fn put(&mut self) {
+        let Some((node, buffer)) = self.new_node() else { return };
         if self.pair.array.write(self.place(node) as u64, buffer.into()).await.is_ok() {
             self.note(format!("node {node} is written"));
             self.now = Some(node);
@@ -286,11 +292,7 @@ impl Round {
 
     /// A drive goes, and all die in the middle of what comes of it and of a write.
     async fn put_that_dies(&mut self) {
-        let Some(now) = self.now else { return };
-        self.parents.push(now);
-        let node = self.parents.len() - 1;
-        let buffer = self.pair.reactor.buffer(BLOCK);
-        buffer.copy_from_slice(&[node as u8; BLOCK]);
+        let Some((node, buffer)) = self.new_node() else { return };
         let superblocks = self.prng.below(6);
         self.let_pass(superblocks);
         self.pull();

@@ -80,7 +80,7 @@ pub struct DriveAttach {
     /// Make a file of this size if there is none. Its space is taken as it is written.
     #[serde(default)]
     pub size_bytes: Option<u64>,
-    /// Take a drive that carries data, and wipe it. One with an array's label is left as it is.
+    /// Take a drive that carries data, and wipe it. One with a good array label is left as it is.
     #[serde(default)]
     pub force: bool,
     /// Its file was cut short once, and all of it is again as it was.

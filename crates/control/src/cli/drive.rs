@@ -80,7 +80,7 @@ pub struct Attach {
     /// Make a file of this size if there is none; its space is taken as it is written
     #[arg(long)]
     size: Option<Size>,
-    /// Take a drive that carries data, and wipe it; one with an array's label is left as it is
+    /// Take a drive that carries data, and wipe it; one with a good array label is left as it is
     #[arg(long)]
     force: bool,
     /// Its file was cut short once, and all of it is again as it was: believe what it holds

@@ -2,16 +2,15 @@
 //! again it reads as zeroes there, which nothing tells from data. So a drive that was seen like
 //! that is not used any more, whatever its size is by then, before somebody says what it is.
 
-use uuid::Uuid;
-
 use crate::device::content::Content;
 use crate::host::Host;
 use crate::refusal::{Answer, Refusal};
 
 impl Host {
-    /// At once, and durably as soon as that can be.
-    pub(super) fn note_cut(&self, drive: Uuid) -> Answer<()> {
-        self.look(|state| state.cut.insert(drive));
+    /// Notes a drive with this label at once, and durably as soon as that can be.
+    pub(super) fn note_cut(&self, content: &Content) -> Answer<()> {
+        let Some(label) = content.label() else { return Ok(()) };
+        self.look(|state| state.cut.insert(label.drive));
         self.store_cuts()
     }
 
@@ -24,15 +23,14 @@ impl Host {
         cut.map_or(Ok(()), |cut| self.record(|catalog| catalog.cut.extend(&cut)))
     }
 
-    /// It is another drive's from now on, or whole again.
-    pub(super) fn forget_cut(&self, drive: Uuid) -> Answer<()> {
-        if self.look(|state| state.catalog.cut.contains(&drive)) {
-            self.record(|catalog| {
-                catalog.cut.remove(&drive);
-            })?;
-        }
-        self.look(|state| state.cut.remove(&drive));
-        Ok(())
+    /// The drive with this label is whole again, or the label is gone.
+    pub(super) fn forget_cut(&self, content: &Content) -> Answer<()> {
+        let Some(label) = content.label().filter(|_| self.was_cut(content)) else { return Ok(()) };
+        // First: it would be stored again.
+        self.look(|state| state.cut.remove(&label.drive));
+        self.record(|catalog| {
+            catalog.cut.remove(&label.drive);
+        })
     }
 
     pub(super) fn was_cut(&self, content: &Content) -> bool {

@@ -10,7 +10,6 @@ use ashlar_reactor::join::join_all;
 use ashlar_reactor::op::Device;
 use tokio::task::JoinError;
 use tokio::time::Instant;
-use uuid::Uuid;
 
 use crate::api::Done;
 use crate::api::drive::{Drive, DriveAttach, DriveModel, DriveSource};
@@ -73,10 +72,10 @@ struct Opened {
 }
 
 impl Opened {
-    /// Whose label it has, if it is shorter than that says.
-    fn cut(&self) -> Option<Uuid> {
-        let label = self.content.label().filter(|its| its.drive_bytes > self.device.limits.bytes);
-        label.map(|label| label.drive)
+    /// Whether it is shorter than its label says.
+    fn is_cut(&self) -> bool {
+        let bytes = self.device.limits.bytes;
+        self.content.label().is_some_and(|label| label.drive_bytes > bytes)
     }
 }
 
@@ -84,7 +83,7 @@ impl Opened {
 pub(super) struct Reopened {
     attached: Attached,
     harmless: Answer<()>,
-    cut: Option<Uuid>,
+    is_cut: bool,
 }
 
 impl Host {
@@ -206,13 +205,12 @@ impl Host {
         let opened = blocking(name, move || open(opening)).await??;
         // Half a copy says nothing of the original.
         self.check_copy(&opened.content)?;
-        if let Some(drive) = opened.cut() {
-            self.note_cut(drive)?;
+        if opened.is_cut() {
+            self.note_cut(&opened.content)?;
         }
         let Opened { device, mut content, harmless, created } = opened;
-        let its = content.label().map(|label| label.drive);
-        if let Some(drive) = its.filter(|_| request.whole && harmless.is_ok()) {
-            self.forget_cut(drive)?;
+        if request.whole && harmless.is_ok() {
+            self.forget_cut(&content)?;
         }
         let device = Arc::new(device);
         if let Err(refusal) = harmless.and_then(|()| self.check_cut(&shown, &content)) {
@@ -222,7 +220,7 @@ impl Host {
             device::check_size(&shown, device.limits.bytes)?;
             tracing::warn!(drive = name, "carried {content}: wiped, by force");
             wipe(name, &device).await?;
-            its.map_or(Ok(()), |drive| self.forget_cut(drive))?;
+            self.forget_cut(&content)?;
             content = Content::Blank;
         }
         Ok((Attached::new(Medium::Device(device), content), created))
@@ -280,10 +278,10 @@ impl Host {
 
     /// Whether a drive of the catalog is one that can be used.
     pub(super) fn admit(&self, name: &str, drive: Reopened) -> Answer<Attached> {
-        let Reopened { attached, harmless, cut } = drive;
+        let Reopened { attached, harmless, is_cut } = drive;
         self.check_copy(&attached.content)?;
-        if let Some(drive) = cut {
-            self.note_cut(drive)?;
+        if is_cut {
+            self.note_cut(&attached.content)?;
         }
         harmless?;
         self.check_cut(&format!("drive {name}"), &attached.content)?;
@@ -417,7 +415,7 @@ pub(super) async fn reopen(
     initiator: Initiator,
 ) -> Answer<Reopened> {
     let blank =
-        |memory| Ok(Reopened { attached: blank_memory(memory), harmless: Ok(()), cut: None });
+        |memory| Ok(Reopened { attached: blank_memory(memory), harmless: Ok(()), is_cut: false });
     let (place, lossy) = match known.source {
         DriveSource::Ram(bytes) => return blank(Memory::Ram { bytes }),
         DriveSource::Model(model) => return blank(Memory::Model(model)),
@@ -445,9 +443,9 @@ pub(super) async fn reopen(
             opened => break opened?,
         }
     };
-    let cut = opened.cut();
+    let is_cut = opened.is_cut();
     let attached = Attached::new(Medium::Device(Arc::new(opened.device)), opened.content);
-    Ok(Reopened { attached, harmless: opened.harmless, cut })
+    Ok(Reopened { attached, harmless: opened.harmless, is_cut })
 }
 
 /// Makes a drive blank.

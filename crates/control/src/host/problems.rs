@@ -69,18 +69,18 @@ fn note_problems_of_drive(drive: &Drive, problems: &mut Vec<String>) {
             drive.array.as_deref().unwrap_or("ARRAY")
         ));
     }
-    if drive.deleted && drive.state != DriveState::Member {
-        problems.push(format!(
-            "drive {name}: its file was deleted; `ashlar drive detach {name}`, if nothing on it is \
-             needed any more"
-        ));
-    }
-    if drive.deleted && drive.state == DriveState::Member {
-        problems.push(format!(
-            "drive {name}: its file was deleted, and is gone once the daemon stops; while it can \
-             be read, `ashlar array replace {} --old {name} --new DRIVE --force`",
-            drive.array.as_deref().unwrap_or("ARRAY")
-        ));
+    if drive.deleted {
+        let array = drive.array.as_deref().unwrap_or("ARRAY");
+        problems.push(match drive.state == DriveState::Member {
+            true => format!(
+                "drive {name}: its file was deleted, and is gone once the daemon stops; while it \
+                 can be read, `ashlar array replace {array} --old {name} --new DRIVE --force`"
+            ),
+            false => format!(
+                "drive {name}: its file was deleted; `ashlar drive detach {name}`, if nothing on \
+                 it is needed any more"
+            ),
+        });
     }
     if let Some(its) = drive.counters.filter(|_| drive.full == Some(true)) {
         problems.push(format!(

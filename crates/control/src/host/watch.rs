@@ -179,9 +179,9 @@ impl Host {
         // stored is tried again.
         let _ = self.store_cuts();
         for (drive, _) in &shrunk {
-            let content = self.attached(drive).map(|its| its.content);
-            let its = content.ok().and_then(|its| its.label().map(|label| label.drive));
-            if let Err(refusal) = its.map_or(Ok(()), |its| self.note_cut(its)) {
+            if let Ok(its) = self.attached(drive)
+                && let Err(refusal) = self.note_cut(&its.content)
+            {
                 tracing::error!(drive, "{}", refusal.line());
             }
         }
