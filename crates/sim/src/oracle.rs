@@ -8,7 +8,8 @@
 //!
 //! A write whose caller heard of an error while more drives were away than the array bears is
 //! *unsettled*: that it is void, only those drives know that were there. If the array is started
-//! without some of them before the others were back, it may come true.
+//! without some of them, or of what their journals say, before the others were back, it may come
+//! true.
 //!
 //! Where several entries are possible and none is in flight, the first read decides: the others
 //! die. (Only a flush makes that durable, too: a read alone makes nothing so.)

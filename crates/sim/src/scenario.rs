@@ -300,7 +300,7 @@ impl Scenario {
                 let is_away = |drive| !offered.contains(drive);
                 let was_short = std::mem::take(&mut self.world.borrow_mut().is_short);
                 let is_short = was_short || self.fleet.borrow().slots.iter().any(is_away);
-                if self.one_dies_in_the_start(phase) || is_short {
+                if self.one_dies_in_the_start(phase) || is_short || self.have_journals_gaps() {
                     self.oracle.borrow_mut().some_are_away();
                 }
                 reactor.block_on(assemble(self.seedling(&reactor), offered, phase))

@@ -62,6 +62,13 @@ impl Scenario {
         drive.latent.extend(sectors);
     }
 
+    /// Whether blocks of journals cannot be read: what is void may be so in none but these.
+    pub(super) fn have_journals_gaps(&self) -> bool {
+        let journal = self.plan.areas().journal;
+        let has_gap = |drive: &SimDrive| drive.is_latent(journal.offset, journal.len);
+        self.plan.insists && self.world.borrow().drives.iter().any(has_gap)
+    }
+
     /// Those that were away are back, and all is read once more.
     pub(super) fn come_back_after_force(&mut self) {
         self.all_return();
