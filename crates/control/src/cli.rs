@@ -37,7 +37,7 @@ use crate::refusal::{Answer, Refusal};
 use crate::server;
 
 pub use complete::complete_from_environment;
-use output::{Output, say};
+use output::{Output, complain, say};
 
 const POLL_US_DEFAULT: u64 = 100;
 
@@ -197,7 +197,7 @@ impl Cli {
     }
 }
 
-/// Does what was asked for. Errors go to stderr; the status is 1 for them.
+/// Does what was asked for. Errors go to stderr, in the form of `output`; the status is 1 for them.
 pub fn run(cli: Cli) -> ExitCode {
     let Cli { socket, output, command } = cli;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -213,10 +213,7 @@ pub fn run(cli: Cli) -> ExitCode {
     match done {
         Ok(code) => code,
         Err(refusal) => {
-            eprintln!("error: {}", refusal.error);
-            if let Some(fix) = refusal.fix {
-                eprintln!("fix: {fix}");
-            }
+            complain(output, &refusal.error, refusal.fix.as_deref());
             ExitCode::FAILURE
         }
     }

@@ -209,6 +209,28 @@ fn too_few_members() {
     assert!(bytes() == before, "something was written");
 }
 
+#[test]
+fn who_is_here_and_does_not_count_is_named() {
+    let mut daemon = Daemon::with_array(5, 4);
+    daemon.ok("drive detach d3 --force");
+    daemon.ok("volume create v --array a --size 16M");
+    daemon.stop();
+    std::fs::rename(daemon.path("d1.img"), daemon.path("d1")).unwrap();
+    daemon.start_again();
+    daemon.ok("drive attach @/d3.img");
+    let said = daemon.refused("array start a");
+    assert!(said.contains("2 of 3 members that are needed are here; drive d3 is not"), "{said}");
+    assert!(said.contains("fix: attach d1, then `ashlar array start a`"), "{said}");
+    // On a host that knows no names of them, too.
+    daemon.stop();
+    daemon.start_without_state();
+    for drive in ["d0", "d2", "d3"] {
+        daemon.ok(&format!("drive attach @/{drive}.img"));
+    }
+    let said = daemon.refused("array start --scan");
+    assert!(said.contains("fix: attach the drive of member 1, then"), "{said}");
+}
+
 /// Copies of these drives of array `a`, put back after it was used and stopped since.
 fn with_copies_put_back(drives: &[&str]) -> Daemon {
     let daemon = Daemon::with_array(5, 4);
@@ -246,4 +268,12 @@ fn copies_of_before_that_are_needed_are_refused() {
     assert!(said.contains("drive d1 holds a copy of before"), "{said}");
     assert!(said.contains("`ashlar array start a --force`"), "{said}");
     daemon.ok("array start a --force");
+}
+
+#[test]
+fn copies_of_all_drives_are_not_called_absent_members() {
+    let daemon = with_copies_put_back(&["d0", "d1", "d2", "d3"]);
+    let said = untouched(&daemon, "array start a");
+    assert!(said.contains("this host had it later"), "{said}");
+    assert!(said.contains("attach the drives that it had then"), "{said}");
 }

@@ -49,6 +49,16 @@ fn unknown_names() {
 }
 
 #[test]
+fn programs_read_refusals_as_json() {
+    let daemon = Daemon::start();
+    let output = daemon.run("array show x -o json");
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0));
+    let said: Value = serde_json::from_slice(&output.stderr).unwrap();
+    assert!(said["error"].as_str().unwrap().contains("no array"), "{said}");
+    assert!(said["fix"].as_str().unwrap().contains("ashlar array list"), "{said}");
+}
+
+#[test]
 fn names_that_cannot_be() {
     let daemon = Daemon::with_array(1, 2);
     daemon.make_drive("x");

@@ -624,7 +624,9 @@ fn judge(
         .collect();
     if !layout.survives(&here) {
         let present = here.iter().filter(|here| **here).count();
-        return Err(AssembleError::TooFew { present, needed: needed(layout) });
+        let others = members.iter().filter(|its| its.state != MemberState::Trusted);
+        let old = others.filter_map(|its| Some(its.drive.as_ref()?.name().to_owned())).collect();
+        return Err(AssembleError::TooFew { present, needed: needed(layout), old });
     }
     if let Some(known) = &options.known {
         let is_left_behind = !age.has_current && known.epoch > 0 && age.epoch <= known.epoch;

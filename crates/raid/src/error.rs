@@ -78,12 +78,10 @@ pub enum AssembleError {
     Newer { drive: String, what: &'static str, version: u16 },
     #[error("drive {drive} has room for {has} bytes; member {member} holds {needs}")]
     TooSmall { drive: String, member: MemberIndex, has: u64, needs: u64 },
-    #[error("{present} of {needed} members that are needed are here; attach the others")]
-    TooFew { present: usize, needed: usize },
-    #[error(
-        "the absent members may hold newer data than those that are here; attach them, or use \
-         --force to go on without them and lose what only they hold"
-    )]
+    /// `old`: drives of others that are here, and do not hold everything.
+    #[error("{present} of {needed} members that are needed are here{}", not_counted(old))]
+    TooFew { present: usize, needed: usize, old: Vec<String> },
+    #[error("members that are absent may hold newer data than those that are here")]
     MaybeOld,
     /// Nothing on it says what it lacks.
     #[error(
@@ -101,22 +99,25 @@ pub enum AssembleError {
     Apart { ours: Vec<String>, others: Vec<String> },
     #[error("{host} uses it: its lease is alive")]
     InUse { host: String },
-    #[error(
-        "{0} cannot be read on any trusted member; attach the absent ones, or use --force to take \
-         the one before it, and lose what was written first since"
-    )]
+    #[error("{0} cannot be read on any trusted member")]
     Unreadable(&'static str),
-    #[error(
-        "what the journal says of stripe {stripe} cannot be done with the members that are here; \
-         attach those that are absent, or use --force to go on, and lose what was written there \
-         last"
-    )]
+    #[error("what its journal says of stripe {stripe} cannot be done with the members here")]
     Journal { stripe: u64 },
-    #[error(
-        "member {member} cannot be read where its journal may hold what was written last; attach \
-         the absent members, or use --force to go on, and lose what only they hold"
-    )]
+    #[error("member {member} cannot be read where its journal may hold what was written last")]
     JournalUnreadable { member: MemberIndex },
     #[error("no member can be written: {0}")]
     Array(#[from] ArrayError),
+}
+
+fn not_counted(old: &[String]) -> String {
+    match old {
+        [] => String::new(),
+        [drive] => format!("; drive {drive} is not counted: what it holds is old, or not all"),
+        many => {
+            format!(
+                "; drives {} are not counted: what they hold is old, or not all",
+                many.join(", ")
+            )
+        }
+    }
 }

@@ -15,7 +15,7 @@ use crate::api::drive::DriveHistory;
 use crate::cli::complete;
 use crate::cli::drive::{health_name, with_notes};
 use crate::cli::follow::{Work, follow};
-use crate::cli::output::{Output, duration, or_dash, rows, show, table, time};
+use crate::cli::output::{Output, complain, duration, or_dash, rows, show, table, time};
 use crate::cli::scrub;
 use crate::cli::settings::{self, SettingsOptions};
 use crate::cli::traffic;
@@ -346,8 +346,7 @@ fn show_scan(result: &ScanResult, output: Output) -> Answer<ExitCode> {
         lines.join("\n")
     })?;
     for failure in &result.failed {
-        eprintln!("error: {}", failure.error);
-        failure.fix.iter().for_each(|fix| eprintln!("fix: {fix}"));
+        complain(output, &failure.error, failure.fix.as_deref());
     }
     Ok(if result.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

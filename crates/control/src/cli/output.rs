@@ -6,6 +6,7 @@ use clap::ValueEnum;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
+use crate::api::ErrorBody;
 use crate::period::now_s;
 use crate::refusal::{Answer, Refusal};
 
@@ -25,6 +26,21 @@ pub fn json(value: &impl Serialize) -> Answer<()> {
         .map_err(|error| Refusal::failed(format!("no JSON form: {error}")))?;
     say(&text);
     Ok(())
+}
+
+/// Says on stderr why something was not done, and what mends it.
+pub fn complain(output: Output, error: &str, fix: Option<&str>) {
+    let text = match output {
+        Output::Table => {
+            let fix = fix.map(|fix| format!("\nfix: {fix}")).unwrap_or_default();
+            format!("error: {error}{fix}")
+        }
+        Output::Json => {
+            let body = ErrorBody { error: error.to_owned(), fix: fix.map(str::to_owned) };
+            serde_json::to_string(&body).expect("text has a JSON form")
+        }
+    };
+    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Prints JSON, or what `table` makes of the value.

@@ -1,6 +1,9 @@
 //! `ashlar array scrub`, and what a scrub found as text.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
+
+use ashlar_raid::status::SCRUB_PLACES_MAX as PLACES_MAX;
 
 use crate::api::array::{Array, ArrayScrub, Member, Scrub, ScrubFlaw, ScrubPlace, ScrubState};
 use crate::cli::array::progress_text;
@@ -107,8 +110,16 @@ fn place_lines(array: &Array) -> Vec<String> {
     let Some(scrub) = &array.scrub else { return Vec::new() };
     let places = scrub.places.iter().map(|place| place_line(place, &array.members));
     let advice = advice(scrub, &array.name);
-    let advice = advice.into_iter().map(|line| format!("            {line}"));
-    places.chain(advice).collect()
+    let more = more_text(scrub).into_iter().chain(advice);
+    places.chain(more.map(|line| format!("            {line}"))).collect()
+}
+
+/// That not all stripes are listed in which something was wrong.
+fn more_text(scrub: &Scrub) -> Option<String> {
+    let listed: BTreeSet<u64> = scrub.places.iter().map(|place| place.stripe).collect();
+    let known = scrub.mismatched_stripes + scrub.damaged_stripes;
+    let is_full = scrub.places.len() >= PLACES_MAX && known > listed.len() as u64;
+    is_full.then(|| format!("and in other stripes: no more than {PLACES_MAX} places are kept"))
 }
 
 /// `at 1310720 +512 (stripe 5, v at 262144): member 2, drive d2, did not fit its checksum; mended`.
@@ -217,8 +228,17 @@ mod tests {
         let lost = Scrub { unreadable_stripes: 1, places: vec![place], ..scrub() };
         let said = advice(&lost, "a").join("\n");
         assert!(said.contains("restore those ranges") && said.contains("array replace a"));
-        let away = Scrub { places: Vec::new(), ..lost };
+        let away = Scrub { places: Vec::new(), ..lost.clone() };
         assert!(advice(&away, "a").join("").contains("when all are here"));
+        let place = |stripe| ScrubPlace { stripe, ..lost.places[0].clone() };
+        let many = Scrub {
+            places: (0..PLACES_MAX as u64).map(place).collect(),
+            damaged_stripes: PLACES_MAX as u64,
+            ..scrub()
+        };
+        assert_eq!(more_text(&many), None);
+        let more = Scrub { damaged_stripes: many.damaged_stripes + 1, ..many };
+        assert!(more_text(&more).is_some_and(|said| said.contains("16 places")));
         assert_eq!(advice(&scrub(), "a"), Vec::<String>::new());
     }
 }

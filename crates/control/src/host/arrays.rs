@@ -480,11 +480,13 @@ impl Host {
             ))
             .fix(format!("attach its drives, then `ashlar array start {name}`")));
         }
-        self.check_claims(uuid, name, &drives).await?;
+        let newest = self.newest_superblock(&drives).await?;
+        self.check_claims(uuid, name, newest.as_deref())?;
+        let absent = self.absent_drives(uuid, newest.as_deref());
         let known = self.known(uuid);
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives).await?;
-        let (shown, absent) = (name.to_owned(), self.absent_drives(uuid));
+        let shown = name.to_owned();
         let options =
             AssembleOptions { force, known, host: Some(self.lessee), ..AssembleOptions::default() };
         let teller = self.teller(core);
@@ -508,17 +510,8 @@ impl Host {
         self.adopt(core, &begun, name).await
     }
 
-    /// Names that drives of an array had, and nothing here has.
-    fn absent_drives(&self, uuid: Uuid) -> Vec<String> {
-        self.look(|state| {
-            let known = state.catalog.arrays.get(&uuid).into_iter().flat_map(|its| &its.drives);
-            let absent = known.filter(|(_, drive)| !state.drives.contains_key(*drive));
-            absent.map(|(_, drive)| drive.clone()).collect()
-        })
-    }
-
-    /// Refuses an array whose superblock names a drive that is here with another array's label.
-    async fn check_claims(&self, uuid: Uuid, name: &str, drives: &[String]) -> Answer<()> {
+    /// As the drives have it that can be read.
+    async fn newest_superblock(&self, drives: &[String]) -> Answer<Option<Box<ArraySuperblock>>> {
         let mut newest: Option<Box<ArraySuperblock>> = None;
         for drive in drives {
             let Medium::Device(device) = self.attached(drive)?.medium else { continue };
@@ -532,6 +525,31 @@ impl Host {
             };
             newest = newest.into_iter().chain(found).max_by_key(|its| its.age());
         }
+        Ok(newest)
+    }
+
+    /// What to call the drives of members that are not attached.
+    fn absent_drives(&self, uuid: Uuid, newest: Option<&ArraySuperblock>) -> Vec<String> {
+        self.look(|state| {
+            let is_here = |member: &[u8; 16]| {
+                let mut labels = state.drives.values().filter_map(|its| its.content.label());
+                labels.any(|label| label.array == uuid && label.drive.as_bytes() == member)
+            };
+            let last = state.catalog.arrays.get(&uuid).map(|its| &its.drives);
+            let members = newest.into_iter().flat_map(|its| its.members()).zip(0..);
+            let absent = members.filter(|(member, _)| !is_here(&member.drive));
+            let names = absent.map(|(_, index)| {
+                let name = last.and_then(|last| last.get(&index));
+                // Another may be called that by now.
+                let name = name.filter(|name| !state.drives.contains_key(*name));
+                name.cloned().unwrap_or_else(|| format!("the drive of member {index}"))
+            });
+            names.collect()
+        })
+    }
+
+    /// Refuses an array whose superblock names a drive that is here with another array's label.
+    fn check_claims(&self, uuid: Uuid, name: &str, newest: Option<&ArraySuperblock>) -> Answer<()> {
         let Some(superblock) = newest else { return Ok(()) };
         let claimed = self.look(|state| {
             let members = superblock.members().iter().enumerate();

@@ -1,6 +1,6 @@
 //! What needs a person, in words that say what to do.
 
-use crate::api::array::{Array, ArrayState, Member, MemberState};
+use crate::api::array::{Array, ArrayState, Member, MemberState, Scrub};
 use crate::api::drive::{Drive, DriveHealth, DriveKind, DriveSource, DriveState, PathState};
 use crate::api::export::{Export, ExportState};
 use crate::api::spare::Spare;
@@ -128,11 +128,14 @@ fn note_problems_of_array(array: &Array, drives: &[Drive], problems: &mut Vec<St
             "array {name} has lost blocks, in {count} places; see `ashlar array show {name}`"
         ));
     }
-    if let Some(scrub) = array.scrub.as_ref().filter(|scrub| scrub.mismatched_stripes > 0) {
+    let is_mended =
+        |its: &Scrub| its.mismatched_stripes + its.damaged_stripes <= its.repaired_stripes;
+    let mismatched = |its: &&Scrub| its.mismatched_stripes > 0 && !is_mended(its);
+    if let Some(scrub) = array.scrub.as_ref().filter(mismatched) {
         let stripes = scrub.mismatched_stripes;
         problems.push(format!(
-            "array {name}: the last scrub found {stripes} stripes that did not agree; \
-             `ashlar array show {name}` says where"
+            "array {name}: the last scrub found {stripes} stripes that did not agree, and did not \
+             repair all that was wrong; `ashlar array show {name}` says where"
         ));
     }
     if let Some(scrub) = array.scrub.as_ref().filter(|scrub| scrub.unreadable_stripes > 0) {

@@ -7,8 +7,15 @@ use ashlar_raid::error::{ArrayError, AssembleError, ChangeError};
 use crate::refusal::Refusal;
 use crate::size::Size;
 
-/// A refused start, of the array called `name`; `absent`: names of its drives that are not here, as
-/// far as they are known.
+/// What force costs where what all of the array stands in cannot be read.
+const UNREADABLE_COST: &str =
+    "the one before it is taken, and what was written first since is lost";
+/// What force costs where journals cannot be read.
+const JOURNAL_COST: &str = "what cannot be read of the last writes is lost: an error where it is \
+                            known what they were, and what stood there before where it is not";
+
+/// A refused start, of the array called `name`; `absent`: what to call the drives of members that
+/// are not here.
 pub fn assemble(name: &str, absent: &[String], error: &AssembleError) -> Refusal {
     let text = format!("array {name} cannot start: {error}");
     match error {
@@ -32,16 +39,20 @@ pub fn assemble(name: &str, absent: &[String], error: &AssembleError) -> Refusal
         }
         AssembleError::TooFew { .. } => {
             let others =
-                if absent.is_empty() { "its other drives".into() } else { absent.join(", ") };
+                if absent.is_empty() { "others of its drives".into() } else { absent.join(", ") };
             Refusal::conflict(text)
                 .fix(format!("attach {others}, then `ashlar array start {name}`"))
         }
-        AssembleError::MaybeOld => Refusal::conflict(format!(
-            "array {name} cannot start: the absent members may hold newer data"
+        AssembleError::MaybeOld if absent.is_empty() => Refusal::conflict(format!(
+            "array {name} cannot start: its drives hold what it was before: this host had it later"
         ))
         .fix(format!(
-            "attach the other drives; or accept the loss: `ashlar array start {name} --force`"
+            "attach the drives that it had then; or accept the loss: `ashlar array start {name} \
+             --force`"
         )),
+        AssembleError::MaybeOld => {
+            Refusal::conflict(text).fix(or_force(name, absent, "what only they hold is lost"))
+        }
         AssembleError::CopyOfBefore { drive, .. } => Refusal::conflict(format!(
             "array {name} cannot start: drive {drive} holds a copy of before, and the others \
              cannot do without it"
@@ -65,11 +76,24 @@ pub fn assemble(name: &str, absent: &[String], error: &AssembleError) -> Refusal
             Refusal::conflict(format!("array {name} is in use by {host} (its lease is alive)"))
                 .fix("stop it there first, or use --force, which risks that both hosts write")
         }
-        AssembleError::Unreadable(_)
-        | AssembleError::Journal { .. }
-        | AssembleError::JournalUnreadable { .. } => Refusal::conflict(text),
+        AssembleError::Unreadable(_) => {
+            Refusal::conflict(text).fix(or_force(name, absent, UNREADABLE_COST))
+        }
+        AssembleError::Journal { .. } | AssembleError::JournalUnreadable { .. } => {
+            Refusal::conflict(text).fix(or_force(name, absent, JOURNAL_COST))
+        }
         AssembleError::Array(error) => array(text, *error),
     }
+}
+
+/// The ways to start an array after all; `cost`: what is lost by force.
+fn or_force(name: &str, absent: &[String], cost: &str) -> String {
+    let start = format!("`ashlar array start {name}`");
+    let better = match absent {
+        [] => format!("{start} once more: perhaps it can be read then"),
+        absent => format!("attach {}, then {start}", absent.join(", ")),
+    };
+    format!("{better}; or `ashlar array start {name} --force`: {cost}")
 }
 
 /// A refused change, by `ashlar array COMMAND`, of the array called `name`.
