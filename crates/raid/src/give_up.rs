@@ -84,13 +84,16 @@ fn judge(layout: &Layout, held: Positions, readable: Positions, agrees: bool) ->
 }
 
 impl Array {
-    /// Makes a stripe one that can be read, as far as it can, and written. False: nothing had to
-    /// change for that. The caller holds the stripe, and before it the regions.
-    pub(crate) async fn give_up_locked(&self, stripe: StripeIndex) -> Result<bool, ArrayError> {
+    /// Makes a stripe one that can be read, as far as it can, and written. Returns what is lost of
+    /// it; `None`: nothing had to change. The caller holds the stripe, and before it the regions.
+    pub(crate) async fn give_up_locked(
+        &self,
+        stripe: StripeIndex,
+    ) -> Result<Option<Vec<BadRange>>, ArrayError> {
         let _region = self.mark_dirty(stripe).await?;
         let agrees = !self.unsynced.contains(stripe);
         let rows = 0..self.layout().chunk_bytes;
-        let changed = self.give_up_rows(stripe, &rows, agrees).await?;
+        let lost = self.give_up_rows(stripe, &rows, agrees).await?;
         self.unsynced.remove(stripe);
         // At once, if the ring tells of nothing older: else what is put there next would be given
         // up with the rest by a start after a crash.
@@ -98,7 +101,34 @@ impl Array {
             self.make_durable().await?;
             self.bad.settle_stripe(stripe).await?;
         }
-        Ok(changed || !agrees)
+        Ok(lost.or_else(|| (!agrees).then(Vec::new)))
+    }
+
+    /// What stands at these positions of a stripe that was just given up, and is still held: `lost`
+    /// is zero, also if a drive does not read what was written there.
+    pub(crate) async fn beside_lost(
+        &self,
+        stripe: StripeIndex,
+        wanted: Positions,
+        lost: &[BadRange],
+    ) -> Result<SmallVec<[(u8, Buffer); 2]>, ArrayError> {
+        let (layout, rows) = (self.layout_of(stripe), 0..self.layout().chunk_bytes);
+        let held = self.members.held(stripe);
+        let probed = self.probe_all(stripe, held, &rows).await?;
+        let whole = |position| (position, self.reactor.buffer(layout.chunk_bytes as usize));
+        let chunks: SmallVec<[(u8, Buffer); 2]> = each(wanted).map(whole).collect();
+        let cuts = probed.iter().flat_map(|its| &its.unreadable);
+        for band in cut(&rows, cuts.chain(lost.iter().map(|its| &its.rows)).cloned()) {
+            let readable = readable(held, &probed, &band);
+            let lost = lost.iter().filter(|its| overlap(&its.rows, &band));
+            let lost = lost.fold(0, |bits, its| bits | 1 << its.chunk);
+            let verdict = Verdict { lost, written: wanted };
+            let slices = self.contents(stripe, &probed, &rows, &band, readable, verdict)?;
+            for ((_, chunk), slice) in chunks.iter().zip(slices) {
+                chunk.slice(within(&rows, &band)).copy_from(&slice.bytes);
+            }
+        }
+        Ok(chunks)
     }
 
     /// Puts data in place where too much beside it cannot be read. `stripes`: those of which that
@@ -233,26 +263,23 @@ impl Array {
         self.bad.settle(added).await
     }
 
-    /// The caller holds the stripe, and its region is dirty.
+    /// Returns what is lost; `None`: nothing had to change. The caller holds the stripe, and its
+    /// region is dirty.
     async fn give_up_rows(
         &self,
         stripe: StripeIndex,
         rows: &Range<u32>,
         agrees: bool,
-    ) -> Result<bool, ArrayError> {
+    ) -> Result<Option<Vec<BadRange>>, ArrayError> {
         let held = self.members.held(stripe);
         let may_return = self.members.may_return(stripe);
         if may_return || self.torn_stripes.contains(stripe) || !self.can_do_with(stripe, held) {
             return Err(ArrayError::Lost);
         }
-        let mut probed = SmallVec::<[Probed; 8]>::new();
-        for position in each(held) {
-            probed.push(self.probe(stripe, position, rows, true).await?);
-        }
+        let probed = self.probe_all(stripe, held, rows).await?;
         let (mut lost, mut slices, mut written) = (Vec::new(), Vec::new(), 0);
         for band in bands(rows, &probed) {
-            let unreadable = probed.iter().filter(|its| !its.is_readable(&band));
-            let readable = held & !unreadable.fold(0, |bits, its| bits | 1 << its.position);
+            let readable = readable(held, &probed, &band);
             let verdict = judge(&self.layout_of(stripe), held, readable, agrees);
             if verdict == Verdict::default() {
                 continue;
@@ -264,7 +291,7 @@ impl Array {
         }
         let changed = !lost.is_empty() || written != 0;
         if !lost.is_empty() {
-            self.bad.insert(stripe, lost).await?;
+            self.bad.insert(stripe, lost.clone()).await?;
         }
         let stored = self.write_slices(stripe, &slices).await;
         let missed = written & !stored.stored;
@@ -278,7 +305,20 @@ impl Array {
             self.members.fence_missed(stripe, missed).await?;
         }
         self.bad.placed(stripe);
-        Ok(changed)
+        Ok(changed.then_some(lost))
+    }
+
+    async fn probe_all(
+        &self,
+        stripe: StripeIndex,
+        positions: Positions,
+        rows: &Range<u32>,
+    ) -> Result<SmallVec<[Probed; 8]>, ArrayError> {
+        let mut probed = SmallVec::new();
+        for position in each(positions) {
+            probed.push(self.probe(stripe, position, rows, true).await?);
+        }
+        Ok(probed)
     }
 
     /// Reads rows of a position, down to the sectors that cannot be, or (`is_checked`) are not as
@@ -354,6 +394,12 @@ impl Array {
         };
         Ok(each(verdict.written).map(slice).collect())
     }
+}
+
+/// Positions of these that can be read in all of a band.
+fn readable(held: Positions, probed: &[Probed], band: &Range<u32>) -> Positions {
+    let unreadable = probed.iter().filter(|its| !its.is_readable(band));
+    held & !unreadable.fold(0, |bits, its| bits | 1 << its.position)
 }
 
 /// The rows, cut wherever a position begins or ends to be readable.

@@ -328,8 +328,8 @@ impl Array {
         let mut chunks = self.what_should_stand(stripe, wanted).await;
         if matches!(chunks, Err(ArrayError::Lost)) {
             chunks = match self.give_up_locked(stripe).await {
-                Ok(true) => self.what_should_stand(stripe, wanted).await,
-                Ok(false) => Err(ArrayError::Lost),
+                Ok(Some(lost)) => self.beside_lost(stripe, wanted, &lost).await,
+                Ok(None) => Err(ArrayError::Lost),
                 Err(error) => Err(error),
             };
         }

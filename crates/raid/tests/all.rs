@@ -1,5 +1,6 @@
 //! All tests of arrays, as one program: each by itself takes about as long to build as all of them.
 
+mod faulty;
 mod modelled;
 mod pair;
 mod steered;

@@ -4,12 +4,10 @@
 //! a member is replaced; every sector is compared with a plain copy, with members missing in turn.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_drive::drive::Drive;
@@ -20,13 +18,11 @@ use ashlar_raid::error::ArrayError;
 use ashlar_raid::label;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::{ArrayState, Flaw, ScrubPlace, ScrubReport, ScrubState};
-use ashlar_reactor::backend::{Backend, Instant};
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
-use ashlar_reactor::op::{Device, DeviceId, Done, Errno, Op, Ticket};
-use ashlar_reactor::uring::UringBackend;
 
-use crate::pair::{DRIVE_BYTES, Pair, run_on};
+use crate::faulty::{Unreadable, run, spoil};
+use crate::pair::{DRIVE_BYTES, Pair};
 
 const STRIPE: StripeIndex = StripeIndex(5);
 
@@ -42,98 +38,8 @@ const KINDS: [(Level, usize, Policy, usize); 7] = [
     (Level::Raid6, 5, Policy::Journal, 2),
 ];
 
-/// Sectors that cannot be read until they are written, by file.
-type Unreadable = Rc<RefCell<BTreeMap<usize, BTreeSet<u64>>>>;
-
-/// The kernel, but for these sectors.
-struct Faulty {
-    kernel: UringBackend,
-    files: BTreeMap<DeviceId, usize>,
-    unreadable: Unreadable,
-    failed: Vec<Ticket>,
-}
-
-impl Backend for Faulty {
-    fn now(&self) -> Instant {
-        self.kernel.now()
-    }
-
-    fn register(&mut self, device: Device) -> DeviceId {
-        let file = match &device {
-            Device::File { file } | Device::Namespace { file, .. } => Arc::as_ptr(file) as usize,
-            Device::Nvme { .. }
-            | Device::Remote { .. }
-            | Device::Ram { .. }
-            | Device::RamTwin { .. } => 0,
-            Device::Null { .. } | Device::Model { .. } => 0,
-            Device::Lossy { .. } | Device::Simulated { .. } => 0,
-        };
-        let id = self.kernel.register(device);
-        self.files.insert(id, file);
-        id
-    }
-
-    fn unregister(&mut self, device: DeviceId) {
-        self.kernel.unregister(device);
-    }
-
-    fn submit(&mut self, ticket: Ticket, op: &Op, until: Instant) {
-        let file = op.device().map(|device| self.files[&device]);
-        let mut unreadable = self.unreadable.borrow_mut();
-        let sectors = file.and_then(|file| unreadable.get_mut(&file));
-        match (op, sectors) {
-            (Op::Read { offset, into, .. }, Some(sectors))
-                if sectors.range(range(*offset, into.len() as u64)).next().is_some() =>
-            {
-                self.failed.push(ticket);
-            }
-            (Op::Write { offset, from, .. }, Some(sectors)) => {
-                let written = range(*offset, from.len() as u64);
-                sectors.retain(|sector| !written.contains(sector));
-                self.kernel.submit(ticket, op, until);
-            }
-            _ => self.kernel.submit(ticket, op, until),
-        }
-    }
-
-    fn reap(&mut self, done: &mut Vec<Done>) {
-        let failed = |ticket| Done { ticket, outcome: Err(Errno(libc::EIO)) };
-        done.extend(self.failed.drain(..).map(failed));
-        self.kernel.reap(done);
-    }
-
-    fn idle(&mut self, until: Option<Instant>) -> bool {
-        !self.failed.is_empty() || self.kernel.idle(until)
-    }
-}
-
-fn range(offset: u64, len: u64) -> Range<u64> {
-    offset / 512..(offset + len).div_ceil(512)
-}
-
-fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Unreadable) -> F) {
-    let unreadable = Unreadable::default();
-    let backend = Faulty {
-        kernel: UringBackend::new().unwrap(),
-        files: BTreeMap::new(),
-        unreadable: unreadable.clone(),
-        failed: Vec::new(),
-    };
-    run_on(Box::new(backend), |reactor| test(reactor, unreadable));
-}
-
 fn drive_of(pair: &Pair, member: usize) -> Rc<Drive> {
     pair.array.status().members[member].drive.clone().unwrap()
-}
-
-/// Rows of a stripe become unreadable on a member.
-fn spoil(pair: &Pair, unreadable: &Unreadable, member: usize, stripe: StripeIndex, row: u32) {
-    let layout = pair.array.layout();
-    let integrity = pair.array.status().integrity;
-    let data = label::plan_for(DRIVE_BYTES, layout.parity, integrity).unwrap().data.offset;
-    let sector = (data + layout.member_offset(stripe, row)) / 512;
-    let file = Arc::as_ptr(pair.file(&drive_of(pair, member))) as usize;
-    unreadable.borrow_mut().entry(file).or_default().insert(sector);
 }
 
 /// Data chunks of the stripe on these members.
@@ -261,7 +167,7 @@ fn sixteen_errors_cost_a_member_that_can_be_replaced() {
             );
             assert_eq!(pair.array.state(), ArrayState::Degraded);
             check(&pair, "without it").await;
-            unreadable.borrow_mut().clear();
+            unreadable.clear();
             let again = vec![pair.plug_in(&drive)];
             pair.restart_with(AssembleOptions::default(), again).await;
             pair.rebuilt().await;
@@ -273,7 +179,7 @@ fn sixteen_errors_cost_a_member_that_can_be_replaced() {
         }
         assert_eq!(drive_of(&pair, 1).health().state, HealthState::Suspect);
         assert_eq!(pair.array.state(), ArrayState::Degraded);
-        unreadable.borrow_mut().clear();
+        unreadable.clear();
         check(&pair, "with it alone").await;
         pair.array.stop().await.unwrap();
     });
@@ -320,7 +226,7 @@ fn no_more_is_replaced_than_what_cannot_be_read() {
             for _ in 0..2 {
                 let read = pair.read(chunk.start, chunk.len()).await.unwrap();
                 assert!(read == pair.bytes[chunk.clone()], "{level:?}");
-                assert!(unreadable.borrow().values().all(BTreeSet::is_empty), "{level:?}");
+                assert_eq!(unreadable.count(), 0, "{level:?}");
             }
         }
     });
@@ -357,7 +263,7 @@ fn rows_that_different_drives_have_lost_are_read() {
                 let new = vec![6; 1024];
                 pair.put(chunk.start + 1536, &new).await;
                 check(&pair, "written").await;
-                unreadable.borrow_mut().clear();
+                unreadable.clear();
             }
         }
     });
@@ -378,12 +284,9 @@ fn a_scrub_writes_anew_what_cannot_be_read() {
                 spoil(&pair, &unreadable, member, STRIPE, member as u32 % 4 * 4096);
                 spoil(&pair, &unreadable, member, StripeIndex(6 + member as u64), 512);
             }
-            let spoilt = |unreadable: &Unreadable| {
-                unreadable.borrow().values().map(BTreeSet::len).sum::<usize>()
-            };
-            let before = spoilt(&unreadable);
+            let before = unreadable.count();
             let report = scrubbed(&pair).await;
-            let left = spoilt(&unreadable);
+            let left = unreadable.count();
             // Where members beyond the parity have the same rows, nothing can be done.
             assert!(before == 2 * members && left <= members / 2, "{level:?}: {left}");
             assert_eq!(report.unreadable_stripes > 0, left > 0, "{level:?} {report:?}");
@@ -396,7 +299,7 @@ fn a_scrub_writes_anew_what_cannot_be_read() {
             assert_eq!(report.damaged_stripes, report.repaired_stripes, "{level:?} {report:?}");
             assert!(report.wrong_by_member.is_empty(), "they said that they cannot read");
             check(&pair, "scrubbed").await;
-            unreadable.borrow_mut().clear();
+            unreadable.clear();
         }
     });
 }
@@ -597,10 +500,14 @@ async fn soon_in_place(pair: &Pair, what: &str) {
     panic!("{what}: something cannot be put in place");
 }
 
-/// What is acknowledged comes in place although what parity needs cannot be read; and the array
-/// goes on. `crash`: before it is in place.
-async fn write_blindly(mut pair: Pair, unreadable: &Unreadable, blind: Blind, crash: bool) {
-    let what = format!("{blind:?}, crash: {crash}");
+/// Writes what waits in the journal while what its parity needs cannot be read. `crash`: then.
+/// Returns what is lost.
+async fn write_beside(
+    pair: &mut Pair,
+    unreadable: &Unreadable,
+    blind: Blind,
+    crash: bool,
+) -> Range<usize> {
     let layout = pair.array.layout();
     let is_at = |stripe: &u64| layout.member_at(StripeIndex(*stripe), MISSING) == MemberIndex(1);
     let stripe = StripeIndex((5..).find(is_at).unwrap());
@@ -617,7 +524,7 @@ async fn write_blindly(mut pair: Pair, unreadable: &Unreadable, blind: Blind, cr
     for position in blind.unreadable {
         let member = layout.member_at(stripe, *position);
         for sector in 0..8 {
-            spoil(&pair, unreadable, member.index(), stripe, row + sector * 512);
+            spoil(pair, unreadable, member.index(), stripe, row + sector * 512);
         }
     }
     let at = |chunk| layout.array_offset(stripe, chunk, row) as usize;
@@ -629,13 +536,20 @@ async fn write_blindly(mut pair: Pair, unreadable: &Unreadable, blind: Blind, cr
         let absent: &[usize] = if blind.is_member_missing { &[1] } else { &[] };
         pair.crash_without(absent).await;
     }
+    at(blind.lost)..at(blind.lost) + 4096
+}
+
+/// What is acknowledged comes in place although what parity needs cannot be read; and the array
+/// goes on. `crash`: before it is in place.
+async fn write_blindly(mut pair: Pair, unreadable: &Unreadable, blind: Blind, crash: bool) {
+    let what = format!("{blind:?}, crash: {crash}");
+    let lost = write_beside(&mut pair, unreadable, blind, crash).await;
     for round in 0..4 {
         for at in (1 << 20..pair.bytes.len()).step_by(1 << 18) {
             pair.put(at, &[6 + round; 1 << 18]).await;
         }
     }
     soon_in_place(&pair, &what).await;
-    let lost = at(blind.lost)..at(blind.lost) + 4096;
     assert_eq!(bad(&pair), std::slice::from_ref(&lost), "{what}");
     check(&pair, &what).await;
     pair.restart(AssembleOptions::default()).await;
@@ -668,6 +582,52 @@ fn what_is_acknowledged_comes_in_place_beside_what_is_lost() {
         }
         // They wait most of the time.
         join_all(cases).await;
+    });
+}
+
+/// A drive may never read again what it could not read once, whatever is written there.
+#[test]
+fn what_stays_unreadable_stops_no_rebuild() {
+    run(|reactor, unreadable| async move {
+        unreadable.stay.set(true);
+        for kind in KINDS {
+            let mut pair = with_bad_rows(&reactor, &unreadable, kind).await;
+            let known = bad(&pair);
+            check(&pair, "rebuilt").await;
+            pair.array.pull_member(MemberIndex(1)).unwrap();
+            pair.replace(1).await;
+            pair.rebuilt().await;
+            assert_eq!(bad(&pair), known, "it is given up once");
+            pair.crash_without(&[]).await;
+            check(&pair, "after a crash").await;
+            pair.array.stop().await.unwrap();
+        }
+    });
+}
+
+/// What waits in the journal for them is in place when the member that it lacked is rebuilt.
+#[test]
+fn what_waits_for_what_stays_unreadable_is_in_place_after_a_rebuild() {
+    run(|reactor, unreadable| async move {
+        unreadable.stay.set(true);
+        for blind in BLIND.into_iter().filter(|blind| blind.is_member_missing) {
+            for crash in [false, true] {
+                let mut pair = Pair::new(&reactor, Level::Raid5, 4, 512).await;
+                let lost = write_beside(&mut pair, &unreadable, blind, crash).await;
+                // Until there is no room for more.
+                let same = pair.reactor.buffer(1 << 20);
+                same.copy_from_slice(&pair.bytes[1 << 20..2 << 20]);
+                let write = || pair.array.write(1 << 20, same.clone().into());
+                while write().await.is_ok() {}
+                pair.replace(1).await;
+                pair.rebuilt().await;
+                let what = format!("{blind:?}, crash: {crash}");
+                soon_in_place(&pair, &what).await;
+                assert_eq!(bad(&pair), [lost], "{what}");
+                check(&pair, &what).await;
+                pair.array.stop().await.unwrap();
+            }
+        }
     });
 }
 

@@ -81,6 +81,8 @@ pub struct Traits {
     pub volatile_cache: bool,
     /// It can zero by itself.
     pub zeroes: bool,
+    /// What could not be read can be, once it is written.
+    pub mends: bool,
     pub latency_ns_min: u64,
     pub latency_ns_max: u64,
 }
@@ -460,7 +462,7 @@ impl SimDrive {
         for part in parts(offset, usize::try_from(len).expect("small drives")) {
             let number = |sector: usize| (part.block * SECTORS_PER_BLOCK + sector) as u64;
             let landed = || part.sectors().filter(|sector| lands(number(*sector)));
-            if !self.latent.is_empty() {
+            if self.traits.mends && !self.latent.is_empty() {
                 for sector in landed() {
                     self.latent.remove(&number(sector));
                 }
@@ -587,6 +589,7 @@ mod tests {
             bytes: 1 << 20,
             sector_bytes,
             volatile_cache: true,
+            mends: true,
             zeroes: true,
             latency_ns_min: 1,
             latency_ns_max: 2,

@@ -341,6 +341,7 @@ impl Plan {
                 bytes: geometry.drive_bytes(integrity),
                 sector_bytes: 512,
                 volatile_cache: true,
+                mends: true,
                 zeroes: true,
                 latency_ns_min: 10_000,
                 latency_ns_max: 200_000,
@@ -456,6 +457,13 @@ impl Plan {
         }
         .with_enough_faults()
         .where_some_insist()
+        .where_some_never_mend()
+    }
+
+    /// Past the limit: what a drive cannot read it may never read again.
+    fn where_some_never_mend(self) -> Plan {
+        let mends = !self.beyond || Prng::stream(self.seed, "mends").chance(1, 2);
+        Plan { traits: Traits { mends, ..self.traits }, ..self }
     }
 
     /// From a stream of its own, so that other seeds are what they were.
@@ -558,6 +566,7 @@ impl Plan {
             (!self.traits.volatile_cache, "no volatile cache"),
             (self.traits.sector_bytes == 4096, "4K sectors"),
             (!self.traits.zeroes, "no zeroing by drives"),
+            (!self.traits.mends, "what cannot be read stays so"),
             (self.mixed, "mixed drives"),
             (self.beyond, "BEYOND THE BUDGET"),
             (self.insists, "starts by force"),
@@ -627,6 +636,7 @@ fn draw_traits(prng: &mut Prng, bytes: u64) -> Traits {
         bytes,
         sector_bytes: if prng.chance(1, 5) { 4096 } else { 512 },
         volatile_cache: !prng.chance(1, 8),
+        mends: true,
         zeroes: !prng.chance(1, 6),
         latency_ns_min: latency.0,
         latency_ns_max: latency.1,

@@ -49,6 +49,7 @@ fn storage(seed: u64, drives: u32) -> SharedWorld {
         sector_bytes: 512,
         volatile_cache: true,
         zeroes: true,
+        mends: true,
         latency_ns_min: 10_000,
         latency_ns_max: 200_000,
     };

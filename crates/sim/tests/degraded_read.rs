@@ -102,6 +102,7 @@ fn what_is_away_does_not_change_with_the_others() {
             sector_bytes: 512,
             volatile_cache: true,
             zeroes: true,
+            mends: true,
             latency_ns_min: 10_000,
             latency_ns_max: 1_000_000,
         };

@@ -49,6 +49,7 @@ fn storage(seed: u64, latency_ns_max: u64) -> SharedWorld {
         sector_bytes: 512,
         volatile_cache: true,
         zeroes: true,
+        mends: true,
         latency_ns_min: 10_000,
         latency_ns_max,
     };

@@ -128,6 +128,7 @@ impl Pair {
             sector_bytes: 512,
             volatile_cache: true,
             zeroes: true,
+            mends: true,
             latency_ns_min: 10_000,
             latency_ns_max: 1_000_000,
         };
