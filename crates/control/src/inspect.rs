@@ -14,7 +14,7 @@ use ashlar_format::volume_table::VolumeTable;
 use serde::Serialize;
 use uuid::Uuid;
 
-use crate::device::content::content;
+use crate::device::content::{Content, content};
 use crate::device::signature::EDGE_BYTES;
 use crate::disk::Disk;
 use crate::level::notation;
@@ -109,6 +109,9 @@ pub struct Report {
     pub bytes: u64,
     /// `blank`, `member … of …`, `ext4`, …
     pub content: String,
+    /// Where no copy of the label can be believed: what to do.
+    #[serde(skip)]
+    pub fix: &'static str,
     pub copies: Vec<CopyReport>,
     pub label: Option<LabelReport>,
     pub superblock: Option<SuperblockReport>,
@@ -134,10 +137,20 @@ pub fn inspect(path: &Path) -> Answer<Report> {
     }
     let disk = Disk::File(Arc::new(file));
     let medium = Medium { disk: &disk, bytes };
+    let content = content(medium).map_err(unreadable)?;
     let mut report = Report {
         path: path.display().to_string(),
         bytes,
-        content: content(medium).map_err(unreadable)?.to_string(),
+        content: content.to_string(),
+        fix: match content {
+            Content::Newer { .. } => "use the `ashlar` that wrote it",
+            Content::Damaged { .. } | Content::Labelled(_) => {
+                "if other members of its array are well, replace this one and rebuild"
+            }
+            Content::Blank | Content::Foreign(_) => {
+                "`ashlar drive list` shows which drives are members"
+            }
+        },
         copies: Vec::new(),
         label: None,
         superblock: None,

@@ -204,7 +204,8 @@ fn start(
             Ok(Box::new(FuseExport::start(parts, spec)?))
         }
         Front::Ublk { device, block_bytes, queues } => {
-            let spec = UblkSpec { name, id: device, queues_max: queues, block_bytes, limits };
+            let queues_max = queues;
+            let spec = UblkSpec { name, id: device, queues_max, block_bytes, limits, since };
             Ok(Box::new(UblkExport::start(parts, spec)?))
         }
     }

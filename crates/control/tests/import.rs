@@ -191,6 +191,8 @@ fn what_a_newer_build_wrote() {
     let said = untouched(&daemon, "drive attach @/d2.img");
     assert!(said.contains("a label of version 99, by a newer Ashlar"), "{said}");
     assert!(said.contains("start the ashlar that wrote it"), "{said}");
+    let said = daemon.refused("inspect @/d2.img");
+    assert!(said.contains("fix: use the `ashlar` that wrote it"), "{said}");
 }
 
 #[test]
@@ -206,6 +208,9 @@ fn too_few_members() {
     let said = daemon.refused("array start a");
     assert!(said.contains("1 of 2 members that are needed are here"), "{said}");
     assert!(said.contains("attach d0, d2, d3"), "{said}");
+    // What is not there cannot be had by force.
+    let said = daemon.refused("array start a --force");
+    assert!(said.contains("1 of 2 members that are needed are here"), "{said}");
     assert!(bytes() == before, "something was written");
 }
 

@@ -249,6 +249,43 @@ fn a_guest_that_was_at_work_before_another_host_had_the_array_does_not_go_on() {
     is_there(&mut guest, 2);
 }
 
+/// Also of an array that somebody starts by hand, where it is needed.
+#[test]
+fn a_guest_does_not_go_on_after_a_failover_and_back() {
+    let Hosts { _store, mut a, b, .. } = Hosts::new();
+    [&a, &b].iter().for_each(|host| drop(host.ok("array on-demand a --off")));
+    a.ok("array start a");
+    let mut guest = FrontEnd::connect(&a.path("export/e.sock"), QUEUES);
+    let asked = VhostUserInflight::new(0, 0, QUEUES, RING_SIZE);
+    let (region, log) = guest.front.get_inflight_fd(&asked).unwrap();
+    begin(&mut guest, &region, &log);
+    write(&mut guest, 0);
+    // Of its own host it sees nothing but a pause, however often the array is started there.
+    for stops in [false, true] {
+        if stops {
+            a.ok("array stop a --force");
+            a.ok("array start a");
+        } else {
+            a.kill();
+            a.start_again();
+        }
+        guest = guest.again(&a.path("export/e.sock"));
+        begin(&mut guest, &region, &log);
+        is_there(&mut guest, 0);
+    }
+    a.kill();
+    b.ok("array start a");
+    let mut at_b = guest_at(&b);
+    write(&mut at_b, 0);
+    b.ok("array stop a --force");
+    drop(at_b);
+    a.start_again();
+    let mut guest = guest.again(&a.path("export/e.sock"));
+    assert!(guest.front.set_inflight_fd(&region, log.as_raw_fd()).is_err());
+    drop(guest);
+    is_there(&mut guest_at(&a), 0);
+}
+
 /// As QEMU does it, also once it has lost its connection.
 fn begin(guest: &mut FrontEnd, region: &VhostUserInflight, log: &File) {
     guest.front.set_inflight_fd(region, log.as_raw_fd()).unwrap();

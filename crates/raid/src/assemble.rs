@@ -615,9 +615,6 @@ fn judge(
     age: &Age,
     options: &AssembleOptions,
 ) -> Result<(), AssembleError> {
-    if options.force {
-        return Ok(());
-    }
     let here: Vec<bool> = members
         .iter()
         .map(|member| member.drive.is_some() && member.state == MemberState::Trusted)
@@ -627,6 +624,10 @@ fn judge(
         let others = members.iter().filter(|its| its.state != MemberState::Trusted);
         let old = others.filter_map(|its| Some(its.drive.as_ref()?.name().to_owned())).collect();
         return Err(AssembleError::TooFew { present, needed: needed(layout), old });
+    }
+    // Nothing above can be had by force: nobody has it.
+    if options.force {
+        return Ok(());
     }
     if let Some(known) = &options.known {
         let is_left_behind = !age.has_current && known.epoch > 0 && age.epoch <= known.epoch;

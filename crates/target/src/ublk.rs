@@ -38,7 +38,7 @@ use crate::handed::Handed;
 use crate::limits::RateLimits;
 use crate::line::{Line, Lines, ask};
 use crate::ublk::control::{Control, WAIT_MAX, character_device, own_process};
-use crate::ublk::found::{Decision, FEATURES, decide, mark};
+use crate::ublk::found::{Decision, FEATURES, Mark, decide};
 use crate::ublk::parameters::{DATA_BYTES_MAX, Facts, parameters};
 use crate::ublk::session::{Session, Share};
 use crate::ublk::wire::{DEVICES_MAX, DeviceInfo, STATE_DEAD, STATE_LIVE, feature};
@@ -68,6 +68,9 @@ pub struct UblkSpec {
     /// What programs address: one of [`BLOCK_BYTES`].
     pub block_bytes: u32,
     pub limits: Arc<RateLimits>,
+    /// Names the time since which no other host has had the volume; 0: it is not known. A device
+    /// that was left before is not gone on with: its users know what was there then.
+    pub since: u64,
 }
 
 /// One volume as a block device.
@@ -122,7 +125,7 @@ fn own(id: u32, volume: [u8; 16]) -> Result<Option<(Control, DeviceInfo)>, Expor
     let control = Control::open_if_there().map_err(|error| no_driver(&error))?;
     let Some(control) = control else { return Ok(None) };
     let found = control.find(id).map_err(|errno| refused(id, "looked at", errno))?;
-    Ok(found.filter(|its| its.mark == mark(volume)).map(|its| (control, its)))
+    Ok(found.filter(|its| Mark::new(volume, 0).is_same_volume(its.mark)).map(|its| (control, its)))
 }
 
 fn remove(control: &Control, id: u32) -> Result<(), ExportError> {
@@ -138,13 +141,14 @@ impl UblkExport {
         let control = Control::open().map_err(|error| no_driver(&error))?;
         let features = features(&control)?;
         let (volume, facts) = look(&parts, spec.block_bytes)?;
-        match wait_for(&control, spec.id, mark(volume))? {
+        let mark = Mark::new(volume, spec.since);
+        match wait_for(&control, spec.id, mark)? {
             Some(found) => {
                 let export = UblkExport::recover(control, features, parts, spec, &found)?;
                 export.grow(facts.volume_bytes);
                 Ok(export)
             }
-            None => UblkExport::add(control, features, parts, spec, mark(volume), &facts),
+            None => UblkExport::add(control, features, parts, spec, mark, &facts),
         }
     }
 
@@ -153,7 +157,7 @@ impl UblkExport {
         features: u64,
         parts: Vec<Part>,
         spec: UblkSpec,
-        mark: u64,
+        mark: Mark,
         facts: &Facts,
     ) -> Result<UblkExport, ExportError> {
         let id = spec.id;
@@ -163,7 +167,7 @@ impl UblkExport {
             data_bytes_max: DATA_BYTES_MAX,
             device: id,
             features: FEATURES,
-            mark,
+            mark: mark.stored(),
             ..DeviceInfo::default()
         };
         let made = control.add(wanted).map_err(|errno| match errno {
@@ -397,12 +401,13 @@ fn look(parts: &[Part], block_bytes: u32) -> Result<([u8; 16], Facts), ExportErr
 }
 
 /// A device that is ready to be recovered; `None`: there is none, or none any more.
-fn wait_for(control: &Control, id: u32, mark: u64) -> Result<Option<DeviceInfo>, ExportError> {
+fn wait_for(control: &Control, id: u32, mark: Mark) -> Result<Option<DeviceInfo>, ExportError> {
     keep_trying(id, || {
         let found = control.find(id).map_err(|errno| refused(id, "looked at", errno))?;
         match decide(found.as_ref(), mark) {
             Decision::Add => Ok(Some(None)),
             Decision::Replace => remove(control, id).map(|()| None),
+            Decision::Outdated => Err(outdated(id)),
             Decision::Refuse => Err(taken(id)),
             Decision::Recover => Ok(Some(found)),
             Decision::Wait => Ok(None),
@@ -538,6 +543,15 @@ fn features(control: &Control) -> Result<u64, ExportError> {
 fn taken(id: u32) -> ExportError {
     ExportError::Spec(format!(
         "device {id} is there already, and not this volume's; choose another --id"
+    ))
+}
+
+fn outdated(id: u32) -> ExportError {
+    let device = block_device(id);
+    ExportError::Spec(format!(
+        "another host has had the volume since /dev/{device} was left, and what its users know is \
+         old: take the device away with `ashlar export delete EXPORT --force`, which gives them \
+         errors, and create the export anew"
     ))
 }
 

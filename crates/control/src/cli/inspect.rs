@@ -24,7 +24,7 @@ pub fn run(command: &Inspect, output: Output) -> Answer<()> {
         return Ok(());
     }
     Err(Refusal::failed(format!("{} has no Ashlar label that can be believed", report.path))
-        .fix("if other members of its array are well, replace this one and rebuild"))
+        .fix(report.fix))
 }
 
 fn text(report: &Report) -> String {

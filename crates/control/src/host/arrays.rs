@@ -36,6 +36,8 @@ const CHUNK_BYTES_DEFAULT: u32 = 64 << 10;
 struct Begun {
     pool: Key<Pool>,
     snapshot: ArraySnapshot,
+    /// A daemon of this host had it before, and did not stop it.
+    was_ours: bool,
 }
 
 /// What a reactor answers when it was asked to begin an array.
@@ -258,8 +260,10 @@ impl Host {
         self.note_members(&begun.snapshot);
         let before = self.look(|state| state.catalog.arrays.get(&uuid).cloned());
         let epoch = begun.snapshot.epoch;
-        // Each start has an epoch of its own, wherever it is.
-        let stayed = before.as_ref().filter(|its| epoch <= its.epoch + 1).map(|its| its.since);
+        // Each start has an epoch of its own, wherever it is; and a daemon may have been killed
+        // before it noted the last one.
+        let unseen = 1 + u64::from(begun.was_ours);
+        let stayed = before.as_ref().filter(|its| epoch <= its.epoch + unseen).map(|its| its.since);
         let (drives, on_demand) = before.map(|its| (its.drives, its.on_demand)).unwrap_or_default();
         let known = KnownArray {
             name: name.to_owned(),
@@ -483,6 +487,7 @@ impl Host {
         let newest = self.newest_superblock(&drives).await?;
         self.check_claims(uuid, name, newest.as_deref())?;
         let absent = self.absent_drives(uuid, newest.as_deref());
+        let was_ours = self.newest_lease(uuid).await.is_some_and(|its| self.is_ours(&its));
         let known = self.known(uuid);
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives).await?;
@@ -500,7 +505,7 @@ impl Host {
         });
         let beginning = beginning.await?;
         self.keep_memory(core, beginning.kept);
-        let begun = beginning.begun?;
+        let begun = Begun { was_ours, ..beginning.begun? };
         tracing::info!(array = name, state = ?begun.snapshot.state, "array started");
         if let Some(its) = begun.snapshot.replayed.filter(|its| its.read_bytes > 0) {
             let JournalReplay { read_bytes, batches, bytes, took_ms } = its;
@@ -740,7 +745,7 @@ async fn open_pool(reactor: &Reactor, array: Rc<Array>, teller: Teller) -> Answe
             let snapshot = snapshot(&pool);
             let pool = reactor.publish(pool);
             array.set_witness(teller.of(snapshot.uuid, pool));
-            Ok(Begun { pool, snapshot })
+            Ok(Begun { pool, snapshot, was_ours: false })
         }
         Err(error) => {
             let refusal = translate::pool(&error);

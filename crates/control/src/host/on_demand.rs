@@ -338,22 +338,22 @@ impl Host {
         Some((owner_name(&lease), age(&lease)))
     }
 
-    /// With which epoch an array on demand came here last; 0: it is not on demand.
+    /// With which epoch an array came here last; 0: it is not known.
     pub(super) fn since(&self, array: Uuid) -> u64 {
-        self.look(|state| {
-            let known = state.catalog.arrays.get(&array).filter(|its| its.on_demand);
-            known.map_or(0, |its| its.since)
-        })
+        self.look(|state| state.catalog.arrays.get(&array).map_or(0, |its| its.since))
     }
 
     /// Whether this host has an array's lease: a daemon before this one was killed with it.
     async fn is_owner(&self, array: Uuid) -> bool {
-        let lease = self.newest_lease(array).await;
-        lease.is_some_and(|its| its.host != NOBODY && !is_others(Some(&its), &self.lessee))
+        self.newest_lease(array).await.is_some_and(|its| self.is_ours(&its))
+    }
+
+    pub(super) fn is_ours(&self, lease: &Lease) -> bool {
+        lease.host != NOBODY && !is_others(Some(lease), &self.lessee)
     }
 
     /// Drives that cannot be read say nothing; a start will say so.
-    async fn newest_lease(&self, array: Uuid) -> Option<Lease> {
+    pub(super) async fn newest_lease(&self, array: Uuid) -> Option<Lease> {
         let mut newest = None;
         for drive in self.drives_labelled(array) {
             let lease = self.lease_on(&drive).await.ok().flatten();

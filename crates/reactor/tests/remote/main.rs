@@ -305,6 +305,33 @@ fn another_namespace_is_another_drive() {
 }
 
 #[test]
+fn a_target_that_takes_less_at_once_than_before_is_not_used() {
+    let mut rig = Rig::new(Faults::default(), NONE);
+    rig.work(1);
+    rig.model.faults().log2_pages_max = 1;
+    rig.model.cut();
+    let (op, _) = rig.read((0, 1 << 16));
+    assert_eq!(rig.run(op), GONE);
+    let trouble = rig.drive.report().trouble.unwrap().to_string();
+    assert!(trouble.contains("attach it anew"), "{trouble}");
+}
+
+#[test]
+fn another_namespace_is_noticed_on_a_connection_that_lasts() {
+    let mut rig = Rig::new(Faults::default(), NONE);
+    rig.work(1);
+    rig.model.faults().nguid = [8; 16];
+    let began = rig.reactor.now();
+    while rig.drive.report().lost.is_none() {
+        let (op, _) = rig.read((0, 4096));
+        let answered = rig.run(op);
+        assert!(answered == Ok(4096) || answered == GONE, "{answered:?}");
+        assert!(rig.reactor.now().since(began) < AWAY_MAX, "it is used as if it were the same");
+    }
+    assert_eq!(rig.drive.report().lost, Some(Trouble::Another));
+}
+
+#[test]
 fn who_is_away_for_too_long_is_gone() {
     let mut rig = Rig::new(Faults::default(), NONE);
     rig.work(1);

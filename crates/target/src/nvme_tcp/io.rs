@@ -157,9 +157,10 @@ impl<'a> Of<'a> {
         Place { offset, .. }: Place,
         (into, claim): (Buffers, Claim),
     ) -> Result<Reply, Status> {
-        let _passage = self.namespace.enter();
+        let passage = self.namespace.enter();
         let read = Operation::Read { offset, into: into.clone() };
         do_in(turn, self.namespace, read, Status::UNRECOVERED_READ).await?;
+        self.settle(&passage).await?;
         Ok(Reply { status: Status::SUCCESS, result: 0, data: Some((into, claim)) })
     }
 
@@ -179,7 +180,7 @@ impl<'a> Of<'a> {
         self.settle(&passage).await
     }
 
-    /// Makes durable what was written, if the host wants that before the answer.
+    /// Makes durable what was written, or read, if the host wants that before the answer.
     async fn settle(&self, _passage: &Passage) -> Result<Reply, Status> {
         if self.command.dwords[12] & FORCE_UNIT_ACCESS == 0 {
             return Ok(Status::SUCCESS.into());
@@ -193,10 +194,11 @@ impl<'a> Of<'a> {
         Place { offset, .. }: Place,
         given: &Given,
     ) -> Result<Reply, Status> {
-        let _passage = self.namespace.enter();
+        let passage = self.namespace.enter();
         let there = Buffers::from(self.connection.reactor().buffer(given.data.len()));
         let read = Operation::Read { offset, into: there.clone() };
         do_in(turn, self.namespace, read, Status::UNRECOVERED_READ).await?;
+        self.settle(&passage).await?;
         let equal = there.pieces().len() == given.data.pieces().len()
             && there.pieces().iter().zip(given.data.pieces()).all(|(a, b)| a.bytes() == b.bytes());
         if equal { Ok(Status::SUCCESS.into()) } else { Err(Status::COMPARE_FAILED) }

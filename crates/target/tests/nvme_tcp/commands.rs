@@ -138,6 +138,13 @@ fn hints_comparisons_and_flushes() {
     let durable = Command::write(1, 16, 16).with_force_unit_access();
     assert!(host.io.put(durable, &data, true).is_success());
     assert_eq!(offered.export.status().unwrap().counters.flushes, 3);
+    // What is read, or compared, is durable before it is answered.
+    let (status, found) = host.io.run(Command::read(1, 16, 16).with_force_unit_access(), 8192);
+    assert!(status.is_success() && found == data);
+    assert_eq!(offered.export.status().unwrap().counters.flushes, 4);
+    let compared = host.io.put(compare(16, 16).with_force_unit_access(), &data, true);
+    assert_eq!(compared, Status::SUCCESS);
+    assert_eq!(offered.export.status().unwrap().counters.flushes, 5);
     assert!(offered.rig.flushes().iter().sum::<u64>() >= before);
     // Two ranges: the first 8 MiB, and nothing.
     // With room for all that there can be, as Linux sends them.

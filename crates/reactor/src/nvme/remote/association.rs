@@ -196,7 +196,7 @@ impl Association {
 
     /// The connection for I/O apart from the rest.
     pub(super) fn split(self) -> (Admin, Link) {
-        let admin = Admin { wire: self.admin, lasts: self.lasts };
+        let admin = Admin { wire: self.admin, identity: self.identity, lasts: self.lasts };
         (admin, Link { io: self.io, depth: self.depth })
     }
 
@@ -243,12 +243,18 @@ impl Association {
 /// The connection for questions, of an association whose other one a reactor has.
 pub(super) struct Admin {
     wire: Wire,
+    identity: Identity,
     pub(super) lasts: Duration,
 }
 
 impl Admin {
+    /// A sign of life; and a look at the namespace: another may have its number by now, and answer
+    /// as if nothing had happened.
     pub(super) fn keep_alive(&mut self) -> Result<(), Trouble> {
-        call(&mut self.wire, Command::keep_alive(), Payload::None, "Keep Alive").map(|_| ())
+        call(&mut self.wire, Command::keep_alive(), Payload::None, "Keep Alive")?;
+        let controller = self.identity.controller.clone();
+        let now = identify(&mut self.wire, self.identity.namespace, controller)?;
+        if self.identity.is_still(&now) { Ok(()) } else { Err(Trouble::Another) }
     }
 
     /// Resets the controller: once that is done, it does nothing more of what it was asked (Base

@@ -113,6 +113,13 @@ impl Station {
             let _ = association.end();
             return Err(Trouble::Another);
         }
+        // Commands are cut by what was so when the drive was attached.
+        if association.identity().transfer_bytes < self.identity.transfer_bytes {
+            let _ = association.end();
+            return Err(Trouble::Unsuitable(
+                "it takes less at once than before; detach the drive, and attach it anew",
+            ));
+        }
         self.bytes.fetch_max(association.identity().its.bytes(), Ordering::Relaxed);
         Ok(association)
     }
