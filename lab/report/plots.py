@@ -52,6 +52,8 @@ STYLE = {
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
     "axes.titlecolor": INK,
+    "figure.titlesize": 9.5,
+    "figure.titleweight": "bold",
     "xtick.color": INK,
     "ytick.color": INK,
     "legend.frameon": False,
@@ -168,14 +170,17 @@ def bars(axes: Axes, source: Source, summaries: list[Summary], value, unit: str)
         low = [spread.median - spread.least for _, spread in its]
         high = [spread.greatest - spread.median for _, spread in its]
         colour = COLOURS[at % len(COLOURS)]
-        drawn = axes.bar(
+        axes.bar(
             places, medians, wide * 0.92, label=side, color=colour,
             hatch=HATCHES[at % len(HATCHES)], edgecolor="white", linewidth=0,
         )  # fmt: skip
         axes.errorbar(places, medians, [low, high], fmt="none", ecolor=INK, capsize=2, linewidth=1)
-        axes.bar_label(
-            drawn, [tables.number(each) for each in medians], padding=5, fontsize=7.5, color=INK
-        )
+        # above the repeats, whose line would strike it through
+        for place, (_, spread) in zip(places, its, strict=True):
+            axes.annotate(
+                tables.number(spread.median), (place, spread.greatest), xytext=(0, 4),
+                textcoords="offset points", ha="center", fontsize=7.5, color=INK,
+            )  # fmt: skip
         said += [f"{side} {states[place]} {tables.number(one.median)} {unit}" for place, one in its]
     axes.set_xticks(range(len(states)), states)
     axes.grid(False, axis="x")
@@ -211,7 +216,8 @@ def efficiencies(source: Source) -> Drawing:
     rows = [(one, share) for one, share in rows if share is not None][::-1]
     high = 1.1 + 0.2 * len(rows)
     figure, axes = pyplot.subplots(figsize=(INCHES[0], high), layout="constrained")
-    axes.set_title("Share of what the bare drives do")
+    # of the whole figure: labels take half of it
+    figure.suptitle("Share of what the bare drives do", x=0.01, ha="left")
     for place, (one, share) in enumerate(rows):
         at = source.names.index(one.cell.side) % len(COLOURS)
         axes.barh(place, share * 100, 0.75, color=COLOURS[at], hatch=HATCHES[at], edgecolor="white",
@@ -315,13 +321,15 @@ def over_time(source: Source) -> Iterator[Drawing]:
                     for second, what in figures.cell.events
                 ]
             said += [what for _, what, _ in events]
-            if axes.get_xlim()[0] < 0:
-                axes.axvspan(axes.get_xlim()[0], 0, color=INK, alpha=0.06, linewidth=0)
+            began = min((min(line.get_xdata(), default=0) for line in axes.lines), default=0)
+            said_below = "seconds"
+            if began < 0:
+                axes.axvspan(began, 0, color=INK, alpha=0.06, linewidth=0)
+                said_below = "seconds; shaded: warm-up, not measured"
             axes.set_ylim(bottom=0)
+            axes.set_xlim(left=min(began, 0))
             plain(axes.yaxis)
-            axes.set_xlabel("\n".join(
-                ["seconds; shaded: warm-up, not measured", *mark(axes, events)]
-            ))  # fmt: skip
+            axes.set_xlabel("\n".join([said_below, *mark(axes, events)]))
             # what came long after is told below, and does not press the line together
             axes.set_xlim(right=max(each.cell.seconds for one in summaries for each in one.figures))
             legend(axes)

@@ -186,9 +186,10 @@ pub(crate) async fn find(
     let fences = distrust(&identity.layout(), &mut members, &outdated, options)?;
     let is_trusted = |its: &&Member| its.drive.is_some() && its.state == MemberState::Trusted;
     let has_current = members.iter().filter(is_trusted).any(|its| options.had(its.drive_uuid));
-    judge(&identity.layout(), &members, &Age { generation, epoch, has_current }, options)?;
-    let journal_from = newest.journal_from.get();
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
+    let age = Age { generation, epoch, has_current };
+    judge(&identity.layout(), policy, &members, &age, options)?;
+    let journal_from = newest.journal_from.get();
     let settings = Settings::from_stored(newest.settings);
     let scrub = ScrubMark { next: newest.scrub_next.get(), began_s: newest.scrub_began.get() };
     let identity = Rc::new(identity);
@@ -611,6 +612,7 @@ struct Age {
 /// Whether the array may start with these members.
 fn judge(
     layout: &Layout,
+    policy: Policy,
     members: &[Member],
     age: &Age,
     options: &AssembleOptions,
@@ -619,13 +621,18 @@ fn judge(
         .iter()
         .map(|member| member.drive.is_some() && member.state == MemberState::Trusted)
         .collect();
-    if !layout.survives(&here) {
+    // Past its limit nothing can be journaled; and parity is, if nothing else may tear it.
+    let is_journaled = match policy {
+        Policy::Journal => true,
+        Policy::Bitmap => layout.parity > 0,
+        Policy::None => false,
+    };
+    if !layout.survives(&here) && (is_journaled || !options.force) {
         let present = here.iter().filter(|here| **here).count();
         let others = members.iter().filter(|its| its.state != MemberState::Trusted);
         let old = others.filter_map(|its| Some(its.drive.as_ref()?.name().to_owned())).collect();
         return Err(AssembleError::TooFew { present, needed: needed(layout), old });
     }
-    // Nothing above can be had by force: nobody has it.
     if options.force {
         return Ok(());
     }
