@@ -42,7 +42,7 @@ pub struct KnownDrive {
     pub credentials: Credentials,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KnownArray {
     pub name: String,

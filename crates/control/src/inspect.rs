@@ -148,7 +148,7 @@ pub fn inspect(path: &Path) -> Answer<Report> {
                 "if other members of its array are well, replace this one and rebuild"
             }
             Content::Blank | Content::Foreign(_) => {
-                "`ashlar drive list` shows which drives are members"
+                "if it was a member, and the others of its array are well, replace it and rebuild"
             }
         },
         copies: Vec::new(),

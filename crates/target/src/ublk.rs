@@ -549,9 +549,9 @@ fn taken(id: u32) -> ExportError {
 fn outdated(id: u32) -> ExportError {
     let device = block_device(id);
     ExportError::Spec(format!(
-        "another host has had the volume since /dev/{device} was left, and what its users know is \
-         old: take the device away with `ashlar export delete EXPORT --force`, which gives them \
-         errors, and create the export anew"
+        "another host may have had the volume since /dev/{device} was left, and what its users \
+         know is old: take the device away with `ashlar export delete EXPORT --force`, which gives \
+         them errors, and create the export anew"
     ))
 }
 

@@ -69,7 +69,7 @@ pub struct ExportSpec {
     /// What the guest sees as the disk's serial number; at most 20 bytes.
     pub serial: String,
     pub limits: Arc<RateLimits>,
-    /// Names the time since which nobody else has had the volume; 0: nobody else can. A front end
+    /// Names the time since which nobody else has had the volume; 0: it is not known. A front end
     /// with requests under way from another such time is refused: its guest knows nothing of what
     /// was written in between.
     pub since: u64,

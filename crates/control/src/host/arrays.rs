@@ -20,7 +20,7 @@ use crate::catalog::KnownArray;
 use crate::device::content::{Content, Labelled};
 use crate::engine::{self, Kept, Origin, Seed, plant};
 use crate::host::drives::{blocking, lend, wipe};
-use crate::host::elsewhere::User;
+use crate::host::elsewhere::{User, came_with};
 use crate::host::settings::{beside_policy, stored_policy};
 use crate::host::witness::Teller;
 use crate::host::{Attached, Home, Host, Medium, Running, cut, translate};
@@ -36,8 +36,6 @@ const CHUNK_BYTES_DEFAULT: u32 = 64 << 10;
 struct Begun {
     pool: Key<Pool>,
     snapshot: ArraySnapshot,
-    /// A daemon of this host had it before, and did not stop it.
-    was_ours: bool,
 }
 
 /// What a reactor answers when it was asked to begin an array.
@@ -75,7 +73,7 @@ impl Host {
                 return Err(refusal);
             }
         };
-        if let Err(refusal) = self.adopt(core, &begun, &request.name).await {
+        if let Err(refusal) = self.adopt(core, &begun, &request.name, None).await {
             self.blank_again(&blank).await;
             return Err(refusal);
         }
@@ -240,11 +238,11 @@ impl Host {
     }
 
     /// Notes an array that runs: its drives, its place, its name on this host. A new one that
-    /// cannot be noted is stopped: nobody could manage it.
-    async fn adopt(&self, core: usize, begun: &Begun, name: &str) -> Answer<()> {
+    /// cannot be noted is stopped: nobody could manage it. `own`: see [`came_with`].
+    async fn adopt(&self, core: usize, begun: &Begun, name: &str, own: Option<u64>) -> Answer<()> {
         let running = Running { uuid: begun.snapshot.uuid, core, pool: begun.pool };
         self.look(|state| state.arrays.insert(running.uuid, running));
-        let noted = self.note_array(begun, name).await;
+        let noted = self.note_array(begun, name, own).await;
         if noted.is_err()
             && let Err(refusal) = self.stop_running(running).await
         {
@@ -253,24 +251,21 @@ impl Host {
         noted
     }
 
-    async fn note_array(&self, begun: &Begun, name: &str) -> Answer<()> {
+    async fn note_array(&self, begun: &Begun, name: &str, own: Option<u64>) -> Answer<()> {
         let uuid = begun.snapshot.uuid;
         self.look(|state| state.unavailable.remove(&uuid));
         self.note_given(&begun.snapshot);
         self.note_members(&begun.snapshot);
         let before = self.look(|state| state.catalog.arrays.get(&uuid).cloned());
         let epoch = begun.snapshot.epoch;
-        // Each start has an epoch of its own, wherever it is; and a daemon may have been killed
-        // before it noted the last one.
-        let unseen = 1 + u64::from(begun.was_ours);
-        let stayed = before.as_ref().filter(|its| epoch <= its.epoch + unseen).map(|its| its.since);
+        let since = came_with(before.as_ref(), epoch, own);
         let (drives, on_demand) = before.map(|its| (its.drives, its.on_demand)).unwrap_or_default();
         let known = KnownArray {
             name: name.to_owned(),
             generation: begun.snapshot.generation,
             epoch,
             current: begun.snapshot.current(),
-            since: stayed.unwrap_or(epoch),
+            since,
             started: true,
             on_demand,
             drives: last_drives(drives, &begun.snapshot),
@@ -284,6 +279,8 @@ impl Host {
         self.refresh_contents(uuid).await;
         recorded.or_else(|refusal| {
             // What is known of one that is not new still holds; the watch will try to store more.
+            // But who was left at work here must not go on if others had it.
+            self.look(|state| state.catalog.arrays.get_mut(&uuid).map(|its| its.since = since));
             tracing::error!(array = name, "{}", refusal.line());
             if is_new { Err(refusal) } else { Ok(()) }
         })
@@ -487,7 +484,8 @@ impl Host {
         let newest = self.newest_superblock(&drives).await?;
         self.check_claims(uuid, name, newest.as_deref())?;
         let absent = self.absent_drives(uuid, newest.as_deref());
-        let was_ours = self.newest_lease(uuid).await.is_some_and(|its| self.is_ours(&its));
+        let own = self.newest_lease(uuid).await.filter(|its| self.is_ours(its));
+        let own = own.map(|its| its.epoch.get());
         let known = self.known(uuid);
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives).await?;
@@ -505,14 +503,14 @@ impl Host {
         });
         let beginning = beginning.await?;
         self.keep_memory(core, beginning.kept);
-        let begun = Begun { was_ours, ..beginning.begun? };
+        let begun = beginning.begun?;
         tracing::info!(array = name, state = ?begun.snapshot.state, "array started");
         if let Some(its) = begun.snapshot.replayed.filter(|its| its.read_bytes > 0) {
             let JournalReplay { read_bytes, batches, bytes, took_ms } = its;
             let text = "what its journal held was put in place";
             tracing::info!(array = name, read_bytes, batches, bytes, took_ms, "{text}");
         }
-        self.adopt(core, &begun, name).await
+        self.adopt(core, &begun, name, own).await
     }
 
     /// As the drives have it that can be read.
@@ -745,7 +743,7 @@ async fn open_pool(reactor: &Reactor, array: Rc<Array>, teller: Teller) -> Answe
             let snapshot = snapshot(&pool);
             let pool = reactor.publish(pool);
             array.set_witness(teller.of(snapshot.uuid, pool));
-            Ok(Begun { pool, snapshot, was_ours: false })
+            Ok(Begun { pool, snapshot })
         }
         Err(error) => {
             let refusal = translate::pool(&error);

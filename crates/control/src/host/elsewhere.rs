@@ -1,15 +1,21 @@
-//! Drives that another host uses: whoever agrees to it here, they are not overwritten.
+//! What other hosts have, or had: drives that one uses are not overwritten, whoever agrees to it
+//! here; and who was left at work before another had the array does not go on.
 //!
 //! A lease that moves while it is watched says so, as it does when an array is started; see
 //! `raid/src/lease.rs`.
 
 use ashlar_format::lease::Lease;
 use ashlar_raid::lease::{BEAT_PERIOD, WATCH_BEATS, age, is_others, owner_name};
+use uuid::Uuid;
 
+use crate::catalog::KnownArray;
 use crate::host::drives::blocking;
 use crate::host::{Host, Medium};
 use crate::refusal::{Answer, Refusal};
 use crate::survey;
+
+/// Of a lease that was given back.
+const NOBODY: [u8; 16] = [0; 16];
 
 /// A drive and the host that uses it.
 pub(super) struct User {
@@ -51,6 +57,26 @@ impl Host {
         Ok(None)
     }
 
+    /// With which epoch an array came here last; 0: it is not known.
+    pub(super) fn since(&self, array: Uuid) -> u64 {
+        self.look(|state| state.catalog.arrays.get(&array).map_or(0, |its| its.since))
+    }
+
+    /// A daemon of this host has it, or did not give it back.
+    pub(super) fn is_ours(&self, lease: &Lease) -> bool {
+        lease.host != NOBODY && !is_others(Some(lease), &self.lessee)
+    }
+
+    /// Drives that cannot be read say nothing; a start will say so.
+    pub(super) async fn newest_lease(&self, array: Uuid) -> Option<Lease> {
+        let mut newest = None;
+        for drive in self.drives_labelled(array) {
+            let lease = self.lease_on(&drive).await.ok().flatten();
+            newest = newest.into_iter().chain(lease).max_by_key(age);
+        }
+        newest
+    }
+
     /// The newest lease on a drive, of the array that its label names.
     pub(super) async fn lease_on(&self, drive: &str) -> Answer<Option<Lease>> {
         let Medium::Device(device) = self.attached(drive)?.medium else { return Ok(None) };
@@ -60,5 +86,43 @@ impl Host {
             (lease.array == label.array).then_some(lease)
         })
         .await
+    }
+}
+
+/// With which epoch an array came here that was started with this one. `own`: that of the lease
+/// before, if a daemon of this host has not given it back. Each start has an epoch of its own,
+/// wherever it is; and a daemon may have been killed before it noted one.
+pub(super) fn came_with(before: Option<&KnownArray>, epoch: u64, own: Option<u64>) -> u64 {
+    let is_next = |its: &&KnownArray| {
+        let own = own.filter(|own| *own <= its.epoch + 1);
+        its.since != 0 && epoch <= its.epoch.max(own.unwrap_or(0)) + 1
+    };
+    before.filter(is_next).map_or(epoch, |its| its.since)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_else_had_an_array_that_was_started_here_and_here_again() {
+        // Known by epoch 7, since 3; the next start's; the lease's before, if it was ours.
+        for (epoch, own, stays) in [
+            (8, None, true),
+            (8, Some(7), true),
+            // Another host's was in between, also while ours was looked at.
+            (9, None, false),
+            (9, Some(7), false),
+            // A daemon of ours was killed right after it had taken it.
+            (9, Some(8), true),
+            (10, Some(9), false),
+        ] {
+            let known = KnownArray { epoch: 7, since: 3, ..KnownArray::default() };
+            let since = came_with(Some(&known), epoch, own);
+            assert_eq!(since, if stays { 3 } else { epoch }, "{epoch} {own:?}");
+        }
+        let unknown = KnownArray { epoch: 7, ..KnownArray::default() };
+        assert_eq!(came_with(Some(&unknown), 8, Some(7)), 8);
+        assert_eq!(came_with(None, 8, None), 8);
     }
 }

@@ -19,7 +19,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ashlar_format::lease::Lease;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::lease::{BEAT_PERIOD, age, is_others, owner_name};
 use ashlar_target::export::Usage;
@@ -50,9 +49,6 @@ const STILL: Duration = Duration::from_secs(2 * BEAT_PERIOD.as_secs());
 /// Between two tries to take an array, once the guest has waited for as long; or to let it go, or
 /// to serve an export that could not be.
 const AGAIN: Duration = Duration::from_secs(1);
-
-/// Of a lease that was given back.
-const NOBODY: [u8; 16] = [0; 16];
 
 /// Those who follow arrays on demand, one each: who waits for one holds up no other.
 pub type Followers = BTreeMap<Uuid, JoinHandle<()>>;
@@ -338,28 +334,9 @@ impl Host {
         Some((owner_name(&lease), age(&lease)))
     }
 
-    /// With which epoch an array came here last; 0: it is not known.
-    pub(super) fn since(&self, array: Uuid) -> u64 {
-        self.look(|state| state.catalog.arrays.get(&array).map_or(0, |its| its.since))
-    }
-
     /// Whether this host has an array's lease: a daemon before this one was killed with it.
     async fn is_owner(&self, array: Uuid) -> bool {
         self.newest_lease(array).await.is_some_and(|its| self.is_ours(&its))
-    }
-
-    pub(super) fn is_ours(&self, lease: &Lease) -> bool {
-        lease.host != NOBODY && !is_others(Some(lease), &self.lessee)
-    }
-
-    /// Drives that cannot be read say nothing; a start will say so.
-    pub(super) async fn newest_lease(&self, array: Uuid) -> Option<Lease> {
-        let mut newest = None;
-        for drive in self.drives_labelled(array) {
-            let lease = self.lease_on(&drive).await.ok().flatten();
-            newest = newest.into_iter().chain(lease).max_by_key(age);
-        }
-        newest
     }
 
     /// Until a guest needs an array here, one may elsewhere. But one that a daemon was killed with

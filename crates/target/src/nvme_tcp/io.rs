@@ -160,7 +160,7 @@ impl<'a> Of<'a> {
         let passage = self.namespace.enter();
         let read = Operation::Read { offset, into: into.clone() };
         do_in(turn, self.namespace, read, Status::UNRECOVERED_READ).await?;
-        self.settle(&passage).await?;
+        self.settle(&passage, Status::UNRECOVERED_READ).await?;
         Ok(Reply { status: Status::SUCCESS, result: 0, data: Some((into, claim)) })
     }
 
@@ -168,7 +168,7 @@ impl<'a> Of<'a> {
         let passage = self.namespace.enter();
         let write = Operation::Write { offset: place.offset, from: given.data.clone() };
         do_in(turn, self.namespace, write, Status::WRITE_FAULT).await?;
-        self.settle(&passage).await
+        self.settle(&passage, Status::WRITE_FAULT).await
     }
 
     async fn write_zeroes(&self, place: Place, wanted: Wanted<'a>) -> Result<Reply, Status> {
@@ -177,15 +177,15 @@ impl<'a> Of<'a> {
         let passage = self.namespace.enter();
         let zeroes = Operation::WriteZeroes { offset, len };
         do_in(turn, self.namespace, zeroes, Status::WRITE_FAULT).await?;
-        self.settle(&passage).await
+        self.settle(&passage, Status::WRITE_FAULT).await
     }
 
     /// Makes durable what was written, or read, if the host wants that before the answer.
-    async fn settle(&self, _passage: &Passage) -> Result<Reply, Status> {
+    async fn settle(&self, _passage: &Passage, failed: Status) -> Result<Reply, Status> {
         if self.command.dwords[12] & FORCE_UNIT_ACCESS == 0 {
             return Ok(Status::SUCCESS.into());
         }
-        do_on(self.namespace, Operation::Flush, Status::WRITE_FAULT).await
+        do_on(self.namespace, Operation::Flush, failed).await
     }
 
     async fn compare(
@@ -198,7 +198,7 @@ impl<'a> Of<'a> {
         let there = Buffers::from(self.connection.reactor().buffer(given.data.len()));
         let read = Operation::Read { offset, into: there.clone() };
         do_in(turn, self.namespace, read, Status::UNRECOVERED_READ).await?;
-        self.settle(&passage).await?;
+        self.settle(&passage, Status::UNRECOVERED_READ).await?;
         let equal = there.pieces().len() == given.data.pieces().len()
             && there.pieces().iter().zip(given.data.pieces()).all(|(a, b)| a.bytes() == b.bytes());
         if equal { Ok(Status::SUCCESS.into()) } else { Err(Status::COMPARE_FAILED) }

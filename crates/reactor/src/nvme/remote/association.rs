@@ -196,7 +196,8 @@ impl Association {
 
     /// The connection for I/O apart from the rest.
     pub(super) fn split(self) -> (Admin, Link) {
-        let admin = Admin { wire: self.admin, identity: self.identity, lasts: self.lasts };
+        let namespace = self.identity.namespace;
+        let admin = Admin { wire: self.admin, namespace, lasts: self.lasts };
         (admin, Link { io: self.io, depth: self.depth })
     }
 
@@ -243,18 +244,32 @@ impl Association {
 /// The connection for questions, of an association whose other one a reactor has.
 pub(super) struct Admin {
     wire: Wire,
-    identity: Identity,
+    namespace: u32,
     pub(super) lasts: Duration,
 }
 
 impl Admin {
-    /// A sign of life; and a look at the namespace: another may have its number by now, and answer
-    /// as if nothing had happened.
     pub(super) fn keep_alive(&mut self) -> Result<(), Trouble> {
-        call(&mut self.wire, Command::keep_alive(), Payload::None, "Keep Alive")?;
-        let controller = self.identity.controller.clone();
-        let now = identify(&mut self.wire, self.identity.namespace, controller)?;
-        if self.identity.is_still(&now) { Ok(()) } else { Err(Trouble::Another) }
+        call(&mut self.wire, Command::keep_alive(), Payload::None, "Keep Alive").map(|_| ())
+    }
+
+    /// Whether the namespace is still the one of this name: another may have got its number, and
+    /// answer as if nothing had happened. One question a call, of two in turn; a refusal says
+    /// nothing.
+    pub(super) fn look(&mut self, name: &Name, turn: usize) -> Result<(), Trouble> {
+        let mut page = [0; IDENTIFY_BYTES];
+        let asks_for_uuid = turn.is_multiple_of(2);
+        let command = match asks_for_uuid {
+            true => Command::identify_namespace_descriptors(self.namespace),
+            false => Command::identify_namespace(self.namespace),
+        };
+        let answer = self.wire.call(command, Payload::In(&mut page), ANSWER_WITHIN, "Identify")?;
+        let is_same = match asks_for_uuid {
+            _ if !answer.status.is_success() => true,
+            true => uuid_of(&page).is_none_or(|uuid| uuid == name.uuid),
+            false => numbers_of(&page) == (name.nguid, name.eui64),
+        };
+        if is_same { Ok(()) } else { Err(Trouble::Another) }
     }
 
     /// Resets the controller: once that is done, it does nothing more of what it was asked (Base
@@ -376,6 +391,11 @@ pub(super) fn enable(wire: &mut Wire) -> Result<u16, Trouble> {
     }
 }
 
+/// NGUID and EUI64 of a namespace (NVM figure 97).
+fn numbers_of(page: &[u8; IDENTIFY_BYTES]) -> ([u8; 16], [u8; 8]) {
+    (std::array::from_fn(|i| page[104 + i]), std::array::from_fn(|i| page[120 + i]))
+}
+
 fn identify(
     wire: &mut Wire,
     namespace: u32,
@@ -392,9 +412,7 @@ fn identify(
     }
     ask(wire, Command::identify_namespace(namespace), &mut page, "Identify Namespace")?;
     let its = NamespaceIdentity::decode(&page);
-    // NGUID and EUI64 (NVM figure 97).
-    let (nguid, eui64) =
-        (std::array::from_fn(|i| page[104 + i]), std::array::from_fn(|i| page[120 + i]));
+    let (nguid, eui64) = numbers_of(&page);
     let descriptors = Command::identify_namespace_descriptors(namespace);
     // Older controllers do not know it.
     let known = wire.call(descriptors, Payload::In(&mut page), ANSWER_WITHIN, "Identify")?;

@@ -29,6 +29,8 @@ use crate::clock::machine_time;
 
 /// A sign of life is given so often.
 const SIGN_EVERY: Duration = Duration::from_secs(1);
+/// With each so manieth of them the namespace is asked for one of its names.
+const LOOK_EVERY: usize = 2;
 /// How long to wait before it is tried to connect again; doubled each time.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
@@ -420,9 +422,14 @@ fn hold(station: &Station, desk: &Desk, mut admin: Admin, link: Link) -> Wish {
         inner.tap = link.tap();
         inner.link = Some(link);
     }
-    let mut wish = desk.wish(SIGN_EVERY);
+    let (mut wish, mut beats) = (desk.wish(SIGN_EVERY), 0_usize);
     while wish == Wish::Path {
-        if let Err(trouble) = admin.keep_alive() {
+        let mut sign = admin.keep_alive();
+        if sign.is_ok() && beats.is_multiple_of(LOOK_EVERY) {
+            sign = admin.look(&station.identity.name, beats / LOOK_EVERY);
+        }
+        beats += 1;
+        if let Err(trouble) = sign {
             locked(&station.report).trouble = Some(trouble);
             wish = take_back(desk);
             break;
