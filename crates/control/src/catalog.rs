@@ -28,7 +28,7 @@ const LOCK: &str = "lock";
 /// What went wrong with drives: no daemon needs it to start anything.
 const HISTORIES: &str = "drives.json";
 /// Raised when an older daemon could not make sense of the file.
-const VERSION: u32 = 8;
+const VERSION: u32 = 9;
 /// Read, too: it has no spares. Before 3 there are no epochs, and exports do not know which volume
 /// they mean by its name; before 5 all of them are of one kind; before 6 nobody has a secret;
 /// before 7 no array is here on demand; before 8 no drive was cut short.
@@ -59,6 +59,10 @@ pub struct KnownArray {
     /// The epoch with which it came here: no other host has had it since.
     #[serde(default)]
     pub since: u64,
+    /// Of the last lease that a daemon took which was killed before it served the array; no other
+    /// host had it between `epoch` and this one. 0: there was none.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub taken: u64,
     /// Whether it shall run.
     pub started: bool,
     /// And if so, only while a guest needs it.
@@ -85,6 +89,10 @@ impl KnownArray {
 
 fn is_not(it: &bool) -> bool {
     !it
+}
+
+fn is_zero(it: &u64) -> bool {
+    *it == 0
 }
 
 /// What front ends ask of a disk, also while its array is away.
@@ -363,6 +371,7 @@ mod tests {
             epoch,
             current,
             since: 2,
+            taken: 4,
             started: true,
             on_demand: true,
             drives,
@@ -435,9 +444,9 @@ mod tests {
             let refusal = directory.load().unwrap_err();
             assert!(refusal.fix.unwrap().contains("--scan"), "{text:?}");
         }
-        let newer = r#"{"version":9,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
+        let newer = r#"{"version":10,"drives":{},"arrays":{},"exports":{},"news":{}}"#;
         std::fs::write(scratch.path().join(FILE), newer).unwrap();
-        assert!(directory.load().unwrap_err().error.contains("version 9"));
+        assert!(directory.load().unwrap_err().error.contains("version 10"));
         let older = r#"{"version":1,"drives":{},"arrays":{},"exports":{}}"#;
         std::fs::write(scratch.path().join(FILE), older).unwrap();
         assert_eq!(directory.load(), Ok(Catalog::default()));
@@ -469,12 +478,14 @@ mod tests {
         older["version"] = 6.into();
         let arrays = older["arrays"].as_object_mut().unwrap();
         for its in arrays.values_mut().map(|its| its.as_object_mut().unwrap()) {
-            its.retain(|field, _| !["on_demand", "since"].contains(&field.as_str()));
+            its.retain(|field, _| !["on_demand", "since", "taken"].contains(&field.as_str()));
         }
         older["exports"]["vm1"].as_object_mut().unwrap().remove("disk");
         std::fs::write(scratch.path().join(FILE), older.to_string()).unwrap();
         let mut kept = filled();
-        kept.arrays.values_mut().for_each(|its| (its.on_demand, its.since) = (false, 0));
+        for its in kept.arrays.values_mut() {
+            (its.on_demand, its.since, its.taken) = (false, 0, 0);
+        }
         kept.exports.values_mut().for_each(|its| its.disk = None);
         assert_eq!(directory.load(), Ok(kept));
     }

@@ -73,7 +73,7 @@ impl Host {
                 return Err(refusal);
             }
         };
-        if let Err(refusal) = self.adopt(core, &begun, &request.name, None).await {
+        if let Err(refusal) = self.adopt(core, &begun, &request.name).await {
             self.blank_again(&blank).await;
             return Err(refusal);
         }
@@ -238,11 +238,11 @@ impl Host {
     }
 
     /// Notes an array that runs: its drives, its place, its name on this host. A new one that
-    /// cannot be noted is stopped: nobody could manage it. `own`: see [`came_with`].
-    async fn adopt(&self, core: usize, begun: &Begun, name: &str, own: Option<u64>) -> Answer<()> {
+    /// cannot be noted is stopped: nobody could manage it.
+    async fn adopt(&self, core: usize, begun: &Begun, name: &str) -> Answer<()> {
         let running = Running { uuid: begun.snapshot.uuid, core, pool: begun.pool };
         self.look(|state| state.arrays.insert(running.uuid, running));
-        let noted = self.note_array(begun, name, own).await;
+        let noted = self.note_array(begun, name).await;
         if noted.is_err()
             && let Err(refusal) = self.stop_running(running).await
         {
@@ -251,14 +251,14 @@ impl Host {
         noted
     }
 
-    async fn note_array(&self, begun: &Begun, name: &str, own: Option<u64>) -> Answer<()> {
+    async fn note_array(&self, begun: &Begun, name: &str) -> Answer<()> {
         let uuid = begun.snapshot.uuid;
         self.look(|state| state.unavailable.remove(&uuid));
         self.note_given(&begun.snapshot);
         self.note_members(&begun.snapshot);
         let before = self.look(|state| state.catalog.arrays.get(&uuid).cloned());
         let epoch = begun.snapshot.epoch;
-        let since = came_with(before.as_ref(), epoch, own);
+        let since = came_with(before.as_ref(), epoch);
         let (drives, on_demand) = before.map(|its| (its.drives, its.on_demand)).unwrap_or_default();
         let known = KnownArray {
             name: name.to_owned(),
@@ -266,6 +266,7 @@ impl Host {
             epoch,
             current: begun.snapshot.current(),
             since,
+            taken: 0,
             started: true,
             on_demand,
             drives: last_drives(drives, &begun.snapshot),
@@ -484,8 +485,7 @@ impl Host {
         let newest = self.newest_superblock(&drives).await?;
         self.check_claims(uuid, name, newest.as_deref())?;
         let absent = self.absent_drives(uuid, newest.as_deref());
-        let own = self.newest_lease(uuid).await.filter(|its| self.is_ours(its));
-        let own = own.map(|its| its.epoch.get());
+        self.note_taken(uuid).await;
         let known = self.known(uuid);
         let core = self.core_for(&drives)?;
         let seeds = self.seeds(&drives).await?;
@@ -510,7 +510,7 @@ impl Host {
             let text = "what its journal held was put in place";
             tracing::info!(array = name, read_bytes, batches, bytes, took_ms, "{text}");
         }
-        self.adopt(core, &begun, name, own).await
+        self.adopt(core, &begun, name).await
     }
 
     /// As the drives have it that can be read.

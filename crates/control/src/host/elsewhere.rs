@@ -62,6 +62,20 @@ impl Host {
         self.look(|state| state.catalog.arrays.get(&array).map_or(0, |its| its.since))
     }
 
+    /// Before a start: a daemon of this host may have been killed after it took the array, and
+    /// before it could note that. Where that cannot be stored, guests that it left may be refused.
+    pub(super) async fn note_taken(&self, array: Uuid) {
+        let lease = self.newest_lease(array).await.filter(|its| self.is_ours(its));
+        let Some(epoch) = lease.map(|its| its.epoch.get()) else { return };
+        let is_next = |its: &&KnownArray| epoch == its.epoch.max(its.taken) + 1;
+        if self.look(|state| state.catalog.arrays.get(&array).is_some_and(|its| is_next(&its))) {
+            let stored = self.record(|catalog| {
+                catalog.arrays.get_mut(&array).into_iter().for_each(|its| its.taken = epoch);
+            });
+            stored.unwrap_or_else(|refusal| tracing::error!("{}", refusal.line()));
+        }
+    }
+
     /// A daemon of this host has it, or did not give it back.
     pub(super) fn is_ours(&self, lease: &Lease) -> bool {
         lease.host != NOBODY && !is_others(Some(lease), &self.lessee)
@@ -89,14 +103,10 @@ impl Host {
     }
 }
 
-/// With which epoch an array came here that was started with this one. `own`: that of the lease
-/// before, if a daemon of this host has not given it back. Each start has an epoch of its own,
-/// wherever it is; and a daemon may have been killed before it noted one.
-pub(super) fn came_with(before: Option<&KnownArray>, epoch: u64, own: Option<u64>) -> u64 {
-    let is_next = |its: &&KnownArray| {
-        let own = own.filter(|own| *own <= its.epoch + 1);
-        its.since != 0 && epoch <= its.epoch.max(own.unwrap_or(0)) + 1
-    };
+/// With which epoch an array came here that was started with this one. Each start has an epoch of
+/// its own, wherever it is.
+pub(super) fn came_with(before: Option<&KnownArray>, epoch: u64) -> u64 {
+    let is_next = |its: &&KnownArray| its.since != 0 && epoch <= its.epoch.max(its.taken) + 1;
     before.filter(is_next).map_or(epoch, |its| its.since)
 }
 
@@ -106,23 +116,19 @@ mod tests {
 
     #[test]
     fn nobody_else_had_an_array_that_was_started_here_and_here_again() {
-        // Known by epoch 7, since 3; the next start's; the lease's before, if it was ours.
-        for (epoch, own, stays) in [
-            (8, None, true),
-            (8, Some(7), true),
-            // Another host's was in between, also while ours was looked at.
-            (9, None, false),
-            (9, Some(7), false),
+        for (taken, epoch, stays) in [
+            (0, 8, true),
+            // Another host's was in between.
+            (0, 9, false),
             // A daemon of ours was killed right after it had taken it.
-            (9, Some(8), true),
-            (10, Some(9), false),
+            (8, 9, true),
+            (8, 10, false),
         ] {
-            let known = KnownArray { epoch: 7, since: 3, ..KnownArray::default() };
-            let since = came_with(Some(&known), epoch, own);
-            assert_eq!(since, if stays { 3 } else { epoch }, "{epoch} {own:?}");
+            let known = KnownArray { epoch: 7, since: 3, taken, ..KnownArray::default() };
+            let since = came_with(Some(&known), epoch);
+            assert_eq!(since, if stays { 3 } else { epoch }, "{taken} {epoch}");
         }
         let unknown = KnownArray { epoch: 7, ..KnownArray::default() };
-        assert_eq!(came_with(Some(&unknown), 8, Some(7)), 8);
-        assert_eq!(came_with(None, 8, None), 8);
+        assert_eq!((came_with(Some(&unknown), 8), came_with(None, 8)), (8, 8));
     }
 }
