@@ -209,7 +209,8 @@ impl Fleet {
             let its = &world.drives[self.slots[index] as usize];
             its.dead || its.is_sound() && self.is_spared(index, &world)
         };
-        (0..self.slots.len()).all(|index| self.beyond || is_well(index))
+        let stays_so = !world.expects_a_death();
+        self.beyond || stays_so && (0..self.slots.len()).all(is_well)
     }
 
     /// Whether the drive of this member may be lost while no array runs: the others are well, and

@@ -216,6 +216,13 @@ impl World {
         self.plans.insert(at, what);
     }
 
+    /// Whether a drive is to die, and has not yet.
+    pub fn expects_a_death(&self) -> bool {
+        let is_one =
+            |what: &AtCompletion| matches!(what, AtCompletion::Death(_) | AtCompletion::OwnDeath);
+        self.plans.values().any(is_one)
+    }
+
     /// Faults planned and not come yet are called off.
     pub fn clear_plans(&mut self) {
         self.plans.clear();
