@@ -31,7 +31,8 @@ const HISTORIES: &str = "drives.json";
 const VERSION: u32 = 9;
 /// Read, too: it has no spares. Before 3 there are no epochs, and exports do not know which volume
 /// they mean by its name; before 5 all of them are of one kind; before 6 nobody has a secret;
-/// before 7 no array is here on demand; before 8 no drive was cut short.
+/// before 7 no array is here on demand; before 8 no drive was cut short; before 9 what a daemon
+/// took that was killed is not known.
 const VERSION_OLDEST: u32 = 1;
 
 /// Older ones have a consent to overwrite it, which is passed over: it went by the name.
@@ -74,6 +75,11 @@ pub struct KnownArray {
 }
 
 impl KnownArray {
+    /// Up to this one no other host had the array since `since`.
+    pub fn last_epoch(&self) -> u64 {
+        self.epoch.max(self.taken)
+    }
+
     /// What is to be known after a look at the running array; `None` if that is nothing new. Looks
     /// may arrive in another order than they were taken: an old one is nothing new.
     pub fn news(

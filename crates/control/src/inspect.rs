@@ -144,10 +144,10 @@ pub fn inspect(path: &Path) -> Answer<Report> {
         content: content.to_string(),
         fix: match content {
             Content::Newer { .. } => "use the `ashlar` that wrote it",
-            Content::Damaged { .. } | Content::Labelled(_) => {
-                "if other members of its array are well, replace this one and rebuild"
-            }
-            Content::Blank | Content::Foreign(_) => {
+            Content::Damaged { .. }
+            | Content::Labelled(_)
+            | Content::Blank
+            | Content::Foreign(_) => {
                 "if it was a member, and the others of its array are well, replace it and rebuild"
             }
         },

@@ -38,6 +38,7 @@ use crate::member::{Keeper, Member};
 use crate::members::{Identity, Restripe};
 use crate::newer;
 use crate::own_generation::{OwnGeneration, SEQUENCES_PER_START, Slot, in_slot_of};
+use crate::policy::is_journaled;
 use crate::region_map::StoredMap;
 use crate::scrub_plan::ScrubMark;
 use crate::settings::Settings;
@@ -621,13 +622,8 @@ fn judge(
         .iter()
         .map(|member| member.drive.is_some() && member.state == MemberState::Trusted)
         .collect();
-    // Past its limit nothing can be journaled; and parity is, if nothing else may tear it.
-    let is_journaled = match policy {
-        Policy::Journal => true,
-        Policy::Bitmap => layout.parity > 0,
-        Policy::None => false,
-    };
-    if !layout.survives(&here) && (is_journaled || !options.force) {
+    // Past its limit nothing can be journaled.
+    if !layout.survives(&here) && (!options.force || is_journaled(policy, layout, || true)) {
         let present = here.iter().filter(|here| **here).count();
         let others = members.iter().filter(|its| its.state != MemberState::Trusted);
         let old = others.filter_map(|its| Some(its.drive.as_ref()?.name().to_owned())).collect();

@@ -125,6 +125,11 @@ pub fn age(lease: &Lease) -> (u64, u64) {
     (lease.epoch.get(), lease.beat.get())
 }
 
+/// Whether this host has it, or has ended without giving it back.
+pub fn is_own(lease: &Lease, host: &Host) -> bool {
+    lease.host == host.uuid
+}
+
 /// Whether another host than this one has it.
 pub fn is_others(newest: Option<&Lease>, host: &Host) -> bool {
     newest.is_some_and(|lease| lease.host != NOBODY && lease.host != host.uuid)

@@ -8,17 +8,28 @@ use ashlar_format::array_superblock::Policy;
 
 use crate::array::Array;
 use crate::error::{ArrayError, ChangeError};
+use crate::layout::Layout;
 use crate::members::Members;
 use crate::mode::{Mode, ModeGuard};
 
+/// Whether an array goes through its journal, but for what is moved to new stripes. `degraded`:
+/// members are missing, or do not hold everything.
+pub(crate) fn is_journaled(
+    policy: Policy,
+    layout: &Layout,
+    degraded: impl FnOnce() -> bool,
+) -> bool {
+    match policy {
+        Policy::Journal => true,
+        Policy::Bitmap => layout.parity > 0 && degraded(),
+        Policy::None => false,
+    }
+}
+
 impl Array {
     fn wanted_mode(&self) -> Mode {
-        let degraded = self.layout().parity > 0 && !self.members.all_trusted();
-        let journaled = match self.members.policy() {
-            Policy::Journal => true,
-            Policy::Bitmap => degraded,
-            Policy::None => false,
-        };
+        let degraded = || !self.members.all_trusted();
+        let journaled = is_journaled(self.members.policy(), &self.layout(), degraded);
         // What is moved to new stripes goes through the journal.
         let journaled = journaled || self.is_restriping();
         // The journal's promise is about stripes that agree.

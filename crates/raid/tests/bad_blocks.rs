@@ -7,10 +7,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::rc::Rc;
 use std::time::Duration;
 
-use ashlar_drive::drive::Drive;
 use ashlar_drive::health::HealthState;
 use ashlar_format::array_superblock::{Level, Policy};
 use ashlar_format::units::{MemberIndex, StripeIndex};
@@ -21,7 +19,7 @@ use ashlar_raid::status::{ArrayState, Flaw, ScrubPlace, ScrubReport, ScrubState}
 use ashlar_reactor::executor::Reactor;
 use ashlar_reactor::join::join_all;
 
-use crate::faulty::{Unreadable, run, spoil};
+use crate::faulty::{Unreadable, drive_of, run, spoil};
 use crate::pair::{DRIVE_BYTES, Pair};
 
 const STRIPE: StripeIndex = StripeIndex(5);
@@ -37,10 +35,6 @@ const KINDS: [(Level, usize, Policy, usize); 7] = [
     (Level::Raid5, 4, Policy::None, 1),
     (Level::Raid6, 5, Policy::Journal, 2),
 ];
-
-fn drive_of(pair: &Pair, member: usize) -> Rc<Drive> {
-    pair.array.status().members[member].drive.clone().unwrap()
-}
 
 /// Data chunks of the stripe on these members.
 fn chunks(pair: &Pair, stripe: StripeIndex, members: &[usize]) -> BTreeSet<u8> {

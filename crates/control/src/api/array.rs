@@ -257,6 +257,13 @@ pub struct Scrub {
     pub places: Vec<ScrubPlace>,
 }
 
+impl Scrub {
+    /// All that was wrong and could be checked is mended.
+    pub fn is_mended(&self) -> bool {
+        self.mismatched_stripes + self.damaged_stripes == self.repaired_stripes
+    }
+}
+
 /// Blocks that could not be worked out when a member was rebuilt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BadBlocks {

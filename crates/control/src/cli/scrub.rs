@@ -41,9 +41,7 @@ pub async fn run(
 fn is_clean(scrub: &Scrub) -> bool {
     let readable = scrub.unreadable_stripes == 0 && scrub.bad_stripes == 0;
     let readable = readable && scrub.unknown_below == 0;
-    let good =
-        readable && scrub.mismatched_stripes + scrub.damaged_stripes == scrub.repaired_stripes;
-    good && scrub.state == ScrubState::Finished
+    readable && scrub.is_mended() && scrub.state == ScrubState::Finished
 }
 
 /// For `array show`: the scrub and its places.

@@ -5,7 +5,7 @@
 //! `raid/src/lease.rs`.
 
 use ashlar_format::lease::Lease;
-use ashlar_raid::lease::{BEAT_PERIOD, WATCH_BEATS, age, is_others, owner_name};
+use ashlar_raid::lease::{BEAT_PERIOD, WATCH_BEATS, age, is_others, is_own, owner_name};
 use uuid::Uuid;
 
 use crate::catalog::KnownArray;
@@ -13,9 +13,6 @@ use crate::host::drives::blocking;
 use crate::host::{Host, Medium};
 use crate::refusal::{Answer, Refusal};
 use crate::survey;
-
-/// Of a lease that was given back.
-const NOBODY: [u8; 16] = [0; 16];
 
 /// A drive and the host that uses it.
 pub(super) struct User {
@@ -65,20 +62,15 @@ impl Host {
     /// Before a start: a daemon of this host may have been killed after it took the array, and
     /// before it could note that. Where that cannot be stored, guests that it left may be refused.
     pub(super) async fn note_taken(&self, array: Uuid) {
-        let lease = self.newest_lease(array).await.filter(|its| self.is_ours(its));
-        let Some(epoch) = lease.map(|its| its.epoch.get()) else { return };
-        let is_next = |its: &&KnownArray| epoch == its.epoch.max(its.taken) + 1;
-        if self.look(|state| state.catalog.arrays.get(&array).is_some_and(|its| is_next(&its))) {
+        let last = self.look(|state| state.catalog.arrays.get(&array).map(KnownArray::last_epoch));
+        let Some(last) = last else { return };
+        let lease = self.newest_lease(array).await.filter(|its| is_own(its, &self.lessee));
+        if let Some(epoch) = lease.map(|its| its.epoch.get()).filter(|epoch| *epoch == last + 1) {
             let stored = self.record(|catalog| {
                 catalog.arrays.get_mut(&array).into_iter().for_each(|its| its.taken = epoch);
             });
             stored.unwrap_or_else(|refusal| tracing::error!("{}", refusal.line()));
         }
-    }
-
-    /// A daemon of this host has it, or did not give it back.
-    pub(super) fn is_ours(&self, lease: &Lease) -> bool {
-        lease.host != NOBODY && !is_others(Some(lease), &self.lessee)
     }
 
     /// Drives that cannot be read say nothing; a start will say so.
@@ -106,7 +98,7 @@ impl Host {
 /// With which epoch an array came here that was started with this one. Each start has an epoch of
 /// its own, wherever it is.
 pub(super) fn came_with(before: Option<&KnownArray>, epoch: u64) -> u64 {
-    let is_next = |its: &&KnownArray| its.since != 0 && epoch <= its.epoch.max(its.taken) + 1;
+    let is_next = |its: &&KnownArray| its.since != 0 && epoch <= its.last_epoch() + 1;
     before.filter(is_next).map_or(epoch, |its| its.since)
 }
 

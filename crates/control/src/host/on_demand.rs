@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ashlar_pool::volume::Volume;
-use ashlar_raid::lease::{BEAT_PERIOD, age, is_others, owner_name};
+use ashlar_raid::lease::{BEAT_PERIOD, age, is_others, is_own, owner_name};
 use ashlar_target::export::Usage;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
@@ -336,7 +336,7 @@ impl Host {
 
     /// Whether this host has an array's lease: a daemon before this one was killed with it.
     async fn is_owner(&self, array: Uuid) -> bool {
-        self.newest_lease(array).await.is_some_and(|its| self.is_ours(&its))
+        self.newest_lease(array).await.is_some_and(|its| is_own(&its, &self.lessee))
     }
 
     /// Until a guest needs an array here, one may elsewhere. But one that a daemon was killed with

@@ -128,9 +128,7 @@ fn note_problems_of_array(array: &Array, drives: &[Drive], problems: &mut Vec<St
             "array {name} has lost blocks, in {count} places; see `ashlar array show {name}`"
         ));
     }
-    let is_mended =
-        |its: &Scrub| its.mismatched_stripes + its.damaged_stripes <= its.repaired_stripes;
-    let mismatched = |its: &&Scrub| its.mismatched_stripes > 0 && !is_mended(its);
+    let mismatched = |its: &&Scrub| its.mismatched_stripes > 0 && !its.is_mended();
     if let Some(scrub) = array.scrub.as_ref().filter(mismatched) {
         let stripes = scrub.mismatched_stripes;
         problems.push(format!(

@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use ashlar_drive::drive::Drive;
 use ashlar_format::units::StripeIndex;
 use ashlar_raid::label;
 use ashlar_reactor::backend::{Backend, Instant};
@@ -112,13 +113,16 @@ pub fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Unreadab
     run_on(Box::new(backend), |reactor| test(reactor, unreadable));
 }
 
+pub fn drive_of(pair: &Pair, member: usize) -> Rc<Drive> {
+    pair.array.status().members[member].drive.clone().unwrap()
+}
+
 /// Rows of a stripe become unreadable on a member.
 pub fn spoil(pair: &Pair, unreadable: &Unreadable, member: usize, stripe: StripeIndex, row: u32) {
     let layout = pair.array.layout();
     let integrity = pair.array.status().integrity;
     let data = label::plan_for(DRIVE_BYTES, layout.parity, integrity).unwrap().data.offset;
     let sector = (data + layout.member_offset(stripe, row)) / 512;
-    let drive = pair.array.status().members[member].drive.clone().unwrap();
-    let file = Arc::as_ptr(pair.file(&drive)) as usize;
+    let file = Arc::as_ptr(pair.file(&drive_of(pair, member))) as usize;
     unreadable.sectors.borrow_mut().entry(file).or_default().insert(sector);
 }
