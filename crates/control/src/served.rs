@@ -140,6 +140,15 @@ impl Served {
         beside(move || lock(&export).iter().for_each(|export| export.set_secrets(&secrets))).await
     }
 
+    /// See [`Export::will_stop`].
+    pub async fn will_stop(&self) {
+        let export = self.export.clone();
+        let told = beside(move || lock(&export).iter().for_each(|export| export.will_stop()));
+        if let Err(refusal) = told.await {
+            tracing::error!("an export does not stop in order: {}", refusal.error);
+        }
+    }
+
     /// Finishes what is under way and leaves the rest to the next process; `None`: it was stopped.
     pub async fn hand_over(&self) -> Option<Handed<OwnedFd>> {
         let export = lock(&self.export).take()?;

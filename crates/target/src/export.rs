@@ -142,6 +142,11 @@ pub trait Export: Send {
     /// it has to prove something now and never did. Most protocols have no way to prove anything.
     fn set_secrets(&self, _secrets: &Secrets) {}
 
+    /// It is about to be stopped, as are all that are told so before the first of them is: whoever
+    /// loses all it has by that is disconnected, and does not see one go after the other. Most
+    /// kinds share nothing.
+    fn will_stop(&self) {}
+
     /// Comes to rest as if dropped, but whoever is connected stays so: for a process that takes the
     /// place of this one. `None`: it was stopped, since this kind cannot be handed over.
     fn hand_over(self: Box<Self>) -> Option<Handed<OwnedFd>> {

@@ -37,7 +37,7 @@ mod authentication;
 mod handshake;
 mod port;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -201,8 +201,19 @@ impl Export for NvmeTcpExport {
         }
         self.announce();
     }
+
+    fn will_stop(&self) {
+        let open = self.ports.open();
+        let Some(its) = open.get(&self.spec.listen) else { return };
+        let mut inner = its.port.inner();
+        if let Some(subsystem) = inner.subsystems.get_mut(&self.spec.subsystem) {
+            subsystem.will_remove_namespace(self.namespace);
+        }
+    }
 }
 
+/// A namespace goes. Hosts that keep others are told; if it was the last, all are cut off before
+/// any of them finds that it is missing.
 impl Drop for NvmeTcpExport {
     fn drop(&mut self) {
         let (export, address) = (&self.spec.name, self.spec.listen);
@@ -219,18 +230,21 @@ impl Drop for NvmeTcpExport {
             // Nobody connects to it any more.
             (left == Some(0)).then(|| inner.subsystems.remove(&self.spec.subsystem)).flatten()
         };
+        if let Some(subsystem) = &emptied {
+            subsystem.controllers.iter().for_each(|its| its.end());
+            let close = |branch: Rc<Branch>| async move { branch.close().await };
+            if subsystem.lines.ask_all_and_wait(close).is_err() {
+                tracing::error!(export, "connections are still there, and the export ends");
+            }
+        }
         let id = self.namespace;
         let remove = move |branch: Rc<Branch>| async move { branch.remove(id).await };
         if self.lines.ask_all_and_wait(remove).is_err() {
             tracing::error!(export, "requests are still under way, and the export ends");
         }
-        self.announce();
-        if let Some(subsystem) = emptied {
-            let close = |branch: Rc<Branch>| async move { branch.close().await };
-            if subsystem.lines.ask_all_and_wait(close).is_err() {
-                tracing::error!(export, "connections are still there, and the export ends");
-            }
-            subsystem.lines.withdraw();
+        match emptied {
+            Some(subsystem) => subsystem.lines.withdraw(),
+            None => self.announce(),
         }
         close_if_unused(&mut open, address);
     }
@@ -324,6 +338,7 @@ fn add(
         cores,
         queues_max: spec.queues_max,
         namespaces: BTreeMap::new(),
+        going: BTreeSet::new(),
         secrets: Secrets::default(),
         controllers: Vec::new(),
     });

@@ -8,6 +8,7 @@ use ashlar_format::array_superblock::Policy;
 use ashlar_pool::offer::Offer;
 use ashlar_pool::volume::Volume;
 use ashlar_raid::status::ArrayStatus;
+use ashlar_reactor::join::join_all;
 use ashlar_reactor::registry::Key;
 use ashlar_target::export::Part;
 use ashlar_target::limits::BURST_MAX;
@@ -570,9 +571,21 @@ impl Host {
     }
 
     pub(super) async fn stop_exports_of(&self, array: Uuid) {
-        for (name, _) in self.exports_of(array) {
-            self.stop_export(&name).await;
+        let exports = self.exports_of(array);
+        let of_array = |name: &str| exports.iter().any(|(its, _)| its == name);
+        self.tell_exports_of_stop(of_array).await;
+        for (name, _) in &exports {
+            self.stop_export(name).await;
         }
+    }
+
+    /// Before the first of those is stopped that are stopped together.
+    pub(super) async fn tell_exports_of_stop(&self, of: impl Fn(&str) -> bool) {
+        let served: Vec<Served> = self.look(|state| {
+            let those = state.exports.iter().filter(|(name, _)| of(name));
+            those.map(|(_, its)| its.served.clone()).collect()
+        });
+        join_all(served.iter().map(Served::will_stop)).await;
     }
 
     pub(super) async fn delete_exports_of(&self, array: Uuid) -> Answer<()> {

@@ -93,6 +93,7 @@ impl Host {
         for waiting in waiting.into_values() {
             waiting.stop().await;
         }
+        self.tell_exports_of_stop(|_| true).await;
         // At once: one that waits for its drives keeps no other from an orderly end.
         let stops = self.running().into_iter().map(|running| self.stop_running(running));
         for stopped in join_all(stops).await {

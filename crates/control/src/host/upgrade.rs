@@ -91,6 +91,7 @@ impl Host {
     pub async fn hand_over(&self) -> BTreeMap<String, Handed<OwnedFd>> {
         let (exports, waiting) = {
             let _turn = self.changes.lock().await;
+            self.tell_exports_of_stop(|_| true).await;
             self.look(|state| {
                 (state.stopping, state.upgrading) = (true, true);
                 (std::mem::take(&mut state.exports), std::mem::take(&mut state.waiting))

@@ -4,7 +4,7 @@
 //!
 //! [`handshake`]: crate::nvme_tcp::handshake
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -169,14 +169,29 @@ pub(crate) struct Subsystem {
     pub(crate) queues_max: u16,
     /// By number, the hosts that may see it, in order; none: any.
     pub(crate) namespaces: BTreeMap<u32, Vec<String>>,
+    /// Those that are about to go, all together.
+    pub(crate) going: BTreeSet<u32>,
     /// Of all namespaces. One that goes takes no host's secret along while the host may connect.
     pub(crate) secrets: Secrets,
     pub(crate) controllers: Vec<Arc<Controller>>,
 }
 
 impl Subsystem {
+    /// Whether a host finds a namespace here that stays.
     pub(crate) fn allows(&self, host: &str) -> bool {
-        self.namespaces.values().any(|hosts| is_allowed(hosts, host))
+        let mut staying = self.namespaces.iter().filter(|(id, _)| !self.going.contains(id));
+        staying.any(|(_, hosts)| is_allowed(hosts, host))
+    }
+
+    /// A namespace is about to go, and others may be told to before the first of them does. A host
+    /// that loses all it has is cut off: it waits, and connects again. If it heard of one after the
+    /// other, it would take its disks for gone.
+    pub(crate) fn will_remove_namespace(&mut self, id: u32) {
+        let Some(hosts) = self.namespaces.get(&id) else { return };
+        self.going.insert(id);
+        let loses_all = |host: &str| is_allowed(hosts, host) && !self.allows(host);
+        let cut_off = self.controllers.iter().filter(|its| loses_all(&its.its.host.nqn));
+        cut_off.for_each(|its| its.end());
     }
 
     /// What a host has to know; `None`: it proves nothing.
@@ -192,6 +207,7 @@ impl Subsystem {
 
     pub(crate) fn remove_namespace(&mut self, id: u32) {
         self.namespaces.remove(&id);
+        self.going.remove(&id);
         let namespaces = &self.namespaces;
         let is_left = |host: &str| namespaces.values().any(|its| is_allowed(its, host));
         self.secrets.hosts.retain(|host, _| is_left(host));

@@ -1,14 +1,15 @@
 //! What a host has under way when it resets its controller, shuts it down, or leaves.
 
 use ashlar_drive::gate::Gate;
-use ashlar_reactor::nvme::command::{Command, Status};
+use ashlar_reactor::nvme::command::{Command, Completion, Status};
 use ashlar_reactor::nvme::fabrics::{ANY_CONTROLLER, Property, property_set};
 use ashlar_reactor::registry::Key;
 use ashlar_target::export::Export;
 use ashlar_target::limits::{Rate, RateLimits, Rates};
+use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport};
 
-use crate::host::{Choice, HOST, Host, Wire};
-use crate::{Offered, SUBSYSTEM};
+use crate::host::{Choice, End, HOST, Host, Wire};
+use crate::{Offered, SUBSYSTEM, spec};
 
 const NAMES: (&str, &str) = (SUBSYSTEM, HOST);
 const ENABLE: u32 = 0x46_0001;
@@ -135,6 +136,67 @@ fn what_waits_for_its_turn_ends_with_its_controller() {
     assert_eq!((counters.writes, counters.discards, counters.errors), (1, 0, 0));
     drop(host);
     offered.end();
+}
+
+/// Whether one more answer comes before a host is cut off: of what was done, or what it is to try
+/// again.
+fn is_told_well(queue: &mut Wire) -> bool {
+    match queue.next() {
+        Ok((Completion { status, .. }, _)) => {
+            assert!(status.is_success() || status == Status::TRANSIENT_TRANSPORT, "{status:?}");
+            true
+        }
+        Err(end) => {
+            assert_eq!(end, End::Closed);
+            false
+        }
+    }
+}
+
+#[test]
+fn an_export_that_stops_fails_nothing_that_waits_or_comes_meanwhile() {
+    let offered = slow();
+    let mut host = host_with_waiting_writes(&offered);
+    let mut other = host_with_waiting_writes(&offered);
+    other.admin.ask(Command::async_event(), 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| offered.end());
+        let mut read = || {
+            (0..8).for_each(|block| _ = host.io.ask(Command::read(1, block, 1), 512));
+            (0..8).all(|_| is_told_well(&mut host.io))
+        };
+        while read() {}
+    });
+    while is_told_well(&mut other.io) {}
+    assert!(!is_told_well(&mut other.admin) && !is_told_well(&mut host.admin));
+}
+
+#[test]
+fn who_loses_all_at_once_is_cut_off_and_others_are_told() {
+    let offered = Offered::open();
+    let start = |hosts: &[&str]| {
+        let hosts = hosts.iter().map(|its| (*its).to_owned()).collect();
+        let spec = ExportSpec { hosts, ..spec(offered.at()) };
+        NvmeTcpExport::start(&offered.ports, offered.rig.parts(), spec).unwrap()
+    };
+    let (second, others) = (start(&[]), start(&["nqn.2026-01.example:b"]));
+    let connect = |host| Host::named(offered.at(), (SUBSYSTEM, host), Choice::PLAIN);
+    let (mut host, mut other) = (connect(HOST), connect("nqn.2026-01.example:b"));
+    host.admin.ask(Command::async_event(), 0);
+    let others_event = other.admin.ask(Command::async_event(), 0);
+    offered.export.will_stop();
+    assert_eq!(host.read(2, 0, 1), [0; 512], "it keeps one");
+    second.will_stop();
+    assert!(!is_told_well(&mut host.admin) && !is_told_well(&mut host.io));
+    assert_eq!(refused(&offered, 0, ANY_CONTROLLER).0 & 0x7ff, Status::CONNECT_HOST.0);
+    Box::new(second).pause();
+    let told = other.admin.wait(others_event).unwrap().0;
+    assert!(told.status.is_success() && told.result != 0);
+    assert_eq!(other.read(3, 0, 1), [0; 512]);
+    let Offered { export, rig, .. } = offered;
+    assert!(Box::new(export).hand_over().is_none());
+    drop(others);
+    rig.withdraw_others();
 }
 
 #[test]
