@@ -315,16 +315,18 @@ fn admit_controller(
 
 type Subsystems = std::collections::BTreeMap<String, Subsystem>;
 
+/// What is not there may be coming up: none of this is for good, or hosts that connect again while
+/// a daemon starts would give up.
 fn find<'a>(subsystems: &'a mut Subsystems, asked: &Asked) -> Result<&'a mut Subsystem, Rejection> {
     let Asked { subsystem, host, .. } = asked;
     let none = || {
-        let status = Status::CONNECT_INVALID.for_good();
-        Rejection::new(status, At::Data(256), format!("there is no subsystem {subsystem:?}"))
+        let text = format!("there is no subsystem {subsystem:?}");
+        Rejection::new(Status::CONNECT_INVALID, At::Data(256), text)
     };
     let found = subsystems.get_mut(subsystem).ok_or_else(none)?;
     if !found.allows(&host.nqn) {
         let text = format!("{:?} is no host of {subsystem:?}", host.nqn);
-        return Err(Rejection::new(Status::CONNECT_HOST.for_good(), At::Data(512), text));
+        return Err(Rejection::new(Status::CONNECT_HOST, At::Data(512), text));
     }
     Ok(found)
 }
@@ -352,18 +354,17 @@ fn wait_for_former(port: &Port, asked: &Asked) -> Result<(), Rejection> {
 fn find_controller(subsystem: &Subsystem, asked: &Asked) -> Result<Arc<Controller>, Rejection> {
     let Asked { controller, host, .. } = asked;
     let is_its = |one: &&Arc<Controller>| one.its.id == *controller && one.its.host == *host;
+    // One that has ended meanwhile: its host makes another.
     subsystem.controllers.iter().find(is_its).cloned().ok_or_else(|| {
-        let invalid = Status::CONNECT_INVALID.for_good();
-        Rejection::new(invalid, At::Data(16), "it has no such controller")
+        Rejection::new(Status::CONNECT_INVALID, At::Data(16), "it has no such controller")
     })
 }
 
 fn no_queue(why: NoQueue, asked: &Asked) -> Rejection {
     let queue = asked.connect.queue;
     match why {
-        NoQueue::NotEnabled => {
-            Rejection::new(Status::SEQUENCE.for_good(), At::Nowhere, "it is not enabled")
-        }
+        // Perhaps not any more, since its admin queue was lost.
+        NoQueue::NotEnabled => Rejection::new(Status::SEQUENCE, At::Nowhere, "it is not enabled"),
         NoQueue::Exists => {
             // Perhaps not for long: one that has hung up is there until it is at rest.
             let text = format!("queue {queue} is connected already");
