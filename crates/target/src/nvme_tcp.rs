@@ -48,7 +48,7 @@ use ashlar_reactor::mailbox::Sender;
 use ashlar_reactor::nvme::fabrics::{DISCOVERY_NQN, padded};
 
 pub use crate::nvme_tcp::identify::NAMESPACES_MAX;
-pub use crate::nvme_tcp::port::{SUBSYSTEMS_MAX, check_nqn};
+pub use crate::nvme_tcp::port::{Coming, SUBSYSTEMS_MAX, check_nqn};
 
 use crate::disk::{Disk, PARTS_MAX, SERIAL_BYTES};
 use crate::export::{Export, ExportError, ExportStatus, Part, check_count};
@@ -104,6 +104,11 @@ struct Open {
 }
 
 impl Ports {
+    /// Before the first namespace of a subsystem is started, of each that shall be there with it.
+    pub fn coming(&self, listen: SocketAddr, subsystem: &str) -> Coming {
+        self.0.house.coming((listen, subsystem.to_owned()))
+    }
+
     fn open(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Open>> {
         self.0.open.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -486,6 +486,7 @@ impl Host {
     /// Starts the exports of an array that has just started; what cannot be started is noted.
     pub(super) async fn start_exports_of(&self, array: Uuid) {
         let Some(running) = self.look(|state| state.arrays.get(&array).copied()) else { return };
+        let _coming = self.coming_of(array);
         for (name, known) in self.exports_of(array) {
             self.start_export_of(&name, &known, running).await;
         }

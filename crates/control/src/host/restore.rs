@@ -1,8 +1,13 @@
 //! The host's first and last steps: what shall be is brought up, and everything is put to rest.
 
+use std::collections::BTreeMap;
+
 use ashlar_reactor::join::join_all;
+use ashlar_target::nvme_tcp::Coming;
+use uuid::Uuid;
 
 use crate::catalog::KnownDrive;
+use crate::front::Front;
 use crate::history::Histories;
 use crate::host::Host;
 use crate::host::drives::Reopened;
@@ -21,7 +26,10 @@ impl Host {
             tracing::error!("nothing can be changed: {}", refusal.line());
         }
         self.reattach_drives(catalog.drives.clone()).await;
-        for (uuid, known) in catalog.arrays.iter().filter(|(_, its)| its.started || its.on_demand) {
+        let shall_run = || catalog.arrays.iter().filter(|(_, its)| its.started || its.on_demand);
+        let mut coming: BTreeMap<Uuid, Vec<Coming>> =
+            shall_run().map(|(uuid, _)| (*uuid, self.coming_of(*uuid))).collect();
+        for (uuid, known) in shall_run() {
             if known.on_demand {
                 self.restore_on_demand(*uuid, &known.name).await;
                 continue;
@@ -33,11 +41,27 @@ impl Host {
                     self.look(|state| state.unavailable.insert(*uuid, refusal));
                 }
             }
+            // Tried: what has not come by now keeps no host waiting.
+            coming.remove(uuid);
         }
         if let Err(refusal) = self.forget_used_spares() {
             tracing::error!("{}", refusal.line());
         }
         Ok(())
+    }
+
+    /// The namespaces of an array that is to be started: as long as these are held, hosts wait for
+    /// all of them.
+    pub(super) fn coming_of(&self, array: Uuid) -> Vec<Coming> {
+        let exports = self.exports_of(array).into_iter();
+        let coming = exports.filter_map(|(_, known)| match known.front {
+            Front::NvmeTcp { listen, nqn, .. } => Some(self.ports.coming(listen, &nqn)),
+            Front::VhostUserBlk { .. }
+            | Front::Nbd { .. }
+            | Front::Fuse { .. }
+            | Front::Ublk { .. } => None,
+        });
+        coming.collect()
     }
 
     /// Attaches a drive that was missing, and starts the arrays that waited for it. `opened`: what

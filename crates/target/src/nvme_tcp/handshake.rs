@@ -191,6 +191,7 @@ fn check(port: &Port, asked: &Asked) -> Result<(), Rejection> {
     let mut inner = port.inner();
     let subsystem = find(&mut inner.subsystems, asked)?;
     if asked.connect.queue == 0 {
+        check_complete(port, asked)?;
         return asked.check_any_controller();
     }
     let controller = find_controller(subsystem, asked)?;
@@ -302,6 +303,8 @@ fn admit_controller(
     wait_for_former(port, asked)?;
     let mut inner = port.inner();
     let subsystem = find(&mut inner.subsystems, asked)?;
+    // After it was found: what is to come was announced before the first of it was there.
+    check_complete(port, asked)?;
     check_proof(subsystem, asked, proven)?;
     let is_proven = proven.is_some();
     let (serial, queues_max) = (subsystem.serial, subsystem.queues_max);
@@ -329,6 +332,15 @@ fn find<'a>(subsystems: &'a mut Subsystems, asked: &Asked) -> Result<&'a mut Sub
         return Err(Rejection::new(Status::CONNECT_HOST, At::Data(512), text));
     }
     Ok(found)
+}
+
+/// A host that sees only some of its namespaces takes the others for gone.
+fn check_complete(port: &Port, asked: &Asked) -> Result<(), Rejection> {
+    if port.is_complete(&asked.subsystem) {
+        return Ok(());
+    }
+    let text = format!("namespaces of {:?} are still to come", asked.subsystem);
+    Err(Rejection::new(Status::CONNECT_BUSY, At::Nowhere, text))
 }
 
 /// What a host's former controllers have under way ends before the host gets a new one: a late

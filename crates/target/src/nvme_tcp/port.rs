@@ -64,12 +64,17 @@ fn admits(its: usize, all: usize, max: usize) -> bool {
     all < max && (its < max / SOURCE_SHARE || its < max - all)
 }
 
+/// Where a subsystem is, and what it is called.
+type Place = (SocketAddr, String);
+
 /// What all ports share.
 pub(crate) struct House {
     connections_max: usize,
     /// Connections by source.
     connections: Mutex<BTreeMap<IpAddr, usize>>,
     controllers: AtomicU16,
+    /// How many namespaces are to come, of subsystems that are not complete.
+    coming: Mutex<BTreeMap<Place, usize>>,
     /// Somebody works something out that takes milliseconds, for a host that nobody knows yet.
     working: Mutex<bool>,
     worked: Condvar,
@@ -88,6 +93,7 @@ impl House {
             connections_max,
             connections: Mutex::default(),
             controllers: AtomicU16::default(),
+            coming: Mutex::default(),
             working: Mutex::default(),
             worked: Condvar::default(),
         }
@@ -95,6 +101,16 @@ impl House {
 
     fn connections(&self) -> MutexGuard<'_, BTreeMap<IpAddr, usize>> {
         self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn all_coming(&self) -> MutexGuard<'_, BTreeMap<Place, usize>> {
+        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A namespace of a subsystem is to come, until this is dropped.
+    pub(crate) fn coming(self: &Arc<House>, place: Place) -> Coming {
+        *self.all_coming().entry(place.clone()).or_default() += 1;
+        Coming { house: self.clone(), place }
     }
 
     /// A place for one more connection, until it is dropped.
@@ -139,6 +155,25 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         *self.0.working.lock().unwrap_or_else(PoisonError::into_inner) = false;
         self.0.worked.notify_one();
+    }
+}
+
+/// A namespace that is to come. Until it is there, or is known not to come now, no host connects to
+/// its subsystem: it would take the disk for gone.
+pub struct Coming {
+    house: Arc<House>,
+    place: Place,
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        let mut coming = self.house.all_coming();
+        let left = coming.get(&self.place).copied().unwrap_or_default().saturating_sub(1);
+        if left == 0 {
+            coming.remove(&self.place);
+        } else {
+            coming.insert(self.place.clone(), left);
+        }
     }
 }
 
@@ -332,6 +367,11 @@ impl Port {
             names: allowed.map(|(name, _)| name.clone()).collect(),
             generation: inner.generation,
         }
+    }
+
+    /// Whether all namespaces of a subsystem are there that are to come.
+    pub(crate) fn is_complete(&self, subsystem: &str) -> bool {
+        !self.house.all_coming().contains_key(&(self.address, subsystem.to_owned()))
     }
 
     pub(crate) fn next_controller(&self) -> u16 {

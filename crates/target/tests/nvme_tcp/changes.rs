@@ -3,12 +3,14 @@
 use std::net::TcpStream;
 
 use ashlar_reactor::nvme::command::{Command, NamespaceIdentity, Status};
+use ashlar_reactor::nvme::fabrics::ANY_CONTROLLER;
 use ashlar_target::export::Export;
 use ashlar_target::nvme_tcp::{ExportSpec, NvmeTcpExport};
 
 use crate::host::{Choice, End, HOST, Host, Wire};
 use crate::{DISK, Offered, SUBSYSTEM, spec};
 
+const OTHER: &str = "nqn.2026-01.example:other";
 /// Namespace attributes have changed: a notice, with the log page to read.
 const CHANGED: u32 = 0x0004_0002;
 
@@ -65,6 +67,32 @@ fn a_host_is_told_of_what_changes() {
     let abort = host.admin.ask(Command::abort(0, event), 0);
     assert_eq!(host.admin.wait(event).unwrap().0.status, Status::ABORTED);
     assert_eq!(host.admin.wait(abort).unwrap().0.result, 0);
+    offered.end();
+}
+
+#[test]
+fn who_connects_finds_all_namespaces_that_were_to_come() {
+    let offered = Offered::open();
+    let host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
+    let coming = [(); 2].map(|()| offered.ports.coming(offered.at(), SUBSYSTEM));
+    let other_spec = ExportSpec { subsystem: OTHER.into(), ..spec(offered.at()) };
+    let other = NvmeTcpExport::start(&offered.ports, offered.rig.parts(), other_spec).unwrap();
+    let second =
+        NvmeTcpExport::start(&offered.ports, offered.rig.parts(), spec(offered.at())).unwrap();
+    let connect = |subsystem, queue, controller| {
+        let mut wire = Wire::open(offered.at(), Choice::PLAIN);
+        wire.connect((subsystem, HOST), queue, controller).map_err(|(status, _)| status)
+    };
+    for (some, queue) in coming.into_iter().zip([2, 3]) {
+        assert_eq!(connect(SUBSYSTEM, 0, ANY_CONTROLLER), Err(Status::CONNECT_BUSY));
+        // Who is there goes on, and others have nothing to wait for.
+        assert_eq!(connect(SUBSYSTEM, queue, host.controller), Ok(host.controller));
+        assert!(connect(OTHER, 0, ANY_CONTROLLER).is_ok());
+        drop(some);
+    }
+    let mut host = Host::connect(offered.at(), SUBSYSTEM, Choice::PLAIN);
+    assert_eq!((host.read(1, 0, 1), host.read(2, 0, 1)), (vec![0; 512], vec![0; 512]));
+    drop((second, other));
     offered.end();
 }
 
