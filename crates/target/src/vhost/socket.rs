@@ -349,6 +349,9 @@ fn converse(
 ) -> Result<Ended, String> {
     let text = |error: Errno| error.to_string();
     loop {
+        // After each message, whoever took it: a front end could fill the process's places for
+        // mappings, and its table of files, with what was replaced.
+        drop_all(retired);
         ends.note_usage(session);
         if !ends.wait_for_message(stream, alarm)? {
             return Ok(Ended::Left);
@@ -374,7 +377,7 @@ fn converse(
             Err(error) => return Err(error.to_string()),
         }
         match handler.handle_request() {
-            Ok(()) => drop_all(retired),
+            Ok(()) => {}
             Err(Error::Disconnected) => return Ok(Ended::ByIt),
             Err(error) => return Err(error.to_string()),
         }

@@ -133,12 +133,17 @@ impl FrontEnd {
     /// Sends bytes past the protocol crate, with the memory's file or without, and returns the
     /// reply; nothing if the connection was closed.
     pub fn exchange(&self, message: &[u8], with_file: bool, reply_bytes: usize) -> Vec<u8> {
+        self.exchange_with(message, usize::from(with_file), reply_bytes)
+    }
+
+    /// The same, with the memory's file so many times.
+    pub fn exchange_with(&self, message: &[u8], files: usize, reply_bytes: usize) -> Vec<u8> {
         let mut stream = &self.stream;
-        let files = [self.file.as_fd()];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let files = vec![self.file.as_fd(); files];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if with_file {
-            ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        if !files.is_empty() {
+            assert!(ancillary.push(SendAncillaryMessage::ScmRights(&files)));
         }
         let pieces = [IoSlice::new(message)];
         let sent = rustix::net::sendmsg(stream, &pieces, &mut ancillary, SendFlags::empty());

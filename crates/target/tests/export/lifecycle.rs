@@ -11,6 +11,7 @@ use ashlar_target::vhost::{ExportSpec, QUEUES_MAX, VhostExport};
 use vhost::VhostBackend;
 use vhost::vhost_user::VhostUserFrontend;
 use vhost::vhost_user::message::{VhostUserConfigFlags, VhostUserInflight};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::driver::{Client, all_features};
 use crate::front_end::{FrontEnd, RING_SIZE, within};
@@ -293,6 +294,52 @@ fn a_memory_table_may_be_longer_than_its_regions() {
     let reply = guest.exchange(&message, false, 20);
     assert!(reply.is_empty());
     assert!(within(10_000, || !export.status().unwrap().connected));
+}
+
+/// What is replaced is given back: the places for mappings are there once for all guests.
+#[test]
+fn loose_tables_leave_nothing_behind() {
+    const REGIONS: u64 = 32;
+    let rig = Rig::new(Level::Raid1, 2, 16 << 20);
+    let export = rig.export(1);
+    let guest = FrontEnd::connect(&export.spec().socket, 1);
+    let size = 8 + REGIONS as u32 * 32 + 32;
+    let mut message: Vec<u8> = [5, 9, size].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    message.extend(REGIONS.to_ne_bytes());
+    for at in (0..REGIONS).map(|region| region << 16) {
+        let fields = [at, 1 << 16, guest.region().userspace_addr + at, at];
+        message.extend(fields.iter().flat_map(|field| field.to_ne_bytes()));
+    }
+    message.resize(12 + size as usize, 0);
+    for round in 0..200 {
+        let reply = guest.exchange_with(&message, REGIONS as usize, 20);
+        assert_eq!(reply.get(12..), Some(&[0; 8][..]), "table {round} is accepted");
+    }
+}
+
+#[test]
+fn bells_of_a_log_leave_nothing_behind() {
+    let rig = Rig::new(Level::Raid1, 2, 16 << 20);
+    let export = rig.export(1);
+    let guest = FrontEnd::connect(&export.spec().socket, 1);
+    let bell = EventFd::new(EFD_NONBLOCK).unwrap();
+    for _ in 0..1000 {
+        guest.front.set_log_fd(bell.as_raw_fd()).unwrap();
+    }
+    let handles = handles_of(&bell);
+    assert!((1..10).contains(&handles), "{handles} of one bell");
+}
+
+/// How many descriptors of this process are one event file.
+fn handles_of(event: &EventFd) -> usize {
+    let id = |descriptor: &str| {
+        let told = std::fs::read_to_string(format!("/proc/self/fdinfo/{descriptor}")).ok()?;
+        told.lines().find(|line| line.starts_with("eventfd-id")).map(str::to_owned)
+    };
+    let its = id(&event.as_raw_fd().to_string());
+    assert!(its.is_some(), "event files have numbers");
+    let all = std::fs::read_dir("/proc/self/fdinfo").unwrap();
+    all.filter(|one| id(one.as_ref().unwrap().file_name().to_str().unwrap()) == its).count()
 }
 
 #[test]
