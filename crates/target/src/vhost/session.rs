@@ -9,9 +9,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use vhost::vhost_user::message::{
-    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
-    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
-    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+    VHOST_USER_CONFIG_OFFSET, VhostTransferStateDirection, VhostTransferStatePhase,
+    VhostUserConfigFlags, VhostUserInflight, VhostUserLog, VhostUserMemoryRegion,
+    VhostUserProtocolFeatures, VhostUserShMemConfig, VhostUserSharedMsg,
+    VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
 };
 use vhost::vhost_user::{Backend, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
 
@@ -19,7 +20,7 @@ use crate::export::Usage;
 use crate::handed::{self, Region, Told};
 use crate::line::Lines;
 use crate::vhost::bell::Bell;
-use crate::vhost::config::{FEATURES, Facts, LOG_ALL, WRITE_BACK_OFFSET, space};
+use crate::vhost::config::{CONFIG_BYTES, FEATURES, Facts, LOG_ALL, WRITE_BACK_OFFSET, space};
 use crate::vhost::device::{Device, Vring};
 use crate::vhost::dirty::{DirtyError, MappedDirtyLog};
 use crate::vhost::inflight::{self, MappedInflight, Shape};
@@ -47,6 +48,16 @@ fn refuse(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
 fn not_offered<T>() -> Result<T> {
     Err(Error::InvalidOperation("a feature that was not offered"))
 }
+
+/// Where in the configuration space an offset is. Cloud Hypervisor and Firecracker count from where
+/// the space begins in a device of VirtIO MMIO; it has no more bytes than are before that, so both
+/// ways can be told apart.
+fn config_place(offset: u32) -> Result<usize> {
+    let offset = usize::try_from(offset).map_err(refuse)?;
+    Ok(offset.checked_sub(CONFIG_BYTES).unwrap_or(offset))
+}
+
+const _: () = assert!(CONFIG_BYTES == VHOST_USER_CONFIG_OFFSET as usize);
 
 fn place_of(region: &VhostUserMemoryRegion) -> Place {
     Place {
@@ -418,7 +429,7 @@ impl VhostUserBackendReqHandlerMut for Session {
             Some(line) => line.ask(|device| device.facts()).map_err(refuse)?,
             None => self.facts,
         };
-        let start = usize::try_from(offset).map_err(refuse)?;
+        let start = config_place(offset)?;
         let len = usize::try_from(size).map_err(refuse)?;
         let end = start.checked_add(len).ok_or(Error::InvalidParam)?;
         Ok(space(&facts).get(start..end).ok_or(Error::InvalidParam)?.to_vec())
@@ -426,7 +437,7 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     /// Only the cache mode can be written; the rest is ignored, as a register would.
     fn set_config(&mut self, offset: u32, data: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
-        let start = usize::try_from(offset).map_err(refuse)?;
+        let start = config_place(offset)?;
         let at = WRITE_BACK_OFFSET.checked_sub(start);
         if let Some(value) = at.and_then(|at| data.get(at).copied()) {
             let is_on = value != 0;

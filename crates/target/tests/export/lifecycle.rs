@@ -153,6 +153,9 @@ fn the_configuration_tells_what_the_disk_is() {
     assert_eq!(all[..8], (16u64 << 11).to_le_bytes());
     assert_eq!((all[32], all[34]), (1, 3), "write back, 3 queues");
     assert_eq!(config(&mut guest, 32, 4), all[32..36]);
+    // As Cloud Hypervisor and Firecracker ask.
+    assert_eq!(config(&mut guest, 0x100, 60), all[..60]);
+    assert_eq!(config(&mut guest, 0x120, 4), all[32..36]);
     assert_eq!(guest.front.get_queue_num().unwrap(), 3);
     // The guest may choose write through, and every write is then flushed.
     let mut guest = restart(guest, &export);
