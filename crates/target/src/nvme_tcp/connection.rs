@@ -32,7 +32,9 @@ use std::time::Duration;
 use ashlar_reactor::backend::Instant;
 use ashlar_reactor::buffer::Buffers;
 use ashlar_reactor::executor::Reactor;
-use ashlar_reactor::nvme::command::{Command, Completion, Status};
+use ashlar_reactor::nvme::command::{
+    Command, Completion, DATASET_RANGE_BYTES, DATASET_RANGES_MAX, Status,
+};
 use ashlar_reactor::nvme::pdu::{DIGEST_BYTES, DataDigest, Digests, Fault, LAST, SUCCESS};
 use ashlar_reactor::op::Errno;
 use ashlar_reactor::socket::{CUT_OFF, Socket};
@@ -40,6 +42,7 @@ use ashlar_reactor::task::TaskId;
 use ashlar_reactor::wait_list::WaitList;
 use smallvec::SmallVec;
 
+use crate::budget::Budget;
 use crate::disk::Trouble;
 use crate::nvme_tcp::admin::Admin;
 use crate::nvme_tcp::branch::Branch;
@@ -55,11 +58,17 @@ use crate::nvme_tcp::{admin, io};
 
 /// Data of commands that is held for one connection, beside what comes in capsules.
 const DATA_BYTES_MAX: usize = 4 << 20;
+/// Of one Deallocate.
+const RANGES_BYTES_MAX: usize = DATASET_RANGE_BYTES * DATASET_RANGES_MAX;
 /// All that may be held for one connection: data, that of capsules, what was not taken up.
 pub(crate) const HELD_BYTES_MAX: u64 =
     (DATA_BYTES_MAX + QUEUE_ENTRIES_MAX as usize * CAPSULE_DATA_BYTES_MAX + received::BYTES) as u64;
-/// Compare has what is given and what is there at a time.
-const _: () = assert!(2 * TRANSFER_BYTES_MAX as usize <= DATA_BYTES_MAX);
+/// Compare has what is given and what is there at a time; what Deallocate holds while it waits for
+/// its turn, which may take long, keeps nobody from that.
+const _: () = assert!(
+    2 * TRANSFER_BYTES_MAX as usize + QUEUE_ENTRIES_MAX as usize * RANGES_BYTES_MAX
+        <= DATA_BYTES_MAX
+);
 /// One bit per worker in `Connection::parked`.
 const _: () = assert!(QUEUE_ENTRIES_MAX as u32 <= u128::BITS);
 /// Who has begun a PDU, was asked for data or does not fetch answers has to go on by then.
@@ -216,8 +225,8 @@ pub(crate) struct Connection {
     outbox_ended: Cell<bool>,
     /// What was in the outbox is being sent.
     outbox_taken: WaitList,
-    data_free: Cell<usize>,
-    data_freed: WaitList,
+    /// Of [`DATA_BYTES_MAX`]; workers claim it.
+    data: Budget,
     /// Namespaces with requests that their hosts were not told of; perhaps all of them.
     untold: RefCell<SmallVec<[u32; 2]>>,
     /// Since when the rest of a PDU is waited for, and since when something is being sent: each
@@ -261,8 +270,7 @@ impl Connection {
             sender: Cell::new(None),
             outbox_ended: Cell::new(false),
             outbox_taken: WaitList::default(),
-            data_free: Cell::new(DATA_BYTES_MAX),
-            data_freed: WaitList::default(),
+            data: Budget::new(reactor, DATA_BYTES_MAX as u64),
             untold: RefCell::default(),
             part_since: Cell::new(None),
             sends_since: Cell::new(None),
@@ -349,7 +357,6 @@ impl Connection {
         self.waiting.borrow_mut().clear();
         let workers = self.workers.borrow().clone();
         workers.into_iter().for_each(|worker| self.reactor.wake(worker));
-        self.data_freed.wake_all(&self.reactor);
         self.task_ended.until(&self.reactor, || self.tasks.get() <= 1).await;
         self.outbox_ended.set(true);
         self.wake_sender();
@@ -610,23 +617,13 @@ impl Connection {
 
     /// Waits until so many bytes may be held for this connection. `None`: it ends.
     pub(crate) async fn claim(self: &Rc<Self>, bytes: usize) -> Option<Claim> {
-        assert!(bytes <= DATA_BYTES_MAX, "{bytes} bytes of one command");
-        if self.data_free.get() < bytes {
-            let ready = || self.data_free.get() >= bytes || self.is_closing();
-            self.data_freed.until(&self.reactor, ready).await;
-        }
-        if self.is_closing() {
-            return None;
-        }
-        self.data_free.set(self.data_free.get() - bytes);
-        Some(Claim { connection: self.clone(), bytes })
+        let is_held = self.data.take_while(bytes as u64, || !self.is_closing()).await;
+        is_held.then(|| Claim { connection: self.clone(), bytes })
     }
 
     fn release(&self, bytes: usize) {
         if bytes > 0 {
-            self.data_free.set(self.data_free.get() + bytes);
-            assert!(self.data_free.get() <= DATA_BYTES_MAX);
-            self.data_freed.wake_all(&self.reactor);
+            self.data.give_back(bytes as u64);
         }
     }
 
