@@ -79,6 +79,11 @@ impl Wire {
     }
 
     pub fn over(stream: TcpStream, choice: Choice) -> Wire {
+        Wire::try_over(stream, choice).expect("an answer to the first PDU")
+    }
+
+    /// `None`: the target has hung up.
+    pub fn try_over(stream: TcpStream, choice: Choice) -> Option<Wire> {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut wire = Wire {
@@ -91,11 +96,11 @@ impl Wire {
             partial: Vec::new(),
             has_to_authenticate: false,
         };
-        wire.stream.write_all(&hello(choice)).unwrap();
-        let answer = wire.receive_pdu().unwrap();
+        wire.send_raw(&hello(choice));
+        let answer = wire.receive_pdu().ok()?;
         assert_eq!(answer.kind, Kind::IcResp);
         wire.digests = choice.digests;
-        wire
+        Some(wire)
     }
 
     pub fn send_raw(&mut self, bytes: &[u8]) {
@@ -265,10 +270,20 @@ impl Wire {
     /// Connects a queue; the controller's number, or why not.
     pub fn connect(
         &mut self,
-        (subsystem, host): (&str, &str),
+        names: (&str, &str),
         queue: u16,
         controller: u16,
     ) -> Result<u16, (Status, u32)> {
+        self.try_connect(names, queue, controller).expect("an answer to Connect")
+    }
+
+    /// The same. `None`: the target has hung up.
+    pub fn try_connect(
+        &mut self,
+        (subsystem, host): (&str, &str),
+        queue: u16,
+        controller: u16,
+    ) -> Option<Result<u16, (Status, u32)>> {
         let connect = Connect {
             queue,
             entries: 32,
@@ -284,13 +299,13 @@ impl Wire {
             reserved_b: [0; 256],
         };
         let id = self.give(connect.command(), data.as_bytes(), true);
-        let (completion, _) = self.wait(id).expect("an answer to Connect");
+        let (completion, _) = self.wait(id).ok()?;
         if !completion.status.is_success() {
-            return Err((completion.status, completion.result));
+            return Some(Err((completion.status, completion.result)));
         }
         self.has_to_authenticate = completion.result >> 16 == AUTHENTICATE >> 16;
         assert!(self.has_to_authenticate || completion.result >> 16 == 0);
-        Ok(completion.result as u16)
+        Some(Ok(completion.result as u16))
     }
 
     /// Sends a message of the authentication.

@@ -1,0 +1,80 @@
+//! Goal: a host of NVMe/TCP loses none of the disks of one subsystem when their array or the daemon
+//! is stopped and started, or upgraded: it is cut off without a word, and finds all of them again.
+//! Method: a host that waits to be told of changes, and connects again as fast as it can.
+#![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
+
+mod daemon;
+#[allow(dead_code, reason = "the target's own tests use the rest")]
+#[path = "../../target/tests/nvme_tcp/host.rs"]
+mod host;
+
+/// As the target's own tests have it.
+mod rig {
+    pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
+}
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+
+use ashlar_reactor::nvme::command::Command;
+use ashlar_reactor::nvme::fabrics::ANY_CONTROLLER;
+use daemon::Daemon;
+use host::{Choice, End, HOST, Wire};
+
+const SUBSYSTEM: &str = "nqn.2026-01.example:disks";
+const NAMESPACES: u32 = 8;
+
+/// A host that waits to be told of changes, as soon as it is let in; the namespaces that it finds.
+fn connect(at: SocketAddr) -> (Wire, Vec<u32>) {
+    loop {
+        let Ok(stream) = TcpStream::connect(at) else { continue };
+        let Some(mut admin) = Wire::try_over(stream, Choice::PLAIN) else { continue };
+        match admin.try_connect((SUBSYSTEM, HOST), 0, ANY_CONTROLLER) {
+            Some(Ok(_)) => {}
+            Some(Err((status, _))) => {
+                assert_eq!(status.0 >> 14, 0, "{status:?} is not for good");
+                continue;
+            }
+            None => continue,
+        }
+        admin.enable();
+        let (_, list) = admin.run(Command::identify_active_namespaces(), 4096);
+        let ids = list.as_chunks::<4>().0.iter().map(|id| u32::from_le_bytes(*id));
+        let ids = ids.take_while(|id| *id != 0).collect();
+        admin.ask(Command::async_event(), 0);
+        return (admin, ids);
+    }
+}
+
+#[test]
+fn disks_of_one_subsystem_go_and_come_together() {
+    let mut daemon = Daemon::with_array("1", 2);
+    let at = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for id in 1..=NAMESPACES {
+        daemon.ok(&format!("volume create v{id} --array a --size 4M"));
+        let place = format!("--kind nvme-tcp --listen {at} --nqn {SUBSYSTEM} --nsid {id}");
+        daemon.ok(&format!("export create e{id} --volume v{id} {place}"));
+    }
+    let all: Vec<u32> = (1..=NAMESPACES).collect();
+    let (mut admin, found) = connect(at);
+    assert_eq!(found, all);
+    for round in 0..6 {
+        let again = std::thread::spawn(move || {
+            assert_eq!(admin.next().err(), Some(End::Closed), "it is told of nothing");
+            connect(at)
+        });
+        match round % 3 {
+            0 => {
+                daemon.ok("array stop a --force");
+                daemon.ok("array start a");
+            }
+            1 => {
+                daemon.stop();
+                daemon.start_again();
+            }
+            _ => drop(daemon.ok("upgrade")),
+        }
+        let (next, found) = again.join().unwrap();
+        assert_eq!(found, all, "round {round}");
+        admin = next;
+    }
+}
