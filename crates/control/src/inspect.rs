@@ -223,7 +223,10 @@ fn superblock_report(superblock: &ArraySuperblock) -> SuperblockReport {
         },
         rebuilt_percent: match member.state() {
             Ok(MemberState::Trusted) => 100,
-            Ok(MemberState::Rebuilding) => percent(member.rebuilt_stripes.get(), stripes),
+            Ok(MemberState::Rebuilding) => {
+                let ahead = superblock.rebuilt_ahead[index].stripes();
+                percent(member.rebuilt_stripes.get() + (ahead.end - ahead.start), stripes)
+            }
             Ok(MemberState::Stale) | Err(_) => 0,
         },
     });

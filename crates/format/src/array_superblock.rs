@@ -4,6 +4,8 @@
 //! missed a write is marked in a newer generation on every trusted member before that write is
 //! acknowledged; so an old superblock never makes a stale member look good.
 
+use std::ops::Range;
+
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -11,7 +13,7 @@ use crate::record::{self, Header, Kind, Record, RecordError, SEQUENCE_MAX, Upgra
 use crate::region_map::{PAGES_MAX, REGIONS_PER_PAGE};
 use crate::upgrade;
 
-pub const VERSION: u16 = 5;
+pub const VERSION: u16 = 6;
 /// Most members of one array.
 pub const MEMBERS_MAX: usize = 64;
 /// Most stripes: with the smallest chunk, members of 64 TiB.
@@ -128,7 +130,7 @@ pub enum MemberState {
     Trusted = 1,
     /// Missed a write; must not be read.
     Stale = 2,
-    /// Stripes below `rebuilt_stripes` can be read.
+    /// Stripes below `rebuilt_stripes`, and those in `rebuilt_ahead`, can be read.
     Rebuilding = 3,
 }
 
@@ -174,6 +176,26 @@ impl StoredMember {
 
     pub fn state(&self) -> Result<MemberState, RecordError> {
         MemberState::from_number(self.state).ok_or(RecordError::Field("state of a member"))
+    }
+}
+
+/// Stripes, none if both are zero.
+#[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct StoredRange {
+    pub from: U64,
+    /// Stripe after the last.
+    pub to: U64,
+}
+const _: () = assert!(size_of::<StoredRange>() == 16);
+
+impl StoredRange {
+    pub fn new(stripes: &Range<u64>) -> StoredRange {
+        StoredRange { from: stripes.start.into(), to: stripes.end.into() }
+    }
+
+    pub fn stripes(&self) -> Range<u64> {
+        self.from.get()..self.to.get()
     }
 }
 
@@ -272,7 +294,10 @@ pub struct ArraySuperblock {
     /// For each member the low half of the generation of a superblock that its own drive surely
     /// took: one that is older is a copy of before. Zero: unknown.
     pub sure_generations: [U32; MEMBERS_MAX],
-    reserved: [u8; 1544],
+    /// Stripes beyond its `rebuilt_stripes` that a rebuilding member holds, too: those that it and
+    /// others lacked were filled first.
+    pub rebuilt_ahead: [StoredRange; MEMBERS_MAX],
+    reserved: [u8; 520],
 }
 const _: () = assert!(size_of::<ArraySuperblock>() == 4096);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, level) == 144);
@@ -282,6 +307,7 @@ const _: () = assert!(std::mem::offset_of!(ArraySuperblock, scrub_next) == 2248)
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, restriped) == 2272);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, era) == 2288);
 const _: () = assert!(std::mem::offset_of!(ArraySuperblock, sure_generations) == 2296);
+const _: () = assert!(std::mem::offset_of!(ArraySuperblock, rebuilt_ahead) == 2552);
 
 impl ArraySuperblock {
     pub const BYTES: u64 = size_of::<ArraySuperblock>() as u64;
@@ -359,9 +385,11 @@ impl Record for ArraySuperblock {
         {
             return Err(RecordError::Field("stripes a region"));
         }
-        for member in self.members() {
+        for (member, ahead) in self.members().iter().zip(&self.rebuilt_ahead) {
             member.check()?;
-            if member.rebuilt_stripes.get() > self.stripes.get() {
+            let (rebuilt, ahead) = (member.rebuilt_stripes.get(), ahead.stripes());
+            let apart = ahead == (0..0) || rebuilt < ahead.start && ahead.start < ahead.end;
+            if rebuilt.max(ahead.end) > self.stripes.get() || !apart {
                 return Err(RecordError::Field("rebuilt stripes"));
             }
         }
@@ -430,3 +458,6 @@ pub(crate) fn v3_to_v4(bytes: &mut [u8]) {
 
 /// What drives surely took, version 4 did not say.
 pub(crate) fn v4_to_v5(_bytes: &mut [u8]) {}
+
+/// Version 5 stored nothing of what was filled ahead.
+pub(crate) fn v5_to_v6(_bytes: &mut [u8]) {}

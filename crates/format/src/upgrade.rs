@@ -35,14 +35,16 @@ versions!(
         array_superblock::v1_to_v2,
         array_superblock::v2_to_v3,
         array_superblock::v3_to_v4,
-        array_superblock::v4_to_v5
+        array_superblock::v4_to_v5,
+        array_superblock::v5_to_v6
     ],
     [
         "array_superblock_v1.bin",
         "array_superblock_v2.bin",
         "array_superblock_v3.bin",
         "array_superblock_v4.bin",
-        "array_superblock_v5.bin"
+        "array_superblock_v5.bin",
+        "array_superblock_v6.bin"
     ]
 );
 versions!(

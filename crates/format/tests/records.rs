@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use ashlar_format::array_superblock::{
-    ArraySuperblock, ERA_MAX, Level, MemberState, Policy, StoredMember,
+    ArraySuperblock, ERA_MAX, Level, MemberState, Policy, StoredMember, StoredRange,
 };
 use ashlar_format::bad_blocks::{BadBlocks, StoredBadRange};
 use ashlar_format::drive_label::{DriveLabel, MemberLayout};
@@ -242,6 +242,23 @@ fn sealed_nonsense_is_refused() {
     assert!(refused(|s| (s.copies, s.data_chunks) = (2, 2)));
     assert!(refused(|s| s.members[4].state = 9));
     assert!(refused(|s| s.members[4].catches_up = 2));
+    for (rebuilt, ahead, fits) in [
+        (0, (0, 0), true),
+        (0, (1, 2), true),
+        (5, (6, 16384), true),
+        (5, (6, 16385), false),
+        (5, (5, 6), false),
+        (5, (2, 3), false),
+        (5, (9, 9), false),
+        (5, (9, 7), false),
+        (5, (0, 3), false),
+        (16385, (0, 0), false),
+    ] {
+        let mut filled = superblock();
+        filled.members[4].rebuilt_stripes = rebuilt.into();
+        filled.rebuilt_ahead[4] = StoredRange::new(&(ahead.0..ahead.1));
+        assert_eq!(filled.check().is_ok(), fits, "{rebuilt} and {ahead:?}");
+    }
     assert!(refused(|s| s.members[0].catches_up = 1), "a trusted member lacks nothing");
     assert!(refused(|s| s.groups = 0));
     assert!(refused(|s| s.groups = 2));

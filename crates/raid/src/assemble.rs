@@ -64,6 +64,8 @@ pub struct Known {
     /// Of the lease it had then; 0: none. Members of the generation are new enough as long as
     /// nobody took the array since: another host may have gone on without those that are here.
     pub epoch: u64,
+    /// Of the lease that it took last: `epoch`, or a later one with which nothing else is known.
+    pub last_epoch: u64,
     /// Drives of the members that held everything then. Without any of them, those that are here
     /// may be what was left behind, whatever they have become since. Of drives that went on without
     /// each other, these go on, also by force.
@@ -189,8 +191,10 @@ pub(crate) async fn find(
     let has_current = members.iter().filter(is_trusted).any(|its| options.had(its.drive_uuid));
     let policy = newest.policy().map_err(|_| AssembleError::NoSuperblock)?;
     let age = Age { generation, epoch, has_current };
-    judge(&identity.layout(), policy, &members, &age, options)?;
     let journal_from = newest.journal_from.get();
+    // What was moved to new stripes may be in the journal only.
+    let journaled = journal_from != 0 || is_journaled(policy, &identity.layout(), || true);
+    judge(&identity.layout(), journaled, &members, &age, options)?;
     let settings = Settings::from_stored(newest.settings);
     let scrub = ScrubMark { next: newest.scrub_next.get(), began_s: newest.scrub_began.get() };
     let identity = Rc::new(identity);
@@ -340,6 +344,8 @@ fn members_of(
         let own = owner.and_then(|owner| owner.superblock.as_ref());
         let own = own.map(sequence);
         let mut known = known_of(newest, index);
+        let ahead = newest.rebuilt_ahead[index].stripes();
+        let filled = Filled::stored(stored.rebuilt_stripes.get(), ahead);
         // What it lacks is known only if it was used nowhere else.
         let is_own = owner.is_none() || own.is_some_and(|own| known.judge(own) == Ordering::Equal);
         own.into_iter().for_each(|own| known.found(own));
@@ -348,8 +354,8 @@ fn members_of(
             drive: owner.map(|owner| owner.drive.clone()),
             areas: owner.map_or(nowhere, |owner| owner.label.layout),
             state,
-            filled: Filled::up_to(stored.rebuilt_stripes.get()),
-            rebuilt_flushed: stored.rebuilt_stripes.get(),
+            filled_flushed: filled.clone(),
+            filled,
             catches_up: stored.catches_up == 1 && (state != MemberState::Stale || is_own),
             behind: None,
             own: known,
@@ -531,7 +537,7 @@ fn choose(candidates: Vec<Candidate>, options: &AssembleOptions) -> Vec<Candidat
         }
     };
     let stray: Vec<bool> = candidates.iter().map(is_stray).collect();
-    let last = options.known.as_ref().map_or(0, |known| known.epoch);
+    let last = options.known.as_ref().map_or(0, |known| known.last_epoch);
     let is_later = |its: &Candidate| its.epoch.is_none_or(|epoch| epoch > last);
     let mut strays = candidates.iter().zip(&stray).filter(|(_, is_stray)| **is_stray);
     if strays.any(|(its, _)| is_ours(&its) || is_later(its)) {
@@ -613,7 +619,7 @@ struct Age {
 /// Whether the array may start with these members.
 fn judge(
     layout: &Layout,
-    policy: Policy,
+    journaled: bool,
     members: &[Member],
     age: &Age,
     options: &AssembleOptions,
@@ -623,7 +629,7 @@ fn judge(
         .map(|member| member.drive.is_some() && member.state == MemberState::Trusted)
         .collect();
     // Past its limit nothing can be journaled.
-    if !layout.survives(&here) && (!options.force || is_journaled(policy, layout, || true)) {
+    if !layout.survives(&here) && (!options.force || journaled) {
         let present = here.iter().filter(|here| **here).count();
         let others = members.iter().filter(|its| its.state != MemberState::Trusted);
         let old = others.filter_map(|its| Some(its.drive.as_ref()?.name().to_owned())).collect();
@@ -637,7 +643,7 @@ fn judge(
         if is_left_behind || age.has_current && age.generation < known.generation {
             return Err(AssembleError::MaybeOld);
         }
-        if age.has_current && age.epoch == known.epoch {
+        if age.has_current && age.epoch == known.epoch && known.epoch == known.last_epoch {
             return Ok(());
         }
     }

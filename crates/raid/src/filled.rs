@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use ashlar_format::units::StripeIndex;
 
-/// All stripes below one, and some ranges beyond that were more urgent. Only the first can be
-/// stored: after a restart the ranges are filled again.
+/// All stripes below one, and some ranges beyond that were more urgent. A superblock has room for
+/// the longest of these: after a restart the others are filled again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Filled {
     up_to: u64,
@@ -21,6 +21,24 @@ pub(crate) fn count_in_both(one: &Range<u64>, other: &Range<u64>) -> u64 {
 impl Filled {
     pub(crate) fn up_to(stripes: u64) -> Filled {
         Filled { up_to: stripes, ahead: Vec::new() }
+    }
+
+    /// `ahead`: as of [`Filled::longest_ahead`].
+    pub(crate) fn stored(up_to: u64, ahead: Range<u64>) -> Filled {
+        let mut filled = Filled::up_to(up_to);
+        filled.add(ahead);
+        filled
+    }
+
+    /// What a superblock has room for.
+    pub(crate) fn storable(&self) -> Filled {
+        Filled::stored(self.up_to, self.longest_ahead())
+    }
+
+    /// Of the ranges beyond the first gap; empty: there is none.
+    pub(crate) fn longest_ahead(&self) -> Range<u64> {
+        let longest = self.ahead.iter().max_by_key(|range| range.end - range.start);
+        longest.cloned().unwrap_or_default()
     }
 
     /// Stripes below this one are filled.
@@ -95,10 +113,23 @@ mod tests {
         assert_eq!(filled, Filled::up_to(60));
         filled.add(60..60);
         assert_eq!(filled, Filled::up_to(60));
+        assert_eq!(filled.storable(), filled);
         let mut empty = Filled::default();
         empty.add(5..6);
         assert_eq!((empty.first_gap(), empty.count()), (0, 1));
         empty.add(0..5);
         assert_eq!(empty, Filled::up_to(6));
+    }
+
+    #[test]
+    fn the_longest_range_ahead_is_stored() {
+        let mut filled = Filled::up_to(10);
+        filled.add(30..40);
+        filled.add(50..65);
+        filled.add(70..80);
+        let stored = filled.storable();
+        assert_eq!((stored.first_gap(), stored.longest_ahead(), stored.count()), (10, 50..65, 25));
+        assert_eq!(Filled::stored(10, 50..65), stored);
+        assert_eq!(Filled::up_to(10).longest_ahead(), 0..0);
     }
 }

@@ -94,6 +94,8 @@ pub(crate) struct Jobs {
     rebuild_error: RefCell<Option<String>>,
     /// Members that the rebuild has given up are to be tried again.
     pub(crate) rebuild_again: Cell<bool>,
+    /// When it last ended.
+    pub(crate) rebuild_ended: Cell<Instant>,
     pub(crate) scrub_report: RefCell<Option<ScrubReport>>,
     /// The scrub is to end, or has ended, before its end.
     pub(crate) scrub_stopped: Cell<bool>,
@@ -190,6 +192,10 @@ impl Jobs {
 
     pub(crate) fn set_rebuild_error(&self, error: Option<String>) {
         *self.rebuild_error.borrow_mut() = error;
+    }
+
+    pub(crate) fn has_rebuild_error(&self) -> bool {
+        self.rebuild_error.borrow().is_some()
     }
 
     pub(crate) fn resync(&self, now: Instant) -> Option<Progress> {

@@ -25,8 +25,8 @@ pub struct Member {
     pub state: MemberState,
     /// What was filled of a rebuilding member.
     pub(crate) filled: Filled,
-    /// Stripes below are filled and were flushed since: as many as a superblock may name.
-    pub rebuilt_flushed: u64,
+    /// Of that, what was flushed since, and a superblock may name.
+    pub(crate) filled_flushed: Filled,
     /// Of a stale or rebuilding member: what it lacks is known (see `dirty`).
     pub catches_up: bool,
     /// What a rebuilding member that catches up lacked when that began, at most.
@@ -53,7 +53,7 @@ impl Member {
             areas,
             state,
             filled: Filled::default(),
-            rebuilt_flushed: 0,
+            filled_flushed: Filled::default(),
             catches_up: false,
             behind: None,
             own: OwnGeneration::default(),
@@ -86,7 +86,7 @@ impl Member {
         self.state = MemberState::Stale;
         self.fences += 1;
         self.filled = Filled::default();
-        self.rebuilt_flushed = 0;
+        self.filled_flushed = Filled::default();
         self.behind = None;
     }
 

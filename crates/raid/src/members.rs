@@ -16,7 +16,9 @@ use std::sync::Arc;
 
 use ashlar_drive::drive::Drive;
 use ashlar_drive::error::DriveError;
-use ashlar_format::array_superblock::{ArraySuperblock, MemberState, Policy, SLOTS, StoredMember};
+use ashlar_format::array_superblock::{
+    ArraySuperblock, MemberState, Policy, SLOTS, StoredMember, StoredRange,
+};
 use ashlar_format::block_sums::BLOCK_BYTES;
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::record::{Record, name_field};
@@ -732,7 +734,9 @@ impl Members {
         superblock.era = self.era.get().into();
         for (index, member) in list.iter().enumerate() {
             let stored = &mut superblock.members[index];
-            *stored = StoredMember::new(member.drive_uuid, member.state, member.rebuilt_flushed);
+            let filled = &member.filled_flushed;
+            *stored = StoredMember::new(member.drive_uuid, member.state, filled.first_gap());
+            superblock.rebuilt_ahead[index] = StoredRange::new(&filled.longest_ahead());
             stored.catches_up = member.catches_up.into();
             stored.asked_generation = member.own.asked().into();
             superblock.sure_generations[index] = member.own.sure().into();

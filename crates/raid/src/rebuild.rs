@@ -37,6 +37,8 @@ use crate::write_plan::each;
 
 /// Between two superblocks that say how far it is.
 const SAVE_PERIOD: Duration = Duration::from_secs(2);
+/// After a rebuild has stopped.
+const RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// A member that is filled, and what it was when that began: another drive in its place must not
 /// inherit what was done for this one, nor the same drive after it missed something meanwhile.
@@ -99,6 +101,19 @@ impl Array {
             return;
         }
         self.jobs.set_rebuild_error(None);
+        self.begin_rebuild();
+    }
+
+    /// Tries members again that were given up: a drive that refused a write may take it now.
+    pub(crate) fn rebuild_if_due(self: &Rc<Self>) {
+        let since = self.reactor.now().since(self.jobs.rebuild_ended.get());
+        let stopped = self.jobs.has_rebuild_error() && !self.jobs.rebuild_slot().is_running();
+        if stopped && since >= RETRY_AFTER && !self.rebuilding(&[]).is_empty() {
+            self.begin_rebuild();
+        }
+    }
+
+    fn begin_rebuild(self: &Rc<Self>) {
         self.jobs.rebuild_slot().begin(self.reactor.now(), 0, self.layout().stripes, 0);
         let array = self.clone();
         self.reactor.spawn(async move {
@@ -106,6 +121,7 @@ impl Array {
             array.moved.until(&array.reactor, || !array.moving.get()).await;
             array.rebuild_all().await;
             array.jobs.rebuild_slot().end();
+            array.jobs.rebuild_ended.set(array.reactor.now());
         });
     }
 
@@ -128,6 +144,9 @@ impl Array {
                 self.fill_leg(&leg, &waiting, &given_up, &mut shift).await;
                 failed = leg.failed.take();
             } else {
+                if given_up.is_empty() {
+                    self.jobs.set_rebuild_error(None);
+                }
                 return;
             }
             for (target, why) in failed {
@@ -230,7 +249,8 @@ impl Array {
 
     /// Members of the leg that have to be given a stripe.
     fn lacking(&self, leg: &Leg, stripe: StripeIndex) -> Positions {
-        if !self.is_written(stripe) {
+        // What was moved to new stripes is read here no more.
+        if !self.is_written(stripe) || self.is_dead(stripe) {
             return 0;
         }
         let list = self.members.list();
@@ -348,8 +368,8 @@ impl Array {
             }
         }
         for (target, io) in started {
-            if io.await.is_err() {
-                leg.fail(target, format!("stripe {}: {}", stripe.0, ArrayError::Lost));
+            if let Err(error) = io.await {
+                leg.fail(target, format!("stripe {}: {}: {error}", stripe.0, target.drive.name()));
             } else {
                 let bytes = u64::from(self.layout().chunk_bytes);
                 self.jobs.rebuild_slot().worked(self.reactor.now(), bytes);
@@ -390,7 +410,7 @@ impl Array {
     /// Makes progress durable. What cannot be saved is filled again after a restart.
     async fn save_leg(self: &Rc<Self>, leg: &Leg) {
         for target in &leg.targets {
-            let is_ahead = |member: &Member| member.filled.first_gap() > member.rebuilt_flushed;
+            let is_ahead = |member: &Member| member.filled.storable() != member.filled_flushed;
             let ahead = is_ahead(&self.members.list()[target.index.index()]);
             if ahead && let Err(why) = self.save_rebuild(target, MemberState::Rebuilding).await {
                 leg.fail(target, why);
@@ -409,7 +429,7 @@ impl Array {
             // metadata: it is not relied on before, and the array does not grow.
             drop(self.members.replacing.lock(0..1, Mode::Shared).await);
         }
-        let first_gap = self.members.list()[target.index.index()].filled.first_gap();
+        let filled = self.members.list()[target.index.index()].filled.storable();
         if self.data_of(target).is_none() {
             return Err("its drive is gone".into());
         }
@@ -443,10 +463,10 @@ impl Array {
             // It may have been fenced, or replaced, while the flush ran.
             if target.is_still(member) {
                 member.state = state;
-                member.rebuilt_flushed = first_gap;
+                member.filled_flushed = filled;
                 if state == MemberState::Trusted {
                     member.filled = Filled::default();
-                    member.rebuilt_flushed = 0;
+                    member.filled_flushed = Filled::default();
                     member.trusted_from = next;
                     member.catches_up = false;
                     member.behind = None;

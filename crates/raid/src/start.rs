@@ -195,7 +195,8 @@ impl Array {
         if let Err(error) = array.bring_up(found.newest, &maps, journal_from, options.force).await {
             // A rebuild that it began may be under way.
             array.drain().await;
-            array.release().await;
+            // Nobody else has it from here: who was left at work on this host may go on.
+            array.leave().await;
             let lost_to = array.status().lost_to;
             return Err(lost_to.map_or(error, |host| AssembleError::InUse { host }));
         }
@@ -277,6 +278,12 @@ impl Array {
     async fn release(&self) {
         if let Some(lease) = self.lease.get() {
             lease.release().await;
+        }
+    }
+
+    async fn leave(&self) {
+        if let Some(lease) = self.lease.get() {
+            lease.leave().await;
         }
     }
 
@@ -409,9 +416,7 @@ impl Array {
     /// The same, for who goes on at once as the same host: no other may have it in between.
     pub async fn stop_for_next(self: &Rc<Self>) -> Result<(), ArrayError> {
         let rested = self.rest().await;
-        if let Some(lease) = self.lease.get() {
-            lease.leave().await;
-        }
+        self.leave().await;
         rested
     }
 
@@ -464,7 +469,7 @@ async fn find_and_take(
     let found = find(reactor, drives.clone(), options, None).await?;
     let Some(host) = options.host else { return Ok((found, None)) };
     let array = found.identity.uuid;
-    let force = options.force.then(|| options.known.as_ref().map_or(0, |known| known.epoch));
+    let force = options.force.then(|| options.known.as_ref().map_or(0, |known| known.last_epoch));
     let claim = lease::take(reactor, array, &found.members, &found.leases, &host, force).await?;
     // Another host may have had it until now.
     Ok((find(reactor, drives, options, Some(&claim)).await?, Some(claim)))

@@ -73,9 +73,9 @@ impl Array {
         copy
     }
 
-    /// The newest table that any trusted member has; an empty one if none has any. If some lack it,
-    /// by a crash or since theirs is damaged, they are given it: volumes that are served from now
-    /// on must not be gone with the only member that names them.
+    /// The newest table that any trusted member has. If some lack it, by a crash or since theirs is
+    /// damaged, they are given it: volumes that are served from now on must not be gone with the
+    /// only member that names them. An error if none has any, or may lack the newest.
     pub async fn read_table(self: &Rc<Self>) -> Result<Box<VolumeTable>, ArrayError> {
         let _joins = self.members.hold_joins().await;
         let _table = self.table_lock.lock(0..1, Mode::Exclusive).await;
@@ -144,8 +144,9 @@ impl Array {
         self.table.sequence.set(highest.max(self.table.sequence.get()));
         let (found, known) = (newest.header.sequence.get(), self.table.known.get());
         // Whoever is believed has the newest: it is among these if one shows all that it has.
-        let is_newest = is_whole || known > 0 || found > 0 && !self.layout().is_redundant();
-        if found < known || !is_newest {
+        let is_newest = is_whole || known > 0 || !self.layout().is_redundant();
+        // None at all: there was one before the array had a label.
+        if found < known || found == 0 || !is_newest {
             return Err(ArrayError::Lost);
         }
         self.table.known.set(found);

@@ -15,7 +15,7 @@ use ashlar_reactor::range_lock::{Mode as Lock, RangeGuard};
 use crate::array::Array;
 use crate::error::ArrayError;
 use crate::journal::{Class, Entry};
-use crate::layout::{Layout, Positions};
+use crate::layout::{Layout, Piece, Positions};
 use crate::mode::Mode;
 use crate::stored::Begun;
 use crate::write_plan::{bits, each};
@@ -59,7 +59,8 @@ impl Array {
         if !self.contains(offset, len) {
             return Err(ArrayError::Range);
         }
-        // While members are being added nothing is given back.
+        // While members are being added nothing is given back, but what is bad does not stay so:
+        // it would be in their way, and nobody may be left to write it.
         while !self.is_restriping() {
             let layout = self.layout();
             let (whole, parts) = self.by_regions(offset, len);
@@ -70,7 +71,23 @@ impl Array {
                 break;
             }
         }
+        if self.is_restriping() {
+            self.zero_bad(offset..offset + len).await?;
+        }
         self.finish_zeroing(self.stripes_of(offset, len)).await
+    }
+
+    /// Stripes with bad blocks, as far as they are in the range, read as zeroes afterwards.
+    async fn zero_bad(self: &Rc<Self>, range: Range<u64>) -> Result<(), ArrayError> {
+        for stripe in self.bad.stripes() {
+            let bytes = self.layout_of(stripe).stripe_bytes();
+            let (from, to) = (stripe.0 * bytes, (stripe.0 + 1) * bytes);
+            let (from, to) = (from.max(range.start), to.min(range.end));
+            if from < to && !self.is_dead(stripe) {
+                self.write_zero_bytes(from, to).await?;
+            }
+        }
+        Ok(())
     }
 
     /// How much of a range, from its start on, to zero or discard with one call, and what of that
@@ -150,7 +167,17 @@ impl Array {
         zeroes.fill_zero();
         let mut at = from;
         while at < to {
-            let part = to_usize(step.min(to - at));
+            let mut part = to_usize(step.min(to - at));
+            if self.is_restriping() {
+                // Else even a range that nobody wrote would be written whole.
+                let (is_blank, len) = self.blank_part(at, part as u64);
+                if is_blank {
+                    at += len;
+                    self.reactor.yield_now().await;
+                    continue;
+                }
+                part = to_usize(len);
+            }
             let mut bytes = Buffers::default();
             while bytes.len() < part {
                 bytes.push(zeroes.slice(0..zeroes.len().min(part - bytes.len())));
@@ -159,6 +186,16 @@ impl Array {
             at += part as u64;
         }
         Ok(())
+    }
+
+    /// How many of these bytes, from the first on, are in blank stripes; or in others, if it is
+    /// false.
+    fn blank_part(&self, offset: u64, len: u64) -> (bool, u64) {
+        let is_blank = |piece: &Piece| self.is_blank_stripe(piece.stripe);
+        let mut pieces = self.pieces(offset, len).peekable();
+        let first = pieces.peek().is_some_and(is_blank);
+        let same = pieces.take_while(|piece| is_blank(piece) == first);
+        (first, same.map(|piece| piece.len() as u64).sum())
     }
 
     async fn zero_stripes(

@@ -45,7 +45,8 @@ pub async fn is_used_elsewhere(pair: &mut Pair, member: MemberIndex, drive: &Rc<
 
 /// By a host that had this half last, for all it knows.
 async fn start_again(pair: &mut Pair, half: usize) -> Result<(), AssembleError> {
-    let known = Some(Known { generation: 0, epoch: 0, current: vec![[half as u8; 16]] });
+    let known =
+        Some(Known { generation: 0, epoch: 0, last_epoch: 0, current: vec![[half as u8; 16]] });
     let half = pair.drives()[half].clone();
     pair.start(&[&half], AssembleOptions { known, ..AssembleOptions::default() }).await
 }
@@ -220,7 +221,7 @@ async fn began_a_start(reactor: Reactor, steer: Steer, force: bool, replaced: bo
     start(&mut pair, &[&drives[0], &drives[1]], force).await.unwrap_err();
     steer.set(|_, _| Fate::Passes);
     let had = |half: u8| {
-        let known = Known { generation: 0, epoch: 0, current: vec![[half; 16]] };
+        let known = Known { generation: 0, epoch: 0, last_epoch: 0, current: vec![[half; 16]] };
         AssembleOptions { known: Some(known), ..AssembleOptions::default() }
     };
     pair.start(&[&drives[1], &drives[2]], had(1)).await.unwrap();
@@ -469,7 +470,7 @@ fn one_that_was_being_filled_apart_is_not_believed() {
         for _ in 0..3 {
             start(&mut pair, &[&drives[0]], true).await.unwrap();
         }
-        let known = Some(Known { generation: 0, epoch: 0, current: vec![[0; 16]] });
+        let known = Some(Known { generation: 0, epoch: 0, last_epoch: 0, current: vec![[0; 16]] });
         let options = AssembleOptions { known, ..AssembleOptions::default() };
         for here in [&[0, 2][..], &[0, 1, 2]] {
             let here: Vec<&Rc<Drive>> = here.iter().map(|index| &drives[*index]).collect();

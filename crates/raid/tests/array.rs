@@ -244,19 +244,26 @@ fn assembly_refuses_what_it_cannot_be_sure_of() {
         let drives: Vec<_> =
             pair.array.status().members.into_iter().map(|m| m.drive.unwrap()).collect();
         pair.array.stop().await.unwrap();
-        let assemble = |drives: Vec<Rc<Drive>>, generation: Option<u64>, force| {
+        let assemble = |drives: Vec<Rc<Drive>>, known: Option<(u64, u64)>, force| {
             let current = vec![[0; 16], [1; 16]];
-            let known = generation.map(|generation| Known { generation, epoch: 0, current });
+            let known = known.map(|(generation, last_epoch)| Known {
+                generation,
+                epoch: 0,
+                last_epoch,
+                current,
+            });
             let options = AssembleOptions { force, known, ..AssembleOptions::default() };
             let reactor = reactor.clone();
             async move { Array::assemble(&reactor, drives, options).await.map(|_| ()) }
         };
         let one = vec![drives[0].clone()];
         assert_eq!(assemble(one.clone(), None, false).await, Err(AssembleError::MaybeOld));
-        assert_eq!(assemble(one.clone(), Some(99), false).await, Err(AssembleError::MaybeOld));
+        assert_eq!(assemble(one.clone(), Some((99, 0)), false).await, Err(AssembleError::MaybeOld));
+        // This host had it once more, and knows nothing of how it was then.
+        assert_eq!(assemble(one.clone(), Some((1, 1)), false).await, Err(AssembleError::MaybeOld));
         assert_eq!(assemble(vec![], None, true).await, Err(AssembleError::NoLabel));
         let blank = vec![drive(&reactor, "blank", 512)];
         assert_eq!(assemble(blank, None, true).await, Err(AssembleError::NoLabel));
-        assert_eq!(assemble(one, Some(1), false).await, Ok(()));
+        assert_eq!(assemble(one, Some((1, 0)), false).await, Ok(()));
     });
 }

@@ -355,6 +355,26 @@ fn a_volume_that_is_there_after_a_crash_stays() {
     });
 }
 
+/// There was one before the array had a label: that there is none now is not that it was empty.
+#[test]
+fn no_table_is_not_an_empty_one() {
+    run(|reactor| async move {
+        let mut pair = mirror(&reactor, None).await;
+        let drives = drives_of(&pair);
+        name_volumes(&pair.array, &["one"]).await;
+        pair.array.stop().await.unwrap();
+        let mut images = images(&pair, &drives);
+        let area = label::plan(DRIVE_BYTES, 0).unwrap().volume_table;
+        let area = area.offset as usize..area.range().end as usize;
+        images.iter_mut().for_each(|image| image[area.clone()].fill(0xa5));
+        let here = plugged_in(&mut pair, &drives, &images);
+        let options = AssembleOptions::default();
+        let array = Array::assemble(&reactor, here, options).await.unwrap();
+        assert_eq!(array.read_table().await.err(), Some(ArrayError::Lost));
+        array.stop().await.unwrap();
+    });
+}
+
 async fn rename(array: &Rc<Array>, names: [(usize, &str); 2]) {
     let mut table = array.read_table().await.unwrap();
     for (number, name) in names {

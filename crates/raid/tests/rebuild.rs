@@ -14,7 +14,7 @@ use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::{MemberStatus, ScrubState};
 use ashlar_reactor::executor::Reactor;
 
-use crate::modelled::{LATENCY, drive, full_array, plug_in, run};
+use crate::modelled::{LATENCY, drive, full_array, plug_in, run, run_full};
 
 fn member(array: &Array, index: usize) -> MemberStatus {
     array.status().members[index].clone()
@@ -177,4 +177,57 @@ fn a_restart_in_between_costs_little_time() {
             });
         }
     }
+}
+
+/// Also of the second of two: what both lacked was filled first, behind a gap.
+#[test]
+fn a_restart_while_two_are_filled_costs_little_time() {
+    for (level, members) in KINDS {
+        for end in [End::Stop, End::Crash] {
+            run(|reactor| async move {
+                let (array, first) = two_are_filled(&reactor, level, members).await;
+                array.set_settings(share(1)).await.unwrap();
+                let stripes = array.layout().stripes;
+                while member(&array, 3).rebuilt_stripes < (stripes - first) / 2 {
+                    reactor.sleep(Duration::from_millis(100)).await;
+                }
+                let before = [0, 3].map(|index| member(&array, index).rebuilt_stripes);
+                let array = restarted(&reactor, &array, &[0, 3], end).await;
+                let after = [0, 3].map(|index| member(&array, index).rebuilt_stripes);
+                for (after, before) in after.into_iter().zip(before) {
+                    assert!(after <= before && after >= before / 3, "{end:?}: {after}, {before}");
+                }
+                is_whole(&reactor, &array).await;
+                let moved =
+                    [0, 3].map(|index| member(&array, index).drive.unwrap().counters().write_bytes);
+                let left =
+                    (2 * stripes - after[0] - after[1]) * u64::from(array.layout().chunk_bytes);
+                let left = left / u64::from(array.layout().groups);
+                let moved = moved[0] + moved[1];
+                assert!(moved < left + (8 << 20), "{end:?}: {moved} bytes, {left} were left");
+                array.stop().await.unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn a_drive_that_refuses_writes_for_a_while_is_filled_in_the_end() {
+    run_full(|reactor, full| async move {
+        let array = full_array(&reactor, (Level::Raid5, 4), share(50), |_| LATENCY).await;
+        replace(&reactor, &array, 1).await;
+        full.set(Some(24 << 20));
+        while array.status().rebuild_error.is_none() {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+        let why = array.status().rebuild_error.unwrap();
+        assert!(why.contains("new") && why.contains("space"), "{why}");
+        full.set(None);
+        // Nobody asks for it.
+        while array.status().rebuild.is_none() {
+            reactor.sleep(Duration::from_millis(100)).await;
+        }
+        is_whole(&reactor, &array).await;
+        array.stop().await.unwrap();
+    });
 }

@@ -10,14 +10,17 @@ use std::time::Duration;
 use ashlar_format::array_superblock::Level;
 use ashlar_format::units::MemberIndex;
 use ashlar_raid::array::Array;
-use ashlar_raid::error::{ArrayError, ChangeError};
+use ashlar_raid::error::{ArrayError, AssembleError, ChangeError};
 use ashlar_raid::label;
 use ashlar_raid::settings::SettingsChange;
 use ashlar_raid::start::AssembleOptions;
 use ashlar_raid::status::{ArrayState, Progress, ScrubState};
 use ashlar_reactor::executor::Reactor;
+use ashlar_reactor::op::DeviceId;
 
-use crate::modelled::{DRIVE_BYTES, LATENCY, drive, full_array, plug_in, run, run_full};
+use crate::modelled::{
+    DRIVE_BYTES, LATENCY, Unreadable, drive, full_array, plug_in, run, run_full, run_unreadable,
+};
 
 /// Level, members, and how many are added.
 const SHAPES: [(Level, usize, usize); 3] =
@@ -108,6 +111,20 @@ impl Subject {
     async fn replace(&self, index: u8) {
         let new = drive(&self.reactor, "new", LATENCY);
         self.array.replace_member(MemberIndex(index), new, [100 + index; 16]).await.unwrap();
+    }
+
+    /// A member is replaced while a stripe cannot be read on another.
+    async fn rebuilt_beside(&self, unreadable: &Unreadable, stripe: u64) {
+        let data = label::plan(DRIVE_BYTES, 1).unwrap().data.offset;
+        let at = data + stripe * u64::from(self.array.layout().chunk_bytes);
+        unreadable.set(Some((DeviceId(0), at)));
+        self.array.pull_member(MemberIndex(1)).unwrap();
+        self.replace(1).await;
+        assert!(self.moved() < stripe, "it was moved meanwhile");
+        while self.array.status().rebuild.is_some() {
+            self.reactor.sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(self.array.state(), ArrayState::Optimal);
     }
 
     async fn is_whole(&self) {
@@ -254,6 +271,110 @@ fn it_does_not_begin_without_a_member() {
             assert_eq!(array.status().members.len(), members);
             assert!(array.status().restripe.is_none());
             array.stop().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn nothing_is_lost_with_what_was_moved_away() {
+    run_unreadable(|reactor, unreadable| async move {
+        let subject = Subject::restriping(&reactor, SHAPES[0]).await;
+        subject.moves_to(1, 2).await;
+        // Two data chunks became three: from the cursor to one and a half of it.
+        let dead = subject.moved() + subject.moved() / 3;
+        subject.rebuilt_beside(&unreadable, dead).await;
+        assert!(unreadable.get().is_some(), "it was read");
+        assert_eq!(subject.array.status().bad.len(), 0);
+        subject.ends().await;
+        subject.is_whole().await;
+    });
+}
+
+#[test]
+fn what_is_lost_and_discarded_is_not_in_its_way() {
+    run_unreadable(|reactor, unreadable| async move {
+        let mut subject = Subject::restriping(&reactor, SHAPES[0]).await;
+        let live = 2 * subject.moved();
+        subject.rebuilt_beside(&unreadable, live).await;
+        assert!(!subject.array.status().bad.is_empty());
+        while subject.array.status().restripe_error.is_none() {
+            reactor.sleep(Duration::from_millis(100)).await;
+        }
+        // Part of it belongs to another.
+        let stripe = 2 * u64::from(subject.array.layout().chunk_bytes);
+        let range = live * stripe - (8 << 10)..live * stripe + stripe;
+        subject.array.discard(range.start, range.end - range.start).await.unwrap();
+        subject.array.destage_all().await.unwrap();
+        assert_eq!(subject.array.status().bad.len(), 0);
+        subject.written.push((live * stripe..range.end, 0));
+        subject.ends().await;
+        subject.is_whole().await;
+    });
+}
+
+/// What was moved may be in the journal only, of which too little is left.
+#[test]
+fn too_few_members_do_not_start_by_force_meanwhile() {
+    for (level, members, lost) in [(Level::Raid0, 2, vec![2]), (Level::Raid10, 4, vec![4, 5])] {
+        for clean in [true, false] {
+            let lost = lost.clone();
+            run(|reactor| async move {
+                let more = lost.len();
+                let subject = Subject::restriping(&reactor, (level, members, more)).await;
+                if clean {
+                    subject.array.stop().await.unwrap();
+                } else {
+                    let members = subject.array.status().members;
+                    members.iter().flat_map(|its| &its.drive).for_each(|drive| drive.pull());
+                }
+                reactor.sleep(Duration::from_secs(1)).await;
+                let left = (0..(members + more) as u32).filter(|index| !lost.contains(index));
+                let left: Vec<_> = left.map(|index| plug_in(&reactor, index)).collect();
+                let options = AssembleOptions { force: true, ..AssembleOptions::default() };
+                let refused = Array::assemble(&reactor, left.clone(), options).await.err();
+                assert!(matches!(refused, Some(AssembleError::TooFew { .. })), "{refused:?}");
+                let written: u64 = left.iter().map(|drive| drive.counters().write_bytes).sum();
+                assert_eq!(written, 0, "{level:?}");
+            });
+        }
+    }
+}
+
+/// A volume that is made of what nobody wrote costs no writes.
+#[test]
+fn zeroes_where_nothing_is_are_not_written() {
+    for (level, members, more) in SHAPES {
+        run(|reactor| async move {
+            let share = SettingsChange { rebuild_percent: Some(1), ..SettingsChange::default() };
+            let array = full_array(&reactor, (level, members), share, |_| LATENCY).await;
+            let full = array.capacity();
+            let half = full / 2..full;
+            array.discard(half.start, half.end - half.start).await.unwrap();
+            let added = (members..members + more)
+                .map(|index| ([index as u8; 16], drive(&reactor, &format!("d{index}"), LATENCY)));
+            array.add_members(added.collect()).await.unwrap();
+            let mut written = vec![(half.clone(), 0)];
+            // A whole region at least was given back, and some of it is used again.
+            let used = full - (8 << 20)..full - (7 << 20);
+            array.write_zeroes(half.start, half.end - half.start).await.unwrap();
+            array.destage_all().await.unwrap();
+            let bytes = |array: &Array| {
+                let members = array.status().members.into_iter();
+                members.map(|its| its.drive.unwrap().counters().write_bytes).sum::<u64>()
+            };
+            let before = bytes(&array);
+            array.write_zeroes(half.start, half.end - half.start).await.unwrap();
+            let took = bytes(&array) - before;
+            assert!(took < (half.end - half.start) / 4, "{level:?}: {took} bytes");
+            let sevens = reactor.buffer(1 << 20);
+            sevens.copy_from_slice(&[9; 1 << 20]);
+            array.write(used.start, sevens.into()).await.unwrap();
+            array.write_zeroes(used.start + 4096, 8192).await.unwrap();
+            written.push((used.clone(), 9));
+            written.push((used.start + 4096..used.start + 12288, 0));
+            let subject = Subject { reactor: reactor.clone(), array, full, written };
+            subject.ends().await;
+            subject.is_whole().await;
         });
     }
 }

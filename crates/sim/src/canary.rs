@@ -1,7 +1,7 @@
 //! Planted bugs, to show that the simulator finds their kind. No hook in the engine: a saboteur
 //! between engine and drive knows where things stand on a drive and does there what the bug would.
 
-use ashlar_format::array_superblock::{ArraySuperblock, MemberState, StoredMember};
+use ashlar_format::array_superblock::{ArraySuperblock, MemberState, StoredMember, StoredRange};
 use ashlar_format::block_sums::{self, Home, SUMS_PER_SECTOR, SumSector, block_sum};
 use ashlar_format::drive_label::MemberLayout;
 use ashlar_format::journal_batch::JournalBatch;
@@ -196,9 +196,11 @@ fn all_rebuilt(bytes: Option<&[u8]>, home: u64) -> Sabotage {
     let opened = bytes.and_then(|bytes| record::open::<ArraySuperblock>(bytes, None, home).ok());
     let Some(mut superblock) = opened.cloned() else { return Sabotage::Nothing };
     let (count, stripes) = (superblock.members().len(), superblock.stripes.get());
-    for member in &mut superblock.members[..count] {
+    for (member, ahead) in superblock.members[..count].iter_mut().zip(&mut superblock.rebuilt_ahead)
+    {
         if member.state() == Ok(MemberState::Rebuilding) {
             *member = StoredMember::new(member.drive, MemberState::Rebuilding, stripes);
+            *ahead = StoredRange::default();
         }
     }
     let (owner, sequence) = (superblock.header.owner, superblock.header.sequence.get());

@@ -580,9 +580,11 @@ impl Host {
     fn known(&self, uuid: Uuid) -> Option<Known> {
         self.look(|state| {
             let known = state.catalog.arrays.get(&uuid)?;
-            let (generation, epoch) = (known.generation, known.epoch);
             let current: Vec<_> = known.current.iter().map(|drive| drive.into_bytes()).collect();
-            (!current.is_empty()).then_some(Known { generation, epoch, current })
+            let (generation, epoch, last_epoch) =
+                (known.generation, known.epoch, known.last_epoch());
+            let known = Known { generation, epoch, last_epoch, current };
+            (!known.current.is_empty()).then_some(known)
         })
     }
 

@@ -35,11 +35,14 @@ pub const LATENCY: Duration = Duration::from_micros(80);
 pub struct Shelf {
     world: VirtualBackend,
     full: Full,
+    unreadable: Unreadable,
     refused: Vec<Done>,
 }
 
 /// Drives have no space for what is written from this byte on, while it says one.
 pub type Full = Rc<Cell<Option<u64>>>;
+/// The byte of a drive that cannot be read until it is written, while it says one.
+pub type Unreadable = Rc<Cell<Option<(DeviceId, u64)>>>;
 
 impl Backend for Shelf {
     fn now(&self) -> Instant {
@@ -70,6 +73,16 @@ impl Backend for Shelf {
             let outcome = Err(Errno(libc::ENOSPC));
             return self.refused.push(Done { ticket, outcome });
         }
+        let unreadable = self.unreadable.get().filter(|its| Some(its.0) == op.device());
+        if let Some((_, byte)) = unreadable {
+            let touches = |offset: u64, len: usize| (offset..offset + len as u64).contains(&byte);
+            if matches!(op, Op::Read { offset, into, .. } if touches(*offset, into.len())) {
+                return self.refused.push(Done { ticket, outcome: Err(Errno(libc::EIO)) });
+            }
+            if matches!(op, Op::Write { offset, from, .. } if touches(*offset, from.len())) {
+                self.unreadable.set(None);
+            }
+        }
         self.world.submit(ticket, op, until);
     }
 
@@ -95,10 +108,23 @@ pub fn run<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor) -> F) {
 
 /// The same with drives that run out of space when the test says so.
 pub fn run_full<F: Future<Output = ()> + 'static>(test: impl FnOnce(Reactor, Full) -> F) {
-    let (full, shelf) = (Full::default(), Shelf::default());
-    let backend = Box::new(Shelf { full: full.clone(), ..shelf });
-    let reactor = Reactor::new(backend, Order::Fifo);
-    let future = test(reactor.clone(), full);
+    let shelf = Shelf::default();
+    let full = shelf.full.clone();
+    run_on(shelf, |reactor| test(reactor, full));
+}
+
+/// The same with a byte that cannot be read when the test says so.
+pub fn run_unreadable<F: Future<Output = ()> + 'static>(
+    test: impl FnOnce(Reactor, Unreadable) -> F,
+) {
+    let shelf = Shelf::default();
+    let unreadable = shelf.unreadable.clone();
+    run_on(shelf, |reactor| test(reactor, unreadable));
+}
+
+fn run_on<F: Future<Output = ()> + 'static>(shelf: Shelf, test: impl FnOnce(Reactor) -> F) {
+    let reactor = Reactor::new(Box::new(shelf), Order::Fifo);
+    let future = test(reactor.clone());
     reactor.block_on(future).expect("the test ends");
     // What still runs would keep the memory of its drives.
     reactor.abandon();

@@ -166,7 +166,8 @@ impl Pair {
         let status = self.array.status();
         let trusted = status.members.iter().filter(|its| its.state == MemberState::Trusted);
         let current = trusted.map(|its| its.drive_uuid).collect();
-        Some(Known { generation: status.generation, epoch: status.epoch, current })
+        let (generation, epoch) = (status.generation, status.epoch);
+        Some(Known { generation, epoch, last_epoch: epoch, current })
     }
 
     /// A random range of whole sectors, often small, sometimes over several stripes.

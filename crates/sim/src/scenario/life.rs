@@ -105,7 +105,7 @@ pub(super) async fn assemble(seedling: Seedling, offered: Vec<u32>, phase: Phase
     let members = || newest.iter().flat_map(|its| its.members());
     let trusted = || members().filter(|its| its.state() == Ok(MemberState::Trusted));
     let current = || trusted().map(|its| its.drive).collect();
-    let known_with = |generation| Known { generation, epoch: 0, current: current() };
+    let known_with = |generation| Known { generation, epoch: 0, last_epoch: 0, current: current() };
     let start = async |known: Option<u64>, force| {
         let handles = {
             let fleet = seedling.fleet.borrow();
